@@ -47,8 +47,10 @@ from oaiserve.engine.request import (
     TokenPrompt,
 )
 from oaiserve.engine.scheduling.blocks import BlockPool, StatePool
+from oaiserve.engine.scheduling.limits import Limits
+from oaiserve.engine.scheduling.pacing import StepTime
 from oaiserve.engine.scheduling.policy import POLICIES
-from oaiserve.engine.scheduling.scheduler import Limits, Scheduler
+from oaiserve.engine.scheduling.scheduler import Scheduler
 from oaiserve.engine.served_model import ServedModel
 from oaiserve.engine.start.plan import start_model
 from oaiserve.engine.tokenize import REST, Tokenized, TokenizeStage
@@ -133,15 +135,19 @@ class Engine:
         self._is_draining = False
         pool = BlockPool(model.num_blocks, options.block_size)
         self._disk = model.kept_blocks and DiskTier(model.kept_blocks, pool, lambda read: self._loop.post(read))
-        make_scheduler = partial(
-            Scheduler,
+        step_time: StepTime | None = None
+        if options.explain:  # or else nobody fits what steps cost
+            targets = options.step_target_seconds, limits.max_step_tokens, options.itl_target_seconds
+            step_time = StepTime(lambda: self.step_cost, *targets)
+        scheduler = Scheduler(
             pool,
             limits,
             policy=POLICIES[options.policy],
             prefix_cache=options.prefix_cache and model.pooling is None,
             states=StatePool(model.num_states) if model.num_states else None,
+            disk=self._disk,
+            step_time=step_time,
         )
-        scheduler = make_scheduler(disk=self._disk, background=make_scheduler())
         self._bounds = Bounds(
             max_model_len=model.max_model_len,
             max_waiting_tokens=options.max_waiting_tokens,
@@ -160,8 +166,6 @@ class Engine:
             # What a draft follows must be known before the step is launched.
             overlap=options.overlap and model.runner.is_asynchronous and not has_drafts,
             drafts=Drafts(only_if_exact=options.drafts == "auto") if has_drafts and model.pooling is None else None,
-            itl_target_seconds=options.itl_target_seconds,
-            step_target_seconds=options.step_target_seconds,
             machine=(machine or MachineTime(throttling=throttling_file())) if options.explain else None,
             cores_ns=cores_ns,
             rates=Rates(model.block_bytes, model.weight_bytes, options.cost_per_hour, self.energy),

@@ -26,7 +26,6 @@ from oaiserve.engine.encoder import Encoder
 from oaiserve.engine.forecast.forecaster import Forecaster
 from oaiserve.engine.open_requests import Bounds, OpenRequests
 from oaiserve.engine.request import Deliver, Failed, Request, Usage
-from oaiserve.engine.scheduling.pacing import StepTime
 from oaiserve.engine.scheduling.scheduler import Scheduler
 from oaiserve.engine.served_model import ServedModel
 from oaiserve.engine.step import OutOfMemory
@@ -80,8 +79,6 @@ class EngineLoop:
         give_back_later: Callable[[], None],
         overlap: bool,
         drafts: Drafts | None,
-        itl_target_seconds: float | None,
-        step_target_seconds: float | None,
         machine: MachineTime | None,
         cores_ns: Callable[[], int],
         rates: Rates,
@@ -117,14 +114,9 @@ class EngineLoop:
         causes = self.causes
         cost = (lambda: None) if causes is None else (lambda: causes.cost)
         self.forecaster: Forecaster | None = None
-        if causes is not None:
-            most_tokens = scheduler.limits.max_step_tokens
-            scheduler.step_time = step_time = StepTime(cost, step_target_seconds, most_tokens, itl_target_seconds)
-            if scheduler.background is not None:
-                scheduler.background.step_time = StepTime(cost, step_target_seconds, most_tokens)
-            if forecasts and model.pooling is None:
-                own = step_time.copy()
-                self.forecaster = Forecaster(scheduler, own, cost, lambda: self.snapshot, self._host.under_way)
+        if scheduler.step_time is not None and forecasts and model.pooling is None:
+            own = scheduler.step_time.copy()
+            self.forecaster = Forecaster(scheduler, own, cost, lambda: self.snapshot, self._host.under_way)
         self.watchdog = Watchdog(self._host, cost, hang_seconds, exits=exit_on_hang)
         self._account = StepAccount(self._host, self.causes, cores_ns)
         self.arriving: dict[str, Submitted] = {}  # requests in the inbox; written and read by any thread

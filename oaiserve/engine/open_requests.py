@@ -41,7 +41,7 @@ from oaiserve.engine.request import (
     Usage,
 )
 from oaiserve.engine.scheduling.scheduler import Scheduler
-from oaiserve.engine.scheduling.slack import Slack, alone_ns, refusal, turn_ns
+from oaiserve.engine.scheduling.slack import alone_ns, refusal, turn_ns
 from oaiserve.engine.sequence import Sequence
 from oaiserve.engine.served_model import ServedModel
 from oaiserve.engine.step import Chunk, Logprobs, Step
@@ -182,7 +182,7 @@ class OpenRequests:
         self._waiting = waiting
         self._waiting_tokens = SharedLimit(bounds.max_waiting_tokens)
         self._deadlines = Deadlines(self._open.__contains__)
-        self._slack = scheduler.slack = Slack()
+        self._slack = scheduler.order.slack
         # read by any thread
         self.num_background = 0  # open requests that can wait
         self.num_left_waiting = 0  # choices that entered a step, or ended before

@@ -73,7 +73,7 @@ class Sequence:
     cache_salt: str = ""  # only sequences with the same salt share cached blocks
     adapter: int = 0  # its number, or 0; the salt has it, too
     client_name: str = ""  # clients take turns, where the policy asks for it
-    is_background: bool = False  # it can wait: see `Scheduler.background`
+    is_background: bool = False  # it can wait: see `Scheduler`
     bad_words: list[list[int]] = field(default_factory=list)  # token ids that must not be generated in this order
     constraint: Constraint | None = None  # by a grammar, on its answer
     # Computed in one step, from its first to its last token, and nothing is kept of it: it is pooled.

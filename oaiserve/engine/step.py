@@ -116,6 +116,13 @@ class Step:
     def num_tokens(self) -> int:
         return sum(chunk.num_tokens for chunk in self.chunks)
 
+    def add(self, other: Step) -> None:
+        """Add another step of the same time, of other sequences."""
+        self.chunks = sorted(self.chunks + other.chunks, key=lambda chunk: chunk.num_tokens > 1)
+        self.copies += other.copies
+        self.admitted += other.admitted
+        self.preempted += other.preempted
+
     @property
     def num_draft_tokens(self) -> int:
         return sum(len(chunk.draft) for chunk in self.chunks)

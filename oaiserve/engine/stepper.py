@@ -106,7 +106,7 @@ class Stepper:
         now_ns = self._host.enter(HostPart.SCHEDULE)
         if self._shortage.is_on:
             self._shortage.recover(now_ns)
-            self._scheduler.max_step_tokens = self._shortage.step_tokens
+            self._scheduler.limit_step(self._shortage.step_tokens)
         if self._drafts is not None and (self._runner.is_exact or not self._drafts.only_if_exact):
             foremost = self._scheduler.foremost
             self._drafts.propose(foremost.running, others_wait=foremost.num_waiting > 0)
@@ -151,8 +151,7 @@ class Stepper:
                 # A sequence may have got a copy and no chunk. It must not go on without its keys and values either.
                 targets = {target for _, target in step.copies}
                 concerned = [chunk.sequence for chunk in step.chunks]
-                later = self._scheduler.background
-                running = self._scheduler.running + ([] if later is None else later.running)
+                running = self._scheduler.running + self._scheduler.background.running
                 concerned += [one for one in running if not targets.isdisjoint(one.blocks)]
                 self._fail_for_memory(concerned)
                 return False

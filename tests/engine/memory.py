@@ -1,14 +1,14 @@
 """A device without a model, for tests of the scheduler: a memory of token ids stands for keys and values."""
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 from oaiserve.engine.request import SamplingParams
 from oaiserve.engine.scheduling.blocks import BlockPool, StatePool
+from oaiserve.engine.scheduling.limits import Limits
 from oaiserve.engine.scheduling.pacing import StepTime
 from oaiserve.engine.scheduling.policy import fcfs
-from oaiserve.engine.scheduling.scheduler import Limits, Scheduler
+from oaiserve.engine.scheduling.scheduler import Scheduler
 from oaiserve.engine.sequence import Sequence
 from oaiserve.engine.step import Chunk, Draw, Step
 
@@ -24,18 +24,14 @@ def make(
     step_time: StepTime | None = None,
     **limits: Any,
 ) -> Scheduler:
-    make_one = partial(
-        Scheduler,
+    return Scheduler(
         BlockPool(kv_blocks, block_size),
         Limits(max_running, max_step_tokens, **limits),
         policy=policy,
         prefix_cache=prefix_cache,
         states=states,
+        step_time=step_time,
     )
-    made = make_one(background=make_one())
-    if step_time is not None:
-        made.step_time, made.background.step_time = step_time, step_time.copy()
-    return made
 
 
 def sequence(name: str, prompt: int | list[int] = 4, max_tokens: int = 8, **fields: Any) -> Sequence:

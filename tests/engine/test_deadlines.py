@@ -137,11 +137,9 @@ def test_the_shorter_a_prompt_is_beside_those_of_late_the_earlier_is_its_turn() 
 def test_prompts_leave_answers_the_time_that_they_need_unless_that_is_too_little_in_any_case(
     policy: Policy, seconds: float, is_met: bool
 ) -> None:
-    memory, known = (
-        memory_of(kv_blocks=2000, max_step_tokens=512, policy=policy),
-        StepCost(tuple(1e7 + 1e6 * k for k in KNOTS)),
-    )
-    memory.scheduler.step_time, memory.scheduler.slack = StepTime(lambda: known, None, 512), Slack()
+    known = StepCost(tuple(1e7 + 1e6 * k for k in KNOTS))
+    step_time = StepTime(lambda: known, None, 512)
+    memory = memory_of(kv_blocks=2000, max_step_tokens=512, policy=policy, step_time=step_time)
     memory.add(answer := due("answer", None, prompt=2, max_tokens=20, deadline_ns=int(seconds * SECOND_NS)))
     memory.execute(memory.scheduler.schedule(0))
     memory.add(due("long", None, at=1, prompt=3000))

@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from oaiserve.engine.accounts.step_causes import load_of
-from oaiserve.engine.scheduling import scheduler
+from oaiserve.engine.scheduling import order
 from oaiserve.engine.scheduling.pacing import FIRST, LEAST_SECONDS, UNIT, StepTime
 from oaiserve.engine.scheduling.policy import Policy, fair, fcfs
 from oaiserve.engine.sequence import Sequence
@@ -78,7 +78,7 @@ def test_prompts_are_cut_small_while_nobody_knows_what_a_step_costs() -> None:
 def test_steps_are_shorter_for_a_while_when_a_short_prompt_comes_beside_a_long_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(scheduler, "SHORTER_STEPS", 8)
+    monkeypatch.setattr(order, "SHORTER_STEPS", 8)
     memory = paced(cost(1e6), 0.4, sequence("long", 2000))
     (before,) = [memory.run() for _ in range(3)][-1]
     memory.add(sequence("short", 37, 1))

@@ -12,8 +12,9 @@ from oaiserve.engine.engine import Engine
 from oaiserve.engine.pooling import Pooling
 from oaiserve.engine.request import Event, Failed, Finished, Pooled, Request, SamplingParams, TokenPrompt
 from oaiserve.engine.scheduling.blocks import BlockPool
+from oaiserve.engine.scheduling.limits import Limits
 from oaiserve.engine.scheduling.policy import fair
-from oaiserve.engine.scheduling.scheduler import Limits, Scheduler
+from oaiserve.engine.scheduling.scheduler import Scheduler
 from oaiserve.engine.sequence import Place, Sequence
 from oaiserve.engine.step import OutOfMemory, Step
 from oaiserve.errors import ContextLengthExceeded, InvalidRequest, Overloaded

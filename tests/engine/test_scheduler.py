@@ -5,8 +5,8 @@ import itertools
 import pytest
 
 from oaiserve.engine.scheduling.blocks import BlockPool, hash_block
+from oaiserve.engine.scheduling.order import MOST_OVERTAKEN
 from oaiserve.engine.scheduling.policy import priority, shortest
-from oaiserve.engine.scheduling.scheduler import MOST_OVERTAKEN
 from oaiserve.engine.sequence import Place, Sequence
 from oaiserve.facts.record import WaitReason
 from tests.engine.memory import Memory, make, memory_of, sequence
@@ -92,7 +92,7 @@ def test_decodes_come_first_and_prefill_gets_the_rest_of_the_budget() -> None:
 def test_with_a_limit_below_what_decodes_take_prompts_wait_until_a_decode_ends() -> None:
     memory = memory_of(sequence("a", 2, max_tokens=3), sequence("b", 2, max_tokens=4), sequence("c", 9, max_tokens=1))
     assert memory.run() == [("a", 2), ("b", 2), ("c", 4)]
-    memory.scheduler.max_step_tokens = 1
+    memory.scheduler.limit_step(1)
     steps = [memory.run() for _ in range(8)]
     assert steps == [[("a", 1), ("b", 1)], [("a", 1), ("b", 1)], [("b", 1)], *[[("c", 1)]] * 5]
 

@@ -5,8 +5,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from oaiserve.engine.scheduling.blocks import BlockHash, BlockPool, StatePool
+from oaiserve.engine.scheduling.limits import Limits
 from oaiserve.engine.scheduling.policy import priority
-from oaiserve.engine.scheduling.scheduler import Limits, Scheduler
+from oaiserve.engine.scheduling.scheduler import Scheduler
 from oaiserve.engine.sequence import Place
 from tests.engine.memory import Memory, memory_of, sequence
 

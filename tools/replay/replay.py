@@ -21,10 +21,11 @@ from oaiserve.engine.drafting.lookup import SIZES, Lookup
 from oaiserve.engine.forecast.forecaster import Asked, Ended, Forecaster
 from oaiserve.engine.request import SamplingParams
 from oaiserve.engine.scheduling.blocks import BlockPool
+from oaiserve.engine.scheduling.limits import Limits
 from oaiserve.engine.scheduling.pacing import StepTime
 from oaiserve.engine.scheduling.policy import POLICIES
-from oaiserve.engine.scheduling.scheduler import Limits, Scheduler
-from oaiserve.engine.scheduling.slack import Slack, alone_ns, refusal, turn_ns
+from oaiserve.engine.scheduling.scheduler import Scheduler
+from oaiserve.engine.scheduling.slack import alone_ns, refusal, turn_ns
 from oaiserve.engine.sequence import Sequence
 from oaiserve.engine.step import Chunk, Step
 from oaiserve.explain.step_cost import StepCost
@@ -114,7 +115,6 @@ class LoadReplay:
         self._use = deadlines
         self._forecasts_all = forecasts_all
         self._deadlines = Deadlines(lambda _: True)
-        self._slack = Slack()
         self._num_late = self._num_refused_late = 0
         self._numbers = EngineNumbers()
         self._rng = random.Random(0)
@@ -125,16 +125,16 @@ class LoadReplay:
             server.prefill_max_tokens,
             server.lookahead,
         )
+        targets = {"target_seconds": server.step_target_seconds, "itl_target_seconds": server.itl_target_seconds}
+        step_time = StepTime(self.known_cost, most_tokens=limits.max_step_tokens, **targets)
         self._scheduler = Scheduler(
             BlockPool(server.kv_blocks, server.block_size),
             limits,
             policy=POLICIES[server.policy],
             prefix_cache=server.prefix_cache,
+            step_time=step_time,
         )
-        self._scheduler.slack = self._slack
-        targets = {"target_seconds": server.step_target_seconds, "itl_target_seconds": server.itl_target_seconds}
-        step_time = StepTime(self.known_cost, most_tokens=limits.max_step_tokens, **targets)
-        self._scheduler.step_time = step_time
+        self._slack = self._scheduler.order.slack
         self._drafts = Drafts() if server.drafts else None
         known = (self.known_cost, self._numbers.copy, lambda: self._under_way)
         self._forecaster = Forecaster(self._scheduler, step_time.copy(), *known)
@@ -178,7 +178,7 @@ class LoadReplay:
             self._now += host_seconds
         for ready, _, _, arrival in self._coming:
             self._served.append(Served(ready - self._cost.before_queue_seconds, arrival))
-        hits, queries = scheduler.num_prefix_hits, scheduler.num_prefix_queries
+        hits, queries = scheduler.memory.num_prefix_hits, scheduler.memory.num_prefix_queries
         busy_share, hit_share = self._busy / max(self._now, 1e-9), hits / max(1, queries)
         counts = (scheduler.num_preemptions, self._num_refused, self._num_late, self._num_refused_late)
         return ReplayedLoad(self._served, busy_share, hit_share, *counts)

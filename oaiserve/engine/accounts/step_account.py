@@ -243,12 +243,10 @@ class StepAccount:
         numbers.blocks_used, numbers.blocks_total = pool.num_used, pool.num_blocks
         numbers.blocks_cached, numbers.blocks_reusable = pool.num_cached, pool.num_reusable
         numbers.num_preemptions = scheduler.num_preemptions
-        numbers.num_prefix_queries, numbers.num_prefix_hits = scheduler.num_prefix_queries, scheduler.num_prefix_hits
-        if (later := scheduler.background) is not None:
-            numbers.num_background_running = len(later.running)
-            numbers.num_background_waiting = later.num_waiting + later.num_parked
-            numbers.num_prefix_queries += later.num_prefix_queries
-            numbers.num_prefix_hits += later.num_prefix_hits
+        numbers.num_prefix_queries = scheduler.memory.num_prefix_queries
+        numbers.num_prefix_hits = scheduler.memory.num_prefix_hits
+        numbers.num_background_running = len(scheduler.background.running)
+        numbers.num_background_waiting = scheduler.background.num_waiting + scheduler.background.num_parked
         if (disk := scheduler.disk) is not None:
             numbers.num_blocks_read, numbers.num_blocks_written = disk.num_read, disk.num_written
             numbers.num_blocks_skipped = disk.num_skipped

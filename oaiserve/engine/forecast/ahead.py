@@ -14,8 +14,8 @@ from math import ceil, inf
 from operator import attrgetter
 from typing import NamedTuple
 
+from oaiserve.engine.scheduling.order import SHORTER_SHARE
 from oaiserve.engine.scheduling.pacing import StepTime
-from oaiserve.engine.scheduling.scheduler import SHORTER_SHARE
 from oaiserve.engine.scheduling.waiting import GENERATED_WEIGHT
 from oaiserve.explain.step_cost import Load, StepCost
 

@@ -24,7 +24,7 @@ from oaiserve.engine.forecast.encode_times import EncodeTimes
 from oaiserve.engine.forecast.lengths import LengthCurve, Lengths
 from oaiserve.engine.scheduling.blocks import BlockHash, hash_block
 from oaiserve.engine.scheduling.pacing import StepTime
-from oaiserve.engine.scheduling.scheduler import SHORT_BESIDE, SHORTER_STEPS, Scheduler
+from oaiserve.engine.scheduling.scheduler import Scheduler
 from oaiserve.engine.scheduling.slack import alone_ns
 from oaiserve.engine.sequence import Sequence
 from oaiserve.engine.step import Step
@@ -243,10 +243,13 @@ class Forecaster:
         expected: Expected | None = None,
     ) -> Ahead:
         prompts, own = [turn.prompt for turn in order], order[place].prompt
-        limits, num_shorter = self._scheduler.limits, self._scheduler.num_shorter_steps
-        if any(one.has_place and one.tokens_left >= SHORT_BESIDE * own.tokens_left for one in prompts):
-            num_shorter = SHORTER_STEPS  # as when it arrives
-        services = {name: self._scheduler.service_of(name) for name in {one.client for one in prompts}}
+        limits, order_of_work = self._scheduler.limits, self._scheduler.order
+        num_shorter = order_of_work.num_shorter_steps(
+            order_of_work.foreground.num_shorter_steps if order_of_work.by_client else 0,
+            own.tokens_left,
+            (one.tokens_left for one in prompts if one.has_place),
+        )
+        services = {name: order_of_work.service_of(name) for name in {one.client for one in prompts}}
         rules = Rules(limits.max_running, limits.max_step_tokens, services, num_shorter, host_ns)
         return follow(cost, step_time, rules, decodes, prompts, place, most_steps, expected)
 
@@ -307,10 +310,10 @@ class Forecaster:
                 done += num_tokens
             left, tokens = sequence.num_tokens - done, self._tokens_left(sequence)
             if left > 1:
-                prompt = Prompt(left, done, tokens, True, self._scheduler.client_of(sequence.client_name))
+                prompt = Prompt(left, done, tokens, True, self._scheduler.order.client_of(sequence.client_name))
                 turns.append(_Turn(sequence.key[0], prompt, sequence.request_id))
             elif tokens > 0:
-                decodes.append(Decoding(tokens, done, self._scheduler.client_of(sequence.client_name)))
+                decodes.append(Decoding(tokens, done, self._scheduler.order.client_of(sequence.client_name)))
         turns += [opened.turn for request_id, opened in self._open.copy().items() if request_id not in running]
         return decodes, turns, residual_ns
 
@@ -329,15 +332,15 @@ class Forecaster:
         size, find, token_ids = self._scheduler.pool.block_size, self._scheduler.pool.find, asked.prompts[0]
         parent: BlockHash | None = None
         num_cached = 0
-        if self._scheduler.has_prefix_cache:
+        if self._scheduler.memory.has_prefix_cache:
             for start in range(0, len(token_ids) - size, size):
                 parent = hash_block(parent, token_ids[start : start + size], asked.cache_salt)
                 if find(parent) is None:
                     break
                 num_cached = start + size
         num_new = sum(map(len, asked.prompts)) - num_cached
-        due = self._scheduler.due_of(asked.client, num_new, asked.turn_ns)
-        prompt = Prompt(num_new, num_cached, answer_tokens, client=self._scheduler.client_of(asked.client))
+        due = self._scheduler.order.due_of(asked.client, num_new, asked.turn_ns)
+        prompt = Prompt(num_new, num_cached, answer_tokens, client=self._scheduler.order.client_of(asked.client))
         return _Turn(due, prompt, asked.request_id)
 
     def _learn(self, ended: Ended) -> None:

@@ -64,6 +64,12 @@ class StepTime:
         """Return one with the same targets, for other steps."""
         return copy(self)
 
+    def without_itl_target(self) -> StepTime:
+        """Return one for other steps, without the target of ITL."""
+        other = copy(self)
+        other._itl_ns = None
+        return other
+
     @property
     def is_known(self) -> bool:
         return self._cost_now() is not None

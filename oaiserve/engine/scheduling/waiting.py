@@ -8,7 +8,7 @@ While two clients wait all the time, the service of one in any part of it exceed
 2 * max(prompt, GENERATED_WEIGHT * batch): the longest prompt, and the most tokens of all sequences in a batch (their
 theorem 4.4, with our weights). For no sequence of the client ahead is admitted before the other one, so it gets no more
 than its running ones still get. Overtaking (`--lookahead`) adds to the bound. Half of a step's prompt tokens for the
-client in turn, and a place taken from one ahead of it (`Scheduler._make_way`), only reduce the difference.
+client in turn, and a place taken from one ahead of it (`Order.gives_way`), only reduce the difference.
 
 The requests of a client take turns, too. One with nothing running goes before one that has a place already, and the
 prompts of each client are computed in the order in which they would end side by side (`EqualShares`). So a short prompt
@@ -150,6 +150,13 @@ class WaitingQueue:
         """Take the next sequence from the queue."""
         heapq.heappop(head.turn.waiting)
         self.discard(head)
+
+    def postpone(self, head: Sequence, ns: int) -> None:
+        """Put the next sequence further back, by the time of its turn. It has no latest start any more."""
+        self.take(head)
+        head.key = (head.key[0] + ns, *head.key[1:])
+        head.latest_start_ns = None
+        self.put_back(head)
 
     def discard(self, sequence: Sequence) -> None:
         """Remove a sequence from the queue. It stays in the heap of its request, and is skipped when its turn comes."""

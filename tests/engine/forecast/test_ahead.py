@@ -8,9 +8,10 @@ from oaiserve.engine.accounts.step_causes import load_of
 from oaiserve.engine.forecast.ahead import Ahead, Decoding, Expected, Prompt, Rules, follow
 from oaiserve.engine.request import SamplingParams
 from oaiserve.engine.scheduling.blocks import BlockPool
+from oaiserve.engine.scheduling.limits import Limits
 from oaiserve.engine.scheduling.pacing import StepTime
 from oaiserve.engine.scheduling.policy import POLICIES
-from oaiserve.engine.scheduling.scheduler import Limits, Scheduler
+from oaiserve.engine.scheduling.scheduler import Scheduler
 from oaiserve.engine.sequence import Sequence
 from oaiserve.explain.step_cost import KNOTS, StepCost
 
@@ -67,8 +68,8 @@ def test_short_prompts_share_a_step_and_a_later_one_waits_for_those_before() -> 
 def test_it_is_within_a_step_of_the_real_scheduler(seed: int) -> None:
     """A crowd of prompts comes at once to a server with decodes. The answers' lengths are known here."""
     rng = random.Random(seed)
-    scheduler = Scheduler(BlockPool(4096, 16), Limits(16, 512), policy=POLICIES["fair"])
-    scheduler.step_time = StepTime(lambda: COST, None, 512)
+    step_time = StepTime(lambda: COST, None, 512)
+    scheduler = Scheduler(BlockPool(4096, 16), Limits(16, 512), policy=POLICIES["fair"], step_time=step_time)
     sizes = sorted(rng.randrange(20, 800) for _ in range(24))
     sequences = []
     for number, size in enumerate(sizes):

@@ -23,7 +23,8 @@ from oaiserve.engine.model.executor import Executor
 from oaiserve.engine.model.loaded import LoadedModel
 from oaiserve.engine.model.states import StateChunk, States
 from oaiserve.engine.scheduling.blocks import BlockPool
-from oaiserve.engine.scheduling.scheduler import Limits, Scheduler
+from oaiserve.engine.scheduling.limits import Limits
+from oaiserve.engine.scheduling.scheduler import Scheduler
 from oaiserve.engine.sequence import Sequence
 from oaiserve.engine.start.described import describe_model
 from oaiserve.engine.start.load import load_model

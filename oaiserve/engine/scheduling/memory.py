@@ -1,0 +1,218 @@
+"""The blocks and states of sequences, and the prefix cache in them. Engine thread only, no torch.
+
+Nothing here preempts a sequence: where there is no room, a method says so.
+"""
+
+from __future__ import annotations
+
+from oaiserve.engine.disk_tier import DiskTier
+from oaiserve.engine.scheduling.blocks import BlockHash, BlockPool, StatePool
+from oaiserve.engine.scheduling.prefixes import Prefixes
+from oaiserve.engine.sequence import Place, Sequence
+from oaiserve.facts.record import WaitReason
+
+
+class SequenceMemory:
+    """Gives sequences their blocks and states, shares these between them, and publishes full blocks.
+
+    A running sequence owns blocks for all its tokens but the next to decode, and for its draft if it had one. A waiting
+    one owns blocks only if it shares them with another choice of its prompt. Where layers keep a state, each sequence
+    that owns blocks owns one state.
+    """
+
+    def __init__(self, pool: BlockPool, states: StatePool | None, disk: DiskTier | None, *, prefix_cache: bool) -> None:
+        self.block_size = pool.block_size
+        self._pool = pool
+        self._states = states
+        self._disk = disk
+        # The foreground never waits for blocks that background work is to compute, and only the foreground uses disk.
+        self._foreground = Prefixes(pool, states, disk) if prefix_cache else None
+        self._background = Prefixes(pool, states, None) if prefix_cache else None
+        self.state_copies: list[tuple[int, int]] = []  # states to copy before the next step (from, to)
+        self.num_prefix_queries = 0  # prompt tokens that were looked up in the prefix cache
+        self.num_prefix_hits = 0  # prompt tokens that were found there
+
+    def _prefixes_of(self, sequence: Sequence) -> Prefixes | None:
+        return self._background if sequence.is_background else self._foreground
+
+    @property
+    def has_prefix_cache(self) -> bool:
+        return self._foreground is not None
+
+    def blocks_for(self, sequence: Sequence, num_tokens: int) -> int:
+        """Return how many blocks this many tokens of a sequence need."""
+        return 0 if sequence.is_whole else self._pool.blocks_for(num_tokens)
+
+    # -- the prefix cache ---------------------------------------------------------------------------------------------
+
+    def look_up(self, sequence: Sequence) -> tuple[list[int], BlockHash | None]:
+        """Return the cached first blocks of a waiting sequence, and the hash of a block to wait for, or None."""
+        prefixes = self._prefixes_of(sequence)
+        if prefixes is None or sequence.blocks or sequence.wants_prompt_logprobs:
+            return [], None  # prompt logprobs need the logits of every position
+        return prefixes.look_up(sequence)
+
+    def wait_reason(self, sequence: Sequence, block_hash: BlockHash) -> WaitReason:
+        """Return why a sequence waits for this block: it is being read from disk, or computed by another sequence."""
+        is_read = self._disk is not None and not sequence.is_background and block_hash in self._disk.readings
+        return WaitReason.PREFIX_READ if is_read else WaitReason.SAME_PREFIX
+
+    def begin(self, sequence: Sequence) -> None:
+        """Note the full blocks that a sequence, which begins to run, will compute."""
+        if (prefixes := self._prefixes_of(sequence)) is not None:
+            prefixes.begin(sequence)
+
+    def publish(self, sequence: Sequence, start: int, end: int) -> list[BlockHash]:
+        """Publish the full blocks of a sequence between two positions, whose tokens are known and computed.
+
+        Return their hashes: other sequences may have waited for them.
+        """
+        prefixes = self._prefixes_of(sequence)
+        return [] if prefixes is None else prefixes.publish(sequence, start, end)
+
+    def stop(self, sequence: Sequence) -> list[BlockHash]:
+        """Return the hashes of the full blocks that a sequence was to compute and no longer will."""
+        prefixes = self._prefixes_of(sequence)
+        return [] if prefixes is None else prefixes.leave(sequence)
+
+    def start_after(self, sequence: Sequence, shared: list[int]) -> None:
+        """Let a sequence start after its cached first blocks."""
+        sequence.num_computed = len(shared) * self._pool.block_size
+        sequence.held_ns -= self._pool.held_ns(shared)
+        if sequence.num_preemptions == 0:
+            sequence.num_cached = sequence.num_computed
+            if self.has_prefix_cache and not sequence.wants_prompt_logprobs:
+                self.num_prefix_queries += sequence.prompt_len
+                self.num_prefix_hits += sequence.num_cached
+
+    # -- blocks -------------------------------------------------------------------------------------------------------
+
+    def num_missing(self, sequence: Sequence, shared: list[int]) -> int:
+        """Return how many new blocks a waiting sequence needs next to its own and `shared` ones."""
+        num_owned = len(sequence.blocks) + len(shared)
+        needs_copy = bool(sequence.blocks) and not self.owns_last_block(sequence)
+        return self.blocks_for(sequence, sequence.num_tokens) - num_owned + needs_copy
+
+    def places_to_own(self, sequence: Sequence) -> list[int]:
+        """Return the places of blocks that a running sequence must own to compute all its tokens: one that it shares,
+        and those that it lacks."""
+        blocks = sequence.blocks
+        first = sequence.num_computed // self.block_size
+        lacking = [*range(len(blocks), self._pool.blocks_for(sequence.num_tokens))]
+        is_shared = first < len(blocks) and not self._pool.is_writable(blocks[first])
+        return [first, *lacking] if is_shared else lacking
+
+    def owns_last_block(self, sequence: Sequence) -> bool:
+        """Return whether a sequence may write into its last block."""
+        return self._pool.is_writable(sequence.blocks[-1])
+
+    def copy_on_write(self, sequence: Sequence, index: int, new_block: int) -> tuple[int, int]:
+        """Put a new block in the place of a shared one. Return the blocks to copy (from, to)."""
+        shared = sequence.blocks[index]
+        sequence.blocks[index] = new_block
+        sequence.held_ns += self._pool.release([shared])
+        return shared, new_block
+
+    def release(self, sequence: Sequence) -> None:
+        """Take all blocks and the state of a sequence. Cached blocks of the foreground outlast those of background
+        work."""
+        sequence.held_ns += self._pool.release(sequence.blocks, first=sequence.is_background)
+        sequence.blocks = []
+        if self._states is not None and sequence.state is not None:
+            self._states.release(sequence.state)
+            sequence.state = None
+
+    # -- states -------------------------------------------------------------------------------------------------------
+
+    def take_state(self, sequence: Sequence) -> bool:
+        """Give a sequence a state, with that of its cached tokens. Return False if none is free."""
+        if self._states is None or sequence.state is not None:
+            return True
+        num_blocks = sequence.num_computed // self._pool.block_size
+        cached = self._states.find(sequence.hashes[num_blocks - 1]) if num_blocks else None
+        assert num_blocks == 0 or cached is not None
+        state = self._states.allocate()
+        if state is None:
+            return False
+        if cached is not None and cached != state:
+            self.state_copies.append((cached, state))
+        sequence.state = state
+        prefixes = self._prefixes_of(sequence)
+        sequence.state_ends = [] if prefixes is None else prefixes.ends_to_keep(self._states, sequence)
+        return True
+
+    def up_to_copy(self, sequence: Sequence, num_tokens: int) -> int:
+        """Return how many of its next tokens a sequence may compute in one step.
+
+        A state is copied after the step that leaves it, so the step must not go past that position.
+        """
+        if self._states is None:
+            return num_tokens
+        start = sequence.num_computed
+        ends = [*sequence.state_ends, self.fork_end(sequence)] if sequence.siblings else sequence.state_ends
+        return min([num_tokens, *(end - start for end in ends if end > start)])
+
+    def keep_state(self, sequence: Sequence, end: int) -> None:
+        """Cache a copy of a sequence's state after its first `end` tokens, which are full blocks."""
+        assert self._states is not None
+        assert sequence.state is not None
+        place = self._states.keep(sequence.hashes[end // self._pool.block_size - 1])
+        if place is not None:
+            self.state_copies.append((sequence.state, place))
+
+    def forget_states(self) -> None:
+        """Forget all cached states and pending copies."""
+        assert self._states is not None
+        self._states.forget_kept()
+        self.state_copies.clear()
+
+    # -- choices of one prompt ----------------------------------------------------------------------------------------
+
+    def fork_end(self, leader: Sequence) -> int:
+        """Return how many tokens a leader computes until its siblings can share them."""
+        return leader.prompt_len if self._states is None else leader.prompt_len - 1
+
+    def fork(self, leader: Sequence) -> list[Sequence]:
+        """Let the siblings of a leader share its computed blocks of the prompt, and copy its state. Return those that
+        now own blocks.
+
+        Each sibling computes the last token again, for its own logits. A sibling for which no state is free computes
+        all of its prompt. So do all siblings if the leader started from a cached state so close to the end that its own
+        state is past the prompt.
+        """
+        blocks = leader.blocks[: self._pool.blocks_for(leader.prompt_len)]
+        siblings = [sibling for sibling in leader.siblings if sibling.place is Place.PARKED]
+        leader.siblings = []
+        forked = []
+        for sibling in siblings:
+            if self._states is not None:
+                sibling.state = self._states.allocate() if leader.num_computed == self.fork_end(leader) else None
+                if sibling.state is None:
+                    continue
+                assert leader.state is not None
+                self.state_copies.append((leader.state, sibling.state))
+            shared = self._pool.allocate(0, blocks)
+            assert shared is not None
+            sibling.blocks = shared
+            sibling.held_ns -= self._pool.held_ns(shared)
+            sibling.num_cached = leader.prompt_len - 1
+            sibling.num_computed = sibling.num_cached
+            forked.append(sibling)
+        return forked
+
+    def check_integrity(self, owners: list[Sequence], running: list[Sequence]) -> None:
+        """Raise AssertionError if blocks or states are not exactly those of their owners."""
+        self._pool.check_integrity()
+        references = [0] * self._pool.num_blocks
+        for sequence in owners:
+            for block in sequence.blocks:
+                references[block] += 1
+        if references != [self._pool.references(block) for block in range(self._pool.num_blocks)]:
+            raise AssertionError("the references of the blocks are not those of the sequences")
+        if self._states is not None:
+            states = {sequence.state for sequence in owners}
+            if None in states or not len(states) == len(owners) == self._states.num_owned:
+                raise AssertionError("not every sequence with blocks has a state of its own")
+        for prefixes in (self._foreground, self._background):
+            if prefixes is not None:
+                prefixes.check_integrity(running)

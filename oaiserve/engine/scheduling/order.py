@@ -1,0 +1,367 @@
+"""The order of work: who is next, who may pass, who gives way, who sits out, who is preempted first.
+
+`Order` only answers; `Scheduler` acts on the answers. The forecast of a queue (`forecast/ahead.py`) follows prompts of
+its own through simulated steps, and puts the same questions about them. No torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from collections.abc import Sequence as Row
+from dataclasses import dataclass, field
+from operator import attrgetter
+from typing import Any, NamedTuple, Protocol, TypeVar
+
+from oaiserve.engine.scheduling.clients import Client, RequestTurn
+from oaiserve.engine.scheduling.lane import Lane
+from oaiserve.engine.scheduling.limits import Limits
+from oaiserve.engine.scheduling.pacing import StepTime
+from oaiserve.engine.scheduling.policy import Policy
+from oaiserve.engine.scheduling.slack import Slack
+from oaiserve.engine.sequence import Sequence
+from oaiserve.facts.record import WaitReason
+
+_key = attrgetter("key")
+_client_and_key = attrgetter("client.service", "key")
+_spare_and_key = attrgetter("turn.num_running", "key")
+_last_turn = attrgetter("last_turn")
+# Once the grammar masks of one client's decodes take this long in a step with others, its next mask waits for the next
+# step.
+MASKS_NS = 5_000_000
+MOST_OVERTAKEN = 16  # how often a sequence that does not fit is overtaken
+# A prompt counts as short next to one with SHORT_BESIDE times its tokens left. When one arrives, prompts get only
+# SHORTER_SHARE of their time in each of the next SHORTER_STEPS steps. On a Zen 4, 36 tokens next to 3,000 then have
+# their first token after 2.4 times as long as alone (5.4 times with all of the time); the 3,000 take 1.11 times as long
+# (1.2 times with a share of 0.25).
+SHORT_BESIDE = 8
+SHORTER_STEPS = 128
+SHORTER_SHARE = 0.3
+# The weight of a prompt token with log-probabilities in a step in which others decode: the model's last layer is
+# computed for it, and the whole vocabulary is searched for the best. The number is chosen, not measured.
+PROMPT_LOGPROBS_COST = 4
+
+
+class TurnOfClient(Protocol):
+    """A client, in the engine or in a forecast."""
+
+    @property
+    def service(self) -> float: ...
+    @property
+    def num_running(self) -> int: ...
+    @property
+    def num_spare(self) -> int: ...
+
+
+class Prompt(Protocol):
+    """A prompt to compute: a sequence, or one that a forecast simulates."""
+
+    @property
+    def key(self) -> Any: ...
+    @property
+    def client(self) -> TurnOfClient: ...
+    @property
+    def turn(self) -> RequestTurn: ...
+    @property
+    def num_computed(self) -> int: ...
+    @property
+    def num_uncomputed(self) -> int: ...
+
+
+AnyPrompt = TypeVar("AnyPrompt", bound=Prompt)
+
+
+class Turns(NamedTuple):
+    """Decodes that take turns in a step: those that have theirs, in order, and those that sit out."""
+
+    decodes: list[Sequence]
+    sitting_out: set[Sequence]
+
+
+@dataclass(slots=True)
+class PromptsOfStep:
+    """The prompts of the step being filled, so far."""
+
+    budget: int  # tokens left in the step
+    share: int  # tokens left for prompts that were under way before the step
+    under_way: list[Sequence]  # those left, the first one last
+    num_prompts: int = 0  # in the step
+    passed: list[Sequence] = field(default_factory=list)  # waiting sequences without enough room
+    has_held: bool = False  # a client is held back until the end of the step
+
+
+class Order:
+    """Answers questions about the order of sequences by the policy. It changes none of them."""
+
+    def __init__(self, policy: Policy, limits: Limits, foreground: Lane, background: Lane) -> None:
+        self.by_client = policy.by_client
+        self._passes = policy.passes
+        self.key_of = policy.key
+        self.limits = limits
+        self.foreground = foreground
+        self.background = background
+        self.slack = Slack()
+
+    @property
+    def owners(self) -> list[Sequence]:
+        """Return all sequences that own blocks or a state."""
+        return self.foreground.owners + self.background.owners
+
+    # -- the prompts of a step: also for those that a forecast simulates ----------------------------------------------
+
+    def first(self, prompts: Iterable[AnyPrompt]) -> AnyPrompt:
+        """Return the prompt whose turn is first: of the client with the least service, then by key."""
+        return min(prompts, key=_client_and_key)
+
+    def in_turn(self, prompts: Iterable[AnyPrompt]) -> list[AnyPrompt]:
+        """Return prompts under way in the reverse of their order, so that `pop` returns the next."""
+        return sorted(prompts, key=_client_and_key, reverse=True)
+
+    def passes(self, head: Prompt | None, prompt: Prompt) -> bool:
+        """Return whether the next waiting prompt goes before this one, which is under way."""
+        if head is None:
+            return False
+        if self._passes:
+            return bool(head.key < prompt.key)
+        if head.client is not prompt.client or not self.by_client:
+            return False
+        return head.turn.num_running == 0 and head.key < prompt.key
+
+    def may_take_place(self, head: Prompt | None, *, has_several_clients: bool, has_admitted: bool) -> bool:
+        """Return whether the next waiting prompt may get a place in a full batch.
+
+        It may if its client has nothing running, or if its request has nothing running and another request of the
+        client has several sequences running. One prompt per step gets a place in this way.
+        """
+        if head is None or has_admitted or not self.by_client:
+            return False
+        client = head.client
+        is_newcomer = has_several_clients and client.num_running == 0
+        return is_newcomer or (head.turn.num_running == 0 and client.num_spare > 0)
+
+    def num_tokens(
+        self, prompt: Prompt, most: int, next_prompt: Prompt | None, step_time: StepTime | None, *, is_shorter: bool
+    ) -> int:
+        """Return how many tokens of a prompt, `most` at most, fit into the time of a step.
+
+        A prompt that does not end in the step leaves half to the next one of the same client if that one is shorter.
+        In a step that `is_shorter`, prompts get only a share of their time.
+        """
+        num_tokens = prompt.num_uncomputed
+        leaves_half = (
+            self.by_client
+            and next_prompt is not None
+            and next_prompt.client is prompt.client
+            and next_prompt.num_uncomputed < num_tokens
+        )
+        if num_tokens > most:
+            num_tokens = (most + 1) // 2 if leaves_half else most
+        if step_time is None:
+            return num_tokens
+        share = SHORTER_SHARE if self.by_client and is_shorter else 1.0
+        return step_time.fitting(prompt.num_computed, num_tokens, share / 2 if leaves_half else share)
+
+    def num_shorter_steps(self, num_steps: int, num_tokens: int, prompts_left: Iterable[int]) -> int:
+        """Return in how many next steps prompts get only part of their time, once a prompt has arrived.
+
+        Before, there were `num_steps` such steps. `num_tokens` are those of the prompt, and `prompts_left` those that
+        each running sequence has left.
+        """
+        if any(left >= SHORT_BESIDE * num_tokens for left in prompts_left):
+            return SHORTER_STEPS
+        return num_steps
+
+    # -- of the queue, for any thread ---------------------------------------------------------------------------------
+
+    def client_of(self, name: str) -> str:
+        """Return the client with whose sequences others take turns: all belong to one if the policy has no turns."""
+        return name if self.by_client else ""
+
+    def due_of(self, client: str, num_tokens: int, turn_ns: int) -> float:
+        """Return about when a prompt of this length, with this turn, would be due if it came now (`Sequence.key`)."""
+        if self._passes:
+            return turn_ns
+        lane = self.foreground
+        return lane.waiting.due_of(client, num_tokens) if self.by_client else lane.num_arrived
+
+    def service_of(self, client: str) -> int:
+        """Return the counter of a client."""
+        return self.foreground.waiting.service_of(client)
+
+    # -- who is next --------------------------------------------------------------------------------------------------
+
+    def prompts_under_way(self, lane: Lane) -> list[Sequence]:
+        """Return the running prompts of a lane in the reverse of their order."""
+        return self.in_turn(one for one in lane.running if one.num_uncomputed > 1 and not one.is_held)
+
+    def share_of_prompts(self, lane: Lane, budget: int) -> int:
+        """Return how many tokens of the budget the prompts under way may take before waiting ones.
+
+        They leave half if the client whose turn it is has nothing running, or has a place and less service than all
+        whose prompts are under way: it does not wait until the long prompt of another client is computed.
+        """
+        waiting = lane.waiting
+        client = waiting.next_client() if waiting.has_several_clients else None
+        if client is None:
+            return budget
+        is_newcomer = client.num_running == 0 and not lane.step.admitted
+        if is_newcomer or (len(lane.running) < lane.max_running and self._is_after_prompts(lane, client)):
+            return (budget + 1) // 2
+        return budget
+
+    def _is_after_prompts(self, lane: Lane, client: Client) -> bool:
+        services = [one.client.service for one in lane.running if one.num_uncomputed > 1]
+        return bool(services) and min(services) > client.service
+
+    def is_late(self, head: Sequence | None, now_ns: int) -> bool:
+        """Return whether the next sequence can no longer keep its deadline, under a policy that goes by these."""
+        return head is not None and self._passes and (head.latest_start_ns or now_ns) < now_ns
+
+    def is_held_back(self, lane: Lane, head: Sequence) -> bool:
+        """Return whether the next sequence waits for the next step, because the step is full of decodes, and others of
+        its request are running."""
+        return bool(
+            head.turn.num_running and lane.step_time is not None and self.by_client and lane.step_time.decodes_are_long
+        )
+
+    def has_room(self, lane: Lane, sequence: Sequence) -> bool:
+        """Return whether the time of the step has room for more of this prompt."""
+        return lane.step_time is None or lane.step_time.has_room(sequence.num_uncomputed)
+
+    def obstacle(self, lane: Lane, head: Sequence | None, prompts: PromptsOfStep) -> WaitReason | None:
+        """Return why no waiting sequence may begin in the step any more, or None."""
+        if head is None:  # whatever waits next arrives during the step, or is held
+            return WaitReason.TOKEN_BUDGET if prompts.has_held else WaitReason.STEP_UNDER_WAY
+        if self.is_full(lane, head):
+            return WaitReason.BATCH_FULL
+        if lane.step.preempted:
+            return WaitReason.NO_BLOCKS
+        most_prompts = lane.limits.prefill_max_requests or lane.limits.max_running
+        if prompts.budget <= 0 or prompts.num_prompts >= most_prompts or not self.has_room(lane, head):
+            return WaitReason.TOKEN_BUDGET
+        return None
+
+    def is_full(self, lane: Lane, head: Sequence | None) -> bool:
+        """Return whether a lane has no place for its next sequence, and none that others would give it."""
+        if len(lane.running) < lane.max_running:
+            return False
+        has_several_clients = lane.waiting.has_several_clients
+        has_admitted = bool(lane.step.admitted)
+        return not self.may_take_place(head, has_several_clients=has_several_clients, has_admitted=has_admitted)
+
+    def may_overtake(self, passed: Row[Sequence]) -> bool:
+        """Return whether a sequence may overtake those that do not fit: only a few may, and not too often."""
+        if len(passed) > self.limits.lookahead:
+            return False
+        return not passed or passed[-1].num_overtaken < MOST_OVERTAKEN
+
+    def num_tokens_in(self, lane: Lane, sequence: Sequence, most: int, next_prompt: Sequence | None = None) -> int:
+        """Return how many tokens of a prompt, `most` at most, fit into the step of a lane."""
+        return self.num_tokens(sequence, most, next_prompt, lane.step_time, is_shorter=lane.num_shorter_steps > 0)
+
+    def cost_of_token(self, lane: Lane, sequence: Sequence) -> int:
+        """Return how many tokens of the budget a prompt token of this sequence counts for."""
+        chunks = lane.step.chunks
+        others_decode = bool(chunks) and chunks[0].num_tokens == 1
+        return PROMPT_LOGPROBS_COST if sequence.wants_prompt_logprobs and others_decode else 1
+
+    def paces_ns(self, lane: Lane, now_ns: int) -> list[float]:
+        """Return the times of a step by which its decodes keep their deadlines, under a policy that goes by these."""
+        decodes = lane.step.chunks
+        has_prompts = bool(lane.waiting) or len(decodes) < len(lane.running)
+        if lane is not self.foreground or not self._passes or not has_prompts:
+            return []
+        return self.slack.paces_ns((chunk.sequence for chunk in decodes), now_ns)
+
+    # -- who sits out -------------------------------------------------------------------------------------------------
+
+    def turns(self, lane: Lane) -> Turns:
+        """Return the decodes of a lane that take turns in the step: some of them sit out."""
+        if lane.beside is not None:
+            return self._turns_beside(lane)
+        if self.by_client and lane.waiting.has_several_clients and lane.step_time is not None:
+            return self._turns_of_clients(lane, lane.step_time)
+        return Turns([], set())
+
+    def _turns_of_clients(self, lane: Lane, step_time: StepTime) -> Turns:
+        """Let decodes of a client sit out if it has more than its share of rows, or if its masks take too long.
+
+        Otherwise a thousand sequences of one client would make each token of another client take as long as theirs.
+        """
+        turns = Turns([], set())
+        waiting = lane.waiting.next_client()
+        by_client: dict[Client, list[Sequence]] = {} if waiting is None else {waiting: []}
+        for sequence in lane.running:
+            decodes = by_client.setdefault(sequence.client, [])
+            if sequence.num_tokens - sequence.num_computed == 1:
+                decodes.append(sequence)
+        if len(by_client) < 2:
+            return turns
+        num_decodes = sum(map(len, by_client.values()))
+        large = [decodes for decodes in by_client.values() if len(decodes) * len(by_client) > num_decodes]
+        num_others = num_decodes - sum(map(len, large))
+        most = (step_time.rows_beside(num_others) - num_others) // max(1, len(large))
+        for decodes in by_client.values():
+            number = max(1, most) if decodes in large else len(decodes)
+            if number >= len(decodes) and not any(one.constraint for one in decodes):
+                continue
+            masks_ns = 0
+            for sequence in sorted(decodes, key=_last_turn):
+                if number <= 0 or (sequence.constraint is not None and masks_ns > MASKS_NS):
+                    turns.sitting_out.add(sequence)
+                    continue
+                number -= 1
+                turns.decodes.append(sequence)
+                masks_ns += 0 if sequence.constraint is None else sequence.constraint.mask_ns
+        turns.decodes.sort(key=_key)
+        return turns
+
+    def _turns_beside(self, lane: Lane) -> Turns:
+        """Let decodes of background work sit out if the foreground's step has no room for them."""
+        assert lane.step_time is not None
+        decodes = sorted((one for one in lane.running if one.num_uncomputed == 1), key=_last_turn)
+        number = min(lane.max_step_tokens, lane.step_time.decodes_beside(decodes))
+        return Turns(decodes[:number], {*decodes[number:]})
+
+    # -- who gives way ------------------------------------------------------------------------------------------------
+
+    def gives_way(self, lane: Lane, sequence: Sequence) -> Sequence | None:
+        """Return the running sequence that gives its place and blocks to a waiting one, or None.
+
+        It belongs to a client with more service and another sequence running, or, if the client of the waiting one
+        already has something running, to another of its requests with several. So the waiting one gets something, and
+        nobody loses everything. Otherwise a client would wait as long as another client's answers take.
+        """
+        client = sequence.client
+        if client.num_running:
+            if sequence.turn.num_running or not client.num_spare:
+                return None
+            spare = (one for one in lane.running if one.client is client and one.turn.num_running > 1)
+            return max(spare, key=_spare_and_key)
+        ahead = [one for one in lane.running if one.client.num_running > 1 and one.client.service > client.service]
+        return self._last(ahead) if ahead else None
+
+    def preempted_first(self, lane: Lane) -> Sequence:
+        """Return the sequence that loses its blocks first if a decode needs one: a waiting one, or the last running."""
+        return next(reversed(lane.forked), None) or self._last(lane.running)
+
+    def needs_place(self, lane: Lane) -> bool:
+        """Return whether the next sequence of a lane needs a place that background work has."""
+        num_later = len(self.background.running)
+        return lane is self.foreground and num_later > 0 and len(lane.running) + num_later >= lane.max_running
+
+    def preempted_in_background(self) -> Sequence | None:
+        """Return the sequence of background work that gives its place and blocks to the foreground first, or None."""
+        lane = self.background
+        return self._last(lane.running) if lane.running else next(reversed(lane.forked), None)
+
+    def _last(self, sequences: list[Sequence]) -> Sequence:
+        """Return the last sequence: of the client with the most service, then by key."""
+        return max(sequences, key=_client_and_key)
+
+    def check_integrity(self) -> None:
+        """Raise AssertionError if sequences are not in their places."""
+        num_running, num_later = len(self.foreground.running), len(self.background.running)
+        if num_later and num_running + num_later > self.limits.max_running:
+            raise AssertionError("background work has a place too many")
+        self.foreground.check_integrity()
+        self.background.check_integrity()
