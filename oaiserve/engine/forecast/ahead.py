@@ -1,38 +1,37 @@
-"""Follows the queue ahead of a request, and then its answer, step by step, by the learnt cost of steps.
+"""Follows the queue ahead of a request, and then its answer, step by step, by the learned cost of steps.
 
-It knows the rules of the scheduler by and large: decodes first, then prompts in their order within the time of a step,
-and no more sequences than may run. It jumps over steps in which nothing changes. Plain arithmetic, no clock.
+Who is next, who passes and who takes how much of a step are questions to the scheduler's own `Order`. Blocks, drafts
+and preemptions are left out. Steps in which nothing changes are skipped. Plain arithmetic, no clock.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_right, insort
+from bisect import bisect_right
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
 from math import ceil, inf
-from operator import attrgetter
 from typing import NamedTuple
 
-from oaiserve.engine.scheduling.order import SHORTER_SHARE
+from oaiserve.engine.scheduling.clients import RequestTurn
+from oaiserve.engine.scheduling.order import Order
 from oaiserve.engine.scheduling.pacing import StepTime
 from oaiserve.engine.scheduling.waiting import GENERATED_WEIGHT
 from oaiserve.explain.step_cost import Load, StepCost
 
-_service = attrgetter("service")
 # Parts of prompts that are followed up to the first token, each for some microseconds; half as many behind it. What is
 # left takes as long, for each token, as what went before.
 MOST_PARTS = 96
+NOTHING_RUNS = RequestTurn()  # the turn of a request with nothing running
 
 
 class Rules(NamedTuple):
-    """The rules by which the scheduler fills steps at this moment: its limits, the clients' counters of service, and
-    the time between two steps."""
+    """The rules by which the scheduler fills steps at this moment: its order and limits, the clients' counters of
+    service, and the time between two steps."""
 
-    max_running: int
-    max_step_tokens: int
+    order: Order
     services: Mapping[str, int]  # by client: the counters by which they take turns
-    num_shorter_steps: int = 0  # in which prompts get a part of their time only
+    num_shorter_steps: int = 0  # in which prompts get only part of their time
     host_ns: float = 0.0  # between two steps
 
 
@@ -84,16 +83,35 @@ class Ahead(NamedTuple):
         return from_ns + (step - from_step) * (to_ns - from_ns) / (to_step - from_step) - self.first_token_ns
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Client:
-    service: int
+    """A client with its simulated prompts, as `Order` sees it."""
+
+    service: float
     num_decodes: int = 0
-    begun: list[int] = field(default_factory=list)  # prompts with a place, by number
-    waiting: list[int] = field(default_factory=list)
+    under_way: list[_Prompt] = field(default_factory=list)
+    waiting: list[_Prompt] = field(default_factory=list)
+    num_spare: int = 0  # each sequence is taken for a request of its own
+
+    @property
+    def num_running(self) -> int:
+        return self.num_decodes + len(self.under_way)
+
+
+@dataclass(slots=True, eq=False)
+class _Prompt:
+    """A simulated prompt, as `Order` sees it."""
+
+    key: int  # its place
+    client: _Client
+    num_computed: int
+    num_uncomputed: int
+    answer_tokens: int
+    turn: RequestTurn = NOTHING_RUNS
 
 
 class _Turns:
-    """The prompts, the decodes beside them, and the steps so far."""
+    """The prompts, the decodes in the same steps, and the steps so far."""
 
     def __init__(
         self,
@@ -104,143 +122,147 @@ class _Turns:
         expected: Expected | None,
     ) -> None:
         self.rules = rules
-        self.prompts = [*prompts]
-        self.expected, self.num_come = expected, 0
-        self.left = [prompt.tokens_left for prompt in prompts]
-        self.step, self.now_ns, self.context = 0, 0.0, 0
+        self.expected = expected
+        self.num_arrived = 0
+        self.step = 0
+        self.now_ns = 0.0
+        self.context = 0
         self.step_time = step_time
-        self.taken: list[tuple[int, int]] = []  # by the step that is filled: prompts, and how many tokens of each
+        self.taken: list[tuple[_Prompt, int]] = []  # by the step that is filled, and how many tokens of each
         self.budget = 0  # further tokens of that step
         self.clients: dict[str, _Client] = {}
-        self.ends: list[tuple[int, int, str]] = []  # a heap of decodes: the step and the context at their end, client
-        for one in decodes:
-            self.ends.append((one.tokens_left, one.context + one.tokens_left, one.client))
+        self.ends: list[tuple[int, int, int, _Client]] = []  # a heap of decodes: step and context at their end, number
+        self.prompts: list[_Prompt] = []
+        for number, one in enumerate(decodes):
+            client = self._client(one.client)
+            client.num_decodes += 1
+            self.ends.append((one.tokens_left, one.context + one.tokens_left, number, client))
             self.context += one.context
-            self._client(one.client).num_decodes += 1
         heapify(self.ends)
-        for number, prompt in enumerate(prompts):
-            client = self._client(prompt.client)
-            (client.begun if prompt.has_place else client.waiting).append(number)
+        self.num_decodes = len(self.ends)  # so far
+        for prompt in prompts:
+            self._add(prompt)
 
     def _client(self, name: str) -> _Client:
         client = self.clients.get(name)
         if client is None:
-            client = self.clients[name] = _Client(self.rules.services.get(name, 0))
+            client = _Client(self.rules.services.get(name, 0))
+            self.clients[name] = client
         return client
+
+    def _add(self, prompt: Prompt) -> None:
+        client = self._client(prompt.client)
+        added = _Prompt(len(self.prompts), client, prompt.start, prompt.tokens_left, prompt.answer_tokens)
+        self.prompts.append(added)
+        (client.under_way if prompt.has_place else client.waiting).append(added)
 
     @property
     def next_ns(self) -> float:
         """Return when the next request is expected."""
-        if self.expected is None or self.num_come >= MOST_PARTS:
+        if self.expected is None or self.num_arrived >= MOST_PARTS:
             return inf
-        return (self.num_come + 1) * self.expected.gap_ns
+        return (self.num_arrived + 1) * self.expected.gap_ns
 
-    def come(self) -> None:
-        """Let the requests come that are expected by now."""
+    def arrive(self) -> None:
+        """Add the requests that are expected by now."""
         while (expected := self.expected) is not None and self.next_ns <= self.now_ns:
-            name = expected.clients[self.num_come % len(expected.clients)]
-            self.num_come += 1
-            self._client(name).waiting.append(len(self.prompts))
-            self.prompts.append(Prompt(expected.prompt_tokens, 0, expected.answer_tokens, client=name))
-            self.left.append(expected.prompt_tokens)
+            name = expected.clients[self.num_arrived % len(expected.clients)]
+            self.num_arrived += 1
+            self._add(Prompt(expected.prompt_tokens, 0, expected.answer_tokens, client=name))
 
     def fill(self) -> None:
-        """Take prompts into the next step, as `Scheduler._compute_prompts` does."""
+        """Take prompts into the next step, in the scheduler's order."""
+        order = self.rules.order
         decodes = Load(len(self.ends), self.context, 0, 0, 0, len(self.ends))
         self.step_time.begin_with(decodes)
-        self.taken, self.budget = [], self.rules.max_step_tokens - decodes.decodes
-        clients = [one for one in self.clients.values() if one.begun or one.waiting]
-        if not clients:
-            return
-        begun = sorted(((one.service, number) for one in clients for number in one.begun), reverse=True)
-        num_running = len(self.ends) + len(begun)
+        self.taken = []
+        self.budget = order.limits.max_step_tokens - decodes.decodes
+        under_way = order.in_turn(prompt for client in self.clients.values() for prompt in client.under_way)
+        num_running = len(self.ends) + len(under_way)
+        has_several_clients = len(self.clients) > 1
+        has_admitted = False
         while True:
-            waiting = [one for one in clients if one.waiting]
-            client = min(waiting, key=_service) if waiting else None
-            head = None if client is None else client.waiting[0]
-            while begun and self.budget > 0 and (head is None or not self._passes(head, begun[-1][1])):
-                number = begun.pop()[1]
-                self._take(number, begun[-1][1] if begun else head)
-            if head is None or client is None:
+            heads = [client.waiting[0] for client in self.clients.values() if client.waiting]
+            head = order.first(heads) if heads else None
+            is_full = num_running >= order.limits.max_running and not order.may_take_place(
+                head, has_several_clients=has_several_clients, has_admitted=has_admitted
+            )
+            while under_way and self.budget > 0 and not order.passes(head, under_way[-1]):
+                prompt = under_way.pop()
+                self._take(prompt, under_way[-1] if under_way else None if is_full else head)
+            if head is None or is_full or not self._take(head):
                 break
-            if num_running >= self.rules.max_running and (client.num_decodes or client.begun):
-                break
-            if not self._take(head):
-                break
-            client.waiting.pop(0)
-            insort(client.begun, head)
+            head.client.under_way.append(head.client.waiting.pop(0))
             num_running += 1
-        while begun and self._take(begun.pop()[1]):
+            has_admitted = True
+        while under_way and self._take(under_way.pop()):
             pass
 
-    def _passes(self, head: int, number: int) -> bool:
-        return head < number and self.prompts[head].client == self.prompts[number].client
-
-    def _take(self, number: int, behind: int | None = None) -> bool:
-        """Take a prompt into the step. It leaves half to a shorter one behind it. Return False if there is no room."""
-        left, prompt = self.left[number], self.prompts[number]
-        if self.budget <= 0 or not self.step_time.has_room(left):
+    def _take(self, prompt: _Prompt, next_prompt: _Prompt | None = None) -> bool:
+        """Take a prompt into the step. Return False if there is no room."""
+        if self.budget <= 0 or not self.step_time.has_room(prompt.num_uncomputed):
             self.budget = 0  # nor for others
             return False
-        share = SHORTER_SHARE if self.step < self.rules.num_shorter_steps else 1.0
-        if behind is not None and self.left[behind] < left and self.prompts[behind].client == prompt.client:
-            share /= 2
-        start = prompt.start + prompt.tokens_left - left
-        part = self.step_time.fitting(start, min(left, self.budget), share)
-        self.step_time.add(start, part)
+        is_shorter = self.step < self.rules.num_shorter_steps
+        part = self.rules.order.num_tokens(prompt, self.budget, next_prompt, self.step_time, is_shorter=is_shorter)
+        self.step_time.add(prompt.num_computed, part)
         self.budget -= part
-        self.clients[prompt.client].service += part
-        self.taken.append((number, part))
+        prompt.client.service += part
+        self.taken.append((prompt, part))
         return True
 
-    def go(self, ns: float) -> list[int]:
-        """Go on by the filled step, which takes so long, and by those after it that are alike. Return the prompts that
-        have ended."""
+    def go(self, ns: float) -> list[_Prompt]:
+        """Go on by the filled step, which takes this long, and by the following ones that are alike. Return the prompts
+        that have ended."""
         taken = self.taken
-        ended = [number for number, part in taken if part >= self.left[number]]
-        steps = 1
-        if not ended and len(taken) < 2:
-            steps = (self.left[taken[0][0]] - 1) // taken[0][1] if taken else self.ends[0][0] - self.step
-            if self.ends:
-                steps = min(steps, self.ends[0][0] - self.step)
-            if 0 < self.rules.num_shorter_steps - self.step < steps:
-                steps = self.rules.num_shorter_steps - self.step
-            if self.next_ns < self.now_ns + steps * (ns + self.rules.host_ns):
-                steps = ceil((self.next_ns - self.now_ns) / (ns + self.rules.host_ns))
-            steps = max(1, steps)
+        ended = [prompt for prompt, part in taken if part >= prompt.num_uncomputed]
+        steps = 1 if ended or len(taken) > 1 else self._num_alike(ns)
         self.now_ns += steps * (ns + self.rules.host_ns)
         self.context += len(self.ends) * steps
         self.step += steps
         for client in self.clients.values():
             client.service += GENERATED_WEIGHT * steps * client.num_decodes
-        for number, part in taken:
-            self.left[number] -= part * steps
-        for number in ended:
-            prompt = self.prompts[number]
-            client = self.clients[prompt.client]
-            client.begun.remove(number)
+        for prompt, part in taken:
+            prompt.num_uncomputed -= part * steps
+            prompt.num_computed += part * steps
+        for prompt in ended:
+            client = prompt.client
+            client.under_way.remove(prompt)
             if prompt.answer_tokens > 1:
-                context = prompt.start + prompt.tokens_left
-                self.context += context
+                self.context += prompt.num_computed
                 client.num_decodes += 1
-                end = self.step + prompt.answer_tokens - 1, context + prompt.answer_tokens - 1, prompt.client
-                heappush(self.ends, end)
+                num_left = prompt.answer_tokens - 1
+                heappush(self.ends, (self.step + num_left, prompt.num_computed + num_left, self.num_decodes, client))
+                self.num_decodes += 1
         while self.ends and self.ends[0][0] <= self.step:
-            _, context, name = heappop(self.ends)
+            _, context, _, client = heappop(self.ends)
             self.context -= context
-            self.clients[name].num_decodes -= 1
+            client.num_decodes -= 1
         return ended
+
+    def _num_alike(self, ns: float) -> int:
+        """Return how many steps are like the filled one, which takes this long and has one prompt at most."""
+        limits = [(prompt.num_uncomputed - 1) // part for prompt, part in self.taken]
+        if self.ends:
+            limits.append(self.ends[0][0] - self.step)
+        steps = min(limits)
+        if 0 < self.rules.num_shorter_steps - self.step < steps:
+            steps = self.rules.num_shorter_steps - self.step
+        step_ns = ns + self.rules.host_ns
+        if self.next_ns < self.now_ns + steps * step_ns:
+            steps = ceil((self.next_ns - self.now_ns) / step_ns)
+        return max(1, steps)
 
     def ahead_of(self, place: int) -> int:
         """Return about how many prompt tokens are computed up to the first token of the prompt at this place, its own
-        included. Of each other client they are as many as of its own, if there are so many."""
-        totals = dict.fromkeys(self.clients, 0)
-        for number, left in enumerate(self.left):
-            name = self.prompts[number].client
-            if name != self.prompts[place].client or number <= place:
-                totals[name] += max(0, left)
-        own = totals[self.prompts[place].client]
-        return sum(min(total, own) for total in totals.values())
+        included. Each other client gets as many as its own client at most."""
+        last = self.prompts[place]
+        totals = dict.fromkeys(self.clients.values(), 0)
+        for prompt in self.prompts:
+            if prompt.client is not last.client or prompt.key <= last.key:
+                totals[prompt.client] += max(0, prompt.num_uncomputed)
+        most = totals[last.client]
+        return sum(min(total, most) for total in totals.values())
 
 
 def follow(
@@ -260,13 +282,14 @@ def follow(
     turns = _Turns(step_time, rules, decodes, prompts, expected)
     has_waited, num_parts, before, times = False, 0, turns.ahead_of(place), list[tuple[int, float]]()
     while num_parts < MOST_PARTS and (not times or turns.step < times[0][0] + most_steps):
-        turns.come()
+        turns.arrive()
         turns.fill()
         num_parts += len(turns.taken) + 1
         if not turns.taken and not turns.ends:  # nothing may ever run: only a limit of the cache could say when
             break
         has_waited = has_waited or (not times and not turns.taken)
-        is_first = place in turns.go(cost.expected_ns(step_time.load))
+        ended = turns.go(cost.expected_ns(step_time.load))
+        is_first = turns.prompts[place] in ended
         if is_first:
             num_parts = MOST_PARTS // 2
         if is_first or times:

@@ -243,14 +243,14 @@ class Forecaster:
         expected: Expected | None = None,
     ) -> Ahead:
         prompts, own = [turn.prompt for turn in order], order[place].prompt
-        limits, order_of_work = self._scheduler.limits, self._scheduler.order
-        num_shorter = order_of_work.num_shorter_steps(
-            order_of_work.foreground.num_shorter_steps if order_of_work.by_client else 0,
+        scheduling = self._scheduler.order
+        num_shorter = scheduling.num_shorter_steps(
+            scheduling.foreground.num_shorter_steps,
             own.tokens_left,
             (one.tokens_left for one in prompts if one.has_place),
         )
-        services = {name: order_of_work.service_of(name) for name in {one.client for one in prompts}}
-        rules = Rules(limits.max_running, limits.max_step_tokens, services, num_shorter, host_ns)
+        services = {name: scheduling.service_of(name) for name in {one.client for one in prompts}}
+        rules = Rules(scheduling, services, num_shorter, host_ns)
         return follow(cost, step_time, rules, decodes, prompts, place, most_steps, expected)
 
     def _expected(self, prompt: Prompt, now_ns: int) -> Expected | None:

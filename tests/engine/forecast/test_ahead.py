@@ -17,7 +17,13 @@ from oaiserve.explain.step_cost import KNOTS, StepCost
 
 # A step takes 10 ms, and 0.25 ms more for each row beyond 16.
 COST = StepCost(tuple(1e6 * (10 + 0.25 * max(0, rows - 16)) for rows in KNOTS))
-RULES = Rules(max_running=4, max_step_tokens=512, services={})
+
+
+def rules(policy: str) -> Rules:
+    return Rules(Scheduler(BlockPool(0, 16), Limits(4, 512), policy=POLICIES[policy]).order, services={})
+
+
+RULES = rules("fair")
 
 
 def ahead(
@@ -64,6 +70,14 @@ def test_short_prompts_share_a_step_and_a_later_one_waits_for_those_before() -> 
     assert times[0] == times[1] < times[2]
 
 
+@pytest.mark.parametrize(("policy", "is_longer"), [("fair", True), ("fcfs", False)])
+def test_prompts_get_only_part_of_a_step_where_the_scheduler_shortens_it(policy: str, is_longer: bool) -> None:
+    prompts = [Prompt(352, 0, 10)]
+    usual = ahead([], prompts, rules=rules(policy)).first_token_ns
+    shorter = ahead([], prompts, rules=rules(policy)._replace(num_shorter_steps=128)).first_token_ns
+    assert (shorter > usual) == is_longer
+
+
 @pytest.mark.parametrize("seed", range(4))
 def test_it_is_within_a_step_of_the_real_scheduler(seed: int) -> None:
     """A crowd of prompts comes at once to a server with decodes. The answers' lengths are known here."""
@@ -77,7 +91,7 @@ def test_it_is_within_a_step_of_the_real_scheduler(seed: int) -> None:
         sequences.append(Sequence(f"{number}", 0, ids, SamplingParams(), max_len=size + 40))
         scheduler.add(sequences[-1])
     asked = [Prompt(size, 0, 40) for size in sizes]
-    forecast = [ahead([], asked, place, Rules(16, 512, {})).first_token_ns for place in range(len(sizes))]
+    forecast = [ahead([], asked, place, Rules(scheduler.order, {})).first_token_ns for place in range(len(sizes))]
     now_ns, came = 0, dict[Sequence, int]()
     while (step := scheduler.schedule()) is not None:
         now_ns += COST.expected_ns(load_of(step))
