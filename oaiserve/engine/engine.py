@@ -30,7 +30,7 @@ from oaiserve.engine.drafting.drafts import Drafts
 from oaiserve.engine.forecast.forecaster import Asked
 from oaiserve.engine.grammars.grammar import Grammars
 from oaiserve.engine.loop import Abort, DropAdapter, EngineLoop, FromTokenizer, Stop, Submitted
-from oaiserve.engine.open_requests import Bounds
+from oaiserve.engine.open_request import Bounds
 from oaiserve.engine.open_rows import OpenRows
 from oaiserve.engine.reports import Reports
 from oaiserve.engine.request import (
@@ -194,7 +194,7 @@ class Engine:
             self._loop.requests.computed_prompts,
             is_cached=lambda block_hash: pool.find(block_hash) is not None,
             clock_ns=clock_ns,
-            pace=lambda: self._loop.requests.pace,
+            pace=lambda: self._loop.requests.limits.pace,
         )
 
     @classmethod
@@ -341,7 +341,7 @@ class Engine:
                 num_choices=request.num_choices,
                 cache_salt=f"{request.adapter} {request.cache_salt}",
                 received_ns=request.received_ns or now_ns,
-                turn_ns=self._loop.requests.turn(request, event.token_ids, now_ns)[0],
+                turn_ns=self._loop.requests.limits.turn(request, event.token_ids, now_ns)[0],
                 media_rows=sum(prompt.num_rows_to_encode for prompt in event.media if prompt is not None),
             )
             event = replace(event, forecast=forecaster.forecast(asked, now_ns))

@@ -24,7 +24,8 @@ from oaiserve.engine.disk_tier import BlocksRead
 from oaiserve.engine.drafting.drafts import Drafts
 from oaiserve.engine.encoder import Encoder
 from oaiserve.engine.forecast.forecaster import Forecaster
-from oaiserve.engine.open_requests import Bounds, OpenRequests
+from oaiserve.engine.open_request import Bounds
+from oaiserve.engine.open_requests import OpenRequests
 from oaiserve.engine.request import Deliver, Failed, Request, Usage
 from oaiserve.engine.scheduling.scheduler import Scheduler
 from oaiserve.engine.served_model import ServedModel
@@ -284,7 +285,7 @@ class EngineLoop:
         """Wait for a command, and return it. Raises Empty if a deadline passes before, and after preparing more."""
         since_ns = self._host.enter(HostPart.IDLE)
         self.snapshot = self._account.copy(since_ns)
-        next_ns = self.requests.next_deadline_ns
+        next_ns = self.requests.limits.next_ns
         timeout = None if next_ns is None else max(0.0, (next_ns - self._clock_ns()) / 1e9)
         try:
             if self._inbox.empty() and self._prepare_more():

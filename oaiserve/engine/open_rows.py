@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from itertools import islice
 
 from oaiserve.engine.loop import EngineLoop, Submitted
-from oaiserve.engine.open_requests import OpenRequest
+from oaiserve.engine.open_request import OpenRequest
 from oaiserve.facts.open_row import OpenForecast, OpenRow
 from oaiserve.facts.times import RequestTimes
 

@@ -12,7 +12,8 @@ from collections.abc import Iterator
 
 from oaiserve.engine.banned import leaves_no_token
 from oaiserve.engine.grammars.grammar import GrammarGivenUp, GrammarViolation
-from oaiserve.engine.open_requests import OpenRequest, OpenRequests
+from oaiserve.engine.open_request import OpenRequest
+from oaiserve.engine.open_requests import OpenRequests
 from oaiserve.engine.output import ChoiceOutput, add_logprobs
 from oaiserve.engine.request import FinishReason, Pooled
 from oaiserve.engine.scheduling.scheduler import Scheduler

@@ -25,7 +25,8 @@ from oaiserve.engine.accounts.host_time import HostTime
 from oaiserve.engine.accounts.step_account import StepAccount
 from oaiserve.engine.drafting.drafts import Drafts
 from oaiserve.engine.grammars.masks import fill_masks
-from oaiserve.engine.open_requests import OpenRequest, OpenRequests
+from oaiserve.engine.open_request import OpenRequest
+from oaiserve.engine.open_requests import OpenRequests
 from oaiserve.engine.results import Results
 from oaiserve.engine.scheduling.scheduler import Scheduler
 from oaiserve.engine.sequence import Place, Sequence

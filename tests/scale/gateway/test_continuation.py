@@ -69,7 +69,7 @@ def each_step_is_a_chunk(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tokens that gather while a reader is busy come in one chunk, so the chunks of two streams would differ. What was
     sent is taken up in parts."""
     monkeypatch.setattr("oaiserve.engine.streams.MAX_CHUNK_TOKENS", 0)
-    monkeypatch.setattr("oaiserve.engine.open_requests.MOST_TAKEN_UP", 2)
+    monkeypatch.setattr("oaiserve.engine.continuation.MOST_TAKEN_UP", 2)
 
 
 SCRIPT = [*TOKENIZER.encode(TextPrompt(WITH_CALLS)), EOS]
