@@ -32,10 +32,10 @@ class BlockPool:
     """The pool hands out `num_blocks` KV blocks of `block_size` tokens, and finds full blocks by their hash.
 
     A block is free, or has one reference for each sequence that uses it. A full block can be published under its hash.
-    It keeps its content when its last reference goes, and is found until it is allocated again. Free blocks are
+    It keeps its content after its last reference is removed, and is found until it is allocated again. Free blocks are
     allocated in the order of `_free`: first those without a hash, then the least recently used ones.
 
-    The time for which blocks are used is divided: while several sequences use one, each has held a part of it.
+    The time for which a block is used is divided equally between the sequences that use it.
     """
 
     def __init__(self, num_blocks: int, block_size: int) -> None:
@@ -52,17 +52,17 @@ class BlockPool:
         self.num_reusable = 0  # free blocks that can still be found by their hash
         self._now_ns = 0
         self.used_ns = 0  # blocks times nanoseconds, until now
-        self._held_ns = [0.0] * num_blocks  # by one that has held a block since its first reference
+        self._held_ns = [0.0] * num_blocks  # by a sequence that has held the block since its first reference
         self._since_ns = [0] * num_blocks  # the last change of its references
 
     def at(self, now_ns: int) -> None:
-        """Note the time of the changes that follow. One before the last is taken for that."""
+        """Set the time of the changes that follow. It never goes back."""
         if now_ns > self._now_ns:
             self.used_ns += (now_ns - self._now_ns) * self.num_used
             self._now_ns = now_ns
 
     def held_ns(self, blocks: Sequence[int]) -> float:
-        """Return the time that others have held these blocks, which whoever has just begun to share them has not."""
+        """Return how long these blocks were held so far, so that a new sharer isn't charged for that time."""
         return sum(map(self._held_ns.__getitem__, blocks))
 
     def _settle(self, block: int) -> None:
@@ -117,9 +117,11 @@ class BlockPool:
         return blocks
 
     def release(self, blocks: Sequence[int], *, first: bool = False) -> float:
-        """Remove one reference from each block, and return the time for which it held them, added up. The last blocks
-        of a sequence are the first to be allocated again, because a hit on them needs all blocks before them; and all
-        of them before others if they are to be `first`."""
+        """Remove one reference from each block, and return the time for which it held them, added up.
+
+        The last blocks of a sequence are the first to be allocated again, because a hit on them needs all blocks before
+        them. With `first`, all its blocks are allocated again before those of others.
+        """
         held_ns = 0.0
         for block in reversed(blocks):
             if self._references[block] == 0:

@@ -14,18 +14,18 @@ from oaiserve.engine.sequence import Sequence
 from oaiserve.engine.step import Chunk, Step
 from oaiserve.explain.step_cost import KNOTS, Load, StepCost
 
-LEAST_SECONDS = 0.05  # that a step may take: a shorter one helps nobody notice
+LEAST_SECONDS = 0.05  # shortest step target; nobody notices a shorter step
 EFFICIENT = 3  # the time of an efficient step, in relation to that of one row
-UNIT = 16  # tokens by which prompts are cut, and the least that a step takes
-# Prompt tokens that a step may always have. While the cost is not known, it has no more; then, at most twice as many as
-# any before. On a Zen 4, 64 prompts of 128 tokens that come at once wait 1.6 times as long for their first tokens with
-# 64, as decodes fill such steps; with 128, throughput and these times are those of steps of 512.
+UNIT = 16  # tokens by which prompts are cut, and the fewest of a prompt in a step
+# A step may always have this many prompt tokens. It has no more while the cost is unknown, and then at most twice as
+# many as any step before. On a Zen 4, 64 prompts of 128 tokens that come at once wait 1.6 times as long for their first
+# tokens with 64, as decodes fill such steps; with 128, throughput and these times are those of steps of 512.
 FIRST = 128
-# Beside decodes of others, those of a client with more than its share of rows lengthen a step to so many times their
-# time alone, or to so much in any case, which nobody notices.
+# While other clients decode, the rows of a client with more than its share may lengthen a step to BESIDE_OTHERS times
+# the time of the others alone, or to BESIDE_NS in any case, which nobody notices.
 BESIDE_OTHERS, BESIDE_NS = 2, 10e6
-# To so many times its time, background work may lengthen a step of others: 1.05 is to be kept, and the cost is not
-# known exactly. It has flat parts by chance, so a row counts at least as the mean of SMOOTH further ones.
+# Background work may lengthen a step of the foreground to BESIDE_FOREGROUND times its time: 1.05 is the promise, and
+# the cost is not known exactly. It has flat parts by chance, so a row counts at least as the mean of SMOOTH more rows.
 BESIDE_FOREGROUND, SMOOTH = 1.02, 16
 
 

@@ -1,7 +1,6 @@
-"""`Slack` says when a request with deadlines has to begin at the latest, by how long requests have taken of late.
+"""`Slack` estimates the latest start of a request with deadlines, from how long recent requests took.
 
-The engine thread notes, and asks for paces; any thread may ask for the rest, which reads three numbers. No torch, no
-clock.
+The engine thread notes ends and reads paces. Any thread may read the rest, which is three numbers. No torch, no clock.
 """
 
 from __future__ import annotations
@@ -17,10 +16,10 @@ from oaiserve.errors import DeadlineRefused
 from oaiserve.explain.step_cost import Load, StepCost
 from oaiserve.facts.forecast import Forecast
 
-# Under the policy `deadline`, a sequence without a deadline, or with a late one, has its turn as if it had to begin so
-# long after its arrival. One whose latest start has passed goes so much further back. None that arrives later than its
-# turn goes before it. Short prompts have a share of that time, and long ones several times of it, at most so many: an
-# overload has to let some be late, and in the time of one long prompt many short ones are answered.
+# Under the policy `deadline`, a sequence without a deadline, or with a late one, has its turn PATIENCE_NS after its
+# arrival. A sequence whose latest start has passed goes back by the same time. No sequence that arrives later than its
+# turn goes before it. For short prompts, the time is shorter, and for long ones up to MOST_SHARE times longer: under
+# overload some have to be late, and in the time of one long prompt many short ones are answered.
 PATIENCE_NS = 30_000_000_000
 MOST_SHARE = 4.0
 # Under overload, requests begin at their latest start, so it has to be early enough for most: this share of prompts and
@@ -32,7 +31,7 @@ VERY_PROBABLY = 0.9  # a request that misses a deadline with this probability is
 
 
 class Slack:
-    """The lengths of answers of late, and the times of their tokens, and of prompts beside what they take alone."""
+    """Recent lengths of answers, times of their tokens, and times of prompts relative to what they take alone."""
 
     def __init__(self) -> None:
         self._stretches, self._alone_ns, self._tokens_ns, self._lengths = (

@@ -6,14 +6,14 @@ to the lowest counter of the waiting ones, or of the last one to stop waiting: b
 
 While two clients wait all the time, the service of one in any part of it exceeds the other's by at most
 2 * max(prompt, GENERATED_WEIGHT * batch): the longest prompt, and the most tokens of all sequences in a batch (their
-theorem 4.4, with our weights). For no sequence of the client ahead is admitted before the other one, so it gets no more
-than its running ones still get. Overtaking (`--lookahead`) adds to the bound. Half of a step's prompt tokens for the
+theorem 4.4, with our weights). No sequence of the client ahead is admitted before the other client's, so it only gets
+what its running ones still get. Overtaking (`--lookahead`) adds to the bound. Half of a step's prompt tokens for the
 client in turn, and a place taken from one ahead of it (`Order.gives_way`), only reduce the difference.
 
-The requests of a client take turns, too. One with nothing running goes before one that has a place already, and the
-prompts of each client are computed in the order in which they would end side by side (`EqualShares`). So a short prompt
-passes long ones, and a prompt has ended by the time that its client has got twice the prompt tokens that it would take
-side by side with equal shares: at most, because a long prompt leaves half of a step to a shorter one behind it.
+The requests of a client take turns, too. A request with nothing running goes before one that has a place already. The
+prompts of each client are computed in the order in which they would end if they shared equally (`EqualShares`), so a
+short prompt passes long ones. With equal shares, a client's prompts would need some number of tokens until a certain
+prompt ends. It ends by twice that number, because a long prompt leaves half of a step to a shorter one after it.
 
 Under a policy without turns, all sequences are of one request of one client.
 """
@@ -28,13 +28,13 @@ from oaiserve.engine.scheduling.clients import Client, EqualShares, RequestTurn
 from oaiserve.engine.sequence import Place, Sequence
 from oaiserve.engine.step import Chunk, Step
 
-# The worth of a token as service: a computed prompt token counts 1. These weights are the paper's default,
-# after the price lists of hosted models: a generated token costs a step, and prompt tokens share one. A token that was
-# in the prefix cache counts nothing, and neither does what is computed again after a preemption: the server decided to
-# forget it, and a client that already had to wait for that shall not pay for it as well.
+# A generated token counts this much as service, and a computed prompt token counts 1. These weights are the paper's
+# default, after the price lists of hosted models: a generated token costs a step, and prompt tokens share one. Cached
+# tokens don't count, and neither do tokens that are computed again after a preemption: the server decided to forget
+# them, and the client has already waited for it.
 GENERATED_WEIGHT = 2
 
-MOST_ABSENT = 1024  # clients that are remembered because they are ahead, while they neither wait nor run
+MOST_ABSENT = 1024  # clients to remember because they are ahead, although they neither wait nor run
 
 _service = attrgetter("service")
 
