@@ -7,7 +7,6 @@ its own through simulated steps, and puts the same questions about them. No torc
 from __future__ import annotations
 
 from collections.abc import Iterable
-from collections.abc import Sequence as Row
 from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import Any, NamedTuple, Protocol, TypeVar
@@ -41,7 +40,7 @@ SHORTER_SHARE = 0.3
 PROMPT_LOGPROBS_COST = 4
 
 
-class TurnOfClient(Protocol):
+class OrderedClient(Protocol):
     """A client, in the engine or in a forecast."""
 
     @property
@@ -52,13 +51,13 @@ class TurnOfClient(Protocol):
     def num_spare(self) -> int: ...
 
 
-class Prompt(Protocol):
+class OrderedPrompt(Protocol):
     """A prompt to compute: a sequence, or one that a forecast simulates."""
 
     @property
     def key(self) -> Any: ...
     @property
-    def client(self) -> TurnOfClient: ...
+    def client(self) -> OrderedClient: ...
     @property
     def turn(self) -> RequestTurn: ...
     @property
@@ -67,7 +66,7 @@ class Prompt(Protocol):
     def num_uncomputed(self) -> int: ...
 
 
-AnyPrompt = TypeVar("AnyPrompt", bound=Prompt)
+AnyPrompt = TypeVar("AnyPrompt", bound=OrderedPrompt)
 
 
 class Turns(NamedTuple):
@@ -116,7 +115,7 @@ class Order:
         """Return prompts under way in the reverse of their order, so that `pop` returns the next."""
         return sorted(prompts, key=_client_and_key, reverse=True)
 
-    def passes(self, head: Prompt | None, prompt: Prompt) -> bool:
+    def passes(self, head: OrderedPrompt | None, prompt: OrderedPrompt) -> bool:
         """Return whether the next waiting prompt goes before this one, which is under way."""
         if head is None:
             return False
@@ -126,7 +125,7 @@ class Order:
             return False
         return head.turn.num_running == 0 and head.key < prompt.key
 
-    def may_take_place(self, head: Prompt | None, *, has_several_clients: bool, has_admitted: bool) -> bool:
+    def may_take_place(self, head: OrderedPrompt | None, *, has_several_clients: bool, has_admitted: bool) -> bool:
         """Return whether the next waiting prompt may get a place in a full batch.
 
         It may if its client has nothing running, or if its request has nothing running and another request of the
@@ -139,7 +138,13 @@ class Order:
         return is_newcomer or (head.turn.num_running == 0 and client.num_spare > 0)
 
     def num_tokens(
-        self, prompt: Prompt, most: int, next_prompt: Prompt | None, step_time: StepTime | None, *, is_shorter: bool
+        self,
+        prompt: OrderedPrompt,
+        most: int,
+        next_prompt: OrderedPrompt | None,
+        step_time: StepTime | None,
+        *,
+        is_shorter: bool,
     ) -> int:
         """Return how many tokens of a prompt, `most` at most, fit into the time of a step.
 
@@ -248,7 +253,7 @@ class Order:
         has_admitted = bool(lane.step.admitted)
         return not self.may_take_place(head, has_several_clients=has_several_clients, has_admitted=has_admitted)
 
-    def may_overtake(self, passed: Row[Sequence]) -> bool:
+    def may_overtake(self, passed: list[Sequence]) -> bool:
         """Return whether a sequence may overtake those that do not fit: only a few may, and not too often."""
         if len(passed) > self.limits.lookahead:
             return False
