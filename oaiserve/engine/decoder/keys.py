@@ -18,12 +18,21 @@ _FLAGS = {
     "mlp_bias": ("up", "down", "gate_up", "shared.up"),
     "use_bias": (*_BIASES, "out", "up", "down"),
 }
+_FLAGS_OF_MIXERS = {
+    "conv_bias": ("conv",),
+    "mamba_conv_bias": ("conv",),
+    "mamba_proj_bias": ("in",),
+    "projectors_bias": ("out",),
+    "use_bias": ("in",),
+    "use_conv_bias": ("conv",),
+}
 _WITHOUT_EFFECT = {
     ("deepseek_v2", "norm_topk_prob"),
     ("glm_ocr_text", "attention_bias"),
     ("nemotron_h", "attention_bias"),
     ("nemotron_h", "use_bias"),  # which is for mixers
 }
+_WITHOUT_EFFECT_ON_MIXERS = {("nemotron_h", "mamba_proj_bias")}
 _NORMS = ("use_qk_norm", "qk_layernorm")
 _WITHOUT_WEIGHTS = {"llama4_text"}  # types whose norms of queries and keys have none
 # The keys that at least one family computes with. A test compares them with what all families read.
@@ -56,6 +65,7 @@ EFFECTIVE = frozenset(
         *("use_bidirectional_attention", "use_expert_bias", "use_parallel_residual", "use_sandwich_norm"),
         *("use_sliding_window", "v_head_dim", "vocab_size_per_layer_input"),
         *_FLAGS,
+        *_FLAGS_OF_MIXERS,
         *_NORMS,
     }
 )
@@ -101,13 +111,24 @@ def refuse_other_tensors(settings: Settings, layer: Reader) -> None:
     transformers makes its modules by the settings, and ignores tensors that these have no place for.
     """
     for key, roles in _FLAGS.items():
-        if key in settings and (settings["model_type"], key) not in _WITHOUT_EFFECT:
-            there = [role for role in roles if layer.has(role)]
-            if there:  # a layer may have no MLP
-                _compare(settings, key, any(layer.has_bias(role) for role in there))
+        if (settings["model_type"], key) not in _WITHOUT_EFFECT:
+            _compare_biases(settings, key, layer, roles)
     for key in _NORMS:
         if key in settings and settings["model_type"] not in _WITHOUT_WEIGHTS:
             _compare(settings, key, layer.has("q_norm"))
+
+
+def refuse_other_tensors_of_mixer(settings: Settings, mixer: Reader) -> None:
+    """Raise NotKnown likewise for a mixer."""
+    for key, roles in _FLAGS_OF_MIXERS.items():
+        if (settings["model_type"], key) not in _WITHOUT_EFFECT_ON_MIXERS:
+            _compare_biases(settings, key, mixer, roles)
+
+
+def _compare_biases(settings: Settings, key: str, part: Reader, roles: tuple[str, ...]) -> None:
+    there = [role for role in roles if part.has(role)]
+    if key in settings and there:  # a layer may have no MLP
+        _compare(settings, key, any(part.has_bias(role) for role in there))
 
 
 def _compare(settings: Settings, key: str, has_tensors: bool) -> None:
