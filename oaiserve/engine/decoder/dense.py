@@ -52,8 +52,7 @@ class Rotary:
         if not facts.rotates[number]:
             return None
         settings = self._settings
-        kinds = settings.get("layer_types") or ()
-        layer_type = kinds[number] if kinds and kinds[number] in settings["rope_parameters"] else None
+        layer_type = self._layer_type(number)
         theta = None if facts.thetas is None else facts.thetas[number]
         if (layer_type, theta) not in self._tables:
             if self._frequency_factors is not None and (layer_type, theta) != (None, None):
@@ -67,6 +66,14 @@ class Rotary:
                 frequency_factors=self._frequency_factors,
             )
         return self._tables[layer_type, theta]
+
+    def _layer_type(self, number: int) -> str | None:
+        """Return the type of a layer, if numbers of rotary tables depend on it. Else nothing reads the types here."""
+        rope = self._settings.get("rope_parameters") or {}
+        if not any(isinstance(of_layers, dict) for of_layers in rope.values()):
+            return None
+        kinds = self._settings.get("layer_types")
+        return kinds[number] if kinds and kinds[number] in rope else None
 
 
 def attention(reader: Reader, facts: Facts, _settings: Settings, rotary: Rotary, number: int) -> Attention:

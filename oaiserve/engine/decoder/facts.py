@@ -139,8 +139,12 @@ def windows_of_all(settings: Settings) -> tuple[int | None, ...]:
     return (window,) * num_layers
 
 
-def windows_by_type(settings: Settings) -> tuple[int | None, ...]:
-    """Return the windows of layers, of which some have one by their types."""
+def windows_by_type(settings: Settings, *others: str) -> tuple[int | None, ...]:
+    """Return the windows of layers, of which some have one by their types. `others` are types without attention.
+
+    Raises NotKnown for a layer of any other type.
+    """
+    refuse_other_types(settings, "full_attention", "sliding_attention", *others)
     window = settings["sliding_window"]
     return tuple(window if kind == "sliding_attention" else None for kind in settings["layer_types"])
 
@@ -148,6 +152,12 @@ def windows_by_type(settings: Settings) -> tuple[int | None, ...]:
 def with_mixers(facts: Facts, layers: frozenset[int]) -> Facts:
     """Return the facts with a mixer in place of attention in these layers."""
     return replace(facts, with_mixer=layers, without_attention=layers)
+
+
+def refuse_other_types(settings: Settings, *known: str) -> None:
+    """Raise NotKnown for a layer of none of these types."""
+    if others := sorted(set(settings["layer_types"]) - set(known)):
+        raise NotKnown(f"it has layers of type '{others[0]}'")
 
 
 def layers_of_type(settings: Settings, name: str) -> frozenset[int]:

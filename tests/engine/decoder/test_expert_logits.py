@@ -88,9 +88,10 @@ def test_logits_are_those_of_transformers(name: str, changes: dict[str, Any], tm
 
 
 @torch.inference_mode()
-def error(model: PreTrainedModel, folder: Path) -> float:
+def error(model: PreTrainedModel, folder: Path, *, saves: bool = True) -> float:
     """Save a model, and return how far the logits of its description are from its own. Raises NotKnown."""
-    model.save_pretrained(folder)
+    if saves:
+        model.save_pretrained(folder)
     decoder = described(folder, length=_NUM_TOKENS)
     executor = ReferenceExecutor(decoder, dtype=torch.float32, device=CPU, num_blocks=8, block_size=BLOCK_SIZE)
     batch = batch_of_prompt(_NUM_TOKENS)

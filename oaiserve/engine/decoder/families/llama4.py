@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from oaiserve.engine.decoder.facts import Facts, Mixture, llama
+from oaiserve.engine.decoder.facts import Facts, Mixture, llama, refuse_other_types
 from oaiserve.engine.decoder.families.family import Family
 from oaiserve.engine.decoder.settings import Settings
 from oaiserve.engine.decoder.sources.names import Names
@@ -24,6 +24,7 @@ _NAMES: Names = {
 
 def _llama4(settings: Settings) -> Facts:
     """Return the facts of sequences within the first chunk, where layers with chunks see all tokens before."""
+    refuse_other_types(settings, "full_attention", "chunked_attention")
     have_experts = settings["moe_layers"]
     return replace(
         llama(settings),

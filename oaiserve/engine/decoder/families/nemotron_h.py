@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from oaiserve.engine.decoder.description import Layer, Mamba2, NotKnown
 from oaiserve.engine.decoder.experts import grouped_mixture
-from oaiserve.engine.decoder.facts import Facts, layers_of_type, llama
+from oaiserve.engine.decoder.facts import Facts, layers_of_type, llama, refuse_other_types
 from oaiserve.engine.decoder.families.family import Family
 from oaiserve.engine.decoder.families.mamba import names_of_mamba2
 from oaiserve.engine.decoder.mixers import mamba2
@@ -37,9 +37,8 @@ _NAMES: Names = {
 
 
 def _facts(settings: Settings) -> Facts:
+    refuse_other_types(settings, *_KINDS)
     kinds = settings["layer_types"]
-    if unknown := sorted(set(kinds) - _KINDS):
-        raise NotKnown(f"it has layers of type '{unknown[0]}'")
     if settings["moe_latent_size"] is not None and "moe" in kinds:
         raise NotKnown("its experts read vectors of their own")
     mixing = layers_of_type(settings, "linear_attention")

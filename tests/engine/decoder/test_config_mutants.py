@@ -1,0 +1,98 @@
+"""Settings that once made a wrong description, found by tools.config_mutants."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from oaiserve.engine.decoder.description import NotKnown
+from oaiserve.engine.decoder.keys import refuse_ignored
+from oaiserve.engine.decoder.settings import settings_of
+from tests.engine.decoder.test_expert_logits import TOLERANCE, error
+from tests.engine.decoder.test_experts import described
+from tests.engine.model.cpu.small_models import make_model
+from tests.models.decoders import random_model
+from tests.models.small_configs import config_of
+
+
+@pytest.mark.parametrize("layer_types", [["full_attention"] * 3, ["sliding_attention", "full_attention"] * 2])
+def test_mistral_with_types_of_layers_is_ministral(layer_types: list[str], tmp_path: Path) -> None:
+    config_of("mistral", sliding_window=6, num_hidden_layers=len(layer_types)).save_pretrained(tmp_path)
+    change(tmp_path, layer_types=layer_types)
+    model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(tmp_path), attn_implementation="eager")
+    assert type(model).__name__ == "MinistralForCausalLM"
+    model.save_pretrained(tmp_path)
+    change(tmp_path, model_type="mistral", layer_types=layer_types)
+    assert error(model.eval(), tmp_path, saves=False) < TOLERANCE
+
+
+@pytest.mark.parametrize(
+    ("name", "stated"),
+    [
+        ("bamba", {"mamba_conv_bias": False}),
+        ("bamba", {"mamba_proj_bias": True}),
+        ("falcon_h1", {"mamba_conv_bias": False}),
+        ("falcon_h1", {"mamba_proj_bias": True}),
+        ("falcon_h1", {"projectors_bias": True}),
+        ("granitemoehybrid", {"mamba_conv_bias": False}),
+        ("lfm2", {"conv_bias": True}),
+        ("lfm3", {"conv_bias": True}),
+        ("mamba2", {"use_bias": True}),
+        ("mamba2", {"use_conv_bias": False}),
+        ("nemotron_h", {"use_bias": True}),
+        ("nemotron_h", {"use_conv_bias": False}),
+    ],
+)
+def test_biases_of_mixers_are_those_of_the_settings(name: str, stated: dict[str, Any], tmp_path: Path) -> None:
+    make_model(config_of(name)).save_pretrained(tmp_path)
+    described(tmp_path)
+    change(tmp_path, **stated)
+    with pytest.raises(NotKnown, match=f"sets {next(iter(stated))} to .*, but its first layer"):
+        described(tmp_path)
+
+
+def change(folder: Path, **changes: Any) -> None:
+    """Change keys of a config.json."""
+    file = folder / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | changes))
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("cohere2", "chunked_attention"),
+        ("gemma2", "conv"),
+        ("gpt_oss", "mamba"),
+        ("granitemoehybrid", "sliding_attention"),
+        ("lfm2", "sliding_attention"),
+        ("lfm3", "chunked_attention"),
+        ("llama4_text", "sliding_attention"),
+        ("olmo_hybrid", "sliding_attention"),
+        ("qwen3_next", "sliding_attention"),
+    ],
+)
+def test_types_of_layers_that_a_family_does_not_have_decline_the_description(
+    name: str, kind: str, tmp_path: Path
+) -> None:
+    make_model(config_of(name)).save_pretrained(tmp_path)
+    kinds = described_types(tmp_path)
+    change(tmp_path, layer_types=[kind if one == "full_attention" else one for one in kinds[:-1]] + [kind])
+    with pytest.raises(NotKnown, match="it has layers of type"):
+        described(tmp_path)
+
+
+def test_types_of_layers_are_read_by_families_that_have_them(tmp_path: Path) -> None:
+    """Nothing else reads them, so that they decline a description where they have no effect."""
+    random_model(config_of("starcoder2")).save_pretrained(tmp_path)
+    change(tmp_path, layer_types=["sliding_attention"] * 3)
+    settings = settings_of(json.loads((tmp_path / "config.json").read_text()))
+    described(tmp_path, settings=settings)
+    with pytest.raises(NotKnown, match="layer_types"):
+        refuse_ignored(settings)
+
+
+def described_types(folder: Path) -> list[str]:
+    kinds: list[str] = settings_of(json.loads((folder / "config.json").read_text()))["layer_types"]
+    return kinds
