@@ -15,6 +15,7 @@ _FLAGS = {
     "qkv_bias": _BIASES,
     "use_qkv_bias": _BIASES,
     "attention_out_bias": ("out",),
+    "enable_bias": (*_BIASES, "out", "up", "down"),
     "mlp_bias": ("up", "down", "gate_up", "shared.up"),
     "use_bias": (*_BIASES, "out", "up", "down"),
 }
@@ -38,6 +39,7 @@ _WITHOUT_WEIGHTS = {"llama4_text"}  # types whose norms of queries and keys have
 # The keys that at least one family computes with. A test compares them with what all families read.
 EFFECTIVE = frozenset(
     {
+        *("_remove_final_layer_norm", "add_cross_attention", "layer_norm_elementwise_affine"),
         *("activation_function", "attention_chunk_size", "attention_in_multiplier", "attention_k_eq_v"),
         *("attention_multiplier", "attention_out_multiplier", "attn_layer_indices", "attn_logit_softcapping"),
         *("attn_scale", "attn_temperature_tuning", "block_ff_dim", "clip_qkv", "conv_L_cache", "conv_kernel"),

@@ -12,7 +12,7 @@ from oaiserve.engine.decoder.keys import refuse_ignored
 from oaiserve.engine.decoder.settings import settings_of
 from tests.engine.decoder.test_expert_logits import TOLERANCE, error
 from tests.engine.decoder.test_experts import described
-from tests.engine.model.cpu.small_models import make_model
+from tests.engine.model.cpu.small_models import FAMILIES, make_model
 from tests.models.decoders import random_model
 from tests.models.small_configs import config_of
 
@@ -80,6 +80,27 @@ def test_types_of_layers_that_a_family_does_not_have_decline_the_description(
     kinds = described_types(tmp_path)
     change(tmp_path, layer_types=[kind if one == "full_attention" else one for one in kinds[:-1]] + [kind])
     with pytest.raises(NotKnown, match="it has layers of type"):
+        described(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "stated", "reason"),
+    [
+        ("gpt2", {"add_cross_attention": True}, "it attends to another text"),
+        ("opt", {"_remove_final_layer_norm": True}, "it has no norm behind its layers"),
+        ("opt", {"enable_bias": False}, "sets enable_bias to False, but its first layer has such tensors"),
+        ("opt", {"layer_norm_elementwise_affine": False}, "its norms have no weights"),
+        ("opt", {"word_embed_proj_dim": 32}, "it projects its embedding"),
+        ("stablelm", {"use_parallel_residual": True}, "its files and its use_parallel_residual disagree"),
+    ],
+)
+def test_settings_of_older_families_that_exclude_tensors_decline_the_description(
+    name: str, stated: dict[str, Any], reason: str, tmp_path: Path
+) -> None:
+    make_model(FAMILIES[name]).save_pretrained(tmp_path)
+    described(tmp_path)
+    change(tmp_path, **stated)
+    with pytest.raises(NotKnown, match=reason):
         described(tmp_path)
 
 

@@ -30,9 +30,9 @@ _FOR_EACH_HEAD = "weights of (its|their) own for each head"
         ("llama", {"hidden_act": "mish"}, "its activation is mish"),
         ("olmo", {"clip_qkv": 8.0}, "it limits queries, keys and values"),
         ("opt", {**_OPT, "do_layer_norm_before": False}, "it norms the hidden state itself"),
-        ("opt", {**_OPT, "word_embed_proj_dim": 32}, r"its files have a tensor 'model\.decoder\.project_in\.weight'"),
-        ("opt", {**_OPT, "_remove_final_layer_norm": True}, r"no tensor 'model\.decoder\.final_layer_norm'"),
-        ("opt", {**_OPT, "layer_norm_elementwise_affine": False}, r"no tensor 'model\.decoder\.final_layer_norm'"),
+        ("opt", {**_OPT, "word_embed_proj_dim": 32}, "it projects its embedding"),
+        ("opt", {**_OPT, "_remove_final_layer_norm": True}, "it has no norm behind its layers"),
+        ("opt", {**_OPT, "layer_norm_elementwise_affine": False}, "its norms have no weights"),
         ("stablelm", {"qk_layernorm": True}, _FOR_EACH_HEAD),
     ],
 )

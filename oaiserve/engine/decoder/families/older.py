@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from oaiserve.engine.decoder.description import NotKnown
+from oaiserve.engine.decoder.description import Layer, NotKnown
 from oaiserve.engine.decoder.facts import Facts, windows_of_all, with_layer_norms
 from oaiserve.engine.decoder.families.family import Family
+from oaiserve.engine.decoder.reader import Reader
 from oaiserve.engine.decoder.settings import Settings
 from oaiserve.engine.decoder.sources.names import Names
 
@@ -78,6 +79,13 @@ def _stablelm(settings: Settings) -> Facts:
     return replace(with_layer_norms(settings), is_parallel=settings["use_parallel_residual"])
 
 
+def _refuse_two_norms(layer: Layer, reader: Reader, facts: Facts, _settings: Settings) -> Layer:
+    """Raise NotKnown for a norm before the MLP, which layers don't have whose MLP reads what attention reads."""
+    if facts.is_parallel and reader.has("mlp_norm"):
+        raise NotKnown("its files and its use_parallel_residual disagree")
+    return layer
+
+
 def _nemotron(settings: Settings) -> Facts:
     facts = with_layer_norms(settings, epsilon="norm_eps")
     return replace(facts, norm=replace(facts.norm, adds_one=True))
@@ -88,6 +96,8 @@ def _starcoder2(settings: Settings) -> Facts:
 
 
 def _gpt(settings: Settings) -> Facts:
+    if settings["add_cross_attention"]:
+        raise NotKnown("it attends to another text")
     facts = with_layer_norms(settings, epsilon="layer_norm_epsilon", function="activation_function")
     scaling = facts.scaling if settings["scale_attn_weights"] else 1.0
     return replace(facts, kv_heads=facts.heads, rotates=(False,) * facts.num_layers, scaling=scaling)
@@ -105,6 +115,12 @@ def _gpt_bigcode(settings: Settings) -> Facts:
 def _opt(settings: Settings) -> Facts:
     if not settings["do_layer_norm_before"]:
         raise NotKnown("it norms the hidden state itself")
+    if settings["_remove_final_layer_norm"]:
+        raise NotKnown("it has no norm behind its layers")
+    if not settings["layer_norm_elementwise_affine"]:
+        raise NotKnown("its norms have no weights")
+    if settings["word_embed_proj_dim"] != settings["hidden_size"]:
+        raise NotKnown("it projects its embedding")
     facts = with_layer_norms(settings, epsilon=1e-5, function="activation_function")
     return replace(facts, kv_heads=facts.heads, rotates=(False,) * facts.num_layers, first_position=2)
 
@@ -118,6 +134,6 @@ FAMILIES = (
     Family(type="opt", facts=_opt, other_names=_OPT),
     Family(type="persimmon", facts=_by_head, other_names=_PERSIMMON),
     Family(type="phi", facts=_phi, other_names=_PHI),
-    Family(type="stablelm", facts=_stablelm),
+    Family(type="stablelm", facts=_stablelm, adjust=_refuse_two_norms),
     Family(type="starcoder2", facts=_starcoder2, other_names={"up": "mlp.c_fc", "down": "mlp.c_proj"}),
 )
