@@ -12,9 +12,11 @@ from oaiserve.engine.decoder.keys import refuse_ignored
 from oaiserve.engine.decoder.settings import settings_of
 from tests.engine.decoder.test_expert_logits import TOLERANCE, error
 from tests.engine.decoder.test_experts import described
+from tests.engine.decoder.test_wrapped import described as described_wrapper
 from tests.engine.model.cpu.small_models import FAMILIES, make_model
 from tests.models.decoders import random_model
 from tests.models.small_configs import config_of
+from tests.models.wrappers import random_wrapper
 
 
 @pytest.mark.parametrize("layer_types", [["full_attention"] * 3, ["sliding_attention", "full_attention"] * 2])
@@ -102,6 +104,19 @@ def test_settings_of_older_families_that_exclude_tensors_decline_the_description
     change(tmp_path, **stated)
     with pytest.raises(NotKnown, match=reason):
         described(tmp_path)
+
+
+def test_numbers_of_rotary_tables_by_layer_type_decline_a_family_without_such_layers(tmp_path: Path) -> None:
+    make_model(config_of("olmo_hybrid")).save_pretrained(tmp_path)
+    rope = {"rope_type": "default", "rope_theta": 10_000.0}
+    change(tmp_path, rope_parameters={"full_attention": rope, "sliding_attention": rope})
+    with pytest.raises(NotKnown, match="its rotary embeddings depend on the types of layers"):
+        described(tmp_path)
+
+
+def test_glm_with_images_does_not_say_how_many_layers_guess_tokens(tmp_path: Path) -> None:
+    random_wrapper("glm4v_moe").save_pretrained(tmp_path)
+    assert len(described_wrapper(tmp_path).layers) == 3
 
 
 def test_types_of_layers_are_read_by_families_that_have_them(tmp_path: Path) -> None:
