@@ -28,7 +28,8 @@ OF_ALL_TYPES = {
     *("num_attention_heads", "num_deep_layers", "num_hidden_layers", "num_key_value_heads", "pad_token_id"),
     *("moe_num_experts", "n_routed_experts", "num_mtp_layers"),
     *("tie_word_embeddings", "vocab_size", "word_embed_proj_dim", "rope_axes", "qk_head_dim"),
-    *("layers_block_type", "mamba_d_conv", "mamba_dt_min", "mtp_layers_block_type"),
+    *("conv_L_cache", "conv_kernel", "layers_block_type", "linear_conv_kernel_dim", "mamba_d_conv", "mamba_dt_min"),
+    *("mtp_layers_block_type", "vocab_size_per_layer_input"),
 }
 
 
