@@ -114,6 +114,13 @@ def test_numbers_of_rotary_tables_by_layer_type_decline_a_family_without_such_la
         described(tmp_path)
 
 
+def test_a_convolution_needs_to_know_how_many_tokens_it_looks_at(tmp_path: Path) -> None:
+    make_model(config_of("bamba")).save_pretrained(tmp_path)
+    change(tmp_path, mamba_d_conv=None)
+    with pytest.raises(NotKnown, match="with None tokens in its settings"):
+        described(tmp_path)
+
+
 def test_glm_with_images_does_not_say_how_many_layers_guess_tokens(tmp_path: Path) -> None:
     random_wrapper("glm4v_moe").save_pretrained(tmp_path)
     assert len(described_wrapper(tmp_path).layers) == 3
