@@ -88,10 +88,20 @@ def _position_embedding(reader: Reader, facts: Facts, length: int) -> Tensor | N
 
 
 def _head(reader: Reader, embedding: Matrix, *, is_tied: bool) -> Matrix:
-    if not is_tied:
+    if not is_tied or _has_other_head(reader, embedding):
         return reader.matrix("head")
-    reader.tensors.leave_out("head.weight")  # files may have it twice; the embedding counts
+    reader.tensors.leave_out("head.weight")  # files may have it twice
     return Matrix(embedding.weight, reader.bias("head"), reader.tensors.module("head"))
+
+
+def _has_other_head(reader: Reader, embedding: Matrix) -> bool:
+    """Return whether there is a head with other weights than the embedding. transformers doesn't tie such a head."""
+    if not reader.has("head"):
+        return False
+    head = reader.matrix("head").weight
+    if isinstance(head, Tensor) and isinstance(embedding.weight, Tensor):
+        return not torch.equal(head, embedding.weight)
+    return True
 
 
 def _layer(reader: Reader, family: Family, facts: Facts, settings: Settings, rotary: Rotary, number: int) -> Layer:

@@ -121,6 +121,13 @@ def test_a_convolution_needs_to_know_how_many_tokens_it_looks_at(tmp_path: Path)
         described(tmp_path)
 
 
+def test_a_head_that_differs_from_the_embedding_is_not_tied(tmp_path: Path) -> None:
+    make_model(config_of("llama", tie_word_embeddings=False)).save_pretrained(tmp_path)
+    change(tmp_path, tie_word_embeddings=True)
+    model = AutoModelForCausalLM.from_pretrained(tmp_path, attn_implementation="eager")
+    assert error(model, tmp_path, saves=False) < TOLERANCE
+
+
 def test_glm_with_images_does_not_say_how_many_layers_guess_tokens(tmp_path: Path) -> None:
     random_wrapper("glm4v_moe").save_pretrained(tmp_path)
     assert len(described_wrapper(tmp_path).layers) == 3

@@ -190,6 +190,7 @@ def _tensors_of(file: dict[str, Any]) -> dict[str, Tensor]:
             model = getattr(transformers, file["architectures"][0])._from_config(config)
         else:
             model = AutoModelForCausalLM.from_config(config)
-    tensors = revert_weight_conversion(model, model.state_dict())
+    untied = {name: tensor for name, tensor in model.state_dict().items() if name not in model.all_tied_weights_keys}
+    tensors = revert_weight_conversion(model, untied)
     names = {name: own_name(name) if of_wrapper else name for name in tensors}
     return {own: tensors[name] for name, own in names.items() if own is not None}
