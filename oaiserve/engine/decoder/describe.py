@@ -16,7 +16,7 @@ from oaiserve.engine.decoder.description import (
 from oaiserve.engine.decoder.facts import Facts
 from oaiserve.engine.decoder.families.family import Family
 from oaiserve.engine.decoder.fit import fit
-from oaiserve.engine.decoder.keys import refuse_other_tensors, refuse_other_tensors_of_mixer
+from oaiserve.engine.decoder.keys import refuse_other_tensors
 from oaiserve.engine.decoder.reader import Reader, Tensors
 from oaiserve.engine.decoder.settings import Settings
 
@@ -50,12 +50,7 @@ def describe(tensors: Tensors, settings: Settings, family: Family, length: int) 
         padding_id=_padding_id(settings),
         num_deep=settings.get("num_deep_layers", 0),
     )
-    attending = next((number for number, layer in enumerate(layers) if layer.attention is not None), None)
-    if attending is not None:
-        refuse_other_tensors(settings, reader.at(f"layers.{attending}"))
-    mixing = next((number for number, layer in enumerate(layers) if layer.mixer is not None), None)
-    if mixing is not None:
-        refuse_other_tensors_of_mixer(settings, reader.at(f"layers.{mixing}.mixer"))
+    refuse_other_tensors(settings, [reader.at(f"layers.{number}") for number in range(facts.num_layers)])
     for number in range(facts.num_layers, facts.num_layers + facts.guessing_layers):
         tensors.leave_out(f"layers.{number}")
     if unread := tensors.unread():

@@ -107,30 +107,32 @@ def unknown(settings: Settings) -> list[str]:
     return sorted(key for key in settings.stated if key not in known and not _is_neutral(settings.stated[key]))
 
 
-def refuse_other_tensors(settings: Settings, layer: Reader) -> None:
-    """Raise NotKnown if a layer that attends has tensors that the settings exclude, or lacks those that they ask for.
+def refuse_other_tensors(settings: Settings, layers: list[Reader]) -> None:
+    """Raise NotKnown if layers have tensors that the settings exclude, or lack those that they ask for.
 
     transformers makes its modules by the settings, and ignores tensors that these have no place for.
     """
     for key, roles in _FLAGS.items():
         if (settings["model_type"], key) not in _WITHOUT_EFFECT:
-            _compare_biases(settings, key, layer, roles)
-    for key in _NORMS:
-        if key in settings and settings["model_type"] not in _WITHOUT_WEIGHTS:
-            _compare(settings, key, layer.has("q_norm"))
-
-
-def refuse_other_tensors_of_mixer(settings: Settings, mixer: Reader) -> None:
-    """Raise NotKnown likewise for a mixer."""
+            _compare_biases(settings, key, layers, roles)
+    mixers = [layer.at("mixer") for layer in layers]
     for key, roles in _FLAGS_OF_MIXERS.items():
         if (settings["model_type"], key) not in _WITHOUT_EFFECT_ON_MIXERS:
-            _compare_biases(settings, key, mixer, roles)
+            _compare_biases(settings, key, mixers, roles)
+    attending = _first_with(layers, _BIASES)
+    for key in _NORMS:
+        if key in settings and attending is not None and settings["model_type"] not in _WITHOUT_WEIGHTS:
+            _compare(settings, key, attending.has("q_norm"))
 
 
-def _compare_biases(settings: Settings, key: str, part: Reader, roles: tuple[str, ...]) -> None:
-    there = [role for role in roles if part.has(role)]
-    if key in settings and there:  # a layer may have no MLP
-        _compare(settings, key, any(part.has_bias(role) for role in there))
+def _compare_biases(settings: Settings, key: str, parts: list[Reader], roles: tuple[str, ...]) -> None:
+    part = _first_with(parts, roles) if key in settings else None
+    if part is not None:
+        _compare(settings, key, any(part.has_bias(role) for role in roles))
+
+
+def _first_with(parts: list[Reader], roles: tuple[str, ...]) -> Reader | None:
+    return next((part for part in parts if any(part.has(role) for role in roles)), None)
 
 
 def _compare(settings: Settings, key: str, has_tensors: bool) -> None:
@@ -139,7 +141,7 @@ def _compare(settings: Settings, key: str, has_tensors: bool) -> None:
         return  # models of some types have biases though their files have such a key, which transformers doesn't read
     if bool(settings[key]) != has_tensors:
         has = "has such tensors" if has_tensors else "has no such tensors"
-        raise NotKnown(f"its config.json sets {key} to {settings[key]!r}, but its first layer {has}")
+        raise NotKnown(f"its config.json sets {key} to {settings[key]!r}, but a layer {has}")
 
 
 def _is_without_effect(settings: Settings, key: str) -> bool:

@@ -43,15 +43,16 @@ def test_mistral_with_types_of_layers_is_ministral(layer_types: list[str], tmp_p
         ("lfm3", {"conv_bias": True}),
         ("mamba2", {"use_bias": True}),
         ("mamba2", {"use_conv_bias": False}),
+        ("nemotron_h", {"mlp_bias": True}),  # of which the first layer with attention has none
         ("nemotron_h", {"use_bias": True}),
         ("nemotron_h", {"use_conv_bias": False}),
     ],
 )
-def test_biases_of_mixers_are_those_of_the_settings(name: str, stated: dict[str, Any], tmp_path: Path) -> None:
+def test_biases_are_those_of_the_settings(name: str, stated: dict[str, Any], tmp_path: Path) -> None:
     make_model(config_of(name)).save_pretrained(tmp_path)
     described(tmp_path)
     change(tmp_path, **stated)
-    with pytest.raises(NotKnown, match=f"sets {next(iter(stated))} to .*, but its first layer"):
+    with pytest.raises(NotKnown, match=f"sets {next(iter(stated))} to .*, but a layer"):
         described(tmp_path)
 
 
@@ -90,7 +91,7 @@ def test_types_of_layers_that_a_family_does_not_have_decline_the_description(
     [
         ("gpt2", {"add_cross_attention": True}, "it attends to another text"),
         ("opt", {"_remove_final_layer_norm": True}, "it has no norm behind its layers"),
-        ("opt", {"enable_bias": False}, "sets enable_bias to False, but its first layer has such tensors"),
+        ("opt", {"enable_bias": False}, "sets enable_bias to False, but a layer has such tensors"),
         ("opt", {"layer_norm_elementwise_affine": False}, "its norms have no weights"),
         ("opt", {"word_embed_proj_dim": 32}, "it projects its embedding"),
         ("stablelm", {"use_parallel_residual": True}, "its files and its use_parallel_residual disagree"),

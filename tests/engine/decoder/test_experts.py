@@ -94,7 +94,7 @@ _EXPERT = "model.layers.1.mlp.experts.{}.{}_proj.weight"
         ("hunyuan_v1_moe", {}, {"moe_topk": [1, 2, 2]}, "choose different numbers of experts"),
         ("ernie4_5_moe", {}, {"moe_num_shared_experts": 0}, "a tensor 'model.layers.1.mlp.shared_experts"),
         ("cohere2_moe", {}, {"num_shared_experts": 1}, "it averages its experts and the MLP that they share"),
-        ("glm4_moe", {}, {"use_qk_norm": False}, "sets use_qk_norm to False, but its first layer has such tensors"),
+        ("glm4_moe", {}, {"use_qk_norm": False}, "sets use_qk_norm to False, but a layer has such tensors"),
         ("glm4_moe", {}, {"topk_group": 8}, "sizes of its matrices do not fit"),
         ("glm4_moe", {"model.layers.1.mlp.gate.e_score_correction_bias": None}, {}, "no tensor '.*_correction_bias'"),
         ("gpt_oss", {"model.layers.1.mlp.experts.down_proj_bias": torch.zeros(3, 64)}, {}, "4 experts with 3 biases"),
