@@ -96,6 +96,10 @@ class Facts:
     mixture: Mixture | None = None
     latent: Latent | None = None
 
+    def __post_init__(self) -> None:
+        if any(window is not None and window < 1 for window in self.windows):
+            raise NotKnown("its layers have windows of no tokens")
+
 
 def llama(settings: Settings, *, epsilon: str | float = "rms_norm_eps", function: str | None = "hidden_act") -> Facts:
     """Return the facts of Llama.

@@ -260,7 +260,7 @@ def _rope(name: str, values: Values, row: Mapping[str, Any]) -> Values:
             given["max_position_embeddings"] = values["max_position_embeddings"]
     if name in ("gemma3_text", "olmo3"):
         return _rope_by_layer_type(given, scaling, values, row)
-    if name in _WITHOUT_DEFAULTS:
+    if name in _WITHOUT_DEFAULTS or name == "cohere2_moe":  # whose class does not read it
         scaling = None
     rope: Values = scaling or given or {}
     theta = values.get("rope_theta", None if name in _WITHOUT_DEFAULTS else row.get("rope_theta", 10_000.0))
@@ -271,7 +271,7 @@ def _rope(name: str, values: Values, row: Mapping[str, Any]) -> Values:
     elif name != "bamba":  # which has it whatever a file says
         if name == "minimax_m2" and values.get("rotary_dim") is not None:
             part = values["rotary_dim"] / values["head_dim"]
-        part = values.get("partial_rotary_factor", part)
+        part = values.get("partial_rotary_factor", part) if name not in _WITHOUT_DEFAULTS else None
     kinds = set(values.get("layer_types") or ())
     nested = [kind for kind in rope if kind in kinds]
     for of_layers in [rope[kind] for kind in nested] or [rope]:

@@ -115,6 +115,37 @@ def test_numbers_of_rotary_tables_by_layer_type_decline_a_family_without_such_la
         described(tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("name", "changes"),
+    [
+        ("cohere2_moe", {"rope_scaling": {"rope_type": "linear", "factor": 4.0}}),
+        ("mellum", {"partial_rotary_factor": 0.5}),
+    ],
+)
+def test_numbers_of_rotary_tables_that_a_class_does_not_read_are_ignored(
+    name: str, changes: dict[str, Any], tmp_path: Path
+) -> None:
+    few = {"moe_intermediate_size": 32, "num_experts_per_tok": 2, "num_experts": 4}
+    make_model(config_of(name, **few)).save_pretrained(tmp_path)
+    change(tmp_path, **changes)
+    model = AutoModelForCausalLM.from_pretrained(tmp_path, attn_implementation="eager")
+    assert error(model, tmp_path, saves=False) < TOLERANCE
+
+
+def test_a_limit_of_the_weights_of_experts_declines_the_description(tmp_path: Path) -> None:
+    make_model(config_of("ernie4_5_moe")).save_pretrained(tmp_path)
+    change(tmp_path, moe_norm_min=0.5)
+    with pytest.raises(NotKnown, match="it limits what the weights of its experts are divided by"):
+        described(tmp_path)
+
+
+def test_a_window_of_no_tokens_declines_the_description(tmp_path: Path) -> None:
+    make_model(config_of("qwen2_moe")).save_pretrained(tmp_path)
+    change(tmp_path, layer_types=["full_attention", "sliding_attention", "full_attention"])
+    with pytest.raises(NotKnown, match="windows of no tokens"):  # since use_sliding_window is false
+        described(tmp_path)
+
+
 def test_a_convolution_needs_to_know_how_many_tokens_it_looks_at(tmp_path: Path) -> None:
     make_model(config_of("bamba")).save_pretrained(tmp_path)
     change(tmp_path, mamba_d_conv=None)

@@ -127,6 +127,8 @@ def _ernie(settings: Settings) -> Facts:
     every = settings["moe_layer_interval"]
     first = settings["moe_layer_start_index"]
     last = settings["moe_layer_end_index"]
+    if (settings["moe_norm_min"] or 0) > 1e-12:
+        raise NotKnown("it limits what the weights of its experts are divided by")
     mixture = Mixture(
         layers=tuple((n + 1) % every == 0 and first <= n <= last for n in range(settings["num_hidden_layers"])),
         num_experts=settings["moe_num_experts"],
