@@ -21,6 +21,7 @@ COMMANDS = {
     "gpu_check": "right and how fast on a GPU; --device cpu --quick is a dry run",
     "gpu.pack": "sources and wheels for the GPU check on a machine without a network",
     "config_defaults": "renews the defaults of model types that engine/decoder keeps",
+    "config_mutants": "changes each setting of each described type; fails where a description is wrong",
     "model_types": "what computes transformers' model types, or why one is refused: docs/models.md",
     "clients": "the first examples of other people's clients: `make clients`",
     "clients.sessions": "sessions of agents with a scripted model: `make clients`",
