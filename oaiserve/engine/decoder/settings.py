@@ -65,6 +65,11 @@ _NEMOTRON_H_KEYS = {
     "mamba_dt_min": "time_step_min",
     "mamba_conv_bias": "use_conv_bias",
 }
+KIMI_LINEAR_KEYS = {  # by those that files have for them in a part of their own
+    "linear_head_dim": "head_dim",
+    "linear_num_heads": "num_heads",
+    "linear_conv_kernel_dim": "short_conv_kernel_size",
+}
 _GLM_ENDS = [151329, 151336, 151338]
 _ENDS = {"glm": _GLM_ENDS, "glm4": _GLM_ENDS, "cwm": [128001, 128008, 128009]}
 _OF_ROPE = {"original_max_position_embeddings", "partial_rotary_factor", "rope_scaling", "rope_theta"}
@@ -241,7 +246,10 @@ def _heads(name: str, values: Values, row: Mapping[str, Any]) -> None:
         values["head_dim"] = None  # whatever a file says
     if "qk_rope_head_dim" in row["keys"]:
         values["qk_head_dim"] = values["qk_nope_head_dim"] + values["qk_rope_head_dim"]
-        values["head_dim"] = values["qk_rope_head_dim"]
+        if name == "kimi_linear":  # whose files state another one, which nothing computes with
+            values.setdefault("head_dim", values["qk_rope_head_dim"])
+        else:
+            values["head_dim"] = values["qk_rope_head_dim"]
     if values.get("head_dim") is None:
         values["head_dim"] = values["hidden_size"] // heads
     if values.get("num_key_value_heads") is None:
@@ -500,6 +508,17 @@ def _cohere2_moe(values: Values) -> None:
     _or("mlp_layer_types", lambda v: _dense_first(v, dense))(values)
 
 
+def _kimi_linear(values: Values) -> None:
+    own = values.get("linear_attn_config", {})
+    for key, of_file in KIMI_LINEAR_KEYS.items():
+        values[key] = own.get(of_file, values[key])
+    if values.get("layer_types") is None and {"full_attn_layers", "kda_layers"} <= own.keys():
+        kinds = dict.fromkeys(own["full_attn_layers"], _FULL) | dict.fromkeys(own["kda_layers"], _LINEAR)
+        values["layer_types"] = [kinds.get(layer + 1) for layer in range(values["num_hidden_layers"])]
+    _types(lambda _, layer: _FULL if layer and layer % 4 == 0 else _LINEAR)(values)
+    _or("mlp_layer_types", lambda v: _dense_first(v, v.get("first_k_dense_replace", 1)))(values)
+
+
 def _minicpm3(values: Values) -> None:
     _or("v_head_dim", lambda v: v["hidden_size"] // v["num_attention_heads"])(values)
     _or("scale_depth", lambda v: math.sqrt(v["num_hidden_layers"]))(values)
@@ -565,6 +584,7 @@ _RULES: dict[str, Callable[[Values], None]] = {
     **dict.fromkeys(("granite_swa", "granitemoe_swa"), _full_every("", 4, first=0)),
     "ernie4_5_moe": _ernie_moe,
     "glm4_moe_lite": _or("mlp_layer_types", lambda v: _dense_first(v, 1)),
+    "kimi_linear": _kimi_linear,
     "minicpm3": _minicpm3,
     "glm_ocr_text": lambda values: values.update(attention_bias=False),  # whatever a file says
     "opt": _or("word_embed_proj_dim", lambda v: v["hidden_size"]),

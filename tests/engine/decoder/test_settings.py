@@ -166,6 +166,14 @@ OTHERS = (
     {"model_type": "ernie4_5_moe", "num_experts_per_tok": 3, "num_experts": 32},
     {"model_type": "cohere2_moe", "rope_theta": 12345.0},
     {"model_type": "llama", "qk_rope_head_dim": 64},
+    {"model_type": "kimi_linear", "head_dim": 72, "num_hidden_layers": 2, "linear_attn_config": {"head_dim": 64}},
+    {"model_type": "kimi_linear", "linear_attn_config": {"num_heads": 3, "short_conv_kernel_size": 2}},
+    {
+        "model_type": "kimi_linear",
+        "num_hidden_layers": 3,
+        "first_k_dense_replace": 2,
+        "linear_attn_config": {"full_attn_layers": [2], "kda_layers": [1, 3]},
+    },
     {"model_type": "qwen2_vl_text", "rope_scaling": {"type": "mrope", "mrope_section": [16, 24, 24]}},
 )
 
