@@ -73,6 +73,14 @@ class Matrix:
 
 
 @dataclass(frozen=True, slots=True)
+class LowRank:
+    """The product with two matrices, one after the other, with few numbers between them."""
+
+    down: Matrix
+    up: Matrix
+
+
+@dataclass(frozen=True, slots=True)
 class HeadRows:
     """Some rows of each head of a matrix, which latent attention multiplies by that head's numbers."""
 
@@ -160,15 +168,18 @@ class DeltaNet:
 
     # Their rows follow each other: queries and keys of all key heads, values of all value heads, and their gates.
     projections: list[Matrix]
+    gates: LowRank | None = None  # makes the gates of values, if the projections don't
+    has_sigmoid_gates: bool = False  # else their activation is silu
     rates: list[Matrix]  # of each value head the rate at which it learns, and then the input of its decay
     rate_factor: float = 1.0
+    decays: LowRank | None = None  # makes the input of the decay of each row of a state; None: a head has one
     convolution: Convolution
     key_heads: int
     value_heads: int
     key_dim: int
     value_dim: int
-    speeds: Tensor  # float32 [value heads], of each decay
-    biases: Tensor  # float32 [value heads], of its input
+    speeds: Tensor  # float32 [decays], of each decay
+    biases: Tensor  # float32 [decays], of its input
     norm: Norm  # as wide as one value head
     out: Matrix
 

@@ -14,6 +14,7 @@ from oaiserve.engine.decoder.description import (
     Experts,
     LatentProjection,
     Layer,
+    LowRank,
     Mamba2,
     Matrix,
     Mixer,
@@ -144,13 +145,23 @@ def _mixer(mixer: Mixer, width: int) -> Sizes:
 
 
 def _delta_net(net: DeltaNet, width: int, rows: int, numbers: int) -> Sizes:
+    decays = net.value_heads * (1 if net.decays is None else net.key_dim)
     yield numbers, net.value_heads * net.value_dim
-    yield rows, 2 * net.key_heads * net.key_dim + 2 * numbers
+    yield rows, 2 * net.key_heads * net.key_dim + numbers + (numbers if net.gates is None else 0)
     yield from _columns(width, *net.rates)
-    yield _num_rows(net.rates), 2 * net.value_heads
+    yield _num_rows(net.rates), net.value_heads + (decays if net.decays is None else 0)
+    yield from _low_rank(numbers, width, net.gates)
+    yield from _low_rank(decays, width, net.decays)
     yield net.value_heads % net.key_heads, 0
-    yield from _lengths(net.value_heads, net.speeds, net.biases)
+    yield from _lengths(decays, net.speeds, net.biases)
     yield from _lengths(net.value_dim, net.norm)
+
+
+def _low_rank(rows: int, columns: int, product: LowRank | None) -> Sizes:
+    if product is not None:
+        rank = len(product.down.weight)
+        yield from _shapes(rank, columns, product.down)
+        yield from _shapes(rows, rank, product.up)
 
 
 def _mlp(mlp: MLP, width: int) -> Sizes:

@@ -12,6 +12,7 @@ from oaiserve.engine.decoder.description import (
     Convolution,
     Decoder,
     DeltaNet,
+    LowRank,
     Mamba2,
     Matrix,
     Mixer,
@@ -72,6 +73,29 @@ def delta_net(
         speeds=_speeds(reader, is_exact=has_float32_speeds),
         biases=reader.numbers("dt_bias"),
         norm=_gated_norm(reader, facts, epsilon),
+        out=reader.matrix("out"),
+    )
+
+
+def kimi_delta_net(reader: Reader, facts: Facts, settings: Settings) -> DeltaNet:
+    """Describe a gated delta net whose states have a decay for each row, as Kimi Linear has it."""
+    heads = settings["linear_num_heads"]
+    dim = settings["linear_head_dim"]
+    convolutions = ("conv",) if reader.has("conv") else ("conv_q", "conv_k", "conv_v")
+    return DeltaNet(
+        projections=[reader.matrix(role) for role in ("q", "k", "v")],
+        gates=LowRank(reader.matrix("gate_down"), reader.matrix("gate_up")),
+        has_sigmoid_gates=True,
+        rates=[reader.matrix("b")],
+        decays=LowRank(reader.matrix("decay_down"), reader.matrix("decay_up")),
+        convolution=_convolution(reader, convolutions, settings, _activation(settings)),
+        key_heads=heads,
+        value_heads=heads,
+        key_dim=dim,
+        value_dim=dim,
+        speeds=_speeds(reader).flatten().repeat_interleave(dim),
+        biases=reader.exact("dt_bias").float(),
+        norm=_gated_norm(reader, facts),
         out=reader.matrix("out"),
     )
 

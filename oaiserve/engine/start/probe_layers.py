@@ -25,6 +25,7 @@ from oaiserve.engine.decoder.description import (
     Experts,
     LatentProjection,
     Layer,
+    LowRank,
     Mamba2,
     Matrix,
     Norm,
@@ -82,7 +83,7 @@ class ProbeLayers:
         for activation in ("silu", ClampedGate(1.702, 7.0)):
             mixture = self._experts(activation)
             yield "experts", self._decoder(Layer(self._norm(), plain, None, None, self._norm(), mixture))
-        for mixer in (self._delta_net(), self._mamba2(), self._short_convolution()):
+        for mixer in (self._delta_net(), self._mamba2(), self._short_convolution(), self._fading_by_row()):
             yield type(mixer).__name__, self._decoder(Layer(self._norm(), None, mixer, None, self._norm(), dense))
 
     def _decoder(self, layer: Layer) -> Decoder:
@@ -229,6 +230,23 @@ class ProbeLayers:
             biases=self._normal(2 * heads),
             norm=self._norm(dim),
             out=self._matrix(_WIDTH, values),
+        )
+
+    def _fading_by_row(self) -> DeltaNet:
+        """Return a delta net as Kimi Linear has it."""
+        net = self._delta_net()
+        keys = net.key_heads * net.key_dim
+        values = net.value_heads * net.value_dim
+        decays = net.value_heads * net.key_dim
+        return replace(
+            net,
+            projections=[self._matrix(2 * keys + values, _WIDTH)],
+            gates=LowRank(self._matrix(_RANK, _WIDTH), self._matrix(values, _RANK)),
+            has_sigmoid_gates=True,
+            rates=[self._matrix(net.value_heads, _WIDTH)],
+            decays=LowRank(self._matrix(_RANK, _WIDTH), self._matrix(decays, _RANK)),
+            speeds=-self._normal(decays).exp(),
+            biases=self._normal(decays),
         )
 
     def _mamba2(self) -> Mamba2:

@@ -29,6 +29,8 @@ from oaiserve.engine.model import model_config
 from oaiserve.engine.model.checkpoints.wrapper import text_config
 from tests.engine.decoder.test_settings import ROWS, TABLE, differences, of_class
 
+# Files of Kimi Linear state a scaling of rotary embeddings, which its class doesn't have.
+pytestmark = pytest.mark.filterwarnings("ignore:`rope_scaling` is deprecated:FutureWarning")
 FOLDER = Path(__file__).with_name("published_configs")
 FILES: dict[str, dict[str, Any]] = {path.stem: json.loads(path.read_text()) for path in sorted(FOLDER.glob("*.json"))}
 
@@ -55,6 +57,7 @@ UNKNOWN = {
     "gpt-oss-20b": "experts_per_token initial_context_length",
     "gpt2": "n_ctx",
     "hunyuan-mt-7b": "attention_head_dim use_rotary_pos_emb",
+    "kimi-linear-48b-a3b-instruct": "use_grouped_topk",
     "lfm2.5-vl-1.6b": (
         "block_dim block_norm_eps block_use_swiglu block_use_xavier_init conv_dim conv_dim_out conv_use_xavier_init "
         "use_pos_enc"
@@ -178,6 +181,10 @@ def _cut(file: dict[str, Any]) -> dict[str, Any]:
         for key in _LISTS_BY_LAYER:
             if key in part:
                 part[key] = part[key][:_LAYERS]
+        of_delta_nets = part.get("linear_attn_config", {})
+        for key in ("full_attn_layers", "kda_layers"):  # numbers of layers, from 1 on
+            if key in of_delta_nets:
+                of_delta_nets[key] = [number for number in of_delta_nets[key] if number <= _LAYERS]
     return cut
 
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from transformers import PreTrainedModel
 
 from oaiserve.engine.decoder.describe import describe
 from oaiserve.engine.decoder.description import Decoder, Experts, NotKnown
@@ -15,10 +16,15 @@ from oaiserve.engine.decoder.model_spec import model_spec
 from oaiserve.engine.decoder.settings import Settings, settings_of
 from oaiserve.engine.decoder.sources.hub import HubTensors
 from oaiserve.engine.decoder.sources.tensor_files import TensorFiles
+from oaiserve.engine.decoder.spec import ModelSpec
+from oaiserve.engine.executors.reference.executor import ReferenceExecutor
 from oaiserve.engine.model.cpu.library import Library
 from oaiserve.engine.model.cpu.native import NativeDecoder
+from oaiserve.engine.model.states import StateChunk
 from tests.engine.executors.test_reference import LARGEST_ERROR, MEDIAN_ERROR, NUM_BLOCKS, Case, case_of, errors
-from tests.engine.model.steps import BLOCK_SIZE, CPU
+from tests.engine.model.cpu.small_models import make_model
+from tests.engine.model.runners import states_of
+from tests.engine.model.steps import BLOCK_SIZE, CPU, batch_of_prompt
 from tests.models.pinned import model_with_numbers
 from tests.models.small_configs import config_of
 
@@ -55,7 +61,17 @@ VARIANTS: dict[str, tuple[dict[str, Any], ...]] = {
         {"n_groups": 1},
         {"mlp_hidden_act": "silu", "mamba_head_dim": 32, "head_dim": 32, "num_key_value_heads": 4},
     ),
+    "kimi_linear": (
+        {},
+        {"linear_head_dim": 128, "linear_num_heads": 2, "linear_conv_kernel_dim": 3, "rms_norm_eps": 1e-3},
+        {"q_lora_rank": 24, "kv_lora_rank": 32, "qk_nope_head_dim": 32, "v_head_dim": 48, "attention_bias": True},
+        {"num_experts": 8, "num_expert_group": 4, "topk_group": 2, "num_experts_per_token": 3},
+        {"moe_renormalize": False, "routed_scaling_factor": 1.5, "num_shared_experts": 2},
+        {"num_hidden_layers": 5, "layer_types": None, "mlp_layer_types": ["sparse", *["dense"] * 4]},
+        {"tie_word_embeddings": True},
+    ),
 }
+SIZES: dict[str, Any] = {"num_blocks": NUM_BLOCKS, "block_size": BLOCK_SIZE}
 _CASES = [(name, changes) for name, variants in VARIANTS.items() for changes in variants]
 
 
@@ -72,7 +88,8 @@ def test_logits_are_those_of_transformers(name: str, changes: dict[str, Any], tm
 @pytest.mark.parametrize(("name", "changes"), _CASES, ids=_NAMES)
 def test_the_native_step_computes_them_too(name: str, changes: dict[str, Any], tmp_path: Path) -> None:
     case = case_in(tmp_path, name, changes)
-    if any(isinstance(layer.mlp, Experts) for layer in case.decoder.layers):
+    mixtures = [layer.mlp for layer in case.decoder.layers if isinstance(layer.mlp, Experts)]
+    if any(mixture.experts[0].gate is None for mixture in mixtures):
         with pytest.raises(NotKnown, match="its experts have no gates"):
             native(case.decoder)
         return
@@ -89,6 +106,10 @@ def test_the_native_step_computes_them_too(name: str, changes: dict[str, Any], t
         ("falcon_h1", {"attention_bias": True, "attention_in_multiplier": 2.0}, "have biases, and what they are made"),
         ("nemotron_h", {"moe_latent_size": 32}, "its experts read vectors of their own"),
         ("nemotron_h", {"layers_block_type": ["linear_attention", "conv"]}, "it has layers of type 'conv'"),
+        ("kimi_linear", {"linear_attn_config": {"gate_lower_bound": -5.0}}, "its linear_attn_config has gate_lower"),
+        ("kimi_linear", {"layer_types": ["sliding_attention"] * 3}, "it has layers of type 'sliding_attention'"),
+        ("kimi_linear", {"mla_use_nope": False}, "its attention rotates queries and keys"),
+        ("kimi_linear", {"moe_router_activation_func": "softmax"}, "its routers have the activation softmax"),
     ],
 )
 def test_a_family_refuses_what_a_description_cannot_say(
@@ -100,23 +121,53 @@ def test_a_family_refuses_what_a_description_cannot_say(
         described(settings, tmp_path)
 
 
-def native(decoder: Decoder) -> NativeDecoder:
-    sizes = {"num_blocks": NUM_BLOCKS, "block_size": BLOCK_SIZE}
-    return NativeDecoder(Library(torch.float32), decoder, **sizes, num_threads=1)
+@pytest.mark.parametrize("changes", [{}, {"linear_head_dim": 128, "linear_num_heads": 2}], ids=len)
+@pytest.mark.parametrize("executor", ["the reference", "the native step"])
+def test_kimi_linear_in_16_bits_is_as_close_to_float32_as_in_transformers(
+    executor: str, changes: dict[str, Any], tmp_path: Path
+) -> None:
+    # Without experts: where rounding changes the choice of one, it multiplies.
+    asked = config_of("kimi_linear", mlp_layer_types=["dense"] * 3, **changes)
+    model = make_model(asked, dtype=torch.bfloat16)
+    spec, decoder = spec_and_decoder(model, tmp_path)
+    batch = batch_of_prompt(60, wants_prompt_logprobs=True)
+    states = states_of(spec)
+    assert states is not None
+    batch.states = states.of_step([StateChunk(0, 0, 60)])
+    with torch.inference_mode():
+        ids = batch.input_ids[None].long()
+        own = model(ids).logits[0].float()
+        exact = model.float()(ids).logits[0]
+        if executor == "the native step":
+            found = native(decoder, torch.bfloat16).forward(batch).clone()
+        else:
+            found = ReferenceExecutor(decoder, dtype=torch.bfloat16, device=CPU, **SIZES).forward(batch)
+    found = torch.cat([found[1:], found[:1]])  # the row that samples comes first
+    own_error, error = (float((logits - exact).norm() / exact.norm()) for logits in (own, found))
+    assert own_error > 1e-3, "bfloat16 must make a difference"
+    assert error < 1.1 * own_error
+
+
+def native(decoder: Decoder, dtype: torch.dtype = torch.float32) -> NativeDecoder:
+    return NativeDecoder(Library(dtype), decoder, **SIZES, num_threads=1)
 
 
 @torch.inference_mode()
 def case_in(folder: Path, name: str, changes: dict[str, Any]) -> Case:
     model = model_with_numbers(config_of(name, **changes))
+    return case_of(model, *spec_and_decoder(model, folder))
+
+
+def spec_and_decoder(model: PreTrainedModel, folder: Path) -> tuple[ModelSpec, Decoder]:
+    """Describe a model from files that are written into this folder."""
     model.save_pretrained(folder)
     settings = settings_of(json.loads((folder / "config.json").read_text()))
-    decoder = described(settings, folder)
-    shapes = state_shapes(decoder, torch.float32)
-    spec = model_spec(settings, decoder, dtype=torch.float32, device=CPU, state_shapes=shapes)
-    return case_of(model, spec, decoder)
+    decoder = described(settings, folder, model.dtype)
+    shapes = state_shapes(decoder, model.dtype)
+    return model_spec(settings, decoder, dtype=model.dtype, device=CPU, state_shapes=shapes), decoder
 
 
 @torch.inference_mode()
-def described(settings: Settings, folder: Path) -> Decoder:
+def described(settings: Settings, folder: Path, dtype: torch.dtype = torch.float32) -> Decoder:
     family = FAMILIES[settings["model_type"]]
-    return describe(HubTensors(TensorFiles(folder), family.names, torch.float32), settings, family, 128)
+    return describe(HubTensors(TensorFiles(folder), family.names, dtype), settings, family, 128)

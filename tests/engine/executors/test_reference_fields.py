@@ -24,7 +24,7 @@ from tests.engine.model.runners import states_of
 from tests.engine.model.steps import BLOCK_SIZE, CPU, sequence_of
 
 NUM_TOKENS = 60
-# Together with Falcon-H1, they have a value for each field.
+# Together with models that only their files describe, they have a value for each field.
 COVERING = (
     *("gemma4_text", "gemma2", "gpt_oss", "cohere", "granite", "gpt2", "ministral3", "smollm3", "hunyuan_v1_moe"),
     *("deepseek_v3", "gemma4_text with experts", "qwen3_next", "bamba", "lfm2"),
@@ -101,8 +101,9 @@ def covering_models(folder: Path) -> Iterator[tuple[Decoder, ModelSpec]]:
     for family in COVERING:
         loaded = load(FAMILIES[family])
         yield described(loaded), loaded
-    case = case_in(folder, "falcon_h1", {})  # which only its files describe
-    yield case.decoder, case.loaded
+    for family in ("falcon_h1", "kimi_linear"):  # which only their files describe
+        case = case_in(folder / family, family, {})
+        yield case.decoder, case.loaded
 
 
 def test_each_field_has_an_effect(tmp_path: Path) -> None:

@@ -28,6 +28,7 @@ PROMPT = [5, 9, 3, 17]
 MODELS = {
     **{name: FAMILIES[name] for name in ("llama", "gpt2", "mixtral", "deepseek_v3", "gemma4_text", "qwen3_5_text")},
     "mamba2": FAMILIES["mamba2"],
+    "kimi_linear": config_of("kimi_linear", num_experts=8),
     "layers by number": config_of("bamba", num_hidden_layers=6, attn_layer_indices=[2, 4]),
     "experts in every other layer": config_of(
         "ernie4_5_moe", num_hidden_layers=6, moe_layer_interval=2, moe_layer_start_index=1

@@ -13,17 +13,22 @@ from oaiserve.engine.decoder.rotary import scaling_with_yarn
 from oaiserve.engine.decoder.settings import Settings
 
 
+def latent_sizes(settings: Settings) -> Latent:
+    """Return the sizes of latent attention, by the keys of DeepSeek V2."""
+    return Latent(
+        query_rank=settings["q_lora_rank"],
+        rank=settings["kv_lora_rank"],
+        own_dim=settings["qk_nope_head_dim"],
+        shared_dim=settings["qk_rope_head_dim"],
+        value_dim=settings["v_head_dim"],
+    )
+
+
 def _latent(settings: Settings) -> Facts:
     return replace(
         llama(settings),
         scaling=scaling_with_yarn(settings, settings["qk_head_dim"] ** -0.5),
-        latent=Latent(
-            query_rank=settings["q_lora_rank"],
-            rank=settings["kv_lora_rank"],
-            own_dim=settings["qk_nope_head_dim"],
-            shared_dim=settings["qk_rope_head_dim"],
-            value_dim=settings["v_head_dim"],
-        ),
+        latent=latent_sizes(settings),
     )
 
 

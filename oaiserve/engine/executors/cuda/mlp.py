@@ -138,7 +138,8 @@ class MixerLayer:
     """A mixer with states, as the reference computes it, but for its recurrence."""
 
     def __init__(self, mixer: Mixer, placing: JoiningPlacing, layer: int) -> None:
-        self._inputs = placing.joined(inputs_of(mixer))
+        matrices = [part for part in inputs_of(mixer) if isinstance(part, Matrix)]  # `CudaWeights` refuses others
+        self._inputs = placing.joined(matrices)
         self._out = placing.joined([mixer.out])
         emptied = replace(mixer, projections=[], out=PLACED)
         if isinstance(emptied, DeltaNet):

@@ -12,7 +12,15 @@ import torch
 from torch import Tensor
 from torch.nn.functional import rms_norm, silu, softplus
 
-from oaiserve.engine.decoder.description import Convolution, DeltaNet, Mamba2, Matrix, Mixer, ShortConvolution
+from oaiserve.engine.decoder.description import (
+    Convolution,
+    DeltaNet,
+    LowRank,
+    Mamba2,
+    Matrix,
+    Mixer,
+    ShortConvolution,
+)
 from oaiserve.engine.executors.reference.products import Products
 from oaiserve.engine.model.layer_operations import ACTIVATIONS
 from oaiserve.engine.model.states import StateCache, StepStates
@@ -20,18 +28,27 @@ from oaiserve.engine.model.states import StateCache, StepStates
 
 def mixer_output(mixer: Mixer, x: Tensor, products: Products, states: StepStates, layer: int) -> Tensor:
     """Return the output float32 [T, width] of a layer's mixer for the normed hidden state [T, width]."""
-    rows = torch.cat([products(x, matrix) for matrix in inputs_of(mixer)], dim=-1)
+    rows = torch.cat([_product(x, part, products) for part in inputs_of(mixer)], dim=-1)
     return products(mixed(mixer, rows, states, layer), mixer.out)
 
 
-def inputs_of(mixer: Mixer) -> list[Matrix]:
-    """Return the matrices that multiply the hidden state, in the order in which `mixed` reads their products."""
-    return [*mixer.projections, *(mixer.rates if isinstance(mixer, DeltaNet) else [])]
+def inputs_of(mixer: Mixer) -> list[Matrix | LowRank]:
+    """Return what multiplies the hidden state, in the order in which `mixed` reads the products."""
+    parts: list[Matrix | LowRank | None] = [*mixer.projections]
+    if isinstance(mixer, DeltaNet):
+        parts += [mixer.gates, *mixer.rates, mixer.decays]
+    return [part for part in parts if part is not None]
+
+
+def _product(x: Tensor, part: Matrix | LowRank, products: Products) -> Tensor:
+    if isinstance(part, LowRank):
+        return products(products(x, part.down), part.up)
+    return products(x, part)
 
 
 def recurrence(
     state: Tensor,  # [sequences, heads, key_dim, value_dim], which changes
-    decay: Tensor,  # [sequences, tokens, heads]
+    decay: Tensor,  # [sequences, tokens, heads], or with a number for each row of a state: [..., key_dim]
     key: Tensor,  # [sequences, tokens, key heads, key_dim]; several heads may share one
     value: Tensor,  # [sequences, tokens, heads, value_dim]
     query: Tensor,  # as the keys
@@ -45,9 +62,10 @@ def recurrence(
     """
     key, query = (part.repeat_interleave(value.shape[2] // part.shape[2], dim=2) for part in (key, query))
     current = state.float()
+    of_rows = decay if decay.ndim == 4 else decay[..., None]
     outputs = []
     for token in range(value.shape[1]):
-        current = current * decay[:, token, :, None, None]
+        current = current * of_rows[:, token, :, :, None]
         added = value[:, token]
         if rate is not None:
             added = (added - torch.einsum("nhk,nhkv->nhv", key[:, token], current)) * rate[:, token, :, None]
@@ -74,11 +92,13 @@ def mixed(mixer: Mixer, rows: Tensor, states: StepStates, layer: int, recur: Rec
 def _delta_net(net: DeltaNet, recur: Recurrence, rows: Tensor, cache: StateCache) -> Tensor:
     """Return [sequences, tokens, value heads * value_dim] of a gated delta net (Yang et al. 2024, arXiv:2412.06464).
 
-    The state of a head is a matrix S [key_dim, value_dim]. Each token changes it, and reads it by its query.
+    The state of a head is a matrix S [key_dim, value_dim]. Each token changes it, and reads it by its query. Its decay
+    is one number, or one for each row (Kimi Team 2025, arXiv:2510.26692).
     """
     num_keys, num_values = net.key_heads * net.key_dim, net.value_heads * net.value_dim
     channels = 2 * num_keys + num_values
-    convolved, gates, rates, decays = rows.split([channels, num_values, net.value_heads, net.value_heads], dim=-1)
+    sizes = [channels, num_values, net.value_heads, len(net.speeds)]
+    convolved, gates, rates, decays = rows.split(sizes, dim=-1)
     convolved = _convolved(net.convolution, convolved, cache)
     query, key, value = convolved.split([num_keys, num_keys, num_values], dim=-1)
     query, key = (_unit_vectors(part.unflatten(-1, (net.key_heads, -1))) for part in (query, key))
@@ -86,10 +106,13 @@ def _delta_net(net: DeltaNet, recur: Recurrence, rows: Tensor, cache: StateCache
     value = value.unflatten(-1, (net.value_heads, -1))
     rate = rates.sigmoid() * net.rate_factor
     decay = (net.speeds * softplus(decays + net.biases)).exp()
+    if net.decays is not None:
+        decay = decay.unflatten(-1, (net.value_heads, -1))
     state = cache.get_recurrent_state()
     assert state is not None
-    out = net.norm(recur(state, decay, key, value, query, rate)) * silu(gates.unflatten(-1, (net.value_heads, -1)))
-    return out.flatten(-2)
+    gates = gates.unflatten(-1, (net.value_heads, -1))
+    gates = gates.sigmoid() if net.has_sigmoid_gates else silu(gates)
+    return (net.norm(recur(state, decay, key, value, query, rate)) * gates).flatten(-2)
 
 
 def _unit_vectors(x: Tensor) -> Tensor:

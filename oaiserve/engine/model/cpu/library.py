@@ -117,6 +117,8 @@ class DeltaHeads:
     value_heads: int
     key_dim: int
     value_dim: int
+    first_decay: int
+    fades_by_row: bool
     rate_factor: float
 
 

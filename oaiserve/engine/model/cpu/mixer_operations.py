@@ -7,6 +7,7 @@ from dataclasses import replace
 from oaiserve.engine.decoder import description
 from oaiserve.engine.decoder.description import (
     DeltaNet,
+    LowRank,
     Mamba2,
     Mixer,
     NotKnown,
@@ -42,6 +43,12 @@ class MixerOperations:
             self._rows = operations.floats(max(map(whole_lanes, widths)))
         if nets := [mixer for mixer in mixers if isinstance(mixer, DeltaNet)]:
             self._rates = operations.floats(max(whole_lanes(2 * net.value_heads) for net in nets))
+        if low := [part for net in nets for part in (net.gates, net.decays) if part is not None]:
+            rank = max(len(part.down.weight) for part in low)
+            self._low = operations.floats(rank)
+            self._low_elements = operations.elements(rank)
+            self._gates = operations.floats(max(net.value_heads * net.value_dim for net in nets))
+            self._decays = operations.floats(max(net.value_heads * net.key_dim for net in nets))
 
     def add(self, mixer: Mixer, x: int, out: int) -> None:
         """Add the operations of the next layer: they write the input of its last matrix to `out`."""
@@ -63,11 +70,31 @@ class MixerOperations:
             raise NotKnown(f"its states have keys of {net.key_dim} numbers, which are more than {MAX_KEY_DIM}")
         operations.project("projections", x, self._rates, net.rates)
         channels = self._convolve(net.convolution)
-        heads = DeltaHeads(net.key_heads, net.value_heads, net.key_dim, net.value_dim, net.rate_factor)
-        operations.add("recurrence", "prepare_delta", self._rows, self._rates, heads, net.speeds, net.biases)
-        operations.add("recurrence", "delta_rule", self._rows, self._rates, heads, self._num_layers)
-        gated = GatedNorm(channels - net.value_heads * net.value_dim, channels, net.value_heads, "silu")
-        operations.add("recurrence", "gate_and_norm", self._rows, self._rows, out, gated, Normalize.of(net.norm))
+        decays, first_decay = self._rates, net.value_heads
+        if net.decays is not None:
+            self._low_rank(net.decays, x, self._decays)
+            decays, first_decay = self._decays, 0
+        gates, first_gate = self._rows, channels
+        if net.gates is not None:
+            self._low_rank(net.gates, x, self._gates)
+            gates, first_gate = self._gates, 0
+        sizes = (net.key_heads, net.value_heads, net.key_dim, net.value_dim, first_decay)
+        heads = DeltaHeads(*sizes, net.decays is not None, net.rate_factor)
+        rows = (self._rows, self._rates, decays)
+        operations.add("recurrence", "prepare_delta", *rows, heads, net.speeds, net.biases)
+        rule = "delta_rule" if net.decays is None else "delta_rule_by_row"
+        operations.add("recurrence", rule, *rows, heads, self._num_layers)
+        activation = "sigmoid" if net.has_sigmoid_gates else "silu"
+        gated = GatedNorm(channels - net.value_heads * net.value_dim, first_gate, net.value_heads, activation)
+        operations.add("recurrence", "gate_and_norm", self._rows, gates, out, gated, Normalize.of(net.norm))
+
+    def _low_rank(self, product: LowRank, x: int, out: int) -> None:
+        """Add the operations that write the product of `x` with two matrices to `out`."""
+        operations, rank = self._operations, len(product.down.weight)
+        _refuse_unless_whole(rank)
+        operations.project("projections", x, self._low, [product.down])
+        operations.add("projections", "norm", self._low, self._low_elements, Normalize.of(None, rank), False)
+        operations.project("projections", self._low_elements, out, [product.up])
 
     def _mamba2(self, mixer: Mamba2, out: int) -> None:
         operations = self._operations

@@ -2,7 +2,9 @@
 
 import random
 from collections import defaultdict
+from collections.abc import Callable
 from dataclasses import fields, is_dataclass, replace
+from functools import partial
 from itertools import cycle
 from typing import Any, NamedTuple
 
@@ -17,8 +19,10 @@ from transformers import PreTrainedConfig
 
 from oaiserve.config import KVCacheDtype
 from oaiserve.engine.decoder.blocks import Blocks
-from oaiserve.engine.decoder.description import Expert, Matrix
+from oaiserve.engine.decoder.description import Decoder, Expert, Matrix
+from oaiserve.engine.decoder.spec import ModelSpec
 from oaiserve.engine.model.batch import build_batch
+from oaiserve.engine.model.cpu.library import Library
 from oaiserve.engine.model.cpu.native import NativeDecoder
 from oaiserve.engine.model.loaded import LoadedModel
 from oaiserve.engine.model.runner import Launched, ModelRunner
@@ -26,6 +30,7 @@ from oaiserve.engine.model.states import StateChunk, States
 from oaiserve.engine.sequence import Sequence
 from oaiserve.engine.step import Chunk, Step
 from oaiserve.facts.engine_numbers import EngineNumbers
+from tests.engine.executors.test_described_families import spec_and_decoder
 from tests.engine.model.cpu.small_models import (
     CONVOLUTIONS,
     DELTA,
@@ -38,12 +43,14 @@ from tests.engine.model.cpu.small_models import (
     config,
     described_by_files,
     load,
+    make_model,
     native_decoder,
 )
 from tests.engine.model.runners import greedy_answers, make_engine, states_of
 from tests.engine.model.steps import BLOCK_SIZE, CPU, NUM_BLOCKS, sequence_of
 from tests.models.decoders import SMALL
 from tests.models.gguf_files import random_blocks
+from tests.models.small_configs import config_of
 
 pytestmark = [pytest.mark.kernels, pytest.mark.compiler]
 # Sums over 1,104 numbers are cut into several blocks, and contexts over 256 tokens into several runs.
@@ -70,6 +77,9 @@ MAMBA = config(
 )
 CONVOLUTION = config("lfm2", **LONG | {"layer_types": CONVOLUTIONS["layer_types"][:2]})
 RECURRENT = config("qwen3_next", **LONG | DELTA | {"layer_types": DELTA["layer_types"][:2]}, **MOE)
+FADING = config_of(  # which only its files describe
+    "kimi_linear", **LONG, layer_types=DELTA["layer_types"][:2], linear_head_dim=128, linear_num_heads=2, num_experts=8
+)
 BLOCKY = config("llama", **LONG | {"intermediate_size": 1120})
 NORMED = config("gpt2", n_embd=64, n_layer=2, n_head=4, max_position_embeddings=1024, initializer_range=0.2)
 
@@ -89,6 +99,8 @@ CASES = {
     "bfloat16 with AMX": (GROUPED, torch.bfloat16, EMULATED_AMX),
     "gated delta nets": (RECURRENT, torch.bfloat16, "native"),
     "gated delta nets with AVX2": (RECURRENT, torch.bfloat16, "x86-64-v3"),
+    "decays by row": (FADING, torch.bfloat16, "native"),
+    "decays by row with AVX2": (FADING, torch.float32, "x86-64-v3"),
     "Mamba 2": (MAMBA, torch.bfloat16, "native"),
     "Mamba 2 with AVX2": (MAMBA, torch.float32, "x86-64-v3"),
     "short convolutions": (CONVOLUTION, torch.bfloat16, "native"),
@@ -110,16 +122,27 @@ class Native(NamedTuple):
 
 
 @pytest.fixture(scope="module", params=CASES)
-def natives(request: pytest.FixtureRequest) -> dict[int, Native]:
+def natives(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[int, Native]:
     """Return native steps by their numbers of threads."""
     asked, dtype, instructions = CASES[request.param]
-    loaded = load(asked, dtype=dtype).with_cache("int8" if request.param.startswith("cache in eight bits") else "auto")
-    make, found = blocks_decoder if "in blocks" in request.param else native_decoder, {}
+    make: Callable[..., NativeDecoder] = blocks_decoder if "in blocks" in request.param else native_decoder
+    loaded: ModelSpec
+    if asked is FADING:
+        loaded, decoder = spec_and_decoder(make_model(asked, dtype=dtype), tmp_path_factory.mktemp("files"))
+        make = partial(file_decoder, decoder)
+    else:
+        cache: KVCacheDtype = "int8" if request.param.startswith("cache in eight bits") else "auto"
+        loaded = load(asked, dtype=dtype).with_cache(cache)
+    found = {}
     with compiled_for(instructions):
         for threads, block_size in BLOCK_SIZES.items():
             decoder = make(loaded, num_blocks=NUM_BLOCKS, block_size=block_size, num_threads=threads)
             found[threads] = Native(decoder, block_size, states_of(loaded))
     return found
+
+
+def file_decoder(described: Decoder, loaded: ModelSpec, **sizes: int) -> NativeDecoder:
+    return NativeDecoder(Library(loaded.dtype), described, **sizes)
 
 
 def blocks_decoder(loaded: LoadedModel, **sizes: int) -> NativeDecoder:

@@ -1,10 +1,10 @@
-// Gated delta nets, as Qwen3-Next, Qwen3.5 and OLMo Hybrid have them in most of their layers.
+// Gated delta nets, as Qwen3-Next, Qwen3.5 and OLMo Hybrid have them in most of their layers, and Kimi Linear.
 //
 // The state of a head is a matrix S [key_dim][value_dim] of float32, a memory of values under keys. A token lets it
 // fade, looks up what it has under its key, and moves that towards its own value; its output is what it has under its
 // query:
 //   S = decay S;   S += key (value - key S) * rate;   out = query S
-// Several heads of values share a head of queries and keys.
+// Several heads of values share a head of queries and keys. The decay is one number, or one for each row of S.
 #pragma once
 
 #include "packs.h"
@@ -15,22 +15,25 @@ namespace oaiserve {
 constexpr long MAX_STATE_KEY_DIM = 256;
 
 // The numbers of a token are a row with the queries and keys of all key heads, and then the values of all value heads;
-// a row with a rate of each value head, and behind these its decay.
+// a row with a rate of each value head; and, in the same row or another one, from `first_decay` on, its decays.
 struct DeltaHeads {
-  long key_heads, value_heads, key_dim, value_dim;
+  long key_heads, value_heads, key_dim, value_dim, first_decay;
+  bool fades_by_row;  // of S: a head has key_dim decays, else one
   float rate_factor;
   long keys() const { return key_heads * key_dim; }
+  long decays() const { return value_heads * (fades_by_row ? key_dim : 1); }
 };
 
 // Scales queries and keys to length 1, and queries by 1 / sqrt(key_dim) in addition, and makes rates and decays of the
 // numbers that these follow from:
 //   rate = sigmoid(number) * factor;   decay = exp(speed * softplus(number + bias))
 struct PrepareDelta {
-  Buffer<float>&rows_of_x, &rows_of_rates;
+  static constexpr long WORK = 16;  // a decay takes as long as so many simple values
+  Buffer<float>&rows_of_x, &rows_of_rates, &rows_of_decays;
   DeltaHeads heads;
-  const float *speeds, *biases;  // [value heads]
+  const float *speeds, *biases;  // [heads.decays()]
 
-  long work() const { return 2 * heads.keys(); }
+  long work() const { return 2 * heads.keys() + WORK * heads.decays(); }
   void row(const StepInput&, long row) const {
     const long dim = heads.key_dim;
     for (long head = 0; head < 2 * heads.key_heads; head++) {
@@ -41,10 +44,13 @@ struct PrepareDelta {
       if (head < heads.key_heads) scale /= std::sqrt(float(dim));
       for (long i = 0; i < dim; i += LANES) store(x + i, load(x + i) * scale);
     }
-    float *rates = rows_of_rates.row(row), *decays = rates + heads.value_heads;
+    float *rates = rows_of_rates.row(row), *decays = rows_of_decays.row(row) + heads.first_decay;
     for (long i = 0; i < heads.value_heads; i += LANES) {
       const Part part(i, heads.value_heads);
       part.store(sigmoid(part.load(rates)) * heads.rate_factor, rates);
+    }
+    for (long i = 0; i < heads.decays(); i += LANES) {
+      const Part part(i, heads.decays());
       part.store(exp(part.load(speeds) * softplus(part.load(decays) + part.load(biases))), decays);
     }
   }
@@ -54,8 +60,9 @@ struct PrepareDelta {
 //
 // The columns of S are independent. Of a prompt, a few of them are copied and computed for all tokens before the next
 // ones, since these stay in L1 where whole rows would not. A single token reads S in the order of memory.
+template <bool FADES_BY_ROW>
 struct DeltaRule {
-  Buffer<float>&x, &rates;
+  Buffer<float>&x, &rates, &rows_of_decays;
   DeltaHeads heads;
   long layer;
 
@@ -97,14 +104,17 @@ struct DeltaRule {
     for (long row = tokens.first; row < tokens.last; row++) {
       float *query = x.row(row) + key_head * dim, *key = query + heads.keys();
       float* value = x.row(row) + 2 * heads.keys() + head * heads.value_dim + column;
-      const float rate = rates.row(row)[head], decay = rates.row(row)[heads.value_heads + head];
+      const float rate = rates.row(row)[head];
+      const float* decays = rows_of_decays.row(row) + heads.first_decay + head * (FADES_BY_ROW ? dim : 1);
+      const float decay = FADES_BY_ROW ? 1.0f : decays[0];  // of what is read, unless its rows have faded before
       Vector found[VECTORS] = {}, read[VECTORS] = {};  // under the key, and under the query
       f32x16 products = splat(0);
       for (long i = 0; i < dim; i += LANES) products += load(query + i) * load(key + i);
       for (long i = 0; i < dim; i++)
 #pragma GCC unroll 8
         for (int v = 0; v < VECTORS; v++) {
-          const Vector s = load_vector<Vector>(state + i * stride + v * WIDTH);
+          Vector s = load_vector<Vector>(state + i * stride + v * WIDTH);
+          if constexpr (FADES_BY_ROW) s *= decays[i];
           found[v] = multiply_add(s, key[i] - Vector{}, found[v]);
           read[v] = multiply_add(s, query[i] - Vector{}, read[v]);
         }
@@ -121,7 +131,8 @@ struct DeltaRule {
 #pragma GCC unroll 8
         for (int v = 0; v < VECTORS; v++) {
           float* at = state + i * stride + v * WIDTH;
-          const Vector s = multiply_add(change[v], key[i] - Vector{}, decay * load_vector<Vector>(at));
+          const float fade = FADES_BY_ROW ? decays[i] : decay;
+          const Vector s = multiply_add(change[v], key[i] - Vector{}, fade * load_vector<Vector>(at));
           memcpy(at, &s, sizeof(s));
         }
     }
