@@ -140,9 +140,19 @@ def _query_and_gate(together: Matrix, facts: Facts) -> list[Matrix]:
 def mlp(reader: Reader, facts: Facts, number: int) -> MLP | Experts:
     """Describe the MLP of a layer, or its experts."""
     if facts.mixture is None or not facts.mixture.layers[number]:
-        return dense_mlp(reader, facts.activation)
+        dense = dense_mlp(reader, facts.activation)
+        if facts.gate_sparsity is None:
+            return dense
+        return replace(dense, cutoff=_cutoff(facts.gate_sparsity[number], reader.tensors.dtype))
     shared = dense_mlp(reader.at("shared"), facts.activation) if facts.mixture.has_shared else None
     return mixture(reader, facts.mixture, facts.activation, shared)
+
+
+def _cutoff(sparsity: float, dtype: torch.dtype) -> float | None:
+    """Return the quantile of the normal distribution at this sparsity, in the dtype of the model; None at 0."""
+    if sparsity <= 0:
+        return None
+    return float(torch.distributions.Normal(0.0, 1.0).icdf(torch.tensor(sparsity)).to(dtype))
 
 
 def dense_mlp(reader: Reader, activation: str) -> MLP:

@@ -49,6 +49,7 @@ def describe(tensors: Tensors, settings: Settings, family: Family, length: int) 
         vector_scale=facts.vector_scale,
         padding_id=_padding_id(settings),
         num_deep=settings.get("num_deep_layers", 0),
+        hidden_states=None if family.hidden_states is None else family.hidden_states(reader, settings),
     )
     refuse_other_tensors(settings, [reader.at(f"layers.{number}") for number in range(facts.num_layers)])
     for number in range(facts.num_layers, facts.num_layers + facts.guessing_layers):

@@ -224,6 +224,8 @@ class MLP:
     up: Matrix
     down: Matrix
     activation: str  # a name in library.ACTIVATIONS
+    # The mean of a token's gates plus this many standard deviations is subtracted from them; negative ones become 0.
+    cutoff: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -343,6 +345,44 @@ class LayerInputs:
 
 
 @dataclass(frozen=True, slots=True)
+class HiddenStates:
+    """How a decoder with several hidden states of a token begins and ends (alternating updates, Baykal et al. 2023).
+
+    The first state begins as the embedding, the others as projections of it, scaled to its magnitude. After the last
+    layer, the others are projected again and scaled likewise, and the final norm reads the mean of all states.
+    """
+
+    projections: list[Matrix]  # of the embedding, for all states but the first
+    unprojections: list[Matrix]  # of all states but the first
+    active: int  # the state that layers read
+
+
+@dataclass(frozen=True, slots=True)
+class AltUp:
+    """How a layer predicts all hidden states, and corrects them by its output for the active one.
+
+    Two matrices turn tanh(router(norm(hidden state))) into the coefficients of predictions and of corrections.
+    """
+
+    norm: Norm
+    router: Matrix  # [states, width]
+    predictions: Matrix  # [states * states, states]
+    corrections: Matrix  # [states, states]
+    scale: Tensor | None  # float32 [width], of the active state that the gate of the layer's inputs reads
+
+
+@dataclass(frozen=True, slots=True)
+class Laurel:
+    """A low-rank path beside attention (learned augmented residual layer, Menghani et al. 2024).
+
+    After attention, the hidden state becomes (hidden state + x + norm(product(x))) / sqrt(2). x is attention's input.
+    """
+
+    product: LowRank
+    norm: Norm
+
+
+@dataclass(frozen=True, slots=True)
 class Scales:
     """The factors of what the components of a layer add to the hidden state, beside the decoder's own."""
 
@@ -364,6 +404,8 @@ class Layer:
     input_gate: InputGate | None = None  # which comes last
     factor: float = 1.0  # of the hidden state behind the layer
     scales: Scales | None = None  # None: all are 1
+    laurel: Laurel | None = None
+    altup: AltUp | None = None  # in all layers of a decoder with several hidden states
 
 
 @dataclass(frozen=True, slots=True)
@@ -382,6 +424,7 @@ class Decoder:
     vector_scale: float = 1.0
     padding_id: int = 0
     num_deep: int = 0  # first layers to whose outputs vectors are added
+    hidden_states: HiddenStates | None = None  # None: a token has one
 
     @property
     def has_experts(self) -> bool:

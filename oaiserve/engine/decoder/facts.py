@@ -86,6 +86,7 @@ class Facts:
     without_attention: frozenset[int] = frozenset()
     without_mlp: frozenset[int] = frozenset()
     is_parallel: bool = False  # attention and MLP read the same hidden state
+    gate_sparsity: tuple[float, ...] | None = None  # of each layer: the share of gates of its MLP that are 0
     is_tied: bool = False  # the head is the embedding
     embedding_scale: float = 1.0
     rounds_embedding_scale: bool = False  # to the dtype of the model

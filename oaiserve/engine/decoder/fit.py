@@ -8,6 +8,7 @@ from torch import Tensor
 
 from oaiserve.engine.decoder.description import (
     MLP,
+    AltUp,
     Attention,
     Decoder,
     DeltaNet,
@@ -64,7 +65,15 @@ def _decoder(decoder: Decoder) -> Sizes:
     yield from _lengths(width, decoder.final_norm)
     yield from _columns(width, decoder.head)
     yield decoder.head.weight.shape[0] <= decoder.embedding.shape[0], True
+    if (states := decoder.hidden_states) is not None:
+        number = 1 + len(states.projections)
+        yield 0 <= states.active < number, True
+        yield len(states.unprojections), number - 1
+        yield from _shapes(width, width, *states.projections, *states.unprojections)
     for layer in decoder.layers:
+        yield layer.altup is None, states is None
+        if layer.altup is not None:
+            yield from _altup(layer.altup, len(states.projections) + 1 if states is not None else 1, width)
         yield from _layer(layer, width, numbers)
 
 
@@ -78,10 +87,20 @@ def _layer(layer: Layer, width: int, numbers: int) -> Sizes:
         yield from _mlp(layer.mlp, width)
     elif layer.mlp is not None:
         yield from _experts(layer.mlp, width)
+    if (laurel := layer.laurel) is not None:
+        yield from _low_rank(width, width, laurel.product)
+        yield from _lengths(width, laurel.norm)
     if (gate := layer.input_gate) is not None:
         yield from _shapes(numbers, width, gate.gate)
         yield from _shapes(width, numbers, gate.projection)
         yield from _lengths(width, gate.norm)
+
+
+def _altup(altup: AltUp, states: int, width: int) -> Sizes:
+    yield from _shapes(states, width, altup.router)
+    yield from _shapes(states * states, states, altup.predictions)
+    yield from _shapes(states, states, altup.corrections)
+    yield from _lengths(width, altup.norm, altup.scale)
 
 
 def _attention(attention: Attention, width: int) -> Sizes:

@@ -39,7 +39,8 @@ _WITHOUT_WEIGHTS = {"llama4_text"}  # types whose norms of queries and keys have
 # The keys that at least one family computes with. A test compares them with what all families read.
 EFFECTIVE = frozenset(
     {
-        *("_remove_final_layer_norm", "activation_function", "add_cross_attention", "attention_chunk_size"),
+        *("_remove_final_layer_norm", "activation_function", "activation_sparsity_pattern", "add_cross_attention"),
+        *("altup_active_idx", "altup_correct_scale", "altup_num_inputs", "attention_chunk_size"),
         *("attention_in_multiplier", "attention_k_eq_v", "attention_multiplier", "attention_out_multiplier"),
         *("attn_layer_indices", "attn_logit_softcapping", "attn_scale", "attn_temperature_tuning", "block_ff_dim"),
         *("clip_qkv", "conv_L_cache", "conv_kernel", "decoder_sparse_step", "dim_model_base", "do_layer_norm_before"),

@@ -266,7 +266,7 @@ def _rope(name: str, values: Values, row: Mapping[str, Any]) -> Values:
         given = deepcopy(_ROPE.get(name))
         if name == "ministral3" and given is not None:
             given["max_position_embeddings"] = values["max_position_embeddings"]
-    if name in ("gemma3_text", "olmo3"):
+    if name in ("gemma3_text", "gemma3n_text", "olmo3"):
         return _rope_by_layer_type(given, scaling, values, row)
     if name in _WITHOUT_DEFAULTS or name == "cohere2_moe":  # whose class does not read it
         scaling = None
@@ -508,6 +508,15 @@ def _cohere2_moe(values: Values) -> None:
     _or("mlp_layer_types", lambda v: _dense_first(v, dense))(values)
 
 
+def _gemma3n(values: Values) -> None:
+    num_layers = values["num_hidden_layers"]
+    if not isinstance(values["intermediate_size"], list):
+        values["intermediate_size"] = [values["intermediate_size"]] * num_layers
+    num_sparse = 10 if num_layers > 10 else 0
+    _or("activation_sparsity_pattern", lambda _: [0.95] * num_sparse + [0.0] * (num_layers - num_sparse))(values)
+    _full_every("", 5)(values)
+
+
 def _kimi_linear(values: Values) -> None:
     own = values.get("linear_attn_config", {})
     for key, of_file in KIMI_LINEAR_KEYS.items():
@@ -577,6 +586,7 @@ _RULES: dict[str, Callable[[Values], None]] = {
     "gemma": _gemma,
     **dict.fromkeys(("gemma2", "gpt_oss", "vaultgemma"), _EVERY_SECOND),
     "gemma3_text": _gemma3,
+    "gemma3n_text": _gemma3n,
     **dict.fromkeys(("gemma4_text", "gemma4_unified_text"), _gemma4),
     "olmo3": _EVERY_FOURTH,
     "cwm": _cwm,

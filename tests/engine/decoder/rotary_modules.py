@@ -36,7 +36,7 @@ SIZES = {
     "max_position_embeddings": LONG,
     "position_embedding_type": "rope",
 }
-BY_LAYER_TYPE = ("gemma3_text", "gemma4_text", "gemma4_unified_text", "lfm3", "mellum", "olmo3")
+BY_LAYER_TYPE = ("gemma3_text", "gemma3n_text", "gemma4_text", "gemma4_unified_text", "lfm3", "mellum", "olmo3")
 ROTATING = [name for name, row in ROWS.items() if "rope_theta" in row or "rope_parameters" in row["keys"]]
 MODULES = {
     "qwen2_5_omni_text": ("qwen2_5_omni", "Qwen2_5OmniRotaryEmbedding"),

@@ -24,7 +24,8 @@ from tests.models.small_configs import config_of
 # Read for all types, or to count tensors: another value makes another description, or none. Others have another name
 # in one type, and are without effect or shown by tensors in the rest.
 OF_ALL_TYPES = {
-    *("architectures", "eos_token_id", "head_dim", "hidden_size", "max_position_embeddings", "model_type"),
+    *("architectures", "eos_token_id", "head_dim", "hidden_size", "intermediate_size", "max_position_embeddings"),
+    "model_type",
     *("num_attention_heads", "num_deep_layers", "num_hidden_layers", "num_key_value_heads", "pad_token_id"),
     *("moe_num_experts", "n_routed_experts", "num_mtp_layers"),
     *("tie_word_embeddings", "vocab_size", "word_embed_proj_dim", "rope_axes", "qk_head_dim"),

@@ -40,7 +40,7 @@ BY_LAYER_TYPE = {"rope_parameters": {"full_attention": _OF_FULL, "sliding_attent
 OLD_BY_LAYER_TYPE = {"rope_local_base_freq": 500.0, **OLD_ROPE[2]}
 COMPARED_BELOW = {
     *("layer_types", "mamba_d_head", "mlp_layer_types", "no_rope_layers", "rope_parameters", "rope_scaling"),
-    "use_bidirectional_attention",
+    *("activation_sparsity_pattern", "use_bidirectional_attention"),
 }
 REFUSED_ALONE = {
     "internlm3": {"attention_bias", "mlp_bias"},
@@ -128,9 +128,10 @@ def test_each_key_has_the_effect_that_it_has_in_the_class(name: str) -> None:
 @pytest.mark.parametrize("name", [name for name, row in ROWS.items() if "rope_parameters" in row["keys"]])
 def test_rotary_embeddings_are_read_from_files_of_all_ages(name: str) -> None:
     cases = [*NEW_ROPE, *(() if name in WITHOUT_OLD_FILES else OLD_ROPE)]
-    if name in ("gemma3_text", "olmo3"):
+    with_old_windows = ("gemma3_text", "gemma3n_text", "olmo3")
+    if name in with_old_windows:
         cases.append(OLD_BY_LAYER_TYPE)
-    if name in ("gemma3_text", "olmo3", *WITHOUT_OLD_FILES):
+    if name in (*with_old_windows, *WITHOUT_OLD_FILES):
         cases = [BY_LAYER_TYPE, *(case for case in cases if case not in NEW_ROPE[:2])]
     compared = [is_as_in_the_class({"model_type": name, **case}) for case in cases]
     assert compared.count(False) <= 4
@@ -166,6 +167,8 @@ OTHERS = (
     {"model_type": "ernie4_5_moe", "num_experts_per_tok": 3, "num_experts": 32},
     {"model_type": "cohere2_moe", "rope_theta": 12345.0},
     {"model_type": "llama", "qk_rope_head_dim": 64},
+    {"model_type": "gemma3n_text", "num_hidden_layers": 2, "activation_sparsity_pattern": [0.5, 0.0]},
+    {"model_type": "gemma3n_text", "num_hidden_layers": 6, "num_kv_shared_layers": 0, "intermediate_size": 64},
     {"model_type": "kimi_linear", "head_dim": 72, "num_hidden_layers": 2, "linear_attn_config": {"head_dim": 64}},
     {"model_type": "kimi_linear", "linear_attn_config": {"num_heads": 3, "short_conv_kernel_size": 2}},
     {

@@ -101,8 +101,9 @@ def covering_models(folder: Path) -> Iterator[tuple[Decoder, ModelSpec]]:
     for family in COVERING:
         loaded = load(FAMILIES[family])
         yield described(loaded), loaded
-    for family in ("falcon_h1", "kimi_linear"):  # which only their files describe
-        case = case_in(folder / family, family, {})
+    sparse = {"activation_sparsity_pattern": [0.6, 0.0, 0.0, 0.0]}
+    for family, changes in (("falcon_h1", {}), ("kimi_linear", {}), ("gemma3n_text", sparse)):
+        case = case_in(folder / family, family, changes)  # which only its files describe
         yield case.decoder, case.loaded
 
 

@@ -19,8 +19,9 @@ from tests.engine.model.cpu.small_models import DELTA, FAMILIES, GROUPED_MOE, LA
 from tests.engine.model.runners import greedy, greedy_answers
 from tests.engine.remembered import answer, save, started
 from tests.models.adapters import merged, write_adapter
-from tests.models.decoders import generate
+from tests.models.decoders import byte_tokenizer, generate
 from tests.models.small_configs import config_of
+from tests.models.wrappers import save_wrapper
 
 pytestmark = pytest.mark.compiler
 OPTIONS: dict[str, Any] = {"device": "cpu", "kv_blocks": 64, "cpu_threads": 1}
@@ -70,6 +71,15 @@ def test_models_of_odd_sizes_run_in_plain_pytorch(
     assert "The model runs in plain PyTorch, which is slower: " in caplog.text
     with pytest.raises(StartupError, match="^--exact needs the native step, which .* no multiples? of 16"):
         answer(tmp_path, **OPTIONS, exact=True)
+
+
+def test_gemma_3n_is_described_from_its_multimodal_checkpoint(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG)
+    text = save_wrapper("gemma3n", tmp_path)
+    byte_tokenizer().save_pretrained(tmp_path)
+    with started(tmp_path, **OPTIONS) as engine:
+        assert greedy_answers(engine, [PROMPT]) == generate(text, [PROMPT], 12)
+    assert "runs in plain PyTorch, which is slower: it has several hidden states of a token" in caplog.text
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from oaiserve.engine.decoder.dense import Rotary, attention
-from oaiserve.engine.decoder.description import Attention, Layer, LayerInputs, Mixer
+from oaiserve.engine.decoder.description import Attention, HiddenStates, Layer, LayerInputs, Mixer
 from oaiserve.engine.decoder.facts import Facts, MakeFacts, llama
 from oaiserve.engine.decoder.reader import Reader
 from oaiserve.engine.decoder.settings import Settings
@@ -25,6 +25,7 @@ class Family:
     # Changes a layer, which has been described as one of Llama's. The reader is at the layer.
     adjust: Callable[[Layer, Reader, Facts, Settings], Layer] | None = None
     layer_inputs: Callable[[Reader, Facts, Settings], LayerInputs | None] | None = None
+    hidden_states: Callable[[Reader, Settings], HiddenStates] | None = None
 
     @property
     def names(self) -> Mapping[str, str | tuple[str, ...]]:

@@ -27,7 +27,7 @@ from oaiserve.engine.decoder.sources.names import Names
 from oaiserve.engine.decoder.spec import KVShape
 
 _MLP = {role: f"mlp.{role}_proj" for role in ("gate", "up", "down")}
-_NAMES: Names = {
+NAMES: Names = {
     "attention_out_norm": "post_attention_layernorm",
     "mlp_norm": "pre_feedforward_layernorm",
     "mlp_out_norm": "post_feedforward_layernorm",
@@ -73,17 +73,18 @@ def _mixture(settings: Settings) -> Mixture:
 
 def _attention(reader: Reader, facts: Facts, settings: Settings, rotary: Rotary, number: int) -> Attention:
     """Describe the attention of a layer of Gemma 4 whose tokens of an image look ahead in windows alone."""
-    found = _unified_attention(reader, facts, settings, rotary, number)
+    found = shared_attention(reader, facts, settings, rotary, number)
     looks_ahead = found.parameters.sliding_window is not None
     return replace(found, parameters=replace(found.parameters, looks_ahead=looks_ahead))
 
 
-def _unified_attention(reader: Reader, facts: Facts, settings: Settings, rotary: Rotary, number: int) -> Attention:
+def shared_attention(reader: Reader, facts: Facts, settings: Settings, rotary: Rotary, number: int) -> Attention:
+    """Describe the attention of a layer, which may use the keys and values of another one."""
     is_full = settings["layer_types"][number] == "full_attention"
-    kv_heads = settings["num_global_key_value_heads"] if is_full else facts.kv_heads
-    head_dim = settings["global_head_dim"] if is_full else facts.head_dim
+    kv_heads = settings.get("num_global_key_value_heads", facts.kv_heads) if is_full else facts.kv_heads
+    head_dim = settings.get("global_head_dim", facts.head_dim) if is_full else facts.head_dim
     owner = _owner(settings, number)
-    values_of_keys = owner is None and is_full and settings["attention_k_eq_v"]
+    values_of_keys = owner is None and is_full and settings.get("attention_k_eq_v", False)
     roles = ["q"]
     if owner is None:
         roles += ["k"] if values_of_keys else ["k", "v"]
@@ -138,13 +139,17 @@ def _adjust(layer: Layer, reader: Reader, facts: Facts, settings: Settings) -> L
         layer = replace(layer, mlp=_with_norms(layer.mlp, reader, facts, settings))
     if not settings["hidden_size_per_layer_input"]:
         return layer
-    gate = InputGate(
+    return replace(layer, input_gate=input_gate(reader, facts))
+
+
+def input_gate(reader: Reader, facts: Facts) -> InputGate:
+    """Describe the gate of a layer's own inputs."""
+    return InputGate(
         gate=reader.matrix("input_gate"),
         activation=facts.activation,
         projection=reader.matrix("input_projection"),
         norm=reader.norm("input_norm", facts.norm),
     )
-    return replace(layer, input_gate=gate)
 
 
 def _with_norms(experts: Experts, reader: Reader, facts: Facts, settings: Settings) -> Experts:
@@ -158,7 +163,8 @@ def _with_norms(experts: Experts, reader: Reader, facts: Facts, settings: Settin
     return replace(experts, router=replace(experts.router, factors=reader.numbers("router_factors")), norms=norms)
 
 
-def _layer_inputs(reader: Reader, facts: Facts, settings: Settings) -> LayerInputs | None:
+def layer_inputs(reader: Reader, facts: Facts, settings: Settings) -> LayerInputs | None:
+    """Describe the inputs of all layers, if they have such."""
     numbers = settings["hidden_size_per_layer_input"]
     if not numbers:
         return None
@@ -181,16 +187,16 @@ FAMILIES = (
     Family(
         type="gemma4_text",
         facts=_facts,
-        other_names=_NAMES,
+        other_names=NAMES,
         attention=_attention,
         adjust=_adjust,
-        layer_inputs=_layer_inputs,
+        layer_inputs=layer_inputs,
     ),
     Family(
         type="gemma4_unified_text",
         facts=_facts,
-        other_names=_NAMES,
-        attention=_unified_attention,
+        other_names=NAMES,
+        attention=shared_attention,
         adjust=_with_factor,
     ),
 )

@@ -13,7 +13,9 @@ KEYS = {
     r"^thinker\.model\.": "model.",
     r"^thinker\.lm_head\.": "lm_head.",
 }
-_OF_TEXT = re.compile(r"(model\.(embed_tokens(_per_layer)?|embedding_norm|layers|norm|per_layer_\w+)|lm_head)\.")
+_OF_TEXT = re.compile(
+    r"(model\.(altup_\w+|embed_tokens(_per_layer)?|embedding_norm|layers|norm|per_layer_\w+)|lm_head)\."
+)
 
 
 def text_name(name: str) -> str:

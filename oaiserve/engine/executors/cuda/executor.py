@@ -17,14 +17,17 @@ from torch.nn.functional import embedding
 from oaiserve.engine.decoder.description import (
     MLP,
     Decoder,
+    DeltaNet,
     InputGate,
     Layer,
     LayerInputs,
     Norm,
+    NotKnown,
     Scales,
     by_kind,
     matrices_in,
 )
+from oaiserve.engine.decoder.reference_only import refuse_reference_only
 from oaiserve.engine.decoder.spec import KVShape
 from oaiserve.engine.executors.cuda.attention import CudaStep, attention_layer
 from oaiserve.engine.executors.cuda.kernels import Kernels
@@ -99,10 +102,13 @@ class CudaWeights:
     ) -> None:
         """Copy the weights one by one, after which the description is not needed any more.
 
-        Without `takes_float8`, matrices in floats of eight bits are expanded. Raises NotKnown for keys and values that
-        are made from latent vectors with a bias.
+        Without `takes_float8`, matrices in floats of eight bits are expanded. Raises NotKnown for what has no
+        kernels, and for keys and values that are made from latent vectors with a bias.
         """
         refuse_latent_biases(decoder)
+        refuse_reference_only(decoder)
+        if any(isinstance(layer.mixer, DeltaNet) and layer.mixer.decays is not None for layer in decoder.layers):
+            raise NotKnown("its states have a decay for each row")
         self.dtype = dtype
         self.device = device
         placing = JoiningPlacing(dtype, device, takes_float8=takes_float8)

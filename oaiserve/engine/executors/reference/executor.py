@@ -13,6 +13,7 @@ from oaiserve.engine.decoder.description import MLP, Decoder, InputGate, Layer, 
 from oaiserve.engine.executors.reference.attention import PagedAttention
 from oaiserve.engine.executors.reference.experts import mixture_output, mlp_output
 from oaiserve.engine.executors.reference.heads import Attending
+from oaiserve.engine.executors.reference.hidden_states import corrected, first_states, last_state, predicted
 from oaiserve.engine.executors.reference.mixers import mixer_output
 from oaiserve.engine.executors.reference.place import new_cache, placed
 from oaiserve.engine.executors.reference.products import Products, product
@@ -88,7 +89,15 @@ class _Forward(NamedTuple):
             hidden[media.rows] = media.vectors.float() * decoder.vector_scale
         yield hidden
         inputs = None if decoder.layer_inputs is None else self._layer_inputs(decoder.layer_inputs, ids, hidden)
+        states = decoder.hidden_states
+        if states is not None:
+            hidden = first_states(states, hidden, self.products)
         for index, layer in enumerate(decoder.layers):
+            if states is not None:
+                assert inputs is not None
+                hidden = self._layer_of_states(index, layer, hidden, states.active, inputs[:, index])
+                yield hidden[0]
+                continue
             hidden = self._layer(index, layer, hidden)
             if layer.input_gate is not None:
                 assert inputs is not None
@@ -97,6 +106,8 @@ class _Forward(NamedTuple):
             if media is not None and index < min(decoder.num_deep, len(media.deep)):
                 hidden = hidden.index_add(0, media.rows, media.deep[index].float())
             yield hidden
+        if states is not None:
+            hidden = last_state(states, hidden, self.products)
         last = decoder.final_norm(hidden[self.batch.logits_rows])
         logits = product(last, decoder.head) * decoder.logits_scale
         if decoder.logits_softcap:
@@ -115,6 +126,18 @@ class _Forward(NamedTuple):
         added = self.products(inputs * gates, gate.projection)
         return gate.norm(added)
 
+    def _layer_of_states(self, index: int, layer: Layer, hidden: Tensor, active: int, inputs: Tensor) -> Tensor:
+        """Return the hidden states float32 [states, T, width] after a layer, given those before it and its inputs."""
+        altup, gate = layer.altup, layer.input_gate
+        assert altup is not None
+        assert gate is not None
+        hidden = predicted(altup, hidden, active, self.products)
+        output = self._layer(index, layer, hidden[active])
+        hidden = corrected(altup, hidden, output, active, self.products)
+        read = hidden[active] if altup.scale is None else hidden[active] * altup.scale
+        hidden[1:] += self._gated_inputs(gate, inputs, read)
+        return hidden
+
     def _layer(self, index: int, layer: Layer, hidden: Tensor) -> Tensor:
         """Return the hidden state float32 [T, width] with the additions of a layer."""
         scale = self.decoder.residual_scale
@@ -129,6 +152,9 @@ class _Forward(NamedTuple):
             cache = self.caches[index if attention.cache_of is None else attention.cache_of]
             attended = self.attend(attention, x, cache)
             hidden = hidden + scale * scales.attention * _normed(attended, layer.attention_out_norm)
+        if (laurel := layer.laurel) is not None:
+            low = self.products(x, laurel.product.down)
+            hidden = (hidden + x + laurel.norm(self.products(low, laurel.product.up))) * 2**-0.5
         if layer.mlp is None:
             return hidden
         read = before if layer.is_parallel else hidden

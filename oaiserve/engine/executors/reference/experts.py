@@ -16,8 +16,13 @@ def mlp_output(mlp: MLP, x: Tensor, products: Products) -> Tensor:
     """Return the output float32 [T, width] of an MLP for the normed hidden state [T, width]."""
     up = products(x, mlp.up)
     activation = ACTIVATIONS[mlp.activation]
-    inner = activation(up) if mlp.gate is None else activation(products(x, mlp.gate)) * up
-    return products(inner, mlp.down)
+    if mlp.gate is None:
+        return products(activation(up), mlp.down)
+    gate = products(x, mlp.gate)
+    if mlp.cutoff is not None:
+        least = gate.mean(-1, keepdim=True) + mlp.cutoff * gate.std(-1, keepdim=True, correction=0)
+        gate = (gate - least).relu()
+    return products(activation(gate) * up, mlp.down)
 
 
 def mixture_output(mixture: Experts, x: Tensor, hidden: Tensor, products: Products) -> Tensor:

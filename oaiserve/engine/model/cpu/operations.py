@@ -25,6 +25,7 @@ from oaiserve.engine.decoder.description import (
     matrices_in,
 )
 from oaiserve.engine.model.attention import LayerCache
+from oaiserve.engine.decoder.reference_only import refuse_reference_only
 from oaiserve.engine.model.cpu.expert_operations import Buffers, ExpertOperations
 from oaiserve.engine.model.cpu.kv_layout import LANES, latent_dim, new_cache
 from oaiserve.engine.model.cpu.library import AttentionOptions, CacheMemory, Library, Normalize, Rotary
@@ -55,6 +56,7 @@ class Operations:
 
         Raises NotKnown for sizes that the native code does not support, and MemoryError.
         """
+        refuse_reference_only(decoder)
         self._operations = operations = OperationList(library, handle, pool, has_adapters=has_adapters)
         self.names, self.sites = operations.names, operations.sites
         self.caches: list[LayerCache] = []

@@ -177,9 +177,10 @@ def test_weights_that_are_quantized_before_are_refused(tmp_path: Path) -> None:
     ("asked", "reason"),
     [
         (config("gpt2", n_embd=64, n_layer=2, n_head=4, n_positions=128), "the matrices of this family are transposed"),
-        (config_of("gemma3n_text"), "models of type 'gemma3n_text' have no description"),
+        (config_of("apertus"), "models of type 'apertus' have no description"),
+        (config_of("gemma3n_text"), "it has several hidden states of a token"),
     ],
-    ids=["transposed", "without a description"],
+    ids=["transposed", "without a description", "without native code"],
 )
 def test_families_whose_weights_cannot_be_quantized_are_refused(
     asked: PreTrainedConfig, reason: str, tmp_path: Path

@@ -54,7 +54,7 @@ def test_answers_are_those_of_transformers_however_they_are_packed(family: str) 
 
 NOT_KNOWN = {
     "apertus": (WITHOUT_STEP, "models of type 'apertus' have no description"),
-    "gemma3n_text": (config_of("gemma3n_text"), "models of type 'gemma3n_text' have no description"),
+    "gemma3n_text": (config_of("gemma3n_text"), "it has several hidden states of a token"),
     "limits": (config("olmo", clip_qkv=1.0), "it limits queries, keys and values"),
     "cohere": (
         config("cohere", use_qk_norm=True),

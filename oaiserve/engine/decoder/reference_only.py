@@ -1,0 +1,16 @@
+"""The parts of descriptions that only the reference computes."""
+
+from __future__ import annotations
+
+from oaiserve.engine.decoder.description import MLP, Decoder, NotKnown
+
+
+def refuse_reference_only(decoder: Decoder) -> None:
+    """Raise NotKnown for parts of a description that only the reference computes."""
+    if decoder.hidden_states is not None:
+        raise NotKnown("it has several hidden states of a token")
+    for layer in decoder.layers:
+        if layer.laurel is not None:
+            raise NotKnown("its layers have a path beside attention")
+        if isinstance(layer.mlp, MLP) and layer.mlp.cutoff is not None:
+            raise NotKnown("its MLPs have sparse gates")
