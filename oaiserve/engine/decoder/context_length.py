@@ -17,7 +17,4 @@ def context_length(settings: Settings) -> int:
     for parameters in (rope, *(of_layers for of_layers in rope.values() if isinstance(of_layers, dict))):
         if parameters.get("rope_type") in _LENGTH_DEPENDENT:
             limit = min(limit, int(parameters.get("original_max_position_embeddings") or limit))
-    if (chunk := settings.get("attention_chunk_size")) is not None:
-        # Within the first chunk, chunked layers see all tokens before. From its last token on, Llama 4 scales queries.
-        limit = min(limit, chunk - 1)
     return limit

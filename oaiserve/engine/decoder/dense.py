@@ -105,7 +105,13 @@ def attention(reader: Reader, facts: Facts, _settings: Settings, rotary: Rotary,
         rotates_before_norms=facts.rotates_before_norms,
         query_factors=rotary.query_factors_of_layer(number),
         sinks=sinks,
-        parameters=AttentionParameters(scaling, facts.windows[number], facts.softcap, has_sinks=sinks is not None),
+        parameters=AttentionParameters(
+            scaling,
+            facts.windows[number],
+            facts.softcap,
+            has_sinks=sinks is not None,
+            chunk=None if facts.chunks is None else facts.chunks[number],
+        ),
     )
 
 

@@ -114,6 +114,7 @@ class AttentionParameters:
     softcap: float | None
     has_sinks: bool = False
     looks_ahead: bool = True  # tokens of an image see those behind them, where there are such
+    chunk: int | None = None  # sequences are cut into chunks of this many tokens; a token sees only its own chunk
 
 
 @dataclass(frozen=True, slots=True)

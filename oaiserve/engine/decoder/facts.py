@@ -71,6 +71,7 @@ class Facts:
     activation: str  # a name in ACTIVATIONS of the executors
     scaling: float  # of the products of queries and keys
     windows: tuple[int | None, ...]  # of layers
+    chunks: tuple[int | None, ...] | None = None  # of layers; None: no layer attends in chunks
     rotates: tuple[bool, ...]  # whether layers rotate queries and keys by position
     is_interleaved: bool = False  # neighbours are rotated together, and not the numbers of two halves
     rotates_before_norms: bool = False

@@ -10,6 +10,8 @@ def refuse_reference_only(decoder: Decoder) -> None:
     if decoder.hidden_states is not None:
         raise NotKnown("it has several hidden states of a token")
     for layer in decoder.layers:
+        if layer.attention is not None and layer.attention.parameters.chunk is not None:
+            raise NotKnown("its layers attend in chunks")
         if layer.laurel is not None:
             raise NotKnown("its layers have a path beside attention")
         if isinstance(layer.mlp, MLP) and layer.mlp.cutoff is not None:

@@ -62,7 +62,8 @@ def compare_layers(source: ModelSource) -> Iterator[Comparison]:
 def token_ids(source: ModelSource, described: Described) -> list[int]:
     """Return the tokens that a comparison computes, more than fit into windows of attention unless these are long."""
     spec, attending = described.spec, [layer.attention for layer in described.decoder.layers]
-    windows = [one.parameters.sliding_window or 0 for one in attending if one is not None]
+    parameters = [one.parameters for one in attending if one is not None]
+    windows = [one.sliding_window or one.chunk or 0 for one in parameters]
     number = max([_NUM_TOKENS, *(window + _BEYOND_WINDOW for window in windows if window <= _LONGEST_WINDOW)])
     encode = Tokenizer.from_pretrained(source.path).backend.encode
     found: list[int] = encode(_TEXT * -(-number // _NUM_TOKENS) * 2, add_special_tokens=True).ids

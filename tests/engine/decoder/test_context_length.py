@@ -12,7 +12,9 @@ from tests.engine.decoder.test_settings import ROWS, of_class
 
 
 def lengths(config: dict[str, Any]) -> tuple[int, int]:
-    return context_length(settings_of(config)), model_config.context_length(of_class(config))
+    of_type = of_class(config)
+    of_type.attention_chunk_size = None  # which limits the length only without a description
+    return context_length(settings_of(config)), model_config.context_length(of_type)
 
 
 @pytest.mark.parametrize("name", ROWS)
@@ -36,8 +38,13 @@ def test_the_kind_of_rotary_embeddings_limits_the_length(name: str) -> None:
         ({"max_position_embeddings": 2**21}, 2**20),
         ({"max_position_embeddings": 0, "max_seq_len": 300}, 300),
         ({"max_position_embeddings": 0}, 2048),
-        ({"max_position_embeddings": 500, "attention_chunk_size": 100}, 99),
     ],
 )
 def test_other_keys_limit_the_length(keys: dict[str, Any], expected: int) -> None:
     assert lengths({"model_type": "llama", **keys}) == (expected, expected)
+
+
+def test_chunks_of_attention_limit_the_length_of_models_without_a_description() -> None:
+    config = {"model_type": "llama4_text", "max_position_embeddings": 500, "attention_chunk_size": 100}
+    assert context_length(settings_of(config)) == 500
+    assert model_config.context_length(of_class(config)) == 99

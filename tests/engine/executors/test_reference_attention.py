@@ -39,6 +39,7 @@ def plain_attention(
 @given(
     lengths=st.lists(st.tuples(st.integers(0, 30), st.integers(1, 9) | st.just(1)), min_size=1, max_size=6),
     window=st.sampled_from([None, 1, 3, 10, 100]),
+    chunk=st.sampled_from([None, None, 1, 6, 16, 100]),
     softcap=st.sampled_from([None, 2.0]),
     has_sinks=st.booleans(),
     looks_ahead=st.booleans(),
@@ -49,6 +50,7 @@ def plain_attention(
 def test_it_equals_softmax_over_all_keys_for_any_mix_of_prefill_and_decode(
     lengths: list[tuple[int, int]],
     window: int | None,
+    chunk: int | None,
     softcap: float | None,
     has_sinks: bool,
     looks_ahead: bool,
@@ -65,7 +67,7 @@ def test_it_equals_softmax_over_all_keys_for_any_mix_of_prefill_and_decode(
     if is_in_eight_bits:
         cache = ScaledCache.of(LayerCache(*(blocks.to(FP8) for blocks in cache)), (0.5, 2.0))
     sinks = torch.linspace(0.1, 2.0, HEADS) if has_sinks else None
-    parameters = AttentionParameters(KEY_DIM**-0.5, window, softcap, has_sinks, looks_ahead)
+    parameters = AttentionParameters(KEY_DIM**-0.5, window, softcap, has_sinks, looks_ahead, chunk)
     with pytest.MonkeyPatch.context() as patch:
         for name, size in (("PIECE_TOKENS", 16), ("TILE_QUERIES", 4), ("GROUP_DECODES", 2)):
             patch.setattr(attention, name, size)
@@ -84,6 +86,8 @@ def test_it_equals_softmax_over_all_keys_for_any_mix_of_prefill_and_decode(
         own, places = torch.arange(start, end)[:, None], torch.arange(end)
         last = batch.last_visible[rows, None] if looks_ahead and batch.last_visible is not None else own
         visible = (places <= last) & (own - places < (window or math.inf))
+        if chunk is not None:
+            visible &= own // chunk == places // chunk
         expected = plain_attention(query[rows], keys, values, visible, softcap, sinks)
         torch.testing.assert_close(found[rows].double(), expected, rtol=1e-4, atol=1e-5)
         first += count

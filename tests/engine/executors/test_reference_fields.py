@@ -101,9 +101,14 @@ def covering_models(folder: Path) -> Iterator[tuple[Decoder, ModelSpec]]:
     for family in COVERING:
         loaded = load(FAMILIES[family])
         yield described(loaded), loaded
-    sparse = {"activation_sparsity_pattern": [0.6, 0.0, 0.0, 0.0]}
-    for family, changes in (("falcon_h1", {}), ("kimi_linear", {}), ("gemma3n_text", sparse)):
-        case = case_in(folder / family, family, changes)  # which only its files describe
+    of_files: dict[str, dict[str, Any]] = {  # which only their files describe
+        "falcon_h1": {},
+        "kimi_linear": {},
+        "llama4_text": {"attention_chunk_size": 16},
+        "gemma3n_text": {"activation_sparsity_pattern": [0.6, 0.0, 0.0, 0.0]},
+    }
+    for family, changes in of_files.items():
+        case = case_in(folder / family, family, changes)
         yield case.decoder, case.loaded
 
 

@@ -1,9 +1,10 @@
-"""Llama 4, the weights of whose experts multiply what these read. Some of its layers don't rotate queries and keys."""
+"""Llama 4: expert weights multiply the inputs of experts; layers rotate and attend in chunks, or do neither."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
+from oaiserve.engine.decoder.description import NotKnown
 from oaiserve.engine.decoder.facts import Facts, Mixture, llama, refuse_other_types
 from oaiserve.engine.decoder.families.family import Family
 from oaiserve.engine.decoder.settings import Settings
@@ -23,11 +24,11 @@ _NAMES: Names = {
 
 
 def _llama4(settings: Settings) -> Facts:
-    """Return the facts of sequences within the first chunk, where layers with chunks see all tokens before."""
     refuse_other_types(settings, "full_attention", "chunked_attention")
     have_experts = settings["moe_layers"]
     return replace(
         llama(settings),
+        chunks=_chunks(settings),
         rotates=tuple(bool(rotates) for rotates in settings["no_rope_layers"]),
         rotates_before_norms=settings["use_qk_norm"],
         has_weightless_qk_norms=settings["use_qk_norm"],
@@ -43,6 +44,16 @@ def _llama4(settings: Settings) -> Facts:
             scales_inputs=True,
         ),
     )
+
+
+def _chunks(settings: Settings) -> tuple[int | None, ...]:
+    kinds = settings["layer_types"]
+    size = settings["attention_chunk_size"]
+    if unknown := sorted(set(kinds) - {"chunked_attention", "full_attention"}):
+        raise NotKnown(f"it has layers of type '{unknown[0]}'")
+    if "chunked_attention" in kinds and not size:
+        raise NotKnown(f"its layers attend in chunks of {size} tokens")
+    return tuple(size if kind == "chunked_attention" else None for kind in kinds)
 
 
 FAMILIES = (Family(type="llama4_text", facts=_llama4, other_names=_NAMES, has_transposed_experts=True),)

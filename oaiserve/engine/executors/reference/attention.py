@@ -102,7 +102,8 @@ def _attend(
     """Return the attention float32 [B, Q, heads, value_dim] of a group of sequences."""
     kv_heads, value_dim = cache.values.shape[2:]
     num_sequences, num_queries = query.shape[:2]
-    window, last = parameters.sliding_window, group.last if parameters.looks_ahead else None
+    window, chunk = parameters.sliding_window, parameters.chunk
+    last = group.last if parameters.looks_ahead else None
     query = query.unflatten(2, (kv_heads, -1)).permute(0, 2, 3, 1, 4)  # [B, kv_heads, heads of each, Q, key_dim]
     # A sink is one more key, whose value is 0. All queries see it before any other.
     most = query.new_full((*query.shape[:-1], 1), _LEAST)
@@ -112,23 +113,22 @@ def _attend(
         total = torch.ones_like(most)
     out = query.new_zeros(*query.shape[:-1], value_dim)
     at_once = max(1, PIECE_TOKENS // num_sequences)
-    begin = 0 if window is None else max(0, group.start - window + 1)
-    for first_key in range(begin, group.end, at_once):
+    for first_key in range(_first_key(group.start, window, chunk), group.end, at_once):
         end_key = min(first_key + at_once, group.end)
         keys, values = _gather(cache, group, first_key, end_key)
         places = torch.arange(first_key, end_key, device=query.device)
         for first in range(0, num_queries, TILE_QUERIES):
             end = min(first + TILE_QUERIES, num_queries)
             last_query = group.end - num_queries + end - 1
-            if (last is None and first_key > last_query) or (
-                window is not None and end_key <= group.start + first - window + 1
-            ):
+            if (last is None and first_key > last_query) or end_key <= _first_key(group.start + first, window, chunk):
                 continue  # no query of the tile sees a key of the piece
             tile = slice(first, end)
             own = group.queries[:, tile, None]
             visible = places <= (own if last is None else last[:, tile, None])
             if window is not None:
                 visible &= own - places < window
+            if chunk is not None:
+                visible &= own // chunk == places // chunk
             scores = (query[:, :, :, tile].flatten(2, 3) @ keys.mT).unflatten(2, (-1, end - first))
             scores *= parameters.scaling
             if parameters.softcap:
@@ -143,6 +143,12 @@ def _attend(
             out[:, :, :, tile] = out[:, :, :, tile] * factor + added
             most[:, :, :, tile] = largest
     return (out / total).permute(0, 3, 1, 2, 4).flatten(2, 3)
+
+
+def _first_key(query: int, window: int | None, chunk: int | None) -> int:
+    """Return the index of the first key that a query sees, by its own index."""
+    first = 0 if window is None else max(0, query - window + 1)
+    return first if chunk is None else max(first, query // chunk * chunk)
 
 
 def _gather(cache: LayerCache, group: _Group, first: int, end: int) -> tuple[Tensor, Tensor]:

@@ -24,8 +24,8 @@ from oaiserve.engine.decoder.description import (
     Scales,
     matrices_in,
 )
-from oaiserve.engine.model.attention import LayerCache
 from oaiserve.engine.decoder.reference_only import refuse_reference_only
+from oaiserve.engine.model.attention import LayerCache
 from oaiserve.engine.model.cpu.expert_operations import Buffers, ExpertOperations
 from oaiserve.engine.model.cpu.kv_layout import LANES, latent_dim, new_cache
 from oaiserve.engine.model.cpu.library import AttentionOptions, CacheMemory, Library, Normalize, Rotary
