@@ -70,6 +70,10 @@ VARIANTS: dict[str, tuple[dict[str, Any], ...]] = {
         {"num_hidden_layers": 5, "layer_types": None, "mlp_layer_types": ["sparse", *["dense"] * 4]},
         {"tie_word_embeddings": True},
     ),
+    "aria_text": (
+        {"moe_num_experts": 6, "moe_topk": 3, "moe_num_shared_experts": 2, "hidden_act": "gelu"},
+        {"moe_num_experts": 4, "attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True},
+    ),
     "llama4_text": (
         {"attention_chunk_size": 16},
         {"attention_chunk_size": 7, "floor_scale": 8, "attn_scale": 0.5, "use_qk_norm": False},

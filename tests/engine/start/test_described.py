@@ -73,13 +73,16 @@ def test_models_of_odd_sizes_run_in_plain_pytorch(
         answer(tmp_path, **OPTIONS, exact=True)
 
 
-def test_gemma_3n_is_described_from_its_multimodal_checkpoint(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("name", ["aria", "gemma3n", "llama4"])
+def test_text_models_of_multimodal_checkpoints_are_described(
+    name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     caplog.set_level(logging.DEBUG)
-    text = save_wrapper("gemma3n", tmp_path)
+    text = save_wrapper(name, tmp_path)
     byte_tokenizer().save_pretrained(tmp_path)
-    with started(tmp_path, **OPTIONS) as engine:
+    with started(tmp_path, **OPTIONS, media=False) as engine:
         assert greedy_answers(engine, [PROMPT]) == generate(text, [PROMPT], 12)
-    assert "runs in plain PyTorch, which is slower: it has several hidden states of a token" in caplog.text
+    assert "The model starts from a description of its files" in caplog.text
 
 
 @pytest.mark.parametrize(

@@ -33,6 +33,11 @@ _HUNYUAN: Names = {
     "shared.up": "mlp.shared_mlp.up_proj",
     "shared.down": "mlp.shared_mlp.down_proj",
 }
+_ARIA: Names = {
+    "router": "mlp.router",
+    "experts.gate_up": ("mlp.experts.fc1", "mlp.experts.gate_up_proj"),
+    "experts.down": ("mlp.experts.fc2", "mlp.experts.down_proj"),
+}
 _ERNIE: Names = {
     "choice_bias": (
         "mlp.gate.moe_statics.e_score_correction_bias",
@@ -140,6 +145,17 @@ def _ernie(settings: Settings) -> Facts:
     return replace(llama(settings), is_interleaved=True, mixture=mixture)
 
 
+def _aria(settings: Settings) -> Facts:
+    mixture = Mixture(
+        layers=in_all_layers(settings),
+        num_experts=settings["moe_num_experts"],
+        top_k=settings["moe_topk"],
+        has_shared=True,
+        activation="silu",  # whatever `hidden_act` is
+    )
+    return replace(llama(settings), mixture=mixture)
+
+
 def _cohere2_moe(settings: Settings) -> Facts:
     has_shared = settings["num_shared_experts"] > 0
     if has_shared and settings["shared_expert_combination_strategy"] != "sum":
@@ -184,4 +200,5 @@ FAMILIES = (
     Family(type="hunyuan_v1_moe", facts=_hunyuan, other_names=_HUNYUAN),
     Family(type="ernie4_5_moe", facts=_ernie, other_names=_ERNIE),
     Family(type="cohere2_moe", facts=_cohere2_moe),
+    Family(type="aria_text", facts=_aria, other_names=_ARIA, has_transposed_experts=True),
 )
