@@ -73,8 +73,10 @@ EFFECTIVE = frozenset(
         *_NORMS,
     }
 )
-# Tensors tell how many experts there are.
-_COUNTED = frozenset({"moe_num_experts", "n_routed_experts", "num_experts", "num_local_experts"})
+# Tensors show how many experts there are, and rows of the embedding of layers, if layers have inputs of their own.
+_COUNTED = frozenset(
+    {"moe_num_experts", "n_routed_experts", "num_experts", "num_local_experts", "vocab_size_per_layer_input"}
+)
 # Keys of any config.json, also by names in older files.
 _OF_ALL_TYPES = frozenset(
     {
