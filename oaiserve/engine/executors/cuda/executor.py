@@ -106,9 +106,7 @@ class CudaWeights:
         kernels, and for keys and values that are made from latent vectors with a bias.
         """
         refuse_latent_biases(decoder)
-        refuse_reference_only(decoder)
-        if any(isinstance(layer.mixer, DeltaNet) and layer.mixer.decays is not None for layer in decoder.layers):
-            raise NotKnown("its states have a decay for each row")
+        refuse_without_kernels(decoder)
         self.dtype = dtype
         self.device = device
         placing = JoiningPlacing(dtype, device, takes_float8=takes_float8)
@@ -175,6 +173,14 @@ class CudaWeights:
         of_tokens = _rows(ids, inputs.table).unflatten(1, sizes)
         together: Tensor = (projected + of_tokens * inputs.table_scale) * inputs.scale
         return together.to(hidden.dtype)
+
+
+def refuse_without_kernels(decoder: Decoder) -> None:
+    """Raise NotKnown for a decoder that only other executors compute."""
+    refuse_reference_only(decoder)
+    nets = (layer.mixer for layer in decoder.layers if isinstance(layer.mixer, DeltaNet))
+    if any(net.decays is not None or net.gates is not None or net.has_sigmoid_gates for net in nets):
+        raise NotKnown("its states have a decay for each row, or other gates")
 
 
 class _CudaLayer:
