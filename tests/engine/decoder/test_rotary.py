@@ -1,7 +1,6 @@
 """Rotary tables are, bit for bit, those of transformers' modules and those of the pinned descriptions."""
 
 import json
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -33,8 +32,6 @@ from tests.models.pinned import PINNED, file_of
 from tests.models.wrappers import wrapper_config
 
 INTERLEAVED = ("cohere", "cohere2", "cohere2_moe", "ernie4_5", "ernie4_5_moe", "glm", "glm4", "helium")
-# Today's descriptions leave out the last pairs if all their cosines are rounded to 1. Their sines are not 0.
-CUT_BY_ROUNDING = {"minimax_m2": 7, "cwm": 6, "gemma3_text, linear in full layers": 7}
 PINNED_CONFIGS: dict[tuple[str, bool], PreTrainedConfig] = {
     **{(name, False): pinned.config for name, pinned in PINNED.items()},
     **{(name, True): Record(name).config() for name in records()},
@@ -61,19 +58,7 @@ def test_tables_are_those_of_the_pinned_descriptions(name: str, is_gguf: bool) -
     settings = settings_in(PINNED_CONFIGS[name, is_gguf])
     tables = tables_of(settings, length)
     texts = {text_of_table(table) for table in (*tables, query_factors(settings, length)) if table is not None}
-    if name in CUT_BY_ROUNDING:
-        assert texts != expected
-        tables = [without_rounded(table, CUT_BY_ROUNDING[name]) for table in tables]
-        texts = {text_of_table(table) for table in tables}
     assert texts == expected
-
-
-def without_rounded(table: RotaryTable, pairs: int) -> RotaryTable:
-    """Leave out the last pairs if all their cosines are 1, although their sines are not 0."""
-    if not (table.cosines[:, pairs:] == 1).all():
-        return table
-    assert (table.sines[1:, pairs:] > 0).all()
-    return replace(table, cosines=table.cosines[:, :pairs].contiguous(), sines=table.sines[:, :pairs].contiguous())
 
 
 @pytest.mark.parametrize("name", ROTATING)
