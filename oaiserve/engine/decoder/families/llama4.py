@@ -49,8 +49,6 @@ def _llama4(settings: Settings) -> Facts:
 def _chunks(settings: Settings) -> tuple[int | None, ...]:
     kinds = settings["layer_types"]
     size = settings["attention_chunk_size"]
-    if unknown := sorted(set(kinds) - {"chunked_attention", "full_attention"}):
-        raise NotKnown(f"it has layers of type '{unknown[0]}'")
     if "chunked_attention" in kinds and not size:
         raise NotKnown(f"its layers attend in chunks of {size} tokens")
     return tuple(size if kind == "chunked_attention" else None for kind in kinds)
