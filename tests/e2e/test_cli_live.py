@@ -51,7 +51,7 @@ def test_sigterm_lets_a_stream_finish_with_all_its_spans(small_model: Path, tmp_
 
 def test_a_chat_has_a_server_while_it_runs_and_shows_where_time_went(small_model: Path) -> None:
     with terminal("chat", str(small_model)) as screen:
-        screen.shows(r"(?s)at http://127\.0\.0\.1:\d+\.\s+Ctrl-C .*\n\n> $")
+        screen.shows(r"(?s)at\s+http://127\.0\.0\.1:\d+\.\s+Ctrl-C .*\n\n> $")
         (server,) = (each for each in running() if each.model == str(small_model))
         screen.types("Hello\r")
         screen.shows(r"(?s)Hello\n.*\n\n> $")
