@@ -51,7 +51,9 @@ def describe(tensors: Tensors, settings: Settings, family: Family, length: int) 
         num_deep=settings.get("num_deep_layers", 0),
         hidden_states=None if family.hidden_states is None else family.hidden_states(reader, settings),
     )
-    refuse_other_tensors(settings, [reader.at(f"layers.{number}") for number in range(facts.num_layers)])
+    readers = [reader.at(f"layers.{number}") for number in range(facts.num_layers)]
+    attending = [one for number, one in enumerate(readers) if number not in facts.without_attention]
+    refuse_other_tensors(settings, readers, attending)
     for number in range(facts.num_layers, facts.num_layers + facts.guessing_layers):
         tensors.leave_out(f"layers.{number}")
     if unread := tensors.unread():

@@ -16,9 +16,9 @@ _FLAGS = {
     "use_qkv_bias": _BIASES,
     "attention_out_bias": ("out",),
     "enable_bias": (*_BIASES, "out", "up", "down"),
-    "mlp_bias": ("up", "down", "gate_up", "shared.up"),
     "use_bias": (*_BIASES, "out", "up", "down"),
 }
+_FLAGS_OF_MLPS = {"mlp_bias": ("up", "down", "gate_up", "shared.up")}
 _FLAGS_OF_MIXERS = {
     "conv_bias": ("conv",),
     "mamba_conv_bias": ("conv",),
@@ -68,6 +68,7 @@ EFFECTIVE = frozenset(
         *("topk_group", "topk_method", "use_attention_gate", "use_bidirectional_attention", "use_expert_bias"),
         *("use_parallel_residual", "use_sandwich_norm", "use_sliding_window", "v_head_dim"),
         *_FLAGS,
+        *_FLAGS_OF_MLPS,
         *_FLAGS_OF_MIXERS,
         *_NORMS,
     }
@@ -110,22 +111,24 @@ def unknown(settings: Settings) -> list[str]:
     return sorted(key for key in settings.stated if key not in known and not _is_neutral(settings.stated[key]))
 
 
-def refuse_other_tensors(settings: Settings, layers: list[Reader]) -> None:
+def refuse_other_tensors(settings: Settings, layers: list[Reader], attending: list[Reader]) -> None:
     """Raise NotKnown if layers have tensors that the settings exclude, or lack those that they ask for.
 
-    transformers makes its modules by the settings, and ignores tensors that these have no place for.
+    transformers makes its modules by the settings, and ignores tensors that these have no place for. `attending` are
+    the layers with attention.
     """
-    for key, roles in _FLAGS.items():
-        if (settings["model_type"], key) not in _WITHOUT_EFFECT:
-            _compare_biases(settings, key, layers, roles)
+    for flags, parts in ((_FLAGS, attending), (_FLAGS_OF_MLPS, layers)):
+        for key, roles in flags.items():
+            if (settings["model_type"], key) not in _WITHOUT_EFFECT:
+                _compare_biases(settings, key, parts, roles)
     mixers = [layer.at("mixer") for layer in layers]
     for key, roles in _FLAGS_OF_MIXERS.items():
         if (settings["model_type"], key) not in _WITHOUT_EFFECT_ON_MIXERS:
             _compare_biases(settings, key, mixers, roles)
-    attending = _first_with(layers, _BIASES)
+    first = _first_with(attending, _BIASES)
     for key in _NORMS:
-        if key in settings and attending is not None and settings["model_type"] not in _WITHOUT_WEIGHTS:
-            _compare(settings, key, attending.has("q_norm"))
+        if key in settings and first is not None and settings["model_type"] not in _WITHOUT_WEIGHTS:
+            _compare(settings, key, first.has("q_norm"))
 
 
 def _compare_biases(settings: Settings, key: str, parts: list[Reader], roles: tuple[str, ...]) -> None:
@@ -152,7 +155,7 @@ def _is_without_effect(settings: Settings, key: str) -> bool:
     value = settings.stated[key]
     if (settings["model_type"], key) in _WITHOUT_EFFECT:
         return True
-    if key in _FLAGS and default_of(settings["model_type"], key) is not None:
+    if key in _FLAGS | _FLAGS_OF_MLPS and default_of(settings["model_type"], key) is not None:
         return True  # it says which layers have biases, and so do their tensors
     has_other_name = any(key in names and names & settings.read for names in _SYNONYMS)
     return has_other_name or key in _UNUSED or _is_neutral(value) or value == _NEUTRAL.get(key)

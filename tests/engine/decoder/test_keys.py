@@ -123,7 +123,8 @@ def test_biases_are_compared_with_the_settings_that_transformers_reads(
     there = {"layers.0.q.weight", "layers.0.q.bias"} if has_biases else {"layers.0.q.weight"}
     tensors: Any = SimpleNamespace(has=there.__contains__)
     with pytest.raises(NotKnown, match="attention_bias") if is_refused else nullcontext():
-        refuse_other_tensors(settings, [Reader(tensors, "layers.0.")])
+        layers = [Reader(tensors, "layers.0.")]
+        refuse_other_tensors(settings, layers, layers)
         refuse_ignored(settings)
 
 
