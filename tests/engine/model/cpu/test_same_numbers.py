@@ -170,7 +170,7 @@ def blocks_decoder(loaded: LoadedModel, **sizes: int) -> NativeDecoder:
         of_expert = isinstance(part, Expert)
         return type(part)(**{name: in_blocks(one, of_expert=of_expert) for name, one in inner.items()})
 
-    _, decoder, library, _ = described_by_files(loaded)
+    _, decoder, library, *_ = described_by_files(loaded)
     rows, columns = decoder.embedding.shape
     decoder = replace(in_blocks(decoder), embedding=blocks((rows, columns)))
     return NativeDecoder(library, decoder, **sizes)
