@@ -37,7 +37,7 @@ def main() -> None:
 def measured(files: Sequence[Path], repeats: int) -> list[dict[str, Any]]:
     runs: list[dict[str, Any]] = []
     for path in files:
-        ours = oaiserve(path, "--log-level", "debug", "--log-format", "text")
+        ours = oaiserve(path, "--log-level", "debug", "--log-format", "console")
         with ours.running(*FIRST):  # compiles, and reads the file
             pass
         for _ in range(repeats):
