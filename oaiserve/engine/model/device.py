@@ -24,6 +24,8 @@ def select_device(name: str) -> torch.device:
         name = "cuda" if torch.cuda.is_available() else "cpu"
     if name == "cuda" and not torch.cuda.is_available():
         raise StartupError("--device cuda: torch sees no CUDA device here; use --device cpu, or install a CUDA build.")
+    if name == "cuda":  # cuDNN's attention makes a plan for each new length, which takes longer than a step
+        torch.backends.cuda.enable_cudnn_sdp(enabled=False)
     return torch.device(name)
 
 

@@ -29,6 +29,7 @@ from oaiserve.files.checkpoint import refuse_unless_sound, refuse_without_tokeni
 from oaiserve.files.hub import fetched
 from oaiserve.files.load_errors import reported
 from oaiserve.files.model_defaults import stated_defaults
+from oaiserve.files.progress import show_transformers_progress
 from oaiserve.files.source import ModelSource, find_mmproj, find_model
 
 log = logging.getLogger(__name__)
@@ -157,7 +158,9 @@ def _ways(request: StartRequest) -> Iterator[Way]:
         request.reserved = reserve(sum(part.stat().st_size for part in gguf.shard_paths(source.path)))
     with times.part("import of torch"):
         from oaiserve.engine.model.cpu.build import limit_features
+        from oaiserve.engine.model.device import limit_compiled_shapes
     limit_features(options.cpu_features)
+    limit_compiled_shapes()
     if is_text:
         with times.part("import of the native step"):
             from oaiserve.engine.start.ways.described import FromDescription, is_on_cpu
@@ -171,6 +174,7 @@ def _ways(request: StartRequest) -> Iterator[Way]:
     with times.part("import of transformers"):  # takes seconds
         from oaiserve.engine.start.ways.fallback import Fallback
         from oaiserve.engine.start.ways.pooling import ToPool
+    show_transformers_progress()
     if not gc.isenabled():  # in a server that starts, which collects once, when the model is loaded
         gc.freeze()  # so that it looks only at what the load leaves, not at a million objects that stay
     request.drop_reserved()  # which only native code writes to

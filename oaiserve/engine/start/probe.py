@@ -34,9 +34,13 @@ _LIMITS = {torch.float32: 1e-4, torch.bfloat16: 0.05}
 _LIMIT_OF_BLOCKS = 0.05
 
 
+class WrongHere(NotKnown):
+    """Native code computes something else than plain PyTorch on this machine."""
+
+
 @torch.inference_mode()
 def refuse_unless_probed(library: Library, *, again: bool = False) -> None:
-    """Raise NotKnown unless the library computes all kinds of layers right, now or in an earlier start."""
+    """Raise WrongHere unless the library computes all kinds of layers right, now or in an earlier start."""
     folder = cache_folder() / "probed"
     path = folder / f"{library.name}-{version_of('oaiserve')}-{version_of('torch')}"
     try:
@@ -53,7 +57,7 @@ def refuse_unless_probed(library: Library, *, again: bool = False) -> None:
 
 
 def probe(library: Library) -> None:
-    """Raise NotKnown for the first kind of layer that native code computes otherwise than the reference."""
+    """Raise WrongHere for the first kind of layer that native code computes otherwise than the reference."""
     for name, decoder in ProbeLayers(library.dtype).decoders():
         has_blocks = name.startswith("weights in")
         _compare(library, name, decoder, _LIMIT_OF_BLOCKS if has_blocks else _LIMITS[library.dtype])
@@ -70,7 +74,7 @@ def _compare(library: Library, name: str, decoder: Decoder, limit: float) -> Non
     named = ((name, pair) for pair in zip(computed, expected, strict=True))
     found = compare(lambda pair: native.forward(pair[0]), lambda pair: pair[1], named, limit)
     if found is not None:
-        raise NotKnown(f"native code computes {name} otherwise than plain torch on this machine, by {found.apart:.1%}")
+        raise WrongHere(f"native code computes {name} otherwise than plain torch on this machine, by {found.apart:.1%}")
 
 
 def _spec(decoder: Decoder, dtype: torch.dtype) -> ModelSpec:

@@ -41,7 +41,7 @@ FEATURES: Mapping[Feature, tuple[str, str]] = MappingProxyType(
         "sampling": ("Sampling by Triton's kernels", _PLAIN),
         "packed_weights": ("Products with packed weights", "each one expands its matrix, which is much slower"),
         "packed_experts": ("Experts by kernels", "plain torch computes them one by one, which is much slower"),
-        "fused_layers": ("Fused layers", "transformers' code runs operation by operation"),
+        "fused_layers": ("Fused layers", "plain torch runs operation by operation"),
         "adapters": ("Adapters by Triton's kernels", "plain torch adds them, which is slower"),
         "decode_graphs": ("CUDA graphs of decodes", _ONE_BY_ONE),
         "prompt_graphs": ("CUDA graphs of prompts", _ONE_BY_ONE),

@@ -22,7 +22,7 @@ from oaiserve.engine.served_model import ServedModel
 from oaiserve.engine.start.check import refuse_unless_finite
 from oaiserve.engine.start.described import Described, describe_model
 from oaiserve.engine.start.options import refuse_unless_possible
-from oaiserve.engine.start.probe import refuse_unless_probed
+from oaiserve.engine.start.probe import WrongHere, refuse_unless_probed
 from oaiserve.engine.start.request import Declined, StartRequest, needing_native
 from oaiserve.engine.start.start_record import StartRecord, recall_start, remember_start, subject_of
 from oaiserve.engine.start.started import Started, assemble, started_on_cpu
@@ -119,7 +119,8 @@ def _executor(
     except NotKnown as error:
         if needing_native(options) is not None:
             raise
-        log.debug("The model runs in plain PyTorch, which is slower: %s", error)
+        level = logging.WARNING if isinstance(error, WrongHere) else logging.DEBUG
+        log.log(level, "The model runs in plain PyTorch, which is slower: %s", error)
     # Only here has the memory of the native step been freed.
     request.drop_reserved()
     torch.set_num_threads(num_threads)

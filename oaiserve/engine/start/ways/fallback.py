@@ -46,8 +46,8 @@ class Fallback:
 
 def load(request: StartRequest, device: torch.device) -> PreTrainedModel:
     """Load a model of transformers. Raises StartupError for one that its code cannot compute."""
-    if device.type == "cuda":  # whose attention by cuDNN makes a plan for each new length
-        torch.backends.cuda.enable_cudnn_sdp(enabled=False)
+    if device.type == "cpu":  # transformers would ask for packages that have kernels for GPUs
+        logging.getLogger("transformers.integrations.hub_kernels").setLevel(logging.ERROR)
     source, options, name = request.source, request.options, request.source.gguf_file or request.source.location
     with reported(f"No model could be loaded from {source.shown}"):
         config = config_of(source)

@@ -90,8 +90,6 @@ def place(request: StartRequest, device: torch.device) -> Placed:
     and for too little memory.
     """
     options, name = request.options, request.source.location
-    # cuDNN's attention makes a plan for each new length, which takes longer than a step.
-    torch.backends.cuda.enable_cudnn_sdp(enabled=False)
     spec, decoder, *_ = describe_model(request.source, options, device=device)
     adaptable = decoder.adaptable()
     refuse_unless_possible(spec, options, adaptable)
@@ -134,7 +132,7 @@ def start_on_gpu(model: Placed, options: EngineOptions, trials: Trials) -> Start
     if not graph_reason and isinstance(weights, CudaWeights):
         graph_bytes = graph_memory_bytes(spec, options, weights.widest)
     make = partial(executor_of, model, spec, options=options, paths=paths)
-    # The largest step is the first one with so many keys and rows.
+    # Measuring runs the largest step, whose keys and rows no step before had.
     with trials.blamed_on("attention"):
         num_blocks, num_states = gpu_sizes(spec, options, make, sample_ids=paths.sample_ids, graph_bytes=graph_bytes)
     executor = make(num_blocks)
@@ -187,7 +185,7 @@ def start_on_gpu(model: Placed, options: EngineOptions, trials: Trials) -> Start
 def executor_of(
     model: Placed, spec: ModelSpec, num_blocks: int, *, options: EngineOptions, paths: FastPaths
 ) -> CudaExecutor | ReferenceExecutor:
-    """Make an executor with a KV cache of so many blocks."""
+    """Make an executor whose KV cache has `num_blocks` blocks."""
     weights = model.weights
     if isinstance(weights, CudaWeights):
         sizes = {"num_blocks": num_blocks, "block_size": options.block_size}

@@ -21,7 +21,7 @@ from transformers import (
 
 from oaiserve.config import EngineOptions
 from oaiserve.engine.model.cpu.cores import default_threads
-from oaiserve.engine.model.device import limit_compiled_shapes, move, select_device
+from oaiserve.engine.model.device import move, select_device
 from oaiserve.engine.model.model_config import context_length, select_dtype
 from oaiserve.engine.model.pooling.attention import PACKED
 from oaiserve.engine.model.pooling.files import PoolingFiles, find_file, read_files, read_json
@@ -38,7 +38,6 @@ from oaiserve.engine.start.started import CPU_STEP_TOKENS, GPU_STEP_TOKENS
 from oaiserve.errors import StartupError
 from oaiserve.files.hub import local_source
 from oaiserve.files.load_errors import reported, tensors_named
-from oaiserve.files.progress import show_transformers_progress
 
 log = logging.getLogger(__name__)
 
@@ -89,10 +88,8 @@ class ToPool:
 
 def load_pooler(model: str | Path, task: Task, options: EngineOptions) -> LoadedPooler:
     """Load a model for `embed` or `score`. Raises StartupError with a message for the user."""
-    show_transformers_progress()
     _refuse_unless_possible(task, options)
     source, device = local_source(model), select_device(options.device)
-    limit_compiled_shapes()
     with reported(f"No model could be loaded from {source.shown}"):
         config = config_of(source)
         if source.gguf_file is not None:
