@@ -80,7 +80,7 @@ _COUNTED = frozenset(
 # Keys of any config.json, also by names in older files.
 _OF_ALL_TYPES = frozenset(
     {
-        *("_name_or_path", "architectures", "auto_map", "dtype", "id2label", "label2id", "model_type"),
+        *("architectures", "auto_map", "dtype", "id2label", "label2id", "model_type"),
         *("partial_rotary_factor", "quantization_config", "rope_local_base_freq"),
         *("tokenizer_class", "torch_dtype", "transformers_version"),
     }
@@ -106,9 +106,13 @@ def refuse_ignored(settings: Settings) -> None:
 
 
 def unknown(settings: Settings) -> list[str]:
-    """Return the keys that the file states, that nothing has read and that no type is known to have."""
+    """Return the keys that the file states, that nothing has read and that no type is known to have.
+
+    Those with an underscore in front are notes of the program that wrote the file.
+    """
     known = known_keys() | _OF_ALL_TYPES | settings.read
-    return sorted(key for key in settings.stated if key not in known and not _is_neutral(settings.stated[key]))
+    others = (key for key in settings.stated if key not in known and not key.startswith("_"))
+    return sorted(key for key in others if not _is_neutral(settings.stated[key]))
 
 
 def refuse_other_tensors(settings: Settings, layers: list[Reader], attending: list[Reader]) -> None:

@@ -148,7 +148,7 @@ def test_a_setting_without_an_effect_is_ignored(model_type: str, stated: dict[st
 
 
 def test_keys_that_no_type_has_are_listed() -> None:
-    config = json.loads('{"model_type": "llama", "x_scale": 2.5, "x_off": false, "torch_dtype": "bfloat16"}')
+    config = json.loads('{"model_type": "llama", "x_scale": 2.5, "_name": "x", "x_off": false, "dtype": "float32"}')
     assert unknown(settings_of(config)) == ["x_scale"]
 
 
