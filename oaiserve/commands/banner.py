@@ -133,7 +133,7 @@ def _executor(config: Config, engine: Engine) -> str:
         num_threads = config.engine.cpu_threads or default_threads()
         parts = [f"CPU, {num_threads} thread{'s' if num_threads > 1 else ''}"]
         is_native = features.get("native_step") == "" or engine.pooling is not None
-        parts.append("native code" if is_native else "PyTorch, which is slower than native code (unavailable here)")
+        parts.append("native code" if is_native else "PyTorch, which is slower than native code")
     parts.append(info["dtype"])
     if engine.pooling is None:
         num_tokens = engine.capacity["kv_blocks"] * engine.capacity["block_size"]

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 import mmap
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from oaiserve.engine.decoder.blocks import FORMATS, Blocks, ExpertBlocks, expand, one_behind_the_other
 from oaiserve.engine.model.checkpoints.empty_model import empty_model, named_parameters
 from oaiserve.engine.model.checkpoints.gguf_names import FileNames, change_of
-from oaiserve.engine.model.checkpoints.weights import PlaceInFile, Weights
+from oaiserve.engine.model.checkpoints.weights import PlaceInFile
 from oaiserve.engine.model.families import family_of
 from oaiserve.engine.model.families.gguf_changes import VALUES
 from oaiserve.files.gguf import GgufTensor, architecture, read_tensors, read_values, shard_paths
@@ -199,14 +198,3 @@ def scale_frequencies(model: PreTrainedModel, factors: Tensor | None) -> None:
     if factors is not None:
         rotary: Any = model.base_model.rotary_emb
         rotary.inv_freq /= factors
-
-
-def refuse_unless_whole(weights: Weights, parameters: Iterable[tuple[str, Tensor]]) -> None:
-    """Raise NotKept unless the file has exactly the parameters of the model, in their shapes."""
-    shapes = {name: tuple(parameter.shape) for name, parameter in parameters}
-    if differing := sorted(shapes.keys() ^ weights.names()):
-        where = "the model" if differing[0] in shapes else "the file"
-        raise NotKept(f"only {where} has a tensor '{differing[0]}'")
-    for name, shape in shapes.items():
-        if weights.shape(name) != shape:
-            raise NotKept(f"its tensor '{name}' has the shape {weights.shape(name)}, and not {shape}")

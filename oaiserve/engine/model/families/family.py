@@ -41,7 +41,3 @@ class Family:
 
     # -- the configuration of its small random model for tests, beside the sizes that all have
     small: Mapping[str, Any] = field(default_factory=dict)
-
-    # -- its native step
-    no_native_step: str | None = None  # the reason why it has none
-    rotates_in_windows: bool = False  # only the layers with a window rotate queries and keys by position

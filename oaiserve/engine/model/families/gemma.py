@@ -22,7 +22,6 @@ FAMILIES = (
     ),
     Family(
         type="gemma3n_text",
-        no_native_step="it has several hidden states of a token (AltUp)",
         small={**SHARED_KEYS, "laurel_rank": 16, "altup_num_inputs": 2},
     ),
     Family(

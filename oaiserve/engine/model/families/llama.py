@@ -46,7 +46,6 @@ FAMILIES = (
     Family(
         type="llama4_text",
         attention={"Llama4TextAttention": _tune_by_positions},
-        no_native_step="the weights of its experts multiply what these read",
         small=_SMALL,
     ),
 )

@@ -13,7 +13,6 @@ FAMILIES = (
     Family(
         type="falcon_h1",
         mixer="FalconH1Mixer",
-        no_native_step="it multiplies what its matrices give by factors of its own",
         small={**MAMBA2, "mamba_d_ssm": 64},
     ),
 )

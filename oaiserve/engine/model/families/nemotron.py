@@ -20,7 +20,6 @@ FAMILIES = (
     Family(
         type="nemotron_h",
         mixer="NemotronHMamba2Mixer",
-        no_native_step="each of its layers is a state, attention, experts or an MLP alone",
         small=_SMALL,
     ),
 )

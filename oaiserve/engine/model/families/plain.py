@@ -28,7 +28,7 @@ FAMILIES = (
         type="cohere",
         changes=(),
     ),
-    Family(type="cohere2", changes=(), rotates_in_windows=True),
+    Family(type="cohere2", changes=()),
     Family(type="hunyuan_v1_dense", changes=()),
     Family(
         type="hunyuan_v1_moe",
@@ -48,8 +48,8 @@ FAMILIES = (
         changes=(),
         small={"moe_num_experts": 4, "moe_k": 2, "moe_intermediate_size": 16},
     ),
-    Family(type="exaone4", changes=(), rotates_in_windows=True),
-    Family(type="exaone_moe", rotates_in_windows=True, small=WITH_SHARED_EXPERT),
+    Family(type="exaone4", changes=()),
+    Family(type="exaone_moe", small=WITH_SHARED_EXPERT),
     Family(type="glm4", changes=()),
     Family(type="glm4_moe", changes=(), small=WITH_SHARED_EXPERT),
     Family(
