@@ -85,8 +85,10 @@ class Choices:
 
     def _constraint(self, tokenized: Tokenized, stop_ids: frozenset[int]) -> Constraint | None:
         """Return the constraint of one choice: its grammar, the reasoning before it, and the end of its budget."""
-        params, grammar = tokenized.request.params, tokenized.grammar
-        reasoning, thinking = params.reasoning, None
+        params = tokenized.request.params
+        grammar = tokenized.grammar
+        reasoning = params.reasoning
+        thinking = None
         # An answer that may begin with reasoning obeys a grammar from its first token on.
         leads = () if params.grammar is None else params.grammar.leads
         is_free = grammar is None or bool(leads)

@@ -47,7 +47,7 @@ def take_up(
 ) -> Iterator[None]:
     """Put the tokens that another server has sent into a choice, which emits them as the same chunks.
 
-    It pauses after every MOST_TAKEN_UP tokens. Raises InvalidRequest if these tokens cannot be the begin of the answer.
+    It pauses after every MOST_TAKEN_UP tokens. Raises InvalidRequest if these tokens cannot begin the answer.
     """
     output = opened.outputs[sequence]
     prompt = opened.prompts[sequence.index // opened.request.params.n]

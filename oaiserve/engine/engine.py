@@ -136,7 +136,7 @@ class Engine:
         pool = BlockPool(model.num_blocks, options.block_size)
         self._disk = model.kept_blocks and DiskTier(model.kept_blocks, pool, lambda read: self._loop.post(read))
         step_time: StepTime | None = None
-        if options.explain:  # or else nobody fits what steps cost
+        if options.explain:  # otherwise the cost of steps isn't fitted
             targets = options.step_target_seconds, limits.max_step_tokens, options.itl_target_seconds
             step_time = StepTime(lambda: self.step_cost, *targets)
         scheduler = Scheduler(

@@ -285,7 +285,7 @@ class EngineLoop:
         """Wait for a command, and return it. Raises Empty if a deadline passes before, and after preparing more."""
         since_ns = self._host.enter(HostPart.IDLE)
         self.snapshot = self._account.copy(since_ns)
-        next_ns = self.requests.limits.next_ns
+        next_ns = self.requests.limits.deadlines.next_ns
         timeout = None if next_ns is None else max(0.0, (next_ns - self._clock_ns()) / 1e9)
         try:
             if self._inbox.empty() and self._prepare_more():

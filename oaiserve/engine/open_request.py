@@ -1,4 +1,4 @@
-"""One open request: its state from its submission to its terminal event, and the bounds of all. No torch."""
+"""One open request: its state from its submission to its terminal event, and the bounds of all requests. No torch."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ class OpenRequest:
 
     @property
     def work(self) -> Work:
-        """Return what was computed for it, to compare its time with the learned costs."""
+        """Return what this request computed, so that its time can be compared with the learned costs."""
         return Work(
             len(self.prompts),
             self.usage.prompt_tokens,

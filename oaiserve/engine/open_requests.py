@@ -22,9 +22,9 @@ from oaiserve.engine.grammars.grammar import CompiledGrammar, GrammarGivenUp
 from oaiserve.engine.media import Encoded
 from oaiserve.engine.open_request import Bounds, OpenRequest
 from oaiserve.engine.outbox import Outbox
-from oaiserve.engine.prompt_progress import begin_progress, report_progress
+from oaiserve.engine.prompt_progress import begin_progress
 from oaiserve.engine.reports import MOST_PROMPTS_KEPT, ComputedPrompt
-from oaiserve.engine.request import Aborted, Deliver, Event, Failed, Finished, Request, Terminal, TokenChunk
+from oaiserve.engine.request import Aborted, Deliver, Failed, Finished, Request, Terminal
 from oaiserve.engine.scheduling.scheduler import Scheduler
 from oaiserve.engine.sequence import Sequence
 from oaiserve.engine.served_model import ServedModel
@@ -71,7 +71,7 @@ class OpenRequests:
         self._causes = causes
         self._note_end = note_end
         self._open: dict[str, OpenRequest] = {}
-        self._outbox = Outbox()
+        self.outbox = Outbox()
         self._taken_up = Continuations()
         cost = (lambda: None) if causes is None else (lambda: causes.cost)
         self.limits = TimeLimits(bounds, scheduler.order.slack, cost, self._open.__contains__)
@@ -98,7 +98,7 @@ class OpenRequests:
 
     @property
     def has_events(self) -> bool:
-        return bool(self._outbox or self._taken_up)
+        return bool(self.outbox or self._taken_up)
 
     def submitted(self, request: Request, deliver: Deliver, submitted_ns: int) -> None:
         """Open a request. Its deadlines count from `submitted_ns`: a step may have been under way since then."""
@@ -168,7 +168,7 @@ class OpenRequests:
         if request.sent:
             for sequence in [*opened.outputs]:
                 try:
-                    for pause in take_up(opened, sequence, self.table, self.emit_chunk):
+                    for pause in take_up(opened, sequence, self.table, self.outbox.emit_chunk):
                         yield pause
                         if self.find(request) is None:
                             return
@@ -241,7 +241,7 @@ class OpenRequests:
             self._fail(opened, error)
 
     def end_overdue(self, now_ns: int) -> None:
-        for request_id, limit in self.limits.take_expired(now_ns):
+        for request_id, limit in self.limits.deadlines.take_expired(now_ns):
             opened = self._open.get(request_id)
             if opened is None:
                 continue
@@ -260,7 +260,7 @@ class OpenRequests:
                 opened.count_cached(sequence)
             if opened.notes.admitted(sequence, now_ns):
                 newcomers.append(opened)
-                begin_progress(self._outbox, opened, sequence, now_ns)
+                begin_progress(self.outbox, opened, sequence, now_ns)
         return newcomers
 
     def of_choice(self, sequence: Sequence) -> OpenRequest | None:
@@ -270,7 +270,7 @@ class OpenRequests:
 
     def hand_over(self) -> None:
         """Deliver all events since the last hand-over to their consumers."""
-        for deliver in self._outbox.hand_over():
+        for deliver in self.outbox.hand_over():
             for opened in [opened for opened in self._open.values() if opened.deliver == deliver]:
                 self._fail(opened, InternalError("The server lost a part of this request's answer."))
 
@@ -321,7 +321,7 @@ class OpenRequests:
         late_ns = now_ns if is_late else None
         self._note_end(Ended(opened.request.request_id, opened.times, num_tokens, is_whole, late_ns))
         self.limits.note_end(opened, now_ns, num_tokens, is_whole=is_whole)
-        self.emit(opened, terminal)
+        self.outbox.emit(opened, terminal)
 
     def _note_cost(self, opened: OpenRequest) -> None:
         account = opened.account
@@ -339,12 +339,3 @@ class OpenRequests:
             opened.times.last_token = now_ns
             finished = Finished(opened.request.request_id, opened.usage, opened.times, opened.account)
             self.end(opened, finished)
-
-    def report_progress(self, opened: OpenRequest, now_ns: int) -> None:
-        report_progress(self._outbox, opened, now_ns)
-
-    def emit_chunk(self, opened: OpenRequest, chunk: TokenChunk) -> None:
-        self._outbox.emit_chunk(opened, chunk)
-
-    def emit(self, opened: OpenRequest, event: Event) -> None:
-        self._outbox.emit(opened, event)

@@ -26,7 +26,7 @@ class Outbox:
         self._events.setdefault(opened.deliver, []).append(event)
 
     def emit_chunk(self, opened: OpenRequest, chunk: TokenChunk) -> None:
-        """Emit a chunk of a choice, and before the first chunk of a prompt the prompt."""
+        """Emit a chunk of a choice. Before the first chunk of a prompt, emit that the prompt is done."""
         request = opened.request
         index = chunk.index // request.params.n
         prompt = opened.prompts[index]

@@ -20,7 +20,7 @@ def begin_progress(outbox: Outbox, opened: OpenRequest, sequence: Sequence, now_
 
 
 def report_progress(outbox: Outbox, opened: OpenRequest, now_ns: int) -> None:
-    """Report the progress of a request's prompts, if its last report is PROGRESS_NS ago."""
+    """Report the progress of a request's prompts, if its last report was PROGRESS_NS ago or earlier."""
     if opened.progress_ns is not None and now_ns - opened.progress_ns >= PROGRESS_NS:
         _emit_progress(outbox, opened, now_ns)
 

@@ -15,6 +15,7 @@ from oaiserve.engine.grammars.grammar import GrammarGivenUp, GrammarViolation
 from oaiserve.engine.open_request import OpenRequest
 from oaiserve.engine.open_requests import OpenRequests
 from oaiserve.engine.output import ChoiceOutput, add_logprobs
+from oaiserve.engine.prompt_progress import report_progress
 from oaiserve.engine.request import FinishReason, Pooled
 from oaiserve.engine.scheduling.scheduler import Scheduler
 from oaiserve.engine.sequence import Sequence
@@ -76,7 +77,7 @@ class Results:
             self._requests.fail(sequence.request_id, failure)
             return
         if result.vector is not None:
-            self._requests.emit(opened, Pooled(opened.request.request_id, sequence.index, result.vector))
+            self._requests.outbox.emit(opened, Pooled(opened.request.request_id, sequence.index, result.vector))
             del opened.outputs[sequence]
             if not opened.outputs:  # the last one ends the phase `prefill`, and its request
                 opened.times.first_token = now_ns
@@ -93,9 +94,9 @@ class Results:
         if self._scheduler.commit(chunk, token_ids):
             notes.preempted(sequence, now_ns)
         if (token_chunk := output.take()) is not None:
-            self._requests.emit_chunk(opened, token_chunk)
+            self._requests.outbox.emit_chunk(opened, token_chunk)
         elif opened.usage.completion_tokens == 0:
-            self._requests.report_progress(opened, now_ns)
+            report_progress(self._requests.outbox, opened, now_ns)
         if output.finish_reason is not None:
             notes.finished(sequence, output.finish_reason, now_ns, batch)
             self._scheduler.remove(sequence)

@@ -117,7 +117,7 @@ class Step:
         return sum(chunk.num_tokens for chunk in self.chunks)
 
     def add(self, other: Step) -> None:
-        """Add another step of the same time, of other sequences."""
+        """Merge in a step of other sequences."""
         self.chunks = sorted(self.chunks + other.chunks, key=lambda chunk: chunk.num_tokens > 1)
         self.copies += other.copies
         self.admitted += other.admitted

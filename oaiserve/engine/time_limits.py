@@ -1,11 +1,11 @@
-"""The time of open requests: when their turns come, which deadlines they have, and what is refused or ended by them.
+"""Time limits of open requests: when their turns come, which deadlines they have, and which requests miss these.
 
 Engine thread only, unless a method says otherwise. No torch.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 from oaiserve.engine.backpressure import Deadlines, Limit
 from oaiserve.engine.open_request import Bounds, OpenRequest
@@ -16,7 +16,7 @@ from oaiserve.explain.step_cost import StepCost
 from oaiserve.facts.forecast import Forecast
 from oaiserve.facts.report import Pace
 
-PACE_TOKENS = 512  # of the prompt by which routers learn how fast prompts are computed
+PACE_TOKENS = 512  # routers get the time of a prompt token from a prompt of this length
 
 
 class TimeLimits:
@@ -29,12 +29,7 @@ class TimeLimits:
         self._bounds = bounds
         self._slack = slack
         self._cost = cost
-        self._deadlines = Deadlines(is_open)
-
-    @property
-    def next_ns(self) -> int | None:
-        """Return the time at which the next request will have waited, or taken, too long."""
-        return self._deadlines.next_ns
+        self.deadlines = Deadlines(is_open)
 
     @property
     def pace(self) -> Pace:
@@ -65,7 +60,7 @@ class TimeLimits:
             (request.deadline_ns, Limit.END),
         ):
             if at_ns:
-                self._deadlines.add(int(at_ns), request.request_id, limit)
+                self.deadlines.add(int(at_ns), request.request_id, limit)
 
     def refusal(self, opened: OpenRequest, forecast: Forecast) -> DeadlineRefused | None:
         """Return the error of a request that will very probably miss one of its own deadlines, by its forecast."""
@@ -73,10 +68,6 @@ class TimeLimits:
         received_ns = opened.times.received or 0
         first_ns, end_ns = (None if at_ns is None else at_ns - received_ns for at_ns in deadlines_ns)
         return refusal(forecast, first_ns, end_ns)
-
-    def take_expired(self, now_ns: int) -> Iterator[tuple[str, Limit]]:
-        """Yield the request and the limit of each deadline once after it."""
-        return self._deadlines.take_expired(now_ns)
 
     def overdue(self, opened: OpenRequest, limit: Limit, retry_after_seconds: int) -> APIError | None:
         """Return the error of a request at one of its limits, or None if it has kept it."""
@@ -101,7 +92,7 @@ class TimeLimits:
         return DeadlineMissed(f"The answer has not {missed} within {within_ms:,.0f} ms, as the request asks for.")
 
     def note_end(self, opened: OpenRequest, now_ns: int, num_tokens: int, *, is_whole: bool) -> None:
-        """Note how long a request took that has ended, as a measure for the next ones."""
+        """Note how long an ended request took, to estimate the next ones."""
         times = opened.times
         if times.scheduled is not None and times.first_token is not None:
             prompt_ns = alone_ns(self._cost(), opened.usage.prompt_tokens - opened.usage.cached_tokens)

@@ -31,7 +31,7 @@ def of_others(step: Step | None) -> Step:
 
 
 def has_work(memory: Memory) -> bool:
-    return memory.scheduler.foremost is memory.scheduler
+    return memory.scheduler.foremost is memory.scheduler.foreground
 
 
 arrivals = st.lists(

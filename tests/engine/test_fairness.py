@@ -33,7 +33,7 @@ def admitted_in_order(memory: Memory) -> list[str]:
 
 
 def service_of(memory: Memory, client: str) -> int:
-    return memory.scheduler._waiting._clients[client].service
+    return memory.scheduler.foreground.waiting._clients[client].service
 
 
 # -- whose turn it is -------------------------------------------------------------------------------------------------
@@ -63,7 +63,7 @@ def test_prompt_tokens_that_are_cached_cost_nothing_and_others_cost_one_each() -
     add(memory, "other", prompt=2, max_tokens=1)
     admitted_in_order(memory)
     for expected in (12 + GENERATED_WEIGHT, 4 + GENERATED_WEIGHT):
-        before = memory.scheduler._waiting._clients.get("a")
+        before = memory.scheduler.foreground.waiting._clients.get("a")
         before_service = before.service if before else service_of(memory, "other")
         add(memory, "a", prompt=[*range(12)], max_tokens=1)
         admitted_in_order(memory)
@@ -96,7 +96,10 @@ def test_a_newcomer_for_whom_nobody_can_make_way_waits_for_a_place_and_not_for_b
     newcomer = sequence("b", 4, client_name="b")
     memory.add(newcomer)
     memory.scheduler.schedule(now_ns=100)
-    assert memory.scheduler.waits.settle(newcomer, 250) == {WaitReason.STEP_UNDER_WAY: 100, WaitReason.BATCH_FULL: 150}
+    assert memory.scheduler.of(newcomer).waits.settle(newcomer, 250) == {
+        WaitReason.STEP_UNDER_WAY: 100,
+        WaitReason.BATCH_FULL: 150,
+    }
 
 
 # -- who gives way ----------------------------------------------------------------------------------------------------

@@ -61,7 +61,7 @@ def test_a_wait_for_blocks_that_is_reported_twice_counts_once() -> None:
     for now_ns in (1_000, 2_000):
         memory.execute(memory.scheduler.schedule(now_ns))
     for now_ns in (2_300, 2_600):
-        waits_ns = memory.scheduler.waits.settle(big, now_ns)
+        waits_ns = memory.scheduler.of(big).waits.settle(big, now_ns)
         assert sum(waits_ns.values()) == now_ns
         assert waits_ns[WaitReason.NO_BLOCKS] == now_ns - 2_000
 

@@ -170,10 +170,10 @@ class SchedulerMachine(RuleBasedStateMachine):
     @invariant()
     def consistent(self) -> None:
         self.scheduler.check_integrity()
-        for background, scheduler in enumerate((self.scheduler, self.scheduler.background)):
-            assert len(scheduler.running) <= scheduler.limits.max_running
+        for background, lane in enumerate((self.scheduler.foreground, self.scheduler.background)):
+            assert len(lane.running) <= self.scheduler.limits.max_running
             present = [s for s in self.open if s.place is not Place.NOWHERE and s.is_background == bool(background)]
-            assert len(scheduler.running) + scheduler.num_waiting + scheduler.num_parked == len(present)
+            assert len(lane.running) + lane.num_waiting + lane.num_parked == len(present)
 
     def teardown(self) -> None:
         for _ in range(10_000):  # whatever happened: everybody gets to the end

@@ -131,15 +131,14 @@ class _Turns:
         self.taken: list[tuple[_Prompt, int]] = []  # by the step that is filled, and how many tokens of each
         self.budget = 0  # further tokens of that step
         self.clients: dict[str, _Client] = {}
-        self.ends: list[tuple[int, int, int, _Client]] = []  # a heap of decodes: step and context at their end, number
+        self.ends: list[tuple[int, int, int, _Client]] = []  # a heap of decodes: step and context at their end, id
         self.prompts: list[_Prompt] = []
-        for number, one in enumerate(decodes):
+        for one in decodes:
             client = self._client(one.client)
             client.num_decodes += 1
-            self.ends.append((one.tokens_left, one.context + one.tokens_left, number, client))
+            self.ends.append((one.tokens_left, one.context + one.tokens_left, id(client), client))
             self.context += one.context
         heapify(self.ends)
-        self.num_decodes = len(self.ends)  # so far
         for prompt in prompts:
             self._add(prompt)
 
@@ -232,8 +231,7 @@ class _Turns:
                 self.context += prompt.num_computed
                 client.num_decodes += 1
                 num_left = prompt.answer_tokens - 1
-                heappush(self.ends, (self.step + num_left, prompt.num_computed + num_left, self.num_decodes, client))
-                self.num_decodes += 1
+                heappush(self.ends, (self.step + num_left, prompt.num_computed + num_left, id(client), client))
         while self.ends and self.ends[0][0] <= self.step:
             _, context, _, client = heappop(self.ends)
             self.context -= context

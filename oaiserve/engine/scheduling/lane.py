@@ -1,7 +1,7 @@
 """A lane: the sequences of one class of work, and where each of them is. Engine thread only, no torch.
 
-There are two lanes, foreground and background. `Scheduler` moves sequences within a lane, `Order` reads it. What a
-sequence owns goes with it: one that leaves its place gives back its blocks, and others that waited for it go on.
+There are two lanes, foreground and background. `Scheduler` moves sequences within a lane, `Order` reads it. A
+sequence that leaves its place gives back its blocks, and those that waited for it go on.
 """
 
 from __future__ import annotations
@@ -38,7 +38,6 @@ class Lane:
         """Begin empty. The lanes share the memory, and `by_adapter`: the running and the other sequences of each
         adapter."""
         self.memory = memory
-        self.limits = limits
         self.step_time = step_time
         self.waiting = WaitingQueue(by_client=by_client)
         self.running: list[Sequence] = []  # by key
@@ -48,7 +47,7 @@ class Lane:
         self.num_preemptions = 0
         self.num_arrived = 0
         self.num_turns = 0  # of decodes, in steps that leave some out
-        self.num_shorter_steps = 0  # in how many next steps prompts get only part of their time
+        self.num_shorter_steps = 0  # for how many more steps prompts get only part of their time
         # The limits of the step being scheduled.
         self.max_running = limits.max_running
         self.max_step_tokens = limits.max_step_tokens
@@ -81,8 +80,7 @@ class Lane:
         self.num_arrived += 1
         self.waiting.arrive(sequence, num_tokens)
         self._count(sequence, waiting=1)
-        is_led = leader is not None and leader.place is not Place.NOWHERE
-        if leader is not None and is_led and leader.num_computed < self.memory.fork_end(leader):
+        if leader and leader.place is not Place.NOWHERE and leader.num_computed < self.memory.fork_end(leader):
             leader.siblings.append(sequence)
             self._park(sequence, leader, WaitReason.SAME_PREFIX, since_ns)
         else:

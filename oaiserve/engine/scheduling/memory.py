@@ -1,6 +1,6 @@
 """The blocks and states of sequences, and the prefix cache in them. Engine thread only, no torch.
 
-Nothing here preempts a sequence: where there is no room, a method says so.
+Nothing here preempts a sequence: where there is no room, the caller decides.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class SequenceMemory:
 
     def start_after(self, sequence: Sequence, shared: list[int]) -> None:
         """Let a sequence start after its cached first blocks."""
-        sequence.num_computed = len(shared) * self._pool.block_size
+        sequence.num_computed = len(shared) * self.block_size
         sequence.held_ns -= self._pool.held_ns(shared)
         if sequence.num_preemptions == 0:
             sequence.num_cached = sequence.num_computed
@@ -88,7 +88,7 @@ class SequenceMemory:
     # -- blocks -------------------------------------------------------------------------------------------------------
 
     def num_missing(self, sequence: Sequence, shared: list[int]) -> int:
-        """Return how many new blocks a waiting sequence needs next to its own and `shared` ones."""
+        """Return how many new blocks a waiting sequence needs besides its own and `shared` ones."""
         num_owned = len(sequence.blocks) + len(shared)
         needs_copy = bool(sequence.blocks) and not self.owns_last_block(sequence)
         return self.blocks_for(sequence, sequence.num_tokens) - num_owned + needs_copy
@@ -128,7 +128,7 @@ class SequenceMemory:
         """Give a sequence a state, with that of its cached tokens. Return False if none is free."""
         if self._states is None or sequence.state is not None:
             return True
-        num_blocks = sequence.num_computed // self._pool.block_size
+        num_blocks = sequence.num_computed // self.block_size
         cached = self._states.find(sequence.hashes[num_blocks - 1]) if num_blocks else None
         assert num_blocks == 0 or cached is not None
         state = self._states.allocate()
@@ -156,7 +156,7 @@ class SequenceMemory:
         """Cache a copy of a sequence's state after its first `end` tokens, which are full blocks."""
         assert self._states is not None
         assert sequence.state is not None
-        place = self._states.keep(sequence.hashes[end // self._pool.block_size - 1])
+        place = self._states.keep(sequence.hashes[end // self.block_size - 1])
         if place is not None:
             self.state_copies.append((sequence.state, place))
 

@@ -1,7 +1,7 @@
 """The order of work: who is next, who may pass, who gives way, who sits out, who is preempted first.
 
 `Order` only answers; `Scheduler` acts on the answers. The forecast of a queue (`forecast/ahead.py`) follows prompts of
-its own through simulated steps, and puts the same questions about them. No torch.
+its own through simulated steps, and asks the same questions about them. No torch.
 """
 
 from __future__ import annotations
@@ -100,11 +100,6 @@ class Order:
         self.background = background
         self.slack = Slack()
 
-    @property
-    def owners(self) -> list[Sequence]:
-        """Return all sequences that own blocks or a state."""
-        return self.foreground.owners + self.background.owners
-
     # -- the prompts of a step: also for those that a forecast simulates ----------------------------------------------
 
     def first(self, prompts: Iterable[AnyPrompt]) -> AnyPrompt:
@@ -166,10 +161,9 @@ class Order:
         return step_time.fitting(prompt.num_computed, num_tokens, share / 2 if leaves_half else share)
 
     def num_shorter_steps(self, num_steps: int, num_tokens: int, prompts_left: Iterable[int]) -> int:
-        """Return in how many next steps prompts get only part of their time, once a prompt has arrived.
+        """Return for how many steps prompts get only part of their time, once a prompt of `num_tokens` has arrived.
 
-        Before, there were `num_steps` such steps. `num_tokens` are those of the prompt, and `prompts_left` those that
-        each running sequence has left.
+        Before, it was `num_steps`. `prompts_left` are the tokens that each running sequence has left.
         """
         if any(left >= SHORT_BESIDE * num_tokens for left in prompts_left):
             return SHORTER_STEPS
@@ -208,8 +202,7 @@ class Order:
         client = waiting.next_client() if waiting.has_several_clients else None
         if client is None:
             return budget
-        is_newcomer = client.num_running == 0 and not lane.step.admitted
-        if is_newcomer or (len(lane.running) < lane.max_running and self._is_after_prompts(lane, client)):
+        if client.num_running == 0 or (len(lane.running) < lane.max_running and self._is_after_prompts(lane, client)):
             return (budget + 1) // 2
         return budget
 
@@ -217,9 +210,9 @@ class Order:
         services = [one.client.service for one in lane.running if one.num_uncomputed > 1]
         return bool(services) and min(services) > client.service
 
-    def is_late(self, head: Sequence | None, now_ns: int) -> bool:
-        """Return whether the next sequence can no longer keep its deadline, under a policy that goes by these."""
-        return head is not None and self._passes and (head.latest_start_ns or now_ns) < now_ns
+    def is_late(self, head: Sequence, now_ns: int) -> bool:
+        """Return whether the next sequence can no longer keep its deadline, under the policy `deadline`."""
+        return self._passes and (head.latest_start_ns or now_ns) < now_ns
 
     def is_held_back(self, lane: Lane, head: Sequence) -> bool:
         """Return whether the next sequence waits for the next step, because the step is full of decodes, and others of
@@ -240,7 +233,7 @@ class Order:
             return WaitReason.BATCH_FULL
         if lane.step.preempted:
             return WaitReason.NO_BLOCKS
-        most_prompts = lane.limits.prefill_max_requests or lane.limits.max_running
+        most_prompts = self.limits.prefill_max_requests or self.limits.max_running
         if prompts.budget <= 0 or prompts.num_prompts >= most_prompts or not self.has_room(lane, head):
             return WaitReason.TOKEN_BUDGET
         return None
@@ -270,7 +263,7 @@ class Order:
         return PROMPT_LOGPROBS_COST if sequence.wants_prompt_logprobs and others_decode else 1
 
     def paces_ns(self, lane: Lane, now_ns: int) -> list[float]:
-        """Return the times of a step by which its decodes keep their deadlines, under a policy that goes by these."""
+        """Return the step times that let decodes keep their deadlines, under the policy `deadline`."""
         decodes = lane.step.chunks
         has_prompts = bool(lane.waiting) or len(decodes) < len(lane.running)
         if lane is not self.foreground or not self._passes or not has_prompts:
@@ -362,11 +355,3 @@ class Order:
     def _last(self, sequences: list[Sequence]) -> Sequence:
         """Return the last sequence: of the client with the most service, then by key."""
         return max(sequences, key=_client_and_key)
-
-    def check_integrity(self) -> None:
-        """Raise AssertionError if sequences are not in their places."""
-        num_running, num_later = len(self.foreground.running), len(self.background.running)
-        if num_later and num_running + num_later > self.limits.max_running:
-            raise AssertionError("background work has a place too many")
-        self.foreground.check_integrity()
-        self.background.check_integrity()

@@ -16,7 +16,7 @@ from oaiserve.explain.step_cost import KNOTS, Load, StepCost
 
 LEAST_SECONDS = 0.05  # shortest step target; nobody notices a shorter step
 EFFICIENT = 3  # the time of an efficient step, in relation to that of one row
-UNIT = 16  # tokens by which prompts are cut, and the fewest of a prompt in a step
+UNIT = 16  # prompts are cut to multiples of this many tokens, and a step takes at least as many
 # A step may always have this many prompt tokens. It has no more while the cost is unknown, and then at most twice as
 # many as any step before. On a Zen 4, 64 prompts of 128 tokens that come at once wait 1.6 times as long for their first
 # tokens with 64, as decodes fill such steps; with 128, throughput and these times are those of steps of 512.
@@ -65,8 +65,8 @@ class StepTime:
         return copy(self)
 
     def without_itl_target(self) -> StepTime:
-        """Return one for other steps, without the target of ITL."""
-        other = copy(self)
+        """Return one for other steps, without a target for ITL."""
+        other = self.copy()
         other._itl_ns = None
         return other
 

@@ -8,7 +8,7 @@ scheduled before that commit, and is settled after it (`Draw`). Where the step b
 sequence, their number is known, and the sequence takes part; where it can draw several, it is held until the commit.
 
 The scheduler alone acts. It asks `Order` who is next and who gives way, moves sequences within their `Lane`, and gives
-them blocks and states of the `SequenceMemory`.
+them blocks and states from the `SequenceMemory`.
 
 A sequence that `is_whole` is computed in one step, alone if it is longer than the token budget. It needs no blocks, and
 leaves with the launch. Where layers keep a state, it belongs to all computed tokens and cannot go back: there are no
@@ -55,7 +55,7 @@ class Scheduler:
         disk: DiskTier | None = None,
         step_time: StepTime | None = None,
     ) -> None:
-        """Begin without sequences. `step_time` bounds the time of steps, where it is to be expected."""
+        """Begin without sequences. `step_time` bounds the time of steps, where their cost is known."""
         if states is not None and states.num_states < limits.max_running:
             raise ValueError(f"{states.num_states} states are too few for {limits.max_running} running sequences")
         self.pool = pool
@@ -67,39 +67,40 @@ class Scheduler:
         self._by_adapter: dict[int, tuple[int, int]] = {}
         make_lane = partial(Lane, self.memory, limits, by_adapter=self._by_adapter, by_client=policy.by_client)
         self.background = make_lane(None if step_time is None else step_time.without_itl_target())
-        self._foreground = make_lane(step_time)
-        self.order = Order(policy, limits, self._foreground, self.background)
-        self.running = self._foreground.running  # by key
-        self.waits = self._foreground.waits
-        self._waiting = self._foreground.waiting
-        self._forked = self._foreground.forked
+        self.foreground = make_lane(step_time)
+        self.order = Order(policy, limits, self.foreground, self.background)
+        self.running = self.foreground.running  # by key
         self._now_ns = 0
 
     @property
     def num_waiting(self) -> int:
-        """Return the number of waiting sequences of the foreground. So it is with all numbers here."""
-        return len(self._waiting)
+        """Return how many sequences wait in the foreground. The other counts here leave out background work, too."""
+        return self.foreground.num_waiting
 
     @property
     def num_parked(self) -> int:
-        return self._foreground.num_parked
+        return self.foreground.num_parked
 
     @property
     def num_preemptions(self) -> int:
-        return self._foreground.num_preemptions
+        return self.foreground.num_preemptions
 
     @property
     def has_work(self) -> bool:
-        """Return whether any sequence runs or waits, of background work, too."""
-        return self._foreground.has_work or self.background.has_work
+        """Return whether any sequence runs or waits, including background work."""
+        return self.foreground.has_work or self.background.has_work
 
     @property
-    def foremost(self) -> Scheduler | Lane:
-        """Return the background if only that has work, else this."""
-        return self if self._foreground.has_work else self.background
+    def foremost(self) -> Lane:
+        """Return the background if only that has work, else the foreground."""
+        return self.foreground if self.foreground.has_work else self.background
+
+    @property
+    def _owners(self) -> list[Sequence]:
+        return self.foreground.owners + self.background.owners
 
     def of(self, sequence: Sequence) -> Lane:
-        return self.background if sequence.is_background else self._foreground
+        return self.background if sequence.is_background else self.foreground
 
     def by_adapter(self) -> dict[int, tuple[int, int]]:
         """Return the numbers of running sequences, and of waiting or parked ones, by adapter."""
@@ -107,7 +108,7 @@ class Scheduler:
 
     def limit_step(self, num_tokens: int) -> None:
         """Limit the next steps to this many tokens, at least 1: fewer than usual if the device is short of memory."""
-        self._foreground.max_step_tokens = num_tokens
+        self.foreground.max_step_tokens = num_tokens
 
     def add(self, sequence: Sequence, leader: Sequence | None = None, *, since_ns: int = 0) -> None:
         """Add a sequence, ready since `since_ns`.
@@ -139,7 +140,7 @@ class Scheduler:
         their prefix again."""
         assert self.disk is not None
         if (awaited := self.disk.take(read)) is not None:
-            self._foreground.unpark(awaited)
+            self.foreground.unpark(awaited)
 
     def lose_states(self) -> list[Sequence]:
         """Forget all cached states and pending copies, because a failed step may have changed states.
@@ -147,7 +148,7 @@ class Scheduler:
         Return the sequences with a state: they cannot go on.
         """
         self.memory.forget_states()
-        return self.order.owners
+        return self._owners
 
     # -- the life of a step -------------------------------------------------------------------------------------------
 
@@ -156,8 +157,9 @@ class Scheduler:
         self.pool.at(now_ns)
         self._now_ns = now_ns
         self.background.step = Step()
-        self._foreground.step = step = Step()
-        self._fill(self._foreground)
+        step = Step()
+        self.foreground.step = step
+        self._fill(self.foreground)
         if self.background.has_work:
             self._add_background(step)
         if not step.chunks:
@@ -179,7 +181,8 @@ class Scheduler:
 
         Return True if it had left for its length and turns out to be shorter: then it waits again.
         """
-        return commit(self.of(chunk.sequence), chunk, token_ids)
+        lane = self.background if chunk.sequence.is_background else self.foreground  # inlined `of`: for each token
+        return commit(lane, chunk, token_ids)
 
     # -- the parts of a step ------------------------------------------------------------------------------------------
 
@@ -198,11 +201,11 @@ class Scheduler:
         lane.waiting.charge_draws(lane.step)
 
     def _add_background(self, step: Step) -> None:
-        """Add background work to a step that has all of the foreground."""
+        """Add background work to a step that already has all of the foreground."""
         lane = self.background
-        others_work = self._foreground.has_work
-        lane.max_running = len(lane.running) if self._waiting else self.limits.max_running - len(self.running)
-        lane.max_step_tokens = max(0, self._foreground.max_step_tokens - step.num_tokens)
+        others_work = self.foreground.has_work
+        lane.max_running = len(lane.running) if self.foreground.waiting else self.limits.max_running - len(self.running)
+        lane.max_step_tokens = max(0, self.foreground.max_step_tokens - step.num_tokens)
         lane.beside = step if others_work else None
         if not others_work or (step.chunks and lane.step_time is not None and lane.step_time.is_known):
             self._fill(lane)
@@ -223,7 +226,8 @@ class Scheduler:
             lane.num_turns += 1
             sequence.last_turn = lane.num_turns
         for sequence in lane.running.copy():  # the one loop of every step whose cost grows with the running sequences
-            start, blocks = sequence.num_computed, sequence.blocks
+            start = sequence.num_computed
+            blocks = sequence.blocks
             if sequence.num_tokens - start != 1 or sequence.place is not Place.RUNNING:
                 self._make_room_for_several(lane, sequence)
                 continue
@@ -331,7 +335,7 @@ class Scheduler:
         if not sequence.is_whole:
             num_tokens = self.order.num_tokens_in(lane, sequence, max(1, budget // cost), next_prompt)
         num_tokens = self.memory.up_to_copy(sequence, num_tokens)
-        if num_tokens < 1:  # of background work, in a step of the foreground
+        if num_tokens < 1:  # background work without room in a step of the foreground
             return 0
         if sequence.media is not None:  # a step grows for tokens that see each other
             start = sequence.num_computed
@@ -384,7 +388,7 @@ class Scheduler:
 
     def _take_from_background(self, lane: Lane) -> bool:
         """Take the place and blocks of one background sequence for the foreground. Return False if there is none."""
-        victim = self.order.preempted_in_background() if lane is self._foreground else None
+        victim = self.order.preempted_in_background() if lane is self.foreground else None
         if victim is None:
             return False
         self.background.preempt(victim)
@@ -446,5 +450,9 @@ class Scheduler:
 
     def check_integrity(self) -> None:
         """Raise AssertionError if blocks and places are inconsistent."""
-        self.memory.check_integrity(self.order.owners, self.running + self.background.running)
-        self.order.check_integrity()
+        running = self.running + self.background.running
+        if self.background.running and len(running) > self.limits.max_running:
+            raise AssertionError("background work has a place too many")
+        self.memory.check_integrity(self._owners, running)
+        self.foreground.check_integrity()
+        self.background.check_integrity()

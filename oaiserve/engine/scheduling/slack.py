@@ -18,7 +18,7 @@ from oaiserve.facts.forecast import Forecast
 
 # Under the policy `deadline`, a sequence without a deadline, or with a late one, has its turn PATIENCE_NS after its
 # arrival. A sequence whose latest start has passed goes back by the same time. No sequence that arrives later than its
-# turn goes before it. For short prompts, the time is shorter, and for long ones up to MOST_SHARE times longer: under
+# turn goes before it. For short prompts, the time is shorter, and for long ones up to MOST_SHARE times as long: under
 # overload some have to be late, and in the time of one long prompt many short ones are answered.
 PATIENCE_NS = 30_000_000_000
 MOST_SHARE = 4.0

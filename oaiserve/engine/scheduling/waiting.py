@@ -12,8 +12,8 @@ client in turn, and a place taken from one ahead of it (`Order.gives_way`), only
 
 The requests of a client take turns, too. A request with nothing running goes before one that has a place already. The
 prompts of each client are computed in the order in which they would end if they shared equally (`EqualShares`), so a
-short prompt passes long ones. With equal shares, a client's prompts would need some number of tokens until a certain
-prompt ends. It ends by twice that number, because a long prompt leaves half of a step to a shorter one after it.
+short prompt passes long ones. Until a prompt ends, its client gets at most twice the prompt tokens that it would get
+with equal shares, because a long prompt leaves half of a step to a shorter one after it.
 
 Under a policy without turns, all sequences are of one request of one client.
 """
@@ -152,7 +152,7 @@ class WaitingQueue:
         self.discard(head)
 
     def postpone(self, head: Sequence, ns: int) -> None:
-        """Put the next sequence further back, by the time of its turn. It has no latest start any more."""
+        """Delay the turn of the next sequence by `ns`. It no longer has a latest start."""
         self.take(head)
         head.key = (head.key[0] + ns, *head.key[1:])
         head.latest_start_ns = None
