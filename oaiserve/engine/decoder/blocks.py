@@ -86,18 +86,6 @@ class Blocks:
     def __getitem__(self, rows: slice | NDArray[np.int64]) -> Blocks:
         return replace(self, rows=self.rows[rows])
 
-    def of_columns(self, columns: NDArray[np.int64]) -> Blocks:
-        """Return a copy of these columns, in their order. Raises ValueError unless they are whole blocks."""
-        form = FORMATS[self.kind]
-        runs = columns.reshape(-1, form.weights) if len(columns) % form.weights == 0 else columns[None]
-        blocks = runs[:, 0] // form.weights
-        if not np.array_equal(runs, blocks[:, None] * form.weights + np.arange(form.weights)):
-            raise ValueError(f"columns that are cut out are no whole blocks of {form.weights}")
-        if self.scales is not None or self.columns is not None:
-            raise ValueError("columns are cut out of blocks whose scales are apart, or in another order")
-        data = self.data[self.rows].reshape(len(self), -1, form.num_bytes)[:, blocks]
-        return Blocks(data.reshape(len(self), -1), self.kind, np.arange(len(self)))
-
     def with_columns(self, columns: NDArray[np.int64]) -> Blocks:
         """Return the matrix with its columns in another order: which one of it each column of the data is."""
         return replace(self, columns=columns.astype(np.int32))
@@ -140,10 +128,6 @@ class Blocks:
             else:
                 out.index_copy_(1, torch.from_numpy(self.columns).long(), weights.to(dtype))
         return found
-
-
-# The matrices of each expert of a layer: its gate and its up projection, or its down projection.
-ExpertBlocks = list[tuple[Blocks, ...]]
 
 
 def _addresses(data: NDArray[np.uint8], rows: NDArray[np.int64]) -> NDArray[np.uintp]:

@@ -427,10 +427,6 @@ class Decoder:
     num_deep: int = 0  # first layers to whose outputs vectors are added
     hidden_states: HiddenStates | None = None  # None: a token has one
 
-    @property
-    def has_experts(self) -> bool:
-        return any(isinstance(layer.mlp, Experts) for layer in self.layers)
-
     def adaptable(self) -> dict[str, tuple[int, int]]:
         """Return rows and columns of each linear layer for adapters, by the name of its module."""
         found: dict[str, tuple[int, int]] = {}

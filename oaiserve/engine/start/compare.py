@@ -17,8 +17,6 @@ from oaiserve.engine.start.float32 import InFloat32, cast
 FLOAT32_TOLERANCE = 1e-3
 HALF_TOLERANCE = 0.1  # bfloat16 and float16
 QUANTIZED_TOLERANCE = 0.3
-# Both ways round keys and values to eight bits, but a number between two integers may be rounded up by one way only.
-INT8_CACHE_TOLERANCE = 0.02
 # A layer's output may differ by less than logits: it rounds its weights and its results once.
 _LAYER_TOLERANCES = {torch.float32: 1e-3, torch.float16: 0.01, torch.bfloat16: 0.03}
 _LEAST_ROW = 1e-3  # size of a row relative to the largest one; a smaller one counts as this large

@@ -15,7 +15,6 @@ from oaiserve.routes.protocol import decoder_of
 from oaiserve.routes.sse import one_line
 
 Status = Literal["failed", "in_progress", "completed", "expired", "cancelled"]
-ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses")
 Endpoint = Literal["/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses"]
 GivenPurpose = Literal["batch", "vision", "user_data"]
 GIVEN_PURPOSES: tuple[GivenPurpose, ...] = ("batch", "vision", "user_data")

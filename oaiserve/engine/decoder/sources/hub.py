@@ -58,7 +58,7 @@ class HubTensors:
         """
         name = self._taken(path)
         blocks = self._files.blocks(name)
-        if isinstance(blocks, Blocks):
+        if blocks is not None:
             return blocks
         matrix = self._files.tensor(name).to(self.dtype)
         return matrix.T.contiguous() if self._is_transposed and path.startswith("layers.") else matrix

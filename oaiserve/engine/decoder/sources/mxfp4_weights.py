@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from oaiserve.engine.decoder.blocks import FORMATS, MXFP4, Blocks, ExpertBlocks
+from oaiserve.engine.decoder.blocks import FORMATS, MXFP4, Blocks
 from oaiserve.engine.decoder.description import NotKnown
 from oaiserve.engine.decoder.sources.tensor_files import TensorFiles
 
@@ -51,19 +51,8 @@ class Mxfp4Weights(TensorFiles):
         experts, rows, blocks = super().shape(f"{name}{_SCALES}")
         return experts, blocks * FORMATS[MXFP4].weights, rows
 
-    def blocks(self, name: str) -> ExpertBlocks | None:
-        """Return each expert's matrices, gates and ups apart, in quantization blocks; None for any other tensor."""
-        if name not in self._experts:
-            return None
-        parts = 2 if name.endswith("gate_up_proj") else 1
-        return [tuple(matrix[part::parts] for part in range(parts)) for matrix in self._matrices(name)]
-
     def expert_blocks(self, name: str) -> list[Blocks] | None:
         return self._matrices(name) if name in self._experts else None
-
-    def of_experts(self) -> set[str]:
-        """Return the names of the tensors in quantization blocks."""
-        return self._experts
 
     def codes_and_scales(self, name: str) -> tuple[Tensor, Tensor]:
         """Return a tensor's codes uint8 [experts, rows, groups, 16], two in a byte, and its scales without the 16."""

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import math
 import mmap
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from oaiserve.engine.decoder.blocks import Blocks, ExpertBlocks
+from oaiserve.engine.decoder.blocks import Blocks
 from oaiserve.engine.decoder.sources.wrapped_names import own_name
 from oaiserve.errors import StartupError
 from oaiserve.files.checkpoint import json_object, weight_files
@@ -55,12 +54,6 @@ class TensorFiles:
     def __contains__(self, name: str) -> bool:
         return name in self._places
 
-    def leave_out_beyond(self, parameters: Iterable[str]) -> None:
-        """Leave out biases of zeros and a shared output matrix that are no parameters of the model."""
-        for name in self._places.keys() - set(parameters):
-            if name == "lm_head.weight" or (name.endswith(".bias") and not self.tensor(name).any()):
-                del self._places[name]
-
     def has_blocks(self) -> bool:
         """Tell files with matrices in quantization blocks from those whose tensors are all of torch's types."""
         return False
@@ -98,8 +91,8 @@ class TensorFiles:
         # A header of any length may come before the data, so that it begins anywhere.
         return (data.clone() if begin % dtype.itemsize else data).view(dtype).view(shape)
 
-    def blocks(self, name: str) -> Blocks | ExpertBlocks | None:
-        """Return a matrix, or those of each expert, in blocks, or None for a tensor that is computed with as it is."""
+    def blocks(self, name: str) -> Blocks | None:
+        """Return a matrix in blocks, or None for a tensor that is computed with as it is."""
         return None
 
     def expert_blocks(self, name: str) -> list[Blocks] | None:

@@ -37,10 +37,6 @@ class UnreadMatrix(Blocks):
     def nbytes(self) -> int:
         return 0
 
-    def of_columns(self, columns: NDArray[np.int64]) -> Blocks:
-        """Raise ValueError: groups of columns have scales of their own."""
-        raise ValueError("columns are cut out of a matrix that is read later")
-
     def with_columns(self, columns: NDArray[np.int64]) -> Blocks:
         """Raise ValueError: the layout of the file has an order of its own."""
         raise ValueError("a matrix that is read later has an order of its own")

@@ -17,10 +17,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from oaiserve.engine.decoder.blocks import FORMATS, Blocks, ExpertBlocks, expand, one_behind_the_other
+from oaiserve.engine.decoder.blocks import expand
 from oaiserve.engine.model.checkpoints.empty_model import empty_model, named_parameters
 from oaiserve.engine.model.checkpoints.gguf_names import FileNames, change_of
-from oaiserve.engine.model.checkpoints.weights import PlaceInFile
 from oaiserve.engine.model.families import family_of
 from oaiserve.engine.model.families.gguf_changes import VALUES
 from oaiserve.files.gguf import GgufTensor, architecture, read_tensors, read_values, shard_paths
@@ -28,25 +27,20 @@ from oaiserve.files.gguf import GgufTensor, architecture, read_tensors, read_val
 _FLOAT32, _FLOAT16, _BFLOAT16 = 0, 1, 30  # formats whose numbers torch has a type for
 _DTYPES = {_FLOAT32: torch.float32, _FLOAT16: torch.float16, _BFLOAT16: torch.bfloat16}
 _ROPE_FACTORS = "rope_freqs.weight"
-_ROUTER = "ffn_gate_inp"  # decides about much, and is read as numbers to find its rules
 
 
 class NotKept(Exception):
-    """The weights of the file cannot stay as they are; the message says why."""
+    """The family or a tensor of the file is not known; the message says which."""
 
 
-class MappedFile:
-    """A file, or one shard of a model."""
-
-    def __init__(self, path: Path) -> None:
-        self.name = path.resolve().name  # as a record has it
-        with path.open("rb") as file:
-            self.map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-        self.data = np.frombuffer(self.map, np.uint8)
+def mapped(path: Path) -> NDArray[np.uint8]:
+    """Map a file, or one shard of a model."""
+    with path.open("rb") as file:
+        return np.frombuffer(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ), np.uint8)
 
 
 class GgufWeights:
-    """The weights of mapped files: matrices in blocks, and all other tensors expanded."""
+    """The weights of mapped files, expanded."""
 
     def __init__(
         self, path: Path, config: PreTrainedConfig, model: PreTrainedModel | None = None, heads: tuple[str, ...] = ()
@@ -59,7 +53,7 @@ class GgufWeights:
         if self._family.changes is None:
             raise NotKept(f"models of type '{config.model_type}' are only known expanded")
         self._config = config
-        self._files = [MappedFile(shard) for shard in shard_paths(path)]
+        self._files = [mapped(shard) for shard in shard_paths(path)]
         values, tensors = read_values(path), read_tensors(path)
         factors = tensors.pop(_ROPE_FACTORS, None)
         self._heads = {name: tensors.pop(name) for name in list(tensors) if name.startswith(heads)} if heads else {}
@@ -112,47 +106,6 @@ class GgufWeights:
         is_same = next(without_ones) == next(without_ones) or asked == (math.prod(together),)
         return asked if is_same else together
 
-    def places(self) -> dict[str, PlaceInFile]:
-        """Return the places in the files of matrices in a type of torch."""
-        return {
-            name: (self._files[tensor.shard].name, tensor.begin, _DTYPES[tensor.kind], list(tensor.shape))
-            for name, (tensor, *others) in self._parts.items()
-            if not others and tensor.kind in _DTYPES and len(tensor.shape) > 1
-        }
-
-    def has_blocks(self) -> bool:
-        return any(tensor.kind in FORMATS for tensors in self._parts.values() for tensor in tensors)
-
-    def blocks(self, name: str) -> Blocks | ExpertBlocks | None:
-        """Return a matrix, or those of each expert, in quantization blocks, or None for a tensor to be expanded."""
-        tensors, change = self._parts.get(name, []), change_of(self._config, name)
-        if not tensors or any(tensor.kind not in FORMATS or _ROUTER in tensor.name for tensor in tensors):
-            return None
-        if len(tensors[0].shape) == 3 and ".experts." in name:
-            by_expert = [
-                [
-                    self._blocks(tensor, rows, np.arange(tensor.shape[1]), tensor.begin + place * rows.nbytes)
-                    for place, rows in enumerate(np.split(self._rows(tensor), tensor.shape[0]))
-                ]
-                for tensor in tensors
-            ]
-            if "gate_up" in name and len(tensors) == 1:  # which has gates and up projections
-                return [tuple(both.chunk(2)) for both in by_expert[0]]
-            return list(zip(*by_expert, strict=True))
-        if len(tensors[0].shape) != 2 or (change is not None and (change.values or change.joined)):
-            return None
-        matrices = [
-            self._blocks(tensor, self._rows(tensor), np.arange(tensor.shape[0]), tensor.begin) for tensor in tensors
-        ]
-        if len({(tensor.kind, tensor.shard) for tensor in tensors}) > 1:
-            return None
-        found = one_behind_the_other(matrices)
-        if change is not None and change.rows is not None:
-            found = found[change.rows(self._config, name)]
-        if change is not None and change.columns is not None:
-            found = found.with_columns(np.argsort(change.columns(self._config)))
-        return found
-
     def tensor(self, name: str) -> Tensor:
         """Return a tensor expanded, as the model's code has it."""
         tensors, change = [self._expanded(tensor) for tensor in self._parts[name]], change_of(self._config, name)
@@ -168,19 +121,8 @@ class GgufWeights:
             tensor = VALUES[change.values](tensor)
         return tensor.reshape(self.shape(name))
 
-    def _bytes(self, tensor: GgufTensor) -> NDArray[np.uint8]:
-        return self._files[tensor.shard].data[tensor.begin : tensor.end]
-
-    def _rows(self, tensor: GgufTensor) -> NDArray[np.uint8]:
-        return self._bytes(tensor).reshape(math.prod(tensor.shape[:-1]), -1)
-
-    def _blocks(self, tensor: GgufTensor, rows: NDArray[np.uint8], order: NDArray[np.int64], begin: int) -> Blocks:
-        file = self._files[tensor.shard]
-        part = file.name if len(self._files) > 1 else None
-        return Blocks(rows, tensor.kind, order, file.map, begin, part=part)
-
     def _expanded(self, tensor: GgufTensor) -> Tensor:
-        return expanded(self._bytes(tensor), tensor)
+        return expanded(self._files[tensor.shard][tensor.begin : tensor.end], tensor)
 
 
 def expanded(data: NDArray[np.uint8], tensor: GgufTensor) -> Tensor:

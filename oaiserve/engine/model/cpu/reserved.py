@@ -31,7 +31,6 @@ class ReservedMemory:
         self._map = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         first = ctypes.addressof(ctypes.c_char.from_buffer(self._map))
         self.address = -(-first // _HUGE_PAGE_BYTES) * _HUGE_PAGE_BYTES
-        self._offset = self.address - first
         self._advise = ctypes.CDLL(None, use_errno=True).madvise
         self._advise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
         self._advise(self.address, self.num_bytes, mmap.MADV_HUGEPAGE)  # without huge pages, reading is only slower

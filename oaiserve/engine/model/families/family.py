@@ -1,7 +1,6 @@
 """The facts that set a family of models apart: one value for each of transformers' model types.
 
-A type without facts of its own needs none: its layers are found by the names of their modules, and its outputs are
-compared with those of its own code at each start.
+A type without facts of its own needs none.
 """
 
 from __future__ import annotations

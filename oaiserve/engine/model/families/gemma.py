@@ -15,15 +15,8 @@ _SMALL = {
 FAMILIES = (
     Family(type="gemma", changes=(NORMS_ADD_ONE,)),
     Family(type="gemma2", changes=(NORMS_ADD_ONE,), small={"query_pre_attn_scalar": 8}),
-    Family(
-        type="gemma3_text",
-        changes=(NORMS_ADD_ONE,),
-        small={"query_pre_attn_scalar": 8},
-    ),
-    Family(
-        type="gemma3n_text",
-        small={**SHARED_KEYS, "laurel_rank": 16, "altup_num_inputs": 2},
-    ),
+    Family(type="gemma3_text", changes=(NORMS_ADD_ONE,), small={"query_pre_attn_scalar": 8}),
+    Family(type="gemma3n_text", small={**SHARED_KEYS, "laurel_rank": 16, "altup_num_inputs": 2}),
     Family(
         type="gemma4_text",
         changes=(),

@@ -43,9 +43,5 @@ _SMALL = {"num_local_experts": 4, "intermediate_size_mlp": 96, "no_rope_layer_in
 FAMILIES = (
     *(Family(type=name, changes=(TURNED,)) for name in ("llama", "mistral")),
     Family(type="mixtral", changes=(TURNED,), small=EXPERTS),
-    Family(
-        type="llama4_text",
-        attention={"Llama4TextAttention": _tune_by_positions},
-        small=_SMALL,
-    ),
+    Family(type="llama4_text", attention={"Llama4TextAttention": _tune_by_positions}, small=_SMALL),
 )

@@ -12,14 +12,6 @@ _SMALL = {
     "layers_block_type": ["linear_attention", "moe", "full_attention", "mlp", "linear_attention"],
 }  # fmt: skip
 FAMILIES = (
-    Family(
-        type="nemotron",
-        changes=(NORMS_ADD_ONE,),
-        attention={"NemotronAttention": hand_over},
-    ),
-    Family(
-        type="nemotron_h",
-        mixer="NemotronHMamba2Mixer",
-        small=_SMALL,
-    ),
+    Family(type="nemotron", changes=(NORMS_ADD_ONE,), attention={"NemotronAttention": hand_over}),
+    Family(type="nemotron_h", mixer="NemotronHMamba2Mixer", small=_SMALL),
 )

@@ -19,7 +19,7 @@ from torch import Tensor
 from transformers import CONFIG_MAPPING, PreTrainedConfig
 
 from oaiserve.engine.decoder.sources.gguf.metadata import Fields, Metadata
-from oaiserve.engine.model.checkpoints.gguf_weights import MappedFile, NotKept, expanded
+from oaiserve.engine.model.checkpoints.gguf_weights import NotKept, expanded, mapped
 from oaiserve.engine.model.families.gguf_changes import TURNED
 from oaiserve.engine.model.media.families import Settings
 from oaiserve.engine.model.media.tower import tower_parameters
@@ -261,7 +261,7 @@ def _width_of_mlp(metadata: Metadata) -> int:
 
 def _weights(path: Path, family: _Family, metadata: Metadata, config: Any) -> dict[str, Tensor]:
     """Return the tower's parameters, without those that the file lacks. Raises NotKept, and NotRead for more."""
-    file, hidden = MappedFile(path), metadata["embedding_length"]
+    file, hidden = mapped(path), metadata["embedding_length"]
     tensors = dict(metadata.tensors)
     if tensors["v.blk.0.ffn_down.weight"].shape[-1] == hidden:  # of older converters, which had the names the wrong way
         turned = {"ffn_up": "ffn_down", "ffn_down": "ffn_up"}
@@ -277,7 +277,7 @@ def _weights(path: Path, family: _Family, metadata: Metadata, config: Any) -> di
         if not own:
             continue
         others -= {tensor.name for tensor in own}
-        parts = [expanded(file.data[tensor.begin : tensor.end], tensor) for tensor in own]
+        parts = [expanded(file[tensor.begin : tensor.end], tensor) for tensor in own]
         value = torch.stack(parts, dim=2) if len(shape) == 5 else torch.cat(parts)
         if "soft_emb_norm" in parameter:
             value = value.float() - 1
