@@ -5,7 +5,7 @@
 A mutant is the config.json of a small model with another value of one key, or with a key that other families read. It
 is described as at a start, and its logits in float32 are compared with those that transformers computes by the same
 config.json: with the weights of the original if these fit, and with its own if there are differences. Prints what is
-wrong, and exits with 1 if anything is. All types take some twenty minutes; results of others that FILE has stay there.
+wrong, and exits with 1 if anything is. All types take about twenty minutes. Results of other types stay in FILE.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from tests.engine.model.steps import BLOCK_SIZE, CPU, batch_of_prompt
 from tests.models import small_configs
 from tests.models.pinned import PINNED, fill
 from tests.models.wrappers import wrapper_config
-from tools.config_values import VARIANTS, Values, applied, defaults, mutants, values_of
+from tools.config_values import VARIANTS, Values, applied, defaults, mutants
 from tools.markdown import add_publishing, as_markdown, number, publish, results_of, write_json
 
 MARKERS = "config-mutants"
@@ -87,10 +87,8 @@ class Original:
             config = wrapper_config(wrapper if wrapper in defaults()["wrappers"] else f"{wrapper}_thinker")
         config.save_pretrained(folder)
         self._whole = json.loads((folder / "config.json").read_text())
-        self.write(folder, VARIANTS.get(name, {}))
-        self._whole = json.loads((folder / "config.json").read_text())
-        self.stated: Values = self._whole.get("text_config", self._whole)
-        self.values = values_of(self.stated)
+        self.stated = applied(self._whole.get("text_config", self._whole), VARIANTS.get(name, {}))
+        self.write(folder, {})
         model = self.made(folder)
         model.save_pretrained(folder)
         self.logits = cache(lambda length: logits_of(model, length))
@@ -99,7 +97,7 @@ class Original:
 
     def write(self, folder: Path, changes: Values) -> None:
         """Write the config.json with these changes."""
-        text = applied(self._whole.get("text_config", self._whole), changes)
+        text = applied(self.stated, changes)
         whole = {**self._whole, "text_config": text} if "text_config" in self._whole else text
         (folder / "config.json").write_text(json.dumps(whole))
 

@@ -33,12 +33,14 @@ VARIANTS: dict[str, Values] = {
     "mellum, windows": {**_FEW, "num_local_experts": 4, **_MIXED},
     "smollm3, windows": {**_WINDOWS, "no_rope_layers": REMOVED, "no_rope_layer_interval": 2},
     "solar_open": {**_FEW, "n_routed_experts": 4},
-    "youtu": {"num_experts_per_tok": REMOVED, "pad_token_id": None},  # whose embedding transformers loads as zeros
+    "youtu": {"num_experts_per_tok": REMOVED, "pad_token_id": None},  # whose embedding is zeros once loaded
 }
-# Keys of what a file is, of rotary tables, which have values of their own below, and one by which some models scale
-# weights when they are loaded, though it is for new ones.
-_LEFT_OUT = {"architectures", "dtype", "model_type", "rope_parameters", "rope_scaling", "transformers_version"}
-_LEFT_OUT |= {"rescale_prenorm_residual"}
+# Keys that say what a file is, keys of rotary tables, whose values are below, and `rescale_prenorm_residual`, which is
+# for new weights, though some models scale those that they load by it.
+_LEFT_OUT = {
+    *("architectures", "dtype", "model_type", "rescale_prenorm_residual", "rope_parameters", "rope_scaling"),
+    "transformers_version",
+}
 _FUNCTIONS = ("silu", "swish", "gelu", "gelu_new", "gelu_pytorch_tanh", "relu", "relu2", "quick_gelu", "sigmoid")
 _KINDS = ("full_attention", "sliding_attention", "chunked_attention", "linear_attention", "conv", "attention", "mamba")
 # Values that are neither like the original's nor defaults of other types.
@@ -97,14 +99,9 @@ def defaults() -> Values:
     return found
 
 
-def values_of(stated: Values) -> Values:
-    """Return what a file states, and the defaults of its type."""
-    return {**defaults()["types"][stated["model_type"]]["keys"], **stated}
-
-
 def mutants(stated: Values, *, with_others: bool) -> Iterator[Values]:
     """Return the changes of each key that a file states, that its type has or, maybe, that another family reads."""
-    values = values_of(stated)
+    values = {**defaults()["types"][stated["model_type"]]["keys"], **stated}
     others = EFFECTIVE | _VALUES.keys() if with_others else set()
     for key in sorted({*values, *others} - _LEFT_OUT):
         distinct = {json.dumps(value): value for value in _others(key, stated, values)}

@@ -22,13 +22,12 @@ from oaiserve.engine.decoder.blocks import Blocks
 from oaiserve.engine.decoder.description import Decoder
 from oaiserve.engine.model.adapters import Adapter
 from oaiserve.engine.model.batch import Batch, build_batch
-from oaiserve.engine.model.cpu.native import NativeDecoder
 from oaiserve.engine.model.eager import EagerExecutor
 from oaiserve.engine.model.loaded import LoadedModel
 from oaiserve.engine.model.rehearsal import prompt
 from oaiserve.engine.start.described import describe_model
 from oaiserve.files.source import find_model
-from tests.engine.model.cpu.small_models import BLOCK_SIZE, config, make_model
+from tests.engine.model.cpu.small_models import BLOCK_SIZE, config, make_model, native_of
 from tests.models.decoders import byte_tokenizer
 from tests.models.gguf_files import write_gguf
 from tests.models.packed import Packing, write_checkpoint
@@ -127,11 +126,10 @@ def own_logits(model: PreTrainedModel, num_tokens: int) -> torch.Tensor:
 
 def kept_logits(path: Path, num_tokens: int, adapter: Adapter | None = None, **changes: Any) -> torch.Tensor:
     """Return the logits that the native step computes of the files in a folder, or of a GGUF file."""
-    spec, decoder, library, *_ = describe_model(find_model(path), replace(OPTIONS, **changes))
-    assert library is not None
+    found = describe_model(find_model(path), replace(OPTIONS, **changes))
     sizes = {"num_blocks": 8, "block_size": BLOCK_SIZE, "num_threads": 1}
-    native = NativeDecoder(library, decoder, **sizes, has_adapters=adapter is not None)
-    return native.forward(batch_of(num_tokens, spec.vocab_size, adapter)).clone()
+    native = native_of(found, **sizes, has_adapters=adapter is not None)
+    return native.forward(batch_of(num_tokens, found.spec.vocab_size, adapter)).clone()
 
 
 def with_expanded_blocks(decoder: Decoder) -> Decoder:

@@ -26,8 +26,8 @@ from tests.models.gguf_records import Record, model_of, records
 
 FILES = Path(__file__).parent.parent / "engine" / "decoder" / "pinned_descriptions"
 GGUF_OPTIONS = EngineOptions(block_size=16, kv_blocks=8, dtype="float32", cpu_threads=1)
-# Types of which no facts are kept: their description follows from the names of their modules.
-_BY_NAMES = (
+# Types that engine/model/families does not have.
+_OTHERS = (
     *("cohere2_moe", "cwm", "dots1", "exaone_moe", "flex_olmo", "gemma4_unified_text", "glm4_moe_lite", "granite_swa"),
     *("granitemoe_swa", "internlm3", "iquestcoder", "jais2", "mellum", "minicpm3", "solar_open", "vaultgemma"),
     *("hunyuan_v1_dense", "qwen3_5_moe_text"),  # of which there are GGUF files
@@ -90,7 +90,7 @@ _IN_16_BITS = {
 }
 PINNED = {
     **{name: Pinned(asked) for name, asked in FAMILIES.items()},
-    **{name: Pinned(small_configs.config_of(name)) for name in _BY_NAMES},
+    **{name: Pinned(small_configs.config_of(name)) for name in _OTHERS},
     **{name: Pinned(asked) for name, asked in _OTHER_ROTARY_TABLES.items()},
     **{f"{name} in 16 bits": Pinned(asked, torch.bfloat16) for name, asked in _IN_16_BITS.items()},
 }

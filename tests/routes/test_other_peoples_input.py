@@ -81,7 +81,6 @@ def test_history_with_any_arguments_is_read(reader: Served, path: str, arguments
     assert bool(adapted) == (arguments in BROKEN)
 
 
-SAYS = {"type": "text", "text": "zebra"}
 HOSTED: dict[str, Body] = {
     "local shell": {"type": "local_shell_call_output", "id": "s1", "output": "zebra"},
     "shell": {

@@ -1,4 +1,4 @@
-"""The mutants of a config.json are told apart by what becomes of them."""
+"""The tool finds the outcome of each mutant of a config.json."""
 
 from dataclasses import replace
 from typing import Any

@@ -9,18 +9,17 @@ from __future__ import annotations
 
 import argparse
 import shutil
-import statistics
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from tools.bench.servers import CACHE, ServerSpec, llama_cpp, oaiserve
-from tools.markdown import add_publishing, as_markdown, number, publish, results_of
+from tools.bench.table import spread
+from tools.markdown import add_publishing, as_markdown, publish, results_of
 from tools.server_process import exit_on_sigterm
 
 FIRST = ("/v1/completions", {"prompt": "Hello", "max_tokens": 1, "temperature": 0})
 PARTS = "Start, in ms since the process began: "
-COMPILED = "native"  # the folder of the start cache that a first start keeps
 
 
 def main() -> None:
@@ -41,7 +40,7 @@ def measured(files: Sequence[Path], repeats: int) -> list[dict[str, Any]]:
         with ours.running(*FIRST):  # compiles, and reads the file
             pass
         for _ in range(repeats):
-            forget()
+            forget(ours)
             servers = {"first start": ours, "later start": ours, "llama.cpp": llama_cpp(path, slots=4)}
             runs += [{"model": path.name, "start": start, **started(server)} for start, server in servers.items()]
     return runs
@@ -54,10 +53,10 @@ def started(server: ServerSpec) -> dict[str, Any]:
         return {"seconds": process.start_seconds, "parts": log.partition(PARTS)[2].partition("\n")[0]}
 
 
-def forget() -> None:
+def forget(server: ServerSpec) -> None:
     """Remove what earlier starts have stored, except for the compiled code."""
     for path in (CACHE / "oaiserve").iterdir():
-        if path.is_dir() and path.name != COMPILED:
+        if path.is_dir() and path not in server.compile_caches:
             shutil.rmtree(path)
 
 
@@ -69,11 +68,9 @@ def report(results: dict[str, Any]) -> str:
     for model in dict.fromkeys(run["model"] for run in runs):
         row = [model]
         for start in starts:
-            of_start = sorted(
-                (run for run in runs if (run["model"], run["start"]) == (model, start)), key=lambda run: run["seconds"]
-            )
-            seconds = [run["seconds"] for run in of_start]
-            row.append(f"{statistics.median(seconds):.2f} ({number(seconds[0])}..{number(seconds[-1])})")
+            of_start = [run for run in runs if (run["model"], run["start"]) == (model, start)]
+            of_start.sort(key=lambda run: run["seconds"])
+            row.append(spread([run["seconds"] for run in of_start]))
             if shown := of_start[len(of_start) // 2]["parts"]:
                 parts.append(f"- {model}, {start}: {shown}")
         rows.append(row)

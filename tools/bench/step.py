@@ -121,7 +121,9 @@ def _most_blocks(spec: ModelSpec) -> int:
 
 class StepBench:
     def __init__(self, spec: ModelSpec, native: NativeDecoder, seconds: float) -> None:
-        self._spec, self._native, self._seconds = spec, native, seconds
+        self._spec = spec
+        self._native = native
+        self._seconds = seconds
         self._num_filled = 0
         self._random = random.Random(0)
 

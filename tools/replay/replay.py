@@ -178,8 +178,8 @@ class LoadReplay:
             self._now += host_seconds
         for ready, _, _, arrival in self._coming:
             self._served.append(Served(ready - self._cost.before_queue_seconds, arrival))
-        hits, queries = scheduler.memory.num_prefix_hits, scheduler.memory.num_prefix_queries
-        busy_share, hit_share = self._busy / max(self._now, 1e-9), hits / max(1, queries)
+        hit_share = scheduler.memory.num_prefix_hits / max(1, scheduler.memory.num_prefix_queries)
+        busy_share = self._busy / max(self._now, 1e-9)
         counts = (scheduler.num_preemptions, self._num_refused, self._num_late, self._num_refused_late)
         return ReplayedLoad(self._served, busy_share, hit_share, *counts)
 

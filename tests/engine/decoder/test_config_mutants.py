@@ -10,7 +10,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from oaiserve.engine.decoder.description import NotKnown
 from oaiserve.engine.decoder.keys import refuse_ignored
 from oaiserve.engine.decoder.settings import settings_of
-from tests.engine.decoder.test_expert_logits import TOLERANCE, error
+from tests.engine.decoder.test_expert_logits import TOLERANCE, error_of_files
 from tests.engine.decoder.test_experts import described
 from tests.engine.decoder.test_wrapped import described as described_wrapper
 from tests.engine.model.cpu.small_models import FAMILIES, make_model
@@ -27,7 +27,7 @@ def test_mistral_with_types_of_layers_is_ministral(layer_types: list[str], tmp_p
     assert type(model).__name__ == "MinistralForCausalLM"
     model.save_pretrained(tmp_path)
     change(tmp_path, model_type="mistral", layer_types=layer_types)
-    assert error(model.eval(), tmp_path, saves=False) < TOLERANCE
+    assert error_of_files(model.eval(), tmp_path) < TOLERANCE
 
 
 @pytest.mark.parametrize(
@@ -129,7 +129,7 @@ def test_numbers_of_rotary_tables_that_a_class_does_not_read_are_ignored(
     make_model(config_of(name, **few)).save_pretrained(tmp_path)
     change(tmp_path, **changes)
     model = AutoModelForCausalLM.from_pretrained(tmp_path, attn_implementation="eager")
-    assert error(model, tmp_path, saves=False) < TOLERANCE
+    assert error_of_files(model, tmp_path) < TOLERANCE
 
 
 def test_a_limit_of_the_weights_of_experts_declines_the_description(tmp_path: Path) -> None:
@@ -157,7 +157,7 @@ def test_a_head_that_differs_from_the_embedding_is_not_tied(tmp_path: Path) -> N
     make_model(config_of("llama", tie_word_embeddings=False)).save_pretrained(tmp_path)
     change(tmp_path, tie_word_embeddings=True)
     model = AutoModelForCausalLM.from_pretrained(tmp_path, attn_implementation="eager")
-    assert error(model, tmp_path, saves=False) < TOLERANCE
+    assert error_of_files(model, tmp_path) < TOLERANCE
 
 
 def test_glm_with_images_does_not_say_how_many_layers_guess_tokens(tmp_path: Path) -> None:

@@ -87,11 +87,15 @@ def test_logits_are_those_of_transformers(name: str, changes: dict[str, Any], tm
     assert error(make_model(config_of(name, **changes)), tmp_path) < TOLERANCE
 
 
-@torch.inference_mode()
-def error(model: PreTrainedModel, folder: Path, *, saves: bool = True) -> float:
+def error(model: PreTrainedModel, folder: Path) -> float:
     """Save a model, and return how far the logits of its description are from its own. Raises NotKnown."""
-    if saves:
-        model.save_pretrained(folder)
+    model.save_pretrained(folder)
+    return error_of_files(model, folder)
+
+
+@torch.inference_mode()
+def error_of_files(model: PreTrainedModel, folder: Path) -> float:
+    """Return how far the logits of a description are from those of a model. Raises NotKnown."""
     decoder = described(folder, length=_NUM_TOKENS)
     executor = ReferenceExecutor(decoder, dtype=torch.float32, device=CPU, num_blocks=8, block_size=BLOCK_SIZE)
     batch = batch_of_prompt(_NUM_TOKENS)

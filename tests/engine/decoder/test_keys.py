@@ -136,7 +136,7 @@ def test_biases_are_compared_with_the_settings_that_transformers_reads(
         ("llama", {"initializer_range": 0.1, "pretraining_tp": 4}),
         ("deepseek_v2", {"topk_method": "greedy", "n_group": 4, "topk_group": 2, "norm_topk_prob": True}),
         ("exaone_moe", {"mlp_layer_types": ["sparse"] * 32, "first_k_dense_replace": 2}),
-        ("nemotron_h", {"mlp_bias": True}),  # tensors tell
+        ("nemotron_h", {"mlp_bias": True}),  # the tensors decide
         ("nemotron_h", {"time_step_limit": [0.0, {"__float__": "Infinity"}]}),  # the default, as transformers writes it
     ],
 )

@@ -17,7 +17,6 @@ from oaiserve.engine.executors.cuda.kernels import Kernels
 from oaiserve.engine.executors.reference.executor import ReferenceExecutor
 from oaiserve.engine.media import Encoded
 from oaiserve.engine.model.batch import build_batch
-from oaiserve.engine.model.cpu.native import NativeDecoder
 from oaiserve.engine.model.eager import EagerExecutor
 from oaiserve.engine.model.executor import Executor
 from oaiserve.engine.model.loaded import LoadedModel
@@ -30,6 +29,7 @@ from oaiserve.engine.start.described import describe_model
 from oaiserve.engine.start.load import load_model
 from oaiserve.engine.step import Chunk, Step
 from oaiserve.files.source import find_model
+from tests.engine.model.cpu.small_models import native_of
 from tests.engine.model.media_prompts import IMAGE, logits_by_transformers, media_of, sequence_with_media
 from tests.engine.model.runners import eager_runner, states_of
 from tests.engine.model.steps import CPU, sequence_of
@@ -125,9 +125,8 @@ def test_so_do_those_of_the_reference(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["qwen2_5_vl", "qwen3_vl", "glm4v", "qwen3_5", "gemma3", "gemma4", "llava"])
 def test_so_do_those_of_the_native_step_which_are_the_same_in_any_chunks(name: str, tmp_path: Path) -> None:
     wrapper, loaded = random_pair(name, tmp_path)
-    _, decoder, library, *_ = describe_model(find_model(tmp_path), OPTIONS)
-    assert library is not None
-    native = NativeDecoder(library, decoder, num_blocks=NUM_BLOCKS, block_size=BLOCK_SIZE, num_threads=2)
+    described = describe_model(find_model(tmp_path), OPTIONS)
+    native = native_of(described, num_blocks=NUM_BLOCKS, block_size=BLOCK_SIZE, num_threads=2)
     check(wrapper, loaded, lambda: native, FAMILIES[name])
     rng = Random(2)
     sequences = sequences_of(rng, FAMILIES[name])

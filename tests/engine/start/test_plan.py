@@ -1,4 +1,4 @@
-"""Which way starts a model, what it compiles, and what it says where native code is missing."""
+"""How a model is started, what is compiled, and what is logged without native code."""
 
 import json
 import logging
@@ -25,7 +25,9 @@ from tests.models.small_configs import config_of
 pytestmark = pytest.mark.compiler
 OPTIONS: dict[str, Any] = {"device": "cpu", "kv_blocks": 64, "cpu_threads": 1}
 UNKNOWN = config_of("nanochat", vocab_size=256)  # a type without a description
-NATIVE, PLAIN, FOREIGN = "", "PyTorch computes the steps; the log says why", "transformers' own code computes the steps"
+NATIVE = ""
+PLAIN = "PyTorch computes the steps; the log says why"
+FOREIGN = "transformers' own code computes the steps"
 DESCRIBED = "The model starts from a description of its files"
 
 
@@ -147,7 +149,8 @@ def test_a_start_compiles_native_code_and_the_next_one_finds_it(
 ) -> None:
     model = make_model(FAMILIES["llama"])
     save(model, tmp_path / "model")
-    library, compiled = build.build(torch.float32), tmp_path / "compiled"
+    library = build.build(torch.float32)
+    compiled = tmp_path / "compiled"
     compiler = tmp_path / "copying-g++"
     compiler.write_text(
         f'#!/bin/sh\n[ "$1" = --version ] || {{ for out; do :; done; echo >> {compiled}; cp {library} "$out"; }}\n'
@@ -202,7 +205,8 @@ def test_only_what_the_native_step_will_need_is_compiled(
 
 def test_parts_of_a_start_are_timed_and_leave_time_to_import_more(tmp_path: Path, empty_cache: Path) -> None:
     save(make_model(FAMILIES["llama"]), tmp_path)
-    times, called = StartTimes(), []
+    times = StartTimes()
+    called: list[str] = []
     answer(tmp_path, **OPTIONS, times=times, meanwhile=lambda: called.append("meanwhile"))
     assert called == ["meanwhile"]
     parts = ["import of torch", "import of the native step", "native code", "weights", "tokenizer"]

@@ -11,7 +11,6 @@ from transformers import AutoConfig
 
 from oaiserve.engine.decoder.spec import ModelSpec
 from oaiserve.engine.model.checkpoints.wrapper import text_config
-from oaiserve.engine.model.cpu.native import NativeDecoder
 from oaiserve.engine.model.eager import EagerExecutor
 from oaiserve.engine.model.executor import Executor
 from oaiserve.engine.model.loaded import LoadedModel
@@ -37,7 +36,7 @@ NUM_TOKENS, NUM_BLOCKS = 12, 16
 
 
 def answers(spec: ModelSpec, executor: Executor | None = None) -> list[list[int]]:
-    """Return the answers of an executor, or of transformers' layers with paged attention, for which `spec` has them."""
+    """Return the answers of an executor; by default, of transformers' model in `spec` with paged attention."""
     if executor is None:
         assert isinstance(spec, LoadedModel)
         executor = EagerExecutor.with_cache(spec, num_blocks=NUM_BLOCKS, block_size=BLOCK_SIZE)
@@ -67,10 +66,9 @@ def test_answers_equal_those_of_the_multimodal_model(name: str, tmp_path: Path) 
 @pytest.mark.parametrize("name", ["qwen3_vl", "qwen3_vl_moe", "qwen2_5_vl", "mistral3", "gemma3", "lfm2_vl"])
 def test_the_text_model_has_the_native_step(name: str, tmp_path: Path) -> None:
     wrapper = save_wrapper(name, tmp_path)
-    spec, decoder, library, *_ = describe_model(find_model(tmp_path), OPTIONS)
-    assert library is not None
-    native = NativeDecoder(library, decoder, num_blocks=NUM_BLOCKS, block_size=BLOCK_SIZE, num_threads=1)
-    assert answers(spec, native) == generate(wrapper, PROMPTS, NUM_TOKENS)
+    found = describe_model(find_model(tmp_path), OPTIONS)
+    native = small_models.native_of(found, num_blocks=NUM_BLOCKS, block_size=BLOCK_SIZE, num_threads=1)
+    assert answers(found.spec, native) == generate(wrapper, PROMPTS, NUM_TOKENS)
 
 
 @pytest.mark.parametrize("columns_first", [False, True], ids=["as transformers saves them", "as published"])

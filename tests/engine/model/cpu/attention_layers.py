@@ -5,16 +5,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from oaiserve.engine.decoder.description import (
-    Attention,
-    AttentionParameters,
-    Decoder,
-    Matrix,
-    Norm,
-)
-from oaiserve.engine.decoder.description import (
-    Layer as DecoderLayer,
-)
+from oaiserve.engine.decoder.description import Attention, AttentionParameters, Decoder, Matrix, Norm
+from oaiserve.engine.decoder.description import Layer as DecoderLayer
 from oaiserve.engine.decoder.spec import KVShape
 from oaiserve.engine.model.attention import LayerCache, Scoring, StepAttention
 from oaiserve.engine.model.batch import Batch, BatchMedia
@@ -62,7 +54,8 @@ class NativeLayer:
         """
         self.layer = layer
         self.dtype = dtype
-        heads, shape = layer.heads, layer.shape
+        heads = layer.heads
+        shape = layer.shape
         self._num_keys = shape.kv_heads * shape.key_dim
         self.num_inputs = self._num_keys + shape.kv_heads * shape.value_dim
         # For each of queries, keys and values, one more column makes all of its numbers infinite.
@@ -97,7 +90,6 @@ class NativeLayer:
 
     def _decoder(self, norm_of_heads: Norm | None) -> Decoder:
         layer = self.layer
-        has_sinks = layer.has_sinks
         attention = Attention(
             qkv=[Matrix(weight, None) for weight in self._qkv],
             cache_of=None,
@@ -114,7 +106,7 @@ class NativeLayer:
             rotates_before_norms=False,
             query_factors=None,
             sinks=layer.sinks(),
-            parameters=AttentionParameters(_SCALING, layer.sliding_window, layer.softcap, has_sinks=has_sinks),
+            parameters=AttentionParameters(_SCALING, layer.sliding_window, layer.softcap, has_sinks=layer.has_sinks),
         )
         return Decoder(
             embedding=torch.zeros(1, self.width, dtype=self.dtype),

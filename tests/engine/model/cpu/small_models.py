@@ -242,13 +242,13 @@ def described_by_files(loaded: LoadedModel, **options: Any) -> Described:
         return describe_model(find_model(folder), EngineOptions(**settings | options))
 
 
-def native_decoder(
-    loaded: LoadedModel, *, num_blocks: int, num_threads: int, block_size: int, has_adapters: bool = False
-) -> NativeDecoder:
-    _, decoder, library, *_ = described_by_files(loaded)
-    assert library is not None
-    sizes = {"num_blocks": num_blocks, "block_size": block_size, "num_threads": num_threads}
-    return NativeDecoder(library, decoder, **sizes, has_adapters=has_adapters)
+def native_of(found: Described, **options: Any) -> NativeDecoder:
+    assert found.library is not None
+    return NativeDecoder(found.library, found.decoder, **options)
+
+
+def native_decoder(loaded: LoadedModel, **options: Any) -> NativeDecoder:
+    return native_of(described_by_files(loaded), **options)
 
 
 def native(loaded: LoadedModel, *, num_blocks: int = 64, num_threads: int = 1) -> NativeDecoder:

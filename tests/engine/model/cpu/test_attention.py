@@ -49,8 +49,10 @@ def test_every_layer_equals_the_reference(natives: list[NativeLayer], shape: Sha
 
 @pytest.mark.parametrize("layer", LAYERS, ids=str)
 def test_bfloat16_is_as_close_to_float32_as_the_reference(layer: Layer) -> None:
-    native, generator = NativeLayer(layer, torch.bfloat16), torch.Generator().manual_seed(3)
-    exact_cache, cache = native.plain_cache(), native.plain_cache(torch.bfloat16)
+    native = NativeLayer(layer, torch.bfloat16)
+    generator = torch.Generator().manual_seed(3)
+    exact_cache = native.plain_cache()
+    cache = native.plain_cache(torch.bfloat16)
     for step in two_steps([(40, 1), (200, 1), (70, 90), (0, 130)], generator, num_blocks=NUM_BLOCKS):
         batch = build_batch(step, BLOCK_SIZE, CPU)
         x = native.inputs(len(batch.slots), generator)

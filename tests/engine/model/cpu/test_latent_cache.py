@@ -106,7 +106,8 @@ def in_bfloat16(name: str) -> LoadedModel:
 @pytest.mark.parametrize("name", ["v2", "v3 of DeepSeek's sizes"])
 def test_bfloat16_is_as_close_to_float32_as_in_transformers(name: str) -> None:
     shape = [(290, 20), (40, 1)]
-    rounded, exact = in_bfloat16(name), in_bfloat16(name)
+    rounded = in_bfloat16(name)
+    exact = in_bfloat16(name)
     exact = replace(exact, model=exact.model.float(), dtype=torch.float32)
     sizes = {"num_blocks": NUM_BLOCKS, "block_size": BLOCK_SIZE}
     expected = logits(EagerExecutor.with_cache(exact, **sizes), shape)

@@ -5,6 +5,7 @@ Each allocation of the native code fails once.
 
 import hashlib
 from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import TypeVar
@@ -15,9 +16,8 @@ from torch import Tensor
 
 from oaiserve.engine.model.batch import Batch, build_batch
 from oaiserve.engine.model.cpu import build
-from oaiserve.engine.model.cpu.native import NativeDecoder
 from oaiserve.engine.step import Chunk, Step
-from tests.engine.model.cpu.small_models import config, described_by_files, load
+from tests.engine.model.cpu.small_models import config, described_by_files, load, native_of
 from tests.engine.model.steps import BLOCK_SIZE, CPU, NUM_BLOCKS, sequence_of
 
 pytestmark = pytest.mark.compiler
@@ -32,6 +32,7 @@ MODEL = config(
     sliding_window=20,
     layer_types=["sliding_attention", "full_attention"],
 )
+SIZES = {"num_blocks": NUM_BLOCKS, "block_size": BLOCK_SIZE, "num_threads": 2}
 
 
 @pytest.fixture(scope="module")
@@ -85,22 +86,16 @@ BATCHES = [batch((0, 20), (0, 3)), batch((20, 1), (3, 1), (0, 700), (0, 130))]
 
 
 def test_building_a_decoder_can_be_repeated(fail_allocation: FailAllocation) -> None:
-    _, decoder, library, *_ = described_by_files(load(MODEL))
-    assert library is not None
-
-    def built() -> NativeDecoder:
-        return NativeDecoder(library, decoder, num_blocks=NUM_BLOCKS, block_size=BLOCK_SIZE, num_threads=2)
-
-    assert len(list(results_with_failures(fail_allocation, lambda: [built]))) > 40
+    build_native = partial(native_of, described_by_files(load(MODEL)), **SIZES)
+    assert len(list(results_with_failures(fail_allocation, lambda: [build_native]))) > 40
 
 
 @torch.inference_mode()
 def test_a_step_can_be_repeated(fail_allocation: FailAllocation) -> None:
-    _, decoder, library, *_ = described_by_files(load(MODEL))
-    assert library is not None
+    described = described_by_files(load(MODEL))
 
     def steps() -> list[Callable[[], Tensor]]:
-        native = NativeDecoder(library, decoder, num_blocks=NUM_BLOCKS, block_size=BLOCK_SIZE, num_threads=2)
+        native = native_of(described, **SIZES)
         return [lambda step=step: native.forward(step).clone() for step in BATCHES]
 
     expected = [step() for step in steps()]

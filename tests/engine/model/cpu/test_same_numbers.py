@@ -45,6 +45,7 @@ from tests.engine.model.cpu.small_models import (
     load,
     make_model,
     native_decoder,
+    native_of,
 )
 from tests.engine.model.runners import greedy_answers, make_engine, states_of
 from tests.engine.model.steps import BLOCK_SIZE, CPU, NUM_BLOCKS, sequence_of
@@ -154,14 +155,13 @@ def blocks_decoder(loaded: LoadedModel, **sizes: int) -> NativeDecoder:
     kinds = cycle((Kind.Q4_0, Kind.Q4_1, Kind.Q5_0, Kind.Q5_1, Kind.Q8_0, Kind.IQ4_NL))
     of_shapes: dict[tuple[int, ...], Kind] = defaultdict(lambda: next(kinds))
 
-    def blocks(shape: tuple[int, int], *, of_expert: bool = False) -> Blocks:
+    def blocks(shape: tuple[int, ...], *, of_expert: bool = False) -> Blocks:
         kind = Kind.MXFP4 if of_expert else of_shapes[shape]
         return Blocks(random_blocks(rng, kind, *shape), int(kind), np.arange(shape[0]))
 
     def in_blocks(part: Any, *, of_expert: bool = False) -> Any:
         if isinstance(part, Matrix):
-            rows, columns = part.weight.shape
-            return replace(part, weight=blocks((rows, columns), of_expert=of_expert), copy_of=None)
+            return replace(part, weight=blocks(part.weight.shape, of_expert=of_expert), copy_of=None)
         if isinstance(part, list):
             return [in_blocks(one) for one in part]
         if not is_dataclass(part):
@@ -170,10 +170,9 @@ def blocks_decoder(loaded: LoadedModel, **sizes: int) -> NativeDecoder:
         of_expert = isinstance(part, Expert)
         return type(part)(**{name: in_blocks(one, of_expert=of_expert) for name, one in inner.items()})
 
-    _, decoder, library, *_ = described_by_files(loaded)
-    rows, columns = decoder.embedding.shape
-    decoder = replace(in_blocks(decoder), embedding=blocks((rows, columns)))
-    return NativeDecoder(library, decoder, **sizes)
+    found = described_by_files(loaded)
+    decoder = replace(in_blocks(found.decoder), embedding=blocks(found.decoder.embedding.shape))
+    return native_of(found._replace(decoder=decoder), **sizes)
 
 
 def new_sequence(index: int, ids: list[int], blocks: list[int]) -> Sequence:

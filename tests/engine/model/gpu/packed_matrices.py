@@ -10,8 +10,6 @@ from oaiserve.engine.decoder.sources.integer_layouts import Floats, Integers, fl
 from oaiserve.engine.decoder.sources.packed_weights import PackedWeights
 from oaiserve.files.quantization import read_quantization
 
-SIZES = {"hidden_size": 64, "intermediate_size": 128, "head_dim": 16, "num_hidden_layers": 2}
-
 
 def numbers(*sizes: int, seed: int = 0) -> torch.Tensor:
     return torch.randn(*sizes, generator=torch.Generator().manual_seed(seed))

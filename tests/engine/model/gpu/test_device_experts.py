@@ -18,7 +18,8 @@ from oaiserve.engine.model.gpu import triton_experts, triton_matrices
 # exp of a large number is infinity, and the activation is the number itself, which is right.
 pytestmark = [pytest.mark.kernels, pytest.mark.filterwarnings("ignore:overflow encountered in exp")]
 
-NUM_EXPERTS, WIDTH = 5, 64
+NUM_EXPERTS = 5
+WIDTH = 64
 
 
 def in_mxfp4(n: int, columns: int, seed: int) -> ExpertMatrices:

@@ -25,13 +25,7 @@ from oaiserve.engine.model.attention import FP8, LayerCache, ScaledCache, Scorin
 from oaiserve.engine.model.attention import triton as backend
 from oaiserve.engine.model.attention.rotation import Rotation
 from oaiserve.engine.model.batch import build_batch
-from oaiserve.engine.model.gpu import (
-    triton_adapters,
-    triton_experts,
-    triton_layers,
-    triton_matrices,
-    triton_states,
-)
+from oaiserve.engine.model.gpu import triton_adapters, triton_experts, triton_layers, triton_matrices, triton_states
 from oaiserve.engine.model.gpu.device_experts import ExpertMatrices
 from oaiserve.engine.model.gpu.device_matrices import Kind, PackedMatrix
 from oaiserve.engine.model.layer_operations import ACTIVATIONS
@@ -39,8 +33,8 @@ from oaiserve.engine.model.sampling import triton_sampling
 from oaiserve.engine.step import Chunk, Step
 from tests.engine.model.steps import CPU, sequence_of
 
+ADA_SHARED_BYTES = 99 << 10  # also of Ampere and Blackwell cards without HBM
 # Whose instructions are looked at; others are not disassembled.
-ADA_SHARED_BYTES = 99 << 10  # and of cards of the generations Ampere and Blackwell that have no HBM
 ON_TENSOR_CORES = {
     *("shrink_kernel", "expand_kernel", "matrix_kernel", "expert_kernel"),
     *("prefill_kernel", "decode_kernel"),
@@ -193,7 +187,8 @@ def expert_matrices(kind: Kind, num_experts: int, n: int, columns: int) -> Exper
 
 def compute_experts(kind: Kind, num_experts: int, width: int, inner: int) -> None:
     """Compute the experts of a decode, as gpt-oss's or Qwen3's."""
-    x, chosen = torch.empty(1, width, dtype=torch.bfloat16), torch.empty(1, 4, dtype=torch.int64)
+    x = torch.empty(1, width, dtype=torch.bfloat16)
+    chosen = torch.empty(1, 4, dtype=torch.int64)
     plan = triton_experts.planned(chosen, num_experts)
     both = triton_experts.product(
         x, expert_matrices(kind, num_experts, 2 * inner, width), plan, pairs_of_row=4, factors=None
@@ -213,8 +208,10 @@ def multiply_many_rows(kind: Kind) -> None:
 
 def recur(heads: int, key_heads: int, key_dim: int, value_dim: int, *, has_rate: bool) -> None:
     """Compute a recurrence, as Qwen3-Next's and Mamba 2's."""
-    of_heads, key = torch.empty(2, 5, heads), torch.empty(2, 5, key_heads, key_dim)
-    value, state = torch.empty(2, 5, heads, value_dim), torch.empty(2, heads, key_dim, value_dim)
+    of_heads = torch.empty(2, 5, heads)
+    key = torch.empty(2, 5, key_heads, key_dim)
+    value = torch.empty(2, 5, heads, value_dim)
+    state = torch.empty(2, heads, key_dim, value_dim)
     triton_states.recurrence(state, of_heads, key, value, key, of_heads if has_rate else None)
 
 

@@ -354,7 +354,7 @@ def test_a_cache_in_eight_bits_has_the_scales_that_a_prompt_needs(device: FakeGp
 
 @pytest.fixture
 def from_files(device: FakeGpu) -> Callable[..., ServedModel]:
-    """Return a start from the files in a folder on the double of a GPU, which is a CPU."""
+    """Return a function that starts a model from its files on the double of a GPU."""
 
     def described(source: Any, options: EngineOptions, device: torch.device) -> Described:
         return describe_model(source, replace(options, compile=False), device=device)
