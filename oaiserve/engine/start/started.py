@@ -29,7 +29,6 @@ from oaiserve.files.adapters import BadAdapter, read_adapter
 
 if TYPE_CHECKING:
     from oaiserve.engine.executors.reference.executor import ReferenceExecutor
-    from oaiserve.engine.model.eager import EagerExecutor  # which imports transformers
 
 log = logging.getLogger(__name__)
 
@@ -60,7 +59,7 @@ class Started(NamedTuple):
 
 
 def started_on_cpu(
-    executor: EagerExecutor | NativeDecoder | ReferenceExecutor,
+    executor: NativeDecoder | ReferenceExecutor,
     spec: ModelSpec,
     options: EngineOptions,
     adaptable: Mapping[str, tuple[int, int]],

@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-from oaiserve.engine.model.attention import FP8, FP8_MAX, Backend, LayerCache, Scoring, StepAttention
+from oaiserve.engine.model.attention import FP8, FP8_MAX, LayerCache, Scoring
 from oaiserve.engine.model.batch import Batch
-
-# Gets the layer, keys, values and scoring of a call, and returns the keys and values to compute with.
-Watch = Callable[[int, torch.Tensor, torch.Tensor, Scoring], tuple[torch.Tensor, torch.Tensor]]
 
 
 class ReferenceAttention:
@@ -134,20 +129,3 @@ def _attention(
         scores = torch.cat([scores.float(), sink], dim=-1)
     weights = scores.softmax(dim=-1, dtype=torch.float32).to(query.dtype)
     return weights[..., : key.shape[2]] @ value
-
-
-def watched(caches: Mapping[int, LayerCache], watch: Watch) -> Backend:
-    """Make the reference backend of layers with these caches, with a `watch` on each call of attention."""
-    layers = {cache.keys.data_ptr(): layer for layer, cache in caches.items()}
-
-    def prepare(batch: Batch) -> StepAttention:
-        attend = ReferenceAttention(batch)
-
-        def attend_watched(
-            query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, cache: LayerCache, scoring: Scoring
-        ) -> torch.Tensor:
-            return attend(query, *watch(layers[cache.keys.data_ptr()], key, value, scoring), cache, scoring)
-
-        return attend_watched
-
-    return prepare

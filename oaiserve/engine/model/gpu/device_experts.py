@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from oaiserve.engine.model.gpu.device_matrices import MXFP4_TILE, PackedMatrix
+from oaiserve.engine.model.gpu.device_matrices import PackedMatrix
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,22 +20,6 @@ class ExpertMatrices(PackedMatrix):
     def of(self, expert: int) -> PackedMatrix:
         zeros = None if self.zeros is None else self.zeros[expert]
         return PackedMatrix(self.kind, self.codes[expert], self.scales[expert], zeros)
-
-
-def mxfp4(blocks: Tensor, scales: Tensor, bias: Tensor | None) -> ExpertMatrices | None:
-    """Return experts in MXFP4, or None if their columns are no multiples of 64.
-
-    `blocks` uint8 [experts, n, groups, 16] have neighbours in a byte, and `scales` uint8 [experts, n, groups] are
-    exponents of two, plus 127.
-    """
-    experts, n, groups, _ = blocks.shape
-    if groups * 32 % MXFP4_TILE:
-        return None
-    codes = torch.empty(experts, n, groups * 16, dtype=torch.uint8)
-    for expert in range(experts):  # one by one, since each takes a few times its size
-        numbers = torch.stack([blocks[expert] & 15, blocks[expert] >> 4], dim=-1).view(n, groups // 2, 2, 32)
-        codes[expert] = (numbers[:, :, 0] | numbers[:, :, 1] << 4).flatten(1)
-    return ExpertMatrices("mxfp4", codes, scales.mT.contiguous(), None, bias=bias)
 
 
 def stacked(packed: Sequence[PackedMatrix | None]) -> ExpertMatrices | None:

@@ -2,10 +2,13 @@
 
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 
-from oaiserve.engine.model.gpu.device_experts import ExpertMatrices, mxfp4, stacked
+from oaiserve.engine.decoder.blocks import FORMATS, MXFP4, Blocks
+from oaiserve.engine.executors.cuda.packed import packed as packed_in_blocks
+from oaiserve.engine.model.gpu.device_experts import ExpertMatrices, stacked
 from oaiserve.engine.model.gpu.device_matrices import of_integers
 from oaiserve.engine.start.gpu.products import experts_checked, plain_expert_products
 from oaiserve.engine.start.gpu.trials import Trials
@@ -24,9 +27,9 @@ WIDTH = 64
 
 def in_mxfp4(n: int, columns: int, seed: int) -> ExpertMatrices:
     generator = torch.Generator().manual_seed(seed)
-    blocks = torch.randint(256, (NUM_EXPERTS, n, columns // 32, 16), generator=generator).to(torch.uint8)
-    scales = torch.randint(120, 124, (NUM_EXPERTS, n, columns // 32), generator=generator).to(torch.uint8)
-    return mxfp4(blocks, scales, numbers(NUM_EXPERTS, n, seed=seed))
+    codes = torch.randint(256, (NUM_EXPERTS, n, columns // 2), generator=generator).to(torch.uint8)
+    scales = torch.randint(120, 124, (NUM_EXPERTS, columns // 32, n), generator=generator).to(torch.uint8)
+    return ExpertMatrices("mxfp4", codes, scales, None, bias=numbers(NUM_EXPERTS, n, seed=seed))
 
 
 def packed(kind: str, n: int, columns: int, seed: int) -> ExpertMatrices:
@@ -91,8 +94,12 @@ def test_rows_are_sorted_by_expert_and_cut_into_tiles(num_rows: int) -> None:
 def test_experts_that_are_stored_in_different_ways_are_not_stacked() -> None:
     assert stacked([of_integers(integers(bits, 8, 128, 32, zeros=True)) for bits in (4, 8)]) is None
     assert stacked([of_integers(integers(4, 8, 128, 32, zeros=True, any_order=True))] * 2) is None
-    blocks = torch.zeros(2, 8, 3, 16, dtype=torch.uint8)
-    assert mxfp4(blocks, blocks[..., 0], None) is None  # 96 columns
+
+
+def test_a_matrix_in_mxfp4_whose_columns_are_no_multiple_of_64_is_not_packed() -> None:
+    blocks = Blocks(np.zeros((8, 3 * FORMATS[MXFP4].num_bytes), np.uint8), MXFP4, np.arange(8))
+    assert blocks.shape == (8, 96)
+    assert packed_in_blocks(blocks, torch.device("cpu")) is None
 
 
 @torch.inference_mode()
