@@ -11,6 +11,8 @@ from tests.engine.model.runners import greedy_answers
 from tests.engine.text.tokenizers_for_tests import CHATML
 from tests.models.decoders import byte_tokenizer
 
+OPTIONS: dict[str, Any] = {"device": "cpu", "kv_blocks": 64, "cpu_threads": 1}
+
 
 def save(model: PreTrainedModel, folder: Path, *vocab_size: int) -> Path:
     """Save a model with a tokenizer that has a chat template, and return the folder."""

@@ -24,11 +24,12 @@ from tempfile import TemporaryDirectory
 
 from oaiserve.files.private import cache_folder
 from tests.engine.model.cpu.small_models import FAMILIES, make_model
+from tests.engine.remembered import OPTIONS as ON_CPU
 from tests.engine.remembered import answer, save
 from tools.attack.broken_files import WALL_SECONDS, changed_bytes, cut, edited
 
 DIGEST_BYTES = hashlib.sha256().digest_size
-OPTIONS = {"device": "cpu", "kv_blocks": 64, "cpu_threads": 1, "quantize": "int8"}
+OPTIONS = ON_CPU | {"quantize": "int8"}
 FOLDERS = ("remembered", "quantized")  # of records, and of weights
 PARTS = ("data", "data", "data", "files", "versions", "format", "day")  # of a header; most of it is data
 

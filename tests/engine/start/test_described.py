@@ -17,14 +17,13 @@ from oaiserve.files.adapters import read_adapter
 from oaiserve.files.source import find_model
 from tests.engine.model.cpu.small_models import DELTA, FAMILIES, GROUPED_MOE, LATENT, config, make_model
 from tests.engine.model.runners import greedy, greedy_answers
-from tests.engine.remembered import answer, save, started
+from tests.engine.remembered import OPTIONS, answer, save, started
 from tests.models.adapters import merged, write_adapter
 from tests.models.decoders import byte_tokenizer, generate
 from tests.models.small_configs import config_of
 from tests.models.wrappers import save_wrapper
 
 pytestmark = pytest.mark.compiler
-OPTIONS: dict[str, Any] = {"device": "cpu", "kv_blocks": 64, "cpu_threads": 1}
 PROMPT = [5, 9, 3, 17]
 MODELS = {
     **{name: FAMILIES[name] for name in ("llama", "gpt2", "mixtral", "deepseek_v3", "gemma4_text", "qwen3_5_text")},

@@ -19,7 +19,7 @@ from oaiserve.engine.text.tokenizer import Tokenizer
 from oaiserve.errors import StartupError
 from oaiserve.files.checkpoint import refuse_unless_sound
 from oaiserve.files.source import find_model
-from tests.engine.remembered import answer, save
+from tests.engine.remembered import OPTIONS, answer, save
 from tests.models.decoders import FAMILIES, FOREIGN_FAMILIES, byte_tokenizer, random_model
 from tests.models.packed import save_in_mxfp4
 from tests.models.wrappers import save_wrapper
@@ -123,8 +123,7 @@ def test_settings_that_nothing_reads_change_no_answer(
     folder: Path, sound: Path, tmp_path: Path, change: dict[str, Any]
 ) -> None:
     config(**change)(folder)
-    options: dict[str, Any] = {"device": "cpu", "kv_blocks": 64, "cpu_threads": 1}
-    assert answer(folder, **options) == answer(sound, **options)
+    assert answer(folder, **OPTIONS) == answer(sound, **OPTIONS)
     assert not (tmp_path / "ran").exists()
 
 

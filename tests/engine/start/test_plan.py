@@ -17,13 +17,12 @@ from oaiserve.errors import StartupError
 from oaiserve.facts.start_times import StartTimes
 from oaiserve.files.source import find_model
 from tests.engine.model.cpu.small_models import FAMILIES, config, make_model
-from tests.engine.remembered import answer, save, started
+from tests.engine.remembered import OPTIONS, answer, save, started
 from tests.models.decoders import generate
 from tests.models.in_blocks import TOKENIZER, TOKENS, WIDE, file_of
 from tests.models.small_configs import config_of
 
 pytestmark = pytest.mark.compiler
-OPTIONS: dict[str, Any] = {"device": "cpu", "kv_blocks": 64, "cpu_threads": 1}
 UNKNOWN = config_of("nanochat", vocab_size=256)  # a type without a description
 NATIVE = ""
 PLAIN = "PyTorch computes the steps; the log says why"

@@ -18,11 +18,10 @@ from oaiserve.engine.text.tokenizer import Tokenizer
 from oaiserve.files import start_cache
 from oaiserve.files.start_cache import NotRemembered
 from tests.engine.model.cpu.small_models import FAMILIES, make_model
-from tests.engine.remembered import answer, save
+from tests.engine.remembered import OPTIONS, answer, save
 from tests.models.decoders import generate
 
 pytestmark = pytest.mark.compiler
-OPTIONS: dict[str, Any] = {"device": "cpu", "kv_blocks": 64, "cpu_threads": 1}
 NONE = "no earlier start has found it with these options"
 
 
