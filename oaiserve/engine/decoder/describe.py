@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from oaiserve.engine.decoder.blocks import Blocks
 from oaiserve.engine.decoder.complete import refuse_incomplete
 from oaiserve.engine.decoder.dense import Rotary, mlp
 from oaiserve.engine.decoder.description import (
@@ -86,20 +87,16 @@ def _position_embedding(reader: Reader, facts: Facts, length: int) -> Tensor | N
 
 
 def _head(reader: Reader, embedding: Matrix, *, is_tied: bool) -> Matrix:
-    if not is_tied or _has_other_head(reader, embedding):
-        return reader.matrix("head")
+    if not is_tied or reader.has("head"):
+        head = reader.matrix("head")
+        if not is_tied or _differ(head.weight, embedding.weight):  # which transformers doesn't tie
+            return head
     reader.tensors.leave_out("head.weight")  # files may have it twice
     return Matrix(embedding.weight, reader.bias("head"), reader.tensors.module("head"))
 
 
-def _has_other_head(reader: Reader, embedding: Matrix) -> bool:
-    """Return whether there is a head with other weights than the embedding. transformers doesn't tie such a head."""
-    if not reader.has("head"):
-        return False
-    head = reader.matrix("head").weight
-    if isinstance(head, Tensor) and isinstance(embedding.weight, Tensor):
-        return not torch.equal(head, embedding.weight)
-    return True
+def _differ(head: Tensor | Blocks, embedding: Tensor | Blocks) -> bool:
+    return not (isinstance(head, Tensor) and isinstance(embedding, Tensor) and torch.equal(head, embedding))
 
 
 def _layer(reader: Reader, family: Family, facts: Facts, settings: Settings, rotary: Rotary, number: int) -> Layer:

@@ -374,7 +374,7 @@ class AltUp:
 
 @dataclass(frozen=True, slots=True)
 class Laurel:
-    """A low-rank path beside attention (learned augmented residual layer, Menghani et al. 2024).
+    """A low-rank path in parallel with attention (learned augmented residual layer, Menghani et al. 2024).
 
     After attention, the hidden state becomes (hidden state + x + norm(product(x))) / sqrt(2). x is attention's input.
     """

@@ -155,14 +155,19 @@ def windows_by_type(settings: Settings, *others: str) -> tuple[int | None, ...]:
     return tuple(window if kind == "sliding_attention" else None for kind in settings["layer_types"])
 
 
-def with_mixers(facts: Facts, layers: frozenset[int]) -> Facts:
-    """Return the facts with a mixer in place of attention in these layers."""
+def with_mixers(facts: Facts, settings: Settings, kind: str = "linear_attention", *others: str) -> Facts:
+    """Return the facts with a mixer in place of attention in layers of a type. `others` are types with attention.
+
+    Raises NotKnown for a layer of any other type.
+    """
+    refuse_other_types(settings, "full_attention", kind, *others)
+    layers = layers_of_type(settings, kind)
     return replace(facts, with_mixer=layers, without_attention=layers)
 
 
 def refuse_other_types(settings: Settings, *known: str) -> None:
     """Raise NotKnown for a layer of none of these types."""
-    if others := sorted(set(settings["layer_types"]) - set(known)):
+    if others := sorted({str(kind) for kind in settings["layer_types"]} - set(known)):
         raise NotKnown(f"it has layers of type '{others[0]}'")
 
 

@@ -33,7 +33,7 @@ def model_spec(
         vocab_size=decoder.head.weight.shape[0],
         max_model_len=context_length(settings),
         eos_token_ids=_ids(settings.get("eos_token_id")) | _ids((generation or {}).get("eos_token_id")),
-        kv_shapes=_kv_shapes(decoder),
+        kv_shapes=kv_shapes(decoder),
         state_shapes=state_shapes,
     )
 
@@ -44,7 +44,7 @@ def stored_dtype(settings: Settings) -> torch.dtype:
     return stated if isinstance(stated, torch.dtype) else torch.float32
 
 
-def _kv_shapes(decoder: Decoder) -> dict[int, KVShape]:
+def kv_shapes(decoder: Decoder) -> dict[int, KVShape]:
     """Return the shapes of keys and values by layer, without layers that use the cache of another one."""
     attention = ((number, layer.attention) for number, layer in enumerate(decoder.layers))
     return {number: one.shape for number, one in attention if one is not None and one.cache_of is None}

@@ -39,7 +39,21 @@ class FileIdentity:
     written_ns: int
 
 
-class QuantizedFile:
+class _MappedFile:
+    def __init__(self, mapped: mmap.mmap) -> None:
+        self._map = mapped
+        self._end = 0
+
+    def blocks(self, kind: int, n: int, k: int) -> Blocks:
+        """Return the next blocks, of a matrix [n, k] in a format. In a new file, they have no values yet."""
+        offset = self._end
+        num_bytes = _num_bytes(kind, n, k)
+        self._end += _aligned(num_bytes)
+        data = np.frombuffer(self._map, np.uint8, num_bytes, offset).reshape(n, -1)
+        return Blocks(data, kind, np.arange(n), self._map, offset)
+
+
+class QuantizedFile(_MappedFile):
     """An unfinished file."""
 
     def __init__(self, num_bytes: int, most_bytes: int) -> None:
@@ -55,18 +69,11 @@ class QuantizedFile:
         self._folder = folder
         self._descriptor = os.open(folder, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, private.FILE_MODE)
         os.posix_fallocate(self._descriptor, 0, num_bytes)  # a page without space on the disk would end the process
-        self._map = mmap.mmap(self._descriptor, num_bytes)
-        self._end = 0
+        super().__init__(mmap.mmap(self._descriptor, num_bytes))
 
     def __del__(self) -> None:
         if hasattr(self, "_descriptor"):
             os.close(self._descriptor)
-
-    def blocks(self, kind: int, n: int, k: int) -> Blocks:
-        """Return the next blocks, of a matrix [n, k] in a format, still without values."""
-        blocks = _blocks_at(self._map, self._end, kind, n, k)
-        self._end += _aligned(blocks.data.nbytes)
-        return blocks
 
     def finish(self, name: str) -> FileIdentity:
         """Give the file a name, once all of it is on the disk. Raises OSError."""
@@ -85,25 +92,13 @@ class QuantizedFile:
         return FileIdentity(name, found.st_ino, found.st_size, found.st_mtime_ns)
 
 
-class FinishedFile:
+class FinishedFile(_MappedFile):
     """A file of an earlier start."""
 
     def __init__(self, path: Path) -> None:
         with path.open("rb") as file:
-            self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-        self._end = 0
+            super().__init__(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
         self.num_bytes = len(self._map)
-
-    def blocks(self, kind: int, n: int, k: int) -> Blocks:
-        """Return the next blocks, of a matrix [n, k] in a format."""
-        blocks = _blocks_at(self._map, self._end, kind, n, k)
-        self._end += _aligned(blocks.data.nbytes)
-        return blocks
-
-
-def _blocks_at(mapped: mmap.mmap, offset: int, kind: int, n: int, k: int) -> Blocks:
-    data = np.frombuffer(mapped, np.uint8, _num_bytes(kind, n, k), offset).reshape(n, -1)
-    return Blocks(data, kind, np.arange(n), mapped, offset)
 
 
 def file_bytes(matrices: Sequence[tuple[int, int, int]]) -> int:

@@ -1,13 +1,13 @@
-"""Gemma 3n: several hidden states of a token, paths beside attention, sparse MLPs, shared caches, inputs of layers."""
+"""Gemma 3n: several hidden states per token, low-rank residual paths, sparse MLPs, shared caches, inputs of layers."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
 from oaiserve.engine.decoder.description import AltUp, HiddenStates, Laurel, Layer, LowRank, NotKnown
-from oaiserve.engine.decoder.facts import Facts, llama, windows_by_type
+from oaiserve.engine.decoder.facts import Facts
 from oaiserve.engine.decoder.families.family import Family
-from oaiserve.engine.decoder.families.gemma4 import NAMES, input_gate, layer_inputs, shared_attention
+from oaiserve.engine.decoder.families.gemma4 import NAMES, common_facts, input_gate, layer_inputs, shared_attention
 from oaiserve.engine.decoder.reader import Reader
 from oaiserve.engine.decoder.settings import Settings
 from oaiserve.engine.decoder.sources.names import Names
@@ -30,15 +30,7 @@ _NAMES: Names = {
 def _facts(settings: Settings) -> Facts:
     if not settings["hidden_size_per_layer_input"]:
         raise NotKnown("its layers have no inputs of their own")
-    return replace(
-        llama(settings, function="hidden_activation"),
-        scaling=1.0,
-        windows=windows_by_type(settings),
-        embedding_scale=settings["hidden_size"] ** 0.5,
-        rounds_embedding_scale=True,
-        logits_softcap=settings["final_logit_softcapping"] or 0.0,
-        gate_sparsity=tuple(settings["activation_sparsity_pattern"]),
-    )
+    return replace(common_facts(settings), gate_sparsity=tuple(settings["activation_sparsity_pattern"]))
 
 
 def _hidden_states(reader: Reader, settings: Settings) -> HiddenStates:

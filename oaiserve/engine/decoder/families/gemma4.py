@@ -54,6 +54,11 @@ def _facts(settings: Settings) -> Facts:
     if settings["use_bidirectional_attention"] == "all":
         raise NotKnown("its tokens see those behind them")
     has_experts = settings.get("enable_moe_block", False)
+    return replace(common_facts(settings), mixture=_mixture(settings) if has_experts else None)
+
+
+def common_facts(settings: Settings) -> Facts:
+    """Return the facts that Gemma 3n and Gemma 4 share."""
     return replace(
         llama(settings, function="hidden_activation"),
         scaling=1.0,
@@ -61,7 +66,6 @@ def _facts(settings: Settings) -> Facts:
         embedding_scale=settings["hidden_size"] ** 0.5,
         rounds_embedding_scale=True,
         logits_softcap=settings["final_logit_softcapping"] or 0.0,
-        mixture=_mixture(settings) if has_experts else None,
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from oaiserve.engine.decoder.experts import in_all_layers
-from oaiserve.engine.decoder.facts import Facts, Mixture, layers_of_type, refuse_other_types, with_mixers
+from oaiserve.engine.decoder.facts import Facts, Mixture, with_mixers
 from oaiserve.engine.decoder.families.family import Family
 from oaiserve.engine.decoder.families.granite_moe import NAMES
 from oaiserve.engine.decoder.families.llama import granite
@@ -17,12 +17,11 @@ _WITHOUT_EXPERTS = {"gate_up": "shared_mlp.input_linear", "down": "shared_mlp.ou
 
 
 def _facts(settings: Settings) -> Facts:
-    refuse_other_types(settings, "full_attention", "linear_attention")
     has_shared = settings["shared_intermediate_size"] > 0
     mixture = Mixture(layers=in_all_layers(settings), top_k=settings["num_experts_per_tok"], has_shared=has_shared)
     rotates = settings["position_embedding_type"] == "rope"
     return replace(
-        with_mixers(granite(settings), layers_of_type(settings, "linear_attention")),
+        with_mixers(granite(settings), settings),
         rotates=(rotates,) * settings["num_hidden_layers"],
         mixture=mixture if settings["num_local_experts"] else None,
     )

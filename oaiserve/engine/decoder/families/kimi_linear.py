@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from oaiserve.engine.decoder.description import NotKnown
 from oaiserve.engine.decoder.experts import by_mlp_types, grouped_mixture
-from oaiserve.engine.decoder.facts import Facts, layers_of_type, llama, with_mixers
+from oaiserve.engine.decoder.facts import Facts, llama, with_mixers
 from oaiserve.engine.decoder.families.deepseek import latent_sizes
 from oaiserve.engine.decoder.families.family import Family
 from oaiserve.engine.decoder.families.softmax_experts import MIXTRAL
@@ -14,7 +14,6 @@ from oaiserve.engine.decoder.mixers import kimi_delta_net
 from oaiserve.engine.decoder.settings import KIMI_LINEAR_KEYS, Settings
 from oaiserve.engine.decoder.sources.names import LLAMA, Names
 
-_KINDS = {"linear_attention", "full_attention"}
 _OF_DELTA_NETS = {*KIMI_LINEAR_KEYS.values(), "full_attn_layers", "kda_layers"}
 _FORGET_GATE = {"decay_down": "f_a_proj", "decay_up": "f_b_proj", "A_log": "A_log", "dt_bias": "dt_bias"}
 _MIXER = {
@@ -40,9 +39,6 @@ _NAMES: Names = {
 
 
 def _facts(settings: Settings) -> Facts:
-    kinds = settings["layer_types"]
-    if unknown := sorted(str(kind) for kind in set(kinds) - _KINDS):
-        raise NotKnown(f"it has layers of type '{unknown[0]}'")
     if others := sorted(settings.get("linear_attn_config", {}).keys() - _OF_DELTA_NETS):
         raise NotKnown(f"its linear_attn_config has {others[0]}")
     if not settings.get("mla_use_nope", True):
@@ -54,12 +50,12 @@ def _facts(settings: Settings) -> Facts:
     facts = replace(
         llama(settings),
         scaling=settings["qk_head_dim"] ** -0.5,
-        rotates=(False,) * len(kinds),
+        rotates=(False,) * len(settings["layer_types"]),
         is_tied=False,  # whatever its settings say
         latent=latent_sizes(settings),
         mixture=replace(mixture, has_shared=settings["num_shared_experts"] > 0),
     )
-    return with_mixers(facts, layers_of_type(settings, "linear_attention"))
+    return with_mixers(facts, settings)
 
 
 FAMILIES = (Family(type="kimi_linear", facts=_facts, other_names=_NAMES, mixer=kimi_delta_net),)

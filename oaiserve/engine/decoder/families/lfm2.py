@@ -7,15 +7,7 @@ from dataclasses import replace
 import torch
 
 from oaiserve.engine.decoder.description import Layer, NotKnown
-from oaiserve.engine.decoder.facts import (
-    Facts,
-    Mixture,
-    layers_of_type,
-    llama,
-    refuse_other_types,
-    windows_by_type,
-    with_mixers,
-)
+from oaiserve.engine.decoder.facts import Facts, Mixture, llama, windows_by_type, with_mixers
 from oaiserve.engine.decoder.families.family import Family
 from oaiserve.engine.decoder.mixers import short_convolution
 from oaiserve.engine.decoder.reader import Reader
@@ -55,14 +47,8 @@ _OF_EXPERTS = {
 }
 
 
-def _lfm2(settings: Settings) -> Facts:
-    refuse_other_types(settings, "conv", "full_attention")
-    return _with_convolutions(settings)
-
-
-def _with_convolutions(settings: Settings) -> Facts:
-    facts = llama(settings, epsilon="norm_eps", function=None)
-    return with_mixers(facts, layers_of_type(settings, "conv"))
+def _lfm2(settings: Settings, *others: str) -> Facts:
+    return with_mixers(llama(settings, epsilon="norm_eps", function=None), settings, "conv", *others)
 
 
 def _with_experts(settings: Settings) -> Facts:
@@ -79,7 +65,7 @@ def _with_experts(settings: Settings) -> Facts:
 
 
 def _lfm3(settings: Settings) -> Facts:
-    return replace(_with_convolutions(settings), windows=windows_by_type(settings, "conv"))
+    return replace(_lfm2(settings, "sliding_attention"), windows=windows_by_type(settings, "conv"))
 
 
 def _with_gate(layer: Layer, reader: Reader, facts: Facts, settings: Settings) -> Layer:

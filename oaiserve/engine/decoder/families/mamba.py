@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from oaiserve.engine.decoder.facts import Facts, layers_of_type, llama, with_mixers
+from oaiserve.engine.decoder.facts import Facts, llama, with_mixers
 from oaiserve.engine.decoder.families.family import Family
 from oaiserve.engine.decoder.mixers import mamba2
 from oaiserve.engine.decoder.reader import NormKind
@@ -41,7 +41,7 @@ def _mamba2(settings: Settings) -> Facts:
 
 
 def _bamba(settings: Settings) -> Facts:
-    return with_mixers(llama(settings), layers_of_type(settings, "linear_attention"))
+    return with_mixers(llama(settings), settings)
 
 
 FAMILIES = (

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from oaiserve.engine.decoder.description import DeltaNet, Layer, NotKnown
-from oaiserve.engine.decoder.facts import Facts, layers_of_type, llama, refuse_other_types, with_mixers
+from oaiserve.engine.decoder.facts import Facts, llama, with_mixers
 from oaiserve.engine.decoder.families.family import Family
 from oaiserve.engine.decoder.mixers import delta_net
 from oaiserve.engine.decoder.reader import Reader
@@ -27,12 +27,11 @@ _NAMES: Names = {
 
 
 def _facts(settings: Settings) -> Facts:
-    refuse_other_types(settings, "full_attention", "linear_attention")
+    facts = with_mixers(llama(settings), settings)
     rope = settings["rope_parameters"]
     if "rope_theta" not in rope:
         raise NotKnown("its rotary embeddings depend on the types of layers")
     rotates = rope["rope_theta"] is not None
-    facts = with_mixers(llama(settings), layers_of_type(settings, "linear_attention"))
     return replace(facts, rotates=(rotates,) * settings["num_hidden_layers"])
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from oaiserve.engine.decoder.experts import in_all_layers
-from oaiserve.engine.decoder.facts import Facts, Mixture, layers_of_type, llama, refuse_other_types, with_mixers
+from oaiserve.engine.decoder.facts import Facts, Mixture, llama, with_mixers
 from oaiserve.engine.decoder.families.family import Family
 from oaiserve.engine.decoder.families.softmax_experts import QWEN, qwen_mixture
 from oaiserve.engine.decoder.mixers import delta_net
@@ -22,8 +22,7 @@ _NAMES: Names = {
 
 
 def _facts(settings: Settings) -> Facts:
-    refuse_other_types(settings, "full_attention", "linear_attention")
-    facts = with_mixers(llama(settings), layers_of_type(settings, "linear_attention"))
+    facts = with_mixers(llama(settings), settings)
     return replace(facts, norm=replace(facts.norm, adds_one=True), has_attention_gates=True)
 
 

@@ -29,14 +29,7 @@ Encode = Callable[[Tensor, int, Callable[[int, int, int], Blocks]], Blocks]
 class EncodedWeights(TensorFiles):
     """The weights in the mapped files of a checkpoint, quantized at each access."""
 
-    def __init__(
-        self,
-        folder: Path,
-        encode: Encode,
-        *,
-        in_4_bits: bool,
-        of_wrapper: bool = False,
-    ) -> None:
+    def __init__(self, folder: Path, encode: Encode, *, in_4_bits: bool, of_wrapper: bool = False) -> None:
         """Map the files. Raises BadFile for a header that does not describe its file."""
         super().__init__(folder, of_wrapper=of_wrapper)
         self._in_4_bits = in_4_bits
