@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from oaiserve.engine.decoder.description import NotKnown, RotaryTable
-from oaiserve.engine.decoder.settings import Settings, Values
+from oaiserve.engine.decoder.settings import Settings
+from oaiserve.engine.decoder.settings_by_type import Values
 
 # The types that heed `partial_rotary_factor` in frequencies of the kind "default". In other kinds, all types do.
 _PARTLY_ROTATED = {

@@ -11,7 +11,8 @@ from oaiserve.engine.decoder.families.deepseek import latent_sizes
 from oaiserve.engine.decoder.families.family import Family
 from oaiserve.engine.decoder.families.softmax_experts import MIXTRAL
 from oaiserve.engine.decoder.mixers import kimi_delta_net
-from oaiserve.engine.decoder.settings import KIMI_LINEAR_KEYS, Settings
+from oaiserve.engine.decoder.settings import Settings
+from oaiserve.engine.decoder.settings_by_type import KIMI_LINEAR_KEYS
 from oaiserve.engine.decoder.sources.names import LLAMA, Names
 
 _OF_DELTA_NETS = {*KIMI_LINEAR_KEYS.values(), "full_attn_layers", "kda_layers"}
