@@ -102,7 +102,8 @@ def _attend(
     """Return the attention float32 [B, Q, heads, value_dim] of a group of sequences."""
     kv_heads, value_dim = cache.values.shape[2:]
     num_sequences, num_queries = query.shape[:2]
-    window, chunk = parameters.sliding_window, parameters.chunk
+    window = parameters.sliding_window
+    chunk = parameters.chunk
     last = group.last if parameters.looks_ahead else None
     query = query.unflatten(2, (kv_heads, -1)).permute(0, 2, 3, 1, 4)  # [B, kv_heads, heads of each, Q, key_dim]
     # A sink is one more key, whose value is 0. All queries see it before any other.

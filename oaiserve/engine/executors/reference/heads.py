@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -109,11 +110,11 @@ def rotated(table: RotaryTable | None, x: Tensor, offset: int, batch: Batch) -> 
     pairs = table.cosines.shape[1]
     if table.axes is not None and batch.axes is not None:
         positions = batch.axes[table.axes.long()].T  # [T, pairs]
-        places = positions, torch.arange(pairs, device=x.device)
-        cosines, sines = table.cosines[places], table.sines[places]
+        places: Any = positions, torch.arange(pairs, device=x.device)
     else:
-        cosines, sines = table.cosines[batch.positions], table.sines[batch.positions]
-    cosines, sines = cosines[:, None], sines[:, None]
+        places = batch.positions
+    cosines = table.cosines[places][:, None]
+    sines = table.sines[places][:, None]
     step, apart = (2, 1) if table.is_interleaved else (1, table.apart)
     first = slice(offset, offset + step * pairs, step)
     second = slice(offset + apart, offset + apart + step * pairs, step)

@@ -33,7 +33,7 @@ def mixer_output(mixer: Mixer, x: Tensor, products: Products, states: StepStates
 
 
 def inputs_of(mixer: Mixer) -> list[Matrix | LowRank]:
-    """Return what multiplies the hidden state, in the order in which `mixed` reads the products."""
+    """Return the matrices that multiply the hidden state, in the order in which `mixed` reads their products."""
     parts: list[Matrix | LowRank | None] = [*mixer.projections]
     if isinstance(mixer, DeltaNet):
         parts += [mixer.gates, *mixer.rates, mixer.decays]
@@ -79,7 +79,7 @@ Recurrence = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor | None], T
 
 
 def mixed(mixer: Mixer, rows: Tensor, states: StepStates, layer: int, recur: Recurrence = recurrence) -> Tensor:
-    """Return what `mixer.out` multiplies, float32 [T, ...], for the products float32 [T, n] of its inputs."""
+    """Return the input float32 [T, ...] of `mixer.out`, given the products float32 [T, n] with `inputs_of(mixer)`."""
     if isinstance(mixer, DeltaNet):
         mix = partial(_delta_net, mixer, recur)
     elif isinstance(mixer, Mamba2):

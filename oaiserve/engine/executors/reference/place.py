@@ -95,7 +95,7 @@ class Placing:
             assert dtype is not None
             key: object = (id(part), dtype)
             if key not in self._tensors:
-                self._tensors[key] = expanded(part, dtype).to(self.device)
+                self._tensors[key] = part.expand(dtype).to(self.device)
         else:  # two tensors may have the same memory, such as an embedding and a head that is tied to it
             key = (part.data_ptr() or id(part), part.shape, part.stride(), part.dtype, dtype)
             if key not in self._tensors:
