@@ -1,1 +1,1 @@
-"""The executor of a description on a GPU: few launches for each layer, and nothing of transformers."""
+"""Runs a description on a GPU with few launches per layer, without transformers."""

@@ -107,7 +107,8 @@ class AttentionLayer:
 
     def __call__(self, x: Tensor, step: CudaStep, cache: LayerCache) -> Tensor:
         """Return the output [T, width] for the normed hidden state [T, width]."""
-        attention, kv_heads = self._attention, self._attention.shape.kv_heads
+        attention = self._attention
+        kv_heads = attention.shape.kv_heads
         query, key, value, gate = step.products.joined(x, self._inputs).split(self._sizes, dim=-1)
         query = query.unflatten(1, (attention.heads, -1))
         if self._has_keys:
@@ -119,7 +120,8 @@ class AttentionLayer:
         options: dict[str, Any] = {}
         if self._can_rotate_inside and step.rotates:
             if self._has_norms and not self._can_norm_inside:
-                query, key = _normed(query, attention.query_norm, step), _normed(key, attention.key_norm, step)
+                query = _normed(query, attention.query_norm, step)
+                key = _normed(key, attention.key_norm, step)
             query = scaled_queries(attention, query, step.batch).to(x.dtype)  # before their rotation, which is linear
             if attention.rotary is not None or self._can_norm_inside:
                 options["rotation"] = self._rotation(step)
@@ -134,13 +136,15 @@ class AttentionLayer:
 
     def _rotation(self, step: CudaStep) -> Rotation:
         """Return how the backend norms and rotates queries and keys."""
-        attention, table = self._attention, self._attention.rotary
+        attention = self._attention
+        table = attention.rotary
         rotation = Rotation(step.batch.positions, None, None, apart=0)
         if table is not None:
             rotation = Rotation(*step.angles(table), apart=1 if table.is_interleaved else table.apart)
         if not self._can_norm_inside:
             return rotation
-        query_norm, key_norm = attention.query_norm, attention.key_norm
+        query_norm = attention.query_norm
+        key_norm = attention.key_norm
         assert query_norm is not None
         assert key_norm is not None
         return rotation._replace(query_norm=query_norm.weight, key_norm=key_norm.weight, epsilon=query_norm.epsilon)
@@ -149,7 +153,8 @@ class AttentionLayer:
         """Return queries or keys [T, heads, key_dim], normed, rotated and scaled in plain torch."""
         has_factors = is_query and self._attention.query_factors is not None
         if not self._attention.rotates_before_norms:
-            heads, norm = _normed(heads, norm, step), None
+            heads = _normed(heads, norm, step)
+            norm = None
         if norm is None and self._attention.rotary is None and not has_factors:
             return heads
         turned = normed_and_rotated(self._attention, heads.float(), norm, step.batch)

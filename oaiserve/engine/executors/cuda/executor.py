@@ -1,8 +1,8 @@
-"""The executor of a description on a GPU, by joined products, kernels and an attention backend.
+"""Runs a description on a GPU, by joined products, kernels and an attention backend.
 
 A layer of a decode is four products, one kernel for attention with norms and rotation, two for sums with the norms
-after them, and one for the activation. Whatever has no kernel is computed as in the reference, without reads from the
-device, so that decodes can be captured in a graph.
+after them, and one for the activation. Parts without a kernel are computed as in the reference. The host reads nothing
+from the device, so that decodes can be captured in a graph.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from oaiserve.engine.model.kv_cache import copy_blocks
 
 
 class Addition(NamedTuple):
-    """What a part of a layer adds to the hidden state: scale * norm(the sum of `parts`)."""
+    """A layer adds this to the hidden state: scale * norm(the sum of `parts`)."""
 
     parts: tuple[Tensor, ...]  # [T, width] each
     norm: Norm | None
@@ -69,7 +69,7 @@ class CudaExecutor:
             layer: new_cache(shape, weights.dtype, weights.device, **sizes) for layer, shape in kv_shapes.items()
         }
         self.kernels = kernels
-        # The addition of a batch's adapters by kernels; None: in plain torch.
+        # Adds a batch's adapters with kernels; None: in plain torch.
         self.add_adapters: Callable[[Batch], CapturedAdapters] | None = None
         self.weight_bytes = weights.num_bytes
         self._weights = weights
@@ -114,10 +114,16 @@ class CudaWeights:
         self._vocab_size = len(decoder.head.weight)
         self._positions: Tensor | None = placing.part(decoder.position_embedding, dtype)
         self._inputs: LayerInputs | None = placing.part(decoder.layer_inputs)
-        self._final_norm: Norm = placing.part(decoder.final_norm)
-        self._embedding_scale, self._vector_scale = decoder.embedding_scale, decoder.vector_scale
-        self._logits_scale, self._logits_softcap = decoder.logits_scale, decoder.logits_softcap
-        self._padding_id, self._num_deep = decoder.padding_id, decoder.num_deep
+        # Before each layer, and before the head.
+        self._norms: list[Norm | None] = placing.part(
+            [*(one.attention_norm for one in decoder.layers), decoder.final_norm]
+        )
+        self._embedding_scale = decoder.embedding_scale
+        self._vector_scale = decoder.vector_scale
+        self._logits_scale = decoder.logits_scale
+        self._logits_softcap = decoder.logits_softcap
+        self._padding_id = decoder.padding_id
+        self._num_deep = decoder.num_deep
         self._has_longer_vocabulary = len(decoder.head.weight) > len(decoder.embedding)
         self._layers = [
             _CudaLayer(index, layer, decoder.residual_scale, placing) for index, layer in enumerate(decoder.layers)
@@ -138,15 +144,14 @@ class CudaWeights:
         hidden = self._embedded(ids, step)
         inputs = None if self._inputs is None else self._layer_inputs(self._inputs, ids, hidden, step)
         num_deep = 0 if media is None else min(self._num_deep, len(media.deep))
-        norms = [*(layer.attention_norm for layer in self._layers), self._final_norm]
-        hidden, x = added(step, hidden, [], norms[0])
+        hidden, x = added(step, hidden, [], self._norms[0])
         for index, layer in enumerate(self._layers):
-            next_norm = None if index < num_deep else norms[index + 1]
+            next_norm = None if index < num_deep else self._norms[index + 1]
             own_inputs = None if inputs is None else inputs[:, index]
             hidden, x = layer(hidden, x, step, caches, own_inputs, next_norm)
             if media is not None and index < num_deep:
                 hidden = hidden.index_add(0, media.rows, media.deep[index].to(hidden.dtype))
-                hidden, x = added(step, hidden, [], norms[index + 1])
+                hidden, x = added(step, hidden, [], self._norms[index + 1])
         logits = step.products.joined(x.index_select(0, step.batch.logits_rows), self._head)
         if self._logits_scale != 1.0:
             logits = logits * self._logits_scale
@@ -187,7 +192,8 @@ class _CudaLayer:
     """A layer on the device."""
 
     def __init__(self, index: int, layer: Layer, residual_scale: float, placing: JoiningPlacing) -> None:
-        scales, attention = layer.scales or Scales(), layer.attention
+        scales = layer.scales or Scales()
+        attention = layer.attention
         self._mixer_scale = residual_scale * scales.mixer
         self._attention_scale = residual_scale * scales.attention
         self._mlp_scale = residual_scale * scales.mlp
@@ -199,7 +205,6 @@ class _CudaLayer:
             self._mlp = MLPLayer(layer.mlp, placing)
         elif layer.mlp is not None:
             self._mlp = MixtureLayer(layer.mlp, placing)
-        self.attention_norm: Norm | None = placing.part(layer.attention_norm)
         self._mlp_norm: Norm | None = placing.part(layer.mlp_norm)
         self._attention_out_norm: Norm | None = placing.part(layer.attention_out_norm)
         self._mlp_out_norm: Norm | None = placing.part(layer.mlp_out_norm)
@@ -217,7 +222,7 @@ class _CudaLayer:
         inputs: Tensor | None,
         next_norm: Norm | None,
     ) -> tuple[Tensor, Tensor]:
-        """Return the hidden state [T, width] after the layer, maybe in its place, and the next norm of it.
+        """Return the hidden state [T, width] after the layer, maybe changed in place, and its norm by `next_norm`.
 
         `x` is the norm of the hidden state before the layer, and `inputs` are those of LayerInputs for the layer.
         """
@@ -260,7 +265,7 @@ class _GatedInputs:
 
 
 def added(step: CudaStep, hidden: Tensor, additions: list[Addition], norm: Norm | None) -> tuple[Tensor, Tensor]:
-    """Return the hidden state [T, width] with these additions, maybe in its place, and the norm of that, if any."""
+    """Return the hidden state [T, width] with these additions, maybe changed in place, and its norm, if any."""
     operations = step.kernels.operations
     launches: list[Addition] = []
     for parts, out_norm, scale in additions:

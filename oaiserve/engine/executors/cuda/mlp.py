@@ -35,10 +35,11 @@ class MLPLayer:
     def __init__(self, mlp: MLP, placing: JoiningPlacing) -> None:
         self._inputs = placing.joined([mlp.up] if mlp.gate is None else [mlp.gate, mlp.up])
         self._down = placing.joined([mlp.down])
-        self._activation, self._is_gated = mlp.activation, mlp.gate is not None
+        self._activation = mlp.activation
+        self._is_gated = mlp.gate is not None
 
     def __call__(self, x: Tensor, hidden: Tensor, step: CudaStep) -> tuple[Tensor, ...]:
-        """Return what is added together, [T, width] each, for the normed hidden state [T, width], and without norm."""
+        """Return the terms [T, width] of the output, given the hidden state [T, width] and its norm `x`."""
         both = step.products.joined(x, self._inputs)
         inner = step.kernels.operations.activate(both, self._activation, is_gated=self._is_gated)
         return (step.products.joined(inner, self._down),)
@@ -61,9 +62,11 @@ class MixtureLayer:
         self._mixture: Experts = placing.part(replace(mixture, experts=[], shared=None))
 
     def __call__(self, x: Tensor, hidden: Tensor, step: CudaStep) -> tuple[Tensor, ...]:
-        """Return what is added together, [T, width] each, for the normed hidden state [T, width], and without norm."""
-        mixture, norms = self._mixture, self._mixture.norms
-        read_by_router, read_by_experts = x, x
+        """Return the terms [T, width] of the output, given the hidden state [T, width] and its norm `x`."""
+        mixture = self._mixture
+        norms = mixture.norms
+        read_by_router = x
+        read_by_experts = x
         if norms is not None:
             in_float32 = hidden.float()
             read_by_router = norms.router(in_float32)
@@ -91,14 +94,16 @@ class MixtureLayer:
 
     def _by_kernels(self, kernels: Kernels, x: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
         """Return the sum [T, width] of the outputs of the chosen experts int64 [T, top_k] with their weights."""
-        experts, activate = kernels.experts, kernels.operations.activate
+        experts = kernels.experts
+        activate = kernels.operations.activate
         assert experts is not None
         num_tokens, top_k = chosen.shape
         plan = experts.planned(chosen, len(self._gate_up.codes))
         factors: Tensor | None = weights
         if self._mixture.scales_inputs:  # each pair of a token and an expert has a row of its own
             x = (x[:, None] * weights[..., None].to(x.dtype)).flatten(0, 1)
-            top_k, factors = 1, None
+            top_k = 1
+            factors = None
         both = experts.product(x, self._gate_up, plan, pairs_of_row=top_k, factors=None)
         activation = self._mixture.activation
         if isinstance(activation, ClampedGate):
@@ -115,8 +120,10 @@ class _Views(Sequence[Expert]):
     """The matrices of each expert as views of those of all, or expanded."""
 
     def __init__(self, gate_up: ExpertMatrices, down: ExpertMatrices, *, is_gated: bool, dtype: torch.dtype) -> None:
-        self._gate_up, self._down = gate_up, down
-        self._is_gated, self._dtype = is_gated, dtype
+        self._gate_up = gate_up
+        self._down = down
+        self._is_gated = is_gated
+        self._dtype = dtype
 
     def __len__(self) -> int:
         return len(self._gate_up.codes)
@@ -135,7 +142,7 @@ def _parts(matrices: ExpertMatrices, number: int, dtype: torch.dtype, count: int
 
 
 class MixerLayer:
-    """A mixer with states, as the reference computes it, but for its recurrence."""
+    """A mixer with states. The reference computes it, except for its products and its recurrence."""
 
     def __init__(self, mixer: Mixer, placing: JoiningPlacing, layer: int) -> None:
         matrices = [part for part in inputs_of(mixer) if isinstance(part, Matrix)]  # `CudaWeights` refuses others

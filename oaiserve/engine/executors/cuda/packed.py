@@ -37,10 +37,12 @@ def _mxfp4(weight: Blocks, device: torch.device) -> PackedMatrix | None:
     data = _rows(weight.data, weight.rows, device)
     if weight.scales is None:  # each block begins with its scale, and byte i has codes i and i + 16
         blocks = data.view(n, -1, FORMATS[MXFP4].num_bytes)
-        scales, pairs = blocks[..., 0], blocks[..., 1:]
+        scales = blocks[..., 0]
+        pairs = blocks[..., 1:]
         codes = torch.cat([pairs & 15, pairs >> 4], dim=-1)
     else:  # neighbours are in a byte
-        scales, pairs = _rows(weight.scales, weight.rows, device), data.view(n, -1, 16)
+        scales = _rows(weight.scales, weight.rows, device)
+        pairs = data.view(n, -1, 16)
         codes = torch.stack([pairs & 15, pairs >> 4], dim=-1).flatten(-2)
     halves = codes.view(n, columns // MXFP4_TILE, 2, MXFP4_TILE // 2)
     return PackedMatrix("mxfp4", (halves[:, :, 0] | halves[:, :, 1] << 4).flatten(1), scales.T.contiguous(), None)

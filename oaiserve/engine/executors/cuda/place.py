@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -21,10 +22,10 @@ PLACED = Matrix(torch.empty(0, 0), None)  # in place of a matrix that is on the 
 
 @dataclass(frozen=True, slots=True)
 class Adapted:
-    """Numbers of a product that adapters add to, and the rows of a module that make them."""
+    """A range of a product's columns that adapters change, and the first row of the module that it comes from."""
 
     module: str
-    begin: int  # of the numbers
+    begin: int
     end: int
     first_row: int
 
@@ -70,22 +71,13 @@ class JoiningPlacing(Placing):
 
     def joined(self, matrices: list[Matrix]) -> JoinedMatrix:
         """Return one matrix with the rows of all these."""
-        sizes = [len(matrix.weight) for matrix in matrices]
-        columns = matrices[0].weight.shape[1]
-        bias = None
-        if any(matrix.bias is not None for matrix in matrices):
-            bias = torch.zeros(sum(sizes), dtype=self.dtype, device=self.device)
-            for numbers, matrix in zip(bias.split(sizes), matrices, strict=True):
-                if matrix.bias is not None:
-                    numbers.copy_(matrix.bias)
+        biases = self._biases([matrices])
         weight: Tensor | PackedMatrix | None = self._packed(matrices)
         if weight is None:
-            weight = torch.empty(sum(sizes), columns, dtype=self.dtype, device=self.device)
-            for rows, matrix in zip(weight.split(sizes), matrices, strict=True):
-                rows.copy_(expanded(matrix.weight, self.dtype))
+            weight = self._expanded([matrices])[0]
         self._count(weight)
-        self.widest = max(self.widest, sum(sizes), columns)
-        return JoinedMatrix(weight, bias, _adapted(matrices))
+        self.widest = max(self.widest, *weight.shape)
+        return JoinedMatrix(weight, None if biases is None else biases[0], _adapted(matrices))
 
     def embedding_and_head(self, embedding: Tensor | Blocks, head: Matrix) -> tuple[Tensor, JoinedMatrix]:
         """Return the embedding and the head, which has rows of zeros at its end so that rows of logits are aligned.
@@ -105,49 +97,62 @@ class JoiningPlacing(Placing):
 
     def stacked(self, experts: list[list[Matrix]]) -> ExpertMatrices:
         """Return the joined matrices of all experts as one tensor [experts, n, k]."""
-        sizes = [len(matrix.weight) for matrix in experts[0]]
-        columns = experts[0][0].weight.shape[1]
-        bias: Tensor | None = None
-        if any(matrix.bias is not None for matrix in experts[0]):
-            bias = torch.zeros(len(experts), sum(sizes), dtype=self.dtype, device=self.device)
-            for numbers, matrices in zip(bias, experts, strict=True):
-                for part, matrix in zip(numbers.split(sizes), matrices, strict=True):
-                    if matrix.bias is not None:
-                        part.copy_(matrix.bias)
         found = self._stacked_blocks(experts)
         if found is None:
-            weights = torch.empty(len(experts), sum(sizes), columns, dtype=self.dtype, device=self.device)
-            for of_expert, matrices in zip(weights, experts, strict=True):
-                for rows, matrix in zip(of_expert.split(sizes), matrices, strict=True):
-                    rows.copy_(expanded(matrix.weight, self.dtype))
+            weights = self._expanded(experts)
             found = ExpertMatrices("dense", weights, weights, None)
-        found = replace(found, bias=bias)
+        found = replace(found, bias=self._biases(experts))
         self._count(found)
-        self.widest = max(self.widest, sum(sizes), columns)
+        self.widest = max(self.widest, *found.shape)
         return found
 
     def _stacked_blocks(self, experts: list[list[Matrix]]) -> ExpertMatrices | None:
         """Return the matrices of all experts in blocks, or None if they have none that kernels read."""
-        found: list[PackedMatrix] = []
-        for matrices in experts:
-            one = self._packed(matrices)
-            if one is None:
-                return None
-            found.append(one)
-        return stacked(found)
+        found = _unless_any_is_none(self._packed(matrices) for matrices in experts)
+        return None if found is None else stacked(found)
+
+    def _expanded(self, experts: list[list[Matrix]]) -> Tensor:
+        """Return the joined matrices of all experts [experts, n, k] in the model's dtype."""
+        sizes = [len(matrix.weight) for matrix in experts[0]]
+        columns = experts[0][0].weight.shape[1]
+        weights = torch.empty(len(experts), sum(sizes), columns, dtype=self.dtype, device=self.device)
+        for of_expert, matrices in zip(weights, experts, strict=True):
+            for rows, matrix in zip(of_expert.split(sizes), matrices, strict=True):
+                rows.copy_(expanded(matrix.weight, self.dtype))
+        return weights
+
+    def _biases(self, experts: list[list[Matrix]]) -> Tensor | None:
+        """Return the biases [experts, n], if there are any."""
+        if all(matrix.bias is None for matrix in experts[0]):
+            return None
+        sizes = [len(matrix.weight) for matrix in experts[0]]
+        biases = torch.zeros(len(experts), sum(sizes), dtype=self.dtype, device=self.device)
+        for of_expert, matrices in zip(biases, experts, strict=True):
+            for part, matrix in zip(of_expert.split(sizes), matrices, strict=True):
+                if matrix.bias is not None:
+                    part.copy_(matrix.bias)
+        return biases
 
     def _packed(self, matrices: list[Matrix]) -> PackedMatrix | None:
         """Return the rows of all these in blocks on the device, or None if they have none that kernels read."""
-        found: list[PackedMatrix] = []
-        for matrix in matrices:
-            one = packed(matrix.weight, self.device, takes_float8=self._takes_float8)
-            if one is None:
-                return None
-            found.append(one)
+        found = _unless_any_is_none(
+            packed(matrix.weight, self.device, takes_float8=self._takes_float8) for matrix in matrices
+        )
+        if found is None:
+            return None
         return found[0] if len(found) == 1 else joined(found)
 
     def _count(self, weight: Any) -> None:
         self._weights[id(weight)] = weight
+
+
+def _unless_any_is_none(matrices: Iterable[PackedMatrix | None]) -> list[PackedMatrix] | None:
+    found = []
+    for matrix in matrices:  # which are read one by one, up to the first None
+        if matrix is None:
+            return None
+        found.append(matrix)
+    return found
 
 
 def _are_tied(embedding: Tensor | Blocks, head: Tensor | Blocks) -> bool:
@@ -157,7 +162,7 @@ def _are_tied(embedding: Tensor | Blocks, head: Tensor | Blocks) -> bool:
 
 
 def _adapted(matrices: list[Matrix]) -> list[Adapted]:
-    """Return what adapters add to. Matrices that follow each other in one module are added to as one."""
+    """Return the columns of the product that adapters change. Adjacent rows of one module become one range."""
     adapted: list[Adapted] = []
     begin = 0
     for matrix in matrices:

@@ -70,14 +70,18 @@ class MixerOperations:
             raise NotKnown(f"its states have keys of {net.key_dim} numbers, which are more than {MAX_KEY_DIM}")
         operations.project("projections", x, self._rates, net.rates)
         channels = self._convolve(net.convolution)
-        decays, first_decay = self._rates, net.value_heads
+        decays = self._rates
+        first_decay = net.value_heads
         if net.decays is not None:
             self._low_rank(net.decays, x, self._decays)
-            decays, first_decay = self._decays, 0
-        gates, first_gate = self._rows, channels
+            decays = self._decays
+            first_decay = 0
+        gates = self._rows
+        first_gate = channels
         if net.gates is not None:
             self._low_rank(net.gates, x, self._gates)
-            gates, first_gate = self._gates, 0
+            gates = self._gates
+            first_gate = 0
         sizes = (net.key_heads, net.value_heads, net.key_dim, net.value_dim, first_decay)
         heads = DeltaHeads(*sizes, net.decays is not None, net.rate_factor)
         rows = (self._rows, self._rates, decays)
@@ -90,7 +94,8 @@ class MixerOperations:
 
     def _low_rank(self, product: LowRank, x: int, out: int) -> None:
         """Add the operations that write the product of `x` with two matrices to `out`."""
-        operations, rank = self._operations, len(product.down.weight)
+        operations = self._operations
+        rank = len(product.down.weight)
         _refuse_unless_whole(rank)
         operations.project("projections", x, self._low, [product.down])
         operations.add("projections", "norm", self._low, self._low_elements, Normalize.of(None, rank), False)

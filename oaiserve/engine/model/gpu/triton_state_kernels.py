@@ -33,10 +33,12 @@ def recurrence_kernel(
     TILE_VALUE: tl.constexpr,
 ):
     """Compute some columns of a head's state for all tokens. The program is (tile of columns, head, sequence)."""
-    head, sequence = tl.program_id(1), tl.program_id(2).to(tl.int64)
+    head = tl.program_id(1)
+    sequence = tl.program_id(2).to(tl.int64)
     row = tl.arange(0, TILE_KEY)
     column = tl.program_id(0) * TILE_VALUE + tl.arange(0, TILE_VALUE)
-    is_row, is_column = row < KEY_DIM, column < VALUE_DIM
+    is_row = row < KEY_DIM
+    is_column = column < VALUE_DIM
     numbers = state + sequence * state_stride_sequence + head * state_stride_head
     numbers += row[:, None] * state_stride_key + column[None, :] * state_stride_value
     is_number = is_row[:, None] & is_column[None, :]

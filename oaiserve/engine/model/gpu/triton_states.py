@@ -12,7 +12,8 @@ TILE_NUMBERS = 4096  # of a state, by one program
 
 def recurrence(state: Tensor, decay: Tensor, key: Tensor, value: Tensor, query: Tensor, rate: Tensor | None) -> Tensor:
     """Compute `executors.reference.mixers.recurrence`, with the state in float32 meanwhile."""
-    (num_sequences, num_tokens, heads, value_dim), (key_heads, key_dim) = value.shape, key.shape[2:]
+    num_sequences, num_tokens, heads, value_dim = value.shape
+    key_heads, key_dim = key.shape[2:]
     key, query, value = (_with_numbers_in_one_piece(part) for part in (key, query, value))
     decay = decay.contiguous()
     out = value.new_empty(value.shape)
