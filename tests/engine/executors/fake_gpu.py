@@ -42,7 +42,8 @@ class Copies(TorchDispatchMode):
         if whole is not NotImplemented:
             return whole
         tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
-        name, on_device = func.overloadpacket.__name__, [tensor for tensor in tensors if tensor.device == GPU]
+        name = func.overloadpacket.__name__
+        on_device = [tensor for tensor in tensors if tensor.device == GPU]
         if (on_device or "device" in kwargs) and name not in NO_LAUNCH:
             self.launches[name] += 1
         if name == "_to_copy" and "device" in kwargs and torch.device(kwargs["device"]) != tensors[0].device:
@@ -96,7 +97,7 @@ READ_IF = {
     "last_visible": ("LOOKS_AHEAD", torch.int64),
     "partial": ("SPLITS", torch.float32),
 }
-# Tensors whose numbers beside each other are read as such, and that have the same dtype.
+# Tensors in the model's dtype. Kernels assume that their last dimension is contiguous.
 IN_MODEL_DTYPE = ("query", "key", "value", "hidden", "first", "second", "x", "products", "out")
 _OF_ADAPTERS = {"products": torch.float32, "tiles": torch.int64, "table": torch.int64}
 # Of kernels that have other types.
@@ -114,7 +115,8 @@ class Kernel:
     def __init__(self, kernel: Any, dtype: torch.dtype, launches: Counter[str]) -> None:
         self._name = kernel.fn.__name__
         self._parameters = list(inspect.signature(kernel.fn).parameters)
-        self._dtype, self._launches = dtype, launches
+        self._dtype = dtype
+        self._launches = launches
         self._grid: tuple[int, ...] = ()
 
     def __getitem__(self, grid: tuple[int, ...]) -> Kernel:

@@ -15,30 +15,25 @@ from transformers import PreTrainedModel
 
 from oaiserve.config import EngineOptions
 from oaiserve.engine.decoder.description import Decoder, NotKnown
-from oaiserve.engine.decoder.spec import KVShape, ModelSpec
+from oaiserve.engine.decoder.model_spec import kv_shapes
+from oaiserve.engine.decoder.spec import ModelSpec
 from oaiserve.engine.executors.cuda.executor import CudaExecutor, CudaWeights, refuse_without_kernels
 from oaiserve.engine.executors.cuda.kernels import Kernels
-from oaiserve.engine.executors.reference.executor import ReferenceExecutor
 from oaiserve.engine.model.adapters import Adapter
-from oaiserve.engine.model.batch import Batch, BatchMedia, build_batch
+from oaiserve.engine.model.batch import Batch, BatchMedia
 from oaiserve.engine.model.padded_head import aligned
 from oaiserve.engine.model.states import StateChunk
 from oaiserve.engine.start.compare import difference
 from oaiserve.engine.start.kv_form import with_native_cache
 from oaiserve.engine.start.prepare import prepare
-from oaiserve.engine.step import Chunk, Step
 from tests.engine.executors.test_reference import LARGEST_ERROR, MEDIAN_ERROR, Case, case_of, errors
-from tests.engine.executors.test_reference_fields import covering_models, mutants
-from tests.engine.executors.test_reference_steps import ADAPTED, batch_of, prompts, with_keys_and_values
+from tests.engine.executors.test_reference_fields import covering_models, logits_of, mutants
+from tests.engine.executors.test_reference_steps import ADAPTED, batch_of, prompts, reference, with_keys_and_values
 from tests.engine.model.cpu.small_models import FAMILIES, described, load
 from tests.engine.model.runners import states_of
-from tests.engine.model.steps import BLOCK_SIZE, CPU, NUM_BLOCKS, sequence_of
+from tests.engine.model.steps import BLOCK_SIZE, CPU, NUM_BLOCKS
 from tests.models.adapters import random_adapter
 from tests.models.pinned import PINNED, pinned_model
-
-
-def reference(decoder: Decoder) -> ReferenceExecutor:
-    return ReferenceExecutor(decoder, dtype=torch.float32, device=CPU, num_blocks=NUM_BLOCKS, block_size=BLOCK_SIZE)
 
 
 def on_cpu(
@@ -50,11 +45,6 @@ def on_cpu(
     weights = CudaWeights(decoder, dtype=dtype, device=CPU)
     sizes = {"num_blocks": NUM_BLOCKS, "block_size": BLOCK_SIZE}
     return CudaExecutor(weights, kv_shapes(decoder), **sizes, kernels=kernels or Kernels())
-
-
-def kv_shapes(decoder: Decoder) -> dict[int, KVShape]:
-    layers = ((number, layer.attention) for number, layer in enumerate(decoder.layers))
-    return {number: one.shape for number, one in layers if one is not None and one.cache_of is None}
 
 
 def batch_with(spec: ModelSpec, chunks: list[tuple[list[int], int]]) -> Batch:
@@ -92,9 +82,10 @@ def test_logits_are_those_of_the_reference(name: str) -> None:
 
 
 @torch.inference_mode()
-def test_it_obeys_every_field(tmp_path: Path) -> None:
+def test_executor_of_gpus_obeys_every_field(tmp_path: Path) -> None:
     """Descriptions with another value in one field each give the logits of the reference, or are refused by both."""
-    random, num_checked = Random(0), 0
+    random = Random(0)
+    num_checked = 0
     for decoder, spec in covering_models(tmp_path):
         changed = dict(mutants(decoder))  # the last one of each field
         for name, mutant in random.sample(sorted(changed.items(), key=lambda item: item[0]), len(changed)):
@@ -118,18 +109,9 @@ def has_no_kernels(decoder: Decoder) -> bool:
 
 
 def outcome(make: Any, decoder: Decoder, spec: ModelSpec) -> Tensor | None:
-    """Return the logits of a prompt, and of its last token in a step of its own; None if sizes do not fit together."""
+    """Return logits, or None if sizes do not fit together."""
     try:
-        executor = make(decoder)
-        ids = prompts([40])[0]
-        states, found = states_of(spec), []
-        sequence = sequence_of(ids, range(3))
-        for start, count in ((0, 39), (39, 1)):
-            batch = build_batch(Step([Chunk(sequence, start, count)]), BLOCK_SIZE, CPU)
-            batch.logits_rows = torch.arange(count)
-            batch.states = None if states is None else states.of_step([StateChunk(0, start, count)])
-            found.append(executor.forward(batch))
-        return torch.cat(found)
+        return logits_of(make(decoder), spec)
     except (AssertionError, IndexError, KeyError, NotKnown, RuntimeError, ValueError):
         return None
 
@@ -173,7 +155,8 @@ def test_adapters_add_what_they_add_in_the_reference(name: str) -> None:
     decoder = described(load(FAMILIES[name.removesuffix(" with keys and values")]))
     decoder = with_keys_and_values(decoder) if name.endswith("with keys and values") else decoder
     adapters = [None, random_adapter(decoder.adaptable(), 1), random_adapter(decoder.adaptable(), 2, rank=30)]
-    batch, executor = batch_of([(ids, 0) for ids in prompts([9, 21, 5])]), on_cpu(decoder)
+    batch = batch_of([(ids, 0) for ids in prompts([9, 21, 5])])
+    executor = on_cpu(decoder)
     batch.adapters = adapters
     expected = reference(decoder).forward(batch)
     batch.adapters = [None if adapter is None else executor.prepare(adapter) for adapter in adapters]
@@ -187,10 +170,12 @@ def test_adapters_add_what_they_add_in_the_reference(name: str) -> None:
 def test_captured_adapters_add_to_the_products_of_their_modules(name: str) -> None:
     decoder = described(load(FAMILIES[name]))
     adapter = random_adapter(decoder.adaptable(), 1)
-    batch, executor = batch_of([(ids, 0) for ids in prompts([9, 21])]), on_cpu(decoder)
+    batch = batch_of([(ids, 0) for ids in prompts([9, 21])])
+    executor = on_cpu(decoder)
     batch.adapters = [adapter, adapter]
     expected = reference(decoder).forward(batch)
-    batch.adapters, batch.captured_adapters = [], AllRows(executor.prepare(adapter))
+    batch.adapters = []
+    batch.captured_adapters = AllRows(executor.prepare(adapter))
     assert difference(executor.forward(batch), expected) < 2e-5
 
 
@@ -203,9 +188,7 @@ def test_bfloat16_is_almost_as_close_to_float32_as_the_reference(name: str) -> N
     expected = reference(decoder).forward(batch_with(spec, ids))
     found = on_cpu(decoder, dtype=torch.bfloat16).forward(batch_with(spec, ids))
     assert found.dtype == torch.bfloat16
-    in_bfloat16 = ReferenceExecutor(
-        decoder, dtype=torch.bfloat16, device=CPU, num_blocks=NUM_BLOCKS, block_size=BLOCK_SIZE
-    )
+    in_bfloat16 = reference(decoder, dtype=torch.bfloat16)
     own = difference(in_bfloat16.forward(batch_with(spec, ids)), expected)
     assert own > 1e-3, "bfloat16 must make a difference"
     assert difference(found.float(), expected) < 2 * own  # hidden states are rounded, too

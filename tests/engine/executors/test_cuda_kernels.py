@@ -16,9 +16,9 @@ from oaiserve.engine.model.executor import Executor
 from oaiserve.engine.model.states import StateChunk
 from oaiserve.engine.start.compare import difference
 from oaiserve.engine.step import Chunk, Step
-from tests.engine.executors.test_cuda import on_cpu, reference
+from tests.engine.executors.test_cuda import on_cpu
 from tests.engine.executors.test_described_families import case_in
-from tests.engine.executors.test_reference_steps import with_keys_and_values
+from tests.engine.executors.test_reference_steps import reference, with_keys_and_values
 from tests.engine.model.cpu.small_models import FAMILIES, described, load
 from tests.engine.model.runners import states_of
 from tests.engine.model.steps import BLOCK_SIZE, CPU, sequence_of
@@ -36,12 +36,13 @@ def by_kernels(decoder: Decoder) -> CudaExecutor:
 
 @torch.inference_mode()
 def logits_of(executor: Executor, spec: ModelSpec) -> torch.Tensor:
-    """Return the logits of prompts, of decodes, and of a decode beside a chunk of a prompt."""
+    """Return the logits of three steps: two prompts, two decodes, and a decode with a chunk of a prompt."""
     sequences = [
         sequence_of([(7 * place + 13 * number + 3) % 97 for place in range(22)], range(2 * number, 2 * number + 2))
         for number in range(2)
     ]
-    states, found = states_of(spec), []
+    states = states_of(spec)
+    found = []
     for parts in ([(0, 0, 5), (1, 0, 17)], [(0, 5, 1), (1, 17, 1)], [(0, 6, 1), (1, 18, 3)]):
         batch = build_batch(
             Step([Chunk(sequences[place], start, count) for place, start, count in parts]), BLOCK_SIZE, CPU
@@ -71,7 +72,7 @@ def test_logits_of_the_kernels_are_those_of_the_reference(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["falcon_h1", "nemotron_h"])  # scales of their own; experts without gates
-def test_so_are_those_of_families_that_only_files_describe(name: str, tmp_path: Path) -> None:
+def test_kernels_give_the_logits_of_families_that_only_files_describe(name: str, tmp_path: Path) -> None:
     case = case_in(tmp_path, name, {})
     found, expected = (logits_of(make(case.decoder), case.loaded) for make in (by_kernels, reference))
     assert difference(found, expected) < 1e-4

@@ -14,17 +14,18 @@ from oaiserve.config import EngineOptions
 from oaiserve.engine.decoder.sources.integer_layouts import Integers
 from oaiserve.engine.decoder.sources.unread_matrix import UnreadMatrix
 from oaiserve.engine.executors.cuda import packed
-from oaiserve.engine.executors.cuda.executor import CudaExecutor, CudaWeights
-from oaiserve.engine.executors.cuda.kernels import Kernels, triton_kernels
+from oaiserve.engine.executors.cuda.executor import CudaWeights
+from oaiserve.engine.executors.cuda.kernels import triton_kernels
 from oaiserve.engine.model.batch import Batch
 from oaiserve.engine.start.compare import difference
 from oaiserve.engine.start.described import Described, describe_model
 from oaiserve.files.source import find_model
 from tests.engine.executors.fake_gpu import GPU
-from tests.engine.executors.test_cuda import reference
+from tests.engine.executors.test_cuda import on_cpu
+from tests.engine.executors.test_reference_steps import reference
 from tests.engine.model.cpu.small_models import EXPERTS, MOE, config, make_model
 from tests.engine.model.gpu.packed_matrices import integers
-from tests.engine.model.steps import BLOCK_SIZE, CPU, NUM_BLOCKS
+from tests.engine.model.steps import CPU
 from tests.models.in_blocks import SIZES, batch_of, file_of, written
 from tests.models.packed import Packing, save_in_mxfp4, write_fp8
 
@@ -83,12 +84,6 @@ def described(path: Path) -> Described:
     return describe_model(find_model(path), EngineOptions(dtype="float32", max_model_len=128), device=GPU)
 
 
-def executor_of(found: Described, kernels: Kernels) -> CudaExecutor:
-    weights = CudaWeights(found.decoder, dtype=torch.float32, device=CPU)
-    sizes = {"num_blocks": NUM_BLOCKS, "block_size": BLOCK_SIZE}
-    return CudaExecutor(weights, found.spec.kv_shapes, **sizes, kernels=kernels)
-
-
 def prompt_of(found: Described) -> Batch:
     batch = batch_of(21, found.spec.vocab_size)
     batch.logits_rows = torch.arange(21)
@@ -100,7 +95,7 @@ def prompt_of(found: Described) -> Batch:
 def test_logits_are_those_of_expanded_weights(name: str, tmp_path: Path) -> None:
     write, kinds = FILES[name]
     found = described(write(tmp_path))
-    executor = executor_of(found, Kernels())
+    executor = on_cpu(found.decoder)
     assert {one.kind for one in executor._weights.packed} == kinds
     expected = reference(found.decoder).forward(prompt_of(found))
     assert difference(executor.forward(prompt_of(found)), expected) < 1e-5
@@ -110,23 +105,24 @@ def test_logits_are_those_of_expanded_weights(name: str, tmp_path: Path) -> None
 @pytest.mark.filterwarnings("ignore:overflow encountered in exp")  # which is infinity, and the activation is right
 @pytest.mark.parametrize("name", ["awq", "gptq in any order", "fp8 in blocks", "experts", "mxfp4", "Q8_0"])
 @torch.inference_mode()
-def test_so_are_those_of_the_kernels(name: str, tmp_path: Path) -> None:
+def test_kernels_give_the_logits_of_expanded_weights(name: str, tmp_path: Path) -> None:
     pytest.importorskip("triton", reason="Triton has no wheels for this system")
     found = described(FILES[name][0](tmp_path))
     expected = reference(found.decoder).forward(prompt_of(found))
-    assert difference(executor_of(found, triton_kernels()).forward(prompt_of(found)), expected) < 1e-4
+    assert difference(on_cpu(found.decoder, kernels=triton_kernels()).forward(prompt_of(found)), expected) < 1e-4
 
 
 @torch.inference_mode()
 def test_matrices_in_4_bits_take_a_fifth_of_the_memory(tmp_path: Path) -> None:
     found = described(FILES["awq"][0](tmp_path))
-    matrices = executor_of(found, Kernels())._weights.packed
+    matrices = on_cpu(found.decoder)._weights.packed
     # Of 32 weights, 16 bytes, a scale in 16 bits, and a zero.
     assert sum(one.num_bytes for one in matrices) == sum(one.shape[0] * one.shape[1] * 19 // 32 for one in matrices)
 
 
 def test_a_matrix_is_read_when_it_is_placed_and_its_rows_may_be_chosen() -> None:
-    whole, reads = integers(4, 70, 128, 32, zeros=True), []
+    whole = integers(4, 70, 128, 32, zeros=True)
+    reads = []
 
     def read() -> Integers:
         reads.append(1)

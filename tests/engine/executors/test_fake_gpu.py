@@ -12,6 +12,7 @@ import torch
 
 from oaiserve.config import EngineOptions
 from oaiserve.engine.decoder.description import Decoder, Experts, Layer
+from oaiserve.engine.decoder.model_spec import kv_shapes
 from oaiserve.engine.decoder.spec import ModelSpec
 from oaiserve.engine.executors.cuda.executor import CudaExecutor, CudaWeights
 from oaiserve.engine.executors.cuda.kernels import Kernels, triton_kernels
@@ -23,7 +24,6 @@ from oaiserve.engine.start.kv_form import with_native_cache
 from oaiserve.engine.start.prepare import prepare
 from oaiserve.engine.step import Chunk, Step
 from tests.engine.executors.fake_gpu import GPU, replace_kernels, watched
-from tests.engine.executors.test_cuda import kv_shapes
 from tests.engine.executors.test_cuda_packed import FILES
 from tests.engine.executors.test_cuda_packed import described as described_for_gpu
 from tests.engine.executors.test_reference_steps import with_keys_and_values
@@ -107,7 +107,7 @@ def test_every_family_runs_without_reads_from_the_device(name: str, gpu: FakeGpu
 
 
 @pytest.mark.parametrize("name", ["llama", "gemma4_text", "deepseek_v3", "bamba"])
-def test_so_does_a_model_in_plain_torch(name: str, gpu: FakeGpu) -> None:
+def test_plain_torch_reads_nothing_from_the_device_without_experts(name: str, gpu: FakeGpu) -> None:
     """Only experts are read: their numbers of tokens are shapes."""
     model = model_of(name)
     layers = [replace(layer, mlp=layer.mlp.shared) if is_mixture(layer) else layer for layer in model.decoder.layers]
@@ -122,7 +122,8 @@ def is_mixture(layer: Layer) -> bool:
 
 # Of a decode step: layer by layer, and of the rest, which is the embedding, its norm, the plans of attention, the rows
 # that draw, and the head. Gemma has a factor of embeddings, and plans for two windows.
-MIXTURE, MAMBA2 = 17, 33
+MIXTURE = 17
+MAMBA2 = 33
 LAUNCHES = {
     "llama": ([8, 8, 8], 5),
     "qwen3": ([8, 8, 8], 5),

@@ -14,11 +14,12 @@ from oaiserve.engine.decoder import description
 from oaiserve.engine.decoder.blocks import Blocks
 from oaiserve.engine.decoder.description import Decoder, HeadRows, NotKnown, Rows
 from oaiserve.engine.decoder.spec import ModelSpec
-from oaiserve.engine.executors.reference.executor import ReferenceExecutor
 from oaiserve.engine.model.batch import build_batch
+from oaiserve.engine.model.executor import Executor
 from oaiserve.engine.model.states import StateChunk
 from oaiserve.engine.step import Chunk, Step
 from tests.engine.executors.test_described_families import case_in
+from tests.engine.executors.test_reference_steps import reference
 from tests.engine.model.cpu.small_models import FAMILIES, described, load
 from tests.engine.model.runners import states_of
 from tests.engine.model.steps import BLOCK_SIZE, CPU, sequence_of
@@ -76,9 +77,8 @@ def other_value(value: Any) -> Any:
 
 
 @torch.inference_mode()
-def logits_of(decoder: Decoder, spec: ModelSpec) -> Tensor:
+def logits_of(executor: Executor, spec: ModelSpec) -> Tensor:
     """Return the logits of a prompt, and of its last token in a step of its own."""
-    executor = ReferenceExecutor(decoder, dtype=torch.float32, device=CPU, num_blocks=4, block_size=BLOCK_SIZE)
     states = states_of(spec)
     sequence = sequence_of([(7 * place + 3) % 97 for place in range(NUM_TOKENS)], range(4))
     found = []
@@ -92,7 +92,7 @@ def logits_of(decoder: Decoder, spec: ModelSpec) -> Tensor:
 
 def has_effect(mutant: Decoder, spec: ModelSpec, logits: Tensor) -> bool:
     try:
-        return not torch.allclose(logits_of(mutant, spec), logits, rtol=1e-4, atol=1e-4)
+        return not torch.allclose(logits_of(reference(mutant), spec), logits, rtol=1e-4, atol=1e-4)
     except (AssertionError, IndexError, KeyError, NotKnown, RuntimeError, ValueError):
         return True  # sizes do not fit together any more
 
@@ -116,7 +116,7 @@ def test_each_field_has_an_effect(tmp_path: Path) -> None:
     classes = [found for _, found in inspect.getmembers(description, is_dataclass) if isinstance(found, type)]
     left = {f"{one.__name__}.{field.name}" for one in classes for field in fields(one)} - UNSEEN
     for decoder, spec in covering_models(tmp_path):
-        logits = logits_of(decoder, spec)
+        logits = logits_of(reference(decoder), spec)
         for name, mutant in mutants(decoder):
             if name in left and has_effect(mutant, spec, logits):
                 left.remove(name)

@@ -20,13 +20,12 @@ from oaiserve.engine.start.compare import difference
 from oaiserve.engine.start.kv_form import with_native_cache
 from oaiserve.engine.start.prepare import prepare
 from oaiserve.engine.step import Chunk, Step
+from tests.engine.executors.fake_gpu import GPU
 from tests.engine.model.cpu.small_models import FAMILIES, GROUPED_MOE, LATENT, config, described, load, make_model
 from tests.engine.model.runners import greedy_answers, make_engine, states_of
 from tests.engine.model.steps import BLOCK_SIZE, CPU, NUM_BLOCKS, sequence_of
 from tests.models.adapters import merged, random_adapter
 from tests.models.decoders import greedy
-
-GPU = torch.device("meta")  # whose tensors have no numbers, so that reading one raises
 
 
 def reference(
