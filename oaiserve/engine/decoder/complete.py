@@ -15,7 +15,7 @@ from torch import Tensor
 from oaiserve.engine.decoder.blocks import Blocks
 from oaiserve.engine.decoder.description import Expert, Layer, NotKnown
 
-# Of these, layers have tables that are no weights, or their matrices in another form.
+# Fields with tables that are no weights, or with matrices of the layer in another form.
 _NO_WEIGHTS = {"rotary", "query_factors", "copy_of"}
 
 

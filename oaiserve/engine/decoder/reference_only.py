@@ -13,6 +13,6 @@ def refuse_reference_only(decoder: Decoder) -> None:
         if layer.attention is not None and layer.attention.parameters.chunk is not None:
             raise NotKnown("its layers attend in chunks")
         if layer.laurel is not None:
-            raise NotKnown("its layers have a path beside attention")
+            raise NotKnown("its layers have a path in parallel with attention")
         if isinstance(layer.mlp, MLP) and layer.mlp.cutoff is not None:
             raise NotKnown("its MLPs have sparse gates")

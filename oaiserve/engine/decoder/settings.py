@@ -200,7 +200,7 @@ def _wrapper_of(config: Mapping[str, Any]) -> Mapping[str, Any]:
 def _text_of(config: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the part of a multimodal model's config that describes its text model, or all of another model's."""
     if not is_wrapper(config):
-        # As transformers does outside of wrappers: in Mistral, all layers are alike.
+        # Like transformers, except in wrappers: all layers of Mistral are of one type.
         is_ministral = config.get("model_type") == "mistral" and "layer_types" in config
         return {**config, "model_type": "ministral"} if is_ministral else config
     wrapper = _wrapper_of(config)

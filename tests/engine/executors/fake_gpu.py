@@ -27,7 +27,7 @@ GPU = torch.device("meta")
 
 
 class Copies(TorchDispatchMode):
-    """Raises for an operation for which the host would wait until the device has come to it, and counts the others."""
+    """Raises for an operation that would make the host wait for the device, and counts the others."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -56,7 +56,7 @@ class Copies(TorchDispatchMode):
 
 
 class NumbersWritten(TorchFunctionMode):
-    """Raises where a number is written to places on the device: it is copied there first, and the host waits."""
+    """Raises where a number is written to indexed elements on the device: the host waits for its copy."""
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
@@ -100,7 +100,7 @@ READ_IF = {
 # Tensors in the model's dtype. Kernels assume that their last dimension is contiguous.
 IN_MODEL_DTYPE = ("query", "key", "value", "hidden", "first", "second", "x", "products", "out")
 _OF_ADAPTERS = {"products": torch.float32, "tiles": torch.int64, "table": torch.int64}
-# Of kernels that have other types.
+# Of parameters of kernels that are not in the model's dtype.
 OWN_DTYPES: dict[str, dict[str, torch.dtype]] = {
     "shrink_kernel": _OF_ADAPTERS,
     "expand_kernel": _OF_ADAPTERS,

@@ -26,7 +26,7 @@ from tests.engine.model.steps import BLOCK_SIZE, CPU, sequence_of
 pytest.importorskip("triton", reason="Triton has no wheels for this system")
 
 
-# exp of a large number is infinity, and the activation is the number itself, which is right.
+# Where exp overflows to infinity, the activation is still right.
 pytestmark = [pytest.mark.kernels, pytest.mark.filterwarnings("ignore:overflow encountered in exp")]
 
 

@@ -102,7 +102,7 @@ def test_logits_are_those_of_expanded_weights(name: str, tmp_path: Path) -> None
 
 
 @pytest.mark.kernels
-@pytest.mark.filterwarnings("ignore:overflow encountered in exp")  # which is infinity, and the activation is right
+@pytest.mark.filterwarnings("ignore:overflow encountered in exp")  # the activation is still right
 @pytest.mark.parametrize("name", ["awq", "gptq in any order", "fp8 in blocks", "experts", "mxfp4", "Q8_0"])
 @torch.inference_mode()
 def test_kernels_give_the_logits_of_expanded_weights(name: str, tmp_path: Path) -> None:
@@ -116,7 +116,7 @@ def test_kernels_give_the_logits_of_expanded_weights(name: str, tmp_path: Path) 
 def test_matrices_in_4_bits_take_a_fifth_of_the_memory(tmp_path: Path) -> None:
     found = described(FILES["awq"][0](tmp_path))
     matrices = on_cpu(found.decoder)._weights.packed
-    # Of 32 weights, 16 bytes, a scale in 16 bits, and a zero.
+    # For 32 weights, 16 bytes of codes, 2 of a scale and 1 of a zero.
     assert sum(one.num_bytes for one in matrices) == sum(one.shape[0] * one.shape[1] * 19 // 32 for one in matrices)
 
 

@@ -156,7 +156,7 @@ def test_a_family_refuses_what_a_description_cannot_say(
 def test_kimi_linear_in_16_bits_is_as_close_to_float32_as_in_transformers(
     executor: str, changes: dict[str, Any], tmp_path: Path
 ) -> None:
-    # Without experts: where rounding changes the choice of one, it multiplies.
+    # Without experts: where rounding changes the choice of one, errors are large.
     asked = config_of("kimi_linear", mlp_layer_types=["dense"] * 3, **changes)
     model = make_model(asked, dtype=torch.bfloat16)
     spec, decoder = spec_and_decoder(model, tmp_path)

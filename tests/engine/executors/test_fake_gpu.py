@@ -120,8 +120,8 @@ def is_mixture(layer: Layer) -> bool:
     return isinstance(layer.mlp, Experts)
 
 
-# Of a decode step: layer by layer, and of the rest, which is the embedding, its norm, the plans of attention, the rows
-# that draw, and the head. Gemma has a factor of embeddings, and plans for two windows.
+# Launches of a decode step: of each layer, and of the rest, which is the embedding, its norm, the plan of attention,
+# the rows that are sampled, and the head. Gemma also scales its embedding, and plans for two windows.
 MIXTURE = 17
 MAMBA2 = 33
 LAUNCHES = {
@@ -138,7 +138,7 @@ def test_a_layer_of_a_decode_takes_few_launches(name: str, gpu: FakeGpu) -> None
     of_layers, of_rest = LAUNCHES[name]
     model = model_of(name)
     executor = gpu.executor(model.decoder)
-    gpu.launches(model, DECODES, executor)  # the first step makes counters, which others share
+    gpu.launches(model, DECODES, executor)  # the first step makes counters that all steps share
     found = gpu.launches(model, DECODES, executor)
     assert sum(found.values()) == sum(of_layers) + of_rest, found
     assert found["decode_kernel"] == sum(layer.attention is not None for layer in model.decoder.layers)

@@ -80,7 +80,7 @@ def _stablelm(settings: Settings) -> Facts:
 
 
 def _refuse_two_norms(layer: Layer, reader: Reader, facts: Facts, _settings: Settings) -> Layer:
-    """Raise NotKnown for a norm before the MLP, which layers don't have whose MLP reads what attention reads."""
+    """Raise NotKnown for a norm before the MLP of a layer whose MLP reads the input of attention."""
     if facts.is_parallel and reader.has("mlp_norm"):
         raise NotKnown("its files and its use_parallel_residual disagree")
     return layer

@@ -31,7 +31,7 @@ def _minimax_m2(settings: Settings) -> Facts:
 
 def _glm4_moe(settings: Settings) -> Facts:
     mixture = grouped_mixture(settings, after_dense_layers(settings), settings["n_routed_experts"])
-    guessing_layers = settings.get("num_mtp_layers", 1) or 0  # files of GLM-4.5V have one, and don't say so
+    guessing_layers = settings.get("num_mtp_layers", 1) or 0  # GLM-4.5V has one; its config.json doesn't say so
     return replace(llama(settings), guessing_layers=guessing_layers, mixture=mixture)
 
 

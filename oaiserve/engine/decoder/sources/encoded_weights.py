@@ -51,7 +51,7 @@ class EncodedWeights(TensorFiles):
         self._in_file = {name: self.file.blocks(*matrix) for name, matrix in matrices.items()}
 
     def read_from_file(self, path: Path) -> bool:
-        """Have all blocks from the file of an earlier start, unless it has another length. Raises OSError."""
+        """Take all blocks from the file of an earlier start, or return False if its length differs. Raises OSError."""
         matrices = self._matrices()
         finished = FinishedFile(path)
         if finished.num_bytes != file_bytes(list(matrices.values())):

@@ -19,7 +19,7 @@ _NO_DATA = np.empty((0, 0), np.uint8)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class UnreadMatrix(Blocks):
-    """A matrix [n, k] without memory. Native code, which reads the blocks of others, has no format for it."""
+    """A matrix [n, k] that takes no memory. Its blocks have no format that native code reads."""
 
     num_columns: int = 0
     read_whole: Callable[[], Integers | Floats] | None = None
