@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from oaiserve.engine.decoder import quantized_file
 from oaiserve.engine.model.cpu.library import Library
 from oaiserve.engine.model.loaded import LoadedModel
 from oaiserve.engine.start import start_record
@@ -26,7 +27,10 @@ def overlap(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.fixture
 def empty_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Have a cache that is empty, apart from the library for float32, which has been probed. Return it."""
+    """Have a cache that is empty, apart from the library for float32, which has been probed. Return it.
+
+    Quantized weights fit into it, even if the disk of the tests is nearly full.
+    """
     refuse_unless_probed(Library(torch.float32))
     cache = tmp_path / "cache"
     cache.mkdir(mode=0o700)
@@ -34,6 +38,7 @@ def empty_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (cache / name).symlink_to(cache_folder() / name)
     monkeypatch.setenv("OAISERVE_CACHE", str(cache))
     monkeypatch.setattr(start_record, "AFTER_SECONDS", 0.0)
+    monkeypatch.setattr(quantized_file, "LEFT_BYTES", 0)
     return cache
 
 

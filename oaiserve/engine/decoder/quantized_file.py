@@ -26,7 +26,7 @@ from oaiserve.files import private
 from oaiserve.files.private import NotPrivate, cache_folder
 
 _ALIGNMENT = 64
-_LEFT_BYTES = 2**31  # which the disk must have left for others
+LEFT_BYTES = 2**31  # which the disk must have left for others
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +147,7 @@ def _make_room(folder: Path, num_bytes: int, most_bytes: int) -> None:
         removed.append(next(iter(sizes)))
         num_freed += sizes.pop(removed[-1])
     free = shutil.disk_usage(folder).free + num_freed
-    if free < num_bytes + _LEFT_BYTES:
-        raise OSError(f"the disk has {free} bytes for it, and needs {num_bytes + _LEFT_BYTES}")
+    if free < num_bytes + LEFT_BYTES:
+        raise OSError(f"the disk has {free} bytes for it, and needs {num_bytes + LEFT_BYTES}")
     for path in removed:
         path.unlink(missing_ok=True)

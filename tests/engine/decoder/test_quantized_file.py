@@ -99,7 +99,7 @@ def test_without_room_nothing_is_made_or_removed(reason: str, folder: Path, monk
     most_bytes = SIZE - 1 if reason == "allows" else 10 * SIZE
     if reason == "the disk has":
         usage: Any = shutil.disk_usage(folder)
-        monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=quantized_file._LEFT_BYTES))
+        monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=quantized_file.LEFT_BYTES))
     elif reason != "allows":
         folder.chmod(0o777)
     with pytest.raises((NotPrivate, OSError), match=reason):
