@@ -8,7 +8,9 @@ what oaiserve's median starts did when, in milliseconds.
 from __future__ import annotations
 
 import argparse
+import re
 import shutil
+import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -20,6 +22,7 @@ from tools.server_process import exit_on_sigterm
 
 FIRST = ("/v1/completions", {"prompt": "Hello", "max_tokens": 1, "temperature": 0})
 PARTS = "Start, in ms since the process began: "
+PART = re.compile(r"([^,]+) (\d+ to \d+)(?:, |$)")
 
 
 def main() -> None:
@@ -64,7 +67,7 @@ def report(results: dict[str, Any]) -> str:
     runs = results["runs"]
     starts = list(dict.fromkeys(run["start"] for run in runs))
     rows = [["file", *(f"{start}, s" for start in starts)]]
-    parts = []
+    parts: dict[str, dict[str, str]] = {}  # of each median start, when each part of it ran
     for model in dict.fromkeys(run["model"] for run in runs):
         row = [model]
         for start in starts:
@@ -72,9 +75,12 @@ def report(results: dict[str, Any]) -> str:
             of_start.sort(key=lambda run: run["seconds"])
             row.append(spread([run["seconds"] for run in of_start]))
             if shown := of_start[len(of_start) // 2]["parts"]:
-                parts.append(f"- {model}, {start}: {shown}")
+                parts[f"{model}, {start}"] = dict(PART.findall(shown))
         rows.append(row)
-    return "\n".join([f"{results['machine']} {results['created']}.", "", *as_markdown(rows), "", *parts])
+    names = dict.fromkeys(name for each in parts.values() for name in each)
+    waterfalls = [["part, ms", *parts], *([name, *(each.get(name, "") for each in parts.values())] for name in names)]
+    tables = [*as_markdown(rows), "", *as_markdown(waterfalls)]
+    return "\n".join([textwrap.fill(f"{results['machine']} {results['created']}.", 120), "", *tables])
 
 
 if __name__ == "__main__":
