@@ -23,7 +23,9 @@ pytestmark = pytest.mark.skipif(not hasattr(os, "O_TMPFILE"), reason="needs file
 
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return the folder of the files, which fit into it even if the disk of the tests is nearly full."""
     monkeypatch.setenv("OAISERVE_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(quantized_file, "LEFT_BYTES", 0)
     return tmp_path / "cache" / "quantized"
 
 
@@ -99,7 +101,7 @@ def test_without_room_nothing_is_made_or_removed(reason: str, folder: Path, monk
     most_bytes = SIZE - 1 if reason == "allows" else 10 * SIZE
     if reason == "the disk has":
         usage: Any = shutil.disk_usage(folder)
-        monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=quantized_file.LEFT_BYTES))
+        monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=0))
     elif reason != "allows":
         folder.chmod(0o777)
     with pytest.raises((NotPrivate, OSError), match=reason):
