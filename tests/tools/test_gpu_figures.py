@@ -11,13 +11,15 @@ from hypothesis import strategies as st
 
 from oaiserve.config import EngineOptions
 from oaiserve.engine.executors.cuda.executor import CudaWeights
+from oaiserve.engine.start.described import describe_model
 from oaiserve.engine.start.gpu.trials import FEATURES, Trials
-from oaiserve.engine.start.prepare import prepare
 from oaiserve.engine.start.ways.gpu import Placed
-from tests.engine.model.cpu.small_models import described
+from oaiserve.files.source import find_model
 from tests.models.decoders import FAMILIES, random_model
 from tools.gpu import summary, workload
 from tools.gpu.sections import CHECKS, NOT_ON_CPU, SECTIONS
+
+PLAIN = EngineOptions(compile=False)
 
 # The table of targets
 
@@ -120,14 +122,15 @@ def test_what_a_model_or_its_options_cannot_have_is_not_expected() -> None:
     assert set(workload.expected(model, without_graphs)) == {"attention", "sampling", "fused_layers"}
     adapted = set(workload.expected(model, EngineOptions(lora_dir=Path("unread"))))
     assert adapted - set(workload.expected(model, EngineOptions())) == {"adapters"}
-    in_plain_torch = model._replace(weights=described(prepare(random_model(FAMILIES["llama"]))))
+    with workload.saved(random_model(FAMILIES["llama"])) as files:
+        in_plain_torch = model._replace(weights=describe_model(find_model(files.folder), PLAIN).decoder)
     assert not set(workload.expected(in_plain_torch, EngineOptions(compile=False)))
 
 
 def placed() -> Placed:
-    loaded = prepare(random_model(FAMILIES["llama"]))
-    decoder = described(loaded)
-    return Placed(loaded, CudaWeights(decoder, dtype=loaded.dtype, device=loaded.device), decoder.adaptable())
+    with workload.saved(random_model(FAMILIES["llama"])) as files:
+        spec, decoder, *_ = describe_model(find_model(files.folder), PLAIN)
+    return Placed(spec, CudaWeights(decoder, dtype=spec.dtype, device=spec.device), decoder.adaptable())
 
 
 def test_answers_that_were_not_checked_do_not_count_as_equal() -> None:

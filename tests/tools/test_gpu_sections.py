@@ -10,13 +10,13 @@ import torch
 
 pytest.importorskip("triton", reason="Triton has no wheels for this system")
 
-from oaiserve.engine.model.attention.hook import ATTENTION
-from tests.engine.model.runners import eager_runner
+from oaiserve.config import EngineOptions
+from tests.models.decoders import random_model, real_shape
 from tools import gpu_check
 from tools.engine_load import random_prompts
 from tools.gpu import answers, engines, kernels, overload, packed, steps, waits
 from tools.gpu.sections import NOT_ON_CPU, Target
-from tools.gpu.workload import load
+from tools.gpu.workload import files_of, started
 
 # Rows without numbers are computed like the others, and then marked.
 pytestmark = [pytest.mark.kernels, pytest.mark.filterwarnings("ignore:invalid value encountered in subtract")]
@@ -84,19 +84,16 @@ def test_kernels_of_layers_and_packed_checkpoints_are_compared() -> None:
 
 
 def test_answers_may_differ_only_from_a_tie_on() -> None:
-    loaded = load("smollm2-135m", CPU)
-    prompt = random_prompts(1, 12, loaded.vocab_size)[0]
-    loaded.model.set_attn_implementation("sdpa")
+    model = random_model(real_shape("smollm2-135m", tiny=True))
+    prompt = random_prompts(1, 12, model.config.vocab_size)[0]
     with torch.inference_mode():
-        order = loaded.model(torch.tensor([prompt])).logits[0, -1].argsort(descending=True).tolist()
-    loaded.model.set_attn_implementation(ATTENTION)
+        order = model(torch.tensor([prompt])).logits[0, -1].argsort(descending=True).tolist()
     best, worst = order[0], order[-1]
-    assert answers.tie_distance(loaded, prompt, best, best) == 0
-    assert loaded.model.config._attn_implementation == ATTENTION
-    (difference,) = answers.compare(loaded, [prompt], [[best, 1, 2]], [[worst, 1, 2]])
+    assert answers.tie_distance(model, prompt, best, best) == 0
+    (difference,) = answers.compare(model, [prompt], [[best, 1, 2]], [[worst, 1, 2]])
     assert difference["token"] == 0
     assert not difference["is_near_tie"]
-    assert not list(answers.compare(loaded, [prompt], [[best, 1]], [[best, 1]]))
+    assert not list(answers.compare(model, [prompt], [[best, 1]], [[best, 1]]))
 
 
 def test_the_section_of_gpt2_has_all_figures() -> None:
@@ -129,7 +126,8 @@ def test_ragged_steps_have_figures() -> None:
 def test_launches_can_be_watched_for_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     modes_set: list[str] = []
     monkeypatch.setattr(torch.cuda, "set_sync_debug_mode", modes_set.append)
-    runner = eager_runner(load("smollm2-135m", CPU), num_blocks=16, block_size=16)
+    with files_of("smollm2-135m", CPU) as files:
+        runner = started(files, EngineOptions(kv_blocks=16, max_running=2)).runner
     for name, asked in waits.ASKED.items():
         assert waits.check(runner, name, asked) == {"equal": True}
     assert modes_set == ["error", "default"] * 3 * len(waits.ASKED)

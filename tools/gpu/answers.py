@@ -1,4 +1,4 @@
-"""Checks that the engine's answers are right with and without CUDA graphs, overlap and compiled layers.
+"""Checks that the engine's answers are right with and without kernels, CUDA graphs and overlap.
 
 Small models of every family are compared with transformers' `generate`, models of real shapes with their plainest mode.
 """
@@ -11,18 +11,15 @@ from itertools import product
 from typing import Any
 
 import torch
+from transformers import PreTrainedModel
 
-from oaiserve.engine.model.attention.hook import ATTENTION
-from oaiserve.engine.model.loaded import LoadedModel
-from oaiserve.engine.start.prepare import prepare
-from tests.models.decoders import FAMILIES, foreign_config, generate, random_model
+from tests.models.decoders import FAMILIES, generate, random_model, real_shape
 from tests.models.small_configs import config_of
 from tools.engine_load import greedy, random_prompts
 from tools.gpu.sections import Target
-from tools.gpu.workload import PROMPTS, blocks_for, ids, load, release, running_engine
+from tools.gpu.workload import PROMPTS, blocks_for, ids, release, running_engine, saved
 
 NUM_TOKENS = 12
-OTHERS = ("stablelm",)
 HYBRIDS = ("falcon_h1", "lfm2")  # which keep a state in some layers
 # Two tokens tie if their logits differ by less than this, in standard deviations of all logits: bfloat16 rounds as much
 # away in another order of additions. Tokens picked at random differ by several.
@@ -32,15 +29,8 @@ Answers = list[list[int]]
 
 
 def families(target: Target) -> Iterator[dict[str, Any]]:
-    """Those of FAMILIES run as fused layers."""
     for name in (*FAMILIES, *HYBRIDS):
-        yield {name: check_family(name, target, PLAIN if target.is_gpu else [{}])}
-
-
-def compiled(target: Target) -> Iterator[dict[str, Any]]:
-    """Those of others are compiled from transformers' code."""
-    for name in (*FAMILIES, *OTHERS):
-        yield {name: check_family(name, target, [DEFAULT])}
+        yield {name: check_family(name, target, MODES if target.is_gpu else [{}])}
 
 
 def shapes(target: Target) -> Iterator[dict[str, Any]]:
@@ -51,28 +41,30 @@ def shapes(target: Target) -> Iterator[dict[str, Any]]:
 
 
 # Settings of a GPU that must not change an answer, the plainest first.
-PLAIN: list[dict[str, bool]] = [
-    {"compile": False, "cuda_graph": graph, "overlap": overlap} for graph, overlap in product((False, True), repeat=2)
+MODES: list[dict[str, bool]] = [
+    {"compile": False, "overlap": False},
+    {"cuda_graph": False, "overlap": False},
+    {"cuda_graph": False},
+    {"overlap": False},
+    {},
 ]
-DEFAULT = {"compile": True, "cuda_graph": True, "overlap": True}
 
 
 def check_family(name: str, target: Target, modes: list[dict[str, bool]]) -> dict[str, Any]:
     """Compare greedy answers with `generate`, and drawn ones with the first mode's: in float32, batched, in chunks."""
-    config = FAMILIES.get(name) or (config_of if name in HYBRIDS else foreign_config)(name)
-    model = random_model(config, device=target.device)
+    model = random_model(FAMILIES.get(name) or config_of(name), device=target.device)
     expected = generate(model, PROMPTS, NUM_TOKENS)
-    loaded = prepare(model, name)
     sampled = replace(greedy(NUM_TOKENS), temperature=0.9, top_p=0.95, seed=7)
     different, drawn = [], []
     settings = {"block_size": 4, "kv_blocks": 64, "max_running": 8, "max_step_tokens": 9}
-    for mode in modes:
-        with running_engine(loaded, is_known=name not in OTHERS, **settings, **mode) as engine:
-            if ids(engine, PROMPTS, greedy(NUM_TOKENS)) != expected:
-                different.append(f"greedy, {mode}")
-            drawn.append(ids(engine, PROMPTS, sampled))
-        if drawn[-1] != drawn[0]:
-            different.append(f"drawn, {mode}")
+    with saved(model) as files:
+        for mode in modes:
+            with running_engine(files, **settings, **mode) as engine:
+                if ids(engine, PROMPTS, greedy(NUM_TOKENS)) != expected:
+                    different.append(f"greedy, {mode}")
+                drawn.append(ids(engine, PROMPTS, sampled))
+            if drawn[-1] != drawn[0]:
+                different.append(f"drawn, {mode}")
     return {"equal": not different, "modes": len(drawn), "tokens": sum(map(len, expected)), "different": different}
 
 
@@ -83,18 +75,18 @@ def check_shape(name: str, dtype: torch.dtype, target: Target) -> dict[str, Any]
     equal. In bfloat16 greedy answers may differ from a tie on, and drawn ones that differ are only counted, because
     rounding moves the borders between tokens.
     """
-    loaded = load(name, target, dtype)
+    model = random_model(real_shape(name, tiny=target.quick), dtype=dtype, device=target.device)
     count, length, num_tokens = 16, 32, 32
-    prompts = random_prompts(count, length, loaded.vocab_size)
+    prompts = random_prompts(count, length, model.config.vocab_size)
     sampled = replace(greedy(num_tokens), temperature=0.8, top_k=50, top_p=0.9, seed=11)
     kv_blocks = 2 * blocks_for(count, length + num_tokens)
     found: list[tuple[Answers, Answers]] = []
-    # Compiled layers are checked in float32 with the small models of every family.
-    for mode in PLAIN if dtype == torch.float32 else [*PLAIN, DEFAULT]:
-        with running_engine(loaded, kv_blocks=kv_blocks, max_running=count, **mode) as engine:
-            found.append((ids(engine, prompts, greedy(num_tokens)), ids(engine, prompts, sampled)))
+    with saved(model) as files:
+        for mode in MODES:
+            with running_engine(files, kv_blocks=kv_blocks, max_running=count, **mode) as engine:
+                found.append((ids(engine, prompts, greedy(num_tokens)), ids(engine, prompts, sampled)))
     (first_greedy, first_drawn), *others = found
-    different = [difference for greedy, _ in others for difference in compare(loaded, prompts, first_greedy, greedy)]
+    different = [difference for greedy, _ in others for difference in compare(model, prompts, first_greedy, greedy)]
     drawn_differently = [sum(a != b for a, b in zip(first_drawn, drawn, strict=True)) for _, drawn in others]
     if dtype == torch.float32:
         equal = not different and not any(drawn_differently)
@@ -110,22 +102,19 @@ def check_shape(name: str, dtype: torch.dtype, target: Target) -> dict[str, Any]
     }
 
 
-def compare(loaded: LoadedModel, prompts: list[list[int]], first: Answers, second: Answers) -> Iterator[dict[str, Any]]:
+def compare(
+    model: PreTrainedModel, prompts: list[list[int]], first: Answers, second: Answers
+) -> Iterator[dict[str, Any]]:
     """Report for each pair of answers that differ where the first difference is, and whether the two tokens tie."""
     for index, (prompt, a, b) in enumerate(zip(prompts, first, second, strict=True)):
         if a != b:
             place = next(i for i in range(min(len(a), len(b))) if a[i] != b[i])
-            distance = tie_distance(loaded, prompt + a[:place], a[place], b[place])
+            distance = tie_distance(model, prompt + a[:place], a[place], b[place])
             yield {"answer": index, "token": place, "distance": distance, "is_near_tie": distance < NEAR_TIE}
 
 
 @torch.inference_mode()
-def tie_distance(loaded: LoadedModel, token_ids: list[int], one: int, other: int) -> float:
-    """Return how far the worse of two next tokens is behind the best one, in standard deviations of all logits. The
-    logits come from transformers' own attention."""
-    loaded.model.set_attn_implementation("sdpa")
-    try:
-        logits = loaded.model(torch.tensor([token_ids], device=loaded.device)).logits[0, -1].float()
-    finally:
-        loaded.model.set_attn_implementation(ATTENTION)
+def tie_distance(model: PreTrainedModel, token_ids: list[int], one: int, other: int) -> float:
+    """Return how far the worse of two next tokens is behind the best one, in standard deviations of all logits."""
+    logits = model(torch.tensor([token_ids], device=model.device)).logits[0, -1].float()
     return float((logits.max() - logits[[one, other]].min()) / logits.std())

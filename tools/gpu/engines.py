@@ -14,19 +14,25 @@ from loadtest.intervals import percentile
 from oaiserve.engine.engine import Engine
 from oaiserve.engine.request import TERMINAL, Event, Request, TokenChunk, TokenPrompt
 from oaiserve.facts.record import StepKind, StepRecord
+from tests.models.decoders import real_shape
 from tools.bench.floor import DecoderShape, step_work
 from tools.engine_load import complete, figures, greedy, random_prompts
 from tools.gpu.sections import Target
 from tools.gpu.steps import measure_decodes, step_figures
-from tools.gpu.workload import blocks_for, load, running_engine
+from tools.gpu.workload import Files, blocks_for, files_of, running_engine
 
 
 def gpt2(target: Target) -> Iterator[dict[str, Any]]:
     """Measure many short answers, and many text prompts with one new token each."""
-    loaded, prompt_tokens = load("gpt2-124m", target), 16
+    with files_of("gpt2-124m", target) as files:
+        yield from _many_short(files, target)
+
+
+def _many_short(files: Files, target: Target) -> Iterator[dict[str, Any]]:
+    prompt_tokens = 16
     count, num_tokens, batch, repeats = (8, 8, 4, 1) if target.quick else (256, 64, 64, 5)
-    prompts = [random_prompts(count, prompt_tokens, loaded.vocab_size, seed) for seed in range(2 * repeats + 2)]
-    with running_engine(loaded, max_running=batch, kv_blocks=blocks_for(batch, prompt_tokens + num_tokens)) as engine:
+    prompts = [random_prompts(count, prompt_tokens, files.spec.vocab_size, seed) for seed in range(2 * repeats + 2)]
+    with running_engine(files, max_running=batch, kv_blocks=blocks_for(batch, prompt_tokens + num_tokens)) as engine:
         complete(engine, prompts.pop(), num_tokens)
         engine.take_steps()
         runs = [complete(engine, prompts.pop(), num_tokens) for _ in range(repeats)]
@@ -40,7 +46,7 @@ def gpt2(target: Target) -> Iterator[dict[str, Any]]:
     texts = [
         ["".join(generator.choices(string.ascii_letters, k=length)) for _ in range(count)] for _ in range(repeats + 1)
     ]
-    with running_engine(loaded, max_running=batch, kv_blocks=blocks_for(batch, length + 1)) as engine:
+    with running_engine(files, max_running=batch, kv_blocks=blocks_for(batch, length + 1)) as engine:
         complete(engine, texts.pop(), 1)
         runs = [complete(engine, texts.pop(), 1) for _ in range(repeats)]
         yield {"one_token": {"batch": batch, "prompt_tokens": length, **figures(runs)}}
@@ -48,20 +54,24 @@ def gpt2(target: Target) -> Iterator[dict[str, Any]]:
 
 def uneven(target: Target) -> Iterator[dict[str, Any]]:
     """Measure a long sequence among short ones, and prompts that arrive beside decodes."""
-    loaded = load("llama-3.2-1b", target)
+    with files_of("llama-3.2-1b", target) as files:
+        yield from _ragged(files, DecoderShape.of(files.spec, real_shape("llama-3.2-1b", tiny=target.quick)), target)
+
+
+def _ragged(files: Files, shape: DecoderShape, target: Target) -> Iterator[dict[str, Any]]:
     count, short, long, num_tokens = (4, 16, 48, 8) if target.quick else (64, 300, 65_536, 64)
     arrivals, gap_seconds = (3, 0.01) if target.quick else (60, 0.05)
     most_tokens = 500 if target.quick else 2 * short  # so many that all still decode when the last prompt has come
     kv_blocks = blocks_for(count, short + most_tokens) + blocks_for(2, long + num_tokens)
-    with running_engine(loaded, kv_blocks=kv_blocks, max_running=2 * count, prefix_cache=False) as engine:
+    with running_engine(files, kv_blocks=kv_blocks, max_running=2 * count, prefix_cache=False) as engine:
         for name, lengths in {"even": [short] * count, "uneven": [long] + [short] * (count - 1)}.items():
-            prompts = [random_prompts(1, length, loaded.vocab_size, seed)[0] for seed, length in enumerate(lengths)]
+            prompts = [random_prompts(1, length, files.spec.vocab_size, seed)[0] for seed, length in enumerate(lengths)]
             found = measure_decodes(engine, prompts, num_tokens, repeats=1)
             middles = [length + num_tokens // 2 for length in lengths]  # of their lengths in the run
-            work = step_work(DecoderShape.of(loaded, loaded.model.config), [(middle - 1, middle) for middle in middles])
+            work = step_work(shape, [(middle - 1, middle) for middle in middles])
             yield {name: {"context": max(lengths), "bytes": work.num_bytes, "operations": work.flops, **found}}
         engine.take_steps()
-        prompts = random_prompts(count + arrivals, short, loaded.vocab_size, seed=7)
+        prompts = random_prompts(count + arrivals, short, files.spec.vocab_size, seed=7)
         steps = arriving(engine, prompts[:count], prompts[count:], most_tokens, gap_seconds)
         yield {"arrivals": arrival_figures(steps, count)}
 

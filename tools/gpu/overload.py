@@ -15,12 +15,11 @@ import torch
 
 from oaiserve.engine.engine import Engine
 from oaiserve.engine.request import TERMINAL, Aborted, Event, Finished, Request, TokenChunk, TokenPrompt
-from oaiserve.engine.start.prepare import prepare
-from tests.models.decoders import FAMILIES, random_model
+from tests.models.decoders import FAMILIES, random_model, real_shape
 from tools.engine_load import greedy, random_prompts
 from tools.gpu.answers import compare
 from tools.gpu.sections import NOT_ON_CPU, Target
-from tools.gpu.workload import blocks_for, ids, load, running_engine
+from tools.gpu.workload import blocks_for, ids, running_engine, saved
 
 NUM_TOKENS = 24
 LEAVE_AFTER_TOKENS = 6
@@ -35,17 +34,17 @@ def run(target: Target) -> Iterator[dict[str, Any]]:
 def preemption(target: Target) -> dict[str, Any]:
     """Send four times as many tokens as the KV cache holds. Every fifth client leaves in the middle of its answer."""
     count = 16 if target.quick else 48
-    loaded = prepare(random_model(FAMILIES["llama"], device=target.device), "llama")
     generator = random.Random(0)
     prompts = [generator.choices(range(97), k=generator.randrange(4, 40)) for _ in range(count)]
     leaving = set(range(2, count, 5))
     num_blocks = sum(-(-(len(prompt) + NUM_TOKENS) // BLOCK_SIZE) for prompt in prompts)
     settings: dict[str, Any] = {"block_size": BLOCK_SIZE, "max_running": 32, "max_step_tokens": 64}
-    with running_engine(loaded, kv_blocks=num_blocks + count, **settings) as engine:
-        expected = answers(engine, prompts, leaving=set())
-    with running_engine(loaded, kv_blocks=num_blocks // 4, **settings) as engine:
-        got = answers(engine, prompts, leaving=leaving)
-        end = engine.snapshot()
+    with saved(random_model(FAMILIES["llama"], device=target.device)) as files:
+        with running_engine(files, kv_blocks=num_blocks + count, **settings) as engine:
+            expected = answers(engine, prompts, leaving=set())
+        with running_engine(files, kv_blocks=num_blocks // 4, **settings) as engine:
+            got = answers(engine, prompts, leaving=leaving)
+            end = engine.snapshot()
     wrong = wrong_answers(expected, got, leaving)
     left_over = {name: getattr(end, name) for name in ("blocks_used", "num_running", "num_waiting", "num_tokenizing")}
     return {
@@ -95,11 +94,11 @@ def out_of_memory(target: Target) -> dict[str, Any]:
     """
     if not target.is_gpu:
         return {"problem": NOT_ON_CPU}
-    loaded = load("llama-3.2-1b", target)
-    prompts = random_prompts(8, 1000, loaded.vocab_size)
+    model = random_model(real_shape("llama-3.2-1b"), dtype=torch.bfloat16, device=target.device)
+    prompts = random_prompts(8, 1000, model.config.vocab_size)
     settings: dict[str, Any] = {"kv_blocks": blocks_for(16, 1100), "max_step_tokens": 8192, "max_running": 16}
     settings["prefix_cache"] = False  # else the second run reuses the KV cache of the first
-    with running_engine(loaded, **settings) as engine:
+    with saved(model) as files, running_engine(files, **settings) as engine:
         ids(engine, prompts, greedy(8))  # compiles
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
@@ -115,7 +114,7 @@ def out_of_memory(target: Target) -> dict[str, Any]:
             torch.cuda.set_per_process_memory_fraction(1.0)
         num_short = engine.snapshot().num_out_of_memory
     # Steps of other sizes round otherwise in bfloat16, so answers may differ from a tie on.
-    different = list(compare(loaded, prompts, expected, got))
+    different = list(compare(model, prompts, expected, got))
     return {
         "equal": all(difference["is_near_tie"] for difference in different),
         "same_ids": not different,

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,21 +10,19 @@ from typing import Any
 import torch
 from transformers import AutoConfig, LlamaConfig, PreTrainedModel
 
-from oaiserve.config import EngineOptions
 from oaiserve.engine.model.attention import FP8
 from oaiserve.engine.model.gpu import triton_experts
 from oaiserve.engine.model.gpu.device_experts import ExpertMatrices
 from oaiserve.engine.model.gpu.device_matrices import Kind, PackedMatrix, expanded_product, of_integers
 from oaiserve.engine.model.gpu.triton_matrices import multiply
 from oaiserve.engine.start.gpu.products import plain_expert_products
-from oaiserve.engine.start.prepare import prepare
 from tests.engine.model.gpu.packed_matrices import floats_in_blocks, integers
 from tests.models.decoders import generate, random_model
 from tests.models.packed import Packing, save_in_mxfp4, write_checkpoint
 from tools.engine_load import greedy
 from tools.gpu.kernels import check_operations, check_rotation, compared
 from tools.gpu.sections import Target
-from tools.gpu.workload import PROMPTS, QWEN3_MOE, SIZES, ids, running, start_from
+from tools.gpu.workload import PROMPTS, QWEN3_MOE, SIZES, described, ids, model_folder, running_engine
 
 NUM_TOKENS = 12
 PACKINGS = {
@@ -140,14 +136,13 @@ def check_checkpoint(
     answer with a KV cache in eight bits."""
     model = random_model(config)
     different = []
-    with tempfile.TemporaryDirectory() as folder:
+    with model_folder() as folder:
         save(Path(folder), model)
         expected = generate(model, PROMPTS, NUM_TOKENS)
-        about = replace(prepare(model), device=target.device)
+        files = described(folder, target.device)
         for kv_cache_dtype in ("auto", "fp8") if target.is_gpu and has_fp8_cache else ("auto",):
             settings: dict[str, Any] = {"block_size": 16, "kv_blocks": 64, "max_running": 8}
-            options = EngineOptions(**settings, kv_cache_dtype=kv_cache_dtype)  # type: ignore[arg-type]
-            with running(start_from(folder, about, options), options) as engine:
+            with running_engine(files, **settings, kv_cache_dtype=kv_cache_dtype) as engine:
                 found = ids(engine, PROMPTS, greedy(NUM_TOKENS))
             if kv_cache_dtype == "auto" and found != expected:
                 different.append(f"{found} and not {expected}")

@@ -45,7 +45,6 @@ SECTIONS = (
     Section("layers", "packed:layers", is_check=True, needs_triton=True),
     Section("experts", "packed:experts", is_check=True, needs_triton=True),
     Section("graphs", "answers:shapes", is_check=True, needs_gpu=True),
-    Section("compiled", "answers:compiled", is_check=True, needs_gpu=True),
     Section("overload", "overload:run", is_check=True),
     Section("waits", "waits:run", is_check=True, needs_gpu=True),
     # How fast they are, with what says most first: the steps of a small and of a large model, then ragged ones.

@@ -17,14 +17,14 @@ from torch.profiler import ProfilerActivity, profile
 from loadtest.intervals import percentile
 from oaiserve.config import EngineOptions
 from oaiserve.engine.engine import Engine
-from oaiserve.engine.model.loaded import LoadedModel
 from oaiserve.engine.model.runner import ModelRunner
 from oaiserve.engine.step import Step
 from oaiserve.facts.record import HostPart, StepKind, StepRecord
+from tests.models.decoders import real_shape
 from tools.bench.floor import DecoderShape, step_work, work
 from tools.engine_load import complete, figures, random_prompts, random_step
 from tools.gpu.sections import Target
-from tools.gpu.workload import BLOCK_SIZE, blocks_for, load, release, running_engine, started
+from tools.gpu.workload import BLOCK_SIZE, Files, blocks_for, files_of, release, running_engine, started
 
 CONTEXT = 512
 CHUNK = 2048
@@ -34,25 +34,29 @@ MOST_KERNELS = 20
 
 
 def run(target: Target, model: str) -> Iterator[dict[str, Any]]:
-    loaded = load(model, target)
-    shape = DecoderShape.of(loaded, loaded.model.config)
+    with files_of(model, target) as files:
+        yield from _figures(model, files, target)
+
+
+def _figures(model: str, files: Files, target: Target) -> Iterator[dict[str, Any]]:
+    shape = DecoderShape.of(files.spec, real_shape(model, tiny=target.quick))
     weights = sum(part.num_bytes for part in work(shape, [(0, 0)]).values())
-    yield {"model": model, "weight_bytes": weights, "kv_bytes_per_token": loaded.kv_bytes_per_token}
+    yield {"model": model, "weight_bytes": weights, "kv_bytes_per_token": files.spec.kv_bytes_per_token}
 
     batches, context, num_tokens = ((1, 4), 40, 16) if target.quick else ((64, 1, 16, 256), CONTEXT, 128)
     prompt_len = context - num_tokens // 2  # then a sequence has `context` tokens on average over a run
     kv_blocks = blocks_for(max(batches), prompt_len + num_tokens)
     decode: list[dict[str, Any]] = []
-    with running_engine(loaded, kv_blocks=kv_blocks, max_running=max(batches), prefix_cache=False) as engine:
+    with running_engine(files, kv_blocks=kv_blocks, max_running=max(batches), prefix_cache=False) as engine:
         for batch in batches:
-            prompts = random_prompts(batch, prompt_len, loaded.vocab_size)
+            prompts = random_prompts(batch, prompt_len, files.spec.vocab_size)
             found = measure_decodes(engine, prompts, num_tokens, repeats=1 if target.quick else 2)
             least = step_work(shape, [(context - 1, context)] * batch)
             decode.append({"context": context, "bytes": least.num_bytes, "operations": least.flops, **found})
             yield {"decode": decode}
     del engine
 
-    yield {"prefill": prefill(loaded, target)}
+    yield {"prefill": prefill(files, shape, target)}
     release()
 
     sequences, prompt = (4, 16) if target.quick else (64, CHUNK)
@@ -63,7 +67,7 @@ def run(target: Target, model: str) -> Iterator[dict[str, Any]]:
         max_step_tokens=max(prompt, sequences),
     )
     began = time.perf_counter()
-    runner = (made := started(loaded, options)).runner
+    runner = (made := started(files, options)).runner
     made.warm_up()
     ready, captured = time.perf_counter(), runner.num_captured
     while runner.capture_next():
@@ -72,7 +76,7 @@ def run(target: Target, model: str) -> Iterator[dict[str, Any]]:
     yield {"start": start | {"seconds_for_the_others": time.perf_counter() - ready}}
     steps = {"decode": [(context - 1, 1)] * sequences, "prefill": [(0, prompt)]}
     profiles = {
-        name: profiled(runner, random_step(lengths, BLOCK_SIZE, loaded.vocab_size), loaded.device)
+        name: profiled(runner, random_step(lengths, BLOCK_SIZE, files.spec.vocab_size), target.device)
         for name, lengths in steps.items()
     }
     yield {"parts": profiles}
@@ -114,14 +118,14 @@ def step_figures(records: Sequence[StepRecord], batch: int) -> dict[str, Any]:
     }
 
 
-def prefill(loaded: LoadedModel, target: Target) -> dict[str, Any]:
+def prefill(files: Files, shape: DecoderShape, target: Target) -> dict[str, Any]:
     chunk, length, count = (16, 64, 2) if target.quick else (CHUNK, PROMPT, 3)
     settings: dict[str, Any] = {"max_running": 16, "max_step_tokens": chunk, "prefix_cache": False, "cuda_graph": False}
-    with running_engine(loaded, kv_blocks=blocks_for(count, length + 1), **settings) as engine:
-        complete(engine, random_prompts(1, length, loaded.vocab_size), 1)
+    with running_engine(files, kv_blocks=blocks_for(count, length + 1), **settings) as engine:
+        complete(engine, random_prompts(1, length, files.spec.vocab_size), 1)
         engine.take_steps()
-        complete(engine, random_prompts(count, length, loaded.vocab_size, seed=1), 1)
-        return prefill_figures(DecoderShape.of(loaded, loaded.model.config), engine.take_steps(), chunk, length)
+        complete(engine, random_prompts(count, length, files.spec.vocab_size, seed=1), 1)
+        return prefill_figures(shape, engine.take_steps(), chunk, length)
 
 
 def prefill_figures(shape: DecoderShape, records: Sequence[StepRecord], chunk: int, length: int) -> dict[str, Any]:

@@ -10,7 +10,7 @@ import httpx
 
 from loadtest.metrics_page import parse_metrics
 from tools.gpu.sections import Target
-from tools.gpu.workload import note_off, saved_model
+from tools.gpu.workload import files_of, note_off
 from tools.load import run_bench
 from tools.server_process import running_oaiserve
 
@@ -25,8 +25,10 @@ def run(target: Target) -> Iterator[dict[str, Any]]:
     flags += ["--max-connections-per-address", "0", "--log-level", "warning"]
     load = PROMPT | {"--num-requests": count, "--concurrency": count, "--max-new-tokens": num_tokens}
     with (
-        saved_model("gpt2-124m", target) as folder,
-        running_oaiserve(*flags, model=folder, log_file=Path(folder) / "log", start_limit_seconds=100.0) as server,
+        files_of("gpt2-124m", target) as files,
+        running_oaiserve(
+            *flags, model=files.folder, log_file=Path(files.folder) / "log", start_limit_seconds=100.0
+        ) as server,
     ):
         point = run_bench(server.url, load | {"--processes": clients, "--warmup": count}, "--no-stop-on-eos")
         if target.is_gpu:

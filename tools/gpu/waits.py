@@ -15,7 +15,7 @@ from oaiserve.engine.request import SamplingParams
 from oaiserve.engine.sequence import Sequence
 from oaiserve.engine.step import Chunk, Step
 from tools.gpu.sections import Target
-from tools.gpu.workload import load, started
+from tools.gpu.workload import files_of, started
 
 ASKED: dict[str, dict[str, Any]] = {
     "greedy": {"temperature": 0.0},
@@ -33,8 +33,8 @@ PROMPT_TOKENS = 20
 
 
 def run(target: Target) -> Iterator[dict[str, Any]]:
-    loaded = load("smollm2-135m", target)
-    model = started(loaded, EngineOptions(kv_blocks=64, max_running=8))
+    with files_of("smollm2-135m", target) as files:
+        model = started(files, EngineOptions(kv_blocks=64, max_running=8))
     model.warm_up()
     for name, asked in ASKED.items():
         yield {name: check(model.runner, name, asked)}

@@ -8,25 +8,23 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
+from transformers import PreTrainedModel
 
 from oaiserve.config import EngineOptions
-from oaiserve.engine.decoder.description import NotKnown
 from oaiserve.engine.decoder.spec import ModelSpec
 from oaiserve.engine.engine import Engine
 from oaiserve.engine.executors.cuda.executor import CudaWeights
 from oaiserve.engine.model.gpu.device_experts import ExpertMatrices
-from oaiserve.engine.model.loaded import LoadedModel
 from oaiserve.engine.model.memory import cpu_sizes
 from oaiserve.engine.request import SamplingParams
+from oaiserve.engine.start.described import describe_model
 from oaiserve.engine.start.gpu.fast_paths import FastPaths
 from oaiserve.engine.start.gpu.trials import Trials
-from oaiserve.engine.start.prepare import prepare
 from oaiserve.engine.start.request import StartRequest
 from oaiserve.engine.start.started import Started, assemble, started_on_cpu
-from oaiserve.engine.start.ways.fallback import start_fallback
 from oaiserve.engine.start.ways.gpu import Placed, executor_of, place, start_on_gpu
 from oaiserve.engine.text.tokenizer import Tokenizer
 from oaiserve.files.source import find_model
@@ -43,41 +41,51 @@ QWEN3_MOE = {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size"
 PROMPTS = [[5, 9, 3, 17], list(range(20, 51)), [90], [7] * 12, [11, 40, 11, 40, 11]]
 
 
-def load(name: str, target: Target, dtype: torch.dtype = torch.bfloat16) -> LoadedModel:
-    """Make a model of REAL_SHAPES with random weights."""
-    config = real_shape(name, tiny=target.quick)
-    return prepare(random_model(config, dtype=dtype, device=target.device), name)
+class Files(NamedTuple):
+    """A model with random weights in a folder."""
+
+    folder: str
+    spec: ModelSpec  # by its files, in the dtype and on the device that it is for
 
 
 @contextmanager
-def saved_model(name: str, target: Target) -> Iterator[str]:
-    """Write such a model, and a tokenizer, into a folder that exists in the block."""
-    config = real_shape(name, tiny=target.quick)
-    with tempfile.TemporaryDirectory() as folder:
-        random_model(config, dtype=torch.bfloat16).save_pretrained(folder)
-        byte_tokenizer(config.vocab_size).save_pretrained(folder)
+def model_folder() -> Iterator[str]:
+    """Yield a folder that exists in the block, if possible in memory."""
+    with tempfile.TemporaryDirectory(dir=IN_MEMORY if Path(IN_MEMORY).is_dir() else None) as folder:
         yield folder
 
 
-def started(loaded: LoadedModel, options: EngineOptions, *, is_known: bool = True) -> Started:
-    """Start a model as the server does on a GPU, from files, and note in OFF what should be on. One that `is_known` has
-    a description. On a CPU, for a dry run, plain PyTorch computes it."""
-    with tempfile.TemporaryDirectory(dir=IN_MEMORY if Path(IN_MEMORY).is_dir() else None) as folder:
-        loaded.model.save_pretrained(folder)
-        try:
-            return start_from(folder, loaded, options)
-        except NotKnown:
-            if is_known:
-                raise
-    loaded.model.set_attn_implementation("eager")
-    return start_fallback(loaded.model, options, loaded.name)
+def described(folder: str, device: torch.device, dtype: torch.dtype = torch.float32) -> Files:
+    """Return the model in a folder."""
+    options = EngineOptions(dtype=_name_of(dtype), compile=False)
+    return Files(folder, describe_model(find_model(folder), options, device=device).spec)
 
 
-def start_from(folder: str, about: ModelSpec, options: EngineOptions) -> Started:
-    """Start the model in a folder, in the dtype and on the device of `about`, and note in OFF what should be on."""
-    dtype: Any = str(about.dtype).removeprefix("torch.")
-    options = replace(options, dtype=dtype, compile=options.compile and not about.is_on_cpu)
-    model = place(StartRequest(find_model(folder), options), about.device)
+@contextmanager
+def saved(model: PreTrainedModel) -> Iterator[Files]:
+    """Write a model to a folder that exists in the block."""
+    with model_folder() as folder:
+        model.save_pretrained(folder)
+        yield described(folder, model.device, model.dtype)
+
+
+@contextmanager
+def files_of(name: str, target: Target, dtype: torch.dtype = torch.bfloat16) -> Iterator[Files]:
+    """Write a model of REAL_SHAPES, and a tokenizer, to a folder that exists in the block."""
+    config = real_shape(name, tiny=target.quick)
+    with model_folder() as folder:
+        random_model(config, dtype=dtype, device=target.device).save_pretrained(folder)
+        byte_tokenizer(config.vocab_size).save_pretrained(folder)
+        release()
+        yield described(folder, target.device, dtype)
+
+
+def started(files: Files, options: EngineOptions) -> Started:
+    """Start a model as the server does on a GPU, and note in OFF what should be on. On a CPU, for a dry run, plain
+    PyTorch computes it."""
+    about = files.spec
+    options = replace(options, dtype=_name_of(about.dtype), compile=options.compile and not about.is_on_cpu)
+    model = place(StartRequest(find_model(files.folder), options), about.device)
     if about.is_on_cpu:
         num_blocks, num_states = cpu_sizes(model.spec, options)
         executor = executor_of(model, model.spec, num_blocks, options=options, paths=FastPaths())
@@ -113,23 +121,20 @@ def note_off(features: Mapping[str, str], wanted: Iterable[str]) -> None:
             OFF.setdefault(name, reason)
 
 
+def _name_of(dtype: torch.dtype) -> Any:
+    return str(dtype).removeprefix("torch.")
+
+
 @contextmanager
-def running_engine(loaded: LoadedModel, *, is_known: bool = True, **settings: Any) -> Iterator[Engine]:
+def running_engine(files: Files, **settings: Any) -> Iterator[Engine]:
     """Run an engine in the block, started as the server starts it on a GPU. Its memory is free again once the caller
     has dropped it, too."""
     options = EngineOptions(**settings)
-    with running(started(loaded, options, is_known=is_known), options) as engine:
+    tokenizer = Tokenizer(byte_tokenizer(files.spec.vocab_size))
+    with Engine(assemble(started(files, options), tokenizer, options), options) as engine:
         yield engine
     del engine
     release()
-
-
-@contextmanager
-def running(made: Started, options: EngineOptions) -> Iterator[Engine]:
-    """Run an engine of a started model in the block."""
-    tokenizer = Tokenizer(byte_tokenizer(made.spec.vocab_size))
-    with Engine(assemble(made, tokenizer, options), options) as engine:
-        yield engine
 
 
 def ids(engine: Engine, prompts: list[list[int]], params: SamplingParams) -> list[list[int]]:
