@@ -451,7 +451,7 @@ def _serve_app(config: Config, sock: socket.socket, ready: Callable[[], None] | 
         try:
             engine = Engine.from_pretrained(config.model, config.engine, times=times, meanwhile=import_server)
         except DeviceLost as error:
-            logger.warning("%s The server starts again without it", error)
+            logger.warning("%s The server starts again without kernels of its own", error)
             os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
     with times.part("server"):
         from oaiserve.app import create_app, response_store, server_telemetry

@@ -393,7 +393,7 @@ class EngineOptions:
 
     recheck: bool = False
     """Repeat what starts do once: on a CPU, probe native code, quantize weights and convert the tokenizer; on a GPU,
-    try what ended an earlier start."""
+    probe kernels and CUDA graphs."""
 
     overlap: bool = True
     """On a GPU, launch each step before the previous step's results arrive."""

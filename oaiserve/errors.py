@@ -295,7 +295,7 @@ class StartupError(Exception):
 
 
 class DeviceLost(StartupError):
-    """The GPU has failed in the trial of a faster way to compute. A start in a new process leaves that way out."""
+    """The GPU has failed in this process. A start in a new process computes everything in plain torch."""
 
 
 def kinds_of(kind: type[Exception]) -> dict[str, type[Exception]]:

@@ -99,6 +99,7 @@ class EngineLoop:
         self._clock_ns = clock_ns
         self._inbox: SimpleQueue[Command] = SimpleQueue()
         self._warm_up = model.warm_up
+        self._failed = model.failed
         self._prepare_more = model.prepare_more
         self._block_bytes = model.block_bytes
         self._is_warm = Event()
@@ -189,6 +190,7 @@ class EngineLoop:
         except BaseException as error:  # a panic in Rust code is no Exception
             log.exception("The engine has stopped")
             self.failure = error
+            self._failed(error)
         finally:
             self._close()
             self._is_warm.set()

@@ -35,6 +35,8 @@ class ServedModel:
     media: Media | None = None  # None: the model reads text alone
     kept_blocks: KeptBlocks | None = None  # on disk, by --prefix-cache-dir
     warm_up: Callable[[], None] = lambda: None  # called on the engine thread before the first step
+    # Called on the engine thread when an error has ended it. Returns whether the device has failed, too.
+    failed: Callable[[BaseException], bool] = lambda error: False
     prepare_more: Callable[[], bool] = lambda: False  # called while there is nothing to compute, until it returns False
     block_bytes: int = 0  # of a block of the KV cache
     weight_bytes: int = 0  # that a step reads

@@ -23,7 +23,6 @@ from oaiserve.engine.request import SamplingParams
 from oaiserve.engine.start.described import describe_model
 from oaiserve.engine.start.gpu.fast_paths import FastPaths
 from oaiserve.engine.start.gpu.trials import Trials
-from oaiserve.engine.start.request import StartRequest
 from oaiserve.engine.start.started import Started, assemble, started_on_cpu
 from oaiserve.engine.start.ways.gpu import Placed, executor_of, place, start_on_gpu
 from oaiserve.engine.text.tokenizer import Tokenizer
@@ -85,7 +84,8 @@ def started(files: Files, options: EngineOptions) -> Started:
     PyTorch computes it."""
     about = files.spec
     options = replace(options, dtype=_name_of(about.dtype), compile=options.compile and not about.is_on_cpu)
-    model = place(StartRequest(find_model(files.folder), options), about.device)
+    found = describe_model(find_model(files.folder), options, device=about.device)
+    model = place(found, options, files.folder)
     if about.is_on_cpu:
         num_blocks, num_states = cpu_sizes(model.spec, options)
         executor = executor_of(model, model.spec, num_blocks, options=options, paths=FastPaths())

@@ -1,7 +1,4 @@
-"""Decides which faster ways to compute are used on a GPU: those that were tried, and showed no problem.
-
-A trial that ends the process, or loses the device, is remembered in a file. The next start leaves it out.
-"""
+"""Decides which faster ways to compute are used on a GPU: those that were tried, and showed no problem."""
 
 from __future__ import annotations
 
@@ -11,8 +8,8 @@ from contextlib import contextmanager
 from types import MappingProxyType
 from typing import Literal, TypeVar
 
-from oaiserve.engine.start.gpu.trial_marker import TrialMarker
-from oaiserve.errors import DeviceLost, StartupError
+from oaiserve.engine.start.gpu.verdict import Verdict
+from oaiserve.errors import StartupError
 from oaiserve.files.load_errors import named
 
 log = logging.getLogger(__name__)
@@ -50,73 +47,76 @@ FEATURES: Mapping[Feature, tuple[str, str]] = MappingProxyType(
 )
 
 
-class Trials:
-    """The trials of one start: which features are on, and why the others are off.
+class DeviceFailed(Exception):
+    """After a trial, the device computes nothing any more in this process."""
 
-    `off` has the reason by feature, an empty text for one that is on. `synchronize` raises where the device is lost.
+
+class Trials:
+    """The features of one start: which are on, and why the others are off.
+
+    Those that a verdict names are not tried again. `report` is called with the name of a feature before its trial, and
+    with None after it. `synchronize` raises an error where the device has failed for good.
     """
 
-    def __init__(self, marker: TrialMarker | None = None, synchronize: Callable[[], object] = lambda: None) -> None:
+    def __init__(
+        self,
+        verdict: Verdict = Verdict(),  # noqa: B008 - immutable
+        report: Callable[[Feature | None], object] = lambda feature: None,
+        synchronize: Callable[[], object] = lambda: None,
+    ) -> None:
         self.off: dict[str, str] = dict.fromkeys(FEATURES, "not tried")
-        self._marker = marker or TrialMarker(None)
+        self._verdict = verdict
+        self._problems: set[str] = set()
+        self._report = report
         self._synchronize = synchronize
 
-    def is_usable(self, feature: Feature, problem: Callable[[], object | None]) -> bool:
-        """Decide whether a feature is used: only if `problem` finds none. Its finding, or its error, is logged.
+    @property
+    def verdict(self) -> Verdict:
+        return Verdict(dict(self.off), frozenset(self._problems))
 
-        Raises DeviceLost, and what is for the user: StartupError.
+    def is_usable(self, feature: Feature, problem: Callable[[], object | None]) -> bool:
+        """Decide whether a feature is used: by the verdict, or because `problem` finds none. Its finding is logged.
+
+        Raises DeviceFailed, and what is for the user: StartupError.
         """
-        if day := self._marker.died.get(feature):
-            found: object | None = f"a start on {day} ended in it (--recheck tries it again)"
-        else:
-            with self._marker.trying(feature):
-                try:
-                    found = problem()
-                except StartupError:  # what was asked for is not possible
-                    raise
-                except Exception as error:  # a compiler or a driver can raise anything, and the server runs without it
-                    found = named(error)
-                    self._refuse_a_lost_device(feature, found)
-        self.off[feature] = "" if found is None else str(found)
-        if found is not None:
-            name, instead = FEATURES[feature]
-            log.warning("%s: off, and %s: %s", name, instead, found)
-        return found is None
+        return self.tried(feature, lambda: True, lambda _: problem()) is not None
 
     def tried(self, feature: Feature, make: Callable[[], T], problem: Callable[[T], object | None]) -> T | None:
         """Make a faster way to compute, and return it if it is usable as `is_usable` says."""
-        made: list[T] = []
-
-        def make_and_look() -> object | None:
-            made.append(make())
-            return problem(made[0])
-
-        return made[0] if self.is_usable(feature, make_and_look) else None
+        reason = self._verdict.off.get(feature)
+        is_problem = feature in self._verdict.problems
+        made: T | None = None
+        if not reason:
+            with self.blamed_on(feature):
+                try:
+                    made = make()
+                    found = problem(made) if reason is None else None
+                    reason = "" if found is None else str(found)
+                except StartupError:  # what was asked for is not possible
+                    raise
+                except Exception as error:  # a compiler or a driver can raise anything, and the server runs without it
+                    reason = named(error)
+                    self._refuse_a_failed_device(reason)
+            is_problem = bool(reason)
+        self.off[feature] = reason
+        if is_problem:
+            self._problems.add(feature)
+            name, instead = FEATURES[feature]
+            log.warning("%s: off, and %s: %s", name, instead, reason)
+        return None if reason else made
 
     @contextmanager
     def blamed_on(self, feature: Feature) -> Iterator[None]:
-        """Run work in the block that is no trial of its own. If it ends the process or loses the device, the feature is
-        off at the next start.
-
-        Raises DeviceLost then, and the error of the work otherwise.
-        """
-        if self.off[feature]:
+        """Report a trial in the block, or other work that needs a feature, unless this is off."""
+        if self.off[feature] not in ("", "not tried"):
             yield
             return
-        with self._marker.trying(feature):
-            try:
-                yield
-            except StartupError:
-                raise
-            except Exception as error:
-                self._refuse_a_lost_device(feature, named(error))
-                raise
+        self._report(feature)
+        yield
+        self._report(None)
 
-    def _refuse_a_lost_device(self, feature: Feature, found: object) -> None:
+    def _refuse_a_failed_device(self, reason: str) -> None:
         try:
             self._synchronize()
         except Exception as error:
-            is_kept = self._marker.keep()
-            raise (DeviceLost if is_kept else StartupError)(
-                f"The GPU failed, and fails from now on: {FEATURES[feature][0]}: {found}."
-            ) from error
+            raise DeviceFailed(reason) from error

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -14,7 +13,7 @@ import torch
 from oaiserve.config import EngineOptions
 from oaiserve.engine.decoder.description import Decoder, NotKnown
 from oaiserve.engine.decoder.spec import ModelSpec
-from oaiserve.engine.executors.cuda.executor import CudaExecutor, CudaWeights
+from oaiserve.engine.executors.cuda.executor import CudaExecutor, CudaWeights, refuse_without_kernels
 from oaiserve.engine.executors.reference.executor import ReferenceExecutor
 from oaiserve.engine.executors.reference.place import placed
 from oaiserve.engine.model.device import select_device
@@ -27,7 +26,7 @@ from oaiserve.engine.model.sampling.logit_edits import ApplyMasks
 from oaiserve.engine.model.states import States
 from oaiserve.engine.served_model import ServedModel
 from oaiserve.engine.start.check import refuse_unless_finite
-from oaiserve.engine.start.described import describe_model, with_shapes
+from oaiserve.engine.start.described import Described, describe_model, with_shapes
 from oaiserve.engine.start.gpu.fast_paths import FastPaths, find_fast_paths, no_fast_paths
 from oaiserve.engine.start.gpu.graph_capture import (
     Captured,
@@ -37,14 +36,13 @@ from oaiserve.engine.start.gpu.graph_capture import (
     token_ladder,
 )
 from oaiserve.engine.start.gpu.kernels import adapters_problem
-from oaiserve.engine.start.gpu.kv_cache import gpu_sizes, takes_float8, with_measured_scales
-from oaiserve.engine.start.gpu.trial_marker import TrialMarker, marker_path
+from oaiserve.engine.start.gpu.kv_cache import gpu_sizes, refuse_unless_float8, takes_float8, with_measured_scales
 from oaiserve.engine.start.gpu.trials import Trials
+from oaiserve.engine.start.gpu.usable import Usable
 from oaiserve.engine.start.options import refuse_unless_possible
 from oaiserve.engine.start.request import Declined, StartRequest
 from oaiserve.engine.start.started import GPU_STEP_TOKENS, Started, assemble
 from oaiserve.errors import StartupError
-from oaiserve.files.start_cache import version_of
 
 if TYPE_CHECKING:  # which needs Triton
     from oaiserve.engine.model.gpu.triton_adapters import TritonAdapters
@@ -65,13 +63,18 @@ class OnGpu:
     def start(self, request: StartRequest) -> ServedModel:
         options = request.options
         device = select_device(options.device)
+        name = request.source.location
         try:
-            model = request.load("weights", lambda: place(request, device))
-            marker = TrialMarker(_marker_path(request, device), forget=options.recheck)
-            trials = Trials(marker, partial(torch.cuda.synchronize, device))
-            started = start_on_gpu(model, options, trials)
+            found = describe_model(request.source, options, device=device)
+            refuse_what_the_device_lacks(found, options)
+            with request.times.part("probe of the GPU"):
+                usable = Usable(request, found.spec)
+            with usable.watched():
+                model = request.load("weights", lambda: place(found, options, name))
+                started = start_on_gpu(model, options, Trials(usable.verdict))
         except NotKnown as reason:
             raise Declined(str(reason)) from reason
+        started = started._replace(failed=usable.forbid_if_failed)
         return assemble(started, request.tokenizer, options)
 
 
@@ -83,16 +86,22 @@ class Placed(NamedTuple):
     adaptable: Mapping[str, tuple[int, int]]  # rows and columns of the modules that adapters may name
 
 
-def place(request: StartRequest, device: torch.device) -> Placed:
-    """Describe a model, and bring its weights to the device one by one.
+def refuse_what_the_device_lacks(found: Described, options: EngineOptions) -> None:
+    """Raise StartupError for options that the model or the device cannot obey, and NotKnown for what has no kernels."""
+    refuse_unless_possible(found.spec, options, found.decoder.adaptable())
+    if options.kv_cache_dtype == "fp8":
+        refuse_unless_float8(found.spec.device)
+    if options.compile:
+        refuse_without_kernels(found.decoder)
 
-    Raises NotKnown for a model without a description, and StartupError for options that it or the device cannot obey,
-    and for too little memory.
+
+def place(found: Described, options: EngineOptions, name: str) -> Placed:
+    """Bring the weights of a described model to its device one by one.
+
+    Raises NotKnown for a model without kernels, and StartupError for too little memory.
     """
-    options, name = request.options, request.source.location
-    spec, decoder, *_ = describe_model(request.source, options, device=device)
-    adaptable = decoder.adaptable()
-    refuse_unless_possible(spec, options, adaptable)
+    spec, decoder, *_ = found
+    device = spec.device
     weights: CudaWeights | Decoder
     try:
         if options.compile:
@@ -106,13 +115,7 @@ def place(request: StartRequest, device: torch.device) -> Placed:
             f"{total / 2**30:.1f} GiB, of which {free / 2**30:.1f} GiB are left: end what else uses this GPU "
             "(nvidia-smi lists it), or take a smaller --dtype, quantized weights or another --device."
         ) from error
-    return Placed(spec, weights, adaptable)
-
-
-def _marker_path(request: StartRequest, device: torch.device) -> Path:
-    """Return the file of trials for a model on a device, with the versions on which a trial's end depends."""
-    versions = map(version_of, ("oaiserve", "torch", "triton"))
-    return marker_path(str(request.source.path.resolve()), torch.cuda.get_device_name(device), *versions)
+    return Placed(spec, weights, decoder.adaptable())
 
 
 def start_on_gpu(model: Placed, options: EngineOptions, trials: Trials) -> Started:

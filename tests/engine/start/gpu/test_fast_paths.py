@@ -39,10 +39,12 @@ from oaiserve.engine.request import SamplingParams
 from oaiserve.engine.served_model import ServedModel
 from oaiserve.engine.start.compare import Difference
 from oaiserve.engine.start.described import Described, describe_model
-from oaiserve.engine.start.gpu import fast_paths, graph_capture
+from oaiserve.engine.start.gpu import fast_paths, graph_capture, probe, usable
+from oaiserve.engine.start.gpu.child import Order
 from oaiserve.engine.start.gpu.kernels import adapters_problem, attention_problem, sampling_problem
 from oaiserve.engine.start.gpu.kv_cache import scale_for, with_measured_scales
 from oaiserve.engine.start.gpu.trials import FEATURES, Trials
+from oaiserve.engine.start.gpu.verdict import Verdict
 from oaiserve.engine.start.options import refuse_unless_possible
 from oaiserve.engine.start.prepare import prepare
 from oaiserve.engine.start.request import Declined, StartRequest
@@ -57,6 +59,7 @@ from tests.engine.model.gpu.graphs import Plain, padded_attention
 from tests.engine.model.runners import eager_runner, greedy, make_engine
 from tests.engine.remembered import save
 from tests.models.decoders import FAMILIES, LLAMA_OF_ONE_LAYER, byte_tokenizer, random_model
+from tests.models.pinned import pinned_model
 
 NUM_BLOCKS, BLOCK_SIZE = 64, 4
 NO_COMPILER = "Failed to find C compiler. Please specify via CC environment variable."
@@ -149,14 +152,6 @@ def test_adapters_of_triton_have_no_problem_and_others_do(placed: Placed) -> Non
         return plain(replace(batch, adapters=[adapter if adapter is first else None for adapter in batch.adapters]))
 
     assert "would differ" in str(adapters_problem(placed.spec, shapes, of_the_first_alone, BLOCK_SIZE))
-
-
-def test_what_the_user_asks_for_in_vain_is_an_error() -> None:
-    def refuse() -> str:
-        raise StartupError("--attention triton needs ...")
-
-    with pytest.raises(StartupError):
-        Trials().is_usable("attention", refuse)
 
 
 # -- the whole start --------------------------------------------------------------------------------------------------
@@ -359,8 +354,17 @@ def from_files(device: FakeGpu) -> Callable[..., ServedModel]:
     def described(source: Any, options: EngineOptions, device: torch.device) -> Described:
         return describe_model(source, replace(options, compile=False), device=device)
 
+    def probed(order: Order) -> Verdict:
+        trials = Trials()
+        probe.probe(order, trials)
+        device.set(fast_paths, "attention_problem", pytest.fail)  # which only probes call
+        device.set(fast_paths, "logits_problem", pytest.fail)
+        return trials.verdict
+
     device.set(start_on_gpu, "select_device", lambda name: torch.device("cpu"))
     device.set(start_on_gpu, "describe_model", described)
+    device.set(probe, "describe_model", described)
+    device.set(usable, "probed", probed)
     device.set(torch.cuda, "get_device_name", lambda device: "a double")
 
     def start(folder: Path, **settings: Any) -> ServedModel:
@@ -378,12 +382,23 @@ def test_a_model_starts_from_its_files(
     served = from_files(tmp_path, **settings)
     is_plain = isinstance(served.runner._executor, ReferenceExecutor)
     assert is_plain == (settings == {"compile": False})
+    assert {name for name, reason in served.features.items() if not reason} == (set() if is_plain else ON)
     if is_plain:
         assert set(served.features.values()) <= {"--no-compile", "there are none (--lora)"}
     with Engine(served, EngineOptions(block_size=BLOCK_SIZE, max_running=2, max_step_tokens=16)) as engine:
         found = answers(engine)
     with make_engine(loaded, eager_runner(loaded, num_blocks=NUM_BLOCKS, block_size=16)) as plain_engine:
         assert found == answers(plain_engine)
+
+
+@pytest.mark.parametrize(("name", "number"), [("llama", 2), ("qwen3_moe", 2), ("gemma3_text", 2), ("bamba", 2)])
+def test_a_probe_has_each_kind_of_layer_once(name: str, number: int, device: FakeGpu, tmp_path: Path) -> None:
+    pinned_model(name).save_pretrained(tmp_path)
+    found = describe_model(find_model(tmp_path), EngineOptions(compile=False))
+    few = probe.first_layers(found)
+    assert probe.kinds_of(few.decoder).keys() == probe.kinds_of(found.decoder).keys()
+    assert len(few.decoder.layers) == number < len(found.decoder.layers)
+    assert {*few.spec.kv_shapes, *few.spec.state_shapes} == {0, 1}
 
 
 def test_a_model_without_a_description_is_declined(
@@ -420,6 +435,12 @@ def test_the_engines_thread_warms_up_before_the_first_request(device: FakeGpu, p
 
 
 def test_a_warm_up_that_fails_ends_the_engine(loaded: LoadedModel) -> None:
+    failures: list[BaseException] = []
+
+    def note(error: BaseException) -> bool:
+        failures.append(error)
+        return True
+
     engine = Engine(
         ServedModel(
             tokenizer=Tokenizer(byte_tokenizer()),
@@ -428,9 +449,11 @@ def test_a_warm_up_that_fails_ends_the_engine(loaded: LoadedModel) -> None:
             max_model_len=4,
             vocab_size=97,
             warm_up=broken,
+            failed=note,
         )
     )
     engine.start()
     assert NO_COMPILER in str(engine.failure)
+    assert failures == [engine.failure]
     assert not engine.is_ready
     engine.stop()

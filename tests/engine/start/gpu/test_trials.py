@@ -1,104 +1,178 @@
-"""A trial that ends the process, or loses the GPU, is left out of the next start. No GPU and no kernel takes part."""
+"""A feature is on if its trial, or the verdict of an earlier probe, found no problem. No GPU takes part."""
 
-import logging
 import os
-import signal
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+import torch
 
-from oaiserve.engine.start.gpu.trial_marker import TrialMarker
-from oaiserve.engine.start.gpu.trials import Trials
+from oaiserve.config import EngineOptions
+from oaiserve.engine.start.gpu import usable
+from oaiserve.engine.start.gpu.child import Order
+from oaiserve.engine.start.gpu.trials import FEATURES, DeviceFailed, Trials
+from oaiserve.engine.start.gpu.usable import Usable
+from oaiserve.engine.start.gpu.verdict import Verdict, recall, remember
+from oaiserve.engine.start.request import StartRequest
 from oaiserve.errors import DeviceLost, StartupError
+from oaiserve.files.source import ModelSource
 
-START = """
-import os, signal, sys
-from pathlib import Path
-from oaiserve.engine.start.gpu.trial_marker import TrialMarker
-from oaiserve.engine.start.gpu.trials import Trials
-
-signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's job in the background ignores it
-trials = Trials(TrialMarker(Path(sys.argv[1])))
-trials.is_usable("attention", lambda: None)
-trials.is_usable("sampling", lambda: os.kill(os.getpid(), int(sys.argv[2])))
-print([name for name, reason in trials.off.items() if not reason], trials.off["sampling"])
-"""
+ALL_ON = Verdict(dict.fromkeys(FEATURES, ""))
 
 
-@pytest.fixture
-def path(tmp_path: Path) -> Path:
-    return tmp_path / "trials" / "model"
-
-
-def start(path: Path, number: int) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-c", START, str(path), str(number)], capture_output=True, text=True)
-
-
-def broken() -> None:
+def broken(*_: Any) -> Any:
     raise RuntimeError("an illegal memory access was encountered")
 
 
-@pytest.mark.parametrize("number", [signal.SIGSEGV, signal.SIGABRT, signal.SIGKILL])
-def test_a_trial_that_ends_the_process_is_off_at_the_next_start(path: Path, number: int) -> None:
-    assert start(path, number).returncode == -number
-    for _ in range(2):  # it is not tried again by a later one
-        second = start(path, number)
-        assert second.returncode == 0, second.stderr
-        assert "['attention']" in second.stdout
-        assert "ended in it (--recheck tries it again)" in second.stdout
-    TrialMarker(path, forget=True)
-    assert start(path, number).returncode == -number
+def test_a_verdict_replaces_trials(caplog: pytest.LogCaptureFixture) -> None:
+    off = {"attention": "", "sampling": "it is wrong", "adapters": "there are none", "decode_graphs": ""}
+    trials = Trials(Verdict(off, frozenset(["sampling"])))
+    never = pytest.fail
+    assert trials.is_usable("attention", lambda: never("it is tried"))
+    assert trials.tried("sampling", lambda: never("it is made"), lambda _: None) is None
+    assert not trials.is_usable("adapters", lambda: never("it is tried"))
+    assert trials.tried("decode_graphs", broken, lambda _: None) is None  # no memory for it, for example
+    assert trials.is_usable("prompt_graphs", lambda: None)  # of which the verdict says nothing
+    assert [message.partition(":")[0] for message in caplog.messages] == [
+        "Sampling by Triton's kernels",
+        "CUDA graphs of decodes",
+    ]
+    assert trials.verdict.problems == {"sampling", "decode_graphs"}
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_whoever_ends_a_start_in_a_trial_leaves_no_mark(path: Path, number: int) -> None:
-    assert start(path, number).returncode == -number
-    assert not path.exists()
-    assert start(path, 0).returncode == 0
-
-
-def test_a_trial_that_loses_the_gpu_ends_the_start_and_is_off_at_the_next(
-    path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    trials = Trials(TrialMarker(path), synchronize=broken)
-    assert trials.is_usable("sampling", lambda: None)
-    with pytest.raises(DeviceLost, match="CUDA graphs of decodes: .*illegal memory access"):
-        trials.is_usable("decode_graphs", broken)
-    again = Trials(TrialMarker(path), synchronize=lambda: None)
-    with caplog.at_level(logging.WARNING):
-        assert not again.is_usable("decode_graphs", lambda: pytest.fail("it is tried again"))
-    assert [message.partition(":")[0] for message in caplog.messages] == ["CUDA graphs of decodes"]
-    assert again.is_usable("prompt_graphs", lambda: None)
-
-
-def test_other_work_that_loses_the_gpu_switches_off_what_it_is_blamed_on(path: Path) -> None:
-    trials = Trials(TrialMarker(path), synchronize=broken)
+def test_trials_are_reported_before_and_after() -> None:
+    reported: list[str | None] = []
+    trials = Trials(report=reported.append)
     assert trials.is_usable("attention", lambda: None)
-    with pytest.raises(DeviceLost), trials.blamed_on("attention"):
+    assert not trials.is_usable("sampling", lambda: "wrong draws")
+    with trials.blamed_on("attention"):
+        pass
+    with trials.blamed_on("sampling"):  # which is off
+        pass
+    assert reported == ["attention", None, "sampling", None, "attention", None]
+
+
+def test_a_trial_after_which_the_device_fails_is_the_last_one() -> None:
+    reported: list[str | None] = []
+    trials = Trials(report=reported.append, synchronize=broken)
+    with pytest.raises(DeviceFailed, match="illegal memory access"):
+        trials.is_usable("sampling", broken)
+    assert reported == ["sampling"]  # so that it is blamed
+
+
+def test_what_the_user_asks_for_in_vain_is_an_error() -> None:
+    def refuse() -> str:
+        raise StartupError("--attention triton needs ...")
+
+    with pytest.raises(StartupError):
+        Trials().is_usable("attention", refuse)
+
+
+# -- the verdict of earlier starts ------------------------------------------------------------------------------------
+
+
+class Probes:
+    """Counts probes, and returns a verdict."""
+
+    def __init__(self, verdict: Verdict | None = ALL_ON) -> None:
+        self.orders: list[Order] = []
+        self.verdict = verdict
+
+    def __call__(self, order: Order) -> Verdict | None:
+        self.orders.append(order)
+        return self.verdict
+
+
+@pytest.fixture
+def probes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Probes:
+    found = Probes()
+    monkeypatch.setenv("OAISERVE_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(usable, "probed", found)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "a double")
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
+    return found
+
+
+def start(**options: Any) -> Usable:
+    request = StartRequest(ModelSource("/a model", None, is_local=True), EngineOptions(**options))
+    return Usable(request, SimpleNamespace(device="cuda", dtype=torch.bfloat16))  # type: ignore[arg-type]
+
+
+def test_a_gpu_is_probed_once_for_each_kind_of_start(probes: Probes, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert start().verdict == start().verdict == ALL_ON
+    assert len(probes.orders) == 1
+    start(max_running=8)
+    start(recheck=True)
+    monkeypatch.setattr(usable, "driver_version", lambda: "NVRM version: a newer one")
+    start()
+    assert len(probes.orders) == 4
+    assert start(compile=False).verdict == Verdict()
+    assert len(probes.orders) == 4
+
+
+def test_failures_of_whole_probes_are_not_stored(probes: Probes) -> None:
+    probes.verdict = Verdict(dict.fromkeys(FEATURES, "no memory"), frozenset(FEATURES))
+    assert start().verdict == probes.verdict
+    probes.verdict = None
+    assert set(start().verdict.problems) == set(FEATURES)
+    probes.verdict = ALL_ON
+    assert start().verdict == ALL_ON
+
+
+def test_a_gpu_that_fails_gets_no_kernels_at_the_next_start(probes: Probes, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = start()
+    assert not first.forbid_if_failed(RuntimeError("one request"))
+    with pytest.raises(RuntimeError), first.watched():  # the device still works
         broken()
-    again = Trials(TrialMarker(path))
-    assert not again.is_usable("attention", lambda: pytest.fail("it is tried again"))
-    with pytest.raises(RuntimeError, match="illegal memory access"), again.blamed_on("attention"):
-        broken()  # it is off, so something else is wrong
-
-
-def test_a_trial_that_fails_on_a_sound_gpu_is_tried_at_the_next_start(path: Path) -> None:
-    assert not Trials(TrialMarker(path)).is_usable("adapters", broken)
-    assert not path.exists()
-
-
-def test_where_nothing_can_be_remembered_a_lost_gpu_ends_the_start_for_good(
-    path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    path.parent.mkdir(mode=0o777)
-    path.parent.chmod(0o777)
-    trials = Trials(TrialMarker(path), synchronize=broken)
-    assert "other users can write" in caplog.text
-    with pytest.raises(StartupError) as raised:
-        trials.is_usable("attention", broken)
+    monkeypatch.setattr(torch.cuda, "synchronize", broken)
+    with pytest.raises(StartupError, match="too little"), first.watched():
+        raise StartupError("too little memory")
+    with pytest.raises(DeviceLost, match="illegal memory access"), first.watched():
+        broken()
+    second = start()
+    assert set(second.verdict.problems) == set(FEATURES)
+    assert "--recheck" in second.verdict.off["attention"]
+    with pytest.raises(StartupError) as raised, second.watched():  # plain torch fails, too
+        broken()
     assert not isinstance(raised.value, DeviceLost)
+    assert len(probes.orders) == 1
+    assert start(recheck=True).verdict == ALL_ON
+
+
+def test_where_nothing_can_be_stored_a_failed_gpu_ends_the_start_for_good(
+    probes: Probes, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    folder = tmp_path / "cache" / "probed-gpus"
+    folder.mkdir(parents=True)
+    folder.chmod(0o777)
+    monkeypatch.setattr(torch.cuda, "synchronize", broken)
+    with pytest.raises(StartupError) as raised, start().watched():
+        broken()
+    assert not isinstance(raised.value, DeviceLost)
+
+
+@pytest.mark.parametrize(
+    "content", ["[" * 100_000, "[]", "7", '{"off": {}}', '{"off": {"a": 1}, "problems": []}', "\xff", None]
+)
+def test_a_spoiled_verdict_counts_as_missing(tmp_path: Path, content: str | None) -> None:
+    path = tmp_path / "verdict"
+    if content is None:
+        path.mkdir()
+    else:
+        path.write_text(content, encoding="latin-1")
+        path.chmod(0o600)
+    assert recall(path) is None
+    assert recall(tmp_path / "missing") is None
+
+
+def test_a_verdict_is_read_as_it_was_written(tmp_path: Path) -> None:
+    path = tmp_path / "probed-gpus" / "verdict"
+    verdict = Verdict({"attention": "", "sampling": "wrong"}, frozenset(["sampling"]))
+    assert remember(path, verdict)
+    assert recall(path) == verdict
 
 
 SERVER = """
@@ -132,16 +206,5 @@ def test_a_server_whose_gpu_is_lost_starts_again_in_the_same_process(tmp_path: P
     )
     _, text = process.communicate(timeout=120)
     assert process.returncode == 1, text
-    assert text.count("The server starts again without it") == 1
+    assert text.count("The server starts again without kernels of its own") == 1
     assert text.endswith("the second start\n")
-
-
-@pytest.mark.parametrize("content", ["[" * 100_000, "[]", "7", '{"trying": []}', '{"died": 1}', "\xff", None])
-def test_a_spoiled_mark_counts_as_missing(path: Path, content: str | None) -> None:
-    path.parent.mkdir(exist_ok=True)
-    if content is None:
-        path.mkdir()
-    else:
-        path.write_text(content, encoding="latin-1")
-        path.chmod(0o600)
-    assert Trials(TrialMarker(path)).is_usable("sampling", lambda: None)

@@ -1,0 +1,124 @@
+"""Runs probes of a GPU in child processes: a kernel that hangs or corrupts memory does not take the server with it.
+
+A probe reads its order from stdin, and writes lines of JSON to stdout: the feature that it tries, and then its verdict.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import pickle
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from contextlib import suppress
+from queue import Empty, SimpleQueue
+from threading import Thread
+from typing import IO, Any, NamedTuple
+
+from oaiserve.config import EngineOptions
+from oaiserve.engine.start.gpu.trials import FEATURES
+from oaiserve.engine.start.gpu.verdict import Verdict
+
+log = logging.getLogger(__name__)
+
+COMMAND = (sys.executable, "-m", "oaiserve.engine.start.gpu.probe")
+LIMIT_SECONDS = 180.0  # between two lines: kernels are compiled in about a minute
+KILL_LIMIT_SECONDS = 10.0  # a process that a driver holds may outlive it
+_SHOWN = 300  # characters of the last line of a probe's log
+
+
+class Order(NamedTuple):
+    """The model whose layers are probed, and what is known of its features."""
+
+    model: str  # a folder, or a file
+    options: EngineOptions
+    device: str
+    verdict: Verdict = Verdict()
+    limit_seconds: float = LIMIT_SECONDS
+
+
+class _End(NamedTuple):
+    """How a probe has ended."""
+
+    verdict: Verdict | None  # None: it failed
+    declined: bool  # the model cannot be started, for a reason that the start itself will find
+    feature: str | None  # which was tried at that time
+    reason: str
+
+
+def probed(order: Order, command: Sequence[str] = COMMAND) -> Verdict | None:
+    """Return the verdict on each feature. Return None for a model that cannot be started anyway.
+
+    A feature whose trial ends a probe, or takes too long, is left out of the next one. If a probe ends in no trial, all
+    features are off.
+    """
+    known = Verdict(dict(order.verdict.off), order.verdict.problems)
+    while True:
+        end = _run(order._replace(verdict=known), command)
+        if end.declined or end.verdict is not None:
+            return end.verdict
+        problems = frozenset([end.feature]) if end.feature is not None else frozenset(FEATURES)
+        if problems <= known.problems:
+            problems = frozenset(FEATURES)
+        log.debug("A probe of the GPU failed in %s: %s", end.feature or "no trial", end.reason)
+        known = Verdict(dict.fromkeys(problems, end.reason) | dict(known.off), known.problems | problems)
+        if len(known.problems) == len(FEATURES):
+            return known
+
+
+def _run(order: Order, command: Sequence[str]) -> _End:
+    with tempfile.TemporaryFile() as errors:
+        process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors)
+        assert process.stdin is not None
+        assert process.stdout is not None
+        lines: SimpleQueue[bytes] = SimpleQueue()
+        Thread(target=_read, args=(process.stdout, lines), name="probe", daemon=True).start()
+        try:
+            with suppress(BrokenPipeError), process.stdin:
+                process.stdin.write(pickle.dumps(order))
+            return _ended(process, lines, order.limit_seconds, errors)
+        finally:
+            process.kill()
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(KILL_LIMIT_SECONDS)
+
+
+def _read(stdout: IO[bytes], lines: SimpleQueue[bytes]) -> None:
+    with stdout:
+        for line in stdout:
+            lines.put(line)
+    lines.put(b"")
+
+
+def _ended(
+    process: subprocess.Popen[bytes], lines: SimpleQueue[bytes], limit_seconds: float, errors: IO[bytes]
+) -> _End:
+    feature: str | None = None
+    verdict: Verdict | None = None
+    declined = False
+    try:
+        while line := lines.get(timeout=limit_seconds):
+            found: dict[str, Any] = json.loads(line)
+            feature = found.get("trying")
+            declined = found.get("declined", False)
+            if "off" in found:
+                verdict = Verdict(found["off"], frozenset(found["problems"]))
+        code = process.wait(limit_seconds)
+    except (Empty, subprocess.TimeoutExpired):
+        return _End(None, False, feature, f"its trial took longer than {limit_seconds:.0f} s")
+    except ValueError:
+        return _End(None, False, feature, "its trial wrote something else than JSON")
+    if code == 0 and (verdict is not None or declined):
+        return _End(verdict, declined, None, "")
+    how = f"exit code {code}" if code >= 0 else signal.Signals(-code).name
+    return _End(None, False, feature, f"its trial ended a process with {how}{_last_line(errors)}")
+
+
+def _last_line(errors: IO[bytes]) -> str:
+    errors.seek(0)
+    written = errors.read().decode(errors="replace").split("\n")
+    last = next((line.strip() for line in reversed(written) if line.strip()), "")
+    return f": {last[:_SHOWN]}" if last else ""

@@ -1,0 +1,125 @@
+"""Probes in child processes that hang, crash or compute something else cost one feature, and never the server."""
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from oaiserve.config import EngineOptions
+from oaiserve.engine.start.gpu.child import Order, probed
+from oaiserve.engine.start.gpu.trials import FEATURES
+from oaiserve.engine.start.gpu.verdict import Verdict
+
+# A probe that tries all features. What happens in the trial of one is in its argument.
+PROBE = """
+import json, os, pickle, signal, sys, threading
+
+order = pickle.load(sys.stdin.buffer)
+what, feature = sys.argv[1:]
+off, problems = dict(order.verdict.off), set(order.verdict.problems)
+with open(os.environ["PROBES"], "a") as file:
+    print(len(off), file=file)
+
+def say(**found):
+    print(json.dumps(found), flush=True)
+
+def act():
+    if what == "hangs":
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        threading.Event().wait()
+    elif what == "crashes":
+        os.kill(os.getpid(), signal.SIGSEGV)
+    elif what == "raises":
+        raise RuntimeError("an illegal memory access was encountered")
+    elif what == "babbles":
+        print("no JSON", flush=True)
+    elif what == "is declined":
+        say(declined=True)
+        sys.exit()
+
+if feature == "none":
+    act()
+for name in FEATURES:
+    if name in off:
+        continue
+    say(trying=name)
+    if name == feature:
+        if what == "is wrong":
+            off[name] = "the outputs would differ by 50 %"
+            problems.add(name)
+            continue
+        act()
+    off[name] = ""
+    say(trying=None)
+say(off=off, problems=sorted(problems))
+if what == "fails at its end":
+    sys.exit(99)
+""".replace("FEATURES", repr(list(FEATURES)))
+
+
+@pytest.fixture
+def log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    path = tmp_path / "probes"
+    monkeypatch.setenv("PROBES", str(path))
+    return path
+
+
+def run(what: str, feature: str, limit_seconds: float = 60.0) -> Verdict | None:
+    order = Order("a model", EngineOptions(), "cuda", limit_seconds=limit_seconds)
+    return probed(order, (sys.executable, "-c", PROBE, what, feature))
+
+
+@pytest.mark.parametrize(
+    ("what", "reason", "probes"),
+    [
+        ("hangs", "its trial took longer than 2 s", 2),
+        ("crashes", "its trial ended a process with SIGSEGV", 2),
+        ("raises", "exit code 1: RuntimeError: an illegal memory access was encountered", 2),
+        ("is wrong", "the outputs would differ by 50 %", 1),
+    ],
+)
+def test_a_feature_that_fails_in_a_probe_is_off_and_the_others_are_on(
+    what: str, reason: str, probes: int, log: Path
+) -> None:
+    verdict = run(what, "sampling", 2.0 if what == "hangs" else 60.0)
+    assert verdict is not None
+    assert verdict.problems == {"sampling"}
+    assert reason in verdict.off["sampling"]
+    assert {name for name, why in verdict.off.items() if not why} == set(FEATURES) - {"sampling"}
+    assert len(log.read_text().splitlines()) == probes
+
+
+@pytest.mark.parametrize("what", ["hangs", "crashes", "raises", "babbles", "fails at its end"])
+def test_a_probe_that_fails_in_no_trial_leaves_all_features_off(what: str, log: Path) -> None:
+    verdict = run(what, "none", 2.0 if what == "hangs" else 60.0)
+    assert verdict is not None
+    assert verdict.problems == set(FEATURES)
+    assert all(verdict.off.values())
+    assert log.read_text() == "0\n"
+
+
+def test_a_model_that_cannot_be_started_has_no_verdict(log: Path) -> None:
+    assert run("is declined", "none") is None
+
+
+def test_a_probe_that_cannot_run_leaves_all_features_off() -> None:
+    verdict = probed(Order("a model", EngineOptions(), "cuda"), (sys.executable, "-c", "raise SystemExit('no torch')"))
+    assert verdict is not None
+    assert verdict.problems == set(FEATURES)
+    assert "no torch" in verdict.off["attention"]
+
+
+def test_no_process_is_left(log: Path) -> None:
+    run("hangs", "attention", 1.0)
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            words = (folder / "cmdline").read_bytes()
+            is_ours = f"PROBES={log}".encode() in (folder / "environ").read_bytes()
+        except OSError:  # it is gone, or not ours
+            continue
+        assert not (is_ours and b"order.verdict" in words and folder.name != str(os.getpid())), words
+
+
+def test_the_probe_itself_reads_its_order_and_declines_a_model_that_is_not_there(tmp_path: Path) -> None:
+    assert probed(Order(str(tmp_path), EngineOptions(), "cpu")) is None
