@@ -102,6 +102,8 @@ def _ended(
     try:
         while line := lines.get(timeout=limit_seconds):
             found: dict[str, Any] = json.loads(line)
+            if "failed" in found:
+                return _End(None, False, feature, found["failed"])
             feature = found.get("trying")
             declined = found.get("declined", False)
             if "off" in found:

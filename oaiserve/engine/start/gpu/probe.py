@@ -26,7 +26,7 @@ from oaiserve.engine.decoder.blocks import Blocks
 from oaiserve.engine.decoder.description import Decoder, NotKnown
 from oaiserve.engine.start.described import Described, describe_model
 from oaiserve.engine.start.gpu.child import KILL_LIMIT_SECONDS, Order
-from oaiserve.engine.start.gpu.trials import Feature, Trials
+from oaiserve.engine.start.gpu.trials import Feature, TrialFailed, Trials
 from oaiserve.engine.start.ways.gpu import place, start_on_gpu
 from oaiserve.errors import StartupError
 from oaiserve.files.source import find_model
@@ -75,7 +75,7 @@ def first_layers(found: Described) -> Described:
 def probe(order: Order, trials: Trials) -> None:
     """Start the first layers of a model, and run the largest step and all that a warm-up runs.
 
-    Raises NotKnown and StartupError for a model that cannot be started.
+    Raises NotKnown and StartupError for a model that cannot be started, and TrialFailed.
     """
     device = torch.device(order.device)
     options = replace(order.options, kv_blocks=None, kv_cache_memory=CACHE_MEMORY)
@@ -91,12 +91,15 @@ def main() -> None:
     order: Order = pickle.load(sys.stdin.buffer)
     report: Callable[[Feature | None], None] = partial(_report, lines, order.limit_seconds)
     report(None)
-    trials = Trials(order.verdict, report, partial(torch.cuda.synchronize, torch.device(order.device)))
+    trials = Trials(order.verdict, report)
     try:
         probe(order, trials)
     except (NotKnown, StartupError) as error:
         print(error, file=sys.stderr)
         print(json.dumps({"declined": True}), file=lines)
+        return
+    except TrialFailed as error:
+        print(json.dumps({"failed": str(error)}), file=lines)
         return
     verdict = trials.verdict
     print(json.dumps({"off": dict(verdict.off), "problems": sorted(verdict.problems)}), file=lines)

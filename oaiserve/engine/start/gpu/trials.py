@@ -47,28 +47,26 @@ FEATURES: Mapping[Feature, tuple[str, str]] = MappingProxyType(
 )
 
 
-class DeviceFailed(Exception):
-    """After a trial, the device computes nothing any more in this process."""
+class TrialFailed(Exception):
+    """A trial in a probe raised an error, which the message names. Later ones could fail because of what it left."""
 
 
 class Trials:
     """The features of one start: which are on, and why the others are off.
 
-    Those that a verdict names are not tried again. `report` is called with the name of a feature before its trial, and
-    with None after it. `synchronize` raises an error where the device has failed for good.
+    Those that a verdict names are not tried again. A probe has `report`, which is called with the name of a feature
+    before its trial, and with None after it.
     """
 
     def __init__(
         self,
         verdict: Verdict = Verdict(),  # noqa: B008 - immutable
-        report: Callable[[Feature | None], object] = lambda feature: None,
-        synchronize: Callable[[], object] = lambda: None,
+        report: Callable[[Feature | None], object] | None = None,
     ) -> None:
         self.off: dict[str, str] = dict.fromkeys(FEATURES, "not tried")
         self._verdict = verdict
         self._problems: set[str] = set()
         self._report = report
-        self._synchronize = synchronize
 
     @property
     def verdict(self) -> Verdict:
@@ -77,7 +75,7 @@ class Trials:
     def is_usable(self, feature: Feature, problem: Callable[[], object | None]) -> bool:
         """Decide whether a feature is used: by the verdict, or because `problem` finds none. Its finding is logged.
 
-        Raises DeviceFailed, and what is for the user: StartupError.
+        Raises TrialFailed, and what is for the user: StartupError.
         """
         return self.tried(feature, lambda: True, lambda _: problem()) is not None
 
@@ -96,7 +94,8 @@ class Trials:
                     raise
                 except Exception as error:  # a compiler or a driver can raise anything, and the server runs without it
                     reason = named(error)
-                    self._refuse_a_failed_device(reason)
+                    if self._report is not None:
+                        raise TrialFailed(reason) from error
             is_problem = bool(reason)
         self.off[feature] = reason
         if is_problem:
@@ -108,15 +107,9 @@ class Trials:
     @contextmanager
     def blamed_on(self, feature: Feature) -> Iterator[None]:
         """Report a trial in the block, or other work that needs a feature, unless this is off."""
-        if self.off[feature] not in ("", "not tried"):
+        if self._report is None or self.off[feature] not in ("", "not tried"):
             yield
             return
         self._report(feature)
         yield
         self._report(None)
-
-    def _refuse_a_failed_device(self, reason: str) -> None:
-        try:
-            self._synchronize()
-        except Exception as error:
-            raise DeviceFailed(reason) from error

@@ -32,6 +32,9 @@ def act():
         os.kill(os.getpid(), signal.SIGSEGV)
     elif what == "raises":
         raise RuntimeError("an illegal memory access was encountered")
+    elif what == "fails":
+        say(failed="RuntimeError: Failed to find C compiler")
+        sys.exit()
     elif what == "babbles":
         print("no JSON", flush=True)
     elif what == "is declined":
@@ -76,6 +79,7 @@ def run(what: str, feature: str, limit_seconds: float = 60.0) -> Verdict | None:
         ("hangs", "its trial took longer than 2 s", 2),
         ("crashes", "its trial ended a process with SIGSEGV", 2),
         ("raises", "exit code 1: RuntimeError: an illegal memory access was encountered", 2),
+        ("fails", "RuntimeError: Failed to find C compiler", 2),
         ("is wrong", "the outputs would differ by 50 %", 1),
     ],
 )

@@ -13,7 +13,7 @@ import torch
 from oaiserve.config import EngineOptions
 from oaiserve.engine.start.gpu import usable
 from oaiserve.engine.start.gpu.child import Order
-from oaiserve.engine.start.gpu.trials import FEATURES, DeviceFailed, Trials
+from oaiserve.engine.start.gpu.trials import FEATURES, TrialFailed, Trials
 from oaiserve.engine.start.gpu.usable import Usable
 from oaiserve.engine.start.gpu.verdict import Verdict, recall, remember
 from oaiserve.engine.start.request import StartRequest
@@ -55,10 +55,10 @@ def test_trials_are_reported_before_and_after() -> None:
     assert reported == ["attention", None, "sampling", None, "attention", None]
 
 
-def test_a_trial_after_which_the_device_fails_is_the_last_one() -> None:
+def test_an_error_ends_a_probe_because_later_trials_could_fail_by_what_it_left() -> None:
     reported: list[str | None] = []
-    trials = Trials(report=reported.append, synchronize=broken)
-    with pytest.raises(DeviceFailed, match="illegal memory access"):
+    trials = Trials(report=reported.append)
+    with pytest.raises(TrialFailed, match="illegal memory access"):
         trials.is_usable("sampling", broken)
     assert reported == ["sampling"]  # so that it is blamed
 
