@@ -15,13 +15,11 @@ from oaiserve.engine.model.padded_head import ALIGNMENT
 from oaiserve.engine.model.sampling.draw_rows import DrawRow, SampledIds, numbers, seeds
 from oaiserve.engine.model.sampling.triton_sampling_kernels import (
     NUM_FLOORS,
-    NUM_PIVOTS,
     best_kernel,
     best_of_chunk_kernel,
     candidates_kernel,
     cut_kernel,
     mask_kernel,
-    narrow_kernel,
     scores_kernel,
     weights_kernel,
 )
@@ -29,7 +27,6 @@ from oaiserve.engine.model.transfer import on_device
 
 CHUNK = 4096  # ids that one program processes
 TILE = 2048  # candidates that a program processes at a time
-FEW = 4096  # candidates that one program searches as they are; of more, the programs of all chunks find a part
 
 
 def sample_ids(logits: torch.Tensor, rows: list[DrawRow]) -> SampledIds:
@@ -92,17 +89,14 @@ def draw(
     if has_cuts:
         masses = empty(*grid)
         floors = empty(*grid, NUM_FLOORS.value, dtype=torch.int32), empty(*grid, NUM_FLOORS.value)
-        pivots = empty(*grid, NUM_PIVOTS.value, dtype=torch.int32), empty(*grid, NUM_PIVOTS.value)
         candidates = (
             *(empty(num_rows, width), empty(num_rows, width, dtype=torch.int32)),
-            *(empty(num_rows, dtype=torch.int32), empty(num_rows, dtype=torch.int32), empty(num_rows)),
+            empty(num_rows, dtype=torch.int32),
         )
-        search = {"FEW": FEW, **chunks, "num_warps": 8}
         weights_kernel[grid](
             logits, best, temperatures, min_ps, masses, weights, *floors, *of_logits, **chunks, num_warps=8
         )
-        narrow_kernel[grid](weights, masses, *floors, *cuts, *pivots, *of_ids, **search)
-        candidates_kernel[grid](weights, masses, *floors, *pivots, *cuts, *candidates, *of_ids, **search)
+        candidates_kernel[grid](weights, masses, *floors, *cuts, *candidates, *of_ids, **chunks, num_warps=8)
         sizes = {"TILE_CHUNKS": chunks["TILE_CHUNKS"], "TILE": TILE, "num_warps": 8}
         cut_kernel[(num_rows,)](masses, *cuts, *candidates, *last, *of_ids, num_chunks, **sizes)
     of_rows = temperatures, min_ps, cuts[0], seeds

@@ -17,8 +17,6 @@ import triton.language as tl
 from oaiserve.engine import draws
 
 NUM_FLOORS = tl.constexpr(8)
-NUM_PIVOTS = tl.constexpr(32)
-PIVOTS_AT_ONCE = tl.constexpr(8)  # more would take more registers than there are
 INFINITY_BITS = tl.constexpr(0x7F800000)
 FACTOR_1, FACTOR_2 = tl.constexpr(draws.FACTOR_1), tl.constexpr(draws.FACTOR_2)
 LEFT_OUT_BITS = tl.constexpr(64 - draws.NOISE_BITS)
@@ -141,12 +139,31 @@ def _is_cut(top_k, top_p, vocab):
     return (top_k != 1) & (((top_k > 0) & (top_k < vocab)) | (top_p < 1.0))
 
 
-@triton.jit
-def _floor(floor_counts, floor_masses, masses, row, num_chunks, top_k, top_p, vocab, TILE_CHUNKS: tl.constexpr):
-    """Return the highest floor with enough tokens, and the number of tokens from it on in each chunk.
+@triton.jit(do_not_specialize_on_alignment=["top_ks", "top_ps"])
+def candidates_kernel(
+    weights,
+    masses,
+    floor_counts,
+    floor_masses,
+    top_ks,  # float32; 0: all ids stay
+    top_ps,
+    candidate_weights,  # float32 [R, width]
+    candidate_ids,  # int32 [R, width]
+    num_candidates,  # int32 [R]
+    vocab,
+    width,
+    CHUNK: tl.constexpr,
+    TILE_CHUNKS: tl.constexpr,
+):
+    """Store the candidates of a chunk: the tokens that top_k and top_p may exclude or not. The program is (row, chunk).
 
-    Also return the floor's index, and the tokens from the next higher floor on: in each chunk, and as a sum of weights.
+    These are the tokens from the highest floor with enough of them on, in the order of ids, after those of the chunks
+    before. If neither top_k nor top_p can exclude a token, nothing is stored.
     """
+    row, chunk, num_chunks = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.num_programs(1)
+    top_k, top_p = tl.load(top_ks + row), tl.load(top_ps + row)
+    if not _is_cut(top_k, top_p, vocab):
+        return
     chunks, floors = tl.arange(0, TILE_CHUNKS), tl.arange(0, NUM_FLOORS)
     place = (row * num_chunks + chunks[:, None]) * NUM_FLOORS + floors[None, :]
     is_chunk = (chunks < num_chunks)[:, None]
@@ -156,156 +173,22 @@ def _floor(floor_counts, floor_masses, masses, row, num_chunks, top_k, top_p, vo
     has_top_k = (top_k > 0) & (top_k < vocab)
     is_enough = tl.where(has_top_k, tl.sum(counts, 0) >= top_k, mass >= total * top_p)
     floor = tl.min(tl.where(is_enough, floors, NUM_FLOORS - 1), 0)
-    at_floor = tl.sum(tl.where(floors[None, :] == floor, counts, 0), 1)
-    above = tl.sum(tl.where(floors[None, :] == floor - 1, counts, 0), 1)
-    return floor, at_floor, above, tl.sum(tl.where(floors == floor - 1, mass, 0.0), 0), total
-
-
-@triton.jit
-def _floor_bits(floor):
-    """Return the bits of a floor by its index. The one before the first is above all weights."""
-    bits = tl.where(floor < NUM_FLOORS - 1, 125 - 2 * floor, 1) << 23
-    return tl.where(floor < 0, INFINITY_BITS, bits)
-
-
-@triton.jit
-def _pivot_bits(floor, pivot):
-    """Return the bits of pivots, by their index. They cut the interval from a floor, the first one, to the next higher
-    floor, which comes after the last one."""
-    low = _floor_bits(floor)
-    high = tl.where(floor > 0, _floor_bits(floor - 1), 127 << 23)  # 1, the highest weight, is above the last pivot
-    # Between powers of 4, pivots are 2**19 floats apart. Below the last of these, two are in each power of 2.
-    is_last = floor == NUM_FLOORS - 1
-    bits = tl.where(is_last, high - ((NUM_PIVOTS - pivot) << 22), low + (pivot << 19))
-    bits = tl.where(pivot == 0, low, bits)
-    return tl.where(pivot < NUM_PIVOTS, bits, _floor_bits(floor - 1))
-
-
-@triton.jit(do_not_specialize_on_alignment=["top_ks", "top_ps"])
-def narrow_kernel(
-    weights,
-    masses,
-    floor_counts,
-    floor_masses,
-    top_ks,  # float32; 0: all ids stay
-    top_ps,
-    pivot_counts,  # int32 [R, num_chunks, NUM_PIVOTS]
-    pivot_masses,  # float32 [R, num_chunks, NUM_PIVOTS]
-    vocab,
-    width,
-    FEW: tl.constexpr,
-    CHUNK: tl.constexpr,
-    TILE_CHUNKS: tl.constexpr,
-):
-    """Count and add up the weights of a chunk from each pivot on. The program is (row, chunk).
-
-    This is for rows with more than FEW tokens from the floor on, as in flat distributions: the later search of one
-    program is shared out among those of the chunks. For other rows, nothing is stored.
-    """
-    row, chunk, num_chunks = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.num_programs(1)
-    top_k, top_p = tl.load(top_ks + row), tl.load(top_ps + row)
-    if not _is_cut(top_k, top_p, vocab):
-        return
-    floor, at_floor, _, _, _ = _floor(
-        floor_counts, floor_masses, masses, row, num_chunks, top_k, top_p, vocab, TILE_CHUNKS
-    )
-    if tl.sum(at_floor, 0) <= FEW:
-        return
-    token_id = chunk * CHUNK + tl.arange(0, CHUNK)
-    x = tl.load(weights + row * width + token_id, mask=token_id < width, other=0.0)
-    for first in range(0, NUM_PIVOTS, PIVOTS_AT_ONCE):
-        pivot = first + tl.arange(0, PIVOTS_AT_ONCE)
-        is_above = x[None, :] >= _pivot_bits(floor, pivot).to(tl.float32, bitcast=True)[:, None]
-        place = (row * num_chunks + chunk) * NUM_PIVOTS + pivot
-        tl.store(pivot_counts + place, tl.sum(is_above.to(tl.int32), 1))
-        tl.store(pivot_masses + place, tl.sum(tl.where(is_above, x[None, :], 0.0), 1))
-
-
-@triton.jit(do_not_specialize_on_alignment=["top_ks", "top_ps"])
-def candidates_kernel(
-    weights,
-    masses,
-    floor_counts,
-    floor_masses,
-    pivot_counts,
-    pivot_masses,
-    top_ks,
-    top_ps,
-    candidate_weights,  # float32 [R, width]
-    candidate_ids,  # int32 [R, width]
-    num_candidates,  # int32 [R]
-    counts_above,  # int32 [R]
-    masses_above,  # float32 [R]
-    vocab,
-    width,
-    FEW: tl.constexpr,
-    CHUNK: tl.constexpr,
-    TILE_CHUNKS: tl.constexpr,
-):
-    """Store the candidates of a chunk: the tokens that top_k and top_p may exclude or not. The program is (row, chunk).
-
-    They are in the order of ids, after those of the chunks before. They are the tokens from the highest floor with
-    enough of them on. If these are more than FEW, they are those from the highest pivot with enough of them, up to the
-    next pivot: tokens above it stay in any case, and are counted. If neither top_k nor top_p can exclude a token,
-    nothing is stored.
-    """
-    row, chunk, num_chunks = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.num_programs(1)
-    top_k, top_p = tl.load(top_ks + row), tl.load(top_ps + row)
-    if not _is_cut(top_k, top_p, vocab):
-        return
-    chunks = tl.arange(0, TILE_CHUNKS)
-    floor, counts, counts_from_next, mass_from_next, total = _floor(
-        floor_counts, floor_masses, masses, row, num_chunks, top_k, top_p, vocab, TILE_CHUNKS
-    )
-    low, high = _floor_bits(floor), tl.cast(INFINITY_BITS, tl.int32)
-    count_above, mass_above = 0, 0.0
-    if tl.sum(counts, 0) > FEW:
-        pivots = tl.arange(0, NUM_PIVOTS)
-        place = (row * num_chunks + chunks[:, None]) * NUM_PIVOTS + pivots[None, :]
-        is_chunk = (chunks < num_chunks)[:, None]
-        from_pivots = tl.load(pivot_counts + place, mask=is_chunk, other=0)
-        mass = tl.sum(tl.load(pivot_masses + place, mask=is_chunk, other=0.0), 0)
-        has_top_k = (top_k > 0) & (top_k < vocab)
-        reaches = (mass >= total * top_p) & (mass > 0.0)  # a goal of 0 is reached by the highest weight
-        is_enough = tl.where(has_top_k, tl.sum(from_pivots, 0) >= top_k, reaches)
-        first = tl.max(tl.where(is_enough, pivots, -1), 0)
-        # With both, top_p is of the sum within top_k, which is at least that of the tokens from the next pivot.
-        mass_from_end = tl.where(
-            first == NUM_PIVOTS - 1, mass_from_next, tl.sum(tl.where(pivots == first + 1, mass, 0.0), 0)
-        )
-        least = tl.where(has_top_k, mass_from_end, total) * top_p
-        by_count = has_top_k & (top_p >= 1.0)
-        stays_enough = tl.where(by_count, is_enough, (mass >= least) & (mass > 0.0))
-        end = tl.max(tl.where(stays_enough, pivots, 0), 0) + 1
-        from_end = tl.sum(tl.where(pivots[None, :] == end, from_pivots, 0), 1)
-        mass_end = tl.sum(tl.where(pivots == end, mass, 0.0), 0)
-        if end == NUM_PIVOTS:
-            from_end, mass_end = counts_from_next, mass_from_next
-        if first >= 0:  # or else all stay
-            counts = tl.sum(tl.where(pivots[None, :] == first, from_pivots, 0), 1)
-            low = _pivot_bits(floor, first)
-            # Where even the tokens from the next floor on may be too many, none stays in any case.
-            if by_count | (mass_end < least) | (mass_end == 0.0):
-                high = _pivot_bits(floor, end)
-                counts -= from_end
-                count_above, mass_above = tl.sum(from_end, 0), mass_end
+    counts = tl.sum(tl.where(floors[None, :] == floor, counts, 0), 1)
 
     token_id = chunk * CHUNK + tl.arange(0, CHUNK)
     x = tl.load(weights + row * width + token_id, mask=token_id < width, other=0.0)
-    is_candidate = (x >= low.to(tl.float32, bitcast=True)) & (x < high.to(tl.float32, bitcast=True))
+    is_candidate = x >= tl.sum(tl.where(floors == floor, _floors(), 0.0), 0)
     before = tl.sum(tl.where(chunks < chunk, counts, 0), 0)
     target = row * width + before + tl.cumsum(is_candidate.to(tl.int32), 0) - 1
     tl.store(candidate_weights + target, x, mask=is_candidate)
     tl.store(candidate_ids + target, token_id, mask=is_candidate)
     if chunk == 0:
         tl.store(num_candidates + row, tl.sum(counts, 0))
-        tl.store(counts_above + row, count_above)
-        tl.store(masses_above + row, mass_above)
 
 
 @triton.jit
-def _threshold(weights, num, above, goal, lowest, highest, OF_COUNTS: tl.constexpr, TILE: tl.constexpr):
-    """Return the highest weight from which on all weights reach the goal together, with the amount `above`.
+def _threshold(weights, num, goal, lowest, highest, OF_COUNTS: tl.constexpr, TILE: tl.constexpr):
+    """Return the highest weight from which on all weights reach the goal together.
 
     With OF_COUNTS the goal is their number, otherwise their sum. Each pass finds three bits: it counts, or adds up, the
     weights from each of eight pivots on. Common bits of the lowest and the highest weight take no pass. If
@@ -321,7 +204,7 @@ def _threshold(weights, num, above, goal, lowest, highest, OF_COUNTS: tl.constex
             bits += common & (7 << shift)
         else:
             pivots = (bits + (pivot << shift)).to(tl.float32, bitcast=True)
-            reached = tl.zeros([8], tl.float32) + above
+            reached = tl.zeros([8], tl.float32)
             for start in range(0, num, TILE):
                 place = start + tl.arange(0, TILE)
                 x = tl.load(weights + place, mask=place < num, other=-1.0)
@@ -336,8 +219,6 @@ def _threshold(weights, num, above, goal, lowest, highest, OF_COUNTS: tl.constex
 def _cut(
     weights,
     num,
-    count_above,
-    mass_above,
     goal,
     lowest,
     highest,
@@ -346,14 +227,13 @@ def _cut(
     OF_COUNTS: tl.constexpr,
     TILE: tl.constexpr,
 ):
-    """Find the candidates that reach the goal together with the weights above, best first, and of equals the lowest id.
+    """Find the candidates that reach the goal together, best first, and of equals the lowest id.
 
     Return the last candidate's weight, the number of candidates with that weight, and the sum of all weights up to
     there. It does not go beyond the `last_count` first candidates with `last_weight`.
     """
-    above = count_above if OF_COUNTS else mass_above
-    weight = tl.maximum(_threshold(weights, num, above, goal, lowest, highest, OF_COUNTS, TILE), last_weight)
-    mass, num_above, num_equal = mass_above, count_above, 0.0
+    weight = tl.maximum(_threshold(weights, num, goal, lowest, highest, OF_COUNTS, TILE), last_weight)
+    mass, num_above, num_equal = 0.0, 0.0, 0.0
     for start in range(0, num, TILE):
         place = start + tl.arange(0, TILE)
         x = tl.load(weights + place, mask=place < num, other=-1.0)
@@ -374,8 +254,6 @@ def cut_kernel(
     candidate_weights,
     candidate_ids,
     num_candidates,
-    counts_above,
-    masses_above,
     last_weights,  # float32 [R]
     last_ids,  # int32 [R]
     vocab,
@@ -403,17 +281,12 @@ def cut_kernel(
         lowest = tl.minimum(lowest, tl.min(tl.load(weights + place, mask=place < num, other=float("inf")), 0))
         highest = tl.maximum(highest, tl.max(tl.load(weights + place, mask=place < num, other=0.0), 0))
     weight, count = lowest, num.to(tl.float32)
-    count_above, mass_above = tl.load(counts_above + row).to(tl.float32), tl.load(masses_above + row)
     chunks = tl.arange(0, TILE_CHUNKS)
     mass = tl.sum(tl.load(masses + row * num_chunks + chunks, mask=chunks < num_chunks, other=0.0), 0)
     if (top_k > 0) & (top_k < vocab):
-        weight, count, mass = _cut(
-            weights, num, count_above, mass_above, top_k, lowest, highest, weight, count, True, TILE
-        )
+        weight, count, mass = _cut(weights, num, top_k, lowest, highest, weight, count, True, TILE)
     if top_p < 1.0:
-        weight, count, mass = _cut(
-            weights, num, count_above, mass_above, mass * top_p, lowest, highest, weight, count, False, TILE
-        )
+        weight, count, mass = _cut(weights, num, mass * top_p, lowest, highest, weight, count, False, TILE)
 
     # The last id is the `count`-th of those with this weight.
     last_id, num_equal = 0, 0

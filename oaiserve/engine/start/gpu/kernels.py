@@ -34,7 +34,7 @@ _DRAWS = [
     DrawRow(1.0, 0.0, 0.0, 1.0, 11),
     DrawRow(0.7, 0.05, 0.0, 1.0, 12),
     DrawRow(0.7, 0.0, 40.0, 0.9, 13),
-    DrawRow(3.0, 0.0, 0.0, 0.9, 15),  # so flat that several programs search
+    DrawRow(3.0, 0.0, 0.0, 0.9, 15),  # so flat that most ids are candidates
     DrawRow(1.0, 0.0, 0.0, 1.0, 14),  # from logits that are not finite
 ]
 

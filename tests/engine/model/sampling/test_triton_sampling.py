@@ -2,8 +2,6 @@
 
 import math
 import random
-from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import pytest
@@ -26,10 +24,9 @@ pytestmark = [pytest.mark.kernels, pytest.mark.filterwarnings("ignore:invalid va
 
 @pytest.fixture(autouse=True)
 def several_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Make chunks so small that a small vocabulary has several, which search together if a row is flat."""
+    """Make chunks so small that a small vocabulary has several."""
     monkeypatch.setattr(triton_sampling, "CHUNK", 64)
     monkeypatch.setattr(triton_sampling, "TILE", 64)
-    monkeypatch.setattr(triton_sampling, "FEW", 8)
 
 
 def check(logits: torch.Tensor, sequences: list[Sequence]) -> None:
@@ -81,46 +78,15 @@ def shapes_of_rows(vocab: int) -> torch.Tensor:
 CUTS = [(0, 0.0), (0, 0.9), (0, 0.99999), (2, 1.0), (40, 0.9), (130, 1.0), (130, 0.3)]  # top_k and top_p
 
 
-@pytest.mark.parametrize(
-    ("few", "num_shapes"), [(8, 3), (10**6, 1)], ids=["the programs of chunks search together", "one program searches"]
-)
-def test_rows_of_all_shapes_are_cut_as_in_plain_torch(
-    few: int, num_shapes: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rows_of_all_shapes_are_cut_as_in_plain_torch() -> None:
     """Each of `CUTS` is tried with some shapes."""
-    monkeypatch.setattr(triton_sampling, "FEW", few)
     shapes = shapes_of_rows(150)
-    rows = [(cuts, (number + 3 * i) % len(shapes)) for number, cuts in enumerate(CUTS) for i in range(num_shapes)]
+    rows = [(cuts, (number + 3 * i) % len(shapes)) for number, cuts in enumerate(CUTS) for i in range(3)]
     sequences = [
         sequence_of([1, 2, 3], draw_key=key, temperature=1.0, top_k=top_k, top_p=top_p)
         for key, ((top_k, top_p), _) in enumerate(rows)
     ]
     check(shapes[[shape for _, shape in rows]], sequences)
-
-
-def test_one_program_searches_few_tokens_of_a_flat_row(monkeypatch: pytest.MonkeyPatch) -> None:
-    vocab, found = 2**14, []
-    cut_kernel = triton_sampling.cut_kernel
-
-    class Counting:
-        def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
-            def launch(*arguments: Any, **constants: Any) -> None:
-                found.append(arguments[5].tolist())
-                cut_kernel[grid](*arguments, **constants)
-
-            return launch
-
-    monkeypatch.setattr(triton_sampling, "CHUNK", 4096)
-    monkeypatch.setattr(triton_sampling, "TILE", 2048)
-    monkeypatch.setattr(triton_sampling, "cut_kernel", Counting())
-    logits = torch.randn(1, vocab, generator=torch.Generator().manual_seed(9)) * 0.3
-    for few in (10**6, 1024):
-        monkeypatch.setattr(triton_sampling, "FEW", few)
-        for cuts in ({"top_p": 0.9}, {"top_k": 5000}, {"top_k": 500, "top_p": 0.7}):
-            check(logits, [sequence_of([1, 2, 3], temperature=1.0, **cuts)])
-    before, after = found[:3], found[3:]
-    assert all(number > vocab / 2 for (number,) in before)
-    assert all(number < vocab / 8 for (number,) in after)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
