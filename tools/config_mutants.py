@@ -34,6 +34,7 @@ from oaiserve.engine.decoder.families import FAMILIES
 from oaiserve.engine.executors.reference.executor import ReferenceExecutor
 from oaiserve.engine.model.states import StateChunk
 from oaiserve.engine.start.described import Described, describe_model
+from oaiserve.engine.start.load import restore_padding
 from oaiserve.files.source import ModelSource
 from tests.engine.model.runners import states_of
 from tests.engine.model.steps import BLOCK_SIZE, CPU, batch_of_prompt
@@ -89,9 +90,9 @@ class Original:
         self._whole = json.loads((folder / "config.json").read_text())
         self.stated = applied(self._whole.get("text_config", self._whole), VARIANTS.get(name, {}))
         self.write(folder, {})
-        model = self.made(folder)
-        model.save_pretrained(folder)
-        self.logits = cache(lambda length: logits_of(model, length))
+        self.model = self.made(folder)
+        self.model.save_pretrained(folder)
+        self.logits = cache(lambda length: logits_of(self.model, length))
         if isinstance(found := described(folder), Exception):
             raise found
 
@@ -112,6 +113,7 @@ class Original:
         """Load a model, and return it with what transformers reports of its tensors. Raises as transformers does."""
         flags = {"ignore_mismatched_sizes": True, "output_loading_info": True}
         model, report = self._auto.from_pretrained(folder, **_AS_THEY_ARE, **flags)
+        restore_padding(model, folder)
         return model.eval(), report
 
 

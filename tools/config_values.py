@@ -33,7 +33,7 @@ VARIANTS: dict[str, Values] = {
     "mellum, windows": {**_FEW, "num_local_experts": 4, **_MIXED},
     "smollm3, windows": {**_WINDOWS, "no_rope_layers": REMOVED, "no_rope_layer_interval": 2},
     "solar_open": {**_FEW, "n_routed_experts": 4},
-    "youtu": {"num_experts_per_tok": REMOVED, "pad_token_id": None},  # whose embedding is zeros once loaded
+    "youtu": {"num_experts_per_tok": REMOVED},
 }
 # Keys that say what a file is, keys of rotary tables, whose values are below, and `rescale_prenorm_residual`, which is
 # for new weights, though some models scale those that they load by it.

@@ -23,6 +23,7 @@ from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
 from transformers.utils.quantization_config import Mxfp4Config
 
 from oaiserve.engine.decoder.sources.packed_weights import PackedWeights
+from oaiserve.engine.decoder.sources.tensor_files import TensorFiles
 from oaiserve.engine.decoder.sources.wrapped_names import KEYS
 from oaiserve.engine.model.checkpoints.empty_model import empty_model
 from oaiserve.engine.model.checkpoints.gguf_config import read_config
@@ -147,6 +148,8 @@ def load_weights(checkpoint: Checkpoint, dtype: torch.dtype, *, attention: str |
             loaded, found = _load_gguf_by_transformers(checkpoint, dtype, attention)
         else:
             loaded, found = _load_by_transformers(checkpoint, dtype, attention)
+        if not checkpoint.is_gguf:
+            restore_padding(loaded, folder)
     if checkpoint.is_gguf and (defaults := generation_defaults(folder)) is not None:
         loaded.generation_config = defaults
     if missing := sorted(found["missing_keys"]):  # transformers fills them with random numbers
@@ -169,6 +172,15 @@ def _load_by_transformers(
     # transformers' types do not know that it returns a pair.
     pair: Any = AutoModelForCausalLM.from_pretrained(checkpoint.source.location, dtype=dtype, **arguments)
     return pair  # type: ignore[no-any-return]
+
+
+def restore_padding(model: PreTrainedModel, folder: Path) -> None:
+    """Give Youtu's embedding the row of the padding token in the files, which transformers sets to zeros."""
+    config: Any = model.config
+    if config.model_type == "youtu" and (row := config.pad_token_id) is not None:
+        embedding: Any = model.get_input_embeddings()
+        with torch.no_grad():
+            embedding.weight[row] = TensorFiles(folder).tensor("model.embed_tokens.weight")[row]
 
 
 def _load_gguf_by_transformers(

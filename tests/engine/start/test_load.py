@@ -19,9 +19,12 @@ from oaiserve.engine.text.tokenizer import Tokenizer
 from oaiserve.errors import StartupError
 from oaiserve.files.checkpoint import refuse_unless_sound
 from oaiserve.files.source import find_model
+from tests.engine.decoder.test_expert_logits import TOLERANCE, error_of_files
 from tests.engine.remembered import OPTIONS, answer, save
 from tests.models.decoders import FAMILIES, FOREIGN_FAMILIES, byte_tokenizer, random_model
-from tests.models.packed import save_in_mxfp4
+from tests.models.packed import Packing, save_in_mxfp4, write_checkpoint
+from tests.models.pinned import model_with_numbers
+from tests.models.small_configs import config_of
 from tests.models.wrappers import save_wrapper
 
 Spoil = Callable[[Path], object]
@@ -153,6 +156,19 @@ def test_mxfp4_weights_are_expanded_to_bfloat16(tmp_path: Path) -> None:
     for name, numbers in expected.items():
         assert found[name].dtype == torch.bfloat16
         torch.testing.assert_close(found[name].float(), numbers, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("is_packed", [False, True])
+def test_the_padding_token_of_youtu_has_the_row_of_its_files(is_packed: bool, tmp_path: Path) -> None:
+    model = model_with_numbers(config_of("youtu", pad_token_id=10))  # which is in the text that is compared
+    if is_packed:
+        write_checkpoint(tmp_path, model, Packing("awq", group_size=-1))
+    else:
+        model.save_pretrained(tmp_path)
+    loaded = load_model(tmp_path, dtype="float32").model
+    assert torch.equal(loaded.get_input_embeddings().weight, model.get_input_embeddings().weight)
+    if not is_packed:
+        assert error_of_files(model, tmp_path) < TOLERANCE
 
 
 def test_tensors_that_are_not_read_are_reported_unless_they_are_of_images(
