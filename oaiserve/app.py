@@ -59,7 +59,7 @@ from oaiserve.routes.batches.store import BatchStore
 from oaiserve.routes.dialects.dialect import dialect_of
 from oaiserve.routes.feed import Feed
 from oaiserve.routes.messages import routes as messages
-from oaiserve.routes.middleware import Errors, RequestHeaders, TidyPath, render_http_exception
+from oaiserve.routes.middleware import Errors, PacedRefusals, RequestHeaders, TidyPath, render_http_exception
 from oaiserve.routes.openapi import published
 from oaiserve.routes.responses import compact, conversations
 from oaiserve.routes.responses import routes as responses
@@ -212,6 +212,7 @@ def server_telemetry(
         names.STORED_RESPONSES_DROPPED: lambda: {(why,): number for why, number in responses.counts().dropped.items()},
     }
     if connections is not None:
+        elsewhere[names.REFUSAL_DELAY_SECONDS] = lambda: {(): connections.refusals.delay_ns / 1e9}
         elsewhere[names.CONNECTIONS] = lambda: {(): connections.num_open}
         elsewhere[names.CONNECTIONS_REFUSED] = lambda: {(why,): n for why, n in connections.refused.items()}
     return Telemetry(
@@ -389,6 +390,7 @@ def middleware(
     `is_sampled` is None where another process answers, which knows the trace and the time."""
     chain = [
         Middleware(RequestHeaders, is_sampled=is_sampled),
+        Middleware(PacedRefusals),
         Middleware(TidyPath),
         Middleware(Errors),
         Middleware(

@@ -30,6 +30,7 @@ class APIError(Exception):
     status = 500
     type = "server_error"
     code: str | None = None
+    worker_ns = 0  # CPU time of the tokenize stage up to this error, where it ended a request there
 
     def __init__(
         self,
@@ -67,6 +68,11 @@ class APIError(Exception):
             # Anthropic's clients look for these words, to shorten their conversation.
             error["message"] = f"prompt is too long: {error['message']}"
         return {"type": "error", "error": error, "request_id": ids.get("request_id")}
+
+    def without_frames(self) -> APIError:
+        """Return this error without its traceback and causes, whose frames hold the request's body and prompts."""
+        self.__cause__ = self.__context__ = None
+        return self.with_traceback(None)
 
     def headers(self) -> dict[str, str]:
         if self.retry_after_seconds is not None:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from oaiserve.engine.media import MediaReader, Prepared, PromptMedia
 from oaiserve.engine.request import ChatPrompt, Grammar, PairPrompt, Prompt, Request, TooManyTokens
-from oaiserve.engine.turn_workers import LONG, Task, TurnWorkers, Work
+from oaiserve.engine.turn_workers import LONG, CpuTime, Task, TurnWorkers, Work
 from oaiserve.errors import APIError, ContextLengthExceeded, invalid
 from oaiserve.facts.continuation import SENT_HEADER
 from oaiserve.facts.forecast import NO_FORECAST, Forecast
@@ -135,13 +135,19 @@ class TokenizeStage:
             on_end()
             self._post(event)
 
+        cpu = CpuTime()
+
+        def failed(error: APIError) -> None:
+            error.worker_ns = cpu.ns
+            ended(TokenizeFailed(request, error))
+
         self._workers.add(
             Task(
                 request.client,
                 request.num_bytes,
-                self._tokenize(request),
+                cpu.of(self._tokenize(request)),
                 done=ended,
-                failed=lambda error: ended(TokenizeFailed(request, error)),
+                failed=failed,
                 dropped=lambda: ended(Tokenized(request, [])),
                 is_unwanted=aborted.is_set,
                 name=request.request_id,

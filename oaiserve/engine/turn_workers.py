@@ -16,6 +16,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
+from time import thread_time_ns
 from typing import Any, Generic, TypeAlias, TypeVar
 
 from oaiserve.engine.system_memory import give_back, take
@@ -41,6 +42,26 @@ def at_once(work: Work[Result]) -> Result:
         except StopIteration as stop:
             result: Result = stop.value
             return result
+
+
+class CpuTime:
+    """The CPU time of work, which any thread may do."""
+
+    def __init__(self) -> None:
+        self.ns = 0
+
+    def of(self, work: Work[Result]) -> Work[Result]:
+        """Do the work, and add the time of each piece."""
+        while True:
+            began_ns = thread_time_ns()
+            try:
+                kind = next(work)
+            except StopIteration as stop:
+                result: Result = stop.value
+                return result
+            finally:
+                self.ns += thread_time_ns() - began_ns
+            yield kind
 
 
 class Turns(Generic[Item]):
@@ -233,9 +254,7 @@ class TurnWorkers:
             result = stop.value
             self._end(task, lambda: task.done(result))
         except APIError as error:
-            # The frames of its traceback hold the prompt, and would keep it until the next collection of garbage.
-            failure = error.with_traceback(None)
-            failure.__cause__ = failure.__context__ = None
+            failure = error.without_frames()
             self._end(task, lambda: task.failed(failure))
         except (KeyboardInterrupt, SystemExit):
             raise

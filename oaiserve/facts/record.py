@@ -64,8 +64,8 @@ class WaitReason(StrEnum):
 class Cause(StrEnum):
     """The causes of the time that a request spends in the phases `prefill` and `decode`. They add up to the phase.
 
-    The first three are by the learnt cost of steps (`oaiserve.explain.step_cost`), the next five were measured. The
-    last one is of the phase `receive`, where a server has several models.
+    The first three are by the learnt cost of steps (`oaiserve.explain.step_cost`), the next five were measured.
+    `model_load` is of the phase `receive`, where a server has several models, and `refusal_delay` of the last phase.
     """
 
     ALONE = "alone"  # what its own tokens would have taken without other requests
@@ -78,6 +78,7 @@ class Cause(StrEnum):
     MACHINE = "machine"  # the engine was ready to run, and the machine did something else
     UNEXPLAINED = "unexplained"  # its steps took so much longer than expected, or nothing was expected yet
     MODEL_LOAD = "model_load"  # its model was not loaded
+    REFUSAL_DELAY = "refusal_delay"  # its client had many requests refused, so this refusal was held back
 
 
 class AccessRefusal(StrEnum):
@@ -330,6 +331,12 @@ class RequestRecord:
         log=True,
         log_when="model_load_ns",
     )
+    refusal_delay_ns: int = fact(
+        "Time for which its refusal was held back, at the end of its last phase: its client had many.",
+        json=True,
+        log=True,
+        log_when="refusal_delay_ns",
+    )
     response_id: str | None = fact("The `id` of the answer.", None, json=True, span="gen_ai.response.id")
     engine_id: str | None = None  # by which the engine knows it
     conversation_id: str | None = fact(
@@ -410,8 +417,8 @@ class RequestRecord:
 
     @property
     def causes_ns(self) -> dict[str, dict[Cause, int]]:
-        """Return the causes of the phases `prefill` and `decode`, if they were reached, and of a `receive` that waited
-        for the model. They add up to the phase.
+        """Return the causes of the phases `prefill` and `decode`, if they were reached, of a `receive` that waited for
+        the model, and of a phase that ended with a delayed refusal. They add up to the phase.
 
         What passed between the last step and the end of a request that ended early is the host's time. A request that
         ended before its first step did has no causes, and neither has any with --no-explain.
@@ -420,7 +427,11 @@ class RequestRecord:
         if self.account.prefill_causes_ns:
             known |= {"prefill": self.account.prefill_causes_ns, "decode": self.account.decode_causes_ns}
         found = {}
-        for phase in self.times.phases():
+        phases = self.times.phases()
+        if self.refusal_delay_ns:
+            last = phases[-1].name
+            known[last] = {**known.get(last, {}), Cause.REFUSAL_DELAY: self.refusal_delay_ns}
+        for phase in phases:
             if phase.name in known:
                 causes_ns = dict(known[phase.name])
                 if rest_ns := phase.duration_ns - sum(causes_ns.values()):

@@ -16,7 +16,8 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from oaiserve.config import ServerOptions
 from oaiserve.errors import APIError, HeadersTooLarge, InvalidRequest, MethodNotAllowed, RequestTimeout
-from oaiserve.http.connections import CONNECTION, WRITE_TIMED_OUT, Refusal
+from oaiserve.facts.times import monotonic_ns
+from oaiserve.http.connections import CONNECTION, WRITE_TIMED_OUT, Refusal, client_of
 
 MOST_HEAD_BYTES = 64 * 1024  # of a request line with its headers, and of the trailers of a body
 MOST_HEADERS = 128  # trailers included
@@ -57,6 +58,7 @@ class Connection(HttpToolsProtocol):
     """The protocol of one connection.
 
     `count` is called with the reason when the connection ends against the client's will, `on_lost` when it has ended.
+    `charge` is `Refusals.charge`.
     """
 
     def __init__(
@@ -64,15 +66,17 @@ class Connection(HttpToolsProtocol):
         *args: Any,
         options: ServerOptions,
         count: Callable[[Refusal], None] = lambda refusal: None,
+        charge: Callable[[bytes, float], int] = lambda client, cpu_ns: 0,
         on_lost: Callable[[], None] = lambda: None,
         **kwargs: Any,
     ) -> None:
         super().__init__(*args, **kwargs)
         self._options = options
         self._count = count
+        self._charge = charge
         self._on_lost = on_lost
         self._extensions: dict[str, dict[object, object]] = {
-            CONNECTION: {"cut": self._cut, "awaits_body": self._awaits_body}
+            CONNECTION: {"cut": self._cut, "awaits_body": self._awaits_body, "refused": charge}
         }
         self._write_timer: asyncio.TimerHandle | None = None
         self._wait: Wait | None = None
@@ -82,6 +86,8 @@ class Connection(HttpToolsProtocol):
         self._running: RequestResponseCycle | None = None  # the request that is being answered, or was last
         self._is_deaf = False  # further data is discarded, because the connection will be closed
         self._last_words: bytes | None = None  # to be sent when all answers are complete, before the end
+        self._parsing_ns = 0  # time for the data in which the client's mistake was
+        self._last_words_timer: asyncio.TimerHandle | None = None
         # The size so far of the present head, or of the trailers of the present body.
         self._num_headers = 0
         self._head_bytes = 0
@@ -102,6 +108,8 @@ class Connection(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_write_timer()
         self._wait_for(None)
+        if self._last_words_timer is not None:
+            self._last_words_timer.cancel()
         running = self._running
         if running is not None and not running.response_complete:
             # With pipelined requests, it is not the `cycle` that uvicorn tells.
@@ -111,7 +119,10 @@ class Connection(HttpToolsProtocol):
         self._on_lost()
 
     def shutdown(self) -> None:
-        if self._is_answering():
+        if self._last_words_timer is not None:
+            self._last_words_timer.cancel()
+            self._say_them()
+        elif self._is_answering():
             super().shutdown()
         else:
             self.transport.close()
@@ -181,14 +192,17 @@ class Connection(HttpToolsProtocol):
         if self._is_deaf:
             return
         self._has_progressed = False
+        began_ns = monotonic_ns()
         try:
             self._parse(data)
             self._unused_bytes = 0 if self._has_progressed else self._unused_bytes + len(data)
             if self._unused_bytes > MOST_HEAD_BYTES:
                 raise _headers_too_large()
         except APIError as error:
+            self._parsing_ns = monotonic_ns() - began_ns
             self._refuse(error, Refusal.INVALID)
         except httptools.HttpParserError as error:
+            self._parsing_ns = monotonic_ns() - began_ns
             # An exception of ours, raised in a callback of the parser, is its context.
             own = error.__context__
             if not isinstance(own, APIError):
@@ -245,6 +259,7 @@ class Connection(HttpToolsProtocol):
         if self.parser.should_upgrade():
             return  # `_parse` reads the head again
         if len(self.pipeline) >= MOST_PIPELINED:
+            self.pipeline.clear()  # or else one refusal would cost 64 answers
             raise InvalidRequest(f"At most {MOST_PIPELINED} requests may wait for an answer on one connection.")
         encodings = [value.lower() for name, value in self.headers if name == b"transfer-encoding"]
         if encodings not in ([], [b"chunked"]):
@@ -323,7 +338,19 @@ class Connection(HttpToolsProtocol):
             self._running = None
 
     def _say_last_words(self) -> None:
-        if self._last_words:
+        """Send the error, but hold it back from a client with many. Nothing is read meanwhile."""
+        address, _ = self.client or ("", 0)
+        delay_ns = self._charge(client_of(address), self._parsing_ns) if self._last_words else 0
+        if delay_ns:
+            self._wait_for(None)
+            self.flow.pause_reading()
+            self._last_words_timer = self.loop.call_later(delay_ns / 1e9, self._say_them)
+        else:
+            self._say_them()
+
+    def _say_them(self) -> None:
+        self._last_words_timer = None
+        if self._last_words and not self.transport.is_closing():
             self.transport.write(self._last_words)
         self._say_goodbye()
 

@@ -9,11 +9,14 @@ import logging
 import os
 import resource
 import socket
+from collections.abc import Callable
 from contextlib import suppress
 from enum import StrEnum
 
 from oaiserve.config import ServerOptions
 from oaiserve.errors import StartupError
+from oaiserve.facts.times import monotonic_ns
+from oaiserve.http.refusals import Refusals
 
 log = logging.getLogger(__name__)
 
@@ -22,7 +25,8 @@ SPARE_FILES = 64  # files that the server may open while it serves, as for colle
 FEWEST_CONNECTIONS = 8
 # The ASGI extensions by which the server and its routes speak about a request's connection. The first is a mapping of
 # functions: `cut()` ends the connection, whatever waits in it; `awaits_body()` returns whether the body of the request
-# that is being answered has not come to its end. The second is present once the server has cut the connection for that.
+# that is being answered has not come to its end; `refused` is `Refusals.charge`. The second is present once the server
+# has cut the connection for that.
 CONNECTION, WRITE_TIMED_OUT = "oaiserve.http.connection", "oaiserve.write_timed_out"
 
 
@@ -43,8 +47,9 @@ class Connections:
     the methods; any thread may read `num_open` and `refused`.
     """
 
-    def __init__(self, most: int, most_per_address: int) -> None:
+    def __init__(self, most: int, most_per_address: int, clock_ns: Callable[[], int] = monotonic_ns) -> None:
         self.num_open = 0
+        self.refusals = Refusals(clock_ns)  # of requests
         self.refused: dict[str, int] = dict.fromkeys(
             Refusal, 0
         )  # all reasons from the start, so that its size never changes
@@ -53,7 +58,7 @@ class Connections:
 
     def admit(self, address: str) -> Refusal | None:
         """Count a connection from the address as open and return None, or refuse it and return why."""
-        client = _client_of(address)
+        client = client_of(address)
         of_client = self._by_client.get(client, 0)
         if self.num_open >= self._most:
             log.warning("Refused a connection: all %d of --max-connections are open", self._most)
@@ -70,7 +75,7 @@ class Connections:
 
     def release(self, address: str) -> None:
         """Count an admitted connection as closed."""
-        client = _client_of(address)
+        client = client_of(address)
         self.num_open -= 1
         self._by_client[client] -= 1
         if not self._by_client[client]:
@@ -80,7 +85,7 @@ class Connections:
         self.refused[refusal] += 1
 
 
-def _client_of(address: str) -> bytes:
+def client_of(address: str) -> bytes:
     """Return the address as bytes: of IPv6 only the network, and an IPv4 address in IPv6's form as itself."""
     if ":" not in address:
         return address.encode()

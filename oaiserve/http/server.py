@@ -123,6 +123,7 @@ class Server(uvicorn.Server):
             self.lifespan.state,
             options=self._options,
             count=self.connections.count,
+            charge=self.connections.refusals.charge,
             on_lost=on_lost,
         )
         loop = asyncio.get_running_loop()

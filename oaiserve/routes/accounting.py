@@ -78,14 +78,18 @@ class Accounting:
             await send(message)
 
         try:
-            await self.app(scope, stamped_receive, watched_send)
-        except ClientDisconnect:
-            exchange.client_left = True
-        except (Exception, asyncio.CancelledError) as error:
-            exchange.error = as_api_error(error, scope)
-            if exchange.http_status is not None:
-                raise
-            await error_response(exchange.error, scope)(scope, receive, watched_send)
+            try:
+                await self.app(scope, stamped_receive, watched_send)
+            except ClientDisconnect:
+                exchange.client_left = True
+            except (Exception, asyncio.CancelledError) as error:
+                exchange.error = as_api_error(error, scope)
+                if exchange.http_status is not None:
+                    raise
+            if exchange.error is not None and exchange.http_status is None:
+                # Here nothing holds the body any more, while the answer waits to be sent.
+                answer = error_response(exchange.error.without_frames(), scope)
+                await answer(scope, receive, watched_send)
         finally:
             if exchange.error is not None:
                 exchange.error.__traceback__ = None  # its frames hold the exchange and the body: a reference cycle

@@ -13,11 +13,12 @@ from typing import Any, TypeVar
 
 import msgspec
 from starlette.concurrency import run_in_threadpool
+from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import Receive
 
 from oaiserve.engine.backpressure import SharedLimit
-from oaiserve.engine.turn_workers import LARGE_BYTES, MUCH_BYTES, Work, at_once
+from oaiserve.engine.turn_workers import LARGE_BYTES, MUCH_BYTES, CpuTime, Work, at_once
 from oaiserve.errors import BodyTooLarge, InvalidRequest, Overloaded, RequestTimeout
 from oaiserve.http.codings import WINDOW_BYTES, Decoding, codings_of, decoded
 from oaiserve.routes import protocol
@@ -75,13 +76,17 @@ async def pass_body(request: Request, limit_bytes: int, use: Callable[[bytes], N
     codings = codings_of(request.headers.getlist("content-encoding"))
     decoding = Decoding(codings, limit_bytes) if codings else None
 
-    def use_all(pieces: Iterable[bytes]) -> None:
+    def use_all(pieces: Iterable[bytes]) -> Work[None]:
         for piece in pieces:
             use(piece)
+        yield None
+
+    cpu: CpuTime = request.state.cpu
 
     async def pass_part(part: bytes) -> None:
         if part:
-            await run_in_threadpool(use_all, (part,) if decoding is None else decoding.feed(part))
+            pieces = (part,) if decoding is None else decoding.feed(part)
+            await run_in_threadpool(at_once, cpu.of(use_all(pieces)))
 
     received = serving_of(request).received_bytes
     client = request.state.client
@@ -91,14 +96,14 @@ async def pass_body(request: Request, limit_bytes: int, use: Callable[[bytes], N
     try:
         await receive(request, limit_bytes, pass_part)
         if decoding is not None:
-            await run_in_threadpool(use_all, decoding.end())
+            await run_in_threadpool(at_once, cpu.of(use_all(decoding.end())))
     finally:
         received.give_back(client, window_bytes)
 
 
 async def receive(request: Request, limit_bytes: int, use: Callable[[bytes], Awaitable[None]]) -> None:
     """Pass each part of the body on as it arrives. Raises BodyTooLarge, RequestTimeout and ClientDisconnect."""
-    check_size(announced_bytes(request), limit_bytes)
+    check_size(announced_bytes(request.headers), limit_bytes)
     num_bytes = 0
     try:
         async with asyncio.timeout(MOST_SECONDS):
@@ -116,9 +121,9 @@ def check_size(num_bytes: int, limit_bytes: int) -> None:
         raise BodyTooLarge(f"The body is too large: this server reads at most {int(limit_bytes)} bytes.")
 
 
-def announced_bytes(request: Request) -> int:
+def announced_bytes(headers: Headers) -> int:
     """Return the length of the body by its header, cut to 15 digits; 0 without one."""
-    length = request.headers.get("content-length", "")
+    length = headers.get("content-length", "")
     return int(length[:15]) if length.isdecimal() else 0
 
 
@@ -185,6 +190,7 @@ async def in_turns(request: Request, work: Work[Result], num_bytes: int) -> Resu
     left, which ends the work early.
     """
     engine = serving_of(request).engine
+    work = request.state.cpu.of(work)
     result = asyncio.wrap_future(engine.run_in_turns(work, client=request.state.client, num_bytes=num_bytes))
     left = asyncio.create_task(client_left(request.receive))
     both: list[asyncio.Future[Any]] = [result, left]
@@ -217,5 +223,7 @@ async def in_turns_if_large(request: Request, work: Work[Result], num_bytes: int
             raise InvalidRequest("The body is nested too deeply.") from None
 
     return (
-        await in_turns(request, guarded(), num_bytes) if always or num_bytes > MOST_LOOP_BYTES else at_once(guarded())
+        await in_turns(request, guarded(), num_bytes)
+        if always or num_bytes > MOST_LOOP_BYTES
+        else at_once(request.state.cpu.of(guarded()))
     )

@@ -59,6 +59,7 @@ class Exchange:
     model_load_ns: int = 0  # which it waited for, before this process had it
     http_status: int | None = None
     error: APIError | None = None  # as reported to the client, where it could be
+    refusal_delay_ns: int = 0  # for which its refusal is held back
     client_left: bool = False  # before it had the whole answer
     adapter: ServedAdapter | None = None  # that the request names as its model
     stream: LoopStream | None = None  # the engine's events, once the request was accepted
@@ -94,6 +95,11 @@ class Exchange:
         """Return the engine's account, which comes with the terminal event."""
         terminal = None if self.stream is None else self.stream.terminal
         return EngineAccount() if terminal is None else terminal.account
+
+    def held_back(self, since_ns: int) -> None:
+        """Note that its refusal has waited since then."""
+        self.received_ns = since_ns if self.received_ns is None else self.received_ns
+        self.refusal_delay_ns = monotonic_ns() - since_ns
 
     def streamed(self, chunk: TokenChunk, *, is_seen: bool) -> None:
         """Note tokens of a stream as they are written. Where nothing shows of them yet, the next event has them."""

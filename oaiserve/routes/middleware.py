@@ -9,6 +9,7 @@ import asyncio
 import logging
 import re
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from difflib import get_close_matches
 from secrets import token_hex
 from typing import Any
@@ -21,6 +22,7 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from oaiserve.engine.turn_workers import CpuTime
 from oaiserve.errors import (
     ANTHROPIC_PATH,
     MODELS_PATH,
@@ -29,6 +31,8 @@ from oaiserve.errors import (
     InvalidRequest,
     MethodNotAllowed,
     NotFound,
+    Overloaded,
+    RequestTimeout,
     Unavailable,
 )
 from oaiserve.facts.continuation import IDS_HEADER, ids_of
@@ -36,7 +40,9 @@ from oaiserve.facts.routing_decision import DECISION_HEADER, of_text
 from oaiserve.facts.times import monotonic_ns
 from oaiserve.facts.trace import TraceContext
 from oaiserve.hosts import is_address
-from oaiserve.http.connections import CONNECTION
+from oaiserve.http.connections import CONNECTION, client_of
+from oaiserve.http.refusals import UNREAD_NS
+from oaiserve.routes.body import announced_bytes
 from oaiserve.routes.operation import serves
 
 logger = logging.getLogger(__name__)
@@ -50,9 +56,9 @@ class RequestHeaders:
     """Gives the request its ids, and puts its id, its trace and its time so far into the headers of the response.
 
     `scope["state"]` gets `request_id` (the client's own if it is well-formed), `unique_id` (always ours), `trace`,
-    `client` (its address, until a key names it), `key` and `key_name` (None) and `owner` ("", likewise), `routing` (the
-    decision of a router in front, if there is one), and `send`, by which the chunks of a stream bypass the layers in
-    between.
+    `client` (its address, until a key names it), `cpu`, `key` and `key_name` (None) and `owner` ("", likewise),
+    `routing` (the decision of a router in front, if there is one), and `send`, by which the chunks of a stream bypass
+    the layers in between.
     `is_sampled` returns whether the spans of a trace will be exported. Requests without an account have none. Without
     it, trace and time are left to the server behind this one.
     """
@@ -100,7 +106,8 @@ def is_of_anthropic(scope: Scope) -> bool:
 
 
 def request_ids(scope: Scope) -> dict[str, Any]:
-    """Return the ids of a request for its state: `request_id`, `unique_id`, `trace`, and the address as `client`."""
+    """Return the ids of a request for its state: `request_id`, `unique_id`, `trace`, the address as `client`, and `cpu`
+    for the time of work on its body."""
     headers = Headers(scope=scope)
     unique_id = token_hex(16)  # nobody can guess it: without API keys, only its id protects a response
     request_id = headers.get("x-request-id", "")
@@ -109,7 +116,7 @@ def request_ids(scope: Scope) -> dict[str, Any]:
     trace = TraceContext.from_headers(headers.get("traceparent"), headers.get("tracestate"))
     address, _ = scope.get("client") or ("", 0)  # which a proxy may have taken from a header of the client's
     client = address if is_address(address) else ""
-    return {"request_id": request_id, "unique_id": unique_id, "trace": trace, "client": client}
+    return {"request_id": request_id, "unique_id": unique_id, "trace": trace, "client": client, "cpu": CpuTime()}
 
 
 def lasting_id(request: Request) -> str:
@@ -117,6 +124,44 @@ def lasting_id(request: Request) -> str:
     ids = ids_of(request.headers.get(IDS_HEADER, ""))
     unique_id: str = request.state.unique_id if ids is None else ids.unique_id
     return unique_id
+
+
+class PacedRefusals:
+    """Holds back refusals of clients that get many, as `Refusals` says, and notes the delay in the request's account.
+
+    The 429 of a full server comes at once, so that another one can be tried, and so does the 408 of a request that has
+    waited for long.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return await self.app(scope, receive, send)
+        state = scope["state"]
+        connection = scope.get("extensions", {}).get(CONNECTION)
+
+        async def paced_send(message: Message) -> None:
+            if connection is not None and message["type"] == "http.response.start" and is_refusal(message["status"]):
+                address, _ = scope.get("client") or ("", 0)
+                client = state["owner"].encode() or (client_of(address) if is_address(address) else b"")
+                num_unread = announced_bytes(Headers(scope=scope)) if connection["awaits_body"]() else 0
+                delay_ns = connection["refused"](client, state["cpu"].ns + UNREAD_NS * num_unread)
+                if delay_ns:
+                    began_ns = monotonic_ns()
+                    with suppress(asyncio.CancelledError):  # the server shuts down: the client gets its answer now
+                        await asyncio.sleep(delay_ns / 1e9)
+                    if "exchange" in state:
+                        state["exchange"].held_back(began_ns)
+            await send(message)
+
+        await self.app(scope, receive, paced_send)
+
+
+def is_refusal(status: int) -> bool:
+    """Return whether a status says that the client made a mistake."""
+    return 400 <= status < 500 and status not in (RequestTimeout.status, Overloaded.status)
 
 
 class TidyPath:
@@ -147,6 +192,7 @@ class Errors:
             is_started = True
             await send(message)
 
+        failure: APIError | None = None
         try:
             await self.app(scope, receive, watched_send)
         except ClientDisconnect:
@@ -154,7 +200,9 @@ class Errors:
         except (Exception, asyncio.CancelledError) as error:
             if is_started:
                 raise  # the server can only close the connection
-            await error_response(as_api_error(error, scope), scope)(scope, receive, send)
+            failure = as_api_error(error, scope)
+        if failure is not None:
+            await error_response(failure.without_frames(), scope)(scope, receive, send)
 
 
 def as_api_error(error: BaseException, scope: Scope) -> APIError:
@@ -170,6 +218,7 @@ def as_api_error(error: BaseException, scope: Scope) -> APIError:
 
 def error_response(error: APIError, scope: Scope) -> Response:
     state = scope["state"]
+    state["cpu"].ns += error.worker_ns
     path = ANTHROPIC_PATH if is_of_anthropic(scope) else scope["path"]
     body = error.body(path, request_id=state["request_id"], trace_id=state["trace"].trace_id_hex)
     return json_response(body, status=error.status, headers=error.headers())

@@ -32,7 +32,8 @@ class PhaseNeighbour(NamedTuple):
 def sentences(record: RequestRecord, others: Sequence[RequestRecord]) -> Iterator[str]:
     """Yield a sentence for each phase of a tenth of the request's time or more, the longest first."""
     duration_ns, causes_ns = max(1, record.times.duration_ns), record.causes_ns
-    phases = sorted(record.times.phases(), key=lambda phase: -phase.duration_ns)
+    in_order = record.times.phases()
+    phases = sorted(in_order, key=lambda phase: -phase.duration_ns)
     for phase in phases:
         if phase.duration_ns < LEAST_PHASE * duration_ns:
             return
@@ -45,6 +46,9 @@ def sentences(record: RequestRecord, others: Sequence[RequestRecord]) -> Iterato
             parts = [f"for {_seconds(record.model_load_ns)} its model was being loaded"]
         elif phase.name == "encode_media":
             parts = [f"its own images and sounds took {_seconds(record.account.media_encode_ns)} of that"]
+        elif phase is in_order[-1] and record.refusal_delay_ns:
+            delay = _seconds(record.refusal_delay_ns)
+            parts = [f"for {delay} its refusal was held back, because its client had many requests refused"]
         elif phase.name in causes_ns:
             neighbours = list(_neighbours(record, phase.name, others))
             parts = list(_causes(causes_ns[phase.name], phase.duration_ns, neighbours))

@@ -285,6 +285,10 @@ CONNECTIONS_REFUSED = _metric(
     "(--max-connections-per-address), header_timeout, handshake (TLS) or invalid (HTTP).",
     "reason",
 )
+REFUSAL_DELAY_SECONDS = _metric(
+    "oaiserve_refusal_delay_seconds_total",
+    "Time for which refusals were held back, because their client had many requests refused.",
+)
 STORED_RESPONSES = _metric(
     "oaiserve_stored_responses",
     "Stored answers of /v1/responses.",

@@ -93,7 +93,7 @@ class Observations:
                 self.count(names.FORECASTS, (time, held), 0)
         for phase in EXPLAINED:
             for cause in Cause:
-                if cause is not Cause.MODEL_LOAD:
+                if cause not in (Cause.MODEL_LOAD, Cause.REFUSAL_DELAY):
                     self.count(names.PHASE_CAUSE_SECONDS, (phase, cause), 0)
 
     def count(self, metric: Metric, labels: LabelValues, amount: int = 1) -> None:

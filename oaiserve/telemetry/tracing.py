@@ -245,11 +245,13 @@ def _index_of_phase(at_ns: int, phases: Sequence[Phase]) -> int:
 def _phase_attributes(
     phase: str, record: RequestRecord, causes_ns: Mapping[str, Mapping[Cause, int]]
 ) -> dict[str, AttributeValue]:
+    found: dict[str, AttributeValue] = {}
+    found |= {names.CAUSES_NS[cause]: ns for cause, ns in causes_ns.get(phase, {}).items()}
     if phase == "queue":
-        return {names.QUEUE_WAITS_NS[reason]: ns for reason, ns in record.account.waits_ns.items()}
+        found |= {names.QUEUE_WAITS_NS[reason]: ns for reason, ns in record.account.waits_ns.items()}
     if phase == "encode_media":
-        return {names.MEDIA_ENCODE_NS: record.account.media_encode_ns}
-    return {names.CAUSES_NS[cause]: ns for cause, ns in causes_ns.get(phase, {}).items()}
+        found[names.MEDIA_ENCODE_NS] = record.account.media_encode_ns
+    return found
 
 
 def _limited(attributes: dict[str, AttributeValue], most: int | None, longest: int | None) -> Attributes:

@@ -192,7 +192,8 @@ ANSWERS = {  # to segments: their statuses, and how many requests reach the engi
     "CONNECT is refused": ([b"CONNECT x:443 HTTP/1.1\r\nhost: localhost\r\n\r\n" + SMUGGLED], [405], 0),
     "what is broken is answered in its turn": ([post() + get() + b"nothing\r\n\r\n" + SMUGGLED], [200, 200, 400], 1),
     "so is a broken body": ([get() + post(*CHUNKED, body=b"2\r\n{}nothing\r\n" + SMUGGLED)], [200, 400], 0),
-    "few may wait": ([get() * (2 * MOST_PIPELINED)], [200] * (MOST_PIPELINED + 1) + [400], 0),
+    "few may wait": ([get() * MOST_PIPELINED + LAST], [200] * (MOST_PIPELINED + 1), 0),
+    "of too many none waits": ([get() * (2 * MOST_PIPELINED)], [200, 400], 0),
 }
 
 

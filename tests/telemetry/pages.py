@@ -21,6 +21,7 @@ def metrics_of(*, vllm: bool = True, **changes: Any) -> Metrics:
     elsewhere = {
         names.CONNECTIONS: lambda: {(): 2},
         names.CONNECTIONS_REFUSED: lambda: {("all",): 3},
+        names.REFUSAL_DELAY_SECONDS: lambda: {(): 0.25},
         names.STORED_RESPONSES: lambda: {(): 4},
         names.STORED_RESPONSE_BYTES: lambda: {(): 500},
         names.STORED_RESPONSES_DROPPED: lambda: {("age",): 6},

@@ -47,7 +47,7 @@ def metrics(snapshot: EngineNumbers) -> Metrics:
 
 def of_records(page: dict[Key, float]) -> dict[Key, float]:
     """Return the samples that are made of records, without counters that are 0."""
-    others = "event_loop|engine|scrape|telemetry|spans|connections|stored_response|log_messages|meter"
+    others = "event_loop|engine|scrape|telemetry|spans|connections|stored_response|log_messages|meter|refusal_delay"
     gauges = {m.name for m in ALL if m.type in ("gauge", "info") or isinstance(m.of, str)}
     counters = {m.name for m in ALL if m.type == "counter"}
     return {

@@ -68,7 +68,7 @@ async def upload(request: Request) -> Response:
     store = _runner(request).store
     owner = request.state.owner
     client = request.state.client
-    num_announced = announced_bytes(request)
+    num_announced = announced_bytes(request.headers)
     check_size(num_announced, MOST_FILE_BYTES)
     check_type(request, "multipart/form-data")
     await store.check_room(owner, max(0, num_announced - MOST_FORM_BYTES))

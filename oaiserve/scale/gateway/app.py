@@ -22,7 +22,14 @@ from oaiserve.facts.record import AccessRefusal
 from oaiserve.facts.times import monotonic_ns
 from oaiserve.http.codings import page_response
 from oaiserve.routes.access import Hosts
-from oaiserve.routes.middleware import Errors, RequestHeaders, TidyPath, json_response, render_http_exception
+from oaiserve.routes.middleware import (
+    Errors,
+    PacedRefusals,
+    RequestHeaders,
+    TidyPath,
+    json_response,
+    render_http_exception,
+)
 from oaiserve.scale.gateway import page
 from oaiserve.scale.gateway.gateway import Gateway
 from oaiserve.scale.gateway.metrics import CONTENT_TYPE, GatewayMetrics
@@ -93,6 +100,7 @@ def create_gateway(
         ],
         middleware=[
             Middleware(RequestHeaders),
+            Middleware(PacedRefusals),
             Middleware(Errors),
             Middleware(TidyPath),
             Middleware(Hosts, listens_on=options.host, allowed=options.allowed_host, origins=(), count=count_refused),

@@ -1,0 +1,48 @@
+"""`Refusals` holds back the refusals of clients that send little else, so that these cannot take much of the CPU.
+
+Each client has an account of the CPU time that its refused requests took. A part of it is free, and the rest is paid
+off at a small share of one core. A refusal waits until its client's account is paid off, but only for a moment. This
+file knows neither requests nor sockets.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable
+
+from oaiserve.facts.times import monotonic_ns
+
+SHARE = 0.05  # of a core, for the refusals of one client
+FREE_NS = 20_000_000  # CPU time of refusals without any delay, some 40 at once
+MOST_DELAY_NS = 2_000_000_000
+REFUSAL_NS = 500_000  # CPU time of the event loop for a small refused request, with its connection
+UNREAD_NS = 0.2  # CPU time to discard a byte of a body that was refused unread
+MOST_CLIENTS = 10_000  # accounts; beyond that, the client whose last refusal is the oldest is forgotten
+
+
+class Refusals:
+    """The accounts by client. Only the event loop calls `charge`; any thread may read the totals."""
+
+    def __init__(self, clock_ns: Callable[[], int] = monotonic_ns) -> None:
+        self.num_delayed = 0
+        self.delay_ns = 0  # in all
+        self._clock_ns = clock_ns
+        self._paid_off_ns: OrderedDict[bytes, int] = OrderedDict()  # when each account will be
+
+    def charge(self, client: bytes, cpu_ns: float = 0) -> int:
+        """Charge a client for a refusal that took so much CPU time beyond REFUSAL_NS. Return how many nanoseconds to
+        hold it back."""
+        now_ns = self._clock_ns()
+        free_ns = int(FREE_NS / SHARE)
+        paid_off_ns = max(now_ns, self._paid_off_ns.pop(client, now_ns)) + int((REFUSAL_NS + cpu_ns) / SHARE)
+        paid_off_ns = min(paid_off_ns, now_ns + free_ns + MOST_DELAY_NS)
+        self._paid_off_ns[client] = paid_off_ns
+        self._forget(now_ns)
+        delay_ns = max(0, paid_off_ns - free_ns - now_ns)
+        self.num_delayed += delay_ns > 0
+        self.delay_ns += delay_ns
+        return delay_ns
+
+    def _forget(self, now_ns: int) -> None:
+        while len(self._paid_off_ns) > MOST_CLIENTS or next(iter(self._paid_off_ns.values())) <= now_ns:
+            self._paid_off_ns.popitem(last=False)
