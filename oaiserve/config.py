@@ -487,17 +487,6 @@ class EngineOptions:
     first come, first served. priority: the lowest "priority" in the request first. shortest: the shortest prompt first,
     with ageing. deadline: the most urgent first; a request without a deadline should start within 30 s."""
 
-    prefill_max_requests: int | None = None
-    """Maximum number of sequences that prefill in one step."""
-
-    prefill_max_tokens: int | None = None
-    """Maximum number of prompt tokens in one step. Fewer mean steadier streams. Default: what --max-step-tokens
-    leaves."""
-
-    step_target_seconds: float | None = None
-    """Target time of a step, for which long prompts are split. Shorter steps let short requests begin sooner. Needs
-    --explain. Default: derived from measured costs, at least 0.05."""
-
     itl_target_seconds: float | None = None
     """Target time between two tokens of a stream, for which steps take fewer prompt tokens. Needs --explain."""
 
@@ -510,9 +499,6 @@ class EngineOptions:
 
     cost_per_hour: float | None = None
     """Price of an hour of this machine, in any currency. Each request then shows its share (docs/costs.md)."""
-
-    lookahead: int = 8
-    """Number of waiting sequences that may overtake one that doesn't fit into the KV cache yet."""
 
     prefix_cache: bool = True
     """Reuse computed KV blocks for requests that begin with the same tokens."""
@@ -574,14 +560,10 @@ class EngineOptions:
             kv_cache_memory=1,
             max_running=1,
             max_step_tokens=1,
-            prefill_max_requests=1,
             itl_target_seconds=0.001,
             hang_seconds=1,
             cost_per_hour=0,
-            step_target_seconds=0.001,
-            prefill_max_tokens=1,
             quantized_cache=0,
-            lookahead=0,
             max_waiting=0,
             max_waiting_tokens=1,
             queue_timeout_seconds=0,

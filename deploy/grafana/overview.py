@@ -156,7 +156,7 @@ def _latency() -> list[Panel]:
         lines(
             "Gap between two events",
             "Percentiles of the single gaps between the events of streams, as clients see them. If the p99 is far "
-            "above the p50, streams stutter because of the prefill of other requests (--prefill-max-tokens, "
+            "above the p50, streams stutter because of the prefill of other requests (--max-step-tokens, "
             "--itl-target-seconds) or of preemptions.",
             "s",
             quantiles("oaiserve_inter_token_latency_seconds", FINISHED),

@@ -55,7 +55,7 @@ def _neighbours() -> list[Panel]:
         lines(
             "Share of neighbours in decode",
             "neighbour_decodes: others that decode in the same steps; lower --max-running, or add an instance. "
-            "neighbour_prompts: prompts of others in the same steps; set --itl-target-seconds or --prefill-max-tokens. "
+            "neighbour_prompts: prompts of others in the same steps; set --itl-target-seconds. "
             "neighbour_media: images and sounds of others, between steps; add an instance. /debug/requests/ID names "
             "the neighbour.",
             "percentunit",

@@ -112,9 +112,6 @@ class Engine:
         limits = Limits(
             max_running=min(options.max_running, model.num_states or options.max_running),
             max_step_tokens=options.step_tokens(model.max_step_tokens_default),
-            prefill_max_requests=options.prefill_max_requests,
-            prefill_max_tokens=options.prefill_max_tokens,
-            lookahead=options.lookahead,
         )
         # A state cannot go back to the tokens before a draft that has not come true.
         is_drafting = options.drafts == "lookup" or (options.drafts == "auto" and self.is_on_cpu)
@@ -137,8 +134,7 @@ class Engine:
         self._disk = model.kept_blocks and DiskTier(model.kept_blocks, pool, lambda read: self._loop.post(read))
         step_time: StepTime | None = None
         if options.explain:  # otherwise the cost of steps isn't fitted
-            targets = options.step_target_seconds, limits.max_step_tokens, options.itl_target_seconds
-            step_time = StepTime(lambda: self.step_cost, *targets)
+            step_time = StepTime(lambda: self.step_cost, None, limits.max_step_tokens, options.itl_target_seconds)
         scheduler = Scheduler(
             pool,
             limits,

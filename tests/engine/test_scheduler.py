@@ -97,13 +97,6 @@ def test_with_a_limit_below_what_decodes_take_prompts_wait_until_a_decode_ends()
     assert steps == [[("a", 1), ("b", 1)], [("a", 1), ("b", 1)], [("b", 1)], *[[("c", 1)]] * 5]
 
 
-def test_prefill_can_have_a_budget_of_its_own() -> None:
-    options = {"max_step_tokens": 64, "prefill_max_tokens": 6, "prefill_max_requests": 2}
-    memory = memory_of(*(sequence(name, 3) for name in "abc"), **options)
-    assert memory.run() == [("a", 3), ("b", 3)]
-    assert memory.run() == [("a", 1), ("b", 1), ("c", 3)]
-
-
 def test_a_sequence_that_does_not_fit_is_overtaken_by_a_bounded_number() -> None:
     first, big = sequence("first", 66, 60), sequence("big", 190, 1)
     small = [sequence(f"small{i}", 2, 1) for i in range(MOST_OVERTAKEN + 5)]

@@ -44,11 +44,7 @@ class RecordedServer:
     max_step_tokens: int = 512
     policy: str = "fair"
     prefix_cache: bool = True
-    lookahead: int = 8
-    prefill_max_requests: int | None = None
-    prefill_max_tokens: int | None = None
     itl_target_seconds: float | None = None
-    step_target_seconds: float | None = None
     drafts: bool = False
 
 

@@ -118,15 +118,8 @@ class LoadReplay:
         self._num_late = self._num_refused_late = 0
         self._numbers = EngineNumbers()
         self._rng = random.Random(0)
-        limits = Limits(
-            server.max_running,
-            max(server.max_step_tokens, server.max_running),
-            server.prefill_max_requests,
-            server.prefill_max_tokens,
-            server.lookahead,
-        )
-        targets = {"target_seconds": server.step_target_seconds, "itl_target_seconds": server.itl_target_seconds}
-        step_time = StepTime(self.known_cost, most_tokens=limits.max_step_tokens, **targets)
+        limits = Limits(server.max_running, max(server.max_step_tokens, server.max_running))
+        step_time = StepTime(self.known_cost, None, limits.max_step_tokens, server.itl_target_seconds)
         self._scheduler = Scheduler(
             BlockPool(server.kv_blocks, server.block_size),
             limits,

@@ -83,7 +83,6 @@ class PromptsOfStep:
     budget: int  # tokens left in the step
     share: int  # tokens left for prompts that were under way before the step
     under_way: list[Sequence]  # those left, the first one last
-    num_prompts: int = 0  # in the step
     passed: list[Sequence] = field(default_factory=list)  # waiting sequences without enough room
     has_held: bool = False  # a client is held back until the end of the step
 
@@ -233,8 +232,7 @@ class Order:
             return WaitReason.BATCH_FULL
         if lane.step.preempted:
             return WaitReason.NO_BLOCKS
-        most_prompts = self.limits.prefill_max_requests or self.limits.max_running
-        if prompts.budget <= 0 or prompts.num_prompts >= most_prompts or not self.has_room(lane, head):
+        if prompts.budget <= 0 or not self.has_room(lane, head):
             return WaitReason.TOKEN_BUDGET
         return None
 

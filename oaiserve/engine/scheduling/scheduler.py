@@ -192,8 +192,6 @@ class Scheduler:
         if lane.step_time is not None and lane.beside is not None:
             lane.step_time.begin(lane.step, lane.beside)  # bounds decodes, too
         budget = max(0, lane.max_step_tokens - self._continue_decodes(lane))
-        if self.limits.prefill_max_tokens is not None:
-            budget = min(budget, self.limits.prefill_max_tokens)
         if lane.step_time is not None and lane.beside is None:
             lane.step_time.begin(lane.step, paces_ns=self.order.paces_ns(lane, self._now_ns))
         self._compute_prompts(lane, budget)
@@ -293,7 +291,6 @@ class Scheduler:
         while under_way and min(prompts.share, prompts.budget) > 0 and not order.passes(head, under_way[-1]):
             sequence = under_way.pop()
             if sequence.place is Place.RUNNING and order.has_room(lane, sequence):  # it was not preempted for another
-                prompts.num_prompts += 1
                 next_prompt = under_way[-1] if under_way else next_waiting
                 spent = self._add_chunk(lane, sequence, min(prompts.share, prompts.budget), next_prompt)
                 prompts.share -= spent
@@ -315,7 +312,6 @@ class Scheduler:
         if self._admit(lane, head, shared) or self._make_way(lane, head, shared):
             for other in prompts.passed:
                 other.num_overtaken += 1
-            prompts.num_prompts += head.num_uncomputed > 1
             prompts.budget -= self._add_chunk(lane, head, prompts.budget, lane.waiting.head())
             return None
         if not lane.running and lane.forked:

@@ -7,7 +7,7 @@ to the lowest counter of the waiting ones, or of the last one to stop waiting: b
 While two clients wait all the time, the service of one in any part of it exceeds the other's by at most
 2 * max(prompt, GENERATED_WEIGHT * batch): the longest prompt, and the most tokens of all sequences in a batch (their
 theorem 4.4, with our weights). No sequence of the client ahead is admitted before the other client's, so it only gets
-what its running ones still get. Overtaking (`--lookahead`) adds to the bound. Half of a step's prompt tokens for the
+what its running ones still get. Overtaking (`may_overtake`) adds to the bound. Half of a step's prompt tokens for the
 client in turn, and a place taken from one ahead of it (`Order.gives_way`), only reduce the difference.
 
 The requests of a client take turns, too. A request with nothing running goes before one that has a place already. The
