@@ -228,7 +228,6 @@ def server_telemetry(
             targets=Targets.parse(config.telemetry.slo or ""),
         ),
         recent_requests=config.telemetry.recent_requests,
-        vllm_metrics=config.telemetry.vllm_metrics,
         log_limit=log_limit,
         recording=None if config.telemetry.record_requests is None else partial(_recording, config, engine),
     )

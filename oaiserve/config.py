@@ -35,7 +35,6 @@ ToolCallParser = Literal[
 ]
 # fmt: on
 ReasoningParser = Literal["auto", "none", "deepseek_r1", "qwen3"]
-HostedTools = Literal["ignore", "refuse"]
 LogLevel = Literal["debug", "info", "warning", "error"]
 LogFormat = Literal["auto", "short", "console", "json"]
 
@@ -217,14 +216,6 @@ class ServerOptions(ListenerOptions):
     reasoning_parser: ReasoningParser = "auto"
     """How to separate the model's reasoning from its answer. auto: detected from the chat template. none: it stays in
     the text. deepseek_r1: every answer begins with reasoning. qwen3: the same, unless a request turns it off."""
-
-    strict_max_tokens: bool = False
-    """Reject a request whose max_tokens doesn't fit into the context, instead of cutting it. /v1/messages always
-    cuts."""
-
-    hosted_tools: HostedTools = "ignore"
-    """What to do with tools of /v1/responses that only OpenAI runs, such as web_search. ignore: hide them from the
-    model. refuse: return 400."""
 
     allow_media_from: tuple[str, ...] = ()
     """Host from which the server may fetch images and sounds: images.example.com, *.example.com or localhost:9000.
@@ -441,15 +432,9 @@ class EngineOptions:
     """Maximum number of tokens of an answer whose request sets no limit. Default: the model's generation_config.json,
     or else the rest of the context; 16 for /v1/completions."""
 
-    max_media_bytes: Bytes = Bytes("20MiB")  # noqa: RUF009 - immutable
-    """Largest image or sound file."""
-
     max_image_pixels: int = 16_000_000
     """Maximum number of pixels of an image, each of which takes up to 24 bytes. JPEGs may have 4 times as many, and all
     images of a prompt 16 times."""
-
-    max_audio_seconds: float = 600
-    """Longest sound, up to 3600."""
 
     chat_template: Path | None = None
     """Jinja file to use instead of the model's chat template."""
@@ -516,9 +501,6 @@ class EngineOptions:
     mmproj: Path | None = None
     """llama.cpp's mmproj file, which reads images for a GGUF file. Default: one in the same folder."""
 
-    media_cache: Bytes = Bytes("512MiB")  # noqa: RUF009 - immutable
-    """Maximum memory for encoded images, which later requests with the same images reuse."""
-
     max_waiting: int = 1024
     """Maximum number of waiting sequences (n for each prompt of a request). Further requests get a 429."""
 
@@ -535,10 +517,7 @@ class EngineOptions:
     """Threads that tokenize prompts, plus half as many that prepare images and sounds. 0: no separate threads."""
 
     explain: bool = True
-    """Learn what steps cost, and divide each request's prefill and decode into causes."""
-
-    forecast: bool = True
-    """Forecast each request's first token and end (docs/forecasts.md). Needs --explain."""
+    """Learn what steps cost, divide each request's prefill and decode into causes, and forecast its first token."""
 
     def __post_init__(self) -> None:
         _check_choices(self)
@@ -569,12 +548,10 @@ class EngineOptions:
             queue_timeout_seconds=0,
             request_timeout_seconds=0,
             tokenize_workers=0,
-            max_media_bytes=1,
         )
         most = 178_956_970  # beyond which Pillow reads nothing
-        pixels, seconds = self.max_image_pixels, self.max_audio_seconds
+        pixels = self.max_image_pixels
         _check(0 < pixels <= most, "--max-image-pixels", pixels, f"at least 1 and at most {most}")
-        _check(0 < seconds <= 3600, "--max-audio-seconds", seconds, "above 0 and at most 3600")
         if self.max_step_tokens is not None and self.max_step_tokens < self.max_running:
             # Every decoding sequence takes one token of every step.
             _check(False, "--max-step-tokens", self.max_step_tokens, f"at least --max-running ({self.max_running})")
@@ -637,9 +614,6 @@ class TelemetryOptions:
     slo: str | None = None
     """Targets for the time to first token and per output token, as in ttft:2s,tpot:100ms, for metrics and alerts.
     Default: six times what the request takes alone, at least 1 s and 200 ms."""
-
-    vllm_metrics: bool = True
-    """Show the metrics under vLLM's names, too, for dashboards, autoscalers and routers made for vLLM."""
 
     def __post_init__(self) -> None:
         _check_least(self, recent_requests=0)

@@ -116,25 +116,14 @@ class ContextLengthExceeded(InvalidRequest):
 
     code = "context_length_exceeded"
 
-    def __init__(
-        self, limit_tokens: int, prompt_tokens: int, max_tokens: int | None, *, param: str, is_exact: bool = True
-    ) -> None:
+    def __init__(self, limit_tokens: int, prompt_tokens: int, *, param: str, is_exact: bool = True) -> None:
         """Say how long the prompt is, which came in the field `param`; without `is_exact`, it has at least this many
         tokens."""
         least = "" if is_exact else "at least "
-        requested = prompt_tokens + (max_tokens or 0)
-        if max_tokens is None:
-            asked_for = (
-                f"However, your {param} resulted in {least}{prompt_tokens} tokens, which leaves no room for an answer."
-            )
-        else:
-            asked_for = (
-                f"However, you requested {least}{requested} tokens "
-                f"({least}{prompt_tokens} in the {param}, {max_tokens} in the completion)."
-            )
         super().__init__(
-            f"This model's maximum context length is {limit_tokens} tokens. {asked_for} "
-            f"Please reduce the length of the {param}{'' if max_tokens is None else ' or completion'}.",
+            f"This model's maximum context length is {limit_tokens} tokens. However, your {param} resulted in "
+            f"{least}{prompt_tokens} tokens, which leaves no room for an answer. "
+            f"Please reduce the length of the {param}.",
             param=param,
         )
 

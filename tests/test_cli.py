@@ -74,7 +74,7 @@ def test_every_option_is_a_flag_with_a_help_text(
     for group in (ServerOptions, EngineOptions, TelemetryOptions):
         for option in fields(group):
             assert f"--{option.name.replace('_', '-')} " in text
-    assert "[default: 512MiB]" in text
+    assert "[default: 256MiB]" in text
     assert "[default: ]" not in text
 
 

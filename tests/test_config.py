@@ -101,8 +101,6 @@ WRONG_OF_ENGINE: list[tuple[dict[str, Any], str]] = [
     ({"quantize": "int4", "compile": False}, "--quantize int4 needs --compile"),
     ({"max_model_len": 0}, "--max-model-len is 0, but must be at least 1."),
     ({"max_image_pixels": 0}, "--max-image-pixels is 0, but must be at least 1 and at most 178956970."),
-    ({"max_audio_seconds": float("nan")}, "--max-audio-seconds is nan"),
-    ({"max_media_bytes": Bytes(0)}, "--max-media-bytes is 0"),
     ({"block_size": 0}, "--block-size is 0"),
     ({"kv_blocks": 0}, "--kv-blocks is 0"),
     ({"gpu_memory_utilization": 0}, "--gpu-memory-utilization is 0, but must be above 0 and at most 1."),

@@ -168,7 +168,6 @@ class Engine:
             learn=learn,
             hang_seconds=options.hang_seconds,
             exit_on_hang=options.exit_on_hang,
-            forecasts=options.forecast,
         )
         grammars = model.grammars or Grammars(
             model.tokenizer.backend, vocab_size=model.vocab_size, eos_token_ids=model.eos_token_ids

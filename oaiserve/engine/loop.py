@@ -86,7 +86,6 @@ class EngineLoop:
         learn: Run | None,
         hang_seconds: float,
         exit_on_hang: bool,
-        forecasts: bool,
     ) -> None:
         """Make the loop. With the `machine`, the time of requests in steps is divided into its causes, and `cores_ns`,
         the time of cores that the process has used, among requests. `learn` runs the
@@ -116,7 +115,7 @@ class EngineLoop:
         causes = self.causes
         cost = (lambda: None) if causes is None else (lambda: causes.cost)
         self.forecaster: Forecaster | None = None
-        if scheduler.step_time is not None and forecasts and model.pooling is None:
+        if scheduler.step_time is not None and model.pooling is None:
             own = scheduler.step_time.copy()
             self.forecaster = Forecaster(scheduler, own, cost, lambda: self.snapshot, self._host.under_way)
         self.watchdog = Watchdog(self._host, cost, hang_seconds, exits=exit_on_hang)

@@ -142,8 +142,7 @@ class SamplingParams:
     """The parameters of the choices of each prompt. Their values must be valid: only ids are checked later."""
 
     n: int = 1  # choices per prompt
-    max_tokens: int | None = None  # None: the rest of the context
-    ends_with_context: bool = False  # max_tokens may be more than the rest of the context, which ends the answer then
+    max_tokens: int | None = None  # None or more: the rest of the context
     min_tokens: int = 0  # before that many, end-of-sequence and stop tokens are masked
     temperature: float = 1.0  # 0: greedy
     top_p: float = 1.0

@@ -235,9 +235,8 @@ class TokenizeStage:
         for prompt in request.prompts:
             if token_ids:
                 yield None
-            needed_tokens = None if params.ends_with_context and params.max_tokens else params.max_tokens
             prepared = yield from self._prepare(prompt, request.cache_salt)
-            ids, second_start = yield from self._encode(prompt, needed_tokens, prepared)
+            ids, second_start = yield from self._encode(prompt, 0 if params.max_tokens == 0 else 1, prepared)
             token_ids.append(ids)
             second_starts.append(second_start)
             media.append(self._media.placed(ids, prepared) if self._media is not None and prepared else None)
@@ -260,11 +259,12 @@ class TokenizeStage:
         return prepared
 
     def _encode(
-        self, prompt: Prompt, max_tokens: int | None, prepared: list[Prepared]
+        self, prompt: Prompt, answer_tokens: int, prepared: list[Prepared]
     ) -> Work[tuple[list[int], int | None]]:
-        """Return the token ids of a prompt; of a pair also where its second text begins."""
+        """Return the token ids of a prompt, which must leave room for `answer_tokens`. For a pair, also return where
+        its second text begins."""
         expand = self._expand(prompt, prepared)
-        most_tokens = self._max_model_len - (1 if max_tokens is None else max_tokens)
+        most_tokens = self._max_model_len - answer_tokens
         second_start: int | None = None
         try:
             if isinstance(prompt, PairPrompt):
@@ -273,7 +273,7 @@ class TokenizeStage:
                 token_ids = yield from self._tokenizer.encode_in_pieces(prompt, most_tokens, expand)
         except TooManyTokens as error:
             raise ContextLengthExceeded(
-                self._max_model_len, error.num_tokens, max_tokens, param=prompt.param, is_exact=error.is_exact
+                self._max_model_len, error.num_tokens, param=prompt.param, is_exact=error.is_exact
             ) from error
         if not token_ids:
             raise invalid(prompt.param, "it has no tokens, so there is nothing to continue")

@@ -78,7 +78,7 @@ async def completions(http: HTTPRequest) -> Answer:
 
     def check_number(given: Mapping[str, msgspec.Raw]) -> None:
         if (number := protocol.num_ids(given.get("prompt"))) > max_model_len:
-            raise ContextLengthExceeded(max_model_len, number, None, param="prompt")
+            raise ContextLengthExceeded(max_model_len, number, param="prompt")
 
     return await prepare(http, CompletionBody, _answer, id_prefix="cmpl-", check_given=check_number)
 

@@ -15,6 +15,7 @@ from starlette.requests import Request
 from oaiserve.engine.data_url import is_bare_image, is_data_url, is_for_urls, percent_decoded, read_data_url
 from oaiserve.engine.media import Detail, MediaFile, MediaKind
 from oaiserve.errors import InvalidRequest, NotFetched, Overloaded
+from oaiserve.facts.media import FILE_BYTES
 from oaiserve.routes.adaptations import STORED, Adaptations
 from oaiserve.routes.body import RETRY_AFTER_SECONDS, TOO_MANY_BODIES, in_turns_if_large
 from oaiserve.routes.exchange import Exchange
@@ -283,7 +284,6 @@ async def _content(
 async def _needed_content(
     request: Request, serving: Serving, given: Given, param: str, where: str, take: Callable[[int], None]
 ) -> bytes:
-    most = serving.config.engine.max_media_bytes
     if given.file_id:
         files = request.app.state.batches
         found = None if files is None else await files.store.file(request.state.owner, given.file_id)
@@ -298,7 +298,7 @@ async def _needed_content(
         reason = "this server fetches nothing: it runs without --allow-media-from. Send a data: URL"
         raise invalid(param, f"{reason}, got {show(given.url)}", where)
     try:
-        return await serving.fetcher.fetch(given.url, given.kind, most, take)
+        return await serving.fetcher.fetch(given.url, given.kind, FILE_BYTES, take)
     except NotFetched as error:
         raise invalid(param, f"{show(given.url)} is not fetched: {error}", where) from error
 

@@ -80,8 +80,6 @@ class Intake(Generic[OwnBody]):
         Return those for the engine, and the optional parts of the answer. With `own.n`, the engine makes so many
         candidates for each prompt, of which the client gets the best."""
         params = parameters.sampling_params(self.body, own, self.serving.sampling.of_request(self.body))
-        cuts = own.ends_with_context or not self.serving.config.server.strict_max_tokens
-        params = replace(params, ends_with_context=cuts)
         recorded = parameters.recorded_params(self.body, params)
         wanted = parameters.wanted(self.body, params)
         if own.n > params.n:

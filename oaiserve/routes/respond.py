@@ -337,7 +337,7 @@ class Answer:
         told = self.exchange.adaptations.headers()
         if cut_to is not None:
             told["x-max-tokens-cut-to"] = f"{cut_to}"
-        is_forecast = self.serving.config.engine.forecast and not self.request.is_background
+        is_forecast = self.serving.config.engine.explain and not self.request.is_background
         if is_forecast and self.exchange.stream is not None:
             told[FORECAST_HEADER] = self.exchange.stream.forecast.in_header()
         return {"server-timing": self.exchange.server_timing(), **told}

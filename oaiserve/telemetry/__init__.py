@@ -58,7 +58,6 @@ class Telemetry:
         measured: Measured,
         *,
         recent_requests: int,
-        vllm_metrics: bool = True,
         log_limit: LogLimit | None = None,
         recording: Callable[[int], Recording] | None = None,
         environ: Mapping[str, str] = os.environ,
@@ -71,7 +70,7 @@ class Telemetry:
         if log_limit is not None:
             elsewhere[names.LOG_MESSAGES] = log_limit.counts
         measured = replace(measured, elsewhere=elsewhere)
-        self._metrics = Metrics(measured, vllm=vllm_metrics, epoch_offset_ns=epoch_offset_ns)
+        self._metrics = Metrics(measured, epoch_offset_ns=epoch_offset_ns)
         self._log_limit = log_limit
         self.live, self.render = self._metrics.live, self._metrics.render
         self.observe_event_loop_lag = self._metrics.observe_event_loop_lag

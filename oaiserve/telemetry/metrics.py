@@ -61,7 +61,7 @@ class Measured:
 class Metrics:
     """All metrics of the server. Only the telemetry thread calls `observe` and `update`; any may call the rest."""
 
-    def __init__(self, measured: Measured, *, vllm: bool, epoch_offset_ns: int) -> None:
+    def __init__(self, measured: Measured, *, epoch_offset_ns: int) -> None:
         self._snapshot, self._take_steps = measured.snapshot, measured.take_steps
         self._now = EngineNumbers()  # those of the page that is being rendered
         observed = Observations(measured.model, epoch_offset_ns, measured.targets)
@@ -88,7 +88,7 @@ class Metrics:
             **measured.elsewhere,
         }
         self._families = [self._family(metric) for metric in (*names.METRICS, *names.GEN_AI_METRICS)]
-        aliases = [self._family(metric) for metric in vllm_names.METRICS] if vllm else []
+        aliases = [self._family(metric) for metric in vllm_names.METRICS]
         registry = CollectorRegistry()
         ProcessCollector(registry=registry)
         GCCollector(registry=registry)

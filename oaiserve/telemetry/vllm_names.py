@@ -1,7 +1,7 @@
 """The metrics under vLLM's names, for vLLM's dashboards, autoscalers and routers.
 
 They show the series of `names`, and the engine's numbers, under other names. Only the inference time and the gaps
-between steps are measured for their own sake. They are on /metrics only, and only with --vllm-metrics.
+between steps are measured for their own sake. They are on /metrics only.
 """
 
 from __future__ import annotations

@@ -115,7 +115,6 @@ def test_the_pods_have_the_labels_and_metrics_that_an_endpoint_picker_reads() ->
     assert labels["llm-d.ai/engine-type"] == labels["inference.networking.k8s.io/engine-type"] == "vllm"
     read = ("num_requests_waiting", "num_requests_running", "kv_cache_usage_perc", "cache_config_info")
     assert {f"vllm:{name}" for name in read} <= {metric.name for metric in vllm_names.METRICS}
-    assert "--no-vllm-metrics" not in CONTAINER["args"]
 
 
 def test_the_operator_names_the_job_as_the_alerts_expect() -> None:

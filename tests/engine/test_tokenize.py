@@ -172,15 +172,13 @@ def test_bad_words_come_with_the_prompts_but_for_those_the_model_has_no_ids_for(
     [
         (9, {}, True),
         (10, {}, False),  # one token has to be drawn
-        (6, {"max_tokens": 4}, True),
-        (6, {"max_tokens": 5}, False),
-        (9, {"max_tokens": 5, "ends_with_context": True}, True),
-        (10, {"max_tokens": 5, "ends_with_context": True}, False),
+        (9, {"max_tokens": 5}, True),
+        (10, {"max_tokens": 5}, False),
         (10, {"max_tokens": 0}, True),  # only scored
         (11, {"max_tokens": 0}, False),
     ],
 )
-def test_the_prompt_and_its_completion_must_fit_the_context(num_tokens: int, params: Any, fits: bool) -> None:
+def test_a_prompt_leaves_room_for_a_token_unless_it_is_only_scored(num_tokens: int, params: Any, fits: bool) -> None:
     with running(max_model_len=10) as stage:
         result = stage.run(TextPrompt("x" * num_tokens), **params)
     assert isinstance(result, Tokenized) == fits
@@ -192,11 +190,11 @@ def test_the_prompt_and_its_completion_must_fit_the_context(num_tokens: int, par
         assert (error.__traceback__, error.__cause__, error.__context__) == (None, None, None)
 
 
-def test_the_error_of_a_prompt_without_room_names_both_parts_and_its_field() -> None:
+def test_the_error_of_a_prompt_without_room_names_its_length_and_its_field() -> None:
     with running(max_model_len=10) as stage:
-        error = stage.error(TextPrompt("x" * 6), max_tokens=5)
+        error = stage.error(TextPrompt("x" * 16), max_tokens=5)
         assert stage.error(ChatPrompt([HELLO] * 10)).param == "messages"
-    assert "you requested 11 tokens (6 in the prompt, 5 in the completion)" in error.message
+    assert "your prompt resulted in 16 tokens" in error.message
 
 
 @pytest.mark.parametrize("token_id", [-1, 100])
@@ -313,7 +311,7 @@ def test_a_prompt_that_was_not_encoded_to_its_end_has_at_least_so_many_tokens() 
         error = stage.error(TextPrompt("endless"), max_tokens=3)
     assert isinstance(error, ContextLengthExceeded)
     assert error.message.startswith(
-        "This model's maximum context length is 10 tokens. However, you requested at least 80 tokens (at least 77 in"
+        "This model's maximum context length is 10 tokens. However, your prompt resulted in at least 77 tokens"
     )
 
 

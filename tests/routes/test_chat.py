@@ -25,7 +25,7 @@ def test_the_answer_has_the_documented_shape(served: Served) -> None:
 
 def test_without_max_tokens_an_answer_may_fill_the_context(served: Served) -> None:
     served.chat()
-    assert served.engine.submitted.get().params == SamplingParams(ends_with_context=True)
+    assert served.engine.submitted.get().params == SamplingParams()
 
 
 def test_messages_keep_the_fields_that_a_template_can_use(served: Served) -> None:

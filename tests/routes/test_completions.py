@@ -33,7 +33,7 @@ def test_the_defaults_are_openais_for_parameters_that_are_left_out_or_null(serve
     names = ("max_tokens", "n", "stop", "logprobs", "seed", "logit_bias", "stream", "stream_options", "echo", "suffix")
     for body in ({}, dict.fromkeys((*names, "tools"))):
         served.complete(**body)
-        assert served.engine.submitted.get().params == SamplingParams(max_tokens=16, ends_with_context=True)
+        assert served.engine.submitted.get().params == SamplingParams(max_tokens=16)
 
 
 def test_every_sampling_parameter_reaches_the_engine(served: Served) -> None:
@@ -45,7 +45,6 @@ def test_every_sampling_parameter_reaches_the_engine(served: Served) -> None:
     lists |= {"allowed_token_ids": [5, 6]}
     served.complete(**body, **lists, logit_bias={"5": -100})
     assert served.engine.submitted.get().params == SamplingParams(
-        ends_with_context=True,
         text_lengths=True,
         **body,
         **{name: tuple(values) for name, values in lists.items()},
@@ -62,7 +61,7 @@ def test_defaults_of_the_server_apply_to_parameters_that_a_request_leaves_out(se
 
 def test_an_integer_may_be_written_as_a_float(served: Served) -> None:
     served.complete(max_tokens=8.0, n=2.0, seed=-1, top_k=-1)
-    assert served.engine.submitted.get().params == SamplingParams(max_tokens=8, n=2, ends_with_context=True)
+    assert served.engine.submitted.get().params == SamplingParams(max_tokens=8, n=2)
 
 
 @pytest.mark.parametrize("ask", [Served.complete, Served.chat])

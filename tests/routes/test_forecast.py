@@ -43,5 +43,5 @@ def test_a_server_that_does_not_know_enough_says_so_and_one_without_forecasts_sa
     answer = served.post(CHAT, messages=HI)
     assert answer.headers[FORECAST_HEADER] == "calibrating"
     assert "oaiserve" not in stream_of(served, CHAT)[0]
-    with serving(Config("org/demo", engine=EngineOptions(forecast=False))) as without:
+    with serving(Config("org/demo", engine=EngineOptions(explain=False))) as without:
         assert FORECAST_HEADER not in without.post(CHAT, messages=HI).headers

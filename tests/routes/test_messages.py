@@ -400,7 +400,7 @@ def check_form(response: httpx.Response, status: int, kind: str) -> None:
         (Overloaded("full", retry_after_seconds=1), "rate_limit_error"),
         (Unavailable("gone"), "overloaded_error"),
         (InternalError("bug"), "api_error"),
-        (ContextLengthExceeded(8, 9, None, param="messages"), "invalid_request_error"),
+        (ContextLengthExceeded(8, 9, param="messages"), "invalid_request_error"),
     ],
 )
 def test_errors_have_anthropics_form(served: Served, error: APIError, kind: str) -> None:

@@ -26,7 +26,7 @@ def test_texts_and_typed_values_give_the_same_settings() -> None:
         "chat_template": "chat.jinja",
         "api_key": ["a", "b"],
         "queue_timeout_seconds": 1.5,
-        "vllm_metrics": False,
+        "generation_config": False,
     }
     texts = {name.replace("_", "-"): value if isinstance(value, list) else str(value) for name, value in typed.items()}
     config = config_of(typed)
@@ -35,7 +35,7 @@ def test_texts_and_typed_values_give_the_same_settings() -> None:
     assert config.engine.kv_cache_memory == Bytes("1GiB")
     assert config.engine.chat_template == Path("chat.jinja")
     assert config.server.api_key == ("a", "b")
-    assert not config.telemetry.vllm_metrics
+    assert not config.engine.generation_config
     assert config_of({"model": "demo", "api-key": "secret"}).server.api_key == ("secret",)
     assert not config_of({"model": "demo"}).server.is_private
 

@@ -17,7 +17,7 @@ FORMS = (TEXT, OPENMETRICS)
 Key = tuple[str, frozenset[tuple[str, str]]]
 
 
-def metrics_of(*, vllm: bool = True, **changes: Any) -> Metrics:
+def metrics_of(**changes: Any) -> Metrics:
     elsewhere = {
         names.CONNECTIONS: lambda: {(): 2},
         names.CONNECTIONS_REFUSED: lambda: {("all",): 3},
@@ -36,7 +36,7 @@ def metrics_of(*, vllm: bool = True, **changes: Any) -> Metrics:
         model_info={"dtype": "bfloat16", "block_size": "16"},
         elsewhere=elsewhere,
     )
-    return Metrics(replace(measured, **changes), vllm=vllm, epoch_offset_ns=1_700_000_000 * 10**9)
+    return Metrics(replace(measured, **changes), epoch_offset_ns=1_700_000_000 * 10**9)
 
 
 def key(name: str, **labels: str) -> Key:

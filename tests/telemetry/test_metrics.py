@@ -225,12 +225,6 @@ def test_process_metrics_do_not_go_back_between_formats(metrics: Metrics) -> Non
     assert cpu_seconds == sorted(cpu_seconds)
 
 
-def test_vllms_names_can_be_turned_off(make_record) -> None:
-    metrics = metrics_of(vllm=False)
-    metrics.observe(make_record())
-    assert not any(b"vllm" in metrics.render(form)[0] for form in FORMS)
-
-
 @pytest.mark.parametrize("metric", [m for m in names.METRICS if m.buckets], ids=lambda m: m.name)
 def test_buckets_rise_and_begin_with_short_times(metric: names.Metric) -> None:
     assert list(metric.buckets) == sorted(set(metric.buckets))

@@ -63,7 +63,6 @@ def test_steps_and_event_loop_lag_are_shown_without_a_request(snapshot) -> None:
     telemetry = Telemetry(
         Measured("demo", "1", lambda: snapshot, lambda: [steps.pop()] if steps else [], {"device": "cpu"}),
         recent_requests=4,
-        vllm_metrics=False,
         environ={},
     )
     telemetry.observe_event_loop_lag(0.25)
@@ -73,7 +72,6 @@ def test_steps_and_event_loop_lag_are_shown_without_a_request(snapshot) -> None:
     assert b'oaiserve_engine_step_seconds_sum{kind="decode"} 0.005\n' in page
     assert b"oaiserve_event_loop_lag_seconds_sum 0.25\n" in page
     assert b'device="cpu"' in page
-    assert b"vllm" not in page
 
 
 def test_the_log_says_what_it_left_out_when_telemetry_ends(snapshot) -> None:

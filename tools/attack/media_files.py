@@ -1,5 +1,5 @@
 """Images and sounds that are small or plain for their bytes, and cost much to decode: bombs. All are within
---max-media-bytes."""
+the largest file."""
 
 from __future__ import annotations
 

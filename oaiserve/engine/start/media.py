@@ -54,9 +54,7 @@ def load_media(request: StartRequest, mmproj: Path | None = None) -> Media | Non
     device = select_device(options.device)
     dtype = select_dtype(options.dtype, text, device, is_gguf=found is not None, for_tensor_cores=True)
     num_threads = options.cpu_threads or default_threads() if device.type == "cpu" else None
-    limits = MediaLimits(
-        options.max_media_bytes, options.max_image_pixels, options.max_audio_seconds, options.media_cache
-    )
+    limits = MediaLimits(max_pixels=options.max_image_pixels)
     weights, name = (source.path, source.shown) if found is None else (found.weights, f"'{mmproj}'")
     vector_ids = {kind: form.vector_id for kind, form in forms.items()}
     try:

@@ -68,8 +68,7 @@ def _answer(intake: Intake[MessagesBody], *, is_budget_of_turn: bool) -> Answer:
     max_tokens = integer(body, "max_tokens") or 0
     check_thinking(body.thinking, None if is_budget_of_turn else max_tokens)
     own = conversation.own_params(max_tokens, None, constraints.grammar(body, json_format))
-    # Its clients ask for the most tokens that Anthropic's models give, whatever the context of this one.
-    params, wanted = intake.checked(replace(own, stop=stop, ends_with_context=True))
+    params, wanted = intake.checked(replace(own, stop=stop))
     shape = MessagesShape(
         intake.head,
         wanted,

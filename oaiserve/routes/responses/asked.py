@@ -126,7 +126,7 @@ def conversed(
     body: ResponsesBody | ResponseInputBody, serving: Serving, adaptations: Adaptations, *, is_constrained: bool
 ) -> tuple[OfferedTools, Conversation]:
     """Return the tools and the reasoning of a request. `is_constrained`: beside `text.format`."""
-    offered = offered_tools(body, adaptations, refuses_hosted=serving.config.server.hosted_tools == "refuse")
+    offered = offered_tools(body, adaptations)
     conversation = Conversation(
         serving.dialect,
         offered.tools,

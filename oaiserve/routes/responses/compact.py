@@ -133,7 +133,7 @@ def _answer(intake: Intake[ResponsesBody], earlier: Earlier) -> Work[Answer]:
     )
     prompt, _ = yield from truncated(body, serving, conversation, whole, keeps_room=True)
     own = conversation.own_params(SUMMARY_TOKENS, None, None)
-    params, wanted = intake.checked(replace(own, ends_with_context=True))
+    params, wanted = intake.checked(own)
     shape = CompactionShape(
         intake.head, wanted, conversation, exchange.tool_calls, {}, offered, stream=False, encrypts=False
     )

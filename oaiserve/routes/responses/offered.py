@@ -33,9 +33,7 @@ class OfferedTools:
     left_out: tuple[str, ...]
 
 
-def offered_tools(
-    body: ResponsesBody | ResponseInputBody, adaptations: Adaptations, *, refuses_hosted: bool
-) -> OfferedTools:
+def offered_tools(body: ResponsesBody | ResponseInputBody, adaptations: Adaptations) -> OfferedTools:
     """Read the tools of a request. Raises InvalidRequest."""
     functions: dict[str, Function] = {}  # by their places
     namespaces: dict[str, tuple[str, str]] = {}
@@ -68,10 +66,6 @@ def offered_tools(
                     )
                     about = None  # once is enough
             case hosted:
-                if refuses_hosted:
-                    raise invalid(
-                        "tools", f"tools of the type '{hosted}' run on OpenAI's servers only", f"{where}.type"
-                    )
                 adaptations.note(where, "a tool that runs elsewhere is left out")
                 left_out.append(hosted)
     choice = body.tool_choice

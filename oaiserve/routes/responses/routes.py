@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -146,7 +145,7 @@ def _answer(intake: Intake[ResponsesBody], earlier: Earlier, *, compacts: bool) 
         constraints.grammar(body, text_format(body)),
         text_lengths=num_logprobs is not None and conversation.reads_calls,
     )
-    params, wanted = intake.checked(replace(own, ends_with_context=compacts))
+    params, wanted = intake.checked(own)
     adaptations = exchange.adaptations
     whole = asked(
         body, serving, conversation, earlier, intake.media, adaptations, intake.head.unique_id, needs_input=not compacts

@@ -42,9 +42,8 @@ def test_nothing_is_promised_before_enough_requests_were_compared_and_then_each_
         assert forecast.first_token_ns <= forecast.end_ns <= forecast.end_high_ns
 
 
-@pytest.mark.parametrize("off", [{"forecast": False}, {"explain": False}])
-def test_without_the_flag_or_the_cost_of_steps_nothing_is_forecast(off: dict[str, bool]) -> None:
-    with make_engine(tokenize_workers=0, **off) as engine:
+def test_without_explain_nothing_is_forecast() -> None:
+    with make_engine(tokenize_workers=0, explain=False) as engine:
         assert engine._loop.forecaster is None
         assert answer(engine, "r")[1].account.forecast == NO_FORECAST
 
