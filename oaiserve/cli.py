@@ -11,6 +11,7 @@ import gc
 import json
 import logging
 import os
+import re
 import runpy
 import signal
 import socket
@@ -78,6 +79,8 @@ SWITCH_SECONDS = 0.0005
 BACKLOG = 2048  # connections that the system keeps until they are accepted
 ENV_PREFIX = "OAISERVE_"
 VARIABLES_WITHOUT_FLAG = {"OAISERVE_CACHE"}  # read by `oaiserve.files.private`
+WITHOUT_FLAG = {each.name for each in fields(EngineOptions) if not each.metadata.get("has_flag", True)}
+_HAS_FLAG = re.compile(rf"\A(?!(?:{'|'.join(sorted(WITHOUT_FLAG))})\Z)")
 # Commands with a command line of their own, without the settings of a server, and their help.
 OTHER_COMMANDS = {
     "bench": "Measure a server under load.",
@@ -210,7 +213,7 @@ def command_line(serve_app: ServeApp, *, all_flags: bool = False) -> App:
         help_epilogue="To try it: oaiserve serve demo",
         # In order of precedence. Flags beat all of these, and these beat the defaults.
         config=[_check_variables, Env(ENV_PREFIX, command=False, show=False), _read_config_file],
-        default_parameter=Parameter(negative_iterable=()),
+        default_parameter=Parameter(negative_iterable=(), parse=_HAS_FLAG),
     )
     app.register_install_completion_command(
         help="Let your shell complete commands and flags (--shell bash, zsh, fish)."
@@ -290,7 +293,8 @@ def command_line(serve_app: ServeApp, *, all_flags: bool = False) -> App:
 
 
 def _shorten_help(serve: App) -> None:
-    flags = [each for kind in (ServerOptions, EngineOptions, TelemetryOptions) for each in fields(kind)]
+    kinds = (ServerOptions, EngineOptions, TelemetryOptions, ModelsOptions)
+    flags = [each for kind in kinds for each in fields(kind) if each.name not in WITHOUT_FLAG]
     frequent = {"--config", *(flag_of(each.name) for each in flags if each.metadata.get("frequent"))}
     serve.help_formatter = HelpFormatter(frequent)
     serve.help_epilogue = f"oaiserve serve --help-all has all {len(flags) + 1} flags, and more about these."
@@ -306,7 +310,8 @@ def _flags(title: str, position: int) -> Parameter:
 
 def _check_variables(app: App, commands: tuple[str, ...], arguments: ArgumentCollection) -> None:
     """Raise OptionError for an unknown or empty OAISERVE_ variable, which would otherwise be ignored silently."""
-    known = {ENV_PREFIX + name.lstrip("-").upper().replace("-", "_") for arg in arguments for name in arg.names}
+    flags = [name for argument in arguments if argument.parse for name in argument.names]
+    known = {ENV_PREFIX + flag.lstrip("-").upper().replace("-", "_") for flag in flags}
     for variable in sorted(os.environ):
         if variable.startswith(ENV_PREFIX) and variable not in known | VARIABLES_WITHOUT_FLAG:
             close = difflib.get_close_matches(variable, known, n=1)

@@ -39,6 +39,7 @@ LogLevel = Literal["debug", "info", "warning", "error"]
 LogFormat = Literal["auto", "short", "console", "json"]
 
 FREQUENT = {"frequent": True}  # on the fields whose flags most people use: --help has these, --help-all has all
+NO_FLAG = {"has_flag": False}  # on the fields that only tools and tests set, through the constructor
 
 _UNITS = {"": 1, "kib": 2**10, "mib": 2**20, "gib": 2**30}
 _SIZE = re.compile(r"(\d+(?:\.\d+)?) ?(|kib|mib|gib)", re.IGNORECASE)
@@ -386,7 +387,7 @@ class EngineOptions:
     """Repeat what starts do once: on a CPU, probe native code, quantize weights and convert the tokenizer; on a GPU,
     probe kernels and CUDA graphs."""
 
-    overlap: bool = True
+    overlap: bool = field(default=True, metadata=NO_FLAG)
     """On a GPU, launch each step before the previous step's results arrive."""
 
     cuda_graph: bool = True
@@ -396,7 +397,7 @@ class EngineOptions:
     exact: bool = False
     """Serve only if the same request always gets the same bytes. It is for a CPU."""
 
-    attention: Attention = "auto"
+    attention: Attention = field(default="auto", metadata=NO_FLAG)
     """Attention backend on a GPU. triton: oaiserve's kernels. reference: plain torch, slow. auto: triton if installed,
     else reference."""
 
@@ -420,7 +421,8 @@ class EngineOptions:
 
     drafts: DraftSource = "auto"
     """Guess the next tokens of a sequence from what followed the same tokens before (lookup), and verify them in one
-    step. auto: only on a CPU with native code, where no answer changes. On a GPU, drafts turn --overlap off."""
+    step. auto: only on a CPU with native code, where no answer changes. On a GPU, each step then waits for the results
+    of the one before."""
 
     cpu_threads: int | None = field(default=None, metadata=FREQUENT)
     """Threads that run the model on a CPU. Default: one per available core, or one less from 4 cores on."""
@@ -442,7 +444,7 @@ class EngineOptions:
     generation_config: bool = True
     """Take the defaults of sampling and of max_tokens from the model's generation_config.json or GGUF metadata."""
 
-    block_size: int = 16
+    block_size: int = field(default=16, metadata=NO_FLAG)
     """Tokens per block of the KV cache."""
 
     gpu_memory_utilization: float = 0.9
@@ -453,7 +455,7 @@ class EngineOptions:
     """Number format of the KV cache. auto: the model's. int8: nearly twice as many tokens fit, on a CPU with native
     code. fp8: twice as many fit, on a GPU. Both change answers slightly."""
 
-    kv_blocks: int | None = None
+    kv_blocks: int | None = field(default=None, metadata=NO_FLAG)
     """Blocks in the KV cache, as another way to set --kv-cache-memory."""
 
     kv_cache_memory: Bytes | None = field(default=None, metadata=FREQUENT)
@@ -475,12 +477,13 @@ class EngineOptions:
     itl_target_seconds: float | None = None
     """Target time between two tokens of a stream, for which steps take fewer prompt tokens. Needs --explain."""
 
-    hang_seconds: float = 60
-    """Seconds without progress (or 20 times the expected time, if that is more) after which /health and /ready return
-    503 and the log shows all stacks."""
+    hang_seconds: float = field(default=60, metadata=NO_FLAG)
+    """Seconds without progress (or 20 times the expected time, if that is more) after which the watchdog reports a
+    hang."""
 
     exit_on_hang: bool = False
-    """Exit with code 70 when the engine hangs (--hang-seconds), so that a supervisor restarts it."""
+    """Exit with code 70 when the engine makes no progress for a minute (or 20 times the expected time), so that a
+    supervisor restarts it. Without the flag, /health and /ready return 503 then."""
 
     cost_per_hour: float | None = None
     """Price of an hour of this machine, in any currency. Each request then shows its share (docs/costs.md)."""
@@ -503,9 +506,6 @@ class EngineOptions:
 
     max_waiting: int = 1024
     """Maximum number of waiting sequences (n for each prompt of a request). Further requests get a 429."""
-
-    max_waiting_tokens: int | None = None
-    """Maximum number of prompt tokens of all waiting requests. Further requests get a 429."""
 
     queue_timeout_seconds: float = 0
     """Seconds that a request may wait to be scheduled; then it gets a 503. 0: no limit."""
@@ -544,7 +544,6 @@ class EngineOptions:
             cost_per_hour=0,
             quantized_cache=0,
             max_waiting=0,
-            max_waiting_tokens=1,
             queue_timeout_seconds=0,
             request_timeout_seconds=0,
             tokenize_workers=0,
@@ -558,7 +557,7 @@ class EngineOptions:
         share = self.gpu_memory_utilization
         _check(0 < share <= 1, "--gpu-memory-utilization", share, "above 0 and at most 1")
         if self.kv_blocks is not None and self.kv_cache_memory is not None:
-            raise OptionError("--kv-blocks and --kv-cache-memory both set the size of the KV cache. Set only one.")
+            raise OptionError("kv_blocks and --kv-cache-memory both set the size of the KV cache. Set only one.")
 
     @property
     def adapters(self) -> dict[str, Path]:

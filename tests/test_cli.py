@@ -73,7 +73,7 @@ def test_every_option_is_a_flag_with_a_help_text(
     text = capsys.readouterr().out
     for group in (ServerOptions, EngineOptions, TelemetryOptions):
         for option in fields(group):
-            assert f"--{option.name.replace('_', '-')} " in text
+            assert (f"--{option.name.replace('_', '-')} " in text) == (option.name not in cli.WITHOUT_FLAG)
     assert "[default: 256MiB]" in text
     assert "[default: ]" not in text
 
@@ -265,7 +265,10 @@ def test_a_wrong_command_line_is_one_sentence(
 
 def test_flags_of_other_servers_are_answered_with_flags_that_there_are(capsys: pytest.CaptureFixture[str]) -> None:
     flags = {"--no-compile", "--no-generation-config", "--no-prefix-cache"} | {
-        "--" + field.name.replace("_", "-") for options in (ServerOptions, EngineOptions) for field in fields(options)
+        "--" + field.name.replace("_", "-")
+        for options in (ServerOptions, EngineOptions)
+        for field in fields(options)
+        if field.name not in cli.WITHOUT_FLAG
     }
     named = {flag for ours in OUR_FLAGS.values() for flag in re.findall(r"--[a-z-]+", ours)}
     assert named <= flags

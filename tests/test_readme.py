@@ -11,6 +11,7 @@ from loadtest.cli import RunOptions, Search
 from loadtest.http_target import HttpOptions
 from loadtest.prompts import Workload
 from oaiserve.app import routes
+from oaiserve.cli import WITHOUT_FLAG
 from oaiserve.config import Config, EngineOptions, ModelsOptions, RouteOptions, ServerOptions, TelemetryOptions
 from tests.pages import PAGES, ROOT, anchors, links
 
@@ -18,6 +19,7 @@ FLAGS = {
     f"--{prefix}{field.name.replace('_', '-')}"
     for options in (ServerOptions, EngineOptions, TelemetryOptions, ModelsOptions, RouteOptions)
     for field in fields(options)
+    if field.name not in WITHOUT_FLAG
     for prefix in (("", "no-") if field.type == "bool" else ("",))
 }
 

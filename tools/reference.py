@@ -64,7 +64,7 @@ def flags() -> str:
         rows = [
             _flag(argument)
             for argument in arguments
-            if argument.names[0].startswith("--") and argument.parameter.group[0].name == group
+            if argument.parse and argument.names[0].startswith("--") and argument.parameter.group[0].name == group
         ]
         lines += [f"## {title}", ""]
         if again := [row[0] for row in rows if row in before]:

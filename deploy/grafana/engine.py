@@ -307,7 +307,7 @@ def _queue() -> list[Panel]:
         ),
         lines(
             "Prompt tokens that wait",
-            "Prompt tokens of requests that have not entered a step. --max-waiting-tokens limits them.",
+            "Prompt tokens of requests that have not entered a step.",
             "short",
             [Query(f"oaiserve_waiting_prompt_tokens{{{ENGINE}}}", "{{instance}}")],
             span=8,

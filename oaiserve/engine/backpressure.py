@@ -36,8 +36,8 @@ class SharedLimit:
     all clients together take at most twice the limit, or the limit and one large request.
     """
 
-    def __init__(self, most: int | None) -> None:
-        self._most = most  # None: no limit
+    def __init__(self, most: int) -> None:
+        self._most = most
         self._lock = Lock()
         self._taken: dict[str, int] = {}  # by client, of those that have any
         self.total = 0
@@ -45,8 +45,8 @@ class SharedLimit:
     def take(self, client: str, number: int) -> bool:
         """Take so many, or return False if there is no room. If nothing is taken, any number may be."""
         with self._lock:
-            most = math.inf if self._most is None else self._most
-            if self.total and self.total + number > most and not is_within_share(most, self._taken, client, number):
+            is_full = self.total and self.total + number > self._most
+            if is_full and not is_within_share(self._most, self._taken, client, number):
                 return False
             self.total += number
             if number:

@@ -146,7 +146,6 @@ class Engine:
         )
         self._bounds = Bounds(
             max_model_len=model.max_model_len,
-            max_waiting_tokens=options.max_waiting_tokens,
             queue_timeout_seconds=options.queue_timeout_seconds,
             request_timeout_seconds=options.request_timeout_seconds,
             **_default_limits(options, self.default_params),

@@ -19,7 +19,6 @@ from oaiserve.facts.times import RequestTimes
 @dataclass(frozen=True, slots=True)
 class Bounds:
     max_model_len: int  # tokens of prompt and answer together
-    max_waiting_tokens: int | None = None  # of the prompts of all requests that have not entered a step
     queue_timeout_seconds: float = 0  # until it enters a step; 0: no limit
     request_timeout_seconds: float = 0  # in all; 0: no limit
     # Of answers whose requests set no limit; None: no limit but the context.

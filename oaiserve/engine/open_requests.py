@@ -32,7 +32,7 @@ from oaiserve.engine.step import Chunk, Step
 from oaiserve.engine.text.detokenize import TokenTable
 from oaiserve.engine.time_limits import TimeLimits
 from oaiserve.engine.tokenize import Tokenized
-from oaiserve.errors import APIError, DeadlineMissed, InternalError, InvalidRequest, Overloaded
+from oaiserve.errors import APIError, DeadlineMissed, InternalError, InvalidRequest
 from oaiserve.explain.causes import RequestCauses
 from oaiserve.facts.engine_numbers import EngineNumbers
 from oaiserve.facts.record import EngineAccount, EventKind
@@ -76,8 +76,8 @@ class OpenRequests:
         cost = (lambda: None) if causes is None else (lambda: causes.cost)
         self.limits = TimeLimits(bounds, scheduler.order.slack, cost, self._open.__contains__)
         self._waiting = waiting
-        self._waiting_tokens = SharedLimit(bounds.max_waiting_tokens)
         # read by any thread
+        self.num_waiting_tokens = 0  # prompt tokens of all requests before their first step
         self.num_background = 0  # open requests that can wait
         self.num_left_waiting = 0  # choices that entered a step, or ended before
         self.drain_rate = DrainRate()
@@ -90,11 +90,6 @@ class OpenRequests:
     def all(self) -> dict[str, OpenRequest]:
         """Return the open requests by id, oldest first. Any thread may ask."""
         return self._open.copy()
-
-    @property
-    def num_waiting_tokens(self) -> int:
-        """Return the prompt tokens of all requests before their first step. Any thread may ask."""
-        return self._waiting_tokens.total
 
     @property
     def has_events(self) -> bool:
@@ -183,8 +178,8 @@ class OpenRequests:
         self.finish_if_complete(opened, self._clock_ns())
 
     def admitted(self, tokenized: Tokenized) -> OpenRequest | None:
-        """Return a request whose prompts are encoded, or None if it has ended, or fails now. It fails if it would miss
-        its deadline, or if too many tokens wait."""
+        """Return a request whose prompts are encoded, or None if it has ended, or fails because it would miss its
+        deadline."""
         request = tokenized.request
         opened = self.find(request)
         if opened is None:
@@ -194,12 +189,8 @@ class OpenRequests:
         if (refused := self.limits.refusal(opened, tokenized.forecast)) is not None:
             self._fail(opened, refused)
             return None
-        num_waiting = 0 if request.is_background else tokenized.num_prompt_tokens
-        if not self._waiting_tokens.take(request.client, num_waiting):
-            message = f"{self.num_waiting_tokens} prompt tokens are waiting already; try again later."
-            self._fail(opened, Overloaded(message, retry_after_seconds=self._retry_after_seconds()))
-            return None
-        opened.waiting_tokens = num_waiting
+        opened.waiting_tokens = 0 if request.is_background else tokenized.num_prompt_tokens
+        self.num_waiting_tokens += opened.waiting_tokens
         opened.note_prompts(tokenized)
         return opened
 
@@ -289,7 +280,7 @@ class OpenRequests:
             return  # it has taken no room of others
         self.num_left_waiting += num_choices
         self._waiting.give_back(opened.request.client, num_choices)
-        self._waiting_tokens.give_back(opened.request.client, opened.waiting_tokens)
+        self.num_waiting_tokens -= opened.waiting_tokens
         opened.waiting_tokens = 0
 
     def _fail(self, opened: OpenRequest, error: APIError) -> None:

@@ -127,7 +127,7 @@ class EngineNumbers:
         metric="oaiserve_engine_out_of_memory_total",
     )
     num_hangs: int = fact(  # written by Engine.snapshot
-        "Hangs of the engine (--hang-seconds).",
+        "Hangs of the engine: no progress for longer than a step can take.",
         metric="oaiserve_engine_hangs_total",
     )
     num_masked_draws: int = fact(

@@ -33,7 +33,7 @@ LAST = "#turns > li:last-child .answered"
 def server(small_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
     folder = tmp_path_factory.mktemp("chat")
     adapter = write_adapter(folder / "adapter", {"model.layers.0.mlp.down_proj": (32, 48)}, rank=4, size=3)
-    flags = ("--served-model-name", "small", "--kv-blocks", "1200", "--lora", f"other={adapter}")
+    flags = ("--served-model-name", "small", "--kv-cache-memory", "14400KiB", "--lora", f"other={adapter}")
     with serve_process(str(small_model), folder / "log", *flags) as server:
         yield server
 

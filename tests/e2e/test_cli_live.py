@@ -22,7 +22,7 @@ def test_sigterm_lets_a_stream_finish_with_all_its_spans(small_model: Path, tmp_
     with running_collector() as collector:
         env = {"OTEL_EXPORTER_OTLP_ENDPOINT": collector.url, "NO_PROXY": "127.0.0.1"}
         with (
-            serve_process(str(small_model), tmp_path / "log", "--kv-blocks", "1024", env=env) as server,
+            serve_process(str(small_model), tmp_path / "log", "--kv-cache-memory", "12MiB", env=env) as server,
             httpx.Client(base_url=server.url, headers={"traceparent": traceparent}, timeout=60) as http,
             http.stream("POST", "/v1/completions", json=body) as answer,
         ):

@@ -33,7 +33,16 @@ NUM_STREAMS = 64
 @pytest.fixture(scope="module")
 def server(small_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
     log_file = tmp_path_factory.mktemp("dashboard") / "log"
-    flags = ("--served-model-name", "small", "--kv-blocks", "600", "--recent-requests", "2000", "--drafts", "lookup")
+    flags = (
+        "--served-model-name",
+        "small",
+        "--kv-cache-memory",
+        "7200KiB",
+        "--recent-requests",
+        "2000",
+        "--drafts",
+        "lookup",
+    )
     with serve_process(str(small_model), log_file, *flags) as server:
         yield server
 

@@ -27,7 +27,7 @@ def complete(url: str, key: str) -> tuple[int, str | None]:
 def test_limits_of_stored_keys_change_while_the_server_runs(small_model: Path, tmp_path: Path) -> None:
     store = tmp_path / "store"
     alice, bob = (command(store, "add", name, "--requests-per-day", "12") for name in ("alice", "bob"))
-    flags = ("--kv-blocks", "1024", "--stored-keys", "--response-store", str(store))
+    flags = ("--kv-cache-memory", "12MiB", "--stored-keys", "--response-store", str(store))
     with serve_process(str(small_model), tmp_path / "log", *flags) as server, ThreadPoolExecutor(8) as pool:
         found = list(pool.map(lambda _: complete(server.url, alice), range(30)))
         assert sorted(rest for status, rest in found if status == 200) == sorted(str(number) for number in range(12))

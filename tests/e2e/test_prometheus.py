@@ -38,7 +38,7 @@ from tests.waiting import wait_until
 pytestmark = pytest.mark.prometheus
 
 MODEL = "small"
-FLAGS = ("--cost-per-hour", "2", "--kv-blocks", "20", "--max-step-tokens", "64", "--max-running", "8")
+FLAGS = ("--cost-per-hour", "2", "--kv-cache-memory", "240KiB", "--max-step-tokens", "64", "--max-running", "8")
 FLAGS += ("--served-model-name", MODEL, "--drafts", "lookup")
 # Nothing is drafted while others wait, so this one is sent when the rest has been answered.
 ALWAYS = {"logit_bias": {"40": 100}, "temperature": 0}

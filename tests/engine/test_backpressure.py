@@ -100,10 +100,3 @@ def test_one_client_cannot_keep_a_second_one_out(number: int) -> None:
     assert limit.take("greedy", number)
     assert all(limit.take("polite", 1) for _ in range(MOST // 2))
     assert not limit.take("greedy", MOST)
-
-
-def test_without_a_limit_everything_is_taken_and_counted() -> None:
-    limit = SharedLimit(None)
-    assert limit.take("a", 10**9)
-    assert limit.take("b", 10**9)
-    assert limit.total == 2 * 10**9

@@ -93,17 +93,6 @@ def test_bodies_in_the_tokenizer_are_bounded_but_never_the_first(monkeypatch: py
     assert caught.value.retry_after_seconds is not None
 
 
-def test_too_many_waiting_prompt_tokens_are_refused_but_never_the_first() -> None:
-    asked = [request("runs"), request("long", prompt_len=30), request("one more", prompt_len=2)]
-    options = {"max_running": 1, "max_waiting_tokens": 20, "tokenize_workers": 0}
-    with stepping(*asked, **options) as (_, runner, inbox):
-        runner.permit(100)
-        ended = inbox.wait_terminal("runs", "long", "one more")
-    assert ended["one more"].error.status == 429
-    assert ended["one more"].error.retry_after_seconds == 1
-    assert isinstance(ended["long"], Finished)
-
-
 def test_a_request_that_waits_too_long_gets_503_and_one_that_takes_too_long_408() -> None:
     asked, clock = [request("runs", max_tokens=50), request("waits")], Clock()
     options = {"max_running": 1, "tokenize_workers": 0, "queue_timeout_seconds": 5, "request_timeout_seconds": 60}

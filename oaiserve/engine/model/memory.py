@@ -99,7 +99,7 @@ def kv_blocks(
         use = replace(use, states=state_bytes)
     if options.kv_blocks is not None:
         num_blocks = options.kv_blocks
-        asked = f"--kv-blocks is {num_blocks}, which take {gib(num_blocks * block_bytes)} GiB"
+        asked = f"kv_blocks is {num_blocks}, which take {gib(num_blocks * block_bytes)} GiB"
     elif options.kv_cache_memory is not None:
         num_blocks = options.kv_cache_memory // block_bytes
         asked = f"--kv-cache-memory is {options.kv_cache_memory}"
@@ -111,7 +111,7 @@ def kv_blocks(
             return min(most, _blocks_left(use, block_bytes, -(-least_tokens // options.block_size)))
         most = min(most, max(CPU_TOKENS, CPU_LONGEST_REQUESTS * max_model_len) // options.block_size)
         num_blocks = max(1, min(most, (int(available_bytes() * CPU_SHARE) - state_bytes) // block_bytes))
-        asked = f"One block of the KV cache, of --block-size {options.block_size}, takes {gib(block_bytes)} GiB"
+        asked = f"One block of the KV cache takes {gib(block_bytes)} GiB"
     free = available_bytes() if use is None else use.left
     if num_blocks * block_bytes > free:
         why = "" if use is None else f" for it: {use}"

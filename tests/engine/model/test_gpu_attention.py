@@ -210,10 +210,10 @@ def test_tiles_that_see_the_most_keys_come_first() -> None:
 
 
 def test_the_backend_for_gpus_is_refused_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(StartupError, match=r"^--attention triton is for NVIDIA GPUs; the model is on cpu\."):
+    with pytest.raises(StartupError, match=r"^Attention by triton is for NVIDIA GPUs; the model is on cpu\."):
         select_backend(CPU, "triton")
     monkeypatch.setattr("oaiserve.engine.executors.cuda.select.find_spec", lambda _: None)
-    with pytest.raises(StartupError, match=r"^--attention triton needs the package triton\."):
+    with pytest.raises(StartupError, match=r"^Attention by triton needs the package triton\."):
         select_backend(torch.device("cuda"), "triton")
     assert select_backend(torch.device("cuda")) is PlainAttention
 

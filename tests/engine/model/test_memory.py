@@ -82,8 +82,8 @@ def test_a_gpu_without_room_for_one_state_is_refused() -> None:
     [
         ({"kv_cache_memory": Bytes("17GiB")}, r"--kv-cache-memory is 17GiB, but only 16\.0 GiB are free on cpu\."),
         ({"kv_cache_memory": Bytes("4KiB")}, r"one block of the KV cache takes 262144 bytes\."),
-        ({"kv_blocks": 70_000}, r"--kv-blocks is 70000, which take 17\.1 GiB, but only 16\.0 GiB are free"),
-        ({"block_size": 2_000_000}, r"One block .* of --block-size 2000000, takes 30\.5 GiB, but only 16\.0 GiB are"),
+        ({"kv_blocks": 70_000}, r"kv_blocks is 70000, which take 17\.1 GiB, but only 16\.0 GiB are free"),
+        ({"block_size": 2_000_000}, r"One block of the KV cache takes 30\.5 GiB, but only 16\.0 GiB are"),
     ],
 )
 def test_a_cache_that_does_not_fit_or_has_no_block_is_refused(options: dict[str, Any], problem: str) -> None:
@@ -95,7 +95,7 @@ def test_a_cache_that_does_not_fit_or_has_no_block_is_refused(options: dict[str,
     ("options", "asked"),
     [
         (EngineOptions(kv_cache_memory=Bytes("54GiB")), "--kv-cache-memory is 54GiB, but "),
-        (EngineOptions(kv_blocks=2**18), "--kv-blocks is 262144, which take 64.0 GiB, but "),
+        (EngineOptions(kv_blocks=2**18), "kv_blocks is 262144, which take 64.0 GiB, but "),
     ],
 )
 def test_a_cache_larger_than_what_a_gpu_has_left_is_refused_with_all_uses_of_its_memory(

@@ -20,9 +20,9 @@ def select_backend(device: torch.device, name: Attention = "auto") -> Backend:
     if name == "reference":
         return PlainAttention
     if device.type != "cuda":
-        raise StartupError(f"--attention {name} is for NVIDIA GPUs; the model is on {device}. Use --attention auto.")
+        raise StartupError(f"Attention by {name} is for NVIDIA GPUs; the model is on {device}.")
     if not has_triton:
-        raise StartupError(f"--attention {name} needs the package triton. Install it, or use --attention reference.")
+        raise StartupError(f"Attention by {name} needs the package triton. Install it.")
     from oaiserve.engine.model.attention.triton import TritonAttention
 
     return TritonAttention

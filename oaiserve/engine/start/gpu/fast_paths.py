@@ -87,7 +87,7 @@ def _attention(spec: ModelSpec, weights: CudaWeights, options: EngineOptions, tr
     """Return the backend: kernels, unless they differ."""
     backend = select_backend(spec.device, options.attention)
     if backend is PlainAttention:
-        trials.off["attention"] = "attention is in plain torch (--attention)"
+        trials.off["attention"] = "attention is in plain torch, without triton"
         return backend
 
     def problem() -> object | None:

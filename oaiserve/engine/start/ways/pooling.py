@@ -248,9 +248,7 @@ def _refuse_unless_possible(task: Task, options: EngineOptions) -> None:
     """Refuse settings that a model without a KV cache cannot obey."""
     for flag, is_set in (
         (f"--quantize {options.quantize}", options.quantize != "none"),
-        (f"--attention {options.attention}", options.attention != "auto"),
         (f"--kv-cache-dtype {options.kv_cache_dtype}", options.kv_cache_dtype != "auto"),
-        ("--kv-blocks", options.kv_blocks is not None),
         ("--kv-cache-memory", options.kv_cache_memory is not None),
     ):
         if is_set:
