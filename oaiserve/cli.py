@@ -65,7 +65,7 @@ from oaiserve.http.key_table import KeyTable
 from oaiserve.http.keys import Keyring, exposure
 from oaiserve.routes.responses import store
 from oaiserve.routes.sampling_defaults import SamplingDefaults, given_defaults
-from oaiserve.scale.several.settings import holds_models, models_of
+from oaiserve.scale.children.settings import holds_models, models_of
 from oaiserve.screen import Screen
 
 # Serves until it is stopped, on a socket that is bound but does not listen yet, and returns the exit code.
@@ -113,7 +113,7 @@ def main(argv: Sequence[str] | None = None, serve_app: ServeApp | None = None) -
     if argv and argv[0] in SMALL_COMMANDS:
         return commands.run(small_command(argv[0]), argv[1:])
     if argv[:1] == [MODEL_PROCESS] and len(argv) > 1:
-        from oaiserve.scale.several.process import run
+        from oaiserve.scale.children.process import run
 
         return run(argv[1:], _serve_app)
     if argv[:1] == ["--install-completion"]:
@@ -513,7 +513,7 @@ def _serve_models(
     server: ServerOptions, configs: Mapping[str, Config], options: ModelsOptions, sock: socket.socket
 ) -> int:
     """Serve several models until a signal, and return the exit code."""
-    from oaiserve.scale.several.app import create_app
+    from oaiserve.scale.gateway.app import create_gateway_of_models
     from oaiserve.telemetry import logs
 
     port = sock.getsockname()[1]
@@ -524,7 +524,7 @@ def _serve_models(
     _warn_of_keys(next(iter(configs.values())))  # all have the same files
     if any(config.model == "demo" for config in configs.values()):
         demo.fetched()
-    app, gateway, models = create_app(server, configs, options)
+    app, gateway, models = create_gateway_of_models(server, configs, options)
     banner = banners.of_models(server, [*configs], url, on_demand=options.load_on_demand)
     with announced(url, ", ".join(configs)):
         run_until_signal(
@@ -567,7 +567,8 @@ def run_until_signal(
     """Serve `app` until SIGTERM, SIGINT, SIGHUP or a failure, as `Server` does. Raises SystemExit if it cannot."""
     from oaiserve.http.server import Server
 
-    server = Server(app, options, connections, on_drain=on_drain, failure=failure)
+    trusts_peers = sock.family == socket.AF_UNIX  # in a private folder, where only the gateway can connect
+    server = Server(app, options, connections, on_drain=on_drain, failure=failure, trusts_peers=trusts_peers)
     # uvicorn restores these handlers when it has stopped. A further signal must then not kill the process, because the
     # exit code would no longer be 0.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):

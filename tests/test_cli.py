@@ -18,7 +18,7 @@ from oaiserve.config import Bytes, Config, EngineOptions, ServerOptions, Telemet
 from oaiserve.errors import StartupError
 from oaiserve.foreign_flags import OUR_FLAGS
 from oaiserve.routes.sampling_defaults import given_defaults
-from oaiserve.scale.several.settings import models_of
+from oaiserve.scale.children.settings import models_of
 
 FREE_PORT = ("--port", "0")
 

@@ -65,8 +65,9 @@ class Listener:
                 self._retry = self._loop.call_later(RETRY_SECONDS, self._listen)
                 return
             client.setblocking(False)
-            if self._connections.admit(address[0]) is None:
-                self._begin(client, address[0])
+            host = address[0] if address else ""  # clients of a Unix socket have no address
+            if self._connections.admit(host) is None:
+                self._begin(client, host)
             else:
                 self._turn_away(client)
 

@@ -37,7 +37,8 @@ HEADERS = [("x-content-type-options", "nosniff")]  # of every answer: a browser 
 class Server(uvicorn.Server):
     """A uvicorn server that serves until a signal arrives or `failure()` returns an exception.
 
-    `on_drain` is called when the shutdown begins. The call may come from a signal handler, and more than once.
+    `on_drain` is called when the shutdown begins. The call may come from a signal handler, and more than once. With
+    `trusts_peers`, every peer is trusted as a gateway: the server listens on a socket that only its gateway can reach.
     """
 
     def __init__(
@@ -48,9 +49,10 @@ class Server(uvicorn.Server):
         *,
         on_drain: Callable[[], None] = lambda: None,
         failure: Callable[[], BaseException | None] = lambda: None,
+        trusts_peers: bool = False,
     ) -> None:
         config = uvicorn.Config(
-            TrustedProxies(app, options.trusted_proxy),
+            TrustedProxies(app, ("*",) if trusts_peers else options.trusted_proxy),
             loop="uvloop",
             http=Connection,
             headers=HEADERS,

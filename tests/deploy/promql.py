@@ -9,7 +9,7 @@ import yaml
 from prometheus_client import Counter
 
 from oaiserve.scale.gateway.metrics import GatewayMetrics
-from oaiserve.scale.gateway.watch import USUAL, Watch, addresses_of
+from oaiserve.scale.gateway.watch import USUAL, Watch
 from oaiserve.scale.routers import Routers
 from oaiserve.telemetry import names, vllm_names
 from tests.deploy.paths import DEPLOY
@@ -26,7 +26,7 @@ KNOWN_LABELS = {
     for suffix in _SUFFIXES.get(metric.type, ("",))
 }
 KNOWN_LABELS |= dict.fromkeys((*PROCESS_METRICS, "up"), _TARGET)
-_GATEWAY = GatewayMetrics(Watch(Routers(), (), None, addresses_of, USUAL))
+_GATEWAY = GatewayMetrics(Watch(Routers(), (), (), USUAL))
 KNOWN_LABELS |= {
     f"oaiserve_gateway_{name}_total": {*vars(metric)["_labelnames"], *_TARGET}
     for name, metric in vars(_GATEWAY).items()

@@ -25,8 +25,8 @@ from oaiserve.facts.record import HostPart, RequestRecord
 from oaiserve.http.connections import Connections
 from oaiserve.http.server import Server
 from oaiserve.routes.responses.store import ResponseDatabase, StoreLimits
+from oaiserve.scale.address import Address
 from oaiserve.scale.gateway.app import create_gateway
-from oaiserve.scale.gateway.upstream import Address
 from oaiserve.scale.gateway.watch import Pace
 from tests.engine.doubles import EOS, LETTERS, TOKENIZER, make_engine
 from tests.routes.doubles import FakeTelemetry

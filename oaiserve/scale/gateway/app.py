@@ -1,43 +1,85 @@
-"""`create_gateway` builds the gateway's app: its own routes, the checks in front, and `Gateway` for all the rest."""
+"""Builds gateways: the gateway's own routes, the checks in front, and `Gateway` for all the rest.
+
+`create_gateway` is for servers that run elsewhere, and `create_gateway_of_models` for child processes.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import logging
+import shutil
+import tempfile
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from secrets import token_urlsafe
 
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
-from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Mount, Route
 
 from oaiserve import __version__
-from oaiserve.config import RouteOptions
+from oaiserve.app import keyring, middleware, refresh_keys
+from oaiserve.config import Config, ModelsOptions, RouteOptions, ServerOptions
 from oaiserve.errors import StartupError, Unavailable
 from oaiserve.facts.record import AccessRefusal
 from oaiserve.facts.times import monotonic_ns
+from oaiserve.files import demo
+from oaiserve.files.private import cache_folder
+from oaiserve.files.source import find_model
 from oaiserve.http.codings import page_response
-from oaiserve.routes.access import Hosts
-from oaiserve.routes.middleware import (
-    Errors,
-    PacedRefusals,
-    RequestHeaders,
-    TidyPath,
-    json_response,
-    render_http_exception,
-)
-from oaiserve.scale.gateway import page
+from oaiserve.http.key_store import KeyStore
+from oaiserve.http.keys import Keyring
+from oaiserve.routes.middleware import json_response, render_http_exception
+from oaiserve.scale.address import Address
+from oaiserve.scale.children.models import ChildModels, Model
+from oaiserve.scale.children.process import start_on
+from oaiserve.scale.gateway import model_routes, page
 from oaiserve.scale.gateway.gateway import Gateway
 from oaiserve.scale.gateway.metrics import CONTENT_TYPE, GatewayMetrics
-from oaiserve.scale.gateway.watch import USUAL, Pace, Resolve, Watch, addresses_of
+from oaiserve.scale.gateway.sources import Resolve, Url, addresses_of
+from oaiserve.scale.gateway.watch import USUAL, Pace, Watch, report_headers
 from oaiserve.scale.routers import Routers
 from oaiserve.telemetry import make_tracing
 
 CLOSE_SECONDS = 5.0  # the longest wait for a collector that does not answer
+# A silent process is not left out, because no other one has its model. Its own watchdog sees a hang.
+PACE_OF_MODELS = Pace(report_seconds=1.0, answer_seconds=600.0, least_answer_seconds=600.0, resolve_seconds=3600.0)
+JOIN_SECONDS = 0.005  # between two looks at whether a process has joined
+
+
+@dataclass(frozen=True, slots=True)
+class Children:
+    """What a gateway of child processes has: its models, and the keys that it checks itself."""
+
+    models: ChildModels
+    options: ModelsOptions
+    folder: Path  # private to this user
+    ring: Keyring | None
+    key_store: KeyStore | None
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        tasks = [asyncio.create_task(self.models.watch())]
+        if not self.options.load_on_demand:
+            tasks.append(asyncio.create_task(self.models.load_all()))
+        if self.ring is not None:
+            tasks.append(asyncio.create_task(refresh_keys(self.ring)))
+        try:
+            yield
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            await self.models.close()
+            shutil.rmtree(self.folder)
+            if self.key_store is not None:
+                await self.key_store.close()
 
 
 async def health(request: Request) -> Response:
@@ -51,10 +93,45 @@ async def version(request: Request) -> Response:
 def create_gateway(
     options: RouteOptions, resolve: Resolve = addresses_of, pace: Pace = USUAL
 ) -> tuple[Starlette, Gateway]:
-    """Return the gateway's app, and the gateway, which learns of the shutdown. `resolve` finds a URL's replicas."""
-    router = Routers()
-    watch = Watch(router, options.replica, options.replica_key, resolve, pace)
+    """Return the app of a gateway for servers elsewhere, and the gateway, which learns of the shutdown. `resolve` finds
+    a URL's replicas."""
+    headers = report_headers(options.replica_key)
+    routers = Routers()
+    watch = Watch(routers, [Url(url, headers, resolve) for url in options.replica], headers, pace)
+    return _create(watch, routers, options.server, options, None)
+
+
+def create_gateway_of_models(
+    server: ServerOptions, configs: Mapping[str, Config], options: ModelsOptions
+) -> tuple[Starlette, Gateway, ChildModels]:
+    """Return the app of a gateway whose replicas are child processes, one for each model, the gateway, and the models.
+    Raises StartupError for files of keys."""
+    ring, key_store = keyring(server)
+    own_key = token_urlsafe() if server.needs_key else None  # for reports and metrics
+    folder = Path(tempfile.mkdtemp(prefix="oaiserve-"))
+    routers = Routers(is_strict=True)
+
+    async def changed() -> None:
+        await watch.look()
+        while not watch.upstreams.keys() <= watch.joined:  # noqa: ASYNC110 - there is no event for all of them
+            await asyncio.sleep(JOIN_SECONDS)
+
+    children = [
+        Model(name, _of_child(config, own_key, folder), Address.of_socket(folder / f"{number}.sock"), _size(config))
+        for number, (name, config) in enumerate(configs.items(), start=1)
+    ]
+    models = ChildModels(children, options, start_on, changed, routers.models_of)
+    watch = Watch(routers, (models,), report_headers(own_key), PACE_OF_MODELS, logging.DEBUG)
+    route = RouteOptions(body_limit=server.body_limit)
+    app, gateway = _create(watch, routers, server, route, Children(models, options, folder, ring, key_store))
+    return app, gateway, models
+
+
+def _create(
+    watch: Watch, routers: Routers, server: ServerOptions, options: RouteOptions, children: Children | None
+) -> tuple[Starlette, Gateway]:
     metrics = GatewayMetrics(watch)
+    models = None if children is None else children.models
     try:
         tracing = make_tracing(
             epoch_offset_ns=time.time_ns() - monotonic_ns(),
@@ -64,7 +141,7 @@ def create_gateway(
         )
     except ValueError as error:
         raise StartupError(f"An OTEL_ variable has a value that OpenTelemetry rejects: {error}") from error
-    gateway = Gateway(router, watch, metrics, options, tracing)
+    gateway = Gateway(routers, watch, metrics, server, options, tracing, models)
 
     async def ready(request: Request) -> Response:
         if not gateway.is_ready:
@@ -72,13 +149,21 @@ def create_gateway(
         return Response()
 
     async def show_metrics(request: Request) -> Response:
-        return await page_response(request, await run_in_threadpool(metrics.render), CONTENT_TYPE)
+        if models is None:
+            content = await run_in_threadpool(metrics.render)
+        else:
+            content = await model_routes.all_metrics(metrics, watch, models)
+        return await page_response(request, content, CONTENT_TYPE)
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
         watching = asyncio.create_task(watch.run())
         try:
-            yield
+            if children is None:
+                yield
+            else:
+                async with children.running():
+                    yield
         finally:
             watching.cancel()
             with suppress(asyncio.CancelledError):
@@ -89,23 +174,39 @@ def create_gateway(
     def count_refused(reason: AccessRefusal) -> None:
         metrics.refused_access.labels(reason).inc()
 
+    own = []
+    if children is not None:
+        own = model_routes.routes(children.models, watch, routers, children.key_store)
     app = Starlette(
         routes=[
             Route("/health", health),
             Route("/ready", ready),
             Route("/version", version),
             Route("/metrics", show_metrics),
-            *page.routes(watch, router, metrics, options.server, lambda: gateway.is_draining),
+            *own,
+            *page.routes(watch, routers, metrics, server, models, gateway),
             Mount("", gateway),
         ],
-        middleware=[
-            Middleware(RequestHeaders),
-            Middleware(PacedRefusals),
-            Middleware(Errors),
-            Middleware(TidyPath),
-            Middleware(Hosts, listens_on=options.host, allowed=options.allowed_host, origins=(), count=count_refused),
-        ],
+        middleware=middleware(server, None if children is None else children.ring, count_refused, None),
         exception_handlers={HTTPException: render_http_exception},
         lifespan=lifespan,
     )
     return app, gateway
+
+
+def _of_child(config: Config, own_key: str | None, folder: Path) -> Config:
+    """Return the settings of a child process, which has a key for the gateway and shares a store of responses."""
+    server = config.server
+    if own_key is not None:
+        server = replace(server, api_key=(*server.api_key, own_key))
+    if server.stores_responses and server.response_store is None:
+        server = replace(server, response_store=folder / "responses")
+    return replace(config, server=server)
+
+
+def _size(config: Config) -> int:
+    """Return the size of a model's files, as far as they are here: about what it takes until that is measured."""
+    source = None if config.model == "demo" else find_model(config.model)
+    path = cache_folder() / "models" / demo.NAME if source is None else source.path
+    files = [path] if path.is_file() else path.rglob("*") if path.is_dir() else ()
+    return sum(file.stat().st_size for file in files if file.is_file())

@@ -11,11 +11,11 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Coroutine
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, suppress
+from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from random import getrandbits
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import parse_qsl, quote, urlencode
 
 import msgspec
@@ -24,7 +24,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from oaiserve.config import RouteOptions
+from oaiserve.config import RouteOptions, ServerOptions
 from oaiserve.engine.backpressure import SharedLimit
 from oaiserve.engine.turn_workers import at_once
 from oaiserve.errors import (
@@ -51,6 +51,7 @@ from oaiserve.routes import sse
 from oaiserve.routes.batches.routes import MOST_FILE_BYTES
 from oaiserve.routes.body import RETRY_AFTER_SECONDS, TOO_MANY_BODIES, client_left, keep, receive
 from oaiserve.routes.serving import MEDIA_BODY_BYTES, MOST_RECEIVED_BYTES
+from oaiserve.scale.children.models import ChildModels
 from oaiserve.scale.gateway.lists import (
     REQUESTS_PATH,
     SCHEMA_PATH,
@@ -174,19 +175,6 @@ class _Begun:
         return self.answer.header(KIND_HEADER.encode())
 
 
-class Residents(Protocol):
-    """The models of the processes of this machine, which are loaded when they are asked for."""
-
-    def name_for(self, given: str, /) -> str:
-        """Return the name of the model for a request, which names one or none. Raises ModelNotFound."""
-
-    def in_use(self, name: str, /) -> AbstractAsyncContextManager[int]:
-        """Keep a model loaded in the `with` block, and yield the nanoseconds for which it was waited for."""
-
-    async def loaded(self, name: str, /) -> None:
-        """Wait until a model is loaded again, whose process has ended."""
-
-
 class Gateway:
     """The ASGI app: it passes requests on to replicas, and their answers back.
 
@@ -198,16 +186,18 @@ class Gateway:
         router: Routers,
         watch: Watch,
         metrics: GatewayMetrics,
+        server: ServerOptions,
         options: RouteOptions,
         tracing: Tracing | None,
-        residents: Residents | None = None,
+        models: ChildModels | None = None,
     ) -> None:
+        """`models` are those of its child processes, if these are its replicas."""
         self._router = router
-        self._residents = residents
+        self._models = models
         self._watch = watch
         self._metrics = metrics
         self._tracing = tracing
-        self._shows_requests = options.server.shows_dashboard  # of its replicas
+        self._shows_requests = server.shows_dashboard  # of its replicas
         self._body_limit = options.body_limit or MEDIA_BODY_BYTES
         self._continues = options.continue_streams
         self._received = SharedLimit(MOST_RECEIVED_BYTES)  # bodies of requests without an answer
@@ -219,7 +209,9 @@ class Gateway:
 
     @property
     def is_ready(self) -> bool:
-        return bool(self._watch.joined - self._watch.silent) and not self.is_draining
+        """Return whether it takes requests. Requests for a model that is not loaded wait for its process."""
+        has_replicas = self._models is not None or bool(self._watch.joined - self._watch.silent)
+        return has_replicas and not self.is_draining
 
     def drain(self) -> None:
         """Take no further requests. A signal handler may call this."""
@@ -234,7 +226,7 @@ class Gateway:
             ending = Ending.CANCELLED
         except NoReplica:
             ending = Ending.NO_REPLICA
-            text = "No replica can be reached" if self._residents is None else "No such model is loaded"
+            text = "No replica can be reached" if self._models is None else "No such model is loaded"
             raise Unavailable(f"{text}; try again later.", retry_after_seconds=5) from None
         finally:
             if not scope["path"].startswith(REQUESTS_PATH):  # the page polls it
@@ -253,9 +245,9 @@ class Gateway:
 
     async def _pass_on(self, scope: Scope, receive: Receive, send: Send) -> Ending:
         path, client = scope["path"], scope["state"]["client"]
-        if (self._is_of_one(path) and self._residents is None) or not {".", ".."}.isdisjoint(path.split("/")):
+        if self._refuses(path) or not {".", ".."}.isdisjoint(path.split("/")):
             raise NotFound(f"{path[:100]} is about one replica. Ask that one itself.")
-        if self._residents is not None and path == "/v1/batches" and scope["method"] == "POST":
+        if self._models is not None and path == "/v1/batches" and scope["method"] == "POST":
             raise InvalidRequest("A server of several models has no batches. Serve the model by itself for them.")
         if self.is_draining:
             raise Unavailable("The server is shutting down. Please try again.", retry_after_seconds=5)
@@ -280,8 +272,8 @@ class Gateway:
                 if self._tracing is not None:  # each attempt has its own
                     asked.headers = [header for header in asked.headers if header[0] != TRACEPARENT]
                 async with AsyncExitStack() as stack:
-                    if self._residents is not None and not path.startswith(_OF_ONE_REPLICA):
-                        await self._have_model(asked, scope["state"]["key"], self._residents, stack, left)
+                    if self._models is not None and not path.startswith(_OF_ONE_REPLICA):
+                        await self._have_model(asked, scope["state"]["key"], self._models, stack, left)
                     begun = await self._begin(asked, left)
                     if not begun.may_go_on:
                         self._received.give_back(client, len(body))
@@ -317,10 +309,15 @@ class Gateway:
         self._received.give_back(client, len(body))
         body[:] = whole
 
-    def _is_of_one(self, path: str) -> bool:
-        """Return whether a path is about one replica, so that a gateway refuses it."""
+    def _refuses(self, path: str) -> bool:
+        """Return whether a path is about one replica, so that a gateway refuses it. A request can name the replica by
+        its model if that runs in a child process."""
+        if not path.startswith(_OF_ONE_REPLICA):
+            return False
+        if self._models is not None:
+            return not self._shows_requests
         is_shown = self._shows_requests and (path == REQUESTS_PATH or path.startswith(f"{REQUESTS_PATH}/"))
-        return path.startswith(_OF_ONE_REPLICA) and not is_shown
+        return not is_shown
 
     def _listing_for(self, scope: Scope, asked: _Asked) -> Callable[[], Awaitable[Response]] | None:
         """Return what answers with a list of all replicas, if the request is for one."""
@@ -328,15 +325,15 @@ class Gateway:
         if (
             scope["path"] == REQUESTS_PATH
             and asked.method == "GET"
-            and not (self._residents is not None and asked.prompt.model)
+            and not (self._models is not None and asked.prompt.model)
         ):
             query = scope["query_string"].decode("latin-1")
             return partial(all_requests, self._watch, query, asked.headers)
         if scope["path"] == MODELS_PATH and self._router.differ:
             return partial(models_answer, self._watch, self._router, scope, asked.headers)
-        if scope["path"] == SCHEMA_PATH and self._residents is None:
-            return partial(schema_answer, self._watch, self._is_of_one, asked.headers)
-        if scope["path"] in _LISTS and asked.method == "GET" and self._residents is None:
+        if scope["path"] == SCHEMA_PATH and self._models is None:
+            return partial(schema_answer, self._watch, self._refuses, asked.headers)
+        if scope["path"] in _LISTS and asked.method == "GET" and self._models is None:
             return partial(all_kept, self._watch, asked.target, asked.headers)
         return None
 
@@ -346,14 +343,14 @@ class Gateway:
             return await listing()
 
     async def _have_model(
-        self, asked: _Asked, key: Key | None, residents: Residents, stack: AsyncExitStack, left: asyncio.Task[None]
+        self, asked: _Asked, key: Key | None, models: ChildModels, stack: AsyncExitStack, left: asyncio.Task[None]
     ) -> None:
         """Wait until the model of a request is loaded, and keep it loaded as long as `stack` is open. Raises
         Forbidden."""
-        name = residents.name_for(asked.prompt.model)
+        name = models.name_for(asked.prompt.model)
         if key is not None and not asked.looks_for_one:
             key.check_model(name)
-        waited_ns = await _unless_left(stack.enter_async_context(residents.in_use(name)), left)
+        waited_ns = await _unless_left(stack.enter_async_context(models.in_use(name)), left)
         asked.headers.append((WAITED_HEADER.encode(), b"%d %d" % (asked.began_ns, waited_ns)))
         if not asked.looks_for_one:
             asked.prompt = asked.prompt._replace(model=name)
@@ -363,9 +360,9 @@ class Gateway:
         try:
             return await self._ask(asked, left)
         except NoReplica:
-            if self._residents is None or not asked.prompt.model:
+            if self._models is None or not asked.prompt.model:
                 raise
-            await _unless_left(self._residents.loaded(asked.prompt.model), left)
+            await _unless_left(self._models.loaded(asked.prompt.model), left)
             return await self._ask(asked, left)
 
     async def _ask(self, asked: _Asked, left: asyncio.Task[None], *tried_before: str) -> _Begun:
@@ -409,12 +406,14 @@ class Gateway:
             upstream = self._watch.upstreams[decision.replica]
             metrics.choices.labels(str(upstream.number), decision.reason).inc()
             upstream.num_open += 1
-            ip, port, *_ = upstream.address
-            found: dict[str, str | int] = {names.SERVER_ADDRESS: ip, names.SERVER_PORT: port}
+            address = upstream.address
+            found: dict[str, str | int] = {names.SERVER_ADDRESS: address.name}
+            if address.path is None:
+                found = {names.SERVER_ADDRESS: address.ip, names.SERVER_PORT: address.port}
             found[names.HTTP_REQUEST_METHOD] = asked.method
             asked.attempts.append(attempt := Attempt(monotonic_ns(), found))
             own = [(ROUTE_HEADER, as_text(decision).encode())]
-            own += asked.deadline_headers(within, is_beside=self._residents is not None)
+            own += asked.deadline_headers(within, is_beside=self._models is not None)
             if self._tracing is not None:
                 is_sampled = self._tracing.is_sampled(asked.trace)
                 own.append((TRACEPARENT, asked.trace.traceparent(attempt.span_id, is_sampled=is_sampled).encode()))
@@ -466,7 +465,7 @@ class Gateway:
     def _warn_of_unmarked(self, upstream: Upstream) -> None:
         """Warn once about a replica whose streams have no marks. Not about the processes of several models: they trust
         this one, so their streams lack marks for other reasons."""
-        if self._residents is None and self._continues != "never" and upstream.name not in self._unmarked:
+        if self._models is None and self._continues != "never" and upstream.name not in self._unmarked:
             self._unmarked.add(upstream.name)
             text = "Streams of replica %s end with it, unless its --trusted-proxy has the address of this gateway"
             log.warning(text, upstream.shown)
@@ -572,11 +571,13 @@ class Gateway:
     ) -> _Begun | None:
         """Have another replica go on with a stream. Return None if none does in time. Raises ClientDisconnect."""
         with suppress(asyncio.CancelledError):  # of the shutdown: then the stream ends with an error
+            # A child process that is started again has the same address.
+            cutters = [cut.decision.replica] if self._models is None else []
             if num_cuts:  # replicas cut it off one after the other
                 await _unless_left(asyncio.sleep(PAUSE_SECONDS * 2 ** min(num_cuts, 5)), left)
             while monotonic_ns() < give_up_ns and not self.is_draining:
                 with suppress(NoReplica, BadGateway):
-                    begun = await self._ask(asked, left, cut.decision.replica)
+                    begun = await self._ask(asked, left, *cutters)
                     is_alike = bool(kind) and begun.kind == kind
                     if begun.answer.status == 200 and begun.may_go_on and (is_alike or self._continues == "any"):
                         self._metrics.continued.labels("alike" if is_alike else "unlike").inc()

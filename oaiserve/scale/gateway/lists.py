@@ -22,8 +22,9 @@ from oaiserve.routes.dashboard import document_response
 from oaiserve.routes.middleware import json_response
 from oaiserve.routes.models import list_answer
 from oaiserve.routes.pages import Page, page_of
+from oaiserve.scale.gateway.sources import UNREADABLE
 from oaiserve.scale.gateway.upstream import BadAnswer, CutOff, Headers, Unreachable, Upstream
-from oaiserve.scale.gateway.watch import UNREADABLE, Watch
+from oaiserve.scale.gateway.watch import Watch
 from oaiserve.scale.routers import Routers
 
 REQUESTS_PATH = "/debug/requests"

@@ -3,20 +3,22 @@ shown only where the gateway listens on this machine alone."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from operator import itemgetter
 from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
+from starlette.types import ASGIApp
 
 from oaiserve import __version__
 from oaiserve.config import ServerOptions
 from oaiserve.facts.times import monotonic_ns
-from oaiserve.routes import dashboard
+from oaiserve.routes import dashboard, debug
 from oaiserve.routes.operation import closed
+from oaiserve.scale.children.models import ChildModels, Model
 from oaiserve.scale.gateway.feed import FleetFeed
+from oaiserve.scale.gateway.gateway import Gateway
 from oaiserve.scale.gateway.metrics import GatewayMetrics, counts
 from oaiserve.scale.gateway.samples import FleetSamples
 from oaiserve.scale.gateway.upstream import Upstream
@@ -34,9 +36,11 @@ def routes(
     routers: Routers,
     metrics: GatewayMetrics,
     server: ServerOptions,
-    is_draining: Callable[[], bool],
+    models: ChildModels | None,
+    gateway: Gateway,
 ) -> list[Route]:
-    """Return the routes of the pages: the chat, which any replica answers, and the live page of the fleet."""
+    """Return the routes of the pages: the chat, which any replica answers, and the live page of the fleet. With
+    `models` in child processes, the feed of one model comes from its process."""
 
     async def root(request: Request) -> Response:
         return await dashboard.answer_root(request, server, __version__)
@@ -44,26 +48,40 @@ def routes(
     def fleet() -> dict[str, Any]:
         sent = counts(metrics.choices, "replica")
         replicas = [_shown(upstream, watch, routers, sent) for upstream in watch.upstreams.values()]
-        if server.is_private:
+        if models is not None:
+            replicas += [_not_loaded(model) for model in models.models.values() if model.process is None]
+        elif server.is_private:
             for replica, upstream in zip(replicas, watch.upstreams.values(), strict=True):
                 replica["address"] = upstream.name
         return {
             "requests": counts(metrics.requests, "ending"),
             "continued": counts(metrics.continued, "result"),
-            "replicas": sorted(replicas, key=itemgetter("number")),
+            "replicas": sorted(replicas, key=itemgetter("number" if models is None else "models")),
+            "has_children": models is not None,
         }
 
-    fleet_feed = FleetFeed(FleetSamples(watch), fleet, is_draining)
+    fleet_feed = FleetFeed(FleetSamples(watch), fleet, lambda: gateway.is_draining)
 
-    async def feed(request: Request) -> Response:
+    async def feed(request: Request) -> ASGIApp:
+        if models is not None and request.query_params.get("model"):
+            return gateway
         return dashboard.feed_response(request, fleet_feed, fleet_feed.events())
 
     root_route = Route("/", root)
-    if not server.shows_dashboard:
-        hidden = closed(_CLOSED)
-        paths = ("/debug/requests", "/debug/requests/{request_id}")
-        return [root_route, *dashboard.page_routes(hidden), *(Route(path, hidden) for path in paths)]
-    return [root_route, *dashboard.page_routes(None), Route("/dashboard/feed", feed)]
+    if server.shows_dashboard:
+        return [root_route, *dashboard.page_routes(None), Route("/dashboard/feed", feed)]
+    hidden = closed(_CLOSED) if models is None else debug.closed_route
+    paths = ["/debug/requests", "/debug/requests/{request_id}"]
+    if models is not None:
+        paths = ["/debug/{rest:path}", "/dashboard/{rest:path}"]
+    return [root_route, *dashboard.page_routes(hidden), *(Route(path, hidden) for path in paths)]
+
+
+def _not_loaded(model: Model) -> dict[str, Any]:
+    """Return a model as the page shows it whose process does not run."""
+    numbers = dict.fromkeys(("number", "num_sent", "num_open", "num_running", "num_waiting", "kv_use"))
+    state = "Loading" if model.loading is not None else "Not loaded"
+    return {"state": state, "is_up": False, "models": model.config.model_names, **numbers}
 
 
 def _shown(upstream: Upstream, watch: Watch, routers: Routers, sent: dict[str, int]) -> dict[str, Any]:

@@ -18,8 +18,9 @@ import msgspec
 from oaiserve.facts.record import Outcome
 from oaiserve.facts.report import Count, Load, Seconds
 from oaiserve.facts.times import monotonic_ns
+from oaiserve.scale.gateway.sources import UNREADABLE
 from oaiserve.scale.gateway.upstream import BadAnswer, CutOff, Unreachable, Upstream
-from oaiserve.scale.gateway.watch import UNREADABLE, Watch
+from oaiserve.scale.gateway.watch import Watch
 from oaiserve.telemetry.live import HISTOGRAMS, MOST_SAMPLES
 
 MOST_BYTES = 2**20  # of a replica's samples

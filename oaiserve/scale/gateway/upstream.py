@@ -11,11 +11,12 @@ import socket
 import ssl
 from collections.abc import Iterable
 from contextlib import suppress
-from typing import NamedTuple, cast
+from typing import cast
 
 import httptools
 
 from oaiserve.facts.report import MOST_REPORT_BYTES, Report
+from oaiserve.scale.address import Address
 
 CONNECT_SECONDS = 2.0
 # A peer that answers no packets is gone after eleven seconds without an answer, or ten with data on their way to it.
@@ -47,20 +48,6 @@ class TooLong(BadAnswer):
 
 class CutOff(Exception):
     """A replica has cut an answer short."""
-
-
-class Address(NamedTuple):
-    """The place of one replica."""
-
-    ip: str
-    port: int
-    host: str  # by which it is asked, with the port
-    tls_name: str | None = None  # which its certificate must have; None: it speaks plain HTTP
-
-    @property
-    def name(self) -> str:
-        ip = f"[{self.ip}]" if ":" in self.ip else self.ip
-        return f"{ip}:{self.port}"
 
 
 class UpstreamAnswer:
@@ -210,15 +197,19 @@ class Upstream:
 
     async def _connect(self) -> _Connection:
         address = self.address
+        loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(CONNECT_SECONDS):
-                _, connection = await asyncio.get_running_loop().create_connection(
-                    lambda: _Connection(self),
-                    address.ip,
-                    address.port,
-                    ssl=self._tls,
-                    server_hostname=address.tls_name,
-                )
+                if address.path is not None:
+                    _, connection = await loop.create_unix_connection(lambda: _Connection(self), str(address.path))
+                else:
+                    _, connection = await loop.create_connection(
+                        lambda: _Connection(self),
+                        address.ip,
+                        address.port,
+                        ssl=self._tls,
+                        server_hostname=address.tls_name,
+                    )
         except TimeoutError:
             raise Unreachable(f"no connection within {CONNECT_SECONDS:g} seconds") from None
         except OSError as error:
@@ -270,7 +261,7 @@ class _Connection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast(asyncio.Transport, transport)
         sock = transport.get_extra_info("socket")
-        for name, value in KEEPALIVE.items():
+        for name, value in KEEPALIVE.items() if self._upstream.address.path is None else ():
             if (option := getattr(socket, name, None)) is not None:  # not every system has all
                 sock.setsockopt(socket.SOL_SOCKET if name.startswith("SO") else socket.IPPROTO_TCP, option, value)
         self._upstream._all.add(self)

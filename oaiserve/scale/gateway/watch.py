@@ -8,43 +8,29 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import socket
 from array import array
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from itertools import count
-from typing import Annotated, NamedTuple
-from urllib.parse import urlsplit
+from typing import NamedTuple
 
 import msgspec
 
 from oaiserve.facts.report import ROUTER_HEADER, ReplicaReport, Report
 from oaiserve.facts.times import monotonic_ns
-from oaiserve.hosts import parse_authority
-from oaiserve.scale.gateway.upstream import Address, BadAnswer, CutOff, TooLong, Unreachable, Upstream
+from oaiserve.scale.address import Address
+from oaiserve.scale.gateway.sources import UNREADABLE, Source
+from oaiserve.scale.gateway.upstream import BadAnswer, CutOff, Headers, TooLong, Unreachable, Upstream
 from oaiserve.scale.routers import Routers
 
 log = logging.getLogger(__name__)
-
-Resolve = Callable[[str], Awaitable[Iterable[Address]]]
 
 # A replica is silent when a report takes so many times as long as its reports do, or as its steps, which may keep it
 # from answering. What took long is remembered, but for this share a second.
 SLOW_ANSWERS, SLOW_STEPS, REMEMBERED = 10, 20, 0.9
 MOST_FAILURES = 3  # of requests of a replica in a row, before it gets none for a while
 MOST_PAUSE_SECONDS = 60.0
-MOST_LISTED = 1024  # servers in one list
 MOST_NUMBERS = 4096  # of replicas that are gone, which get their numbers again when they are back
-
-UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)  # what content of any kind makes msgspec raise
-
-
-class _Group(msgspec.Struct):
-    """A group of targets, as in Prometheus' http_sd."""
-
-    targets: Annotated[list[str], msgspec.Meta(max_length=MOST_LISTED)]
-
-
-_Groups = Annotated[list[_Group], msgspec.Meta(max_length=MOST_LISTED)]
 
 
 class Pace(NamedTuple):
@@ -60,27 +46,31 @@ class Pace(NamedTuple):
 USUAL = Pace()
 
 
+def report_headers(key: str | None) -> Headers:
+    """Return the headers of requests for reports. `key` is an API key of the replicas, for those that need one."""
+    headers = [(ROUTER_HEADER.encode(), b"1")]
+    if key is not None:
+        headers.append((b"authorization", f"Bearer {key}".encode()))
+    return headers
+
+
 class Watch:
-    """The replicas behind some URLs. A name may have several addresses, each of which is a replica."""
+    """The replicas of some sources. A name may have several addresses, each of which is a replica."""
 
     def __init__(
         self,
         router: Routers,
-        urls: Iterable[str],
-        key: str | None,
-        resolve: Resolve,
+        sources: Iterable[Source],
+        headers: Headers,
         pace: Pace,
         log_level: int = logging.INFO,
     ) -> None:
-        """`key` is an API key of the replicas, for those that need one. Lines about replicas that come and go have
-        `log_level`."""
+        """Reports are requested with `headers`. Lines about replicas that come and go have `log_level`."""
         self._log_level = log_level
         self._router = router
-        self._found: dict[str, list[Address]] = {url: [] for url in urls}
-        self.headers = [(ROUTER_HEADER.encode(), b"1")]
-        if key is not None:
-            self.headers.append((b"authorization", f"Bearer {key}".encode()))
-        self._resolve = resolve
+        self._sources = [*sources]
+        self._found: dict[str, Sequence[Address]] = {}  # by the name of a source
+        self.headers = headers
         self._pace = pace
         self._polls: dict[str, asyncio.Task[None]] = {}
         self._numbers: dict[str, int] = {}  # of all replicas that there have been, as far as they are remembered
@@ -106,13 +96,11 @@ class Watch:
 
     async def look(self) -> None:
         """Look up the present replicas, and begin to ask new ones for reports."""
-        for url in self._found:
+        for source in self._sources:
             try:
-                found_there = [*await self._resolve(url)]
-                path = urlsplit(url).path.rstrip("/")
-                self._found[url] = await self._listed(found_there[0], path) if path else found_there
+                self._found[source.name] = await source.addresses()
             except OSError as error:  # the addresses that it had may still be right
-                log.warning("%s names no servers now: %s", url, error.strerror or error)
+                log.warning("%s names no servers now: %s", source.name, error.strerror or error)
         found = {address.name: address for addresses in self._found.values() for address in addresses}
         for name in self.upstreams.keys() - found.keys():
             upstream = self.upstreams.pop(name)
@@ -130,27 +118,6 @@ class Watch:
             self._polls[name] = asyncio.create_task(self._poll(upstream))
         for name in [name for name in self._numbers if name not in self.upstreams][:-MOST_NUMBERS]:
             del self._numbers[name]
-
-    async def _listed(self, address: Address, path: str) -> list[Address]:
-        """Return the addresses in a list. Raises OSError, also for an empty one: Ray's is, while it builds anew."""
-        upstream = Upstream(address, 0)
-        try:
-            async with asyncio.timeout(self._pace.answer_seconds):
-                status, content = await upstream.get(path.encode(), self.headers)
-            groups = msgspec.json.decode(content, type=_Groups) if status == 200 else []
-        except (Unreachable, BadAnswer, CutOff, *UNREADABLE) as error:
-            raise OSError(f"the list of servers cannot be read ({error})") from None
-        finally:
-            upstream.close()
-        targets = [target for group in groups for target in group.targets]
-        places = [(target, parse_authority(target)) for target in targets[:MOST_LISTED]]
-        listed = [Address(at.name, at.port, target) for target, at in places if at is not None and at.port]
-        if len(listed) < len(targets):
-            text = "Of the servers that %s lists, %d were left out: not host:port, or more than %d"
-            log.warning(text, path, len(targets) - len(listed), MOST_LISTED)
-        if not listed:
-            raise OSError(f"{path} lists no servers ({status})")
-        return listed
 
     def exclude(self, name: str, why: str) -> None:
         """Have a replica chosen no more until it reports again: a request could not be delivered to it."""
@@ -208,6 +175,12 @@ class Watch:
                     self._learn(report, upstream)
             await asyncio.sleep(self._pace.report_seconds)
 
+    async def refresh(self, upstream: Upstream) -> None:
+        """Get another report of a replica now, whose models have changed. If it sends none, the next poll gets it."""
+        with suppress(TimeoutError, Unreachable, BadAnswer, CutOff, NotReady):
+            async with asyncio.timeout(self._pace.least_answer_seconds):
+                self._learn(await self._ask(upstream, 0), upstream)
+
     def _learn(self, report: ReplicaReport, upstream: Upstream) -> None:
         name, now_ns = report.replica, monotonic_ns()
         if name not in self.joined:
@@ -260,16 +233,3 @@ class NotReady(Exception):
 
 class Hung(NotReady):
     """The engine of a replica does not go on, as its watchdog or its health says."""
-
-
-async def addresses_of(url: str) -> list[Address]:
-    """Return a URL's addresses: those of IPv4, or else of IPv6, as a machine with both is one. Raises OSError."""
-    parts = urlsplit(url)
-    assert parts.hostname is not None
-    tls_name = parts.hostname if parts.scheme == "https" else None
-    port = parts.port or (80 if tls_name is None else 443)
-    found = await asyncio.get_running_loop().getaddrinfo(parts.hostname, port, type=socket.SOCK_STREAM)
-    families = {family for family, *_ in found}
-    kept = socket.AF_INET if socket.AF_INET in families else socket.AF_INET6
-    ips = {str(place[0]) for family, _, _, _, place in found if family == kept}
-    return [Address(ip, port, parts.netloc, tls_name) for ip in sorted(ips)]

@@ -16,9 +16,9 @@ from oaiserve.config import Config, ContinueStreams, RouteOptions, ServerOptions
 from oaiserve.engine.engine import Engine
 from oaiserve.engine.sequence import Sequence
 from oaiserve.engine.step import Step
+from oaiserve.scale.address import Address
 from oaiserve.scale.gateway.app import create_gateway
 from oaiserve.scale.gateway.gateway import Gateway
-from oaiserve.scale.gateway.upstream import Address
 from oaiserve.scale.gateway.watch import Pace
 from tests.engine.doubles import TIMEOUT_SECONDS, ScriptedRunner, make_engine, next_letter
 from tests.routes.conftest import RunningServer, running_server

@@ -11,10 +11,10 @@ import httpx
 import pytest
 
 from oaiserve.config import RouteOptions
+from oaiserve.scale.address import Address
 from oaiserve.scale.gateway import gateway, upstream, watch
 from oaiserve.scale.gateway.app import create_gateway
 from oaiserve.scale.gateway.gateway import Gateway
-from oaiserve.scale.gateway.upstream import Address
 from oaiserve.scale.gateway.watch import Pace
 from tests.engine.doubles import TIMEOUT_SECONDS
 from tests.routes.conftest import RunningServer

@@ -11,8 +11,8 @@ import pytest
 
 from oaiserve.config import Config, RouteOptions, ServerOptions
 from oaiserve.routes import body
+from oaiserve.scale.address import Address
 from oaiserve.scale.gateway.app import create_gateway
-from oaiserve.scale.gateway.upstream import Address
 from tests.engine.doubles import TIMEOUT_SECONDS
 from tests.routes.conftest import RunningServer, serving
 from tests.routes.test_bad_input import BAD_REQUESTS, BadRequest

@@ -345,7 +345,7 @@ def test_server_of_several_models_never_warns_about_unmarked_streams(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     with fleet(1, server=OPTIONS) as running:
-        running.gateway._residents = OneModel()
+        running.gateway._models = OneModel()
         with running.http.stream("GET", "/dashboard/feed") as feed:
             assert next(feed.iter_lines()) == "event: hello"
         assert running.ask(body={"stream": True}).status_code == 200

@@ -30,9 +30,8 @@ from oaiserve.facts.forecast import NO_FORECAST, Forecast
 from oaiserve.facts.prefix_keys import key_of_session, prompt_of
 from oaiserve.facts.record import DeadlineOutcome
 from oaiserve.facts.routing_decision import of_text
-from oaiserve.scale.gateway.watch import Watch, addresses_of
+from oaiserve.scale.gateway.sources import Url, addresses_of
 from oaiserve.scale.router import score, seed_of
-from oaiserve.scale.routers import Routers
 from oaiserve.telemetry import tracing
 from tests.e2e.raw_client import send_request
 from tests.engine.doubles import TIMEOUT_SECONDS, wait_until_idle
@@ -45,7 +44,6 @@ from tests.scale.gateway.doubles import (
     SIGNATURE,
     Fleet,
     Replica,
-    address_of,
     fleet,
 )
 from tests.waiting import wait_until
@@ -370,11 +368,10 @@ def test_servers_are_taken_from_a_list_that_is_not_empty() -> None:
         return JSONResponse(answers.pop(0))
 
     app = Starlette(routes=[Route("/cluster/targets", listed)])
-    watch = Watch(Routers(), (), None, addresses_of, QUICK)
     with RunningServer(app, OPTIONS) as server:
-        address = address_of(server)
-        found = asyncio.run(watch._listed(address, "/cluster/targets"))
+        source = Url(f"{server.url}/cluster/targets", (), addresses_of)
+        found = asyncio.run(source.addresses())
         assert [(one.ip, one.port) for one in found] == [("10.0.0.5", 8000), ("::1", 81)]
         for _ in range(2):
             with pytest.raises(OSError, match=r"lists no servers|cannot be read"):
-                asyncio.run(watch._listed(address, "/cluster/targets"))
+                asyncio.run(source.addresses())

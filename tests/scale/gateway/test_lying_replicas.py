@@ -13,9 +13,9 @@ import pytest
 from oaiserve.config import RouteOptions
 from oaiserve.facts.continuation import Piece, mark
 from oaiserve.facts.report import MOST_REPORT_BYTES
+from oaiserve.scale.address import Address
 from oaiserve.scale.gateway import gateway, lists, sent_pieces, upstream
 from oaiserve.scale.gateway.app import create_gateway
-from oaiserve.scale.gateway.upstream import Address
 from tests.engine.doubles import TIMEOUT_SECONDS
 from tests.routes.conftest import RunningServer
 from tests.scale.gateway.doubles import OPTIONS, QUICK

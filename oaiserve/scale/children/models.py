@@ -1,4 +1,4 @@
-"""Which models are loaded: they are when they are asked for, and for as long as memory and time permit.
+"""`ChildModels` loads and unloads the models of a gateway's child processes, as memory and time permit.
 
 All of it runs on the event loop, so a state changes only where something is awaited.
 """
@@ -7,20 +7,22 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
+from asyncio import sleep
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 
 from oaiserve.config import Config, ModelsOptions
-from oaiserve.errors import ModelNotFound, StartupError, Unavailable
+from oaiserve.errors import ModelNotFound, StartupError, Unavailable, invalid
 from oaiserve.facts.times import monotonic_ns
-from oaiserve.scale.gateway.upstream import Address
-from oaiserve.scale.several.process import ModelProcess
+from oaiserve.scale.address import Address
+from oaiserve.scale.children.process import ServerProcess
 
 log = logging.getLogger(__name__)
 
 LOOK_SECONDS = 1.0  # between two looks at what is idle
-LEAST_PAUSE_SECONDS, MOST_PAUSE_SECONDS = 1.0, 60.0  # after a model could not be loaded, before it is tried again
+LEAST_PAUSE_SECONDS, MOST_PAUSE_SECONDS = 1.0, 60.0  # after a failed load, before the next one
+STABLE_SECONDS = 60.0  # after which the end of a process has nothing to do with the one before
 
 
 @dataclass(slots=True)
@@ -29,33 +31,38 @@ class Model:
 
     name: str
     config: Config
+    address: Address  # of its process
     num_bytes: int  # of memory when it is loaded: of its files, until it has been
-    process: ModelProcess | None = None  # which takes requests
+    process: ServerProcess | None = None  # which takes requests
     loading: asyncio.Task[None] | None = None
     num_users: int = 0  # requests for it that have not ended
     used_ns: int = 0  # when one ended last
     is_leaving: bool = False  # it makes room for another one as soon as it has no users: new ones wait
     num_failures: int = 0  # to load it, in a row
+    num_crashes: int = 0  # ends of its process soon after a load, in a row
     failure: str = ""  # the last one
     retry_ns: int = 0
     num_loads: int = 0
     free: asyncio.Event = field(default_factory=asyncio.Event)  # it has no users
 
 
-class LoadedModels:
-    """The models of a server, and the processes of those that are loaded."""
+class ChildModels:
+    """The models of a gateway's child processes. The loaded ones are a source of replicas for the gateway."""
+
+    name = "the processes of models"
 
     def __init__(
         self,
-        models: Mapping[str, tuple[Config, int]],
+        models: Iterable[Model],
         options: ModelsOptions,
-        start: Callable[[Config], Awaitable[ModelProcess]],
+        start: Callable[[Config, Address], Awaitable[ServerProcess]],
         changed: Callable[[], Awaitable[None]],
+        reported: Callable[[str], Iterable[str]],
         clock_ns: Callable[[], int] = monotonic_ns,
     ) -> None:
-        """`models` has the settings of each, and the bytes of its files. `start` starts a process, and `changed` is
-        called when one takes requests, or takes none any more; a request for it is sent after that has returned."""
-        self.models = {name: Model(name, config, num_bytes) for name, (config, num_bytes) in models.items()}
+        """`start` starts a process. `changed` is called when one begins or stops taking requests; a request for it is
+        sent after that has returned. `reported` returns the models and adapters that a replica has reported."""
+        self.models = {model.name: model for model in models}
         self._of = {
             name: model
             for model in self.models.values()
@@ -64,6 +71,7 @@ class LoadedModels:
         self._options = options
         self._start = start
         self._changed = changed
+        self._reported = reported
         self._clock_ns = clock_ns
         self._room = asyncio.Lock()  # one model after the other makes itself room and loads
         self._watching: set[asyncio.Task[None]] = set()
@@ -71,12 +79,24 @@ class LoadedModels:
 
     @property
     def names(self) -> Iterable[str]:
-        """The names that requests may give: of all models, and of their adapters."""
+        """The names that requests may always give: of all models, and of the adapters in their settings."""
         return self._of.keys()
 
+    async def addresses(self) -> list[Address]:
+        return [model.address for model in self._loaded]
+
     @property
-    def addresses(self) -> list[Address]:
-        return [model.process.address for model in self.models.values() if model.process is not None]
+    def _loaded(self) -> list[Model]:
+        return [model for model in self.models.values() if model.process is not None]
+
+    def _model(self, name: str) -> Model:
+        """Return the model of this name, or with an adapter of this name. Raises ModelNotFound."""
+        if (model := self._of.get(name)) is not None:
+            return model
+        for model in self._loaded:
+            if name in self._reported(model.address.name):
+                return model
+        raise ModelNotFound(name, *self._of)
 
     @property
     def failure(self) -> StartupError | None:
@@ -88,16 +108,29 @@ class LoadedModels:
     def name_for(self, given: str) -> str:
         """Return the name of the model or adapter for a request. One that names none gets the first that is loaded.
         Raises ModelNotFound."""
-        if given and given not in self._of:
-            raise ModelNotFound(given, *self._of)
-        models = [*self.models.values()]
-        return given or next((model.name for model in models if model.process is not None), models[0].name)
+        if given:
+            self._model(given)
+            return given
+        return [*self._loaded, *self.models.values()][0].name
+
+    def name_for_adapter(self, given: str, adapter: str, *, is_new: bool) -> str:
+        """Return the name of the model that an adapter is loaded into, or unloaded from. Raises InvalidRequest and
+        ModelNotFound."""
+        if is_new and adapter in self._of:
+            raise invalid("lora_name", f"is the name of a model, or of an adapter in the settings: '{adapter}'")
+        if given or not is_new:
+            return self._model(given or adapter).name
+        models = [model.name for model in self.models.values() if model.config.engine.lora_dir is not None]
+        if len(models) > 1:
+            raise invalid("model", f"must name the model in the query, as in ?model={models[0]}: there are several")
+        return self.name_for(models[0] if models else "")
 
     @asynccontextmanager
     async def in_use(self, name: str) -> AsyncIterator[int]:
         """Keep a model loaded in the `with` block, and yield the nanoseconds that it took to load. Raises
         ModelNotFound and Unavailable."""
-        model, began_ns = self._of[self.name_for(name)], self._clock_ns()
+        model = self._model(self.name_for(name))
+        began_ns = self._clock_ns()
         while model.is_leaving:  # its turn ends, and the next one begins behind that of another model
             async with self._room:
                 pass
@@ -117,7 +150,7 @@ class LoadedModels:
         """Wait until a model is loaded. All who wait for the same one wait for the same load.
 
         Raises ModelNotFound and Unavailable."""
-        model = self._of[self.name_for(name)]
+        model = self._model(self.name_for(name))
         if model.process is not None:
             return
         if (wait_ns := model.retry_ns - self._clock_ns()) > 0:
@@ -130,7 +163,7 @@ class LoadedModels:
     async def load_all(self) -> None:
         """Load all models, as far as there is room for them without unloading another one."""
         for model in self.models.values():
-            if self._excess(model.num_bytes) <= 0 or not self.addresses:
+            if self._excess(model.num_bytes) <= 0 or not self._loaded:
                 with suppress(Unavailable):  # which is logged, and the others can be used
                     await self.loaded(model.name)
 
@@ -138,7 +171,7 @@ class LoadedModels:
         """Unload idle models, until it is cancelled."""
         idle_ns = int(self._options.idle_unload_seconds * 1e9)
         while True:
-            await asyncio.sleep(LOOK_SECONDS)
+            await sleep(LOOK_SECONDS)
             for model in [*self.models.values()] if idle_ns else ():
                 is_idle = model.process is not None and not model.num_users
                 if is_idle and self._clock_ns() - model.used_ns >= idle_ns:
@@ -155,12 +188,13 @@ class LoadedModels:
 
     async def _load(self, model: Model) -> None:
         """Load a model. Raises Unavailable."""
-        began_ns, process = self._clock_ns(), None
+        began_ns = self._clock_ns()
+        process: ServerProcess | None = None
         try:
             async with self._room:
                 await self._make_room(model)
                 began_ns = self._clock_ns()
-                process = await self._start(model.config)
+                process = await self._start(model.config, model.address)
                 await process.ready()
                 model.process, model.num_failures = process, 0
                 model.used_ns = self._clock_ns()
@@ -178,8 +212,7 @@ class LoadedModels:
             watching.add_done_callback(self._watching.discard)
         except (StartupError, OSError) as error:
             model.num_failures += 1
-            pause_seconds = min(MOST_PAUSE_SECONDS, LEAST_PAUSE_SECONDS * 2 ** min(model.num_failures - 1, 10))
-            model.retry_ns = self._clock_ns() + int(pause_seconds * 1e9)
+            model.retry_ns = self._clock_ns() + _pause_ns(model.num_failures)
             model.failure = str(error)
             log.error("The model %s could not be loaded: %s", model.name, error)
             raise Unavailable(
@@ -196,7 +229,7 @@ class LoadedModels:
         """Unload others, the least recently used first, until there is room for a model. A busy one is waited for,
         and gets no further requests meanwhile, so that no model waits for ever."""
         while self._excess(model.num_bytes) > 0:
-            others = [other for other in self.models.values() if other.process is not None]
+            others = self._loaded
             if not others:
                 text = "The model %s alone may need more than --memory-budget: %d MiB"
                 log.warning(text, model.name, model.num_bytes >> 20)
@@ -221,7 +254,7 @@ class LoadedModels:
             if model.process is not None:
                 with suppress(OSError):  # it has just ended
                     model.num_bytes = model.process.num_bytes
-        used = sum(model.num_bytes for model in self.models.values() if model.process is not None)
+        used = sum(model.num_bytes for model in self._loaded)
         return used + num_bytes - self._options.memory_budget
 
     async def _unload(self, model: Model, why: str) -> None:
@@ -233,18 +266,37 @@ class LoadedModels:
             log.info("Unloaded the model %s: %s", model.name, why)
         await process.end(model.config.server.drain_timeout_seconds)
 
-    async def _see_end(self, model: Model, process: ModelProcess) -> None:
-        """Load a model again whose process ends while it should not, if a request of it is under way."""
+    async def _see_end(self, model: Model, process: ServerProcess) -> None:
+        """Load a model again whose process has ended by itself, if a request needs it, or if it should stay loaded.
+
+        The first time, it is loaded at once. If its process soon ends again, there is a pause first."""
+        loaded_ns = self._clock_ns()
         await process.ended()
         if model.process is not process or self._is_closed:
             return
         model.process = None
         log.error("The process of the model %s has ended %s", model.name, process.how_ended)
+        now_ns = self._clock_ns()
+        if now_ns - loaded_ns > STABLE_SECONDS * 1e9:
+            model.num_crashes = 0
+        if model.num_crashes:
+            model.failure = f"Its process has ended {process.how_ended}."
+            model.retry_ns = now_ns + _pause_ns(model.num_crashes)
+        model.num_crashes += 1
         await self._changed()
-        while model.num_users and model.process is None and not self._is_closed:
+        while model.process is None and not self._is_closed and self._is_needed(model):
+            await sleep(max(0, model.retry_ns - self._clock_ns()) / 1e9)
             with suppress(Unavailable):
                 await self.loaded(model.name)
-            await asyncio.sleep(max(0, model.retry_ns - self._clock_ns()) / 1e9)
+
+    def _is_needed(self, model: Model) -> bool:
+        stays = not self._options.load_on_demand and self._excess(model.num_bytes) <= 0
+        return stays or model.num_users > 0
+
+
+def _pause_ns(num_failures: int) -> int:
+    """Return how long to wait after so many failures in a row."""
+    return int(min(MOST_PAUSE_SECONDS, LEAST_PAUSE_SECONDS * 2 ** min(num_failures - 1, 10)) * 1e9)
 
 
 def _shown(took_ns: int, model: Model) -> tuple[float, int]:

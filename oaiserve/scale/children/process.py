@@ -1,4 +1,4 @@
-"""The process of one model: a server on a loopback port, which gets its settings and its socket from here."""
+"""`ServerProcess`: a server in a child process, which gets its settings and its listening socket from its parent."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import os
 import pickle
 import socket
 import sys
+import tempfile
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -14,29 +15,29 @@ from signal import SIGTERM, Signals
 
 from oaiserve.config import Config
 from oaiserve.errors import StartupError
-from oaiserve.scale.gateway.upstream import Address
+from oaiserve.scale.address import Address
 
 READY = b"+"
 
 
-class ModelProcess:
+class ServerProcess:
     """A process that loads one model, and then serves it until `end`."""
 
     def __init__(
-        self, process: asyncio.subprocess.Process, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, port: int
+        self, process: asyncio.subprocess.Process, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
-        self.address = Address("127.0.0.1", port, f"127.0.0.1:{port}")
         self._process = process
-        self._reader, self._writer = reader, writer  # the other process ends when this end is closed
+        self._reader = reader
+        self._writer = writer  # the other process ends when this end of the link is closed
 
     @classmethod
-    async def start(cls, config: Config) -> ModelProcess:
-        """Start the process, which ends by itself when this one has ended."""
+    async def start(cls, config: Config, listening: socket.socket) -> ServerProcess:
+        """Start the process, which ends by itself when this one has ended. It takes over the bound socket."""
         link, its_link = socket.socketpair()
-        listening = socket.socket()
-        with its_link, listening:
-            listening.bind(("127.0.0.1", 0))
-            files = (its_link.fileno(), listening.fileno())
+        with its_link, listening, tempfile.TemporaryFile() as settings:
+            pickle.dump(config, settings)
+            settings.flush()
+            files = (its_link.fileno(), listening.fileno(), settings.fileno())
             process = await asyncio.create_subprocess_exec(
                 *(sys.executable, "-m", "oaiserve", "model-process", *map(str, files), config.model_name),
                 env=os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
@@ -44,10 +45,8 @@ class ModelProcess:
                 stdin=asyncio.subprocess.DEVNULL,
                 start_new_session=True,  # so that Ctrl-C reaches this process only
             )
-            port = listening.getsockname()[1]
         reader, writer = await asyncio.open_connection(sock=link)
-        writer.write(pickle.dumps(config))
-        return cls(process, reader, writer, port)
+        return cls(process, reader, writer)
 
     async def ready(self) -> None:
         """Wait until it serves. Raises StartupError if it has ended before."""
@@ -83,16 +82,27 @@ class ModelProcess:
         self._writer.close()
 
 
-def run(arguments: list[str], serve: Callable[[Config, socket.socket, Callable[[], None]], int]) -> int:
-    """Serve one model in this process, with the settings from the process that started it; return the exit code.
+async def start_on(config: Config, address: Address) -> ServerProcess:
+    """Start a process that listens on a Unix socket, in place of an earlier one."""
+    assert address.path is not None
+    address.path.unlink(missing_ok=True)
+    listening = socket.socket(socket.AF_UNIX)
+    listening.bind(str(address.path))
+    return await ServerProcess.start(config, listening)
 
-    The arguments are the descriptors of the link to that process and of the socket, and the name, for `ps`."""
+
+def run(arguments: list[str], serve: Callable[[Config, socket.socket, Callable[[], None]], int]) -> int:
+    """Serve one model in this process, with the settings of the process that started it; return the exit code.
+
+    The arguments are the file descriptors of the link to that process, of the listening socket and of the settings, and
+    the model's name, for `ps`."""
     link, listening = (socket.socket(fileno=int(number)) for number in arguments[:2])
-    with link.makefile("rb") as file:
-        config: Config = pickle.load(file)  # only the process that started this one has the other end
+    with open(int(arguments[2]), "rb", closefd=False) as file:  # which is read again if the server starts again
+        file.seek(0)
+        config: Config = pickle.load(file)  # no other process can write this file, which has no name
 
     def end_with_the_parent() -> None:
-        link.recv(1)  # which sends nothing more
+        link.recv(1)  # which sends nothing
         os.kill(os.getpid(), SIGTERM)
 
     threading.Thread(target=end_with_the_parent, daemon=True).start()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 
-from oaiserve.scale.several.loaded import Model
+from oaiserve.scale.children.models import Model
 
 LABEL = "served_model"
 _NAME = re.compile(r"[a-zA-Z_:][a-zA-Z0-9_:]*")

@@ -7,8 +7,8 @@ from starlette.testclient import TestClient
 
 from oaiserve.config import Config, ModelsOptions, ServerOptions
 from oaiserve.http.key_table import KeyTable
-from oaiserve.scale.several.app import create_app
-from oaiserve.scale.several.settings import models_of
+from oaiserve.scale.children.settings import models_of
+from oaiserve.scale.gateway.app import create_gateway_of_models
 
 INSIDE = (
     *("/dashboard", "/requests", "/requests/x", "/dashboard/feed", "/debug/requests", "/debug/requests/x"),
@@ -18,7 +18,7 @@ INSIDE = (
 
 def front(server: ServerOptions) -> TestClient:
     configs = models_of(["demo"], {}, Config("models", server))
-    app, _, _ = create_app(server, configs, ModelsOptions(load_on_demand=True))
+    app, _, _ = create_gateway_of_models(server, configs, ModelsOptions(load_on_demand=True))
     return TestClient(app, base_url="http://127.0.0.1", headers={"host": "127.0.0.1"}, raise_server_exceptions=False)
 
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from oaiserve.config import Config, EngineOptions, OptionError, ServerOptions, TelemetryOptions
-from oaiserve.scale.several.settings import holds_models, models_of
+from oaiserve.scale.children.settings import holds_models, models_of
 
 BASE = Config(
     "models",

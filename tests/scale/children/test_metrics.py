@@ -3,8 +3,9 @@
 from prometheus_client.parser import text_string_to_metric_families
 
 from oaiserve.config import Config
-from oaiserve.scale.several.loaded import Model
-from oaiserve.scale.several.metrics import merged
+from oaiserve.scale.address import Address
+from oaiserve.scale.children.metrics import merged
+from oaiserve.scale.children.models import Model
 
 OWN = "# HELP gateway_total Requests.\n# TYPE gateway_total counter\ngateway_total 3.0\n"
 TEXT = """# HELP ttft_seconds Time {to} "first" token.
@@ -19,7 +20,7 @@ running 1.0
 
 
 def test_samples_get_the_name_of_their_model_and_families_stay_in_one_piece() -> None:
-    models = [Model(name, Config("demo"), 5) for name in ("a", 'b"\\')]
+    models = [Model(name, Config("demo"), Address("127.0.0.1", 1, name), 5) for name in ("a", 'b"\\')]
     text = merged(OWN, {"a": TEXT, 'b"\\': TEXT}, models)
     families = {family.name: family for family in text_string_to_metric_families(text)}
     labels = [sample.labels for sample in families["running"].samples]

@@ -7,8 +7,8 @@ import pytest
 
 from oaiserve.config import Bytes, Config, ModelsOptions
 from oaiserve.errors import ModelNotFound, StartupError, Unavailable
-from oaiserve.scale.gateway.upstream import Address
-from oaiserve.scale.several.loaded import LoadedModels
+from oaiserve.scale.address import Address
+from oaiserve.scale.children.models import ChildModels, Model
 
 SIZE = 100
 
@@ -17,7 +17,6 @@ class Process:
     """A double of a model's process."""
 
     def __init__(self, config: Config, *, fails: bool) -> None:
-        self.address = Address("127.0.0.1", 1, config.model_name)
         self.how_ended = "with exit code 1"
         self.num_bytes = SIZE
         self._fails = fails
@@ -46,11 +45,16 @@ class Machine:
         self.fails: set[str] = set()
         self.gate = asyncio.Event()
         self.gate.set()
-        models = {name: (Config(name), SIZE) for name in names}
+        self.adapters: dict[str, list[str]] = {}  # by the address of a model
+        models = [Model(name, Config(name), Address("127.0.0.1", 1, name), SIZE) for name in names]
         start: Any = self.start
-        self.models = LoadedModels(models, ModelsOptions(**options), start, self.changed, lambda: self.now_ns)
+        clock = lambda: self.now_ns  # noqa: E731
+        self.models = ChildModels(models, ModelsOptions(**options), start, self.changed, self.reported, clock)
 
-    async def start(self, config: Config) -> Process:
+    def reported(self, address: str) -> list[str]:
+        return self.adapters.get(address, [])
+
+    async def start(self, config: Config, address: Address) -> Process:
         await self.gate.wait()
         process = Process(config, fails=config.model in self.fails)
         self.started.append((config.model, process))
@@ -133,7 +137,7 @@ async def test_all_are_loaded_at_the_start_as_far_as_there_is_room() -> None:
 
 
 async def test_idle_models_are_unloaded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("oaiserve.scale.several.loaded.LOOK_SECONDS", 0)
+    monkeypatch.setattr("oaiserve.scale.children.models.LOOK_SECONDS", 0)
     machine = Machine("ab", idle_unload_seconds=10)
     await machine.use("a")
     async with machine.models.in_use("b"):
@@ -173,17 +177,57 @@ async def test_it_is_a_failure_if_no_model_can_be_loaded() -> None:
     assert isinstance(machine.models.failure, StartupError)
 
 
-async def test_a_process_that_ends_is_started_again_for_the_requests_under_way() -> None:
+async def test_process_that_ends_is_started_again_at_once() -> None:
     machine = Machine("ab")
+    await machine.use("a")
+    machine.started[0][1].crash()
+    await settle()
+    assert (machine.loads, machine.loaded) == ("aa", "a")
+    await machine.models.close()
+
+
+async def test_process_that_soon_ends_again_is_started_after_a_pause(monkeypatch: pytest.MonkeyPatch) -> None:
+    machine = Machine("a")
+    pauses: list[float] = []
+
+    async def sleep(seconds: float) -> None:
+        pauses.append(seconds)
+        machine.now_ns += int(seconds * 1e9)
+
+    monkeypatch.setattr("oaiserve.scale.children.models.sleep", sleep)
+    await machine.use("a")
+    for number in range(3):
+        machine.started[number][1].crash()
+        await settle()
+    assert machine.loads == "aaaa"
+    machine.now_ns += 61 * 10**9  # it has been stable
+    machine.started[3][1].crash()
+    await settle()
+    assert pauses == [0, 1, 2, 0]
+    await machine.models.close()
+
+
+async def test_process_loaded_on_demand_is_started_again_only_for_its_requests() -> None:
+    machine = Machine("ab", load_on_demand=True)
     async with machine.models.in_use("a"):
         machine.started[0][1].crash()
         await settle()
         assert machine.loads == "aa"
         assert machine.loaded == "a"
+    machine.now_ns += 61 * 10**9
     machine.started[1][1].crash()
     await settle()
-    assert machine.loaded == ""  # nobody asks for it
+    assert machine.loaded == ""
     assert await machine.use("a") == 0
+
+
+async def test_model_without_room_is_not_started_again_until_a_request_needs_it() -> None:
+    machine = Machine("ab", memory_budget=Bytes(2 * SIZE))
+    await machine.use("a")
+    machine.models.models["a"].num_bytes = machine.started[0][1].num_bytes = 3 * SIZE
+    machine.started[0][1].crash()
+    await settle()
+    assert machine.loaded == ""
 
 
 async def test_a_name_that_no_model_has_is_refused_and_no_name_is_the_first_that_is_loaded() -> None:

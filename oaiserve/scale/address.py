@@ -1,0 +1,27 @@
+"""`Address`: where a replica listens."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import NamedTuple
+
+
+class Address(NamedTuple):
+    """The address of one replica: an IP address with a port, or a Unix socket."""
+
+    ip: str
+    port: int
+    host: str  # for the header Host, with the port
+    tls_name: str | None = None  # the name in its certificate; None: plain HTTP
+    path: Path | None = None  # of the socket, in place of IP address and port
+
+    @property
+    def name(self) -> str:
+        if self.path is not None:
+            return str(self.path)
+        ip = f"[{self.ip}]" if ":" in self.ip else self.ip
+        return f"{ip}:{self.port}"
+
+    @classmethod
+    def of_socket(cls, path: Path) -> Address:
+        return cls("", 0, "localhost", path=path)

@@ -1,0 +1,78 @@
+"""The routes that a gateway of child processes answers itself, even if no model is loaded: models and keys."""
+
+from __future__ import annotations
+
+import time
+from contextlib import suppress
+
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from oaiserve.errors import ModelNotFound
+from oaiserve.files import demo
+from oaiserve.http.key_store import KeyStore
+from oaiserve.routes import keys
+from oaiserve.routes.middleware import json_response
+from oaiserve.routes.models import AnyModel, in_form, list_answer
+from oaiserve.scale.children.metrics import merged
+from oaiserve.scale.children.models import ChildModels
+from oaiserve.scale.gateway.lists import all_models
+from oaiserve.scale.gateway.metrics import GatewayMetrics
+from oaiserve.scale.gateway.upstream import BadAnswer, CutOff, Unreachable
+from oaiserve.scale.gateway.watch import Watch
+from oaiserve.scale.routers import Routers
+
+MOST_METRICS_BYTES = 16 * 2**20
+
+
+def routes(models: ChildModels, watch: Watch, routers: Routers, key_store: KeyStore | None) -> list[Route]:
+    """Return the routes of the list of models, and of stored keys."""
+    created = int(time.time())
+
+    async def every_model(request: Request) -> list[AnyModel]:
+        """Return all models and adapters as the API shows them: of those that are not loaded, only what is known."""
+        credentials = [header for header in request.scope["headers"] if header[0] in (b"authorization", b"x-api-key")]
+        listed = await all_models(watch, routers, credentials)
+        loaded = {} if isinstance(listed, Response) else {str(each["id"]): each for each in listed}
+        own: dict[str, AnyModel] = {}
+        for model in models.models.values():
+            root = demo.HUB_ID if model.config.model == "demo" else model.config.model
+            for name in model.config.model_names:
+                known = {"id": name, "object": "model", "created": created, "owned_by": "oaiserve", "root": root}
+                own[name] = {**known, **loaded.pop(name, {}), "is_loaded": model.process is not None}
+        return [*own.values(), *loaded.values()]
+
+    async def list_models(request: Request) -> Response:
+        return list_answer(request.scope, await every_model(request))
+
+    async def retrieve_model(request: Request) -> Response:
+        name = request.path_params["model_id"]
+        for model in await every_model(request):
+            if model["id"] == name:
+                return json_response(in_form(request.scope, model))
+        raise ModelNotFound(name, *models.names)
+
+    async def list_keys(request: Request) -> Response:
+        return await keys.answer(key_store)
+
+    return [
+        Route("/admin/keys", keys.closed_route if key_store is None else list_keys),
+        Route("/v1/models", list_models),
+        Route("/v1/models/{model_id:path}", retrieve_model),
+    ]
+
+
+async def all_metrics(metrics: GatewayMetrics, watch: Watch, models: ChildModels) -> bytes:
+    """Return the metrics of the gateway, and those of each child process with its model as a label."""
+    texts = {}
+    for model in models.models.values():
+        if model.process is not None:
+            with suppress(Unreachable, BadAnswer, CutOff, KeyError):  # it has just ended
+                upstream = watch.upstreams[model.address.name]
+                _, content = await upstream.get(b"/metrics", watch.headers, MOST_METRICS_BYTES)
+                texts[model.name] = content.decode()
+    all_models = [*models.models.values()]
+    text = await run_in_threadpool(lambda: merged(metrics.render().decode(), texts, all_models))
+    return text.encode()
