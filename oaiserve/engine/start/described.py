@@ -158,6 +158,7 @@ def _open_folder(
         dtype,
         is_transposed=family.is_transposed,
         has_transposed_experts=family.has_transposed_experts,
+        keeps_dtype=device.type != "cpu",
     )
     return _Files(settings, family, tensors, library, files.file if isinstance(files, EncodedWeights) else None)
 

@@ -31,10 +31,13 @@ class HubTensors:
         *,
         is_transposed: bool = False,
         has_transposed_experts: bool = False,
+        keeps_dtype: bool = False,
     ) -> None:
-        """`dtype` is that of matrices. With `is_transposed`, those of layers are [k, n] in the files.
+        """`dtype` is that of matrices. With `keeps_dtype` they stay in that of the files, whose memory they have, until
+        an executor places them one by one.
 
-        With `has_transposed_experts`, tensors of all experts are [experts, k, n].
+        With `is_transposed`, matrices of layers are [k, n] in the files; with `has_transposed_experts`, tensors of all
+        experts are [experts, k, n].
         """
         self.dtype = dtype
         self.bias_dtype = torch.float32 if files.has_blocks() else dtype
@@ -43,6 +46,7 @@ class HubTensors:
         self._names = names
         self._is_transposed = is_transposed
         self._has_transposed_experts = has_transposed_experts
+        self._keeps_dtype = keeps_dtype
         self._read: set[str] = set()
 
     def has(self, path: str) -> bool:
@@ -52,7 +56,7 @@ class HubTensors:
         return self._files.shape(self._found(path))
 
     def matrix(self, path: str) -> Tensor | Blocks:
-        """Return a matrix [n, k] in blocks, or in the dtype of the model, from the file's memory if that has the same.
+        """Return a matrix [n, k] in blocks, or a tensor, which has the file's memory unless its dtype was another.
 
         Files that are quantized here are so at each call.
         """
@@ -60,7 +64,7 @@ class HubTensors:
         blocks = self._files.blocks(name)
         if blocks is not None:
             return blocks
-        matrix = self._files.tensor(name).to(self.dtype)
+        matrix = self._converted(self._files.tensor(name))
         return matrix.T.contiguous() if self._is_transposed and path.startswith("layers.") else matrix
 
     def numbers(self, path: str) -> Tensor:
@@ -80,13 +84,16 @@ class HubTensors:
             name = self._taken(path)
             if (blocks := self._files.expert_blocks(name)) is not None:
                 return list(blocks)
-            stacked = self._files.tensor(name).to(self.dtype)
+            stacked = self._converted(self._files.tensor(name))
             return list(stacked.mT if self._has_transposed_experts or self._is_turned(path, stacked) else stacked)
         place, _, role = path.partition(".experts.")
         found: list[Tensor | Blocks] = [self.matrix(f"{place}.experts.0.{role}")]
         while self.has(path_of_next := f"{place}.experts.{len(found)}.{role}"):
             found.append(self.matrix(path_of_next))
         return found
+
+    def _converted(self, matrix: Tensor) -> Tensor:
+        return matrix if self._keeps_dtype and matrix.is_floating_point() else matrix.to(self.dtype)
 
     def _is_turned(self, path: str, stacked: Tensor) -> bool:
         """Return whether a tensor of all experts is [experts, k, n], as files of Qwen3-VL have it."""
