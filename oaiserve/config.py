@@ -391,7 +391,7 @@ class EngineOptions:
     """On a GPU, launch each step before the previous step's results arrive."""
 
     cuda_graph: bool = True
-    """On a GPU, run decodes and prompts of up to 2,048 tokens as CUDA graphs, which take some seconds at the start, and
+    """On a GPU, run decodes and prompts of up to 1,024 tokens as CUDA graphs, which take some seconds at the start, and
     memory."""
 
     exact: bool = False

@@ -99,7 +99,6 @@ class EngineLoop:
         self._inbox: SimpleQueue[Command] = SimpleQueue()
         self._warm_up = model.warm_up
         self._failed = model.failed
-        self._prepare_more = model.prepare_more
         self._block_bytes = model.block_bytes
         self._is_warm = Event()
         self._thread = Thread(target=self._run, name="engine", daemon=True)
@@ -283,14 +282,12 @@ class EngineLoop:
             self._give_back_later()
 
     def _wait_for_command(self) -> Command:
-        """Wait for a command, and return it. Raises Empty if a deadline passes before, and after preparing more."""
+        """Wait for a command, and return it. Raises Empty if a deadline passes before."""
         since_ns = self._host.enter(HostPart.IDLE)
         self.snapshot = self._account.copy(since_ns)
         next_ns = self.requests.limits.deadlines.next_ns
         timeout = None if next_ns is None else max(0.0, (next_ns - self._clock_ns()) / 1e9)
         try:
-            if self._inbox.empty() and self._prepare_more():
-                timeout = 0.0
             return self._inbox.get(timeout=timeout)
         finally:
             self._account.work_began(self._host.enter(HostPart.COMMANDS))

@@ -37,7 +37,6 @@ class ServedModel:
     warm_up: Callable[[], None] = lambda: None  # called on the engine thread before the first step
     # Called on the engine thread when an error has ended it. Returns whether the device has failed, too.
     failed: Callable[[BaseException], bool] = lambda error: False
-    prepare_more: Callable[[], bool] = lambda: False  # called while there is nothing to compute, until it returns False
     block_bytes: int = 0  # of a block of the KV cache
     weight_bytes: int = 0  # that a step reads
     path: Path | None = None  # of its folder or GGUF file

@@ -1,7 +1,6 @@
 """The engine as its callers see it, with a scripted runner: events, texts, usage, stamps."""
 
 import dataclasses
-from threading import Semaphore
 from typing import Any
 
 import pytest
@@ -17,7 +16,7 @@ from oaiserve.engine.request import (
     TextPrompt,
     TokenChunk,
 )
-from tests.engine.doubles import EOS, TIMEOUT_SECONDS, ScriptedRunner, letter_id, make_engine, request, stepping
+from tests.engine.doubles import EOS, ScriptedRunner, letter_id, make_engine, request, stepping
 
 pytestmark = pytest.mark.usefixtures("overlap")
 
@@ -176,20 +175,3 @@ def test_one_step_is_one_hand_over_for_all_requests_of_a_consumer(overlap: bool)
     in_next = [event.request_id for event in inbox.hand_overs[next_step] if isinstance(event, TokenChunk)]
     assert in_next == ["first", "a", "b", "c"]
     assert len(inbox.hand_overs) == len(runner.steps) == next_step + 3
-
-
-def test_an_engine_without_work_prepares_more_bit_by_bit_and_answers_in_between() -> None:
-    bits, are_steps_open = Semaphore(0), []
-
-    def prepare() -> bool:
-        are_steps_open.append(engine._loop._stepper.has_step)
-        bits.release()
-        return True
-
-    engine = make_engine(prepare_more=prepare)
-    with engine:
-        for _ in range(3):
-            assert bits.acquire(timeout=TIMEOUT_SECONDS)
-        events = list(engine.stream(request(max_tokens=3)))
-    assert texts(events) == ["a", "b", "c"]
-    assert not any(are_steps_open)

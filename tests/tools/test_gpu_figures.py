@@ -85,7 +85,7 @@ def test_incomplete_results_have_a_text(data: st.DataObject) -> None:
 @pytest.mark.parametrize(
     ("name", "result"),
     [
-        ("gpt2", {"status": "done", "off": {"prompt_graphs": "no memory"}}),
+        ("gpt2", {"status": "done", "off": {"graphs": "no memory"}}),
         ("families", {"status": "done", "llama": {"equal": False}}),
         ("kernels", {"status": "done", "attention": [{"equal": True}, {"equal": False}]}),
         ("overload", {"status": "ended after 9 s, its limit"}),
@@ -104,7 +104,7 @@ def test_each_feature_that_is_off_is_named_with_its_reason_and_fails_the_check()
     for feature in FEATURES:
         assert not trials.is_usable(feature, lambda: "it is broken")
     wanted = set(workload.expected(placed(), EngineOptions()))
-    assert wanted == {"attention", "sampling", "fused_layers", "decode_graphs", "prompt_graphs", "mixed_graphs"}
+    assert wanted == {"attention", "sampling", "fused_layers", "graphs"}
     workload.note_off(trials.off, wanted)
     try:
         sections = {name: {**result, "off": dict(workload.OFF)} for name, result in measured().items()}

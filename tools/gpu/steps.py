@@ -69,11 +69,7 @@ def _figures(model: str, files: Files, target: Target) -> Iterator[dict[str, Any
     began = time.perf_counter()
     runner = (made := started(files, options)).runner
     made.warm_up()
-    ready, captured = time.perf_counter(), runner.num_captured
-    while runner.capture_next():
-        pass
-    start = {"seconds_to_ready": ready - began, "sizes_captured": captured, "sizes": runner.num_captured}
-    yield {"start": start | {"seconds_for_the_others": time.perf_counter() - ready}}
+    yield {"start": {"seconds_to_ready": time.perf_counter() - began}}
     steps = {"decode": [(context - 1, 1)] * sequences, "prefill": [(0, prompt)]}
     profiles = {
         name: profiled(runner, random_step(lengths, BLOCK_SIZE, files.spec.vocab_size), target.device)

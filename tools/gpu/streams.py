@@ -15,7 +15,7 @@ from tools.load import run_bench
 from tools.server_process import running_oaiserve
 
 FEATURE = "oaiserve_engine_feature"
-WANTED = ("attention", "sampling", "fused_layers", "decode_graphs", "prompt_graphs", "mixed_graphs")
+WANTED = ("attention", "sampling", "fused_layers", "graphs")
 PROMPT = {"--random-form": "words", "--input-len": 3}
 
 

@@ -109,9 +109,7 @@ def expected(model: Placed, options: EngineOptions) -> Iterator[str]:
     if options.has_adapters:
         yield "adapters"
     if options.cuda_graph:
-        yield "decode_graphs"
-        if not model.spec.state_shapes:
-            yield from ("prompt_graphs", "mixed_graphs")
+        yield "graphs"
 
 
 def note_off(features: Mapping[str, str], wanted: Iterable[str]) -> None:

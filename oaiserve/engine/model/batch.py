@@ -25,13 +25,6 @@ def aligned_size(size: int) -> int:
     return -(-size // ALIGNMENT) * ALIGNMENT
 
 
-class Tiles(Protocol):
-    """The prompts of a batch, cut into the work of a kernel's programs at a time."""
-
-    def of(self, num_tokens: int) -> torch.Tensor:
-        """Return the tiles of up to `num_tokens` tokens, int32 [N, 4], as `attention.tiles` describes them."""
-
-
 @dataclass(slots=True)
 class BatchMedia:
     """The vectors of images and sounds that take the places of the embeddings of some tokens of a step."""
@@ -79,7 +72,6 @@ class Batch:
     adapters: list[Adapter | None] = field(default_factory=list)  # of each chunk; empty if none has one
     captured_adapters: CapturedAdapters | None = None  # of captured work, whose adapters change from replay to replay
     states: StepStates | None = None  # of models with layers that keep one
-    tiles: Tiles | None = None  # None: attention cuts the prompts itself, if it needs that
     media: BatchMedia | None = None
     axes: torch.Tensor | None = None  # [3, T] int64: positions by time, height and width; None: all are `positions`
     # [T] int64: the index of the last token of its sequence that each token sees; None: each one's own.
@@ -101,6 +93,68 @@ def rows_of(adapters: Sequenced[Adapter | None], query_lens: list[int]) -> dict[
     return rows
 
 
+@dataclass(slots=True)
+class StepLists:
+    """The tokens of a step, and what of them is wanted, as in `Batch`."""
+
+    input_ids: list[int] = field(default_factory=list)
+    positions: list[int] = field(default_factory=list)
+    slots: list[int] = field(default_factory=list)
+    query_start: list[int] = field(default_factory=lambda: [0])
+    logits_rows: list[int] = field(default_factory=list)
+    prompt_positions: list[int] = field(default_factory=list)  # the tokens of `prompt_rows`
+    unknown_rows: list[int] = field(default_factory=list)
+    drawn_rows: list[int] = field(default_factory=list)
+    sample_chunks: list[int] = field(default_factory=list)
+    prompt_rows: list[tuple[int, int, int]] = field(default_factory=list)  # whose rows count from 0
+    num_decodes: int = 0
+    with_media: list[tuple[int, Chunk]] = field(default_factory=list)  # the first token of each prompt with media
+
+
+def lists_of(step: Step, block_size: int, drawn_rows: Mapping[Sequence, int] | None = None) -> StepLists:
+    """Return the tokens of a step. `drawn_rows` is needed if the ids of some are not on the host yet.
+
+    It maps each sequence that drew a token in the step before to its row among the ids of that step.
+    """
+    lists = StepLists()
+    for index, (sequence, start, num_tokens, max_draws, draft, _) in enumerate(step.chunks):
+        first = len(lists.input_ids)
+        if num_tokens == 1:
+            lists.num_decodes += 1
+            if start < len(sequence.token_ids):
+                lists.input_ids.append(sequence.token_ids[start])
+            else:
+                assert drawn_rows is not None
+                lists.input_ids.append(0)
+                lists.unknown_rows.append(first)
+                lists.drawn_rows.append(drawn_rows[sequence])
+            lists.positions.append(start if sequence.media is None else sequence.media.position(start))
+            lists.slots.append(sequence.blocks[start // block_size] * block_size + start % block_size)
+        else:
+            end = start + num_tokens
+            lists.input_ids += sequence.token_ids[start : end - len(draft)]
+            lists.input_ids += draft
+            own = range(start, end)
+            lists.positions += own if sequence.media is None else sequence.media.positions(0, start, end)
+            lists.slots += [sequence.blocks[p // block_size] * block_size + p % block_size for p in own]
+        num_known = len(lists.input_ids)
+        lists.query_start.append(num_known)
+        if sequence.media is not None and start < sequence.prompt_len:
+            lists.with_media.append((first, step.chunks[index]))
+        if draft:
+            lists.sample_chunks += [index] * (1 + len(draft))
+            lists.logits_rows += range(num_known - 1 - len(draft), num_known)
+        elif max_draws:
+            lists.sample_chunks.append(index)
+            lists.logits_rows.append(num_known - 1)
+        if sequence.wants_prompt_logprobs:
+            # The logits at one position predict the next token, so those at the prompt's end belong to the answer.
+            num_rows = max(0, min(start + num_tokens, sequence.prompt_len - 1) - start)
+            lists.prompt_rows.append((index, len(lists.prompt_positions), num_rows))
+            lists.prompt_positions += range(first, first + num_rows)
+    return lists
+
+
 def build_batch(
     step: Step,
     block_size: int,
@@ -111,54 +165,9 @@ def build_batch(
     """Pack a step into tensors on the device.
 
     `tables` are block tables on the device, and the row of each chunk in them. Without these, the batch
-    has its own, padded to the longest. `drawn_rows` is needed if the ids of some tokens are not on the host yet. It
-    maps each sequence that drew a token in the step before to its row among the ids of that step.
+    has its own, padded to the longest. For `drawn_rows` see `lists_of`.
     """
-    input_ids: list[int] = []
-    positions: list[int] = []
-    slots: list[int] = []
-    query_start = [0]
-    last_rows: list[int] = []
-    prompt_positions: list[int] = []
-    unknown: list[int] = []
-    drawn: list[int] = []
-    sample_chunks: list[int] = []
-    prompt_rows: list[tuple[int, int, int]] = []
-    num_decodes = 0
-    with_media: list[tuple[int, Chunk]] = []  # the first token of each chunk of a prompt with media
-    for index, (sequence, start, num_tokens, max_draws, draft, _) in enumerate(step.chunks):
-        first = len(input_ids)
-        if num_tokens == 1:
-            num_decodes += 1
-            if start < len(sequence.token_ids):
-                input_ids.append(sequence.token_ids[start])
-            else:
-                assert drawn_rows is not None
-                input_ids.append(0)
-                unknown.append(first)
-                drawn.append(drawn_rows[sequence])
-            positions.append(start if sequence.media is None else sequence.media.position(start))
-            slots.append(sequence.blocks[start // block_size] * block_size + start % block_size)
-        else:
-            end = start + num_tokens
-            input_ids += sequence.token_ids[start : end - len(draft)]
-            input_ids += draft
-            positions += range(start, end) if sequence.media is None else sequence.media.positions(0, start, end)
-            slots += [sequence.blocks[p // block_size] * block_size + p % block_size for p in range(start, end)]
-        query_start.append(len(input_ids))
-        if sequence.media is not None and start < sequence.prompt_len:
-            with_media.append((first, step.chunks[index]))
-        if draft:
-            sample_chunks += [index] * (1 + len(draft))
-            last_rows += range(len(input_ids) - 1 - len(draft), len(input_ids))
-        elif max_draws:
-            sample_chunks.append(index)
-            last_rows.append(len(input_ids) - 1)
-        if sequence.wants_prompt_logprobs:
-            # The logits at one position predict the next token, so those at the prompt's end belong to the answer.
-            num_rows = max(0, min(start + num_tokens, sequence.prompt_len - 1) - start)
-            prompt_rows.append((index, len(prompt_positions), num_rows))
-            prompt_positions += range(first, first + num_rows)
+    lists = lists_of(step, block_size, drawn_rows)
     own_tables: list[int] = []
     table_rows = list(range(len(step.chunks))) if tables is None else tables[1]
     if tables is None:  # those of all sequences, padded to the longest
@@ -167,13 +176,13 @@ def build_batch(
             own_tables += chunk.sequence.blocks
             own_tables += [0] * (width - len(chunk.sequence.blocks))
     context_lens = [chunk.end for chunk in step.chunks]
-    logits_rows = last_rows + prompt_positions
-    media_rows, axes, last_visible = _media_lists(step, with_media, positions) if with_media else ([], [], [])
+    num_draws = len(lists.logits_rows)
+    media_rows, axes, last_visible = _media_lists(step, lists.with_media, lists.positions)
     tensors = _upload(
         [
-            *(input_ids, positions, slots, own_tables, table_rows),
-            *(query_start, context_lens, logits_rows, unknown, drawn),
-            *((media_rows, axes, last_visible) if with_media else ()),
+            *(lists.input_ids, lists.positions, lists.slots, own_tables, table_rows),
+            *(lists.query_start, context_lens, lists.logits_rows + lists.prompt_positions),
+            *(lists.unknown_rows, lists.drawn_rows, media_rows, axes, last_visible),
         ],
         device,
     )
@@ -188,12 +197,12 @@ def build_batch(
         logits_rows=tensors[7],
         unknown_rows=tensors[8],
         drawn_rows=tensors[9],
-        num_decodes=num_decodes,
+        num_decodes=lists.num_decodes,
         query_lens=[chunk.num_tokens for chunk in step.chunks],
         context_lens=context_lens,
-        sample_chunks=sample_chunks,
-        prompt_rows=[(index, len(last_rows) + row, count) for index, row, count in prompt_rows],
-        media=BatchMedia(tensors[10], *_vectors(with_media)) if media_rows else None,
+        sample_chunks=lists.sample_chunks,
+        prompt_rows=[(index, num_draws + row, count) for index, row, count in lists.prompt_rows],
+        media=BatchMedia(tensors[10], *_vectors(lists.with_media)) if media_rows else None,
         axes=tensors[11].view(3, -1) if axes else None,
         last_visible=tensors[12] if last_visible else None,
     )
@@ -208,6 +217,8 @@ def _media_lists(
     """
     rows: list[int] = []
     last_visible: list[int] = []
+    if not with_media:
+        return rows, [], last_visible
     heights, widths = list(positions), list(positions)
     for first, (sequence, start, num_tokens, *_) in with_media:
         media, end = sequence.media, start + num_tokens

@@ -17,10 +17,7 @@ from oaiserve.engine.model.batch import Batch, build_batch
 from oaiserve.engine.model.cpu.native import NativeDecoder
 from oaiserve.engine.model.executor import Executor
 from oaiserve.engine.model.gpu.block_tables import BlockTables
-from oaiserve.engine.model.gpu.cuda_capture import Run
-from oaiserve.engine.model.gpu.graphs import DecodeGraphs, Replayed
-from oaiserve.engine.model.gpu.mixed_graphs import MixedGraphs
-from oaiserve.engine.model.gpu.prompt_graphs import PromptGraphs
+from oaiserve.engine.model.gpu.step_graphs import Replayed, StepGraphs
 from oaiserve.engine.model.sampling.draw_rows import SampleIds
 from oaiserve.engine.model.sampling.logit_edits import ApplyMasks
 from oaiserve.engine.model.sampling.sampler import Sampling, take
@@ -30,7 +27,6 @@ from oaiserve.engine.step import Chunk, ChunkResult, Draw, Masks, OutOfMemory, S
 
 BAD_LOGITS = "The model produced no usable numbers (NaN or infinity) for this request."
 NO_MEMORY = "The device had no memory left to draw this request's next token."
-STEPS_BETWEEN_CAPTURES = 32  # the fewest, while there is work
 T = TypeVar("T")
 
 
@@ -39,8 +35,7 @@ class Launched:
     """A launched step, whose results have not been collected yet."""
 
     step: Step
-    logits: torch.Tensor  # [R, vocab], valid until the next launch, without the rows that a graph has drawn
-    num_drawn: int  # the number of these, which are the first rows
+    logits: torch.Tensor  # [R, vocab], valid until the next launch
     sample_chunks: list[int]  # as in Batch: the chunk that row i belongs to
     draws: list[Chunk]  # that chunk, up to the token that row i follows
     prompt_rows: list[tuple[int, int, int]]  # as in Batch
@@ -57,9 +52,9 @@ class Launched:
 class ModelRunner:
     """Runs steps on an executor, whose KV cache has blocks of `block_size` tokens.
 
-    `sample_ids` and `apply_masks` replace NumPy and plain torch, see `Sampling`. `graphs`, `prompt_graphs` and
-    `mixed_graphs` are captured from the executor, and run as much of a step as they can. `tables` are a GPU's block
-    tables of sequences, which `graphs` read, too. `states` are those of a model with layers with states.
+    `sample_ids` and `apply_masks` replace NumPy and plain torch, see `Sampling`. `graphs` are captured from the
+    executor, and run the steps that they can. `tables` are a GPU's block tables of sequences, which `graphs` read, too.
+    `states` are those of a model with layers with states.
     """
 
     def __init__(
@@ -70,9 +65,7 @@ class ModelRunner:
         *,
         sample_ids: SampleIds | None = None,
         apply_masks: ApplyMasks | None = None,
-        graphs: DecodeGraphs | None = None,
-        prompt_graphs: PromptGraphs | None = None,
-        mixed_graphs: MixedGraphs | None = None,
+        graphs: StepGraphs | None = None,
         tables: BlockTables | None = None,
         states: KeptStates | None = None,
     ) -> None:
@@ -83,10 +76,6 @@ class ModelRunner:
         self._sample_ids = sample_ids
         self._apply_masks = apply_masks
         self._graphs = graphs
-        self._prompt_graphs = prompt_graphs
-        self._mixed_graphs = mixed_graphs
-        self._sized = [each.graphs for each in (graphs, prompt_graphs, mixed_graphs) if each is not None]
-        self._steps_since_capture = 0
         self._tables = tables
         self._states = states
         self._adapters: dict[int, Adapter] = {}  # by their numbers
@@ -100,17 +89,6 @@ class ModelRunner:
     def is_exact(self) -> bool:
         """Return whether a token's logits are bitwise the same in any step."""
         return self._executor.is_exact
-
-    @property
-    def num_captured(self) -> int:
-        """Return the number of sizes for which steps have been captured as CUDA graphs so far."""
-        return sum(graphs.num_captured for graphs in self._sized)
-
-    @torch.inference_mode()
-    def capture_next(self, *, only_wanted: bool = False) -> bool:
-        """Capture one more size of the graphs, all results of whose steps have been launched. Return whether there was
-        one: if `only_wanted`, one that a step has wanted."""
-        return any(graphs.capture_next(only_wanted=only_wanted) for graphs in self._sized)
 
     @property
     def native(self) -> NativeDecoder | None:
@@ -138,9 +116,6 @@ class ModelRunner:
         return _without_torch(lambda: self._launch(step))
 
     def _launch(self, step: Step) -> Launched:
-        self._steps_since_capture += 1
-        if self._steps_since_capture >= STEPS_BETWEEN_CAPTURES and self.capture_next(only_wanted=True):
-            self._steps_since_capture = 0
         # The step begins when the device has its inputs: the time to make them on the host belongs to the gap before.
         began = torch.cuda.Event(enable_timing=True) if self._device.type == "cuda" else None
         adapters: list[Adapter | None] = []  # of each chunk, if one has any
@@ -148,62 +123,35 @@ class ModelRunner:
             numbers = [chunk.sequence.adapter for chunk in step.chunks]
             adapters = [self._adapters[number] if number else None for number in numbers]
         table_rows = None if self._tables is None else self._tables.update(step)
-        num_replayed = 0 if self._graphs is None else self._graphs.num_replayed(step, adapters)
-        others = Step(step.chunks[num_replayed:])
         if self._states is not None:
             self._states.copy(step.state_copies)
-        prompt_graphs = self._prompt_graphs
-        of_others = adapters[num_replayed:]
-        if prompt_graphs is not None and not (others.chunks and prompt_graphs.can_run(others, of_others)):
-            prompt_graphs = None
-        parts: list[torch.Tensor] = []  # of the logits
-        replayed: Replayed | None = None
-        mixed: tuple[int, Run, list[int]] | None = None
-        if self._graphs is not None and num_replayed:
-            decodes = Step(step.chunks[:num_replayed])
-            assert table_rows is not None
-            if prompt_graphs is not None and self._mixed_graphs is not None:
-                mixed = self._mixed_graphs.upload(num_replayed, others, table_rows[num_replayed:], adapters)
-            # The device computes the decodes while the host packs the rest.
-            drawn = self._drawn_ids, self._drawn_rows
-            logits, replayed = self._graphs.launch(
-                decodes, table_rows[:num_replayed], *drawn, began, mixed and mixed[:2], adapters[:num_replayed]
-            )
-            parts.append(logits)
-        sample_chunks = list(range(num_replayed))
+        draws = [draw for chunk in step.chunks for draw in chunk.draws()]
+        sample_chunks = [index for index, chunk in enumerate(step.chunks) for _ in chunk.draws()]
         prompt_rows: list[tuple[int, int, int]] = []
         known: list[tuple[int, int]] = []
-        if others.chunks:
-            rows = None if table_rows is None else table_rows[num_replayed:]
-            begins = None if num_replayed else began  # it has begun with the decodes
-            if prompt_graphs is not None and mixed is not None:
-                logits, of_rows = prompt_graphs.logits[: len(mixed[2])], mixed[2]
-            elif prompt_graphs is not None and rows is not None:
-                logits, of_rows = prompt_graphs.launch(others, rows, begins, of_others)
-            else:
-                batch = self._pack(others, rows)
-                if begins is not None:
-                    begins.record()
-                batch.adapters = of_others
-                logits, of_rows = self._executor.forward(batch), batch.sample_chunks
-                prompt_rows = [(num_replayed + i, num_replayed + row, count) for i, row, count in batch.prompt_rows]
-                for index, _, count in batch.prompt_rows:  # the prompt tokens that these rows predict
-                    sequence, start, *_ = others.chunks[index]
-                    num_top = sequence.params.prompt_logprobs or 0
-                    known += [(token_id, num_top) for token_id in sequence.token_ids[start + 1 : start + 1 + count]]
-            parts.append(logits)
-            sample_chunks += [num_replayed + index for index in of_rows]
-        draws = [draw for chunk in step.chunks for draw in chunk.draws()]
-        num_drawn = 0 if replayed is None else num_replayed
-        waiting_rows = [row for row in range(num_drawn, len(sample_chunks)) if draws[row].draw is Draw.LATE]
-        logits = torch.cat(parts) if len(parts) > 1 and replayed is None else parts[-1]
-        launched = Launched(
-            step, logits, num_drawn, sample_chunks, draws, prompt_rows, waiting_rows, [], began, self._ended
-        )
-        if replayed is not None:
-            launched.samplings.append((list(range(num_replayed)), replayed))
-        if replayed is None or len(parts) > 1:
+        replayed: Replayed | None = None
+        size = None if self._graphs is None else self._graphs.find(step, adapters)
+        if self._graphs is not None and size is not None:
+            assert table_rows is not None
+            inputs = draws, table_rows, self._drawn_ids, self._drawn_rows
+            logits, replayed = self._graphs.launch(size, step, *inputs, began, adapters)
+        else:
+            batch = self._pack(step, table_rows)
+            if began is not None:
+                began.record()
+            batch.adapters = adapters
+            logits = self._executor.forward(batch)
+            prompt_rows = batch.prompt_rows
+            for index, _, count in prompt_rows:  # the prompt tokens that these rows predict
+                sequence, start, *_ = step.chunks[index]
+                num_top = sequence.params.prompt_logprobs or 0
+                known += [(token_id, num_top) for token_id in sequence.token_ids[start + 1 : start + 1 + count]]
+        waiting_rows = [row for row, draw in enumerate(draws) if draw.draw is Draw.LATE]
+        launched = Launched(step, logits, sample_chunks, draws, prompt_rows, waiting_rows, [], began, self._ended)
+        if replayed is None:
             self._sample_what_can_be(launched, known)
+        else:
+            launched.samplings.append((list(range(len(draws))), replayed))
         if not launched.waiting_rows:
             self._keep_drawn(launched)
         return launched
@@ -222,8 +170,8 @@ class ModelRunner:
         return batch
 
     def _sample_what_can_be(self, launched: Launched, known: list[tuple[int, int]]) -> None:
-        """Sample from the rows not yet drawn, except for waiting ones."""
-        rows = list(range(launched.num_drawn, len(launched.sample_chunks)))
+        """Sample from the rows, except for waiting ones."""
+        rows = list(range(len(launched.sample_chunks)))
         if launched.waiting_rows and not self.is_asynchronous:
             # Where the forward has been computed by now, all rows are drawn together, which saves copies of logits.
             launched.waiting_rows, launched.waiting_known = rows, known
@@ -287,10 +235,10 @@ class ModelRunner:
         self, launched: Launched, rows: list[int], known: Sequenced[tuple[int, int]] = (), masks: Masks | None = None
     ) -> None:
         """Sample from these rows of the logits, and look up the prompt tokens `known` in the rows after all chunks."""
-        num_drawn, logits = launched.num_drawn, launched.logits
-        num_rows = len(launched.sample_chunks) - num_drawn
+        logits = launched.logits
+        num_rows = len(launched.sample_chunks)
         if len(rows) < num_rows:  # sampling overwrites its logits, so it gets a copy
-            logits = take(logits, [*(row - num_drawn for row in rows), *range(num_rows, num_rows + len(known))])
+            logits = take(logits, [*rows, *range(num_rows, num_rows + len(known))])
         chunks = [launched.draws[row] for row in rows]
         sampling = Sampling(logits, chunks, known, self._sample_ids, masks=masks, apply_masks=self._apply_masks)
         launched.samplings.append((rows, sampling))

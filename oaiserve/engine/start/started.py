@@ -52,7 +52,6 @@ class Started(NamedTuple):
     max_step_tokens_default: int
     num_states: int = 0  # of sequences; 0 if no layer keeps one
     warm_up: Callable[[], None] = lambda: None  # to be called by the thread that runs the steps, before the first one
-    prepare_more: Callable[[], bool] = lambda: False  # called while there is nothing to compute, until it returns False
     failed: Callable[[BaseException], bool] = lambda error: False  # as in `ServedModel`
     block_bytes: int = 0
     weight_bytes: int = 0

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -19,6 +20,10 @@ from oaiserve.engine.executors.cuda.kernels import Kernels, triton_kernels
 from oaiserve.engine.model import transfer
 from oaiserve.engine.model.adapters import Adapter, AdapterPart
 from oaiserve.engine.model.batch import CapturedAdapters, build_batch
+from oaiserve.engine.model.gpu.block_tables import BlockTables
+from oaiserve.engine.model.gpu.step_graphs import StepGraphs
+from oaiserve.engine.model.gpu.step_sizes import Size
+from oaiserve.engine.model.runner import ModelRunner
 from oaiserve.engine.model.states import StateChunk, States
 from oaiserve.engine.start.kv_form import with_native_cache
 from oaiserve.engine.start.prepare import prepare
@@ -36,6 +41,7 @@ pytest.importorskip("triton", reason="Triton has no wheels for this system")
 
 from oaiserve.engine.model.attention import triton as triton_attention
 from oaiserve.engine.model.gpu import triton_adapters, triton_experts, triton_layers, triton_matrices, triton_states
+from oaiserve.engine.model.sampling import triton_sampling
 
 DTYPE = torch.bfloat16
 PROMPTS = [(0, 0, 5), (1, 0, 17), (2, 0, 9)]  # sequence, first token, number of tokens
@@ -58,7 +64,7 @@ class FakeGpu:
     """The fake GPU with kernels that compute nothing."""
 
     def __init__(self, kernels: Counter[str]) -> None:
-        self._kernels = kernels
+        self.kernels = kernels
 
     def executor(self, decoder: Decoder, *, is_plain: bool = False) -> CudaExecutor:
         weights = CudaWeights(decoder, dtype=DTYPE, device=GPU)
@@ -84,9 +90,9 @@ class FakeGpu:
                 batch.states = states.of_step([StateChunk(*part) for part in parts])
             batch.captured_adapters = adapters
             operations.clear()
-            self._kernels.clear()
+            self.kernels.clear()
             logits = executor.forward(batch)
-            found = operations + self._kernels
+            found = operations + self.kernels
         assert logits.shape == (len(parts), model.spec.vocab_size)
         assert (logits.dtype, logits.device) == (DTYPE, GPU)
         return found
@@ -95,7 +101,7 @@ class FakeGpu:
 @pytest.fixture
 def gpu(monkeypatch: pytest.MonkeyPatch) -> FakeGpu:
     of_layers = [triton_adapters, triton_experts, triton_layers, triton_matrices, triton_states]
-    return FakeGpu(replace_kernels(monkeypatch, [triton_attention, *of_layers], DTYPE))
+    return FakeGpu(replace_kernels(monkeypatch, [triton_attention, triton_sampling, *of_layers], DTYPE))
 
 
 @pytest.mark.parametrize("name", PINNED)
@@ -164,16 +170,107 @@ def test_long_prompts_take_as_many_launches_as_short_ones(name: str, gpu: FakeGp
     assert gpu.launches(model, [(0, 0, 5)], executor) == gpu.launches(model, [(0, 0, 22)], executor)
 
 
-def test_captured_adapters_take_two_launches_for_each_module(gpu: FakeGpu) -> None:
-    model = model_of("llama")
-    executor = gpu.executor(model.decoder)
-    shapes = model.decoder.adaptable()
-    adapters = triton_adapters.TritonAdapters(shapes, 2, GPU, captured_tokens=16)
-    made = random_adapter(shapes, 1)
-    on_gpu = {name: AdapterPart(part.a.to(GPU), part.b.to(GPU), part.scale) for name, part in made.parts.items()}
-    assert adapters.admit([executor.prepare(Adapter("on the device", on_gpu))])
-    found = gpu.launches(model, DECODES, executor, adapters.captured(16))
-    assert found["shrink_kernel"] == found["expand_kernel"] == len(shapes)
+class Graphs:
+    """A runner on the fake GPU with graphs, whose replays are counted as one launch each."""
+
+    def __init__(self, model: Model, gpu: FakeGpu, *, has_adapters: bool = False) -> None:
+        spec = replace(model.spec, device=GPU, dtype=DTYPE)
+        executor = gpu.executor(model.decoder)
+        states = States(spec.state_shapes, 9, GPU) if spec.state_shapes else None
+        tables = BlockTables(8, 2, BLOCK_SIZE, GPU)
+        shapes = model.decoder.adaptable()
+        adapters = triton_adapters.TritonAdapters(shapes, 2, GPU, captured_tokens=28) if has_adapters else None
+        executor.add_adapters = None if adapters is None else adapters.of_batch
+        sizes = [Size(4, 0)] if states is not None else [Size(4, 0), Size(0, 24), Size(4, 24)]
+        self._gpu = gpu
+        self._replays: list[Counter[str]] = []
+        own = {"sizes": sizes, "block_size": BLOCK_SIZE, "states": states, "adapters": adapters}
+        with watched() as self._operations:
+            graphs = StepGraphs(executor.forward, triton_sampling, self._capture, spec, tables, **own)
+        kernels = {"sample_ids": triton_sampling.sample_ids, "apply_masks": triton_sampling.apply_masks}
+        self.runner = ModelRunner(executor, GPU, BLOCK_SIZE, graphs=graphs, tables=tables, states=states, **kernels)
+        self.runner.is_asynchronous = True
+        if has_adapters:
+            parts = random_adapter(shapes, 1).parts.items()
+            on_gpu = {name: AdapterPart(part.a.to(GPU), part.b.to(GPU), part.scale) for name, part in parts}
+            self.runner.add_adapter(1, Adapter("on the device", on_gpu))
+
+    def _capture(self, run: Callable[[], object]) -> Callable[[], object]:
+        self._operations.clear()
+        self._gpu.kernels.clear()
+        run()
+        found = self._operations + self._gpu.kernels
+        return lambda: self._replays.append(found)
+
+    def launches(self, parts: list[tuple[int, int, int]], **params: Any) -> tuple[Counter[str], list[Counter[str]]]:
+        """Return the launches of a step by the host, of steps like those before, and those in the graphs it replays."""
+        chunks = [
+            Chunk(sequence_of([5] * (start + count), range(2 * place, 2 * place + 2), **params), start, count)
+            for place, start, count in parts
+        ]
+        with watched() as operations:
+            self.runner.launch(Step(chunks))
+            operations.clear()
+            self._gpu.kernels.clear()
+            self._replays.clear()
+            self.runner.launch(Step(chunks))
+            return operations + self._gpu.kernels, [*self._replays]
+
+
+# What the host launches: the copy of the inputs and that of the results. The forward and the draws are graphs.
+BY_HOST = Counter({"copy_": 1, "_to_copy": 1})
+TABLES = Counter({"_to_copy": 1, "index_copy_": 1})  # the blocks of prompts
+
+
+@pytest.mark.parametrize("name", PINNED)
+def test_steps_of_every_family_are_few_copies_and_two_graphs(name: str, gpu: FakeGpu) -> None:
+    model = model_of(name)
+    graphs = Graphs(model, gpu)
+    prompts = [(0, 0, 5), (1, 0, 17)]
+    beside = [(2, 6, 1), (1, 0, 17)]
+    num_attending = sum(layer.attention is not None for layer in model.decoder.layers)
+    for parts in (DECODES, prompts, beside) if not model.spec.state_shapes else (DECODES,):
+        by_host, (forward, draws) = graphs.launches(parts, temperature=0.0)
+        assert by_host == (BY_HOST if parts is DECODES else BY_HOST + TABLES)
+        assert draws == {"best_of_chunk_kernel": 1, "best_kernel": 1}
+        assert forward["decode_kernel"] == num_attending * (parts is not prompts)
+        assert forward["prefill_kernel"] == num_attending * (parts is not DECODES)
+
+
+@pytest.mark.parametrize(("params", "num_launches"), [({}, 3), ({"top_p": 0.9}, 6)], ids=str)
+def test_draws_are_a_graph_of_few_launches(params: dict[str, Any], num_launches: int, gpu: FakeGpu) -> None:
+    by_host, (_, draws) = Graphs(model_of("llama"), gpu).launches(DECODES, **params)
+    assert by_host == BY_HOST
+    assert draws.total() == num_launches
+
+
+def test_decodes_beside_a_prompt_read_each_matrix_once(gpu: FakeGpu) -> None:
+    """In a graph, and where the prompt is too long for one."""
+    graphs = Graphs(model_of("llama"), gpu)
+    (forward, _), alone = graphs.launches([(0, 6, 1), (1, 0, 17)])[1], graphs.launches(DECODES)[1][0]
+    assert forward["mm"] == alone["mm"] > 0
+    by_host, replayed = graphs.launches([(0, 6, 1), (1, 0, 22), (2, 0, 5)])
+    assert not replayed
+    assert by_host["mm"] == alone["mm"]
+
+
+def test_edited_draws_are_launched_after_the_graph_of_the_forward(gpu: FakeGpu) -> None:
+    graphs = Graphs(model_of("llama"), gpu)
+    for params in ({"logprobs": 1}, {"logit_bias": {3: 1.0}}):
+        by_host, replayed = graphs.launches(DECODES, **params)
+        assert len(replayed) == 1
+        assert by_host["scores_kernel"] == 1
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma4_text", "phi3", "qwen3_next", "gpt2", "qwen2_moe"])
+def test_adapters_take_two_launches_for_each_module(name: str, gpu: FakeGpu) -> None:
+    model = model_of(name)
+    graphs = Graphs(model, gpu, has_adapters=True)
+    by_host, (forward, _) = graphs.launches(DECODES, adapter=1)
+    assert by_host == {"copy_": 2, "_to_copy": 1}, "their tiles are one more copy"
+    num_modules = len(model.decoder.adaptable())
+    assert forward["shrink_kernel"] == forward["expand_kernel"] == num_modules
+    assert "shrink_kernel" not in graphs.launches(DECODES)[1][0]
 
 
 def test_the_double_finds_mixed_devices_and_reads(gpu: FakeGpu) -> None:

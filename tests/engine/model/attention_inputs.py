@@ -1,7 +1,4 @@
-"""Inputs of a layer's attention: queries, keys and values of some sequences, and a cache with what they had before.
-
-And a double of torch's function for prompts, which needs a GPU.
-"""
+"""Inputs of a layer's attention: queries, keys and values of some sequences, and a cache with what they had before."""
 
 import math
 from typing import NamedTuple
@@ -56,25 +53,3 @@ def make_inputs(
     # Heads come first in memory, as in transformers.
     query, key = randn(heads, num_tokens, key_dim).transpose(0, 1), randn(kv_heads, num_tokens, key_dim).transpose(0, 1)
     return Inputs(query, key, randn(num_tokens, kv_heads, value_dim), cache, build_batch(step, block_size, CPU))
-
-
-def varlen(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    query_ends: torch.Tensor,
-    key_ends: torch.Tensor,
-    most_queries: int,
-    most_keys: int,
-    *,
-    scale: float,
-    window_size: tuple[int, int],
-) -> torch.Tensor:
-    """Attend as torch's function does to one sequence: the last query sees all keys."""
-    assert (query_ends.tolist(), key_ends.tolist(), window_size) == ([0, most_queries], [0, most_keys], (-1, 0))
-    assert query_ends.dtype == key_ends.dtype == torch.int32
-    assert (len(query), len(key)) == (most_queries, most_keys)
-    mask = torch.ones(most_queries, most_keys, dtype=torch.bool).tril(most_keys - most_queries)
-    tensors = (heads.transpose(0, 1)[None] for heads in (query, key, value))
-    out = torch.nn.functional.scaled_dot_product_attention(*tensors, mask, scale=scale, enable_gqa=True)
-    return out[0].transpose(0, 1)

@@ -30,7 +30,7 @@ class CudaStep:
         self.batch = batch
         self.dtype = dtype
         self.kernels = kernels
-        self.products = StepProducts(batch, kernels.multiply, adapters)
+        self.products = StepProducts(batch, dtype, kernels.multiply, adapters)
         self.attention = kernels.attention(batch)
         self.rotates = getattr(self.attention, "rotates", False)
         self._angles: dict[int, tuple[Tensor, Tensor, Tensor]] = {}  # by the id of the table

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
@@ -18,8 +19,9 @@ from oaiserve.engine.model.gpu.device_matrices import Multiply, PackedMatrix
 class StepProducts(Products):
     """The products of one step, which may be captured. Adapters have their rows in the order of the description."""
 
-    def __init__(self, batch: Batch, multiply: Multiply, adapters: CapturedAdapters | None) -> None:
+    def __init__(self, batch: Batch, dtype: torch.dtype, multiply: Multiply, adapters: CapturedAdapters | None) -> None:
         super().__init__(batch if adapters is None else replace(batch, adapters=[]))
+        self._dtype = dtype  # the model's
         self._multiply = multiply
         self._captured = adapters
 
@@ -43,7 +45,10 @@ class StepProducts(Products):
     def __call__(self, x: Tensor, matrix: Matrix) -> Tensor:
         """Return the product float32 [T, n] of `x` [T, k] with a matrix that is not joined."""
         out = super().__call__(x, matrix)
-        self._add_captured(matrix.module, matrix.first_row, x, out)
+        if self._captured is not None and matrix.module in self._captured.modules:
+            added = torch.zeros_like(out, dtype=self._dtype)  # in the dtype of adapters, which kernels read
+            self._add_captured(matrix.module, matrix.first_row, x.to(self._dtype), added)
+            out += added
         return out
 
     def _add_captured(self, module: str, first_row: int, x: Tensor, out: Tensor) -> None:

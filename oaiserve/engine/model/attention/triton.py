@@ -17,11 +17,10 @@ import torch
 import triton
 
 from oaiserve.engine.model.attention import LayerCache, Scoring
-from oaiserve.engine.model.attention.long_prompts import LongPrompts
+from oaiserve.engine.model.attention.paged_prompts import LEAST_TOKENS, Attend, paged_prompts, takes_layer
 from oaiserve.engine.model.attention.rotation import Rotation
-from oaiserve.engine.model.attention.tiles import BatchTiles
 from oaiserve.engine.model.attention.triton_kernels import decode_kernel, plan_kernel, prefill_kernel, write_kernel
-from oaiserve.engine.model.batch import Batch, Tiles
+from oaiserve.engine.model.batch import Batch
 
 # The keys and values of all sequences are cut into about so many items for each program that the device runs at once.
 # With more, the last ones end sooner after each other; with fewer, there is less to combine.
@@ -47,14 +46,16 @@ class Tile(NamedTuple):
 
 
 class TritonAttention:
-    """The attention of one step by Triton kernels. Sums are in float32. With a rotation, queries may be overwritten."""
+    """The attention of one step by Triton kernels. Sums are in float32. With a rotation, queries may be overwritten.
+
+    Prompts of more than `least_tokens` together are for `library`, if there is one.
+    """
 
     rotates = True
 
-    def __init__(self, batch: Batch, long_prompts: LongPrompts | None = None) -> None:
+    def __init__(self, batch: Batch, library: Attend | None = None, least_tokens: int = LEAST_TOKENS) -> None:
         self._batch = batch
-        self._tiles = batch.tiles or BatchTiles(batch)
-        self._long_prompts = None if long_prompts is None else long_prompts.of(batch)
+        self._long_prompts = paged_prompts(library, batch, least_tokens)
         # Of layers with this sliding window, this number of key heads, and so many items.
         self._plans: dict[tuple[int, int, int], DecodePlan] = {}
 
@@ -81,10 +82,10 @@ class TritonAttention:
                 self._plans[window, kv_heads, wanted] = plan_decodes(batch, window, wanted, kv_heads)
             plan = self._plans[window, kv_heads, wanted]
             decode(query, key, value, cache, batch, out, scoring, plan, rotation=rotation)
-        if has_prefills and self._long_prompts is not None and scoring[1:4] == (None, None, None):
-            self._long_prompts(query, cache, out, scoring.scaling)
+        if has_prefills and self._long_prompts is not None and takes_layer(cache, scoring):
+            self._long_prompts(query, cache, out, scoring)
         elif has_prefills:
-            prefill(query, cache, batch, out, scoring, self._tiles)
+            prefill(query, cache, batch, out, scoring)
         return out
 
 
@@ -284,7 +285,6 @@ def prefill(
     batch: Batch,
     out: torch.Tensor,
     scoring: Scoring,
-    tiles: Tiles,
     tile: Tile | None = None,
 ) -> None:
     """Compute the rows of prefills, whose keys and values are in the cache already, in `out` [T, heads, value_dim].
@@ -298,13 +298,16 @@ def prefill(
         tile_dims = constants["TILE_KEY_DIM"] + constants["TILE_VALUE_DIM"]
         longest = max(batch.query_lens[batch.num_decodes :])
         tile = prefill_tile(constants["GROUP"], tile_dims, query.element_size(), longest, _shared_bytes(query.device))
-    in_tiles = tiles.of(tile.rows // constants["GROUP"])
+    num_sequences = len(batch.query_lens) - batch.num_decodes
+    # The most that there can be of so many tokens, see `_sequence_of`.
+    num_tiles = (len(query) - batch.num_decodes) // (tile.rows // constants["GROUP"]) + num_sequences
     (factor, softcap), (key_scale, value_scale) = _scalars(scoring), cache.scales
-    prefill_kernel[(kv_heads, in_tiles.shape[0])](
-        *(query, out, *cache, in_tiles, batch.block_tables, batch.table_rows),
+    prefill_kernel[(kv_heads, num_tiles)](
+        *(query, out, *cache, batch.query_start, batch.seq_lens, batch.block_tables, batch.table_rows),
         batch.slots if batch.last_visible is None else batch.last_visible,  # unread where there is none
         *(factor * key_scale, softcap, value_scale),
         query if scoring.sinks is None else scoring.sinks,  # unread where there are none
+        *(batch.num_decodes, num_sequences),
         *_strides(query, out),
         *cache.keys.stride()[:3],
         *cache.values.stride()[:3],

@@ -260,13 +260,35 @@ def _attend(
     return acc, total, highest
 
 
-@triton.jit(do_not_specialize=["table_stride"])
+@triton.jit
+def _sequence_of(tile, query_start, num_sequences, TILE_TOKENS: tl.constexpr):
+    """Return the sequence that a tile belongs to, and the first of its tiles.
+
+    A sequence has as many tiles as its tokens may need wherever they begin, so that its first one is known from the
+    tokens before it alone. Those that it does not need are at its end.
+    """
+    base = tl.load(query_start)
+    low = tl.full([], 0, tl.int32)
+    high = tl.full([], 0, tl.int32) + num_sequences
+    first = tl.full([], 0, tl.int64)
+    while high - low > 1:
+        middle = (low + high) // 2
+        start = (tl.load(query_start + middle) - base) // TILE_TOKENS + middle
+        is_before = start <= tile
+        low = tl.where(is_before, middle, low)
+        high = tl.where(is_before, high, middle)
+        first = tl.where(is_before, start, first)
+    return low, first
+
+
+@triton.jit(do_not_specialize=["table_stride", "first_sequence", "num_sequences"])
 def prefill_kernel(
     query,
     out,
     keys,
     values,
-    tiles,  # int32 [num_tiles, 4]: sequence, first token in `query`, number of tokens, first position
+    query_start,
+    seq_lens,
     block_tables,
     table_rows,
     last_visible,  # int64: see Batch
@@ -274,6 +296,8 @@ def prefill_kernel(
     softcap,
     value_scale,
     sinks,
+    first_sequence,
+    num_sequences,
     query_stride_token,
     query_stride_head,
     out_stride_token,
@@ -298,13 +322,23 @@ def prefill_kernel(
     TILE_ROWS: tl.constexpr,
     TILE_N: tl.constexpr,
 ):
-    """Attend for a tile of one sequence's tokens, for all heads of a key head. The program is (key head, tile)."""
+    """Attend for a tile of one sequence's tokens, for all heads of a key head. The program is (key head, tile).
+
+    The last tiles come first: they see the most keys, and the device shall not end with one long tile alone.
+    """
     kv_head = tl.program_id(0)
-    tile = tiles + tl.program_id(1) * 4
-    row = tl.load(tile).to(tl.int64)
-    first_token = tl.load(tile + 1).to(tl.int64)
-    num_tokens = tl.load(tile + 2)
-    first_position = tl.load(tile + 3)
+    tile = tl.num_programs(1) - 1 - tl.program_id(1)
+    TILE_TOKENS: tl.constexpr = TILE_ROWS // GROUP
+    sequence, first_tile = _sequence_of(tile, query_start + first_sequence, num_sequences, TILE_TOKENS)
+    row = first_sequence.to(tl.int64) + sequence
+    begin = tl.load(query_start + row)
+    length = (tl.load(query_start + row + 1) - begin).to(tl.int32)
+    offset = (tile - first_tile).to(tl.int32) * TILE_TOKENS
+    if offset >= length:
+        return
+    first_token = begin + offset
+    num_tokens = tl.minimum(length - offset, TILE_TOKENS)
+    first_position = tl.load(seq_lens + row).to(tl.int32) - length + offset
 
     rows = tl.arange(0, TILE_ROWS)
     token = rows // GROUP
@@ -343,7 +377,7 @@ def prefill_kernel(
     out_rows = out + (first_token + token) * out_stride_token + head * out_stride_head
     tl.store(
         out_rows[:, None] + value_dim[None, :],
-        acc * (value_scale / tl.where(total > 0.0, total, 1.0))[:, None],  # a tile that is padding has seen no key
+        acc * (value_scale / tl.where(total > 0.0, total, 1.0))[:, None],  # rows beyond the tokens may see no key
         mask=is_row[:, None] & (value_dim < VALUE_DIM)[None, :],
     )
 

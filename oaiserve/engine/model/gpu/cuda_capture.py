@@ -18,14 +18,12 @@ class CudaCapture:
     def __init__(self, device: torch.device) -> None:
         self._stream = torch.cuda.Stream(device)
         self._pool = torch.cuda.graph_pool_handle()
-        self.is_alone = True  # no other thread uses the device
 
     def __call__(self, run: Run) -> Run:
         """Run `run`, capture it, and return a function that replays it. Raises RuntimeError if that is impossible."""
         self._rehearse(run)
         graph = torch.cuda.CUDAGraph()
         # Without torch.cuda.graph, which waits for the device and empties the caches of its memory before each capture.
-        # Other threads may load adapters meanwhile, which the capture does not have to watch.
         with self._on_stream():
             graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
             try:
@@ -38,12 +36,9 @@ class CudaCapture:
         """Run `run` before its capture: kernels are compiled, and libraries allocate their memory.
 
         An operation that waits for the device, which no capture allows, raises an error that leaves torch usable: in
-        any thread, so only where this one is alone.
+        any thread, so no other one may use the device.
         """
         with self._on_stream():
-            if not self.is_alone:
-                run()
-                return
             with warnings.catch_warnings():
                 warnings.filterwarnings("ignore", message="Synchronization debug mode is a prototype")
                 torch.cuda.set_sync_debug_mode("error")

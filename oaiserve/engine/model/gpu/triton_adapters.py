@@ -5,7 +5,7 @@ The rows of a step are sorted into tiles on the host, once for all layers. The h
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -44,8 +44,6 @@ class TritonAdapters:
         # The addresses of A and of B, the rank, and the bits of the scale. Number 0 is no adapter.
         self.table = torch.zeros(most + 1, len(self.places), 4, dtype=torch.int64, device=device)
         self._numbers: WeakKeyDictionary[Adapter, int] = WeakKeyDictionary()  # an unloaded one gives its memory back
-        self._captured_modules: set[str] = set()
-        self.drop_captured: list[Callable[[], None]] = []  # which drop captured work that lacks modules
         number = most_tiles(captured_tokens)
         self._tiles = torch.zeros(number, 1 + ROWS, dtype=torch.int64, device=device)
         self._products = torch.zeros(number * ROWS, WIDEST_REPLAYED, dtype=torch.float32, device=device)
@@ -62,9 +60,12 @@ class TritonAdapters:
     # -- captured work ------------------------------------------------------------------------------------------------
 
     def captured(self, num_tokens: int) -> Addition:
-        """Return the addition for captured work of so many tokens. None has an adapter until the next upload."""
+        """Return the addition for captured work of so many tokens. None has an adapter until the next upload.
+
+        It adds to all modules: which ones a replay has adapters of changes.
+        """
         self._tiles.zero_()
-        return Addition(self, self._captured_modules, self._tiles[: most_tiles(num_tokens)], self._products)
+        return Addition(self, self.places.keys(), self._tiles[: most_tiles(num_tokens)], self._products)
 
     def admit(self, adapters: Iterable[Adapter | None]) -> bool:
         """Return whether steps with these adapters can be replayed."""
@@ -80,25 +81,13 @@ class TritonAdapters:
         tiles += [[0] + [-1] * ROWS] * (most_tiles(num_tokens) - len(tiles))
         self._tiles[: len(tiles)].copy_(pinned(torch.tensor(tiles), self._tiles.device), non_blocking=True)
 
-    def forget(self) -> None:
-        """Forget all adapters, and what was captured for their modules."""
-        self._numbers.clear()
-        self._captured_modules = set()
-        self._drop()
-
     # -----------------------------------------------------------------------------------------------------------------
 
     def _bring(self, adapters: Collection[Adapter]) -> None:
-        """Bring the addresses of new adapters to the device: if the table is full, in place of others than these.
-
-        Captured work that lacks one of their modules is dropped.
-        """
+        """Bring the addresses of new adapters to the device: if the table is full, in place of others than these."""
         new = [adapter for adapter in adapters if adapter not in self._numbers]
         if not new:
             return
-        if not self._captured_modules.issuperset(modules := {module for adapter in new for module in adapter.parts}):
-            self._captured_modules = self._captured_modules | modules
-            self._drop()
         free = set(range(1, len(self.table))).difference(self._numbers.values())
         if len(free) < len(new):
             for adapter in set(self._numbers).difference(adapters):
@@ -110,10 +99,6 @@ class TritonAdapters:
                 entries[self.places[module]] = part.a.data_ptr(), part.b.data_ptr(), part.rank, bits
             self._numbers[adapter] = number = free.pop()
             self.table[number].copy_(pinned(torch.from_numpy(entries), self.table.device), non_blocking=True)
-
-    def _drop(self) -> None:
-        for drop in self.drop_captured:
-            drop()
 
     def _sorted(self, rows: dict[Adapter, list[int]]) -> list[list[int]]:
         """Return tiles of rows with one adapter each: its number, then the rows, -1 for none."""

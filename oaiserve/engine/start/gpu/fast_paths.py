@@ -17,7 +17,6 @@ from oaiserve.engine.executors.cuda.executor import CudaWeights
 from oaiserve.engine.executors.cuda.kernels import Kernels, PlainAttention
 from oaiserve.engine.executors.cuda.select import select_backend
 from oaiserve.engine.model.attention import Backend
-from oaiserve.engine.model.attention.long_prompts import LongPrompts
 from oaiserve.engine.model.sampling.draw_rows import SampleIds
 from oaiserve.engine.model.sampling.logit_edits import ApplyMasks
 from oaiserve.engine.start.gpu.kernels import attention_problem, logits_problem, sampling_problem
@@ -32,7 +31,6 @@ class FastPaths(NamedTuple):
     kernels: Kernels = Kernels()
     sample_ids: SampleIds | None = None  # None: in plain torch
     apply_masks: ApplyMasks | None = None
-    long_prompts: LongPrompts | None = None  # None: the backend computes all prompts alike
 
     @property
     def have_graphs(self) -> bool:
@@ -72,15 +70,14 @@ def find_fast_paths(spec: ModelSpec, weights: CudaWeights, options: EngineOption
             )
             or kernels
         )
-    long_prompts: LongPrompts | None = None
     if attention is PlainAttention:
         trials.off["long_prompts"] = "attention is in plain torch"
-    else:
-        triton_attention: Any = attention
-        long_prompts = long_prompts_checked(spec, weights, triton_attention, options.block_size, trials)
-    if long_prompts is not None:
-        kernels = kernels._replace(attention=partial(triton_attention, long_prompts=long_prompts))
-    return FastPaths(kernels, sample_ids, apply_masks, long_prompts)
+        return FastPaths(kernels, sample_ids, apply_masks)
+    triton_attention: Any = attention
+    library = long_prompts_checked(spec, weights, triton_attention, options.block_size, trials)
+    if library is not None:
+        kernels = kernels._replace(attention=partial(triton_attention, library=library))
+    return FastPaths(kernels, sample_ids, apply_masks)
 
 
 def _attention(spec: ModelSpec, weights: CudaWeights, options: EngineOptions, trials: Trials) -> Backend:

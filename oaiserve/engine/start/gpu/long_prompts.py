@@ -15,7 +15,7 @@ from oaiserve.engine.decoder.spec import ModelSpec
 from oaiserve.engine.executors.cuda.executor import CudaWeights
 from oaiserve.engine.executors.reference.place import new_cache
 from oaiserve.engine.model.attention import Backend, Scoring
-from oaiserve.engine.model.attention.long_prompts import LongPrompts
+from oaiserve.engine.model.attention.paged_prompts import Attend
 from oaiserve.engine.model.batch import build_batch
 from oaiserve.engine.model.rehearsal import prompt
 from oaiserve.engine.start.compare import Difference
@@ -23,20 +23,23 @@ from oaiserve.engine.start.gpu.kernels import attention_problem
 from oaiserve.engine.start.gpu.timing import Seconds, device_seconds
 from oaiserve.engine.start.gpu.trials import Trials
 
-NUM_TOKENS = 2048  # of the prompt's end that is measured
+NUM_KEYS = 8192  # of the prompt that is measured
+NUM_TOKENS = 2048  # at its end
 
 
-def flash_attention() -> Callable[..., torch.Tensor]:
-    """Return torch's function, computed by FlashAttention 3 or 4 if a package with it is installed, else by 2."""
+def flash_attention() -> Attend | None:
+    """Return torch's function, computed by FlashAttention 3 or 4 on blocks of a cache; None: there is no package."""
     from torch.nn.attention import varlen
 
     function: Any = varlen.varlen_attn
+    if "block_table" not in inspect.signature(function).parameters:  # before torch 2.12
+        return None
     for name in ("FA3", "FA4"):
         with suppress(ImportError):
             attention.activate_flash_attention_impl(name)
-            break
-    asks = "enable_gqa" in inspect.signature(function).parameters  # torch 2.11 does not
-    return partial(function, enable_gqa=True) if asks else function
+            found: Attend = function
+            return found
+    return None
 
 
 @torch.inference_mode()
@@ -46,20 +49,24 @@ def long_prompts_checked(
     triton_attention: Callable[..., Any],
     block_size: int,
     trials: Trials,
-    find: Callable[[], Callable[..., torch.Tensor]] = flash_attention,
+    find: Callable[[], Attend | None] = flash_attention,
     seconds: Seconds = device_seconds,
-) -> LongPrompts | None:
-    """Return the attention of long prompts by a library; None: it is not used. `triton_attention` is the backend, which
-    takes LongPrompts, too."""
-    num_keys, shapes = LongPrompts._field_defaults["least_keys"], spec.kv_shapes.values()
+) -> Attend | None:
+    """Return the library's function if it is used for long prompts. `triton_attention` is the backend, which takes it,
+    too."""
+    num_keys, shapes = NUM_KEYS, spec.kv_shapes.values()
     has_its_shapes = bool(shapes) and all(shape.key_dim == shape.value_dim for shape in shapes)
     if spec.dtype == torch.float32 or not has_its_shapes or spec.max_model_len < num_keys:
         trials.off["long_prompts"] = f"it is for 16 bits, {num_keys:,} tokens or more, and keys as wide as values"
         return None
+    library = find()
+    if library is None:
+        trials.off["long_prompts"] = "no package with FlashAttention 3 or 4 is installed"
+        return None
     slower: list[str] = []
 
-    def problem(attend: Callable[..., torch.Tensor]) -> Difference | None:
-        by_library = partial(triton_attention, long_prompts=LongPrompts(attend, 2, 0))
+    def problem(attend: Attend) -> Difference | None:
+        by_library = partial(triton_attention, library=attend, least_tokens=0)
         found = attention_problem(spec, weights, by_library, block_size)
         if found is None:
             ways: tuple[Backend, ...] = triton_attention, by_library
@@ -69,9 +76,9 @@ def long_prompts_checked(
             slower.extend([f"it took {theirs:.2g} s, Triton's kernels {ours:.2g} s"] * (theirs >= ours))
         return found
 
-    attend = trials.tried("long_prompts", find, problem)
-    if attend is not None and not slower:
-        return LongPrompts(attend)
+    is_usable = trials.is_usable("long_prompts", lambda: problem(library))
+    if is_usable and not slower:
+        return library
     if slower:
         trials.off["long_prompts"] = slower[0]
     if attention.current_flash_attention_impl():

@@ -24,11 +24,8 @@ Feature = Literal[
     "packed_experts",
     "fused_layers",
     "adapters",
-    "decode_graphs",
-    "prompt_graphs",
-    "mixed_graphs",
+    "graphs",
 ]
-_ONE_BY_ONE = "their operations are launched one by one, which is slower (--no-cuda-graph does not try)"
 _PLAIN = "plain torch computes it, which is much slower and has no CUDA graphs"
 # What each one is called, and what computes where it is off.
 FEATURES: Mapping[Feature, tuple[str, str]] = MappingProxyType(
@@ -40,9 +37,7 @@ FEATURES: Mapping[Feature, tuple[str, str]] = MappingProxyType(
         "packed_experts": ("Experts by kernels", "plain torch computes them one by one, which is much slower"),
         "fused_layers": ("Fused layers", "plain torch runs operation by operation"),
         "adapters": ("Adapters by Triton's kernels", "plain torch adds them, which is slower"),
-        "decode_graphs": ("CUDA graphs of decodes", _ONE_BY_ONE),
-        "prompt_graphs": ("CUDA graphs of prompts", _ONE_BY_ONE),
-        "mixed_graphs": ("CUDA graphs of both", "decodes and prompts are two forwards, which read the weights twice"),
+        "graphs": ("CUDA graphs", "operations are launched one by one, which is slower (--no-cuda-graph does not try)"),
     }
 )
 

@@ -19,6 +19,8 @@ from oaiserve.engine.executors.reference.place import placed
 from oaiserve.engine.model.device import select_device
 from oaiserve.engine.model.gpu.block_tables import BlockTables
 from oaiserve.engine.model.gpu.cuda_capture import CudaCapture
+from oaiserve.engine.model.gpu.step_graphs import StepGraphs
+from oaiserve.engine.model.gpu.step_sizes import step_sizes
 from oaiserve.engine.model.memory import longest_request
 from oaiserve.engine.model.rehearsal import sampling_steps
 from oaiserve.engine.model.runner import ModelRunner
@@ -28,13 +30,7 @@ from oaiserve.engine.served_model import ServedModel
 from oaiserve.engine.start.check import refuse_unless_finite
 from oaiserve.engine.start.described import Described, describe_model, with_shapes
 from oaiserve.engine.start.gpu.fast_paths import FastPaths, find_fast_paths, no_fast_paths
-from oaiserve.engine.start.gpu.graph_capture import (
-    Captured,
-    Graphs,
-    capture_graphs,
-    graph_memory_bytes,
-    token_ladder,
-)
+from oaiserve.engine.start.gpu.graph_capture import Captured, capture_graphs, graph_memory_bytes
 from oaiserve.engine.start.gpu.kernels import adapters_problem
 from oaiserve.engine.start.gpu.kv_cache import gpu_sizes, refuse_unless_float8, takes_float8, with_measured_scales
 from oaiserve.engine.start.gpu.trials import Trials
@@ -145,17 +141,13 @@ def start_on_gpu(model: Placed, options: EngineOptions, trials: Trials) -> Start
     tables = BlockTables.with_room(options.max_running, max_model_len, options.block_size, spec.device)
     # One more than sequences can have, for padded rows of graphs.
     states = States(spec.state_shapes, num_states + 1, spec.device) if num_states else None
-    graphs = Graphs()
+    graphs: StepGraphs | None = None
     if graph_reason:
-        trials.off |= dict.fromkeys(("decode_graphs", "prompt_graphs", "mixed_graphs"), graph_reason)
+        trials.off["graphs"] = graph_reason
     else:
-        capture = CudaCapture(spec.device)  # all graphs share its memory
-        lengths = num_blocks, options.block_size, max_model_len
-        captured = Captured(executor, spec, tables, capture, *lengths, states, adapters, adaptable)
+        sizes = num_blocks, options.block_size
+        captured = Captured(executor, spec, tables, CudaCapture(spec.device), *sizes, states, adapters, adaptable)
         graphs = capture_graphs(captured, options, trials)
-        capture.is_alone = False
-        if graphs.prompts is not None:
-            graphs.prompts.long_prompts = paths.long_prompts
 
     runner = ModelRunner(
         executor,
@@ -163,9 +155,7 @@ def start_on_gpu(model: Placed, options: EngineOptions, trials: Trials) -> Start
         options.block_size,
         sample_ids=paths.sample_ids,
         apply_masks=paths.apply_masks,
-        graphs=graphs.decodes,
-        prompt_graphs=graphs.prompts,
-        mixed_graphs=graphs.mixed,
+        graphs=graphs,
         tables=tables,
         states=states,
     )
@@ -180,7 +170,6 @@ def start_on_gpu(model: Placed, options: EngineOptions, trials: Trials) -> Start
         block_bytes=options.block_size * spec.kv_bytes_per_token,
         weight_bytes=executor.weight_bytes,
         warm_up=partial(warm_up, runner, spec, paths.apply_masks),
-        prepare_more=runner.capture_next,
         features=trials.off,
     )
 
@@ -229,9 +218,9 @@ def _adapters(spec: ModelSpec, adaptable: Mapping[str, tuple[int, int]], options
     """Make the kernels of adapters. Raises ImportError without Triton."""
     from oaiserve.engine.model.gpu.triton_adapters import TritonAdapters
 
-    captured_tokens = options.max_running + token_ladder(options.step_tokens(GPU_STEP_TOKENS))[-1]
+    largest = step_sizes(options.max_running, options.step_tokens(GPU_STEP_TOKENS))[-1]
     # Twice as many as a step can have.
-    return TritonAdapters(adaptable, 2 * options.max_running, spec.device, captured_tokens)
+    return TritonAdapters(adaptable, 2 * options.max_running, spec.device, largest.num_tokens)
 
 
 def _reason_without_graphs(options: EngineOptions, paths: FastPaths) -> str:

@@ -24,12 +24,10 @@ from oaiserve.engine.executors.reference.executor import ReferenceExecutor
 from oaiserve.engine.executors.reference.mixers import recurrence
 from oaiserve.engine.model import layer_operations
 from oaiserve.engine.model.attention import Backend, Scoring
-from oaiserve.engine.model.attention.long_prompts import LongPrompts
 from oaiserve.engine.model.attention.reference import ReferenceAttention
 from oaiserve.engine.model.batch import Batch
 from oaiserve.engine.model.gpu.cuda_capture import Run
-from oaiserve.engine.model.gpu.graphs import DecodeGraphs
-from oaiserve.engine.model.gpu.sized_graphs import SizedGraphs
+from oaiserve.engine.model.gpu.step_graphs import StepGraphs
 from oaiserve.engine.model.loaded import LoadedModel
 from oaiserve.engine.model.plain_adapters import plain
 from oaiserve.engine.model.runner import ModelRunner
@@ -39,10 +37,11 @@ from oaiserve.engine.request import SamplingParams
 from oaiserve.engine.served_model import ServedModel
 from oaiserve.engine.start.compare import Difference
 from oaiserve.engine.start.described import Described, describe_model
-from oaiserve.engine.start.gpu import fast_paths, graph_capture, probe, usable
+from oaiserve.engine.start.gpu import fast_paths, probe, usable
 from oaiserve.engine.start.gpu.child import Order
 from oaiserve.engine.start.gpu.kernels import adapters_problem, attention_problem, sampling_problem
 from oaiserve.engine.start.gpu.kv_cache import scale_for, with_measured_scales
+from oaiserve.engine.start.gpu.long_prompts import long_prompts_checked
 from oaiserve.engine.start.gpu.trials import FEATURES, Trials
 from oaiserve.engine.start.gpu.verdict import Verdict
 from oaiserve.engine.start.options import refuse_unless_possible
@@ -55,7 +54,7 @@ from oaiserve.engine.text.tokenizer import Tokenizer
 from oaiserve.errors import StartupError
 from oaiserve.files.source import find_model
 from tests.engine.model.cpu.small_models import STATE_FAMILIES, described_by_files, make_model
-from tests.engine.model.gpu.graphs import Plain, padded_attention
+from tests.engine.model.gpu.step_runs import PlainSampler, padded_attention
 from tests.engine.model.runners import eager_runner, greedy, make_engine
 from tests.engine.remembered import save
 from tests.models.decoders import FAMILIES, LLAMA_OF_ONE_LAYER, byte_tokenizer, random_model
@@ -130,10 +129,10 @@ def test_attention_that_leaves_the_cache_as_it_was_is_found(placed: Placed) -> N
 
 def test_draws_and_masks_that_are_others_are_found(loaded: LoadedModel) -> None:
     def next_ids(logits: torch.Tensor, rows: list[DrawRow]) -> SampledIds:
-        ids, are_finite = Plain().sample_ids(logits, rows)
+        ids, are_finite = PlainSampler().sample_ids(logits, rows)
         return (ids + 1) % logits.shape[1], are_finite
 
-    right = Plain().sample_ids
+    right = PlainSampler().sample_ids
     assert sampling_problem(loaded, right, apply_masks_in_torch) is None
     assert "of 1 draws, 1 would be others" in str(sampling_problem(loaded, next_ids, apply_masks_in_torch))
     assert "masks" in str(sampling_problem(loaded, right, lambda logits, *_: None))
@@ -164,7 +163,7 @@ class FakeGpu:
         from oaiserve.engine.model.sampling import triton_sampling
 
         self._patch = monkeypatch
-        self.sampler = Plain()
+        self.sampler = PlainSampler()
         self.set(ModelSpec, "is_on_cpu", False)
         self.set(start_on_gpu, "gpu_sizes", lambda *_, **__: (NUM_BLOCKS, 0))
         self.set(fast_paths, "select_backend", lambda device, name: self.backend)
@@ -179,7 +178,6 @@ class FakeGpu:
         }
         self.set(fast_paths, "_kernels", lambda name: self.kernels[name])
         self.set(start_on_gpu, "CudaCapture", lambda device: self.capture)
-        self.set(graph_capture, "capture_prompts", lambda *_, **__: None)  # see test_prompt_graphs.py
         self.backend: Backend = padded_attention
 
     def set(self, where: Any, name: str, double: Any) -> None:
@@ -212,7 +210,7 @@ def answers(engine: Engine) -> list[list[int]]:
     return [choice.token_ids for params in (greedy(6), drawn) for choice in engine.generate(prompts, params)]
 
 
-ON = frozenset({"attention", "sampling", "fused_layers", "decode_graphs"})
+ON = frozenset({"attention", "sampling", "fused_layers", "graphs"})
 
 
 def on(engine: Engine) -> set[str]:
@@ -231,20 +229,20 @@ WRONG_LAYERS = SimpleNamespace(add_and_norm=lambda hidden, *_: (hidden, hidden),
         (lambda device: None, set(), None),
         (
             lambda device: device.set(device, "backend", broken),
-            {"attention", "fused_layers", "decode_graphs"},
+            {"attention", "fused_layers", "graphs"},
             f"Attention by Triton's kernels: off, .*{re.escape(NO_COMPILER)}",
         ),
         (
             lambda device: device.set(fast_paths, "_sampling", lambda: WRONG_SAMPLING),
-            {"sampling", "decode_graphs"},
+            {"sampling", "graphs"},
             "Sampling by Triton's kernels",
         ),
         (lambda device: device.kernels.update(triton_layers=WRONG_LAYERS), {"fused_layers"}, "Fused layers"),
         (lambda device: device.kernels.clear(), {"fused_layers"}, "Fused layers"),
         (
             lambda device: device.set(device, "capture", lambda run: run() or (lambda: None)),
-            {"decode_graphs"},
-            "CUDA graphs of decodes",
+            {"graphs"},
+            "CUDA graphs",
         ),
     ],
     ids=["nothing", "attention", "sampling", "wrong layers", "broken layers", "graphs"],
@@ -270,33 +268,75 @@ def test_what_fails_at_the_start_is_off_with_one_warning_and_the_answers_are_rig
         assert found == answers(plain)
 
 
-def test_long_prompts_are_the_librarys_in_the_backend_and_no_graph_replays_them(
-    device: FakeGpu, placed: Placed
-) -> None:
-    chosen, seen = LongPrompts(broken), set()
-    prompts = SimpleNamespace(can_run=lambda step, adapters: False, graphs=SizedGraphs([], (), broken))
+def test_long_prompts_are_the_librarys_in_the_backend(device: FakeGpu, placed: Placed) -> None:
+    seen: set[Any] = set()
 
-    def backend(batch: Batch, long_prompts: LongPrompts | None = None) -> Any:
-        seen.add(long_prompts)
+    def backend(batch: Batch, library: Any = None) -> Any:
+        seen.add(library)
         return padded_attention(batch)
 
     device.backend = backend
-    device.set(fast_paths, "long_prompts_checked", lambda *_: chosen)
-    device.set(graph_capture, "capture_prompts", lambda *_: prompts)
-    device.set(graph_capture, "capture_mixed", lambda *_: None)
+    device.set(fast_paths, "long_prompts_checked", lambda *_: broken)
     with started(placed) as engine:
         seen.clear()
         assert answers(engine)
-    assert seen == {chosen}
-    assert prompts.long_prompts is chosen
+    assert seen == {broken}
+
+
+@pytest.mark.parametrize(
+    ("factor", "times", "reason", "warned"),
+    [
+        (1.0, (2.0, 1.0), "", False),
+        (1.0, (1.0, 2.0), "it took 2 s, Triton's kernels 1 s", False),
+        (1.5, (2.0, 1.0), "would differ", True),
+    ],
+)
+def test_a_library_is_used_if_it_computes_the_same_and_faster(
+    factor: float, times: tuple[float, ...], reason: str, warned: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    loaded = prepare(random_model(LLAMA_OF_ONE_LAYER))
+    decoder = described_by_files(loaded, compile=False).decoder
+    tables = replace(decoder.layers[0].attention.rotary, cosines=torch.ones(8192, 4), sines=torch.zeros(8192, 4))
+    attention = replace(decoder.layers[0].attention, rotary=tables)
+    decoder = replace(decoder, layers=[replace(decoder.layers[0], attention=attention)])
+    weights = CudaWeights(decoder, dtype=torch.bfloat16, device=loaded.device)
+    spec = replace(loaded, dtype=torch.bfloat16, max_model_len=8192)
+
+    def backend(batch: Batch, library: Any = None, least_tokens: int = 0) -> Any:
+        plain = PlainAttention(batch)
+        return lambda *given: plain(*given) * (1.0 if library is None else factor)
+
+    def seconds(call: Callable[[], torch.Tensor]) -> float:
+        assert call().isfinite().all()
+        return left.pop(0)
+
+    left = list(times)
+    trials = Trials()
+    with caplog.at_level(logging.WARNING):
+        found = long_prompts_checked(spec, weights, backend, 16, trials, lambda: broken, seconds)
+    assert found == (None if reason else broken)
+    assert reason in trials.off["long_prompts"]
+    assert [message.partition(":")[0] for message in caplog.messages] == ["Long prompts by FlashAttention"] * warned
+    assert long_prompts_checked(replace(spec, max_model_len=8191), weights, backend, 16, trials) is None
+
+
+def test_without_a_package_long_prompts_are_for_the_kernels_and_nothing_warns(
+    placed: Placed, caplog: pytest.LogCaptureFixture
+) -> None:
+    trials = Trials()
+    spec = replace(placed.spec, dtype=torch.bfloat16, max_model_len=8192)
+    assert long_prompts_checked(spec, placed.weights, PlainAttention, 16, trials) is None
+    assert trials.off["long_prompts"] == "no package with FlashAttention 3 or 4 is installed"
+    assert torch.nn.attention.current_flash_attention_impl() is None
+    assert not caplog.messages
 
 
 def test_everything_can_be_switched_off(device: FakeGpu, loaded: LoadedModel, placed: Placed) -> None:
     device.backend = PlainAttention
     with started(placed, cuda_graph=False, attention="reference") as engine:
         assert on(engine) == {"sampling"}
-        assert "--attention" in engine.features["attention"]
-        assert "--no-cuda-graph" in engine.features["decode_graphs"]
+        assert "plain torch" in engine.features["attention"]
+        assert "--no-cuda-graph" in engine.features["graphs"]
 
 
 def test_adapters_whose_kernels_fail_are_added_in_plain_torch(
@@ -315,15 +355,15 @@ def test_decodes_with_adapters_are_captured_only_if_they_compute_the_same(device
     if not is_right:
         device.set(TritonAdapters, "upload", lambda *_: None)
     with started(place(prepare(random_model(LLAMA_OF_ONE_LAYER))), lora_dir=Path("unread")) as engine:
-        assert on(engine) == {"attention", "sampling", "fused_layers", "adapters", *["decode_graphs"] * is_right}
-        assert is_right or "of 2 sequences with adapters would differ" in engine.features["decode_graphs"]
+        assert on(engine) == {"attention", "sampling", "fused_layers", "adapters", *["graphs"] * is_right}
+        assert is_right or "with adapters would differ" in engine.features["graphs"]
 
 
 def test_decodes_of_a_model_with_states_are_replayed(device: FakeGpu) -> None:
     hybrid = place(prepare(make_model(STATE_FAMILIES["bamba"])))
     device.set(start_on_gpu, "gpu_sizes", lambda *_, **__: (NUM_BLOCKS, 4))
-    replay = Mock(wraps=DecodeGraphs.launch)
-    device.set(DecodeGraphs, "launch", lambda *given, **named: replay(*given, **named))
+    replay = Mock(wraps=StepGraphs.launch)
+    device.set(StepGraphs, "launch", lambda *given, **named: replay(*given, **named))
     with started(hybrid) as engine:
         assert on(engine) == ON
         replay.reset_mock()

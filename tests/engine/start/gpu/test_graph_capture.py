@@ -3,8 +3,10 @@
 The device is a double.
 """
 
+import gc
 import inspect
 import logging
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -13,14 +15,16 @@ import pytest
 import torch
 
 from oaiserve.config import EngineOptions
-from oaiserve.engine.model.eager import EagerExecutor
 from oaiserve.engine.model.gpu.block_tables import BlockTables
-from oaiserve.engine.model.gpu.cuda_capture import CudaCapture
-from oaiserve.engine.model.loaded import LoadedModel
-from oaiserve.engine.model.runner import ModelRunner
+from oaiserve.engine.model.gpu.cuda_capture import Capture, CudaCapture
+from oaiserve.engine.model.gpu.step_graphs import StepGraphs
 from oaiserve.engine.start.gpu import graph_capture
-from oaiserve.engine.start.gpu.graph_capture import Captured, capture_decodes, capture_graphs
+from oaiserve.engine.start.gpu.graph_capture import Captured, capture_graphs
 from oaiserve.engine.start.gpu.trials import Trials
+from tests.engine.model.gpu.step_runs import Model, PlainSampler, executor_of, model_of, padded_attention, run_again
+from tests.engine.model.runners import states_of
+from tests.models.decoders import LLAMA_OF_ONE_LAYER
+from tests.models.small_configs import config_of
 
 SYNCHRONIZES = "called a synchronizing CUDA operation"
 BEGIN = inspect.signature(torch.cuda.CUDAGraph.capture_begin)
@@ -41,7 +45,7 @@ class FakeCuda:
             "graph_pool_handle": lambda: "pool",
             "CUDAGraph": lambda: self,
             "set_sync_debug_mode": lambda mode: self.log.append(f"waiting: {mode}"),
-            "empty_cache": lambda: None,
+            "empty_cache": lambda: self.log.append("empty"),
             "mem_get_info": lambda device: (1 << 30, 2 << 30),
         }
         for name, double in doubles.items():
@@ -102,58 +106,120 @@ def test_work_that_waits_for_the_device_fails_before_the_capture_begins(device: 
     assert "capture" not in device.log
 
 
-def test_beside_other_threads_which_may_wait_for_the_device_waiting_is_no_error(device: FakeCuda) -> None:
-    capture = CudaCapture(DEVICE)
-    capture.is_alone = False
-    capture(device.run)
-    assert "waiting: error" not in device.log
-    assert device.log.count("run") == device.log.count("captured") == 1
+@pytest.fixture(scope="module")
+def llama() -> Model:
+    return model_of(LLAMA_OF_ONE_LAYER)
+
+
+def captured(model: Model, capture: Capture, **parts: Any) -> Captured:
+    tables = BlockTables(8, 4, 16, DEVICE)
+    executor = executor_of(model, 9, 16, padded_attention)
+    return Captured(executor, model.spec, tables, capture, 8, 16, states_of(model.spec), **parts)
+
+
+@pytest.fixture(autouse=True)
+def sampler(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("triton", reason="Triton has no wheels for this system")
+    from oaiserve.engine.model.sampling import triton_sampling
+
+    for name in ("take_best", "draw"):
+        monkeypatch.setattr(triton_sampling, name, getattr(PlainSampler(), name))
+
+
+OPTIONS = EngineOptions(max_running=4, max_step_tokens=64)
 
 
 @pytest.mark.parametrize("fails", ["before", "within", "not"])
-def test_a_model_that_cannot_be_captured_runs_eagerly_and_the_reason_is_logged(
-    device: FakeCuda, loaded: LoadedModel, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, fails: str
+def test_a_model_that_cannot_be_captured_runs_without_graphs_and_the_reason_is_logged(
+    device: FakeCuda, llama: Model, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, fails: str
 ) -> None:
-    pytest.importorskip("triton", reason="Triton has no wheels for this system")
-
     def forward(batch: Any) -> torch.Tensor:
         if fails == "before":
             raise RuntimeError(SYNCHRONIZES)
         device.run()
-        return torch.zeros(len(batch.seq_lens), loaded.vocab_size)
+        return torch.zeros(len(batch.seq_lens), llama.spec.vocab_size)
 
-    executor = EagerExecutor.with_cache(loaded, num_blocks=8, block_size=4)
-    monkeypatch.setattr(executor, "forward", forward)
-    monkeypatch.setattr(graph_capture, "replay_problem", lambda *_, **__: None)
+    own = captured(llama, CudaCapture(DEVICE))
+    monkeypatch.setattr(own.executor, "forward", forward)
+    monkeypatch.setattr(graph_capture, "replay_problem", lambda *_: None)
     device.capture_fails = fails == "within"
-    tables = BlockTables(2, 4, 4, DEVICE)
     with caplog.at_level(logging.DEBUG):
-        graphs = capture_decodes(Captured(executor, loaded, tables, CudaCapture(DEVICE), 8, 4, 16), 2, Trials())
+        graphs = capture_graphs(own, OPTIONS, Trials())
     (line,) = caplog.messages
     assert (graphs is None) == (fails != "not")
     expected = {
         "before": f"(--no-cuda-graph does not try): RuntimeError: {SYNCHRONIZES}",
         "within": "(--no-cuda-graph does not try): ValueError: the reason why the capture failed",
-        "not": "CUDA graphs of decodes, for up to 2 sequences: 2 of 2 sizes captured in ",
+        "not": "Captured 7 CUDA graphs in ",
     }
     assert expected[fails] in line
 
 
-def test_a_start_captures_a_fourth_of_the_graphs_and_the_runner_all_others_when_there_is_time(
-    device: FakeCuda, loaded: LoadedModel, monkeypatch: pytest.MonkeyPatch
+def test_memory_of_rehearsals_and_of_graphs_that_failed_is_free_at_once(
+    device: FakeCuda, llama: Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pytest.importorskip("triton", reason="Triton has no wheels for this system")
-    for problem in ("replay_problem", "prompt_problem", "mixed_problem"):
-        monkeypatch.setattr(graph_capture, problem, lambda *_: None)
-    captured: list[Any] = []
-    executor = EagerExecutor.with_cache(loaded, num_blocks=8, block_size=4)
-    own = Captured(executor, loaded, BlockTables(256, 4, 4, DEVICE), lambda run: captured.append(run) or run, 8, 4, 16)
-    graphs = capture_graphs(own, EngineOptions(max_running=256), Trials())
-    assert len(captured) == 29
-    of_runner = {"graphs": graphs.decodes, "prompt_graphs": graphs.prompts, "mixed_graphs": graphs.mixed}
-    runner = ModelRunner(executor, DEVICE, 4, **of_runner)
-    assert runner.num_captured == 14
-    for number in range(42, 0, -1):
-        assert runner.capture_next(), number
-    assert not runner.capture_next()
-    assert (len(captured), runner.num_captured) == (125, 56)
+    """While a model starts, no garbage is collected."""
+    made: list[weakref.ref[StepGraphs]] = []
+    monkeypatch.setattr(
+        graph_capture, "replay_problem", lambda own, graphs: made.append(weakref.ref(graphs)) or "wrong"
+    )
+    gc.collect()
+    gc.disable()
+    try:
+        assert capture_graphs(captured(llama, lambda run: device.replay), OPTIONS, Trials()) is None
+        assert made[0]() is None
+    finally:
+        gc.enable()
+    assert device.log == ["empty", "empty"]
+
+
+@pytest.mark.parametrize("kind", ["attention", "states", "adapters"])
+@pytest.mark.parametrize("is_right", [True, False])
+def test_graphs_that_compute_something_else_are_not_used(
+    device: FakeCuda, llama: Model, kind: str, is_right: bool
+) -> None:
+    model = model_of(config_of("falcon_h1")) if kind == "states" else llama
+    adaptable = model.decoder.adaptable() if kind == "adapters" else {}
+    parts: dict[str, Any] = {"adaptable": adaptable}
+    if adaptable:
+        from oaiserve.engine.model.gpu.triton_adapters import TritonAdapters
+
+        parts["adapters"] = TritonAdapters(adaptable, 8, DEVICE, captured_tokens=68)
+    own = captured(model, run_again if is_right else lambda run: lambda: None, **parts)
+    if adaptable:
+        own.executor.add_adapters = parts["adapters"].of_batch
+    trials = Trials()
+    graphs = capture_graphs(own, OPTIONS, trials)
+    assert (graphs is not None) == is_right
+    assert ("outputs of a sequence" in trials.off["graphs"]) != is_right
+
+
+@pytest.mark.parametrize("of", ["decodes", "prompts", "both"])
+def test_graphs_of_each_kind_of_step_are_compared(device: FakeCuda, llama: Model, of: str) -> None:
+    own = captured(llama, run_again)
+    forward = own.executor.forward
+
+    def wrong(batch: Any) -> torch.Tensor:
+        kinds = {(True, False): "decodes", (False, True): "prompts", (True, True): "both"}
+        kind = kinds[batch.num_decodes > 0, batch.num_decodes < len(batch.query_lens)]
+        is_captured = max(batch.context_lens) == 64  # the longest that there can be
+        return forward(batch) * (1.1 if is_captured and kind == of else 1.0)
+
+    own.executor.forward = wrong
+    trials = Trials()
+    assert capture_graphs(own, OPTIONS, trials) is None
+    what = {"decodes": "a sequence", "prompts": "2 prompts", "both": "sequences beside a prompt"}[of]
+    assert f"the outputs of {what}" in trials.off["graphs"]
+
+
+def test_with_adapters_each_size_is_captured_twice(device: FakeCuda, llama: Model) -> None:
+    from oaiserve.engine.model.gpu.triton_adapters import TritonAdapters
+
+    sizes = {}
+    for has_adapters in (False, True):
+        shapes = llama.decoder.adaptable()
+        adapters = TritonAdapters(shapes, 8, DEVICE, captured_tokens=68) if has_adapters else None
+        own = captured(llama, lambda run: run, adapters=adapters)
+        graphs = graph_capture._captured(own, EngineOptions(max_running=256))
+        sizes[has_adapters] = graphs.num_captured
+    assert sizes == {False: 44, True: 88}

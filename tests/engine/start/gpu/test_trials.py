@@ -28,19 +28,19 @@ def broken(*_: Any) -> Any:
 
 
 def test_a_verdict_replaces_trials(caplog: pytest.LogCaptureFixture) -> None:
-    off = {"attention": "", "sampling": "it is wrong", "adapters": "there are none", "decode_graphs": ""}
+    off = {"attention": "", "sampling": "it is wrong", "adapters": "there are none", "graphs": ""}
     trials = Trials(Verdict(off, frozenset(["sampling"])))
     never = pytest.fail
     assert trials.is_usable("attention", lambda: never("it is tried"))
     assert trials.tried("sampling", lambda: never("it is made"), lambda _: None) is None
     assert not trials.is_usable("adapters", lambda: never("it is tried"))
-    assert trials.tried("decode_graphs", broken, lambda _: None) is None  # no memory for it, for example
-    assert trials.is_usable("prompt_graphs", lambda: None)  # of which the verdict says nothing
+    assert trials.tried("graphs", broken, lambda _: None) is None  # no memory for it, for example
+    assert trials.is_usable("long_prompts", lambda: None)  # of which the verdict says nothing
     assert [message.partition(":")[0] for message in caplog.messages] == [
         "Sampling by Triton's kernels",
-        "CUDA graphs of decodes",
+        "CUDA graphs",
     ]
-    assert trials.verdict.problems == {"sampling", "decode_graphs"}
+    assert trials.verdict.problems == {"sampling", "graphs"}
 
 
 def test_trials_are_reported_before_and_after() -> None:
@@ -65,7 +65,7 @@ def test_an_error_ends_a_probe_because_later_trials_could_fail_by_what_it_left()
 
 def test_what_the_user_asks_for_in_vain_is_an_error() -> None:
     def refuse() -> str:
-        raise StartupError("--attention triton needs ...")
+        raise StartupError("Attention by triton needs ...")
 
     with pytest.raises(StartupError):
         Trials().is_usable("attention", refuse)

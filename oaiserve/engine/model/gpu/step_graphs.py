@@ -1,0 +1,260 @@
+"""Runs steps as graphs: a step is launched as one graph instead of hundreds of kernels, and its draws as another.
+
+The forward of a step is captured for some numbers of decodes and of prompt tokens, and replayed for as many or fewer,
+with inputs at fixed addresses. Padding makes up for the difference and writes nothing. All graphs are captured at the
+start. Steps without a graph are launched operation by operation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Sequence as Sequenced
+from dataclasses import dataclass
+from types import ModuleType
+from typing import TYPE_CHECKING
+
+import torch
+
+from oaiserve.engine.decoder.spec import ModelSpec
+from oaiserve.engine.model.adapters import Adapter
+from oaiserve.engine.model.batch import Batch, aligned_size
+from oaiserve.engine.model.gpu.block_tables import BlockTables
+from oaiserve.engine.model.gpu.cuda_capture import Capture, Run
+from oaiserve.engine.model.gpu.step_inputs import StepInputs
+from oaiserve.engine.model.gpu.step_sizes import MOST_PROMPTS, Size
+from oaiserve.engine.model.padded_head import aligned
+from oaiserve.engine.model.sampling.draw_rows import draw_row
+from oaiserve.engine.model.sampling.logit_edits import is_edited
+from oaiserve.engine.model.sampling.sampler import Sampled
+from oaiserve.engine.model.states import States
+from oaiserve.engine.model.transfer import ReadBack, pinned
+from oaiserve.engine.sequence import Sequence
+from oaiserve.engine.step import Chunk, Draw, Step
+
+if TYPE_CHECKING:  # which needs Triton
+    from oaiserve.engine.model.gpu.triton_adapters import TritonAdapters
+
+
+@dataclass(frozen=True, slots=True)
+class Draws:
+    """The graphs of draws for one number of rows: one for each kind of sampling.
+
+    With the forward in the same graph, it would have to be captured again for each kind of sampling.
+    """
+
+    take_best: Run
+    draw: Run
+    draw_with_cuts: Run
+
+
+class Replayed:
+    """The drawn tokens of a replayed step, while the device computes them. Other steps have a `Sampling` instead.
+
+    `drawn` is int64. It has the ids of the step's rows first, and from `first_finite` on whether their logits were
+    finite.
+    """
+
+    def __init__(self, drawn: torch.Tensor, num_rows: int, first_finite: int) -> None:
+        self.token_ids = drawn[:num_rows]  # on the device; the next replayed step overwrites them
+        self._num_rows = num_rows
+        self._first_finite = first_finite
+        results = drawn[: first_finite + num_rows]
+        # On a CPU, where nothing is copied to the host, the next step would overwrite the results.
+        self.read_back = ReadBack([results.clone() if results.device.type == "cpu" else results])
+
+    def wait(self) -> Sampled:
+        """Return the results once they are on the host."""
+        (results,) = self.read_back.wait()
+        are_finite = results[self._first_finite :] != 0
+        return Sampled(results[: self._num_rows].tolist(), are_finite.tolist(), [None] * self._num_rows, [])
+
+
+class StepGraphs:
+    """The steps that can be replayed, and their draws, for `sizes` in ascending order.
+
+    `forward` is the one of an executor whose attention writes nothing for padded rows, and reads lengths and `tables`
+    on the device. `sampler` is the module `triton_sampling`, whose draws can be captured. The KV cache has blocks of
+    `block_size` tokens. The last of `states` is for padding. With `adapters`, each size is captured twice. The
+    constructor raises the errors of `capture`.
+    """
+
+    @torch.inference_mode()
+    def __init__(
+        self,
+        forward: Callable[[Batch], torch.Tensor],
+        sampler: ModuleType,
+        capture: Capture,
+        spec: ModelSpec,
+        tables: BlockTables,
+        *,
+        sizes: list[Size],
+        block_size: int,
+        states: States | None = None,
+        adapters: TritonAdapters | None = None,
+    ) -> None:
+        self.tables = tables
+        self.sizes = sizes
+        self._block_size = block_size
+        self._states = states
+        self._adapters = adapters
+        most_rows = max(size.num_sequences for size in sizes)
+        # One tensor has the draws of the last step, ids and whether logits were finite, followed by all inputs from the
+        # host. So a single look-up can take ids from either part.
+        first = 2 * aligned_size(most_rows)
+        self._inputs = {size: StepInputs(size, first, states) for size in sizes}
+        num_words = max(inputs.end for inputs in self._inputs.values())
+        self._words = torch.zeros(num_words, dtype=torch.int64, device=spec.device)
+        # Rows that begin at aligned addresses, see `padded_head`.
+        logits = torch.zeros(most_rows, aligned(spec.vocab_size), dtype=spec.dtype, device=spec.device)
+        self.logits = logits[:, : spec.vocab_size]
+        self._token_ids: torch.Tensor | None = None  # the ids of the step that was replayed last
+        self._draws: dict[int, Draws] = {}  # by the number of rows
+        self._graphs: dict[tuple[Size, bool], Run] = {}  # with adapters, or without
+        # The largest is captured first: all others fit into the memory that it has allocated.
+        for size in reversed(sizes):
+            for additions in [None, adapters] if adapters is not None else [None]:
+                batch = self._padding(size, tables, additions)
+                self._graphs[size, additions is not None] = capture(self._run(forward, batch, size))
+            if size.num_sequences not in self._draws:
+                self._draws[size.num_sequences] = self._captured_draws(size, sampler, capture)
+
+    @property
+    def num_captured(self) -> int:
+        return len(self._graphs)
+
+    def find(self, step: Step, adapters: Sequenced[Adapter | None] = ()) -> Size | None:
+        """Return the smallest size for a step, or None if it cannot be replayed.
+
+        `adapters` are those of all chunks; empty if none has one.
+        """
+        num_rows = 0
+        num_tokens = 0
+        num_draws = 0  # of other chunks than those of one token
+        for sequence, start, count, max_draws, draft, _ in step.chunks:
+            if sequence.wants_prompt_logprobs or (sequence.media is not None and start < sequence.prompt_len):
+                return None
+            if count == 1:
+                num_rows += 1
+            else:
+                num_tokens += count
+                num_draws += 1 + len(draft) if max_draws else 0
+        if max(num_draws, len(step.chunks) - num_rows) > MOST_PROMPTS:
+            return None
+        fits = (size for size in self.sizes if size.rows >= num_rows and size.tokens >= num_tokens)
+        found = next(fits, None)
+        if found is not None and any(adapters) and (self._adapters is None or not self._adapters.admit(adapters)):
+            return None
+        return found
+
+    def launch(
+        self,
+        size: Size,
+        step: Step,
+        draws: list[Chunk],
+        table_rows: list[int],
+        drawn_ids: torch.Tensor | None,
+        drawn_rows: Mapping[Sequence, int],
+        began: torch.cuda.Event | None = None,
+        adapters: Sequenced[Adapter | None] = (),
+    ) -> tuple[torch.Tensor, Replayed | None]:
+        """Launch a step without waiting, and return its logits [R, vocab], which the next launch overwrites.
+
+        `size` is the one that `find` returned, and `draws` are the chunks up to each token before a draw. If none of
+        these needs edits of logits or log-probabilities, sampling is launched too, and its result is returned.
+        `table_rows` are those of `tables` for the step. `drawn_ids` int64 [R] are the ids of the step before; for
+        `drawn_rows` see `build_batch`. `began` is recorded when the device has the step's inputs.
+        """
+        has_adapters = any(adapters)
+        if has_adapters and self._adapters is not None:
+            self._adapters.upload(*_placed(step, adapters, size), size.num_tokens)
+        if drawn_ids is not None and drawn_ids is not self._token_ids:
+            self._words[: len(drawn_ids)].copy_(drawn_ids)
+        is_plain = bool(draws) and all(_is_plain(draw) for draw in draws)
+        rows = [draw_row(draw.sequence, draw.end) for draw in draws] if is_plain else []
+        is_drawn = not all(row.is_greedy for row in rows)
+        inputs = self._inputs[size]
+        words = inputs.packed(step, self._block_size, table_rows, drawn_rows, rows if is_drawn else [])
+        on_device = self._words[inputs.first : inputs.first + len(words)]
+        on_device.copy_(pinned(torch.frombuffer(words, dtype=torch.int64), on_device.device), non_blocking=True)
+        if self._states is not None:
+            self._states.begin([chunk.sequence.state or 0 for chunk in step.chunks if chunk.start == 0])
+        if began is not None:
+            began.record()
+        self._graphs[size, has_adapters]()
+        logits = self.logits[: len(draws)]
+        if not is_plain:
+            return logits, None
+        kinds = self._draws[size.num_sequences]
+        if not is_drawn:
+            kinds.take_best()
+        elif any(row.cuts(logits.shape[1]) for row in rows):
+            kinds.draw_with_cuts()
+        else:
+            kinds.draw()
+        replayed = Replayed(self._words, len(draws), aligned_size(size.num_sequences))
+        self._token_ids = replayed.token_ids
+        return logits, replayed
+
+    def _padding(self, size: Size, tables: BlockTables, adapters: TritonAdapters | None) -> Callable[[], Batch]:
+        """Make all inputs padding, and return what makes the batch that reads them in place.
+
+        Lengths on the host only decide which kernels are used: those for one prompt of all tokens.
+        """
+        inputs = self._inputs[size]
+        inputs.fill(self._words)
+        views = inputs.views(self._words)
+        captured_adapters = None if adapters is None else adapters.captured(size.num_tokens)
+        most_len = tables.on_device.shape[1] * self._block_size
+        prompts = [size.tokens, *[0] * (size.num_prompts - 1)] if size.tokens else []
+
+        def batch() -> Batch:
+            return Batch(
+                input_ids=self._words.index_select(0, views.sources),
+                positions=views.positions,
+                slots=views.slots,
+                block_tables=tables.on_device,
+                table_rows=views.table_rows,
+                query_start=views.query_start,
+                seq_lens=views.seq_lens,
+                logits_rows=views.logits_rows,
+                num_decodes=size.rows,
+                query_lens=[1] * size.rows + prompts,
+                context_lens=[most_len] * size.num_sequences,
+                states=None if self._states is None else self._states.of_rows(views.places),
+                captured_adapters=captured_adapters,
+            )
+
+        return batch
+
+    def _run(self, forward: Callable[[Batch], torch.Tensor], batch: Callable[[], Batch], size: Size) -> Run:
+        return lambda: self.logits[: size.num_sequences].copy_(forward(batch()))
+
+    def _captured_draws(self, size: Size, sampler: ModuleType, capture: Capture) -> Draws:
+        inputs = self._inputs[size]
+        inputs.fill(self._words)
+        views = inputs.views(self._words)
+        number = size.num_sequences
+        logits = self.logits[:number]
+        width = aligned_size(number)
+        drawn = self._words[:number], self._words[width : width + number]
+        of_rows = logits, views.parameters, views.seeds
+        return Draws(
+            capture(lambda: sampler.take_best(logits, drawn)),
+            capture(lambda: sampler.draw(*of_rows, has_cuts=False, out=drawn)),
+            capture(lambda: sampler.draw(*of_rows, has_cuts=True, out=drawn)),
+        )
+
+
+def _is_plain(draw: Chunk) -> bool:
+    """Return whether a draw needs nothing but the logits and the parameters of its row."""
+    return draw.draw is Draw.AT_LAUNCH and draw.sequence.params.logprobs is None and not is_edited(draw)
+
+
+def _placed(step: Step, adapters: Iterable[Adapter | None], size: Size) -> tuple[list[Adapter | None], list[int]]:
+    """Return the adapters of the sequences of a replayed step, and their numbers of tokens, with those of padding."""
+    lengths = [chunk.num_tokens for chunk in step.chunks]
+    num_rows = lengths.count(1)
+    of_sequences = list(adapters)
+    padding = size.rows - num_rows
+    placed = [*of_sequences[:num_rows], *[None] * padding, *of_sequences[num_rows:]]
+    return placed, [*lengths[:num_rows], *[1] * padding, *lengths[num_rows:]]

@@ -1,0 +1,146 @@
+"""Runners with graphs of steps on a CPU, where a capture is work that runs again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import torch
+from transformers import PreTrainedConfig
+
+from oaiserve.engine.decoder.description import Decoder
+from oaiserve.engine.decoder.model_spec import kv_shapes
+from oaiserve.engine.decoder.spec import ModelSpec
+from oaiserve.engine.executors.cuda.executor import CudaExecutor, CudaWeights
+from oaiserve.engine.executors.cuda.kernels import Kernels, PlainAttention
+from oaiserve.engine.model.attention import Backend
+from oaiserve.engine.model.batch import Batch
+from oaiserve.engine.model.gpu.block_tables import BlockTables
+from oaiserve.engine.model.gpu.cuda_capture import Run
+from oaiserve.engine.model.gpu.step_graphs import StepGraphs
+from oaiserve.engine.model.gpu.step_sizes import Size
+from oaiserve.engine.model.runner import Launched, ModelRunner
+from oaiserve.engine.model.sampling.draw_rows import DrawRow, SampledIds
+from oaiserve.engine.step import Step
+from tests.engine.model.cpu.small_models import described, load
+from tests.engine.model.runners import states_of
+from tests.engine.model.sampling import plain_sampling
+from tests.engine.model.steps import CPU
+
+MOST_SEQUENCES = 16
+
+
+class Model(NamedTuple):
+    spec: ModelSpec
+    decoder: Decoder
+
+
+def model_of(config: PreTrainedConfig) -> Model:
+    spec = load(config)
+    return Model(spec, described(spec))
+
+
+def run_again(run: Run) -> Run:
+    """Return `run` after running it, as a capture does, which is rehearsed."""
+    run()
+    return run
+
+
+class PlainSampler:
+    """Samples as `triton_sampling` does, in plain torch, and counts the draws that are no part of a graph."""
+
+    def __init__(self) -> None:
+        self.num_sampled = 0
+
+    def sample_ids(self, logits: torch.Tensor, rows: list[DrawRow]) -> SampledIds:
+        self.num_sampled += len(rows)
+        return plain_sampling.sample_ids(logits, rows)
+
+    def take_best(self, logits: torch.Tensor, out: SampledIds) -> None:
+        self._keep(plain_sampling.take_best(logits), out)
+
+    def draw(self, *of_rows: torch.Tensor, has_cuts: bool, out: SampledIds) -> None:
+        self._keep(plain_sampling.draw(*of_rows, has_cuts=has_cuts), out)
+
+    def _keep(self, found: SampledIds, out: SampledIds) -> None:
+        for results, kept in zip(found, out, strict=True):
+            kept.copy_(results)
+
+
+def padded_attention(batch: Batch) -> PlainAttention:
+    """Attend as kernels do in a captured step, which read lengths on the device. Padding writes into the last slot."""
+    query_lens = batch.query_start.diff().tolist()
+    number = max([batch.num_decodes, *(place + 1 for place, length in enumerate(query_lens) if length)])
+    seq_lens = batch.seq_lens[:number].clamp(min=1)
+    of_step = replace(
+        batch,
+        table_rows=batch.table_rows[:number],
+        query_start=batch.query_start[: number + 1],
+        seq_lens=seq_lens,
+        query_lens=query_lens[:number],
+        context_lens=seq_lens.tolist(),
+    )
+    return PlainAttention(of_step)
+
+
+def executor_of(model: Model, num_blocks: int, block_size: int, attention: Backend = PlainAttention) -> CudaExecutor:
+    weights = CudaWeights(model.decoder, dtype=torch.float32, device=CPU)
+    sizes = {"num_blocks": num_blocks, "block_size": block_size}
+    return CudaExecutor(weights, kv_shapes(model.decoder), **sizes, kernels=Kernels(attention))
+
+
+def plain_runner(model: Model, num_blocks: int, block_size: int, **arguments: Any) -> ModelRunner:
+    """Return a runner without graphs; `arguments` are those of ModelRunner."""
+    executor = executor_of(model, num_blocks, block_size)
+    return ModelRunner(executor, CPU, block_size, states=states_of(model.spec), **arguments)
+
+
+class GraphRunner(ModelRunner):
+    """A runner that counts its steps, and the sizes that are replayed. With `overlap`, steps overlap as on a GPU."""
+
+    def __init__(
+        self,
+        model: Model,
+        sizes: list[Size],
+        *,
+        num_blocks: int,
+        block_size: int,
+        width: int = 12,
+        overlap: bool = False,
+        attention: Backend = padded_attention,
+        capture: Callable[[Run], Run] = run_again,
+        sampler: Any = None,
+        adapters: Any = None,
+    ) -> None:
+        executor = executor_of(model, num_blocks + 1, block_size, attention)
+        executor.add_adapters = None if adapters is None else adapters.of_batch
+        tables = BlockTables(max(MOST_SEQUENCES, sizes[-1].rows), width, block_size, CPU)
+        states = states_of(model.spec)
+        self.sampler = sampler or PlainSampler()
+        of_graphs = {"sizes": sizes, "block_size": block_size, "states": states, "adapters": adapters}
+        self.graphs = StepGraphs(executor.forward, self.sampler, capture, model.spec, tables, **of_graphs)
+        of_runner = {"sample_ids": self.sampler.sample_ids, "graphs": self.graphs, "tables": tables, "states": states}
+        super().__init__(executor, CPU, block_size, **of_runner)
+        self.is_asynchronous = overlap
+        self.num_unknown = 0
+        self.num_steps = 0
+        self.replayed: list[Size] = []
+        launch = self.graphs.launch
+        self.graphs.launch = lambda size, *given: self.replayed.append(size) or launch(size, *given)  # type: ignore
+
+    def launch(self, step: Step) -> Launched:
+        self.num_steps += 1
+        self.num_unknown += any(chunk.start >= len(chunk.sequence.token_ids) for chunk in step.chunks)
+        return super().launch(step)
+
+
+def check_replayed(runner: GraphRunner, expected: ModelRunner, step: Step) -> Launched:
+    """Check that a step is replayed, and has the logits and the tokens of a runner without graphs."""
+    before = len(runner.replayed)
+    launched, want = runner.launch(step), expected.launch(step)
+    assert len(runner.replayed) == before + 1
+    torch.testing.assert_close(launched.logits, want.logits, rtol=1e-4, atol=1e-4)
+    found, wanted = runner.collect(launched).chunks, expected.collect(want).chunks
+    assert [chunk.token_ids for chunk in found] == [chunk.token_ids for chunk in wanted]
+    return launched
