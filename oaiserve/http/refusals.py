@@ -13,9 +13,10 @@ from collections.abc import Callable
 from oaiserve.facts.times import monotonic_ns
 
 SHARE = 0.05  # of a core, for the refusals of one client
-FREE_NS = 20_000_000  # CPU time of refusals without any delay, some 40 at once
+FREE_NS = 20_000_000  # CPU time of refusals without any delay: 13 to 40 at once
 MOST_DELAY_NS = 2_000_000_000
 REFUSAL_NS = 500_000  # CPU time of the event loop for a small refused request, with its connection
+RECORDED_NS = 1_000_000  # beyond that, for one with an account, which has a record and may reach the engine
 UNREAD_NS = 0.2  # CPU time to discard a byte of a body that was refused unread
 MOST_CLIENTS = 10_000  # accounts; beyond that, the client whose last refusal is the oldest is forgotten
 

@@ -41,7 +41,7 @@ from oaiserve.facts.times import monotonic_ns
 from oaiserve.facts.trace import TraceContext
 from oaiserve.hosts import is_address
 from oaiserve.http.connections import CONNECTION, client_of
-from oaiserve.http.refusals import UNREAD_NS
+from oaiserve.http.refusals import RECORDED_NS, UNREAD_NS
 from oaiserve.routes.body import announced_bytes
 from oaiserve.routes.operation import serves
 
@@ -146,8 +146,12 @@ class PacedRefusals:
             if connection is not None and message["type"] == "http.response.start" and is_refusal(message["status"]):
                 address, _ = scope.get("client") or ("", 0)
                 client = state["owner"].encode() or (client_of(address) if is_address(address) else b"")
-                num_unread = announced_bytes(Headers(scope=scope)) if connection["awaits_body"]() else 0
-                delay_ns = connection["refused"](client, state["cpu"].ns + UNREAD_NS * num_unread)
+                cpu_ns = state["cpu"].ns
+                if "exchange" in state:
+                    cpu_ns += RECORDED_NS
+                if connection["awaits_body"]():
+                    cpu_ns += UNREAD_NS * announced_bytes(Headers(scope=scope))
+                delay_ns = connection["refused"](client, cpu_ns)
                 if delay_ns:
                     began_ns = monotonic_ns()
                     with suppress(asyncio.CancelledError):  # the server shuts down: the client gets its answer now

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import cache
+from itertools import count
 from typing import Any
 
 import httpx
@@ -20,6 +21,7 @@ from starlette.applications import Starlette
 from oaiserve.app import create_app
 from oaiserve.config import Config, ServerOptions
 from oaiserve.http.connections import allowed_connections
+from oaiserve.http.refusals import Refusals
 from oaiserve.http.server import Server
 from tests.published import checked
 from tests.routes.doubles import FakeEngine, FakeTelemetry, FakeTemplate, Script
@@ -34,7 +36,10 @@ class RunningServer(Server):
     def __init__(
         self, app: Starlette, options: ServerOptions, send_buffer_bytes: int | None = None, **callbacks: Any
     ) -> None:
-        super().__init__(app, options, allowed_connections(options), **callbacks)
+        connections = allowed_connections(options)
+        # All tests have one address: on this clock, each refusal comes long after the one before.
+        connections.refusals = Refusals(count(step=10**9).__next__)
+        super().__init__(app, options, connections, **callbacks)
         self.is_up, self.is_ending, self.has_ended = (threading.Event() for _ in range(3))
         self._sock = socket.socket()
         if send_buffer_bytes is not None:

@@ -15,7 +15,7 @@ from oaiserve.config import Config, ServerOptions
 from oaiserve.engine.turn_workers import CpuTime
 from oaiserve.errors import InvalidRequest, Overloaded
 from oaiserve.facts.record import Cause
-from oaiserve.http.refusals import UNREAD_NS, Refusals
+from oaiserve.http.refusals import RECORDED_NS, UNREAD_NS, Refusals
 from oaiserve.routes import body
 from tests.routes.asking import CHAT, COMPLETIONS, bearer
 from tests.routes.conftest import Served, serving
@@ -90,7 +90,7 @@ def test_work_in_other_threads_is_charged(
     served.http.get("/nothing")
     served.complete(prompt=7)
     served.complete(prompt=7, user="x" * body.MOST_LOOP_BYTES)
-    assert [cpu_ns for _, cpu_ns in charges] == [0, 1000, 1000]
+    assert [cpu_ns for _, cpu_ns in charges] == [0, RECORDED_NS + 1000, RECORDED_NS + 1000]
 
 
 def test_the_engine_work_for_a_refused_request_is_charged(start: Callable[..., Served], charges: Charges) -> None:
@@ -100,7 +100,7 @@ def test_the_engine_work_for_a_refused_request_is_charged(start: Callable[..., S
     served.engine.script = fails(error)
     assert served.complete().status_code == 400
     ((_, cpu_ns),) = charges
-    assert cpu_ns >= error.worker_ns
+    assert cpu_ns >= RECORDED_NS + error.worker_ns
 
 
 def test_a_body_that_is_not_read_is_charged_by_its_length(start: Callable[..., Served], charges: Charges) -> None:
@@ -109,7 +109,7 @@ def test_a_body_that_is_not_read_is_charged_by_its_length(start: Callable[..., S
         head = f"POST {COMPLETIONS} HTTP/1.1\r\nhost: localhost\r\ncontent-length: {length}\r\n\r\n"
         client.sendall(head.encode())
         assert client.recv(12).endswith(b"413")
-    assert charges == [(LOCAL, UNREAD_NS * length)]
+    assert charges == [(LOCAL, RECORDED_NS + UNREAD_NS * length)]
 
 
 # -- while an answer is held back --------------------------------------------------------------------------------------
