@@ -102,10 +102,13 @@ def create_app(
     engine: Engine,
     telemetry: Telemetry,
     responses: ResponseDatabase | None = None,
+    *,
+    is_child: bool = False,
 ) -> Starlette:
     """Return the application, which starts and stops the engine, and closes telemetry and the store of responses.
 
-    Without `responses`, it makes the store of the settings. Raises StartupError for unusable files of keys or of
+    Without `responses`, it makes the store of the settings. A child process believes its gateway whose a request is,
+    and leaves batches to it. Raises StartupError for unusable files of keys or of
     responses.
     """
     stored = response_store(config.server) if responses is None else responses
@@ -142,9 +145,13 @@ def create_app(
         )
         engine.start()
         tasks = [asyncio.create_task(observe_event_loop_lag(telemetry.observe_event_loop_lag))]
-        app.state.batches = None if batches is None else BatchRunner(app, app.state.serving, batches, ring)
+        app.state.batches = None
         if batches is not None:
-            tasks.append(asyncio.create_task(app.state.batches.run()))
+            serving = app.state.serving
+            limit_bytes = int(serving.body_limit)
+            app.state.batches = BatchRunner(app, app.router, engine, limit_bytes, serving.received_bytes, batches, ring)
+            if not is_child:  # its gateway answers batches
+                tasks.append(asyncio.create_task(app.state.batches.run()))
         if ring is not None and (config.server.api_key_file or key_store is not None):
             tasks.append(asyncio.create_task(refresh_keys(ring)))
         try:
@@ -165,7 +172,9 @@ def create_app(
 
     return Starlette(
         routes=routes(config),
-        middleware=middleware(config.server, ring, telemetry.count_refused_access, telemetry.is_sampled),
+        middleware=middleware(
+            config.server, ring, telemetry.count_refused_access, telemetry.is_sampled, is_child=is_child
+        ),
         exception_handlers={HTTPException: render_http_exception},
         lifespan=lifespan,
     )
@@ -329,18 +338,9 @@ def routes(config: Config) -> list[Route]:
                 ("conversations/{conversation_id}/items", "POST", conversations.add_items),
                 ("conversations/{conversation_id}/items/{item_id}", "GET", conversations.retrieve_item),
                 ("conversations/{conversation_id}/items/{item_id}", "DELETE", conversations.delete_item),
-                ("files", "POST", batch_routes.upload),
-                ("files", "GET", batch_routes.list_files),
-                ("files/{file_id}", "GET", batch_routes.retrieve_file),
-                ("files/{file_id}", "DELETE", batch_routes.delete_file),
-                ("files/{file_id}/content", "GET", batch_routes.file_content),
-                ("batches", "POST", batch_routes.create),
-                ("batches", "GET", batch_routes.list_batches),
-                ("batches/{batch_id}", "GET", batch_routes.retrieve),
-                ("batches/{batch_id}/cancel", "POST", batch_routes.cancel),
-                ("batches/{batch_id}/answers", "GET", batch_routes.answers),
             )
         ),
+        *batch_routes.routes(),
         *(
             Route(f"/v1/{name}_lora_adapter", route if adapters_open else adapters_closed, methods=["POST"])
             for name, route in (("load", models.load), ("unload", models.unload))
@@ -379,6 +379,8 @@ def middleware(
     ring: Keyring | None,
     count_refused: CountRefusal,
     is_sampled: Callable[[TraceContext], bool] | None,
+    *,
+    is_child: bool = False,
 ) -> list[Middleware]:
     """Return the middleware, outermost first. Within CORS are `Errors` once more, so that web pages can read them.
 
@@ -407,5 +409,6 @@ def middleware(
         )
         chain += [allowed, Middleware(Errors)]
     if ring is not None:
-        chain.append(Middleware(APIKeys, keys=ring, guard_all=server.guard_all, count=count_refused))
+        guard_all = server.guard_all
+        chain.append(Middleware(APIKeys, keys=ring, guard_all=guard_all, count=count_refused, is_child=is_child))
     return chain

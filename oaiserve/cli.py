@@ -464,7 +464,7 @@ def _serve_app(config: Config, sock: socket.socket, ready: Callable[[], None] | 
         connections = allowed_connections(config.server)
         responses = response_store(config.server)
         telemetry = server_telemetry(config, engine, connections, responses, log_limit)
-        app = create_app(config, engine, telemetry, responses)
+        app = create_app(config, engine, telemetry, responses, is_child=sock.family == socket.AF_UNIX)
     # Python's garbage collector shall not look again at all that stays: torch and transformers alone are a million
     # objects, and a full collection would stop all threads for a sixth of a second. Imports leave hardly any garbage,
     # but the load of a model by transformers does.

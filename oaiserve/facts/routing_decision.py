@@ -9,8 +9,11 @@ from typing import NamedTuple
 
 HOPS_HEADER = "x-oaiserve-hops"  # how many gateways a request has passed
 DECISION_HEADER = "x-oaiserve-route"
+# These reach a child process only from its gateway, which has checked the key.
+OWNER_HEADER = "x-oaiserve-owner"  # the digest of the request's API key
+BACKGROUND_HEADER = "x-oaiserve-background"  # the request can wait: it is a line of a batch
 _FORMS = {
-    "replica": (str, r"[\w.:\[\]-]{1,100}"),
+    "replica": (str, r"[\w./:\[\]-]{1,110}"),  # with a port, or a Unix socket
     "reason": (str, r"[a-z_]{1,20}"),
     "expected_hit_tokens": (int, r"\d{1,9}"),
     "num_holders": (int, r"\d{1,9}"),

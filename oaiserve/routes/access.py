@@ -16,8 +16,9 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from oaiserve.errors import APIError, Forbidden, InvalidRequest, Unauthorized
 from oaiserve.facts.record import AccessRefusal
+from oaiserve.facts.routing_decision import OWNER_HEADER
 from oaiserve.hosts import Authority, host_name, is_address, is_loopback, is_same_origin, parse_authority
-from oaiserve.http.keys import Keyring, Right
+from oaiserve.http.keys import Key, Keyring, Right
 
 logger = logging.getLogger(__name__)
 
@@ -126,18 +127,35 @@ class APIKeys:
     """Requires `Authorization: Bearer KEY` on all routes but the operator's, or on all routes with `guard_all`. Clients
     of Anthropic's API send `x-api-key: KEY`.
 
-    `scope["state"]` gets the `key`, its name as `key_name` and `client`, and its digest as `owner`.
+    `scope["state"]` gets the `key`, its name as `key_name` and `client`, and its digest as `owner`. In a child process,
+    the gateway has checked the key already, and sends its digest.
     """
 
-    def __init__(self, app: ASGIApp, *, keys: Keyring, guard_all: bool, count: CountRefusal) -> None:
+    def __init__(
+        self, app: ASGIApp, *, keys: Keyring, guard_all: bool, count: CountRefusal, is_child: bool = False
+    ) -> None:
         self.app = app
+        self._is_child = is_child
         self._keys = keys
         self._guard_all = guard_all
         self._count = count
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and not is_open(scope["path"], guard_all=self._guard_all):
-            headers = Headers(scope=scope)
+            key = self._find(scope)
+            if right_for(scope["path"]) not in key.rights:
+                message = f"The role of the key '{key.name}' does not permit {scope['path'][:100]}."
+                _refuse(scope, AccessRefusal.ROLE, Forbidden(message, code="role_not_allowed"), self._count, key.name)
+            # Not the name: that of another key may be the same after a restart.
+            scope["state"].update(key=key, key_name=key.name, client=key.name, owner=key.digest.hex())
+        await self.app(scope, receive, send)
+
+    def _find(self, scope: Scope) -> Key:
+        """Return the key of a request. Raises Unauthorized."""
+        headers = Headers(scope=scope)
+        if self._is_child and (owner := headers.get(OWNER_HEADER)):
+            key = self._keys.of_digest(bytes.fromhex(owner))
+        else:
             scheme, _, given = headers.get("authorization", "").partition(" ")
             if scheme.lower() != "bearer" or not given.strip():
                 given = headers.get("x-api-key", "")
@@ -145,12 +163,7 @@ class APIKeys:
                 missing = Unauthorized("Please give your API key in the header 'Authorization: Bearer KEY'.")
                 _refuse(scope, AccessRefusal.MISSING_KEY, missing, self._count)
             key = self._keys.find(given.strip().encode("latin-1"))  # as it was on the wire
-            if key is None:
-                unknown = Unauthorized("The API key is not known to this server.")
-                _refuse(scope, AccessRefusal.UNKNOWN_KEY, unknown, self._count)
-            if right_for(scope["path"]) not in key.rights:
-                message = f"The role of the key '{key.name}' does not permit {scope['path'][:100]}."
-                _refuse(scope, AccessRefusal.ROLE, Forbidden(message, code="role_not_allowed"), self._count, key.name)
-            # Not the name: that of another key may be the same after a restart.
-            scope["state"].update(key=key, key_name=key.name, client=key.name, owner=key.digest.hex())
-        await self.app(scope, receive, send)
+        if key is None:
+            unknown = Unauthorized("The API key is not known to this server.")
+            _refuse(scope, AccessRefusal.UNKNOWN_KEY, unknown, self._count)
+        return key

@@ -13,6 +13,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from oaiserve.engine.request import Usage
 from oaiserve.errors import Unavailable
 from oaiserve.facts.record import RequestRecord
+from oaiserve.facts.routing_decision import BACKGROUND_HEADER
 from oaiserve.facts.times import WAITED_HEADER, monotonic_ns, waited
 from oaiserve.http.key_table import Use
 from oaiserve.http.keys import Key
@@ -52,7 +53,7 @@ class Accounting:
         store = serving.key_store
         exchange = Exchange(*ids, *client, state["owner"], use, self._operation, self._http_route)
         exchange.routing = state.get("routing", exchange.routing)
-        exchange.is_background = state.get("is_background", False)
+        exchange.is_background = state.get("is_background", False) or BACKGROUND_HEADER in Headers(scope=scope)
         serving.exchanges[exchange.unique_id] = exchange
         state["exchange"] = exchange
         if (given := waited(Headers(scope=scope).get(WAITED_HEADER, ""), monotonic_ns())) is not None:

@@ -70,7 +70,7 @@ def check_type(request: Request, kind: str) -> None:
         raise InvalidRequest(f"The content type must be {kind}, got {content_type[:80]!r}.{advice}")
 
 
-async def pass_body(request: Request, limit_bytes: int, use: Callable[[bytes], None]) -> None:
+async def pass_body(request: Request, received: SharedLimit, limit_bytes: int, use: Callable[[bytes], None]) -> None:
     """Pass the body on as it arrives, without its content codings: `use` gets each piece in a worker thread, so that
     the body is never in memory. Raises the errors of `read_body`, and those of `use`."""
     codings = codings_of(request.headers.getlist("content-encoding"))
@@ -88,7 +88,6 @@ async def pass_body(request: Request, limit_bytes: int, use: Callable[[bytes], N
             pieces = (part,) if decoding is None else decoding.feed(part)
             await run_in_threadpool(at_once, cpu.of(use_all(pieces)))
 
-    received = serving_of(request).received_bytes
     client = request.state.client
     window_bytes = len(codings) * WINDOW_BYTES
     if not received.take(client, window_bytes):
@@ -203,6 +202,46 @@ async def in_turns(request: Request, work: Work[Result], num_bytes: int) -> Resu
         left.cancel()
         result.cancel()
         del result, both  # an error in them holds this frame, and the body with it
+
+
+async def read_into(body: bytearray, request: Request, received: SharedLimit, limit_bytes: int) -> None:
+    """Read a body without an engine: worker threads undo its content codings. The caller gives back its bytes to
+    `received`. Raises an APIError, and ClientDisconnect."""
+    codings = codings_of(request.headers.getlist("content-encoding"))
+    client = request.state.client
+    await receive(request, limit_bytes, partial(keep, received, client, body))
+    if not codings or not body:
+        return
+    num_bytes = 0
+
+    def take(number: int) -> None:
+        nonlocal num_bytes
+        if not received.take(client, number):
+            raise Overloaded(TOO_MANY_BODIES, retry_after_seconds=RETRY_AFTER_SECONDS)
+        num_bytes += number
+
+    work = decoded(body, codings, limit_bytes, take)
+    try:
+        whole = await run_in_threadpool(at_once, work)
+    except BaseException:
+        received.give_back(client, num_bytes)
+        raise
+    received.give_back(client, len(body))
+    body[:] = whole
+
+
+async def read_without_engine(request: Request, received: SharedLimit, limit_bytes: int, kind: type[Body]) -> Body:
+    """Read and parse a body as `read_parsed` does, without an engine."""
+    body = bytearray()
+    try:
+        await read_into(body, request, received, limit_bytes)
+        check_type(request, "application/json")
+        content = body.removeprefix(BOM_UTF8)
+        return await run_in_threadpool(at_once, protocol.parse(kind, content))
+    except RecursionError:
+        raise InvalidRequest("The body is nested too deeply.") from None
+    finally:
+        received.give_back(request.state.client, len(body))
 
 
 async def client_left(receive: Receive) -> None:

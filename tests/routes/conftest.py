@@ -11,6 +11,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import cache
 from itertools import count
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -34,19 +35,26 @@ class RunningServer(Server):
     """
 
     def __init__(
-        self, app: Starlette, options: ServerOptions, send_buffer_bytes: int | None = None, **callbacks: Any
+        self,
+        app: Starlette,
+        options: ServerOptions,
+        send_buffer_bytes: int | None = None,
+        *,
+        path: Path | None = None,
+        **callbacks: Any,
     ) -> None:
+        """With a `path`, it listens on this Unix socket, as a child process of a gateway does."""
         connections = allowed_connections(options)
         # All tests have one address: on this clock, each refusal comes long after the one before.
         connections.refusals = Refusals(count(step=10**9).__next__)
-        super().__init__(app, options, connections, **callbacks)
+        super().__init__(app, options, connections, trusts_peers=path is not None, **callbacks)
         self.is_up, self.is_ending, self.has_ended = (threading.Event() for _ in range(3))
-        self._sock = socket.socket()
+        self._sock = socket.socket(socket.AF_INET if path is None else socket.AF_UNIX)
         if send_buffer_bytes is not None:
             self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, send_buffer_bytes)
-        self._sock.bind(("127.0.0.1", 0))
+        self._sock.bind(("127.0.0.1", 0) if path is None else str(path))
         self._sock.listen()
-        self.port: int = self._sock.getsockname()[1]
+        self.port: int = self._sock.getsockname()[1] if path is None else 0
         self.url = f"http://127.0.0.1:{self.port}"
         self._thread = threading.Thread(target=self.run, kwargs={"sockets": [self._sock]})
 

@@ -3,15 +3,26 @@
 import logging
 import os
 import socket
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+from starlette.applications import Starlette
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+from starlette.testclient import TestClient
 
 from oaiserve.app import routes
 from oaiserve.config import Config
 from oaiserve.facts.report import ROUTER_HEADER
+from oaiserve.facts.routing_decision import OWNER_HEADER
+from oaiserve.http.keys import Keyring
+from oaiserve.routes.access import APIKeys
+from oaiserve.routes.middleware import Errors, RequestHeaders
 from tests.routes.asking import bearer
 from tests.routes.conftest import Serve, Served
 from tests.waiting import wait_until
@@ -374,3 +385,16 @@ def test_a_rotated_key_is_valid_without_a_restart(serve: Serve, tmp_path: Path) 
     # It takes two looks at the file, of which there is one a second.
     wait_until(lambda: served.http.get("/v1/models", headers=bearer("new")).status_code == 200)
     assert served.http.get("/v1/models", headers=bearer("old")).status_code == 401
+
+
+@pytest.mark.parametrize("is_child", [True, False])
+def test_digest_stands_for_a_key_only_in_a_child_process(is_child: bool) -> None:
+    async def owner(request: Request) -> Response:
+        return Response(request.state.key_name)
+
+    ring = Keyring(["mine"])
+    access = Middleware(APIKeys, keys=ring, guard_all=False, count=lambda reason: None, is_child=is_child)
+    layers = [Middleware(RequestHeaders), Middleware(Errors), access]
+    with TestClient(Starlette(routes=[Route("/v1/x", owner)], middleware=layers)) as client:
+        for digest, status in ((sha256(b"mine"), 200 if is_child else 401), (sha256(b"other"), 401)):
+            assert client.get("/v1/x", headers={OWNER_HEADER: digest.hexdigest()}).status_code == status

@@ -11,6 +11,7 @@ from typing import Any
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
+from starlette.routing import Route
 
 from oaiserve.errors import BodyTooLarge, InvalidRequest, NotFound, Overloaded, UnsupportedMedia
 from oaiserve.routes.adaptations import Adaptations
@@ -36,14 +37,13 @@ from oaiserve.routes.body import (
     check_size,
     check_type,
     pass_body,
-    read_parsed,
+    read_without_engine,
 )
 from oaiserve.routes.invalid import invalid, show
 from oaiserve.routes.middleware import json_response, lasting_id
 from oaiserve.routes.operation import Deleted, Operation, Parameter, read_query
 from oaiserve.routes.pages import AnyPage, page_of
 from oaiserve.routes.parameters import check_metadata
-from oaiserve.routes.serving import serving_of
 
 MOST_FILE_BYTES = 64 * 2**20
 MOST_FORM_BYTES = 2**16  # of a form beside its file, as far as a first look at its length goes
@@ -65,7 +65,8 @@ PURPOSE = Parameter("purpose", "Only files for this.", allowed=(*GIVEN_PURPOSES,
 )
 async def upload(request: Request) -> Response:
     """Answer with the file. Its content is written to the disk as it arrives."""
-    store = _runner(request).store
+    runner = _runner(request)
+    store = runner.store
     owner = request.state.owner
     client = request.state.client
     num_announced = announced_bytes(request.headers)
@@ -89,7 +90,7 @@ async def upload(request: Request) -> Response:
     try:
         with store.new_content() as content:
             form = UploadForm(request.headers["content-type"], content)
-            await pass_body(request, MOST_FILE_BYTES, feed)
+            await pass_body(request, runner.received, MOST_FILE_BYTES, feed)
             form.end(adaptations)
             form.check_encoding()
             file = FileObject(
@@ -141,8 +142,10 @@ async def delete_file(request: Request) -> Response:
 )
 async def create(request: Request) -> Response:
     """Answer with the batch and its estimated cost; a file with wrong lines makes one that has failed."""
-    runner, state, now = _runner(request), request.state, int(time.time())
-    body, _ = await read_parsed(request, BatchBody)
+    runner = _runner(request)
+    state = request.state
+    now = int(time.time())
+    body = await read_without_engine(request, runner.received, runner.body_limit, BatchBody)
     check_metadata(body.metadata or {})
     found = await runner.store.file(state.owner, body.input_file_id)
     if found is None:
@@ -157,7 +160,7 @@ async def create(request: Request) -> Response:
     )
     owned = Owned(batch, state.owner, found[1])
     async with runner.readers:
-        reader = LineReader(body.endpoint, int(serving_of(request).body_limit))
+        reader = LineReader(body.endpoint, runner.body_limit)
         async for part in runner.store.content(owned.file):
             await run_in_threadpool(reader.feed, part)
             if reader.is_done:
@@ -207,6 +210,24 @@ async def answers(request: Request) -> Response:
     after = read_query(request.query_params, (DONE_AFTER,))[DONE_AFTER.name] or 0
     content, end = await _runner(request).store.done_lines((await _batch(request)).id, after)
     return Response(content, media_type="application/jsonl", headers={"x-after": str(end)})
+
+
+def routes() -> list[Route]:
+    return [
+        Route(f"/v1/{path}", route, methods=[method])
+        for path, method, route in (
+            ("files", "POST", upload),
+            ("files", "GET", list_files),
+            ("files/{file_id}", "GET", retrieve_file),
+            ("files/{file_id}", "DELETE", delete_file),
+            ("files/{file_id}/content", "GET", file_content),
+            ("batches", "POST", create),
+            ("batches", "GET", list_batches),
+            ("batches/{batch_id}", "GET", retrieve),
+            ("batches/{batch_id}/cancel", "POST", cancel),
+            ("batches/{batch_id}/answers", "GET", answers),
+        )
+    ]
 
 
 def _runner(request: Request) -> BatchRunner:

@@ -1,4 +1,5 @@
-"""Answers the lines of batches by the app's own routes, without HTTP, as background work: `BatchRunner`.
+"""`BatchRunner` sends the lines of batches to an ASGI app, as background work: to the server's own routes, or to a
+gateway.
 
 It keeps as many lines under way as fill the engine, and some more. What becomes of a line is in the store before the
 next one is taken in its place, so a runner in another process goes on where this one was killed.
@@ -10,25 +11,27 @@ import asyncio
 import logging
 import time
 from collections import deque
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
-from starlette.types import Message
+from starlette.types import ASGIApp, Message
 
+from oaiserve.engine.backpressure import SharedLimit
 from oaiserve.engine.turn_workers import LARGE_BYTES
 from oaiserve.errors import Overloaded, Unauthorized, Unavailable
-from oaiserve.explain.step_cost import Load
+from oaiserve.explain.step_cost import Load, StepCost
 from oaiserve.facts.times import monotonic_ns
+from oaiserve.http.connections import CONNECTION
 from oaiserve.http.keys import Keyring
 from oaiserve.routes.batches.objects import Estimate, Line, request_of, result, usage_of
 from oaiserve.routes.batches.store import BatchStore, Owned, Result
 from oaiserve.routes.middleware import Errors, request_ids
-from oaiserve.routes.serving import Serving
 
 logger = logging.getLogger(__name__)
 
@@ -56,13 +59,39 @@ class _Open:
     is_ending: bool = False
 
 
+class Backend(Protocol):
+    """What answers the lines of batches."""
+
+    @property
+    def capacity(self) -> Mapping[str, Any]: ...
+
+    @property
+    def is_ready(self) -> bool: ...
+
+    @property
+    def step_cost(self) -> StepCost | None: ...
+
+
 class BatchRunner:
     """The batches under way. All of this runs on the event loop."""
 
-    def __init__(self, app: Starlette, serving: Serving, store: BatchStore, keys: Keyring | None) -> None:
+    def __init__(
+        self,
+        app: Starlette,
+        routes: ASGIApp,
+        backend: Backend,
+        body_limit: int,
+        received: SharedLimit,
+        store: BatchStore,
+        keys: Keyring | None,
+    ) -> None:
+        """`routes` answers the lines: a part of `app` without the middleware for requests from outside. `received`
+        counts the bytes of bodies that are being received."""
         self._app = app
-        self._asked = Errors(app.router)  # without the middleware for what comes from outside
-        self._serving = serving
+        self._routes = Errors(routes)
+        self._backend = backend
+        self.body_limit = body_limit
+        self.received = received
         self.store = store
         self._keys = keys
         self._open: dict[str, _Open] = {}
@@ -73,7 +102,7 @@ class BatchRunner:
 
     @property
     def _max_running(self) -> int:
-        number: int = self._serving.engine.capacity["max_running"]
+        number: int = self._backend.capacity["max_running"]
         return number
 
     async def run(self) -> None:
@@ -174,7 +203,7 @@ class BatchRunner:
 
     async def _answer(self, one: _Open, line: Line) -> None:
         batch, owned = one.owned.batch, one.owned
-        engine, task = self._serving.engine, asyncio.current_task()
+        task = asyncio.current_task()
         num_refused = num_unavailable = 0
         if not (asked := await self._request(owned, line)):
             return  # the batch has ended meanwhile
@@ -185,7 +214,7 @@ class BatchRunner:
             if not retries or num_unavailable == RETRIES:
                 break
             # A server that ends leaves the line to the next one, and the limits of a key come to an end.
-            num_unavailable += status == Unavailable.status and engine.is_ready
+            num_unavailable += status == Unavailable.status and self._backend.is_ready
             num_refused += 1
             await asyncio.sleep(min(CHECK_SECONDS, RETRY_SECONDS * 2**num_refused))
         usage = usage_of(body) if status == 200 else None
@@ -220,6 +249,12 @@ class BatchRunner:
             is_asked = True
             return {"type": "http.request", "body": body, "more_body": False}
 
+        def cut() -> None:
+            nonlocal status, retries
+            error = Unavailable("The server that wrote this answer has ended.")
+            status, retries = error.status, True
+            parts[:] = [msgspec.json.encode(error.body(path))]
+
         async def send(message: Message) -> None:
             nonlocal status, retries
             if message["type"] == "http.response.start":
@@ -228,7 +263,8 @@ class BatchRunner:
             parts.append(message.get("body", b""))
 
         scope: dict[str, Any] = {"type": "http", "http_version": "1.1", "method": "POST", "scheme": "http"}
-        scope |= {"path": path, "raw_path": path.encode(), "root_path": "", "query_string": b"", "extensions": {}}
+        scope |= {"path": path, "raw_path": path.encode(), "root_path": "", "query_string": b""}
+        scope["extensions"] = {CONNECTION: {"cut": cut, "awaits_body": lambda: False}}
         scope |= {"headers": [(b"content-type", b"application/json")], "app": self._app, "server": None}
         ids = request_ids(scope) | {"key": None, "key_name": None, "owner": owned.owner}
         if self._keys is not None:
@@ -238,7 +274,7 @@ class BatchRunner:
                 return error.status, False, ids["request_id"], msgspec.json.encode(error.body(path))
             ids |= {"key": key, "key_name": key.name, "client": key.name}
         scope["state"] = ids | {"send": send, "is_background": is_background}
-        await self._asked(scope, receive, send)
+        await self._routes(scope, receive, send)
         return status, retries, ids["request_id"], b"".join(parts)
 
     async def estimate(self, owned: Owned, lines: list[Line]) -> Estimate:
@@ -261,7 +297,8 @@ class BatchRunner:
         all_bytes, most_tokens = await run_in_threadpool(_sums, lines)  # of 50,000 lines, it takes milliseconds
         prompts = round(num_tokens * all_bytes / num_bytes if num_bytes else all_bytes / BYTES_PER_TOKEN)
         answers = 0 if batch.endpoint == "/v1/embeddings" else most_tokens
-        cost, rows = self._serving.engine.step_cost, min(self._max_running, len(lines))
+        cost = self._backend.step_cost
+        rows = min(self._max_running, len(lines))
         if cost is None:
             return Estimate(prompts, answers, None)
         context = rows * (prompts + answers // 2) // len(lines)

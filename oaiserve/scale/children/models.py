@@ -118,7 +118,7 @@ class ChildModels:
         ModelNotFound."""
         if is_new and adapter in self._of:
             raise invalid("lora_name", f"is the name of a model, or of an adapter in the settings: '{adapter}'")
-        if given or not is_new:
+        if given or (adapter and not is_new):
             return self._model(given or adapter).name
         models = [model.name for model in self.models.values() if model.config.engine.lora_dir is not None]
         if len(models) > 1:

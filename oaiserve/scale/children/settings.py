@@ -21,7 +21,7 @@ _NAMED = re.compile(r"([\w.-]+)=(.+)")
 _OPTIONS = {"server": ServerOptions, "engine": EngineOptions, "telemetry": TelemetryOptions}
 # Settings of the one server that clients see, which a model cannot have for itself.
 _OF_THE_SERVER = {field.name for field in fields(ListenerOptions)} | {
-    *("api_key", "api_key_file", "stored_keys", "guard_all", "cors_origin", "served_model_name"),
+    *("api_key", "api_key_file", "stored_keys", "guard_all", "cors_origin"),
     *("max_connections", "max_connections_per_address", "header_timeout_seconds", "idle_timeout_seconds"),
     *("response_store", "response_store_number", "response_store_bytes", "response_store_seconds"),
 }
@@ -40,7 +40,11 @@ def models_of(given: Iterable[str], tables: Mapping[str, Mapping[str, Any]], bas
         if not isinstance(table, Mapping) or not isinstance(table.get("model"), str):
             raise OptionError(f'[models.{name}] in the config file needs a model, as in: model = "demo".')
         found.append((name, table["model"], {key: value for key, value in table.items() if key != "model"}))
-    _refuse_what_one_has(base, len(found))
+    if base.server.served_model_name and len(found) > 1:
+        raise OptionError(
+            "--served-model-name is for one model. Give names as in NAME=MODEL, and further names of a model by "
+            "served-model-name in its table."
+        )
     if base.server.served_model_name:
         found = [(base.model_name, model, table) for _, model, table in found]
     configs: dict[str, Config] = {}
@@ -54,16 +58,6 @@ def models_of(given: Iterable[str], tables: Mapping[str, Mapping[str, Any]], bas
     if double := next((name for name in names if names.count(name) > 1), None):
         raise OptionError(f"Two models or adapters have the name '{double}'. Each needs a name of its own.")
     return configs
-
-
-def _refuse_what_one_has(base: Config, num_models: int) -> None:
-    """Refuse what is for a server with one model in its own process. Raises OptionError."""
-    for flag, is_set, instead in (
-        ("--lora-dir", base.engine.lora_dir, "name adapters by lora in a table [models.NAME] of --config"),
-        ("--served-model-name", bool(base.server.served_model_name) and num_models > 1, "give names as in NAME=MODEL"),
-    ):
-        if is_set:
-            raise OptionError(f"{flag} is not for several models: {instead}.")
 
 
 def holds_models(text: str) -> bool:
@@ -82,10 +76,11 @@ def _in_folder(text: str) -> list[tuple[str, str]]:
 
 def _of_model(name: str, model: str, table: Mapping[str, Any], base: Config) -> Config:
     own = _parsed(name, table)
+    further_names = own["server"].pop("served_model_name", ())
     server = replace(
         base.server,
         **own["server"],
-        served_model_name=base.server.served_model_name or (name,),
+        served_model_name=base.server.served_model_name or (name, *further_names),
         host="127.0.0.1",
         trusted_proxy=("127.0.0.1",),
         # Whoever can ask the front can ask this: the front has checked names, origins and the number of connections.

@@ -24,8 +24,9 @@ from starlette.responses import Response
 from starlette.routing import Mount, Route
 
 from oaiserve import __version__
-from oaiserve.app import keyring, middleware, refresh_keys
+from oaiserve.app import keyring, middleware, refresh_keys, store_limits
 from oaiserve.config import Config, ModelsOptions, RouteOptions, ServerOptions
+from oaiserve.engine.backpressure import SharedLimit
 from oaiserve.errors import StartupError, Unavailable
 from oaiserve.facts.record import AccessRefusal
 from oaiserve.facts.times import monotonic_ns
@@ -35,11 +36,15 @@ from oaiserve.files.source import find_model
 from oaiserve.http.codings import page_response
 from oaiserve.http.key_store import KeyStore
 from oaiserve.http.keys import Keyring
+from oaiserve.routes.batches.runner import BatchRunner
+from oaiserve.routes.batches.store import BatchStore
 from oaiserve.routes.middleware import json_response, render_http_exception
+from oaiserve.routes.serving import MOST_RECEIVED_BYTES
 from oaiserve.scale.address import Address
 from oaiserve.scale.children.models import ChildModels, Model
 from oaiserve.scale.children.process import start_on
 from oaiserve.scale.gateway import model_routes, page
+from oaiserve.scale.gateway.batches import BatchBackend
 from oaiserve.scale.gateway.gateway import Gateway
 from oaiserve.scale.gateway.metrics import CONTENT_TYPE, GatewayMetrics
 from oaiserve.scale.gateway.sources import Resolve, Url, addresses_of
@@ -62,10 +67,20 @@ class Children:
     folder: Path  # private to this user
     ring: Keyring | None
     key_store: KeyStore | None
+    batches: BatchStore | None
 
     @asynccontextmanager
-    async def running(self) -> AsyncIterator[None]:
+    async def running(self, app: Starlette, gateway: Gateway) -> AsyncIterator[None]:
+        """Run the child processes and batches in the `with` block."""
         tasks = [asyncio.create_task(self.models.watch())]
+        app.state.batches = None
+        if self.batches is not None:
+            backend = BatchBackend(gateway, self.models)
+            received = SharedLimit(MOST_RECEIVED_BYTES)
+            app.state.batches = BatchRunner(
+                app, gateway, backend, gateway.body_limit, received, self.batches, self.ring
+            )
+            tasks.append(asyncio.create_task(app.state.batches.run()))
         if not self.options.load_on_demand:
             tasks.append(asyncio.create_task(self.models.load_all()))
         if self.ring is not None:
@@ -77,6 +92,8 @@ class Children:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
             await self.models.close()
+            if self.batches is not None:
+                await self.batches.close()
             shutil.rmtree(self.folder)
             if self.key_store is not None:
                 await self.key_store.close()
@@ -109,6 +126,9 @@ def create_gateway_of_models(
     ring, key_store = keyring(server)
     own_key = token_urlsafe() if server.needs_key else None  # for reports and metrics
     folder = Path(tempfile.mkdtemp(prefix="oaiserve-"))
+    if server.stores_responses and server.response_store is None:
+        server = replace(server, response_store=folder / "responses")  # which all processes share
+    batches = BatchStore(server.response_store, store_limits(server)) if server.stores_responses else None
     routers = Routers(is_strict=True)
 
     async def changed() -> None:
@@ -117,13 +137,13 @@ def create_gateway_of_models(
             await asyncio.sleep(JOIN_SECONDS)
 
     children = [
-        Model(name, _of_child(config, own_key, folder), Address.of_socket(folder / f"{number}.sock"), _size(config))
+        Model(name, _of_child(config, server, own_key), Address.of_socket(folder / f"{number}.sock"), _size(config))
         for number, (name, config) in enumerate(configs.items(), start=1)
     ]
     models = ChildModels(children, options, start_on, changed, routers.models_of)
     watch = Watch(routers, (models,), report_headers(own_key), PACE_OF_MODELS, logging.DEBUG)
     route = RouteOptions(body_limit=server.body_limit)
-    app, gateway = _create(watch, routers, server, route, Children(models, options, folder, ring, key_store))
+    app, gateway = _create(watch, routers, server, route, Children(models, options, folder, ring, key_store, batches))
     return app, gateway, models
 
 
@@ -162,7 +182,7 @@ def _create(
             if children is None:
                 yield
             else:
-                async with children.running():
+                async with children.running(app, gateway):
                     yield
         finally:
             watching.cancel()
@@ -176,7 +196,7 @@ def _create(
 
     own = []
     if children is not None:
-        own = model_routes.routes(children.models, watch, routers, children.key_store)
+        own = model_routes.routes(server, children.models, watch, routers, children.key_store)
     app = Starlette(
         routes=[
             Route("/health", health),
@@ -194,14 +214,10 @@ def _create(
     return app, gateway
 
 
-def _of_child(config: Config, own_key: str | None, folder: Path) -> Config:
-    """Return the settings of a child process, which has a key for the gateway and shares a store of responses."""
-    server = config.server
-    if own_key is not None:
-        server = replace(server, api_key=(*server.api_key, own_key))
-    if server.stores_responses and server.response_store is None:
-        server = replace(server, response_store=folder / "responses")
-    return replace(config, server=server)
+def _of_child(config: Config, server: ServerOptions, own_key: str | None) -> Config:
+    """Return the settings of a child process, which has a key for the gateway and shares the gateway's store."""
+    keys = config.server.api_key if own_key is None else (*config.server.api_key, own_key)
+    return replace(config, server=replace(config.server, api_key=keys, response_store=server.response_store))
 
 
 def _size(config: Config) -> int:

@@ -26,30 +26,33 @@ from starlette.types import Receive, Scope, Send
 
 from oaiserve.config import RouteOptions, ServerOptions
 from oaiserve.engine.backpressure import SharedLimit
-from oaiserve.engine.turn_workers import at_once
 from oaiserve.errors import (
     ANTHROPIC_PATH,
     MODELS_PATH,
     REASON_HEADER,
     BadGateway,
-    InvalidRequest,
     LoopDetected,
     NotFound,
-    Overloaded,
     Unavailable,
 )
 from oaiserve.facts.continuation import IDS_HEADER, KIND_HEADER, SENT_HEADER, StreamIds, StreamSplitter
 from oaiserve.facts.prefix_keys import Prompt, prompt_of_body
 from oaiserve.facts.report import Within
-from oaiserve.facts.routing_decision import DECISION_HEADER, HOPS_HEADER, Decision, as_text
+from oaiserve.facts.routing_decision import (
+    BACKGROUND_HEADER,
+    DECISION_HEADER,
+    HOPS_HEADER,
+    OWNER_HEADER,
+    Decision,
+    as_text,
+)
 from oaiserve.facts.times import WAITED_HEADER, Phase, monotonic_ns
 from oaiserve.facts.trace import Attempt, TraceContext
-from oaiserve.http.codings import codings_of, decoded
 from oaiserve.http.connections import CONNECTION
 from oaiserve.http.keys import Key
 from oaiserve.routes import sse
 from oaiserve.routes.batches.routes import MOST_FILE_BYTES
-from oaiserve.routes.body import RETRY_AFTER_SECONDS, TOO_MANY_BODIES, client_left, keep, receive
+from oaiserve.routes.body import client_left, read_into
 from oaiserve.routes.serving import MEDIA_BODY_BYTES, MOST_RECEIVED_BYTES
 from oaiserve.scale.children.models import ChildModels
 from oaiserve.scale.gateway.lists import (
@@ -62,6 +65,7 @@ from oaiserve.scale.gateway.lists import (
 )
 from oaiserve.scale.gateway.metrics import Ending, GatewayMetrics
 from oaiserve.scale.gateway.sent_pieces import MOST_KEPT_BYTES, SentPieces
+from oaiserve.scale.gateway.sources import UNREADABLE
 from oaiserve.scale.gateway.upstream import BadAnswer, CutOff, Unreachable, Upstream, UpstreamAnswer
 from oaiserve.scale.gateway.watch import Watch
 from oaiserve.scale.router import NoReplica
@@ -98,7 +102,9 @@ _NOT_ASKED = _OF_CONNECTION | _OF_BODY | {b"host", b"origin", b"x-request-id", b
 _NOT_A_CLIENTS = (b"x-forwarded-", b"x-oaiserve-")  # told by the gateway alone
 _NOT_ANSWERED = _OF_CONNECTION | {b"date", b"x-request-id", b"x-content-type-options", KIND_HEADER.encode()}
 # Whoever asks for these means one replica, and would be misled by whichever answers.
-_OF_ONE_REPLICA = ("/admin", "/debug", "/dashboard", "/v1/load_lora_adapter", "/v1/unload_lora_adapter")
+ADAPTER_PATHS = ("/v1/load_lora_adapter", "/v1/unload_lora_adapter")
+_INSIDE = ("/admin", "/debug", "/dashboard")
+_OF_ONE_REPLICA = (*_INSIDE, *ADAPTER_PATHS)
 # What one replica keeps, unless all have one store: it is asked for until one has it.
 _KEPT_BY_ONE = (b"/v1/responses/resp_", b"/v1/conversations", b"/v1/files/", b"/v1/batches", b"/debug/requests/")
 _LISTS = ("/v1/files", "/v1/batches")
@@ -198,7 +204,7 @@ class Gateway:
         self._metrics = metrics
         self._tracing = tracing
         self._shows_requests = server.shows_dashboard  # of its replicas
-        self._body_limit = options.body_limit or MEDIA_BODY_BYTES
+        self.body_limit = options.body_limit or MEDIA_BODY_BYTES
         self._continues = options.continue_streams
         self._received = SharedLimit(MOST_RECEIVED_BYTES)  # bodies of requests without an answer
         self._kept = SharedLimit(MOST_KEPT_BYTES)  # pieces of streams
@@ -247,8 +253,6 @@ class Gateway:
         path, client = scope["path"], scope["state"]["client"]
         if self._refuses(path) or not {".", ".."}.isdisjoint(path.split("/")):
             raise NotFound(f"{path[:100]} is about one replica. Ask that one itself.")
-        if self._models is not None and path == "/v1/batches" and scope["method"] == "POST":
-            raise InvalidRequest("A server of several models has no batches. Serve the model by itself for them.")
         if self.is_draining:
             raise Unavailable("The server is shutting down. Please try again.", retry_after_seconds=5)
         num_hops = _num_hops(scope)
@@ -260,7 +264,8 @@ class Gateway:
             raise LoopDetected(f"The request has passed {num_hops} gateways, and at most {MOST_HOPS} are allowed.")
         body = bytearray()
         try:
-            await self._read(Request(scope, receive), client, body)
+            limit_bytes = MOST_FILE_BYTES if path == "/v1/files" else self.body_limit
+            await read_into(body, Request(scope, receive), self._received, limit_bytes)  # routing needs the prompt
             left = asyncio.create_task(client_left(receive))
             try:
                 sent = SentPieces(self._kept, client)
@@ -272,9 +277,13 @@ class Gateway:
                 if self._tracing is not None:  # each attempt has its own
                     asked.headers = [header for header in asked.headers if header[0] != TRACEPARENT]
                 async with AsyncExitStack() as stack:
-                    if self._models is not None and not path.startswith(_OF_ONE_REPLICA):
+                    if self._models is not None and path in ADAPTER_PATHS:
+                        asked.prompt = asked.prompt._replace(model=_model_of_adapter(self._models, asked))
+                    if self._models is not None and not path.startswith(_INSIDE):
                         await self._have_model(asked, scope["state"]["key"], self._models, stack, left)
                     begun = await self._begin(asked, left)
+                    if path in ADAPTER_PATHS:  # the next request may name the adapter
+                        await self._watch.refresh(begun.upstream)
                     if not begun.may_go_on:
                         self._received.give_back(client, len(body))
                         asked.body = body = bytearray()  # nobody needs it any more
@@ -284,38 +293,11 @@ class Gateway:
         finally:
             self._received.give_back(client, len(body))
 
-    async def _read(self, request: Request, client: str, body: bytearray) -> None:
-        """Read the body and undo its content codings, because routing needs the prompt. Raises an APIError, and
-        ClientDisconnect."""
-        codings = codings_of(request.headers.getlist("content-encoding"))
-        limit_bytes = MOST_FILE_BYTES if request.scope["path"] == "/v1/files" else self._body_limit
-        await receive(request, limit_bytes, partial(keep, self._received, client, body))
-        if not codings or not body:
-            return
-        num_bytes = 0
-
-        def take(number: int) -> None:
-            nonlocal num_bytes
-            if not self._received.take(client, number):
-                raise Overloaded(TOO_MANY_BODIES, retry_after_seconds=RETRY_AFTER_SECONDS)
-            num_bytes += number
-
-        work = decoded(body, codings, limit_bytes, take)
-        try:
-            whole = await asyncio.to_thread(at_once, work)
-        except BaseException:
-            self._received.give_back(client, num_bytes)
-            raise
-        self._received.give_back(client, len(body))
-        body[:] = whole
-
     def _refuses(self, path: str) -> bool:
-        """Return whether a path is about one replica, so that a gateway refuses it. A request can name the replica by
-        its model if that runs in a child process."""
-        if not path.startswith(_OF_ONE_REPLICA):
+        """Return whether a path is about one replica, so that a gateway refuses it. Of child processes, a request names
+        one by its model."""
+        if not path.startswith(_OF_ONE_REPLICA) or self._models is not None:
             return False
-        if self._models is not None:
-            return not self._shows_requests
         is_shown = self._shows_requests and (path == REQUESTS_PATH or path.startswith(f"{REQUESTS_PATH}/"))
         return not is_shown
 
@@ -333,7 +315,7 @@ class Gateway:
             return partial(models_answer, self._watch, self._router, scope, asked.headers)
         if scope["path"] == SCHEMA_PATH and self._models is None:
             return partial(schema_answer, self._watch, self._refuses, asked.headers)
-        if scope["path"] in _LISTS and asked.method == "GET" and self._models is None:
+        if scope["path"] in _LISTS and asked.method == "GET":
             return partial(all_kept, self._watch, asked.target, asked.headers)
         return None
 
@@ -352,6 +334,8 @@ class Gateway:
             key.check_model(name)
         waited_ns = await _unless_left(stack.enter_async_context(models.in_use(name)), left)
         asked.headers.append((WAITED_HEADER.encode(), b"%d %d" % (asked.began_ns, waited_ns)))
+        if key is not None:
+            asked.headers.append((OWNER_HEADER.encode(), key.digest.hex().encode()))
         if not asked.looks_for_one:
             asked.prompt = asked.prompt._replace(model=name)
 
@@ -591,6 +575,19 @@ class Gateway:
         return None
 
 
+class _Adapter(msgspec.Struct):
+    lora_name: str = ""
+
+
+def _model_of_adapter(models: ChildModels, asked: _Asked) -> str:
+    """Return the model of a request to load or unload an adapter. Raises InvalidRequest and ModelNotFound."""
+    name = ""
+    with suppress(*UNREADABLE):  # which the model's process refuses
+        name = msgspec.json.decode(asked.body, type=_Adapter).lora_name
+    is_new = asked.target.startswith(ADAPTER_PATHS[0].encode())
+    return models.name_for_adapter(asked.prompt.model, name, is_new=is_new)
+
+
 def _num_hops(scope: Scope) -> int:
     """Return how many gateways a request has passed. Anybody may say so, and have it refused."""
     text = Headers(scope=scope).get(HOPS_HEADER, "")
@@ -617,6 +614,8 @@ async def _asked(scope: Scope, body: bytearray, sent: SentPieces, num_hops: int,
     headers.append((HOPS_HEADER.encode(), b"%d" % (num_hops + 1)))
     if client := state["client"]:
         headers.append((b"x-forwarded-for", client.encode()))
+    if state.get("is_background"):
+        headers.append((BACKGROUND_HEADER.encode(), b"1"))
     if method == "POST" and has_ids:
         ids = StreamIds(state["unique_id"], int(time.time()), getrandbits(63))
         headers.append((IDS_HEADER.encode(), ids.as_text.encode()))

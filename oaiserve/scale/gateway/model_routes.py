@@ -1,4 +1,4 @@
-"""The routes that a gateway of child processes answers itself, even if no model is loaded: models and keys."""
+"""The routes that a gateway of child processes answers itself, even if no model is loaded: models, batches and keys."""
 
 from __future__ import annotations
 
@@ -10,14 +10,18 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from oaiserve.config import ServerOptions
 from oaiserve.errors import ModelNotFound
 from oaiserve.files import demo
 from oaiserve.http.key_store import KeyStore
 from oaiserve.routes import keys
+from oaiserve.routes.batches import routes as batch_routes
 from oaiserve.routes.middleware import json_response
 from oaiserve.routes.models import AnyModel, in_form, list_answer
+from oaiserve.routes.models import closed_route as adapters_closed
 from oaiserve.scale.children.metrics import merged
 from oaiserve.scale.children.models import ChildModels
+from oaiserve.scale.gateway.gateway import ADAPTER_PATHS
 from oaiserve.scale.gateway.lists import all_models
 from oaiserve.scale.gateway.metrics import GatewayMetrics
 from oaiserve.scale.gateway.upstream import BadAnswer, CutOff, Unreachable
@@ -27,8 +31,10 @@ from oaiserve.scale.routers import Routers
 MOST_METRICS_BYTES = 16 * 2**20
 
 
-def routes(models: ChildModels, watch: Watch, routers: Routers, key_store: KeyStore | None) -> list[Route]:
-    """Return the routes of the list of models, and of stored keys."""
+def routes(
+    server: ServerOptions, models: ChildModels, watch: Watch, routers: Routers, key_store: KeyStore | None
+) -> list[Route]:
+    """Return the routes of the list of models, of files and batches, and of stored keys."""
     created = int(time.time())
 
     async def every_model(request: Request) -> list[AnyModel]:
@@ -61,6 +67,9 @@ def routes(models: ChildModels, watch: Watch, routers: Routers, key_store: KeySt
         Route("/admin/keys", keys.closed_route if key_store is None else list_keys),
         Route("/v1/models", list_models),
         Route("/v1/models/{model_id:path}", retrieve_model),
+        *batch_routes.routes(),
+        # Child processes believe that everyone who reaches them may change adapters.
+        *(Route(path, adapters_closed, methods=["POST"]) for path in (() if server.is_private else ADAPTER_PATHS)),
     ]
 
 

@@ -47,13 +47,15 @@ def test_a_folder_stands_for_the_models_in_it(tmp_path: Path) -> None:
 def test_one_model_that_is_unloaded_when_idle_has_the_name_that_it_is_given() -> None:
     base = Config("models", ServerOptions(served_model_name=("mine", "other")))
     assert models_of(["demo"], {}, base)["mine"].model_names == ("mine", "other")
-    with pytest.raises(OptionError, match="--served-model-name is not for several models: give names as in NAME=MODEL"):
+    with pytest.raises(OptionError, match="--served-model-name is for one model. Give names as in NAME=MODEL"):
         models_of(["demo", "b=demo"], {}, base)
 
 
-def test_what_only_one_model_in_its_own_process_has_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(OptionError, match="is not for several models"):
-        models_of(["demo", "b=demo"], {}, Config("models", engine=EngineOptions(lora_dir=tmp_path)))
+def test_table_gives_a_model_further_names() -> None:
+    found = models_of([], {"a": {"model": "demo", "served-model-name": ["b", "c"]}, "d": {"model": "demo"}}, BASE)
+    assert [config.model_names for config in found.values()] == [("a", "b", "c"), ("d",)]
+    with pytest.raises(OptionError, match="Two models or adapters have the name 'b'"):
+        models_of(["b=demo"], {"a": {"model": "demo", "served-model-name": ["b"]}}, BASE)
 
 
 @pytest.mark.parametrize(

@@ -1,14 +1,33 @@
-"""The front of several models: what it shows to whom, without a process behind it."""
+"""A gateway of several models: what it shows to whom without a process, and what it sends to processes.
 
+The processes are doubles: real servers on Unix sockets, in threads, with scripted engines.
+"""
+
+import asyncio
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
+import httpx
+import openai
 import pytest
 from starlette.testclient import TestClient
 
-from oaiserve.config import Config, ModelsOptions, ServerOptions
+from oaiserve.app import create_app
+from oaiserve.config import Config, EngineOptions, ModelsOptions, ServerOptions
 from oaiserve.http.key_table import KeyTable
+from oaiserve.routes.batches import runner
+from oaiserve.scale.address import Address
 from oaiserve.scale.children.settings import models_of
 from oaiserve.scale.gateway.app import create_gateway_of_models
+from tests.routes.asking import bearer
+from tests.routes.conftest import RunningServer
+from tests.routes.doubles import FakeEngine, FakeTelemetry, says
+from tests.routes.test_batches import answers, begin, ended, line
+from tests.scale.gateway.doubles import OPTIONS
+from tests.waiting import wait_until
 
 INSIDE = (
     *("/dashboard", "/requests", "/requests/x", "/dashboard/feed", "/debug/requests", "/debug/requests/x"),
@@ -75,9 +94,130 @@ def test_requests_of_an_unknown_model_are_not_found(name: str) -> None:
     assert (answer.status_code, answer.json()["error"]["code"]) == (404, "model_not_found")
 
 
-def test_a_server_of_several_models_says_that_it_has_no_batches() -> None:
-    asked = {"input_file_id": "file-1", "endpoint": "/v1/completions", "completion_window": "24h"}
-    with front(ServerOptions()) as client:
-        answer = client.post("/v1/batches", json=asked)
-    assert (answer.status_code, answer.json()["error"]["type"]) == (400, "invalid_request_error")
-    assert "has no batches" in answer.json()["error"]["message"]
+# -- with processes ---------------------------------------------------------------------------------------------------
+
+
+class Child:
+    """A double of a child process."""
+
+    how_ended = "by SIGKILL"
+    num_bytes = 1
+
+    def __init__(self, config: Config, address: Address) -> None:
+        self.engine = FakeEngine()
+        self.engine.script = says(config.model_name)
+        self.app = create_app(config, self.engine, FakeTelemetry(), is_child=True)  # type: ignore[arg-type]
+        self.server = RunningServer(self.app, config.server, path=address.path)
+        self._ended = asyncio.Event()
+
+    async def ready(self) -> None:
+        await asyncio.to_thread(self.server.__enter__)
+
+    async def ended(self) -> None:
+        await self._ended.wait()
+
+    async def end(self, limit_seconds: float, /) -> None:
+        await asyncio.to_thread(self.server.__exit__)
+        self._ended.set()
+
+
+class Children(dict[str, Child]):
+    """The processes by their model."""
+
+    async def start(self, config: Config, address: Address) -> Child:
+        assert address.path is not None
+        address.path.unlink(missing_ok=True)
+        self[config.model_name] = child = Child(config, address)
+        return child
+
+
+@contextmanager
+def running(
+    monkeypatch: pytest.MonkeyPatch, models: str, server: ServerOptions = OPTIONS, **engine: Any
+) -> Iterator[tuple[httpx.Client, Children]]:
+    """Run a gateway of models with these names, and doubles of their processes."""
+    children = Children()
+    monkeypatch.setattr("oaiserve.scale.gateway.app.start_on", children.start)
+    configs = models_of([f"{name}=demo" for name in models], {}, Config("models", server, EngineOptions(**engine)))
+    app, gateway, _ = create_gateway_of_models(server, configs, ModelsOptions(load_on_demand=True))
+    with RunningServer(app, server, on_drain=gateway.drain) as made:
+        headers = bearer(server.api_key[0]) if server.api_key else {}
+        with httpx.Client(base_url=made.url, headers=headers, timeout=60) as http:
+            yield http, children
+
+
+def sdk_of(http: httpx.Client, key: str = "any") -> openai.OpenAI:
+    return openai.OpenAI(base_url=f"{http.base_url}/v1", api_key=key, max_retries=0)
+
+
+def test_lines_of_a_batch_go_to_their_models_as_work_of_their_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    server = ServerOptions(drain_timeout_seconds=0, api_key=("mine",))
+    with running(monkeypatch, "abc", server) as (http, children):
+        sdk = sdk_of(http, "mine")
+        batch = ended(sdk, begin(sdk, *(line(number, model=name) for number, name in enumerate("abax", start=1))))
+        counts = batch.request_counts
+        assert (batch.status, counts.total, counts.completed, counts.failed) == ("completed", 4, 3, 1)
+        found = [one["response"]["body"] for one in answers(sdk, batch.output_file_id)]
+        assert [body["choices"][0]["message"]["content"] for body in found] == ["a", "b", "a"]
+        (failed,) = answers(sdk, batch.error_file_id)
+        assert failed["response"]["body"]["error"]["code"] == "model_not_found"
+        assert [*children] == ["a", "b"], "c is not loaded, as nobody needs it"
+        request = children["b"].engine.submitted.get(timeout=60)
+        assert (request.is_background, request.client) == (True, "key-1 in the background")
+        assert [one.id for one in sdk.batches.list()] == [batch.id]
+
+
+def test_line_whose_process_ends_is_sent_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runner, "RETRY_SECONDS", 0.01)
+    with running(monkeypatch, "a") as (http, children):
+        sdk = sdk_of(http)
+        assert http.get("/v1/models/a").json()["is_loaded"] is False
+        assert http.post("/v1/completions", json={"prompt": "Hi"}).status_code == 200
+        first = children["a"]
+        first.engine.script = None  # type: ignore[assignment]
+        batch = begin(sdk, line(1, model="a"))
+        wait_until(first.engine.submitted.qsize)
+        first.server.kill()
+        first._ended._loop.call_soon_threadsafe(first._ended.set)  # type: ignore[attr-defined]
+        batch = ended(sdk, batch)
+        assert (batch.status, batch.request_counts.completed) == ("completed", 1)
+        assert children["a"] is not first
+
+
+def test_adapter_is_loaded_into_the_model_that_the_query_names(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    body = {"lora_name": "sql", "lora_path": "folder"}
+    with running(monkeypatch, "ab", lora_dir=tmp_path) as (http, _):
+        unnamed = http.post("/v1/load_lora_adapter", json=body)
+        assert (unnamed.status_code, "?model=a" in unnamed.text) == (400, True)
+        assert http.post("/v1/load_lora_adapter?model=b", json={**body, "lora_name": "a"}).status_code == 400
+        assert http.post("/v1/load_lora_adapter?model=b", json=body).json()["parent"] == "b"
+        answer = http.post("/v1/completions", json={"model": "sql", "prompt": "Hi"})
+        assert answer.json()["choices"][0]["text"] == "b"
+        assert {model["id"] for model in http.get("/v1/models").json()["data"]} == {"a", "b", "sql"}
+        assert http.post("/v1/unload_lora_adapter", json={"lora_name": "sql"}).status_code == 200
+        assert http.post("/v1/completions", json={"model": "sql", "prompt": "Hi"}).status_code == 404
+
+
+def test_public_gateway_without_keys_lets_nobody_change_adapters(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    server = ServerOptions(host="0.0.0.0", drain_timeout_seconds=0, open_dashboard=True)
+    with running(monkeypatch, "a", server, lora_dir=tmp_path) as (http, _):
+        answer = http.post("/v1/load_lora_adapter?model=a", json={"lora_name": "x", "lora_path": "x"})
+        assert (answer.status_code, "changes what others are served" in answer.text) == (404, True)
+
+
+def test_live_page_shows_every_model_and_the_feed_of_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    with running(monkeypatch, "ab") as (http, _):
+        assert http.post("/v1/completions", json={"model": "a", "prompt": "Hi"}).status_code == 200
+
+        def hello(path: str) -> Any:
+            with http.stream("GET", path) as feed:
+                lines = feed.iter_lines()
+                assert next(lines) == "event: hello"
+                return json.loads(next(lines).removeprefix("data: "))
+
+        fleet = hello("/dashboard/feed")["fleet"]
+        assert [(one["models"], one["state"]) for one in fleet["replicas"]] == [(["a"], "Up"), (["b"], "Not loaded")]
+        assert hello("/dashboard/feed?model=a")["model"] == "a"

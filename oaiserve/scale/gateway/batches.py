@@ -1,0 +1,20 @@
+"""`BatchBackend`: what the runner of batches needs to know of a gateway of child processes, which answer the lines."""
+
+from __future__ import annotations
+
+from oaiserve.scale.children.models import ChildModels
+from oaiserve.scale.gateway.gateway import Gateway
+
+
+class BatchBackend:
+    """Lines may name any of the models. Most batches name one, so the largest model sets how many run at a time."""
+
+    step_cost = None  # of which model, a batch does not say
+
+    def __init__(self, gateway: Gateway, models: ChildModels) -> None:
+        self._gateway = gateway
+        self.capacity = {"max_running": max(model.config.engine.max_running for model in models.models.values())}
+
+    @property
+    def is_ready(self) -> bool:
+        return self._gateway.is_ready
