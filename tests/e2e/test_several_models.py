@@ -69,9 +69,7 @@ def test_each_model_is_loaded_when_it_is_asked_for(two_models: LiveServer) -> No
 
 
 @pytest.mark.browser
-def test_the_page_talks_to_all_models_and_watches_the_one_that_is_chosen(
-    two_models: LiveServer, open_page: OpenPage
-) -> None:
+def test_pages_talk_to_all_models_and_show_all_or_the_chosen_one(two_models: LiveServer, open_page: OpenPage) -> None:
     page = open_page(f"{two_models.url}/", may_log=True)  # that a key is missing
     page.fill("#key", API_KEY)
     page.keyboard.press("Enter")
@@ -85,9 +83,12 @@ def test_the_page_talks_to_all_models_and_watches_the_one_that_is_chosen(
     assert page.locator(".answered .error").all_inner_texts() == []
     page.wait_for_selector(".account .line:has-text('5 tokens')")
     page.goto(f"{two_models.url}/dashboard")
+    page.wait_for_selector("#model:has-text('all models · ')")
+    assert page.locator("#replicas tr").count() == 2
     for name in ("chat", "embed"):
         page.select_option("#watched", name)
         page.wait_for_selector(f"#model:has-text('{name} · ')")
+        assert page.locator("#fleet").is_hidden()
 
 
 def test_the_account_of_the_first_request_has_the_load_of_its_model(two_models: LiveServer) -> None:

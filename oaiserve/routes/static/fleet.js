@@ -14,8 +14,14 @@ export function showFleet(fleet) {
   if (byId("fleet").hidden) byId("tiles").prepend(...tiles.map(({ tile }) => tile));
   for (const { value, more, read } of tiles) [value.textContent, more.textContent] = read(fleet);
   byId("fleet").hidden = false;
-  byId("no-addresses").hidden = fleet.replicas.every(({ address }) => address);
+  byId("no-addresses").hidden = fleet.has_children || fleet.replicas.every(({ address }) => address);
   byId("replicas").replaceChildren(...fleet.replicas.map(row));
+}
+
+// Hides the replicas, when the page changes to the feed of one model.
+export function hideFleet() {
+  byId("fleet").hidden = true;
+  for (const { tile } of tiles) tile.remove();
 }
 
 function row(replica) {
@@ -32,7 +38,7 @@ function row(replica) {
   return element(
     "tr",
     {},
-    element("th", { scope: "row" }, String(name), ...where),
+    element("th", { scope: "row" }, String(name ?? "–"), ...where),
     element("td", { "data-label": "State", class: isUp ? "outcome-finished" : "outcome-failed" }, state),
     ...cells.map(([label, text, kind]) => element("td", { "data-label": label, class: kind ?? "" }, text)),
   );

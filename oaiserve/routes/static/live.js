@@ -2,7 +2,7 @@
 
 import { Charts } from "./charts.js";
 import { showCosts } from "./costs.js";
-import { showFleet } from "./fleet.js";
+import { hideFleet, showFleet } from "./fleet.js";
 import { offerKeys } from "./keys.js";
 import { showMain, start } from "./page.js";
 import { byId, element, phone, RETRY_MS, setStatus, showLost, showProblem } from "./show.js";
@@ -38,15 +38,15 @@ async function models(signal) {
   }
 }
 
-// Offers the models to watch. Unless the user has chosen another one, it is the first that is loaded.
+// Offers the models to watch: all, unless the user has chosen one.
 function offer(models) {
   const box = byId("watched");
-  const ids = models.map(({ id }) => id);
+  const ids = ["", ...models.map(({ id }) => id)];
   if (ids.join("\n") !== [...box.options].map(({ value }) => value).join("\n")) {
-    box.replaceChildren(...ids.map((id) => element("option", {}, id)));
+    box.replaceChildren(...ids.map((id) => element("option", { value: id }, id || "All")));
   }
-  box.value = box.dataset.chosen ?? models.find((model) => model.is_loaded)?.id ?? ids[0] ?? "";
-  box.parentElement.hidden = models.length === 0;
+  box.value = box.dataset.chosen ?? "";
+  box.parentElement.hidden = models.length < 2;
 }
 
 async function readFeed(signal) {
@@ -57,7 +57,9 @@ async function readFeed(signal) {
   for await (const { event, data } of events(response)) {
     const message = JSON.parse(data);
     if (event === "hello") {
-      const name = message.model ?? "gateway";
+      if (message.fleet) byId("costs").hidden = true;
+      else hideFleet();
+      const name = message.model ?? (message.fleet.has_children ? "all models" : "gateway");
       byId("model").textContent = `${name} · ${message.version}`;
       document.title = `Live · ${name} · oaiserve`;
       points = new Window(message.boundaries_seconds);
