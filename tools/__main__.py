@@ -44,7 +44,7 @@ COMMANDS = {
 
 
 def listing() -> str:
-    """Return a line for each command, as CONTRIBUTING.md has them."""
+    """Return a line for each command."""
     width = max(map(len, COMMANDS))
     return "\n".join(f"{name:{width}}  {about}" for name, about in COMMANDS.items())
 

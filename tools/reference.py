@@ -41,7 +41,9 @@ def tables() -> dict[tuple[str, str], str]:
         **{("api.md", name): parameters(bodies) for name, bodies in BODIES.items()},
         ("metrics.md", "metrics"): metrics(names.METRICS),
         ("metrics.md", "genai-metrics"): metrics(names.GEN_AI_METRICS),
-        ("metrics.md", "vllm-metrics"): metrics(vllm_names.METRICS),
+        ("metrics.md", "vllm-metrics"): textwrap.fill(
+            f"{', '.join(f'`{metric.name}`' for metric in vllm_names.METRICS)}.", 120, break_on_hyphens=False
+        ),
     }
 
 

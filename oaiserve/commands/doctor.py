@@ -38,7 +38,7 @@ class Finding(NamedTuple):
     fails: bool = False  # no server would start
 
 
-def command(model: str | None = None) -> int:
+def command(model: str | None = None, /) -> int:
     """Check whether this machine can serve models, and how well. The exit code is 1 if it cannot.
 
     Parameters

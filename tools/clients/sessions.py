@@ -20,19 +20,16 @@ from pathlib import Path
 from typing import Any
 
 from oaiserve.commands.agents import AGENTS as AGENT_TABLE
-from oaiserve.commands.launch import script
 from tests.agents import recorded
 from tests.agents.scripted import Turn, next_turn, scripted_server
 from tools.clients import environments
 from tools.clients.clients import SCRIPTS
-from tools.clients.outcomes import RUN_HERE
 from tools.markdown import as_markdown, publish
 from tools.server_process import exit_on_sigterm
 
 MARKERS = "sessions"
 RECORDED = ("codex", "claude-code")
 ADDRESS = "http://127.0.0.1:8000"  # as the documentation has it
-VALUES = {"url": ADDRESS, "model": "demo", "key": "none", "context": "8192", "output": "1024"}
 TASK = "Make the test pass."
 END = "The test passes now."
 PROJECT = {
@@ -51,7 +48,6 @@ class Agent:
     command: str  # of a shell, in the folder of the project
     turns: tuple[Turn, ...]
     marker: str  # which prompts of its loop have, and others not
-    setup: str = ""  # commands of a shell that a user writes for the same
     is_javascript: bool = True
     needs_torch: bool = False
     made_by: None = None
@@ -121,7 +117,6 @@ def launched(name: str, task: str, turns: tuple[Turn, ...], marker: str, **more:
         f"{sys.executable} -m oaiserve launch {name} --url {ADDRESS} -- {task}",
         turns,
         marker,
-        script(tool, VALUES),
         is_javascript=tool.is_javascript,
         **more,
     )
@@ -307,7 +302,7 @@ def run_script(
 
 
 def page(results: Mapping[str, Mapping[str, Any]]) -> str:
-    """Return the table with the notes below it, and what a user writes for each agent."""
+    """Return the table with the notes below it."""
     rows = [["agent", "version", "turns", "requests", "with an error", "longest prompt", "cached", "ends well"]]
     for name, result in results.items():
         numbers = [f"{result[key]}" for key in ("turns", "requests", "errors")]
@@ -317,8 +312,7 @@ def page(results: Mapping[str, Mapping[str, Any]]) -> str:
         )
     agents = [AGENTS[name] for name in results]
     notes = [f"- {agent.title}: {agent.note}" for agent in agents if agent.note]
-    sections = [f"### {agent.title}\n\n{RUN_HERE}\n```sh\n{agent.setup}\n```" for agent in agents if agent.setup]
-    return "\n\n".join(["\n".join(as_markdown(rows)), "\n".join(notes), *sections])
+    return "\n\n".join(["\n".join(as_markdown(rows)), "\n".join(notes)])
 
 
 if __name__ == "__main__":
