@@ -6,13 +6,13 @@ from oaiserve.engine.decoder.settings import Settings
 
 # These scale every position by the longest sequence of the batch, so an answer would depend on other requests.
 _LENGTH_DEPENDENT = {"dynamic", "longrope"}
-_MOST_POSITIONS = 2**20  # rotary tables have a row for each, all together a GiB for the largest heads
+MOST_POSITIONS = 2**20  # rotary tables have a row for each, all together a GiB for the largest heads
 
 
 def context_length(settings: Settings) -> int:
     """Return the longest sequence at which the model computes as it does at shorter ones."""
     limit = settings.get("max_position_embeddings") or settings.get("max_seq_len") or 2048
-    limit = min(int(limit), _MOST_POSITIONS)
+    limit = min(int(limit), MOST_POSITIONS)
     rope = settings.get("rope_parameters") or {}
     for parameters in (rope, *(of_layers for of_layers in rope.values() if isinstance(of_layers, dict))):
         if parameters.get("rope_type") in _LENGTH_DEPENDENT:

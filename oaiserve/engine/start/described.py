@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 
 from oaiserve.config import EngineOptions
-from oaiserve.engine.decoder.context_length import context_length
+from oaiserve.engine.decoder.context_length import MOST_POSITIONS, context_length
 from oaiserve.engine.decoder.describe import describe
 from oaiserve.engine.decoder.description import Decoder, LatentProjection, NotKnown
 from oaiserve.engine.decoder.families import FAMILIES
@@ -92,7 +92,7 @@ def describe_model(
         settings, family, tensors, library, quantized = _open_gguf(source, options, device)
     else:
         settings, family, tensors, library, quantized = _open_folder(source, options, record, device)
-    length = _length(settings, options)
+    length = _length(settings, family, options)
     decoder = describe(tensors, settings, family, length)
     spec = model_spec(
         settings,
@@ -203,9 +203,12 @@ def _family(settings: Settings) -> Family:
     return family
 
 
-def _length(settings: Settings, options: EngineOptions) -> int:
+def _length(settings: Settings, family: Family, options: EngineOptions) -> int:
     limit = context_length(settings)
     length = options.max_model_len or limit
+    facts = family.facts(settings)
+    if len(facts.without_attention) == facts.num_layers:
+        limit = MOST_POSITIONS  # states know no positions
     if length > limit:
         raise StartupError(f"--max-model-len is {length}, but the model is good for {limit} tokens.")
     return length
