@@ -27,13 +27,13 @@ from oaiserve.engine.executors.fallback import FallbackExecutor
 from oaiserve.engine.executors.reference.executor import ReferenceExecutor
 from oaiserve.engine.model.checkpoints.wrapper import WRAPPERS
 from oaiserve.engine.model.cpu.native import NativeDecoder
+from oaiserve.engine.model.model_config import refuse_unless_computable
 from oaiserve.engine.model.pooling.files import PoolingFiles
 from oaiserve.engine.model.pooling.pooler import PackedForward
 from oaiserve.engine.model.runner import ModelRunner
 from oaiserve.engine.request import SamplingParams
 from oaiserve.engine.start.described import describe_model
 from oaiserve.engine.start.plan import start_model
-from oaiserve.engine.start.ways.fallback import refuse_unless_computable
 from oaiserve.engine.start.ways.pooling import prepare_pooler
 from oaiserve.errors import StartupError
 from oaiserve.facts.start_times import StartTimes

@@ -14,12 +14,12 @@ from hypothesis import strategies as st
 
 from oaiserve.app import create_app
 from oaiserve.config import Config, EngineOptions, ServerOptions
-from oaiserve.engine.start.prepare import prepare
 from oaiserve.engine.text.tokenizer import Tokenizer
 from tests.engine.doubles import make_engine
 from tests.engine.model.runners import eager_runner
 from tests.engine.text.tokenizers_for_tests import CHATML
 from tests.models.decoders import FAMILIES, byte_tokenizer, random_model
+from tests.models.described import described
 from tests.published import published, validator
 from tests.routes.conftest import run_server
 from tests.routes.doubles import FakeTelemetry
@@ -41,7 +41,7 @@ ROUTES = schema.bodies(published())
 def http(tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
     tokenizer = byte_tokenizer()
     tokenizer.chat_template = CHATML
-    loaded = prepare(random_model(FAMILIES["llama"]))
+    loaded = described(random_model(FAMILIES["llama"]))
     of_model = {"tokenizer": Tokenizer(tokenizer), "vocab_size": loaded.vocab_size, "eos_token_ids": frozenset()}
     runner = eager_runner(loaded, num_blocks=256, block_size=4)
     engine = make_engine(runner, kv_blocks=256, max_model_len=512, max_step_tokens=512, **of_model)

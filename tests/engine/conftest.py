@@ -7,14 +7,13 @@ import torch
 
 from oaiserve.engine.decoder import quantized_file
 from oaiserve.engine.model.cpu.library import Library
-from oaiserve.engine.model.loaded import LoadedModel
 from oaiserve.engine.start import start_record
-from oaiserve.engine.start.prepare import prepare
 from oaiserve.engine.start.probe import refuse_unless_probed
 from oaiserve.files.private import cache_folder
 from tests.engine.doubles import ScriptedRunner
 from tests.engine.memory import Memory
 from tests.models.decoders import FAMILIES, random_model
+from tests.models.described import SmallModel, described
 
 
 @pytest.fixture(params=[False, True], ids=["in turn", "overlap"])
@@ -43,6 +42,6 @@ def empty_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture(scope="module")
-def loaded() -> LoadedModel:
+def loaded() -> SmallModel:
     """Return a small random Llama, ready to be computed in steps."""
-    return prepare(random_model(FAMILIES["llama"]))
+    return described(random_model(FAMILIES["llama"]))

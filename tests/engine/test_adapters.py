@@ -1,7 +1,6 @@
 """Adapters in the engine: sequences with several of them share steps, but not the prefix cache."""
 
 from collections.abc import Iterator
-from copy import deepcopy
 from pathlib import Path
 from queue import SimpleQueue
 
@@ -9,16 +8,15 @@ import pytest
 
 from oaiserve.engine.adapters import MOST_ADAPTERS, AdapterTable
 from oaiserve.engine.engine import Engine
-from oaiserve.engine.model.adapted_modules import adaptable
 from oaiserve.engine.request import Finished, Request, TokenPrompt
-from oaiserve.engine.start.prepare import prepare
 from oaiserve.engine.tokenize import TokenizeStage
 from oaiserve.errors import AdapterUnloaded, InvalidRequest, NotFound
 from tests.engine.answers import collect
 from tests.engine.doubles import Inbox
 from tests.engine.model.runners import eager_runner, greedy, make_engine
-from tests.models.adapters import merged, random_adapter
+from tests.models.adapters import adaptable, merged, random_adapter
 from tests.models.decoders import FAMILIES, generate, random_model
+from tests.models.described import described
 
 MODEL = random_model(FAMILIES["llama"])
 PROMPT = [(7 * i + 1) % 97 for i in range(40)]
@@ -30,7 +28,7 @@ class Held:
     """A model whose runner's adapters are known."""
 
     def __init__(self) -> None:
-        self.loaded = prepare(deepcopy(MODEL))
+        self.loaded = described(MODEL)
         self.runner = eager_runner(self.loaded, num_blocks=64, block_size=16)
         self.dropped: SimpleQueue[int] = SimpleQueue()
 

@@ -48,6 +48,24 @@ def random_adapter(
     return Adapter(f"random {seed}", parts)
 
 
+def adaptable(model: PreTrainedModel) -> dict[str, tuple[int, int]]:
+    """Return rows and columns of each linear layer for adapters, by the name of its module.
+
+    Excepted are the output head, layers with only some of a step's tokens, such as experts, and layers whose result is
+    not their product, such as some routers.
+    """
+    head = model.get_output_embeddings()
+    found: dict[str, tuple[int, int]] = {}
+    for name, module in model.named_modules():
+        if module is head or ".experts." in name:
+            continue
+        if isinstance(module, torch.nn.Linear) and not hasattr(module, "top_k"):
+            found[name] = (module.out_features, module.in_features)
+        elif isinstance(module, Conv1D):
+            found[name] = (module.nf, module.nx)
+    return found
+
+
 @torch.no_grad()
 def merged(model: PreTrainedModel, adapter: Adapter) -> PreTrainedModel:
     """Return a copy of the model with the adapter in its weights: W + scale * B A, the definition of LoRA."""

@@ -12,7 +12,6 @@ import torch
 from tokenizers import Tokenizer as RustTokenizer
 from tokenizers import decoders, models, pre_tokenizers
 from transformers import (
-    AutoConfig,
     AutoModelForCausalLM,
     Gemma2Config,
     Gemma3TextConfig,
@@ -46,17 +45,6 @@ FAMILIES: dict[str, PreTrainedConfig] = {
 }
 LLAMA_OF_ONE_LAYER = LlamaConfig(**SMALL | {"num_hidden_layers": 1})
 
-_OWN_HEADS = {**SMALL, "num_key_value_heads": 4}
-# Families whose attention has sinks, or that have to be brought to call paged attention: see `foreign_config`.
-FOREIGN_FAMILIES: dict[str, dict[str, Any]] = {
-    "gpt_oss": {
-        "model_type": "gpt_oss", **SMALL, "sliding_window": 6, "layer_types": _MIXED, "num_local_experts": 4,
-        "num_experts_per_tok": 2,
-    },
-    "stablelm": {"model_type": "stablelm", **_OWN_HEADS, "qk_layernorm": True, "use_parallel_residual": True},
-    "nemotron": {"model_type": "nemotron", **SMALL},
-}  # fmt: skip
-
 _OF_STATES = ("A_log", "conv.weight", "conv1d.weight", "dt_bias", "dt_proj.bias")
 # The sizes of the published configs, without the weights.
 REAL_SHAPES: dict[str, PreTrainedConfig] = {
@@ -85,11 +73,6 @@ def real_shape(name: str, *, tiny: bool = False) -> PreTrainedConfig:
         for key, value in (_TINY if isinstance(config, GPT2Config) else _TINY | _TINY_LLAMA).items():
             setattr(config, key, value)
     return config
-
-
-def foreign_config(name: str) -> PreTrainedConfig:
-    """Return the configuration of one of FOREIGN_FAMILIES."""
-    return AutoConfig.for_model(**FOREIGN_FAMILIES[name])
 
 
 def random_model(

@@ -6,9 +6,10 @@ from typing import Any
 
 import gguf
 import numpy as np
+import torch
 from gguf import GGMLQuantizationType as Kind
 from numpy.typing import NDArray
-from transformers import PreTrainedConfig
+from transformers import PreTrainedConfig, PreTrainedModel
 
 # Where a file has another name than transformers.
 _ARCHITECTURES = {
@@ -78,13 +79,10 @@ def write_gguf(
         if isinstance(value, int):
             add = writer.add_uint32
         add("tokenizer.chat_template" if key == "chat_template" else f"tokenizer.ggml.{key}", value)
-    number = next(number for number, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture)
-    names = gguf.get_tensor_name_map(number, config.num_hidden_layers)
     if rope_factors is not None:
         writer.add_tensor("rope_freqs.weight", rope_factors)
     for name, values in _as_in_a_file(parameters, turned=config.model_type == "gpt_oss"):
-        name_in_file = names.get_name(name, try_suffixes=(".weight", ".bias"))
-        assert name_in_file is not None
+        name_in_file = _name_in_file(config, name)
         if architecture == "llama" and (".q_proj." in name or ".k_proj." in name):
             heads = config.num_attention_heads if ".q_proj." in name else config.num_key_value_heads
             values = values.reshape(heads, 2, -1, *values.shape[1:]).swapaxes(1, 2).reshape(values.shape)
@@ -93,10 +91,38 @@ def write_gguf(
         if values.ndim == 1:
             writer.add_tensor(name_in_file, values)
             continue
-        is_small = "ffn_gate_inp" in name_in_file or name_in_file.endswith(".bias")  # of a router, or of experts
-        kind = Kind.F32 if is_small else kind_of(name_in_file)
+        kind = _kind(name_in_file, kind_of)
         writer.add_tensor(name_in_file, quantize(values, kind), raw_dtype=kind)
     finish(writer)
+
+
+@torch.no_grad()
+def round_as_in_a_file(model: PreTrainedModel, kind_of: Callable[[str], Kind]) -> None:
+    """Give a model the numbers of the file that `write_gguf` makes of it. Gates and ups of experts have one format."""
+    model.config.rms_norm_eps = float(np.float32(model.config.rms_norm_eps))
+    is_turned = model.config.model_type == "gpt_oss"
+    for name, parameter in model.named_parameters():
+        rows = parameter.mT if is_turned and ".experts." in name and parameter.dim() == 3 else parameter
+        part, in_file = next(_as_in_a_file([(name, rows.numpy())], turned=False))
+        if in_file.ndim == 1:
+            continue
+        kind = _kind(_name_in_file(model.config, part), kind_of)
+        values = gguf.dequantize(gguf.quantize(rows.contiguous().numpy(), kind), kind)
+        rows.copy_(torch.from_numpy(values).view(rows.shape))
+
+
+def _name_in_file(config: PreTrainedConfig, parameter: str) -> str:
+    architecture = _ARCHITECTURES.get(config.model_type, config.model_type)
+    number = next(number for number, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture)
+    names = gguf.get_tensor_name_map(number, config.num_hidden_layers)
+    found = names.get_name(parameter, try_suffixes=(".weight", ".bias"))
+    assert found is not None
+    return found
+
+
+def _kind(name_in_file: str, kind_of: Callable[[str], Kind]) -> Kind:
+    is_small = "ffn_gate_inp" in name_in_file or name_in_file.endswith(".bias")  # of a router, or of experts
+    return Kind.F32 if is_small else kind_of(name_in_file)
 
 
 def _as_in_a_file(

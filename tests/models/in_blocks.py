@@ -6,6 +6,7 @@ The native step rounds what its matrices read to eight bits, and so do these mod
 import re
 from collections.abc import Callable
 from dataclasses import fields, is_dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,16 +21,14 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from oaiserve.config import EngineOptions
 from oaiserve.engine.decoder.blocks import Blocks
 from oaiserve.engine.decoder.description import Decoder
-from oaiserve.engine.model.adapters import Adapter
+from oaiserve.engine.model.adapters import Adapter, AdapterPart
 from oaiserve.engine.model.batch import Batch, build_batch
-from oaiserve.engine.model.eager import EagerExecutor
-from oaiserve.engine.model.loaded import LoadedModel
 from oaiserve.engine.model.rehearsal import prompt
 from oaiserve.engine.start.described import describe_model
 from oaiserve.files.source import find_model
 from tests.engine.model.cpu.small_models import BLOCK_SIZE, config, make_model, native_of
 from tests.models.decoders import byte_tokenizer
-from tests.models.gguf_files import write_gguf
+from tests.models.gguf_files import round_as_in_a_file, write_gguf
 from tests.models.packed import Packing, write_checkpoint
 
 OPTIONS = EngineOptions(block_size=BLOCK_SIZE, kv_blocks=8, dtype="float32", cpu_threads=1)
@@ -69,12 +68,19 @@ def file_of(
     path = folder / "model.gguf"
     model = make_model(asked)
     parameters = [(name, parameter.detach().float().numpy()) for name, parameter in model.named_parameters()]
-
-    def kind_of(name: str) -> Kind:
-        return next((kind for part, kind in mix.items() if part in name), rest)
-
-    write_gguf(path, asked, parameters, kind_of, tokenizer, rope_factors, most_tensors=most_tensors)
+    write_gguf(path, asked, parameters, partial(_kind, mix, rest), tokenizer, rope_factors, most_tensors=most_tensors)
     return min(folder.glob("model*.gguf")) if most_tensors else path
+
+
+def model_of_file(asked: PreTrainedConfig, mix: dict[str, Kind] = MIX, rest: Kind = Kind.Q4_0) -> PreTrainedModel:
+    """Return the model with the numbers of its file."""
+    model = make_model(asked)
+    round_as_in_a_file(model, partial(_kind, mix, rest))
+    return model
+
+
+def _kind(mix: dict[str, Kind], rest: Kind, name: str) -> Kind:
+    return next((kind for part, kind in mix.items() if part in name), rest)
 
 
 def written(folder: Path, packing: Packing, family: str = "llama", **changes: Any) -> PreTrainedModel:
@@ -118,10 +124,19 @@ def round_inputs(module: torch.nn.Module, rounded: Callable[..., torch.Tensor] =
 
 
 @torch.inference_mode()
-def own_logits(model: PreTrainedModel, num_tokens: int) -> torch.Tensor:
+def own_logits(model: PreTrainedModel, num_tokens: int, adapter: Adapter | None = None) -> torch.Tensor:
     """The logits that transformers' own code computes of the prompt of `batch_of`."""
+
+    def added(part: AdapterPart) -> Callable[..., torch.Tensor]:
+        return lambda _, inputs, out: out + part.added(inputs[0])
+
+    parts = {} if adapter is None else adapter.parts
+    hooks = [model.get_submodule(name).register_forward_hook(added(part)) for name, part in parts.items()]
     ids = prompt(num_tokens, model.config.vocab_size, BLOCK_SIZE).chunks[0].sequence.token_ids
-    return model(input_ids=torch.tensor([ids])).logits[0, -1:]
+    logits = model(input_ids=torch.tensor([ids]), use_cache=False).logits[0, -1:]
+    for hook in hooks:
+        hook.remove()
+    return logits
 
 
 def kept_logits(path: Path, num_tokens: int, adapter: Adapter | None = None, **changes: Any) -> torch.Tensor:
@@ -151,12 +166,6 @@ def with_expanded_blocks(decoder: Decoder) -> Decoder:
 
     expanded: Decoder = expand(decoder)
     return expanded
-
-
-def eager_logits(loaded: LoadedModel, num_tokens: int, adapter: Adapter | None = None) -> torch.Tensor:
-    eager = EagerExecutor.with_cache(loaded, num_blocks=8, block_size=BLOCK_SIZE)
-    with torch.inference_mode():
-        return eager.forward(batch_of(num_tokens, loaded.vocab_size, adapter))
 
 
 def with_plain_experts(model: PreTrainedModel, *, in_blocks: bool, together: int = 32) -> None:

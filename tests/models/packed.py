@@ -182,17 +182,22 @@ BLOCK = 32  # rows, and columns, of a block that has a scale
 
 
 def write_fp8(folder: Path, model: PreTrainedModel, layout: Fp8Layout) -> None:
-    """Write a model with its linear layers in FP8, except for the last. Their columns are multiples of `BLOCK`."""
+    """Write a model with its linear layers in FP8, except for the last, and give it the numbers of its file.
+
+    The columns of these layers are multiples of `BLOCK`.
+    """
     found: dict[str, Tensor] = {}
     for name, parameter in model.named_parameters():
         if parameter.dim() != 2 or "embed" in name or "lm_head" in name:
             found[name] = parameter.detach().to(torch.bfloat16)
+            parameter.data = found[name].to(parameter.dtype)
             continue
         base, (n, k) = name.removesuffix(".weight"), parameter.shape
         scale = _fp8_scale(n, k, layout)
         found[f"{base}.weight_scale_inv" if layout == "blocks" else f"{base}.weight_scale"] = scale
         whole = scale.repeat_interleave(BLOCK, 0)[:n].repeat_interleave(BLOCK, 1) if layout == "blocks" else scale
         found[name] = (parameter.detach() / whole).to(torch.float8_e4m3fn)
+        parameter.data = found[name].to(parameter.dtype) * whole
         found[f"{base}.input_scale"] = torch.tensor(1.0)
     save(folder, model, found, _FP8_SETTINGS[layout], "bfloat16")
 

@@ -16,9 +16,8 @@ from transformers import (
     PreTrainedModel,
 )
 
-from oaiserve.engine.model.families import family_of
-from oaiserve.engine.model.families.small_sizes import SHARED_KEYS
 from tests.models.decoders import SMALL
+from tests.models.small_sizes import OF_TYPE, SHARED_KEYS
 
 Values = Mapping[str, Any]
 NONE: Values = MappingProxyType({})
@@ -54,11 +53,11 @@ _EXTRA: dict[str, dict[str, Any]] = {
         "n_shared_experts": 1, "first_k_dense_replace": 1, **_HALF,
     },
     **dict.fromkeys(("glm4v_text", "glm_ocr_text"), _HALF),
-    **{name: family_of(name).small for name in ("lfm2", "lfm3", "llama4_text")},
+    **{name: OF_TYPE[name] for name in ("lfm2", "lfm3", "llama4_text")},
     "mistral": {"sliding_window": 6},
     **dict.fromkeys(("qwen2_5_omni_text", "qwen2_5_vl_text", "qwen2_vl_text"), _mrope(2, 3, 3)),
-    "qwen3_5_moe_text": {**family_of("qwen3_next").small, **_QUARTER},
-    "qwen3_5_text": {**family_of("qwen3_5_text").small, **_QUARTER},
+    "qwen3_5_moe_text": {**OF_TYPE["qwen3_next"], **_QUARTER},
+    "qwen3_5_text": {**OF_TYPE["qwen3_5_text"], **_QUARTER},
     **{key: {**_EXPERTS, **_INTERLEAVED} for key in ("qwen3_omni_moe_text", "qwen3_vl_moe_text")},
     "qwen3_vl_text": _INTERLEAVED,
 }  # fmt: skip

@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from oaiserve.engine.model.rehearsal import prompt
-from oaiserve.engine.start.load import load_model
 from oaiserve.files.source import find_model
 from tests.engine.model.cpu.small_models import BLOCK_SIZE
-from tests.models.in_blocks import FAMILIES, eager_logits, file_of
+from tests.models.described import model_of_files
+from tests.models.in_blocks import FAMILIES, file_of, own_logits
 from tools.quality.__main__ import chosen, compare, figures, table, text
 from tools.quality.reference import Reference
 
@@ -17,9 +17,9 @@ from tools.quality.reference import Reference
 @pytest.mark.parametrize("family", ["qwen2", "gemma2", "gemma3"])
 def test_reference_is_transformers_with_expanded_weights(family: str, tmp_path: Path) -> None:
     path = file_of(FAMILIES[family], tmp_path)
-    loaded = load_model(path, dtype="float32")
-    ids = prompt(40, loaded.vocab_size, BLOCK_SIZE).chunks[0].sequence.token_ids
-    expected = torch.cat([eager_logits(loaded, count) for count in (1, 8, 40)])
+    model = model_of_files(path)
+    ids = prompt(40, model.config.vocab_size, BLOCK_SIZE).chunks[0].sequence.token_ids
+    expected = torch.cat([own_logits(model, count) for count in (1, 8, 40)])
     for _ in ("computed", "stored"):
         found = Reference(find_model(path), ids, tmp_path / "stored").logits([0, 7, 39])
         torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)

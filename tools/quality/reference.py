@@ -26,7 +26,6 @@ from oaiserve.engine.decoder.sources.tensor_files import TensorFiles
 from oaiserve.engine.model.checkpoints.empty_model import empty_model, named_parameters
 from oaiserve.engine.model.checkpoints.gguf_weights import GgufWeights, scale_frequencies
 from oaiserve.engine.model.checkpoints.weights import Weights
-from oaiserve.engine.model.loaded import base_of
 from oaiserve.engine.model.model_config import is_mxfp4
 from oaiserve.engine.start.load import Checkpoint, read_checkpoint
 from oaiserve.files.source import ModelSource
@@ -60,7 +59,7 @@ class Reference:
         else:
             with torch.inference_mode():
                 inputs = torch.tensor([ids])
-                self._hidden = base_of(self._model)(input_ids=inputs, use_cache=False).last_hidden_state[0]
+                self._hidden = _base_of(self._model)(input_ids=inputs, use_cache=False).last_hidden_state[0]
             folder.mkdir(parents=True, exist_ok=True)
             np.save(stored, self._hidden.numpy())
 
@@ -68,10 +67,15 @@ class Reference:
         """Return the logits float32 [rows, vocab] of these positions."""
         hidden = self._hidden[rows][None]
         # The model's own code makes logits of hidden states, with whatever scales and caps them.
-        base_of(self._model).forward = lambda **_: MoeModelOutputWithPast(last_hidden_state=hidden)
+        _base_of(self._model).forward = lambda **_: MoeModelOutputWithPast(last_hidden_state=hidden)
         with torch.inference_mode():
             logits: Tensor = self._model(input_ids=torch.zeros(1, len(rows), dtype=torch.int64)).logits[0]
         return logits
+
+
+def _base_of(model: PreTrainedModel) -> Any:
+    """Return the part of a model that has its layers. That of Llama 4 has another name than the model says."""
+    return model.model if model.base_model is model else model.base_model
 
 
 def _weights(checkpoint: Checkpoint) -> Weights | TensorFiles:

@@ -8,55 +8,38 @@ import torch
 from transformers import PreTrainedConfig
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-from oaiserve.engine.model.families import family_of
 from oaiserve.errors import StartupError
 from oaiserve.files.bad_file import BadFile
 from oaiserve.files.quantization import Quantization, read_quantization
 
 log = logging.getLogger(__name__)
 
-_KNOWN_LAYER_TYPES = {"chunked_attention", "full_attention", "sliding_attention"}
 # These scale every position by the longest sequence of the batch, so an answer would depend on other requests.
-LENGTH_DEPENDENT_ROPE = {"dynamic", "longrope"}
+_LENGTH_DEPENDENT_ROPE = {"dynamic", "longrope"}
 _MOST_POSITIONS = 2**20  # rotary tables have a row for each, all together a GiB for the largest heads
 
 
-def refuse_unless_decoder_only(config: PreTrainedConfig, name: str) -> None:
-    """Raise StartupError for a model other than a decoder-only text model, or with data that no cache here holds."""
-    architecture = (config.architectures or [""])[0]
+def refuse_unless_computable(config: PreTrainedConfig, name: str) -> None:
+    """Raise StartupError for a model that is no text model, or whose code or weights transformers does not have."""
     problem = None
     if "/" in str(config._attn_implementation):
         problem = f"it names code from the Hub for its attention ({config._attn_implementation})"
     elif config.is_encoder_decoder:
         problem = "it is an encoder-decoder model"
-    elif config.model_type == "mllama":
-        problem = (
-            "its text model has layers for images among its own; without them it is that of Llama 3.1, which is served"
-        )
     elif set(config.sub_configs) & {"vision_config", "audio_config"}:
-        problem = "it takes images or audio"
+        problem = "its text model needs images or audio"
     elif config.model_type not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
         problem = f"transformers has no text generation model of type '{config.model_type}'"
-    elif architecture and not architecture.endswith(("ForCausalLM", "LMHeadModel")):
-        problem = f"its architecture is {architecture}"
-    elif family_of(config.model_type).mixer is not None:
-        problem = None  # whatever its layers keep is seen when it is loaded
-    elif not set(getattr(config, "layer_types", None) or ()) <= _KNOWN_LAYER_TYPES:
-        kinds = ", ".join(sorted(set(config.layer_types)))
-        problem = f"it has layers that keep neither a plain KV cache nor a state of a known kind ({kinds})"
-    if problem:
-        raise StartupError(f"'{name}' cannot be served: {problem}; oaiserve serves decoder-only text models.")
+    if problem is not None:
+        raise StartupError(f"'{name}' cannot be served: {problem}.")
 
 
 def refuse_longer(max_model_len: int | None, config: PreTrainedConfig) -> None:
     """Raise StartupError for requests that may be longer than the model is good for."""
-    limit = context_length(config) if has_attention(config) else _MOST_POSITIONS  # states know no positions
+    has_attention = getattr(config, "num_attention_heads", None) is not None
+    limit = context_length(config) if has_attention else _MOST_POSITIONS  # states know no positions
     if max_model_len is not None and max_model_len > limit:
         raise StartupError(f"--max-model-len is {max_model_len}, but the model is good for {limit} tokens.")
-
-
-def has_attention(config: PreTrainedConfig) -> bool:
-    return getattr(config, "num_attention_heads", None) is not None or family_of(config.model_type).mixer is None
 
 
 def context_length(config: PreTrainedConfig) -> int:
@@ -64,11 +47,8 @@ def context_length(config: PreTrainedConfig) -> int:
     limit = min(int(limit), _MOST_POSITIONS)
     rope = getattr(config, "rope_parameters", None) or {}
     for parameters in (rope, *(of_layers for of_layers in rope.values() if isinstance(of_layers, dict))):
-        if parameters.get("rope_type") in LENGTH_DEPENDENT_ROPE:
+        if parameters.get("rope_type") in _LENGTH_DEPENDENT_ROPE:
             limit = min(limit, int(parameters.get("original_max_position_embeddings") or limit))
-    if (chunk := getattr(config, "attention_chunk_size", None)) is not None:
-        # Within the first chunk, chunked layers see all tokens before. From its last token on, Llama 4 scales queries.
-        limit = min(limit, chunk - 1)
     return limit
 
 

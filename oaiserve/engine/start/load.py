@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import logging
-from dataclasses import replace
 from math import prod
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -30,22 +29,16 @@ from oaiserve.engine.model.checkpoints.gguf_config import read_config
 from oaiserve.engine.model.checkpoints.gguf_weights import GgufWeights, scale_frequencies
 from oaiserve.engine.model.checkpoints.weights import Weights
 from oaiserve.engine.model.checkpoints.wrapper import bring_layout, text_config
-from oaiserve.engine.model.device import limit_compiled_shapes, move, select_device
 from oaiserve.engine.model.families import family_of
-from oaiserve.engine.model.loaded import LoadedModel
 from oaiserve.engine.model.model_config import (
     is_mxfp4,
     quantization_of,
-    refuse_longer,
-    refuse_unless_decoder_only,
-    select_dtype,
+    refuse_unless_computable,
 )
-from oaiserve.engine.start.prepare import prepare
 from oaiserve.errors import StartupError
 from oaiserve.files.gguf import shard_paths
-from oaiserve.files.hub import local_source
 from oaiserve.files.load_errors import reported, tensors_named
-from oaiserve.files.progress import counted, show_transformers_progress
+from oaiserve.files.progress import counted
 from oaiserve.files.quantization import Quantization
 from oaiserve.files.source import ModelSource
 
@@ -74,33 +67,6 @@ class Checkpoint(NamedTuple):
         return self.source.gguf_file is not None
 
 
-def load_model(
-    model: str | Path,
-    *,
-    device: str = "auto",
-    dtype: str = "auto",
-    max_model_len: int | None = None,
-) -> LoadedModel:
-    """Load a model from a folder, a hub id or a GGUF file.
-
-    Raises StartupError with a message for the user, if possible before the weights are loaded.
-    """
-    source = local_source(model)
-    target = select_device(device)
-    show_transformers_progress()
-    if target.type == "cpu":  # transformers would ask for packages that have kernels for GPUs
-        logging.getLogger("transformers.integrations.hub_kernels").setLevel(logging.ERROR)
-    limit_compiled_shapes()
-    checkpoint = read_checkpoint(source, str(model))
-    refuse_longer(max_model_len, checkpoint.config)
-    torch_dtype = select_dtype(dtype, checkpoint.config, target, is_gguf=checkpoint.is_gguf, for_tensor_cores=True)
-    loaded = load_weights(checkpoint, torch_dtype, attention="eager")
-    move(loaded, target, checkpoint.name)
-    with reported(f"'{model}' cannot be served"):
-        prepared = prepare(loaded, checkpoint.name)
-    return prepared if max_model_len is None else replace(prepared, max_model_len=max_model_len)
-
-
 def config_of(source: ModelSource) -> PreTrainedConfig:
     """Read the configuration in a model's files. Raises what transformers raises."""
     if source.gguf_file is not None:
@@ -111,7 +77,7 @@ def config_of(source: ModelSource) -> PreTrainedConfig:
 
 def read_checkpoint(source: ModelSource, name: str) -> Checkpoint:
     """Read a model's configuration: that of the text model, if it is within a multimodal one. Raises StartupError for
-    a model that is not served."""
+    a model that transformers' code does not compute."""
     with reported(f"No model could be loaded from {source.shown}"):
         config = config_of(source)
         text = text_config(config)
@@ -119,7 +85,7 @@ def read_checkpoint(source: ModelSource, name: str) -> Checkpoint:
             log.debug("'%s' is multimodal (%s)", name, config.model_type)
             bring_layout(config)
             config = text
-        refuse_unless_decoder_only(config, name)
+        refuse_unless_computable(config, name)
         quantization = quantization_of(config, name)
     return Checkpoint(name, source, config, quantization, text is not None)
 

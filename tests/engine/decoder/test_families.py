@@ -8,7 +8,6 @@ import torch
 from safetensors import safe_open
 from transformers import AutoModelForCausalLM
 
-from oaiserve.config import EngineOptions
 from oaiserve.engine.decoder.context_length import context_length
 from oaiserve.engine.decoder.describe import describe
 from oaiserve.engine.decoder.description import Decoder, NotKnown
@@ -18,9 +17,7 @@ from oaiserve.engine.decoder.model_spec import model_spec
 from oaiserve.engine.decoder.settings import Settings, settings_of
 from oaiserve.engine.decoder.sources.hub import HubTensors
 from oaiserve.engine.decoder.sources.tensor_files import TensorFiles
-from oaiserve.engine.start.kv_form import with_native_cache
-from oaiserve.engine.start.prepare import prepare
-from tests.engine.model.cpu.small_models import described as described_modules
+from tests.models.described import described as described_model
 from tests.models.fingerprints import fingerprint, text_of
 from tests.models.pinned import PINNED, file_of, pinned_model
 
@@ -45,10 +42,8 @@ def test_a_tensor_of_all_experts_is_read_as_one_for_each(name: str, tmp_path: Pa
 @pytest.mark.parametrize("name", [name for name in KNOWN if PINNED[name].dtype == torch.float32])
 def test_a_file_in_float32_is_rounded_to_16_bits_as_by_transformers(name: str, tmp_path: Path) -> None:
     pinned_model(name).save_pretrained(tmp_path)
-    loaded = prepare(AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.bfloat16))
-    from_modules = described_modules(with_native_cache(loaded, EngineOptions()))
-    from_files = described(name, tmp_path, torch.bfloat16)
-    assert text_of(from_files) == text_of(from_modules)
+    rounded = described_model(AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.bfloat16))
+    assert text_of(described(name, tmp_path, torch.bfloat16)) == text_of(rounded.decoder)
 
 
 def _compare_with_pinned(name: str, folder: Path) -> None:

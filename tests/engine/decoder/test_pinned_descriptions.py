@@ -2,13 +2,13 @@
 
 from dataclasses import replace
 
-from tests.engine.model.cpu.small_models import FAMILIES, described, load
+from tests.engine.model.cpu.small_models import FAMILIES, load
 from tests.models.fingerprints import fingerprint
 
 
 def test_a_text_shows_a_mix_up_in_one_layer_and_a_part_that_is_no_longer_shared() -> None:
     loaded = load(FAMILIES["cohere"])
-    decoder = described(loaded)
+    decoder = loaded.decoder
     *layers, last = decoder.layers
     query, key, value = last.attention.qkv
     changed = (

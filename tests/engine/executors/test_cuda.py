@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 from random import Random
 from types import SimpleNamespace
 from typing import Any
@@ -13,7 +12,6 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from oaiserve.config import EngineOptions
 from oaiserve.engine.decoder.description import Decoder, NotKnown
 from oaiserve.engine.decoder.model_spec import kv_shapes
 from oaiserve.engine.decoder.spec import ModelSpec
@@ -24,15 +22,14 @@ from oaiserve.engine.model.batch import Batch, BatchMedia
 from oaiserve.engine.model.padded_head import aligned
 from oaiserve.engine.model.states import StateChunk
 from oaiserve.engine.start.compare import difference
-from oaiserve.engine.start.kv_form import with_native_cache
-from oaiserve.engine.start.prepare import prepare
 from tests.engine.executors.test_reference import LARGEST_ERROR, MEDIAN_ERROR, Case, case_of, errors
 from tests.engine.executors.test_reference_fields import covering_models, logits_of, mutants
 from tests.engine.executors.test_reference_steps import ADAPTED, batch_of, prompts, reference, with_keys_and_values
-from tests.engine.model.cpu.small_models import FAMILIES, described, load
+from tests.engine.model.cpu.small_models import FAMILIES, load
 from tests.engine.model.runners import states_of
 from tests.engine.model.steps import BLOCK_SIZE, CPU, NUM_BLOCKS
 from tests.models.adapters import random_adapter
+from tests.models.described import described
 from tests.models.pinned import PINNED, pinned_model
 
 
@@ -58,8 +55,8 @@ def batch_with(spec: ModelSpec, chunks: list[tuple[list[int], int]]) -> Batch:
 
 def case_by_reference(model: PreTrainedModel) -> Case:
     """Return the case of a model, with the logits of the reference for whole sequences."""
-    spec = with_native_cache(prepare(model), EngineOptions())
-    decoder = described(spec)
+    spec = described(model)
+    decoder = spec.decoder
 
     def logits_of(ids: Tensor, use_cache: bool) -> SimpleNamespace:
         own = replace(spec, state_shapes={layer: _in_float32(kept) for layer, kept in spec.state_shapes.items()})
@@ -82,11 +79,11 @@ def test_logits_are_those_of_the_reference(name: str) -> None:
 
 
 @torch.inference_mode()
-def test_executor_of_gpus_obeys_every_field(tmp_path: Path) -> None:
+def test_executor_of_gpus_obeys_every_field() -> None:
     """Descriptions with another value in one field each give the logits of the reference, or are refused by both."""
     random = Random(0)
     num_checked = 0
-    for decoder, spec in covering_models(tmp_path):
+    for decoder, spec in covering_models():
         changed = dict(mutants(decoder))  # the last one of each field
         for name, mutant in random.sample(sorted(changed.items(), key=lambda item: item[0]), len(changed)):
             if has_no_kernels(mutant):
@@ -118,7 +115,7 @@ def outcome(make: Any, decoder: Decoder, spec: ModelSpec) -> Tensor | None:
 
 @torch.inference_mode()
 def test_images_take_the_places_of_tokens() -> None:
-    decoder = described(load(FAMILIES["qwen3"]))
+    decoder = load(FAMILIES["qwen3"]).decoder
     axes = torch.tensor([0, 1, 2, 0] * 4, dtype=torch.int32)
     layers = [
         replace(layer, attention=replace(layer.attention, rotary=replace(layer.attention.rotary, axes=axes)))
@@ -152,7 +149,7 @@ class AllRows:
 @pytest.mark.parametrize("name", ADAPTED)
 @torch.inference_mode()
 def test_adapters_add_what_they_add_in_the_reference(name: str) -> None:
-    decoder = described(load(FAMILIES[name.removesuffix(" with keys and values")]))
+    decoder = load(FAMILIES[name.removesuffix(" with keys and values")]).decoder
     decoder = with_keys_and_values(decoder) if name.endswith("with keys and values") else decoder
     adapters = [None, random_adapter(decoder.adaptable(), 1), random_adapter(decoder.adaptable(), 2, rank=30)]
     batch = batch_of([(ids, 0) for ids in prompts([9, 21, 5])])
@@ -168,7 +165,7 @@ def test_adapters_add_what_they_add_in_the_reference(name: str) -> None:
 @pytest.mark.parametrize("name", ["llama", "phi3", "gpt_neox", "qwen2_moe", "gemma4_text"])
 @torch.inference_mode()
 def test_captured_adapters_add_to_the_products_of_their_modules(name: str) -> None:
-    decoder = described(load(FAMILIES[name]))
+    decoder = load(FAMILIES[name]).decoder
     adapter = random_adapter(decoder.adaptable(), 1)
     batch = batch_of([(ids, 0) for ids in prompts([9, 21])])
     executor = on_cpu(decoder)
@@ -183,7 +180,7 @@ def test_captured_adapters_add_to_the_products_of_their_modules(name: str) -> No
 @torch.inference_mode()
 def test_bfloat16_is_almost_as_close_to_float32_as_the_reference(name: str) -> None:
     spec = load(FAMILIES[name], dtype=torch.bfloat16)
-    decoder = described(spec)
+    decoder = spec.decoder
     ids = [(prompts([60])[0], 0)]
     expected = reference(decoder).forward(batch_with(spec, ids))
     found = on_cpu(decoder, dtype=torch.bfloat16).forward(batch_with(spec, ids))
@@ -196,7 +193,7 @@ def test_bfloat16_is_almost_as_close_to_float32_as_the_reference(name: str) -> N
 
 @torch.inference_mode()
 def test_joined_weights_are_on_the_device_once() -> None:
-    decoder = described(load(FAMILIES["gemma"]))  # whose head is its embedding
+    decoder = load(FAMILIES["gemma"]).decoder  # whose head is its embedding
     weights = CudaWeights(decoder, dtype=torch.float32, device=CPU)
     assert weights._head.weight.data_ptr() == weights._embedding.data_ptr()
     matrices = [layer.attention.out for layer in decoder.layers] + [layer.mlp.down for layer in decoder.layers]
@@ -208,6 +205,6 @@ def test_joined_weights_are_on_the_device_once() -> None:
 
 @torch.inference_mode()
 def test_rows_of_logits_are_aligned() -> None:
-    decoder = described(load(FAMILIES["llama"]))
+    decoder = load(FAMILIES["llama"]).decoder
     logits = on_cpu(decoder).forward(batch_of([(prompts([9])[0], 0)]))
     assert (logits.shape[1], logits.stride()) == (97, (aligned(97), 1))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 import torch
 
@@ -17,9 +15,9 @@ from oaiserve.engine.model.states import StateChunk
 from oaiserve.engine.start.compare import difference
 from oaiserve.engine.step import Chunk, Step
 from tests.engine.executors.test_cuda import on_cpu
-from tests.engine.executors.test_described_families import case_in
+from tests.engine.executors.test_described_families import case_with
 from tests.engine.executors.test_reference_steps import reference, with_keys_and_values
-from tests.engine.model.cpu.small_models import FAMILIES, described, load
+from tests.engine.model.cpu.small_models import FAMILIES, load
 from tests.engine.model.runners import states_of
 from tests.engine.model.steps import BLOCK_SIZE, CPU, sequence_of
 
@@ -65,14 +63,14 @@ def logits_of(executor: Executor, spec: ModelSpec) -> torch.Tensor:
 )
 def test_logits_of_the_kernels_are_those_of_the_reference(name: str) -> None:
     spec = load(FAMILIES[name])
-    decoder = described(spec)
+    decoder = spec.decoder
     if name == "deepseek_v3":
         decoder = with_keys_and_values(decoder)
     assert difference(logits_of(by_kernels(decoder), spec), logits_of(reference(decoder), spec)) < 1e-4
 
 
 @pytest.mark.parametrize("name", ["falcon_h1", "nemotron_h"])  # scales of their own; experts without gates
-def test_kernels_give_the_logits_of_families_that_only_files_describe(name: str, tmp_path: Path) -> None:
-    case = case_in(tmp_path, name, {})
+def test_kernels_give_the_logits_of_families_that_only_files_describe(name: str) -> None:
+    case = case_with(name, {})
     found, expected = (logits_of(make(case.decoder), case.loaded) for make in (by_kernels, reference))
     assert difference(found, expected) < 1e-4

@@ -6,25 +6,22 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import PreTrainedModel
 
 from oaiserve.engine.decoder.describe import describe
 from oaiserve.engine.decoder.description import Decoder, Experts, NotKnown
 from oaiserve.engine.decoder.families import FAMILIES
-from oaiserve.engine.decoder.mixers import state_shapes
-from oaiserve.engine.decoder.model_spec import model_spec
 from oaiserve.engine.decoder.settings import Settings, settings_of
 from oaiserve.engine.decoder.sources.hub import HubTensors
 from oaiserve.engine.decoder.sources.tensor_files import TensorFiles
-from oaiserve.engine.decoder.spec import ModelSpec
 from oaiserve.engine.executors.reference.executor import ReferenceExecutor
 from oaiserve.engine.model.cpu.library import Library
 from oaiserve.engine.model.cpu.native import NativeDecoder
 from oaiserve.engine.model.states import StateChunk
-from tests.engine.executors.test_reference import LARGEST_ERROR, MEDIAN_ERROR, NUM_BLOCKS, Case, case_of, errors
+from tests.engine.executors.test_reference import LARGEST_ERROR, MEDIAN_ERROR, NUM_BLOCKS, Case, case_of_model, errors
 from tests.engine.model.cpu.small_models import make_model
 from tests.engine.model.runners import states_of
 from tests.engine.model.steps import BLOCK_SIZE, CPU, batch_of_prompt
+from tests.models.described import described as described_model
 from tests.models.pinned import model_with_numbers
 from tests.models.small_configs import config_of
 
@@ -100,15 +97,15 @@ _NAMES = [f"{name} {list(changes)}" for name, changes in _CASES]
 
 
 @pytest.mark.parametrize(("name", "changes"), _CASES, ids=_NAMES)
-def test_logits_are_those_of_transformers(name: str, changes: dict[str, Any], tmp_path: Path) -> None:
-    found = errors(case_in(tmp_path, name, changes))
+def test_logits_are_those_of_transformers(name: str, changes: dict[str, Any]) -> None:
+    found = errors(case_with(name, changes))
     assert found.median() < MEDIAN_ERROR
     assert found.max() < LARGEST_ERROR
 
 
 @pytest.mark.parametrize(("name", "changes"), _CASES, ids=_NAMES)
-def test_the_native_step_computes_them_too(name: str, changes: dict[str, Any], tmp_path: Path) -> None:
-    case = case_in(tmp_path, name, changes)
+def test_the_native_step_computes_them_too(name: str, changes: dict[str, Any]) -> None:
+    case = case_with(name, changes)
     if name in WITHOUT_NATIVE_CODE:
         with pytest.raises(NotKnown, match=WITHOUT_NATIVE_CODE[name]):
             native(case.decoder)
@@ -154,12 +151,12 @@ def test_a_family_refuses_what_a_description_cannot_say(
 @pytest.mark.parametrize("changes", [{}, {"linear_head_dim": 128, "linear_num_heads": 2}], ids=len)
 @pytest.mark.parametrize("executor", ["the reference", "the native step"])
 def test_kimi_linear_in_16_bits_is_as_close_to_float32_as_in_transformers(
-    executor: str, changes: dict[str, Any], tmp_path: Path
+    executor: str, changes: dict[str, Any]
 ) -> None:
     # Without experts: where rounding changes the choice of one, errors are large.
     asked = config_of("kimi_linear", mlp_layer_types=["dense"] * 3, **changes)
     model = make_model(asked, dtype=torch.bfloat16)
-    spec, decoder = spec_and_decoder(model, tmp_path)
+    spec = described_model(model)
     batch = batch_of_prompt(60, wants_prompt_logprobs=True)
     states = states_of(spec)
     assert states is not None
@@ -169,9 +166,9 @@ def test_kimi_linear_in_16_bits_is_as_close_to_float32_as_in_transformers(
         own = model(ids).logits[0].float()
         exact = model.float()(ids).logits[0]
         if executor == "the native step":
-            found = native(decoder, torch.bfloat16).forward(batch).clone()
+            found = native(spec.decoder, torch.bfloat16).forward(batch).clone()
         else:
-            found = ReferenceExecutor(decoder, dtype=torch.bfloat16, device=CPU, **SIZES).forward(batch)
+            found = ReferenceExecutor(spec.decoder, dtype=torch.bfloat16, device=CPU, **SIZES).forward(batch)
     found = torch.cat([found[1:], found[:1]])  # the row that samples comes first
     own_error, error = (float((logits - exact).norm() / exact.norm()) for logits in (own, found))
     assert own_error > 1e-3, "bfloat16 must make a difference"
@@ -182,19 +179,8 @@ def native(decoder: Decoder, dtype: torch.dtype = torch.float32) -> NativeDecode
     return NativeDecoder(Library(dtype), decoder, **SIZES, num_threads=1)
 
 
-@torch.inference_mode()
-def case_in(folder: Path, name: str, changes: dict[str, Any]) -> Case:
-    model = model_with_numbers(config_of(name, **changes))
-    return case_of(model, *spec_and_decoder(model, folder))
-
-
-def spec_and_decoder(model: PreTrainedModel, folder: Path) -> tuple[ModelSpec, Decoder]:
-    """Describe a model from files that are written into this folder."""
-    model.save_pretrained(folder)
-    settings = settings_of(json.loads((folder / "config.json").read_text()))
-    decoder = described(settings, folder, model.dtype)
-    shapes = state_shapes(decoder, model.dtype)
-    return model_spec(settings, decoder, dtype=model.dtype, device=CPU, state_shapes=shapes), decoder
+def case_with(name: str, changes: dict[str, Any]) -> Case:
+    return case_of_model(model_with_numbers(config_of(name, **changes)))
 
 
 @torch.inference_mode()

@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 
-from oaiserve.config import EngineOptions
 from oaiserve.engine.decoder.description import Decoder, Experts, Layer
 from oaiserve.engine.decoder.model_spec import kv_shapes
 from oaiserve.engine.decoder.spec import ModelSpec
@@ -25,16 +24,14 @@ from oaiserve.engine.model.gpu.step_graphs import StepGraphs
 from oaiserve.engine.model.gpu.step_sizes import Size
 from oaiserve.engine.model.runner import ModelRunner
 from oaiserve.engine.model.states import StateChunk, States
-from oaiserve.engine.start.kv_form import with_native_cache
-from oaiserve.engine.start.prepare import prepare
 from oaiserve.engine.step import Chunk, Step
 from tests.engine.executors.fake_gpu import GPU, replace_kernels, watched
 from tests.engine.executors.test_cuda_packed import FILES
 from tests.engine.executors.test_cuda_packed import described as described_for_gpu
 from tests.engine.executors.test_reference_steps import with_keys_and_values
-from tests.engine.model.cpu.small_models import described
 from tests.engine.model.steps import BLOCK_SIZE, sequence_of
 from tests.models.adapters import random_adapter
+from tests.models.described import described
 from tests.models.pinned import PINNED, pinned_model
 
 pytest.importorskip("triton", reason="Triton has no wheels for this system")
@@ -55,8 +52,8 @@ class Model(NamedTuple):
 
 
 def model_of(name: str) -> Model:
-    spec = with_native_cache(prepare(pinned_model(name)), EngineOptions())
-    decoder = described(spec)
+    spec = described(pinned_model(name))
+    decoder = spec.decoder
     return Model(spec, with_keys_and_values(decoder) if spec.has_latent_cache else decoder)
 
 

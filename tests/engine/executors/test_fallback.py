@@ -1,6 +1,5 @@
 """The fallback: a step's sequences, in any parts, get the logits that transformers' code computes of the whole text."""
 
-from copy import deepcopy
 from dataclasses import replace
 from functools import cache
 from typing import Any
@@ -17,7 +16,6 @@ from oaiserve.engine.model.runner import ModelRunner
 from oaiserve.engine.model.states import StateChunk
 from oaiserve.engine.request import Request, TokenPrompt
 from oaiserve.engine.sequence import Sequence
-from oaiserve.engine.start.prepare import prepare
 from oaiserve.engine.start.started import assemble
 from oaiserve.engine.start.ways.fallback import start_fallback
 from oaiserve.engine.step import Chunk, Step
@@ -28,6 +26,7 @@ from tests.engine.model.runners import IN_SMALL_BLOCKS, eager_runner, greedy, gr
 from tests.engine.model.steps import sequence_of
 from tests.models import decoders
 from tests.models.decoders import byte_tokenizer, random_model
+from tests.models.described import described
 from tests.models.small_configs import config_of
 
 TEXT = [5, 9, 3, 17, 60, 2, 2, 41, 8, 33, 71, 12]
@@ -157,7 +156,7 @@ def test_choices_of_a_prompt_go_on_from_copies_of_its_cache() -> None:
 def test_grammars_penalties_and_log_probabilities_work_as_elsewhere() -> None:
     """Answers have the same log-probabilities as in the eager executor."""
     requests = some_requests(3, 40)
-    loaded = prepare(deepcopy(model_of("llama")))
+    loaded = described(model_of("llama"))
     expected = run(loaded, eager_runner(loaded, num_blocks=64, block_size=4), requests, 64)
     engine = engine_of("llama", eos=EOS, **IN_SMALL_BLOCKS, max_running=12, max_step_tokens=24)
     run_to_the_end(engine, requests).check(expected)

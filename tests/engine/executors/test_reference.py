@@ -1,7 +1,6 @@
 """The reference executor computes transformers' own logits in float32, however prompts are cut and packed."""
 
 from collections.abc import Callable
-from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -11,7 +10,6 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from oaiserve.config import EngineOptions
 from oaiserve.engine.decoder.description import Decoder
 from oaiserve.engine.decoder.spec import LayerStateShapes, ModelSpec
 from oaiserve.engine.executors.reference.executor import ReferenceExecutor
@@ -20,12 +18,11 @@ from oaiserve.engine.model.checkpoints.gguf_config import read_config
 from oaiserve.engine.model.checkpoints.gguf_weights import GgufWeights
 from oaiserve.engine.model.executor import Executor
 from oaiserve.engine.model.states import StateChunk
-from oaiserve.engine.start.kv_form import with_native_cache
-from oaiserve.engine.start.prepare import prepare
 from oaiserve.engine.step import Chunk, Step
-from tests.engine.model.cpu.small_models import FAMILIES, described, make_model
+from tests.engine.model.cpu.small_models import FAMILIES, make_model
 from tests.engine.model.runners import states_of
 from tests.engine.model.steps import BLOCK_SIZE, CPU, sequence_of
+from tests.models.described import described
 from tests.models.gguf_records import model_of, parameters_of, records
 from tests.models.outliers import give_outliers
 from tests.models.pinned import PINNED, pinned_model, quantized
@@ -65,9 +62,8 @@ def _in_float32(shapes: LayerStateShapes) -> LayerStateShapes:
 
 
 def case_of_model(model: PreTrainedModel) -> Case:
-    original = deepcopy(model).float()
-    loaded = with_native_cache(prepare(model), EngineOptions())
-    return case_of(original, loaded, described(loaded))
+    loaded = described(model)
+    return case_of(model.float(), loaded, loaded.decoder)
 
 
 def chunk_ends(length: int) -> list[list[int]]:

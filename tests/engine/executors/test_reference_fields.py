@@ -4,7 +4,6 @@ import inspect
 import math
 from collections.abc import Iterator
 from dataclasses import fields, is_dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,9 +17,9 @@ from oaiserve.engine.model.batch import build_batch
 from oaiserve.engine.model.executor import Executor
 from oaiserve.engine.model.states import StateChunk
 from oaiserve.engine.step import Chunk, Step
-from tests.engine.executors.test_described_families import case_in
+from tests.engine.executors.test_described_families import case_with
 from tests.engine.executors.test_reference_steps import reference
-from tests.engine.model.cpu.small_models import FAMILIES, described, load
+from tests.engine.model.cpu.small_models import FAMILIES, load
 from tests.engine.model.runners import states_of
 from tests.engine.model.steps import BLOCK_SIZE, CPU, sequence_of
 
@@ -97,10 +96,10 @@ def has_effect(mutant: Decoder, spec: ModelSpec, logits: Tensor) -> bool:
         return True  # sizes do not fit together any more
 
 
-def covering_models(folder: Path) -> Iterator[tuple[Decoder, ModelSpec]]:
+def covering_models() -> Iterator[tuple[Decoder, ModelSpec]]:
     for family in COVERING:
         loaded = load(FAMILIES[family])
-        yield described(loaded), loaded
+        yield loaded.decoder, loaded
     of_files: dict[str, dict[str, Any]] = {  # which only their files describe
         "falcon_h1": {},
         "kimi_linear": {},
@@ -108,14 +107,14 @@ def covering_models(folder: Path) -> Iterator[tuple[Decoder, ModelSpec]]:
         "gemma3n_text": {"activation_sparsity_pattern": [0.6, 0.0, 0.0, 0.0]},
     }
     for family, changes in of_files.items():
-        case = case_in(folder / family, family, changes)
+        case = case_with(family, changes)
         yield case.decoder, case.loaded
 
 
-def test_each_field_has_an_effect(tmp_path: Path) -> None:
+def test_each_field_has_an_effect() -> None:
     classes = [found for _, found in inspect.getmembers(description, is_dataclass) if isinstance(found, type)]
     left = {f"{one.__name__}.{field.name}" for one in classes for field in fields(one)} - UNSEEN
-    for decoder, spec in covering_models(tmp_path):
+    for decoder, spec in covering_models():
         logits = logits_of(reference(decoder), spec)
         for name, mutant in mutants(decoder):
             if name in left and has_effect(mutant, spec, logits):

@@ -1,31 +1,26 @@
 """Adapters, copies of blocks and states, other dtypes and devices in the reference executor."""
 
-from copy import deepcopy
 from dataclasses import replace
 from random import Random
 
 import pytest
 import torch
 
-from oaiserve.config import EngineOptions
 from oaiserve.engine.decoder.description import Decoder, LatentProjection, NotKnown, matrices_in
 from oaiserve.engine.executors.reference.executor import ReferenceExecutor
-from oaiserve.engine.model.adapted_modules import adaptable
 from oaiserve.engine.model.adapters import Adapter
 from oaiserve.engine.model.batch import Batch, build_batch
-from oaiserve.engine.model.loaded import LoadedModel
 from oaiserve.engine.model.runner import ModelRunner
 from oaiserve.engine.model.states import StateChunk, States
 from oaiserve.engine.start.compare import difference
-from oaiserve.engine.start.kv_form import with_native_cache
-from oaiserve.engine.start.prepare import prepare
 from oaiserve.engine.step import Chunk, Step
 from tests.engine.executors.fake_gpu import GPU
-from tests.engine.model.cpu.small_models import FAMILIES, GROUPED_MOE, LATENT, config, described, load, make_model
+from tests.engine.model.cpu.small_models import FAMILIES, GROUPED_MOE, LATENT, config, load, make_model
 from tests.engine.model.runners import greedy_answers, make_engine, states_of
 from tests.engine.model.steps import BLOCK_SIZE, CPU, NUM_BLOCKS, sequence_of
-from tests.models.adapters import merged, random_adapter
+from tests.models.adapters import adaptable, merged, random_adapter
 from tests.models.decoders import greedy
+from tests.models.described import SmallModel, described
 
 
 def reference(
@@ -76,11 +71,12 @@ ADAPTED = [
 def test_adapters_in_one_batch_are_each_the_model_with_merged_weights(name: str) -> None:
     family = name.removesuffix(" with keys and values")
     model = make_model(FAMILIES[family])
-    loaded = with_native_cache(prepare(deepcopy(model)), EngineOptions())
-    shapes = adaptable(loaded.model)
+    loaded = described(model)
+    shapes = adaptable(model)
+    assert loaded.decoder.adaptable() == shapes
     some = {module: shape for index, (module, shape) in enumerate(shapes.items()) if index % 3}
     adapters = [None, random_adapter(shapes, 1), random_adapter(some, 2, rank=30)]
-    decoder = described(loaded)
+    decoder = loaded.decoder
     executor = reference(decoder if family == name else with_keys_and_values(decoder))
     ids, cuts = prompts([9, 21, 5]), [8, 18, 3]
     first = batch_of([(own[:cut], 0) for own, cut in zip(ids, cuts, strict=True)])
@@ -100,8 +96,8 @@ PROMPTS = [[5, 9, 3, 17], list(range(20, 75)), [90], [7] * 20, [11, 40, 11], [*r
 NUM_TOKENS = 14
 
 
-def runner(loaded: LoadedModel, num_blocks: int) -> ModelRunner:
-    executor = reference(described(loaded), num_blocks=num_blocks)
+def runner(loaded: SmallModel, num_blocks: int) -> ModelRunner:
+    executor = reference(loaded.decoder, num_blocks=num_blocks)
     return ModelRunner(executor, loaded.device, BLOCK_SIZE, states=states_of(loaded))
 
 
@@ -109,7 +105,7 @@ def runner(loaded: LoadedModel, num_blocks: int) -> ModelRunner:
 @pytest.mark.parametrize("family", ["llama", "deepseek_v3", "gemma4_text", "qwen3_next", "bamba"])
 def test_choices_prefixes_and_preemptions_give_the_answers_of_transformers(family: str) -> None:
     model = make_model(FAMILIES[family])
-    loaded = with_native_cache(prepare(deepcopy(model)), EngineOptions())
+    loaded = described(model)
     with make_engine(loaded, runner(loaded, 64), max_running=16, max_step_tokens=100) as engine:
         # Two choices of each, which copy blocks and states; the second time with a filled prefix cache.
         first, again = (greedy_answers(engine, PROMPTS, NUM_TOKENS, n=2) for _ in range(2))
@@ -127,13 +123,14 @@ def test_choices_prefixes_and_preemptions_give_the_answers_of_transformers(famil
 def test_bfloat16_is_as_close_to_float32_as_in_transformers(family: str) -> None:
     model = make_model(FAMILIES[family], dtype=torch.bfloat16)
     ids = prompts([60])
-    expected = deepcopy(model).float()(torch.tensor(ids)).logits[0]
-    own = difference(model(torch.tensor(ids)).logits[0], expected)
-    loaded = with_native_cache(prepare(model), EngineOptions())
+    loaded = described(model)
+    in_bfloat16 = model(torch.tensor(ids)).logits[0].float()
+    expected = model.float()(torch.tensor(ids)).logits[0]
+    own = difference(in_bfloat16, expected)
     states = states_of(loaded)
     batch = batch_of([(ids[0], 0)])
     batch.states = None if states is None else states.of_step([StateChunk(0, 0, 60)])
-    found = reference(described(loaded), dtype=torch.bfloat16).forward(batch)
+    found = reference(loaded.decoder, dtype=torch.bfloat16).forward(batch)
     assert found.dtype == torch.float32
     assert own > 1e-3, "bfloat16 must make a difference"
     assert difference(found, expected) < 1.1 * own
@@ -146,13 +143,13 @@ WITHOUT_EXPERTS = config("deepseek_v3", **LATENT | {"first_k_dense_replace": 3},
 def test_the_host_reads_no_numbers_of_the_device(family: str) -> None:
     """It does where experts are chosen, whose numbers of tokens are shapes."""
     loaded = load(FAMILIES.get(family, WITHOUT_EXPERTS))
-    executor = reference(described(loaded), device=GPU)
+    executor = reference(loaded.decoder, device=GPU)
     batch = batch_of([(ids, 0) for ids in prompts([1, 1, 40, 5])], GPU)
     if loaded.state_shapes:
         states = States(loaded.state_shapes, 5, GPU)
         batch.states = states.of_step([StateChunk(place, 0, count) for place, count in enumerate(batch.query_lens)])
     if loaded.kv_shapes and not loaded.state_shapes:
-        adapter = random_adapter(adaptable(loaded.model), 1)
+        adapter = random_adapter(loaded.decoder.adaptable(), 1)
         parts = {name: replace(part, a=part.a.to(GPU), b=part.b.to(GPU)) for name, part in adapter.parts.items()}
         batch.adapters = [None, *[Adapter("on the device", parts)] * 2, None]
     with torch.inference_mode():
@@ -160,13 +157,13 @@ def test_the_host_reads_no_numbers_of_the_device(family: str) -> None:
 
 
 def test_forms_of_caches_that_it_does_not_keep_are_refused() -> None:
-    decoder = described(load(FAMILIES["llama"]))
+    decoder = load(FAMILIES["llama"]).decoder
     first, *others = decoder.layers
     shape = replace(first.attention.shape, is_int8=True)
     changed = replace(decoder, layers=[replace(first, attention=replace(first.attention, shape=shape)), *others])
     with pytest.raises(NotKnown, match="its KV cache has integers of eight bits"):
         reference(changed)
-    decoder = described(load(FAMILIES["deepseek_v2"]))
+    decoder = load(FAMILIES["deepseek_v2"]).decoder
     first, *others = decoder.layers
     assert isinstance(first.attention.qkv, LatentProjection)
     up = replace(first.attention.qkv.up, bias=torch.zeros(len(first.attention.qkv.up.weight)))
@@ -177,7 +174,7 @@ def test_forms_of_caches_that_it_does_not_keep_are_refused() -> None:
 
 
 def test_what_is_shared_stays_shared_in_another_dtype() -> None:
-    decoder = described(load(FAMILIES["gemma"]))  # whose head is its embedding
+    decoder = load(FAMILIES["gemma"]).decoder  # whose head is its embedding
     executor = reference(decoder, dtype=torch.bfloat16)
     placed = executor._decoder
     assert placed.embedding is placed.head.weight

@@ -3,11 +3,11 @@
 import random
 from typing import Any
 
-from oaiserve.engine.model.loaded import LoadedModel
 from oaiserve.engine.model.runner import ModelRunner
 from oaiserve.engine.request import Finished, Grammar, Request, SamplingParams, TokenPrompt
 from tests.engine.answers import Answers, run_to_the_end
 from tests.engine.model.runners import IN_SMALL_BLOCKS, make_engine
+from tests.models.described import SmallModel
 
 EOS = 40  # of 97 ids that are drawn; the tokenizer has one for each byte
 GRAMMAR = Grammar("json_schema", '{"enum": ["hello,hello", "ZZTOP", "ABCDEF", "xyz"]}')  # "I" is the end of sequence
@@ -45,7 +45,7 @@ def some_requests(seed: int, number: int = 120, share_edited: float = 0.3) -> li
 
 
 def run(
-    loaded: LoadedModel,
+    loaded: SmallModel,
     runner: ModelRunner,
     requests: list[Request],
     num_blocks: int,

@@ -6,10 +6,11 @@ from oaiserve.config import EngineOptions
 from oaiserve.engine.adapters import AdapterTable
 from oaiserve.engine.decoder.spec import ModelSpec
 from oaiserve.engine.engine import Engine
+from oaiserve.engine.executors.cuda.executor import CudaExecutor, CudaWeights
+from oaiserve.engine.executors.cuda.kernels import Kernels
+from oaiserve.engine.executors.reference.executor import ReferenceExecutor
 from oaiserve.engine.model.attention import Backend
-from oaiserve.engine.model.attention.reference import ReferenceAttention
-from oaiserve.engine.model.eager import EagerExecutor
-from oaiserve.engine.model.loaded import LoadedModel
+from oaiserve.engine.model.executor import Executor
 from oaiserve.engine.model.runner import ModelRunner
 from oaiserve.engine.model.states import States
 from oaiserve.engine.request import SamplingParams
@@ -18,6 +19,7 @@ from oaiserve.engine.step import Chunk, Step
 from oaiserve.engine.text.tokenizer import Tokenizer
 from tests.engine.model.steps import BLOCK_SIZE, sequence_of
 from tests.models.decoders import byte_tokenizer
+from tests.models.described import SmallModel
 
 NUM_STATES = 24  # more than sequences run, so that some can be kept
 IN_SMALL_BLOCKS = {"block_size": 4, "max_model_len": 48}
@@ -25,17 +27,26 @@ PROMPTS = [[5, 9, 2, 40, 11], [7] * 9, [3, 1, 4, 1, 5, 9, 2, 6], [8, 8]]  # of `
 
 
 def eager_runner(
-    loaded: LoadedModel,
-    *,
-    num_blocks: int,
-    block_size: int,
-    backend: Backend = ReferenceAttention,
-    executor: type[EagerExecutor] = EagerExecutor,
-    **arguments: Any,
+    loaded: SmallModel, *, num_blocks: int, block_size: int, backend: Backend | None = None, **arguments: Any
 ) -> ModelRunner:
-    """Return a runner on an eager executor; `arguments` are those of ModelRunner."""
-    eager = executor.with_cache(loaded, num_blocks=num_blocks, block_size=block_size, backend=backend)
-    return ModelRunner(eager, loaded.device, block_size, states=states_of(loaded), **arguments)
+    """Return a runner on the reference or, with a backend of attention, on the executor of GPUs without other kernels.
+
+    `arguments` are those of ModelRunner.
+    """
+    sizes = {"num_blocks": num_blocks, "block_size": block_size}
+    executor: Executor = reference_of(loaded, **sizes) if backend is None else gpu_executor(loaded, backend, **sizes)
+    return ModelRunner(executor, loaded.device, block_size, states=states_of(loaded), **arguments)
+
+
+def reference_of(loaded: SmallModel, *, num_blocks: int, block_size: int) -> ReferenceExecutor:
+    sizes = {"num_blocks": num_blocks, "block_size": block_size}
+    return ReferenceExecutor(loaded.decoder, dtype=loaded.dtype, device=loaded.device, **sizes)
+
+
+def gpu_executor(loaded: SmallModel, backend: Backend, *, num_blocks: int, block_size: int) -> CudaExecutor:
+    weights = CudaWeights(loaded.decoder, dtype=loaded.dtype, device=loaded.device)
+    sizes = {"num_blocks": num_blocks, "block_size": block_size}
+    return CudaExecutor(weights, loaded.kv_shapes, **sizes, kernels=Kernels(backend))
 
 
 def states_of(loaded: ModelSpec) -> States | None:
@@ -44,7 +55,7 @@ def states_of(loaded: ModelSpec) -> States | None:
 
 
 def make_engine(
-    loaded: LoadedModel,
+    loaded: ModelSpec,
     runner: ModelRunner,
     num_blocks: int = 64,
     *,

@@ -1,6 +1,5 @@
-"""Adapters in transformers' modules, in plain torch and in Triton's interpreter, equal merged weights."""
+"""Adapters on the executor of GPUs, in plain torch and in Triton's interpreter, equal merged weights."""
 
-from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -8,51 +7,49 @@ import pytest
 import torch
 
 from oaiserve.engine.engine import Engine
-from oaiserve.engine.model import eager
-from oaiserve.engine.model.adapted_modules import adaptable
+from oaiserve.engine.executors.cuda.kernels import PlainAttention
 from oaiserve.engine.model.batch import build_batch
 from oaiserve.engine.model.plain_adapters import plain
-from oaiserve.engine.start.prepare import prepare
+from oaiserve.engine.model.runner import ModelRunner
 from oaiserve.engine.step import Chunk, Step
 from oaiserve.errors import StartupError
 from tests.engine.model.cpu.small_models import FAMILIES as NATIVE_FAMILIES
-from tests.engine.model.runners import PROMPTS, decode, eager_runner
+from tests.engine.model.runners import PROMPTS, decode, gpu_executor
 from tests.engine.model.steps import CPU, sequence_of
 from tests.engine.remembered import save
-from tests.models.adapters import merged, random_adapter, write_adapter
+from tests.models.adapters import adaptable, merged, random_adapter, write_adapter
 from tests.models.decoders import FAMILIES, generate, random_model
+from tests.models.described import described
 
 
 @pytest.mark.parametrize("kernels", ["plain", "triton"])
 @pytest.mark.parametrize("family", ["llama", "gpt2", "gemma2"])
-def test_answers_with_adapters_are_those_of_merged_weights(
-    family: str, kernels: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_answers_with_adapters_are_those_of_merged_weights(family: str, kernels: str) -> None:
     model = random_model(FAMILIES[family])
-    loaded = prepare(deepcopy(model))
-    shapes = adaptable(loaded.model)
+    loaded = described(model)
+    shapes = loaded.decoder.adaptable()
+    some = {name: shape for index, (name, shape) in enumerate(shapes.items()) if index % 2}
+    adapters = {1: random_adapter(shapes, 1), 2: random_adapter(some, 2, rank=20)}
+    executor = gpu_executor(loaded, PlainAttention, num_blocks=32, block_size=16)
     if kernels == "triton":
         pytest.importorskip("triton", reason="Triton has no wheels for this system")
         from oaiserve.engine.model.gpu.triton_adapters import TritonAdapters
 
-        monkeypatch.setattr(eager, "plain", TritonAdapters(shapes, 4, CPU).of_batch)
-    some = {name: shape for index, (name, shape) in enumerate(shapes.items()) if index % 2}
-    adapters = {1: random_adapter(shapes, 1), 2: random_adapter(some, 2, rank=20)}
-    runner = eager_runner(loaded, num_blocks=32, block_size=16)
+        executor.add_adapters = TritonAdapters(shapes, 4, CPU).of_batch
+    runner = ModelRunner(executor, CPU, 16)
     for number, adapter in adapters.items():
         runner.add_adapter(number, adapter)
     found = decode(runner, PROMPTS, [1, 0, 2, 1], 4)
     for prompt, number, answer in zip(PROMPTS, [1, 0, 2, 1], found, strict=True):
         reference = merged(model, adapters[number]) if number else model
         assert answer == generate(reference, [prompt], 4)[0]
-    assert not any(module._forward_hooks for module in loaded.model.modules())
 
 
-def test_layers_of_experts_and_the_output_head_are_not_adaptable() -> None:
-    model = random_model(NATIVE_FAMILIES["qwen3_moe"])
-    names = adaptable(model)
-    assert "model.layers.0.self_attn.q_proj" in names
-    assert not [name for name in names if "experts" in name or name == "lm_head"]
+@pytest.mark.parametrize("family", NATIVE_FAMILIES)
+def test_linear_layers_are_adaptable_but_not_experts_and_the_output_head(family: str) -> None:
+    loaded = described(random_model(NATIVE_FAMILIES[family]))
+    if not loaded.state_shapes:  # adapters are refused for others
+        assert loaded.decoder.adaptable() == adaptable(loaded.model)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)

@@ -8,7 +8,6 @@ import torch
 from oaiserve.engine import results
 from oaiserve.engine.draws import draw_key
 from oaiserve.engine.grammars.masks import fill_masks
-from oaiserve.engine.model.loaded import LoadedModel
 from oaiserve.engine.model.runner import BAD_LOGITS, ModelRunner
 from oaiserve.engine.sequence import Sequence
 from oaiserve.engine.step import Chunk, ChunkResult, Draw, Step
@@ -18,12 +17,13 @@ from tests.engine.grammars.plain import OneOf, constraint
 from tests.engine.model.engine_runs import run, some_requests
 from tests.engine.model.runners import eager_runner
 from tests.engine.model.steps import sequence_of
+from tests.models.described import SmallModel
 
 PROMPT = [5, 9, 3, 17, 60]
 
 
 @pytest.fixture(scope="module")
-def expected(loaded: LoadedModel) -> Answers:
+def expected(loaded: SmallModel) -> Answers:
     return run(loaded, eager_runner(loaded, num_blocks=1000, block_size=4), some_requests(1), 1000)
 
 
@@ -45,7 +45,7 @@ class Known(Guesses):
 @pytest.mark.parametrize("overlap", [False, True], ids=["in turn", "overlap"])
 @pytest.mark.parametrize("num_blocks", [1000, 14], ids=["much memory", "little memory"])
 def test_answers_are_those_without_drafts(
-    loaded: LoadedModel, expected: Answers, num_blocks: int, overlap: bool, monkeypatch: pytest.MonkeyPatch
+    loaded: SmallModel, expected: Answers, num_blocks: int, overlap: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Greedy and seeded, with penalties, bad words, grammars, log-probabilities, stops, choices and preemptions."""
     monkeypatch.setattr(results, "FEW_TOKENS", 100 * overlap)
@@ -91,7 +91,7 @@ EDITS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("kind", EDITS)
 @pytest.mark.parametrize("num_right", [0, 2, 4])
-def test_a_step_draws_as_many_tokens_as_are_right_and_one_more(loaded: LoadedModel, kind: str, num_right: int) -> None:
+def test_a_step_draws_as_many_tokens_as_are_right_and_one_more(loaded: SmallModel, kind: str, num_right: int) -> None:
     runner = eager_runner(loaded, num_blocks=8, block_size=4)
     asked = EDITS[kind]
     stops = frozenset(range(0, 97, 2)) if "min_tokens" in asked else frozenset()
@@ -108,7 +108,7 @@ def test_a_step_draws_as_many_tokens_as_are_right_and_one_more(loaded: LoadedMod
         assert (row.logprob, row.top_ids) == (pytest.approx(other.logprob, abs=1e-4), other.top_ids)
 
 
-def test_a_bad_word_that_ends_behind_a_draft_is_banned(loaded: LoadedModel) -> None:
+def test_a_bad_word_that_ends_behind_a_draft_is_banned(loaded: SmallModel) -> None:
     runner = eager_runner(loaded, num_blocks=8, block_size=4)
     free = one_by_one(runner, drawn(temperature=0.0), 3)
     held = drawn(temperature=0.0, bad_words=[free.token_ids[:3]])
@@ -120,7 +120,7 @@ def test_a_bad_word_that_ends_behind_a_draft_is_banned(loaded: LoadedModel) -> N
     assert found.token_ids[2] != free.token_ids[2]
 
 
-def test_each_draw_of_a_draft_has_its_own_mask(loaded: LoadedModel) -> None:
+def test_each_draw_of_a_draft_has_its_own_mask(loaded: SmallModel) -> None:
     runner = eager_runner(loaded, num_blocks=16, block_size=4)
     alone, held = drawn(temperature=0.0), drawn(first_block=4, temperature=0.0)
     held.constraint = constraint(OneOf([11, 13, 14], [12, 13, 14], [11, 13, 15]))
@@ -135,7 +135,7 @@ def test_each_draw_of_a_draft_has_its_own_mask(loaded: LoadedModel) -> None:
     assert second.token_ids[1:] in ([], [13, 14], [13, 15])
 
 
-def test_logits_that_are_not_finite_behind_a_draft_end_the_result_but_not_the_sequence(loaded: LoadedModel) -> None:
+def test_logits_that_are_not_finite_behind_a_draft_end_the_result_but_not_the_sequence(loaded: SmallModel) -> None:
     runner = eager_runner(loaded, num_blocks=8, block_size=4)
     executor, forward = runner._executor, runner._executor.forward
     (first,) = one_by_one(runner, drawn(temperature=0.0), 1).token_ids

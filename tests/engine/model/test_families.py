@@ -1,22 +1,18 @@
 """Answers are those of transformers' code for small random models of each family, however they are packed."""
 
-import copy
-
 import pytest
-from transformers import PreTrainedConfig
 
-from oaiserve.engine.model.loaded import LoadedModel
-from oaiserve.engine.start.prepare import prepare
 from tests.engine.model.runners import IN_SMALL_BLOCKS, eager_runner, greedy_answers, make_engine
 from tests.models import small_configs
-from tests.models.decoders import FAMILIES, FOREIGN_FAMILIES, foreign_config, greedy, random_model
+from tests.models.decoders import FAMILIES, greedy, random_model
+from tests.models.described import SmallModel, described
 
 PROMPTS = [[5, 9, 3, 17], list(range(20, 51)), [90], [7] * 12, [11, 40, 11, 40, 11]]
 NUM_TOKENS = 8
 
 
 def run_all(
-    loaded: LoadedModel, *, num_blocks: int, max_step_tokens: int, overlap: bool = False
+    loaded: SmallModel, *, num_blocks: int, max_step_tokens: int, overlap: bool = False
 ) -> tuple[list[list[int]], int]:
     """Run all prompts at once, and return their answers and the number of preemptions.
 
@@ -29,16 +25,10 @@ def run_all(
         return greedy_answers(engine, PROMPTS, NUM_TOKENS), engine.snapshot().num_preemptions
 
 
-def config_of(family: str) -> PreTrainedConfig:
-    if family in FAMILIES:
-        return FAMILIES[family]
-    return foreign_config(family) if family in FOREIGN_FAMILIES else small_configs.config_of(family)
-
-
-@pytest.mark.parametrize("family", [*FAMILIES, *FOREIGN_FAMILIES, *small_configs.STATE_FAMILIES])
+@pytest.mark.parametrize("family", [*FAMILIES, "gpt_oss", "nemotron", *small_configs.STATE_FAMILIES])
 def test_answers_are_those_of_transformers_however_they_are_packed(family: str) -> None:
-    model = random_model(config_of(family))
-    loaded = prepare(copy.deepcopy(model))
+    model = random_model(FAMILIES.get(family) or small_configs.config_of(family))
+    loaded = described(model)
     expected, num_preemptions = run_all(loaded, num_blocks=64, max_step_tokens=64)  # whole prompts
     assert greedy(model, PROMPTS, expected) == expected
     assert num_preemptions == 0

@@ -14,25 +14,22 @@ from transformers import PreTrainedModel
 from oaiserve.config import EngineOptions
 from oaiserve.engine.executors.cuda.executor import CudaExecutor, CudaWeights
 from oaiserve.engine.executors.cuda.kernels import Kernels
-from oaiserve.engine.executors.reference.executor import ReferenceExecutor
 from oaiserve.engine.media import Encoded
 from oaiserve.engine.model.batch import build_batch
-from oaiserve.engine.model.eager import EagerExecutor
 from oaiserve.engine.model.executor import Executor
-from oaiserve.engine.model.loaded import LoadedModel
 from oaiserve.engine.model.states import StateChunk, States
 from oaiserve.engine.scheduling.blocks import BlockPool
 from oaiserve.engine.scheduling.limits import Limits
 from oaiserve.engine.scheduling.scheduler import Scheduler
 from oaiserve.engine.sequence import Sequence
 from oaiserve.engine.start.described import describe_model
-from oaiserve.engine.start.load import load_model
 from oaiserve.engine.step import Chunk, Step
 from oaiserve.files.source import find_model
 from tests.engine.model.cpu.small_models import native_of
 from tests.engine.model.media_prompts import IMAGE, logits_by_transformers, media_of, sequence_with_media
-from tests.engine.model.runners import eager_runner, states_of
+from tests.engine.model.runners import eager_runner, reference_of, states_of
 from tests.engine.model.steps import CPU, sequence_of
+from tests.models.described import SmallModel, described_files
 from tests.models.wrappers import random_wrapper
 
 BLOCK_SIZE, NUM_BLOCKS = 16, 16
@@ -78,7 +75,7 @@ def sequences_of(rng: Random, kinds: dict[str, Any]) -> list[Sequence]:
     ]
 
 
-def random_pair(name: str, folder: Path) -> tuple[PreTrainedModel, LoadedModel]:
+def random_pair(name: str, folder: Path) -> tuple[PreTrainedModel, SmallModel]:
     """Return a multimodal model, and its text model as it is served."""
     wrapper = random_wrapper(name)
     if name == "gemma4":
@@ -86,12 +83,12 @@ def random_pair(name: str, folder: Path) -> tuple[PreTrainedModel, LoadedModel]:
     if name == "qwen3_vl":
         wrapper.config.vision_config.deepstack_visual_indexes = [0, 0]  # to the outputs of so many layers
     wrapper.save_pretrained(folder)
-    return wrapper, load_model(folder, device="cpu")
+    return wrapper, described_files(folder, dtype="float32")
 
 
 def check(
     wrapper: PreTrainedModel,
-    loaded: LoadedModel,
+    loaded: SmallModel,
     make: Callable[[], Executor],
     kinds: dict[str, Any],
     num_tries: int = 6,
@@ -110,15 +107,7 @@ def check(
 def test_logits_equal_those_of_the_multimodal_model(name: str, tmp_path: Path) -> None:
     wrapper, loaded = random_pair(name, tmp_path)
     sizes = {"num_blocks": NUM_BLOCKS, "block_size": BLOCK_SIZE}
-    check(wrapper, loaded, lambda: EagerExecutor.with_cache(loaded, **sizes), FAMILIES[name])
-
-
-@pytest.mark.parametrize("name", FAMILIES)
-def test_so_do_those_of_the_reference(name: str, tmp_path: Path) -> None:
-    wrapper, loaded = random_pair(name, tmp_path)
-    decoder = describe_model(find_model(tmp_path), OPTIONS).decoder
-    sizes: dict[str, Any] = {"dtype": torch.float32, "device": CPU, "num_blocks": NUM_BLOCKS, "block_size": BLOCK_SIZE}
-    check(wrapper, loaded, lambda: ReferenceExecutor(decoder, **sizes), FAMILIES[name], num_tries=3)
+    check(wrapper, loaded, lambda: reference_of(loaded, **sizes), FAMILIES[name])
 
 
 @pytest.mark.compiler

@@ -1,25 +1,10 @@
-"""A configuration says whether a model can be served, and in which dtype."""
+"""A configuration says in which dtype a model is served."""
 
 import pytest
 import torch
-from transformers import AutoConfig, BertConfig, LlamaConfig, PreTrainedConfig, T5Config
+from transformers import LlamaConfig
 
-from oaiserve.engine.model.model_config import refuse_unless_decoder_only, select_dtype
-from oaiserve.errors import StartupError
-
-
-@pytest.mark.parametrize(
-    ("config", "reason"),
-    [
-        (T5Config(architectures=["T5ForConditionalGeneration"]), "encoder-decoder"),
-        (BertConfig(architectures=["BertForMaskedLM"]), "its architecture is BertForMaskedLM"),
-        (AutoConfig.for_model("recurrent_gemma"), "neither a plain KV cache nor a state of a known kind"),
-    ],
-    ids=["t5", "bert", "recurrent_gemma"],
-)
-def test_a_config_of_another_kind_of_model_is_refused(config: PreTrainedConfig, reason: str) -> None:
-    with pytest.raises(StartupError, match=reason):
-        refuse_unless_decoder_only(config, "the model")
+from oaiserve.engine.model.model_config import select_dtype
 
 
 @pytest.mark.parametrize(

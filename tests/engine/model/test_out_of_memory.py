@@ -3,26 +3,22 @@
 The tests of the engine cover what the engine does then, with a double of the device.
 """
 
+from unittest.mock import Mock
+
 import pytest
 import torch
 
-from oaiserve.engine.model.batch import Batch
-from oaiserve.engine.model.eager import EagerExecutor
 from oaiserve.engine.model.kv_cache import copy_blocks
-from oaiserve.engine.model.loaded import LoadedModel
 from oaiserve.engine.step import Chunk, OutOfMemory, Step
 from tests.engine.model.operations import Operations
 from tests.engine.model.runners import eager_runner
 from tests.engine.model.steps import sequence_of
+from tests.models.described import SmallModel
 
 
-class FullExecutor(EagerExecutor):
-    def forward(self, batch: Batch) -> torch.Tensor:
-        raise torch.OutOfMemoryError("2 GiB were asked for")
-
-
-def test_the_exception_of_the_runner_keeps_no_tensors_in_memory(loaded: LoadedModel) -> None:
-    runner = eager_runner(loaded, num_blocks=4, block_size=4, executor=FullExecutor)
+def test_the_exception_of_the_runner_keeps_no_tensors_in_memory(loaded: SmallModel) -> None:
+    runner = eager_runner(loaded, num_blocks=4, block_size=4)
+    runner._executor.forward = Mock(side_effect=torch.OutOfMemoryError("2 GiB were asked for"))
     step = Step([Chunk(sequence_of([1, 2, 3], [1]), 0, 3)])
     with pytest.raises(OutOfMemory, match="2 GiB were asked for") as error:
         runner.launch(step)

@@ -1,19 +1,17 @@
 """Answers with an adapter that PEFT has saved are those that PEFT gives."""
 
-from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from oaiserve.engine.model.adapted_modules import adaptable
 from oaiserve.engine.model.adapters import load_adapter
-from oaiserve.engine.start.prepare import prepare
 from oaiserve.files.adapters import read_adapter
 from tests.engine.model.cpu.small_models import FAMILIES as NATIVE_FAMILIES
 from tests.engine.model.runners import PROMPTS, decode, eager_runner
 from tests.models.decoders import FAMILIES, generate, random_model
+from tests.models.described import described
 
 peft = pytest.importorskip("peft")
 pytestmark = pytest.mark.filterwarnings("ignore")  # of PEFT's own
@@ -52,7 +50,7 @@ CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
 def test_answers_are_those_of_peft(case: str, tmp_path: Path) -> None:
     family, config = CONFIGS[case]
     model = random_model((NATIVE_FAMILIES | FAMILIES)[family])
-    loaded = prepare(deepcopy(model))
+    loaded = described(model)
     torch.manual_seed(3)
     adapted = peft.get_peft_model(model, peft.LoraConfig(task_type="CAUSAL_LM", **config)).eval()
     with torch.no_grad():
@@ -62,7 +60,7 @@ def test_answers_are_those_of_peft(case: str, tmp_path: Path) -> None:
     adapted.save_pretrained(tmp_path)
     runner = eager_runner(loaded, num_blocks=32, block_size=16)
     files = read_adapter(tmp_path)
-    runner.add_adapter(1, load_adapter("peft", files, adaptable(loaded.model), loaded.dtype, loaded.device))
+    runner.add_adapter(1, load_adapter("peft", files, loaded.decoder.adaptable(), loaded.dtype, loaded.device))
     found = decode(runner, PROMPTS, [1, 1, 0, 1], 6)
     for prompt, number, answer in zip(PROMPTS, [1, 1, 0, 1], found, strict=True):
         if number:

@@ -10,14 +10,14 @@ from oaiserve.engine.model.attention.reference import ReferenceAttention
 from oaiserve.engine.model.rehearsal import sampling_steps
 from oaiserve.engine.model.sampling.draw_rows import DrawRow, SampledIds
 from oaiserve.engine.start.compare import difference, tolerance
-from oaiserve.engine.start.prepare import prepare
 from tests.engine.model.runners import eager_runner
 from tests.engine.model.sampling import plain_sampling
 from tests.models.decoders import FAMILIES, random_model
+from tests.models.described import described
 
 
 def test_rehearsal_steps_cover_all_ways_to_sample_and_the_smallest_prompt() -> None:
-    loaded = prepare(random_model(FAMILIES["llama"], dtype=torch.bfloat16))
+    loaded = described(random_model(FAMILIES["llama"], dtype=torch.bfloat16))
     ways: set[tuple[str, torch.dtype]] = set()
     shapes: set[tuple[int, ...]] = set()
 

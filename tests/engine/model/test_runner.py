@@ -4,15 +4,13 @@ import copy
 import math
 from collections.abc import Iterator
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
 
 from oaiserve.engine.draws import noise_seed
 from oaiserve.engine.engine import Engine
-from oaiserve.engine.model.batch import Batch
-from oaiserve.engine.model.eager import EagerExecutor
-from oaiserve.engine.model.loaded import LoadedModel
 from oaiserve.engine.model.runner import BAD_LOGITS, NO_MEMORY, Launched, ModelRunner
 from oaiserve.engine.model.sampling.draw_rows import DrawRow, SampledIds
 from oaiserve.engine.request import Grammar, SamplingParams
@@ -25,12 +23,13 @@ from tests.engine.model.sampling import plain_sampling
 from tests.engine.model.sampling.sampling import masks_of
 from tests.engine.model.steps import sequence_of
 from tests.models.decoders import FAMILIES, random_model
+from tests.models.described import SmallModel
 
 PROMPTS = [[5, 9, 3, 17, 60], [90, 4, 4], [7] * 6, [11, 40, 12]]
 
 
 @pytest.fixture(scope="module")
-def engine(loaded: LoadedModel) -> Iterator[Engine]:
+def engine(loaded: SmallModel) -> Iterator[Engine]:
     runner = eager_runner(loaded, num_blocks=64, block_size=4)
     with make_engine(loaded, runner, eos=40, **IN_SMALL_BLOCKS) as engine:  # the token "I", which is no text therefore
         yield engine
@@ -46,7 +45,7 @@ def step_of(*params: dict[str, Any]) -> Step:
     return step
 
 
-def test_logprobs_of_prompts_and_tokens_are_those_of_the_model(loaded: LoadedModel) -> None:
+def test_logprobs_of_prompts_and_tokens_are_those_of_the_model(loaded: SmallModel) -> None:
     model = random_model(copy.deepcopy(FAMILIES["llama"]))  # a model changes its config
     asked = [(2, None), (None, 3), (0, 0), (None, None)]
     params = [{"temperature": 0.0, "logprobs": a, "prompt_logprobs": b} for a, b in asked]
@@ -74,17 +73,13 @@ def check(found: Logprobs, token_id: int, num_top: int, expected: torch.Tensor) 
     assert found.top_logprobs == pytest.approx(expected.topk(num_top).values.tolist(), abs=1e-4)
 
 
-class BrokenExecutor(EagerExecutor):
-    def forward(self, batch: Batch) -> torch.Tensor:
-        logits = torch.zeros(4, 97)
-        logits[1] = math.nan
-        return logits
-
-
-def test_a_sequence_without_a_token_has_the_reason_as_its_error(loaded: LoadedModel) -> None:
+def test_a_sequence_without_a_token_has_the_reason_as_its_error(loaded: SmallModel) -> None:
     step = step_of({"logprobs": 1}, {"logprobs": 1}, {}, {})
     step.chunks[2] = Chunk(sequence_of([7], [4], allowed_token_ids=(5,), bad_words=[[5]]), 0, 1)
-    runner = eager_runner(loaded, num_blocks=8, block_size=4, executor=BrokenExecutor)
+    runner = eager_runner(loaded, num_blocks=8, block_size=4)
+    logits = torch.zeros(4, 97)
+    logits[1] = math.nan
+    runner._executor.forward = Mock(return_value=logits)
     results = runner.collect(runner.launch(step)).chunks
     assert [result.error for result in results] == [None, BAD_LOGITS, BAD_LOGITS, None]
     assert [len(result.token_ids) for result in results] == [1, 0, 0, 1]
@@ -113,7 +108,7 @@ IN_TWO_STEPS: list[dict[str, Any]] = [
 ]
 
 
-def decode_two_steps(loaded: LoadedModel, *, overlap: bool, count: CountingRows) -> list[list[ChunkResult]]:
+def decode_two_steps(loaded: SmallModel, *, overlap: bool, count: CountingRows) -> list[list[ChunkResult]]:
     """Return the results of a prefill and of the next decode, which with overlap is launched before they are known."""
     runner = eager_runner(loaded, num_blocks=8, block_size=4, sample_ids=count)
     runner.is_asynchronous = overlap
@@ -141,7 +136,7 @@ def collect_into(sequences: list[Sequence], runner: ModelRunner, launched: Launc
     return results
 
 
-def test_only_rows_that_need_the_ids_before_wait_for_them(loaded: LoadedModel) -> None:
+def test_only_rows_that_need_the_ids_before_wait_for_them(loaded: SmallModel) -> None:
     in_turn, waiting = CountingRows(), CountingRows()
     expected = decode_two_steps(loaded, overlap=False, count=in_turn)
     assert in_turn.rows == [4, 4], "all ids are known"
@@ -149,7 +144,7 @@ def test_only_rows_that_need_the_ids_before_wait_for_them(loaded: LoadedModel) -
     assert waiting.rows == [4, 2, 2], "two rows are drawn with the launch, two after the commit"
 
 
-def test_a_waiting_row_whose_sequence_has_ended_is_not_drawn(loaded: LoadedModel) -> None:
+def test_a_waiting_row_whose_sequence_has_ended_is_not_drawn(loaded: SmallModel) -> None:
     count = CountingRows()
     runner = eager_runner(loaded, num_blocks=8, block_size=4, sample_ids=count)
     ended, alive = (sequence_of([5, 9, 3], [i], temperature=0.0, repetition_penalty=5.0) for i in range(2))
@@ -166,7 +161,7 @@ def test_a_waiting_row_whose_sequence_has_ended_is_not_drawn(loaded: LoadedModel
     assert count.rows == [2, 1]
 
 
-def test_a_waiting_draw_without_memory_ends_its_sequence_only(loaded: LoadedModel) -> None:
+def test_a_waiting_draw_without_memory_ends_its_sequence_only(loaded: SmallModel) -> None:
     def sample_ids(logits: torch.Tensor, rows: list[DrawRow]) -> SampledIds:
         if any(row.seed == noise_seed(0, 4) for row in rows):
             raise torch.OutOfMemoryError("1 GiB")
@@ -198,7 +193,7 @@ def prompts_under_grammars() -> tuple[Step, list[Sequence]]:
 
 @pytest.mark.parametrize(("overlap", "rows"), [(False, [4]), (True, [2, 2])])
 def test_rows_with_a_mask_draw_from_it_and_the_others_as_ever(
-    loaded: LoadedModel, overlap: bool, rows: list[int]
+    loaded: SmallModel, overlap: bool, rows: list[int]
 ) -> None:
     """Where the device computes beside the host, the others draw at once."""
     count = CountingRows()
@@ -220,7 +215,7 @@ def test_rows_with_a_mask_draw_from_it_and_the_others_as_ever(
     assert results[1].logprobs[0].logprob < results[1].logprobs[0].top_logprobs[0]
 
 
-def test_a_row_whose_token_a_grammar_has_forced_meanwhile_is_not_drawn(loaded: LoadedModel) -> None:
+def test_a_row_whose_token_a_grammar_has_forced_meanwhile_is_not_drawn(loaded: SmallModel) -> None:
     count = CountingRows()
     runner = eager_runner(loaded, num_blocks=8, block_size=4, sample_ids=count)
     runner.is_asynchronous = True
@@ -234,7 +229,7 @@ def test_a_row_whose_token_a_grammar_has_forced_meanwhile_is_not_drawn(loaded: L
     assert count.rows == [2, 1]
 
 
-def test_a_mask_without_a_token_ends_its_sequence_only(loaded: LoadedModel) -> None:
+def test_a_mask_without_a_token_ends_its_sequence_only(loaded: SmallModel) -> None:
     step, sequences = prompts_under_grammars()
     sequences[0].constraint = constraint(OneOf())
     runner = eager_runner(loaded, num_blocks=8, block_size=4)

@@ -10,18 +10,18 @@ from transformers import AutoModelForCausalLM
 from oaiserve.config import EngineOptions
 from oaiserve.engine.decoder.spec import LayerStateShapes, StateShape
 from oaiserve.engine.engine import Engine
-from oaiserve.engine.model.loaded import LoadedModel
 from oaiserve.engine.model.runner import ModelRunner
-from oaiserve.engine.model.states import StateCache, StateChunk, States, StepStates
+from oaiserve.engine.model.states import StateCache, StateChunk, States
 from oaiserve.engine.sequence import Sequence
-from oaiserve.engine.start.load import load_model
-from oaiserve.engine.start.prepare import prepare
+from oaiserve.engine.start.described import describe_model
 from oaiserve.engine.step import Chunk, Step
 from oaiserve.errors import StartupError
+from oaiserve.files.source import find_model
 from tests.engine.model.runners import eager_runner, greedy_answers
 from tests.engine.model.steps import sequence_of
 from tests.engine.remembered import save
 from tests.models.decoders import generate, random_model
+from tests.models.described import SmallModel, described
 from tests.models.small_configs import config_of
 
 PROMPT = [5, 9, 3, 17, 60, 2, 2, 41, 8, 33, 71, 12]
@@ -42,12 +42,12 @@ def computed(runner: ModelRunner, *chunks: tuple[Sequence, int, int]) -> torch.T
 
 
 @pytest.fixture(scope="module", params=KINDS)
-def loaded(request: pytest.FixtureRequest) -> LoadedModel:
-    return prepare(random_model(config_of(request.param)))
+def loaded(request: pytest.FixtureRequest) -> SmallModel:
+    return described(random_model(config_of(request.param)))
 
 
 @pytest.fixture
-def runner(loaded: LoadedModel) -> ModelRunner:
+def runner(loaded: SmallModel) -> ModelRunner:
     return eager_runner(loaded, num_blocks=32, block_size=4)
 
 
@@ -55,7 +55,7 @@ def close(found: torch.Tensor, expected: torch.Tensor) -> bool:
     return torch.allclose(found, expected, rtol=1e-3, atol=1e-4 * float(expected.abs().max()))
 
 
-def test_a_prompt_has_the_same_logits_wherever_it_is_cut(loaded: LoadedModel, runner: ModelRunner) -> None:
+def test_a_prompt_has_the_same_logits_wherever_it_is_cut(loaded: SmallModel, runner: ModelRunner) -> None:
     whole = computed(runner, (held(PROMPT, 0), 0, len(PROMPT)))
     assert torch.isfinite(whole).all()
     for cut in range(1, len(PROMPT)):
@@ -114,17 +114,6 @@ def test_states_are_taken_side_by_side_or_gathered_and_written_back() -> None:
 # -- what is refused, and what is served in another way ----------------------------------------------------------------
 
 
-def test_a_model_whose_layers_forget_between_two_parts_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    of_step = States.of_step
-
-    def forget(states: States, parts: list[StateChunk]) -> StepStates:
-        return of_step(states, [part._replace(start=0) for part in parts])
-
-    monkeypatch.setattr(States, "of_step", forget)
-    with pytest.raises(StartupError, match="computed in parts, its outputs differ by"):
-        prepare(random_model(config_of("mamba2")))
-
-
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a folder with a small hybrid, of sizes that the native step takes."""
@@ -158,5 +147,9 @@ def test_adapters_are_refused(folder: Path) -> None:
 
 def test_a_model_without_positions_takes_any_length_that_is_asked_for(tmp_path: Path) -> None:
     random_model(config_of("mamba2", max_position_embeddings=None, num_attention_heads=None)).save_pretrained(tmp_path)
-    assert load_model(tmp_path, device="cpu").max_model_len == 2048
-    assert load_model(tmp_path, device="cpu", max_model_len=100_000).max_model_len == 100_000
+    source = find_model(tmp_path)
+    lengths = [
+        describe_model(source, EngineOptions(compile=False, max_model_len=asked)).spec.max_model_len
+        for asked in (None, 100_000)
+    ]
+    assert lengths == [2048, 100_000]

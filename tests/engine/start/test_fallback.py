@@ -10,9 +10,10 @@ from transformers import AutoConfig, PreTrainedConfig
 from oaiserve.config import EngineOptions
 from oaiserve.engine.engine import Engine
 from oaiserve.engine.executors.fallback import CachedForward, NoCache
+from oaiserve.engine.model.model_config import refuse_unless_computable
 from oaiserve.engine.start.measure import Measured, measure
 from oaiserve.engine.start.request import StartRequest
-from oaiserve.engine.start.ways.fallback import Fallback, load, refuse_unless_computable
+from oaiserve.engine.start.ways.fallback import Fallback, load
 from oaiserve.errors import StartupError
 from oaiserve.files.source import ModelSource, find_model
 from tests.engine.model.runners import greedy_answers

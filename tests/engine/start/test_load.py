@@ -10,10 +10,8 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoConfig
 
 from oaiserve.engine.engine import Engine
-from oaiserve.engine.start.load import load_model
 from oaiserve.engine.text import jinja_template
 from oaiserve.engine.text.tokenizer import Tokenizer
 from oaiserve.errors import StartupError
@@ -21,7 +19,8 @@ from oaiserve.files.checkpoint import refuse_unless_sound
 from oaiserve.files.source import find_model
 from tests.engine.decoder.test_expert_logits import TOLERANCE, error_of_files
 from tests.engine.remembered import OPTIONS, answer, save
-from tests.models.decoders import FAMILIES, FOREIGN_FAMILIES, byte_tokenizer, random_model
+from tests.models.decoders import FAMILIES, byte_tokenizer, random_model
+from tests.models.described import model_of_files
 from tests.models.packed import Packing, save_in_mxfp4, write_checkpoint
 from tests.models.pinned import model_with_numbers
 from tests.models.small_configs import config_of
@@ -65,7 +64,7 @@ def written(name: str, content: str | bytes) -> Spoil:
 def load(folder: Path) -> None:
     refuse_unless_sound(find_model(folder))
     Tokenizer.from_pretrained(folder)
-    load_model(folder, device="cpu")
+    model_of_files(folder)
 
 
 def test_the_models_own_code_does_not_run_where_transformers_has_code_for_it(folder: Path, tmp_path: Path) -> None:
@@ -143,15 +142,15 @@ def test_weights_that_are_missing_are_not_made_up(folder: Path, reports: Callabl
     with pytest.raises(
         StartupError, match=rf"has no weights for 9 of the tensors .* such as model\.layers\.{layers}\.input"
     ):
-        load_model(folder)
+        model_of_files(folder)
     assert reports() == []
 
 
 def test_mxfp4_weights_are_expanded_to_bfloat16(tmp_path: Path) -> None:
-    made = FOREIGN_FAMILIES["gpt_oss"] | {"hidden_size": 64, "intermediate_size": 32, "dtype": "bfloat16"}
-    expected = save_in_mxfp4(random_model(AutoConfig.for_model(**made), dtype=torch.bfloat16), tmp_path)
+    asked = config_of("gpt_oss", intermediate_size=32, dtype="bfloat16")
+    expected = save_in_mxfp4(random_model(asked, dtype=torch.bfloat16), tmp_path)
     refuse_unless_sound(find_model(tmp_path))
-    found = dict(load_model(tmp_path, device="cpu").model.named_parameters())
+    found = dict(model_of_files(tmp_path, torch.bfloat16).named_parameters())
     assert len(expected) == 6
     for name, numbers in expected.items():
         assert found[name].dtype == torch.bfloat16
@@ -165,7 +164,7 @@ def test_the_padding_token_of_youtu_has_the_row_of_its_files(is_packed: bool, tm
         write_checkpoint(tmp_path, model, Packing("awq", group_size=-1))
     else:
         model.save_pretrained(tmp_path)
-    loaded = load_model(tmp_path, dtype="float32").model
+    loaded = model_of_files(tmp_path)
     assert torch.equal(loaded.get_input_embeddings().weight, model.get_input_embeddings().weight)
     if not is_packed:
         assert error_of_files(model, tmp_path) < TOLERANCE
@@ -175,18 +174,18 @@ def test_tensors_that_are_not_read_are_reported_unless_they_are_of_images(
     folder: Path, tmp_path: Path, reports: Callable[[], list[str]]
 ) -> None:
     save_wrapper("llava", tmp_path / "wrapper")
-    load_model(tmp_path / "wrapper", device="cpu")
+    model_of_files(tmp_path / "wrapper")
     assert reports() == []
     tensors = load_file(folder / "model.safetensors")
     save_file(tensors | {"model.more": torch.zeros(4)}, folder / "model.safetensors", {"format": "pt"})
-    load_model(folder, device="cpu")
+    model_of_files(folder)
     (report,) = reports()
     assert "model.more" in report
 
 
 def test_a_tensor_that_does_not_fit_is_named(tmp_path: Path, reports: Callable[[], list[str]]) -> None:
-    made = FOREIGN_FAMILIES["gpt_oss"] | {"hidden_size": 64, "intermediate_size": 32, "dtype": "bfloat16"}
-    save_in_mxfp4(random_model(AutoConfig.for_model(**made), dtype=torch.bfloat16), tmp_path)
+    asked = config_of("gpt_oss", intermediate_size=32, dtype="bfloat16")
+    save_in_mxfp4(random_model(asked, dtype=torch.bfloat16), tmp_path)
     tensors = load_file(tmp_path / "model.safetensors")
     for layer in (0, 1):
         del tensors[f"model.layers.{layer}.mlp.experts.down_proj_scales"]
@@ -194,7 +193,7 @@ def test_a_tensor_that_does_not_fit_is_named(tmp_path: Path, reports: Callable[[
     with pytest.raises(
         StartupError, match=r"loaded: model\.layers\.\{0, 1\}\.mlp\.experts\.down_proj: not as the model"
     ):
-        load_model(tmp_path, device="cpu")
+        model_of_files(tmp_path)
     assert reports() == []
 
 

@@ -22,13 +22,12 @@ from oaiserve.engine.model.checkpoints.gguf_config import read_config
 from oaiserve.engine.request import TextPrompt
 from oaiserve.engine.start.compare import difference
 from oaiserve.engine.start.described import describe_model
-from oaiserve.engine.start.load import load_model
-from oaiserve.engine.start.prepare import prepare
 from oaiserve.engine.text.tokenizer import Tokenizer
 from oaiserve.errors import StartupError
 from oaiserve.files.source import find_model
 from tests.engine.model.cpu.small_models import config, make_model
 from tests.models.adapters import random_adapter
+from tests.models.described import model_of_files
 from tests.models.gguf_files import random_blocks, write_gguf
 from tests.models.in_blocks import (
     FAMILIES,
@@ -37,10 +36,10 @@ from tests.models.in_blocks import (
     TOKENS,
     WIDE,
     dequantized,
-    eager_logits,
     file_of,
     in_eight_bits,
     kept_logits,
+    own_logits,
     round_inputs,
     with_plain_experts,
 )
@@ -62,11 +61,11 @@ GPT_OSS = config("gpt_oss", **WIDE, **GPT_OSS_SIZES, swiglu_limit=1.5)
 
 
 def expanded_logits(path: Path, num_tokens: int, adapter: Adapter | None = None) -> torch.Tensor:
-    loaded = load_model(path, dtype="float32")
-    for name, module in loaded.model.named_modules():
+    model = model_of_files(path)
+    for name, module in model.named_modules():
         if isinstance(module, torch.nn.Linear) and "o_proj" not in name:  # whose weights have no blocks
             round_inputs(module)
-    return eager_logits(loaded, num_tokens, adapter)
+    return own_logits(model, num_tokens, adapter)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -102,7 +101,7 @@ def test_experts_stay_in_blocks_if_gates_are_like_up_projections(
     path = file_of(asked, tmp_path, mix=mix, rest=Kind.Q8_0)
     model = dequantized(asked, mix)
     with_plain_experts(model, in_blocks=in_blocks)
-    assert difference(kept_logits(path, 20), eager_logits(prepare(model), 20)) < 0.02
+    assert difference(kept_logits(path, 20), own_logits(model, 20)) < 0.02
 
 
 def test_rows_of_formats_with_256_weights_in_a_block_are_rounded_256_numbers_at_a_time(tmp_path: Path) -> None:
@@ -122,21 +121,21 @@ def test_rows_of_formats_with_256_weights_in_a_block_are_rounded_256_numbers_at_
         return blocks.reshape(*values.shape[:-1], -1)
 
     write_gguf(path, asked, parameters, kind_of, quantize=quantize)
-    loaded = load_model(path, dtype="float32")
-    with_plain_experts(loaded.model, in_blocks=True, together=256)
-    for name, module in loaded.model.named_modules():
+    model = model_of_files(path)
+    with_plain_experts(model, in_blocks=True, together=256)
+    for name, module in model.named_modules():
         if isinstance(module, torch.nn.Linear) and "o_proj" not in name and "gate" not in name:
             round_inputs(module, lambda module, x: in_eight_bits(module, x, 256))
-    assert difference(kept_logits(path, 20), eager_logits(loaded, 20)) < 0.02
+    assert difference(kept_logits(path, 20), own_logits(model, 20)) < 0.02
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_a_checkpoint_in_mxfp4_stays_as_it_is(dtype: str, tmp_path: Path) -> None:
     save_in_mxfp4(make_model(GPT_OSS), tmp_path)
-    expanded = load_model(tmp_path, dtype="float32")
-    with_plain_experts(expanded.model, in_blocks=True)
+    expanded = model_of_files(tmp_path)
+    with_plain_experts(expanded, in_blocks=True)
     found = kept_logits(tmp_path, 20, dtype=dtype)
-    assert difference(found, eager_logits(expanded, 20)) < (0.02 if dtype == "float32" else 0.1)
+    assert difference(found, own_logits(expanded, 20)) < (0.02 if dtype == "float32" else 0.1)
 
 
 @pytest.mark.parametrize("is_gguf", [False, True])
@@ -195,12 +194,11 @@ def test_a_gguf_file_of_gpt2_has_its_positions_and_takes_adapters(tmp_path: Path
     in_file = ((name, values.T if name.endswith(turned) else values) for name, values in parameters.items())
     path = tmp_path / "model.gguf"
     write_gguf(path, asked, in_file, lambda _: Kind.F32)
-    loaded = prepare(model)
     spec, decoder, *_ = describe_model(find_model(path), OPTIONS)
     assert spec.max_model_len == 128
     adapter = random_adapter(decoder.adaptable(), 1)
     for one in (None, adapter):
-        assert difference(kept_logits(path, 20, one), eager_logits(loaded, 20, one)) < 1e-5
+        assert difference(kept_logits(path, 20, one), own_logits(model, 20, one)) < 1e-5
 
 
 def test_an_architecture_that_nothing_reads_is_refused_with_those_that_can_be_read(tmp_path: Path) -> None:

@@ -10,7 +10,6 @@ from torch import Tensor
 
 from oaiserve.engine.model.families.family import Family
 from oaiserve.engine.model.families.gguf_changes import Change
-from oaiserve.engine.model.families.small_sizes import GROUPED_EXPERTS, HEADS_FOR_EACH, LATENT
 
 
 def _of_latent(config: Any, name: str, tensors: Sequence[Tensor]) -> Tensor:
@@ -23,10 +22,9 @@ def _of_latent(config: Any, name: str, tensors: Sequence[Tensor]) -> Tensor:
     return torch.cat([keys.mT, values], dim=1).flatten(0, 1)
 
 
-_SMALL = {**LATENT, **GROUPED_EXPERTS, **HEADS_FOR_EACH}
 _CHANGES = (Change(r"kv_b_proj\.weight$", joined=_of_latent),)
 _TENSORS = ((r"kv_b_proj\.weight$", (("attn_k_b.weight", "attn_v_b.weight"), ("attn_kv_b.weight",))),)
 FAMILIES = (
-    Family(type="deepseek_v2", changes=_CHANGES, tensors=_TENSORS, small=_SMALL),
-    Family(type="deepseek_v3", changes=_CHANGES, tensors=_TENSORS, small=_SMALL),
+    Family(type="deepseek_v2", changes=_CHANGES, tensors=_TENSORS),
+    Family(type="deepseek_v3", changes=_CHANGES, tensors=_TENSORS),
 )

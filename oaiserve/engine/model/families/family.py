@@ -7,16 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from oaiserve.engine.model.families.gguf_changes import Change
 
 if TYPE_CHECKING:
     from oaiserve.engine.decoder.sources.gguf.metadata import Fields, Metadata
-    from oaiserve.engine.model.families.own_attention import Handed
 
-# Makes a module compute paged attention; true if it needs what the forward was called with (`Handed`).
-Bring = Callable[[Any, Any, "Handed"], bool]
 # The tensors of a file that are a parameter, by a pattern of its name: several choices, of which the first counts that
 # is there. The name of a layer's tensor begins with `blk.` and its number.
 Tensors = tuple[tuple[str, tuple[tuple[str, ...], ...]], ...]
@@ -32,11 +29,3 @@ class Family:
     changes: tuple[Change, ...] | None = None  # of llama.cpp's conversion, which are undone; None: they are not known
     tensors: Tensors = ()  # those that the package gguf does not know
     has_rope_factors: bool = True  # those in a file are not in the configuration
-
-    # -- its code in transformers
-    mixer: str | None = None  # the class of what keeps a state in its layers
-    attention: Mapping[str, Bring] = field(default_factory=dict)  # by the class of a module
-    looks_ahead_in_windows: bool = False  # only in layers with a window do tokens of an image see those behind
-
-    # -- the configuration of its small random model for tests, beside the sizes that all have
-    small: Mapping[str, Any] = field(default_factory=dict)

@@ -10,7 +10,6 @@ from torch import Tensor
 
 from oaiserve.engine.model.families.family import Family
 from oaiserve.engine.model.families.gguf_changes import Change
-from oaiserve.engine.model.families.small_sizes import EXPERTS
 
 
 def _columns_first(config: Any, name: str, tensors: Sequence[Tensor]) -> Tensor:
@@ -24,6 +23,5 @@ FAMILIES = (
         type="gpt_oss",
         changes=(Change(r"\.experts\.", joined=_columns_first),),
         tensors=((r"\.sinks$", (("attn_sinks.weight",),)),),
-        small=EXPERTS,
     ),
 )

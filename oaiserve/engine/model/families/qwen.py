@@ -8,7 +8,6 @@ import numpy as np
 
 from oaiserve.engine.model.families.family import Family
 from oaiserve.engine.model.families.gguf_changes import NORMS_ADD_ONE, RATES, Change, Order
-from oaiserve.engine.model.families.small_sizes import DELTA, EXPERTS
 
 
 def _by_key_head(config: Any, name: str) -> Order:
@@ -52,32 +51,22 @@ _GROUPED = (
     Change(r"A_log$", rows=_grouped_heads, values="minus exp"),
     Change(r"linear_attn\.out_proj\.weight$", columns=_grouped_values),
 )
-_SMALL = {
-    **DELTA, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16,
-    "shared_expert_intermediate_size": 16,
-}  # fmt: skip
 FAMILIES = (
     Family(type="qwen2", changes=()),
     Family(type="qwen3", changes=()),
-    Family(type="qwen2_moe", changes=(), small=EXPERTS),
-    Family(type="qwen3_moe", changes=(), small=EXPERTS),
+    Family(type="qwen2_moe", changes=()),
+    Family(type="qwen3_moe", changes=()),
     Family(
         type="qwen3_next",
         changes=(*_NORMS, Change(r"in_proj_qkvz\.weight$", rows=_by_key_head), RATES),
         tensors=((r"in_proj_qkvz\.weight$", (("attn_qkv.weight", "attn_gate.weight"),)),),
-        mixer="Qwen3NextGatedDeltaNet",
-        small=_SMALL,
     ),
     Family(
         type="qwen3_5_text",
         changes=_GROUPED,
-        mixer="Qwen3_5GatedDeltaNet",
-        small=DELTA,
     ),
     Family(
         type="qwen3_5_moe_text",
         changes=_GROUPED,
-        mixer="Qwen3_5MoeGatedDeltaNet",
-        small=_SMALL,
     ),
 )

@@ -5,20 +5,18 @@ from __future__ import annotations
 import logging
 
 import torch
-from transformers import PreTrainedConfig, PreTrainedModel
-from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+from transformers import PreTrainedModel
 
 from oaiserve.config import EngineOptions
 from oaiserve.engine.decoder.spec import ModelSpec
 from oaiserve.engine.executors.fallback import CachedForward, FallbackExecutor
-from oaiserve.engine.model.checkpoints.wrapper import bring_layout, text_config
 from oaiserve.engine.model.cpu.cores import default_threads
 from oaiserve.engine.model.device import move, select_device
 from oaiserve.engine.model.memory import CPU_SHARE, STATES_SHARE, gib, longest_request, sizes_of_caches
-from oaiserve.engine.model.model_config import context_length, quantization_of, refuse_longer, select_dtype
+from oaiserve.engine.model.model_config import context_length, refuse_longer, select_dtype
 from oaiserve.engine.model.runner import ModelRunner
 from oaiserve.engine.served_model import ServedModel
-from oaiserve.engine.start.load import Checkpoint, config_of, load_weights
+from oaiserve.engine.start.load import load_weights, read_checkpoint
 from oaiserve.engine.start.measure import measure
 from oaiserve.engine.start.request import StartRequest
 from oaiserve.engine.start.started import CPU_STEP_TOKENS, GPU_STEP_TOKENS, Started, assemble
@@ -49,39 +47,19 @@ def load(request: StartRequest, device: torch.device) -> PreTrainedModel:
     if device.type == "cpu":  # transformers would ask for packages that have kernels for GPUs
         logging.getLogger("transformers.integrations.hub_kernels").setLevel(logging.ERROR)
     source, options, name = request.source, request.options, request.source.gguf_file or request.source.location
+    checkpoint = read_checkpoint(source, name)
+    config = checkpoint.config
+    if options.media and (hasattr(config, "rope_axes") or hasattr(config, "num_deep_layers")):
+        raise StartupError(
+            f"'{name}' reads images by positions, or into layers, that transformers' code for its text model does not "
+            "take; --no-media serves its text."
+        )
     with reported(f"No model could be loaded from {source.shown}"):
-        config = config_of(source)
-        if (text := text_config(config)) is not None:
-            bring_layout(config)
-            config = text
-        refuse_unless_computable(config, name)
-        if options.media and (hasattr(config, "rope_axes") or hasattr(config, "num_deep_layers")):
-            raise StartupError(
-                f"'{name}' reads images by positions, or into layers, that transformers' code for its text model does "
-                "not take; --no-media serves its text."
-            )
         refuse_longer(options.max_model_len, config)
-        quantization = quantization_of(config, name)
-    is_gguf = source.gguf_file is not None
-    dtype = select_dtype(options.dtype, config, device, is_gguf=is_gguf, for_tensor_cores=True)
-    model = load_weights(Checkpoint(name, source, config, quantization, text is not None), dtype)
+        dtype = select_dtype(options.dtype, config, device, is_gguf=checkpoint.is_gguf, for_tensor_cores=True)
+    model = load_weights(checkpoint, dtype)
     move(model, device, name)
     return model
-
-
-def refuse_unless_computable(config: PreTrainedConfig, name: str) -> None:
-    """Raise StartupError for a model that is no text model, or whose code or weights transformers does not have."""
-    problem = None
-    if "/" in str(config._attn_implementation):
-        problem = f"it names code from the Hub for its attention ({config._attn_implementation})"
-    elif config.is_encoder_decoder:
-        problem = "it is an encoder-decoder model"
-    elif set(config.sub_configs) & {"vision_config", "audio_config"}:
-        problem = "its text model needs images or audio"
-    elif config.model_type not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
-        problem = f"transformers has no text generation model of type '{config.model_type}'"
-    if problem is not None:
-        raise StartupError(f"'{name}' cannot be served: {problem}.")
 
 
 def start_fallback(model: PreTrainedModel, options: EngineOptions, name: str) -> Started:

@@ -1,4 +1,4 @@
-"""GGUF files are described from their metadata and tensors alone as they are by way of transformers' modules."""
+"""GGUF files are described from their metadata and tensors alone as checkpoints with the same numbers are."""
 
 import json
 import re
@@ -10,9 +10,8 @@ import numpy as np
 import pytest
 import torch
 from gguf import GGMLQuantizationType as Kind
-from transformers import PreTrainedConfig
+from transformers import PreTrainedConfig, PreTrainedModel
 
-from oaiserve.config import EngineOptions
 from oaiserve.engine.decoder.blocks import Blocks
 from oaiserve.engine.decoder.describe import describe
 from oaiserve.engine.decoder.description import (
@@ -34,16 +33,14 @@ from oaiserve.engine.decoder.settings import Settings, keys_of, settings_of
 from oaiserve.engine.decoder.sources.gguf.settings import settings_of_gguf
 from oaiserve.engine.decoder.sources.gguf.tensors import GgufTensors
 from oaiserve.engine.model.checkpoints.gguf_config import read_config
-from oaiserve.engine.start.kv_form import with_native_cache
-from oaiserve.engine.start.load import load_model
 from oaiserve.files.gguf import GgufTensor, read_tensors, read_values
 from tests.engine.model.cpu.small_models import config
-from tests.engine.model.cpu.small_models import described as described_by_modules
 from tests.models import pinned
+from tests.models.described import described as described_model
 from tests.models.fingerprints import fingerprint, text_of
 from tests.models.gguf_records import Record, model_of, records
 from tests.models.in_blocks import FAMILIES as SMALL
-from tests.models.in_blocks import MIX, WIDE, file_of, with_expanded_blocks
+from tests.models.in_blocks import MIX, WIDE, file_of, model_of_file, with_expanded_blocks
 
 SETTINGS = {
     name: settings_of_gguf(
@@ -56,6 +53,9 @@ _IN_TURNS = ["sliding_attention", "full_attention", "sliding_attention"]
 # The files whose settings transformers reads, and gpt-oss.
 FILES = {
     **SMALL,
+    # Files say neither what pads texts nor what scales the scores of Gemma 2.
+    "phi3": config("phi3", **WIDE | {"vocab_size": 32064, "pad_token_id": 32000}),
+    "gemma2": config("gemma2", **WIDE, sliding_window=6),
     "mixtral": config("mixtral", **WIDE, num_experts_per_tok=2, num_local_experts=4),
     "qwen2_moe": config("qwen2_moe", **WIDE, **_CHOSEN, num_experts=6, shared_expert_intermediate_size=64),
     "qwen3_moe": config("qwen3_moe", **WIDE, **_CHOSEN, num_experts=6, norm_topk_prob=True, head_dim=32),
@@ -89,20 +89,20 @@ def test_a_description_of_what_the_converter_writes_is_the_pinned_one(name: str,
 
 @pytest.mark.parametrize(("mix", "rest"), [(MIX, Kind.Q4_0), (MIX, Kind.BF16), ({}, Kind.F16)])
 @pytest.mark.parametrize("name", FILES)
-def test_a_description_of_a_file_is_that_of_the_modules(
+def test_a_description_of_a_file_is_that_of_a_model_with_its_numbers(
     name: str, mix: dict[str, Kind], rest: Kind, tmp_path: Path
 ) -> None:
-    assert_as_modules(file_of(FILES[name], tmp_path, mix, rest))
+    path = file_of(FILES[name], tmp_path, mix, rest)
+    assert_same_description(path, model_of_file(FILES[name], mix, rest))
 
 
 @pytest.mark.parametrize("name", ["llama", "qwen2"])
-def test_vectors_of_a_file_without_blocks_are_not_rounded_as_modules_round_them(name: str, tmp_path: Path) -> None:
+def test_vectors_of_a_file_without_blocks_are_not_rounded(name: str, tmp_path: Path) -> None:
     path = file_of(FILES[name], tmp_path, {}, Kind.F16)
-    loaded = with_native_cache(load_model(path, dtype="bfloat16"), EngineOptions())
-    found = described(path, torch.bfloat16, loaded.max_model_len)
-    expected = fingerprint(described_by_modules(loaded), loaded)
-    assert not expected.endswith(f"\n{text_of(found)}")
-    assert expected.endswith(f"\n{text_of(with_rounded_vectors(found))}")
+    expected = text_of(described_model(model_of_file(FILES[name], {}, Kind.F16).bfloat16()).decoder)
+    found = described(path, torch.bfloat16)
+    assert text_of(found) != expected
+    assert text_of(with_rounded_vectors(found)) == expected
 
 
 def with_rounded_vectors(part: Any) -> Any:
@@ -177,19 +177,19 @@ def test_frequencies_are_divided_by_the_factors_in_the_file(tmp_path: Path) -> N
     torch.testing.assert_close(sines[1], sines[0] / torch.from_numpy(factors), rtol=1e-4, atol=1e-7)
 
 
-def test_a_description_of_a_model_in_several_files_is_that_of_the_modules(tmp_path: Path) -> None:
+def test_a_description_of_a_model_in_several_files_is_that_of_one(tmp_path: Path) -> None:
     path = file_of(SMALL["llama"], tmp_path, most_tensors=9)
-    assert_as_modules(path)
+    assert_same_description(path, model_of_file(SMALL["llama"]))
     matrices = matrices_in(described(path).layers)
     parts = {one.weight.part for one in matrices if isinstance(one.weight, Blocks)}
     assert parts == {f"model-{number:05}-of-00004.gguf" for number in range(1, 4)}
 
 
-def assert_as_modules(path: Path) -> None:
-    """Compare the description of a file, with blocks expanded, with that of the modules that transformers loads."""
-    loaded = with_native_cache(load_model(path, dtype="float32"), EngineOptions())
-    found = with_expanded_blocks(described(path, length=loaded.max_model_len))
-    assert fingerprint(described_by_modules(loaded), loaded).endswith(f"\n{text_of(found)}")
+def assert_same_description(path: Path, model: PreTrainedModel) -> None:
+    """Compare the description of a file, with blocks expanded, with that of a checkpoint of the model."""
+    expected = described_model(model)
+    found = described(path, length=expected.max_model_len)
+    assert text_of(with_expanded_blocks(found)) == text_of(expected.decoder)
 
 
 @pytest.mark.parametrize("values", [{"granite.nextn_predict_layers": 1}, {"granite.block_count": 2}])

@@ -14,7 +14,6 @@ from oaiserve.engine.engine import Engine
 from oaiserve.engine.model.cpu.library import Library
 from oaiserve.engine.start.compare import difference
 from oaiserve.engine.start.described import describe_model
-from oaiserve.engine.start.prepare import prepare
 from oaiserve.errors import StartupError
 from oaiserve.files.source import find_model
 from tests.engine.model.cpu.small_models import config, make_model
@@ -25,7 +24,6 @@ from tests.models.decoders import generate
 from tests.models.in_blocks import (
     OPTIONS,
     SIZES,
-    eager_logits,
     in_eight_bits,
     kept_logits,
     own_logits,
@@ -142,7 +140,7 @@ def test_groups_of_128_are_kept_exactly_and_read_numbers_with_more_bits(packing:
         assert torch.equal(blocks.expand(), model.get_parameter(name).float())
     if not Library(torch.float32).has_integer_tiles():  # then they are kept with scales of 32
         model = with_inputs_in_eight_bits(model, packing)
-    assert difference(kept_logits(tmp_path, 20), eager_logits(prepare(model), 20)) < 0.02
+    assert difference(kept_logits(tmp_path, 20), own_logits(model, 20)) < 0.02
 
 
 @pytest.mark.compiler
@@ -152,7 +150,7 @@ def test_adapters_read_what_a_matrix_reads_in_the_order_of_the_model(tmp_path: P
     _, decoder, *_ = describe_model(find_model(tmp_path), OPTIONS)
     adapter = random_adapter(decoder.adaptable(), 1)
     found = kept_logits(tmp_path, 20, adapter)
-    assert difference(found, eager_logits(prepare(model), 20, adapter)) < 0.02
+    assert difference(found, own_logits(model, 20, adapter)) < 0.02
 
 
 @pytest.mark.compiler

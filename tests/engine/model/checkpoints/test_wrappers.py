@@ -1,6 +1,7 @@
 """The text model of a multimodal checkpoint answers as transformers' multimodal model answers texts."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,14 +11,12 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoConfig
 
 from oaiserve.engine.decoder.spec import ModelSpec
+from oaiserve.engine.executors.reference.executor import ReferenceExecutor
 from oaiserve.engine.model.checkpoints.wrapper import text_config
-from oaiserve.engine.model.eager import EagerExecutor
 from oaiserve.engine.model.executor import Executor
-from oaiserve.engine.model.loaded import LoadedModel
 from oaiserve.engine.model.model_config import quantization_of
 from oaiserve.engine.model.runner import ModelRunner
 from oaiserve.engine.start.described import describe_model
-from oaiserve.engine.start.load import load_model
 from oaiserve.engine.text.tokenizer import Tokenizer
 from oaiserve.errors import StartupError
 from oaiserve.files.checkpoint import refuse_unless_sound
@@ -27,6 +26,7 @@ from tests.engine.model.runners import greedy_answers, make_engine, states_of
 from tests.engine.model.steps import BLOCK_SIZE
 from tests.engine.text.tokenizers_for_tests import CHATML
 from tests.models.decoders import byte_tokenizer, generate
+from tests.models.described import model_of_files
 from tests.models.in_blocks import OPTIONS, kept_logits
 from tests.models.packed import Packing, write_checkpoint
 from tests.models.wrappers import random_wrapper, save_wrapper, wrapper_config
@@ -35,14 +35,17 @@ PROMPTS = [[5, 9, 3, 17], list(range(20, 51)), [90], [7] * 12]
 NUM_TOKENS, NUM_BLOCKS = 12, 16
 
 
-def answers(spec: ModelSpec, executor: Executor | None = None) -> list[list[int]]:
-    """Return the answers of an executor; by default, of transformers' model in `spec` with paged attention."""
-    if executor is None:
-        assert isinstance(spec, LoadedModel)
-        executor = EagerExecutor.with_cache(spec, num_blocks=NUM_BLOCKS, block_size=BLOCK_SIZE)
+def answers(spec: ModelSpec, executor: Executor) -> list[list[int]]:
     runner = ModelRunner(executor, spec.device, BLOCK_SIZE, states=states_of(spec))
     with make_engine(spec, runner, NUM_BLOCKS, max_running=8, max_step_tokens=9) as engine:
         return greedy_answers(engine, PROMPTS, NUM_TOKENS)
+
+
+def answers_of_files(folder: Path) -> list[list[int]]:
+    """Return the answers of the reference."""
+    spec, decoder, *_ = describe_model(find_model(folder), replace(OPTIONS, compile=False))
+    sizes = {"num_blocks": NUM_BLOCKS, "block_size": BLOCK_SIZE}
+    return answers(spec, ReferenceExecutor(decoder, dtype=spec.dtype, device=spec.device, **sizes))
 
 
 # One wrapper of each layout of files, each text model whose tokens have positions in three dimensions, and those whose
@@ -59,7 +62,7 @@ def test_answers_equal_those_of_the_multimodal_model(name: str, tmp_path: Path) 
     expected = generate(wrapper, PROMPTS, NUM_TOKENS)
     assert len({tuple(answer) for answer in expected}) == len(PROMPTS), "the answers must be able to differ"
     refuse_unless_sound(find_model(tmp_path))
-    assert answers(load_model(tmp_path, device="cpu")) == expected
+    assert answers_of_files(tmp_path) == expected
 
 
 @pytest.mark.compiler
@@ -80,9 +83,11 @@ def test_experts_of_a_wrapper_are_read_in_both_layouts(columns_first: bool, tmp_
         turned = {name: tensor.mT.contiguous() for name, tensor in tensors.items() if ".experts." in name}
         assert len(turned) == 6
         save_file(tensors | turned, path, {"format": "pt"})
-    loaded = load_model(tmp_path, device="cpu")
-    assert loaded.name == "Qwen3MoeForCausalLM"
-    assert answers(loaded) == generate(wrapper, PROMPTS, NUM_TOKENS)
+    expected = generate(wrapper, PROMPTS, NUM_TOKENS)
+    assert answers_of_files(tmp_path) == expected
+    model = model_of_files(tmp_path)
+    assert type(model).__name__ == "Qwen3MoeForCausalLM"
+    assert generate(model, PROMPTS, NUM_TOKENS) == expected
 
 
 def test_the_text_of_a_model_that_speaks_is_that_of_the_part_that_thinks(tmp_path: Path) -> None:
@@ -92,22 +97,14 @@ def test_the_text_of_a_model_that_speaks_is_that_of_the_part_that_thinks(tmp_pat
     save_file(tensors | {"talker.model.layers.0.mlp.up_proj.weight": torch.zeros(2, 2)}, path, {"format": "pt"})
     settings = {"model_type": "qwen2_5_omni", "thinker_config": thinker.config.to_dict()}
     (tmp_path / "config.json").write_text(json.dumps(settings))
-    assert answers(load_model(tmp_path, device="cpu")) == generate(thinker, PROMPTS, NUM_TOKENS)
+    assert answers_of_files(tmp_path) == generate(thinker, PROMPTS, NUM_TOKENS)
 
 
 def test_layers_that_take_their_keys_from_others_need_no_memory_of_their_own(tmp_path: Path) -> None:
     save_wrapper("gemma4", tmp_path)
-    loaded = load_model(tmp_path, device="cpu")
-    assert loaded.model.config.num_hidden_layers == 4
-    assert [(shape.kv_heads, shape.key_dim) for shape in loaded.kv_shapes.values()] == [(2, 16), (2, 32)]
-
-
-def test_llama_4_is_served_up_to_the_end_of_its_first_chunk(tmp_path: Path) -> None:
-    save_wrapper("llama4", tmp_path)
-    config = json.loads((tmp_path / "config.json").read_text())
-    config["text_config"]["attention_chunk_size"] = 64
-    (tmp_path / "config.json").write_text(json.dumps(config))
-    assert load_model(tmp_path, device="cpu").max_model_len == 63
+    spec, decoder, *_ = describe_model(find_model(tmp_path), OPTIONS)
+    assert len(decoder.layers) == 4
+    assert [(shape.kv_heads, shape.key_dim) for shape in spec.kv_shapes.values()] == [(2, 16), (2, 32)]
 
 
 def test_what_reads_images_is_not_needed(tmp_path: Path) -> None:
@@ -117,10 +114,10 @@ def test_what_reads_images_is_not_needed(tmp_path: Path) -> None:
     texts = {name: tensor for name, tensor in tensors.items() if name.startswith("language_model.")}
     assert len(texts) < len(tensors)
     save_file(texts, path, {"format": "pt"})
-    loaded = load_model(tmp_path, device="cpu")
-    names = [name for name, _ in loaded.model.named_parameters()]
+    names = [name for name, _ in model_of_files(tmp_path).named_parameters()]
     assert len(names) == len(texts)
     assert not any("vision" in name for name in names)
+    describe_model(find_model(tmp_path), OPTIONS)
 
 
 def test_the_chat_template_may_be_that_of_the_processor(tmp_path: Path) -> None:
@@ -177,11 +174,11 @@ def test_weights_in_integers_are_those_of_the_text_model_alone(quantize: str, tm
     folders = (tmp_path / "plain", wrapped(tmp_path / "plain", tmp_path / "wrapped"))
     assert torch.equal(*(kept_logits(folder, 20, **options) for folder in folders))
     if quantize == "before":
-        expanded = [load_model(folder, device="cpu").model for folder in folders]
+        expanded = [model_of_files(folder) for folder in folders]
         assert all(torch.equal(*pair) for pair in zip(*(one.parameters() for one in expanded), strict=True))
 
 
 def test_a_wrapper_whose_text_depends_on_it_is_refused(tmp_path: Path) -> None:
     AutoConfig.for_model("mllama").save_pretrained(tmp_path)
-    with pytest.raises(StartupError, match=r"without them it is that of Llama 3\.1, which is served"):
-        load_model(tmp_path, device="cpu")
+    with pytest.raises(StartupError, match="its text model needs images or audio"):
+        model_of_files(tmp_path)

@@ -13,19 +13,16 @@ import torch
 from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
 
 from oaiserve.config import EngineOptions
-from oaiserve.engine.decoder.description import Decoder
 from oaiserve.engine.model.cpu import build, prebuilt, variants
 from oaiserve.engine.model.cpu.native import NativeDecoder
-from oaiserve.engine.model.families import small_sizes
-from oaiserve.engine.model.loaded import LoadedModel
 from oaiserve.engine.model.runner import ModelRunner
 from oaiserve.engine.start.described import Described, describe_model
-from oaiserve.engine.start.kv_form import with_native_cache
-from oaiserve.engine.start.prepare import prepare
 from oaiserve.files.source import find_model
 from tests.engine.model.runners import states_of
 from tests.engine.model.steps import BLOCK_SIZE
+from tests.models import small_sizes
 from tests.models.decoders import SMALL, random_model
+from tests.models.described import SmallModel, described
 from tests.models.small_configs import config_of
 
 EMULATOR = Path(__file__).parent / "amx_emulator.h"
@@ -181,8 +178,8 @@ def make_model(asked: PreTrainedConfig, *, dtype: torch.dtype = torch.float32) -
     return model
 
 
-def load(asked: PreTrainedConfig, *, dtype: torch.dtype = torch.float32) -> LoadedModel:
-    return with_native_cache(prepare(make_model(asked, dtype=dtype)), EngineOptions())
+def load(asked: PreTrainedConfig, *, dtype: torch.dtype = torch.float32) -> SmallModel:
+    return described(make_model(asked, dtype=dtype))
 
 
 @contextmanager
@@ -224,12 +221,7 @@ def compiled_for(instructions: str) -> Iterator[None]:
         yield
 
 
-def described(loaded: LoadedModel) -> Decoder:
-    """Describe a model by its files, which it writes, without native code."""
-    return described_by_files(loaded, compile=False).decoder
-
-
-def described_by_files(loaded: LoadedModel, **options: Any) -> Described:
+def described_by_files(loaded: SmallModel, **options: Any) -> Described:
     """Describe a model by its files, which it writes, with the KV cache that it has."""
     is_int8 = any(shape.is_int8 for shape in loaded.kv_shapes.values())
     settings: dict[str, Any] = {
@@ -247,11 +239,11 @@ def native_of(found: Described, **options: Any) -> NativeDecoder:
     return NativeDecoder(found.library, found.decoder, **options)
 
 
-def native_decoder(loaded: LoadedModel, **options: Any) -> NativeDecoder:
+def native_decoder(loaded: SmallModel, **options: Any) -> NativeDecoder:
     return native_of(described_by_files(loaded), **options)
 
 
-def native(loaded: LoadedModel, *, num_blocks: int = 64, num_threads: int = 1) -> NativeDecoder:
+def native(loaded: SmallModel, *, num_blocks: int = 64, num_threads: int = 1) -> NativeDecoder:
     """Return the native step. That it computes the same with several threads is in test_same_numbers.py."""
     return native_decoder(loaded, num_blocks=num_blocks, block_size=BLOCK_SIZE, num_threads=num_threads)
 
@@ -265,6 +257,6 @@ def with_nan(decoder: NativeDecoder) -> NativeDecoder:
     return decoder
 
 
-def native_runner(loaded: LoadedModel, *, num_blocks: int = 64) -> ModelRunner:
+def native_runner(loaded: SmallModel, *, num_blocks: int = 64) -> ModelRunner:
     executor = native(loaded, num_blocks=num_blocks)
     return ModelRunner(executor, loaded.device, BLOCK_SIZE, states=states_of(loaded))

@@ -1,7 +1,6 @@
 """Adapters beside grammars, drafts, preemptions, the prefix cache and a KV cache in eight bits: no answer changes."""
 
 import weakref
-from copy import deepcopy
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -12,16 +11,14 @@ from oaiserve.config import KVCacheDtype
 from oaiserve.engine.adapters import AdapterTable
 from oaiserve.engine.drafting.drafts import MOST_STEP_TOKENS, StepTimes
 from oaiserve.engine.engine import Engine
-from oaiserve.engine.model.adapted_modules import adaptable
-from oaiserve.engine.model.loaded import LoadedModel
 from oaiserve.engine.model.runner import ModelRunner
 from oaiserve.engine.request import Grammar, Request, SamplingParams, TokenPrompt
-from oaiserve.engine.start.prepare import prepare
 from tests.engine.answers import collect
 from tests.engine.model.cpu.small_models import config, make_model, native_decoder
 from tests.engine.model.runners import make_engine
 from tests.engine.model.steps import BLOCK_SIZE
-from tests.models.adapters import random_adapter
+from tests.models.adapters import adaptable, random_adapter
+from tests.models.described import SmallModel, described
 
 pytestmark = pytest.mark.compiler
 NUM_TOKENS, EOS = 24, 2
@@ -52,14 +49,14 @@ REQUESTS = [
 ]
 
 
-def make_runner(loaded: LoadedModel, num_blocks: int) -> ModelRunner:
+def make_runner(loaded: SmallModel, num_blocks: int) -> ModelRunner:
     sizes = {"num_blocks": num_blocks, "block_size": BLOCK_SIZE, "num_threads": 2}
     return ModelRunner(native_decoder(loaded, has_adapters=True, **sizes), loaded.device, BLOCK_SIZE)
 
 
 def with_adapters(kv_cache_dtype: KVCacheDtype, num_blocks: int, **options: Any) -> Engine:
     """Return an engine that has the adapters under their numbers."""
-    loaded = prepare(deepcopy(MODEL)).with_cache(kv_cache_dtype)
+    loaded = described(MODEL).with_cache(kv_cache_dtype)
     runner = make_runner(loaded, num_blocks)
     table = AdapterTable(lambda number, *_: runner.add_adapter(number, ADAPTERS[number - 1]), runner.drop_adapter)
     for number in range(len(ADAPTERS)):
@@ -98,7 +95,7 @@ def test_answers_with_preemptions_are_those_alone() -> None:
 
 
 def test_an_adapter_is_kept_in_the_form_that_native_code_reads_alone() -> None:
-    runner = make_runner(prepare(deepcopy(MODEL)), 8)
+    runner = make_runner(described(MODEL), 8)
     adapter = random_adapter(adaptable(MODEL), 1, rank=3)
     weights = weakref.ref(adapter)
     runner.add_adapter(1, adapter)

@@ -19,9 +19,7 @@ from oaiserve.engine.model.attention.reference import ReferenceAttention
 from oaiserve.engine.model.batch import build_batch
 from oaiserve.engine.model.cpu.kv_layout import LANES, new_cache
 from oaiserve.engine.model.cpu.native import NativeDecoder
-from oaiserve.engine.model.loaded import LoadedModel
 from oaiserve.engine.start.compare import difference
-from oaiserve.engine.start.prepare import prepare
 from oaiserve.errors import StartupError
 from tests.engine.model.cpu.attention_layers import NUM_BLOCKS, QKV, Layer, NativeLayer
 from tests.engine.model.cpu.small_models import (
@@ -34,6 +32,7 @@ from tests.engine.model.cpu.small_models import (
 )
 from tests.engine.model.steps import BLOCK_SIZE, CPU, Shape, batch_of_prompt, shapes, two_steps
 from tests.engine.remembered import save
+from tests.models.described import SmallModel, described
 
 pytestmark = [pytest.mark.kernels, pytest.mark.compiler]
 # Each has something that no other has: heads that are no multiple of the group, several heads for a key, a softcap.
@@ -200,7 +199,7 @@ def logits(native: NativeDecoder) -> Tensor:
     return torch.cat([native.forward(batch_of_prompt(90)).clone(), native.forward(batch_of_prompt(91, 90))])
 
 
-def native_with(loaded: LoadedModel, cache: KVCacheDtype) -> NativeDecoder:
+def native_with(loaded: SmallModel, cache: KVCacheDtype) -> NativeDecoder:
     return native_decoder(loaded.with_cache(cache), num_blocks=8, block_size=BLOCK_SIZE, num_threads=2)
 
 
@@ -238,7 +237,7 @@ def with_outliers(family: str) -> PreTrainedModel:
 def test_numbers_of_keys_that_are_always_large_take_no_digits_of_the_others(
     family: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    loaded = prepare(with_outliers(family).to(dtype))
+    loaded = described(with_outliers(family).to(dtype))
     exact = logits(native_with(loaded, "auto"))
     lost = difference(logits(native_with(loaded, "int8")), exact)
     monkeypatch.setattr("oaiserve.engine.start.described.with_key_sizes", lambda layer: layer)

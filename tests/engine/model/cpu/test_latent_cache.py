@@ -2,24 +2,22 @@
 
 import ctypes
 import logging
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from transformers import PreTrainedModel
 
 from oaiserve.config import EngineOptions
 from oaiserve.engine.model.batch import build_batch
 from oaiserve.engine.model.cpu.kv_layout import LANES
-from oaiserve.engine.model.eager import EagerExecutor
 from oaiserve.engine.model.executor import Executor
-from oaiserve.engine.model.loaded import LoadedModel
-from oaiserve.engine.start import load as loading
+from oaiserve.engine.step import Step
 from oaiserve.errors import StartupError
 from tests.engine.model.cpu.small_models import LATENT, compiled_for, config, load, make_model, native, with_nan
 from tests.engine.model.runners import greedy_answers
-from tests.engine.model.steps import BLOCK_SIZE, CPU, NUM_BLOCKS, Shape, two_steps
+from tests.engine.model.steps import BLOCK_SIZE, CPU, NUM_BLOCKS, two_steps
 from tests.engine.remembered import save, started
 from tests.models.decoders import generate
 
@@ -59,10 +57,24 @@ NUM_TOKENS = 12
 MEMORY = 2**20
 
 
-def logits(executor: Executor, shape: Shape) -> torch.Tensor:
-    steps = two_steps(shape, torch.Generator().manual_seed(len(shape)), wants_prompt_logprobs=True)
-    with torch.inference_mode():
-        return [executor.forward(build_batch(step, BLOCK_SIZE, CPU)).clone() for step in steps][-1]
+@torch.inference_mode()
+def logits(executor: Executor, steps: list[Step]) -> torch.Tensor:
+    """Return the logits of all tokens of the last step."""
+    for step in steps:
+        batch = build_batch(step, BLOCK_SIZE, CPU)
+        batch.logits_rows = torch.arange(len(batch.input_ids))
+        found = executor.forward(batch).clone()
+    return found
+
+
+@torch.inference_mode()
+def own_logits(model: PreTrainedModel, step: Step) -> torch.Tensor:
+    """Return the logits that transformers' own code computes of all tokens of a step."""
+    found = [
+        model(torch.tensor([chunk.sequence.token_ids]), use_cache=False).logits[0, chunk.start : chunk.end]
+        for chunk in step.chunks
+    ]
+    return torch.cat(found).float()
 
 
 @pytest.mark.parametrize(("dtype", "pack"), [(torch.bfloat16, 2), (torch.float32, 1)])
@@ -89,31 +101,23 @@ def test_logits_equal_those_of_transformers_code(name: str, instructions: str) -
     loaded = load(MODELS[name])
     with compiled_for(instructions):
         decoder = with_nan(native(loaded, num_blocks=NUM_BLOCKS))
-    eager = EagerExecutor.with_cache(loaded, num_blocks=NUM_BLOCKS, block_size=BLOCK_SIZE)
     for shape in ([(15, 1), (16, 1), (17, 1), (255, 1), (256, 1)], [(600, 1), (3, 290), (255, 2), (1, 128)]):
-        torch.testing.assert_close(logits(decoder, shape), logits(eager, shape), rtol=1e-3, atol=1e-3)
-
-
-def in_bfloat16(name: str) -> LoadedModel:
-    """Return a model whose rotary frequencies stay in float32, as those of a loaded model do."""
-    loaded = load(MODELS[name], dtype=torch.bfloat16)
-    exact = dict(make_model(MODELS[name]).named_buffers())
-    for buffer_name, buffer in loaded.model.named_buffers():
-        buffer.data = exact[buffer_name].data
-    return loaded
+        steps = two_steps(shape, torch.Generator().manual_seed(len(shape)))
+        expected = own_logits(loaded.model, steps[-1])
+        torch.testing.assert_close(logits(decoder, steps), expected, rtol=1e-3, atol=1e-3)
 
 
 @pytest.mark.parametrize("name", ["v2", "v3 of DeepSeek's sizes"])
 def test_bfloat16_is_as_close_to_float32_as_in_transformers(name: str) -> None:
-    shape = [(290, 20), (40, 1)]
-    rounded = in_bfloat16(name)
-    exact = in_bfloat16(name)
-    exact = replace(exact, model=exact.model.float(), dtype=torch.float32)
-    sizes = {"num_blocks": NUM_BLOCKS, "block_size": BLOCK_SIZE}
-    expected = logits(EagerExecutor.with_cache(exact, **sizes), shape)
-    found = [logits(with_nan(native(rounded, num_blocks=NUM_BLOCKS)), shape)]
-    found.append(logits(EagerExecutor.with_cache(rounded, **sizes), shape).float())
-    error, own_error = (float((one - expected).norm() / expected.norm()) for one in found)
+    exact = dict(make_model(MODELS[name]).named_buffers())
+    rounded = load(MODELS[name], dtype=torch.bfloat16)
+    for buffer_name, buffer in rounded.model.named_buffers():  # rotary frequencies, as those of a loaded model
+        buffer.data = exact[buffer_name].data
+    steps = two_steps([(290, 20), (40, 1)], torch.Generator().manual_seed(2))
+    found = logits(with_nan(native(rounded, num_blocks=NUM_BLOCKS)), steps)
+    own = own_logits(rounded.model, steps[-1])
+    expected = own_logits(rounded.model.float(), steps[-1])
+    error, own_error = (float((one - expected).norm() / expected.norm()) for one in (found, own))
     assert own_error > 1e-3, "bfloat16 must make a difference"
     assert error < 1.1 * own_error
 
@@ -138,13 +142,10 @@ def answers(folder: Path, **options: Any) -> list[list[int]]:
         return greedy_answers(engine, PROMPTS, NUM_TOKENS)
 
 
-def test_a_server_has_such_a_cache_from_its_first_start_on(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_server_has_such_a_cache_from_its_first_start_on(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG, "oaiserve")
     expected = generate(make_model(MODELS["v3"]), PROMPTS, NUM_TOKENS)
     assert answers(folder) == expected
-    monkeypatch.setattr(loading, "load_model", None)
     assert answers(folder) == expected, "from what is remembered"
     num_blocks = MEMORY // (2 * 48 * 4 * BLOCK_SIZE)
     line = f": {num_blocks} KV blocks of 16 tokens (0.00 GiB of latent vectors), "

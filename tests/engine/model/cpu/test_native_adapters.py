@@ -1,33 +1,27 @@
 """Adapters in the native step: equal to merged weights, and without an influence on other rows."""
 
 import random
-from copy import deepcopy
 
 import pytest
 import torch
 from torch import Tensor
 
-from oaiserve.config import EngineOptions
 from oaiserve.engine.decoder.description import HeadRows
-from oaiserve.engine.model.adapted_modules import adaptable
 from oaiserve.engine.model.adapters import Adapter
 from oaiserve.engine.model.batch import Batch, build_batch
 from oaiserve.engine.model.cpu.native import NativeDecoder
-from oaiserve.engine.model.eager import EagerExecutor
-from oaiserve.engine.model.loaded import LoadedModel
 from oaiserve.engine.start.compare import difference
-from oaiserve.engine.start.kv_form import with_native_cache
-from oaiserve.engine.start.prepare import prepare
 from oaiserve.engine.step import Chunk, Step
 from tests.engine.model.cpu.small_models import FAMILIES, compiled_for, config, load, make_model, native_decoder
 from tests.engine.model.steps import BLOCK_SIZE, CPU, NUM_BLOCKS, sequence_of
-from tests.models.adapters import merged, random_adapter
+from tests.models.adapters import adaptable, merged, random_adapter
+from tests.models.described import SmallModel, described
 
 pytestmark = [pytest.mark.kernels, pytest.mark.compiler]
 GROUPED = config("llama", max_position_embeddings=512, intermediate_size=176)
 
 
-def decoder(loaded: LoadedModel, *, threads: int = 2, **options: bool) -> NativeDecoder:
+def decoder(loaded: SmallModel, *, threads: int = 2, **options: bool) -> NativeDecoder:
     sizes = {"num_blocks": NUM_BLOCKS, "block_size": BLOCK_SIZE, "num_threads": threads}
     return native_decoder(loaded, **{"has_adapters": True, **options}, **sizes)
 
@@ -50,7 +44,7 @@ def batch_of(rows: list[tuple[list[int], int, Adapter | None]]) -> Batch:
 
 
 @torch.inference_mode()
-def logits_of(native: NativeDecoder | EagerExecutor, batch: Batch) -> list[Tensor]:
+def logits_of(native: NativeDecoder, batch: Batch) -> list[Tensor]:
     """Return the logits of all tokens of each chunk."""
     logits = native.forward(batch).clone()
     found = [logits[row : row + 1] for row in range(len(batch.sample_chunks))]
@@ -72,8 +66,8 @@ def prompts_for(vocab_size: int, lengths: list[int], seed: int = 0) -> list[list
 )
 def test_several_adapters_in_one_batch_are_each_the_model_with_merged_weights(family: str) -> None:
     model = make_model(FAMILIES[family])
-    loaded = with_native_cache(prepare(deepcopy(model)), EngineOptions())
-    shapes = adaptable(loaded.model)
+    loaded = described(model)
+    shapes = adaptable(model)
     some = {name: shape for index, (name, shape) in enumerate(shapes.items()) if index % 3}
     adapters = [random_adapter(shapes, 1), random_adapter(some, 2, rank=30), None]
     prompts = prompts_for(loaded.vocab_size, [5, 21, 9])
@@ -102,7 +96,7 @@ CASES = {
 def test_a_row_is_bitwise_the_same_whatever_adapters_are_beside_it(case: str) -> None:
     asked, dtype, instructions = CASES[case]
     loaded = load(asked, dtype=dtype)
-    shapes = adaptable(loaded.model)
+    shapes = loaded.decoder.adaptable()
     adapters = [random_adapter(shapes, seed, rank=rank, dtype=dtype) for seed, rank in enumerate([1, 8, 17, 64])]
     rng = random.Random(1)
     lengths = [30, 1, 7, 12, 40, 3, 5, 2, 25]

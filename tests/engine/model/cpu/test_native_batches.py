@@ -1,4 +1,4 @@
-"""The native step computes the logits of the eager executor in steps of all shapes, whatever its cache holds."""
+"""The native step computes the logits of the reference in steps of all shapes, whatever its cache holds."""
 
 import math
 from typing import NamedTuple
@@ -8,11 +8,12 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from oaiserve.engine.executors.reference.executor import ReferenceExecutor
 from oaiserve.engine.model.batch import build_batch
 from oaiserve.engine.model.cpu.native import NativeDecoder
-from oaiserve.engine.model.eager import EagerExecutor
 from oaiserve.engine.step import Chunk, Step
 from tests.engine.model.cpu.small_models import EMULATED_AMX, compiled_for, config, load, make_model, native, with_nan
+from tests.engine.model.runners import reference_of
 from tests.engine.model.steps import BLOCK_SIZE, CPU, NUM_BLOCKS, Shape, batch_of_prompt, sequence_of, shapes, two_steps
 
 pytestmark = [pytest.mark.kernels, pytest.mark.compiler]
@@ -63,7 +64,7 @@ def test_nan_in_a_sequence_affects_no_other_and_not_the_next_owner_of_its_blocks
 
 
 class Both(NamedTuple):
-    eager: EagerExecutor
+    reference: ReferenceExecutor
     natives: list[NativeDecoder]  # with 1, 2 and 3 threads
 
 
@@ -77,7 +78,7 @@ def both(request: pytest.FixtureRequest) -> Both:
     loaded = load(CONFIGS[name])
     with compiled_for(instructions):
         natives = [with_nan(native(loaded, num_blocks=NUM_BLOCKS, num_threads=threads)) for threads in (1, 2, 3)]
-    return Both(EagerExecutor.with_cache(loaded, num_blocks=NUM_BLOCKS, block_size=BLOCK_SIZE), natives)
+    return Both(reference_of(loaded, num_blocks=NUM_BLOCKS, block_size=BLOCK_SIZE), natives)
 
 
 @pytest.mark.parametrize("name", ["grouped", "wide"])
@@ -98,11 +99,11 @@ def test_bfloat16_logits_of_another_cpus_code_are_close(cpu: str, name: str) -> 
 @example(shape=[(0, 1)], seed=0)
 @example(shape=[(15, 1), (16, 1), (17, 1), (255, 1), (256, 1)], seed=1)
 @example(shape=[(600, 1), (0, 330), (255, 2), (3, 128)], seed=2)
-def test_logits_equal_those_of_the_eager_executor(both: Both, shape: Shape, seed: int) -> None:
+def test_logits_equal_those_of_the_reference(both: Both, shape: Shape, seed: int) -> None:
     steps = two_steps(shape, torch.Generator().manual_seed(seed), wants_prompt_logprobs=True)
     results = []
     with torch.inference_mode():
-        for executor in (both.eager, *both.natives):
+        for executor in (both.reference, *both.natives):
             for part in steps:
                 logits = executor.forward(build_batch(part, BLOCK_SIZE, CPU))
             results.append(logits.clone())

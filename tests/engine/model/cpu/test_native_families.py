@@ -1,16 +1,12 @@
 """The native step gives the answers of transformers' code for small random models of each family."""
 
-import copy
 import logging
 from pathlib import Path
 
 import pytest
 import torch
 
-from oaiserve.config import EngineOptions
 from oaiserve.engine.model.states import StateChunk
-from oaiserve.engine.start.kv_form import with_native_cache
-from oaiserve.engine.start.prepare import prepare
 from tests.engine.model.cpu.small_models import (
     DELTA,
     FAMILIES,
@@ -27,6 +23,7 @@ from tests.engine.model.runners import greedy_answers, make_engine, states_of
 from tests.engine.model.steps import batch_of_prompt
 from tests.engine.remembered import answer, save
 from tests.models.decoders import generate, greedy
+from tests.models.described import described
 from tests.models.small_configs import config_of
 
 pytestmark = pytest.mark.compiler
@@ -37,7 +34,7 @@ NUM_TOKENS = 14
 @pytest.mark.parametrize("family", FAMILIES)
 def test_answers_are_those_of_transformers_however_they_are_packed(family: str) -> None:
     model = make_model(FAMILIES[family])
-    loaded = with_native_cache(prepare(copy.deepcopy(model)), EngineOptions())
+    loaded = described(model)
     with make_engine(loaded, native_runner(loaded), max_running=16, max_step_tokens=100) as engine:
         # Two choices of each, which copy blocks; the second time with a filled prefix cache.
         first, again = (greedy_answers(engine, PROMPTS, NUM_TOKENS, n=2) for _ in range(2))

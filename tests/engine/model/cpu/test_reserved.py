@@ -14,18 +14,18 @@ from oaiserve.engine.model.cpu import reserved
 from oaiserve.engine.model.cpu.library import Library
 from oaiserve.engine.model.cpu.native import NativeDecoder
 from oaiserve.engine.model.cpu.reserved import ReservedMemory, reserve
-from oaiserve.engine.model.loaded import LoadedModel
 from oaiserve.engine.model.rehearsal import prompt
-from tests.engine.model.cpu.small_models import BLOCK_SIZE, FAMILIES, described, load
+from tests.engine.model.cpu.small_models import BLOCK_SIZE, FAMILIES, load
+from tests.models.described import SmallModel
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="memory is reserved on Linux alone, which .ci/run is")
 SIZES = {"num_blocks": 4, "block_size": BLOCK_SIZE, "num_threads": 1}
 
 
 @pytest.fixture(scope="module")
-def llama() -> tuple[LoadedModel, Decoder]:
+def llama() -> tuple[SmallModel, Decoder]:
     loaded = load(FAMILIES["llama"])
-    return loaded, described(loaded)
+    return loaded, loaded.decoder
 
 
 def resident_bytes(memory: ReservedMemory) -> int:
@@ -41,7 +41,7 @@ def resident_bytes(memory: ReservedMemory) -> int:
 @pytest.mark.compiler
 @pytest.mark.parametrize("num_bytes", [2**17, 2**22], ids=["too little", "too much"])
 def test_a_decoder_in_reserved_memory_computes_the_same_and_keeps_what_it_needs(
-    llama: tuple[LoadedModel, Decoder], num_bytes: int
+    llama: tuple[SmallModel, Decoder], num_bytes: int
 ) -> None:
     loaded, decoder = llama
     step = prompt(9, loaded.vocab_size, BLOCK_SIZE)
@@ -64,7 +64,7 @@ def test_a_decoder_in_reserved_memory_computes_the_same_and_keeps_what_it_needs(
 
 @pytest.mark.compiler
 def test_memory_is_not_taken_any_more_when_weights_are_written(
-    monkeypatch: pytest.MonkeyPatch, llama: tuple[LoadedModel, Decoder]
+    monkeypatch: pytest.MonkeyPatch, llama: tuple[SmallModel, Decoder]
 ) -> None:
     def take_late(memory: ReservedMemory) -> None:
         memory._is_enough.wait()

@@ -4,7 +4,6 @@ import random
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import fields, is_dataclass, replace
-from functools import partial
 from itertools import cycle
 from typing import Any, NamedTuple
 
@@ -19,18 +18,14 @@ from transformers import PreTrainedConfig
 
 from oaiserve.config import KVCacheDtype
 from oaiserve.engine.decoder.blocks import Blocks
-from oaiserve.engine.decoder.description import Decoder, Expert, Matrix
-from oaiserve.engine.decoder.spec import ModelSpec
+from oaiserve.engine.decoder.description import Expert, Matrix
 from oaiserve.engine.model.batch import build_batch
-from oaiserve.engine.model.cpu.library import Library
 from oaiserve.engine.model.cpu.native import NativeDecoder
-from oaiserve.engine.model.loaded import LoadedModel
 from oaiserve.engine.model.runner import Launched, ModelRunner
 from oaiserve.engine.model.states import StateChunk, States
 from oaiserve.engine.sequence import Sequence
 from oaiserve.engine.step import Chunk, Step
 from oaiserve.facts.engine_numbers import EngineNumbers
-from tests.engine.executors.test_described_families import spec_and_decoder
 from tests.engine.model.cpu.small_models import (
     CONVOLUTIONS,
     DELTA,
@@ -43,13 +38,13 @@ from tests.engine.model.cpu.small_models import (
     config,
     described_by_files,
     load,
-    make_model,
     native_decoder,
     native_of,
 )
 from tests.engine.model.runners import greedy_answers, make_engine, states_of
 from tests.engine.model.steps import BLOCK_SIZE, CPU, NUM_BLOCKS, sequence_of
 from tests.models.decoders import SMALL
+from tests.models.described import SmallModel
 from tests.models.gguf_files import random_blocks
 from tests.models.small_configs import config_of
 
@@ -123,17 +118,12 @@ class Native(NamedTuple):
 
 
 @pytest.fixture(scope="module", params=CASES)
-def natives(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[int, Native]:
+def natives(request: pytest.FixtureRequest) -> dict[int, Native]:
     """Return native steps by their numbers of threads."""
     asked, dtype, instructions = CASES[request.param]
     make: Callable[..., NativeDecoder] = blocks_decoder if "in blocks" in request.param else native_decoder
-    loaded: ModelSpec
-    if asked is FADING:
-        loaded, decoder = spec_and_decoder(make_model(asked, dtype=dtype), tmp_path_factory.mktemp("files"))
-        make = partial(file_decoder, decoder)
-    else:
-        cache: KVCacheDtype = "int8" if request.param.startswith("cache in eight bits") else "auto"
-        loaded = load(asked, dtype=dtype).with_cache(cache)
+    cache: KVCacheDtype = "int8" if request.param.startswith("cache in eight bits") else "auto"
+    loaded = load(asked, dtype=dtype).with_cache(cache)
     found = {}
     with compiled_for(instructions):
         for threads, block_size in BLOCK_SIZES.items():
@@ -142,11 +132,7 @@ def natives(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     return found
 
 
-def file_decoder(described: Decoder, loaded: ModelSpec, **sizes: int) -> NativeDecoder:
-    return NativeDecoder(Library(loaded.dtype), described, **sizes)
-
-
-def blocks_decoder(loaded: LoadedModel, **sizes: int) -> NativeDecoder:
+def blocks_decoder(loaded: SmallModel, **sizes: int) -> NativeDecoder:
     """Make the native step of a model with random blocks in place of its matrices.
 
     Those of experts are in MXFP4, and others in another format for each shape.

@@ -16,14 +16,13 @@ from oaiserve.engine.executors.cuda.kernels import Kernels, PlainAttention
 from oaiserve.engine.model.attention.reference import ReferenceAttention
 from oaiserve.engine.model.batch import build_batch
 from oaiserve.engine.model.gpu.device_memory import MemoryReading, measure
-from oaiserve.engine.model.loaded import LoadedModel
 from oaiserve.engine.model.memory import MemoryUse
 from oaiserve.engine.model.rehearsal import largest_step
 from oaiserve.engine.model.sampling.sampler import NUM_TOP
 from oaiserve.engine.start.gpu import kv_cache
 from oaiserve.engine.start.gpu.kv_cache import gpu_sizes
 from oaiserve.errors import StartupError
-from tests.engine.model.cpu.small_models import described
+from tests.models.described import SmallModel
 
 GIB = 2**30
 
@@ -64,19 +63,19 @@ BEFORE = MemoryReading(total=80 * GIB, free=60 * GIB, reserved=16 * GIB, in_tens
 AFTER = MemoryReading(total=80 * GIB, free=58 * GIB, reserved=17 * GIB, in_tensors=16 * GIB, peak_in_tensors=17 * GIB)
 
 
-def measured(loaded: LoadedModel, backend: Callable[..., Any], **options: Any) -> MemoryUse:
+def measured(loaded: SmallModel, backend: Callable[..., Any], **options: Any) -> MemoryUse:
     asked = EngineOptions(max_running=6, **options)
     make = making(loaded, backend)
     return measure(fake_gpu(), loaded, asked, make, max_step_tokens=40, sample_ids=None, graph_bytes=7)
 
 
-def making(loaded: LoadedModel, backend: Callable[..., Any]) -> Callable[[int], CudaExecutor]:
-    weights = CudaWeights(described(loaded), dtype=loaded.dtype, device=loaded.device)
+def making(loaded: SmallModel, backend: Callable[..., Any]) -> Callable[[int], CudaExecutor]:
+    weights = CudaWeights(loaded.decoder, dtype=loaded.dtype, device=loaded.device)
     kernels = Kernels(attention=backend)
     return lambda number: CudaExecutor(weights, loaded.kv_shapes, num_blocks=number, block_size=16, kernels=kernels)
 
 
-def test_the_uses_of_memory_are_measured_separately(loaded: LoadedModel) -> None:
+def test_the_uses_of_memory_are_measured_separately(loaded: SmallModel) -> None:
     steps = []
 
     class Attention(ReferenceAttention):
@@ -91,7 +90,7 @@ def test_the_uses_of_memory_are_measured_separately(loaded: LoadedModel) -> None
 
 
 def test_the_cache_gets_the_rest_and_the_other_uses_are_logged(
-    loaded: LoadedModel, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    loaded: SmallModel, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(kv_cache, "CudaMemory", lambda device: fake_gpu())
     caplog.set_level(logging.DEBUG, "oaiserve")
@@ -107,7 +106,7 @@ def test_the_cache_gets_the_rest_and_the_other_uses_are_logged(
     ]
 
 
-def test_a_gpu_without_memory_for_the_largest_step_stops_the_start(loaded: LoadedModel) -> None:
+def test_a_gpu_without_memory_for_the_largest_step_stops_the_start(loaded: SmallModel) -> None:
     def prepare(*_: Any) -> Any:
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 70 GiB.")
 

@@ -10,20 +10,19 @@ import pytest
 import torch
 from transformers import LlamaConfig, Phi3Config, PreTrainedConfig
 
-from oaiserve.engine.model.attention.hook import AttentionCall, run_model
-from oaiserve.engine.model.attention.reference import ReferenceAttention
+from oaiserve.engine.executors.cuda.executor import CudaExecutor, CudaWeights
+from oaiserve.engine.executors.cuda.kernels import Kernels
 from oaiserve.engine.model.batch import Batch, build_batch
-from oaiserve.engine.model.eager import EagerExecutor
 from oaiserve.engine.model.rehearsal import prompt
 from oaiserve.engine.model.runner import ModelRunner
 from oaiserve.engine.model.sampling.logit_edits import apply_masks_in_torch
 from oaiserve.engine.sequence import Sequence
-from oaiserve.engine.start.prepare import prepare
 from oaiserve.engine.step import Chunk, Draw, Masks, Step
 from tests.engine.executors.fake_gpu import GPU, watched
 from tests.engine.model.sampling import plain_sampling
 from tests.engine.model.steps import sequence_of
 from tests.models.decoders import FAMILIES, SMALL, random_model
+from tests.models.described import described
 
 VOCAB = 97
 
@@ -119,11 +118,10 @@ LONGROPE = {"rope_type": "longrope", "short_factor": [1.0] * 4, "long_factor": [
 )
 @torch.inference_mode()
 def test_no_kind_of_rotary_embedding_makes_a_step_wait(config: PreTrainedConfig) -> None:
-    loaded = prepare(random_model(config))
-    loaded.model.to("meta")
-    caches = EagerExecutor.with_cache(loaded, num_blocks=2, block_size=8).caches
-    caches = {layer: type(cache)(*(tensor.to("meta") for tensor in cache)) for layer, cache in caches.items()}
+    loaded = described(random_model(config))
+    weights = CudaWeights(loaded.decoder, dtype=torch.float32, device=GPU)
+    executor = CudaExecutor(weights, loaded.kv_shapes, num_blocks=2, block_size=8, kernels=Kernels())
     batch = build_batch(prompt(9, loaded.vocab_size, 8), 8, GPU)
     with watched():
-        logits = run_model(loaded.model, batch, call=AttentionCall(ReferenceAttention(batch), caches))
+        logits = executor.forward(batch)
     assert logits.shape == (1, loaded.vocab_size)

@@ -28,7 +28,6 @@ from oaiserve.engine.model.attention.reference import ReferenceAttention
 from oaiserve.engine.model.batch import Batch
 from oaiserve.engine.model.gpu.cuda_capture import Run
 from oaiserve.engine.model.gpu.step_graphs import StepGraphs
-from oaiserve.engine.model.loaded import LoadedModel
 from oaiserve.engine.model.plain_adapters import plain
 from oaiserve.engine.model.runner import ModelRunner
 from oaiserve.engine.model.sampling.draw_rows import DrawRow, SampledIds
@@ -45,7 +44,6 @@ from oaiserve.engine.start.gpu.long_prompts import long_prompts_checked
 from oaiserve.engine.start.gpu.trials import FEATURES, Trials
 from oaiserve.engine.start.gpu.verdict import Verdict
 from oaiserve.engine.start.options import refuse_unless_possible
-from oaiserve.engine.start.prepare import prepare
 from oaiserve.engine.start.request import Declined, StartRequest
 from oaiserve.engine.start.started import assemble
 from oaiserve.engine.start.ways import gpu as start_on_gpu
@@ -58,20 +56,21 @@ from tests.engine.model.gpu.step_runs import PlainSampler, padded_attention
 from tests.engine.model.runners import eager_runner, greedy, make_engine
 from tests.engine.remembered import save
 from tests.models.decoders import FAMILIES, LLAMA_OF_ONE_LAYER, byte_tokenizer, random_model
+from tests.models.described import SmallModel, described
 from tests.models.pinned import pinned_model
 
 NUM_BLOCKS, BLOCK_SIZE = 64, 4
 NO_COMPILER = "Failed to find C compiler. Please specify via CC environment variable."
 
 
-def place(loaded: LoadedModel, **options: Any) -> Placed:
-    """Describe a model by its files, with its weights where a GPU would have them."""
-    spec, decoder, *_ = described_by_files(loaded, compile=False, **options)
-    return Placed(spec, CudaWeights(decoder, dtype=spec.dtype, device=spec.device), decoder.adaptable())
+def place(loaded: SmallModel) -> Placed:
+    """Return a model with its weights where a GPU would have them."""
+    weights = CudaWeights(loaded.decoder, dtype=loaded.dtype, device=loaded.device)
+    return Placed(loaded, weights, loaded.decoder.adaptable())
 
 
 @pytest.fixture(scope="module")
-def placed(loaded: LoadedModel) -> Placed:
+def placed(loaded: SmallModel) -> Placed:
     return place(loaded)
 
 
@@ -96,13 +95,13 @@ def without_the_last_key(batch: Batch) -> ReferenceAttention:
 
 @pytest.mark.parametrize("family", ["gemma2", "gpt2"])
 def test_attention_that_computes_the_same_has_no_problem(family: str) -> None:
-    assert attention_differs(place(prepare(random_model(FAMILIES[family]))), ReferenceAttention) is None
+    assert attention_differs(place(described(random_model(FAMILIES[family]))), ReferenceAttention) is None
 
 
 @pytest.mark.filterwarnings("ignore:invalid value encountered in subtract")  # of rows that are not finite
 def test_triton_attention_and_sampling_have_no_problem() -> None:
     pytest.importorskip("triton", reason="Triton has no wheels for this system")
-    placed = place(prepare(random_model(LLAMA_OF_ONE_LAYER)))
+    placed = place(described(random_model(LLAMA_OF_ONE_LAYER)))
     from oaiserve.engine.model.attention.triton import TritonAttention
     from oaiserve.engine.model.sampling import triton_sampling
 
@@ -127,7 +126,7 @@ def test_attention_that_leaves_the_cache_as_it_was_is_found(placed: Placed) -> N
     assert attention_differs(placed, forgets) is not None
 
 
-def test_draws_and_masks_that_are_others_are_found(loaded: LoadedModel) -> None:
+def test_draws_and_masks_that_are_others_are_found(loaded: SmallModel) -> None:
     def next_ids(logits: torch.Tensor, rows: list[DrawRow]) -> SampledIds:
         ids, are_finite = PlainSampler().sample_ids(logits, rows)
         return (ids + 1) % logits.shape[1], are_finite
@@ -249,7 +248,7 @@ WRONG_LAYERS = SimpleNamespace(add_and_norm=lambda hidden, *_: (hidden, hidden),
 )
 def test_what_fails_at_the_start_is_off_with_one_warning_and_the_answers_are_right(
     device: FakeGpu,
-    loaded: LoadedModel,
+    loaded: SmallModel,
     placed: Placed,
     caplog: pytest.LogCaptureFixture,
     fail: Callable[[FakeGpu], None],
@@ -294,7 +293,7 @@ def test_long_prompts_are_the_librarys_in_the_backend(device: FakeGpu, placed: P
 def test_a_library_is_used_if_it_computes_the_same_and_faster(
     factor: float, times: tuple[float, ...], reason: str, warned: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    loaded = prepare(random_model(LLAMA_OF_ONE_LAYER))
+    loaded = described(random_model(LLAMA_OF_ONE_LAYER))
     decoder = described_by_files(loaded, compile=False).decoder
     tables = replace(decoder.layers[0].attention.rotary, cosines=torch.ones(8192, 4), sines=torch.zeros(8192, 4))
     attention = replace(decoder.layers[0].attention, rotary=tables)
@@ -331,7 +330,7 @@ def test_without_a_package_long_prompts_are_for_the_kernels_and_nothing_warns(
     assert not caplog.messages
 
 
-def test_everything_can_be_switched_off(device: FakeGpu, loaded: LoadedModel, placed: Placed) -> None:
+def test_everything_can_be_switched_off(device: FakeGpu, loaded: SmallModel, placed: Placed) -> None:
     device.backend = PlainAttention
     with started(placed, cuda_graph=False, attention="reference") as engine:
         assert on(engine) == {"sampling"}
@@ -354,13 +353,13 @@ def test_decodes_with_adapters_are_captured_only_if_they_compute_the_same(device
 
     if not is_right:
         device.set(TritonAdapters, "upload", lambda *_: None)
-    with started(place(prepare(random_model(LLAMA_OF_ONE_LAYER))), lora_dir=Path("unread")) as engine:
+    with started(place(described(random_model(LLAMA_OF_ONE_LAYER))), lora_dir=Path("unread")) as engine:
         assert on(engine) == {"attention", "sampling", "fused_layers", "adapters", *["graphs"] * is_right}
         assert is_right or "with adapters would differ" in engine.features["graphs"]
 
 
 def test_decodes_of_a_model_with_states_are_replayed(device: FakeGpu) -> None:
-    hybrid = place(prepare(make_model(STATE_FAMILIES["bamba"])))
+    hybrid = place(described(make_model(STATE_FAMILIES["bamba"])))
     device.set(start_on_gpu, "gpu_sizes", lambda *_, **__: (NUM_BLOCKS, 4))
     replay = Mock(wraps=StepGraphs.launch)
     device.set(StepGraphs, "launch", lambda *given, **named: replay(*given, **named))
@@ -416,7 +415,7 @@ def from_files(device: FakeGpu) -> Callable[..., ServedModel]:
 
 @pytest.mark.parametrize("settings", [{}, {"compile": False}], ids=["kernels", "--no-compile"])
 def test_a_model_starts_from_its_files(
-    settings: dict[str, Any], from_files: Callable[..., ServedModel], loaded: LoadedModel, tmp_path: Path
+    settings: dict[str, Any], from_files: Callable[..., ServedModel], loaded: SmallModel, tmp_path: Path
 ) -> None:
     save(loaded.model, tmp_path)
     served = from_files(tmp_path, **settings)
@@ -442,7 +441,7 @@ def test_a_probe_has_each_kind_of_layer_once(name: str, number: int, device: Fak
 
 
 def test_a_model_without_a_description_is_declined(
-    from_files: Callable[..., ServedModel], loaded: LoadedModel, tmp_path: Path
+    from_files: Callable[..., ServedModel], loaded: SmallModel, tmp_path: Path
 ) -> None:
     save(loaded.model, tmp_path)
     config = tmp_path / "config.json"
@@ -474,7 +473,7 @@ def test_the_engines_thread_warms_up_before_the_first_request(device: FakeGpu, p
         assert engine.is_ready
 
 
-def test_a_warm_up_that_fails_ends_the_engine(loaded: LoadedModel) -> None:
+def test_a_warm_up_that_fails_ends_the_engine(loaded: SmallModel) -> None:
     failures: list[BaseException] = []
 
     def note(error: BaseException) -> bool:
