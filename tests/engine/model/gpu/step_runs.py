@@ -23,7 +23,7 @@ from oaiserve.engine.model.gpu.step_sizes import Size
 from oaiserve.engine.model.runner import Launched, ModelRunner
 from oaiserve.engine.model.sampling.draw_rows import DrawRow, SampledIds
 from oaiserve.engine.step import Step
-from tests.engine.model.cpu.small_models import described, load
+from tests.engine.model.cpu.small_models import load
 from tests.engine.model.runners import states_of
 from tests.engine.model.sampling import plain_sampling
 from tests.engine.model.steps import CPU
@@ -37,8 +37,8 @@ class Model(NamedTuple):
 
 
 def model_of(config: PreTrainedConfig) -> Model:
-    spec = load(config)
-    return Model(spec, described(spec))
+    loaded = load(config)
+    return Model(loaded, loaded.decoder)
 
 
 def run_again(run: Run) -> Run:
