@@ -3,13 +3,13 @@
     python -m tools.gpu_check --out DIR                         # the whole picture, on the GPU
     python -m tools.gpu_check --out DIR --device cpu --quick    # a dry run anywhere
     python -m tools.gpu_check --out DIR --only gpt2 decode-8b   # parts of it again
-    python -m tools.gpu_check --out DIR --resume                # those that are not done in DIR
+    python -m tools.gpu_check --out DIR --resume                # the sections that are not done in DIR
     python -m tools.gpu_check --show DIR/gpu_check.json --markdown docs/benchmarks.md
 
 Needs torch and transformers, no network and no weights: the models have the shapes of real ones and random weights.
 Each section runs in a process of its own, within a time limit. After each one DIR/gpu_check.json and DIR/gpu_check.md
-are written, beside a log of each. Exits with 1 if an answer is wrong or could not be
-checked, or a fast path is off; a missed speed target is only reported. `python -m tools.gpu.pack` packs what travels.
+are written, beside a log of each. Exits with 1 if an answer is wrong or could not be checked, or a fast path is off; a
+missed speed target is only reported. `python -m tools.gpu.pack` packs what travels to a machine without a network.
 """
 
 from __future__ import annotations

@@ -37,10 +37,11 @@ def measured() -> dict[str, dict[str, Any]]:
     found: dict[str, dict[str, Any]] = {
         "environment": {"device": "G", "python": "3.12", "versions": {"torch": "2"}, "ceilings": ceilings},
         **{name: {"llama": {"equal": True}} for name in CHECKS},
-        "kernels": {"attention": [{"equal": True}], "sampling": []},
+        "memory": {"checker": "compute-sanitizer", "Llama": {"equal": True}, "log": ["0 errors"]},
         "gpt2": {"at_once": run, "clients": run, "one_token": run, "steps": row},
         "uneven": {"even": row, "uneven": row, "arrivals": {"mixed_steps": 9, "itl_p99_to_steady": 1.0}},
         "streams": {"streams": run},
+        "peers": {"oaiserve": {"decodes of 64": 1.0}, "vllm": {"decodes of 64": 1.0}},
         "decode-1b": model,
         "decode-8b": model,
     }
@@ -87,7 +88,7 @@ def test_incomplete_results_have_a_text(data: st.DataObject) -> None:
     [
         ("gpt2", {"status": "done", "off": {"graphs": "no memory"}}),
         ("families", {"status": "done", "llama": {"equal": False}}),
-        ("kernels", {"status": "done", "attention": [{"equal": True}, {"equal": False}]}),
+        ("probes", {"status": "done", "Llama": {"equal": True}, "GPT-2": {"equal": False}}),
         ("overload", {"status": "ended after 9 s, its limit"}),
         ("graphs", {"status": "left out"}),
     ],

@@ -1,15 +1,18 @@
 """Sections of the GPU check run as processes: the end of each is reported, and none disturbs the others."""
 
+import os
+import shutil
+import subprocess
 import sys
 import time
 from pathlib import Path
 
 import pytest
 
-from tools.gpu.pack import packages
+from tools.gpu.pack import SCRIPT, download, packages
 from tools.gpu.run import LAST_LINES, run_all, run_one
 from tools.gpu.section import parts
-from tools.gpu.sections import NO_TRITON, NOT_ON_CPU, SECTIONS, Section
+from tools.gpu.sections import NOT_ON_CPU, SECTIONS, Section
 
 FIRST = Section("first", "none:run", 60)
 WRITES = "import sys; open(sys.argv[1], 'w').write('{\"found\": 7}');"
@@ -80,21 +83,71 @@ def test_other_sections_run_after_one_that_fails_and_none_for_longer_than_is_lef
 
 def test_what_travels_is_all_that_the_device_machine_lacks() -> None:
     names = {one.partition("==")[0] for one in packages()}
-    assert {"cyclopts", "starlette", "llguidance", "protobuf", "psutil"} <= names
-    assert not {"torch", "numpy", "tokenizers", "transformers", "triton", "pip"} & names
+    assert {"cyclopts", "starlette", "llguidance", "protobuf", "psutil", "transformers", "tokenizers"} <= names
+    assert not {"torch", "numpy", "triton", "pip"} & names
+    words = download("3.12", Path("wheels"))
+    for platform in ("manylinux_2_24_x86_64", "manylinux_2_28_x86_64", "manylinux2014_x86_64", "any"):
+        assert words[words.index(platform) - 1] == "--platform"
 
 
-def test_a_section_says_why_it_does_not_run(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_section_says_why_it_does_not_run() -> None:
     gpu_section = Section("a", "none:run", 60, needs_gpu=True)
     assert list(parts(gpu_section, "cpu", quick=True)) == [{"problem": NOT_ON_CPU}]
-    monkeypatch.setattr("tools.gpu.section.find_spec", lambda _: None)
-    kernels = Section("b", "none:run", 60, needs_triton=True)
-    assert list(parts(kernels, "cpu", quick=True)) == [{"problem": NO_TRITON, "off": {}}]
-    assert list(parts(kernels, "cuda", quick=True)) == [{"problem": NO_TRITON, "off": {"triton": NO_TRITON}}]
 
 
 def test_section_names_are_unique_and_correctness_comes_before_speed() -> None:
     names = [section.name for section in SECTIONS]
     assert len(set(names)) == len(names)
-    kinds = [section.is_check for section in SECTIONS[1:]]
+    assert names[:2] == ["memory", "environment"]
+    kinds = [section.is_check for section in SECTIONS[2:]]
     assert kinds == sorted(kinds, reverse=True)
+
+
+def test_a_check_that_needs_the_device_alone_has_no_neighbour(tmp_path: Path) -> None:
+    limits: dict[str, float] = {}
+
+    def run(section: Section, out: Path, limit_seconds: float) -> list[str]:
+        limits[section.name] = limit_seconds
+        return command("import time; time.sleep(1)", out)
+
+    sections = [Section(name, "none:run", 1000, is_check=True, is_alone=name == "c") for name in "abc"]
+    dict(run_all(sections, run, tmp_path, 100))
+    assert limits["a"] == limits["b"]
+    assert limits["c"] < limits["b"] - 0.9  # what the others have left
+
+
+# Installs nothing, and writes results as the check does.
+PYTHON = """#!/bin/sh
+if [ "$2" = pip ]; then mkdir packages.new; echo install >> ../calls; exit; fi
+echo "$@" >> ../calls
+[ -f results/gpu_check.json ] && cat results/gpu_check.json >> ../calls
+mkdir -p results
+for section in a b c d e f g h; do echo log > results/$section.log; done
+echo '{"sections": {}}' > results/gpu_check.json
+echo text > results/gpu_check.md
+exit 1
+"""
+
+
+def test_the_packed_check_installs_once_resumes_and_returns_few_files(tmp_path: Path) -> None:
+    folder, out, python = tmp_path / "oaiserve-gpu", tmp_path / "out", tmp_path / "python"
+    folder.mkdir()
+    (folder / "check.sh").write_text(SCRIPT.read_text())
+    (tmp_path / "gpu_check.json").write_text("of another machine\n")
+    python.write_text(PYTHON)
+    python.chmod(0o755)
+    environment = {"PATH": os.environ["PATH"], "OUT": str(out), "PYTHON": str(python)}
+    for _ in range(2):
+        out.mkdir()
+        done = subprocess.run(["sh", str(folder / "check.sh"), "--only", "memory"], env=environment, check=False)
+        assert done.returncode == 1
+        assert {file.name for file in out.iterdir()} == {"gpu_check.json", "gpu_check.md", "logs.tar.gz"}
+        shutil.rmtree(out)  # as a machine may that lends itself for one command
+    check = "-m tools.gpu_check --out results --resume --only memory"
+    assert (tmp_path / "calls").read_text().splitlines() == [
+        "install",
+        check,
+        "of another machine",
+        check,
+        '{"sections": {}}',
+    ]

@@ -1,8 +1,9 @@
 """Dry runs of the sections of the GPU check: the same code with tiny models on a CPU."""
 
 import json
-from itertools import islice
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,12 +12,12 @@ import torch
 pytest.importorskip("triton", reason="Triton has no wheels for this system")
 
 from oaiserve.config import EngineOptions
-from tests.models.decoders import random_model, real_shape
+from tests.models.decoders import FAMILIES, random_model, real_shape
 from tools import gpu_check
 from tools.engine_load import random_prompts
-from tools.gpu import answers, engines, kernels, overload, packed, steps, waits
+from tools.gpu import answers, engines, overload, peers, probes, steps, waits
 from tools.gpu.sections import NOT_ON_CPU, Target
-from tools.gpu.workload import files_of, started
+from tools.gpu.workload import files_of, saved, started
 
 # Rows without numbers are computed like the others, and then marked.
 pytestmark = [pytest.mark.kernels, pytest.mark.filterwarnings("ignore:invalid value encountered in subtract")]
@@ -59,28 +60,72 @@ def test_only_a_client_that_leaves_may_have_less_than_its_answer() -> None:
 
 
 def test_a_family_is_compared_with_generate() -> None:
-    found = answers.check_family("qwen3", CPU, [{}])
+    model = random_model(FAMILIES["qwen3"])
+    with saved(model) as files:
+        found = answers.check_model(model, files, [{}])
     assert (found["equal"], found["tokens"], found["modes"]) == (True, 60, 1)
 
 
-def test_kernels_equal_the_reference() -> None:
-    torch.manual_seed(0)
-    case = kernels.Case([(9, 1), (0, 5), (17, 3)], heads=4, key_dim=16, value_dim=16)
-    assert kernels.check_attention(case, DEVICE)["equal"]
-    assert kernels.check_sampling(0.5, DEVICE, quick=True)["equal"]
-    assert kernels.check_masks(100, DEVICE)["equal"]
+@pytest.mark.parametrize("name", answers.PACKED)
+def test_a_quantized_checkpoint_is_compared_with_generate(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(answers, "FAMILIES", {})
+    monkeypatch.setattr(answers, "HYBRIDS", ())
+    monkeypatch.setattr(answers, "PACKED", {name: answers.PACKED[name]})
+    assert found_by(answers.families(CPU))[name]["equal"]
 
 
-def test_kernels_of_layers_and_packed_checkpoints_are_compared() -> None:
-    rows = [*islice(kernels.check_operations(CPU), 6), *islice(kernels.check_rotation(CPU), 3, 5)]
-    rows += [*islice(packed.check_matrices(CPU), 2)]
-    assert len(rows) == 10
-    assert all(row["equal"] for row in rows), rows
-    experts, mixture = packed.experts(CPU), {}
-    while "gpt_oss" not in mixture:
-        mixture |= next(experts)
-    assert len(mixture["experts"]) == 12
-    assert all(row["equal"] for row in [*mixture["experts"], mixture["gpt_oss"]]), mixture
+# A probe that finds one problem in models whose name says so, under a memory checker that is another program.
+PROBE = """
+import json, pickle, sys
+order = pickle.load(sys.stdin.buffer)
+off = {"attention": "", "sampling": "", "fused_layers": "", "adapters": "there are none"}
+problems = []
+if order.options.kv_cache_dtype == "fp8":
+    off["sampling"] = "wrong draws"
+    problems.append("sampling")
+print(json.dumps({"off": off, "problems": problems}))
+"""
+
+
+def test_probes_report_the_problems_of_each_model(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    checker = tmp_path / "compute-sanitizer"
+    checker.write_text('#!/bin/sh\nwhile [ $# -gt 0 ] && [ $1 != -- ]; do shift; done\nshift\nexec "$@"\n')
+    checker.chmod(0o755)
+    monkeypatch.setattr(probes, "COMMAND", ("--", sys.executable, "-c", PROBE))
+    monkeypatch.setattr(probes, "CHECKER", ("memcheck", str(checker)))
+    monkeypatch.setenv("PYTORCH_NO_CUDA_MEMORY_CACHING", "1")
+    found = found_by(probes.memory(CPU))
+    assert found["checker"].startswith(f"{checker} --tool memcheck --error-exitcode 99")
+    wrong = {name for name in probes.SMALL_CASES if not found[name]["equal"]}
+    assert wrong == {"Llama, cache in FP8"}
+    assert found["Llama, cache in FP8"]["problems"] == {"sampling": "wrong draws"}
+    assert probes.CASES.keys().isdisjoint(probes.SMALL_CASES)
+
+
+def test_without_a_checker_probes_run_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(probes, "CHECKER", ("memcheck", "/no/such/program"))
+    monkeypatch.setattr("shutil.which", lambda name: None)
+    assert probes.checker(Path("log")) == ()
+
+
+def test_another_server_is_measured_where_it_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert found_by(peers.run(CPU)) == {"problem": "vLLM is not installed"}
+    asked: list[tuple[int, int]] = []
+
+    class LLM:
+        def __init__(self, model: str, **options: Any) -> None:
+            assert (Path(model) / "config.json").exists()
+            assert options["max_model_len"] == 12
+
+        def generate(self, prompts: list[dict[str, list[int]]], params: Any, use_tqdm: bool) -> None:
+            asked.append((len(prompts), params.max_tokens))
+
+    vllm = SimpleNamespace(LLM=LLM, SamplingParams=SimpleNamespace)
+    monkeypatch.setattr(peers, "find_spec", lambda name: vllm)
+    monkeypatch.setattr(peers, "import_module", lambda name: vllm)
+    found = found_by(peers.run(CPU))
+    assert asked == [(2, 4)] * 2
+    assert found["oaiserve"].keys() == found["vllm"].keys() == peers.TINY_LOADS.keys()
 
 
 def test_answers_may_differ_only_from_a_tie_on() -> None:

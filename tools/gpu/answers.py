@@ -8,19 +8,40 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import product
+from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import PreTrainedModel
+from transformers import AutoConfig, PreTrainedModel
 
 from tests.models.decoders import FAMILIES, generate, random_model, real_shape
+from tests.models.packed import Packing, write_checkpoint
 from tests.models.small_configs import config_of
 from tools.engine_load import greedy, random_prompts
 from tools.gpu.sections import Target
-from tools.gpu.workload import PROMPTS, blocks_for, ids, release, running_engine, saved
+from tools.gpu.workload import (
+    PROMPTS,
+    QWEN3_MOE,
+    SIZES,
+    Files,
+    blocks_for,
+    described,
+    ids,
+    model_folder,
+    release,
+    running_engine,
+    saved,
+)
 
 NUM_TOKENS = 12
 HYBRIDS = ("falcon_h1", "lfm2")  # which keep a state in some layers
+# Quantized checkpoints: the type of the model, and how its matrices are packed.
+PACKED = {
+    "AWQ": ("llama", Packing("awq")),
+    "GPTQ in any order": ("llama", Packing("gptq", has_act_order=True)),
+    "8 bits": ("llama", Packing("gptq", bits=8)),
+    "AWQ with experts": ("qwen3_moe", Packing("awq")),
+}
 # Two tokens tie if their logits differ by less than this, in standard deviations of all logits: bfloat16 rounds as much
 # away in another order of additions. Tokens picked at random differ by several.
 NEAR_TIE = 0.1
@@ -30,7 +51,14 @@ Answers = list[list[int]]
 
 def families(target: Target) -> Iterator[dict[str, Any]]:
     for name in (*FAMILIES, *HYBRIDS):
-        yield {name: check_family(name, target, MODES if target.is_gpu else [{}])}
+        model = random_model(FAMILIES.get(name) or config_of(name), device=target.device)
+        with saved(model) as files:
+            yield {name: check_model(model, files, MODES if target.is_gpu else [{}])}
+    for name, (family, packing) in PACKED.items():
+        model = random_model(AutoConfig.for_model(family, **SIZES, **(QWEN3_MOE if family == "qwen3_moe" else {})))
+        with model_folder() as folder:
+            write_checkpoint(Path(folder), model, packing)  # which gives the model the weights that it has there
+            yield {name: check_model(model, described(folder, target.device), [{}])}
 
 
 def shapes(target: Target) -> Iterator[dict[str, Any]]:
@@ -50,21 +78,19 @@ MODES: list[dict[str, bool]] = [
 ]
 
 
-def check_family(name: str, target: Target, modes: list[dict[str, bool]]) -> dict[str, Any]:
+def check_model(model: PreTrainedModel, files: Files, modes: list[dict[str, bool]]) -> dict[str, Any]:
     """Compare greedy answers with `generate`, and drawn ones with the first mode's: in float32, batched, in chunks."""
-    model = random_model(FAMILIES.get(name) or config_of(name), device=target.device)
     expected = generate(model, PROMPTS, NUM_TOKENS)
     sampled = replace(greedy(NUM_TOKENS), temperature=0.9, top_p=0.95, seed=7)
     different, drawn = [], []
     settings = {"block_size": 4, "kv_blocks": 64, "max_running": 8, "max_step_tokens": 9}
-    with saved(model) as files:
-        for mode in modes:
-            with running_engine(files, **settings, **mode) as engine:
-                if ids(engine, PROMPTS, greedy(NUM_TOKENS)) != expected:
-                    different.append(f"greedy, {mode}")
-                drawn.append(ids(engine, PROMPTS, sampled))
-            if drawn[-1] != drawn[0]:
-                different.append(f"drawn, {mode}")
+    for mode in modes:
+        with running_engine(files, **settings, **mode) as engine:
+            if ids(engine, PROMPTS, greedy(NUM_TOKENS)) != expected:
+                different.append(f"greedy, {mode}")
+            drawn.append(ids(engine, PROMPTS, sampled))
+        if drawn[-1] != drawn[0]:
+            different.append(f"drawn, {mode}")
     return {"equal": not different, "modes": len(drawn), "tokens": sum(map(len, expected)), "different": different}
 
 

@@ -7,6 +7,7 @@ import importlib.metadata
 import platform
 import shutil
 import subprocess
+import time
 from collections.abc import Iterator
 from functools import partial
 from typing import Any
@@ -21,6 +22,7 @@ _ASKED = ("driver_version", "clocks.sm", "clocks.max.sm", "power.limit", "temper
 # Rows, inner size, columns: square ones, and the projections of an 8B model for a step of 2,048 tokens.
 PRODUCTS = ((8192, 8192, 8192), (2048, 4096, 14336), (2048, 14336, 4096), (4096, 4096, 4096))
 MOVED_BYTES = 1 << 32  # many times the L2 cache
+WARM_SECONDS = 3.0
 
 
 def run(target: Target) -> Iterator[dict[str, Any]]:
@@ -31,7 +33,7 @@ def run(target: Target) -> Iterator[dict[str, Any]]:
         "python": platform.python_version(),
         "versions": {name: installed[name] for name in _PACKAGES if name in installed},
         "cuda": torch.version.cuda or "none",
-        "compiler": shutil.which("cc") or shutil.which("gcc") or "none",  # Triton and Inductor need one
+        "compiler": shutil.which("cc") or shutil.which("gcc") or "none",  # Triton needs one
     }
     if not target.is_gpu:
         yield {"ceilings": NOT_ON_CPU}
@@ -43,6 +45,7 @@ def run(target: Target) -> Iterator[dict[str, Any]]:
         "capability": f"{properties.major}.{properties.minor}",
         "nvidia_smi": nvidia_smi(),
     }
+    warm_clock(device)
     moved, multiplied = bandwidth(device), products(device)
     yield {
         "ceilings": {
@@ -62,6 +65,16 @@ def nvidia_smi() -> dict[str, str]:
     answer = subprocess.run(command, capture_output=True, text=True).stdout.strip()
     values = answer.split(", ")
     return dict(zip(_ASKED, values, strict=True)) if len(values) == len(_ASKED) else {"problem": answer[-300:]}
+
+
+def warm_clock(device: torch.device) -> None:
+    """Let the device compute until it runs at the clock that it has under load."""
+    x = torch.randn(8192, 8192, dtype=torch.bfloat16, device=device)
+    until = time.monotonic() + WARM_SECONDS
+    while time.monotonic() < until:
+        for _ in range(10):
+            torch.nn.functional.linear(x, x)
+        torch.cuda.synchronize(device)
 
 
 def bandwidth(device: torch.device) -> dict[str, float]:

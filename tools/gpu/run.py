@@ -28,10 +28,10 @@ Command = Callable[[Section, Path, float], Sequence[str]]
 def run_all(
     sections: Sequence[Section], command: Command, folder: Path, budget_seconds: float
 ) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield names and results as sections end. Neighbours that are checks run side by side. Once the budget is used up,
-    the other sections are left out, with a result that reports it."""
+    """Yield names and results as sections end. Neighbours that are checks run side by side, unless they need to be
+    alone. Once the budget is used up, the other sections are left out, with a result that reports it."""
     give_up = time.monotonic() + budget_seconds
-    for are_checks, group in groupby(sections, key=lambda section: section.is_check):
+    for are_checks, group in groupby(sections, key=lambda section: section.is_check and not section.is_alone):
         for together in [list(group)] if are_checks else [[section] for section in group]:
             left_seconds = give_up - time.monotonic()
             if left_seconds < LEAST_SECONDS:

@@ -10,13 +10,11 @@ import faulthandler
 import importlib
 import json
 import logging
-import os
 from collections.abc import Iterator
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from tools.gpu.sections import NO_TRITON, NOT_ON_CPU, SECTIONS, Section, Target
+from tools.gpu.sections import NOT_ON_CPU, SECTIONS, Section, Target
 
 DUMP_BEFORE_SECONDS = 3  # before its limit a section that hangs prints its stack
 
@@ -32,8 +30,6 @@ def main() -> None:
     arguments = parser.parse_args()
     faulthandler.dump_traceback_later(max(1.0, arguments.limit_seconds - DUMP_BEFORE_SECONDS))
     logging.basicConfig(format="%(asctime)s %(name)s: %(message)s", level=logging.INFO)
-    if arguments.device == "cpu":
-        os.environ["TRITON_INTERPRET"] = "1"  # Triton reads it when it is imported
     found: dict[str, Any] = {}
     for part in parts(sections[arguments.name], arguments.device, quick=arguments.quick):
         found |= part
@@ -43,8 +39,6 @@ def main() -> None:
 def parts(section: Section, device: str, *, quick: bool) -> Iterator[dict[str, Any]]:
     if section.needs_gpu and device == "cpu":
         yield {"problem": NOT_ON_CPU}
-    elif section.needs_triton and find_spec("triton") is None:
-        yield {"problem": NO_TRITON, "off": {"triton": NO_TRITON} if device == "cuda" else {}}
     else:
         module, _, name = section.run.partition(":")
         run = getattr(importlib.import_module(f"tools.gpu.{module}"), name)

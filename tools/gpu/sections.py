@@ -10,7 +10,6 @@ if TYPE_CHECKING:
     import torch
 
 NOT_ON_CPU = "not measured on a CPU"
-NO_TRITON = "Triton is not installed: there are no kernels of ours."
 
 
 class Target(NamedTuple):
@@ -33,25 +32,26 @@ class Section:
     limit_seconds: float = 170
     arguments: Mapping[str, str] = field(default_factory=dict)
     is_check: bool = False  # of answers: it measures no time, so it may run beside other checks
+    is_alone: bool = False  # it needs the device's memory for itself
     needs_gpu: bool = False
-    needs_triton: bool = False
 
 
 SECTIONS = (
+    # Before all else, so that nothing is explained by a kernel that reads or writes elsewhere.
+    Section("memory", "probes:memory", 90, is_check=True, is_alone=True, needs_gpu=True),
     Section("environment", "environment:run", 120),
     # Whether answers are right, the widest question first.
     Section("families", "answers:families", is_check=True),
-    Section("kernels", "kernels:run", is_check=True, needs_triton=True),
-    Section("layers", "packed:layers", is_check=True, needs_triton=True),
-    Section("experts", "packed:experts", is_check=True, needs_triton=True),
+    Section("probes", "probes:run", is_check=True, needs_gpu=True),
     Section("graphs", "answers:shapes", is_check=True, needs_gpu=True),
-    Section("overload", "overload:run", is_check=True),
     Section("waits", "waits:run", is_check=True, needs_gpu=True),
+    Section("overload", "overload:run", 120, is_check=True, is_alone=True),
     # How fast they are, with what says most first: the steps of a small and of a large model, then ragged ones.
     Section("decode-1b", "steps:run", 110, {"model": "llama-3.2-1b"}),
     Section("decode-8b", "steps:run", 150, {"model": "llama-3.1-8b"}),
     Section("uneven", "engines:uneven", 70),
     Section("gpt2", "engines:gpt2", 70),
     Section("streams", "streams:run", 90),
+    Section("peers", "peers:run", 170, needs_gpu=True),
 )
 CHECKS = tuple(section.name for section in SECTIONS if section.is_check)

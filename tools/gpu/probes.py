@@ -1,0 +1,152 @@
+"""Probes the kernels of models as the server's start does: few layers with real widths, and small ones under a memory
+checker."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoConfig, PreTrainedConfig
+
+from oaiserve.config import EngineOptions
+from oaiserve.engine.start.gpu.child import COMMAND, Order, probed
+from tests.models.decoders import random_model
+from tests.models.packed import Packing, save_in_mxfp4, write_checkpoint, write_fp8
+from tests.models.small_configs import config_of
+from tools.gpu.sections import Target
+from tools.gpu.workload import model_folder
+
+AT_ONCE = 5
+LIMIT_SECONDS = 80.0
+CHECKER = ("memcheck", "/usr/local/cuda/bin/compute-sanitizer")
+_AWQ = Packing("awq", group_size=128)
+_LLAMA_1B = {"hidden_size": 2048, "intermediate_size": 8192, "num_attention_heads": 32, "num_key_value_heads": 8}
+_QWEN_MOE = {
+    "hidden_size": 2048,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 4,
+    "head_dim": 128,
+    "moe_intermediate_size": 768,
+    "num_experts_per_tok": 8,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A model type with its sizes, how its matrices are stored, and options of the start."""
+
+    family: str
+    sizes: dict[str, Any] = field(default_factory=dict)
+    packing: Packing | str | None = None
+    options: dict[str, Any] = field(default_factory=dict)
+    is_small: bool = False
+
+    def config(self) -> PreTrainedConfig:
+        if self.is_small:
+            return config_of(self.family, **self.sizes)
+        sizes = {"num_hidden_layers": 2, "vocab_size": 32_768, **self.sizes}
+        found: PreTrainedConfig = AutoConfig.for_model(self.family, **sizes)
+        return found
+
+
+CASES = {
+    "GPT-2 124M": Case("gpt2"),
+    "Llama 3.2 1B": Case("llama", {**_LLAMA_1B, "head_dim": 64, "vocab_size": 128_256}),
+    "Llama 3.1 8B, adapters": Case(
+        "llama",
+        {"hidden_size": 4096, "intermediate_size": 14_336, "num_attention_heads": 32, "num_key_value_heads": 8},
+        options={"lora_dir": Path("unread")},
+    ),
+    "Gemma 2 9B": Case(
+        "gemma2",
+        {"hidden_size": 3584, "intermediate_size": 14_336, "num_attention_heads": 16, "num_key_value_heads": 8},
+    ),
+    "Qwen3 8B, cache in FP8": Case(
+        "qwen3",
+        {"hidden_size": 4096, "intermediate_size": 12_288, "num_key_value_heads": 8},
+        options={"kv_cache_dtype": "fp8"},
+    ),
+    "Qwen3 30B A3B": Case("qwen3_moe", {**_QWEN_MOE, "num_experts": 128}),
+    "Qwen3 30B A3B, AWQ": Case("qwen3_moe", {**_QWEN_MOE, "num_experts": 16}, _AWQ),
+    "gpt-oss 20B, MXFP4": Case(
+        "gpt_oss", {"hidden_size": 2880, "intermediate_size": 2880, "num_local_experts": 8}, "mxfp4"
+    ),
+    "Llama 3.2 1B, AWQ": Case("llama", _LLAMA_1B, _AWQ),
+    "Llama 3.2 1B, GPTQ in 8 bits": Case("llama", _LLAMA_1B, Packing("gptq", bits=8, group_size=128)),
+    "Llama 3.2 1B, FP8": Case("llama", _LLAMA_1B, "fp8"),
+}
+_MOE = {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 64}
+# Where each tensor has memory of its own, there are no graphs.
+_NO_GRAPHS = {"cuda_graph": False}
+SMALL_CASES = {
+    "Gemma 2, adapters": Case("gemma2", options=_NO_GRAPHS | {"lora_dir": Path("unread")}, is_small=True),
+    "Llama, AWQ": Case("llama", {"intermediate_size": 128}, Packing("awq"), _NO_GRAPHS, is_small=True),
+    "Llama, cache in FP8": Case("llama", options=_NO_GRAPHS | {"kv_cache_dtype": "fp8"}, is_small=True),
+    "Qwen3 with experts": Case("qwen3_moe", _MOE, options=_NO_GRAPHS, is_small=True),
+    "Bamba, with states": Case("bamba", options=_NO_GRAPHS, is_small=True),
+}
+
+
+def run(target: Target) -> Iterator[dict[str, Any]]:
+    """Probe models with real widths."""
+    yield from _all(SMALL_CASES if target.quick else CASES, COMMAND, target.device)
+
+
+def memory(target: Target) -> Iterator[dict[str, Any]]:
+    """Probe small models under NVIDIA's memory checker, if it is installed."""
+    os.environ["PYTORCH_NO_CUDA_MEMORY_CACHING"] = "1"
+    with tempfile.TemporaryDirectory() as folder:
+        log = Path(folder) / "log"
+        prefix = checker(log)
+        yield {"checker": " ".join(prefix) or "compute-sanitizer is not installed"}
+        yield from _all(SMALL_CASES, (*prefix, *COMMAND), target.device)
+        yield {"log": [line for file in sorted(Path(folder).iterdir()) for line in file.read_text().splitlines()[-9:]]}
+
+
+def checker(log: Path) -> tuple[str, ...]:
+    """Return the words before a command that is run under the memory checker; none where it is missing."""
+    tool, path = CHECKER
+    found = shutil.which("compute-sanitizer") or shutil.which(path)
+    if found is None:
+        return ()
+    return (found, "--tool", tool, "--error-exitcode", "99", "--log-file", f"{log}-%p")
+
+
+def _all(cases: dict[str, Case], command: tuple[str, ...], device: torch.device) -> Iterator[dict[str, Any]]:
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        running = {name: pool.submit(_probe, case, command, device) for name, case in cases.items()}
+        for name, found in running.items():
+            yield {name: found.result()}
+
+
+def _probe(case: Case, command: tuple[str, ...], device: torch.device) -> dict[str, Any]:
+    """Return whether no feature has a problem, and what the reasons are."""
+    with model_folder() as folder:
+        write(case, Path(folder), device)
+        options = EngineOptions(dtype="bfloat16", max_running=64, **case.options)
+        verdict = probed(Order(folder, options, str(device), limit_seconds=LIMIT_SECONDS), command)
+    if verdict is None:
+        return {"equal": False, "problem": "the model could not be started"}
+    is_on = {name: not verdict.off.get(name, "not tried") for name in ("attention", "sampling", "fused_layers")}
+    problems = {name: verdict.off[name] for name in sorted(verdict.problems)}
+    return {"equal": not problems and all(is_on.values()), "problems": problems, "off": dict(verdict.off)}
+
+
+def write(case: Case, folder: Path, device: torch.device) -> None:
+    """Write the files of a model with random weights, which the device makes if they are not packed."""
+    model = random_model(case.config(), dtype=torch.bfloat16, device="cpu" if case.packing is not None else device)
+    if case.packing == "mxfp4":
+        save_in_mxfp4(model, folder)
+    elif case.packing == "fp8":
+        write_fp8(folder, model, "blocks")
+    elif isinstance(case.packing, Packing):
+        write_checkpoint(folder, model, case.packing)
+    else:
+        model.save_pretrained(folder)
