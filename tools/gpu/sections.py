@@ -38,7 +38,7 @@ class Section:
 
 SECTIONS = (
     # Before all else, so that nothing is explained by a kernel that reads or writes elsewhere.
-    Section("memory", "probes:memory", 90, is_check=True, is_alone=True, needs_gpu=True),
+    Section("memory", "probes:memory", 120, is_check=True, is_alone=True, needs_gpu=True),
     Section("environment", "environment:run", 120),
     # Whether answers are right, the widest question first.
     Section("families", "answers:families", is_check=True),
@@ -51,7 +51,7 @@ SECTIONS = (
     Section("decode-8b", "steps:run", 150, {"model": "llama-3.1-8b"}),
     Section("uneven", "engines:uneven", 70),
     Section("gpt2", "engines:gpt2", 70),
-    Section("streams", "streams:run", 90),
+    Section("streams", "streams:run", 170),
     Section("peers", "peers:run", 170, needs_gpu=True),
 )
 CHECKS = tuple(section.name for section in SECTIONS if section.is_check)

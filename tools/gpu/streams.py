@@ -27,7 +27,7 @@ def run(target: Target) -> Iterator[dict[str, Any]]:
     with (
         files_of("gpt2-124m", target) as files,
         running_oaiserve(
-            *flags, model=files.folder, log_file=Path(files.folder) / "log", start_limit_seconds=100.0
+            *flags, model=files.folder, log_file=Path(files.folder) / "log", start_limit_seconds=140.0
         ) as server,
     ):
         point = run_bench(server.url, load | {"--processes": clients, "--warmup": count}, "--no-stop-on-eos")

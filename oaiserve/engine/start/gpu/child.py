@@ -25,7 +25,8 @@ from oaiserve.engine.start.gpu.verdict import Verdict
 log = logging.getLogger(__name__)
 
 COMMAND = (sys.executable, "-m", "oaiserve.engine.start.gpu.probe")
-LIMIT_SECONDS = 180.0  # between two lines: kernels are compiled in about a minute
+LIMIT_SECONDS = 180.0  # of a trial: kernels are compiled in about a minute
+LIMIT_BETWEEN_SECONDS = 900.0  # of other work, such as reading weights from a slow disk
 KILL_LIMIT_SECONDS = 10.0  # a process that a driver holds may outlive it
 _SHOWN = 300  # characters of the last line of a probe's log
 
@@ -38,6 +39,11 @@ class Order(NamedTuple):
     device: str
     verdict: Verdict = Verdict()
     limit_seconds: float = LIMIT_SECONDS
+    limit_between_seconds: float = LIMIT_BETWEEN_SECONDS
+
+    def limit_of(self, feature: str | None) -> float:
+        """Return the limit of the trial of a feature, or of other work."""
+        return self.limit_between_seconds if feature is None else self.limit_seconds
 
 
 class _End(NamedTuple):
@@ -79,7 +85,7 @@ def _run(order: Order, command: Sequence[str]) -> _End:
         try:
             with suppress(BrokenPipeError), process.stdin:
                 process.stdin.write(pickle.dumps(order))
-            return _ended(process, lines, order.limit_seconds, errors)
+            return _ended(process, lines, order, errors)
         finally:
             process.kill()
             with suppress(subprocess.TimeoutExpired):
@@ -93,14 +99,12 @@ def _read(stdout: IO[bytes], lines: SimpleQueue[bytes]) -> None:
     lines.put(b"")
 
 
-def _ended(
-    process: subprocess.Popen[bytes], lines: SimpleQueue[bytes], limit_seconds: float, errors: IO[bytes]
-) -> _End:
+def _ended(process: subprocess.Popen[bytes], lines: SimpleQueue[bytes], order: Order, errors: IO[bytes]) -> _End:
     feature: str | None = None
     verdict: Verdict | None = None
     declined = False
     try:
-        while line := lines.get(timeout=limit_seconds):
+        while line := lines.get(timeout=order.limit_of(feature)):
             found: dict[str, Any] = json.loads(line)
             if "failed" in found:
                 return _End(None, False, feature, found["failed"])
@@ -108,9 +112,9 @@ def _ended(
             declined = found.get("declined", False)
             if "off" in found:
                 verdict = Verdict(found["off"], frozenset(found["problems"]))
-        code = process.wait(limit_seconds)
+        code = process.wait(order.limit_seconds)
     except (Empty, subprocess.TimeoutExpired):
-        return _End(None, False, feature, f"its trial took longer than {limit_seconds:.0f} s")
+        return _End(None, False, feature, f"its trial took longer than {order.limit_of(feature):.0f} s")
     except ValueError:
         return _End(None, False, feature, "its trial wrote something else than JSON")
     if code == 0 and (verdict is not None or declined):

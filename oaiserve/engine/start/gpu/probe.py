@@ -89,7 +89,7 @@ def main() -> None:
     lines = os.fdopen(os.dup(sys.stdout.fileno()), "w", buffering=1)
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # for all else that is printed
     order: Order = pickle.load(sys.stdin.buffer)
-    report: Callable[[Feature | None], None] = partial(_report, lines, order.limit_seconds)
+    report: Callable[[Feature | None], None] = partial(_report, lines, order)
     report(None)
     trials = Trials(order.verdict, report)
     try:
@@ -105,9 +105,9 @@ def main() -> None:
     print(json.dumps({"off": dict(verdict.off), "problems": sorted(verdict.problems)}), file=lines)
 
 
-def _report(lines: Any, limit_seconds: float, feature: Feature | None) -> None:
+def _report(lines: Any, order: Order, feature: Feature | None) -> None:
     # The server ends a probe earlier, unless it is gone itself.
-    faulthandler.dump_traceback_later(limit_seconds + KILL_LIMIT_SECONDS, exit=True)
+    faulthandler.dump_traceback_later(order.limit_of(feature) + KILL_LIMIT_SECONDS, exit=True)
     print(json.dumps({"trying": feature}), file=lines)
 
 

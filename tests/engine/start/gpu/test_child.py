@@ -13,7 +13,7 @@ from oaiserve.engine.start.gpu.verdict import Verdict
 
 # A probe that tries all features. What happens in the trial of one is in its argument.
 PROBE = """
-import json, os, pickle, signal, sys, threading
+import json, os, pickle, signal, sys, threading, time
 
 order = pickle.load(sys.stdin.buffer)
 what, feature = sys.argv[1:]
@@ -32,6 +32,8 @@ def act():
         os.kill(os.getpid(), signal.SIGSEGV)
     elif what == "raises":
         raise RuntimeError("an illegal memory access was encountered")
+    elif what == "sleeps":
+        time.sleep(4)
     elif what == "fails":
         say(failed="RuntimeError: Failed to find C compiler")
         sys.exit()
@@ -69,7 +71,8 @@ def log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def run(what: str, feature: str, limit_seconds: float = 60.0) -> Verdict | None:
-    order = Order("a model", EngineOptions(), "cuda", limit_seconds=limit_seconds)
+    limits = {"limit_seconds": limit_seconds, "limit_between_seconds": limit_seconds}
+    order = Order("a model", EngineOptions(), "cuda", **limits)
     return probed(order, (sys.executable, "-c", PROBE, what, feature))
 
 
@@ -101,6 +104,13 @@ def test_a_probe_that_fails_in_no_trial_leaves_all_features_off(what: str, log: 
     assert verdict.problems == set(FEATURES)
     assert all(verdict.off.values())
     assert log.read_text() == "0\n"
+
+
+def test_reading_weights_may_take_longer_than_a_trial(log: Path) -> None:
+    order = Order("a model", EngineOptions(), "cuda", limit_seconds=3.0, limit_between_seconds=60.0)
+    verdict = probed(order, (sys.executable, "-c", PROBE, "sleeps", "none"))
+    assert verdict is not None
+    assert not verdict.problems
 
 
 def test_a_model_that_cannot_be_started_has_no_verdict(log: Path) -> None:
