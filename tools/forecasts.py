@@ -43,8 +43,15 @@ NOISE, DRIFT, DRIFT_SECONDS = 0.03, 0.06, 20.0  # of a step, and of the machine'
 RATES = {"steady": 3.0, "bursts": 2.6, "long": 1.5, "jump": 1.8, "agents": 0.3}  # requests, or sessions, per second
 LEVELS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95)
 SHOWN = (0.5, 0.8, 0.9, 0.95)
-HEAD = ("load", "time of", "promised", *(f"held {100 * level:.0f} %" for level in SHOWN), "median error",
-        "at the limit", "halfway", "of the length alone", "median", "95th")  # fmt: skip
+HEAD = (
+    "load",
+    "time of",
+    "promised",
+    *(f"held {100 * level:.0f} %" for level in SHOWN),
+    "median error",
+    "median",
+    "95th",
+)
 
 
 class Kind(NamedTuple):
@@ -85,7 +92,6 @@ class Simulation(LoadReplay):
         self._fit = StepCostFit()
         self._drift, self._drift_at = 0.0, 0.0
         self.forecast_seconds: list[float] = []
-        self.halfway_ns: dict[int, int] = {}  # by `id` of what is served: its end as it looks at half of the answer
 
     def known_cost(self) -> StepCost | None:
         return self._fit.cost
@@ -135,20 +141,6 @@ class Simulation(LoadReplay):
         self.forecast_seconds.append(thread_time() - began)
         return forecast
 
-    def _commit(self, step: Step, step_ns: int) -> None:
-        super()._commit(step, step_ns)
-        sequences = [chunk.sequence for chunk in step.chunks if chunk.sequence in self._open]
-        served = {sequence.request_id: self._open[sequence] for sequence in sequences}
-        halfway = {
-            request_id: one
-            for request_id, one in served.items()
-            if 2 * one.num_tokens >= one.arrival.answer_tokens and id(one) not in self.halfway_ns
-        }
-        if halfway:
-            for request_id, forecast in self._forecaster.open_now(int(1e9 * self._now), halfway).items():
-                if forecast.end_now_ns is not None:
-                    self.halfway_ns[id(halfway[request_id])] = forecast.end_now_ns
-
     def _tell_end(self, sequence: Sequence, served: Served) -> None:
         super()._tell_end(sequence, served)
         drawn = cast(Drawn, served.arrival)
@@ -164,17 +156,13 @@ class Promised(NamedTuple):
     forecast: Forecast
     came_ns: tuple[int, int]  # the first token and the end
     at_limit: bool  # whether its answer has ended at its limit
-    alone: float | None = None  # the error of whoever knows how lengths are distributed, of the length alone
-    halfway_ns: int | None = None  # the end, as it looks when half of the answer is there
 
 
-def promises(served: list[Served], halfway_ns: dict[int, int]) -> list[Promised]:
+def promises(served: list[Served]) -> list[Promised]:
     found = []
     for one in served:
         drawn, came_ns = cast(Drawn, one.arrival), (round(1e9 * (one.ttft or 0)), round(1e9 * (one.latency or 0)))
-        usual = min(drawn.kind.answer[0], drawn.most_tokens)  # half of such answers are longer: more can nobody know
-        at_limit, alone = drawn.answer_tokens == drawn.most_tokens, abs(usual / drawn.answer_tokens - 1)
-        found.append(Promised(one.forecast, came_ns, at_limit, alone, halfway_ns.get(id(one))))
+        found.append(Promised(one.forecast, came_ns, drawn.answer_tokens == drawn.most_tokens))
     return found
 
 
@@ -198,22 +186,20 @@ def held_shares(promised: list[Promised], of_end: bool) -> list[tuple[float, flo
 
 
 def rows_of(name: str, found: list[Promised]) -> list[list[str]]:
-    """Return the two rows of a load: of the first token and of the end."""
-    promised = [one for one in found if one.forecast.is_calibrated]
-    if not promised:
-        return [[name, "", f"0 of {len(found)}", *[""] * (len(HEAD) - 3)]]
+    """Return the rows of a load: of the first token, and of the end if any was promised."""
     rows = []
     for of_end, what in enumerate(("first token", "end")):
+        promised = [one for one in found if (one.forecast.has_end if of_end else one.forecast.is_calibrated)]
+        row = [name, what, f"{len(promised):,} of {len(found):,}"]
+        if not promised:
+            rows.append([*row, *[""] * (len(HEAD) - 3)])
+            continue
         held = dict(held_shares(promised, bool(of_end)))
-        row = [name, what, f"{len(promised):,} of {len(found):,}", *(f"{held[level]:.1%}" for level in SHOWN)]
         told = [(one.forecast.end_ns if of_end else one.forecast.first_token_ns) for one in promised]
         errors = [abs(ns / one.came_ns[of_end] - 1) for ns, one in zip(told, promised, strict=True)]
-        at_limit = [error for error, one in zip(errors, promised, strict=True) if of_end and one.at_limit]
-        alone = [one.alone for one in promised if of_end and one.alone is not None]
-        halfway = [abs(one.halfway_ns / one.came_ns[1] - 1) for one in promised if of_end and one.halfway_ns]
-        row += [f"{median(values):.1%}" if values else "" for values in (errors, at_limit, halfway, alone)]
         came = sorted(one.came_ns[of_end] for one in promised)
-        rows.append([*row, *(f"{came[int(share * len(came))] / 1e6:,.0f} ms" for share in (0.5, 0.95))])
+        times = (f"{came[int(share * len(came))] / 1e6:,.0f} ms" for share in (0.5, 0.95))
+        rows.append([*row, *(f"{held[level]:.1%}" for level in SHOWN), f"{median(errors):.1%}", *times])
     return rows
 
 
@@ -229,22 +215,20 @@ def main() -> None:
         print("\n".join(as_markdown([HEAD, *rows_of("server", promises_of(args.server))])))
         return
     table, seconds = [list(HEAD)], list[float]()
-    ideal = [(0.0, 0.0), (1.0, 1.0)]
-    held: tuple[dict[str, list[tuple[float, float]]], ...] = {"as promised": ideal}, {"as promised": ideal}
+    held: dict[str, list[tuple[float, float]]] = {"as promised": [(0.0, 0.0), (1.0, 1.0)]}
     for load in args.load or RATES:
         simulation = Simulation(load, args.number, args.seed)
         replayed = simulation.run(simulation.arrivals())
-        found = promises(replayed.served, simulation.halfway_ns)
+        found = promises(replayed.served)
         table += rows_of(load, found)
         seconds += simulation.forecast_seconds
         calibrated = [one for one in found if one.forecast.is_calibrated]
-        for of_end, lines in enumerate(held):
-            lines[load] = [(0.0, 0.0), *held_shares(calibrated, of_end=bool(of_end)), (1.0, 1.0)]
+        held[load] = [(0.0, 0.0), *held_shares(calibrated, of_end=False), (1.0, 1.0)]
         print(f"{load}: steps took {replayed.busy_share:.0%} of the time", file=sys.stderr)
     print("\n".join(as_markdown(table)))
     if args.draw:
-        panels = {"First token": held[0], "End": held[1]}
-        args.draw.write_text(curves("Intervals of forecasts: the share that held, by the share promised", panels))
+        title = "Intervals of forecasts: the share that held, by the share promised"
+        args.draw.write_text(curves(title, {"First token": held}))
     median_us, last_us = 1e6 * median(seconds), 1e6 * sorted(seconds)[int(0.99 * len(seconds))]
     ended, times = deque[Ended](maxlen=10**5), RequestTimes()
     at_end = min(repeat(lambda: ended.append(Ended("r", times, 1, True)), number=10**4)) * 100

@@ -1,4 +1,5 @@
-"""`Forecast` is the promise to a request at its admission: when its first token comes, and its last. Stdlib only."""
+"""`Forecast` is the promise to a request at its admission: when its first token comes, and its last if the length of
+the answer is known. Stdlib only."""
 
 from __future__ import annotations
 
@@ -32,8 +33,8 @@ class Held(StrEnum):
 class Forecast:
     """The times of a request's first and last token, each as an interval that holds nine in ten, and as its median.
 
-    They count from the stamp `received`. While nothing is promised, all of them are 0. The times of each interval are
-    in order, and no time of the end comes before that of the first token: any earlier one is raised.
+    They count from the stamp `received`. Times that are not promised are 0. The times of each interval are in order,
+    and no time of the end comes before that of the first token: any earlier one is raised.
     """
 
     is_calibrated: bool = False  # enough answers were compared with their forecasts
@@ -54,19 +55,24 @@ class Forecast:
         "The forecast time to the last token: half of the requests have it earlier.",
         log="forecast_end_ms",
         span="oaiserve.forecast.end_ns",
-        when="is_calibrated",
+        when="has_end",
     )
     end_high_ns: int = fact(
         "One request in twenty has its last token later.",
         span="oaiserve.forecast.end_high_ns",
-        span_when="is_calibrated",
+        span_when="has_end",
     )
 
     def __post_init__(self) -> None:
         first_token_ns = tuple(accumulate(self.first_token_interval_ns, max))
-        end_ns = accumulate(map(max, self.end_interval_ns, first_token_ns), max)
+        end_ns = accumulate(map(max, self.end_interval_ns, first_token_ns), max) if self.has_end else (0, 0, 0)
         for name, ns in zip(_TIMES, (*first_token_ns, *end_ns), strict=True):
             object.__setattr__(self, name, ns)
+
+    @property
+    def has_end(self) -> bool:
+        """Return whether the end is promised, too."""
+        return self.end_high_ns > 0
 
     @property
     def first_token_interval_ns(self) -> tuple[int, int, int]:
@@ -78,29 +84,32 @@ class Forecast:
 
     @property
     def intervals_ns(self) -> tuple[int, ...]:
-        """Return the low end, the median and the high end of both intervals."""
-        return (*self.first_token_interval_ns, *self.end_interval_ns)
+        """Return the low end, the median and the high end of each interval that is promised."""
+        return (*self.first_token_interval_ns, *(self.end_interval_ns if self.has_end else ()))
 
     def held(self, times: RequestTimes) -> Iterator[tuple[str, Held]]:
         """Yield how the first token and the end turned out, as far as they were promised and came."""
-        told = (
-            ("first_token", times.first_token, self.first_token_interval_ns),
-            ("end", times.last_token, self.end_interval_ns),
-        )
-        for name, stamp, (low_ns, _, high_ns) in told:
-            if self.is_calibrated and times.received is not None and stamp is not None:
+        for name, stamp, (low_ns, _, high_ns), is_promised in (
+            ("first_token", times.first_token, self.first_token_interval_ns, self.is_calibrated),
+            ("end", times.last_token, self.end_interval_ns, self.has_end),
+        ):
+            if is_promised and times.received is not None and stamp is not None:
                 came_ns = stamp - times.received
                 yield name, Held.EARLIER if came_ns < low_ns else Held.LATER if came_ns > high_ns else Held.WITHIN
 
     def shown(self) -> dict[str, Any]:
-        """Return it for JSON; without times, if nothing is promised."""
-        return asdict(self) if self.is_calibrated else {"is_calibrated": False}
+        """Return it for JSON, with the promised times."""
+        if not self.is_calibrated:
+            return {"is_calibrated": False}
+        return {name: value for name, value in asdict(self).items() if self.has_end or not name.startswith("end_")}
 
     def in_header(self) -> str:
         """Return the value of the header, in milliseconds, in the form of `server-timing`."""
         if not self.is_calibrated:
             return "calibrating"
-        told = {"first_token": self.first_token_interval_ns, "end": self.end_interval_ns}
+        told = {"first_token": self.first_token_interval_ns}
+        if self.has_end:
+            told["end"] = self.end_interval_ns
         return ", ".join(
             f"{name};dur={median_ns / 1e6:.1f};low={low_ns / 1e6:.1f};high={high_ns / 1e6:.1f}"
             for name, (low_ns, median_ns, high_ns) in told.items()
@@ -111,8 +120,8 @@ class Forecast:
         return self._after(limit_ns, *self.first_token_interval_ns)
 
     def end_after(self, limit_ns: int) -> float | None:
-        """Return the probability that the last token comes later than that; None while nothing is promised."""
-        return self._after(limit_ns, *self.end_interval_ns)
+        """Return the probability that the last token comes later than that; None if no end is promised."""
+        return self._after(limit_ns, *self.end_interval_ns) if self.has_end else None
 
     def _after(self, limit_ns: int, low_ns: int, median_ns: int, high_ns: int) -> float | None:
         if not self.is_calibrated:

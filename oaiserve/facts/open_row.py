@@ -20,7 +20,7 @@ class OpenForecast(NamedTuple):
 
     promised: Forecast = NO_FORECAST
     first_token_now_ns: int | None = None  # None: it has been generated, or there is no estimate
-    end_now_ns: int | None = None  # None: there is no estimate
+    end_now_ns: int | None = None  # None: its length is unknown, or there is no estimate
 
 
 class PhaseSoFar(msgspec.Struct):

@@ -114,14 +114,15 @@ class Progress(msgspec.Struct):
 
 class ForecastTold(msgspec.Struct):
     """The forecast of a request at its admission, in milliseconds since it was received: nine in ten have their first
-    token, and their last, between low and high, and half of them before the one without either."""
+    token, and their last, between low and high, and half of them before the one without either. The end is UNSET if
+    the length of the answer is unknown."""
 
     first_token_low_ms: float
     first_token_ms: float
     first_token_high_ms: float
-    end_low_ms: float
-    end_ms: float
-    end_high_ms: float
+    end_low_ms: float | UnsetType = UNSET
+    end_ms: float | UnsetType = UNSET
+    end_high_ms: float | UnsetType = UNSET
 
 
 class Extension(msgspec.Struct):

@@ -180,6 +180,14 @@ def test_what_nine_in_ten_would_miss_is_refused_with_the_forecast(
         assert error.retry_after_seconds == (1 if "begin" in error.message else 4)
 
 
+def test_without_a_forecast_of_the_end_a_first_token_after_its_deadline_is_refused() -> None:
+    forecast = Forecast(True, *(number * SECOND_NS for number in (2, 3, 4)))
+    assert refusal(forecast, None, 5 * SECOND_NS) is None
+    error = refusal(forecast, None, SECOND_NS)
+    assert error is not None
+    assert error.forecast == {"first_token_ms": [2000, 3000, 4000]}
+
+
 def test_the_engine_refuses_at_once_and_computes_nothing_in_vain() -> None:
     runner, inbox, clock = ScriptedRunner(), Inbox(), Clock()
     with make_engine(runner, clock_ns=clock, tokenize_workers=0, policy="deadline") as engine:

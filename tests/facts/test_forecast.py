@@ -26,7 +26,7 @@ def test_a_later_deadline_is_never_missed_more_probably(times: list[int], limit_
     assert 0 <= later <= sooner <= 1
 
 
-@given(st.lists(st.integers(0, 10**13), min_size=6, max_size=6))
+@given(st.lists(st.integers(1, 10**13), min_size=6, max_size=6))
 def test_no_forecast_promises_its_end_before_its_first_token(times: list[int]) -> None:
     forecast = Forecast(True, *times)
     shown = forecast.shown()
@@ -50,6 +50,18 @@ def test_a_promise_is_compared_with_what_came_as_far_as_it_came() -> None:
     assert not any("end" in one for one in held)
     assert dict(QUARTER.held(RequestTimes(received=0, first_token=60, last_token=3001)))["end"] == "later"
     assert not [*NO_FORECAST.held(RequestTimes(received=0, first_token=60))]
+
+
+def test_without_a_known_length_only_the_first_token_is_promised() -> None:
+    forecast = Forecast(True, 50, 100, 400)
+    assert not forecast.has_end
+    assert forecast.intervals_ns == (50, 100, 400)
+    assert forecast.end_after(10) is None
+    assert not any(name.startswith("end") for name in forecast.shown())
+    assert "end" not in forecast.in_header()
+    assert [name for name, _ in forecast.held(RequestTimes(received=0, first_token=60, last_token=3001))] == [
+        "first_token"
+    ]
 
 
 def test_nothing_is_promised_before_forecasts_are_calibrated() -> None:

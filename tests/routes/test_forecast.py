@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 from dataclasses import replace
+from functools import partial
 
 import pytest
 
@@ -16,9 +17,9 @@ TOLD = Forecast(True, 10_000_000, 20_000_000, 40_000_000, 100_000_000, 300_000_0
 IN_HEADER = "first_token;dur=20.0;low=10.0;high=40.0, end;dur=300.0;low=100.0;high=900.0"
 
 
-def forecast(request: Request) -> Iterable[list[Event]]:
+def forecast(request: Request, told: Forecast = TOLD) -> Iterable[list[Event]]:
     for events in says("Hello", " world")(request):
-        yield [replace(event, forecast=TOLD) if isinstance(event, PromptDone) else event for event in events]
+        yield [replace(event, forecast=told) if isinstance(event, PromptDone) else event for event in events]
 
 
 @pytest.mark.parametrize("route", [CHAT, "/v1/completions"])
@@ -37,6 +38,17 @@ def test_the_first_chunk_of_a_stream_and_a_header_have_the_forecast(served: Serv
     assert not any("oaiserve" in chunk for chunk in others)
     whole = served.post(route, **({"messages": HI} if route == CHAT else {"prompt": "Hi"}))
     assert whole.headers[FORECAST_HEADER] == IN_HEADER
+
+
+def test_an_answer_of_unknown_length_has_a_forecast_of_its_first_token_alone(served: Served) -> None:
+    served.engine.script = partial(forecast, told=Forecast(True, 10_000_000, 20_000_000, 40_000_000))
+    first = stream_of(served, CHAT)[0]
+    assert first["oaiserve"]["forecast"] == {
+        "first_token_low_ms": 10.0,
+        "first_token_ms": 20.0,
+        "first_token_high_ms": 40.0,
+    }
+    assert served.post(CHAT, messages=HI).headers[FORECAST_HEADER] == "first_token;dur=20.0;low=10.0;high=40.0"
 
 
 def test_a_server_that_does_not_know_enough_says_so_and_one_without_forecasts_says_nothing(served: Served) -> None:

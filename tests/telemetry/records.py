@@ -89,7 +89,9 @@ def records(draw: st.DrawFn) -> RequestRecord:
         num_forced_tokens=draw(TOKENS),
         num_draft_tokens=num_drafted,
         num_accepted_tokens=draw(st.integers(0, num_drafted)),
-        forecast=draw(st.sampled_from([NO_FORECAST, Forecast(True, *range(10**7, 7 * 10**7, 10**7))])),
+        forecast=draw(
+            st.sampled_from([NO_FORECAST, *(Forecast(True, *(10**7 * n for n in range(1, most))) for most in (4, 7))])
+        ),
         **draw(causes(times)),
     )
     return RequestRecord(
@@ -254,10 +256,10 @@ def counted(record: RequestRecord) -> Iterator[tuple[names.Metric, dict[str, str
     told, times = record.account.forecast, record.times
     intervals = (
         ("first_token", times.first_token, told.first_token_low_ns, told.first_token_high_ns),
-        (*("end", times.last_token, told.end_low_ns, told.end_high_ns),),
+        ("end", times.last_token, told.end_low_ns, told.end_high_ns),
     )
-    for time, came, low_ns, high_ns in intervals if told.is_calibrated else ():
-        if came is not None:
+    for time, came, low_ns, high_ns in intervals:
+        if came is not None and high_ns:
             late_ns = came - times.received
             held = "within" if low_ns <= late_ns <= high_ns else "later" if late_ns > high_ns else "earlier"
             yield n.FORECASTS, {"time": time, "held": held}, 1

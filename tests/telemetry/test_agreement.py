@@ -4,7 +4,6 @@
 """
 
 import json
-from dataclasses import asdict
 from itertools import pairwise
 
 from hypothesis import given
@@ -87,7 +86,7 @@ def test_the_log_line_the_ring_and_the_spans_tell_the_same_of_each_fact(record: 
     assert (entry["media"] is None) == (not record.account.num_media)
     assert (entry["grammar"] is None) == (record.account.grammar_kind is None)
     forecast = record.account.forecast
-    assert entry["forecast"] == (asdict(forecast) if forecast.is_calibrated else {"is_calibrated": False})
+    assert entry["forecast"] == forecast.shown()
     for outcome in ToolCallOutcome:
         number = record.tool_calls.get(outcome)
         assert entry["tool_calls"].get(outcome) == line.get(f"tool_calls_{outcome}") == number

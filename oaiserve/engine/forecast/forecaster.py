@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import math
 from collections import deque
-from collections.abc import Callable, Collection, Hashable
+from collections.abc import Callable, Collection, Hashable, Iterable
 from dataclasses import dataclass
 from operator import attrgetter
 from threading import Lock
@@ -36,7 +36,6 @@ from oaiserve.facts.times import RequestTimes
 
 WINDOW_NS = 5_000_000_000  # of the mean time of a step
 PACES = (4, 16, 64, 256)  # requests of late: by the number whose mean gap fits best, others are expected
-WIDE = (1.2, 2.5, 6.0)  # ratios of an interval's bounds, by which answers are of a kind
 MOST_OPEN = 65_536  # requests whose forecasts wait for what comes
 
 _due, _fit = attrgetter("due"), attrgetter("fit")
@@ -94,16 +93,28 @@ class _Open:
     classes: tuple[Hashable, ...]
     curve: LengthCurve | None  # None: its answers end at their limit
     turn: _Turn
-    kinds: tuple[Calibration, Calibration]
-    raw: tuple[Three, Three]
-    told: tuple[Three, Three]
+    # Of the first token, and of the end if the answer's length is known.
+    kinds: tuple[Calibration, ...]
+    raw: tuple[Three, ...]
+    told: tuple[Three, ...]
 
     @property
     def forecast(self) -> Forecast:
-        if not all(kind.is_enough for kind in self.kinds):
+        if not self.kinds[0].is_enough:
             return NO_FORECAST
-        first, end = self.told
-        return Forecast(True, *(max(1, round(ns)) for ns in (*first, *end)))
+        promised = self.told if self.kinds[-1].is_enough else self.told[:1]
+        return Forecast(True, *(max(1, round(ns)) for three in promised for ns in three))
+
+    @property
+    def usual(self) -> list[float]:
+        """Return by which factor the calibration moves each median."""
+        return [told[1] / raw[1] for told, raw in zip(self.told, self.raw, strict=True)]
+
+    def learn(self, came_ns: Iterable[float | None]) -> None:
+        """Learn when the first token and the end came, as far as they did."""
+        for kind, raw, told, ns in zip(self.kinds, self.raw, self.told, came_ns, strict=False):
+            if ns is not None:
+                kind.learn(raw, told, ns)
 
 
 @dataclass(slots=True)
@@ -186,49 +197,45 @@ class Forecaster:
             if (place := places.get(request_id)) is not None:
                 ahead = self._first_token(cost, self._step_time.copy(), decodes, turns, place, host_ns)
                 first_ns = residual_ns + ahead.first_token_ns
-            num_tokens = max(0, so_far.get(request_id, 0))
-            limit = opened.asked.limit
-            length = limit if opened.curve is None else opened.curve.at(0.5, limit, num_tokens)
-            answer_ns = max(0.0, length - num_tokens) / tokens * mean_ns
-            usual_first, usual_end = (told[1] / raw[1] for told, raw in zip(opened.told, opened.raw, strict=True))
+            usual = opened.usual
             elapsed_ns = now_ns - opened.asked.received_ns
-            first_ns = first_ns * usual_first
-            # The rest of the answer comes on top, so its end is never before its first token.
+            first_ns = first_ns * usual[0]
             first_token_now_ns = elapsed_ns + round(first_ns)
-            found[request_id] = OpenForecast(
-                opened.forecast,
-                first_token_now_ns if first_ns else None,
-                first_token_now_ns + round(answer_ns * usual_end),
-            )
+            end_now_ns: int | None = None
+            if len(usual) > 1:  # the rest of the answer comes on top, so its end is never before its first token
+                num_left = opened.asked.limit - max(0, so_far.get(request_id, 0))
+                end_now_ns = first_token_now_ns + round(max(0.0, num_left) / tokens * mean_ns * usual[1])
+            found[request_id] = OpenForecast(opened.forecast, first_token_now_ns if first_ns else None, end_now_ns)
         return found
 
     def _made(self, asked: Asked, cost: StepCost, now_ns: int) -> _Open:
         classes = asked.classes
         curve = self._lengths.curve(classes) if asked.ends_early else None
         shares = [level ** (1 / asked.num_choices) for level in LEVELS]
-        lengths = [asked.limit if curve is None else curve.at(share, asked.limit) for share in shares]
+        shortest, length, _ = (asked.limit if curve is None else curve.at(share, asked.limit) for share in shares)
+        is_known = shortest == asked.limit  # nearly all answers like it end at their limit
         _, host_ns, tokens = self._steps(now_ns)
         decodes, turns, residual_ns = self._present(cost, host_ns, now_ns)
-        own = self._turn(asked, lengths[1])
+        own = self._turn(asked, length)
         order = sorted([*turns, own], key=_due)
         place = order.index(own)
-        steps = [max(0, length - 1) / tokens for length in lengths]  # an answer may be empty
+        steps = max(0, length - 1) / tokens if is_known else 0.0  # an answer may be empty
         expected = self._expected(own.prompt, now_ns)
-        found = self._first_token(cost, self._step_time, decodes, order, place, host_ns, steps[-1], expected)
+        found = self._first_token(cost, self._step_time, decodes, order, place, host_ns, steps, expected)
         first_ns = residual_ns + found.first_token_ns
         if asked.media_rows:  # meanwhile, the queue goes on without it
             rows = asked.media_rows + self._numbers().num_waiting_media_rows
             first_ns = max(first_ns, self._encode_times.expected_ns(rows) + alone_ns(cost, own.prompt.tokens_left))
         first_ns += now_ns - asked.received_ns
-        ends = [first_ns + found.decode_ns(number) for number in steps]
-        raw = (first_ns, first_ns, first_ns), (ends[0], ends[1], ends[2])
+        times_ns = [first_ns, first_ns + found.decode_ns(steps)] if is_known else [first_ns]
+        raw = tuple((ns, ns, ns) for ns in times_ns)
         crowd = 4 if found.has_waited else min(place.bit_length(), 3)
-        spread = sum(ends[2] > wide * ends[0] for wide in WIDE)
-        kinds = (
+        both = (
             self._kind("first token", crowd, own.prompt.tokens_left.bit_length() // 3),
-            self._kind("end", spread, crowd),
+            self._kind("end", crowd),
         )
-        told = kinds[0].calibrated(raw[0]), kinds[1].calibrated(raw[1])
+        kinds = both[: len(raw)]
+        told = tuple(kind.calibrated(three) for kind, three in zip(kinds, raw, strict=True))
         return _Open(asked._replace(prompts=[]), classes, curve, own, kinds, raw, told)
 
     def _first_token(
@@ -352,14 +359,11 @@ class Forecaster:
         if opened is not None and received is not None and ended.late_ns is not None:
             # It would have come later. If it is not later than was told, it says nothing.
             late_ns = ended.late_ns - received
-            if first is None:
-                opened.kinds[0].learn(opened.raw[0], opened.told[0], max(late_ns, opened.told[0][1]))
-            opened.kinds[1].learn(opened.raw[1], opened.told[1], max(late_ns, opened.told[1][1]))
+            first_told, end_told = opened.told[0], opened.told[-1]
+            opened.learn((None if first is not None else max(late_ns, first_told[1]), max(late_ns, end_told[1])))
         if opened is None or received is None or first is None:
             return
-        opened.kinds[0].learn(opened.raw[0], opened.told[0], first - received)
-        if last is not None:
-            opened.kinds[1].learn(opened.raw[1], opened.told[1], last - received)
+        opened.learn((first - received, None if last is None else last - received))
         if ended.num_tokens and opened.curve is not None:
             has_ended = ended.is_whole and ended.num_tokens < opened.asked.limit
             self._lengths.observe(opened.classes, ended.num_tokens, has_ended=has_ended)

@@ -108,11 +108,13 @@ def alone_ns(cost: StepCost | None, num_tokens: int) -> int:
 
 
 def refusal(forecast: Forecast, first_ns: int | None, end_ns: int | None) -> DeadlineRefused | None:
-    """Return the error of a request that will very probably miss a deadline, in nanoseconds from its receipt."""
-    for what, limit_ns, after, times_ns in (
-        ("begin", first_ns, forecast.first_token_after, forecast.first_token_interval_ns),
-        ("end", end_ns, forecast.end_after, forecast.end_interval_ns),
-    ):
+    """Return the error of a request that will very probably miss a deadline, in nanoseconds from its receipt.
+
+    If its end is not forecast, it misses that deadline if its first token does.
+    """
+    first_token = ("begin", forecast.first_token_after, forecast.first_token_interval_ns)
+    end = ("end", forecast.end_after, forecast.end_interval_ns) if forecast.has_end else first_token
+    for limit_ns, (what, after, times_ns) in ((first_ns, first_token), (end_ns, end)):
         if limit_ns is not None and (after(limit_ns) or 0.0) >= VERY_PROBABLY:
             low, median, high = (f"{time_ns / 1e6:,.0f}" for time_ns in times_ns)
             message = (
@@ -120,7 +122,9 @@ def refusal(forecast: Forecast, first_ns: int | None, end_ns: int | None) -> Dea
                 f"half of such requests {what} within {median} ms, and nine in ten after {low} to {high} ms. "
                 "Please try again later, or allow more time."
             )
-            shown = {"first_token_ms": forecast.first_token_interval_ns, "end_ms": forecast.end_interval_ns}
+            shown = {"first_token_ms": forecast.first_token_interval_ns}
+            if forecast.has_end:
+                shown["end_ms"] = forecast.end_interval_ns
             wait_seconds = math.ceil((times_ns[1] - limit_ns) / 1e9)
             return DeadlineRefused(
                 message,

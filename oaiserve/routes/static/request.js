@@ -2,7 +2,7 @@
 
 import { account } from "./account.js";
 import { copyOnClick } from "./copy.js";
-import { openBar, progressOf, promptShare } from "./open.js";
+import { openBar, progressOf, promisedOf, promptShare } from "./open.js";
 import { showMain, start } from "./page.js";
 import { byId, count, duration, element, facts, indented, RETRY_MS, setStatus, showLost, showProblem, words } from "./show.js";
 import { Refused, request } from "./sse.js";
@@ -63,20 +63,21 @@ function missing({ message, lacksRight }) {
 
 // Returns the phase, the progress and the forecast of an open request.
 function soFar(entry) {
-  const { phase, phases, elapsed_ns: elapsed, forecast, end_now_ns: end, prompt_tokens: prompt, cached_tokens: cached } = entry;
+  const { phase, phases, elapsed_ns: elapsed, prompt_tokens: prompt, cached_tokens: cached } = entry;
+  const promised = promisedOf(entry);
   const bar = element("progress", { max: "1", value: String(promptShare(entry)), "aria-label": "Prompt" });
   const pairs = [
     ["Elapsed", duration(elapsed / 1e9)],
     ["Prompt", prompt ? `${count(prompt)} tokens, ${count(cached)} of them from the cache` : "not tokenized yet"],
-    ...(forecast.is_calibrated ? [["Forecast", `ends after ${duration(forecast.end_low_ns / 1e9)} to ${duration(forecast.end_high_ns / 1e9)}`]] : []),
-    ...(end ? [["Current estimate", `ends after ${duration(end / 1e9)}`]] : []),
+    ...(promised ? [["Forecast", `${promised.name} after ${duration(promised.low / 1e9)} to ${duration(promised.high / 1e9)}`]] : []),
+    ...(promised?.now ? [["Current estimate", `${promised.name} after ${duration(promised.now / 1e9)}`]] : []),
     ...phases.map(({ name, duration_ns: ns }) => [words(name), duration(ns / 1e9)]),
   ];
   return [
     element("div", { class: "card open" },
       element("p", {}, element("strong", {}, phase === "queue" ? "Waiting" : "Running"), ` · ${phase === "prefill" ? "prompt tokens: " : ""}${progressOf(entry)}`),
       ...(phase === "prefill" ? [bar] : []),
-      ...(forecast.is_calibrated ? [openBar(entry)] : []),
+      ...(promised ? [openBar(entry)] : []),
       facts(pairs),
     ),
   ];

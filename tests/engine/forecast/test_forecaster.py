@@ -95,6 +95,7 @@ def test_no_estimate_has_its_end_before_its_first_token(
     forecaster: Forecaster, times: list[float], now_ns: int
 ) -> None:
     opened = forecaster._open["r"]
+    assert len(opened.kinds) == 2, "its answer cannot end before its limit"
     threes = [sorted(times[at : at + 3]) for at in (0, 3, 6, 9)]
     raw = tuple(map(tuple, threes[:2]))
     told = tuple(map(tuple, threes[2:]))
@@ -106,6 +107,23 @@ def test_no_estimate_has_its_end_before_its_first_token(
     assert now_ns <= now.first_token_now_ns <= now.end_now_ns
     assert now.promised.is_calibrated
     assert all(map(le, now.promised.first_token_interval_ns, now.promised.end_interval_ns))
+
+
+def test_the_end_is_forecast_once_nearly_all_answers_end_at_their_limit(forecaster: Forecaster) -> None:
+    asked = Asked("short", "", "chat", None, [[5] * 30], 60, True, True, 1, "", received_ns=0)
+
+    def has_end(limit: int) -> bool:
+        forecaster.forecast(asked._replace(limit=limit), 0)
+        return len(forecaster._open["short"].kinds) == 2
+
+    assert not has_end(60)
+    assert forecaster.open_now(0, ["short"])["short"].end_now_ns is None
+    for number_of_tokens, limit in ((60, 60), (10, 61)):
+        classes = asked._replace(limit=limit).classes
+        for _ in range(200):
+            forecaster._lengths.observe(classes[2:], number_of_tokens, has_ended=number_of_tokens < limit)
+    assert has_end(60)
+    assert not has_end(61)
 
 
 def test_a_burst_is_known_by_its_last_gaps_and_a_steady_rate_by_many() -> None:
