@@ -13,9 +13,9 @@ from typing import Literal
 
 from loadtest.errors import UsageError
 
-ArrivalProcess = Literal["closed", "constant", "poisson", "gamma", "ramp", "at-once", "times", "trace"]
-NEEDS_RATE = {"constant", "poisson", "gamma", "ramp"}
-STEADY = {"constant", "poisson", "gamma"}  # the rate stays the same, so a growing number in flight is overload
+ArrivalProcess = Literal["closed", "constant", "poisson", "ramp", "at-once", "trace"]
+NEEDS_RATE = {"constant", "poisson", "ramp"}
+STEADY = {"constant", "poisson"}  # the rate stays the same, so a growing number in flight is overload
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,8 +24,8 @@ class Arrivals:
 
     arrival: ArrivalProcess = "closed"
     """When requests are sent. closed: by users who wait for their answer before they send the next request. constant,
-    poisson, gamma: at --rate. ramp: from --rate to --ramp-to. at-once: all at the start. times: as in --times. trace:
-    at the "timestamp" of each line of --requests."""
+    poisson: at --rate. ramp: from --rate to --ramp-to. at-once: all at the start. trace: at the "timestamp" of each
+    line of --requests."""
 
     concurrency: int = 1
     """Number of users of a closed loop."""
@@ -36,23 +36,14 @@ class Arrivals:
     sweep: str | None = None
     """Run one point for each of several values, as in 1,2,4: values of --rate, or of --concurrency in a closed loop."""
 
-    burstiness: float = 1.0
-    """Shape parameter of the gaps of gamma: 1 is poisson, a smaller value sends in clumps, a larger one more evenly."""
-
     ramp_to: float | None = None
     """Rate at the end of a ramp."""
 
     ramp_seconds: float = 0.0
     """Length of the ramp. In a closed loop the users start one by one within this time."""
 
-    times: str | None = None
-    """Send times in seconds after the start, as in 0,0.5,2."""
-
     duration_seconds: float | None = None
     """Stop sending after this time. Requests in flight are waited for."""
-
-    max_in_flight: int | None = None
-    """Most requests in flight; more are held back, and their wait counts as latency. Default: no limit."""
 
     def __post_init__(self) -> None:
         if self.arrival in NEEDS_RATE and self.rate is None and self.sweep is None:
@@ -61,18 +52,14 @@ class Arrivals:
             raise UsageError(
                 f"--rate has no meaning with --arrival {self.arrival}. Use --arrival poisson, for example."
             )
-        for flag, value in (("--rate", self.rate), ("--burstiness", self.burstiness)):
-            if value is not None and not value > 0:
-                raise UsageError(f"{flag} is {value:g}, but must be more than 0.")
+        if self.rate is not None and not self.rate > 0:
+            raise UsageError(f"--rate is {self.rate:g}, but must be more than 0.")
         if self.ramp_seconds < 0:
             raise UsageError(f"--ramp-seconds is {self.ramp_seconds:g}, but must be at least 0.")
         if self.concurrency < 1:
             raise UsageError(f"--concurrency is {self.concurrency}, but must be at least 1.")
         if self.arrival == "ramp" and (self.ramp_to is None or self.ramp_to <= 0 or self.ramp_seconds <= 0):
             raise UsageError("--arrival ramp needs --ramp-to (requests per second) and --ramp-seconds.")
-        if (self.arrival == "times") != (self.times is not None):
-            raise UsageError("--times and --arrival times need each other.")
-        _parse_times(self.times or "")
 
     @property
     def label(self) -> str:
@@ -83,9 +70,7 @@ class Arrivals:
     @property
     def ends_by_itself(self) -> bool:
         """Return whether the schedule itself determines the number of requests."""
-        if self.arrival in ("closed", "at-once"):
-            return False
-        return self.arrival == "times" or self.duration_seconds is not None
+        return self.arrival not in ("closed", "at-once") and self.duration_seconds is not None
 
     @property
     def is_open(self) -> bool:
@@ -111,18 +96,12 @@ def _offsets(arrivals: Arrivals, rng: random.Random, timestamps: list[float] | N
             return (i / rate for i in itertools.count())
         case "poisson":
             return _poisson(rate, rng)
-        case "gamma":
-            shape = arrivals.burstiness
-            gaps = (rng.gammavariate(shape, 1 / (rate * shape)) for _ in itertools.count())
-            return itertools.accumulate(gaps)
         case "ramp":
             return (
                 _ramp_time(area, rate, arrivals.ramp_to or rate, arrivals.ramp_seconds) for area in _poisson(1, rng)
             )
         case "at-once":
             return itertools.repeat(0.0)
-        case "times":
-            return iter(_parse_times(arrivals.times or ""))
         case "trace":
             if timestamps is None:
                 raise UsageError('--arrival trace needs --requests with a "timestamp" (seconds) in each line.')
@@ -146,13 +125,3 @@ def _ramp_time(area: float, first: float, last: float, seconds: float) -> float:
     if slope == 0:
         return area / first
     return float(((first**2 + 2 * slope * area) ** 0.5 - first) / slope)
-
-
-def _parse_times(text: str) -> list[float]:
-    try:
-        times = [float(t) for t in text.split(",") if t]
-    except ValueError:
-        times = [-1.0]
-    if any(t < 0 for t in times) or times != sorted(times):
-        raise UsageError(f"--times is '{text}', but must be seconds in ascending order, as in 0,0.5,2.")
-    return times

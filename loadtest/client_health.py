@@ -122,12 +122,10 @@ def verdict(
     facts: dict[str, Any],
     processes: Sequence[dict[str, Any]],
     *,
-    holds_back: bool = False,
     shares_cores: bool = False,
 ) -> dict[str, Any]:
     """Judge the client's figures as valid, suspect or invalid, with the reasons.
 
-    `holds_back` means that --max-in-flight delays sends on purpose, so late sends are not held against the client.
     `shares_cores` means that the server runs on the same few cores, which delays any client. So larger delays are
     allowed, and what would count against another client is a note.
     """
@@ -138,7 +136,7 @@ def verdict(
     cpu = max((p["cpu_share"] for p in processes), default=0.0)
     rules: list[tuple[float, float, float, str]] = [  # a value, the limits for suspect and for invalid, and the reason
         (
-            0.0 if holds_back else facts["late_share"],
+            facts["late_share"],
             0.01 * allowance,
             0.1 * allowance,
             "{:.1%} of the requests were sent late (by over 5 % of their TTFT)",
@@ -157,7 +155,7 @@ def verdict(
             "requests and events were {:.0%} of the most that this client can do",
         ),
     ]
-    if facts["offered_requests_per_second"] is not None and not holds_back:
+    if facts["offered_requests_per_second"] is not None:
         missing = 1 - facts["achieved_requests_per_second"] / facts["offered_requests_per_second"]
         rules.append((missing, 0.02, 0.1, "requests were sent {:.1%} slower than scheduled"))
     levels = [0]

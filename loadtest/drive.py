@@ -48,23 +48,14 @@ async def send_on_schedule(
     calls: Sequence[CallT],
     offsets: Sequence[float],
     start_ns: int,
-    max_in_flight: int | None = None,
 ) -> None:
     """Send each call at `start_ns` plus its offset (seconds), however long the answers take: an open loop."""
-    places = asyncio.Semaphore(max_in_flight) if max_in_flight is not None else None
-
-    async def run(call: CallT, due_ns: int) -> None:
-        if places is None:
-            return await sending.run(run_call, call, due_ns)
-        async with places:
-            return await sending.run(run_call, call, due_ns)
-
     async with asyncio.TaskGroup() as tasks:
         for call, offset in zip(calls, offsets, strict=True):
             due_ns = start_ns + int(offset * 1e9)
             while (wait_ns := due_ns - monotonic_ns()) > 0:  # noqa: ASYNC110 - a timer may fire early
                 await asyncio.sleep(wait_ns / 1e9)
-            tasks.create_task(run(call, due_ns))
+            tasks.create_task(sending.run(run_call, call, due_ns))
 
 
 async def send_in_loops(

@@ -201,8 +201,7 @@ def describe_run(
     metrics["steady"] = steady_state(samples) if has_steady_load else None
     facts = client_facts(samples, offsets, limits)
     processes = [process.summary() for process in health]
-    holds_back = arrivals.max_in_flight is not None
-    judged = verdict(metrics, facts, processes, holds_back=holds_back, shares_cores=shares_cores)
+    judged = verdict(metrics, facts, processes, shares_cores=shares_cores)
     start_ns = min((sample.intended_ns for sample in samples), default=0)
     return {
         "metrics": metrics,

@@ -28,6 +28,9 @@ from loadtest.transport import StampedBackend, StampedTransport
 # httpcore goes through all connections of a pool whenever a request begins or ends, so pools are kept small.
 STREAMS_PER_CLIENT = 8
 
+CONNECT_SECONDS = 10.0  # after which a connection attempt counts as failed
+SLOW_READ_SECONDS = 0.1  # pause of a slow client after each read
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HttpOptions:
@@ -59,9 +62,6 @@ class HttpOptions:
 
     timeout_seconds: float = 600.0
     """Time after which a request counts as failed."""
-
-    connect_timeout_seconds: float = 10.0
-    """Time after which a connection attempt counts as failed."""
 
     trace_share: float = 0.01
     """Share of the requests that a server should trace, 0 to 1: their traceparent has the sampled flag."""
@@ -288,7 +288,7 @@ class HttpTarget:
     def _take_client(self) -> httpx.AsyncClient:
         if not self._free:
             # The transport has no limits of its own: `_exchange` limits the time of the whole request.
-            timeout = httpx.Timeout(None, connect=self._options.connect_timeout_seconds)
+            timeout = httpx.Timeout(None, connect=CONNECT_SECONDS)
             transport = StampedTransport(self._backend, self._ssl_context)
             client = httpx.AsyncClient(transport=transport, timeout=timeout, trust_env=False)
             self._clients.append(client)
@@ -320,7 +320,7 @@ class HttpTarget:
                     sample.is_abandoned = True
                     break
                 if call.is_slow:
-                    await asyncio.sleep(self._workload.slow_read_seconds)
+                    await asyncio.sleep(SLOW_READ_SECONDS)
         sample.end_ns = stream.read_ns
 
 

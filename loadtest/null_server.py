@@ -7,7 +7,6 @@ event is the time of its write, on the monotonic clock that all processes of a m
 from __future__ import annotations
 
 import asyncio
-import itertools
 import json
 from dataclasses import dataclass
 from time import monotonic_ns
@@ -18,31 +17,21 @@ MODEL = "null"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NullOptions:
-    """The delays and errors that the null server simulates."""
+    """The delays that the null server simulates."""
 
     first_seconds: float = 0.0
     """Time from a request to its first token."""
 
     gap_seconds: float = 0.0
-    """Time between two writes. 0: as fast as possible."""
+    """Time between two events. 0: as fast as possible."""
 
     tokens_per_event: int = 1
     """Tokens in one event."""
-
-    events_per_write: int = 1
-    """Events in one write."""
-
-    fail_every: int = 0
-    """Answer every Nth request with a 503. 0: none."""
-
-    cut_every: int = 0
-    """Close the connection in the middle of every Nth answer. 0: none."""
 
 
 class NullServer:
     def __init__(self, options: NullOptions) -> None:
         self._options = options
-        self._number = itertools.count(1)
         self._server: asyncio.Server | None = None
         self.port = 0
 
@@ -73,12 +62,8 @@ class NullServer:
             writer.close()
 
     async def _answer(self, writer: asyncio.StreamWriter, body: dict[str, Any], *, is_chat: bool) -> None:
-        options, number = self._options, next(self._number)
+        options = self._options
         start = asyncio.get_running_loop().time()
-        if options.fail_every and number % options.fail_every == 0:
-            _write_json(writer, 503, {"error": {"message": "fails by --fail-every"}})
-            return
-        is_cut = bool(options.cut_every) and number % options.cut_every == 0
         num_tokens = int(body.get("max_tokens") or 16)
         num_events = -(-num_tokens // options.tokens_per_event)
         prompt = body.get("prompt") or "".join(message["content"] for message in body.get("messages", ()))
@@ -93,19 +78,13 @@ class NullServer:
             return
         writer.write(_STREAM_HEAD)
         due = start + options.first_seconds
-        for first in range(0, num_events, options.events_per_write):
+        for number in range(num_events):
             if due > start:
                 await _sleep_until(due)
             due += options.gap_seconds
-            events = []
-            for i in range(first, min(first + options.events_per_write, num_events)):
-                text = " token" * min(options.tokens_per_event, num_tokens - i * options.tokens_per_event)
-                events.append(_event(text, is_chat=is_chat))
-            writer.write(_chunk(b"".join(events)))
+            text = " token" * min(options.tokens_per_event, num_tokens - number * options.tokens_per_event)
+            writer.write(_chunk(_event(text, is_chat=is_chat)))
             await writer.drain()
-            if is_cut and first >= num_events // 2:
-                writer.close()
-                return
         last = {"choices": [], "usage": usage}
         writer.write(_chunk(b"data: " + json.dumps(last).encode() + b"\n\ndata: [DONE]\n\n") + b"0\r\n\r\n")
 

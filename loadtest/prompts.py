@@ -34,7 +34,7 @@ class Workload:
     """The options that decide what is sent."""
 
     num_requests: int | None = None
-    """Requests of a run (conversations, with --turns). Default: as many as --requests, --times or, in an open loop,
+    """Requests of a run (conversations, with --turns). Default: as many as --requests or, in an open loop,
     --duration-seconds give; else 100."""
 
     max_new_tokens: str = "64"
@@ -45,12 +45,6 @@ class Workload:
 
     prompt: str | None = None
     """A text to send. Default: random tokens."""
-
-    prompt_repeats: int = 1
-    """How many times --prompt is repeated in each prompt."""
-
-    unique_prompts: bool = False
-    """Begin each prompt made of --prompt with a different number, so that the prefix cache has none of it."""
 
     input_len: str = "128"
     """Tokens of a random prompt, in the forms of --max-new-tokens."""
@@ -68,9 +62,6 @@ class Workload:
     turns: int = 1
     """Questions of a conversation, each sent with the answers before it. Needs --endpoint chat."""
 
-    think_seconds: float = 0.0
-    """Pause between an answer and the next question."""
-
     requests: Path | None = None
     """File of JSON lines. Each line is a request ("prompt" or "messages", and any other field of the API), or it has
     lengths ("input_length", "output_length", "prefix"). "timestamp" (seconds) is for --arrival trace. Or sessions in
@@ -83,16 +74,12 @@ class Workload:
     slow_share: float = 0.0
     """Share of the requests whose client reads slowly, 0 to 1. Over HTTP only."""
 
-    slow_read_seconds: float = 0.1
-    """Pause of a slow client after each read."""
-
     seed: int = 0
     """Seed of prompts, lengths and arrival times. The same seed gives the same ones."""
 
     def __post_init__(self) -> None:
         for flag, value, least in (
             ("--num-requests", DEFAULT_NUM_REQUESTS if self.num_requests is None else self.num_requests, 1),
-            ("--prompt-repeats", self.prompt_repeats, 1),
             ("--prefix-len", self.prefix_len, 0),
             ("--prefix-groups", self.prefix_groups, 1),
             ("--turns", self.turns, 1),
@@ -102,8 +89,6 @@ class Workload:
         for flag, share in (("--abandon-share", self.abandon_share), ("--slow-share", self.slow_share)):
             if not 0 <= share <= 1:
                 raise UsageError(f"{flag} is {share:g}, but must be between 0 and 1.")
-        if self.unique_prompts and self.prompt is None:
-            raise UsageError("--unique-prompts needs a --prompt; random prompts are unique anyway.")
         length_sampler("--input-len", self.input_len)
         length_sampler("--max-new-tokens", self.max_new_tokens)
 
@@ -138,7 +123,7 @@ def make_calls(workload: Workload, seed: int) -> list[Call]:
     input_len = length_sampler("--input-len", workload.input_len)
     for prompt, max_tokens, timestamp, body in _prompts(workload, seed, rng):
         max_tokens = max_tokens or output_len(rng)
-        rows = body.pop("turns", [{"delay": workload.think_seconds * 1e3}] * (workload.turns - 1))
+        rows = body.pop("turns", [{}] * (workload.turns - 1))
         turns = tuple(
             Turn(
                 row.get("messages") or [_question(rng, row.get("input_length") or input_len(rng))],
@@ -174,8 +159,7 @@ def _prompts(workload: Workload, seed: int, rng: random.Random) -> Iterator[_Pro
     prefixes = [_tokens(workload, rng, workload.prefix_len) for _ in range(workload.prefix_groups)]
     for index in range(workload.num_requests or DEFAULT_NUM_REQUESTS):
         if workload.prompt is not None:
-            start = f"{seed}-{index}: " if workload.unique_prompts else ""
-            yield start + workload.prompt * workload.prompt_repeats, None, None, {}
+            yield workload.prompt, None, None, {}
         else:
             prefix = prefixes[index % len(prefixes)]
             yield prefix + _tokens(workload, rng, input_len(rng)), None, None, {}  # type: ignore[operator]

@@ -69,8 +69,7 @@ async def run_share(
             await send_in_loops(sending, target.run, prepared, num_users, start_ns, duration, ramp)
         else:
             offsets = [job.offsets[index] for index in mine]
-            limit = None if arrivals.max_in_flight is None else max(1, arrivals.max_in_flight // of)
-            await send_on_schedule(sending, target.run, prepared, offsets, start_ns, limit)
+            await send_on_schedule(sending, target.run, prepared, offsets, start_ns)
         health = watch.stop()
         health.num_connections = target.num_connections
         reporter.cancel()

@@ -10,7 +10,6 @@ from loadtest.errors import UsageError
 
 RANDOM = [
     {"arrival": "poisson", "rate": 5.0},
-    {"arrival": "gamma", "rate": 5.0, "burstiness": 0.3},
     {"arrival": "ramp", "rate": 1.0, "ramp_to": 9.0, "ramp_seconds": 40.0},
 ]
 
@@ -26,12 +25,11 @@ def test_a_seed_determines_the_schedule_and_its_times_ascend(options: dict[str, 
     assert offsets != schedule(Arrivals(**options), count, seed + 1)
 
 
-@pytest.mark.parametrize(("arrival", "shape"), [("poisson", 1.0), ("gamma", 0.25), ("gamma", 4.0)])
-def test_arrivals_have_the_requested_rate_and_burstiness(arrival: Any, shape: float) -> None:
-    offsets = schedule(Arrivals(arrival=arrival, rate=50, burstiness=shape), 20_000, seed=1)
+def test_poisson_arrivals_have_the_requested_rate() -> None:
+    offsets = schedule(Arrivals(arrival="poisson", rate=50), 20_000, seed=1)
     gaps = [b - a for a, b in zip([0.0, *offsets], offsets, strict=False)]
     assert statistics.fmean(gaps) == pytest.approx(1 / 50, rel=0.05)
-    assert statistics.stdev(gaps) / statistics.fmean(gaps) == pytest.approx(shape**-0.5, rel=0.05)
+    assert statistics.stdev(gaps) / statistics.fmean(gaps) == pytest.approx(1, rel=0.05)
 
 
 def test_a_ramp_reaches_its_rate_and_stays_there() -> None:
@@ -49,7 +47,6 @@ def test_schedules_without_chance_have_the_given_times_or_equal_gaps() -> None:
     assert schedule(Arrivals(arrival="constant", rate=4), 5, seed=0) == [0, 0.25, 0.5, 0.75, 1.0]
     assert schedule(Arrivals(arrival="constant", rate=2, duration_seconds=1), 9, seed=0) == [0, 0.5, 1.0]
     assert schedule(Arrivals(arrival="at-once"), 3, seed=0) == [0, 0, 0]
-    assert schedule(Arrivals(arrival="times", times="0,0.5,2"), 9, seed=0) == [0, 0.5, 2]
     assert schedule(Arrivals(arrival="trace"), 2, seed=0, timestamps=[7.0, 5.0, 9.0]) == [0, 2]
     with pytest.raises(UsageError, match="timestamp"):
         schedule(Arrivals(arrival="trace"), 2, seed=0)
@@ -63,8 +60,6 @@ def test_schedules_without_chance_have_the_given_times_or_equal_gaps() -> None:
         ({"arrival": "poisson", "rate": 0.0}, "--rate is 0, but must be more than 0"),
         ({"concurrency": 0}, "--concurrency is 0"),
         ({"arrival": "ramp", "rate": 1.0}, "needs --ramp-to"),
-        ({"arrival": "times"}, "--times and --arrival times need each other"),
-        ({"arrival": "times", "times": "2,1"}, "--times is '2,1'"),
     ],
 )
 def test_options_without_a_valid_schedule_are_refused(options: dict[str, Any], sentence: str) -> None:

@@ -51,13 +51,6 @@ async def test_the_delay_of_a_blocked_event_loop_counts_as_send_lag_and_latency(
     assert sending.samples[1].latency_ns / 1e9 > 0.08
 
 
-async def test_max_in_flight_delays_sends_and_the_delay_counts_as_send_lag() -> None:
-    target, sending = Target(0.02), Sending()
-    await send_on_schedule(sending, target.run, "abcd", [0.0] * 4, monotonic_ns(), max_in_flight=2)
-    assert target.most_in_flight == 2
-    assert max(sample.send_lag_ns for sample in sending.samples) >= 0.02e9
-
-
 async def test_users_of_a_closed_loop_send_the_next_call_when_the_last_has_ended() -> None:
     target, sending = Target(least=3), Sending()
     await send_in_loops(sending, target.run, "abcdefg", 3, monotonic_ns())

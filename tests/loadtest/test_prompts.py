@@ -39,13 +39,8 @@ def test_prompts_of_a_group_have_a_common_prefix() -> None:
     assert all(len(call.prompt) == 12 for call in calls)
 
 
-def test_a_fixed_prompt_is_repeated_and_unique_prompts_differ_in_all_runs() -> None:
-    assert [call.prompt for call in calls_of(num_requests=2, prompt="ab ", prompt_repeats=3)] == ["ab ab ab "] * 2
-    unique = [
-        call.prompt for seed in (1, 2) for call in calls_of(seed, num_requests=3, prompt="ab", unique_prompts=True)
-    ]
-    assert len({prompt[:4] for prompt in unique}) == 6  # they differ within the first block of a cache
-    assert all(prompt.endswith("ab") for prompt in unique)
+def test_each_request_has_the_given_prompt() -> None:
+    assert [call.prompt for call in calls_of(num_requests=2, prompt="ab")] == ["ab"] * 2
 
 
 def test_the_shares_of_clients_that_leave_or_read_slowly_are_kept() -> None:
@@ -111,7 +106,6 @@ def test_a_line_of_a_file_is_a_request_or_has_lengths(tmp_path: Path) -> None:
         (Arrivals(arrival="constant", rate=30, duration_seconds=10), 301),
         (Arrivals(duration_seconds=10), 100),  # how many requests a user will send is not known
         (Arrivals(arrival="at-once", duration_seconds=10), 100),
-        (Arrivals(arrival="times", times="0,1,2"), 3),
     ],
 )
 def test_the_schedule_determines_the_number_of_requests_if_it_ends_by_itself(arrivals: Arrivals, count: int) -> None:
@@ -121,9 +115,7 @@ def test_the_schedule_determines_the_number_of_requests_if_it_ends_by_itself(arr
     assert len(plan(Workload(input_len="1", num_requests=2), arrivals, 0)[0]) == 2
 
 
-def test_all_times_and_all_lines_of_a_file_are_sent_by_default(tmp_path: Path) -> None:
-    times = Arrivals(arrival="times", times=",".join(map(str, range(300))))
-    assert len(plan(Workload(input_len="1"), times, 0)[0]) == 300
+def test_all_lines_of_a_file_are_sent_by_default(tmp_path: Path) -> None:
     file = tmp_path / "r.jsonl"
     file.write_text('{"prompt": "a"}\n' * 130)
     assert len(plan(Workload(requests=file), Arrivals(), 0)[0]) == 130
@@ -173,7 +165,6 @@ def test_lengths_follow_their_distribution() -> None:
     [
         ({"num_requests": 0}, "--num-requests is 0"),
         ({"abandon_share": 1.5}, "--abandon-share is 1.5"),
-        ({"unique_prompts": True}, "--unique-prompts needs a --prompt"),
         ({"max_new_tokens": "none"}, "--max-new-tokens is 'none'"),
     ],
 )
