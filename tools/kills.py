@@ -4,7 +4,8 @@ Each round, the server with the most of the streams gets a SIGKILL, or a SIGSTOP
 file. A pause is the longest time without bytes of a stream that went on elsewhere, as its client saw it; what it takes
 to compute its prompt again is part of it. With --short, a server is killed while clients ask for one short stored
 answer after the other: then a server may end after it has stored a response and before its client has it. All servers
-have one store. The exit code is 1 if a stream was broken, has other bytes, or is not stored.
+have one store. With --ray, Ray Serve starts the servers and replaces those that were killed. The exit code is 1 if a
+stream was broken, has other bytes, or is not stored.
 """
 
 from __future__ import annotations
@@ -35,8 +36,9 @@ from loadtest.metrics_page import values_of
 from tools.server_process import exit_on_sigterm, free_port, running_process
 
 SERVERS, STREAMS, TOKENS = 3, 8, 150
+KEY = "a-key"  # of all servers
 FLAGS = ("--kv-cache-memory", "64MiB", "--cpu-threads", "1", "--trusted-proxy", "127.0.0.1", "--log-level", "warning",
-         "--served-model-name", "small")  # fmt: skip
+         "--served-model-name", "small", "--api-key", KEY)  # fmt: skip
 # What a server imports, so that it starts in a moment.
 PRELOADED = [*(f"oaiserve.{name}" for name in ("cli", "app", "engine.engine", "engine.start.ways.described")),
              "transformers.models.auto.tokenization_auto"]  # fmt: skip
@@ -127,15 +129,33 @@ class Fleet:
         self._model = Path(stack.enter_context(TemporaryDirectory()))
         self._context = preloaded(self._model)
         self._store = Path(stack.enter_context(TemporaryDirectory())) / "responses.db"
+        urls = self._start(stack)
+        replicas = [word for url in urls for word in ("--replica", url)]
+        port = free_port()
+        command = [sys.executable, "-m", "oaiserve", "route", *replicas, "--port", str(port)]
+        env = os.environ | {"OAISERVE_REPLICA_KEY": KEY}
+        url = stack.enter_context(running_process(command, port, env=env)).url
+        headers = {"authorization": f"Bearer {KEY}"}
+        client = httpx.Client(base_url=url, headers=headers, timeout=120, trust_env=False, verify=False)
+        self._http = stack.enter_context(client)
+        self._alone: dict[tuple[int, int], Any] = {}
+        self._wait_until_up()
+
+    def _start(self, stack: ExitStack) -> list[str]:
+        """Start the servers, and return the URLs for the gateway."""
         self._ports = sorted(free_port() for _ in range(SERVERS))  # the gateway numbers them so
         self._servers = [self._started(port) for port in self._ports]
         stack.callback(lambda: [server.kill() for server in self._servers])
-        replicas = [word for port in self._ports for word in ("--replica", f"http://127.0.0.1:{port}")]
-        command = [sys.executable, "-m", "oaiserve", "route", *replicas, "--port", f"{(port := free_port())}"]
-        url = stack.enter_context(running_process(command, port)).url
-        self._http = stack.enter_context(httpx.Client(base_url=url, timeout=120, trust_env=False, verify=False))
-        self._alone: dict[tuple[int, int], Any] = {}
-        self._wait_until_up()
+        return [f"http://127.0.0.1:{port}" for port in self._ports]
+
+    def _busiest(self) -> int:
+        """Return the number of the server with the most open requests."""
+        opened = self._metric("open_requests")
+        return opened.index(max(opened))
+
+    def _pid(self, number: int) -> int:
+        pid: int = self._servers[number].pid
+        return pid
 
     def _started(self, port: int) -> Any:
         server = self._context.Process(target=serve, args=(self._model, port, "--response-store", str(self._store)))
@@ -163,9 +183,8 @@ class Fleet:
             reading = [threads.submit(stream, self._http, *each, own) for each, own in zip(asked, came, strict=True)]
             while sum(map(len, came)) < most and not all(each.done() for each in reading):
                 time.sleep(0.001)
-            opened = self._metric("open_requests")
-            number = opened.index(max(opened))
-            os.kill(self._servers[number].pid, signal.SIGKILL if is_kill else signal.SIGSTOP)
+            number = self._busiest()
+            os.kill(self._pid(number), signal.SIGKILL if is_kill else signal.SIGSTOP)
             answers = [each.result() for each in reading]
         num_lost = int(sum(self._metric("continued_total")) - before)
         self._revive(number, is_kill=is_kill)
@@ -195,7 +214,7 @@ class Fleet:
                 count = store.execute("PRAGMA data_version").fetchone()  # which each write changes
                 while store.execute("PRAGMA data_version").fetchone() == count and not any(map(_is_done, asking)):
                     pass
-            os.kill(self._servers[number].pid, signal.SIGKILL)
+            os.kill(self._pid(number), signal.SIGKILL)
             is_killed.set()
             for each in asking:
                 each.result()
@@ -212,7 +231,7 @@ class Fleet:
             self._servers[number].join()
             self._servers[number] = self._started(self._ports[number])
         else:
-            os.kill(self._servers[number].pid, signal.SIGCONT)
+            os.kill(self._pid(number), signal.SIGCONT)
         self._wait_until_up()
 
     def _judged(self, asked: list[tuple[int, int]], answers: list[bytes]) -> dict[str, Any]:
@@ -220,6 +239,48 @@ class Fleet:
                  if meaning(one) != self._alone[each]]  # fmt: skip
         broken = sum(b'"error":{' in one for one in answers)
         return {"streams": len(answers), "broken": broken, "differing": wrong}
+
+
+class RayFleet(Fleet):
+    """Servers that Ray Serve starts and replaces, on two nodes that are both this machine. Ports name them."""
+
+    def _start(self, stack: ExitStack) -> list[str]:
+        from tests.scale.ray_cluster.local import start_local
+
+        self._cluster = stack.enter_context(start_local(num_cpus=2))
+        settings = {
+            "kv_cache_memory": "64MiB",
+            "cpu_threads": 1,
+            "trusted_proxy": ["0.0.0.0/0"],
+            "log_level": "warning",
+            "served_model_name": "small",
+            "response_store": str(self._store),
+            "api_key": KEY,
+        }
+        self._cluster.deploy(SERVERS, model=str(self._model), **settings)
+        self._cluster.wait_until(lambda: len(self._cluster.replicas()) == SERVERS, "the start")
+        return [self._cluster.list_url]
+
+    def _busiest(self) -> int:
+        with self._http.stream("GET", "/dashboard/feed") as feed:
+            text = next(line for line in feed.iter_lines() if line.startswith("data: "))
+        replicas = json.loads(text.removeprefix("data: "))["fleet"]["replicas"]
+        busiest = max(replicas, key=lambda replica: replica["num_open"])
+        return int(busiest["address"].rpartition(":")[2])
+
+    def _pid(self, number: int) -> int:
+        return self._cluster.pid_of(number)
+
+    def _revive(self, number: int, *, is_kill: bool) -> None:
+        def is_replaced() -> bool:
+            ports = self._cluster.replicas().values()
+            return number not in ports and len(ports) == SERVERS
+
+        if not is_kill:
+            os.kill(self._pid(number), signal.SIGCONT)
+        else:
+            self._cluster.wait_until(is_replaced, "the replacement")
+        self._wait_until_up()
 
 
 def _is_done(asking: Future[None]) -> bool:
@@ -244,6 +305,7 @@ def main() -> int:
     parser.add_argument("--kills", type=int, default=100)
     parser.add_argument("--stops", type=int, default=0)
     parser.add_argument("--short", type=int, default=0, help="kills among short stored answers")
+    parser.add_argument("--ray", action="store_true", help="have Ray Serve start the servers; without --short")
     parser.add_argument("--rounds", type=Path, required=True, help="a line for each round is added to this file")
     given = parser.parse_args()
     exit_on_sigterm()
@@ -251,7 +313,7 @@ def main() -> int:
     kinds = ["kills"] * given.kills + ["stops"] * given.stops + ["kills among short answers"] * given.short
     rng.shuffle(kinds)
     with ExitStack() as stack, given.rounds.open("a") as file:
-        fleet = Fleet(stack)
+        fleet = RayFleet(stack) if given.ray else Fleet(stack)
         for kind in kinds:
             is_short = kind == "kills among short answers"
             found = fleet.short_round(rng) if is_short else fleet.round(rng, kind == "kills")

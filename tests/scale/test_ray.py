@@ -1,17 +1,14 @@
-"""What replicas under Ray are made of, as far as it needs no Ray: settings, and the edge of the app."""
+"""The settings of replicas under Ray, which need no Ray."""
 
-import asyncio
 from array import array
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
-from starlette.types import Message, Receive, Scope, Send
 
 from oaiserve.config import Bytes, OptionError
 from oaiserve.facts.report import ReplicaReport, Report
-from oaiserve.scale.on_ray.edge import Edge
 from oaiserve.scale.on_ray.settings import config_of
 
 NAME = "10.0.0.5:8000"
@@ -60,72 +57,3 @@ def test_a_report_arrives_as_it_was_sent() -> None:
     report = ReplicaReport(NAME, "abc", 7, 2.5, 120.0, array("Q", [1, 2**64 - 1]))
     sent = msgspec.msgpack.encode(Report.of(report, is_ready=True, is_hung=False, models=()))
     assert msgspec.msgpack.decode(sent, type=Report).of_replica(NAME) == report
-
-
-def scope_with(*headers: tuple[bytes, bytes]) -> Scope:
-    return {"type": "http", "headers": list(headers)}
-
-
-async def never() -> Message:
-    return await asyncio.get_running_loop().create_future()
-
-
-class App:
-    """Answers when its client leaves, and keeps what it has seen."""
-
-    def __init__(self) -> None:
-        self.seen: list[str] = []
-        self.has_begun = asyncio.Event()
-        self.may_end = asyncio.Event()
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        self.has_begun.set()
-        try:
-            self.seen.append((await receive())["type"])
-            self.seen.append((await receive())["type"])
-            await self.may_end.wait()
-            self.seen.append("ended")
-        except asyncio.CancelledError:
-            self.seen.append("cancelled")
-            raise
-
-
-async def ignore(message: Message) -> None:
-    pass
-
-
-async def test_a_request_that_ray_cancels_is_one_whose_client_left() -> None:
-    app = App()
-    request = asyncio.create_task(Edge(app)(scope_with(), never, ignore))
-    await app.has_begun.wait()
-    request.cancel()
-    await asyncio.sleep(0)
-    request.cancel()  # even twice
-    with pytest.raises(asyncio.CancelledError):
-        await request
-    app.may_end.set()
-    await asyncio.sleep(0)
-    await asyncio.sleep(0)
-    assert app.seen == ["http.disconnect", "http.disconnect", "ended"]
-
-
-async def test_an_error_of_the_app_reaches_ray() -> None:
-    async def fails(scope: Scope, receive: Receive, send: Send) -> None:
-        raise RuntimeError("no")
-
-    with pytest.raises(RuntimeError, match="no"):
-        await Edge(fails)(scope_with(), never, ignore)
-
-
-@pytest.mark.parametrize(("own", "kept"), [(b"abc", []), (b"req-1", [(b"x-request-id", b"req-1")])])
-async def test_the_id_that_ray_adds_is_not_there_twice(own: bytes, kept: list[tuple[bytes, bytes]]) -> None:
-    sent: list[Message] = []
-
-    async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        await send({"type": "http.response.start", "headers": [(b"a", b"b"), (b"x-request-id", own)]})
-
-    async def keep(message: Message) -> None:
-        sent.append(message)
-
-    await Edge(app)(scope_with((b"x-request-id", b"abc")), never, keep)
-    assert sent[0]["headers"] == [(b"a", b"b"), *kept]

@@ -58,6 +58,10 @@ class ServerProcess:
         await self._process.wait()
 
     @property
+    def has_ended(self) -> bool:
+        return self._process.returncode is not None
+
+    @property
     def how_ended(self) -> str:
         """Say how the process has ended."""
         code = self._process.returncode

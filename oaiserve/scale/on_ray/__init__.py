@@ -1,5 +1,5 @@
-"""Replicas of the server under Ray Serve: Ray places, watches, replaces and drains them, `oaiserve route` is in front.
+"""Replicas under Ray Serve: Ray places, watches, replaces and scales them, and `oaiserve route` sends them requests.
 
-Each replica has an HTTP port of its own, which it lists at /cluster/targets, so no token passes through Ray's proxy.
-deploy/ray/README.md tells how to run it.
+Each replica is an ordinary server in a child process, with an HTTP port of its own. No token passes through Ray.
+deploy/ray/README.md says how to run it.
 """

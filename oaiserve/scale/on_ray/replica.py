@@ -1,70 +1,101 @@
-"""`Replica` is one server under Ray Serve: the engine, and the app as `oaiserve serve` has it."""
+"""`Replica` runs one server under Ray Serve: it starts a child process, and ends with it."""
 
 from __future__ import annotations
 
 import asyncio
-import gc
-import os
-import sys
-from collections.abc import Callable
+import logging
+import re
+import socket
+from dataclasses import replace
+from secrets import token_urlsafe
 
-from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
-from starlette.routing import Route
+import ray
+from ray import serve
+from ray.exceptions import RayError
+from ray.serve.exceptions import RayServeException
 
-from oaiserve.app import create_app, response_store, server_telemetry
 from oaiserve.config import Config
-from oaiserve.engine.engine import Engine
-from oaiserve.http.proxies import TrustedProxies
-from oaiserve.scale.on_ray import private
-from oaiserve.scale.on_ray.edge import Edge
-from oaiserve.telemetry import logs
+from oaiserve.errors import StartupError
+from oaiserve.scale.address import Address
+from oaiserve.scale.children.process import ServerProcess
+from oaiserve.scale.gateway.upstream import BadAnswer, CutOff, Unreachable, Upstream
+from oaiserve.scale.on_ray.targets import DEPLOYMENT, REPORT_SECONDS
 
-SWITCH_SECONDS = 0.0005  # as in a server without Ray: the engine thread must not wait for Python for long
-TARGETS_PATH = "/cluster/targets"
+log = logging.getLogger(__name__)
 
-LoadEngine = Callable[[Config], Engine]
-
-
-def load_engine(config: Config) -> Engine:
-    """Return the engine for the settings. This takes as long as the model takes to load."""
-    os.environ.setdefault("TORCH_DEVICE_BACKEND_AUTOLOAD", "0")
-    return Engine.from_pretrained(config.model, config.engine)
+PORTS = range(30000, 31001)
+REPORT_LIMIT_SECONDS = 5.0  # for which a report to the list of replicas may take
+MOST_METRICS_BYTES = 2**20
+_OPEN = re.compile(rb"^oaiserve_requests_(?:running|waiting) (\S+)", re.MULTILINE)
 
 
 class Replica:
-    """Ray calls these methods: once the process has started, and for its health."""
+    """Ray calls these methods: once its worker has started, for its health and load, and when it is to end."""
 
-    async def __init__(self, config: Config, load: LoadEngine = load_engine) -> None:  # type: ignore[misc]
-        self._config = config
-        self._log_limit = logs.configure(config.server.log_level, config.server.log_format)
-        sys.setswitchinterval(SWITCH_SECONDS)
-        # Off the loop, because Ray asks the process for its state while the model loads.
-        self._engine = await asyncio.to_thread(load, config)
-        gc.collect()
-        gc.freeze()
+    async def __init__(self, config: Config) -> None:  # type: ignore[misc]
+        server = config.server
+        self._headers: list[tuple[bytes, bytes]] = []
+        if server.needs_key:
+            own_key = token_urlsafe()
+            self._headers = [(b"authorization", f"Bearer {own_key}".encode())]
+            config = replace(config, server=replace(server, api_key=(*server.api_key, own_key)))
+        listening = _listening(server.host)
+        port = listening.getsockname()[1]
+        self._drain_seconds = server.drain_timeout_seconds
+        self._process = await ServerProcess.start(config, listening)
+        await self._process.ready()
+        self._upstream = Upstream(Address("127.0.0.1", port, f"127.0.0.1:{port}"), 0)
+        context = serve.get_replica_context()
+        self._name = context.replica_tag
+        self._targets = serve.get_deployment_handle(DEPLOYMENT, context.app_name)
+        self._reporting = asyncio.create_task(self._report(f"{ray.util.get_node_ip_address()}:{port}"))
 
-    def __serve_build_asgi_app__(self) -> Edge:
-        responses = response_store(self._config.server)
-        telemetry = server_telemetry(self._config, self._engine, None, responses, self._log_limit)
-        app = create_app(self._config, self._engine, telemetry, responses)
-        app.router.routes.append(Route(TARGETS_PATH, list_targets))
-        return Edge(TrustedProxies(app, self._config.server.trusted_proxy))
+    async def _report(self, address: str) -> None:
+        """Report to the list of replicas that this one is there, until it is cancelled."""
+        while True:
+            try:
+                async with asyncio.timeout(REPORT_LIMIT_SECONDS):
+                    await self._targets.add.remote(self._name, address)
+            except (TimeoutError, RayError, RayServeException) as error:  # the list may be away for a while
+                log.info("The list of replicas takes no report: %s", error)
+            await asyncio.sleep(REPORT_SECONDS)
 
-    def check_health(self) -> None:
-        """Raise RuntimeError once the engine has failed, so that Ray replaces this replica."""
-        failure = self._engine.failure
-        if failure is not None:
-            raise RuntimeError(f"The engine has stopped ({type(failure).__name__}: {failure}).")
+    async def check_health(self) -> None:
+        """Raise RuntimeError if the server has ended, or if its engine hangs or has failed: Ray replaces it then."""
+        if self._process.has_ended:
+            raise RuntimeError(f"The server has ended {self._process.how_ended}.")
+        try:
+            status, _ = await self._upstream.get(b"/health", self._headers)
+        except (Unreachable, BadAnswer, CutOff) as error:
+            raise RuntimeError(f"The server does not answer: {error}.") from None
+        if status != 200:
+            raise RuntimeError(f"The server is not healthy: /health returns {status}.")
+
+    async def record_autoscaling_stats(self) -> dict[str, float]:
+        """Return the number of open requests, which `scaling` reads. Ray's own count misses them."""
+        _, content = await self._upstream.get(b"/metrics", self._headers, MOST_METRICS_BYTES)
+        return {"open_requests": sum(float(number) for number in _OPEN.findall(content))}
+
+    async def __del__(self) -> None:
+        """End the server: its requests have the drain timeout to finish."""
+        if not hasattr(self, "_reporting"):  # it has not started
+            return
+        self._reporting.cancel()
+        try:
+            async with asyncio.timeout(REPORT_LIMIT_SECONDS):
+                await self._targets.remove.remote(self._name)
+        except (TimeoutError, RayError, RayServeException) as error:
+            log.info("The list of replicas still has this one: %s", error)
+        await self._process.end(self._drain_seconds)
 
 
-async def list_targets(request: Request) -> Response:
-    """Answer with all replicas of this application, as `oaiserve route` and Prometheus' http_sd read them."""
-    own = private.own_name().rpartition("#")[0] + "#"
-    return JSONResponse(
-        [
-            {"targets": [f"{target.ip}:{target.port}"], "labels": {"replica": target.name.rpartition("#")[2]}}
-            for target in await private.targets()
-            if target.name.startswith(own)
-        ]
-    )
+def _listening(host: str) -> socket.socket:
+    """Return a socket that is bound to a free port. Raises StartupError."""
+    for port in PORTS:
+        listening = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+        try:
+            listening.bind((host, port))
+            return listening
+        except OSError:  # another replica has it
+            listening.close()
+    raise StartupError(f"No port from {PORTS[0]} to {PORTS[-1]} is free.")

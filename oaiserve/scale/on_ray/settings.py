@@ -14,11 +14,8 @@ from cyclopts.config import Dict
 
 from oaiserve.config import Config, EngineOptions, OptionError, ServerOptions, TelemetryOptions
 
-# These are of the listener, which is Ray's in a replica, and the gateway's for clients.
-LISTENER_SETTINGS = {
-    *("host", "port", "tls-certificate", "tls-key", "max-connections", "max-connections-per-address"),
-    *("write-timeout-seconds", "header-timeout-seconds", "idle-timeout-seconds"),
-}
+# Replicas choose their ports, and the gateway in front has the others.
+LISTENER_SETTINGS = {"host", "port", "tls-certificate", "tls-key"}
 
 
 def config_of(args: Mapping[str, Any]) -> Config:
@@ -29,7 +26,7 @@ def config_of(args: Mapping[str, Any]) -> Config:
         raise OptionError("'model' is missing. Give a folder, a .gguf file, a hub id, or demo, as in: model=demo")
     for name in sorted(LISTENER_SETTINGS & given.keys()):
         raise OptionError(
-            f"'{name}' is not a setting of a replica: Ray listens for it, and for clients `oaiserve route` does."
+            f"'{name}' is not a setting of a replica, which chooses its port: clients reach it by `oaiserve route`."
         )
     app = App(config=Dict(given, source="Ray's arguments"), default_parameter=Parameter(name="*", negative_iterable=()))
 

@@ -1,11 +1,10 @@
-"""`LocalCluster` is a cluster of Ray whose nodes are all this machine, with the settings of deploy/ray/ray.env.
+"""`LocalCluster` is a cluster of Ray whose nodes are all this machine.
 
-Ray reads these settings from the environment when it is imported, so nothing here imports it before they are set.
+Ray reads its settings from the environment when it is imported, so nothing here imports it before they are set.
 """
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import os
 import time
@@ -13,28 +12,26 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
+import httpx
 import psutil
 
 from tools.server_process import ROOT, free_port
 
-RAY_ENV = ROOT / "deploy" / "ray" / "ray.env"
 POLL_SECONDS = 0.05
 START_LIMIT_SECONDS = 300.0  # three replicas that import PyTorch at once, on a machine with other work
 REPLICA = "replica"  # the deployment
 OBJECT_STORE_BYTES = 100 * 2**20
 
 
-def settings() -> dict[str, str]:
-    """Return the settings of each node, with this checkout."""
-    lines = RAY_ENV.read_text().splitlines()
-    return dict(line.split("=", 1) for line in lines if line and not line.startswith("#")) | {
-        # All of Ray starts at once here, on few cores.
-        "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "60",
-        "RAY_SERVE_PROXY_HEALTH_CHECK_TIMEOUT_S": "30",
-        "RAY_USAGE_STATS_ENABLED": "0",
-        "RAY_DEDUP_LOGS": "0",
-        "PYTHONPATH": str(ROOT),
-    }
+SETTINGS = {
+    "RAY_worker_niceness": "0",  # deploy/ray/README.md has the reason
+    # All of Ray starts at once here, on few cores.
+    "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "60",
+    "RAY_SERVE_PROXY_HEALTH_CHECK_TIMEOUT_S": "30",
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_DEDUP_LOGS": "0",
+    "PYTHONPATH": str(ROOT),
+}
 
 
 class LocalCluster:
@@ -42,8 +39,13 @@ class LocalCluster:
 
     def __init__(self, port: int) -> None:
         self.port = port
+        self._headers: dict[str, str] = {}  # with a key
 
-    def deploy(self, num_replicas: int, *, step_ms: float = 10, **settings: Any) -> None:
+    @property
+    def list_url(self) -> str:
+        return f"http://127.0.0.1:{self.port}/cluster/targets"
+
+    def deploy(self, num_replicas: int, **settings: Any) -> None:
         """Run so many replicas with these settings, or change those that run: what `serve deploy` does with a file."""
         from ray.serve.context import _get_global_client
         from ray.serve.schema import ServeDeploySchema
@@ -51,19 +53,20 @@ class LocalCluster:
         application = {
             "name": "oaiserve",
             "route_prefix": "/",
-            "import_path": "tests.scale.ray_cluster.application:app",
-            "args": {"step_ms": step_ms, **settings},
+            "import_path": "oaiserve.scale:app",
+            "args": settings,
             "deployments": [{"name": REPLICA, "num_replicas": num_replicas}],
         }
-        options = {"host": "0.0.0.0", "port": self.port}  # replicas listen there, too, and are named by their node
+        if keys := settings.get("api_key"):
+            self._headers = {"authorization": f"Bearer {keys}"}
+        options = {"host": "0.0.0.0", "port": self.port}
         config = {"proxy_location": "HeadOnly", "http_options": options, "applications": [application]}
         _get_global_client().deploy_apps(ServeDeploySchema.model_validate(config))
 
     def replicas(self) -> dict[str, int]:
-        """Return the ports of the replicas that Ray lists, by name."""
-        from oaiserve.scale.on_ray import private
-
-        return {target.name: target.port for target in asyncio.run(_awaited(private.targets)) if REPLICA in target.name}
+        """Return the ports of the listed replicas, by name."""
+        listed = httpx.get(self.list_url, headers=self._headers, timeout=10, trust_env=False).raise_for_status().json()
+        return {one["labels"]["replica"]: int(one["targets"][0].rpartition(":")[2]) for one in listed}
 
     def pid_of(self, port: int) -> int:
         """Return the process that listens on a port. Raises LookupError if there is none."""
@@ -83,14 +86,10 @@ class LocalCluster:
         raise TimeoutError(f"{what} took more than {START_LIMIT_SECONDS:.0f} s")
 
 
-async def _awaited(function: Callable[[], Any]) -> Any:
-    return await function()
-
-
 @contextmanager
 def start_local(*, num_cpus: int) -> Iterator[LocalCluster]:
     """Run a head and one more node with so many places for replicas each, until the end of the block."""
-    os.environ.update(settings())
+    os.environ.update(SETTINGS)
     import ray
     from ray import serve
     from ray.cluster_utils import Cluster

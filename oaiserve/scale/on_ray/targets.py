@@ -1,0 +1,51 @@
+"""`Targets` lists the replicas, as `oaiserve route` and Prometheus' http_sd read them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from ray.serve.handle import DeploymentHandle
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from oaiserve.app import keyring
+from oaiserve.config import ServerOptions
+
+DEPLOYMENT = "targets"
+PATH = "/cluster/targets"
+REPORT_SECONDS = 1.0  # between two reports of a replica that it is there
+GONE_SECONDS = 10.0  # without a report, after which a replica is not listed
+
+
+class Targets:
+    """Ray calls `__call__` for requests through its proxy, and replicas call `add` and `remove`."""
+
+    def __init__(
+        self,
+        server: ServerOptions,
+        replicas: DeploymentHandle | None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """With keys, the list needs one of them. The handle makes the replicas a part of the application."""
+        self._ring, _ = keyring(server)
+        self._clock = clock
+        self._replicas: dict[str, tuple[str, float]] = {}  # address, and time of the last report, by name
+
+    def add(self, name: str, address: str) -> None:
+        self._replicas[name] = address, self._clock()
+
+    def remove(self, name: str) -> None:
+        self._replicas.pop(name, None)
+
+    async def __call__(self, request: Request) -> Response:
+        if request.url.path != PATH:
+            message = f"Only {PATH} is here. For everything else, ask the gateway (oaiserve route)."
+            return JSONResponse({"error": {"message": message}}, 404)
+        key = request.headers.get("authorization", "").removeprefix("Bearer ")
+        if self._ring is not None and self._ring.find(key.encode("latin-1")) is None:
+            return JSONResponse({"error": {"message": "The list of replicas needs an API key."}}, 401)
+        since = self._clock() - GONE_SECONDS
+        self._replicas = {name: one for name, one in self._replicas.items() if one[1] >= since}
+        listed = sorted(self._replicas.items())
+        return JSONResponse([{"targets": [address], "labels": {"replica": name}} for name, (address, _) in listed])
