@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from transformers import PreTrainedConfig, PreTrainedModel
 
 # Where a file has another name than transformers.
-_ARCHITECTURES = {
+ARCHITECTURES = {
     **dict.fromkeys(("mistral", "mixtral"), "llama"),
     "gemma3_text": "gemma3",
     "qwen2_moe": "qwen2moe",
@@ -69,7 +69,7 @@ def write_gguf(
     embeddings. `quantize` makes the blocks of a matrix. With `most_tensors`, the model is in several files, of which
     each has so many, and whose names llama.cpp gives them.
     """
-    architecture = _ARCHITECTURES.get(config.model_type, config.model_type)
+    architecture = ARCHITECTURES.get(config.model_type, config.model_type)
     writer = gguf.GGUFWriter(path, architecture, split_max_tensors=most_tensors)
     _add_sizes(writer, config)
     if tokenizer is None:
@@ -112,7 +112,7 @@ def round_as_in_a_file(model: PreTrainedModel, kind_of: Callable[[str], Kind]) -
 
 
 def _name_in_file(config: PreTrainedConfig, parameter: str) -> str:
-    architecture = _ARCHITECTURES.get(config.model_type, config.model_type)
+    architecture = ARCHITECTURES.get(config.model_type, config.model_type)
     number = next(number for number, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture)
     names = gguf.get_tensor_name_map(number, config.num_hidden_layers)
     found = names.get_name(parameter, try_suffixes=(".weight", ".bias"))

@@ -83,6 +83,18 @@ def _kind(mix: dict[str, Kind], rest: Kind, name: str) -> Kind:
     return next((kind for part, kind in mix.items() if part in name), rest)
 
 
+def write_gpt2(path: Path, kind: Kind) -> PreTrainedModel:
+    """Write a GGUF file of a small GPT-2, and return its model."""
+    # The writer asks for the other sizes.
+    sizes = {"max_position_embeddings": 128, "n_positions": 128, "num_key_value_heads": 4, "rms_norm_eps": 1e-5}
+    model = make_model(config("gpt2", **sizes, rope_parameters={"rope_theta": 1e4}))
+    parameters = {name: parameter.detach().numpy() for name, parameter in model.named_parameters()}
+    turned = (".c_attn.weight", ".c_proj.weight", ".c_fc.weight")
+    in_file = ((name, values.T if name.endswith(turned) else values) for name, values in parameters.items())
+    write_gguf(path, model.config, in_file, lambda _: kind)
+    return model
+
+
 def written(folder: Path, packing: Packing, family: str = "llama", **changes: Any) -> PreTrainedModel:
     """Write a checkpoint, and return the model with the weights that its integers stand for."""
     model = make_model(config(family, **SIZES | changes))

@@ -42,6 +42,7 @@ from tests.models.in_blocks import (
     own_logits,
     round_inputs,
     with_plain_experts,
+    write_gpt2,
 )
 from tests.models.packed import save_in_mxfp4
 
@@ -185,15 +186,8 @@ def test_factors_of_rotary_frequencies_are_applied(tmp_path: Path) -> None:
 
 
 def test_a_gguf_file_of_gpt2_has_its_positions_and_takes_adapters(tmp_path: Path) -> None:
-    # The writer asks for the other sizes.
-    sizes = {"max_position_embeddings": 128, "n_positions": 128, "num_key_value_heads": 4, "rms_norm_eps": 1e-5}
-    asked = config("gpt2", **sizes, rope_parameters={"rope_theta": 1e4})
-    model = make_model(asked)
-    parameters = {name: parameter.detach().numpy() for name, parameter in model.named_parameters()}
-    turned = (".c_attn.weight", ".c_proj.weight", ".c_fc.weight")
-    in_file = ((name, values.T if name.endswith(turned) else values) for name, values in parameters.items())
     path = tmp_path / "model.gguf"
-    write_gguf(path, asked, in_file, lambda _: Kind.F32)
+    model = write_gpt2(path, Kind.F32)
     spec, decoder, *_ = describe_model(find_model(path), OPTIONS)
     assert spec.max_model_len == 128
     adapter = random_adapter(decoder.adaptable(), 1)
