@@ -244,7 +244,8 @@ def server_telemetry(
 
 def _recording(config: Config, engine: Engine, epoch_offset_ns: int) -> Recording:
     """Return the recording of the settings, with the server's settings for a replay."""
-    path, options = config.telemetry.record_requests, config.engine
+    path = config.telemetry.record_requests
+    options = config.engine
     assert path is not None
     return Recording(
         path,
@@ -308,8 +309,11 @@ def routes(config: Config) -> list[Route]:
     ]
     closed_routes = [Route(path, debug.closed_route) for path in ("/debug/requests", "/debug/report")]
     shows_requests = config.server.shows_dashboard
-    completions_path, chat_path, responses_path = "/v1/completions", "/v1/chat/completions", "/v1/responses"
-    stored_path, compact_path = f"{responses_path}/{{response_id}}", f"{responses_path}/compact"
+    completions_path = "/v1/completions"
+    chat_path = "/v1/chat/completions"
+    responses_path = "/v1/responses"
+    stored_path = f"{responses_path}/{{response_id}}"
+    compact_path = f"{responses_path}/compact"
     table = [
         Route(
             completions_path,

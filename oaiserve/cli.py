@@ -177,7 +177,8 @@ def _completed() -> App:
 
 def _bench(argv: list[str]) -> int:
     """Run the load test and return its exit code. The product does not import it: it is a client, run as a module."""
-    before, sys.argv = sys.argv, ["oaiserve bench", *argv]
+    before = sys.argv
+    sys.argv = ["oaiserve bench", *argv]
     try:
         runpy.run_module("loadtest", run_name="__main__")
     except SystemExit as done:

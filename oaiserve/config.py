@@ -567,7 +567,8 @@ class EngineOptions:
         return bool(self.lora) or self.lora_dir is not None
 
     def _check_contradictions(self) -> None:
-        on_gpu, in_eager = self.device == "cuda", not self.compile
+        on_gpu = self.device == "cuda"
+        in_eager = not self.compile
         if self.kv_cache_dtype != "auto":
             is_int8 = self.kv_cache_dtype == "int8"
             which = "the native step of a CPU has" if is_int8 else "Triton's attention on one GPU reads"

@@ -103,7 +103,8 @@ def _begin(client: Client, content: bytes, endpoint: str, *, digest: str) -> str
     batch = client.ask("/v1/batches", asked)
     if batch["status"] == "failed":
         raise StartupError(" ".join(f"Line {one['line']}: {one['message']}" for one in batch["errors"]["data"]))
-    cost, seconds = batch["oaiserve"], batch["oaiserve"]["expected_seconds"]
+    cost = batch["oaiserve"]
+    seconds = batch["oaiserve"]["expected_seconds"]
     time_of = "a time that is not known yet" if seconds is None else f"{seconds:,.0f} s if nobody else asks"
     print(
         f"{batch['request_counts']['total']} requests: about {cost['prompt_tokens']:,} tokens of prompts, at most "

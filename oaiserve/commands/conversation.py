@@ -19,7 +19,9 @@ class Chat:
     """A conversation, and the server that has the model."""
 
     def __init__(self, client: Client, model: str, system: str, temperature: float | None) -> None:
-        self.model, self.url, self.system = model, client.url, system
+        self.model = model
+        self.url = client.url
+        self.system = system
         self._temperature = temperature
         self._client = client
         self._messages: list[dict[str, str]] = []

@@ -92,7 +92,8 @@ def _compare(model: str) -> int:
 
 
 def _machine() -> Iterator[Finding]:
-    cpus, count = usable_cpus(), os.cpu_count() or 1
+    cpus = usable_cpus()
+    count = os.cpu_count() or 1
     usable = f"{count} CPUs" if cpus == count else f"{cpus} of {count} CPUs, as this process or its container may use"
     yield Finding("machine", f"{platform.system()} on {platform.machine()} with {usable}.")
     yield instruction_sets(platform.machine(), prebuilt.usable_features())
@@ -148,7 +149,8 @@ def memory(free_bytes: int, left_bytes: int | None) -> Finding:
 
 
 def _installation() -> Iterator[Finding]:
-    found, missing = [f"oaiserve {version('oaiserve')}", f"Python {platform.python_version()}"], []
+    found = [f"oaiserve {version('oaiserve')}", f"Python {platform.python_version()}"]
+    missing = []
     for package in PACKAGES:
         try:
             found.append(f"{package} {version(package)}")

@@ -70,7 +70,8 @@ class KeyOptions:
     """Name of a model or adapter that the key may use. May be repeated. Default, and *: all."""
 
 
-NO_OPTIONS, BY_SETTINGS = KeyOptions(), StoreFile()
+NO_OPTIONS = KeyOptions()
+BY_SETTINGS = StoreFile()
 
 
 def add(name: str, /, *, options: KeyOptions = NO_OPTIONS, file: StoreFile = BY_SETTINGS) -> None:

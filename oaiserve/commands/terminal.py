@@ -83,14 +83,16 @@ class Answer:
     """The end of an answer, which may still change. Blocks that are complete are printed once, above it."""
 
     def __init__(self) -> None:
-        self._kind, self._text = "content", ""
+        self._kind = "content"
+        self._text = ""
 
     def add(self, kind: str, text: str) -> Iterator[Markdown]:
         """Take a piece, and return the blocks that are complete now."""
         found = []
         if kind != self._kind:
             found += self.rest()
-            self._kind, self._text = kind, ""
+            self._kind = kind
+            self._text = ""
         self._text += text
         fences = [match.span() for match in _FENCED.finditer(self._text)]
         ends = [match.end() for match in _NEXT_BLOCK.finditer(self._text)]

@@ -74,13 +74,15 @@ class DrainRate:
     def observe(self, num_left: int, num_waiting: int, now_ns: int) -> None:
         """Take the next measurement, with so many sequences gone so far. An empty queue measures nothing."""
         if num_waiting == 0 or self._since_ns is None:
-            self._since_ns, self._num_left = (now_ns if num_waiting else None), num_left
+            self._since_ns = now_ns if num_waiting else None
+            self._num_left = num_left
             return
         if now_ns - self._since_ns < MEASURE_NS:
             return
         newest = (num_left - self._num_left) * 1e9 / (now_ns - self._since_ns)
         self.per_second = newest if self.per_second == 0 else WEIGHT * newest + (1 - WEIGHT) * self.per_second
-        self._since_ns, self._num_left = now_ns, num_left
+        self._since_ns = now_ns
+        self._num_left = num_left
 
     def retry_after_seconds(self, num_waiting: int) -> int:
         """Return the expected time until the queue has drained; one second if the rate is unknown."""

@@ -134,7 +134,8 @@ class DiskTier:
         return awaited
 
     def _put(self, read: BlocksRead) -> BlockHash | None:
-        reading, pool = read.reading, self._pool
+        reading = read.reading
+        pool = self._pool
         new = [(row, one) for row, one in enumerate(read.hashes) if pool.find(one) is None]
         # The blocks before are used, too, so that they are not the ones that make room.
         found = [block for one in reading.before if (block := pool.find(one)) is not None]

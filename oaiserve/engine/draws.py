@@ -41,7 +41,8 @@ def noise_bits(seed: int, token_id: int) -> int:
     Seeds are random already, and the ids are mixed once for all draws: so the work for each id of each draw is little.
     Sampling computes the upper half for all ids, and the lower half only for the possible best.
     """
-    first, second = seed >> 32, seed & _MASK32
+    first = seed >> 32
+    second = seed & _MASK32
     mixed = mix32(token_id)
     high = (mixed ^ first) * FACTOR_1 & _MASK32
     high = ((high ^ high >> 15) + second) * FACTOR_2 & _MASK32

@@ -104,7 +104,8 @@ class Encoder:
                 drop_inputs(medium)
             num_media += 1
         if not self._waiting:
-            self._credit_ns, self._seen_ns = 0.0, self._clock_ns()
+            self._seen_ns = self._clock_ns()
+            self._credit_ns = 0.0
         encoding = Encoding(tokenized, missing, encoded)
         self._waiting.append(encoding)
         for key, medium in missing.items():
@@ -140,7 +141,8 @@ class Encoder:
                 with accounted:
                     failed = self._work(first)
                 yield from failed
-                before_ns, self._seen_ns = self._seen_ns, self._clock_ns()
+                before_ns = self._seen_ns
+                self._seen_ns = self._clock_ns()
                 if not is_alone:
                     self._credit_ns -= self._seen_ns - before_ns
 

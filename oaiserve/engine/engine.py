@@ -116,7 +116,9 @@ class Engine:
         # A state cannot go back to the tokens before a draft that has not come true.
         is_drafting = options.drafts == "lookup" or (options.drafts == "auto" and self.is_on_cpu)
         has_drafts = is_drafting and not model.num_states
-        self._has_drafts, self._runner, self._features = has_drafts, model.runner, model.features
+        self._has_drafts = has_drafts
+        self._runner = model.runner
+        self._features = model.features
         self.capacity = {  # recordings have it, too, so that a replay has the same limits
             "drafts": has_drafts,
             "block_size": options.block_size,
@@ -318,10 +320,13 @@ class Engine:
     def _post(self, event: FromTokenizer) -> None:
         """Pass the result of a tokenize worker on to the engine thread. The prompts of a request for which somebody
         waits get a forecast."""
-        forecaster, bounds, request = self._loop.forecaster, self._bounds, event.request
+        forecaster = self._loop.forecaster
+        bounds = self._bounds
+        request = event.request
         is_forecast = not request.sent and not request.is_background
         if forecaster is not None and is_forecast and isinstance(event, Tokenized) and event.token_ids:
-            params, now_ns = request.params, self._clock_ns()
+            params = request.params
+            now_ns = self._clock_ns()
             length = len(event.token_ids[0])
             asked = Asked(
                 request.request_id,

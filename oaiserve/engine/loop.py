@@ -307,7 +307,8 @@ class EngineLoop:
         numbers.kv_byte_ns = self._scheduler.pool.used_ns * self._block_bytes
         if self.causes is not None:
             shares = self.causes.shares
-            numbers.core_ns, numbers.nobody_core_ns = shares.cores.total, shares.cores.nobody
+            numbers.core_ns = shares.cores.total
+            numbers.nobody_core_ns = shares.cores.nobody
             numbers.nobody_machine_ns = shares.time.nobody
         numbers.num_out_of_memory = self._stepper.num_out_of_memory
         num_open = len(requests) - requests.num_background  # who waits for the latter chooses no server by it

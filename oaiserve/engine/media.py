@@ -103,7 +103,9 @@ class PromptMedia:
 
     def keys_in(self, start: int, end: int) -> bytes:
         """Return the keys of the media with places from `start` up to `end`, for the hash of a block."""
-        rows, keys, first = self.rows_in(start, end), b"", 0
+        rows = self.rows_in(start, end)
+        keys = b""
+        first = 0
         for medium in self.media:
             if first < rows.stop and rows.start < first + medium.num_rows:
                 keys += medium.key

@@ -115,11 +115,15 @@ class OpenRequests:
             opened.times.tokenize_started = started_ns
 
     def grammar_compiled(self, request: Request, grammar: CompiledGrammar, compiled_ns: int) -> None:
-        opened, asked = self.find(request), request.params.grammar
+        opened = self.find(request)
+        asked = request.params.grammar
         if opened is None or asked is None:
             return
-        account, compile_ns, cache = opened.account, grammar.compile_ns, "hit" if grammar.was_cached else "miss"
-        account.grammar_compile_ns, account.grammar_cache = compile_ns, cache
+        account = opened.account
+        compile_ns = grammar.compile_ns
+        cache = "hit" if grammar.was_cached else "miss"
+        account.grammar_compile_ns = compile_ns
+        account.grammar_cache = cache
         account.note(EventKind.GRAMMAR_COMPILED, compiled_ns, None, compile_ns=compile_ns, cache=cache, kind=asked.kind)
 
     def tokenize_failed(self, request: Request, error: APIError) -> None:

@@ -57,7 +57,8 @@ class ChoiceOutput:
         stop string completed by the last allowed token counts as a stop. Raises GrammarViolation if the token is
         not in the grammar.
         """
-        params, constraint = self._sequence.params, self._sequence.constraint
+        params = self._sequence.params
+        constraint = self._sequence.constraint
         num_before = self._num_characters
         self.num_tokens += 1
         self._token_ids.append(token_id)
@@ -111,7 +112,8 @@ class ChoiceOutput:
             self._has_end_token,
             was_sent,
         )
-        self._text, self._token_ids = [], []
+        self._text = []
+        self._token_ids = []
         if self._text_lengths is not None:
             self._text_lengths = []
         if self._logprobs:
@@ -138,14 +140,16 @@ class ChoiceOutput:
         sendable, matched = self._stops.push(text, enabled=enabled)
         self._send(sendable)
         if matched is not None:
-            self.finish_reason, self.stop_reason = FinishReason.STOP, matched
+            self.finish_reason = FinishReason.STOP
+            self.stop_reason = matched
 
     def finish(self, reason: FinishReason, stop_reason: int | None = None) -> None:
         """End the choice for this reason, unless the text held back so far has a stop string."""
         self._add(self._detokenizer.finish())
         if self.finish_reason is None:
             self._send(self._stops.finish())
-            self.finish_reason, self.stop_reason = reason, stop_reason
+            self.finish_reason = reason
+            self.stop_reason = stop_reason
 
     def _send(self, text: str) -> None:
         if text:

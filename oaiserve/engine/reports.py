@@ -67,7 +67,8 @@ class Reports:
             num_open, waiting_tokens = load.mean_since(self._load)
             num_steps = now.num_steps - self._before.num_steps
             step_seconds = (now.model_ns - self._before.model_ns) / max(1, num_steps) / 1e9
-            self._load, self._before = load, now
+            self._load = load
+            self._before = now
             self._last = ReplicaReport(
                 replica=replica,
                 incarnation=self._incarnation,

@@ -58,7 +58,8 @@ class Results:
                 self._requests.fail(request_id, InternalError("The server failed on this request's output."))
 
     def _take_chunk(self, opened: OpenRequest, chunk: Chunk, result: ChunkResult, now_ns: int, *, batch: int) -> None:
-        sequence, notes = chunk.sequence, opened.notes
+        sequence = chunk.sequence
+        notes = opened.notes
         prompt = opened.prompts[sequence.index // opened.request.params.n]
         if result.prompt_logprobs is not None and prompt.logprobs is not None:
             # A prompt that was preempted half-way is computed again from its start.
@@ -109,7 +110,8 @@ class Results:
         self, opened: OpenRequest, output: ChoiceOutput, chunk: Chunk, result: ChunkResult, now_ns: int, batch: int
     ) -> list[int]:
         """Push a result's tokens to the output of its choice, up to the choice's end, and return those taken."""
-        sequence, notes = chunk.sequence, opened.notes
+        sequence = chunk.sequence
+        notes = opened.notes
         sequence.wants_prompt_logprobs = False
         is_empty = sequence.max_len == sequence.prompt_len  # with max_tokens 0, the prompt is all that is computed
         is_first = sequence.last_token_ns is None and sequence.index % opened.request.params.n == 0
@@ -153,7 +155,8 @@ class Results:
 
 def _no_token_left(chunk: Chunk) -> InvalidRequest:
     """Return the error of a request whose own parameters leave no token to choose."""
-    params, num_tokens = chunk.sequence.params, chunk.end - chunk.sequence.prompt_len
+    params = chunk.sequence.params
+    num_tokens = chunk.end - chunk.sequence.prompt_len
     names = [] if params.grammar is None else [params.grammar.param]
     names += [name for name in ("allowed_token_ids", "bad_words", "min_tokens") if getattr(params, name)]
     shown = ", ".join(f"'{name}'" for name in names)

@@ -43,7 +43,9 @@ class TokenCounts:
 
     def copy(self) -> TokenCounts:
         copied = TokenCounts([])
-        copied._places, copied.ids, copied.times = self._places.copy(), self.ids[:], self.times[:]
+        copied._places = self._places.copy()
+        copied.ids = self.ids[:]
+        copied.times = self.times[:]
         copied.num_added = self.num_added
         return copied
 

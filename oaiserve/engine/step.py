@@ -67,7 +67,11 @@ class Chunk(NamedTuple):
         """Return the chunk up to each token before a draw: the last known one, then each one of its draft."""
         if not self.draft:
             return [self] if self.max_draws else []
-        sequence, start, num_known, draft, draw = self.sequence, self.start, self.num_known, self.draft, self.draw
+        sequence = self.sequence
+        start = self.start
+        num_known = self.num_known
+        draft = self.draft
+        draw = self.draw
         return [Chunk(sequence, start, num_known + i, 1, draft[:i], draw) for i in range(len(draft) + 1)]
 
     def with_draft(self, draft: Collection[int]) -> Chunk:

@@ -89,7 +89,8 @@ class Stepper:
     def turn(self) -> bool:
         """Launch the next step and end the one before; without overlap, the next one, too. Return whether one ended."""
         launched = self._launch()
-        in_flight, self._in_flight = self._in_flight, launched
+        in_flight = self._in_flight
+        self._in_flight = launched
         if in_flight is not None:
             self._complete(in_flight)
         if launched is None:
@@ -160,7 +161,8 @@ class Stepper:
 
     def _compute_in_parts(self, step: Step, at_ns: int, newcomers: list[OpenRequest]) -> None:
         """Compute a step too large for the device's memory. Afterwards it has ended, and none is in flight."""
-        in_flight, self._in_flight = self._in_flight, None
+        in_flight = self._in_flight
+        self._in_flight = None
         if in_flight is not None:
             self._complete(in_flight)  # parts need the ids that it draws, which only the device has
             self._scheduler.settle(step)

@@ -88,7 +88,8 @@ class LoopStream:
                     await asyncio.wait((self._waiter,), timeout=most_seconds)
             finally:
                 self._waiter = None
-        events, self._events = self._events, []
+        events = self._events
+        self._events = []
         self._last_chunks.clear()
         self._num_unread_tokens = self._num_gathered_tokens = 0
         self._busy_since_ns = monotonic_ns()
@@ -139,12 +140,14 @@ class LoopStream:
                 self._push_chunk(event)
         elif isinstance(event, Pooled | PromptDone):
             if isinstance(event, PromptDone):
-                self.times, self.forecast = event.times, event.forecast
+                self.times = event.times
+                self.forecast = event.forecast
             if self._has_reader:
                 self._gather(num_tokens(event))
                 self._events.append(event)
         elif isinstance(event, PromptProgress):
-            self.times, self.forecast = event.times, event.forecast
+            self.times = event.times
+            self.forecast = event.forecast
             if self._has_reader:
                 self._events.append(event)
         else:
@@ -154,7 +157,9 @@ class LoopStream:
             self._waiter.set_result(None)
         if isinstance(event, TERMINAL):
             self.terminal = event
-            on_end, self._on_end = self._on_end, None  # it holds this stream: a circle, with the prompts in it
+            # The callback refers to this stream, so together they would keep the prompts in memory.
+            on_end = self._on_end
+            self._on_end = None
             if on_end is not None:
                 on_end(event)
 
@@ -214,7 +219,8 @@ class HeldTokens:
 
     def _cost(self, stream: LoopStream, now_ns: int) -> tuple[int, bool, int]:
         """Return the cost of a stream to all others, for comparison."""
-        held, stalled_ns = stream.num_held_tokens, stream.stalled_ns(now_ns)
+        held = stream.num_held_tokens
+        stalled_ns = stream.stalled_ns(now_ns)
         return held * stalled_ns if stalled_ns >= self.stalled_ns else 0, stream.is_waiting and held > 0, held
 
 

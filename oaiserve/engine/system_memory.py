@@ -12,7 +12,9 @@ import ctypes
 import os
 from pathlib import Path
 
-M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of mallopt(3)
+# Parameters of mallopt(3)
+M_TRIM_THRESHOLD = -1
+M_MMAP_THRESHOLD = -3
 MOST_MMAP_THRESHOLD_BYTES = 32 * 2**20  # the most that glibc takes
 TRIM_THRESHOLD_BYTES = 64 * 2**20  # the copies of the largest body by default, and some more
 MOST_COPIES = 4  # that a large body is there at once, in its forms, while it is parsed and rendered

@@ -213,7 +213,8 @@ class TokenizeStage:
 
     def _tokenize(self, request: Request) -> Work[Tokenized]:
         self._post(TokenizeStarted(request, self._clock()))
-        params, grammar = request.params, None
+        params = request.params
+        grammar = None
         self._check_ids(params.logit_bias, "logit_bias")
         self._check_ids(params.stop_token_ids, "stop_token_ids")
         self._check_ids(params.allowed_token_ids or (), "allowed_token_ids")
@@ -290,7 +291,8 @@ class TokenizeStage:
 
         def expand(text: str) -> str:
             first, *others = any_of.split(text)  # then a placeholder and a text in turn
-            places, asked = [kinds[each] for each in others[::2]], [one.medium.kind for one in prepared]
+            places = [kinds[each] for each in others[::2]]
+            asked = [one.medium.kind for one in prepared]
             if places != asked:
                 raise invalid(
                     prompt.param,
@@ -302,7 +304,8 @@ class TokenizeStage:
         return expand
 
     def _check_ids(self, token_ids: Collection[int], param: str) -> None:
-        lowest, highest = min(token_ids, default=0), max(token_ids, default=0)
+        lowest = min(token_ids, default=0)
+        highest = max(token_ids, default=0)
         if lowest < 0 or highest >= self._vocab_size:
             reason = f"token id {lowest if lowest < 0 else highest} is outside the model's vocabulary"
             raise invalid(param, f"{reason}. Ids are from 0 to {self._vocab_size - 1}")

@@ -202,7 +202,8 @@ class TurnWorkers:
 
     def _work(self, lane: _Lane) -> None:
         while (task := self._take(lane)) is not None:
-            began_ns, rest = monotonic_ns(), task.rest if lane is self._large else 0
+            began_ns = monotonic_ns()
+            rest = task.rest if lane is self._large else 0
             if not self._run_piece(task):
                 following = self._lane_of(task)
                 with self._lock:

@@ -57,15 +57,19 @@ class Watchdog:
 
     def look(self) -> None:
         """Look once. The first look that finds a hang logs the stacks of all threads."""
-        part, step, since_ns = self._host.part, self._host.step, self._host.since_ns
+        part = self._host.part
+        step = self._host.step
+        since_ns = self._host.since_ns
         if part is HostPart.IDLE or since_ns != self._seen_ns:
-            self._seen_ns, self._num_looks = since_ns, 0
+            self._seen_ns = since_ns
+            self._num_looks = 0
             if self.hang:
                 log.warning("The engine goes on: it is no longer in '%s'", self.hang)
                 self.hang = ""
             return
         self._num_looks += 1
-        cost, most_seconds = self._cost(), self._least_seconds
+        cost = self._cost()
+        most_seconds = self._least_seconds
         if step is not None:
             expected_seconds = UNKNOWN_SECONDS if cost is None else MULTIPLE * cost.expected_ns(load_of(step)) / 1e9
             most_seconds = max(most_seconds, expected_seconds)

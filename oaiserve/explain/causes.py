@@ -84,7 +84,8 @@ class RequestCauses:
             return
         if number - self._number > 1:
             self._miss(self._at, before)
-        self._number, self._at = number, after
+        self._number = number
+        self._at = after
         self.may_have_missed = self._num_preempted > 0
         self.is_plain = not self.may_have_missed and not self.has_several
 
@@ -102,7 +103,8 @@ class RequestCauses:
         self.is_plain = False
         if not self.may_have_missed:
             self.may_have_missed = True
-            self._number, self._at = number - 1, totals
+            self._number = number - 1
+            self._at = totals
 
     def resumed(self) -> None:
         """Note that a preempted sequence is in the next step."""
@@ -116,7 +118,9 @@ class RequestCauses:
         if self.may_have_missed:
             self._miss(self._at, totals)
             self._at = totals
-        alone_ns, of_prompts_ns, missed = int(self.alone_ns), self._of_prompts, self._missed
+        alone_ns = int(self.alone_ns)
+        of_prompts_ns = self._of_prompts
+        missed = self._missed
         terms = zip(totals, self._since, self._rest, missed, strict=True)
         spent = Parts(*(now - since + rest - without for now, since, rest, without in terms))
         found = {
@@ -131,7 +135,9 @@ class RequestCauses:
             Cause.UNEXPLAINED: spent.unexplained,
         }
         self._since = totals
-        self.alone_ns, self._recomputed, self._of_prompts = 0.0, 0, 0
+        self.alone_ns = 0.0
+        self._recomputed = 0
+        self._of_prompts = 0
         self._rest = self._missed = NOTHING
         return settled(found)
 
@@ -161,11 +167,13 @@ def _shrink(found: dict[Cause, int], group: tuple[Cause, ...], excess: int) -> i
     """Take `excess` from the group, from each cause by its share, and return the excess beyond the whole group."""
     size = sum(found.get(cause, 0) for cause in group)
     taken = min(excess, size)
-    left, left_size = taken, size
+    left = taken
+    left_size = size
     for cause in group:
         ns = found.get(cause, 0)
         if left_size:
             part = left * ns // left_size if ns < left_size else left
             found[cause] = ns - part
-            left, left_size = left - part, left_size - ns
+            left = left - part
+            left_size = left_size - ns
     return excess - taken

@@ -127,7 +127,8 @@ class StepCost:
         ns = full * (self.together_ns(step_tokens) + self.prompts_ns)
         if rest:
             ns += self.together_ns(rest) + (self.prompts_ns if rest > 1 else 0.0)
-        prompt, cached = work.prompt_tokens / work.num_prompts, work.cached_tokens / work.num_prompts
+        prompt = work.prompt_tokens / work.num_prompts
+        cached = work.cached_tokens / work.num_prompts
         ns += self.prompt_context_ns * work.num_prompts * (prompt * prompt - cached * cached) / 2
         ns += self.draw_ns * min(work.num_choices, work.completion_tokens)
         if (decodes := work.completion_tokens - work.num_choices) > 0:  # each choice has its first token by then

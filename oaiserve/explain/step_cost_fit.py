@@ -25,7 +25,8 @@ Numbers = NDArray[np.float64]
 
 BATCH = 256  # steps that a fit learns from; of more, the first ones count
 FIT_NS = 500_000_000  # the time of steps between two fits, each of which takes half a millisecond
-LEAST_NS, LEAST_STEPS = 50_000_000, 4  # between two fits at least
+LEAST_NS = 50_000_000  # between two fits
+LEAST_STEPS = 4
 SURPRISE = 0.1  # a larger error
 LEAST_SURPRISING = 0.5  # weight of a step that took longer than expected
 SURPRISES = 4  # so many more than a quarter of the other steps: something is new, and is learnt at once
@@ -33,7 +34,8 @@ SECOND = 100.0  # weight of a second of steps, beside the guess while nothing is
 # How fast what is known gives way: steps of so many seconds say as much of a number as all before them. The first is
 # about the speed of the whole machine, by which all numbers change alike, the second about a number in relation to the
 # others; of that, only seconds count whose steps say something of the number.
-SPEED_SECONDS, NUMBER_SECONDS = 1.0, 3.0
+SPEED_SECONDS = 1.0
+NUMBER_SECONDS = 3.0
 LEAST_SHARE = 0.01  # of a usual step: a number that is less changes as much as one that is so much
 HUBER = 0.7  # errors of more than so many usual ones count less
 LEAST_ERROR = 0.01  # that is usual; no machine is more exact
@@ -46,8 +48,11 @@ _KNOTS = np.array(KNOTS, np.float64)
 # known of them: tokens of decodes' contexts and of prompts', draws, edits, tokens of drafts, and having prompts.
 _SCALES = (2000.0, 2000.0, 30_000.0, 10.0, 10.0, 10.0, 1.0)
 _NUM = len(KNOTS) + len(_SCALES)
-_DECODE, _CACHED = len(KNOTS), len(KNOTS) + 1  # where the numbers of contexts are
-_SMOOTHNESS, _RIDGE = 2.0, 0.1  # of the guess, which data outweighs soon
+# Indices of the two lengths of context
+_DECODE = len(KNOTS)
+_CACHED = len(KNOTS) + 1
+_SMOOTHNESS = 2.0  # weights of the first guess, which data soon outweighs
+_RIDGE = 0.1
 
 
 Run = Callable[[Callable[[], None]], object]  # runs a function, now or later
@@ -116,7 +121,10 @@ class StepCostFit:
         if since_ns >= LEAST_NS and (since_ns >= FIT_NS or self._surprise >= SURPRISES):
             if self._is_fitting or len(self._rows) < LEAST_STEPS:
                 return
-            rows, self._rows, self._surprise, self._since_ns = self._rows, [], 0.0, 0
+            rows = self._rows
+            self._rows = []
+            self._surprise = 0.0
+            self._since_ns = 0
             self._is_fitting = True
             self._run(lambda: self._fit(rows))
 
@@ -138,12 +146,14 @@ class StepCostFit:
         weights = np.array([weight for _, _, weight in rows]) * times * (SECOND / 1e9)
         for _ in range(2):  # the second time, outliers count less
             weighed = loads * weights[:, None]
-            self._known, self._sums = known + loads.T @ weighed, sums + weighed.sum(axis=0)
+            self._sums = sums + weighed.sum(axis=0)
+            self._known = known + loads.T @ weighed
             self._numbers = self._solve()
             errors = np.abs(loads @ self._numbers - 1)
             usual = HUBER * max(LEAST_ERROR, 1.5 * float(np.median(errors)))
             weights *= usual / np.maximum(usual, errors)
-        rows_ns, rest = self._numbers[: len(KNOTS)], self._numbers[len(KNOTS) :] / _SCALES
+        rows_ns = self._numbers[: len(KNOTS)]
+        rest = self._numbers[len(KNOTS) :] / _SCALES
         return StepCost(tuple(rows_ns.tolist()), *rest.tolist())
 
     def _faded(self, loads: Numbers, times: Numbers) -> tuple[Numbers, Numbers]:
@@ -177,11 +187,14 @@ class StepCostFit:
 
 def features(loads: list[Load]) -> Numbers:
     """Return the amount of each number of a StepCost in each step. The two knots around its rows have a share each."""
-    columns, table, steps = np.array(loads, np.float64), np.zeros((len(loads), _NUM)), np.arange(len(loads))
+    columns = np.array(loads, np.float64)
+    table = np.zeros((len(loads), _NUM))
+    steps = np.arange(len(loads))
     rows = columns[:, 0] + columns[:, 3]
     index = np.clip(np.searchsorted(_KNOTS, rows, side="right") - 1, 0, len(KNOTS) - 2)  # as in `place`
     way = (rows - _KNOTS[index]) / (_KNOTS[index + 1] - _KNOTS[index])
-    table[steps, index], table[steps, index + 1] = 1 - way, way
+    table[steps, index] = 1 - way
+    table[steps, index + 1] = way
     columns = columns[:, [1, 2, 4, 5, 6, 7, 3]]  # in the order of StepCost, and last whether there are prompts
     columns[:, -1] = columns[:, -1] > 0
     table[:, len(KNOTS) :] = columns / _SCALES
@@ -203,7 +216,8 @@ def _guess() -> Numbers:
     for number in range(len(KNOTS), _NUM):
         small(_RIDGE, {number: 1, _DECODE: -1} if number == _CACHED else {number: 1})
     for middle in range(2, len(KNOTS) - 1):
-        before, after = KNOTS[middle] - KNOTS[middle - 1], KNOTS[middle + 1] - KNOTS[middle]
+        before = KNOTS[middle] - KNOTS[middle - 1]
+        after = KNOTS[middle + 1] - KNOTS[middle]
         scale = min(before, after)
         bend = {middle - 1: scale / before, middle: -scale / before - scale / after, middle + 1: scale / after}
         small(_SMOOTHNESS, bend)
@@ -220,4 +234,5 @@ def _rises() -> Numbers:
     return matrix
 
 
-_GUESS, _RISES = _guess(), _rises()
+_GUESS = _guess()
+_RISES = _rises()

@@ -268,9 +268,11 @@ class EngineAccount:
     def note_medium(self, kind: str, num_tokens: int) -> None:
         """Note an image, or a sound, that has so many tokens of a prompt."""
         if kind == "image":
-            self.num_images, self.image_tokens = self.num_images + 1, self.image_tokens + num_tokens
+            self.num_images = self.num_images + 1
+            self.image_tokens = self.image_tokens + num_tokens
         else:
-            self.num_sounds, self.audio_tokens = self.num_sounds + 1, self.audio_tokens + num_tokens
+            self.num_sounds = self.num_sounds + 1
+            self.audio_tokens = self.audio_tokens + num_tokens
 
     def note(self, kind: EventKind, at_ns: int, choice: int | None, /, **details: int | str) -> None:
         if len(self.events) < MOST_EVENTS:

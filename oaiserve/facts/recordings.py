@@ -30,5 +30,6 @@ def is_recording(first_row: Mapping[str, Any]) -> bool:
 
 def block_hashes(row: Mapping[str, Any]) -> list[str]:
     """Return the hash of each whole block of a row's prompt, in hexadecimal digits."""
-    digits, hashes = 2 * HASH_BYTES, row["blocks"]
+    digits = 2 * HASH_BYTES
+    hashes = row["blocks"]
     return [hashes[start : start + digits] for start in range(0, len(hashes), digits)]

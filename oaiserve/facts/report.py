@@ -132,7 +132,8 @@ class HeldPrefixes(Generic[Place]):
 
     def note(self, keys: Iterable[tuple[int, Place]]) -> None:
         """Note the prefix keys of a prompt with their places, the shortest one first."""
-        again, once = self._used_again, self._used_once
+        again = self._used_again
+        once = self._used_once
         for key, place in keys:
             if key in again:
                 again.move_to_end(key)

@@ -64,4 +64,5 @@ class Attempt:
     span_id: int = field(default_factory=lambda: getrandbits(64) or 1)
 
     def end(self, now_ns: int, error: str = "") -> None:
-        self.ended_ns, self.error = now_ns, error
+        self.ended_ns = now_ns
+        self.error = error

@@ -18,7 +18,8 @@ from oaiserve.files.safetensors_header import read_header
 
 MOST_RANK = 256
 _MOST_NAME = 500  # characters of a tensor's name
-_CONFIG, _WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+_CONFIG = "adapter_config.json"
+_WEIGHTS = "adapter_model.safetensors"
 _DTYPE_BYTES = {"F32": 4, "F16": 2, "BF16": 2}
 # Changes of the computation other than LoRA's, by their setting.
 _NOT_SUPPORTED = {
@@ -109,8 +110,10 @@ def _refuse_unless_supported(config: Mapping[str, Any]) -> None:
 
 def _scaling(config: Mapping[str, Any]) -> Scaling:
     """Return a function for the rank and the scale of each module, as the configuration has them."""
-    rank_of_others, alpha_of_others = _number(config, "r", 8), _number(config, "lora_alpha", 8)
-    ranks, alphas = _pattern(config, "rank_pattern"), _pattern(config, "alpha_pattern")
+    rank_of_others = _number(config, "r", 8)
+    alpha_of_others = _number(config, "lora_alpha", 8)
+    ranks = _pattern(config, "rank_pattern")
+    alphas = _pattern(config, "alpha_pattern")
 
     def of_module(module: str) -> tuple[float, float]:
         rank = next((rank for pattern, rank in ranks if pattern.match(module)), rank_of_others)
@@ -154,7 +157,9 @@ def _tensors(path: Path) -> dict[str, StoredTensor]:
     header, start = read_header(path)
     tensors = {}
     for name, tensor in header.items():
-        dtype, shape, begin = tensor["dtype"], tensor["shape"], tensor["data_offsets"][0]
+        dtype = tensor["dtype"]
+        shape = tensor["shape"]
+        begin = tensor["data_offsets"][0]
         if dtype not in _DTYPE_BYTES:
             raise BadFile(f"its tensor {name[:200]!r} has the dtype {dtype[:20]!r}, not one of F32, F16 and BF16")
         if len(shape) != 2 or 0 in shape:
@@ -176,7 +181,9 @@ def _modules(tensors: Mapping[str, StoredTensor], scaling: Scaling) -> dict[str,
     for module, both in halves.items():
         if both.keys() != {"A", "B"}:
             raise BadFile(f"it has only the lora_{next(iter(both))} of '{module[:200]}'")
-        a, b, (rank, scale) = both["A"], both["B"], scaling(module)
+        a = both["A"]
+        b = both["B"]
+        rank, scale = scaling(module)
         if a.shape[0] > MOST_RANK:
             raise BadFile(
                 f"its tensor '{a.name[:200]}' has the rank {a.shape[0]}, and at most {MOST_RANK} is supported"

@@ -21,7 +21,8 @@ _AT_LEAST_ONE = _LAYERS | {
 # Numbers whose product is the size of one matrix, or of one in each layer: each of them is one of these names.
 _WIDTH = ("hidden_size", "n_embd", "d_model", "embedding_length")
 _INNER = ("intermediate_size", "feed_forward_length", "ffn_dim", "n_inner")
-_HEADS, _HEAD_WIDTH = ("num_attention_heads", "head_count", "n_head"), ("head_dim", "key_length")
+_HEADS = ("num_attention_heads", "head_count", "n_head")
+_HEAD_WIDTH = ("head_dim", "key_length")
 _MATRICES = ((_WIDTH, ("vocab_size",)), (_WIDTH, _INNER, tuple(_LAYERS)), (_WIDTH, _HEADS, _HEAD_WIDTH, tuple(_LAYERS)))
 _LFS_POINTER = b"version https://git-lfs.github.com/spec/"
 _MOST_PER_BYTE = 4  # numbers in a byte of a file: the smallest formats have two bits each

@@ -62,7 +62,8 @@ class BlockFiles:
         parent = self._parents.get(block_hash)
         if parent is None:
             return False
-        head, path = bytearray(_HEAD_BYTES), self._path(block_hash, parent)
+        head = bytearray(_HEAD_BYTES)
+        path = self._path(block_hash, parent)
         try:
             descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
             try:
@@ -157,7 +158,8 @@ class BlockFiles:
         following: dict[bytes, list[bytes]] = {}
         for block_hash, parent in self._parents.items():
             following.setdefault(parent, []).append(block_hash)
-        ends, whole = [b""], set[bytes]()  # of prompts, by their blocks from the first on
+        ends = [b""]
+        whole = set[bytes]()  # blocks whose prompts are complete from their first block
         while ends:
             found_next = following.get(ends.pop(), ())
             whole.update(found_next)

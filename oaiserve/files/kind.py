@@ -10,7 +10,9 @@ from pathlib import Path
 from oaiserve.files import demo
 
 HEAD_BYTES = 64 * 1024  # of each file; of weights, they have the names and the places of all tensors
-SAMPLES, SAMPLE_BYTES = 256, 4096  # of the rest of a file, at equal distances: two trainings differ nearly everywhere
+# Samples of the rest of a file, at equal distances: two trainings differ nearly everywhere
+SAMPLES = 256
+SAMPLE_BYTES = 4096
 
 
 def kind_of(model: str, settings: Iterable[object]) -> str:

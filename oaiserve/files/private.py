@@ -11,7 +11,8 @@ import tempfile
 from contextlib import suppress
 from pathlib import Path
 
-FOLDER_MODE, FILE_MODE = 0o700, 0o600
+FOLDER_MODE = 0o700
+FILE_MODE = 0o600
 
 
 class NotPrivate(Exception):

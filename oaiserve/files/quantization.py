@@ -77,7 +77,8 @@ def _gptq(given: Mapping[str, Any]) -> Quantization:
         )
     if given.get("pack_dtype") not in (None, "int32"):
         raise BadFile(f"its weights are packed in {str(given['pack_dtype'])[:100]}, not in int32")
-    bits, group_size = _bits(given.get("bits"), "GPTQ", (4, 8)), _group_size(given.get("group_size", 128))
+    bits = _bits(given.get("bits"), "GPTQ", (4, 8))
+    group_size = _group_size(given.get("group_size", 128))
     if given.get("dynamic"):  # patterns of names, with other settings for each
         return Quantization("gptq", None, None, layout == "gptq")
     return Quantization("gptq", bits, group_size, layout == "gptq")

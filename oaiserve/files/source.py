@@ -41,7 +41,8 @@ def find_model(model: str | Path, flag: str = "MODEL") -> ModelSource:
     """Return the source of a model, without loading it. Raises StartupError, with the `flag`, for an impossible
     name."""
     allowed = "It must be a folder, a .gguf file, a hub id (of GGUF files ID:Q4_K_M), or demo."
-    name, path = str(model), Path(model)
+    name = str(model)
+    path = Path(model)
     is_gguf = path.suffix == ".gguf" and (":" not in name or path.is_file())
     if not name:
         raise StartupError(f"{flag} is empty. {allowed}")

@@ -121,7 +121,8 @@ def _recall(asked: Subject, path: Path) -> StartRecord:
     if end < 0 or hashlib.sha256(memoryview(content)[:end]).digest() != content[end:]:
         raise NotRemembered(f"{path} is damaged")
     line = content.index(b"\n") + 1
-    header, start = json.loads(content[:line]), line + -line % _ALIGNMENT
+    header = json.loads(content[:line])
+    start = line + -line % _ALIGNMENT
     data: dict[str, Any] = header["data"]
     if header["format"] != _FORMAT or not isinstance(data, dict):
         raise NotRemembered(f"{path} has another format")

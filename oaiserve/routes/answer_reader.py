@@ -73,7 +73,8 @@ class AnswerReader:
                 segments.append(Reasoning(reasoning))
             if not self.thinking.is_over:
                 return segments
-            self._thinks, self._skips_space = False, self.thinking.end > 0
+            self._thinks = False
+            self._skips_space = self.thinking.end > 0
         if self._skips_space:
             text = text.lstrip()
             self._skips_space = not text

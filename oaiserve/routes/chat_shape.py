@@ -191,7 +191,8 @@ class ChatShape(ChoicesShape):
             reader = self._readers[chunk.index]
             self._messages[chunk.index] = self._message(chunk.index, reader.read(chunk))
             reader.add_calls(self._counted_calls)
-        (prompt,), wanted = prompts, self._wanted
+        (prompt,) = prompts
+        wanted = self._wanted
         more: dict[str, Any] = {}
         after: list[Iterable[bytes]] = []
         if wanted.num_prompt_logprobs is not None:
@@ -203,7 +204,8 @@ class ChatShape(ChoicesShape):
 
     def _whole_choice(self, chunk: TokenChunk) -> Iterator[bytes]:
         drop_end_logprob(chunk)
-        choice, wanted = ChatChoice(chunk.index, self._messages.pop(chunk.index)), self._wanted
+        choice = ChatChoice(chunk.index, self._messages.pop(chunk.index))
+        wanted = self._wanted
         choice.stop_reason = chunk.stop_reason
         if chunk.finish_reason is not None:
             choice.finish_reason = self._finish_reason(self._readers[chunk.index], chunk.finish_reason)
@@ -240,12 +242,14 @@ class ChatShape(ChoicesShape):
     def _call_delta(self, index: int, function: FunctionDelta, *, is_first: bool = False) -> ChatDelta:
         call = ToolCallDelta(index=self._num_begun[index] - 1, function=function)
         if is_first:
-            call.id, call.type = call_id(self._first_values[0], index, call.index), "function"
+            call.id = call_id(self._first_values[0], index, call.index)
+            call.type = "function"
         return ChatDelta(tool_calls=[call])
 
     def _message(self, index: int, segments: list[Segment]) -> ChatMessage:
         """Return the message of a whole answer. A call that broke is text in it."""
-        content, reasoning = "", ""
+        content = ""
+        reasoning = ""
         calls: list[Function] = []
         for segment in segments:
             match segment:

@@ -203,7 +203,8 @@ class CompletionShape(ChoicesShape):
 
     def whole(self, prompts: Sequence[PromptDone], choices: Sequence[TokenChunk], usage: Usage) -> Iterator[bytes]:
         """Render the whole answer. With best_of there are more candidates in `choices` than the client gets."""
-        best_of, n = len(choices) // len(prompts), self._wanted.n
+        best_of = len(choices) // len(prompts)
+        n = self._wanted.n
         if best_of > n:
             choices = best_choices(choices, best_of, n)
         return self._whole((self._whole_choice(prompts[chunk.index // n], chunk) for chunk in choices), usage)
@@ -218,7 +219,8 @@ class CompletionShape(ChoicesShape):
             shown = chunk.logprobs or TokenLogprobs()
             texts = _parts_of_chunk(chunk)
             if self._echoed and prompt.logprobs is not None:
-                of_answer, shown = shown, TokenLogprobs()
+                of_answer = shown
+                shown = TokenLogprobs()
                 shown.extend(prompt.logprobs)
                 shown.extend(of_answer)
                 texts = chain(self._parts_of(prompt), texts)
@@ -227,7 +229,8 @@ class CompletionShape(ChoicesShape):
             choice.prompt_logprobs = HOLE
             parts.append(prompt_logprobs_in_parts(prompt.logprobs or TokenLogprobs(), wanted.num_prompt_logprobs))
         if wanted.with_token_ids:
-            choice.prompt_token_ids, choice.token_ids = list(prompt.token_ids), chunk.token_ids
+            choice.prompt_token_ids = list(prompt.token_ids)
+            choice.token_ids = chunk.token_ids
         return filled(encode(choice), *parts)
 
     def _text_choice(self, chunk: TokenChunk) -> CompletionChoice:

@@ -92,7 +92,8 @@ class Conversation:
     def _constraint(self, grammar: Grammar | None) -> Grammar | None:
         """Return the constraint on the answer: the client's, or that of forced calls."""
         forced: Grammar | None = None
-        tools, family = self.tools, self._dialect.calls
+        tools = self.tools
+        family = self._dialect.calls
         if tools is not None and tools.is_forced and family is not None:
             schemas = {name: forced_schema(schema) for name, schema in tools.schemas.items()}
             text = family.grammar(
@@ -122,7 +123,8 @@ class Conversation:
     def _or_calls(self, constraint: Grammar) -> Grammar:
         """Return a constraint under which the model may also call tools, if it is one on JSON. The arguments of those
         that aren't strict are any object."""
-        tools, family = self.tools, self._dialect.calls
+        tools = self.tools
+        family = self._dialect.calls
         if tools is None or family is None or constraint.kind not in ("json_object", "json_schema"):
             if tools is not None:  # such an answer holds no call, and strict ones would be out of the grammar's sight
                 others = {name: schema for name, schema in tools.schemas.items() if name not in tools.strict}

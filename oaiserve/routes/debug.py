@@ -141,7 +141,8 @@ async def report(request: Request) -> Response:
     """Answer with the report of this moment. Its `keys` are integers of 64 bits, little-endian, in base64.
 
     Who guesses a prompt knows its keys. So where API keys are kept apart, only a trusted gateway gets them."""
-    serving, engine = serving_of(request), serving_of(request).engine
+    serving = serving_of(request)
+    engine = serving_of(request).engine
     made = await run_in_threadpool(engine.report)
     models = (*serving.config.model_names, *(adapter.name for adapter in engine.adapters.served))
     shown = Report.of(made, is_ready=engine.is_ready, is_hung=bool(engine.hang), models=models)

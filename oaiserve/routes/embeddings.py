@@ -60,7 +60,8 @@ async def embeddings(http: HTTPRequest) -> Answer:
 
 
 def _answer(intake: Intake[EmbeddingBody]) -> Answer:
-    body, model = intake.body, pooling.pooling_of(intake)
+    model = pooling.pooling_of(intake)
+    body = intake.body
     as_base64 = body.encoding_format == "base64"
     size = _size(body, model)
 
@@ -102,7 +103,9 @@ def _size(body: EmbeddingBody, model: Pooling) -> int | None:
 
 def build_prompts(body: EmbeddingBody, model: Pooling, limit: int | None) -> tuple[Prompt, ...]:
     """Return a prompt for each text: a string, a list of strings, a list of token ids, or a list of such lists."""
-    given, before, name = body.input, model.default_prompt, body.prompt_name
+    given = body.input
+    before = model.default_prompt
+    name = body.prompt_name
     if name is not None:
         if name not in model.prompts:
             known = ", ".join(map(repr, model.prompts)) or "none"

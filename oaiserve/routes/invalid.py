@@ -42,7 +42,8 @@ def invalid_type(body: type[msgspec.Struct], text: str) -> InvalidRequest:
         place = f"{path}.{missing[1]}" if path else missing[1]
         return InvalidRequest(f"Missing required parameter: '{place}'.", param=_top(place))
     if unknown := _UNKNOWN.search(text):
-        path, reason = f"{path}.{unknown[1][:60]}", "is not supported"
+        path = f"{path}.{unknown[1][:60]}"
+        reason = "is not supported"
     elif not_allowed := _NOT_ALLOWED.search(text):
         # The words of all structs that may be there: one that only another of them has is not allowed here.
         *most, last = [word for word in map(repr, _allowed(body, path)) if word != not_allowed[1]]

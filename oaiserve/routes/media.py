@@ -64,7 +64,9 @@ def given_by(part: MediaPart, where: str) -> Given:
         case ImagePart(image):
             url, detail, file_id = (image, None, None) if isinstance(image, str) else (image.url, image.detail, None)
         case InputImage():
-            url, detail, file_id = part.image_url or "", part.detail, part.file_id
+            url = part.image_url or ""
+            detail = part.detail
+            file_id = part.file_id
             if bool(url) == bool(file_id):
                 raise invalid(_top(where), "needs either 'image_url' or 'file_id'", where)
     fineness = cast("Detail", {None: "auto", "original": "high"}.get(detail, detail))
@@ -81,7 +83,8 @@ class MediaReader:
         adaptations: Adaptations | None = None,
     ) -> None:
         """`contents` are those of media that the body only names."""
-        self._model, self._kinds = serving.config.model_name, serving.engine.media
+        self._model = serving.config.model_name
+        self._kinds = serving.engine.media
         self._most = serving.config.server.max_images
         self.contents = contents or {}
         self._adaptations = adaptations or Adaptations()
@@ -94,7 +97,8 @@ class MediaReader:
     def part(self, part: MediaPart, where: str, param: str = "", *, is_asked: bool) -> Part:
         """Return a part of a chat message, with its file, which `taken` takes. Raises InvalidRequest. It `is_asked` if
         it is in the user's last turn."""
-        given, param = given_by(part, where), param or _top(where)
+        given = given_by(part, where)
+        param = param or _top(where)
         self.check_kind(given.kind, param, where)
         if given.name and given.name not in self.contents:
             raise invalid(param, f"{show(given.name)} was not fetched", where)
@@ -238,7 +242,9 @@ def first_asked(roles: Sequence[object]) -> int:
 
 
 async def _fetched(request: Request, serving: Serving, named: Named) -> dict[str, bytes]:
-    reader, client, most = MediaReader(serving), request.state.client, serving.body_limit
+    reader = MediaReader(serving)
+    client = request.state.client
+    most = serving.body_limit
     named = {name: each for name, each in named.items() if each[1].is_needed or reader.reads(each[0].kind)}
     for given, place in named.values():
         reader.check_kind(given.kind, place.param, place.where)

@@ -72,7 +72,8 @@ class RequestHeaders:
             return await self.app(scope, receive, send)
         started_ns = monotonic_ns()
         ids = request_ids(scope)
-        request_id, trace = ids["request_id"], ids["trace"]
+        request_id = ids["request_id"]
+        trace = ids["trace"]
         state = scope.setdefault("state", {})
         state.update(ids, key=None, key_name=None, owner="", send=send)
         if decision := Headers(scope=scope).get(DECISION_HEADER):

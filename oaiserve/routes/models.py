@@ -153,7 +153,8 @@ async def load(request: Request) -> Response:
     """Load an adapter from a folder in --lora-dir, and answer with its model. Raises InvalidRequest."""
     serving = serving_of(request)
     body, _ = await read_parsed(request, LoadAdapterBody)
-    name, path = body.lora_name, _path(serving, body.lora_path)
+    name = body.lora_name
+    path = _path(serving, body.lora_path)
     if not (0 < len(name) <= MOST_NAME and name.isprintable()):
         raise invalid("lora_name", f"must be 1 to {MOST_NAME} printable characters, got {show(name)}")
     if name in serving.config.model_names:

@@ -82,7 +82,8 @@ def check_metadata(metadata: Mapping[str, str]) -> None:
 
 def max_tokens(body: SamplingBody) -> int | None:
     """Return the client's limit. OpenAI's newer name for it wins over the older one."""
-    older, newer = integer(body, "max_tokens"), integer(body, "max_completion_tokens")
+    older = integer(body, "max_tokens")
+    newer = integer(body, "max_completion_tokens")
     return older if newer is None else newer
 
 

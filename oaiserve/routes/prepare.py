@@ -63,7 +63,8 @@ class Intake(Generic[OwnBody]):
         self.num_bytes = len(content)  # of the body, and of stored responses that the request goes on from
         self.media = MediaReader(serving)
         unique_id, created = (exchange.unique_id, int(time.time())) if exchange.ids is None else exchange.ids[:2]
-        model, fingerprint = serving.name_of(exchange.adapter), f"oaiserve-{serving.version}"
+        model = serving.name_of(exchange.adapter)
+        fingerprint = f"oaiserve-{serving.version}"
         self.head = Head(f"{id_prefix}{unique_id}", created, model, fingerprint)
         self._content = content
         self._sent = sent
@@ -100,7 +101,8 @@ class Intake(Generic[OwnBody]):
     ) -> Answer:
         """Return the answer to a generation request, ready to be submitted to the engine."""
         if len(prompts) * params.n > MAX_CHOICES_PER_REQUEST:
-            limit, name = MAX_CHOICES_PER_REQUEST, "n" if params.n == (integer(self.body, "n") or 1) else "best_of"
+            limit = MAX_CHOICES_PER_REQUEST
+            name = "n" if params.n == (integer(self.body, "n") or 1) else "best_of"
             raise invalid("prompt", f"prompts times {name} must be <= {limit}, got {len(prompts)} times {params.n}")
         prefix_keys: tuple[tuple[int, float], ...] = ()
         # Stored responses that a request goes on from are not in its body, and routers know bodies only.
@@ -126,7 +128,8 @@ class Intake(Generic[OwnBody]):
 
     def _cache_salt(self: Intake[SamplingBody]) -> str:
         """Return the salt of the prefix cache: how fast an answer begins tells nothing of what another key has sent."""
-        salt, owner = parameters.cache_salt(self.body), self.exchange.owner
+        salt = parameters.cache_salt(self.body)
+        owner = self.exchange.owner
         return f"{owner} {salt}" if owner and not self.serving.config.server.shares_prefix_cache else salt
 
     def pooled_answer(
@@ -138,7 +141,8 @@ class Intake(Generic[OwnBody]):
         return Answer(self.serving, self.exchange, request, whole)
 
     def _priority(self) -> int:
-        asked, use = integer(self.body, "priority"), self.exchange.use
+        asked = integer(self.body, "priority")
+        use = self.exchange.use
         return asked or 0 if use is None else use.key.priority_for(asked)
 
     def request(self, prompts: tuple[Prompt, ...], params: SamplingParams, **more: Any) -> Request:
@@ -147,7 +151,8 @@ class Intake(Generic[OwnBody]):
         # Of a request with ids of a gateway, the engine may still have another part.
         own_id = self.head.id if exchange.ids is None else f"{self.head.id}-{exchange.unique_id}"
         exchange.engine_id = own_id
-        adapter, model = exchange.adapter, self.serving.name_of(exchange.adapter)
+        adapter = exchange.adapter
+        model = self.serving.name_of(exchange.adapter)
         received_ns = exchange.received_ns or monotonic_ns()
         came = (exchange.request_id, exchange.operation, exchange.http_route, model)
         return Request(

@@ -42,7 +42,8 @@ from oaiserve.routes.serving import Serving
 PIECE_BYTES = 64 * 1024  # most that is handed to the connection at once, and so most that waits in it
 
 # What counts against the limits of a key until the request has ended: of a prompt, and of an answer without max_tokens.
-BYTES_PER_TOKEN, OPEN_ANSWER_TOKENS = 4, 1024
+BYTES_PER_TOKEN = 4
+OPEN_ANSWER_TOKENS = 1024
 
 SIGN_OF_LIFE_SECONDS = 10.0  # most between two, while a prompt is computed
 # The same of signs that count. Codex and Claude Code pass over comments and pings, and give up after 300 s without an
@@ -111,7 +112,8 @@ class Answer:
     before_end: Callable[[Usage], Awaitable[None]] | None = None  # awaited when it is complete, before its end
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        use, store = self.exchange.use, self.serving.key_store
+        use = self.exchange.use
+        store = self.serving.key_store
         if use is not None and store is not None and not self.request.sent:  # else it was counted where it began
             await store.reserve(use, self._most_tokens())
         stream = self.serving.streams.submit(self.request)
@@ -135,7 +137,8 @@ class Answer:
 
     def _most_tokens(self) -> int:
         """Return how many tokens are reserved for the request: what its bytes tell of its prompt, and its answer."""
-        asked, context = self.request.params.max_tokens, self.serving.engine.max_model_len
+        asked = self.request.params.max_tokens
+        context = self.serving.engine.max_model_len
         most = min(OPEN_ANSWER_TOKENS if asked is None else asked, context)
         return self.request.num_bytes // BYTES_PER_TOKEN + self.request.num_choices * most
 
@@ -183,7 +186,8 @@ class Answer:
 
     async def _write_whole(self, send: Send, stream: LoopStream, parts: Iterator[bytes]) -> None:
         """Write an answer while it is rendered. One of a single piece, as nearly all are, has a content-length."""
-        first, num_bytes = [], 0
+        first = []
+        num_bytes = 0
         for part in parts:
             first.append(part)
             num_bytes += len(part)
@@ -277,7 +281,8 @@ class Answer:
         The events of one step hardly ever fill one. Those gathered for a slow reader do, and after each piece the other
         streams get a turn. Nothing more is rendered once the client has left.
         """
-        piece, num_bytes = [], 0
+        piece = []
+        num_bytes = 0
         for part in parts:
             piece.append(part)
             num_bytes += len(part)
@@ -285,7 +290,8 @@ class Answer:
                 await write(send, b"".join(piece))
                 stream.progressed()
                 await asyncio.sleep(0)
-                piece, num_bytes = [], 0
+                piece = []
+                num_bytes = 0
                 if self.exchange.client_left:
                     break
         return b"".join(piece)
@@ -299,7 +305,8 @@ class Answer:
                     self.exchange.streamed(event, is_seen=bool(delta))
                     yield self._marked(delta, Piece(event.index, event.token_ids))
             elif isinstance(event, PromptDone):
-                first, n = event.prompt_index * self.request.params.n, self.request.params.n
+                first = event.prompt_index * self.request.params.n
+                n = self.request.params.n
                 was_sent = any(first <= piece.choice < first + n for piece in self.request.sent)
                 parts = shape.prompt(event)
                 yield from [b"" for _ in parts] if was_sent else parts
@@ -320,7 +327,8 @@ class Answer:
 
     async def _next(self, stream: LoopStream, *, keeps: bool = False, most_seconds: float | None = None) -> list[Event]:
         """Return the next events. What a prompt leaves of the context is noted if the client has asked for more."""
-        events, exchange = await stream.next(keeps=keeps, most_seconds=most_seconds), self.exchange
+        events = await stream.next(keeps=keeps, most_seconds=most_seconds)
+        exchange = self.exchange
         for event in events:
             num_tokens = _num_prompt_tokens(event, self.request)
             if num_tokens is not None:

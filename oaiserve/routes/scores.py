@@ -206,5 +206,6 @@ class Pairing:
         if self.pooling.task == "score":
             return [float(pooled.vector[0]) for pooled in vectors]
         units = [pooling.unit(pooling.values_of(pooled)) for pooled in vectors]
-        firsts, seconds = units[: len(self.firsts)], units[len(self.firsts) :]
+        firsts = units[: len(self.firsts)]
+        seconds = units[len(self.firsts) :]
         return [float(np.dot(firsts[index if len(firsts) > 1 else 0], second)) for index, second in enumerate(seconds)]

@@ -30,7 +30,9 @@ if TYPE_CHECKING:
     from oaiserve.telemetry import Telemetry
 
 MOST_RECEIVED_BYTES = 256 * 2**20
-BODY_BYTES, MEDIA_BODY_BYTES = 8 * 2**20, 32 * 2**20  # at most, by default
+# Default limits
+BODY_BYTES = 8 * 2**20
+MEDIA_BODY_BYTES = 32 * 2**20
 # Messages or items of a request. Models with a longer context take as many as it has tokens. Real conversations have
 # thousands, and each costs time before anything is known of its tokens.
 MOST_MESSAGES = 2**14

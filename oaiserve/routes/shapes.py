@@ -168,7 +168,8 @@ class ChoicesShape:
         # The frame of an event stays the same for the whole stream, and encoding it once saves a third of an event's
         # time. Quotes within JSON strings are escaped, so the separator occurs only once.
         before, after = self._chunk_event(()).split(b'"choices":[]')
-        self._before, self._after = before + b'"choices":[', b"]" + after
+        self._before = before + b'"choices":['
+        self._after = b"]" + after
 
     def begun(self, _event: PromptProgress) -> bytes:
         return b""  # the first chunk comes with the first token
@@ -177,7 +178,8 @@ class ChoicesShape:
         if not self._wanted.progress:
             return progress_comment(event)
         rest_ms = UNSET if event.rest_ns is None else event.rest_ns // 1_000_000
-        tokens, time_ms = (event.num_tokens, event.num_cached, event.num_computed), event.elapsed_ns // 1_000_000
+        tokens = (event.num_tokens, event.num_cached, event.num_computed)
+        time_ms = event.elapsed_ns // 1_000_000
         return self._chunk_event((), prompt_progress=Progress(*tokens, time_ms, rest_ms))
 
     def activity(self) -> bytes:
@@ -221,7 +223,8 @@ class ChoicesShape:
 
     def _chunk_event(self, choices: Sequence[msgspec.Struct], **more: Any) -> bytes:
         if self._told is not None:
-            more["oaiserve"], self._told = self._told, None
+            more["oaiserve"] = self._told
+            self._told = None
         if self._wanted.include_usage:
             more.setdefault("usage", self._usage_object(self._usage) if self._wanted.continuous_usage else None)
         return sse.event(encode(StreamChunk(*self._first_values, choices=choices, **more)))

@@ -120,7 +120,8 @@ async def answer_in_turns(
 
 def _tokenize(serving: Serving, body: TokenizeBody, media: MediaReader, adaptations: Adaptations) -> Work[bytes]:
     ids = yield from encoded(serving, _prompt(body, serving.dialect, media, adaptations))
-    tokenizer, max_model_len = serving.engine.tokenizer, serving.engine.max_model_len
+    tokenizer = serving.engine.tokenizer
+    max_model_len = serving.engine.max_model_len
     rendered = yield from _rendered(ids, lambda part: part)
     texts = b"null"
     if body.return_token_strs:

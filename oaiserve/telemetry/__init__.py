@@ -72,7 +72,8 @@ class Telemetry:
         measured = replace(measured, elsewhere=elsewhere)
         self._metrics = Metrics(measured, epoch_offset_ns=epoch_offset_ns)
         self._log_limit = log_limit
-        self.live, self.render = self._metrics.live, self._metrics.render
+        self.live = self._metrics.live
+        self.render = self._metrics.render
         self.observe_event_loop_lag = self._metrics.observe_event_loop_lag
         self.count_refused_access = partial(self._metrics.count, names.REFUSED_ACCESS)
         consumers: dict[str, Consumer] = {

@@ -113,7 +113,8 @@ def num_shared(steps: range, others: range) -> int:
 
 def _steps(record: RequestRecord) -> dict[str, range]:
     """Return the numbers of the steps of each phase."""
-    steps, middle = record.account.steps, record.account.num_prefill_steps
+    steps = record.account.steps
+    middle = record.account.num_prefill_steps
     return {"prefill": steps[:middle], "decode": steps[middle:]}
 
 

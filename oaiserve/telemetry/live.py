@@ -75,7 +75,9 @@ class Live:
             return
         self._last_ns = now_ns
         self._num_made += 1
-        now, totals, self._last_costs = snapshot(), self._totals(), self._costs()
+        now = snapshot()
+        totals = self._totals()
+        self._last_costs = self._costs()
         increases: dict[str, Totals] = {}
         for name, total in totals.items():
             before = self._before.get(name, {})
@@ -106,7 +108,8 @@ class Live:
         return [sample for sample in samples if sample["number"] > least]
 
     def _totals(self) -> dict[str, Totals]:
-        counters, requests = self._observed.counters, dict[str, int]()
+        counters = self._observed.counters
+        requests = dict[str, int]()
         for (outcome, *_), number in counters[names.REQUESTS].values.items():
             requests[outcome] = requests.get(outcome, 0) + number
         steps = self._observed.distributions[names.ENGINE_STEP_TOKENS].children.values()

@@ -112,11 +112,13 @@ def log_request(record: RequestRecord) -> None:
     level = logging.WARNING if record.outcome is Outcome.FAILED else logging.INFO
     if not logger.isEnabledFor(level):
         return
-    times, account = record.times, record.account
+    times = record.times
+    account = record.account
     phases_ms = {phase.name: in_ms(phase.duration_ns) for phase in times.phases()}
     waits_ms = {reason.value: in_ms(wait_ns) for reason, wait_ns in account.waits_ns.items() if wait_ns}
     duration_ms = in_ms(times.duration_ns)
-    steps, gaps = steps_of(record), token_gaps(record.event_gaps_ns)
+    steps = steps_of(record)
+    gaps = token_gaps(record.event_gaps_ns)
     fields = {
         **log_fields(record),
         "outcome": record.outcome.value,

@@ -104,7 +104,8 @@ class Metrics:
         if metric in self._elsewhere:
             return CallbackFamily(metric, self._elsewhere[metric])
         if isinstance(metric.of, str):
-            name, labels = metric.of, tuple(self._constants[label] for label in metric.labels)
+            name = metric.of
+            labels = tuple(self._constants[label] for label in metric.labels)
             if name.endswith("_ns"):
                 return CallbackFamily(metric, lambda: {labels: getattr(self._now, name) / NS_PER_SECOND})
             return CallbackFamily(metric, lambda: {labels: getattr(self._now, name)})
@@ -186,7 +187,8 @@ def _draft_tokens(now: EngineNumbers) -> Numbers:
 
 
 def _blocks(now: EngineNumbers) -> Numbers:
-    used, cached = now.blocks_used, now.blocks_reusable
+    used = now.blocks_used
+    cached = now.blocks_reusable
     return {("used",): used, ("cached",): cached, ("free",): now.blocks_total - used - cached}
 
 

@@ -382,8 +382,10 @@ EVENT_PREFIX = "oaiserve.event."
 
 URL_PATH = "url.path"
 ERROR_TYPE = "error.type"
-HTTP_REQUEST_METHOD, HTTP_RESPONSE_STATUS = "http.request.method", "http.response.status_code"
-SERVER_ADDRESS, SERVER_PORT = "server.address", "server.port"
+HTTP_REQUEST_METHOD = "http.request.method"
+HTTP_RESPONSE_STATUS = "http.response.status_code"
+SERVER_ADDRESS = "server.address"
+SERVER_PORT = "server.port"
 
 # What the names of spans mean, by OpenTelemetry's registry for GenAI, which has no release yet, and of the resource.
 GEN_AI_SCHEMA = "https://opentelemetry.io/schemas/gen-ai-dev/1.42.0-dev"

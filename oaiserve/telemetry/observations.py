@@ -106,7 +106,8 @@ class Observations:
 
     def observe(self, record: RequestRecord) -> None:
         """Add one ended request to all series. Sums of times grow by exactly the nanoseconds of the record."""
-        times, account = record.times, record.account
+        times = record.times
+        account = record.account
         phases = times.phases()
         operation = _known(record.operation, OPERATIONS)
         error_type = _known(record.error_type, self._error_types) if record.error_type else ""
@@ -154,7 +155,8 @@ class Observations:
 
     def _observe_generation(self, record: RequestRecord, labels: tuple[str, str, str], origin: Origin | None) -> None:
         """Add the observations of generation requests alone: tokens and choices."""
-        account, (_, operation, model) = record.account, labels
+        account = record.account
+        _, operation, model = labels
         if not record.background:
             self._observe_tokens(record, labels, origin)
         if record.prompt_tokens:
@@ -187,7 +189,8 @@ class Observations:
         self.distributions[names.STEP_GAP_SECONDS].add_all(labels, step_gaps_ns, origin)
 
     def _observe_costs(self, record: RequestRecord) -> None:
-        account, labels = record.account, (_bounded(self._clients, record.client or ""),)
+        account = record.account
+        labels = (_bounded(self._clients, record.client or ""),)
         for metric, amount in (
             (names.COST_CORE_SECONDS, account.core_ns),
             (names.COST_MACHINE_SECONDS, account.machine_ns),

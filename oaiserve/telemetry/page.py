@@ -75,7 +75,8 @@ class Page:
 
 def _family_of(found: LibraryMetric) -> CallbackFamily:
     """Return the family of a counter or gauge of the client library."""
-    first, points = found.samples[0], {tuple(sample.labels.values()): sample.value for sample in found.samples}
+    first = found.samples[0]
+    points = {tuple(sample.labels.values()): sample.value for sample in found.samples}
     return CallbackFamily(Metric(first.name, found.type, found.documentation, labels=(*first.labels,)), lambda: points)
 
 
@@ -127,12 +128,14 @@ class _Histogram:
         return self._rendered[form]
 
     def _text(self, form: Form) -> str:
-        family, child = self._family, self._child
+        family = self._family
+        child = self._child
         total = _number(family.total(child))
         counts = family.cumulative(child) if self._buckets else ()
         exemplars = dict.fromkeys(range(len(counts)), "")
         for bucket, (value, origin) in family.exemplars(child).items() if form is not Form.TEXT else ():
-            at_seconds, trace_id = origin.at_unix_ns / NS_PER_SECOND, f"{origin.trace_id:032x}"
+            at_seconds = origin.at_unix_ns / NS_PER_SECOND
+            trace_id = f"{origin.trace_id:032x}"
             exemplars[bucket] = f' # {{trace_id="{trace_id}"}} {_number(value / family.per_unit)} {at_seconds}'
         lines = zip(self._buckets, counts, exemplars.values(), strict=True)
         buckets = "".join(f"{start}{count}.0{exemplar}\n" for start, count, exemplar in lines)

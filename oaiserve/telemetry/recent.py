@@ -140,8 +140,11 @@ class RecentRequests:
         }
 
     def _entry(self, kept: _Kept) -> Entry:
-        record, steps = kept.record, steps_of(kept.record)
-        received_ns, duration_ns, causes_ns = _received_ns(record), record.times.duration_ns, record.causes_ns
+        record = kept.record
+        steps = steps_of(kept.record)
+        received_ns = _received_ns(record)
+        duration_ns = record.times.duration_ns
+        causes_ns = record.causes_ns
         return {
             **json_of(record),
             "trace_id": record.trace.trace_id_hex,

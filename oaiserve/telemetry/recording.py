@@ -114,7 +114,8 @@ class Recording:
             self._cost = cost
 
     def _rows(self, record: RequestRecord) -> list[dict[str, Any]]:
-        account, times = record.account, record.times
+        account = record.account
+        times = record.times
         # Empty if it was refused before its prompts were tokenized.
         prompts: Sequence[list[int] | None] = account.prompts or [None]
         received_ns = times.phases()[0].start_ns
@@ -149,7 +150,8 @@ class Recording:
 
     def _blocks(self, salt: bytes, token_ids: Sequence[int]) -> str:
         """Return the hashes of the whole blocks of a prompt, in hexadecimal digits, one after the other."""
-        last, hashes = self._hash(salt), []
+        last = self._hash(salt)
+        hashes = []
         for start in range(0, len(token_ids) - BLOCK_TOKENS + 1, BLOCK_TOKENS):
             last = self._hash(last + array("q", token_ids[start : start + BLOCK_TOKENS]).tobytes())
             hashes.append(last)
@@ -193,7 +195,8 @@ def draft_runs(account: EngineAccount) -> list[int]:
     """
     if not account.num_accepted_tokens or account.num_choices != 1:
         return []
-    runs, several = [1], False
+    runs = [1]
+    several = False
     gaps_ns = account.inter_token_ns
     for index, gap_ns in enumerate(gaps_ns):
         # Behind the first token of a step, which has a gap before it, the others come at the same time.

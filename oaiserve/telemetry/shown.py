@@ -128,7 +128,8 @@ class Steps(NamedTuple):
 
 def steps_of(record: RequestRecord) -> Steps | None:
     """Return the summary of a request's steps, or None if the request was in no step."""
-    account, times = record.account, record.times
+    account = record.account
+    times = record.times
     if account.first_step is None or account.num_steps == 0:
         return None
     between_ns = None

@@ -108,7 +108,8 @@ class SpanExport:
         has_ended = not self._thread.is_alive()
         if not has_ended:
             with self._changed:
-                num_left, self._num_queued = self._num_queued, 0
+                num_left = self._num_queued
+                self._num_queued = 0
                 self._queue.clear()
             self._count_spans("dropped", num_left)
             logger.warning(
@@ -172,5 +173,6 @@ class SpanExport:
         with self._changed:
             if self._num_lost == 0 or self._clock_ns() - self._lost_ns < RECOVERY_NS:
                 return
-            num_lost, self._num_lost = self._num_lost, 0
+            num_lost = self._num_lost
+            self._num_lost = 0
         logger.info("Spans reach the collector again; %d were lost.", num_lost)

@@ -33,7 +33,8 @@ from oaiserve.telemetry.shown import attributes, server_attributes, steps_of
 from oaiserve.telemetry.span_export import CountSpans, SpanExport
 
 _SAMPLED = otel.TraceFlags(otel.TraceFlags.SAMPLED)
-_UNSET, _ERROR = otel.Status(otel.StatusCode.UNSET), otel.Status(otel.StatusCode.ERROR)
+_UNSET = otel.Status(otel.StatusCode.UNSET)
+_ERROR = otel.Status(otel.StatusCode.ERROR)
 _CHUNK = EventKind.PREFILL_CHUNK
 _JSON_KINDS = ("json_object", "json_schema")  # of grammars
 _SAMPLERS = tuple(
@@ -101,7 +102,8 @@ class Tracing:
 
     def record(self, record: RequestRecord) -> None:
         """Export the spans of an ended request, if it is sampled: server, operation and one for each phase."""
-        trace, phases = record.trace, record.times.phases()
+        phases = record.times.phases()
+        trace = record.trace
         parent = _client_span(trace)
         name = f"{record.http_method} {record.http_route}"
         # Routes that generate have no parameters in their paths.

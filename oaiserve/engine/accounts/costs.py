@@ -26,7 +26,8 @@ class Rates:
     def close(self, account: EngineAccount, own: RequestCauses, shares: Shares, *, is_last: bool) -> None:
         """Complete the account of a request that has ended, or of the last one that was open."""
         core_ns, machine_ns = shares.close(own, is_last=is_last)
-        account.core_ns, account.machine_ns = core_ns, machine_ns
+        account.core_ns = core_ns
+        account.machine_ns = machine_ns
         account.weight_bytes = round(own.weight_reads * self.weight_bytes)
         account.joules = self.energy.joules_of(core_ns, machine_ns)
         if self.price_per_hour is not None:

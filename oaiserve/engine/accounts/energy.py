@@ -30,7 +30,8 @@ class Counter:
     last: float = 0.0
 
     def since_last(self) -> float:
-        before, self.last = self.last, self.read()
+        before = self.last
+        self.last = self.read()
         return self.last - before + (self.wraps_at if self.last < before else 0.0)
 
 
@@ -48,7 +49,8 @@ class Energy:
         num_cores: int = os.cpu_count() or 1,
         clock_ns: Callable[[], int] = monotonic_ns,
     ) -> None:
-        self._cpu, self._gpu = cpu, gpu
+        self._cpu = cpu
+        self._gpu = gpu
         self._num_cores = num_cores
         self._clock_ns = clock_ns
         self._read_ns: int | None = None
@@ -66,14 +68,17 @@ class Energy:
 
     def read(self) -> None:
         """Read the meters, unless it was done a moment ago."""
-        now_ns, last_ns = self._clock_ns(), self._read_ns
+        now_ns = self._clock_ns()
+        last_ns = self._read_ns
         if not self.is_known or (last_ns is not None and now_ns - last_ns < LEAST_NS):
             return
         try:
             cpu, gpu = (sum(counter.since_last() for counter in counters) for counters in (self._cpu, self._gpu))
         except Exception:  # a driver may go away; NVML's errors are no OSErrors
             log.exception("The meters of energy can no longer be read: requests have no joules from now on")
-            self._cpu, self._gpu, self._watts = [], [], None
+            self._cpu = []
+            self._gpu = []
+            self._watts = None
             return
         self._read_ns = now_ns
         if last_ns is not None:

@@ -33,7 +33,9 @@ class HostTime:
         """End the current part, begin another one, and return the time between the two."""
         now_ns = self._clock_ns()
         self.spent_ns[self.part] += now_ns - self.since_ns
-        self.part, self.step, self.since_ns = part, step, now_ns
+        self.part = part
+        self.step = step
+        self.since_ns = now_ns
         return now_ns
 
 
@@ -46,6 +48,7 @@ def kind_of(step: Step, load: Load) -> StepKind:
 def describe(step: Step) -> str:
     """Return the kind and the sizes of a step as text."""
     load = load_of(step)
-    num_sequences, num_tokens = len(step.chunks), load.num_tokens
+    num_sequences = len(step.chunks)
+    num_tokens = load.num_tokens
     kind = kind_of(step, load)
     return f"{kind}, {num_sequences} sequence{'s' * (num_sequences != 1)}, {num_tokens} token{'s' * (num_tokens != 1)}"

@@ -64,7 +64,8 @@ class MachineTime:
             self._others = {name: known.get(name) or _read(self._statistics(name)) for name in names}
         if now_ns - self._looked_ns > LOOK_NS:
             self._look()
-        before_ns, self._delay_ns = self._delay_ns, self._own_delay_ns(self._own)
+        before_ns = self._delay_ns
+        self._delay_ns = self._own_delay_ns(self._own)
         return self._delay_ns - before_ns
 
     def _opened(self, thread: str) -> int:
@@ -88,7 +89,8 @@ class MachineTime:
         It is the mean delay of the working native threads, or the time in which the limit of a cgroup stopped the
         process. The length of a page fault is unknown: after one, all of the excess is the machine's.
         """
-        num_faults, throttled_ns = self._num_faults, self._throttled_ns
+        num_faults = self._num_faults
+        throttled_ns = self._throttled_ns
         delay_ns = self._look()
         if self._num_faults > num_faults:
             return most_ns
@@ -97,7 +99,8 @@ class MachineTime:
     def _look(self) -> int:
         """Read Linux's accounts of the process. Return the delays of the working threads since the last look."""
         self._looked_ns = self._clock_ns()
-        before, self._others = self._others, {name: _read(self._statistics(name)) for name in self._others}
+        before = self._others
+        self._others = {name: _read(self._statistics(name)) for name in self._others}
         ran = {thread: now[0] - before[thread][0] for thread, now in self._others.items()}
         least_ns = max(1.0, WORKING * max(ran.values(), default=0))
         working = [thread for thread, ns in ran.items() if ns >= least_ns]

@@ -41,7 +41,8 @@ class Shares:
     """
 
     def __init__(self, cores_ns: int, cores_fit: StepCostFit) -> None:
-        self.cores, self.time = Meter(cores_ns), Meter(0)
+        self.cores = Meter(cores_ns)
+        self.time = Meter(0)
         self.cores_fit = cores_fit
         self._closed: list[RequestCauses] = []  # they may have had a chunk in the step under way
 

@@ -19,7 +19,8 @@ from oaiserve.facts.engine_numbers import EngineNumbers, LoadTotals
 from oaiserve.facts.record import EngineAccount, EventKind, HostPart, StepKind, StepRecord
 from oaiserve.facts.times import RequestTimes
 
-_ENCODE, _MASKS = HostPart.ENCODE, HostPart.MASKS
+_ENCODE = HostPart.ENCODE
+_MASKS = HostPart.MASKS
 MOST_STEPS_KEPT = 2**16  # until they are taken: minutes even on a fast GPU
 
 
@@ -38,7 +39,8 @@ class RequestNotes:
 
     def media_encoded(self, now_ns: int) -> None:
         """Note that the vectors of all images and sounds of the request are there."""
-        self._times.media_encoded, account = now_ns, self._account
+        self._times.media_encoded = now_ns
+        account = self._account
         tokens = account.image_tokens + account.audio_tokens
         told = {"encode_ns": account.media_encode_ns, "cached": account.num_media_cached, "tokens": tokens}
         account.note(EventKind.MEDIA_ENCODED, now_ns, None, **told)
@@ -73,7 +75,8 @@ class RequestNotes:
 
     def first_step_ended(self, before: EngineNumbers) -> None:
         self._before = before.copy()
-        steps, scheduled_ns = self._steps, self._times.scheduled
+        steps = self._steps
+        scheduled_ns = self._times.scheduled
         if steps is not None and self._causes is not None and scheduled_ns is not None:
             self._causes.begin(
                 steps.totals,
@@ -85,7 +88,9 @@ class RequestNotes:
 
     def computed(self, chunk: Chunk, now_ns: int, batch: int) -> None:
         """Note a computed chunk of several tokens, in a step with `batch` chunks."""
-        index, start, tokens = chunk.sequence.index, chunk.start, chunk.num_known
+        index = chunk.sequence.index
+        start = chunk.start
+        tokens = chunk.num_known
         self._account.note(EventKind.PREFILL_CHUNK, now_ns, index, start=start, tokens=tokens, batch=batch)
 
     def drew(self, sequence: Sequence, now_ns: int, batch: int) -> None:
@@ -106,7 +111,8 @@ class RequestNotes:
         self._account.note(EventKind.FINISHED, now_ns, sequence.index, reason=reason, batch=batch)
 
     def close(self, numbers: EngineNumbers, now_ns: int) -> None:
-        account, before = self._account, self._before
+        account = self._account
+        before = self._before
         account.stalled_ns += sum(now_ns - since_ns for since_ns in self._preempted_ns.values())
         if before is None:
             return
@@ -114,9 +120,11 @@ class RequestNotes:
         for name in ("num_steps", "model_ns", "num_step_sequences", "num_step_tokens"):
             setattr(account, name, getattr(numbers, name) - getattr(before, name))
         if self._steps is not None and self._causes is not None:
-            causes_ns, first_token_step = self._causes.phase_ended(self._steps.totals), self._first_token_step
+            causes_ns = self._causes.phase_ended(self._steps.totals)
+            first_token_step = self._first_token_step
             if first_token_step is None:
-                account.prefill_causes_ns, first_token_step = causes_ns, numbers.num_steps
+                account.prefill_causes_ns = causes_ns
+                first_token_step = numbers.num_steps
             else:
                 account.decode_causes_ns = causes_ns
             account.num_prefill_steps = first_token_step - before.num_steps
@@ -153,11 +161,13 @@ class StepAccount:
     def encoding(self, account: EngineAccount, own: RequestCauses | None) -> Iterator[None]:
         """Account for a part of the encoding of a request's image or sound, between two steps. `own` is None for a
         request that has ended."""
-        began_ns, began_cores_ns = self._host.enter(HostPart.ENCODE), self._cores_ns()
+        began_ns = self._host.enter(HostPart.ENCODE)
+        began_cores_ns = self._cores_ns()
         try:
             yield
         finally:
-            core_ns, ended_ns = self._cores_ns() - began_cores_ns, self._host.enter(HostPart.COMMANDS)
+            core_ns = self._cores_ns() - began_cores_ns
+            ended_ns = self._host.enter(HostPart.COMMANDS)
             encode_ns = ended_ns - began_ns
             account.media_encode_ns += encode_ns
             account.media_core_ns += core_ns
@@ -177,7 +187,8 @@ class StepAccount:
         notices that end when it takes the results, which may be late. The times of a device with a clock of its own are
         used instead.
         """
-        last_ns, since_ns = self._last_ended_ns, self.work_since_ns
+        last_ns = self._last_ended_ns
+        since_ns = self.work_since_ns
         began_ns = launched_ns if launched_ns > last_ns else last_ns
         duration_ns = ended_ns - began_ns
         idle_ns = began_ns - (since_ns if since_ns > last_ns else last_ns)
@@ -188,16 +199,19 @@ class StepAccount:
         if result.device_gap_ns is not None:
             idle_ns = min(result.device_gap_ns, launched_ns - self.work_since_ns)
         self._last_ended_ns = ended_ns
-        before_ns, self._host_before_ns = self._host_before_ns, self._host.spent_ns.copy()
+        before_ns = self._host_before_ns
+        self._host_before_ns = self._host.spent_ns.copy()
         idle_ns = max(0, idle_ns - (self._host_before_ns[_ENCODE] - before_ns[_ENCODE]))
         load = load_of(step)
-        num_sequences, num_tokens = len(step.chunks), load.num_tokens
+        num_sequences = len(step.chunks)
+        num_tokens = load.num_tokens
         kind = kind_of(step, load)
         self._num_begun_tokens = 0
         if kind is not StepKind.DECODE:
             self._num_begun_tokens = sum(c.sequence.num_uncomputed for c in step.chunks if not c.max_draws)
         numbers = self.numbers
-        num_masked_before, self._num_masked_before = self._num_masked_before, numbers.num_masked_draws
+        num_masked_before = self._num_masked_before
+        self._num_masked_before = numbers.num_masked_draws
         cost_error = None
         if self._causes is not None:
             self._divide(self._causes.shares, ended_ns)
@@ -228,27 +242,35 @@ class StepAccount:
 
     def _divide(self, shares: Shares, ended_ns: int) -> None:
         """Read the meters at the end of a step. What they counted up to the last time without work is nobody's."""
-        cores_ns, idle_cores_ns = self._cores_ns() - shares.cores.total, self._idle_cores_ns
-        past_ns, idle_ns = ended_ns - self._divided_ns, max(0, self.work_since_ns - self._divided_ns)
+        cores_ns = self._cores_ns() - shares.cores.total
+        idle_cores_ns = self._idle_cores_ns
+        past_ns = ended_ns - self._divided_ns
+        idle_ns = max(0, self.work_since_ns - self._divided_ns)
         shares.cores.step_ended(idle_cores_ns, cores_ns - idle_cores_ns)
         shares.time.step_ended(idle_ns, self._carried_ns + past_ns - idle_ns)
-        self._idle_cores_ns, self._carried_ns, self._divided_ns = 0, 0, ended_ns
+        self._idle_cores_ns = 0
+        self._carried_ns = 0
+        self._divided_ns = ended_ns
 
     def published(self, scheduler: Scheduler, now_ns: int, num_open: int) -> EngineNumbers:
         """Bring the numbers of the moment up to date, with `num_open` requests, and return a copy of all numbers."""
-        numbers, pool = self.numbers, scheduler.pool
+        numbers = self.numbers
+        pool = scheduler.pool
         numbers.num_running = num_running = len(scheduler.running)
         numbers.num_waiting = scheduler.num_waiting + scheduler.num_parked
         numbers.by_adapter = scheduler.by_adapter()
-        numbers.blocks_used, numbers.blocks_total = pool.num_used, pool.num_blocks
-        numbers.blocks_cached, numbers.blocks_reusable = pool.num_cached, pool.num_reusable
+        numbers.blocks_used = pool.num_used
+        numbers.blocks_total = pool.num_blocks
+        numbers.blocks_cached = pool.num_cached
+        numbers.blocks_reusable = pool.num_reusable
         numbers.num_preemptions = scheduler.num_preemptions
         numbers.num_prefix_queries = scheduler.memory.num_prefix_queries
         numbers.num_prefix_hits = scheduler.memory.num_prefix_hits
         numbers.num_background_running = len(scheduler.background.running)
         numbers.num_background_waiting = scheduler.background.num_waiting + scheduler.background.num_parked
         if (disk := scheduler.disk) is not None:
-            numbers.num_blocks_read, numbers.num_blocks_written = disk.num_read, disk.num_written
+            numbers.num_blocks_read = disk.num_read
+            numbers.num_blocks_written = disk.num_written
             numbers.num_blocks_skipped = disk.num_skipped
         num_begun_tokens = self._num_begun_tokens if num_running else 0
         numbers.load = numbers.load.after(now_ns, num_open, numbers.num_waiting_tokens + num_begun_tokens)
@@ -256,5 +278,6 @@ class StepAccount:
 
     def copy(self, idle_since_ns: int | None) -> EngineNumbers:
         """Return a copy of the numbers. The engine thread is idle since then, or at work."""
-        self.numbers.host_ns, self.numbers.idle_since_ns = self._host.spent_ns.copy(), idle_since_ns
+        self.numbers.host_ns = self._host.spent_ns.copy()
+        self.numbers.idle_since_ns = idle_since_ns
         return self.numbers.copy()

@@ -18,10 +18,12 @@ from oaiserve.explain.step_cost_fit import StepCostFit
 
 WARM_UP = 2  # first steps, which are slow for reasons of their own
 # A step is slow if it takes longer than expected by both of these, so that it pays to ask what held it up.
-SLOW_SHARE, SLOW_NS = 0.1, 1_000_000
+SLOW_SHARE = 0.1
+SLOW_NS = 1_000_000
 LEAST_WEIGHT = 0.01
 # The machine is asked about a step that was so much longer than expected, or began so late, and at least so often.
-ASK_NS, ASK_EVERY_NS = 200_000, 200_000_000
+ASK_NS = 200_000
+ASK_EVERY_NS = 200_000_000
 
 
 class StepCauses:
@@ -47,8 +49,12 @@ class StepCauses:
     @property
     def totals(self) -> Parts:
         """Return the parts of all steps so far. They add up to the time at which the last one ended."""
-        decodes_ns, prompts_ns, constraint_ns = self._decodes_ns, self._prompts_ns, self._constraint_ns
-        model_ns, lost_ns, late_ns = self._model_ns, self._lost_ns, self._late_ns
+        decodes_ns = self._decodes_ns
+        prompts_ns = self._prompts_ns
+        constraint_ns = self._constraint_ns
+        model_ns = self._model_ns
+        lost_ns = self._lost_ns
+        late_ns = self._late_ns
         return Parts(
             decodes_ns,
             prompts_ns,
@@ -77,10 +83,12 @@ class StepCauses:
         `masks_ns`. With a clock of the device, `model_ns` is by that clock: meanwhile, the engine thread may have
         filled masks or waited for a core.
         """
-        whole_ns, took_ns = ended_ns - self.ended_ns, model_ns
+        whole_ns = ended_ns - self.ended_ns
+        took_ns = model_ns
         if model_ns > whole_ns:  # a device may have begun before the last results came
             model_ns = whole_ns
-        media_ns, self.encoded_ns = min(self.encoded_ns, whole_ns - model_ns), 0
+        media_ns = min(self.encoded_ns, whole_ns - model_ns)
+        self.encoded_ns = 0
         cost = self._fit.cost
         if cost is not self._cost:
             self._cost = cost
@@ -93,7 +101,8 @@ class StepCauses:
             expected_ns = decodes_ns = cost.expected_ns(load)
             if has_prompts:
                 decodes_ns = min(expected_ns, cost.expected_ns(load.without_prompts()))
-        core_ns, machine_ns = self.shares.cores.of_step, self.shares.time.of_step
+        core_ns = self.shares.cores.of_step
+        machine_ns = self.shares.time.of_step
         weigh = cost if cost is not None and expected_ns else BY_ROWS
         unit = 1 / weigh.share_ns(load, load)
         others: list[Chunk] | None = None
@@ -129,7 +138,8 @@ class StepCauses:
                     others = [chunk]
                 else:
                     others.append(chunk)
-        weight, lost_ns = 1.0, 0
+        weight = 1.0
+        lost_ns = 0
         # The usual step is not slow: only others are looked into.
         if masks_ns or model_ns - expected_ns > ASK_NS or gap_ns > ASK_NS or ended_ns - self._asked_ns > ASK_EVERY_NS:
             constraint_ns, lost_ns, late_ns, weight = self._delays(
@@ -188,7 +198,8 @@ class StepCauses:
         if is_long or ended_ns - self._asked_ns > ASK_EVERY_NS:
             # The question is a system call, for which the thread gives up Python's lock. Beside a busy event loop it
             # gets the lock back late, so most steps do not ask. Their delays are read, and dropped, after a while.
-            self._asked_ns, delay_ns = ended_ns, self._machine.delay_ns()
+            delay_ns = self._machine.delay_ns()
+            self._asked_ns = ended_ns
             if is_long:
                 if not has_clock:  # a part of the excess is the machine's
                     lost_ns = min(delay_ns // self._machine.num_threads, max(0, excess_ns))
@@ -220,7 +231,8 @@ class StepCauses:
         parts: dict[RequestCauses, Load] = {}
         again: list[RequestCauses] = []  # requests that compute lost tokens again
         for chunk in chunks:
-            own, part = chunk.sequence.causes, load if len(step.chunks) == 1 else chunk_load(chunk)
+            own = chunk.sequence.causes
+            part = load if len(step.chunks) == 1 else chunk_load(chunk)
             if own is None:
                 continue
             parts[own] = part if own not in parts else sum_of((parts[own], part))

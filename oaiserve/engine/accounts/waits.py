@@ -29,7 +29,8 @@ class QueueWaits:
     def begin_step(self, now_ns: int) -> None:
         self._totals_ns[self.reason] += now_ns - self._now_ns
         self._now_ns = now_ns
-        sequences, self._until_next_step = self._until_next_step, []
+        sequences = self._until_next_step
+        self._until_next_step = []
         for sequence in sequences:
             self.join(sequence)
 

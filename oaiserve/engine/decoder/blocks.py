@@ -46,8 +46,13 @@ FORMATS = {
     1104: Format("4 bits, scales of 128", 256, 134),
 }
 MXFP4 = 39
-_Q4_0, _Q8_0, _Q4_Z, _Q8_Z, _Q4_128 = 2, 8, 1004, 1008, 1104
-_WITH_ZEROS, _LONG = (_Q4_Z, _Q8_Z, _Q4_128), 128
+_Q4_0 = 2
+_Q8_0 = 8
+_Q4_Z = 1004
+_Q8_Z = 1008
+_Q4_128 = 1104
+_WITH_ZEROS = (_Q4_Z, _Q8_Z, _Q4_128)
+_LONG = 128
 _EXPANDED_AT_ONCE = 2**18  # numbers, in float32, for which L2 has room
 _CONVERTED_AT_ONCE = 2**15  # torch has two threads convert more, which then wait for each other
 # A scale that 16 bits cannot hold as well as this makes `of_integers` refuse.
@@ -149,8 +154,10 @@ def one_behind_the_other(parts: list[Blocks]) -> Blocks:
     """
     if len(parts) == 1:
         return parts[0]
-    begins, width = [part.offset for part in parts], parts[0].data.shape[1]
-    first, step = min(begins), math.gcd(width, *(begin - min(begins) for begin in begins))
+    begins = [part.offset for part in parts]
+    width = parts[0].data.shape[1]
+    first = min(begins)
+    step = math.gcd(width, *(begin - min(begins) for begin in begins))
     rows = np.concatenate([(part.offset - first + part.rows * width) // step for part in parts])
     start = parts[begins.index(first)].data
     data = np.lib.stride_tricks.as_strided(start, (int(rows.max()) + 1, width), (step, 1), writeable=False)
@@ -173,9 +180,11 @@ def expand(data: NDArray[np.uint8], kind: int) -> Tensor:
 
 def _expand_integers(data: NDArray[np.uint8], kind: int) -> Tensor:
     scales, zeros, values = _parts(torch.from_numpy(np.ascontiguousarray(data)), kind)
-    codes, half = values, 128
+    codes = values
+    half = 128
     if _bits(kind) == 4:
-        codes, half = torch.cat([values & 15, values >> 4], dim=-1), 8
+        codes = torch.cat([values & 15, values >> 4], dim=-1)
+        half = 8
     integers = codes.int() - half
     assert zeros is not None
     integers = integers - zeros.view(torch.int8)[..., None, None].int()
@@ -220,7 +229,8 @@ def of_integers(
     have a scale for 128 numbers if the groups allow it. Returns None where blocks cannot hold this: a group is no
     multiple of 32, or a scale does not fit into 16 bits.
     """
-    (n, k), groups = codes.shape, scales.shape[1]
+    n, k = codes.shape
+    groups = scales.shape[1]
     if k % groups or k // groups % 32:
         return None
     halves = scales.half()
@@ -289,7 +299,8 @@ def _q5_k(blocks: Tensor) -> Tensor:
 
 def _q6_k(blocks: Tensor) -> Tensor:
     """Return weights [blocks, 16, 16]: codes of 6 bits less 32, times the scales of 16 neighbours."""
-    low, high = blocks[:, :128].view(-1, 2, 1, 64), blocks[:, 128:192].view(-1, 2, 1, 32)
+    low = blocks[:, :128].view(-1, 2, 1, 64)
+    high = blocks[:, 128:192].view(-1, 2, 1, 32)
     low_bits = torch.cat([low & 15, low >> 4], dim=2).view(-1, 2, 4, 32)
     high_bits = torch.cat([(high & 3) << 4, high << 2 & 48, high & 48, high >> 2 & 48], dim=2)
     codes = (low_bits | high_bits).view(-1, 16, 16).sub_(32).view(torch.int8)  # values that wrap around are negative

@@ -286,7 +286,8 @@ class ClampedGate:
     limit: float
 
     def __call__(self, gate: Tensor, up: Tensor) -> Tensor:
-        gate, up = gate.clamp(max=self.limit), up.clamp(-self.limit, self.limit)
+        gate = gate.clamp(max=self.limit)
+        up = up.clamp(-self.limit, self.limit)
         return (up + 1) * gate * torch.sigmoid(self.alpha * gate)
 
 

@@ -55,7 +55,9 @@ def _num_rows(matrices: list[Matrix]) -> int:
 
 
 def _decoder(decoder: Decoder) -> Sizes:
-    width, inputs, numbers = decoder.embedding.shape[1], decoder.layer_inputs, 0
+    width = decoder.embedding.shape[1]
+    inputs = decoder.layer_inputs
+    numbers = 0
     if inputs is not None:
         numbers = len(inputs.norm.weight)  # of a layer
         yield inputs.table.shape[1], len(decoder.layers) * numbers
@@ -104,7 +106,10 @@ def _altup(altup: AltUp, states: int, width: int) -> Sizes:
 
 
 def _attention(attention: Attention, width: int) -> Sizes:
-    heads, shape, qkv, rotary = attention.heads, attention.shape, attention.qkv, attention.rotary
+    heads = attention.heads
+    shape = attention.shape
+    qkv = attention.qkv
+    rotary = attention.rotary
     for norm, of_norm in ((attention.query_norm, heads), (attention.key_norm, shape.kv_heads)):
         if norm is not None:
             yield len(norm.weight) in (shape.key_dim, of_norm * shape.key_dim), True
@@ -129,7 +134,10 @@ def _attention(attention: Attention, width: int) -> Sizes:
 
 
 def _latent(qkv: LatentProjection, attention: Attention, width: int, rotated: int) -> Sizes:
-    heads, shape, own, rank = attention.heads, attention.shape, attention.rotary_offset, len(qkv.norm.weight)
+    heads = attention.heads
+    shape = attention.shape
+    own = attention.rotary_offset
+    rank = len(qkv.norm.weight)
     query_rank = width if qkv.query_down is None else len(qkv.query_down.weight)
     yield own < shape.key_dim, True
     if attention.rotary is not None:
@@ -143,7 +151,8 @@ def _latent(qkv: LatentProjection, attention: Attention, width: int, rotated: in
 
 
 def _mixer(mixer: Mixer, width: int) -> Sizes:
-    rows, numbers = _num_rows(mixer.projections), mixer.out.weight.shape[1]
+    rows = _num_rows(mixer.projections)
+    numbers = mixer.out.weight.shape[1]
     channels = numbers
     if isinstance(mixer, DeltaNet):
         yield from _delta_net(mixer, width, rows, numbers)
@@ -190,7 +199,9 @@ def _mlp(mlp: MLP, width: int) -> Sizes:
 
 
 def _experts(experts: Experts, width: int) -> Sizes:
-    router, number, inner = experts.router, len(experts.experts), len(experts.experts[0].up.weight)
+    router = experts.router
+    number = len(experts.experts)
+    inner = len(experts.experts[0].up.weight)
     if (norms := experts.norms) is not None:
         yield from _lengths(width, norms.router, norms.experts, norms.experts_out, norms.shared_out)
     for one in experts.experts:

@@ -142,7 +142,8 @@ def _make_room(folder: Path, num_bytes: int, most_bytes: int) -> None:
         raise OSError(f"its {num_bytes} bytes are more than --quantized-cache allows ({most_bytes})")
     files = [(path, found) for path in folder.iterdir() if stat.S_ISREG((found := path.lstat()).st_mode)]
     sizes = {path: found.st_size for path, found in sorted(files, key=lambda each: each[1].st_atime_ns)}
-    removed, num_freed = [], 0
+    removed = []
+    num_freed = 0
     while sum(sizes.values()) + num_bytes > most_bytes:
         removed.append(next(iter(sizes)))
         num_freed += sizes.pop(removed[-1])

@@ -245,7 +245,8 @@ def _heads(name: str, values: Values, row: Mapping[str, Any]) -> None:
 
 def _rope(name: str, values: Values, row: Mapping[str, Any]) -> Values:
     """Return the numbers of the rotary tables, maybe by layer type, in the form of newer files."""
-    given, scaling = values.get("rope_parameters"), values.get("rope_scaling")
+    given = values.get("rope_parameters")
+    scaling = values.get("rope_scaling")
     if given is None:
         given = deepcopy(_ROPE.get(name))
         if name == "ministral3" and given is not None:

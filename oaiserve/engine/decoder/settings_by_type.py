@@ -131,7 +131,8 @@ def _ernie_moe(values: Values) -> None:
 
 
 def _olmo_hybrid(values: Values) -> None:
-    heads, missing = values["num_attention_heads"], values.get("layer_types") is None
+    missing = values.get("layer_types") is None
+    heads = values["num_attention_heads"]
     _full_every("", 4, LINEAR)(values)
     if missing and FULL not in values["layer_types"]:
         values["layer_types"][-1] = FULL
@@ -252,7 +253,8 @@ def _dense_first(values: Values, dense: int) -> list[str]:
 
 
 _NO_LAYERS = _or("mlp_only_layers", lambda _: [])
-_EVERY_SECOND, _EVERY_FOURTH = _full_every("", 2), _full_every("", 4)
+_EVERY_SECOND = _full_every("", 2)
+_EVERY_FOURTH = _full_every("", 4)
 _DELTA = _full_every("full_attention_interval", 4, LINEAR)
 RULES: dict[str, Callable[[Values], None]] = {
     **dict.fromkeys(_QWEN2, _first_rule_then(_windows_if_used(None), _windows_from("max_window_layers"))),

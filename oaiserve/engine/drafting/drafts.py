@@ -61,7 +61,8 @@ class Drafts:
         num_tokens = sum(sequence.num_uncomputed for sequence in running)
         if not 0 < num_tokens < MOST_STEP_TOKENS:
             return
-        room, num_sequences = MOST_STEP_TOKENS - num_tokens, len(running)
+        room = MOST_STEP_TOKENS - num_tokens
+        num_sequences = len(running)
         able = [one for one in running if one.num_generated and not one.num_pending]
         found = [option for one in able if (option := self._look_up(one, room)) is not None]
         if not found or sum(sum(option.chances) for option in found) < LEAST_GAIN * num_sequences:
@@ -114,7 +115,8 @@ class Drafts:
             expected += chance
             rate = expected / times[num_tokens + number]
             if rate > best_rate:
-                best, best_rate = number, rate
+                best = number
+                best_rate = rate
         lengths = [0] * len(options)
         for _, index in gains[:best]:
             lengths[index] += 1

@@ -77,7 +77,8 @@ class Lookup:
 
     def _index(self, token_ids: list[int]) -> None:
         """Index new tokens: the place after each run of tokens, where another token follows."""
-        start, end = self._num_indexed, len(token_ids)
+        start = self._num_indexed
+        end = len(token_ids)
         for size, places in zip(SIZES, self._places, strict=True):
             for place in range(max(start, size), end):
                 places[hash(tuple(token_ids[place - size : place]))] = place

@@ -73,7 +73,8 @@ class Excess:
         """Count time beyond that of a token, which may be less than none. Raises GrammarGivenUp."""
         now_ns = monotonic_ns()
         given_back_ns = (now_ns - self.at_ns) * MOST_EXCESS_NS // (SECONDS_OF_EXCESS * 10**9)
-        self.ns, self.at_ns = max(0, self.ns - given_back_ns + ns), now_ns
+        self.ns = max(0, self.ns - given_back_ns + ns)
+        self.at_ns = now_ns
         if ns > 0 and self.ns > MOST_EXCESS_NS:  # whatever takes its time only is let be
             limits = f"{TOKEN_NS // 1_000_000} ms a token, and {MOST_EXCESS_NS // 1_000_000} ms beyond that"
             raise GrammarGivenUp(f"to find which tokens may come next takes too long (limits: {limits})")
@@ -257,7 +258,8 @@ class Matcher:
         words[:] = self._tokens.all_ids.view(words.dtype)
 
     def _pay(self, excess_ns: int) -> None:
-        excess_ns, self._unpaid_ns = excess_ns + self._unpaid_ns, 0
+        excess_ns = excess_ns + self._unpaid_ns
+        self._unpaid_ns = 0
         self.mask_ns = TOKEN_NS + excess_ns
         self._excess.add(excess_ns)
 
@@ -348,7 +350,8 @@ class Tokens:
 
     def __init__(self, table: TokenTable, vocab_size: int, eos_token_ids: list[int]) -> None:
         self.table = table
-        self.eos_token_id, self.bos_token_id = eos_token_ids[0], None
+        self.eos_token_id = eos_token_ids[0]
+        self.bos_token_id = None
         # An end is no text, also where a tokenizer does not mark it as special.
         textless = table.special_ids | set(eos_token_ids)
         self.tokens = [b"" if i in textless else table.bytes_of(i) for i in range(vocab_size)]

@@ -113,7 +113,8 @@ def _emit(group: _RegexGroup, before: str | None, after: str | None) -> str:
     for branch in group.branches:
         if (branch.is_start and before is None) or (branch.is_end and after is None):
             raise Refused("has an anchor (^ or $) in the middle")
-        left, right = "" if branch.is_start else before, "" if branch.is_end else after
+        left = "" if branch.is_start else before
+        right = "" if branch.is_end else after
         parts: list[str] = []
         last = len(branch.items) - 1
         for index, item in enumerate(branch.items):
@@ -123,7 +124,8 @@ def _emit(group: _RegexGroup, before: str | None, after: str | None) -> str:
                 parts.append(_emit(item, None, None))
             else:
                 parts.append(_emit(item, left if index == 0 else None, right if index == last else None))
-                left, right = "" if index == 0 else left, "" if index == last else right
+                left = "" if index == 0 else left
+                right = "" if index == last else right
         emitted.append((left or "") + "".join(parts) + (right or ""))
     return f"(?:{'|'.join(emitted)})"
 
@@ -193,17 +195,20 @@ class _RegexParser:
         match self._peek():
             case "*" | "+" | "?" as sign:
                 self._at += 1
-                text, least = str(sign), int(sign == "+")
+                text = str(sign)
+                least = int(sign == "+")
             case "{":
                 found = _COUNT.match(self._text, self._at)
                 if found is None:
                     if self._text.startswith("{,", self._at):
                         raise Refused("has '{,', which dialects read in different ways: write '{0,'")
                     return None
-                low, high = found[1], found[3]
+                low = found[1]
+                high = found[3]
                 if max(len(low), len(high or "")) > 9 or (high and int(high) < int(low)):
                     raise Refused(f"has the count {found[0][:40]}, which is no range")
-                text, least = found[0], int(low)
+                text = found[0]
+                least = int(low)
                 self._at = found.end()
             case _:
                 return None

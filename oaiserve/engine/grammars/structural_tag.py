@@ -76,7 +76,8 @@ class Writer:
             raise Refused(f"the structural tag has more than {limits}")
         if part.schema is not None:
             part = msgspec.structs.replace(part, content=Format(type="json_schema", json_schema=part.schema))
-        of_type, inner = f"the structural tag has a format of the type '{part.type}'", depth + 1
+        of_type = f"the structural tag has a format of the type '{part.type}'"
+        inner = depth + 1
         match part:
             case Format(type="any_text") | Format(type="triggered_tags", tags=[_, *_]):
                 if end or is_last:

@@ -14,7 +14,8 @@ class Thinking:
     def __init__(self, asked: Reasoning, table: TokenTable, closing_ids: Sequence[int]) -> None:
         """`closing_ids` are those of the closing text, which are forced behind as many tokens as the budget has."""
         self.is_over = False
-        self._opening, self._closing = asked.opening.encode(), asked.closing.encode()
+        self._opening = asked.opening.encode()
+        self._closing = asked.closing.encode()
         self._is_open = not asked.opening
         self._table = table
         self._budget = asked.budget
@@ -35,7 +36,8 @@ class Thinking:
         if forced := self.forced_ids:
             same = [one == other for one, other in zip(token_ids, forced[:-1], strict=False)]
             return same.index(False) if False in same else len(same)
-        number, text = 0, self._text
+        number = 0
+        text = self._text
         left = len(token_ids) if self._budget is None else max(0, self._budget - self._num_tokens - 1)
         while number < min(left, len(token_ids)) and self._closing not in text:
             text += self._table.bytes_of(token_ids[number])
@@ -54,7 +56,8 @@ class Thinking:
             if not begun.startswith(self._opening):
                 self.is_over = not self._opening.startswith(begun)
                 return bytes(self._blanks) + begun if self.is_over else b""
-            self._is_open, self._text = True, begun[len(self._opening) :]
+            self._is_open = True
+            self._text = begun[len(self._opening) :]
         else:
             self._num_tokens += 1
         _, closing, behind = self._text.partition(self._closing)

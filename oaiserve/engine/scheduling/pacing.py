@@ -23,10 +23,12 @@ UNIT = 16  # prompts are cut to multiples of this many tokens, and a step takes 
 FIRST = 128
 # While other clients decode, the rows of a client with more than its share may lengthen a step to BESIDE_OTHERS times
 # the time of the others alone, or to BESIDE_NS in any case, which nobody notices.
-BESIDE_OTHERS, BESIDE_NS = 2, 10e6
+BESIDE_OTHERS = 2
+BESIDE_NS = 10e6
 # Background work may lengthen a step of the foreground to BESIDE_FOREGROUND times its time: 1.05 is the promise, and
 # the cost is not known exactly. It has flat parts by chance, so a row counts at least as the mean of SMOOTH more rows.
-BESIDE_FOREGROUND, SMOOTH = 1.02, 16
+BESIDE_FOREGROUND = 1.02
+SMOOTH = 16
 
 
 class StepTime:
@@ -79,7 +81,10 @@ class StepTime:
 
         `paces_ns` are times that it shall not exceed. Those that its decodes exceed by themselves do not count.
         """
-        self._step, self._load, self._others, self._paces_ns = step, None, None, paces_ns
+        self._step = step
+        self._load = None
+        self._others = None
+        self._paces_ns = paces_ns
         cost = self._cost_now()
         if cost is not self._cost and cost is not None:
             self._cost = cost
@@ -96,7 +101,8 @@ class StepTime:
     def begin_with(self, decodes: Load) -> None:
         """Begin with a step that is only thought of."""
         self.begin(self._step)
-        self._largest, self._load = self._most_tokens, decodes
+        self._largest = self._most_tokens
+        self._load = decodes
         self._bound(decodes)
 
     def has_room(self, num_tokens: int) -> bool:
@@ -108,7 +114,8 @@ class StepTime:
 
     def decodes_beside(self, decodes: Iterable[Sequence]) -> int:
         """Return how many of these decodes of background work, in their order, a step of others has room for."""
-        load, number = self._others, 0
+        load = self._others
+        number = 0
         assert load is not None
         for one in decodes:
             load = sum_of((load, chunk_load(Chunk(one, one.num_computed, 1))))
@@ -120,7 +127,8 @@ class StepTime:
     @property
     def decodes_are_long(self) -> bool:
         """Return whether the step's decodes take all of its time."""
-        cost, load = self._cost, self.load
+        cost = self._cost
+        load = self.load
         return cost is not None and cost.expected_ns(load.without_prompts()) > self.target_ns
 
     @property
@@ -150,7 +158,8 @@ class StepTime:
 
         As many as make the step efficient always do, however much context they attend to.
         """
-        load, cost = self.load, self._cost
+        load = self.load
+        cost = self._cost
         most = min(most, max(UNIT, 2 * self._largest - load.prompt_tokens))
         if cost is None or self._with(load, start, most)[1] <= self._most_ns:
             return most
@@ -185,9 +194,11 @@ class StepTime:
 
     def _bound(self, decodes: Load) -> None:
         decodes_ns = 0.0 if self._cost is None else self._cost.expected_ns(decodes)
-        most_ns, self._is_paced = decodes_ns + self.target_ns, False
+        most_ns = decodes_ns + self.target_ns
+        self._is_paced = False
         if self._itl_ns is not None and decodes.decodes:
-            most_ns, self._is_paced = self._itl_ns, True
+            most_ns = self._itl_ns
+            self._is_paced = True
         self._most_ns = min([most_ns, *(pace_ns for pace_ns in self._paces_ns if pace_ns > decodes_ns)])
         self._is_paced |= self._most_ns < most_ns
 

@@ -23,10 +23,12 @@ class Prefixes:
 
     def hashes(self, sequence: Sequence) -> list[BlockHash]:
         """Return the hashes of the full blocks of the known tokens of a sequence. Each is computed once."""
-        hashes, size = sequence.hashes, self._pool.block_size
+        hashes = sequence.hashes
+        size = self._pool.block_size
         for index in range(len(hashes), len(sequence.token_ids) // size):
             parent = hashes[-1] if hashes else None
-            start, end = index * size, (index + 1) * size
+            start = index * size
+            end = (index + 1) * size
             keys = b"" if sequence.media is None else sequence.media.keys_in(start, end)
             hashes.append(hash_block(parent, sequence.token_ids[start:end], sequence.cache_salt, keys))
         return hashes
@@ -69,7 +71,8 @@ class Prefixes:
         One is the common prefix with prompts before, as far as their blocks are cached: others with it may follow. One
         is all its full blocks: the next prompt of a conversation begins with them.
         """
-        size, last = self._pool.block_size, sequence.num_computed
+        size = self._pool.block_size
+        last = sequence.num_computed
         hashes = self.hashes(sequence)[: (sequence.prompt_len - 1) // size]
         num_cached = next((i for i, one in enumerate(hashes) if self._pool.find(one) is None), len(hashes))
         ends: list[int] = []
@@ -81,7 +84,8 @@ class Prefixes:
 
     def begin(self, sequence: Sequence) -> None:
         """Note the blocks that this sequence, which begins to run, will compute: others may wait for them."""
-        hashes, size = self.hashes(sequence), self._pool.block_size
+        hashes = self.hashes(sequence)
+        size = self._pool.block_size
         if self._states is None:
             useful = hashes[sequence.num_computed // size :]
         else:
@@ -94,7 +98,8 @@ class Prefixes:
 
         Return their hashes: others may have waited for them.
         """
-        size, hashes = self._pool.block_size, self.hashes(sequence)
+        size = self._pool.block_size
+        hashes = self.hashes(sequence)
         for index in range(start // size, end // size):
             self._pool.publish(sequence.blocks[index], hashes[index])
             if self._disk is not None and not sequence.adapter:

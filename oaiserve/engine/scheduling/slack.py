@@ -37,7 +37,10 @@ class Slack:
         self._stretches, self._alone_ns, self._tokens_ns, self._lengths = (
             LastValues(MOST_REMEMBERED) for _ in range(4)
         )
-        self._stretch, self._usual_ns, self._token_ns, self._length = 1.0, 0.0, 0.0, 0.0
+        self._stretch = 1.0
+        self._usual_ns = 0.0
+        self._token_ns = 0.0
+        self._length = 0.0
 
     def note(self, alone_ns: int, prefill_ns: int, decode_ns: int, num_tokens: int, *, is_whole: bool) -> None:
         """Note how long a prompt took, and how long it takes alone if that is known; and an answer, or its part."""
@@ -50,7 +53,8 @@ class Slack:
             # One that was cut off is as long as any: if most are, what begins then is what needs little time.
             self._lengths.add(num_tokens if is_whole else MOST_TOKENS)
             self._tokens_ns.add(decode_ns / (num_tokens - 1))
-            self._length, self._token_ns = _quantile(self._lengths, 0.5), _quantile(self._tokens_ns, SHARE)
+            self._length = _quantile(self._lengths, 0.5)
+            self._token_ns = _quantile(self._tokens_ns, SHARE)
 
     @property
     def answer_ns(self) -> int:
@@ -83,7 +87,8 @@ class Slack:
 
         `alone_ns` is the time of the prompt alone, or 0, and `most_tokens` the limit of the answer.
         """
-        prompt_ns, answer_ns = self._stretch * alone_ns, min(self._length, most_tokens) * self._token_ns
+        prompt_ns = self._stretch * alone_ns
+        answer_ns = min(self._length, most_tokens) * self._token_ns
         starts = [] if first_ns is None else [first_ns - int(prompt_ns)]
         starts += [] if end_ns is None else [end_ns - int(prompt_ns + answer_ns)]
         return min(starts, default=None)

@@ -89,7 +89,8 @@ class WaitingQueue:
         turn = client.requests.get(request)
         if turn is None:
             turn = client.requests[request] = RequestTurn()
-        sequence.client, sequence.turn = client, turn
+        sequence.client = client
+        sequence.turn = turn
         if self._by_client:
             sequence.num_due = num_tokens
             sequence.key = (client.shares.arrive(turn, num_tokens), *sequence.key)
@@ -115,7 +116,8 @@ class WaitingQueue:
 
     def put_back(self, sequence: Sequence) -> None:
         """Add a sequence again, taken for the present step and not in it."""
-        client, turn = sequence.client, sequence.turn
+        client = sequence.client
+        turn = sequence.turn
         self._clients.setdefault(client.name, client)
         heapq.heappush(turn.waiting, (sequence.key, sequence))
         turn.num_waiting += 1
@@ -185,14 +187,16 @@ class WaitingQueue:
 
     def begin(self, sequence: Sequence) -> None:
         """Count a sequence that begins to run."""
-        client, turn = sequence.client, sequence.turn
+        client = sequence.client
+        turn = sequence.turn
         client.num_running += 1
         client.num_spare += turn.num_running > 0
         turn.num_running += 1
 
     def leave(self, sequence: Sequence) -> None:
         """Count a sequence that stops running."""
-        client, turn = sequence.client, sequence.turn
+        client = sequence.client
+        turn = sequence.turn
         client.num_running -= 1
         turn.num_running -= 1
         client.num_spare -= turn.num_running > 0

@@ -61,7 +61,8 @@ def compare_layers(source: ModelSource) -> Iterator[Comparison]:
 
 def token_ids(source: ModelSource, described: Described) -> list[int]:
     """Return the tokens that a comparison computes, more than fit into windows of attention unless these are long."""
-    spec, attending = described.spec, [layer.attention for layer in described.decoder.layers]
+    spec = described.spec
+    attending = [layer.attention for layer in described.decoder.layers]
     parameters = [one.parameters for one in attending if one is not None]
     windows = [one.sliding_window or one.chunk or 0 for one in parameters]
     number = max([_NUM_TOKENS, *(window + _BEYOND_WINDOW for window in windows if window <= _LONGEST_WINDOW)])

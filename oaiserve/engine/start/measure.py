@@ -17,7 +17,8 @@ from oaiserve.engine.start.compare import FLOAT32_TOLERANCE, difference, toleran
 log = logging.getLogger(__name__)
 
 _FIRST = 32  # tokens of the first chunk
-_AT_ONCE, _ONE_BY_ONE = [7, 1], [1] * 8  # the parts after it
+_AT_ONCE = [7, 1]  # sizes of the later chunks
+_ONE_BY_ONE = [1] * 8
 _MORE_THAN_ROUNDING = 4  # times the difference of single tokens
 
 

@@ -25,14 +25,17 @@ log = logging.getLogger(__name__)
 
 def load_media(request: StartRequest, mmproj: Path | None = None) -> Media | None:
     """Load the tower of a multimodal model, or that in the `mmproj` of a GGUF file. None: it reads none."""
-    source, options = request.source, request.options
+    source = request.source
+    options = request.options
     with reported(f"No model could be loaded from {source.shown}"):
         config = config_of(source)
-    text, found = text_config(config), None
+    text = text_config(config)
+    found = None
     try:
         if mmproj is not None:
             found = read_mmproj(mmproj, config, request.tokenizer)
-            text, config = config, found.config
+            text = config
+            config = found.config
     except NotRead as reason:
         log.warning("Images are not read of '%s', and the model is served for text alone: %s", mmproj, reason)
         return None

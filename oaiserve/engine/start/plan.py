@@ -103,7 +103,8 @@ def _default_params(request: StartRequest) -> dict[str, Any]:
 
 def _media(request: StartRequest) -> Media | None:
     """Load what reads images and sounds for a multimodal model, before the KV cache takes the memory that is left."""
-    source, options = request.source, request.options
+    source = request.source
+    options = request.options
     mmproj = find_mmproj(source, options.mmproj) if options.media else None
     try:
         config = json.loads((source.path / "config.json").read_text(encoding="utf-8"))
@@ -150,7 +151,9 @@ def _stored_dtype(source: ModelSource, options: EngineOptions) -> str | None:
 
 def _ways(request: StartRequest) -> Iterator[Way]:
     """Yield the ways to start, in the order in which they are asked. The first ones import nothing of transformers."""
-    source, options, times = request.source, request.options, request.times
+    source = request.source
+    options = request.options
+    times = request.times
     request.task = find_task(source, options.task)
     is_text = request.task == "generate"
     if is_text and source.gguf_file is not None and options.compile and options.device != "cuda":

@@ -216,8 +216,10 @@ class ProbeLayers:
         return Convolution(0.5 * self._normal(_TAPS, channels), self._normal(channels), activation)
 
     def _delta_net(self) -> DeltaNet:
-        heads, dim = 2, 64
-        keys, values = heads * dim, 2 * heads * dim
+        heads = 2
+        dim = 64
+        keys = heads * dim
+        values = 2 * heads * dim
         return DeltaNet(
             projections=[self._matrix(2 * keys + 2 * values, _WIDTH)],
             rates=[self._matrix(4 * heads, _WIDTH)],
@@ -250,7 +252,9 @@ class ProbeLayers:
         )
 
     def _mamba2(self) -> Mamba2:
-        heads, dim, states = 4, 64, 64
+        heads = 4
+        dim = 64
+        states = 64
         channels = heads * dim + 2 * states
         return Mamba2(
             projections=[self._matrix(channels + heads * dim + heads, _WIDTH)],

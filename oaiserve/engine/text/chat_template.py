@@ -48,7 +48,8 @@ class ChatTemplate:
 
     def _try_contents(self) -> bool:
         """Try the forms of contents. Return whether the template takes several system messages."""
-        text, more = "A sample text.", "One more of them."
+        text = "A sample text."
+        more = "One more of them."
         # Templates that never ask whether there are tools render nothing without a list.
         asks = [{"role": "user", "content": text}]
         self._needs_tools = not self._sample(asks) and text in self._sample(asks, tools=[])

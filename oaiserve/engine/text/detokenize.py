@@ -276,7 +276,8 @@ class StopMatcher:
         Without `enabled` (before min_tokens), a stop string that ends in this piece does not count; one that only
         begins in it counts later. Do not push again after a match.
         """
-        stops, held = self._stops, self._held + text
+        stops = self._stops
+        held = self._held + text
         for end in range(len(self._held) + 1, len(held) + 1) if enabled and stops.stops else ():
             if held.endswith(stops.stops, 0, end):
                 stop = next(stop for stop in stops.stops if held.endswith(stop, 0, end))
@@ -288,5 +289,6 @@ class StopMatcher:
 
     def finish(self) -> str:
         """Return the text held back, when the text ends for another reason."""
-        held, self._held = self._held, ""
+        held = self._held
+        self._held = ""
         return held

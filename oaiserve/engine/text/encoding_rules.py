@@ -142,7 +142,8 @@ class EncodingRules:
         return self._agrees(text, at, right, backend)
 
     def _agrees(self, text: str, at: int, right: int, backend: tokenizers.Tokenizer) -> bool:
-        before, after = text[max(0, at - WINDOW_CHARACTERS) : at], text[right : right + WINDOW_CHARACTERS]
+        before = text[max(0, at - WINDOW_CHARACTERS) : at]
+        after = text[right : right + WINDOW_CHARACTERS]
         both = before + text[at:right] + after
         encoded = backend.encode_batch_fast([both, before, after], add_special_tokens=False)
         return bool(encoded[0].ids == encoded[1].ids + encoded[2].ids)
@@ -150,7 +151,8 @@ class EncodingRules:
     def _is_touched(self, text: str, at: int) -> bool:
         """Return whether an added token contains the position, begins or ends there."""
         first = max(0, at - self._longest_added)
-        around, at = text[first : at + self._longest_added], at - first
+        around = text[first : at + self._longest_added]
+        at = at - first
         if self._has_spaces:
             around = around.replace(" ", SPACE)  # so that it does not matter in which of both texts a token is found
         for start in range(at + 1):
@@ -205,7 +207,8 @@ class EncodingRules:
             before_space = {token[i - 1] for token in vocab for i in range(1, len(token)) if token[i] == SPACE}
             self._left = frozenset(token for token in vocab if len(token) == 1) - before_space
             self._candidates = _SPACES
-            self._has_spaces, self._drops_space = True, prepends
+            self._has_spaces = True
+            self._drops_space = prepends
             self._set_added([token["content"].replace(" ", SPACE) for token in definition["added_tokens"]])
 
     def _set_added(self, tokens: list[str]) -> None:
@@ -224,7 +227,9 @@ def _alternatives(pattern: str) -> Iterator[str]:
     """Yield the alternatives of a regular expression, as `_ALTERNATIVES` has them."""
     pattern = re.sub(r"\\x\{([0-9a-f]+)\}", lambda match: chr(int(match[1], 16)), pattern)
     pattern = pattern.replace("\r", r"\r").replace("\n", r"\n")
-    depth, start, i = 0, 0, 0
+    depth = 0
+    start = 0
+    i = 0
     while i < len(pattern):
         if pattern[i] == "\\":
             i += 1

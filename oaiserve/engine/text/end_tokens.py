@@ -20,7 +20,9 @@ if TYPE_CHECKING:
 
 # Texts that end only a part of an answer, if the vocabulary has one of the others: those of gpt-oss and Solar Open.
 _TRAPS = {"<|end|>": ("<|return|>", "<|flush|>")}
-_ANSWER, _NAME = "This is an answer.", "name_of_a_function"  # in sample conversations
+# Texts in sample conversations
+_ANSWER = "This is an answer."
+_NAME = "name_of_a_function"
 
 
 def end_token_ids(tokenizer: Tokenizer, of_files: frozenset[int]) -> frozenset[int]:

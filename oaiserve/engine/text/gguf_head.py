@@ -19,8 +19,11 @@ import gguf
 import numpy as np
 from gguf import GGUFReader, GGUFValueType, ReaderField
 
-_LENGTH, _ARRAY = struct.Struct("<Q"), struct.Struct("<IQ")
-_TOKENIZER, _TOKENS, _VOCAB_SIZE = "tokenizer.", "tokenizer.ggml.tokens", ".vocab_size"
+_LENGTH = struct.Struct("<Q")
+_ARRAY = struct.Struct("<IQ")
+_TOKENIZER = "tokenizer."
+_TOKENS = "tokenizer.ggml.tokens"
+_VOCAB_SIZE = ".vocab_size"
 
 
 class _HeadReader(GGUFReader):
@@ -31,11 +34,13 @@ class _HeadReader(GGUFReader):
 
     def _get_field_parts(self, orig_offs: int, raw_type: int) -> tuple[int, list[Any], list[int], list[GGUFValueType]]:
         begin = orig_offs + 4 + 8
-        kind, count = self._get(orig_offs, np.uint32), self._get(orig_offs + 4, np.uint64)
+        kind = self._get(orig_offs, np.uint32)
+        count = self._get(orig_offs + 4, np.uint64)
         is_native = self.byte_order == "I" and sys.byteorder == "little"
         if not is_native or raw_type != GGUFValueType.ARRAY or not count[0] or kind[0] == GGUFValueType.ARRAY:
             return super()._get_field_parts(orig_offs, raw_type)
-        types, number = [GGUFValueType.ARRAY, GGUFValueType(kind[0])], int(count[0])
+        types = [GGUFValueType.ARRAY, GGUFValueType(kind[0])]
+        number = int(count[0])
         if kind[0] == GGUFValueType.STRING:
             end = _end_of_texts(self.data.data, begin, number)
             return end - orig_offs, [kind, count, self.data[:0]], [2] * number, types
@@ -91,7 +96,8 @@ class _ValueReader:
         data = file.data
         if kind != GGUFValueType.ARRAY or _ARRAY.unpack_from(data, place)[0] != GGUFValueType.STRING:
             return self.others(file, place, kind, keep_strings)
-        (_, number), end = _ARRAY.unpack_from(data, place), place + _ARRAY.size
+        _, number = _ARRAY.unpack_from(data, place)
+        end = place + _ARRAY.size
         if not keep_strings:
             return number, _end_of_texts(data, end, number)
         texts = []
@@ -103,7 +109,9 @@ class _ValueReader:
 
 
 def _end_of_texts(data: memoryview, begin: int, number: int) -> int:
-    end, length_of, length_bytes = begin, _LENGTH.unpack_from, _LENGTH.size
+    end = begin
+    length_of = _LENGTH.unpack_from
+    length_bytes = _LENGTH.size
     for _ in range(number):
         end += length_bytes + length_of(data, end)[0]
     return end

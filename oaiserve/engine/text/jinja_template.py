@@ -205,9 +205,11 @@ class JinjaTemplate:
             if part is None:
                 raise ValueError("The final message has no text that could be continued.")
             text: str = part["text"]
-            part["text"], final["content"] = text + _END_OF_CONTINUED, parts
+            part["text"] = text + _END_OF_CONTINUED
+            final["content"] = parts
         else:
-            text, final["content"] = content, content + _END_OF_CONTINUED
+            text = content
+            final["content"] = content + _END_OF_CONTINUED
         return text
 
 

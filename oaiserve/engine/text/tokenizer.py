@@ -84,7 +84,8 @@ class Tokenizer:
         self.special_ids = self._table.special_ids
         added = self.backend.get_added_tokens_decoder()
         self.special_token_ids = {added[token_id].content: token_id for token_id in self.special_ids}
-        template, special_tokens = tokenizer.chat_template, tokenizer.special_tokens_map
+        template = tokenizer.chat_template
+        special_tokens = tokenizer.special_tokens_map
         self.chat_template = ChatTemplate(template, special_tokens, tokenizer.response_template) if template else None
         source = "" if self.chat_template is None else self.chat_template.source
         self._control_ids = control_tokens(self.backend, source, splits_special=tokenizer.split_special_tokens)

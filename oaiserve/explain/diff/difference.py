@@ -47,7 +47,8 @@ def read(path: Path) -> list[Account]:
     try:
         first, _, rest = text.partition("\n")
         if (not rest or rest.startswith("{")) and is_recording(head := json.loads(first)):
-            rows, model = [json.loads(line) for line in rest.splitlines()], head["server"].get("model", "")
+            rows = [json.loads(line) for line in rest.splitlines()]
+            model = head["server"].get("model", "")
             answered = [row for row in rows if row.get("outcome") == "finished" and "input_length" in row]
             found = [_recorded(row, model) for row in answered]
         else:

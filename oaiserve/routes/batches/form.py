@@ -20,7 +20,8 @@ from oaiserve.routes.batches.objects import GIVEN_PURPOSES, GivenPurpose, is_utf
 from oaiserve.routes.invalid import invalid, show
 
 MOST_FIELDS = 32
-MOST_HEADERS, MOST_HEADER_BYTES = 8, 8192  # of a field, and of one header
+MOST_HEADERS = 8  # of one field
+MOST_HEADER_BYTES = 8192
 MOST_BOUNDARY_BYTES = 200
 MOST_PURPOSE_BYTES = 200
 MOST_NAME_CHARACTERS = 255

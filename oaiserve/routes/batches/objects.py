@@ -218,7 +218,8 @@ def usage_of(body: bytes) -> BatchUsage:
     prompt, answer = ("input", "output") if "input_tokens" in found else ("prompt", "completion")
     cached = (found.get(f"{prompt}_tokens_details") or {}).get("cached_tokens") or 0
     reasoning = (found.get(f"{answer}_tokens_details") or {}).get("reasoning_tokens") or 0
-    num_prompt, num_answer = found.get(f"{prompt}_tokens") or 0, found.get(f"{answer}_tokens") or 0
+    num_prompt = found.get(f"{prompt}_tokens") or 0
+    num_answer = found.get(f"{answer}_tokens") or 0
     total = num_prompt + num_answer
     return BatchUsage(num_prompt, num_answer, total, CachedTokens(cached), ReasoningTokens(reasoning))
 

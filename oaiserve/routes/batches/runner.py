@@ -36,9 +36,13 @@ from oaiserve.routes.middleware import Errors, request_ids
 logger = logging.getLogger(__name__)
 
 AHEAD = 16  # lines that are tokenized, or wait to be stored, beside those that run
-CHECK_SECONDS, SHARED_CHECK_SECONDS = 60.0, 1.0  # the latter with a store that other processes use
-RETRIES, RETRY_SECONDS = 5, 1.0  # of a line that the server refuses for the moment
-SAMPLED_LINES, SAMPLED_BYTES = 32, 2**16  # whose tokens are counted for an estimate, each with at most so many bytes
+CHECK_SECONDS = 60.0
+SHARED_CHECK_SECONDS = 1.0  # with a store that other processes use
+RETRIES = 5  # of a line that the server refuses for the moment
+RETRY_SECONDS = 1.0
+# Lines whose tokens are counted for an estimate, and the most bytes of each
+SAMPLED_LINES = 32
+SAMPLED_BYTES = 2**16
 BYTES_PER_TOKEN = 4  # where no line is counted
 MOST_UNDER_WAY_BYTES = 32 * 2**20  # of lines, or one
 MOST_READERS = 4  # of files, for batches that begin
@@ -169,7 +173,8 @@ class BatchRunner:
                 task = asyncio.create_task(self._answer(one, line))
                 one.under_way.add(task)
                 task.add_done_callback(partial(self._ended, one, line))
-                has_begun, room = True, room - 1
+                has_begun = True
+                room = room - 1
             if not has_begun:
                 return
 
@@ -240,7 +245,9 @@ class BatchRunner:
     async def _ask(self, path: str, body: bytes, owned: Owned, *, is_background: bool) -> tuple[int, bool, str, bytes]:
         """Return the status of an answer, whether it may be another one later, its request's id, and its body."""
         parts: list[bytes] = []
-        status, retries, is_asked = 0, False, False
+        status = 0
+        retries = False
+        is_asked = False
 
         async def receive() -> Message:
             nonlocal is_asked
@@ -258,7 +265,8 @@ class BatchRunner:
         async def send(message: Message) -> None:
             nonlocal status, retries
             if message["type"] == "http.response.start":
-                status, is_final = message["status"], (b"x-should-retry", b"false") in message["headers"]
+                status = message["status"]
+                is_final = (b"x-should-retry", b"false") in message["headers"]
                 retries = status in (Overloaded.status, Unavailable.status) and not is_final
             parts.append(message.get("body", b""))
 
@@ -279,7 +287,9 @@ class BatchRunner:
 
     async def estimate(self, owned: Owned, lines: list[Line]) -> Estimate:
         """Return the cost of these lines. Prompts are counted in some of them, and by their bytes in the others."""
-        batch, num_tokens, num_bytes = owned.batch, 0, 0
+        batch = owned.batch
+        num_tokens = 0
+        num_bytes = 0
         for line in lines[:: -(-len(lines) // SAMPLED_LINES)]:
             if line.num_bytes > SAMPLED_BYTES:
                 continue

@@ -36,7 +36,8 @@ T = TypeVar("T")
 PIECE_BYTES = 2**18  # of a file's content
 PAGE_LINES = 64  # that are read at once
 PAGE_BYTES = 2**20  # of answers that are read at once, or one answer
-ROW_BYTES, LINE_BYTES = 1024, 256  # that a file or a batch counts beside what it holds, and a line of a batch
+ROW_BYTES = 1024  # charged for a file or a batch in addition to its content
+LINE_BYTES = 256  # charged for each line of a batch
 MOST_OPEN_BATCHES = 100  # of an owner
 MOST_ARRIVING = 64  # files at once
 NO_ROOM = ("no_room", "The answer to this request did not fit into the store (--response-store-bytes).")
@@ -373,12 +374,14 @@ class BatchStore:
         """Give a batch the counts that are stored, and return whether it has not ended."""
         ((row, is_open),) = self._all("SELECT object, is_open FROM stored_batches WHERE id = ?", batch.id)
         kept = msgspec.json.decode(row, type=BatchObject)
-        batch.request_counts, batch.usage = kept.request_counts, kept.usage
+        batch.request_counts = kept.request_counts
+        batch.usage = kept.usage
         return bool(is_open)
 
     def _put(self, batch: BatchObject, answered: Result) -> None:
         number, content, usage = answered
-        counts, whole = batch.request_counts, batch.usage
+        counts = batch.request_counts
+        whole = batch.usage
         marked = self._connection.execute(
             "UPDATE stored_lines SET result = ?, failed = ?, done = ?"
             " WHERE batch = ? AND number = ? AND result IS NULL",
@@ -405,7 +408,8 @@ class BatchStore:
         self._connection.execute(query, (msgspec.json.encode(batch), batch.id))
 
     def _end(self, owned: Owned, status: Status, code: str, message: str) -> bool:
-        batch, now = owned.batch, int(self._clock())
+        batch = owned.batch
+        now = int(self._clock())
         with database.transaction(self._connection):
             if not self._read_counts(batch):
                 return False
@@ -419,7 +423,8 @@ class BatchStore:
                     *(batch.id, failed),
                 )
                 if num_lines:
-                    file_id, filename = f"file-{uuid4().hex}", f"{batch.id}_{name[:-8]}.jsonl"
+                    file_id = f"file-{uuid4().hex}"
+                    filename = f"{batch.id}_{name[:-8]}.jsonl"
                     file = FileObject(
                         id=file_id, bytes=num_bytes, created_at=now, filename=filename, purpose="batch_output"
                     )

@@ -224,7 +224,9 @@ class CallParser(ABC):
         return (*self.opening_tags, *self.hidden_tags)
 
     def _begin_head(self, tag: str, before: str = "") -> None:
-        self._tag, self._raw, self._step = tag, [before], self._in_head
+        self._tag = tag
+        self._raw = [before]
+        self._step = self._in_head
         self._value = None
 
     def _in_head(self, segments: list[Segment]) -> bool:
@@ -265,7 +267,8 @@ class CallParser(ABC):
 
     def _take(self, length: int) -> str:
         """Take so much of the text as belongs to the call."""
-        taken, self._text = self._text[:length], self._text[length:]
+        taken = self._text[:length]
+        self._text = self._text[length:]
         self._raw.append(taken)
         return taken
 
@@ -280,7 +283,8 @@ class CallParser(ABC):
         """Give the call up: the text goes on from here."""
         self.num_unparsed += 1
         segments.append(CallBroken("".join(self._raw)))
-        self._is_blank, self._step = False, self._in_text
+        self._is_blank = False
+        self._step = self._in_text
         return True
 
     def _match(self, pattern: regex.Pattern[str], at: int = 0) -> regex.Match[str] | None:

@@ -10,8 +10,11 @@ from oaiserve.routes.dialects.sites import NAME, SPACE, Site
 from oaiserve.routes.dialects.tagged_calls import TaggedCalls
 from oaiserve.routes.dialects.tagged_form import TaggedForm
 
-_CALLS, _CALL, _SEP = "<｜tool▁calls▁begin｜>", "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>"
-_CALL_END, _CALLS_END = "<｜tool▁call▁end｜>", "<｜tool▁calls▁end｜>"
+_CALLS = "<｜tool▁calls▁begin｜>"
+_CALL = "<｜tool▁call▁begin｜>"
+_SEP = "<｜tool▁sep｜>"
+_CALL_END = "<｜tool▁call▁end｜>"
+_CALLS_END = "<｜tool▁calls▁end｜>"
 
 
 class DeepSeekCalls(NamedCalls):

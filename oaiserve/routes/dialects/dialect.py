@@ -94,7 +94,8 @@ def dialect_of(
     """Return the dialect by the flags, or else by the tokenizer's declaration or the chat template."""
     if template is None:  # no chat then
         return Dialect()
-    source, declared = template.source, template.response_template
+    source = template.source
+    declared = template.response_template
     calls = declared_calls(declared) if tool_call_parser == "auto" else None
     fields = _REASONING_FIELDS if reasoning_parser == "auto" else ()
     tags = next(filter(None, (_tags(_declared(declared, name)) for name in fields)), None)
@@ -144,7 +145,8 @@ def _declared(response_template: Mapping[str, Any], name: str) -> Mapping[str, A
 
 def _tags(declared: Mapping[str, Any]) -> tuple[str, str] | None:
     """Return the tags around a field, without whitespace at their ends."""
-    opening, closing = declared.get("open"), declared.get("close")
+    opening = declared.get("open")
+    closing = declared.get("close")
     if not (isinstance(opening, str) and isinstance(closing, str) and opening.strip() and closing.strip()):
         return None
     return opening.strip(), closing.strip()

@@ -67,7 +67,8 @@ class CallFamily:
         def lark(*texts: str) -> str:
             return " ".join(text if text.startswith("@") else lark_of(text, special_ids) for text in texts if text)
 
-        all_schemas, form = dict(schemas), self.parser.form
+        all_schemas = dict(schemas)
+        form = self.parser.form
         bodies = []
         for number, (name, schema) in enumerate(schemas.items()):
             body = None if form is None else form.body(name, schema, all_schemas, special_ids)

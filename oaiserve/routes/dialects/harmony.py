@@ -15,7 +15,10 @@ from oaiserve.routes.dialects.raw_call import RAW_BEGIN, RAW_END
 from oaiserve.routes.dialects.segments import Arguments, Content, Reasoning, Segment, find_tag
 from oaiserve.routes.dialects.sites import SPACE, Site
 
-_START, _CHANNEL, _CONSTRAIN, _MESSAGE = "<|start|>", "<|channel|>", "<|constrain|>", "<|message|>"
+_START = "<|start|>"
+_CHANNEL = "<|channel|>"
+_CONSTRAIN = "<|constrain|>"
+_MESSAGE = "<|message|>"
 _ENDS = ("<|end|>", "<|call|>", "<|return|>")
 REASONING_TAGS = (f"{_CHANNEL}analysis{_MESSAGE}", "<|end|>")
 # The name of a tool stands before the channel or behind it.
@@ -66,7 +69,8 @@ class HarmonyCalls(ChannelCalls):
         kind = Reasoning if self._step == self._in_analysis else Content
         if not in_message:
             return super().finish(is_cut=is_cut)
-        text, self._text = self._text, ""
+        text = self._text
+        self._text = ""
         self.end = self._num_pushed if kind is Reasoning else self.end
         return [kind(text)] if text else []
 
@@ -141,7 +145,8 @@ class HarmonyCalls(ChannelCalls):
         if kind is Reasoning:
             self.end = self._num_pushed - len(self._text)
         if tag:
-            self._is_blank, self._step = True, self._after_call
+            self._is_blank = True
+            self._step = self._after_call
         return bool(tag)
 
 

@@ -60,7 +60,8 @@ class JsonScanner:
             match = _OUTSIDE.search(text, at)
             if match is None:
                 return None
-            at, character = match.end(), match[0]
+            at = match.end()
+            character = match[0]
             if character == '"':
                 self._in_string = True
             elif character in "{[":

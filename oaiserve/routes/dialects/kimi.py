@@ -12,8 +12,11 @@ from oaiserve.routes.dialects.json_calls import NamedCalls
 from oaiserve.routes.dialects.lark import NUMBER
 from oaiserve.routes.dialects.sites import NAME, SPACE, Site
 
-_SECTION, _CALL, _ARGUMENTS = "<|tool_calls_section_begin|>", "<|tool_call_begin|>", "<|tool_call_argument_begin|>"
-_CALL_END, _SECTION_END = "<|tool_call_end|>", "<|tool_calls_section_end|>"
+_SECTION = "<|tool_calls_section_begin|>"
+_CALL = "<|tool_call_begin|>"
+_ARGUMENTS = "<|tool_call_argument_begin|>"
+_CALL_END = "<|tool_call_end|>"
+_SECTION_END = "<|tool_calls_section_end|>"
 
 
 class KimiCalls(NamedCalls):

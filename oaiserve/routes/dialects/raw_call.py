@@ -7,7 +7,8 @@ from oaiserve.routes.dialects.json_calls import in_quotes
 from oaiserve.routes.dialects.segments import Arguments, CallBegin, CallEnd, Segment
 
 INPUT = "input"  # the only argument of such a tool
-RAW_BEGIN, RAW_END = f'{{"{INPUT}": "', '"}'
+RAW_BEGIN = f'{{"{INPUT}": "'
+RAW_END = '"}'
 
 
 class RawCall(CallParser):

@@ -168,7 +168,8 @@ class ThinkingParser:
             rest = self._held.lstrip()
             if rest.startswith(self._opening):
                 self.end += len(self._held) - len(rest) + len(self._opening)
-                self._held, self._has_begun = rest[len(self._opening) :], True
+                self._held = rest[len(self._opening) :]
+                self._has_begun = True
             elif self._opening.startswith(rest) and len(self._held) < MOST_HEAD:
                 return "", ""
             elif self._is_open:
@@ -228,7 +229,8 @@ class ThinkingParser:
     def finish(self, *, is_cut: bool = False) -> tuple[str, str]:
         """Return the rest at the end of the text: reasoning, or content. Calls that are cut stay reasoning."""
         self._held += "".join(self._tried)
-        text, self.is_over = self._take(len(self._held)), True
+        text = self._take(len(self._held))
+        self.is_over = True
         if self._has_call and not is_cut:
             return "", text
         if self._has_begun or self._is_open:
@@ -237,5 +239,6 @@ class ThinkingParser:
         return "", text
 
     def _take(self, length: int) -> str:
-        taken, self._held = self._held[:length], self._held[length:]
+        taken = self._held[:length]
+        self._held = self._held[length:]
         return taken

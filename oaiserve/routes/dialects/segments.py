@@ -68,13 +68,16 @@ def find_tag(text: str, tags: Sequence[str]) -> tuple[int, str]:
     Without one, the tag is "", and the place is that of an unfinished tag at the end, or else the length of the text.
     No tag may be the beginning of another.
     """
-    found, which, pending = -1, "", len(text)
+    found = -1
+    which = ""
+    pending = len(text)
     for tag in tags:
         at = text.find(tag)
         if at == -1:
             pending = min(pending, unfinished_tag(text, tag))
         elif not which or at < found:
-            found, which = at, tag
+            found = at
+            which = tag
     return (found, which) if which else (pending, "")
 
 

@@ -51,7 +51,8 @@ class TaggedCalls(JsonCallParser):
         return cls.form.arguments(name, schema, schemas, special_ids)
 
     def _head(self, segments: list[Segment]) -> bool:
-        form, tag = self.form, self._tag
+        form = self.form
+        tag = self._tag
         at = 0 if form.begin.startswith(tag) else len(tag)
         at = after_blanks(self._text, at)
         if at == len(self._text):

@@ -152,7 +152,8 @@ def _escaped(text: str) -> str:
 @cache
 def pattern_of(text: str) -> regex.Pattern[str]:
     """Return the pattern of one of a form's texts, with groups for what stands in it."""
-    inner, breaks = text.rstrip("\n"), text.endswith("\n")
+    inner = text.rstrip("\n")
+    breaks = text.endswith("\n")
     for name in _PATTERNS:
         inner = inner.replace(f"{{{name}}}", f"\0{name}\0")
     pieces = [_PATTERNS.get(piece) or r"\s*".join(map(regex.escape, piece.split("\n"))) for piece in inner.split("\0")]

@@ -9,7 +9,8 @@ from oaiserve.routes.dialects.tagged_form import TaggedForm
 
 def _family(name: str, tag: str, written: TaggedForm, sign: str) -> CallFamily:
     """Return a family with such calls, each within a tag of this name, which a model may leave out."""
-    opening, closing = f"<{tag}>", f"</{tag}>"
+    opening = f"<{tag}>"
+    closing = f"</{tag}>"
 
     class Calls(TaggedCalls):
         form = written

@@ -226,7 +226,8 @@ class MessagesShape:
                     else:
                         block.thinking += text
             case CallBegin(name):
-                self._called, self._arguments = name, []
+                self._called = name
+                self._arguments = []
             case Arguments(text):
                 self._arguments.append(text)
             case CallBroken(text):
@@ -278,5 +279,6 @@ class MessagesShape:
             self._events.append(sse.event(encode(MessageEvent(type=kind, **fields)), kind))
 
     def _taken_events(self) -> bytes:
-        taken, self._events = b"".join(self._events), []
+        taken = b"".join(self._events)
+        self._events = []
         return taken

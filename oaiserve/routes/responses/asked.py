@@ -61,7 +61,8 @@ async def read_earlier(
 ) -> Earlier:
     """Read the stored responses from the store: those before the response with `unique_id`. Raises InvalidRequest if
     they are missing, or too large together."""
-    store, most_bytes = serving.responses, serving.body_limit
+    store = serving.responses
+    most_bytes = serving.body_limit
     turns: list[StoredResponse] = []
     if body.previous_response_id is not None:
         try:
@@ -209,7 +210,8 @@ def truncated(
     """Return a prompt with room for an answer, and how many of the first items it lacks: as few as possible.
 
     Without `keeps_room`, a whole conversation may leave as little room as a single token."""
-    limit, items = serving.engine.max_model_len, [*asked.earlier, *asked.items]
+    limit = serving.engine.max_model_len
+    items = [*asked.earlier, *asked.items]
     room = min(integer(body, "max_output_tokens") or ROOM_TOKENS, limit // 4)
     if (yield from _fits(serving, asked.prompt, limit - (room if keeps_room else 1))):
         return asked.prompt, 0

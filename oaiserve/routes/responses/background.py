@@ -55,7 +55,8 @@ class BackgroundAnswer:
         self._is_submitted = asyncio.Event()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        run, exchange = self._run, self._answer.exchange
+        run = self._run
+        exchange = self._answer.exchange
         run.take(self._shape.queued())
         self._runs.add(run)
         assert run.state is not None

@@ -125,7 +125,9 @@ def with_wish(prompt: ChatPrompt) -> ChatPrompt:
 
 
 def _answer(intake: Intake[ResponsesBody], earlier: Earlier) -> Work[Answer]:
-    body, serving, exchange = intake.body, intake.serving, intake.exchange
+    body = intake.body
+    serving = intake.serving
+    exchange = intake.exchange
     adaptations = exchange.adaptations
     offered, conversation = conversed(body, serving, adaptations, is_constrained=False)
     whole = asked(

@@ -230,7 +230,9 @@ async def _stored(request: Request) -> StoredResponse:
 
 async def _changed(request: Request, edit: Callable[[StoredResponse], StoredResponse] | None) -> StoredResponse:
     """Return the conversation of the path, after a change if there is one. Raises NotFound."""
-    name, owner, store = request.path_params["conversation_id"], request.state.owner, serving_of(request).responses
+    name = request.path_params["conversation_id"]
+    owner = request.state.owner
+    store = serving_of(request).responses
     found: StoredResponse | None = None
     if is_conversation(name):
         found = await (store.get(owner, name) if edit is None else change(store, owner, name, edit))

@@ -53,7 +53,8 @@ def offered_tools(body: ResponsesBody | ResponseInputBody, adaptations: Adaptati
                 description = "\n".join(filter(None, (tool.description, _described(tool.format))))
                 functions[where] = Function(name=name, description=description or None, parameters=_INPUT_SCHEMA)
             case "namespace":
-                namespace, about = needed(where, tool, "name"), tool.description
+                namespace = needed(where, tool, "name")
+                about = tool.description
                 for place, function in enumerate(needed(where, tool, "tools")):
                     if function.type != "function":
                         adaptations.note(f"{where}.tools[{place}]", "a tool that is no function is left out")

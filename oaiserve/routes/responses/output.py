@@ -273,8 +273,10 @@ class ResponseOutput:
         """Close the open item, if there is one."""
         if not self._is_open:
             return
-        item, text = self.items[-1], "".join(self._texts)
-        item.status, self._is_open = status, False
+        item = self.items[-1]
+        text = "".join(self._texts)
+        item.status = status
+        self._is_open = False
         place = self._place(item)
         if isinstance(item, FunctionCallItem):
             item.arguments = text
@@ -337,7 +339,8 @@ class ResponseOutput:
             item: OutputMessage | ReasoningItem = OutputMessage(self._new_id("msg"))
             part: OutputText | ReasoningText = OutputText()
         else:
-            item, part = ReasoningItem(self._new_id("rs")), ReasoningText()
+            item = ReasoningItem(self._new_id("rs"))
+            part = ReasoningText()
         self._open(item)
         self._report("response.content_part.added", **self._place(item), content_index=0, part=part)
         item.content = [part]  # type: ignore[assignment]
@@ -345,7 +348,8 @@ class ResponseOutput:
 
     def _open(self, item: Item) -> None:
         self.items.append(item)
-        self._is_open, self._texts = True, []
+        self._is_open = True
+        self._texts = []
         self._report("response.output_item.added", output_index=len(self.items) - 1, item=item)
 
     def _place(self, item: Item) -> dict[str, Any]:

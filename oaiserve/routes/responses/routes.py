@@ -122,7 +122,9 @@ async def input_tokens(request: Request) -> Response:
 
 
 def _answer(intake: Intake[ResponsesBody], earlier: Earlier, *, compacts: bool) -> Work[Answer | BackgroundAnswer]:
-    body, serving, exchange = intake.body, intake.serving, intake.exchange
+    body = intake.body
+    serving = intake.serving
+    exchange = intake.exchange
     parameters.refuse(body, "/v1/responses", _ELSEWHERE)
     parameters.check_metadata(body.metadata or {})
     if body.background:

@@ -47,7 +47,8 @@ class Run:
         self._parts.append(content)
         if not content.endswith(b"\n\n"):
             return
-        blocks, self._parts = b"".join(self._parts).split(b"\n\n"), []
+        blocks = b"".join(self._parts).split(b"\n\n")
+        self._parts = []
         for block in blocks:
             if not block.startswith(b"event: "):
                 continue  # a comment

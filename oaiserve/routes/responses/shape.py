@@ -161,7 +161,8 @@ class ResponsesShape:
         self._events.append(sse.event(b"".join(filled(data, *fillings)) if fillings else data, kind))
 
     def _taken_events(self) -> bytes:
-        taken, self._events = b"".join(self._events), []
+        taken = b"".join(self._events)
+        self._events = []
         return taken
 
     def _usage_object(self, usage: Usage) -> ResponseUsage:
@@ -201,7 +202,8 @@ def _single_tokens(chunk: TokenChunk) -> Iterator[TokenChunk]:
     assert chunk.text_lengths is not None
     if not chunk.token_ids:
         yield chunk
-    rows, start = chunk.logprobs.entries(), 0
+    rows = chunk.logprobs.entries()
+    start = 0
     for number, token_id in enumerate(chunk.token_ids, start=1):
         is_last = number == len(chunk.token_ids)
         length = chunk.text_lengths[number - 1]

@@ -187,7 +187,8 @@ class ResponseDatabase:
         """Store a response, and return whether it fits at all: a larger one would only push others out."""
         if stored.num_bytes > self._limits.num_bytes:
             return False
-        now, execute = self._clock(), self._connection.execute
+        now = self._clock()
+        execute = self._connection.execute
         (used,) = self._one("SELECT coalesce(max(used), 0) + 1 FROM responses")
         if stored.previous_id is not None:
             execute(

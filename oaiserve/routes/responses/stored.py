@@ -82,7 +82,8 @@ async def retrieve(request: Request) -> Response:
 
 @Operation(summary="Delete a stored response.", group="Generation", answer=Deleted, errors=(NotFound,))
 async def delete(request: Request) -> Response:
-    response_id, serving = (await _stored(request)).id, serving_of(request)
+    response_id = (await _stored(request)).id
+    serving = serving_of(request)
     if (run := _run(request)) is not None:
         await run.cancel()
         serving.runs.remove(run)

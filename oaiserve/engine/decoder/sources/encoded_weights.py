@@ -16,7 +16,9 @@ from oaiserve.engine.decoder.blocks import FORMATS, Blocks, new_blocks
 from oaiserve.engine.decoder.quantized_file import FinishedFile, QuantizedFile, file_bytes
 from oaiserve.engine.decoder.sources.tensor_files import TensorFiles
 
-_IQ4_NL, _Q5_1, _Q8_0 = 20, 7, 8
+_IQ4_NL = 20
+_Q5_1 = 7
+_Q8_0 = 8
 # The matrices whose errors in 4 bits cost most: attention's values, the last matrix of a layer, and the two of tokens.
 _MORE_BITS = re.compile(r"\.(v_proj|down_proj)\.weight$")
 _MOST_BITS = re.compile(r"(embed_tokens|embed_tokens_per_layer|lm_head)\.weight$")

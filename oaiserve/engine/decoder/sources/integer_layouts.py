@@ -25,7 +25,8 @@ class Integers(NamedTuple):
 
     def expand(self) -> Tensor:
         """Return the weights in float32."""
-        (n, k), groups = self.codes.shape, self.scales.shape[1]
+        n, k = self.codes.shape
+        groups = self.scales.shape[1]
         zeros = 1 << (self.bits - 1) if self.zeros is None else self.zeros.float()[..., None]
         grouped = self.codes.view(n, groups, k // groups).float()
         weights = ((grouped - zeros) * self.scales.float()[..., None]).view(n, k)
@@ -42,7 +43,8 @@ class Floats(NamedTuple):
 
     def expand(self) -> Tensor:
         """Return the weights in float32."""
-        (n, k), groups = self.codes.shape, self.scales.shape[1]
+        n, k = self.codes.shape
+        groups = self.scales.shape[1]
         return (self.codes.float().view(n, groups, k // groups) * self.scales[..., None]).view(n, k)
 
 
@@ -53,7 +55,8 @@ class BadLayout(Exception):
 def awq(qweight: Tensor, qzeros: Tensor, scales: Tensor) -> Integers:
     """Return a matrix of 4 bits: `qweight` int32 [k, n / 8], `qzeros` int32 [groups, n / 8], `scales` [groups, n]."""
     _check_packed(scales, qweight=qweight, qzeros=qzeros)
-    (k, words), (groups, n) = qweight.shape, scales.shape
+    k, words = qweight.shape
+    groups, n = scales.shape
     _check(words * 8 == n, f"has the shape {tuple(qweight.shape)}, but its scales are for {n} rows")
     _check_shape("qzeros", qzeros, (groups, words))
     _check_groups(k, groups)
@@ -79,12 +82,14 @@ def gptq(
     `scales` are [groups, n], and `g_idx` [k] has the group of each column.
     """
     _check_packed(scales, qweight=qweight, qzeros=qzeros)
-    (words, n), groups = qweight.shape, len(scales)
+    words, n = qweight.shape
+    groups = len(scales)
     k = words * 32 // bits
     _check(scales.shape == (groups, n), f"has scales for {scales.shape[-1]} rows, but {n} rows")
     _check_shape("qzeros", qzeros, (groups, n * bits // 32))
     _check_groups(k, groups)
-    codes, zeros = _fields(qweight.T.contiguous(), bits), _fields(qzeros, bits)
+    codes = _fields(qweight.T.contiguous(), bits)
+    zeros = _fields(qzeros, bits)
     if zeros_less_one:  # a zero of 0 has become the largest number
         zeros = (zeros + 1) & (1 << bits) - 1
     return _grouped(codes, scales.T.contiguous(), zeros.T.contiguous(), bits, g_idx)
@@ -98,7 +103,8 @@ def packed(
     `zero_point` is int32 [n * bits / 32, groups], or int8 [n, groups] and signed.
     """
     _check_packed(scale, weight_packed=weight)
-    (n, words), groups = weight.shape, scale.shape[-1]
+    n, words = weight.shape
+    groups = scale.shape[-1]
     _check(words == -(-k * bits // 32), f"has the shape {tuple(weight.shape)}, which does not hold {k} columns")
     _check(scale.shape == (n, groups), f"has scales of the shape {tuple(scale.shape)}, but {n} rows")
     _check_groups(k, groups)
@@ -133,7 +139,8 @@ def floats(weight: Tensor, scale: Tensor, block: tuple[int, int] | None) -> Floa
     """Return a matrix in floats of 8 bits [n, k], with a scale for all, for each row, or for each `block`."""
     is_right = weight.dtype == torch.float8_e4m3fn and weight.dim() == 2
     _check(is_right, f"has {weight.dim()} dimensions and numbers of the type {weight.dtype}, and not 2 and FP8 (E4M3)")
-    (n, k), scale = weight.shape, scale.float()
+    n, k = weight.shape
+    scale = scale.float()
     if scale.numel() == 1:
         scale = scale.view(1, 1).expand(n, 1)
     elif scale.numel() == n and scale.shape[0] == n:
@@ -150,13 +157,15 @@ def floats(weight: Tensor, scale: Tensor, block: tuple[int, int] | None) -> Floa
 
 def _grouped(codes: Tensor, scales: Tensor, zeros: Tensor | None, bits: int, g_idx: Tensor | None) -> Integers:
     """Return the integers with the columns of each group side by side, and in the order of the groups."""
-    k, groups = codes.shape[1], scales.shape[1]
+    k = codes.shape[1]
+    groups = scales.shape[1]
     if g_idx is None:
         return Integers(codes, scales, zeros, bits)
     _check(g_idx.shape == (k,), f"has a group for each of {g_idx.numel()} columns, and not {k}")
     if bool((g_idx == torch.arange(k) // (k // groups)).all()):
         return Integers(codes, scales, zeros, bits)
-    least, most = int(g_idx.min()), int(g_idx.max())
+    least = int(g_idx.min())
+    most = int(g_idx.max())
     _check(least >= 0 and most < groups, f"has columns of the groups {least} to {most}, but only {groups} groups")
     columns = g_idx.long().argsort(stable=True)
     sizes = g_idx.long().bincount(minlength=groups)

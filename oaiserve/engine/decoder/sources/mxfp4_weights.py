@@ -16,7 +16,8 @@ from oaiserve.engine.decoder.blocks import FORMATS, MXFP4, Blocks
 from oaiserve.engine.decoder.description import NotKnown
 from oaiserve.engine.decoder.sources.tensor_files import TensorFiles
 
-_CODES, _SCALES = "_blocks", "_scales"
+_CODES = "_blocks"
+_SCALES = "_scales"
 _OTHER_KINDS = ("BF16", "F16", "F32")  # of tensors that are not in blocks
 
 
@@ -28,7 +29,8 @@ class Mxfp4Weights(TensorFiles):
         super().__init__(folder)
         self._experts = {name.removesuffix(_CODES) for name in self._places if name.endswith(_CODES)}
         for name in self._experts:
-            codes, scales = self._places[f"{name}{_CODES}"], self._places.get(f"{name}{_SCALES}")
+            codes = self._places[f"{name}{_CODES}"]
+            scales = self._places.get(f"{name}{_SCALES}")
             if scales is None or codes.shape != (*scales.shape, 16) or {codes.dtype, scales.dtype} != {"U8"}:
                 raise NotKnown(f"its '{name}' is no MXFP4")
         if not self._experts:
@@ -69,6 +71,7 @@ class Mxfp4Weights(TensorFiles):
         file, begin = self.place(f"{name}{_CODES}")
         found: list[Blocks] = []
         for codes, scales in zip(*(part.numpy() for part in self.codes_and_scales(name)), strict=True):
-            offset, rows = begin + len(found) * codes.nbytes, np.arange(len(scales))
+            offset = begin + len(found) * codes.nbytes
+            rows = np.arange(len(scales))
             found.append(Blocks(codes.reshape(len(scales), -1), MXFP4, rows, file, offset, scales))
         return found

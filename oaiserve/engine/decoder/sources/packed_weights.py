@@ -48,7 +48,8 @@ class PackedWeights(TensorFiles):
 
         With `reads_later`, blocks are matrices that have no memory until an executor reads them, floats, too.
         """
-        self._quantization, self._is_long = quantization, is_long
+        self._quantization = quantization
+        self._is_long = is_long
         self._reads_later = reads_later
         super().__init__(folder, of_wrapper=of_wrapper)
         self._found_by: dict[str, str] = {}  # the tensor that has the integers of a matrix, by the matrix's name
@@ -83,7 +84,8 @@ class PackedWeights(TensorFiles):
     def shape(self, name: str) -> tuple[int, ...]:
         if name not in self._found_by:
             return super().shape(name)
-        base, found_by = name.removesuffix(".weight"), self._found_by[name]
+        base = name.removesuffix(".weight")
+        found_by = self._found_by[name]
         if found_by.endswith(".weight"):
             return super().shape(found_by)
         if found_by.endswith(".weight_packed"):
@@ -116,12 +118,14 @@ class PackedWeights(TensorFiles):
         return self._read_checked(name) if name in self._found_by else None
 
     def _read_checked(self, name: str) -> Integers | Floats:
-        found_by, size = self._found_by[name], self._quantization.group_size
+        found_by = self._found_by[name]
+        size = self._quantization.group_size
         try:
             integers = self._read(name.removesuffix(".weight"), found_by)
         except BadLayout as error:
             raise self.refusal(found_by, str(error)) from error
-        k, groups = integers.codes.shape[1], integers.scales.shape[1]
+        k = integers.codes.shape[1]
+        groups = integers.scales.shape[1]
         if size is not None and groups * (k if size == -1 else size) != k:
             raise self.refusal(found_by, f"has {groups} groups for {k} columns; config.json says {size} for each")
         return integers
@@ -129,10 +133,12 @@ class PackedWeights(TensorFiles):
     def _read(self, base: str, found_by: str) -> Integers | Floats:
         weight = super().tensor(found_by)
         if found_by.endswith(".qweight"):
-            zeros, scales = self._part(found_by, "qzeros"), self._part(found_by, "scales")
+            zeros = self._part(found_by, "qzeros")
+            scales = self._part(found_by, "scales")
             if self._quantization.method == "awq":
                 return integer_layouts.awq(weight, zeros, scales)
-            g_idx, bits = self._optional(base, "g_idx"), self._bits_of_gptq(base)
+            g_idx = self._optional(base, "g_idx")
+            bits = self._bits_of_gptq(base)
             less_one = self._quantization.zeros_less_one
             return integer_layouts.gptq(weight, zeros, scales, g_idx, bits, zeros_less_one=less_one)
         if weight.dtype == torch.float8_e4m3fn:
@@ -153,8 +159,10 @@ class PackedWeights(TensorFiles):
     def _bits_of_gptq(self, base: str) -> int:
         if self._quantization.bits is not None:
             return self._quantization.bits
-        weight, groups = f"{base}.qweight", f"{base}.g_idx"
-        rows, columns = super().shape(weight)[0], super().shape(groups)[0] if groups in self else 0
+        weight = f"{base}.qweight"
+        groups = f"{base}.g_idx"
+        rows = super().shape(weight)[0]
+        columns = super().shape(groups)[0] if groups in self else 0
         for bits in (4, 8):
             if rows * 32 == columns * bits:
                 return bits

@@ -78,7 +78,8 @@ class _Forward(NamedTuple):
     attend: Attending
 
     def steps(self) -> Iterator[Tensor]:
-        decoder, media = self.decoder, self.batch.media
+        decoder = self.decoder
+        media = self.batch.media
         ids = self.batch.input_ids
         if media is not None:  # the ids of images may be outside of the vocabulary
             ids = ids.index_fill(0, media.rows, decoder.padding_id)

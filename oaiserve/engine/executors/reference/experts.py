@@ -31,7 +31,8 @@ def mixture_output(mixture: Experts, x: Tensor, hidden: Tensor, products: Produc
     `x` is the normed hidden state. Where the components have norms of their own, the router and the experts read the
     hidden state through these.
     """
-    norms, router = mixture.norms, mixture.router
+    norms = mixture.norms
+    router = mixture.router
     weights = router.weights(products(x if norms is None else norms.router(hidden), router.matrix))
     out = experts_output(mixture, mixture.experts, x if norms is None else norms.experts(hidden), weights)
     if norms is not None:

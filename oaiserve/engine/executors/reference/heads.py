@@ -35,7 +35,9 @@ class Attending:
         return self.products(attended, attention.out)
 
     def _plain(self, attention: Attention, qkv: list[Matrix], x: Tensor, cache: LayerCache) -> Tensor:
-        heads, shape, has_keys = attention.heads, attention.shape, attention.cache_of is None
+        heads = attention.heads
+        shape = attention.shape
+        has_keys = attention.cache_of is None
         num_keys = shape.kv_heads * shape.key_dim if has_keys else 0
         num_values = shape.kv_heads * shape.value_dim if has_keys and not attention.values_of_keys else 0
         rows = torch.cat([self.products(x, matrix) for matrix in qkv], dim=-1)
@@ -56,7 +58,10 @@ class Attending:
         query is multiplied by the rows that would make its keys, q (W c) = (q W) c, and the sum of latent vectors by
         those that would make its values.
         """
-        heads, shape, own, rank = attention.heads, attention.shape, attention.rotary_offset, len(qkv.norm.weight)
+        heads = attention.heads
+        shape = attention.shape
+        own = attention.rotary_offset
+        rank = len(qkv.norm.weight)
         low = x
         if qkv.query_down is not None:
             low = normed(self.products(x, qkv.query_down), qkv.query_norm)

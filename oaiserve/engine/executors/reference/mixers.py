@@ -95,7 +95,8 @@ def _delta_net(net: DeltaNet, recur: Recurrence, rows: Tensor, cache: StateCache
     The state of a head is a matrix S [key_dim, value_dim]. Each token changes it, and reads it by its query. Its decay
     is one number, or one for each row (Kimi Team 2025, arXiv:2510.26692).
     """
-    num_keys, num_values = net.key_heads * net.key_dim, net.value_heads * net.value_dim
+    num_keys = net.key_heads * net.key_dim
+    num_values = net.value_heads * net.value_dim
     channels = 2 * num_keys + num_values
     sizes = [channels, num_values, net.value_heads, len(net.speeds)]
     convolved, gates, rates, decays = rows.split(sizes, dim=-1)
@@ -127,7 +128,8 @@ def _mamba2(mixer: Mamba2, recur: Recurrence, rows: Tensor, cache: StateCache) -
 
         S = decay S + time x B^T        out = S C + skip x
     """
-    numbers, of_groups = mixer.heads * mixer.head_dim, mixer.groups * mixer.state_dim
+    numbers = mixer.heads * mixer.head_dim
+    of_groups = mixer.groups * mixer.state_dim
     convolved, gates, times = rows.split([numbers + 2 * of_groups, numbers, mixer.heads], dim=-1)
     convolved = _convolved(mixer.convolution, convolved, cache)
     x, b, c = convolved.split([numbers, of_groups, of_groups], dim=-1)

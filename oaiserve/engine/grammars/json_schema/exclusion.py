@@ -35,7 +35,8 @@ class Exclusion:
             raise Refused(
                 f"the keyword 'oneOf' at {where} has too many schemas to tell whether they exclude each other"
             )
-        one, other = self._document.resolved(one), self._document.resolved(other)
+        one = self._document.resolved(one)
+        other = self._document.resolved(other)
         if one is False or other is False:
             return True
         if not isinstance(one, dict) or not isinstance(other, dict) or depth > MOST_DEPTH:
@@ -44,8 +45,8 @@ class Exclusion:
             for name in ("anyOf", "oneOf"):
                 if isinstance(first.get(name), list) and first[name]:
                     return all(self._are_disjoint(each, second, where, depth + 1) for each in first[name])
-        (values, kinds) = self._about(one)
-        (other_values, other_kinds) = self._about(other)
+        values, kinds = self._about(one)
+        other_values, other_kinds = self._about(other)
         if values is not None and other_values is not None:
             return not values & other_values
         if not kinds & other_kinds:

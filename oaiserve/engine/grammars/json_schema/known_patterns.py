@@ -42,7 +42,8 @@ def without_look_around(pattern: str) -> str:
     if found := _PLACES.fullmatch(pattern):
         return rf"^[+-]?\d+(?:\.\d{{0,{found[1]}}})?$"
     if found := _DIGITS.fullmatch(pattern):
-        whole, digits = int(found[1]), int(found[2]) - 1
+        whole = int(found[1])
+        digits = int(found[2]) - 1
         places = digits if found["places"] is None else int(found["places"])
         forms = []  # by the number of places
         for place in range(min(places, digits) + 1):

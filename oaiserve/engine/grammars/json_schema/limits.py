@@ -108,7 +108,8 @@ class SchemaLimits:
                 others = None if "patternProperties" in prepared else prepared.get("additionalProperties")
                 found.append(sum(len(name) + self._least(listed.get(name, others), least) for name in required))
             case ["array"]:
-                first, num = prepared.get("prefixItems", []), prepared.get("minItems", 0)
+                first = prepared.get("prefixItems", [])
+                num = prepared.get("minItems", 0)
                 more = num - len(first)
                 found.append(sum(self._least(each, least) for each in first[:num]))
                 if more > 0:
@@ -150,7 +151,9 @@ class SchemaLimits:
         done: set[str] = set()
         left = [self._root, *self._by_name.values()]
         while True:
-            waiting, left = left[::-1], []  # forwards and backwards, so that a chain takes few rounds
+            # Walk forwards and backwards in turn, so that a chain takes few rounds.
+            waiting = left[::-1]
+            left = []
             for each in waiting:
                 self._num_looks += 1 + each.num_schemas
                 if self._num_looks > MOST_LOOKS:

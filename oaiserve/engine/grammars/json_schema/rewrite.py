@@ -18,7 +18,8 @@ def modern(schema: dict[str, Any], place: str) -> dict[str, Any]:
     """Return a schema of an older draft in the words of 2020-12."""
     changed = dict(schema)
     for limit in ("Minimum", "Maximum"):
-        exclusive, plain = f"exclusive{limit}", limit.lower()
+        exclusive = f"exclusive{limit}"
+        plain = limit.lower()
         if isinstance(schema.get(exclusive), bool):  # draft 4
             del changed[exclusive]
             if schema[exclusive] and plain in schema:
@@ -79,7 +80,8 @@ def _keep_values_of_types(prepared: dict[str, Any], place: str) -> None:
 
 def _check_bounds(prepared: dict[str, Any], place: str) -> None:
     for low, high in _BOUNDS:
-        least, most = prepared.get(low), prepared.get(high)
+        least = prepared.get(low)
+        most = prepared.get(high)
         if least is None or most is None:
             continue
         is_exclusive = "exclusive" in low + high
@@ -91,7 +93,8 @@ def _check_bounds(prepared: dict[str, Any], place: str) -> None:
 def _apply_format(prepared: dict[str, Any], place: str) -> None:
     if "format" not in prepared:
         return
-    name, kinds = prepared["format"], kinds_of(prepared)
+    name = prepared["format"]
+    kinds = kinds_of(prepared)
     if "string" not in kinds and name in NUMBER_FORMATS:
         del prepared["format"]
         if bounds := NUMBER_FORMATS[name]:

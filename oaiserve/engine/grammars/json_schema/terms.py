@@ -105,14 +105,16 @@ class SchemaDocument:
             if fragment not in self._anchors:
                 raise Refused(f"{where} refers to {shown(reference)}, which is not in the schema")
             return self._anchors[fragment], f"#{shown(fragment)}"
-        found, place = self.root, "$"
+        found = self.root
+        place = "$"
         for part in fragment.split("/")[1:]:
             key: Any = part.replace("~1", "/").replace("~0", "~")
             if isinstance(found, list) and re.fullmatch("[0-9]{1,6}", key, re.ASCII) and int(key) < len(found):
                 key = int(key)
             elif not isinstance(found, dict) or key not in found:
                 raise Refused(f"{where} refers to {shown(reference)}, which is not in the schema")
-            found, place = found[key], step(place, key)
+            found = found[key]
+            place = step(place, key)
         return found, place
 
     def resolved(self, schema: Any) -> Any:

@@ -29,7 +29,8 @@ class UniqueItems:
         if "uniqueItems" not in schema:
             return schema
         others = {name: value for name, value in schema.items() if name != "uniqueItems"}
-        where, wanted = step(place, "uniqueItems"), schema["uniqueItems"]
+        where = step(place, "uniqueItems")
+        wanted = schema["uniqueItems"]
         if not isinstance(wanted, bool):
             raise Refused(f"{where} must be true or false, got {kind_of(wanted)}")
         if not wanted or schema.get("maxItems") in (0, 1):
@@ -41,7 +42,8 @@ class UniqueItems:
                 f"the keyword 'uniqueItems' at {where} is only supported where the items are of few values ('enum', "
                 "'const', boolean or null), in a list with no other keywords than 'minItems' and 'maxItems'"
             )
-        low, high = schema.get("minItems", 0), schema.get("maxItems", len(items))
+        low = schema.get("minItems", 0)
+        high = schema.get("maxItems", len(items))
         if not isinstance(low, int) or not isinstance(high, int) or not 0 <= low <= min(high, len(items)):
             raise Refused(f"there is no list with the items at {step(place, 'items')} for the 'minItems' beside it")
         lengths = range(low, min(high, len(items)) + 1)

@@ -43,7 +43,8 @@ class ExpertOperations:
 
     def __init__(self, operations: OperationList, mixtures: list[Experts], buffers: Buffers) -> None:
         """Make the common buffers of `mixtures`."""
-        self._operations, self._buffers = operations, buffers
+        self._operations = operations
+        self._buffers = buffers
         self._assignments: dict[tuple[int, int], int] = {}  # of tokens to experts, by number of experts and top_k
         if not mixtures:
             return
@@ -83,7 +84,8 @@ class ExpertOperations:
         if mixture.shared is not None:
             operations.project_inner(mixture.shared, normed, mlp)
             if mixture.shared_gate is not None:
-                inner, site = len(mixture.shared.up.weight), operations.site(normed, [mixture.shared_gate])
+                inner = len(mixture.shared.up.weight)
+                site = operations.site(normed, [mixture.shared_gate])
                 gate = operations.weights.expanded(mixture.shared_gate.weight)[0].float()
                 operations.add("gate and up", "scale_rows", normed, mlp, gate, site, width, inner)
             operations.project("down", mlp, out, [mixture.shared.down], adds=True, scale=factor)
@@ -109,12 +111,15 @@ class ExpertOperations:
         operations.add_norm(self._both, hidden, out_norm, scale, factor)
 
     def _norm(self, norm: Norm) -> None:
-        operations, buffers = self._operations, self._buffers
+        operations = self._operations
+        buffers = self._buffers
         operations.add("norm", "norm", buffers.hidden, buffers.normed, Normalize.of(norm), False)
 
     def _route(self, router: Router) -> int:
         """Add the operations that assign tokens to experts, and return the assignment."""
-        operations, library, number = self._operations, self._operations.library, len(router.weight)
+        operations = self._operations
+        library = self._operations.library
+        number = len(router.weight)
         if number > MOST_EXPERTS:
             raise NotKnown(f"its layers have {number} experts, more than {MOST_EXPERTS}")
         routing = Routing.of(router)
@@ -133,8 +138,10 @@ class ExpertOperations:
 
     def _compute(self, mixture: Experts, assignment: int) -> None:
         """Add the operations that compute the rows of each expert, for the normed tokens."""
-        operations, weights = self._operations, self._operations.weights
-        x, width = self._buffers.normed, self._buffers.width
+        operations = self._operations
+        weights = self._operations.weights
+        x = self._buffers.normed
+        width = self._buffers.width
         ups = [weights.pack_gated(_gate_of(expert), expert.up) for expert in mixture.experts]
         if ups[0] in weights.widths:  # a token is quantized once for all its experts
             x = operations.input_of(x, ups[0], len(ups), with_rests=True)
@@ -151,7 +158,9 @@ class ExpertOperations:
         downs = [weights.pack([expert.down]) for expert in mixture.experts]
         inner = self._inner
         if downs[0] in weights.widths:
-            k, top_k, read_by = weights.widths[downs[0]], mixture.router.top_k, WeightRange(downs[0], len(downs))
+            k = weights.widths[downs[0]]
+            top_k = mixture.router.top_k
+            read_by = WeightRange(downs[0], len(downs))
             operations.add("quantize", "quantize", inner, self._groups, k, read_by, False, False, None, top_k)
             inner = self._groups
         operations.add("down", "expert_project", inner, self._out, ExpertWeights(downs[0], assignment))

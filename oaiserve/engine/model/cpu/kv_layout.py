@@ -19,7 +19,8 @@ from oaiserve.engine.model.kv_cache import zeroed
 
 LANES = 16  # numbers that native code processes at a time; widths of activations, heads and blocks are multiples of it
 MAX_HEAD_DIM = 512  # MAX_VALUE_DIM in src
-MAX_LATENT_DIM, MAX_LATENT_RANK = 576, 512  # the numbers of a token, and those of its vector: MAX_KEY_DIM in src
+MAX_LATENT_DIM = 576  # numbers cached for each token: MAX_KEY_DIM in src
+MAX_LATENT_RANK = 512  # those of its latent vector
 
 
 def refuse_unless_it_fits(shapes: Iterable[KVShape], block_size: int) -> None:

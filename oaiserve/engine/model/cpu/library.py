@@ -243,7 +243,10 @@ class AttentionOptions(Structure):
     )
 
 
-_POINTER, _DECODER, _ATTENTION, _ADAPTER = c_void_p, c_void_p, c_void_p, c_void_p
+_POINTER = c_void_p
+_DECODER = c_void_p
+_ATTENTION = c_void_p
+_ADAPTER = c_void_p
 _INDEX = c_long  # of a part of the decoder; as a result, -1 if there is no memory for the part
 # The types of each function's arguments, of which dataclasses are structures, and of its result.
 _FUNCTIONS: dict[str, tuple[tuple[Any, ...], Any]] = {

@@ -111,21 +111,21 @@ class NativeDecoder:
             handles = np.array([one.handle for one in packed.values()], np.uintp)
             of_chunks = [-1 if adapter is None else places[adapter] for adapter in batch.adapters]
             of_tokens = np.repeat(np.array(of_chunks, np.int32), batch.query_lens)
-            step.num_adapters, step.adapters, step.token_adapters = (
-                len(packed),
-                handles.ctypes.data,
-                of_tokens.ctypes.data,
-            )
+            step.num_adapters = len(packed)
+            step.adapters = handles.ctypes.data
+            step.token_adapters = of_tokens.ctypes.data
         if batch.states is not None:
             state_places = np.array(batch.states.places, np.int32)
             state_addresses = np.array(batch.states.addresses(), np.uintp)
-            step.state_places, step.states = state_places.ctypes.data, state_addresses.ctypes.data
+            step.state_places = state_places.ctypes.data
+            step.states = state_addresses.ctypes.data
         if (media := batch.media) is not None:
             sets = torch.stack([media.vectors, *media.deep]).float()
             vector_rows = media.rows.numpy().astype(np.int32)
             arrays[0][vector_rows] = self._padding_id  # the ids of images may be outside of the vocabulary
             step.num_sets, step.num_vectors, _ = sets.shape
-            step.vectors, step.vector_rows = sets.data_ptr(), vector_rows.ctypes.data
+            step.vectors = sets.data_ptr()
+            step.vector_rows = vector_rows.ctypes.data
         if batch.axes is not None:
             axes = batch.axes.numpy().astype(np.int32)
             step.axes = axes.ctypes.data

@@ -23,7 +23,8 @@ class OperationList:
         self.names: list[str] = []  # the kind of each operation, in order
         # Where adapters add: the matrices of each site, whose columns follow each other.
         self.sites: list[list[Matrix] | HeadRows] = []
-        self.library, self.handle = library, handle
+        self.library = library
+        self.handle = handle
         self.weights = WeightPacker(library, handle, pool)
         self._has_adapters = has_adapters
         self._kept: list[Tensor] = []  # tensors that native code has pointers to
@@ -64,18 +65,21 @@ class OperationList:
         self, name: str, x: int, out: int, matrices: list[Matrix], *, adds: bool = False, scale: float = 1.0
     ) -> None:
         """Add the operation that writes the products with all `matrices`, side by side, to `out`, or adds them."""
-        site, weights = self.site(x, matrices), self.weights.pack(matrices)
+        site = self.site(x, matrices)
+        weights = self.weights.pack(matrices)
         x = self.input_of(x, weights)
         self.add(name, "project", x, out, weights, site, adds, scale)
 
     def project_inner(self, mlp: MLP, x: int, out: int) -> None:
         """Add the operation that writes the input of an MLP's last matrix to `out`."""
         if mlp.gate is None:
-            site, weights = self.site(x, [mlp.up]), self.weights.pack([mlp.up])
+            site = self.site(x, [mlp.up])
+            weights = self.weights.pack([mlp.up])
             x = self.input_of(x, weights, with_rests=True)
             self.add("up", "activate", x, out, weights, site, mlp.activation, NONE, 0)
         else:
-            site, weights = self.site(x, [mlp.gate, mlp.up]), self.weights.pack_gated(mlp.gate, mlp.up)
+            site = self.site(x, [mlp.gate, mlp.up])
+            weights = self.weights.pack_gated(mlp.gate, mlp.up)
             x = self.input_of(x, weights, with_rests=True)
             self.add("gate and up", "gate", x, out, weights, site, mlp.activation)
 
@@ -89,7 +93,8 @@ class OperationList:
         """
         if weights not in self.weights.widths:
             return x
-        width, order = self.weights.widths[weights], self.weights.orders.get(weights)
+        width = self.weights.widths[weights]
+        order = self.weights.orders.get(weights)
         read_by = WeightRange(weights, count)
         self.add("quantize", "quantize", x, self._groups, width, read_by, of_logits_rows, with_rests, order, 1)
         return self._groups

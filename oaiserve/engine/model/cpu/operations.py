@@ -58,20 +58,24 @@ class Operations:
         """
         refuse_reference_only(decoder)
         self._operations = operations = OperationList(library, handle, pool, has_adapters=has_adapters)
-        self.names, self.sites = operations.names, operations.sites
+        self.names = operations.names
+        self.sites = operations.sites
         self.caches: list[LayerCache] = []
         self._library = library
-        self._num_blocks, self._block_size = num_blocks, block_size
+        self._num_blocks = num_blocks
+        self._block_size = block_size
         self._cache_indices: dict[int, int] = {}  # of layers with a cache of their own
         self._make_buffers(decoder)
         self._add_decoder(decoder)
 
     def _make_buffers(self, decoder: Decoder) -> None:
         operations = self._operations
-        floats, elements = operations.floats, operations.elements
+        floats = operations.floats
+        elements = operations.elements
         width = self._width = decoder.embedding.shape[1]
         attention = [layer.attention for layer in decoder.layers if layer.attention is not None]
-        self._hidden, self._branch = floats(width), floats(width)
+        self._hidden = floats(width)
+        self._branch = floats(width)
         self._normed = elements(width)
         if attention:
             self._qkv = floats(max(_qkv_width(layer) for layer in attention))
@@ -91,12 +95,14 @@ class Operations:
         if latent := [layer.qkv for layer in attention if isinstance(layer.qkv, LatentProjection)]:
             downs = [matrix for qkv in latent for matrix in (qkv.query_down, qkv.down) if matrix is not None]
             most = whole_lanes(max(len(matrix.weight) for matrix in downs))
-            self._latent, self._normed_latent = floats(most), elements(most)
+            self._latent = floats(most)
+            self._normed_latent = elements(most)
             self._own = elements(max(layer.heads * layer.rotary_offset for layer in attention))
             self._attended_latent = elements(max(layer.heads * layer.shape.latent_dim for layer in attention))
         if decoder.layer_inputs is not None:
             projected = decoder.layer_inputs.projection.weight
-            self._layer_inputs, self._layer_embeddings = floats(len(projected)), floats(len(projected))
+            self._layer_inputs = floats(len(projected))
+            self._layer_embeddings = floats(len(projected))
             self._gated = elements(len(decoder.layer_inputs.norm.weight))
         weights = [decoder.embedding, *(matrix.weight for matrix in matrices_in(decoder))]
         inputs = [weight.shape[1] for weight in weights if isinstance(weight, Blocks)]
@@ -173,7 +179,8 @@ class Operations:
         """Add the operations of a layer's own inputs, which are added to the hidden state."""
         operations = self._operations
         self._norm(None)
-        site, weights = operations.site(self._normed, [gate.gate]), operations.weights.pack([gate.gate])
+        site = operations.site(self._normed, [gate.gate])
+        weights = operations.weights.pack([gate.gate])
         x = operations.input_of(self._normed, weights)
         factors = (self._layer_inputs, index * len(gate.gate.weight))
         operations.add("layer inputs", "activate", x, self._gated, weights, site, gate.activation, *factors)
@@ -187,7 +194,8 @@ class Operations:
 
     def _attention(self, index: int, attention: Attention) -> None:
         operations = self._operations
-        heads, cache = attention.heads, self._cache(index, attention)
+        heads = attention.heads
+        cache = self._cache(index, attention)
         if isinstance(attention.qkv, LatentProjection):
             self._latent_attention(attention, attention.qkv, cache)
             return
@@ -200,14 +208,17 @@ class Operations:
         operations.add("rotary", "prepare", *arguments)
         self._attend(attention, self._attended, cache)
         if attention.gate is not None:
-            first, width = _qkv_width(attention) - len(attention.gate.weight), len(attention.gate.weight)
+            first = _qkv_width(attention) - len(attention.gate.weight)
+            width = len(attention.gate.weight)
             operations.add("attention", "gate_rows", self._attended, self._qkv, first, width)
 
     def _latent_attention(self, attention: Attention, qkv: LatentProjection, cache: int) -> None:
         """Add the operations of attention over latent vectors, as src/latent.h has them."""
         operations = self._operations
-        heads, shape = attention.heads, attention.shape
-        own, rank = attention.rotary_offset, len(qkv.norm.weight)
+        heads = attention.heads
+        shape = attention.shape
+        own = attention.rotary_offset
+        rank = len(qkv.norm.weight)
         if not latent_dim(rank, shape.key_dim - own, shape):
             raise NotKnown("its latent vectors have sizes that are no multiples of 16, or that are too large")
         x = self._normed
@@ -226,13 +237,15 @@ class Operations:
             operations.weights.expanded(qkv.up.weight).unflatten(0, (heads, -1)).split([own, shape.value_dim], dim=1)
         )
         site = operations.site(self._own, HeadRows(qkv.up, heads, 0, own, is_transposed=True), heads, own)
-        weights, sizes = self._weights_of_heads(keys.mT), (heads, rank, own, shape.latent_dim)
+        weights = self._weights_of_heads(keys.mT)
+        sizes = (heads, rank, own, shape.latent_dim)
         operations.add("qkv", "project_heads", self._own, self._queries, weights, site, *sizes)
         latent = self._attended_latent
         self._attend(attention, latent, cache)
         rows = HeadRows(qkv.up, heads, own, shape.value_dim, is_transposed=False)
         site = operations.site(latent, rows, heads, rank)
-        weights, sizes = self._weights_of_heads(values), (heads, shape.value_dim, rank, shape.value_dim)
+        weights = self._weights_of_heads(values)
+        sizes = (heads, shape.value_dim, rank, shape.value_dim)
         operations.add("output", "project_heads", latent, self._attended, weights, site, *sizes)
 
     def _weights_of_heads(self, weight: Tensor) -> int:
@@ -245,7 +258,8 @@ class Operations:
 
     def _attend(self, attention: Attention, out: int, cache: int) -> None:
         operations = self._operations
-        heads, parameters = attention.heads, attention.parameters
+        heads = attention.heads
+        parameters = attention.parameters
         window = parameters.sliding_window or 0
         sinks = None if attention.sinks is None else operations.keep(attention.sinks)
         options = AttentionOptions(
@@ -255,7 +269,9 @@ class Operations:
         operations.add("attention", "attend", self._queries, out, cache, plan, options)
 
     def _rotary(self, attention: Attention) -> Rotary:
-        table, offset, factors = attention.rotary, attention.rotary_offset, attention.query_factors
+        table = attention.rotary
+        offset = attention.rotary_offset
+        factors = attention.query_factors
         if table is None:
             return Rotary(None, None, offset, 0, 0, False, False, factors)
         sizes = (offset, table.cosines.shape[1], table.apart)
@@ -266,7 +282,8 @@ class Operations:
         """Return the cache that a layer reads, by its index. Its own one is made here."""
         if attention.cache_of is not None:
             return self._cache_indices[attention.cache_of]
-        shape, size = attention.shape, self._block_size
+        shape = attention.shape
+        size = self._block_size
         cache = new_cache(shape, self._library.dtype, num_blocks=self._num_blocks, block_size=size)
         self.caches.append(cache)
         if isinstance(attention.qkv, LatentProjection):

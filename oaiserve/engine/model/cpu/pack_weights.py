@@ -26,7 +26,9 @@ class WeightPacker:
         self.widths: dict[int, int] = {}
         self.orders: dict[int, int] = {}  # where the order of their columns is in memory, unless it is the input's
         self.num_bytes = 0
-        self._library, self._handle, self._pool = library, handle, pool
+        self._library = library
+        self._handle = handle
+        self._pool = pool
         self._kept: list[NDArray[np.int32]] = []  # orders, which native code has pointers to
         self._shared: dict[int, int] = {}  # the index of a matrix in blocks by its id(), because others may share it
 
@@ -88,7 +90,8 @@ class WeightPacker:
         kinds = np.concatenate([np.full(-(-len(part) // PANEL), part.kind, np.int32) for part in parts])
         found = [addresses for part in parts if (addresses := part.scale_addresses()) is not None]
         scales = padded(np.concatenate(found), PANEL) if found else None
-        n, k = sum(len(part) for part in parts), parts[0].shape[1]
+        n = sum(len(part) for part in parts)
+        k = parts[0].shape[1]
         index = self._add(rows, scales, kinds, n, k, bias, parts[0].columns)
         for part in parts:
             part.give_back()

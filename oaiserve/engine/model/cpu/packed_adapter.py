@@ -49,7 +49,8 @@ class PackedAdapter:
         counts: list[int] = []
         ups: list[Tensor] = []
         for matrix in matrices:
-            num_groups, count = -(-len(matrix.weight) // LANES), 0
+            num_groups = -(-len(matrix.weight) // LANES)
+            count = 0
             if matrix.module in parts:
                 b = _padded(matrix.rows_of(parts[matrix.module].b))
                 count = b.shape[1]
@@ -77,7 +78,8 @@ class PackedAdapter:
         )
 
     def _give(self, index: int, a: Tensor, scale: Tensor, firsts: list[int], counts: list[int], b: Tensor) -> None:
-        a, groups = a.contiguous(), torch.tensor([firsts, counts], dtype=torch.int32)
+        a = a.contiguous()
+        groups = torch.tensor([firsts, counts], dtype=torch.int32)
         rank, k = a.shape
         pointers = (a.data_ptr(), scale.data_ptr(), groups.shape[1], *(row.data_ptr() for row in groups), b.data_ptr())
         if self._library.set_adapter(self.handle, index, k, rank, *pointers):

@@ -30,7 +30,9 @@ FOLDER = Path(__file__).parent / "lib"
 CPUINFO = Path("/proc/cpuinfo")
 LIMIT = "ATEN_CPU_CAPABILITY"  # torch's variable: whoever limits its code limits the native code, too
 # The system call on x86-64 that asks for a part of a thread's state, here the tile registers of AMX.
-_ARCH_PRCTL, _ARCH_REQ_XCOMP_PERM, _TILE_DATA = 158, 0x1023, 18
+_ARCH_PRCTL = 158
+_ARCH_REQ_XCOMP_PERM = 0x1023
+_TILE_DATA = 18
 
 
 @cache  # so that the log says only once why there is none

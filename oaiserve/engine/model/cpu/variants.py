@@ -78,7 +78,8 @@ def seal(path: Path, made_of: bytes = b"") -> None:
 
 def is_sound(content: bytes) -> bool:
     """Return whether this is the content of a sealed file, neither cut nor changed since."""
-    code, found = content[:-_DIGEST_BYTES], content[-_DIGEST_BYTES:]
+    code = content[:-_DIGEST_BYTES]
+    found = content[-_DIGEST_BYTES:]
     return bool(code) and hashlib.sha256(code).digest() == found
 
 

@@ -49,8 +49,10 @@ def _of_grid(settings: Settings, image: Fields) -> str:
 
 def _of_tiles(settings: Settings, image: Fields) -> str:
     """Return the text of an image in tiles, row by row, and of the whole one behind them."""
-    around, vectors = "<fake_token_around_image>", settings.vector * settings.values.get("image_seq_len", 169)
-    rows, columns = image["rows"][0][0], image["cols"][0][0]
+    around = "<fake_token_around_image>"
+    vectors = settings.vector * settings.values.get("image_seq_len", 169)
+    rows = image["rows"][0][0]
+    columns = image["cols"][0][0]
     whole = f"{around}<global-img>{vectors}{around}"
     if not rows and not columns:
         return whole
@@ -76,7 +78,8 @@ def _by_transformers(name: str) -> Callable[[Settings, Fields], str]:
         processor = kind.__new__(kind)
         vars(processor).update(settings.values)
         processor.num_additional_image_tokens = settings.values.get("num_additional_image_tokens", 0)
-        processor.image_processor, processor.image_token = settings.processor, settings.vector
+        processor.image_processor = settings.processor
+        processor.image_token = settings.vector
         return str(processor.replace_image_token(image, 0))
 
     return text
@@ -92,7 +95,8 @@ def _of_lines(settings: Settings, image: Fields) -> str:
 
 
 def _with_crops(settings: Settings, image: Fields) -> str:
-    begin, end = settings.tokens["boi_token"], settings.tokens["eoi_token"]
+    begin = settings.tokens["boi_token"]
+    end = settings.tokens["eoi_token"]
     one: str = f"\n\n{begin}{settings.vector * settings.values.get('image_seq_length', 256)}{end}\n\n"
     num_crops = int(image["num_crops"][0])
     if not num_crops:
@@ -114,7 +118,8 @@ def _of_windows(settings: Settings, image: Fields) -> str:
 def _of_chunks(settings: Settings, image: Fields) -> str:
     """Return the text of an image in chunks, with separators, and of the whole one behind them."""
     height, width = image["pixel_values"][0].shape[-2:]
-    side, ratio = settings.values.get("patch_size", 14), settings.values.get("pixel_shuffle_ratio", 0.5)
+    side = settings.values.get("patch_size", 14)
+    ratio = settings.values.get("pixel_shuffle_ratio", 0.5)
     vectors = settings.vector * int((height // side) * (width // side) // round(1 / ratio**2))
     rows, columns = (int(number) for number in image["aspect_ratios"][0])
     lines = ("<|tile_x_separator|>".join([vectors] * columns) + "<|tile_y_separator|>") * rows

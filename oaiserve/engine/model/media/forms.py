@@ -35,7 +35,8 @@ class Form:
 
     def fields(self, file: MediaFile, limits: MediaLimits) -> Fields:
         """Decode a file, and return what the processor says of it. Raises InvalidRequest."""
-        processor, arguments = self.settings.processor, dict(self.family.arguments(self.settings))
+        processor = self.settings.processor
+        arguments = dict(self.family.arguments(self.settings))
         try:
             if self.kind == "image":
                 on_white = bool(getattr(processor, "do_convert_rgb", False))

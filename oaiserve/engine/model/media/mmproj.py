@@ -78,7 +78,8 @@ def _gemma3(metadata: Metadata, _: int) -> _Parts:
 
 
 def _idefics3(metadata: Metadata, _: int) -> _Parts:
-    scale, size = metadata["projector.scale_factor"], metadata["image_size"]
+    scale = metadata["projector.scale_factor"]
+    size = metadata["image_size"]
     edges = {"size": metadata.get("preproc_image_size", 4 * size), "max_image_size": size}
     images = {name: {"longest_edge": edge} for name, edge in edges.items()}
     return _Parts({}, {"scale_factor": scale}, images, {"image_seq_len": (_side(metadata) // scale) ** 2})
@@ -86,7 +87,8 @@ def _idefics3(metadata: Metadata, _: int) -> _Parts:
 
 def _qwen(metadata: Metadata, vision: Fields, least_pixels: int = 56 * 56, most_pixels: int = 3584 * 3584) -> _Parts:
     merge = metadata.get("spatial_merge_size", 2)
-    least, most = metadata.get("image_min_pixels", least_pixels), metadata.get("image_max_pixels", most_pixels)
+    least = metadata.get("image_min_pixels", least_pixels)
+    most = metadata.get("image_max_pixels", most_pixels)
     images = {"size": {"shortest_edge": least, "longest_edge": most}}
     images |= {"patch_size": metadata["patch_size"], "merge_size": merge}
     return _Parts({"spatial_merge_size": merge, **vision}, images=images)
@@ -114,7 +116,8 @@ def _qwen3(metadata: Metadata, width: int) -> _Parts:
 def _pixtral(metadata: Metadata, _: int) -> _Parts:
     if "mm.patch_merger.weight" not in metadata.tensors:
         raise NotRead("it has no patch merger, as that of Mistral 3 has")
-    patch, merge = metadata["patch_size"], metadata.get("spatial_merge_size", 2)
+    patch = metadata["patch_size"]
+    merge = metadata.get("spatial_merge_size", 2)
     wrapper = {"spatial_merge_size": merge, "vision_feature_layer": -1}
     wrapper["multimodal_projector_bias"] = metadata.has(r"^mm\.1\.bias$")
     vision = {"head_dim": metadata["embedding_length"] // metadata["attention.head_count"]}
@@ -127,7 +130,8 @@ def _llava(metadata: Metadata, _: int) -> _Parts:
         raise NotRead("its tower is not CLIP's")
     if metadata.get("image_grid_pinpoints") or metadata.has(r"^model\.image_newline$"):
         raise NotRead("images in tiles, of LLaVA 1.6, are read from a folder of safetensors only")
-    size, strategy = metadata["image_size"], {"vision_feature_select_strategy": "default"}
+    size = metadata["image_size"]
+    strategy = {"vision_feature_select_strategy": "default"}
     images = {"size": {"shortest_edge": size}, "crop_size": _square(size)}
     settings = {"patch_size": metadata["patch_size"], "num_additional_image_tokens": 1, **strategy}
     # The converter leaves out the last layer, which is not used: all that are there count.
@@ -135,7 +139,9 @@ def _llava(metadata: Metadata, _: int) -> _Parts:
 
 
 def _internvl(metadata: Metadata, _: int) -> _Parts:
-    scale, size, patch = metadata["projector.scale_factor"], metadata["image_size"], metadata["patch_size"]
+    scale = metadata["projector.scale_factor"]
+    size = metadata["image_size"]
+    patch = metadata["patch_size"]
     number = (_side(metadata) // scale) ** 2
     vision = {
         "image_size": [size, size], "patch_size": [patch, patch],
@@ -154,7 +160,8 @@ _TEXT: Fields = {
 }  # fmt: skip
 _OF_SIGLIP = (r"^vision_tower\.", "vision_tower.vision_model.")
 _NORM, _FIRST, _SECOND = (rf"^multi_modal_projector\.{part}" for part in ("layer_norm", "linear_1", "linear_2"))
-_PADS, _QWEN = ("<|image_pad|>",), "Qwen2VLImageProcessorPil"
+_PADS = ("<|image_pad|>",)
+_QWEN = "Qwen2VLImageProcessorPil"
 _IN_QWEN3 = (
     (r"^visual\.merger\.norm", "v.post_ln"),
     (r"^visual\.merger\.linear_fc1", "mm.0"),
@@ -235,7 +242,8 @@ def _config(
 ) -> PreTrainedConfig:
     kind: Any = CONFIG_MAPPING[family.type]
     default = kind()
-    heads, layers = metadata["attention.head_count"], metadata["block_count"]
+    heads = metadata["attention.head_count"]
+    layers = metadata["block_count"]
     sizes = {
         "hidden_size": metadata["embedding_length"], "intermediate_size": _width_of_mlp(metadata),
         "num_hidden_layers": layers, "depth": layers, "num_attention_heads": heads, "num_heads": heads,
@@ -261,7 +269,8 @@ def _width_of_mlp(metadata: Metadata) -> int:
 
 def _weights(path: Path, family: _Family, metadata: Metadata, config: Any) -> dict[str, Tensor]:
     """Return the tower's parameters, without those that the file lacks. Raises NotKept, and NotRead for more."""
-    file, hidden = mapped(path), metadata["embedding_length"]
+    file = mapped(path)
+    hidden = metadata["embedding_length"]
     tensors = dict(metadata.tensors)
     if tensors["v.blk.0.ffn_down.weight"].shape[-1] == hidden:  # of older converters, which had the names the wrong way
         turned = {"ffn_up": "ffn_down", "ffn_down": "ffn_up"}

@@ -18,7 +18,8 @@ from transformers.masking_utils import sdpa_mask
 
 ATTENTION = "oaiserve_tower"
 # Multiplications and additions of a piece: some 10 ms on two cores, and less than a millisecond on a GPU.
-ON_CPU, ON_GPU = 5e8, 1e11
+ON_CPU = 5e8
+ON_GPU = 1e11
 T = TypeVar("T")
 
 
@@ -88,7 +89,9 @@ def _cut(plain: Callable[[Tensor], Tensor], cost_of_row: int) -> Callable[[Tenso
 
 
 def _cut_in_time(conv: torch.nn.Conv1d) -> Callable[[Tensor], Tensor]:
-    (width,), (stride,), plain = conv.kernel_size, conv.stride, conv.forward
+    (width,) = conv.kernel_size
+    (stride,) = conv.stride
+    plain = conv.forward
     if conv.padding_mode != "zeros" or isinstance(conv.padding, str):
         return plain
     (around,) = conv.padding

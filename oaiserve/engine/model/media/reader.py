@@ -144,12 +144,14 @@ class _Inputs(dict[str, Tensor]):
 
     def __init__(self, tensors: Mapping[str, Tensor], dropped: Any) -> None:
         super().__init__(tensors)
-        self._num_bytes, self._dropped = sum(tensor.nbytes for tensor in tensors.values()), dropped
+        self._num_bytes = sum(tensor.nbytes for tensor in tensors.values())
+        self._dropped = dropped
 
     def clear(self) -> None:
         """Drop the tensors."""
         super().clear()
-        num_bytes, self._num_bytes = self._num_bytes, 0
+        num_bytes = self._num_bytes
+        self._num_bytes = 0
         self._dropped(num_bytes)
 
     def __del__(self) -> None:

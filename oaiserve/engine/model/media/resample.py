@@ -21,14 +21,17 @@ def resampled(pieces: Iterable[Samples], rate: int, new_rate: int) -> Iterator[S
     if rate == new_rate:
         yield from pieces
         return
-    step, phases = rate // gcd(rate, new_rate), new_rate // gcd(rate, new_rate)
+    step = rate // gcd(rate, new_rate)
+    phases = new_rate // gcd(rate, new_rate)
     cutoff = ROLLOFF * min(1.0, new_rate / rate)
     reach = ceil(ZEROS / cutoff)
     # New samples lie at one of `phases` places between two old ones.
     away = np.arange(-reach, reach + 1) - np.arange(phases)[:, None] / phases
     window = np.i0(BETA * np.sqrt(np.clip(1 - (away * cutoff / ZEROS) ** 2, 0, None))) / np.i0(BETA)
     weights = (cutoff * np.sinc(cutoff * away) * window).astype(np.float32)
-    held, first, done = np.zeros(reach, np.float32), -reach, 0  # old samples from `first` on, and new ones so far
+    held = np.zeros(reach, np.float32)
+    first = -reach  # index of the first old sample in `held`
+    done = 0  # new samples so far
     for piece in chain(pieces, [np.zeros(reach, np.float32)]):
         held = np.concatenate((held, piece))
         end = -((first + len(held) - reach) * phases // -step)  # of the new samples that have all around them
@@ -37,4 +40,5 @@ def resampled(pieces: Iterable[Samples], rate: int, new_rate: int) -> Iterator[S
             around = sliding_window_view(held, 2 * reach + 1)[at // phases - reach - first]
             yield np.einsum("ij,ij->i", around, weights[at % phases])
             done = end
-            held, first = held[done * step // phases - reach - first :], done * step // phases - reach
+            held = held[done * step // phases - reach - first :]
+            first = done * step // phases - reach

@@ -18,7 +18,8 @@ FORMATS = ("WAV", "WAVEX", "FLAC", "MP3")
 MOST_CHANNELS = 16
 RATES = range(4_000, 96_001)  # in samples per second
 PIECE_SAMPLES = 2**14  # read at once
-MOST_BYTES, MOST_CPU_SECONDS = 2**30, 10  # of address space, and of time: the longest sounds take two seconds
+MOST_BYTES = 2**30  # of address space
+MOST_CPU_SECONDS = 10  # the longest sounds take two
 
 
 class Refused(Exception):

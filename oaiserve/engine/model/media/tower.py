@@ -50,7 +50,8 @@ class Tower:
         setattr(inner, name, caught)
         self.model = inner
         self.vector_ids = vector_ids
-        self.device, self.dtype = model.device, model.dtype
+        self.device = model.device
+        self.dtype = model.dtype
         self._num_threads = num_threads
         cut_products(inner)
 
@@ -82,7 +83,8 @@ class _Reached(BaseException):
 
     def __init__(self, vectors: Tensor, deep: tuple[Tensor, ...]) -> None:
         super().__init__()
-        self.vectors, self.deep = vectors, deep
+        self.vectors = vectors
+        self.deep = deep
 
 
 class _Caught(torch.nn.Module):

@@ -46,7 +46,8 @@ def packed_attention(
     if softcap is not None:
         raise TypeError("packed attention has no softcap")
     causal = bool(getattr(module, "is_causal", True) if is_causal is None else is_causal)
-    heads, kv_heads = query.shape[1], key.shape[1]
+    heads = query.shape[1]
+    kv_heads = key.shape[1]
     if kv_heads != heads:
         key, value = (states.repeat_interleave(heads // kv_heads, dim=1) for states in (key, value))
     out = query.new_empty(1, query.shape[2], heads, value.shape[-1])
@@ -70,10 +71,12 @@ def _in_bands(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scaling: float | None, window: int, *, causal: bool
 ) -> torch.Tensor:
     """Attend to tokens less than `window` away. The time grows with the length, and not with its square."""
-    length, parts = query.shape[2], []
+    length = query.shape[2]
+    parts = []
     for first in range(0, length, BAND_TOKENS):
         last = min(first + BAND_TOKENS, length)
-        low, high = max(0, first - window + 1), last if causal else min(length, last + window - 1)
+        low = max(0, first - window + 1)
+        high = last if causal else min(length, last + window - 1)
         distance = (
             torch.arange(first, last, device=query.device)[:, None] - torch.arange(low, high, device=query.device)[None]
         )

@@ -32,9 +32,11 @@ def read_files(source: ModelSource) -> PoolingFiles:
     modules = read_json(source, "modules.json")
     if modules is None:
         return PoolingFiles()
-    mode, dense_folders = None, []
+    mode = None
+    dense_folders = []
     for module in modules:
-        kind, folder = str(module["type"]).rpartition(".")[2], str(module.get("path", ""))
+        kind = str(module["type"]).rpartition(".")[2]
+        folder = str(module.get("path", ""))
         if kind == "Transformer" and folder:
             raise _unfit(source, f"its transformer lies in the folder {folder!r}")
         if kind == "Pooling":

@@ -89,11 +89,14 @@ def _index(ids_by_row: Collection[tuple[int, Collection[int]]], device: torch.de
 
 def _penalise(logits: torch.Tensor, asking: Rows) -> None:
     """Apply penalties: for repetition to ids of prompt and answer, for frequency and presence to ids of the answer."""
-    ids, factors, subtrahends = [], [], []
+    ids = []
+    factors = []
+    subtrahends = []
     for row, chunk in asking:
         if not _has_penalty(chunk.sequence):
             continue
-        params, counts = chunk.sequence.params, _token_counts(chunk)
+        params = chunk.sequence.params
+        counts = _token_counts(chunk)
         times = np.asarray(counts.times)
         ids.append((row, counts.ids))
         factors.append(np.full(len(times), params.repetition_penalty))
@@ -123,7 +126,8 @@ def apply_masks_on_cpu(logits: torch.Tensor, rows: list[int], words: np.ndarray)
     A look-up for each byte takes the same time for all masks. Writing only where bits are 0 takes ten times as long if
     half of them are.
     """
-    of_row, limits = logits.numpy(), np.empty((words.shape[1] * 4, 8), dtype=np.float32)
+    of_row = logits.numpy()
+    limits = np.empty((words.shape[1] * 4, 8), dtype=np.float32)
     for row, mask in zip(rows, words.view(np.uint8), strict=True):
         np.take(_LIMITS, mask, axis=0, out=limits, mode="clip")
         np.minimum(of_row[row], limits.ravel()[: logits.shape[1]], out=of_row[row])

@@ -49,11 +49,13 @@ def _draw(logits: np.ndarray, highest: np.float32, row: DrawRow) -> int:
         scaled = scaled[ids]
     if 0 < row.top_k < len(scaled):
         stay = _places_of_highest(scaled, None, row.top_k)
-        ids, scaled = stay if ids is None else ids[stay], scaled[stay]
+        ids = stay if ids is None else ids[stay]
+        scaled = scaled[stay]
     if row.top_p < 1.0:
         weights = np.exp(scaled)
         stay = _places_of_highest(scaled, weights, row.top_p * float(weights.sum(dtype=np.float64)))
-        ids, scaled = stay if ids is None else ids[stay], scaled[stay]
+        ids = stay if ids is None else ids[stay]
+        scaled = scaled[stay]
     bounds = _noise_bounds(row.seed, _mixed_ids(len(logits)) if ids is None else _mixed(ids))
     bounds += scaled
 

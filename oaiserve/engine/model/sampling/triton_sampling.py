@@ -43,7 +43,8 @@ def apply_masks(logits: torch.Tensor, rows: list[int], words: np.ndarray) -> Non
     assert logits.stride(1) == 1
     num_masks, num_words = words.shape
     masks = np.empty((num_masks, 1 + num_words), dtype=np.int32)
-    masks[:, 0], masks[:, 1:] = rows, words.view(np.int32)
+    masks[:, 1:] = words.view(np.int32)
+    masks[:, 0] = rows
     mask_kernel[(num_masks, triton.cdiv(logits.shape[1], CHUNK))](
         logits, on_device(masks, logits.device, torch.int32), logits.stride(0), logits.shape[1], num_words, CHUNK=CHUNK
     )
@@ -77,9 +78,12 @@ def draw(
     def empty(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
         return torch.empty(shape, dtype=dtype, device=logits.device)
 
-    grid, of_logits, of_ids = (num_rows, num_chunks), (logits.stride(0), vocab, width), (vocab, width)
+    grid = (num_rows, num_chunks)
+    of_logits = (logits.stride(0), vocab, width)
+    of_ids = (vocab, width)
     chunks = {"CHUNK": CHUNK, "TILE_CHUNKS": triton.next_power_of_2(num_chunks)}
-    best, scores = empty(*grid, dtype=torch.int64), empty(*grid, dtype=torch.int64)
+    best = empty(*grid, dtype=torch.int64)
+    scores = empty(*grid, dtype=torch.int64)
     # The kernels use these only if top_k or top_p is applied.
     rows_of_cuts = num_rows if has_cuts else 0
     weights = empty(rows_of_cuts, width)
@@ -124,7 +128,8 @@ def _sizes(logits: torch.Tensor) -> tuple[torch.Tensor, int, int, int, int]:
     if logits.stride(1) != 1:
         logits = logits.contiguous()
     # Rows with padding are read with it, as far as their storage has it.
-    padded, num_there = -(-vocab // ALIGNMENT) * ALIGNMENT, logits.untyped_storage().nbytes() // logits.element_size()
+    padded = -(-vocab // ALIGNMENT) * ALIGNMENT
+    num_there = logits.untyped_storage().nbytes() // logits.element_size()
     num_read = logits.storage_offset() + (num_rows - 1) * logits.stride(0) + padded
     width = padded if padded <= logits.stride(0) and num_read <= num_there else vocab
     return logits, num_rows, vocab, width, triton.cdiv(vocab, CHUNK)

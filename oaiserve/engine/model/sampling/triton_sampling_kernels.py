@@ -18,7 +18,8 @@ from oaiserve.engine import draws
 
 NUM_FLOORS = tl.constexpr(8)
 INFINITY_BITS = tl.constexpr(0x7F800000)
-FACTOR_1, FACTOR_2 = tl.constexpr(draws.FACTOR_1), tl.constexpr(draws.FACTOR_2)
+FACTOR_1 = tl.constexpr(draws.FACTOR_1)
+FACTOR_2 = tl.constexpr(draws.FACTOR_2)
 LEFT_OUT_BITS = tl.constexpr(64 - draws.NOISE_BITS)
 TWICE = tl.constexpr(1 << draws.NOISE_BITS + 1)  # twice the number of values that the noise is made of
 
@@ -34,7 +35,8 @@ def _ordered(logits):
 @triton.jit
 def mask_kernel(logits, masks, stride, vocab, num_words, CHUNK: tl.constexpr):
     """Set logits to -infinity where a bit of a mask, int32 [row, *words], is 0. The program is (mask, chunk)."""
-    mask, chunk = masks + tl.program_id(0).to(tl.int64) * (1 + num_words), tl.program_id(1)
+    mask = masks + tl.program_id(0).to(tl.int64) * (1 + num_words)
+    chunk = tl.program_id(1)
     token_id = chunk * CHUNK + tl.arange(0, CHUNK)
     word = tl.load(mask + 1 + token_id // 32, mask=token_id < vocab, other=-1)
     is_banned = (word >> (token_id % 32)) & 1 == 0
@@ -65,7 +67,8 @@ def _logits(logits, row, stride, token_id, vocab, width):
 @triton.jit
 def best_of_chunk_kernel(logits, best, stride, vocab, width, CHUNK: tl.constexpr):
     """Find the best logit of a chunk. The program is (row, chunk)."""
-    row, chunk = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    row = tl.program_id(0).to(tl.int64)
+    chunk = tl.program_id(1)
     token_id = chunk * CHUNK + tl.arange(0, CHUNK)
     x = _logits(logits, row, stride, token_id, vocab, width)
     _store_best(best, row, chunk, tl.num_programs(1), x, token_id)
@@ -118,7 +121,9 @@ def weights_kernel(
     TILE_CHUNKS: tl.constexpr,
 ):
     """Compute a chunk's weights, their sum, and number and sum from each floor on. The program is (row, chunk)."""
-    row, chunk, num_chunks = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.num_programs(1)
+    row = tl.program_id(0).to(tl.int64)
+    chunk = tl.program_id(1)
+    num_chunks = tl.num_programs(1)
     token_id = chunk * CHUNK + tl.arange(0, CHUNK)
     logit = _logits(logits, row, stride, token_id, vocab, width)
     highest = _highest(best, row, num_chunks, TILE_CHUNKS)
@@ -268,14 +273,17 @@ def cut_kernel(
     top_p can exclude an id, the last weight is 0, and all ids with some weight stay.
     """
     row = tl.program_id(0).to(tl.int64)
-    top_k, top_p = tl.load(top_ks + row), tl.load(top_ps + row)
+    top_k = tl.load(top_ks + row)
+    top_p = tl.load(top_ps + row)
     if not _is_cut(top_k, top_p, vocab):
         tl.store(last_weights + row, 0.0)
         tl.store(last_ids + row, -1)
         return
-    weights, token_ids = candidate_weights + row * width, candidate_ids + row * width
+    weights = candidate_weights + row * width
+    token_ids = candidate_ids + row * width
     num = tl.load(num_candidates + row)
-    lowest, highest = float("inf"), 0.0
+    lowest = float("inf")
+    highest = 0.0
     for start in range(0, num, TILE):
         place = start + tl.arange(0, TILE)
         lowest = tl.minimum(lowest, tl.min(tl.load(weights + place, mask=place < num, other=float("inf")), 0))
@@ -289,7 +297,8 @@ def cut_kernel(
         weight, count, mass = _cut(weights, num, mass * top_p, lowest, highest, weight, count, False, TILE)
 
     # The last id is the `count`-th of those with this weight.
-    last_id, num_equal = 0, 0
+    last_id = 0
+    num_equal = 0
     for start in range(0, num, TILE):
         place = start + tl.arange(0, TILE)
         is_equal = (tl.load(weights + place, mask=place < num, other=-1.0) == weight).to(tl.int32)
@@ -312,7 +321,8 @@ def _mix32(x):
 @triton.jit
 def _noise(seed, token_id):
     """Return `draws.noise` of ids, float32. Its bits are exactly those of `draws.noise_bits`."""
-    first, second = (seed >> 32).to(tl.uint32), seed.to(tl.uint32)
+    first = (seed >> 32).to(tl.uint32)
+    second = seed.to(tl.uint32)
     mixed = _mix32(token_id.to(tl.uint32))
     high = (mixed ^ first) * FACTOR_1
     high = ((high ^ (high >> 15)) + second) * FACTOR_2
@@ -320,7 +330,8 @@ def _noise(seed, token_id):
     low = _mix32((high + mixed) ^ second)
     # u and 1 - u are odd numbers of 2**-53. Both are made of integers, since one may be too close to 1 for a float32.
     odd = (high.to(tl.int64) << (33 - LEFT_OUT_BITS)) + ((low >> LEFT_OUT_BITS).to(tl.int64) << 1) + 1
-    rest, u = odd.to(tl.float32) / TWICE, (-odd + TWICE).to(tl.float32) / TWICE
+    rest = odd.to(tl.float32) / TWICE
+    u = (-odd + TWICE).to(tl.float32) / TWICE
     # -log(u) of a rounded u, times a correction of the rounding for u close to 1.
     waited = tl.where(u == 1.0, rest, -tl.log(u) * (rest / (1.0 - u)))
     return -tl.log(waited)
@@ -346,7 +357,9 @@ def scores_kernel(
     TILE_CHUNKS: tl.constexpr,
 ):
     """Find a chunk's best score: scaled logit plus noise, or a greedy draw's logit. The program is (row, chunk)."""
-    row, chunk, num_chunks = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.num_programs(1)
+    row = tl.program_id(0).to(tl.int64)
+    chunk = tl.program_id(1)
+    num_chunks = tl.num_programs(1)
     token_id = chunk * CHUNK + tl.arange(0, CHUNK)
     x = _logits(logits, row, stride, token_id, vocab, width)
     if tl.load(top_ks + row) != 1:

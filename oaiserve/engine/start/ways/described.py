@@ -85,7 +85,8 @@ def _started(request: StartRequest) -> Started:
 
 def _described(request: StartRequest, record: StartRecord | None) -> Described:
     """Describe the model; without a native library unless an option needs one, where none can be built."""
-    source, options = request.source, request.options
+    source = request.source
+    options = request.options
     try:
         return describe_model(source, options, record)
     except BuildError as error:

@@ -36,7 +36,8 @@ class Fallback:
         return None
 
     def start(self, request: StartRequest) -> ServedModel:
-        options, name = request.options, request.source.location
+        options = request.options
+        name = request.source.location
         model = request.load("weights", lambda: load(request, select_device(options.device)))
         with request.times.part("measuring the cache"), reported(f"'{name}' cannot be served"):
             return assemble(start_fallback(model, options, name), request.tokenizer, options)

@@ -55,7 +55,9 @@ class ToPool:
         return "it generates text" if request.task == "generate" else None
 
     def start(self, request: StartRequest) -> ServedModel:
-        source, task, options = request.source, request.task, request.options
+        source = request.source
+        task = request.task
+        options = request.options
         if options.has_adapters:
             flag = "--lora" if options.lora else "--lora-dir"
             raise StartupError(f"{flag} is for models that generate text, and '{source.path}' is for --task {task}.")
@@ -89,7 +91,8 @@ class ToPool:
 def load_pooler(model: str | Path, task: Task, options: EngineOptions) -> LoadedPooler:
     """Load a model for `embed` or `score`. Raises StartupError with a message for the user."""
     _refuse_unless_possible(task, options)
-    source, device = local_source(model), select_device(options.device)
+    source = local_source(model)
+    device = select_device(options.device)
     with reported(f"No model could be loaded from {source.shown}"):
         config = config_of(source)
         if source.gguf_file is not None:
@@ -168,7 +171,8 @@ def prepare_pooler(
     Otherwise it runs in transformers' code. `rank` are the head and the activation of scores, where the model has none
     of its own. Raises StartupError for a model that has no vector or score.
     """
-    files, config = files or PoolingFiles(), model.config
+    files = files or PoolingFiles()
+    config = model.config
     model.eval()
     layers: Any = model.base_model if task == "score" else model
     activation: torch.nn.Module | None = None
@@ -281,7 +285,8 @@ def _probes(model: PreTrainedModel, longest: int, *, has_types: bool) -> list[Te
 
     With `has_types`, the second half of each text has the type of a second text.
     """
-    size, padding = _vocab_size(model), model.config.pad_token_id
+    size = _vocab_size(model)
+    padding = model.config.pad_token_id
     ids = [
         token_id for token_id in ((7 * place + 3) % size for place in range(max(_PROBE_TOKENS))) if token_id != padding
     ]

@@ -22,7 +22,9 @@ class Metadata:
         found = architecture(values)
         if found is None:
             raise BadFile("it does not say how many layers its model has")
-        self.architecture, self._values, self.tensors = found, values, tensors
+        self.architecture = found
+        self._values = values
+        self.tensors = tensors
 
     def get(self, name: str, default: Any = None) -> Any:
         found = self._values.get(f"{self.architecture}.{name}")
@@ -79,7 +81,8 @@ def rope(metadata: Metadata, head_dim: int) -> Fields:
     rotated = metadata.get("rope.dimension_count", head_dim)
     if rotated < head_dim:
         found["partial_rotary_factor"] = rotated / head_dim
-    kind, factor = metadata.get("rope.scaling.type"), metadata.get("rope.scaling.factor")
+    kind = metadata.get("rope.scaling.type")
+    factor = metadata.get("rope.scaling.factor")
     if kind == "linear" and factor is not None:
         found |= {"rope_type": "linear", "factor": factor}
     if kind == "yarn" and factor is not None:

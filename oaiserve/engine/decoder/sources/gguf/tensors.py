@@ -171,10 +171,12 @@ class GgufTensors:
 
     def _find(self, path: str) -> list[GgufTensor]:
         """Return the tensors of a path, whose rows follow each other; an empty list if not all are there."""
-        module, last = path, ""
+        module = path
+        last = ""
         for suffix in (".weight", ".bias"):
             if path.endswith(suffix):
-                module, last = path.removesuffix(suffix), suffix
+                module = path.removesuffix(suffix)
+                last = suffix
         role = _role(path)
         for parts in self._architecture.joined.get(role, ()):
             layer = module.split(".")[1]

@@ -12,10 +12,12 @@ from oaiserve.engine.decoder.sources.gguf.metadata import Fields, Metadata, rope
 
 
 def _fields(metadata: Metadata) -> Fields:
-    rotated, width = metadata["rope.dimension_count"], metadata.get("attention.key_length_mla")
+    rotated = metadata["rope.dimension_count"]
+    width = metadata.get("attention.key_length_mla")
     values = metadata.get("attention.value_length_mla")
     if width is None or values is None:  # older files have the widths of heads in these
-        width, values = metadata["attention.key_length"], metadata["attention.value_length"]
+        width = metadata["attention.key_length"]
+        values = metadata["attention.value_length"]
     has_bias = metadata.has(r"exp_probs_b")
     own_rope = rope(metadata, head_dim=rotated)
     if (log_factor := metadata.get("rope.scaling.yarn_log_multiplier")) is not None:

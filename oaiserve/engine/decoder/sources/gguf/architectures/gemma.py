@@ -37,7 +37,8 @@ def _gemma3(metadata: Metadata) -> Fields:
 def _gemma4(metadata: Metadata) -> Fields:
     """Read the fields of Gemma 4. Of wide heads, a quarter is rotated in all published models."""
     slides = metadata.of_layers("attention.sliding_window_pattern")
-    heads, widths = metadata.of_layers("attention.head_count_kv"), metadata.of_layers("feed_forward_length")
+    heads = metadata.of_layers("attention.head_count_kv")
+    widths = metadata.of_layers("feed_forward_length")
     shared = metadata.get("attention.shared_kv_layers", 0)
     wide = [layer for layer, own in enumerate(slides) if not own]
     with_values = [layer for layer in wide if layer < metadata.num_layers - shared]

@@ -37,7 +37,8 @@ def _mamba2(metadata: Metadata) -> Fields:
 
 
 def _delta(metadata: Metadata) -> Fields:
-    interval, heads = metadata.get("full_attention_interval", 4), metadata["ssm.time_step_rank"]
+    interval = metadata.get("full_attention_interval", 4)
+    heads = metadata["ssm.time_step_rank"]
     keeps_state = metadata.get("attention.recurrent_layers")
     if not isinstance(keeps_state, list):
         keeps_state = [(layer + 1) % interval != 0 for layer in range(metadata.num_layers)]
@@ -55,7 +56,8 @@ def _delta(metadata: Metadata) -> Fields:
 # The rows of a file in the order of the hub. Queries and keys of all key heads come first there, then values.
 def _by_key_head(settings: Settings) -> Order:
     """Return the rows of Qwen3-Next's projections, sorted by key head: its query, its key, its values, their gates."""
-    heads, key_dim = settings["linear_num_key_heads"], settings["linear_key_head_dim"]
+    heads = settings["linear_num_key_heads"]
+    key_dim = settings["linear_key_head_dim"]
     values = settings["linear_num_value_heads"] * settings["linear_value_head_dim"] // heads
     sizes = [heads * key_dim, heads * key_dim, heads * values, heads * values]
     parts = np.split(np.arange(sum(sizes)), np.cumsum(sizes)[:-1])
@@ -65,7 +67,8 @@ def _by_key_head(settings: Settings) -> Order:
 def _grouped(settings: Settings, width: int = 1) -> Order:
     """Return `width` numbers of each value head in an order in which those of a key head are neighbours. In a file, the
     first values of all key heads come first."""
-    keys, values = settings["linear_num_key_heads"], settings["linear_num_value_heads"]
+    keys = settings["linear_num_key_heads"]
+    values = settings["linear_num_value_heads"]
     return np.arange(values * width).reshape(values // keys, keys, width).swapaxes(0, 1).reshape(-1)
 
 
