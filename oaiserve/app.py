@@ -113,7 +113,10 @@ def create_app(
     """
     stored = response_store(config.server) if responses is None else responses
     has_batches = config.server.stores_responses
-    batches = BatchStore(config.server.response_store, store_limits(config.server)) if has_batches else None
+    if has_batches:
+        batches = BatchStore(config.server.response_store, store_limits(config.server))
+    else:
+        batches = None
     ring, key_store = keyring(config.server)
 
     @asynccontextmanager
@@ -296,7 +299,10 @@ def routes(config: Config) -> list[Route]:
     def accounted(operation: str, path: str) -> list[Middleware]:
         return [Middleware(Accounting, operation=operation, http_route=path)]
 
-    adapters_closed = models.switched_off if config.engine.lora_dir is None else models.closed_route
+    if config.engine.lora_dir is None:
+        adapters_closed = models.switched_off
+    else:
+        adapters_closed = models.closed_route
     adapters_open = config.engine.lora_dir is not None and config.server.is_private
     # /debug and some pages show everybody's requests, so they need an API key, or a server for this machine only, or an
     # operator who opens them.

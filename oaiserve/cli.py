@@ -303,7 +303,9 @@ def _shorten_help(serve: App) -> None:
 
 def _flags(title: str, position: int) -> Parameter:
     def shown(default: object) -> str | None:
-        return None if default in ((), None) else str(default)
+        if default in ((), None):
+            return None
+        return str(default)
 
     # name="*" makes each field of the class a flag without the class's name as a prefix.
     return Parameter(name="*", group=Group(title, sort_key=position), show_default=shown)
@@ -316,7 +318,10 @@ def _check_variables(app: App, commands: tuple[str, ...], arguments: ArgumentCol
     for variable in sorted(os.environ):
         if variable.startswith(ENV_PREFIX) and variable not in known | VARIABLES_WITHOUT_FLAG:
             close = difflib.get_close_matches(variable, known, n=1)
-            hint = f" Did you mean {close[0]}?" if close else " 'oaiserve serve --help' lists the settings."
+            if close:
+                hint = f" Did you mean {close[0]}?"
+            else:
+                hint = " 'oaiserve serve --help' lists the settings."
             raise OptionError(f"The environment variable {variable} is not a setting of oaiserve.{hint}")
         if variable in known and not os.environ[variable].strip():  # an empty key would be a server without a key
             raise OptionError(f"The environment variable {variable} is set, but empty. Give it a value, or unset it.")
@@ -392,7 +397,10 @@ def _bind(host: str, port: int) -> socket.socket:
         )[0]
         sock = socket.socket(family, kind, protocol)
     except (OSError, UnicodeError) as error:  # UnicodeError: the name cannot be encoded for a DNS query
-        reason = error.strerror if isinstance(error, OSError) else "not a valid name"
+        if isinstance(error, OSError):
+            reason = error.strerror
+        else:
+            reason = "not a valid name"
         raise StartupError(f"--host is '{host}', which is not an address of this machine: {reason}.") from error
     try:
         # Allow binding a port that another server has just closed.
@@ -489,7 +497,9 @@ def _serve_app(config: Config, sock: socket.socket, ready: Callable[[], None] | 
         run_until_signal(
             app, config.server, sock, connections, on_ready, on_drain=engine.drain, failure=lambda: engine.failure
         )
-    return 0 if engine.failure is None else 1
+    if engine.failure is None:
+        return 0
+    return 1
 
 
 def _files_with_keys(config: Config) -> list[Path]:
@@ -537,7 +547,9 @@ def _serve_models(
             on_drain=gateway.drain,
             failure=lambda: models.failure,
         )
-    return 0 if models.failure is None else 1
+    if models.failure is None:
+        return 0
+    return 1
 
 
 def _route(options: RouteOptions, sock: socket.socket) -> int:
@@ -602,4 +614,6 @@ def _listen(options: ServerOptions, sock: socket.socket, banner: Banner | Callab
 
 def _request_address(server: ServerOptions, url: str) -> Callable[[str], str] | None:
     """Return a function from a request's id to the address of its page, if that is open."""
-    return (lambda request_id: f"{url}/requests/{request_id}") if server.shows_dashboard else None
+    if server.shows_dashboard:
+        return lambda request_id: f"{url}/requests/{request_id}"
+    return None

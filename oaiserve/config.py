@@ -242,7 +242,10 @@ class ServerOptions(ListenerOptions):
         _check(bool(self.host), "--host", "empty", "an address or a name")
         _check(0 <= self.port <= 65535, "--port", self.port, "between 0 and 65535")
         if (self.tls_certificate is None) != (self.tls_key is None):
-            missing = "--tls-certificate" if self.tls_certificate is None else "--tls-key"
+            if self.tls_certificate is None:
+                missing = "--tls-certificate"
+            else:
+                missing = "--tls-key"
             raise OptionError(f"{missing} is missing. TLS needs both --tls-certificate and --tls-key.")
         for key in self.api_key:  # the message must not contain the value
             _check(is_header_value(key), "--api-key", "not usable", "printable ASCII without spaces")
@@ -571,7 +574,10 @@ class EngineOptions:
         in_eager = not self.compile
         if self.kv_cache_dtype != "auto":
             is_int8 = self.kv_cache_dtype == "int8"
-            which = "the native step of a CPU has" if is_int8 else "Triton's attention on one GPU reads"
+            if is_int8:
+                which = "the native step of a CPU has"
+            else:
+                which = "Triton's attention on one GPU reads"
             _refuse(
                 f"--kv-cache-dtype {self.kv_cache_dtype}",
                 ("--device cuda", is_int8 and on_gpu, why := f"only {which} such a cache"),

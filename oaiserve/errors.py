@@ -78,7 +78,9 @@ class APIError(Exception):
         if self.retry_after_seconds is not None:
             return {"retry-after": str(self.retry_after_seconds)}
         # The same input would meet the same bug again, so the SDK should skip its two automatic retries.
-        return {"x-should-retry": "false"} if self.status == 500 else {}
+        if self.status == 500:
+            return {"x-should-retry": "false"}
+        return {}
 
 
 class ClientError(APIError):
@@ -152,7 +154,10 @@ class ModelNotFound(NotFound):
     def __init__(self, model: str, *served: str) -> None:
         """`served` are the names of all models and adapters, the model's own first."""
         named = ", ".join(f"'{name}'" for name in served[:_MOST_NAMED])
-        more = f" and {len(served) - _MOST_NAMED} more" if len(served) > _MOST_NAMED else ""
+        if len(served) > _MOST_NAMED:
+            more = f" and {len(served) - _MOST_NAMED} more"
+        else:
+            more = ""
         super().__init__(f"The model '{model[:200]}' does not exist. This server serves {named}{more}.", param="model")
 
 

@@ -37,9 +37,12 @@ def parse_authority(text: str) -> Authority | None:
 
 def host_name(text: str) -> str | None:
     """Return the name of a host without a port, as `Authority.name` has it, or None for other text."""
-    text = f"[{text}]" if text.count(":") > 1 and not text.startswith("[") else text
+    if text.count(":") > 1 and not text.startswith("["):
+        text = f"[{text}]"
     authority = parse_authority(text)
-    return None if authority is None or authority.port is not None or text.endswith(":") else authority.name
+    if authority is None or authority.port is not None or text.endswith(":"):
+        return None
+    return authority.name
 
 
 def is_address(name: str) -> bool:

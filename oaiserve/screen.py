@@ -46,4 +46,6 @@ class Screen:
 
     def linked(self, text: str, url: str | None) -> str:
         """Return text that opens the URL when it is clicked, in terminals that know OSC 8."""
-        return f"\x1b]8;;{url}\x1b\\{text}\x1b]8;;\x1b\\" if self.has_links and url else text
+        if self.has_links and url:
+            return f"\x1b]8;;{url}\x1b\\{text}\x1b]8;;\x1b\\"
+        return text

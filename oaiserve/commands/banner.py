@@ -59,21 +59,31 @@ def address(server: ServerOptions, port: int) -> str:
     """Return the URL of a server for programs on this machine."""
     scheme = "http" if server.tls_certificate is None else "https"
     host = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(server.host, server.host)
-    return f"{scheme}://[{host}]:{port}" if ":" in host and not host.startswith("[") else f"{scheme}://{host}:{port}"
+    if ":" in host and not host.startswith("["):
+        return f"{scheme}://[{host}]:{port}"
+    return f"{scheme}://{host}:{port}"
 
 
 def short_name(config: Config) -> str:
     """Return the model's name for people: that of its file if no other was given."""
     is_path = config.model_name == config.model and Path(config.model).exists()
-    return Path(config.model).name if is_path else config.model_name
+    if is_path:
+        return Path(config.model).name
+    return config.model_name
 
 
 def of_server(config: Config, port: int, task: Task, facts: Mapping[str, str]) -> Banner:
     """Return the banner of a server of one model, with the facts of its engine."""
     url = address(config.server, port)
-    key = " -H 'authorization: Bearer '$OPENAI_API_KEY" if config.server.needs_key else ""
+    if config.server.needs_key:
+        key = " -H 'authorization: Bearer '$OPENAI_API_KEY"
+    else:
+        key = ""
     path, body = _EXAMPLES[task]
-    model = "" if len(config.model_name) > _LONG_NAME else f'"model": "{config.model_name}", '
+    if len(config.model_name) > _LONG_NAME:
+        model = ""
+    else:
+        model = f'"model": "{config.model_name}", '
     example = f"curl {url}{path}{key} -H 'content-type: application/json' \\\n  -d '{{{model}{body}}}'"
     places = _places(config.server, url, "Chat" if task == "generate" else "Live page")
     closing = "Ctrl-C stops the server."
@@ -94,7 +104,10 @@ def of_models(server: ServerOptions, names: Sequence[str], url: str, *, on_deman
 
 def of_gateway(options: RouteOptions, url: str) -> Banner:
     """Return the banner of a gateway."""
-    number = f"{len(options.replica)} servers" if len(options.replica) > 1 else "one server"
+    if len(options.replica) > 1:
+        number = f"{len(options.replica)} servers"
+    else:
+        number = "one server"
     facts = {"Servers": ", ".join(options.replica)} | _places(options.server, url, "Page")
     closing = "The log reports when a server starts or stops taking requests. Ctrl-C stops the gateway."
     return Banner(f"oaiserve {__version__} routes to {number} at {url}/v1", facts, closing=closing)
@@ -120,7 +133,10 @@ def _model(config: Config, engine: Engine) -> str:
         return config.model_name
     model = model_at(config.model, engine.path)
     form, family = model.described()
-    name = engine.path.name if config.model == "demo" or Path(config.model).exists() else config.model
+    if config.model == "demo" or Path(config.model).exists():
+        name = engine.path.name
+    else:
+        name = config.model
     limits = f"up to {engine.max_model_len:,} tokens a request"
     return f"{name} ({family}), {form.strip()}, {size(model.num_bytes)}, {limits}"
 

@@ -60,7 +60,10 @@ def command(requests: Path, answers: Path, /, *, model: str | None = None, url: 
             if begun is None:
                 client = server_with(stack, model, url)[0]
                 begun = [one["id"] for one in client.ask("/v1/batches?limit=100")["data"] if _is_of(one, digest)]
-            batch_id = begun.pop() if begun else _begin(client, b"\n".join(left), *endpoints, digest=digest)
+            if begun:
+                batch_id = begun.pop()
+            else:
+                batch_id = _begin(client, b"\n".join(left), *endpoints, digest=digest)
             try:
                 for page in _pages(client, batch_id):
                     for text in page:
@@ -105,7 +108,10 @@ def _begin(client: Client, content: bytes, endpoint: str, *, digest: str) -> str
         raise StartupError(" ".join(f"Line {one['line']}: {one['message']}" for one in batch["errors"]["data"]))
     cost = batch["oaiserve"]
     seconds = batch["oaiserve"]["expected_seconds"]
-    time_of = "a time that is not known yet" if seconds is None else f"{seconds:,.0f} s if nobody else asks"
+    if seconds is None:
+        time_of = "a time that is not known yet"
+    else:
+        time_of = f"{seconds:,.0f} s if nobody else asks"
     print(
         f"{batch['request_counts']['total']} requests: about {cost['prompt_tokens']:,} tokens of prompts, at most "
         f"{cost['output_tokens']:,} of answers, {time_of}.",

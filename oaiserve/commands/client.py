@@ -53,7 +53,10 @@ class Client:
     ) -> HTTPResponse:
         """Ask, with a POST if there is a body, and return the answer, which is yet to be read. Raises NoAnswer."""
         headers = {"authorization": f"Bearer {self.key}", "accept": accept, "content-type": content_type}
-        data = body if body is None or isinstance(body, bytes) else json.dumps(body).encode()
+        if body is None or isinstance(body, bytes):
+            data = body
+        else:
+            data = json.dumps(body).encode()
         try:
             answer: HTTPResponse = self._opener.open(Request(self.url + path, data, headers), timeout=seconds)
         except HTTPError as error:

@@ -36,7 +36,10 @@ class Chat:
         Raises NoAnswer, and then the question is not remembered.
         """
         asked = [*self._messages, {"role": "user", "content": question}]
-        told = [{"role": "system", "content": self.system}] if self.system else []
+        if self.system:
+            told = [{"role": "system", "content": self.system}]
+        else:
+            told = []
         body: dict[str, Any] = {"model": self.model, "messages": [*told, *asked], "stream": True}
         if self._temperature is not None:  # else the server's default
             body["temperature"] = self._temperature

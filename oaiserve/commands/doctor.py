@@ -59,9 +59,9 @@ def command(model: str | None = None, /) -> int:
     failing = [finding.part for finding in findings if finding.fails]
     if failing:
         print("\n" + screen.painted(f"This machine cannot serve models: see {', '.join(failing)}.", "red", "bold"))
-    else:
-        print("\n" + screen.painted("This machine can serve models.", "green") + " Try it: oaiserve serve demo")
-    return 1 if failing else 0
+        return 1
+    print("\n" + screen.painted("This machine can serve models.", "green") + " Try it: oaiserve serve demo")
+    return 0
 
 
 def _compare(model: str) -> int:
@@ -94,7 +94,10 @@ def _compare(model: str) -> int:
 def _machine() -> Iterator[Finding]:
     cpus = usable_cpus()
     count = os.cpu_count() or 1
-    usable = f"{count} CPUs" if cpus == count else f"{cpus} of {count} CPUs, as this process or its container may use"
+    if cpus == count:
+        usable = f"{count} CPUs"
+    else:
+        usable = f"{cpus} of {count} CPUs, as this process or its container may use"
     yield Finding("machine", f"{platform.system()} on {platform.machine()} with {usable}.")
     yield instruction_sets(platform.machine(), prebuilt.usable_features())
     yield memory(available_bytes(), container_bytes())
@@ -139,7 +142,10 @@ def container_bytes(root: Path = Path("/sys/fs/cgroup")) -> int | None:
 def memory(free_bytes: int, left_bytes: int | None) -> Finding:
     """Report how large a model may be. The KV cache and the rest take half as much again as the weights."""
     usable = free_bytes if left_bytes is None else min(free_bytes, left_bytes)
-    why = "" if usable == free_bytes else f" of {size(free_bytes)}, as the container's limit leaves no more"
+    if usable == free_bytes:
+        why = ""
+    else:
+        why = f" of {size(free_bytes)}, as the container's limit leaves no more"
     text = (
         f"{size(usable)} are free{why}: enough for a model of about {usable / 3e9:.2g} billion parameters in bfloat16, "
         f"or {usable / 0.9e9:.2g} billion in 4 bits."
@@ -156,7 +162,10 @@ def _installation() -> Iterator[Finding]:
             found.append(f"{package} {version(package)}")
         except PackageNotFoundError:
             missing.append(package)
-    lacking = f" Missing: {', '.join(missing)}. Install them with: pip install 'oaiserve[cpu]'" if missing else ""
+    if missing:
+        lacking = f" Missing: {', '.join(missing)}. Install them with: pip install 'oaiserve[cpu]'"
+    else:
+        lacking = ""
     yield Finding("versions", f"{', '.join(found)}.{lacking}", bool(missing))
     compiler = next((name for name in ("g++", "clang++", "c++") if shutil.which(os.environ.get("CXX") or name)), None)
     if prebuilt.find("bf16") is not None:

@@ -46,7 +46,9 @@ def run(words: Sequence[str], environment: Mapping[str, str]) -> int:
                 print(_PLAIN, end="", flush=True)
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
-    return code if code >= 0 else 128 - code
+    if code >= 0:
+        return code
+    return 128 - code
 
 
 def _is_ctrl_c(found: signal.struct_siginfo) -> bool:

@@ -25,7 +25,10 @@ class HelpFormatter(DefaultFormatter):
         if self._only is not None:
             shown = (each for each in panel.entries if each.positional_label or not self._only.isdisjoint(each.names))
             panel = panel.copy(entries=[_short(entry) for entry in shown])
-        self.column_specs = _columns(console.width, panel.entries) if panel.format == "parameter" else None
+        if panel.format == "parameter":
+            self.column_specs = _columns(console.width, panel.entries)
+        else:
+            self.column_specs = None
         super().__call__(console, options, panel)
 
 

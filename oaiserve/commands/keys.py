@@ -113,7 +113,10 @@ def _row(
     cost = more["cost_today"]
     shown_cost = f"{cost:,.2f}" if cost >= 1 else f"{cost:.3g}"
     used = f"{more['requests_today']:,} requests, {more['tokens_today']:,} tokens, cost {shown_cost}"
-    last = "never" if last_used is None else f"{datetime.fromtimestamp(last_used):%Y-%m-%d %H:%M}"
+    if last_used is None:
+        last = "never"
+    else:
+        last = f"{datetime.fromtimestamp(last_used):%Y-%m-%d %H:%M}"
     return [name, "revoked" if revoked else role, ", ".join(limits) or "-", ", ".join(models) or "all", used, last]
 
 

@@ -54,7 +54,10 @@ def command(
     tool = {agent.program: name for name, agent in AGENTS.items()}.get(tool, tool)
     if tool not in AGENTS:
         close = get_close_matches(tool, AGENTS, n=1)
-        hint = f"Did you mean {close[0]}?" if close else f"It must be one of {', '.join(AGENTS)}."
+        if close:
+            hint = f"Did you mean {close[0]}?"
+        else:
+            hint = f"It must be one of {', '.join(AGENTS)}."
         raise StartupError(f"'{tool}' is not a tool that oaiserve can launch. {hint}")
     agent = AGENTS[tool]
     client = client_for(url)

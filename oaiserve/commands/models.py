@@ -38,7 +38,9 @@ class StoredModel:
     def described(self) -> tuple[str, str]:
         """Return the format of the weights and the model's family."""
         try:
-            return _folder(self.path) if self.path.is_dir() else _gguf_file(self.path)
+            if self.path.is_dir():
+                return _folder(self.path)
+            return _gguf_file(self.path)
         except StartupError:
             return "no weights", "-"
         except (BadFile, OSError):
@@ -123,7 +125,9 @@ def _short_name(repository: str, name: str, names: list[str]) -> str:
     whole = gguf.SHARD.sub("", name).removesuffix(".gguf")
     short = whole.rpartition("/")[2].rpartition("-")[2]
     try:
-        return short if name in hub.gguf_files(repository, names, short) else f"{whole}.gguf"
+        if name in hub.gguf_files(repository, names, short):
+            return short
+        return f"{whole}.gguf"
     except StartupError:
         return f"{whole}.gguf"
 

@@ -39,4 +39,6 @@ def _load(url: str) -> tuple[str, str, str]:
 
 
 def _count(number: float | None) -> str:
-    return "-" if number is None else f"{number:.0f}"
+    if number is None:
+        return "-"
+    return f"{number:.0f}"

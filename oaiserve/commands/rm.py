@@ -28,7 +28,10 @@ def command(name: str, /, *, yes: bool = False) -> int:
         hint = f" Did you mean {close[0]}?" if close else ""
         raise StartupError(f"'{name}' is not in 'oaiserve list'.{hint}")
     model = models[name]
-    what = "its files, with" if model.remove is not None else "not its files, but"
+    if model.remove is not None:
+        what = "its files, with"
+    else:
+        what = "not its files, but"
     if not yes:
         if not sys.stdin.isatty():
             raise StartupError(f"Nobody can be asked whether to remove '{name}'. Give --yes.")

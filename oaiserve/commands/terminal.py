@@ -61,7 +61,9 @@ def _obeyed(chat: Chat, line: str) -> str:
         return "What was said is forgotten."
     if name == "/system":
         chat.system = text.strip()
-        return "From now on, the model is told this first." if chat.system else "There is no system prompt any more."
+        if chat.system:
+            return "From now on, the model is told this first."
+        return "There is no system prompt any more."
     return HELP
 
 
@@ -106,7 +108,9 @@ class Answer:
         return iter(found)
 
     def rest(self) -> list[Markdown]:
-        return [self._rendered(self._text)] if self._text.strip() else []
+        if self._text.strip():
+            return [self._rendered(self._text)]
+        return []
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Segment]:
         """Show the last lines, as many as the screen has room for."""

@@ -80,7 +80,10 @@ class DrainRate:
         if now_ns - self._since_ns < MEASURE_NS:
             return
         newest = (num_left - self._num_left) * 1e9 / (now_ns - self._since_ns)
-        self.per_second = newest if self.per_second == 0 else WEIGHT * newest + (1 - WEIGHT) * self.per_second
+        if self.per_second == 0:
+            self.per_second = newest
+        else:
+            self.per_second = WEIGHT * newest + (1 - WEIGHT) * self.per_second
         self._since_ns = now_ns
         self._num_left = num_left
 
@@ -122,4 +125,6 @@ class Deadlines:
 
     @property
     def next_ns(self) -> int | None:
-        return self._heap[0][0] if self._heap else None
+        if self._heap:
+            return self._heap[0][0]
+        return None

@@ -15,7 +15,10 @@ def is_too_short(chunk: Chunk) -> bool:
 def banned_ids(chunk: Chunk, *, has_mask: bool) -> list[int]:
     """Return the ids of ends before min_tokens, of which a mask takes care itself, and those completing a bad word."""
     sequence = chunk.sequence
-    banned = list(sequence.stop_ids) if is_too_short(chunk) and not has_mask else []
+    if is_too_short(chunk) and not has_mask:
+        banned = list(sequence.stop_ids)
+    else:
+        banned = []
     for *beginning, last in sequence.bad_words:
         start = chunk.end - len(beginning)
         before = sequence.token_ids[start : chunk.known_end]  # with those of the chunk's draft

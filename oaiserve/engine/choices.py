@@ -44,7 +44,10 @@ class Choices:
         all_media = tokenized.media or [None] * len(tokenized.token_ids)
         for prompt_index, token_ids in enumerate(tokenized.token_ids):
             seed = getrandbits(64) if params.seed is None else params.seed
-            logprobs = None if params.prompt_logprobs is None else prompt_logprobs(self._table, token_ids[0])
+            if params.prompt_logprobs is None:
+                logprobs = None
+            else:
+                logprobs = prompt_logprobs(self._table, token_ids[0])
             opened.prompts.append(OpenPrompt(token_ids, logprobs))
             media = all_media[prompt_index]
             for choice in range(params.n):
@@ -97,7 +100,10 @@ class Choices:
         if grammar is None and thinking is None:
             return None
         if grammar is not None and leads:
-            hidden = self._table.special_ids - params.visible_special_ids if params.skip_special_tokens else frozenset()
+            if params.skip_special_tokens:
+                hidden = self._table.special_ids - params.visible_special_ids
+            else:
+                hidden = frozenset()
             return PartsConstraint(
                 Leads(leads, self._table, hidden),
                 grammar.matcher,

@@ -43,7 +43,10 @@ def is_bare_image(text: str) -> bool:
 def read_data_url(text: str) -> DataURL | None:
     """Return the parts of a data URL, or None for any other text."""
     start = _START.match(text)
-    comma = -1 if start is None else text.find(",", start.end(), start.end() + _MOST_HEAD_CHARACTERS)
+    if start is None:
+        comma = -1
+    else:
+        comma = text.find(",", start.end(), start.end() + _MOST_HEAD_CHARACTERS)
     if start is None or comma < 0:
         return None
     head = _HEAD.fullmatch(text[start.end() : comma].translate(_LINE_ENDS).strip())
@@ -63,7 +66,10 @@ def percent_decoded(text: str) -> Iterator[bytes]:
     rest = b""
     for start in range(0, len(text), PIECE_BYTES):
         piece = rest + text[start : start + PIECE_BYTES].encode(errors="replace")
-        cut = _CUT_ESCAPE.search(piece) if start + PIECE_BYTES < len(text) else None
+        if start + PIECE_BYTES < len(text):
+            cut = _CUT_ESCAPE.search(piece)
+        else:
+            cut = None
         rest = b"" if cut is None else cut[0]
         piece = piece[: len(piece) - len(rest)]
         yield _ESCAPE.sub(lambda found: bytes.fromhex(found[1].decode()), piece) if b"%" in piece else piece

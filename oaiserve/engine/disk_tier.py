@@ -142,7 +142,10 @@ class DiskTier:
         blocks = pool.allocate(len(new), found)
         if blocks is not None:
             added = blocks[len(found) :]
-            rows = read.rows[: len(new)] if len(new) == len(read.hashes) else read.rows[[row for row, _ in new]]
+            if len(new) == len(read.hashes):
+                rows = read.rows[: len(new)]
+            else:
+                rows = read.rows[[row for row, _ in new]]
             for array, place in zip(self._arrays, self._places, strict=True):
                 array[added] = rows[:, place]
             for block, (_, block_hash) in zip(added, new, strict=True):

@@ -216,8 +216,14 @@ class Engine:
     def features(self) -> dict[str, str]:
         """Return the faster ways to compute, and what else a start decides, each with why it is off; empty if on."""
         features = dict(self._features)
-        features["exact"] = "" if self._runner.is_exact else "a token's logits depend on the rows of its step"
-        features["drafts"] = "" if self._has_drafts else "the model keeps states, or --drafts does not ask for them"
+        if self._runner.is_exact:
+            features["exact"] = ""
+        else:
+            features["exact"] = "a token's logits depend on the rows of its step"
+        if self._has_drafts:
+            features["drafts"] = ""
+        else:
+            features["drafts"] = "the model keeps states, or --drafts does not ask for them"
         return features
 
     def load_adapter(self, name: str, path: Path) -> ServedAdapter:
@@ -249,7 +255,9 @@ class Engine:
     @property
     def step_cost(self) -> StepCost | None:
         """The learnt cost of steps: None before the first steps, and where nothing is to be explained."""
-        return None if self._loop.causes is None else self._loop.causes.cost
+        if self._loop.causes is None:
+            return None
+        return self._loop.causes.cost
 
     @property
     def num_waiting(self) -> int:
@@ -484,4 +492,6 @@ def _default_limits(options: EngineOptions, params: Mapping[str, float | int]) -
         return {"default_max_tokens": options.default_max_tokens}
     if "max_new_tokens" in params:  # as in transformers, it beats max_length
         return {"default_max_tokens": int(params["max_new_tokens"])}
-    return {"default_max_length": int(params["max_length"])} if "max_length" in params else {}
+    if "max_length" in params:
+        return {"default_max_length": int(params["max_length"])}
+    return {}

@@ -225,7 +225,9 @@ class EngineLoop:
     def _accounted(self, request: Request) -> AbstractContextManager[None] | None:
         """Return the account of work on the media of a request, or None if the request has ended."""
         opened = self.requests.find(request)
-        return None if opened is None else self._account.encoding(opened.account, opened.causes)
+        if opened is None:
+            return None
+        return self._account.encoding(opened.account, opened.causes)
 
     def _take_commands(self) -> bool:
         """Take all commands, and wait for one if there is nothing to compute. Return False if the thread is to end."""
@@ -236,7 +238,10 @@ class EngineLoop:
             try:
                 is_idle = not self._stepper.has_step and not self._scheduler.has_work and not self.requests.has_events
                 is_idle &= self._encoder is None or not self._encoder.has_work
-                command = self._wait_for_command() if is_idle else self._inbox.get_nowait()
+                if is_idle:
+                    command = self._wait_for_command()
+                else:
+                    command = self._inbox.get_nowait()
             except Empty:
                 return True
             match command:
@@ -286,7 +291,10 @@ class EngineLoop:
         since_ns = self._host.enter(HostPart.IDLE)
         self.snapshot = self._account.copy(since_ns)
         next_ns = self.requests.limits.deadlines.next_ns
-        timeout = None if next_ns is None else max(0.0, (next_ns - self._clock_ns()) / 1e9)
+        if next_ns is None:
+            timeout = None
+        else:
+            timeout = max(0.0, (next_ns - self._clock_ns()) / 1e9)
         try:
             return self._inbox.get(timeout=timeout)
         finally:

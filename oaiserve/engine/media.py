@@ -77,7 +77,9 @@ class PromptMedia:
     def position(self, index: int) -> int:
         """Return the position of a token by time."""
         length = len(self.axes) // 3
-        return self.axes[index] if index < length else index + self.delta
+        if index < length:
+            return self.axes[index]
+        return index + self.delta
 
     def positions(self, axis: int, start: int, end: int) -> list[int]:
         """Return the positions of the tokens from `start` up to `end` by time, height or width."""
@@ -94,7 +96,9 @@ class PromptMedia:
         a run that is longer."""
         for first, last in self.runs:
             if first < end < last:
-                return first if first > start else last
+                if first > start:
+                    return first
+                return last
         return end
 
     def rows_in(self, start: int, end: int) -> range:

@@ -97,12 +97,18 @@ class OpenRequests:
 
     def submitted(self, request: Request, deliver: Deliver, submitted_ns: int) -> None:
         """Open a request. Its deadlines count from `submitted_ns`: a step may have been under way since then."""
-        received_ns = submitted_ns if request.received_ns is None else request.received_ns
+        if request.received_ns is None:
+            received_ns = submitted_ns
+        else:
+            received_ns = request.received_ns
         times = RequestTimes(received=received_ns, submitted=submitted_ns)
         grammar = request.params.grammar
         grammar_kind = None if grammar is None else grammar.kind
         account = EngineAccount(num_choices=request.num_choices, grammar_kind=grammar_kind)
-        causes = None if self._causes is None else RequestCauses(has_several=request.num_choices > 1)
+        if self._causes is None:
+            causes = None
+        else:
+            causes = RequestCauses(has_several=request.num_choices > 1)
         notes = RequestNotes(times, account, self._causes, causes)
         self._open[request.request_id] = OpenRequest(
             request, deliver, times, account, notes, causes, num_waiting=request.num_choices
@@ -157,7 +163,10 @@ class OpenRequests:
         arrived_ns = tokenized.at_ns or self._clock_ns()
         since_ns = opened.times.media_encoded or arrived_ns
         turn_ns, start_ns = self.limits.turn(request, tokenized.token_ids, arrived_ns)
-        latest_start_ns = None if start_ns is None or start_ns < arrived_ns else start_ns
+        if start_ns is None or start_ns < arrived_ns:
+            latest_start_ns = None
+        else:
+            latest_start_ns = start_ns
         leader: Sequence | None = None  # the first choice computes the prompt for the others
         for sequence in self._choices.make(opened, tokenized, encoded, turn_ns, latest_start_ns):
             if not request.sent:
@@ -261,7 +270,9 @@ class OpenRequests:
     def of_choice(self, sequence: Sequence) -> OpenRequest | None:
         """Return the request of a sequence, or None if that choice has ended."""
         opened = self._open.get(sequence.request_id)
-        return opened if opened is not None and sequence in opened.outputs else None
+        if opened is not None and sequence in opened.outputs:
+            return opened
+        return None
 
     def hand_over(self) -> None:
         """Deliver all events since the last hand-over to their consumers."""
@@ -272,7 +283,9 @@ class OpenRequests:
     def find(self, request: Request) -> OpenRequest | None:
         """Return the state of this very request, or None once it has ended: another one may have its id by then."""
         opened = self._open.get(request.request_id)
-        return opened if opened is not None and opened.request is request else None
+        if opened is not None and opened.request is request:
+            return opened
+        return None
 
     def _retry_after_seconds(self) -> int:
         return self.drain_rate.retry_after_seconds(self._waiting.total)

@@ -28,7 +28,10 @@ class OpenRows:
         found |= {request_id: one for request_id, one in arriving.items() if request_id not in found}
         newest = dict(islice(reversed(found.items()), most))
         forecaster = self.loop.forecaster
-        forecasts = {} if forecaster is None else forecaster.open_now(self.clock_ns(), newest)
+        if forecaster is None:
+            forecasts = {}
+        else:
+            forecasts = forecaster.open_now(self.clock_ns(), newest)
         return {
             request_id: self._row(one, forecasts.get(request_id, OpenForecast()), epoch_offset_ns)
             for request_id, one in newest.items()

@@ -38,7 +38,10 @@ class ChoiceOutput:
         self._stops = StopMatcher(stops)
         reasoning = params.reasoning
         # Stop strings count behind this text, once it has come.
-        self._stop_after = "" if reasoning is None or reasoning.opening else reasoning.closing
+        if reasoning is None or reasoning.opening:
+            self._stop_after = ""
+        else:
+            self._stop_after = reasoning.closing
         self._end_of_text = ""  # in which it may have begun
         self._text: list[str] = []  # none of it empty
         self._token_ids: list[int] = []
@@ -128,7 +131,10 @@ class ChoiceOutput:
             num_before = len(self._end_of_text)
             so_far = self._end_of_text + text
             at = so_far.find(self._stop_after)
-            num_free = len(text) if at == -1 else at + len(self._stop_after) - num_before
+            if at == -1:
+                num_free = len(text)
+            else:
+                num_free = at + len(self._stop_after) - num_before
             self._end_of_text = so_far[max(0, len(so_far) - len(self._stop_after) + 1) :]
             if at != -1:
                 self._stop_after = ""

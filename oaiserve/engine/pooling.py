@@ -40,4 +40,6 @@ def gguf_task(path: Path) -> Task:
     kind = values.get(f"{name}.pooling_type")
     if kind == GGUF_RANK:
         return "score"
-    return "embed" if kind in tuple(GGUF_MODES) or name in _ENCODERS else "generate"
+    if kind in tuple(GGUF_MODES) or name in _ENCODERS:
+        return "embed"
+    return "generate"

@@ -221,7 +221,9 @@ class PromptProgress:
     def rest_ns(self) -> int | None:
         """Return the time that the rest will take at the same rate; None before any token is computed."""
         num_done = self.num_computed - self.num_cached
-        return self.elapsed_ns * (self.num_tokens - self.num_computed) // num_done if num_done else None
+        if num_done:
+            return self.elapsed_ns * (self.num_tokens - self.num_computed) // num_done
+        return None
 
 
 @dataclass(slots=True)

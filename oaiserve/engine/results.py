@@ -85,7 +85,10 @@ class Results:
             self._requests.finish_if_complete(opened, now_ns)
             return
         output = opened.outputs[sequence]
-        token_ids = self._push(opened, output, chunk, result, now_ns, batch) if chunk.max_draws else []
+        if chunk.max_draws:
+            token_ids = self._push(opened, output, chunk, result, now_ns, batch)
+        else:
+            token_ids = []
         if chunk.draft:
             num_accepted = chunk.num_accepted(token_ids)
             self._numbers.num_drafts += 1

@@ -66,7 +66,9 @@ class Chunk(NamedTuple):
     def draws(self) -> list[Chunk]:
         """Return the chunk up to each token before a draw: the last known one, then each one of its draft."""
         if not self.draft:
-            return [self] if self.max_draws else []
+            if self.max_draws:
+                return [self]
+            return []
         sequence = self.sequence
         start = self.start
         num_known = self.num_known
@@ -80,7 +82,9 @@ class Chunk(NamedTuple):
         return Chunk(self.sequence, self.start, num_tokens, 1 + len(draft), tuple(draft), self.draw)
 
     def without_draft(self) -> Chunk:
-        return self.with_draft(()) if self.draft else self
+        if self.draft:
+            return self.with_draft(())
+        return self
 
     def num_accepted(self, token_ids: list[int]) -> int:
         """Return the number of the draft's right tokens, by the tokens behind the known ones."""

@@ -125,7 +125,9 @@ class LoopStream:
 
     def stalled_ns(self, now_ns: int) -> int:
         """Return the time since the client last took any of the reader's bytes."""
-        return 0 if self.is_waiting else now_ns - self._busy_since_ns
+        if self.is_waiting:
+            return 0
+        return now_ns - self._busy_since_ns
 
     def on_end(self, callback: Callable[[Terminal], None]) -> None:
         """Call `callback` with the terminal event, at once if it has arrived already."""
@@ -241,7 +243,9 @@ def num_tokens(event: TokenChunk | PromptDone | Pooled) -> int:
     """Return the number of tokens of an event, each with its alternatives. Eight numbers of a vector count as one."""
     if isinstance(event, Pooled):
         return -(-len(event.vector) // 8)
-    return len(event.token_ids) if event.logprobs is None else max(len(event.token_ids), event.logprobs.num_entries)
+    if event.logprobs is None:
+        return len(event.token_ids)
+    return max(len(event.token_ids), event.logprobs.num_entries)
 
 
 class LoopStreams:

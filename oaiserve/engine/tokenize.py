@@ -220,7 +220,10 @@ class TokenizeStage:
         self._check_ids(params.allowed_token_ids or (), "allowed_token_ids")
         for piece in request.sent:
             self._check_ids(piece.token_ids, SENT_HEADER)
-        bad_words = self._tokenizer.encode_bad_words(params.bad_words) if params.bad_words else []
+        if params.bad_words:
+            bad_words = self._tokenizer.encode_bad_words(params.bad_words)
+        else:
+            bad_words = []
         # A tokenizer may know more ids than its model, which cannot generate those anyway.
         bad_words = [token_ids for token_ids in bad_words if max(token_ids) < self._vocab_size]
         closing_ids: list[int] = []

@@ -220,7 +220,9 @@ class TurnWorkers:
     def _lane_of(self, task: Task) -> _Lane:
         if task.is_long:
             return self._long
-        return self._large if task.num_bytes > LARGE_BYTES else self._small
+        if task.num_bytes > LARGE_BYTES:
+            return self._large
+        return self._small
 
     def _take(self, lane: _Lane) -> Task | None:
         """Wait for the next turn. Return None once the workers have stopped."""

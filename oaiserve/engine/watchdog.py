@@ -71,11 +71,17 @@ class Watchdog:
         cost = self._cost()
         most_seconds = self._least_seconds
         if step is not None:
-            expected_seconds = UNKNOWN_SECONDS if cost is None else MULTIPLE * cost.expected_ns(load_of(step)) / 1e9
+            if cost is None:
+                expected_seconds = UNKNOWN_SECONDS
+            else:
+                expected_seconds = MULTIPLE * cost.expected_ns(load_of(step)) / 1e9
             most_seconds = max(most_seconds, expected_seconds)
         if self.hang or self._num_looks * LOOK_SECONDS <= most_seconds:
             return
-        self.hang = part if step is None else f"{part}, a step of {describe(step)}"
+        if step is None:
+            self.hang = part
+        else:
+            self.hang = f"{part}, a step of {describe(step)}"
         self.num_hangs += 1
         seconds = self._num_looks * LOOK_SECONDS
         log.error("The engine hangs: %g s in '%s'. All threads:\n%s", seconds, self.hang, stacks())

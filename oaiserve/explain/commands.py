@@ -58,7 +58,9 @@ def message_of(error: CycloptsError, name: str) -> str:
 
 def _nearest(unknown: str, names: Iterable[str]) -> str:
     nearest = get_close_matches(unknown, names, n=1, cutoff=LEAST_LIKENESS)
-    return f"Did you mean {nearest[0]}?" if nearest else ""
+    if nearest:
+        return f"Did you mean {nearest[0]}?"
+    return ""
 
 
 def run(app: App, argv: Sequence[str], message_for: Callable[[CycloptsError, str], str] = message_of) -> int:
@@ -67,7 +69,10 @@ def run(app: App, argv: Sequence[str], message_for: Callable[[CycloptsError, str
         command, bound, _ = app.parse_args(argv, print_error=False, exit_on_error=False, verbose=False)
         return command(*bound.args, **bound.kwargs) or 0
     except (CycloptsError, OptionError, StartupError) as error:
-        text = message_for(error, app.name[0]) if isinstance(error, CycloptsError) else str(error)
+        if isinstance(error, CycloptsError):
+            text = message_for(error, app.name[0])
+        else:
+            text = str(error)
         print(f"{app.name[0]}: {' '.join(text.split())}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:

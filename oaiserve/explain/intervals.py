@@ -11,4 +11,6 @@ _T = (
 
 def t_quantile(degrees: float) -> float:
     """Return the two-sided 95 % quantile of Student's t."""
-    return _T[max(1, int(degrees)) - 1] if degrees < len(_T) + 1 else 1.96
+    if degrees < len(_T) + 1:
+        return _T[max(1, int(degrees)) - 1]
+    return 1.96

@@ -42,7 +42,9 @@ class StreamIds(NamedTuple):
 def ids_of(text: str) -> StreamIds | None:
     """Return the ids in a header; None for any other text, since anybody may send one."""
     found = _IDS.fullmatch(text)
-    return None if found is None else StreamIds(found[1], int(found[2]), int(found[3]) % 2**64)
+    if found is None:
+        return None
+    return StreamIds(found[1], int(found[2]), int(found[3]) % 2**64)
 
 
 BEGUN = Piece(0, [])  # the events before the first token

@@ -56,7 +56,9 @@ def fact(
     row |= {"log_when": log_when or when, "span_when": span_when or when}
     if new is not None:
         return field(default_factory=new, metadata=row)
-    return field(metadata=row) if default is ... else field(default=default, metadata=row)
+    if default is ...:
+        return field(metadata=row)
+    return field(default=default, metadata=row)
 
 
 def facts_of(record: type) -> tuple[Fact, ...]:

@@ -129,10 +129,15 @@ class Forecast:
         if limit_ns <= 0:
             return 1.0
         # On a scale of logarithms, each side of the median is taken for half of a normal distribution.
-        width = log(high_ns / median_ns) if limit_ns > median_ns else log(median_ns / low_ns)
+        if limit_ns > median_ns:
+            width = log(high_ns / median_ns)
+        else:
+            width = log(median_ns / low_ns)
         distance = log(limit_ns / median_ns)
         if not width:
-            return 0.5 if not distance else float(distance < 0)
+            if not distance:
+                return 0.5
+            return float(distance < 0)
         return 1 - _NORMAL.cdf(distance / width * _HIGH_DEVIATION)
 
 

@@ -82,7 +82,9 @@ def prompt_of(body: Mapping[str, Any]) -> Prompt:
         value if type(value := body.get(name)) is int else None for name in ("ttft_deadline_ms", "deadline_ms")
     )
     prompt = prompt._replace(deadlines_ms=(first, end))
-    return prompt._replace(model=model) if isinstance(model := body.get("model"), str) else prompt
+    if isinstance(model := body.get("model"), str):
+        return prompt._replace(model=model)
+    return prompt
 
 
 def _with_short_media(value: Any) -> Any:
@@ -117,7 +119,9 @@ def without_billing(content: Any) -> Any:
 
 def _without_billing(message: Any) -> Any:
     is_system = isinstance(message, dict) and message.get("role") in SYSTEM_ROLES and "content" in message
-    return {**message, "content": without_billing(message["content"])} if is_system else message
+    if is_system:
+        return {**message, "content": without_billing(message["content"])}
+    return message
 
 
 def _encode(value: Any) -> bytes:

@@ -425,7 +425,10 @@ class RequestRecord:
         What passed between the last step and the end of a request that ended early is the host's time. A request that
         ended before its first step did has no causes, and neither has any with --no-explain.
         """
-        known = {"receive": {Cause.MODEL_LOAD: self.model_load_ns}} if self.model_load_ns else {}
+        if self.model_load_ns:
+            known = {"receive": {Cause.MODEL_LOAD: self.model_load_ns}}
+        else:
+            known = {}
         if self.account.prefill_causes_ns:
             known |= {"prefill": self.account.prefill_causes_ns, "decode": self.account.decode_causes_ns}
         found = {}

@@ -52,7 +52,9 @@ def waited(text: str, now_ns: int) -> tuple[int, int] | None:
     if len(numbers) != 2 or not all(number.isascii() and number.isdigit() and len(number) < 20 for number in numbers):
         return None
     received_ns, load_ns = map(int, numbers)
-    return (received_ns, load_ns) if received_ns + load_ns <= now_ns else None
+    if received_ns + load_ns <= now_ns:
+        return (received_ns, load_ns)
+    return None
 
 
 class Phase(NamedTuple):

@@ -32,7 +32,10 @@ class TraceContext:
     def from_headers(cls, traceparent: str | None, tracestate: str | None) -> TraceContext:
         """Continue the client's trace. A missing or invalid header starts a new trace, and is never an error."""
         span_id = getrandbits(64) or 1
-        match = _TRACEPARENT.fullmatch(traceparent.strip()) if traceparent else None
+        if traceparent:
+            match = _TRACEPARENT.fullmatch(traceparent.strip())
+        else:
+            match = None
         if match is not None:
             version, trace_id, parent_id, flags, more = match.groups()
             ids_are_valid = int(trace_id, 16) != 0 and int(parent_id, 16) != 0

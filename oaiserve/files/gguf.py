@@ -88,7 +88,9 @@ class _Gguf:
             length = self.number("Q")
             begin = self._advance(length)
             is_kept = is_whole or length <= _MOST_KEPT_BYTES
-            return self._data[begin : self._at].decode(errors="replace") if is_kept else None
+            if is_kept:
+                return self._data[begin : self._at].decode(errors="replace")
+            return None
         if kind == _ARRAY:
             return self._array(is_whole)
         raise BadFile(f"it has a value of the unknown type {kind}")
@@ -213,7 +215,10 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, GgufTensor]]:
     values, _ = _read_file(path)
     number = values.get(_NUM_SHARDS) or 1
     if number != len(files):
-        ending = f"-00001-of-{number:05}.gguf" if type(number) is int and 1 < number < 10**5 else ".gguf"
+        if type(number) is int and 1 < number < 10**5:
+            ending = f"-00001-of-{number:05}.gguf"
+        else:
+            ending = ".gguf"
         raise BadFile(f"its {_NUM_SHARDS} is {number}, so its name must end with {ending}")
     tensors: dict[str, GgufTensor] = {}
     for shard, file in enumerate(files):

@@ -89,7 +89,9 @@ class _Request(NamedTuple):
         files = gguf_files(self.repository, safe, self.named)
         beside = [name for name in safe if PurePosixPath(name).parent == PurePosixPath(files[0]).parent]
         mmproj = best_mmproj(beside) if self.with_media else None
-        return files if mmproj is None else [*files, mmproj]
+        if mmproj is None:
+            return files
+        return [*files, mmproj]
 
     def source(self, folder: Path, files: list[str]) -> ModelSource:
         if not self.named:
@@ -104,7 +106,9 @@ def local_source(model: str | Path) -> ModelSource:
     If the hub does not send it, a complete copy must be in its cache. Raises StartupError if there is none.
     """
     source = find_model(model)
-    return source if source.is_local else fetched(source)
+    if source.is_local:
+        return source
+    return fetched(source)
 
 
 def fetched(source: ModelSource, *, with_media: bool = True) -> ModelSource:
@@ -260,7 +264,9 @@ def _files_by_hub(storage: Path, commit: str) -> list[str] | None:
     """Return the names of all files of a commit as the hub lists them, if its client has stored that list."""
     with suppress(BadFile, OSError):
         files = json_object(storage / "trees" / f"{commit}.json").get("files")
-        return [*files] if isinstance(files, dict) else None
+        if isinstance(files, dict):
+            return [*files]
+        return None
     return None
 
 
@@ -342,8 +348,13 @@ def files_of_model(repository: str, names: list[str]) -> list[str]:
 
 def _shown(names: Iterable[str]) -> str:
     found = sorted(names)
-    more = f" and {len(found) - _MOST_SHOWN} more" if len(found) > _MOST_SHOWN else ""
-    return ", ".join(found[:_MOST_SHOWN]) + more if found else "none"
+    if len(found) > _MOST_SHOWN:
+        more = f" and {len(found) - _MOST_SHOWN} more"
+    else:
+        more = ""
+    if found:
+        return ", ".join(found[:_MOST_SHOWN]) + more
+    return "none"
 
 
 def is_reachable() -> bool:

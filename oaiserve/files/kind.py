@@ -20,7 +20,12 @@ def kind_of(model: str, settings: Iterable[object]) -> str:
     the first bytes and samples of its files, the same settings and the same libraries."""
     found = sha256(repr([version("torch"), *settings]).encode())
     path = demo.fetched() if model == "demo" else Path(model)
-    files = sorted(path.iterdir()) if path.is_dir() else [path] if path.is_file() else []
+    if path.is_dir():
+        files = sorted(path.iterdir())
+    elif path.is_file():
+        files = [path]
+    else:
+        files = []
     for file in (file for file in files if file.is_file()):
         with file.open("rb") as opened:
             size = file.stat().st_size

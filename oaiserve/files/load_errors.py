@@ -42,7 +42,9 @@ def reported(failure: str) -> Iterator[None]:
 def named(error: BaseException) -> str:
     """Return an error as one line that begins with its name."""
     text = " ".join(str(error).split())
-    return f"{type(error).__name__}: {text[:300]}" if text else type(error).__name__
+    if text:
+        return f"{type(error).__name__}: {text[:300]}"
+    return type(error).__name__
 
 
 @contextmanager
@@ -68,7 +70,10 @@ def tensors_named(*, allows_unread: bool = False) -> Iterator[None]:
 class _ReportFilter(logging.Filter):
     def __init__(self, allows_unread: bool) -> None:
         super().__init__()
-        self._unwanted = r"\| *(MISSING|UNEXPECTED)\b" if allows_unread else r"\| *MISSING\b"
+        if allows_unread:
+            self._unwanted = r"\| *(MISSING|UNEXPECTED)\b"
+        else:
+            self._unwanted = r"\| *MISSING\b"
         self.tensors: list[str] = []  # which could not be converted, or have another size
 
     def filter(self, record: logging.LogRecord) -> bool:

@@ -29,10 +29,16 @@ def stated_defaults(source: ModelSource) -> dict[str, Any]:
     Those in the metadata of a GGUF file give way to a generation_config.json in its folder. As in vLLM, `do_sample` is
     ignored: it is meant for transformers' `generate`, and clients of a server expect sampling.
     """
-    names = ["generation_config.json"] if source.gguf_file is not None else ["generation_config.json", "config.json"]
+    if source.gguf_file is not None:
+        names = ["generation_config.json"]
+    else:
+        names = ["generation_config.json", "config.json"]
     paths = [path for name in names if (path := source.folder / name).is_file()]
     try:
-        settings = json.loads(paths[0].read_text(encoding="utf-8")) if paths else {}
+        if paths:
+            settings = json.loads(paths[0].read_text(encoding="utf-8"))
+        else:
+            settings = {}
     except (OSError, ValueError) as error:
         log.warning("The defaults in %s are not used, because it cannot be read: %s", paths[0], error)
         settings = {}

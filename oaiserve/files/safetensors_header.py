@@ -38,7 +38,10 @@ def read_header(path: Path) -> tuple[dict[str, Any], int]:
     end = 0
     for begin, next_end, name in sorted((*_data_range(name, tensor), name) for name, tensor in header.items()):
         if begin != end:
-            problem = "overlaps another one" if begin < end else "begins behind bytes that belong to none"
+            if begin < end:
+                problem = "overlaps another one"
+            else:
+                problem = "begins behind bytes that belong to none"
             raise BadFile(f"its tensor {name[:100]!r} {problem}")
         end = next_end
     if 8 + length + end != size:

@@ -50,7 +50,10 @@ def find_model(model: str | Path, flag: str = "MODEL") -> ModelSource:
         raise StartupError(f"{flag} is '{name}', a file that is not a .gguf file. {allowed}")
     if path.is_dir() and not (path / "config.json").is_file():
         files = sorted(found.name for found in path.glob("*.gguf"))
-        instead = f" Give one of its .gguf files instead, such as '{path / files[0]}'." if files else ""
+        if files:
+            instead = f" Give one of its .gguf files instead, such as '{path / files[0]}'."
+        else:
+            instead = ""
         raise StartupError(f"{flag} is '{name}', a folder without a config.json, so it has no model to load.{instead}")
     could_be_hub_id = _HUB_ID.fullmatch(name) and not name.startswith(".") and not is_gguf
     if not path.exists() and not could_be_hub_id:
@@ -64,14 +67,17 @@ def find_mmproj(source: ModelSource, named: Path | None) -> Path | None:
     """Return the file that reads images for a GGUF file: the named one, or one beside it. Raises StartupError if there
     is none of this name, or if the model is no GGUF file."""
     if named is not None and (source.gguf_file is None or not named.is_file()):
-        why = (
-            "which does not exist" if source.gguf_file is not None else "but only a GGUF file has such a file beside it"
-        )
+        if source.gguf_file is not None:
+            why = "which does not exist"
+        else:
+            why = "but only a GGUF file has such a file beside it"
         raise StartupError(f"--mmproj is '{named}', {why}.")
     if named is not None or source.gguf_file is None:
         return named
     found = best_mmproj(path.name for path in source.path.parent.glob("*.gguf"))
-    return None if found is None else source.path.with_name(found)
+    if found is None:
+        return None
+    return source.path.with_name(found)
 
 
 def is_mmproj(name: str) -> bool:

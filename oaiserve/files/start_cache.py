@@ -96,7 +96,12 @@ def subject(
     """
     model = model.resolve()
     of_model = {model, *(part.resolve() for part in parts)}
-    folder, files = (model.parent, sorted(of_model)) if model.is_file() else (model, sorted(model.iterdir()))
+    if model.is_file():
+        folder = model.parent
+        files = sorted(of_model)
+    else:
+        folder = model
+        files = sorted(model.iterdir())
     return Subject(
         kind,
         model,
@@ -240,7 +245,9 @@ def _stat(path: Path) -> list[int]:
 
 def _digest(asked: Subject, name: str) -> str:
     path = asked.folder / name
-    return sha256_of(path) if asked.digest is None else asked.digest(path)
+    if asked.digest is None:
+        return sha256_of(path)
+    return asked.digest(path)
 
 
 def sha256_of(path: Path) -> str:

@@ -40,4 +40,6 @@ class Adaptations:
 
     def headers(self) -> dict[str, str]:
         """Return the response header, or nothing if the request was read to the letter."""
-        return {HEADER: "; ".join(self.notes)} if self._notes else {}
+        if self._notes:
+            return {HEADER: "; ".join(self.notes)}
+        return {}

@@ -51,7 +51,9 @@ class AnswerReader:
         for segment in segments if self._client_names else ():
             if isinstance(segment, CallBegin):
                 segment.name = self._client_names.get(segment.name, segment.name)
-        return joined(segments) if len(segments) > 1 else segments
+        if len(segments) > 1:
+            return joined(segments)
+        return segments
 
     def add_calls(self, counted: dict[ToolCallOutcome, int]) -> None:
         """Add the outcomes of the calls in this finished answer to those of other choices."""
@@ -79,7 +81,9 @@ class AnswerReader:
             text = text.lstrip()
             self._skips_space = not text
         answer = self._answer(text)
-        return segments + answer if segments else answer
+        if segments:
+            return segments + answer
+        return answer
 
     def finish(self, *, is_cut: bool) -> list[Segment]:
         """Return the last segments at the end of the text, which may be cut."""
@@ -87,12 +91,16 @@ class AnswerReader:
         if self._thinks and self.thinking is not None:
             reasoning, text = self.thinking.finish(is_cut=is_cut)
             segments += [Reasoning(reasoning)] if reasoning else self._answer(text)
-        return segments if self.calls is None else segments + self.calls.finish(is_cut=is_cut)
+        if self.calls is None:
+            return segments
+        return segments + self.calls.finish(is_cut=is_cut)
 
     def _answer(self, text: str) -> list[Segment]:
         if not text:
             return []
-        return [Content(text)] if self.calls is None else self.calls.push(text)
+        if self.calls is None:
+            return [Content(text)]
+        return self.calls.push(text)
 
     def _count(self, text_lengths: list[int]) -> None:
         """Count the tokens whose text begins within the reasoning."""

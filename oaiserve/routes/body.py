@@ -66,7 +66,10 @@ def check_type(request: Request, kind: str) -> None:
     default = "" if "origin" in request.headers else "application/json"
     content_type = request.headers.get("content-type", default).partition(";")[0].strip().lower()
     if content_type != kind:
-        advice = " With curl: -H 'content-type: application/json'." if kind == "application/json" else ""
+        if kind == "application/json":
+            advice = " With curl: -H 'content-type: application/json'."
+        else:
+            advice = ""
         raise InvalidRequest(f"The content type must be {kind}, got {content_type[:80]!r}.{advice}")
 
 

@@ -86,7 +86,9 @@ def with_template_parameters(body: AnyBody, adaptations: Adaptations) -> AnyBody
     if body.tools and "tools" in given:
         adaptations.note("chat_template_kwargs", "tools are left out, as the request has the parameter of that name")
     rest = {name: value for name, value in given.items() if name not in moved}
-    return msgspec.structs.replace(body, chat_template_kwargs=rest, **moved) if moved else body
+    if moved:
+        return msgspec.structs.replace(body, chat_template_kwargs=rest, **moved)
+    return body
 
 
 def build_prompt(
@@ -143,12 +145,18 @@ def _messages(given: Sequence[Mapping[str, Any]], reader: ContentReader, adaptat
     placed: list[Placed] = []
     for number, message in enumerate(messages):
         where = f"messages[{number}]"
-        older = [] if message.function_call is None else [{"function": message.function_call}]
+        if message.function_call is None:
+            older = []
+        else:
+            older = [{"function": message.function_call}]
         calls = calls_of([*(message.tool_calls or []), *older])
         if calls and message.role != "assistant":
             adaptations.note(where, "calls in a message that is not the assistant's are left out")
             calls = []
-        reasoning = message.reasoning_content if message.reasoning is None else message.reasoning
+        if message.reasoning is None:
+            reasoning = message.reasoning_content
+        else:
+            reasoning = message.reasoning
         if message.role == "assistant":
             reasoning = reasoning or thoughts_in(message.content) or reasoning
             if message.content is None and not (calls or reasoning) and message.refusal is None:

@@ -86,7 +86,12 @@ async def completions(http: HTTPRequest) -> Answer:
 def _answer(intake: Intake[CompletionBody]) -> Answer:
     body = intake.body
     max_tokens = parameters.max_tokens(body)
-    num_logprobs = integer(body, "logprobs") if not isinstance(body.logprobs, bool) else 1 if body.logprobs else None
+    if not isinstance(body.logprobs, bool):
+        num_logprobs = integer(body, "logprobs")
+    elif body.logprobs:
+        num_logprobs = 1
+    else:
+        num_logprobs = None
     own = SamplingParams(
         n=_best_of(body) or 1,
         max_tokens=16 if max_tokens is None else max_tokens,

@@ -43,7 +43,9 @@ def grammar(body: SamplingBody, other: Grammar | None = None) -> Grammar | None:
         if (each.kind, each.text) != (found[0].kind, found[0].text):  # clients send one by two names
             names = f"'{found[0].param}' and '{each.param}'"
             raise invalid(each.param, f"only one constraint on the answer is allowed, got {names}")
-    return found[0] if found else None
+    if found:
+        return found[0]
+    return None
 
 
 def text_format(value: TextFormat) -> Grammar | None:

@@ -121,5 +121,10 @@ def thoughts_in(content: object) -> str:
 
 def _thought(part: object) -> str:
     kind = part.get("type") if isinstance(part, dict) else None
-    text = part.get(_THOUGHTS.get(kind, "")) if isinstance(part, dict) and isinstance(kind, str) else None
-    return text if isinstance(text, str) else ""
+    if isinstance(part, dict) and isinstance(kind, str):
+        text = part.get(_THOUGHTS.get(kind, ""))
+    else:
+        text = None
+    if isinstance(text, str):
+        return text
+    return ""

@@ -60,7 +60,10 @@ class Conversation:
         self._budget = thinking_budget
         if dialect.reasoning is not None:
             by_effort, budget = dialect.reasoning.by_effort(effort)
-            self._budget = budget if thinking_budget is None else thinking_budget
+            if thinking_budget is None:
+                self._budget = budget
+            else:
+                self._budget = thinking_budget
         self._template_kwargs = template_kwargs = {**by_effort, **template_kwargs}
         self._mode = None
         if dialect.reasoning is not None:
@@ -130,7 +133,9 @@ class Conversation:
                 others = {name: schema for name, schema in tools.schemas.items() if name not in tools.strict}
                 self.tools = replace(tools, schemas=others)
             opening = "" if family is None else family.answer_opening
-            return replace(constraint, prefix=lark_of(opening, self._dialect.special_ids)) if opening else constraint
+            if opening:
+                return replace(constraint, prefix=lark_of(opening, self._dialect.special_ids))
+            return constraint
         text = family.grammar(
             {
                 name: forced_schema(schema) if name in tools.strict else ANY_OBJECT
@@ -161,7 +166,12 @@ class Conversation:
         schemas = {} if tools is None else tools.schemas
         names = {} if tools is None else tools.client_names
         strict = frozenset[str]() if tools is None else tools.strict
-        only_one, is_raw = (False, False) if tools is None else (tools.only_one, tools.raw is not None)
+        if tools is None:
+            only_one = False
+            is_raw = False
+        else:
+            only_one = tools.only_one
+            is_raw = tools.raw is not None
         calls: CallParser | None = None
         thinking = None
         if family is not None and issubclass(family.parser, ChannelCalls):
@@ -174,8 +184,9 @@ class Conversation:
         if family is not None and (tools is not None or (family.parser.hidden_tags and not self._shows_tags)):
             calls = (RawCall if is_raw else family.parser)(schemas, only_one=only_one, strict=strict)
         if self.reads_reasoning and self._mode is not None:
-            parser = (
-                partial(family.parser, schemas, strict=strict) if family is not None and tools is not None else None
-            )
+            if family is not None and tools is not None:
+                parser = partial(family.parser, schemas, strict=strict)
+            else:
+                parser = None
             thinking = ThinkingParser(self._mode, parser)
         return AnswerReader(thinking, calls, breaks_cut_calls=breaks_cut_calls, client_names=names)

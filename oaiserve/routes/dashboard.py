@@ -121,7 +121,10 @@ def prefers_html(accept: str) -> bool:
 
 def document_response(document: bytes, accept: str) -> Response:
     """Answer with a JSON document, which is indented for browsers."""
-    shown = msgspec.json.format(document, indent=2) if prefers_html(accept) else document
+    if prefers_html(accept):
+        shown = msgspec.json.format(document, indent=2)
+    else:
+        shown = document
     return Response(shown, media_type="application/json", headers={"vary": "accept"})
 
 

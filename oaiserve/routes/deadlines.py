@@ -22,11 +22,16 @@ def deadline_ns(headers: Mapping[str, str], body: msgspec.Struct, name: str) -> 
     given = [] if text is None else [_milliseconds(header, text)]
     if hasattr(body, name) and (in_body := integer(body, name)) is not None:
         given.append(in_body)
-    return min(given) * 1_000_000 if given else None
+    if given:
+        return min(given) * 1_000_000
+    return None
 
 
 def _milliseconds(header: str, text: str) -> int:
-    number = int(text) if len(text) < 10 and text.isascii() and text.isdigit() else 0
+    if len(text) < 10 and text.isascii() and text.isdigit():
+        number = int(text)
+    else:
+        number = 0
     if not 1 <= number <= MAX_DEADLINE_MS:
         limits = f"must be an integer of milliseconds from 1 to {MAX_DEADLINE_MS}"
         raise InvalidRequest(f"Invalid header '{header}': {limits}, got {show(text)}.", param=header)

@@ -81,7 +81,10 @@ async def recent_requests(request: Request) -> Response:
             rows=asked["form"] == "row",
             **of,
         )
-        opened = [] if has_failed or asked["outcome"] else [row for row in open_requests(serving) if is_shown(row)]
+        if has_failed or asked["outcome"]:
+            opened = []
+        else:
+            opened = [row for row in open_requests(serving) if is_shown(row)]
         return json_response(RequestList(entries, opened))
 
     return await run_in_threadpool(render)

@@ -94,7 +94,9 @@ class Exchange:
     def account(self) -> EngineAccount:
         """Return the engine's account, which comes with the terminal event."""
         terminal = None if self.stream is None else self.stream.terminal
-        return EngineAccount() if terminal is None else terminal.account
+        if terminal is None:
+            return EngineAccount()
+        return terminal.account
 
     def held_back(self, since_ns: int) -> None:
         """Note that its refusal has waited since then."""
@@ -152,7 +154,9 @@ class Exchange:
             return Outcome.FINISHED
         is_refused = self.http_status != 200 and (self.error.status < 500 or isinstance(self.error, Unavailable))
         is_refused |= isinstance(self.error, DeadlineMissed)  # which is no fault of the server in a stream, either
-        return Outcome.REJECTED if is_refused else Outcome.FAILED
+        if is_refused:
+            return Outcome.REJECTED
+        return Outcome.FAILED
 
     def deadline_outcome(self, times: RequestTimes) -> DeadlineOutcome | None:
         """Return whether an ended request kept its deadlines, or None if that is not known, or it had none."""
@@ -162,4 +166,6 @@ class Exchange:
         if isinstance(self.error, DeadlineRefused):
             return DeadlineOutcome.REFUSED
         in_time = all(limit is None or (took is not None and took <= limit) for limit, took in limits_ns)
-        return DeadlineOutcome.MET if self.outcome is Outcome.FINISHED and in_time else DeadlineOutcome.MISSED
+        if self.outcome is Outcome.FINISHED and in_time:
+            return DeadlineOutcome.MET
+        return DeadlineOutcome.MISSED

@@ -62,7 +62,9 @@ _ENDING = re.compile(r"(_call)?(_output)?$|(_tool)?_(use|result)$")
 def name_of(value: Mapping[str, Any]) -> str:
     """Return the type of a part, a block or an item for a note."""
     kind = str(value.get("type"))
-    return kind if kind in _NAMED or _ENDING.sub("", kind) in _NAMED else "content of another type"
+    if kind in _NAMED or _ENDING.sub("", kind) in _NAMED:
+        return kind
+    return "content of another type"
 
 
 def text_of(value: object) -> str:
@@ -120,7 +122,9 @@ def _file_text(holder: Mapping[str, Any]) -> str | None:
         text = b64decode(data[found.end() if found else 0 :], validate=True).decode()
     except ValueError:
         return None
-    return None if text.startswith("%PDF") or _CONTROLS.search(text) else text
+    if text.startswith("%PDF") or _CONTROLS.search(text):
+        return None
+    return text
 
 
 _RESULTS = ("output", "outputs", "results", "result", "error")
@@ -139,6 +143,7 @@ def hosted_call(item: Mapping[str, Any]) -> tuple[str, str, Any, str] | None:
     given = {name: value for name, value in item.items() if name not in _OF_SERVER and name not in _RESULTS}
     name = given.pop("name", None) or str(item["type"]).removesuffix("_call")
     arguments: Any = {name: value for name, value in given.items() if value is not None}
-    if len(arguments) == 1 and isinstance(only := next(iter(arguments.values())), dict | str):
-        arguments = only if isinstance(only, dict) or "arguments" in arguments else arguments
+    only = next(iter(arguments.values())) if len(arguments) == 1 else None
+    if isinstance(only, dict) or (isinstance(only, str) and "arguments" in arguments):
+        arguments = only
     return str(call_id or item["id"]), str(name), arguments, result

@@ -109,7 +109,10 @@ def repaired(placed: Iterable[Placed], adaptations: Adaptations, *, is_answered:
 def _call(where: str, call: Mapping[str, Any], new_id: str, ids: set[str], adaptations: Adaptations) -> _Call:
     """Return a call with a name, an object of arguments, and an id that is none of `ids`."""
     function = call["function"]
-    given_id = given if isinstance(given := call.get("id"), str) and given else None
+    if isinstance(given := call.get("id"), str) and given:
+        given_id = given
+    else:
+        given_id = None
     arguments, change = object_text(function.get("arguments"))
     if change:
         adaptations.note(where, f"the arguments of a call {change}")

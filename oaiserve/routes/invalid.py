@@ -56,7 +56,10 @@ def invalid_type(body: type[msgspec.Struct], text: str) -> InvalidRequest:
         if "int" in wanted:
             wanted = [name for name in wanted if name != "float"]  # see Integer
         kinds = " or ".join(_JSON_TYPES.get(name, name) for name in wanted)
-        got = "a boolean" if expected[2] == "bool" else _JSON_TYPES.get(expected[2], "another type")
+        if expected[2] == "bool":
+            got = "a boolean"
+        else:
+            got = _JSON_TYPES.get(expected[2], "another type")
         reason = f"must be {kinds}, got {got}"
     else:
         reason = text[:1].lower() + text[1:]
@@ -71,7 +74,10 @@ def converted(kind: type[Kind], value: object, where: str) -> Kind:
         return msgspec.convert(value, kind)
     except msgspec.ValidationError as error:
         message = invalid_type(kind, str(error)).message.replace("Invalid body", f"Invalid '{where}'", 1)
-        inner = message if where in message else message.replace("'", f"'{where}.", 1)
+        if where in message:
+            inner = message
+        else:
+            inner = message.replace("'", f"'{where}.", 1)
         raise InvalidRequest(inner, param=_top(where)) from None
 
 
@@ -111,7 +117,9 @@ def show(value: object) -> str:
 
 
 def _cut(text: str) -> str:
-    return text if len(text) <= 60 else text[:60] + "..."
+    if len(text) <= 60:
+        return text
+    return text[:60] + "..."
 
 
 def needed(where: str, holder: Any, name: str) -> Any:

@@ -147,7 +147,11 @@ def _list(batches: Iterable[list[Any]]) -> Iterator[bytes]:
 def _value(logprob: float) -> float | None:
     """Return the log-probability as JSON can hold it: -9999 for minus infinity, as OpenAI writes it, and None for the
     NaN of a prompt's first token."""
-    return logprob if logprob > -9999.0 else None if math.isnan(logprob) else -9999.0
+    if logprob > -9999.0:
+        return logprob
+    if math.isnan(logprob):
+        return None
+    return -9999.0
 
 
 def _best(rows: Iterable[tuple[list[Entry], str]], num_top: int) -> list[dict[str, float | None] | None]:

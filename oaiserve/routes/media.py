@@ -62,7 +62,14 @@ def given_by(part: MediaPart, where: str) -> Given:
                 return Given("image", file_id=source.file_id)
             return Given("image", url=source.url)
         case ImagePart(image):
-            url, detail, file_id = (image, None, None) if isinstance(image, str) else (image.url, image.detail, None)
+            if isinstance(image, str):
+                url = image
+                detail = None
+                file_id = None
+            else:
+                url = image.url
+                detail = image.detail
+                file_id = None
         case InputImage():
             url = part.image_url or ""
             detail = part.detail
@@ -215,7 +222,10 @@ def _given_in(value: Any, where: str) -> Iterator[tuple[str, Given]]:
             yield from _given_in(each, f"{where}[{number}]")
     elif isinstance(value, msgspec.Struct | dict):
         for name in _HOLDERS:
-            inner = value.get(name) if isinstance(value, dict) else getattr(value, name, None)
+            if isinstance(value, dict):
+                inner = value.get(name)
+            else:
+                inner = getattr(value, name, None)
             if isinstance(inner, list):
                 yield from _given_in(inner, f"{where}.{name}".lstrip("."))
 
@@ -292,7 +302,10 @@ async def _needed_content(
 ) -> bytes:
     if given.file_id:
         files = request.app.state.batches
-        found = None if files is None else await files.store.file(request.state.owner, given.file_id)
+        if files is None:
+            found = None
+        else:
+            found = await files.store.file(request.state.owner, given.file_id)
         if found is None:
             raise invalid(param, f"there is no file {show(given.file_id)}: it was deleted, or is too old", where)
         file, number = found

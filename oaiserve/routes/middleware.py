@@ -241,10 +241,15 @@ def _hint(path: str, routes: Sequence[BaseRoute], task: str) -> str:
         if isinstance(route, Route) and "{" not in route.path and serves(route.endpoint, task)
     }
     is_short = len(path) <= MOST_COMPARED_CHARACTERS
-    nearest = get_close_matches(path, shown, n=1, cutoff=LEAST_LIKENESS) if is_short else []
+    if is_short:
+        nearest = get_close_matches(path, shown, n=1, cutoff=LEAST_LIKENESS)
+    else:
+        nearest = []
     meant = f"Did you mean {shown[nearest[0]]}? " if nearest else ""
     listing = next((page for page in ("/docs", "/openapi.json") if page in shown), None)
-    return f"{meant}GET {listing} lists all routes." if listing else meant
+    if listing:
+        return f"{meant}GET {listing} lists all routes."
+    return meant
 
 
 async def render_http_exception(request: Request, error: Exception) -> Response:

@@ -103,7 +103,10 @@ def list_answer(scope: Scope, models: Sequence[AnyModel]) -> Response:
     limit = given.get("limit", 20)
     start = ids.index(given["after_id"]) + 1 if "after_id" in given else 0
     end = ids.index(given["before_id"]) if "before_id" in given else len(ids)
-    shown = range(start, end)[-limit:] if "before_id" in given else range(start, end)[:limit]
+    if "before_id" in given:
+        shown = range(start, end)[-limit:]
+    else:
+        shown = range(start, end)[:limit]
     first, last = (ids[shown[0]], ids[shown[-1]]) if shown else (None, None)
     data = [in_form(scope, models[number]) for number in shown]
     has_more = len(shown) < end - start
@@ -117,7 +120,10 @@ def in_form(scope: Scope, model: AnyModel) -> AnyModel:
     created_at = datetime.fromtimestamp(model["created"], UTC).isoformat()
     form = {"type": "model", "display_name": model["id"], "created_at": created_at, "lifecycle": "active"}
     length = model.get("max_model_len")  # which is not known of a model that is not loaded
-    limits = {} if length is None else {"max_input_tokens": length, "max_tokens": length}
+    if length is None:
+        limits = {}
+    else:
+        limits = {"max_input_tokens": length, "max_tokens": length}
     return {**model, **form, **limits}
 
 

@@ -65,7 +65,10 @@ def document(
     paths: dict[str, Any] = {}
     for route, operation in found:
         key: dict[str, list[str]] = {"api_key": []}
-        requires = [key] if needs_key and route.path not in open_paths else [{}, key]
+        if needs_key and route.path not in open_paths:
+            requires = [key]
+        else:
+            requires = [{}, key]
         method = next(iter((route.methods or set()) - {"HEAD"})).lower()
         path = re.sub(r":\w+\}", "}", route.path)
         paths.setdefault(path, {})[method] = _operation(path, method, operation) | {"security": requires}

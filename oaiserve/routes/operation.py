@@ -54,7 +54,10 @@ class Parameter:
         if self.is_integer:
             is_integer = given.isascii() and given.isdecimal() and len(given) <= 9
             if not is_integer or int(given) < self.least or (self.most is not None and int(given) > self.most):
-                allowed = f">= {self.least}" if self.most is None else f"from {self.least} to {self.most}"
+                if self.most is None:
+                    allowed = f">= {self.least}"
+                else:
+                    allowed = f"from {self.least} to {self.most}"
                 raise invalid(self.name, f"must be an integer {allowed}, got {show(given)}")
             return int(given)
         if self.allowed is not None and given not in self.allowed:
@@ -121,7 +124,10 @@ def closed(reason: str) -> Callable[[Request], Coroutine[Any, Any, Response]]:
 
 def serves(endpoint: Callable[..., Any], task: str) -> bool:
     """Return whether a route does anything on a server with a model for this task."""
-    group = operation.group if (operation := operation_of(endpoint)) is not None else ""
+    if (operation := operation_of(endpoint)) is not None:
+        group = operation.group
+    else:
+        group = ""
     is_other = (group == "Generation" and task != "generate") or (
         group == "Embeddings and scores" and task == "generate"
     )

@@ -36,5 +36,10 @@ def page_of(
             raise invalid("after", f"there is no {noun}{show(after)} here")
         start = ids.index(after) + 1
     shown = items[start : start + limit]
-    first_id, last_id = (id_of(shown[0]), id_of(shown[-1])) if shown else (None, None)
+    if shown:
+        first_id = id_of(shown[0])
+        last_id = id_of(shown[-1])
+    else:
+        first_id = None
+        last_id = None
     return kind(shown, first_id, last_id, start + limit < len(items))

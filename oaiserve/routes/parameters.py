@@ -48,7 +48,10 @@ def integer(body: msgspec.Struct, name: str, low: int | None = None, high: int |
         if not value.is_integer():
             raise invalid(name, f"must be an integer, got {show(value)}")
         value = int(value)
-    limits = ranges(type(body))[name] if low is None or high is None else (low, high)
+    if low is None or high is None:
+        limits = ranges(type(body))[name]
+    else:
+        limits = (low, high)
     return int(_within(name, value, *limits))
 
 
@@ -84,7 +87,9 @@ def max_tokens(body: SamplingBody) -> int | None:
     """Return the client's limit. OpenAI's newer name for it wins over the older one."""
     older = integer(body, "max_tokens")
     newer = integer(body, "max_completion_tokens")
-    return older if newer is None else newer
+    if newer is None:
+        return older
+    return newer
 
 
 def top_logprobs(body: ChatBody | ResponsesBody, is_asked: bool, switch: str) -> int | None:
@@ -92,7 +97,9 @@ def top_logprobs(body: ChatBody | ResponsesBody, is_asked: bool, switch: str) ->
     num_top = integer(body, "top_logprobs")
     if num_top and not is_asked:
         raise invalid("top_logprobs", f"is only allowed with {switch}")
-    return (num_top or 0) if is_asked else None
+    if is_asked:
+        return num_top or 0
+    return None
 
 
 def sampling_params(body: SamplingBody, own: SamplingParams, defaults: Mapping[str, float | int]) -> SamplingParams:
@@ -109,7 +116,9 @@ def sampling_params(body: SamplingBody, own: SamplingParams, defaults: Mapping[s
 
     def number(name: str, default: float) -> float:
         value = getattr(body, name)
-        return defaults.get(name, default) if value is None else _within(name, value, *ranges(type(body))[name])
+        if value is None:
+            return defaults.get(name, default)
+        return _within(name, value, *ranges(type(body))[name])
 
     if body.allowed_token_ids == []:
         raise invalid("allowed_token_ids", "must not be empty. Leave it out to allow every token")

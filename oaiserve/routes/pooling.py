@@ -47,7 +47,9 @@ def most_tokens(intake: Intake[PoolingBody]) -> int | None:
     given = integer(intake.body, "truncate_prompt_tokens", -1, limit)
     if given == 0:
         raise invalid("truncate_prompt_tokens", f"must be -1, or from 1 to {limit}, got 0")
-    return limit if given == -1 else given
+    if given == -1:
+        return limit
+    return given
 
 
 def text_prompts(
@@ -81,7 +83,9 @@ def values_of(pooled: Pooled, size: int | None = None) -> Vector:
 def unit(vector: Vector) -> Vector:
     """Return the vector at length 1. A vector of zeros stays as it is."""
     length = np.linalg.norm(vector)
-    return vector / length if length else vector
+    if length:
+        return vector / length
+    return vector
 
 
 class PoolingUsage(msgspec.Struct):

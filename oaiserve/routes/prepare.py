@@ -62,7 +62,11 @@ class Intake(Generic[OwnBody]):
         self.body = body
         self.num_bytes = len(content)  # of the body, and of stored responses that the request goes on from
         self.media = MediaReader(serving)
-        unique_id, created = (exchange.unique_id, int(time.time())) if exchange.ids is None else exchange.ids[:2]
+        if exchange.ids is None:
+            unique_id = exchange.unique_id
+            created = int(time.time())
+        else:
+            unique_id, created = exchange.ids[:2]
         model = serving.name_of(exchange.adapter)
         fingerprint = f"oaiserve-{serving.version}"
         self.head = Head(f"{id_prefix}{unique_id}", created, model, fingerprint)
@@ -102,7 +106,10 @@ class Intake(Generic[OwnBody]):
         """Return the answer to a generation request, ready to be submitted to the engine."""
         if len(prompts) * params.n > MAX_CHOICES_PER_REQUEST:
             limit = MAX_CHOICES_PER_REQUEST
-            name = "n" if params.n == (integer(self.body, "n") or 1) else "best_of"
+            if params.n == (integer(self.body, "n") or 1):
+                name = "n"
+            else:
+                name = "best_of"
             raise invalid("prompt", f"prompts times {name} must be <= {limit}, got {len(prompts)} times {params.n}")
         prefix_keys: tuple[tuple[int, float], ...] = ()
         # Stored responses that a request goes on from are not in its body, and routers know bodies only.
@@ -130,7 +137,9 @@ class Intake(Generic[OwnBody]):
         """Return the salt of the prefix cache: how fast an answer begins tells nothing of what another key has sent."""
         salt = parameters.cache_salt(self.body)
         owner = self.exchange.owner
-        return f"{owner} {salt}" if owner and not self.serving.config.server.shares_prefix_cache else salt
+        if owner and not self.serving.config.server.shares_prefix_cache:
+            return f"{owner} {salt}"
+        return salt
 
     def pooled_answer(
         self, prompts: tuple[Prompt, ...], whole: RenderWhole, params: dict[str, str | int | float | bool]
@@ -143,13 +152,18 @@ class Intake(Generic[OwnBody]):
     def _priority(self) -> int:
         asked = integer(self.body, "priority")
         use = self.exchange.use
-        return asked or 0 if use is None else use.key.priority_for(asked)
+        if use is None:
+            return asked or 0
+        return use.key.priority_for(asked)
 
     def request(self, prompts: tuple[Prompt, ...], params: SamplingParams, **more: Any) -> Request:
         exchange = self.exchange
         exchange.response_id = self.head.id
         # Of a request with ids of a gateway, the engine may still have another part.
-        own_id = self.head.id if exchange.ids is None else f"{self.head.id}-{exchange.unique_id}"
+        if exchange.ids is None:
+            own_id = self.head.id
+        else:
+            own_id = f"{self.head.id}-{exchange.unique_id}"
         exchange.engine_id = own_id
         adapter = exchange.adapter
         model = self.serving.name_of(exchange.adapter)

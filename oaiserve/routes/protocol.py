@@ -99,7 +99,10 @@ def parse(
     decoder = decoder_of(kind)
     try:
         try:
-            given = _names_decoder.decode(body) if len(body) <= _MOST_NAMED_BYTES else _known_names(kind, body)
+            if len(body) <= _MOST_NAMED_BYTES:
+                given = _names_decoder.decode(body)
+            else:
+                given = _known_names(kind, body)
         except msgspec.DecodeError:
             decoder.decode(body)  # its message is better
             raise
@@ -122,7 +125,10 @@ def parse(
         raise InvalidRequest(f"The body is not valid JSON: {reason[:1].lower()}{reason[1:]}.") from None
     for name, value in unsupported.items():
         if value is not None and value not in UNSUPPORTED[name]:
-            instead = f"Use '{_NEWER[name]}' instead." if name in _NEWER else "Please leave it out."
+            if name in _NEWER:
+                instead = f"Use '{_NEWER[name]}' instead."
+            else:
+                instead = "Please leave it out."
             raise InvalidRequest(
                 f"'{name}' is not supported by this server. {instead}",
                 param=name,
@@ -174,7 +180,9 @@ def _meant(name: str, known: tuple[str, ...]) -> str | None:
     """Return the known name that a name is probably meant to be, also without regard to capitals and underscores."""
     plain = {each.replace("_", ""): each for each in known}
     found = get_close_matches(re.sub("[_-]", "", name).lower(), plain, 1, _SIMILAR)
-    return plain[found[0]] if found else None
+    if found:
+        return plain[found[0]]
+    return None
 
 
 @cache
@@ -202,4 +210,6 @@ def num_ids(value: msgspec.Raw | None) -> int:
     """
     text = memoryview(value or b"").tobytes()
     is_flat = text[:1] == b"[" and text.find(b"[", 1) == text.find(b'"') == text.find(b"{") == -1
-    return text.count(b",") + 1 if is_flat else 0
+    if is_flat:
+        return text.count(b",") + 1
+    return 0

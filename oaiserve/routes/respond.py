@@ -153,9 +153,10 @@ class Answer:
         # The engine answers the abort with Aborted, which ends the wait for events.
         self.exchange.client_left = True
         if WRITE_TIMED_OUT in scope.get("extensions", {}):
-            self.exchange.error = (
-                _fallen_behind() if stream.too_slow else WriteTimeout("The client has stopped reading.")
-            )
+            if stream.too_slow:
+                self.exchange.error = _fallen_behind()
+            else:
+                self.exchange.error = WriteTimeout("The client has stopped reading.")
         stream.abort()
 
     async def _send_whole(self, send: Send, stream: LoopStream) -> None:
@@ -242,7 +243,10 @@ class Answer:
         events: list[Event] = []
         begin_ns: int | None = None
         while not is_over(events) and not _has_token(events):
-            rest_seconds = None if begin_ns is None else (begin_ns - monotonic_ns()) / 1e9
+            if begin_ns is None:
+                rest_seconds = None
+            else:
+                rest_seconds = (begin_ns - monotonic_ns()) / 1e9
             if rest_seconds is not None and rest_seconds <= 0:
                 break
             events += await self._next(stream, keeps=True, most_seconds=rest_seconds)
@@ -273,7 +277,9 @@ class Answer:
         return self._marked(shape.activity(), SIGN if shape.is_numbered else NOTHING)
 
     def _marked(self, body: bytes, piece: Piece) -> bytes:
-        return body if self.exchange.ids is None else body + mark(piece)
+        if self.exchange.ids is None:
+            return body
+        return body + mark(piece)
 
     async def _write_full_pieces(self, send: Send, stream: LoopStream, parts: Iterable[bytes]) -> bytes:
         """Write each piece as soon as its parts are rendered, and return the bytes that fill no piece.
@@ -337,7 +343,10 @@ class Answer:
                     exchange.max_tokens_cut_to = room
             elif isinstance(event, Finished):
                 event.usage.max_tokens_cut_to = exchange.max_tokens_cut_to
-                event.usage.account = event.account if exchange.wants_cost else None
+                if exchange.wants_cost:
+                    event.usage.account = event.account
+                else:
+                    event.usage.account = None
         return events
 
     def _headers(self) -> dict[str, str]:
@@ -359,7 +368,9 @@ class Answer:
         stream = self.exchange.stream
         if isinstance(event, Failed):
             is_asked_elsewhere = self.exchange.ids is not None and self.serving.engine.failure is not None
-            return Unavailable(event.error.message) if is_asked_elsewhere else event.error
+            if is_asked_elsewhere:
+                return Unavailable(event.error.message)
+            return event.error
         if self.exchange.client_left or stream is None:
             return None
         if isinstance(event, TERMINAL) and stream.is_cut and self.exchange.http_status is None:
@@ -386,7 +397,9 @@ def _num_prompt_tokens(event: Event, request: Request) -> int | None:
     """Return the length of a prompt of which an event tells, or None."""
     if isinstance(event, PromptDone):
         return len(event.token_ids)
-    return event.num_tokens if isinstance(event, PromptProgress) and len(request.prompts) == 1 else None
+    if isinstance(event, PromptProgress) and len(request.prompts) == 1:
+        return event.num_tokens
+    return None
 
 
 def _has_token(events: list[Event]) -> bool:

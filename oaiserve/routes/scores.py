@@ -144,7 +144,10 @@ def _rerank_answer(intake: Intake[RerankBody]) -> Answer:
     names = ("query", "documents")
     most = integer(body, "max_tokens_per_doc")
     tokenizer = intake.serving.engine.tokenizer
-    read = [tokenizer.first_tokens(text, most, "documents") for text in documents] if most else documents
+    if most:
+        read = [tokenizer.first_tokens(text, most, "documents") for text in documents]
+    else:
+        read = documents
     pairing = Pairing(
         [body.query], read, names, pooling.pooling_of(intake), pooling.most_tokens(intake), is_search=True
     )
@@ -177,7 +180,10 @@ class Pairing:
 
     def prompts(self) -> tuple[Prompt, ...]:
         if self.pooling.task == "score":
-            firsts = self.firsts if len(self.firsts) > 1 else self.firsts * len(self.seconds)
+            if len(self.firsts) > 1:
+                firsts = self.firsts
+            else:
+                firsts = self.firsts * len(self.seconds)
             return tuple(map(self._pair, firsts, self.seconds))
         return (
             *pooling.text_prompts(self.firsts, self._text_before("query"), self.names[0], self.limit),

@@ -77,7 +77,9 @@ class Serving:
 
     @property
     def task(self) -> Task:
-        return "generate" if self.engine.pooling is None else self.engine.pooling.task
+        if self.engine.pooling is None:
+            return "generate"
+        return self.engine.pooling.task
 
     @property
     def body_limit(self) -> int:
@@ -109,7 +111,9 @@ class Serving:
 
     def names_of(self, adapter: ServedAdapter | None) -> tuple[str, ...]:
         """Return the names that requests may give to the model with this adapter."""
-        return self.config.model_names if adapter is None else (adapter.name,)
+        if adapter is None:
+            return self.config.model_names
+        return (adapter.name,)
 
 
 def serving_of(request: Request) -> Serving:

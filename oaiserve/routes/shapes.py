@@ -257,12 +257,16 @@ def progress_comment(event: PromptProgress) -> bytes:
 
 
 def told_cut(usage: Usage) -> int | UnsetType:
-    return UNSET if usage.max_tokens_cut_to is None else usage.max_tokens_cut_to
+    if usage.max_tokens_cut_to is None:
+        return UNSET
+    return usage.max_tokens_cut_to
 
 
 def told_cost(usage: Usage) -> Cost | UnsetType:
     account = usage.account
-    return UNSET if account is None else Cost(*(getattr(account, name) for name in Cost.__struct_fields__))
+    if account is None:
+        return UNSET
+    return Cost(*(getattr(account, name) for name in Cost.__struct_fields__))
 
 
 def filled(frame: bytes, *fillings: Iterable[bytes]) -> Iterator[bytes]:

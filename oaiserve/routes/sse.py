@@ -13,7 +13,9 @@ _ESCAPES = [(mark.encode(), b"\\u%04x" % ord(mark)) for mark in "\x85\u2028\u202
 def event(data: bytes, name: str | None = None) -> bytes:
     """Frame `data`, JSON without line feeds, as one event. Browsers call an event without a name `message`."""
     data = one_line(data)
-    return b"data: %b\n\n" % data if name is None else b"event: %b\ndata: %b\n\n" % (name.encode(), data)
+    if name is None:
+        return b"data: %b\n\n" % data
+    return b"event: %b\ndata: %b\n\n" % (name.encode(), data)
 
 
 def comment(text: str) -> bytes:

@@ -121,7 +121,10 @@ def tools_of(
     if kind in ("required", "named"):
         for name in (name for name in schemas if name not in strict):
             for keyword in _not_obeyed(msgspec.json.encode(schemas[name]).decode()):
-                what = f"'{keyword}' is not enforced" if keyword else "the schema is not enforced"
+                if keyword:
+                    what = f"'{keyword}' is not enforced"
+                else:
+                    what = "the schema is not enforced"
                 adaptations.note(shown.places[name], what)
     return Tools(shown.tools, schemas, kind, only_one, client_names=clients, strict=strict)
 
@@ -129,7 +132,9 @@ def tools_of(
 def _not_obeyed(schema: str) -> Sequence[str]:
     """Return the keywords of a schema that no grammar can enforce: "" for all. Those of short schemas are remembered,
     since a session sends the same tools with each request."""
-    return remembered(schema) if len(schema) <= MOST_REMEMBERED else prepare_leniently(schema)[1]
+    if len(schema) <= MOST_REMEMBERED:
+        return remembered(schema)
+    return prepare_leniently(schema)[1]
 
 
 @lru_cache(1024)
@@ -158,7 +163,9 @@ def _choice(choice: ToolChoice | ResponseToolChoice | None) -> tuple[Kind, Itera
 
 def joined_name(namespace: str | None, name: str) -> str:
     """Return the name by which the model knows a function that may be in a namespace."""
-    return name if namespace is None else f"{namespace}__{name}"
+    if namespace is None:
+        return name
+    return f"{namespace}__{name}"
 
 
 def forced_schema(schema: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -240,7 +247,9 @@ def _introduced(messages: list[Message], shown: Sequence[Mapping[str, Any]], fam
 
 
 def _text(content: str | Sequence[Mapping[str, str]]) -> str:
-    return content if isinstance(content, str) else "\n".join(part["text"] for part in content)
+    if isinstance(content, str):
+        return content
+    return "\n".join(part["text"] for part in content)
 
 
 def _joined(*contents: str | Sequence[Mapping[str, Any]]) -> str | list[Mapping[str, Any]]:

@@ -81,7 +81,10 @@ class Telemetry:
             "metrics": self._metrics.observe,
             "log": logs.log_request,
         }
-        self._recording = None if recording is None else recording(epoch_offset_ns)
+        if recording is None:
+            self._recording = None
+        else:
+            self._recording = recording(epoch_offset_ns)
         if self._recording is not None:
             consumers["recording"] = self._recording.add
         try:

@@ -75,7 +75,10 @@ def _named(decodes_ns: int, prompts_ns: int, neighbours: list[PhaseNeighbour]) -
     kinds = [f"{_seconds(ns)} {kind}" for ns, kind in ((decodes_ns, "decodes"), (prompts_ns, "prompts")) if ns]
     if not neighbours:
         return f"neighbours that have not ended ({' and '.join(kinds)})"
-    number = "one neighbour" if len(neighbours) == 1 else f"{len(neighbours)} neighbours"
+    if len(neighbours) == 1:
+        number = "one neighbour"
+    else:
+        number = f"{len(neighbours)} neighbours"
     prompt_share = _share(prompts_ns, sum(one.prompt_ns for one in neighbours))
     decode_share = _share(decodes_ns, sum(one.decode_ns for one in neighbours))
     said = f"{number} ({' and '.join(kinds)})"
@@ -84,7 +87,10 @@ def _named(decodes_ns: int, prompts_ns: int, neighbours: list[PhaseNeighbour]) -
         most_text = most.record.request_id
     else:
         added_ns = prompt_share * most.prompt_ns + decode_share * most.decode_ns
-        part = "most" if added_ns > (prompts_ns + decodes_ns) / 2 else "the largest part"
+        if added_ns > (prompts_ns + decodes_ns) / 2:
+            part = "most"
+        else:
+            part = "the largest part"
         most_text = f"{part} from {most.record.request_id}"
     if prompt_share * most.prompt_ns > decode_share * most.decode_ns:
         return f"{said}, {most_text} and its prompt of {most.record.prompt_tokens:,} tokens"
@@ -92,7 +98,9 @@ def _named(decodes_ns: int, prompts_ns: int, neighbours: list[PhaseNeighbour]) -
 
 
 def _share(added_ns: int, all_ns: float) -> float:
-    return added_ns / all_ns if all_ns else 0.0
+    if all_ns:
+        return added_ns / all_ns
+    return 0.0
 
 
 def _neighbours(record: RequestRecord, phase: str, others: Sequence[RequestRecord]) -> Iterator[PhaseNeighbour]:
@@ -121,5 +129,9 @@ def _steps(record: RequestRecord) -> dict[str, range]:
 def _seconds(ns: float) -> str:
     """Return a time with three significant digits."""
     if ns < 1_000_000_000:
-        return f"{ns / 1e6:.3g} ms" if ns < 999.5e6 else "1 s"
-    return f"{ns / 1e9:.3g} s" if ns < 1e12 else f"{ns / 1e9:.0f} s"
+        if ns < 999.5e6:
+            return f"{ns / 1e6:.3g} ms"
+        return "1 s"
+    if ns < 1e12:
+        return f"{ns / 1e9:.3g} s"
+    return f"{ns / 1e9:.0f} s"

@@ -51,7 +51,10 @@ class ConsoleFormatter(_TextFormatter):
     default_msec_format = "%s.%03d"
 
     def __init__(self, model: str | None = None) -> None:
-        shown = "" if model is None else f"[{escaped(model).replace('%', '%%')}] "
+        if model is None:
+            shown = ""
+        else:
+            shown = f"[{escaped(model).replace('%', '%%')}] "
         super().__init__(f"%(asctime)s %(levelname)-8s {shown}%(name)s  %(message)s")
 
 
@@ -104,7 +107,10 @@ class ShortFormatter(_TextFormatter):
         request_id = escaped(str(fields["request_id"]))
         url = None if self._address_of is None else self._address_of(request_id)
         label, extra = self._fitting(len("00:00:00 ") + len("  ".join([head, *kept])), extra, request_id, url)
-        linked = self._screen.linked(self._screen.painted(label, "dim"), url) if label else ""
+        if label:
+            linked = self._screen.linked(self._screen.painted(label, "dim"), url)
+        else:
+            linked = ""
         parts = [painted + (f" {tokens}" if tokens else "")]
         parts += [self._screen.painted(error, *styles)] if error else []
         parts += [self._screen.painted(part, "dim") for part in extra]
@@ -116,7 +122,10 @@ class ShortFormatter(_TextFormatter):
         labels = [url, request_id] if url else [request_id]
         if columns is None:
             return labels[0], extra
-        short = request_id if len(request_id) <= _ID_CHARACTERS else f"{request_id[:_ID_CHARACTERS]}…"
+        if len(request_id) <= _ID_CHARACTERS:
+            short = request_id
+        else:
+            short = f"{request_id[:_ID_CHARACTERS]}…"
         for label in [*labels, short]:
             if width + sum(len(part) + 2 for part in [*extra, label]) <= columns:
                 return label, extra
@@ -141,7 +150,11 @@ def _times(fields: Mapping[str, Any]) -> list[str]:
     is_long = duration_ms >= _LONG_MS
 
     def shown(ms: float) -> str:
-        return f"{ms / 1000:,.1f}" if is_long else f"{ms:.0f}" if ms >= 1 else f"{ms:.1f}"
+        if is_long:
+            return f"{ms / 1000:,.1f}"
+        if ms >= 1:
+            return f"{ms:.0f}"
+        return f"{ms:.1f}"
 
     found = [f"{shown(duration_ms)} {'s' if is_long else 'ms'}"]
     for phase in PHASES:
@@ -158,4 +171,6 @@ def _tokens(fields: Mapping[str, Any]) -> str:
     generated = fields["completion_tokens"]
     if not prompt:
         return ""
-    return f"{prompt:,}→{generated:,} tok" if generated else f"{prompt:,} tok"
+    if generated:
+        return f"{prompt:,}→{generated:,} tok"
+    return f"{prompt:,} tok"

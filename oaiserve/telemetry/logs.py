@@ -67,7 +67,9 @@ def resolved(form: LogFormat, stream: TextIO | None = None) -> LogFormat:
     """Return the format that `auto` stands for: `short` on a terminal, else `json`."""
     if form != "auto":
         return form
-    return "short" if (stream or sys.stderr).isatty() else "json"
+    if (stream or sys.stderr).isatty():
+        return "short"
+    return "json"
 
 
 def configure(
@@ -109,7 +111,10 @@ def configure(
 
 def log_request(record: RequestRecord) -> None:
     """Log one line for an ended request by the logger `oaiserve.request`: a warning if it failed, else info."""
-    level = logging.WARNING if record.outcome is Outcome.FAILED else logging.INFO
+    if record.outcome is Outcome.FAILED:
+        level = logging.WARNING
+    else:
+        level = logging.INFO
     if not logger.isEnabledFor(level):
         return
     times = record.times

@@ -61,7 +61,9 @@ class Metric:
 def unit_of(name: str) -> str:
     """Return the unit that ends the name of a metric, or nothing."""
     last = name.removesuffix("_total").rpartition("_")[2]
-    return last if last in _UNITS else ""
+    if last in _UNITS:
+        return last
+    return ""
 
 
 def _metric(name: str, help: str, labels: str = "", of: str | None = None) -> Metric:

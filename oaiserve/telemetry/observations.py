@@ -110,8 +110,14 @@ class Observations:
         account = record.account
         phases = times.phases()
         operation = _known(record.operation, OPERATIONS)
-        error_type = _known(record.error_type, self._error_types) if record.error_type else ""
-        model = self._model if record.adapter is None else _bounded(self._adapters, record.adapter)
+        if record.error_type:
+            error_type = _known(record.error_type, self._error_types)
+        else:
+            error_type = ""
+        if record.adapter is None:
+            model = self._model
+        else:
+            model = _bounded(self._adapters, record.adapter)
         labels = (record.outcome, operation, model)
         origin = self._origin(record, phases[-1].end_ns + self._epoch_offset_ns)
 
@@ -137,7 +143,12 @@ class Observations:
 
         self.count(names.PROMPT_TOKENS, (operation, model), record.prompt_tokens)
         status = record.http_status
-        code = "" if status is None else str(status) if 100 <= status <= 599 else OTHER
+        if status is None:
+            code = ""
+        elif 100 <= status <= 599:
+            code = str(status)
+        else:
+            code = OTHER
         self.count(names.REQUESTS, (*labels, code, error_type))
         if record.outcome is Outcome.REJECTED:
             reason = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", error_type or OTHER).lower()  # in snake case
@@ -234,4 +245,6 @@ def _bounded(known: set[str], name: str) -> str:
 
 
 def _known(value: str, known: frozenset[str]) -> str:
-    return value if value in known else OTHER
+    if value in known:
+        return value
+    return OTHER

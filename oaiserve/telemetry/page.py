@@ -112,7 +112,10 @@ class _Histograms:
 class _Histogram:
     def __init__(self, family: HistogramFamily, child: HistogramChild) -> None:
         start = partial(_start_of_line, family.metric, child.labels)
-        bounds = (*family.metric.buckets, float("inf")) if family.metric.buckets else ()
+        if family.metric.buckets:
+            bounds = (*family.metric.buckets, float("inf"))
+        else:
+            bounds = ()
         self._buckets = [start("_bucket", le=_number(bound)) for bound in bounds]
         self._count = start("_count")
         self._sum = start("_sum")
@@ -162,7 +165,9 @@ def _start_of_line(metric: Metric, values: LabelValues, suffix: str = "", **more
     """Return the name and the labels of a sample: its line up to the value."""
     labels = sorted((dict(zip(metric.labels, values, strict=True)) | more).items())
     inner = ",".join(f'{label}="{_escape(value)}"' for label, value in labels)
-    return f"{metric.name}{suffix}{{{inner}}} " if inner else f"{metric.name}{suffix} "
+    if inner:
+        return f"{metric.name}{suffix}{{{inner}}} "
+    return f"{metric.name}{suffix} "
 
 
 def _escape(value: str) -> str:

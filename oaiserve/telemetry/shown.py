@@ -112,7 +112,9 @@ def _plain(value: Any) -> Any:
         return value.value
     if isinstance(value, tuple):
         return list(value)
-    return {str(name): one for name, one in value.items()} if isinstance(value, Mapping) else value
+    if isinstance(value, Mapping):
+        return {str(name): one for name, one in value.items()}
+    return value
 
 
 class Steps(NamedTuple):
@@ -168,7 +170,9 @@ def token_gaps(gaps_ns: array[int]) -> TokenGaps | None:
 
 def mean_event_tokens(record: RequestRecord) -> float | None:
     """Return the mean number of tokens in an event of a stream, or None if there was no event."""
-    return sum(record.event_tokens) / len(record.event_tokens) if record.event_tokens else None
+    if record.event_tokens:
+        return sum(record.event_tokens) / len(record.event_tokens)
+    return None
 
 
 def _percentile(ranked: list[int], percent: int) -> int:

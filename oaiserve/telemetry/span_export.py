@@ -148,7 +148,9 @@ class SpanExport:
             is_exported = self._exporter.export(batch).name == "SUCCESS"
         except Exception as error:  # an exporter may raise anything, and the thread must survive it
             return repr(error)
-        return None if is_exported else self._first_warning.rstrip(".") or "the exporter gave no reason"
+        if is_exported:
+            return None
+        return self._first_warning.rstrip(".") or "the exporter gave no reason"
 
     def _filter(self, record: logging.LogRecord) -> bool:
         if record.levelno >= logging.WARNING:

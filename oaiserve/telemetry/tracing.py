@@ -71,7 +71,10 @@ class TraceSampling:
     def decide(
         self, trace: TraceContext, parent: otel.SpanContext | None, name: str, attributes: Attributes
     ) -> SamplingResult:
-        context = Context() if parent is None else otel.set_span_in_context(otel.NonRecordingSpan(parent), Context())
+        if parent is None:
+            context = Context()
+        else:
+            context = otel.set_span_in_context(otel.NonRecordingSpan(parent), Context())
         return self.sampler.should_sample(context, trace.trace_id, name, otel.SpanKind.SERVER, attributes, links=())
 
 
@@ -289,7 +292,10 @@ def _gen_ai_attributes(record: RequestRecord) -> dict[str, AttributeValue]:
     found[names.GEN_AI_PROVIDER_NAME] = names.SERVICE_NAME
     found[names.GEN_AI_RESPONSE_MODEL] = record.model
     if record.operation not in POOLING_OPERATIONS:
-        found[names.GEN_AI_OUTPUT_TYPE] = "json" if record.account.grammar_kind in _JSON_KINDS else "text"
+        if record.account.grammar_kind in _JSON_KINDS:
+            found[names.GEN_AI_OUTPUT_TYPE] = "json"
+        else:
+            found[names.GEN_AI_OUTPUT_TYPE] = "text"
     for param, value in record.params.items():
         value = float(value) if param in names.FLOATS else value
         found[names.GEN_AI_REQUEST_PARAMS.get(param, names.REQUEST_PARAM_PREFIX + param)] = value

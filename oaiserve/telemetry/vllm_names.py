@@ -31,11 +31,19 @@ def _metric(
     where: tuple[tuple[str, str], ...] = (),
 ) -> Metric:
     """Return the metric for another one or, by its field, for a number of the engine."""
-    kind = of.type if isinstance(of, Metric) else "counter" if name.endswith("_total") else "gauge"
+    if isinstance(of, Metric):
+        kind = of.type
+    elif name.endswith("_total"):
+        kind = "counter"
+    else:
+        kind = "gauge"
     shown = ENGINE.get(of, of) if isinstance(of, str) else of
     help = help or f"Same as {shown.name if isinstance(shown, Metric) else shown}."
     # A histogram whose name ends as a counter's is no sum of tokens.
-    unit = "" if kind == "histogram" and name.endswith("_total") else names.unit_of(name)
+    if kind == "histogram" and name.endswith("_total"):
+        unit = ""
+    else:
+        unit = names.unit_of(name)
     return Metric(f"vllm:{name}", kind, help, unit, ("model_name", "engine", *more), buckets, of=of, where=where)
 
 

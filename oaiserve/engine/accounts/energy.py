@@ -116,7 +116,10 @@ def nvml_counters() -> list[Counter]:
         nvml: Any = importlib.import_module("pynvml")
         nvml.nvmlInit()
         named = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0] or "0"
-        gpu = nvml.nvmlDeviceGetHandleByIndex(int(named)) if named.isdigit() else nvml.nvmlDeviceGetHandleByUUID(named)
+        if named.isdigit():
+            gpu = nvml.nvmlDeviceGetHandleByIndex(int(named))
+        else:
+            gpu = nvml.nvmlDeviceGetHandleByUUID(named)
         counter = Counter(lambda: nvml.nvmlDeviceGetTotalEnergyConsumption(gpu) / 1e3)
         counter.since_last()
     except Exception:  # no such package, no driver, or an older GPU, of which each raises an error of its own

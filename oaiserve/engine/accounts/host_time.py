@@ -42,7 +42,9 @@ class HostTime:
 def kind_of(step: Step, load: Load) -> StepKind:
     if not load.decodes or step.chunks[0].sequence.is_whole:
         return StepKind.PREFILL
-    return StepKind.MIXED if load.prompt_tokens else StepKind.DECODE
+    if load.prompt_tokens:
+        return StepKind.MIXED
+    return StepKind.DECODE
 
 
 def describe(step: Step) -> str:

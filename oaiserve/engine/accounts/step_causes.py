@@ -108,7 +108,10 @@ class StepCauses:
         others: list[Chunk] | None = None
         before: Parts | None = None  # the totals, if a request may have missed steps
         chunks = step.chunks
-        lone = chunks[0].sequence.causes if len(chunks) == 1 and not has_prompts else None
+        if len(chunks) == 1 and not has_prompts:
+            lone = chunks[0].sequence.causes
+        else:
+            lone = None
         if lone is not None and not lone.may_have_missed:
             lone.alone_ns += expected_ns
             lone.core_ns += core_ns
@@ -174,7 +177,9 @@ class StepCauses:
             return None
         error = expected_ns / own_ns - 1
         self._fit.observe(load, took_ns, weight, error)
-        return error if error >= 0 else -error
+        if error >= 0:
+            return error
+        return -error
 
     def _delays(
         self,
@@ -235,7 +240,10 @@ class StepCauses:
             part = load if len(step.chunks) == 1 else chunk_load(chunk)
             if own is None:
                 continue
-            parts[own] = part if own not in parts else sum_of((parts[own], part))
+            if own not in parts:
+                parts[own] = part
+            else:
+                parts[own] = sum_of((parts[own], part))
             if chunk.sequence.num_preemptions and chunk.num_known > 1:
                 again.append(own)
         after = NOTHING if before is None else self.totals
@@ -255,7 +263,10 @@ def _costs_ns(
 ) -> tuple[int, int, int]:
     """Return three expected times of a request's tokens in a step: all alone, prompts beside the step's decodes, and
     prompts alone if computed again."""
-    alone_ns = expected_ns if part == load else min(cost.expected_ns(part), expected_ns)
+    if part == load:
+        alone_ns = expected_ns
+    else:
+        alone_ns = min(cost.expected_ns(part), expected_ns)
     if not part.prompt_tokens:
         return min(alone_ns, decodes_ns), 0, 0
     own = part.without_prompts()
@@ -292,7 +303,9 @@ def load_of(step: Step) -> Load:
     if len(others) == 1 and not decodes:
         return others[0]
     plain = Load(decodes, context - cached, cached, 0, 0, draws)
-    return sum_of([plain, *others]) if others else plain
+    if others:
+        return sum_of([plain, *others])
+    return plain
 
 
 def sum_of(loads: Iterable[Load]) -> Load:

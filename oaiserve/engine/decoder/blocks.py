@@ -105,7 +105,9 @@ class Blocks:
 
     def scale_addresses(self) -> NDArray[np.uintp] | None:
         """Return the address of each row's scales, or None if they are in the row."""
-        return None if self.scales is None else _addresses(self.scales, self.rows)
+        if self.scales is None:
+            return None
+        return _addresses(self.scales, self.rows)
 
     def give_back(self) -> None:
         """Have the system drop the file's pages from this process. Those that are needed again are read again."""
@@ -192,7 +194,9 @@ def _expand_integers(data: NDArray[np.uint8], kind: int) -> Tensor:
 
 
 def _bits(kind: int) -> int:
-    return 4 if kind in (_Q4_0, _Q4_Z, _Q4_128) else 8
+    if kind in (_Q4_0, _Q4_Z, _Q4_128):
+        return 4
+    return 8
 
 
 def _parts(data: Tensor, kind: int) -> tuple[Tensor, Tensor | None, Tensor]:
@@ -252,7 +256,10 @@ def of_integers(
 
     of_scales.copy_(of_blocks(halves).view(torch.uint8).view(of_scales.shape))
     if of_zeros is not None:
-        signed = torch.zeros(n, groups, dtype=torch.int8) if zeros is None else (zeros.int() - half).to(torch.int8)
+        if zeros is None:
+            signed = torch.zeros(n, groups, dtype=torch.int8)
+        else:
+            signed = (zeros.int() - half).to(torch.int8)
         of_zeros.copy_(of_blocks(signed).view(torch.uint8).view(of_zeros.shape))
     if bits == 4:  # of 32, each of the first 16 shares a byte with one of the last; eight bytes are one integer here
         in_words = codes.contiguous().view(torch.int64).view(n, k // 32, 2, 2)
@@ -268,7 +275,10 @@ def integers_of(data: Tensor, kind: int) -> Integers | None:
     if kind not in (_Q4_0, _Q8_0):
         return None
     scales, _, values = _parts(data, kind)
-    codes = torch.cat([values & 15, values >> 4], dim=-1) if kind == _Q4_0 else values ^ 128
+    if kind == _Q4_0:
+        codes = torch.cat([values & 15, values >> 4], dim=-1)
+    else:
+        codes = values ^ 128
     return Integers(codes.flatten(1), scales.contiguous().view(torch.float16).flatten(1), None, _bits(kind))
 
 

@@ -47,7 +47,9 @@ def _weights(part: Any, path: str) -> set[str]:
         if part and isinstance(part[0], Expert):
             return _weights(part[0], path)
         found = [_weights(one, path) for one in part]
-        return set().union(*found) | {f"{name} of all" for name in set.intersection(*found)} if found else set()
+        if found:
+            return set().union(*found) | {f"{name} of all" for name in set.intersection(*found)}
+        return set()
     if is_dataclass(part) and not isinstance(part, type):
         names = (field.name for field in fields(part) if field.name not in _NO_WEIGHTS)
         return set().union(*(_weights(getattr(part, name), f"{path}.{name}") for name in names))

@@ -45,7 +45,9 @@ class Rotary:
 
     def query_factors_of_layer(self, number: int) -> Tensor | None:
         facts = self._facts
-        return None if facts.factors_are_for_unrotated and facts.rotates[number] else self._query_factors
+        if facts.factors_are_for_unrotated and facts.rotates[number]:
+            return None
+        return self._query_factors
 
     def of_layer(self, number: int) -> RotaryTable | None:
         facts = self._facts
@@ -88,7 +90,10 @@ def attention(reader: Reader, facts: Facts, _settings: Settings, rotary: Rotary,
     if rows != (facts.heads + 2 * facts.kv_heads) * facts.head_dim:
         raise NotKnown(f"its projections have {rows} rows for {facts.heads} heads of {facts.head_dim} numbers")
     sinks = reader.numbers_or_none("sinks")
-    scaling = facts.scaling / (number + 1) if facts.scaling_falls else facts.scaling
+    if facts.scaling_falls:
+        scaling = facts.scaling / (number + 1)
+    else:
+        scaling = facts.scaling
     return Attention(
         qkv=qkv,
         cache_of=None,
@@ -119,7 +124,9 @@ def _head_norm(reader: Reader, facts: Facts, role: str, number: int) -> Norm | N
     """Return the norm of queries or of keys, if the layer has one."""
     if facts.has_weightless_qk_norms:
         norm = Norm(torch.ones(facts.head_dim), None, facts.norm.epsilon, subtracts_mean=False)
-        return norm if facts.rotates[number] else None
+        if facts.rotates[number]:
+            return norm
+        return None
     return reader.norm_or_none(role, facts.norm)
 
 
@@ -150,7 +157,10 @@ def mlp(reader: Reader, facts: Facts, number: int) -> MLP | Experts:
         if facts.gate_sparsity is None:
             return dense
         return replace(dense, cutoff=_cutoff(facts.gate_sparsity[number], reader.tensors.dtype))
-    shared = dense_mlp(reader.at("shared"), facts.activation) if facts.mixture.has_shared else None
+    if facts.mixture.has_shared:
+        shared = dense_mlp(reader.at("shared"), facts.activation)
+    else:
+        shared = None
     return mixture(reader, facts.mixture, facts.activation, shared)
 
 

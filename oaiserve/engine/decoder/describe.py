@@ -74,7 +74,9 @@ def _padding_id(settings: Settings) -> int:
 
 def _embedding_scale(facts: Facts, dtype: torch.dtype) -> float:
     scale = facts.embedding_scale
-    return float(torch.tensor(scale, dtype=dtype)) if facts.rounds_embedding_scale else scale
+    if facts.rounds_embedding_scale:
+        return float(torch.tensor(scale, dtype=dtype))
+    return scale
 
 
 def _position_embedding(reader: Reader, facts: Facts, length: int) -> Tensor | None:
@@ -114,4 +116,6 @@ def _layer(reader: Reader, family: Family, facts: Facts, settings: Settings, rot
         mlp_out_norm=reader.norm_or_none("mlp_out_norm", facts.norm),
         is_parallel=facts.is_parallel,
     )
-    return layer if family.adjust is None else family.adjust(layer, reader, facts, settings)
+    if family.adjust is None:
+        return layer
+    return family.adjust(layer, reader, facts, settings)

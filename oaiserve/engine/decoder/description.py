@@ -28,7 +28,9 @@ class Norm:
         if self.subtracts_mean:
             return torch.nn.functional.layer_norm(x, self.weight.shape, self.weight, self.bias, self.epsilon)
         x = torch.nn.functional.rms_norm(x, self.weight.shape, self.weight, self.epsilon)
-        return x if self.bias is None else x + self.bias
+        if self.bias is None:
+            return x
+        return x + self.bias
 
 
 @dataclass(frozen=True, slots=True)

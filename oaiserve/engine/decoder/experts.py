@@ -53,7 +53,9 @@ def _gate_and_up(both: Matrix, *, is_in_turns: bool) -> tuple[Matrix, Matrix]:
 
 def _router(reader: Reader, facts: Mixture) -> Router:
     def numbers(name: str, *, is_float32: bool) -> Tensor:
-        return reader.exact(name) if is_float32 else reader.numbers(name).to(reader.tensors.dtype)
+        if is_float32:
+            return reader.exact(name)
+        return reader.numbers(name).to(reader.tensors.dtype)
 
     weight = numbers("router.weight", is_float32=facts.is_float32)
     if facts.num_experts not in (None, len(weight)):

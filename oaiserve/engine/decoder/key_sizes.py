@@ -65,10 +65,17 @@ def _projected(attention: Attention, input_norm: Norm | None) -> Tensor:
         if rows.start >= len(matrix.weight) or rows.stop == 0:
             continue
         keys = matrix.picked(rows)
-        weight = keys.weight.expand() if isinstance(keys.weight, Blocks) else keys.weight.float()
-        mean = torch.zeros(len(weight)) if keys.bias is None else keys.bias.float()
+        if isinstance(keys.weight, Blocks):
+            weight = keys.weight.expand()
+        else:
+            weight = keys.weight.float()
+        if keys.bias is None:
+            mean = torch.zeros(len(weight))
+        else:
+            mean = keys.bias.float()
         if input_norm is not None:
-            mean = mean if input_norm.bias is None else mean + weight @ input_norm.bias
+            if input_norm.bias is not None:
+                mean = mean + weight @ input_norm.bias
             weight = weight * input_norm.weight
         parts.append((weight.square().sum(1) + mean.square()).sqrt())
     return torch.cat(parts)

@@ -202,8 +202,13 @@ def _activation(settings: Settings, key: str = "hidden_act") -> str:
 
 def _speeds(reader: Reader, *, is_exact: bool = False) -> Tensor:
     """Return the speeds at which states fade, less than 0, of which files on the hub have the logarithms."""
-    numbers = reader.exact("A_log").float() if is_exact else reader.numbers("A_log")
-    return numbers if reader.tensors.has_norms_as_computed else -numbers.exp()
+    if is_exact:
+        numbers = reader.exact("A_log").float()
+    else:
+        numbers = reader.numbers("A_log")
+    if reader.tensors.has_norms_as_computed:
+        return numbers
+    return -numbers.exp()
 
 
 def _gated_norm(reader: Reader, facts: Facts, epsilon: float | None = None) -> Norm:

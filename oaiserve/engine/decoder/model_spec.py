@@ -41,7 +41,9 @@ def model_spec(
 def stored_dtype(settings: Settings) -> torch.dtype:
     """Return the dtype that the settings state for the weights, or float32 if they state none."""
     stated = getattr(torch, str(settings.get("dtype")), None)
-    return stated if isinstance(stated, torch.dtype) else torch.float32
+    if isinstance(stated, torch.dtype):
+        return stated
+    return torch.float32
 
 
 def kv_shapes(decoder: Decoder) -> dict[int, KVShape]:

@@ -86,7 +86,9 @@ class Reader:
 
     def bias(self, role: str) -> Tensor | None:
         """Return the bias of a matrix, if there is one."""
-        return self.numbers(f"{role}.bias").to(self.tensors.bias_dtype) if self.has_bias(role) else None
+        if self.has_bias(role):
+            return self.numbers(f"{role}.bias").to(self.tensors.bias_dtype)
+        return None
 
     def matrix(self, role: str) -> Matrix:
         path = f"{self._place}{role}"
@@ -97,7 +99,9 @@ class Reader:
         )
 
     def matrix_or_none(self, role: str) -> Matrix | None:
-        return self.matrix(role) if self.has(role) else None
+        if self.has(role):
+            return self.matrix(role)
+        return None
 
     def experts(self, role: str) -> list[Matrix]:
         """Return the matrix of each expert. Adapters have no name for it."""
@@ -124,15 +128,22 @@ class Reader:
         )
 
     def norm_or_none(self, role: str, kind: NormKind) -> Norm | None:
-        is_there = role in WEIGHTLESS if kind.width_without_weights else self.has(role)
-        return self.norm(role, kind) if is_there else None
+        if kind.width_without_weights:
+            is_there = role in WEIGHTLESS
+        else:
+            is_there = self.has(role)
+        if is_there:
+            return self.norm(role, kind)
+        return None
 
     def numbers(self, name: str) -> Tensor:
         """Return a parameter in float32, which has no module of its own."""
         return self.tensors.numbers(f"{self._place}{name}")
 
     def numbers_or_none(self, name: str) -> Tensor | None:
-        return self.numbers(name) if self.tensors.has(f"{self._place}{name}") else None
+        if self.tensors.has(f"{self._place}{name}"):
+            return self.numbers(name)
+        return None
 
     def module(self, role: str) -> str:
         """Return the name by which adapters name a module."""

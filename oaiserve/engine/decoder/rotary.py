@@ -61,7 +61,10 @@ def rotary_table(
     angles = torch.arange(length)[:, None].float() * frequencies
     is_complex = settings["model_type"] in _COMPLEX
     apart = head_dim // 2 if kind == "proportional" else len(frequencies)
-    rotations = torch.polar(torch.ones_like(angles), angles) if is_complex else None
+    if is_complex:
+        rotations = torch.polar(torch.ones_like(angles), angles)
+    else:
+        rotations = None
     return RotaryTable(
         scale * (angles.cos() if rotations is None else rotations.real),
         scale * (angles.sin() if rotations is None else rotations.imag),
@@ -131,7 +134,9 @@ def _unchanged_length(kind: str, settings: Settings, rope: Values) -> int | None
     """Return the longest sequence whose frequencies are those of shorter ones; None: there is no limit."""
     if kind == "longrope":
         return int(_number(rope, _ORIGINAL))
-    return int(settings[_LENGTH]) if kind == "dynamic" else None
+    if kind == "dynamic":
+        return int(settings[_LENGTH])
+    return None
 
 
 def _axes(settings: Settings, rope: Values, pairs: int) -> Tensor | None:
@@ -222,7 +227,10 @@ def _longrope(settings: Settings, rope: Values, head_dim: int) -> tuple[Tensor, 
     factor = _factor(settings, rope)
     scale = rope.get("attention_factor")
     if scale is None:
-        scale = 1.0 if factor <= 1 else math.sqrt(1 + math.log(factor) / math.log(original))
+        if factor <= 1:
+            scale = 1.0
+        else:
+            scale = math.sqrt(1 + math.log(factor) / math.log(original))
     factors = torch.tensor(rope["short_factor"], dtype=torch.float32)
     return 1.0 / (factors * _wavelengths(_number(rope, "rope_theta"), _rotated(rope, head_dim))), scale
 
@@ -263,7 +271,9 @@ def _yarn_factor(rope: Values, factor: float) -> float:
 
 
 def _yarn_scale(factor: float, mscale: float = 1) -> float:
-    return 1.0 if factor <= 1 else 0.1 * mscale * math.log(factor) + 1.0
+    if factor <= 1:
+        return 1.0
+    return 0.1 * mscale * math.log(factor) + 1.0
 
 
 def _factor(settings: Settings, rope: Values) -> float:

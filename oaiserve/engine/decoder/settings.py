@@ -152,7 +152,8 @@ def _values_of(config: Mapping[str, Any]) -> tuple[Values, set[str]]:
         read |= _OF_ROPE
     if "layer_rope_theta" in values:  # by layer, 0 where it does not rotate
         of_all = [values["rope_parameters"]["rope_theta"]] * values["num_hidden_layers"]
-        values["layer_rope_theta"] = of_all if values["layer_rope_theta"] is None else values["layer_rope_theta"]
+        if values["layer_rope_theta"] is None:
+            values["layer_rope_theta"] = of_all
     return values | {alias: values[key] for alias, key in aliases.items()}, read
 
 
@@ -168,7 +169,9 @@ def _with_floats(value: Any) -> Any:
         if value.keys() == {"__float__"}:
             return float(value["__float__"])
         return {key: _with_floats(one) for key, one in value.items()}
-    return [_with_floats(one) for one in value] if isinstance(value, list) else value
+    if isinstance(value, list):
+        return [_with_floats(one) for one in value]
+    return value
 
 
 @cache
@@ -202,7 +205,9 @@ def _text_of(config: Mapping[str, Any]) -> Mapping[str, Any]:
     if not is_wrapper(config):
         # Like transformers, except in wrappers: all layers of Mistral are of one type.
         is_ministral = config.get("model_type") == "mistral" and "layer_types" in config
-        return {**config, "model_type": "ministral"} if is_ministral else config
+        if is_ministral:
+            return {**config, "model_type": "ministral"}
+        return config
     wrapper = _wrapper_of(config)
     row = _table()["wrappers"][wrapper["model_type"]]
     own = wrapper.get("text_config")
@@ -215,7 +220,10 @@ def _text_of(config: Mapping[str, Any]) -> Mapping[str, Any]:
     text["tie_word_embeddings"] = row["tied"] if is_tied is None else is_tied
     vision = wrapper.get("vision_config") or {}
     deep = "deepstack_visual_indexes"
-    text["num_deep_layers"] = len(vision[deep] or ()) if deep in vision else row.get("num_deep", 0)
+    if deep in vision:
+        text["num_deep_layers"] = len(vision[deep] or ())
+    else:
+        text["num_deep_layers"] = row.get("num_deep", 0)
     for key in ("architectures", "eos_token_id", "dtype", "torch_dtype"):
         if wrapper.get(key) is not None and text.get(key) is None:
             text[key] = wrapper[key]
@@ -264,7 +272,10 @@ def _rope(name: str, values: Values, row: Mapping[str, Any]) -> Values:
     elif name != "bamba":  # which has it whatever a file says
         if name == "minimax_m2" and values.get("rotary_dim") is not None:
             part = values["rotary_dim"] / values["head_dim"]
-        part = values.get("partial_rotary_factor", part) if name not in _WITHOUT_DEFAULTS else None
+        if name not in _WITHOUT_DEFAULTS:
+            part = values.get("partial_rotary_factor", part)
+        else:
+            part = None
     kinds = set(values.get("layer_types") or ())
     nested = [kind for kind in rope if kind in kinds]
     for of_layers in [rope[kind] for kind in nested] or [rope]:
@@ -284,7 +295,12 @@ def _rope_by_layer_type(given: Values | None, scaling: Values | None, values: Va
             rope[kind] = {"rope_type": "default"}
     rope[FULL].update(scaling or {})
     default = row["rope_theta"]
-    of_full, of_windows = (default["global"], default["local"]) if isinstance(default, dict) else (default, default)
+    if isinstance(default, dict):
+        of_full = default["global"]
+        of_windows = default["local"]
+    else:
+        of_full = default
+        of_windows = default
     if "rope_theta" in values:
         of_full = values.get("rope_theta")
     if isinstance(default, dict):

@@ -42,7 +42,9 @@ def _full_every(key: str, default: int, others: str = SLIDING, *, first: int = 1
 
     def of_layer(values: Values, layer: int) -> str:
         every = values.get(key, default)
-        return others if every == 0 or (layer + first) % every else FULL
+        if every == 0 or (layer + first) % every:
+            return others
+        return FULL
 
     return _types(of_layer)
 
@@ -104,7 +106,10 @@ def _gemma4(values: Values) -> None:
     if values["layer_types"]:
         values["layer_types"][-1] = FULL
     values.setdefault("global_head_dim", 512)
-    own = values.get("num_global_key_value_heads") if values.get("attention_k_eq_v", True) else None
+    if values.get("attention_k_eq_v", True):
+        own = values.get("num_global_key_value_heads")
+    else:
+        own = None
     if values.get("per_layer_config"):  # by number of the layer, as newer versions write it in place of both
         of_layer = values["per_layer_config"].get(str(values["layer_types"].index(FULL)), {})
         values["global_head_dim"] = of_layer.get("head_dim", values["head_dim"])
@@ -171,7 +176,8 @@ def _lfm2(values: Values) -> None:
 def _falcon_h1(values: Values) -> None:
     if values["mamba_d_head"] == "auto":
         numbers = values["mamba_d_ssm"]
-        numbers = values["mamba_expand"] * values["hidden_size"] if numbers is None else numbers
+        if numbers is None:
+            numbers = values["mamba_expand"] * values["hidden_size"]
         values["mamba_d_head"] = numbers // values["mamba_n_heads"]
     _or("mlp_multipliers", lambda _: [1.0] * 2)(values)
     _or("ssm_multipliers", lambda _: [1.0] * 5)(values)
@@ -193,15 +199,24 @@ def _nemotron_h(values: Values) -> None:
 def _lfm3_layer(_: Values, layer: int) -> str:
     if layer % 4 == 2:
         return FULL
-    return SLIDING if layer % 4 == 0 and layer > 0 else "conv"
+    if layer % 4 == 0 and layer > 0:
+        return SLIDING
+    return "conv"
 
 
 def _cohere2_moe(values: Values) -> None:
     dense = values.pop("first_k_dense_replace", 0)
 
     def of_layer(values: Values, layer: int) -> str:
-        name, place = ("prefix_dense_", layer) if layer < dense else ("", layer - dense)
-        return SLIDING if (place + 1) % values[f"{name}sliding_window_pattern"] else FULL
+        if layer < dense:
+            name = "prefix_dense_"
+            place = layer
+        else:
+            name = ""
+            place = layer - dense
+        if (place + 1) % values[f"{name}sliding_window_pattern"]:
+            return SLIDING
+        return FULL
 
     _types(of_layer)(values)
     _or("mlp_layer_types", lambda v: _dense_first(v, dense))(values)

@@ -98,7 +98,9 @@ class Drafts:
         guess, chances = sequence.lookup.guess(sequence.token_ids, most)
         if guess and sequence.constraint is not None:
             guess = sequence.constraint.possible(guess)
-        return _Option(sequence, guess, chances[: len(guess)]) if guess else None
+        if guess:
+            return _Option(sequence, guess, chances[: len(guess)])
+        return None
 
     def _lengths(self, num_tokens: int, num_sequences: int, options: list[_Option]) -> list[int]:
         """Return the lengths of these drafts with the most expected tokens of answers in a time.

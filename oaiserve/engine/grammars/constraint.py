@@ -54,7 +54,9 @@ class Constraint:
     @property
     def mask_ns(self) -> int:
         """Return the CPU time of the last mask, which the next one will about take."""
-        return 0 if self._matcher is None else self._matcher.mask_ns
+        if self._matcher is None:
+            return 0
+        return self._matcher.mask_ns
 
     @property
     def is_complete(self) -> bool:
@@ -83,13 +85,17 @@ class Constraint:
             return []
         if self._thinking is not None:
             return list(self._thinking.forced_ids)
-        return [] if self._matcher is None else self._matcher.forced_ids()
+        if self._matcher is None:
+            return []
+        return self._matcher.forced_ids()
 
     def possible(self, draft: list[int]) -> list[int]:
         """Return the first allowed tokens of a draft, either all within the reasoning or all behind it."""
         if self._thinking is not None:
             return draft[: self._thinking.num_possible(draft)]
-        return draft if self._matcher is None else draft[: self._matcher.num_possible(draft)]
+        if self._matcher is None:
+            return draft
+        return draft[: self._matcher.num_possible(draft)]
 
     def fill_masks(self, rows: np.ndarray, num_generated: int, draft: Sequence[int]) -> None:
         """Fill a row for each draw: after `num_generated` tokens, and behind each token of a possible draft."""

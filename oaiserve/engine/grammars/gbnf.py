@@ -106,11 +106,15 @@ def _lark_element(kind: str, token: str) -> str:
     match kind:
         case "string":
             regex = "".join(regexes.literal(character) for character, _ in _characters(token[1:-1]))
-            return f"/{regex}/" if regex else '""'
+            if regex:
+                return f"/{regex}/"
+            return '""'
         case "class":
             return f"/{_class(token)}/"
         case _:
-            return "/(?s:.)/" if token == "." else token
+            if token == ".":
+                return "/(?s:.)/"
+            return token
 
 
 def repeat(token: str) -> str:

@@ -116,7 +116,9 @@ class Grammars:
         table = TokenTable(self._backend)
         eos = sorted(token_id for token_id in self._eos_token_ids if token_id < self._vocab_size)
         # Without the true bytes of its tokens, or without an end, no answer can be held to a grammar.
-        return Tokens(table, self._vocab_size, eos) if table.has_bytes and eos else None
+        if table.has_bytes and eos:
+            return Tokens(table, self._vocab_size, eos)
+        return None
 
     def compile(self, grammar: Grammar, client: str = "") -> CompiledGrammar:
         """Compile a grammar for a client, or find an equal compiled one. Raises InvalidRequest with `grammar.param`.
@@ -165,7 +167,10 @@ def _is_spent(future: _Outcome) -> bool:
 def _compiled(tokens: Tokens, grammar: Grammar) -> llguidance.LLMatcher:
     """Compile a grammar. A refusal names the innermost subschema with the same kind of error: llguidance does not."""
     translated = translate(grammar.kind, grammar.text)
-    text = with_prefix(translated.text, grammar.prefix) if grammar.prefix else translated.text
+    if grammar.prefix:
+        text = with_prefix(translated.text, grammar.prefix)
+    else:
+        text = translated.text
     matcher = _matcher(tokens, text)
     if not (error := matcher.get_error()):
         return matcher

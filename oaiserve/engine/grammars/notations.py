@@ -137,7 +137,10 @@ def _schema_part(
     """Return a schema as parts of a grammar, which calls the first `@schema_` with the number. Raises Refused."""
     text = json.dumps(schema)
     try:
-        document = prepare_leniently(text)[0].document if is_lenient else prepare(text).document
+        if is_lenient:
+            document = prepare_leniently(text)[0].document
+        else:
+            document = prepare(text).document
         return _json(f"schema_{number}", document, _SPACED_OPTIONS | separators)
     except Refused as refused:
         raise Refused(f"{refused.reason}, {place}") from None

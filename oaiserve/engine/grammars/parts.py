@@ -75,7 +75,10 @@ class Leads:
             unfinished = self._pattern.search(self._text, partial=True)
             while unfinished is not None and len(self._text) - unfinished.start() > MOST_LEAD:
                 unfinished = self._pattern.search(self._text, unfinished.start() + 1, partial=True)
-            self._text = "" if unfinished is None else self._text[unfinished.start() :]
+            if unfinished is None:
+                self._text = ""
+            else:
+                self._text = self._text[unfinished.start() :]
             return None
         self._text = self._text[match.end() :]
         letter = chr(ord("A") + int(str(match.lastgroup).removeprefix("lead_")))
@@ -130,7 +133,10 @@ class PartsConstraint(Constraint):
 
     def possible(self, draft: list[int]) -> list[int]:
         """Return the first allowed tokens of a draft, up to where a part begins or ends."""
-        most = len(draft) if self._thinking is None else self._thinking.num_possible(draft)
+        if self._thinking is None:
+            most = len(draft)
+        else:
+            most = self._thinking.num_possible(draft)
         if self._matcher is not None:
             return draft[: self._matcher.num_before_end(draft[:most])]
         leads = self._leads.copy()

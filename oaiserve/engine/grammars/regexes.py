@@ -74,7 +74,9 @@ def literal(text: str) -> str:
 
 
 def _character(character: str) -> str:
-    return character if character.isascii() and character.isalnum() else rf"\u{{{ord(character):x}}}"
+    if character.isascii() and character.isalnum():
+        return character
+    return rf"\u{{{ord(character):x}}}"
 
 
 @dataclass(slots=True)
@@ -224,7 +226,9 @@ class _RegexParser:
             case "[":
                 return self._class()
             case ".":
-                return "(?s:.)" if "s" in self._flags else NOT_LINE_END
+                if "s" in self._flags:
+                    return "(?s:.)"
+                return NOT_LINE_END
             case "\\":
                 return self._escape()
             case "*" | "+" | "?":
@@ -263,7 +267,9 @@ class _RegexParser:
     def _escape(self) -> str:
         letter = self._peek()
         if (shorthand := self._shorthand(is_negated=False)) is not None:
-            return f"[{shorthand}]" if letter in _CLASSES else shorthand
+            if letter in _CLASSES:
+                return f"[{shorthand}]"
+            return shorthand
         if letter in ("b", "B"):
             raise Refused(rf"has '\{letter}': word boundaries are not supported")
         if letter == "k" or (letter in "123456789" and letter):
@@ -276,7 +282,9 @@ class _RegexParser:
             self._at += 1
             common, any_dialect = _CLASSES[letter.lower()]
             if letter.islower():
-                return any_dialect if is_negated else common
+                if is_negated:
+                    return any_dialect
+                return common
             return f"[^{common if is_negated else any_dialect}]"
         if found := _PROPERTY.match(self._text, self._at):
             self._at = found.end()
@@ -287,12 +295,16 @@ class _RegexParser:
         if character in self._unwritable:
             raise Refused(f"has the control character U+{ord(character):04X}, which strings of answers do not have")
         cases = self._cases(character)
-        return _character(character) if len(cases) == 1 else f"[{''.join(map(_character, cases))}]"
+        if len(cases) == 1:
+            return _character(character)
+        return f"[{''.join(map(_character, cases))}]"
 
     def _cases(self, character: str) -> list[str]:
         """Return a character, and its other case if the pattern ignores case."""
         swapped = character.swapcase() if "i" in self._flags else character
-        return [character] if swapped == character or swapped.swapcase() != character else [character, swapped]
+        if swapped == character or swapped.swapcase() != character:
+            return [character]
+        return [character, swapped]
 
     def _escaped_character(self) -> str:
         if found := _CODE.match(self._text, self._at):
@@ -334,10 +346,14 @@ class _RegexParser:
             members.append(self._in_class(first, is_negated) if first == last else self._range(first, last))
         written = f"[{'^' if is_negated else ''}{''.join(members)}]"
         # Dialects differ in case folding. Whatever any of them would exclude is excluded.
-        return f"(?i:{written})" if is_negated and "i" in self._flags else written
+        if is_negated and "i" in self._flags:
+            return f"(?i:{written})"
+        return written
 
     def _in_class(self, character: str, is_negated: bool) -> str:
-        return _character(character) if is_negated else self._written(character).strip("[]")
+        if is_negated:
+            return _character(character)
+        return self._written(character).strip("[]")
 
     def _range(self, first: str, last: str) -> str:
         written = f"{_character(first)}-{_character(last)}"

@@ -90,13 +90,22 @@ class Writer:
                 return _either(self._with_end(each, inner, end, is_last=is_last) for each in part.elements)
             case Format(type="tag", content=Format() as content):
                 ends = [*filter(None, [part.end] if isinstance(part.end, str) else part.end)]
-                own = self._named(_either(map(_quoted, ends)), "END") if ends else ""
+                if ends:
+                    own = self._named(_either(map(_quoted, ends)), "END")
+                else:
+                    own = ""
                 inside = self._with_end(content, inner, own or end, is_last=is_last and not own)
                 return f"{_quoted(part.begin)} {inside} {end if own else ''}"
             case Format(type="tags_with_separator", tags=[_, *_]):
                 tag = self._named(_either(self._with_end(each, inner) for each in part.tags))
-                more = "" if part.stop_after_first else f"({_quoted(part.separator)} {tag})*"
-                written = f"{tag} {more}" if part.at_least_one else f"({tag} {more})?"
+                if part.stop_after_first:
+                    more = ""
+                else:
+                    more = f"({_quoted(part.separator)} {tag})*"
+                if part.at_least_one:
+                    written = f"{tag} {more}"
+                else:
+                    written = f"({tag} {more})?"
             case Format(type="optional" | "plus" | "star" | "repeat" as kind, content=Format() as content):
                 most_times = "" if part.max == -1 else part.max
                 times = _TIMES.get(kind) or gbnf.repeat(f"{{{part.min},{most_times}}}")
@@ -119,7 +128,10 @@ class Writer:
         """Return any text, with tags in it, up to the end; without one, it is the rest of the answer."""
         unwanted = "|".join(map(regexes.literal, filter(None, part.excludes)))
         text = self._named("/(?s:.*)/" + f" & ~/(?s:.*)({unwanted})(?s:.*)/" * bool(unwanted), "TEXT")
-        rest = self._named(f"{text} {end}", options="[lazy]") if end else self._named(text)
+        if end:
+            rest = self._named(f"{text} {end}", options="[lazy]")
+        else:
+            rest = self._named(text)
         if part.type == "any_text":
             return rest
         bodies: dict[str, list[str]] = {}  # behind each trigger
@@ -133,7 +145,9 @@ class Writer:
         first = _either(map(" ".join, inside)) if part.at_least_one else ""
         later = _either(f"{self._named(f'{text} {begin}', options='[lazy]')} {body}" for begin, body in inside)
         if part.stop_after_first:
-            return f"{first} {end}" if first else f"({later} {end} | {rest})"
+            if first:
+                return f"{first} {end}"
+            return f"({later} {end} | {rest})"
         return f"{first} {later}* {rest}"
 
     def _named(self, text: str, kind: str = "rule", options: str = "") -> str:

@@ -29,25 +29,37 @@ class Thinking:
     def forced_ids(self) -> Sequence[int]:
         """Return the ids that have to come next: the rest of the closing text, if the budget is spent."""
         is_spent = self._is_open and self._budget is not None and self._num_tokens >= self._budget
-        return self._closing_ids[self._num_forced :] if is_spent else ()
+        if is_spent:
+            return self._closing_ids[self._num_forced :]
+        return ()
 
     def num_possible(self, token_ids: Sequence[int]) -> int:
         """Return how many of these ids may come, in turn, so that the draw behind them is as free as this one."""
         if forced := self.forced_ids:
             same = [one == other for one, other in zip(token_ids, forced[:-1], strict=False)]
-            return same.index(False) if False in same else len(same)
+            if False in same:
+                return same.index(False)
+            return len(same)
         number = 0
         text = self._text
-        left = len(token_ids) if self._budget is None else max(0, self._budget - self._num_tokens - 1)
+        if self._budget is None:
+            left = len(token_ids)
+        else:
+            left = max(0, self._budget - self._num_tokens - 1)
         while number < min(left, len(token_ids)) and self._closing not in text:
             text += self._table.bytes_of(token_ids[number])
             number += 1
-        return number - 1 if self._closing in text else number
+        if self._closing in text:
+            return number - 1
+        return number
 
     def push(self, token_id: int) -> bytes:
         """Go on with this token. Return the text behind the end of the reasoning, if it has come."""
         if forced := self.forced_ids:
-            self._num_forced = self._num_forced + 1 if token_id == forced[0] else 0
+            if token_id == forced[0]:
+                self._num_forced = self._num_forced + 1
+            else:
+                self._num_forced = 0
         self._text += self._table.bytes_of(token_id)
         if not self._is_open:
             begun = self._text.lstrip()
@@ -55,7 +67,9 @@ class Thinking:
             self._text = begun
             if not begun.startswith(self._opening):
                 self.is_over = not self._opening.startswith(begun)
-                return bytes(self._blanks) + begun if self.is_over else b""
+                if self.is_over:
+                    return bytes(self._blanks) + begun
+                return b""
             self._is_open = True
             self._text = begun[len(self._opening) :]
         else:

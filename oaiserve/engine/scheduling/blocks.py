@@ -188,7 +188,9 @@ class StatePool:
         """Return a state for a sequence, or None if all belong to others. It has the last owner's content."""
         if self._free:
             return heappop(self._free)
-        return self._kept.popitem(last=False)[1] if self._kept else None
+        if self._kept:
+            return self._kept.popitem(last=False)[1]
+        return None
 
     def release(self, state: int) -> None:
         if state in self._free or state in self._kept.values():

@@ -33,7 +33,9 @@ class SequenceMemory:
         self.num_prefix_hits = 0  # prompt tokens that were found there
 
     def _prefixes_of(self, sequence: Sequence) -> Prefixes | None:
-        return self._background if sequence.is_background else self._foreground
+        if sequence.is_background:
+            return self._background
+        return self._foreground
 
     @property
     def has_prefix_cache(self) -> bool:
@@ -41,7 +43,9 @@ class SequenceMemory:
 
     def blocks_for(self, sequence: Sequence, num_tokens: int) -> int:
         """Return how many blocks this many tokens of a sequence need."""
-        return 0 if sequence.is_whole else self._pool.blocks_for(num_tokens)
+        if sequence.is_whole:
+            return 0
+        return self._pool.blocks_for(num_tokens)
 
     # -- the prefix cache ---------------------------------------------------------------------------------------------
 
@@ -55,7 +59,9 @@ class SequenceMemory:
     def wait_reason(self, sequence: Sequence, block_hash: BlockHash) -> WaitReason:
         """Return why a sequence waits for this block: it is being read from disk, or computed by another sequence."""
         is_read = self._disk is not None and not sequence.is_background and block_hash in self._disk.readings
-        return WaitReason.PREFIX_READ if is_read else WaitReason.SAME_PREFIX
+        if is_read:
+            return WaitReason.PREFIX_READ
+        return WaitReason.SAME_PREFIX
 
     def begin(self, sequence: Sequence) -> None:
         """Note the full blocks that a sequence, which begins to run, will compute."""
@@ -68,12 +74,16 @@ class SequenceMemory:
         Return their hashes: other sequences may have waited for them.
         """
         prefixes = self._prefixes_of(sequence)
-        return [] if prefixes is None else prefixes.publish(sequence, start, end)
+        if prefixes is None:
+            return []
+        return prefixes.publish(sequence, start, end)
 
     def stop(self, sequence: Sequence) -> list[BlockHash]:
         """Return the hashes of the full blocks that a sequence was to compute and no longer will."""
         prefixes = self._prefixes_of(sequence)
-        return [] if prefixes is None else prefixes.leave(sequence)
+        if prefixes is None:
+            return []
+        return prefixes.leave(sequence)
 
     def start_after(self, sequence: Sequence, shared: list[int]) -> None:
         """Let a sequence start after its cached first blocks."""
@@ -100,7 +110,9 @@ class SequenceMemory:
         first = sequence.num_computed // self.block_size
         lacking = [*range(len(blocks), self._pool.blocks_for(sequence.num_tokens))]
         is_shared = first < len(blocks) and not self._pool.is_writable(blocks[first])
-        return [first, *lacking] if is_shared else lacking
+        if is_shared:
+            return [first, *lacking]
+        return lacking
 
     def owns_last_block(self, sequence: Sequence) -> bool:
         """Return whether a sequence may write into its last block."""
@@ -129,7 +141,10 @@ class SequenceMemory:
         if self._states is None or sequence.state is not None:
             return True
         num_blocks = sequence.num_computed // self.block_size
-        cached = self._states.find(sequence.hashes[num_blocks - 1]) if num_blocks else None
+        if num_blocks:
+            cached = self._states.find(sequence.hashes[num_blocks - 1])
+        else:
+            cached = None
         assert num_blocks == 0 or cached is not None
         state = self._states.allocate()
         if state is None:
@@ -138,7 +153,10 @@ class SequenceMemory:
             self.state_copies.append((cached, state))
         sequence.state = state
         prefixes = self._prefixes_of(sequence)
-        sequence.state_ends = [] if prefixes is None else prefixes.ends_to_keep(self._states, sequence)
+        if prefixes is None:
+            sequence.state_ends = []
+        else:
+            sequence.state_ends = prefixes.ends_to_keep(self._states, sequence)
         return True
 
     def up_to_copy(self, sequence: Sequence, num_tokens: int) -> int:
@@ -149,7 +167,10 @@ class SequenceMemory:
         if self._states is None:
             return num_tokens
         start = sequence.num_computed
-        ends = [*sequence.state_ends, self.fork_end(sequence)] if sequence.siblings else sequence.state_ends
+        if sequence.siblings:
+            ends = [*sequence.state_ends, self.fork_end(sequence)]
+        else:
+            ends = sequence.state_ends
         return min([num_tokens, *(end - start for end in ends if end > start)])
 
     def keep_state(self, sequence: Sequence, end: int) -> None:
@@ -170,7 +191,9 @@ class SequenceMemory:
 
     def fork_end(self, leader: Sequence) -> int:
         """Return how many tokens a leader computes until its siblings can share them."""
-        return leader.prompt_len if self._states is None else leader.prompt_len - 1
+        if self._states is None:
+            return leader.prompt_len
+        return leader.prompt_len - 1
 
     def fork(self, leader: Sequence) -> list[Sequence]:
         """Let the siblings of a leader share its computed blocks of the prompt, and copy its state. Return those that
@@ -186,7 +209,10 @@ class SequenceMemory:
         forked = []
         for sibling in siblings:
             if self._states is not None:
-                sibling.state = self._states.allocate() if leader.num_computed == self.fork_end(leader) else None
+                if leader.num_computed == self.fork_end(leader):
+                    sibling.state = self._states.allocate()
+                else:
+                    sibling.state = None
                 if sibling.state is None:
                     continue
                 assert leader.state is not None

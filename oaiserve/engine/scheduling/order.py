@@ -172,14 +172,18 @@ class Order:
 
     def client_of(self, name: str) -> str:
         """Return the client with whose sequences others take turns: all belong to one if the policy has no turns."""
-        return name if self.by_client else ""
+        if self.by_client:
+            return name
+        return ""
 
     def due_of(self, client: str, num_tokens: int, turn_ns: int) -> float:
         """Return about when a prompt of this length, with this turn, would be due if it came now (`Sequence.key`)."""
         if self._passes:
             return turn_ns
         lane = self.foreground
-        return lane.waiting.due_of(client, num_tokens) if self.by_client else lane.num_arrived
+        if self.by_client:
+            return lane.waiting.due_of(client, num_tokens)
+        return lane.num_arrived
 
     def service_of(self, client: str) -> int:
         """Return the counter of a client."""
@@ -227,7 +231,9 @@ class Order:
     def obstacle(self, lane: Lane, head: Sequence | None, prompts: PromptsOfStep) -> WaitReason | None:
         """Return why no waiting sequence may begin in the step any more, or None."""
         if head is None:  # whatever waits next arrives during the step, or is held
-            return WaitReason.TOKEN_BUDGET if prompts.has_held else WaitReason.STEP_UNDER_WAY
+            if prompts.has_held:
+                return WaitReason.TOKEN_BUDGET
+            return WaitReason.STEP_UNDER_WAY
         if self.is_full(lane, head):
             return WaitReason.BATCH_FULL
         if lane.step.preempted:
@@ -258,7 +264,9 @@ class Order:
         """Return how many tokens of the budget a prompt token of this sequence counts for."""
         chunks = lane.step.chunks
         others_decode = bool(chunks) and chunks[0].num_tokens == 1
-        return PROMPT_LOGPROBS_COST if sequence.wants_prompt_logprobs and others_decode else 1
+        if sequence.wants_prompt_logprobs and others_decode:
+            return PROMPT_LOGPROBS_COST
+        return 1
 
     def paces_ns(self, lane: Lane, now_ns: int) -> list[float]:
         """Return the step times that let decodes keep their deadlines, under the policy `deadline`."""
@@ -334,7 +342,9 @@ class Order:
             spare = (one for one in lane.running if one.client is client and one.turn.num_running > 1)
             return max(spare, key=_spare_and_key)
         ahead = [one for one in lane.running if one.client.num_running > 1 and one.client.service > client.service]
-        return self._last(ahead) if ahead else None
+        if ahead:
+            return self._last(ahead)
+        return None
 
     def preempted_first(self, lane: Lane) -> Sequence:
         """Return the sequence that loses its blocks first if a decode needs one: a waiting one, or the last running."""
@@ -348,7 +358,9 @@ class Order:
     def preempted_in_background(self) -> Sequence | None:
         """Return the sequence of background work that gives its place and blocks to the foreground first, or None."""
         lane = self.background
-        return self._last(lane.running) if lane.running else next(reversed(lane.forked), None)
+        if lane.running:
+            return self._last(lane.running)
+        return next(reversed(lane.forked), None)
 
     def _last(self, sequences: list[Sequence]) -> Sequence:
         """Return the last sequence: of the client with the most service, then by key."""

@@ -47,8 +47,14 @@ class StepTime:
         itl_target_seconds: float | None = None,
     ) -> None:
         self._cost_now = cost
-        self._given_ns = None if target_seconds is None else target_seconds * 1e9
-        self._itl_ns = None if itl_target_seconds is None else itl_target_seconds * 1e9
+        if target_seconds is None:
+            self._given_ns = None
+        else:
+            self._given_ns = target_seconds * 1e9
+        if itl_target_seconds is None:
+            self._itl_ns = None
+        else:
+            self._itl_ns = itl_target_seconds * 1e9
         self._most_tokens = most_tokens
         self._cost: StepCost | None = None
         self._largest = FIRST // 2  # prompt tokens in a step so far, with a known cost
@@ -193,7 +199,10 @@ class StepTime:
         return self._load
 
     def _bound(self, decodes: Load) -> None:
-        decodes_ns = 0.0 if self._cost is None else self._cost.expected_ns(decodes)
+        if self._cost is None:
+            decodes_ns = 0.0
+        else:
+            decodes_ns = self._cost.expected_ns(decodes)
         most_ns = decodes_ns + self.target_ns
         self._is_paced = False
         if self._itl_ns is not None and decodes.decodes:

@@ -29,7 +29,10 @@ class Prefixes:
             parent = hashes[-1] if hashes else None
             start = index * size
             end = (index + 1) * size
-            keys = b"" if sequence.media is None else sequence.media.keys_in(start, end)
+            if sequence.media is None:
+                keys = b""
+            else:
+                keys = sequence.media.keys_in(start, end)
             hashes.append(hash_block(parent, sequence.token_ids[start:end], sequence.cache_salt, keys))
         return hashes
 

@@ -93,14 +93,18 @@ class Scheduler:
     @property
     def foremost(self) -> Lane:
         """Return the background if only that has work, else the foreground."""
-        return self.foreground if self.foreground.has_work else self.background
+        if self.foreground.has_work:
+            return self.foreground
+        return self.background
 
     @property
     def _owners(self) -> list[Sequence]:
         return self.foreground.owners + self.background.owners
 
     def of(self, sequence: Sequence) -> Lane:
-        return self.background if sequence.is_background else self.foreground
+        if sequence.is_background:
+            return self.background
+        return self.foreground
 
     def by_adapter(self) -> dict[int, tuple[int, int]]:
         """Return the numbers of running sequences, and of waiting or parked ones, by adapter."""
@@ -202,7 +206,10 @@ class Scheduler:
         """Add background work to a step that already has all of the foreground."""
         lane = self.background
         others_work = self.foreground.has_work
-        lane.max_running = len(lane.running) if self.foreground.waiting else self.limits.max_running - len(self.running)
+        if self.foreground.waiting:
+            lane.max_running = len(lane.running)
+        else:
+            lane.max_running = self.limits.max_running - len(self.running)
         lane.max_step_tokens = max(0, self.foreground.max_step_tokens - step.num_tokens)
         lane.beside = step if others_work else None
         if not others_work or (step.chunks and lane.step_time is not None and lane.step_time.is_known):
@@ -337,10 +344,16 @@ class Scheduler:
             start = sequence.num_computed
             num_tokens = sequence.media.whole_end(start, start + num_tokens) - start
         ends = num_tokens >= sequence.num_uncomputed
-        draft = self._fitting_draft(lane, sequence, budget - num_tokens) if ends else ()
+        if ends:
+            draft = self._fitting_draft(lane, sequence, budget - num_tokens)
+        else:
+            draft = ()
         num_tokens += len(draft)
         max_draws = 1 + len(draft) if ends else 0
-        draw = planned_draw(sequence, sequence.num_tokens) if ends else Draw.AT_LAUNCH
+        if ends:
+            draw = planned_draw(sequence, sequence.num_tokens)
+        else:
+            draw = Draw.AT_LAUNCH
         chunk = Chunk(sequence, sequence.num_computed, num_tokens, max_draws, draft, draw)
         lane.waiting.charge_prompt(chunk)
         if lane.step_time is not None:
@@ -384,7 +397,10 @@ class Scheduler:
 
     def _take_from_background(self, lane: Lane) -> bool:
         """Take the place and blocks of one background sequence for the foreground. Return False if there is none."""
-        victim = self.order.preempted_in_background() if lane is self.foreground else None
+        if lane is self.foreground:
+            victim = self.order.preempted_in_background()
+        else:
+            victim = None
         if victim is None:
             return False
         self.background.preempt(victim)

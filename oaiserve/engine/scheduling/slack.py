@@ -63,7 +63,9 @@ class Slack:
 
     def turn_share(self, alone_ns: int) -> float:
         """Return the share of its slack after which a prompt has its turn: its time in relation to the median."""
-        return min(MOST_SHARE, alone_ns / self._usual_ns) if alone_ns and self._usual_ns else 1.0
+        if alone_ns and self._usual_ns:
+            return min(MOST_SHARE, alone_ns / self._usual_ns)
+        return 1.0
 
     def paces_ns(self, decodes: Iterable[Sequence], now_ns: int) -> list[float]:
         """Return for each decode with a deadline of its end the time of a step by which it keeps that."""
@@ -79,7 +81,10 @@ class Slack:
         if not lengths:
             return max(1, most_tokens)
         first = bisect_right(lengths, num_generated)
-        rest = lengths[(first + len(lengths)) // 2] - num_generated if first < len(lengths) else num_generated
+        if first < len(lengths):
+            rest = lengths[(first + len(lengths)) // 2] - num_generated
+        else:
+            rest = num_generated
         return max(1, min(rest, most_tokens))
 
     def latest_start_ns(self, first_ns: int | None, end_ns: int | None, alone_ns: int, most_tokens: int) -> int | None:
@@ -99,7 +104,10 @@ def turn_ns(arrived_ns: int, start_ns: int | None, share: float = 1.0) -> int:
 
     That is after a share of the time until its latest start; without one, or if that is over, of the patience.
     """
-    slack_ns = PATIENCE_NS if start_ns is None or start_ns < arrived_ns else min(start_ns - arrived_ns, PATIENCE_NS)
+    if start_ns is None or start_ns < arrived_ns:
+        slack_ns = PATIENCE_NS
+    else:
+        slack_ns = min(start_ns - arrived_ns, PATIENCE_NS)
     return arrived_ns + int(share * slack_ns)
 
 
@@ -109,7 +117,9 @@ def _quantile(values: LastValues, share: float) -> float:
 
 def alone_ns(cost: StepCost | None, num_tokens: int) -> int:
     """Return the time that a prompt takes alone, or 0 if that is not known."""
-    return 0 if cost is None else cost.expected_ns(Load(0, 0, 0, num_tokens, num_tokens * (num_tokens - 1) // 2, 1))
+    if cost is None:
+        return 0
+    return cost.expected_ns(Load(0, 0, 0, num_tokens, num_tokens * (num_tokens - 1) // 2, 1))
 
 
 def refusal(forecast: Forecast, first_ns: int | None, end_ns: int | None) -> DeadlineRefused | None:

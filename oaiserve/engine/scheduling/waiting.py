@@ -80,7 +80,12 @@ class WaitingQueue:
 
     def arrive(self, sequence: Sequence, num_tokens: int) -> None:
         """Give a sequence its client, its request, and by the tokens that its prompt takes its place among these."""
-        name, request = (sequence.client_name, sequence.request_id) if self._by_client else ("", "")
+        if self._by_client:
+            name = sequence.client_name
+            request = sequence.request_id
+        else:
+            name = ""
+            request = ""
         client = self._clients.get(name)
         if client is None:
             if len(self._clients) >= self._most_clients:
@@ -98,14 +103,18 @@ class WaitingQueue:
     def due_of(self, name: str, num_tokens: int) -> float:
         """Return about when a prompt with so many new tokens would be due among those of its client, if it came now."""
         client = self._clients.get(name)
-        return num_tokens if client is None else client.shares.now + num_tokens
+        if client is None:
+            return num_tokens
+        return client.shares.now + num_tokens
 
     def service_of(self, name: str) -> int:
         """Return the counter of a client, one that is new included. Any thread may ask."""
         client = self._clients.get(name)
         waiting = next(iter(self._turns), None)
         floor = self._last.service if waiting is None else waiting[0]
-        return floor if client is None else max(client.service, floor)
+        if client is None:
+            return floor
+        return max(client.service, floor)
 
     def add(self, sequence: Sequence) -> None:
         """Add a sequence. If its client has none waiting, it is lifted."""

@@ -34,7 +34,9 @@ def batches(spec: ModelSpec, block_size: int, adapter: Adapter | None = None) ->
         for batch, start in zip(found, (0, NUM_TOKENS - 1), strict=True):
             batch.states = states.of_step([StateChunk(0, start, len(batch.input_ids))])
     found.append(replace(found[-1], positions=torch.tensor([spec.max_model_len - 1], device=spec.device)))
-    return found if adapter is None else [replace(batch, adapters=[adapter]) for batch in found]
+    if adapter is None:
+        return found
+    return [replace(batch, adapters=[adapter]) for batch in found]
 
 
 @torch.inference_mode()

@@ -73,7 +73,9 @@ def tolerance(dtype: torch.dtype, *, is_quantized: bool = False) -> float:
     """Choose the largest `difference` that rounding explains in logits of a model computed in `dtype`."""
     if is_quantized:
         return QUANTIZED_TOLERANCE
-    return FLOAT32_TOLERANCE if dtype == torch.float32 else HALF_TOLERANCE
+    if dtype == torch.float32:
+        return FLOAT32_TOLERANCE
+    return HALF_TOLERANCE
 
 
 def layer_tolerance(dtype: torch.dtype) -> float:

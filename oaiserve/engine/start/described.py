@@ -129,7 +129,10 @@ def _open_folder(
     stated = config.get("quantization_config") or settings.stated.get("quantization_config")
     if stated and options.quantize != "none":
         raise _already_quantized(options, source.location)
-    quantization = read_quantization({"quantization_config": stated}) if stated else None
+    if stated:
+        quantization = read_quantization({"quantization_config": stated})
+    else:
+        quantization = None
     has_blocks = stated is not None or options.quantize != "none"
     dtype = _dtype(_IN_BLOCKS if has_blocks else stored_dtype(settings), options, device)
     library = _library(dtype, options, device)
@@ -228,12 +231,16 @@ def _dtype(stored: torch.dtype, options: EngineOptions, device: torch.device) ->
 
 def _library(dtype: torch.dtype, options: EngineOptions, device: torch.device) -> Library | None:
     """Load native code for a dtype; None without --compile, and for other devices. Raises BuildError."""
-    return Library(dtype) if options.compile and device.type == "cpu" else None
+    if options.compile and device.type == "cpu":
+        return Library(dtype)
+    return None
 
 
 def _generation(folder: Path) -> dict[str, Any]:
     path = folder / "generation_config.json"
-    return json_object(path) if path.is_file() else {}
+    if path.is_file():
+        return json_object(path)
+    return {}
 
 
 def _with_cache(spec: ModelSpec, decoder: Decoder, library: Library | None, options: EngineOptions) -> Described:
@@ -244,7 +251,10 @@ def _with_cache(spec: ModelSpec, decoder: Decoder, library: Library | None, opti
             f"--kv-cache-dtype {options.kv_cache_dtype} is for keys and values, in place of which the KV cache of "
             f"'{spec.name}' has latent vectors, of {width} numbers for a token and layer."
         )
-    spec = spec.with_latent_cache(width) if width else spec.with_cache(options.kv_cache_dtype)
+    if width:
+        spec = spec.with_latent_cache(width)
+    else:
+        spec = spec.with_cache(options.kv_cache_dtype)
     decoder = with_shapes(decoder, spec)
     return Described(spec, replace(decoder, layers=[with_key_sizes(layer) for layer in decoder.layers]), library)
 

@@ -25,13 +25,17 @@ class InFloat32:
         """Restore the parameters, and return the dtype that the module had."""
         for tensor, original in self._originals:
             tensor.data = original
-        return self._originals[0][1].dtype if self._originals else torch.float32
+        if self._originals:
+            return self._originals[0][1].dtype
+        return torch.float32
 
 
 def cast(value: Any, dtype: torch.dtype) -> Any:
     """Return the floating-point tensors of a module's arguments, or of its outputs, in a dtype."""
     if isinstance(value, Tensor):
-        return value.to(dtype) if value.is_floating_point() else value
+        if value.is_floating_point():
+            return value.to(dtype)
+        return value
     if type(value) in (tuple, list):
         return type(value)(cast(one, dtype) for one in value)
     if type(value) is dict:

@@ -25,7 +25,10 @@ _CODE = Path(__file__).parents[1] / "model"  # all of it that computes keys and 
 
 def keep_blocks(served: ServedModel, model: Path, folder: Path, options: EngineOptions) -> ServedModel:
     """Return the model with a disk tier of its prefix cache. Raises StartupError where it cannot have one."""
-    native = served.runner.native if isinstance(served.runner, ModelRunner) else None
+    if isinstance(served.runner, ModelRunner):
+        native = served.runner.native
+    else:
+        native = None
     if native is None or not native.caches or served.num_states:
         raise StartupError(
             "--prefix-cache-dir is for models that run in the native step of a CPU and whose layers keep nothing but "

@@ -177,7 +177,10 @@ def _load_expanded(
     tensors = {}
     for name in counted("Expanding weights", weights.names(), lambda name: dtype.itemsize * prod(weights.shape(name))):
         tensor = weights.tensor(name)
-        tensors[name] = tensor.to(dtype) if tensor.is_floating_point() else tensor
+        if tensor.is_floating_point():
+            tensors[name] = tensor.to(dtype)
+        else:
+            tensors[name] = tensor
     model, found = _with_tensors(config, tensors, dtype, attention)
     if generation is not None:
         model.generation_config = generation
@@ -204,4 +207,6 @@ def _with_tensors(
 
 def generation_defaults(folder: Path) -> GenerationConfig | None:
     """Read the generation settings of a folder, which transformers reads beside weights that it loads itself."""
-    return GenerationConfig.from_pretrained(folder) if (folder / "generation_config.json").is_file() else None
+    if (folder / "generation_config.json").is_file():
+        return GenerationConfig.from_pretrained(folder)
+    return None

@@ -48,7 +48,10 @@ def load_media(request: StartRequest, mmproj: Path | None = None) -> Media | Non
     forms: dict[MediaKind, Form] = {}
     for kind in kinds:
         try:
-            settings = read_settings(kind, source.path, config, request.tokenizer) if found is None else found.settings
+            if found is None:
+                settings = read_settings(kind, source.path, config, request.tokenizer)
+            else:
+                settings = found.settings
             forms[kind] = form_of(kind, config, settings)
         except (ImportError, OSError) as error:  # Pillow, soundfile, what the processor needs, or its file
             log.warning("%s are not read: %s", NOUNS[kind], str(error).strip().partition("\n")[0])

@@ -53,7 +53,10 @@ def refuse_unless_equal(
         for index, length in enumerate(lengths):
             with run.compared(slice(start, start + length)):
                 expected = own(index)
-            rows = found[start : start + length] if found.shape[0] == sum(lengths) else found[index : index + 1]
+            if found.shape[0] == sum(lengths):
+                rows = found[start : start + length]
+            else:
+                rows = found[index : index + 1]
             _refuse_unless_close("its output", rows, expected)
             start += length
 
@@ -114,7 +117,9 @@ class _PackedRun:
         def behind(module: Module, _: Any, output: Any) -> Any:
             replaced = running.pop()[2][None, rows]
             _refuse_unless_close(f"'{self._names[module]}'", replaced, _first(output))
-            return (replaced, *output[1:]) if isinstance(output, tuple) else replaced
+            if isinstance(output, tuple):
+                return (replaced, *output[1:])
+            return replaced
 
         with _hooked({module: "" for module, *_ in self.calls}, before, behind):
             yield
@@ -122,7 +127,10 @@ class _PackedRun:
 
 def _states(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[str | None, Tensor | None]:
     """Return the hidden states among a module's arguments, with their name if they have one."""
-    name = None if args else next((name for name in kwargs if "hidden" in name), None)
+    if args:
+        name = None
+    else:
+        name = next((name for name in kwargs if "hidden" in name), None)
     found = args[0] if args else kwargs.get(name or "")
     return name, found if isinstance(found, Tensor) else None
 

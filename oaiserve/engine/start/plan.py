@@ -98,7 +98,9 @@ def _started(request: StartRequest) -> ServedModel:
 
 
 def _default_params(request: StartRequest) -> dict[str, Any]:
-    return {**request.default_params, **stated_defaults(request.source)} if request.options.generation_config else {}
+    if request.options.generation_config:
+        return {**request.default_params, **stated_defaults(request.source)}
+    return {}
 
 
 def _media(request: StartRequest) -> Media | None:
@@ -130,7 +132,10 @@ def compile_early(options: EngineOptions, stored: str) -> Thread | None:
     limit_features(options.cpu_features)
     if not (options.compile and is_on_cpu(options)) or options.task in ("embed", "score"):
         return None
-    name = {"float16": "float32"}.get(stored, stored) if options.dtype == "auto" else options.dtype
+    if options.dtype == "auto":
+        name = {"float16": "float32"}.get(stored, stored)
+    else:
+        name = options.dtype
     dtype = getattr(torch, name, None)
     return build_beside(dtype) if isinstance(dtype, torch.dtype) else None  # or else the load says what is wrong
 
@@ -144,7 +149,9 @@ def _stored_dtype(source: ModelSource, options: EngineOptions) -> str | None:
         if config.get("quantization_config"):
             return "bfloat16"
         stored = config.get("dtype") or config["torch_dtype"]
-        return stored if isinstance(stored, str) else None
+        if isinstance(stored, str):
+            return stored
+        return None
     except (OSError, ValueError, TypeError, KeyError, AttributeError):  # the load says what is wrong
         return None
 

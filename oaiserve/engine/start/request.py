@@ -30,7 +30,9 @@ def needing_native(options: EngineOptions) -> str | None:
         return "--exact"
     if options.quantize != "none":
         return f"--quantize {options.quantize}"
-    return None if options.prefix_cache_dir is None else "--prefix-cache-dir"
+    if options.prefix_cache_dir is None:
+        return None
+    return "--prefix-cache-dir"
 
 
 class Declined(Exception):
@@ -65,7 +67,10 @@ class StartRequest:
     @cached_property
     def tokenizer(self) -> Tokenizer:
         options = self.options
-        template = options.chat_template.read_text(encoding="utf-8") if options.chat_template else None
+        if options.chat_template:
+            template = options.chat_template.read_text(encoding="utf-8")
+        else:
+            template = None
         with self.times.part("tokenizer"):
             return Tokenizer.from_pretrained(self.source.path, template, recheck=options.recheck)
 

@@ -63,7 +63,10 @@ def remember_start(asked: Subject, quantized: QuantizedFile | None) -> Thread:
     def run() -> None:
         main_thread().join(AFTER_SECONDS)
         try:
-            data = None if quantized is None else asdict(quantized.finish(name_of(asked)))
+            if quantized is None:
+                data = None
+            else:
+                data = asdict(quantized.finish(name_of(asked)))
             if remember(asked, {"quantized": data}, b"") is None:
                 log.debug("The start is not recorded, because the model's files have changed meanwhile")
         except (NotPrivate, OSError) as error:

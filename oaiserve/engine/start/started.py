@@ -69,7 +69,10 @@ def started_on_cpu(
 ) -> Started:
     """Make the runner of a model on a CPU."""
     device = torch.device("cpu")
-    states = States(spec.state_shapes, num_states, device) if num_states else None
+    if num_states:
+        states = States(spec.state_shapes, num_states, device)
+    else:
+        states = None
     runner = ModelRunner(executor, device, options.block_size, states=states)
     features = dict.fromkeys(("native_step", "amx"), "PyTorch computes the steps; the log says why")
     if runner.native is not None:

@@ -24,7 +24,10 @@ def find_task(source: ModelSource, option: TaskOption) -> Task:
 
 def _of_config(config: Mapping[str, Any], *, has_modules: bool) -> Task:
     architectures = config.get("architectures")
-    architecture = str(architectures[0]) if isinstance(architectures, list) and architectures else ""
+    if isinstance(architectures, list) and architectures:
+        architecture = str(architectures[0])
+    else:
+        architecture = ""
     if architecture.endswith("ForSequenceClassification"):
         return "score"
     if has_modules:  # as sentence-transformers writes them
@@ -32,4 +35,6 @@ def _of_config(config: Mapping[str, Any], *, has_modules: bool) -> Task:
     # A folder of bare layers, or of an encoder with the head that it was trained with.
     is_bare = architecture.endswith(("Model", "ForMaskedLM")) and not architecture.endswith("LMHeadModel")
     has_more = config.get("is_encoder_decoder") or any(config.get(f"{kind}_config") for kind in ("vision", "audio"))
-    return "embed" if is_bare and not has_more else "generate"
+    if is_bare and not has_more:
+        return "embed"
+    return "generate"

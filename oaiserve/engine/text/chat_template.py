@@ -37,7 +37,10 @@ class ChatTemplate:
         `response_template` is the tokenizer's declaration of the segments of an answer, as transformers defines it.
         Raises StartupError if the template does not compile.
         """
-        self._sources = {"default": source} if isinstance(source, str) else dict(source)
+        if isinstance(source, str):
+            self._sources = {"default": source}
+        else:
+            self._sources = dict(source)
         self._special_tokens = dict(special_tokens)
         self._compiled = cache(JinjaTemplate)
         self.source = "\n".join(self._sources.values())
@@ -76,7 +79,9 @@ class ChatTemplate:
             )
         except InvalidRequest:
             return ""
-        return asking.removeprefix(bare) if asking.startswith(bare) else ""
+        if asking.startswith(bare):
+            return asking.removeprefix(bare)
+        return ""
 
     def _sample(self, messages: list[Message], **variables: object) -> str:
         try:
@@ -137,7 +142,10 @@ class ChatTemplate:
 
     def _template(self, tools: object) -> JinjaTemplate:
         """Return the template for requests with these tools. Raises ValueError if there is none."""
-        name = "tool_use" if tools is not None and "tool_use" in self._sources else "default"
+        if tools is not None and "tool_use" in self._sources:
+            name = "tool_use"
+        else:
+            name = "default"
         if name not in self._sources:
             raise ValueError(f"the model has several ({', '.join(sorted(self._sources))}), but none by default")
         return self._compiled(self._sources[name])
@@ -158,7 +166,9 @@ class ChatTemplate:
             prepared = in_turns(prepared)
         if self.abilities.takes_one_call:
             prepared = one_call_each(prepared)
-        return _with_embedded_results(prepared) if self.abilities.embeds_results else prepared
+        if self.abilities.embeds_results:
+            return _with_embedded_results(prepared)
+        return prepared
 
     def _without_system(self, messages: list[Message]) -> list[Message]:
         """Return messages with the text of the system message, the first one, in front of the user's."""
@@ -203,11 +213,15 @@ class ChatTemplate:
     def _content(self, content: str | Sequence[Mapping[str, Any]]) -> str | list[Message]:
         """Return the content as parts for a template of parts, else as a string: others would print a list."""
         if isinstance(content, str):
-            return [{"type": "text", "text": content}] if self._needs_parts else content
+            if self._needs_parts:
+                return [{"type": "text", "text": content}]
+            return content
         if any(part.get("type") in ("image", "audio") for part in content):
             return [dict(part) for part in content]  # a template of strings has no place for them
         text = _text(content)
-        return [dict(part) for part in content] if self._takes_parts else text
+        if self._takes_parts:
+            return [dict(part) for part in content]
+        return text
 
 
 def _text(content: str | Sequence[Mapping[str, Any]]) -> str:

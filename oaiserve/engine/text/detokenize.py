@@ -70,7 +70,10 @@ class TokenTable:
         }
 
     def _recognise(self, decoder: dict[str, Any]) -> None:
-        steps = decoder["decoders"] if decoder["type"] == "Sequence" else [decoder]
+        if decoder["type"] == "Sequence":
+            steps = decoder["decoders"]
+        else:
+            steps = [decoder]
         while steps and steps[0]["type"] == "Replace" and "String" in steps[0]["pattern"]:
             self._replace.append((steps[0]["pattern"]["String"], steps[0]["content"]))
             steps = steps[1:]
@@ -143,7 +146,10 @@ class TokenTable:
         self, prompt_ids: Sequence[int], *, skip_special_tokens: bool, visible_ids: frozenset[int] = frozenset()
     ) -> Detokenizer:
         """Return a detokenizer for one choice behind `prompt_ids`. Skipped special tokens exclude `visible_ids`."""
-        hidden = self.special_ids - visible_ids if skip_special_tokens else frozenset()
+        if skip_special_tokens:
+            hidden = self.special_ids - visible_ids
+        else:
+            hidden = frozenset()
         return (ByteDetokenizer if self.has_bytes else WindowDetokenizer)(self, prompt_ids, hidden)
 
 
@@ -163,7 +169,10 @@ class ByteDetokenizer:
         prompt = (table.bytes_of(i) for i in prompt_ids if i not in hidden)
         while self._to_strip and (data := next(prompt, None)) is not None:
             num_spaces = len(data) - len(data.lstrip(b" "))
-            self._to_strip = max(0, self._to_strip - num_spaces) if num_spaces == len(data) else 0
+            if num_spaces == len(data):
+                self._to_strip = max(0, self._to_strip - num_spaces)
+            else:
+                self._to_strip = 0
         self._decoder = _utf8_decoder("replace")
         # The prompt may end inside a character, of which at most 3 bytes are in its last tokens.
         self._decoder.decode(b"".join(table.bytes_of(i) for i in prompt_ids[-4:] if i not in hidden))
@@ -176,7 +185,9 @@ class ByteDetokenizer:
             self._is_first = self._table.backend.id_to_token(token_id) is None
             return self._decoder.decode(self._table.first_bytes_of(token_id))
         text = self._decoder.decode(self._table.bytes_of(token_id))
-        return self._strip(text) if self._to_strip else text
+        if self._to_strip:
+            return self._strip(text)
+        return text
 
     def finish(self) -> str:
         """Return the rest, with U+FFFD for an incomplete character. Call it once, after the last push."""

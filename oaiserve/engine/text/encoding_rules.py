@@ -184,7 +184,10 @@ class EncodingRules:
         is_known = all(found <= _ALTERNATIVES for found in alternatives)
         # One of them must match all that may follow a cut, or the cut could be in the middle of what none matches.
         if is_known and any(_WHITE_SPACE in found and found & _PUNCTUATION for found in alternatives):
-            self._candidates = _SPACES if steps[-1]["add_prefix_space"] else _SPLITTING
+            if steps[-1]["add_prefix_space"]:
+                self._candidates = _SPACES
+            else:
+                self._candidates = _SPLITTING
             self._set_added([token["content"] for token in added])
 
     def _recognise_spaces(self, definition: dict[str, Any]) -> None:

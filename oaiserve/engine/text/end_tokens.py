@@ -53,7 +53,10 @@ def text_after_answers(
     if not found:  # the next turn's beginning ends an answer of GLM
         found = _run(_after_answer(template, [asked, answered, asked]), special_texts)[:1]
     elif last.strip().removeprefix("".join(found))[:1].strip():  # a tag, with its name behind it
-        found = [text for text in special_texts if last.rstrip().endswith(text)] if len(found) == 1 else []
+        if len(found) == 1:
+            found = [text for text in special_texts if last.rstrip().endswith(text)]
+        else:
+            found = []
     if not 0 < len(found) <= 2 or not set(found).isdisjoint(known):  # more of them begin another turn
         return None
     function = {"name": _NAME, "description": "A sample.", "parameters": {"type": "object", "properties": {}}}
@@ -61,7 +64,9 @@ def text_after_answers(
     tools = [{"type": "function", "function": function}]
     calling = _after_answer(template, [asked, {**answered, "tool_calls": [call]}], tools)
     before, is_called, _ = calling.partition(_NAME)
-    return None if is_called and found[-1] in before else found[-1]
+    if is_called and found[-1] in before:
+        return None
+    return found[-1]
 
 
 def _after_answer(template: ChatTemplate, messages: list[dict[str, Any]], tools: Sequence[dict[str, Any]] = ()) -> str:
@@ -70,7 +75,9 @@ def _after_answer(template: ChatTemplate, messages: list[dict[str, Any]], tools:
         rendered = template.render(ChatPrompt(messages, add_generation_prompt=False, tools=tools))
     except InvalidRequest:
         return ""
-    return rendered.rpartition(_ANSWER)[2] if _ANSWER in rendered else ""
+    if _ANSWER in rendered:
+        return rendered.rpartition(_ANSWER)[2]
+    return ""
 
 
 def _run(text: str, special_texts: Collection[str]) -> list[str]:

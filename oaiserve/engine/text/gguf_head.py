@@ -81,7 +81,10 @@ def _count(change: int) -> None:
         gguf.GGUFReader = _HeadReader if _num_reading else GGUFReader  # type: ignore[misc]
         read = getattr(other, "_read_value", None)
         if read is not None and _num_reading == (change > 0):
-            other._read_value = _ValueReader(read) if _num_reading else read.others
+            if _num_reading:
+                other._read_value = _ValueReader(read)
+            else:
+                other._read_value = read.others
 
 
 class _ValueReader:

@@ -100,7 +100,9 @@ def _to_json(
         value = list(value)
     encoder = json.JSONEncoder(ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
     # Where values are deep, indents make thousands of characters of each.
-    return encoder.encode(value) if indent is None else "".join(_counted_text(encoder.iterencode(value)))
+    if indent is None:
+        return encoder.encode(value)
+    return "".join(_counted_text(encoder.iterencode(value)))
 
 
 def _counted(items: Iterable[Any]) -> Iterator[Any]:
@@ -191,7 +193,9 @@ class JinjaTemplate:
             raise ValueError("The template leaves out the final message, or a part of it, so it cannot be continued.")
         end = text.rindex(tag)
         kept = text[:end]
-        return kept if text[end:].startswith(_END_OF_CONTINUED) else kept.rstrip()
+        if text[end:].startswith(_END_OF_CONTINUED):
+            return kept
+        return kept.rstrip()
 
     def _tag_end(self, messages: list[Message]) -> str:
         """Put an end tag behind the final message's text, and return that text."""

@@ -32,7 +32,10 @@ def _plain(schema: object, depth: int) -> dict[str, Any]:
         return {}
     plain = {name: value for name, value in schema.items() if name != "description" or isinstance(value, str)}
     if "type" in plain:
-        types = plain["type"] if isinstance(plain["type"], list) else [plain["type"]]
+        if isinstance(plain["type"], list):
+            types = plain["type"]
+        else:
+            types = [plain["type"]]
         plain["type"] = next((one for one in types if isinstance(one, str) and one != "null"), "string")
     if isinstance(properties := plain.get("properties"), Mapping):
         plain["properties"] = {name: _plain(each, depth - 1) for name, each in properties.items()}
@@ -40,7 +43,10 @@ def _plain(schema: object, depth: int) -> dict[str, Any]:
         plain["items"] = _plain(plain["items"], depth - 1)
     if plain.get("type") == "object" and depth < _MOST_DEPTH:
         other = plain.get("additionalProperties")
-        plain["additionalProperties"] = _plain(other, depth - 1) if isinstance(other, Mapping) else bool(other)
+        if isinstance(other, Mapping):
+            plain["additionalProperties"] = _plain(other, depth - 1)
+        else:
+            plain["additionalProperties"] = bool(other)
     for name in ("anyOf", "oneOf", "allOf"):
         if isinstance(plain.get(name), list):
             plain[name] = [_plain(each, depth - 1) for each in plain[name]]

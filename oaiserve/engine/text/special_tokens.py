@@ -107,9 +107,14 @@ class SpecialTexts:
         if isinstance(value, Mapping):
             marked = {self._marked(name): self.marked(one) for name, one in value.items()}
             if value.get("type") == "text" and isinstance(text := marked.get("text"), str):
-                marked["text"] = text + MARK if self._ends_within(text) else text
+                if self._ends_within(text):
+                    marked["text"] = text + MARK
+                else:
+                    marked["text"] = text
             return marked
-        return [self.marked(one) for one in value] if isinstance(value, (list, tuple)) else value
+        if isinstance(value, (list, tuple)):
+            return [self.marked(one) for one in value]
+        return value
 
     def written(self, text: str) -> Iterator[tuple[str, str]]:
         """Yield each unmarked control token after the text before it, as pairs; then the rest of the text, with ""."""

@@ -123,7 +123,10 @@ class Tokenizer:
                 except NotRemembered as reason:
                     log.debug("The tokenizer is made again: %s", reason)
             if tokenizer is None:
-                tokenizer = load_gguf_tokenizer(model) if model.suffix == ".gguf" else _load(model)
+                if model.suffix == ".gguf":
+                    tokenizer = load_gguf_tokenizer(model)
+                else:
+                    tokenizer = _load(model)
                 if asked is not None:
                     remember_tokenizer(asked, tokenizer)
             return cls(tokenizer, chat_template)
@@ -195,7 +198,10 @@ class Tokenizer:
 
     def _encode_gap(self, prompt: GapPrompt, most_tokens: int | None) -> Generator[None, None, list[int]]:
         assert self.fill is not None  # or else the route refuses the prompt
-        start = self._affixes[0] if prompt.add_special_tokens and self._affixes is not None else []
+        if prompt.add_special_tokens and self._affixes is not None:
+            start = self._affixes[0]
+        else:
+            start = []
         prefix = prompt.prefix
         if isinstance(prefix, str):
             prefix = yield from self._encode_side(prefix, prompt.param, most_tokens)
@@ -230,7 +236,11 @@ class Tokenizer:
         shown = slice(0, len(token_ids))
         if isinstance(prompt, TextPrompt):
             text = prompt.text
-            before, after = self._affixes if prompt.add_special_tokens and self._affixes is not None else ([], [])
+            if prompt.add_special_tokens and self._affixes is not None:
+                before, after = self._affixes
+            else:
+                before = []
+                after = []
             shown = slice(len(before), len(token_ids) - len(after))
         elif isinstance(prompt, GapPrompt):
             text = prompt.prefix if isinstance(prompt.prefix, str) else None
@@ -280,10 +290,17 @@ class Tokenizer:
         text = text.replace(ESCAPED_MARK, MARK)
         if MARK not in text:
             return (yield from self._encode_text(text, add_special_tokens, param, most_tokens))
-        before, after = self._affixes if add_special_tokens and self._affixes is not None else ([], [])
+        if add_special_tokens and self._affixes is not None:
+            before, after = self._affixes
+        else:
+            before = []
+            after = []
         marked = self._marked_texts
         prepared, written = marked.prepared(text)
-        room = None if most_tokens is None else most_tokens - len(before) - len(after)
+        if most_tokens is None:
+            room = None
+        else:
+            room = most_tokens - len(before) - len(after)
         token_ids = yield from self._encode_text(prepared.replace(MARK, ""), False, param, room, marked.backend)
         if not marked.control_ids.isdisjoint(token_ids):  # a model of whole words or pieces may have them, too
             token_ids = yield from self._encode_text(prepared, False, param, room, marked.backend)
@@ -302,7 +319,11 @@ class Tokenizer:
             token_ids = self._encode(text, add_special_tokens, param, backend)
         else:
             _check_characters(text, param)  # all of it, as a cut may be next to any of them
-            before, after = self._affixes if add_special_tokens and self._affixes is not None else ([], [])
+            if add_special_tokens and self._affixes is not None:
+                before, after = self._affixes
+            else:
+                before = []
+                after = []
             # An array, because a list of as many integers takes nine times its memory while the others come.
             so_far = array("i", before)
             for number, piece in enumerate(self._rules.pieces(text, backend)):
@@ -394,7 +415,10 @@ def _load(folder: Path) -> StoredTokenizer:
     path = folder / "chat_template.json"  # of older multimodal checkpoints
     if getattr(tokenizer, "chat_template", None) is None and path.is_file():
         found = json.loads(path.read_text(encoding="utf-8"))
-        tokenizer.chat_template = found.get("chat_template") if isinstance(found, dict) else None
+        if isinstance(found, dict):
+            tokenizer.chat_template = found.get("chat_template")
+        else:
+            tokenizer.chat_template = None
     return stored(tokenizer)
 
 

@@ -100,7 +100,9 @@ def rows(found: AccountsDifference) -> list[str]:
 
 def _name(part: tuple[str, str]) -> str:
     phase, cause = (name.replace("_", " ") for name in part)
-    return f"{phase} ({cause})" if cause else phase
+    if cause:
+        return f"{phase} ({cause})"
+    return phase
 
 
 def _signed(change: MeanChange) -> str:
@@ -117,4 +119,6 @@ def _interval(change: MeanChange) -> str:
 
 def _seconds(seconds: float, *, sign: bool = False) -> str:
     form = "+.3g" if sign else ".3g"
-    return f"{seconds:{form}} s" if abs(seconds) >= 1 else f"{seconds * 1e3:{form}} ms"
+    if abs(seconds) >= 1:
+        return f"{seconds:{form}} s"
+    return f"{seconds * 1e3:{form}} ms"

@@ -42,7 +42,10 @@ def read(path: Path) -> list[Account]:
     try:
         text = path.read_text()
     except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is not text"
+        if isinstance(error, OSError):
+            reason = error.strerror
+        else:
+            reason = "it is not text"
         raise StartupError(f"'{path}' cannot be read: {reason}.") from error
     try:
         first, _, rest = text.partition("\n")
@@ -54,9 +57,10 @@ def read(path: Path) -> list[Account]:
         else:
             found = [_shown(row) for row in json.loads(text)["requests"] if row["outcome"] == "finished"]
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        why = (
-            f": {error}" if type(error) is ValueError else "; reports of the load test are for 'oaiserve bench compare'"
-        )
+        if type(error) is ValueError:
+            why = f": {error}"
+        else:
+            why = "; reports of the load test are for 'oaiserve bench compare'"
         raise StartupError(
             f"'{path}' must be a recording (serve --record-requests) or an answer of /debug/requests{why}."
         ) from error
@@ -148,7 +152,9 @@ def difference(before: Sequence[Account], after: Sequence[Account]) -> AccountsD
 
 def _rate(accounts: Sequence[Account]) -> float:
     seconds = accounts[-1].arrived_seconds - accounts[0].arrived_seconds
-    return (len(accounts) - 1) / seconds if seconds else 0.0
+    if seconds:
+        return (len(accounts) - 1) / seconds
+    return 0.0
 
 
 def _change(before: Sequence[float], after: Sequence[float]) -> MeanChange:

@@ -90,7 +90,10 @@ class UploadForm:
         try:
             self._parser.close()
         except MultipartError:
-            reason = "it is cut off: its last boundary is missing" if self._names else "it does not have its boundary"
+            if self._names:
+                reason = "it is cut off: its last boundary is missing"
+            else:
+                reason = "it does not have its boundary"
             raise _malformed(reason) from None
         if not {"file", "purpose"} <= {*self._names}:
             raise InvalidRequest("The form must have the fields 'file' and 'purpose'.", param="file")
@@ -168,7 +171,9 @@ class _Decoder:
 
     def _converted(self, data: bytes) -> bytes:
         try:
-            return a2b_base64(data, strict_mode=True) if data and self._encoding == "base64" else a2b_qp(data)
+            if data and self._encoding == "base64":
+                return a2b_base64(data, strict_mode=True)
+            return a2b_qp(data)
         except Error as error:
             raise _malformed(f"a field is not valid {self._encoding}") from error
 

@@ -176,7 +176,9 @@ class _Body(msgspec.Struct):
 
 def _number(given: msgspec.Raw) -> int | None:
     text = bytes(memoryview(given)[:MOST_NUMBER_BYTES]).strip()
-    return int(text) if text.isdigit() else None
+    if text.isdigit():
+        return int(text)
+    return None
 
 
 class _Used(msgspec.Struct):
@@ -215,7 +217,12 @@ def _written(found: _Result) -> bytes:
 def usage_of(body: bytes) -> BatchUsage:
     """Return the usage of an answer of any route."""
     found = decoder_of(_Used).decode(body).usage or {}
-    prompt, answer = ("input", "output") if "input_tokens" in found else ("prompt", "completion")
+    if "input_tokens" in found:
+        prompt = "input"
+        answer = "output"
+    else:
+        prompt = "prompt"
+        answer = "completion"
     cached = (found.get(f"{prompt}_tokens_details") or {}).get("cached_tokens") or 0
     reasoning = (found.get(f"{answer}_tokens_details") or {}).get("reasoning_tokens") or 0
     num_prompt = found.get(f"{prompt}_tokens") or 0

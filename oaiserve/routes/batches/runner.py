@@ -240,7 +240,9 @@ class BatchRunner:
                 continue
             if len(text) > LARGE_BYTES:
                 return await run_in_threadpool(request_of, text)
-            return request_of(text) if text else b""
+            if text:
+                return request_of(text)
+            return b""
 
     async def _ask(self, path: str, body: bytes, owned: Owned, *, is_background: bool) -> tuple[int, bool, str, bytes]:
         """Return the status of an answer, whether it may be another one later, its request's id, and its body."""
@@ -330,5 +332,8 @@ def _counting(endpoint: str, body: dict[str, Any]) -> tuple[str, dict[str, Any]]
     prompt = body.get("prompt", body.get("input", ""))
     if isinstance(prompt, list):
         prompt = " ".join(map(str, prompt))
-    asked = {"messages": body.get("messages"), "tools": body.get("tools")} if "messages" in body else {"prompt": prompt}
+    if "messages" in body:
+        asked = {"messages": body.get("messages"), "tools": body.get("tools")}
+    else:
+        asked = {"prompt": prompt}
     return "/tokenize", {"model": body.get("model"), **asked}

@@ -81,7 +81,10 @@ class BatchStore:
         self._thread = ThreadPoolExecutor(1, "batch-store")
         self._commits = GroupCommit(self._thread, self._put_all)
         try:
-            self._lock = None if path is None else os.open(f"{path}-batches", os.O_RDWR | os.O_CREAT, FILE_MODE)
+            if path is None:
+                self._lock = None
+            else:
+                self._lock = os.open(f"{path}-batches", os.O_RDWR | os.O_CREAT, FILE_MODE)
         except OSError as error:
             raise StartupError(
                 f"'{path}-batches', beside --response-store, cannot be opened: {error.strerror}."
@@ -248,7 +251,9 @@ class BatchStore:
             return b"", None
         if found[0][0] is None:
             rows = self._all("SELECT content FROM file_pieces WHERE file = ? AND start = ?", file, after)
-            return (rows[0][0], after + PIECE_BYTES) if rows else (b"", None)
+            if rows:
+                return (rows[0][0], after + PIECE_BYTES)
+            return (b"", None)
         query = "SELECT number, result FROM stored_lines WHERE batch = ? AND failed = ? AND number > ? ORDER BY number"
         number, results = self._results(query, *found[0], after)
         return b"".join(results), number

@@ -276,7 +276,10 @@ class CallParser(ABC):
         segments.append(CallEnd())
         self.num_called += 1
         self._is_blank = True
-        self._step = self._after_last_call if self._only_one else self._after_call
+        if self._only_one:
+            self._step = self._after_last_call
+        else:
+            self._step = self._after_call
         return True
 
     def _break(self, segments: list[Segment]) -> bool:
@@ -292,7 +295,9 @@ class CallParser(ABC):
         match = pattern.match(self._text, at, partial=True)
         if match is None:
             raise NotACall
-        return None if match.partial else match
+        if match.partial:
+            return None
+        return match
 
     def _after_call(self, _segments: list[Segment]) -> bool:
         """Take the whitespace and the tags behind a call, which a model may leave out."""

@@ -62,7 +62,9 @@ def family_of(name: str, template: str) -> CallFamily | None:
     """Return the family by `--tool-call-parser`; with "auto" by the chat template, or else Hermes."""
     recognised = [family for family in FAMILIES if all(sign in template for sign in family.signs)]
     if name == "auto":
-        return recognised[0] if recognised else HERMES
+        if recognised:
+            return recognised[0]
+        return HERMES
     if name == "none":
         return None
     return next(family for family in (*recognised, *reversed(FAMILIES)) if family.name == name)
@@ -140,7 +142,9 @@ def declared_calls(response_template: Mapping[str, Any]) -> CallFamily | None:
 def _declared(response_template: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     fields = response_template.get("fields")
     found = fields.get(name) if isinstance(fields, Mapping) else None
-    return found if isinstance(found, Mapping) else {}
+    if isinstance(found, Mapping):
+        return found
+    return {}
 
 
 def _tags(declared: Mapping[str, Any]) -> tuple[str, str] | None:

@@ -71,7 +71,10 @@ class CallFamily:
         form = self.parser.form
         bodies = []
         for number, (name, schema) in enumerate(schemas.items()):
-            body = None if form is None else form.body(name, schema, all_schemas, special_ids)
+            if form is None:
+                body = None
+            else:
+                body = form.body(name, schema, all_schemas, special_ids)
             if body is None or len(schemas) <= MOST_IN_TWO_FORMS:
                 head, tail = self._around(name)
                 bodies.append(lark(head, f"@schema_{number}", tail))
@@ -80,7 +83,10 @@ class CallFamily:
             if body:
                 bodies.append(body)
         is_single = only_one or self.by_channels
-        more = "" if is_single else f"({lark(self.separator)} call){{0,{MOST_FORCED_CALLS - 1}}}"
+        if is_single:
+            more = ""
+        else:
+            more = f"({lark(self.separator)} call){{0,{MOST_FORCED_CALLS - 1}}}"
         start = f"{lark(self.before)} call {more} {lark(self.after)}"
         if answer is not None:
             start = f"{lark(self.answer_opening, '@answer')} | {start}"

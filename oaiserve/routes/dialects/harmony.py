@@ -72,7 +72,9 @@ class HarmonyCalls(ChannelCalls):
         text = self._text
         self._text = ""
         self.end = self._num_pushed if kind is Reasoning else self.end
-        return [kind(text)] if text else []
+        if text:
+            return [kind(text)]
+        return []
 
     def _at_start(self, _segments: list[Segment]) -> bool:
         """Wait for a header, without the words that are in the prompt, or for a text that is none."""
@@ -111,7 +113,10 @@ class HarmonyCalls(ChannelCalls):
         if match["channel"] is None:
             raise NotACall
         self._text = self._text[match.end() :]
-        self._step = self._in_analysis if match["channel"] == "analysis" else self._in_message
+        if match["channel"] == "analysis":
+            self._step = self._in_analysis
+        else:
+            self._step = self._in_message
         return True
 
     def _in_analysis(self, segments: list[Segment]) -> bool:

@@ -127,7 +127,9 @@ class JsonCallParser(CallParser):
 
     def _name_in_head(self) -> str | None:
         match = _NAMED.match(self._text)
-        return match["name"] if match is not None and match["name"] in self._tools else None
+        if match is not None and match["name"] in self._tools:
+            return match["name"]
+        return None
 
     def _head(self, segments: list[Segment]) -> bool:
         return self._head_of_object(segments, len(self._tag))
@@ -203,8 +205,13 @@ class JsonCallParser(CallParser):
             if not is_done:
                 return False
         text = with_json_escapes("".join(self._raw[self._object :]))
-        is_call = is_json_object(text) if self._arguments_depth == 0 else _call(text) is not None
-        return self._end(segments) if is_call else self._break(segments)
+        if self._arguments_depth == 0:
+            is_call = is_json_object(text)
+        else:
+            is_call = _call(text) is not None
+        if is_call:
+            return self._end(segments)
+        return self._break(segments)
 
     def _goes_on(self, separator: str) -> bool:
         """Begin the next call, if its separator from the last one comes next."""
@@ -241,18 +248,24 @@ def _call(text: str) -> tuple[str, str] | None:
     except (msgspec.MsgspecError, RecursionError):
         return None
     arguments = object_text(bytes(call.arguments) or bytes(call.parameters) or b"{}")
-    return None if arguments is None else (call.name or call.tool_name, arguments)
+    if arguments is None:
+        return None
+    return (call.name or call.tool_name, arguments)
 
 
 def with_json_escapes(text: str) -> str:
     """Return JSON in which escapes that it doesn't have are repaired: models write \\' for ' and \\d for \\\\d."""
-    return _ESCAPE.sub(_json_escape, text) if "\\" in text else text
+    if "\\" in text:
+        return _ESCAPE.sub(_json_escape, text)
+    return text
 
 
 def _json_escape(match: re.Match[str]) -> str:
     if match[1] is None:
         return match[0]
-    return "'" if match[1] == "'" else "\\" + match[0]
+    if match[1] == "'":
+        return "'"
+    return "\\" + match[0]
 
 
 def is_held(text: str, name: str, arguments: str) -> bool:
@@ -268,7 +281,9 @@ def object_text(arguments: bytes) -> str | None:
         text = msgspec.json.decode(text, type=str) or "{}"
     if text == "null":
         text = "{}"
-    return text if is_json_object(text) else None
+    if is_json_object(text):
+        return text
+    return None
 
 
 def is_json_object(text: str) -> bool:
@@ -305,7 +320,8 @@ class ListedCalls(JsonCallParser):
         rest = self._text.lstrip()
         if rest:
             self._is_list = False
-            self._text = rest.removeprefix("]") if rest[0] == "]" else self._text
+            if rest[0] == "]":
+                self._text = rest.removeprefix("]")
         return bool(rest)
 
 

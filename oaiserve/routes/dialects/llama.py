@@ -37,7 +37,9 @@ class Llama4Calls(PythonicCalls, LlamaCalls):
         if "[" not in text:
             return at, tag
         in_text, bracket = find_tag(text, [f"[{name}(" for name in self._tools])
-        return (in_text, bracket[:1]) if in_text < at else (at, tag)
+        if in_text < at:
+            return (in_text, bracket[:1])
+        return (at, tag)
 
 
 LLAMA = CallFamily(

@@ -26,7 +26,9 @@ class MistralCalls(ListedCalls, NamedCalls):
 
     def _head(self, segments: list[Segment]) -> bool:
         rest = self._text[len(self._tag) :].lstrip()
-        return ListedCalls._head(self, segments) if rest[:1] in ("", "[", "{") else NamedCalls._head(self, segments)
+        if rest[:1] in ("", "[", "{"):
+            return ListedCalls._head(self, segments)
+        return NamedCalls._head(self, segments)
 
 
 def with_short_ids(messages: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:

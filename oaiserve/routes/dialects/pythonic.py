@@ -92,7 +92,10 @@ class PythonicCalls(ListedCalls):
                 first = f"{written} {later}"
                 later = f'", " {written} {later}'
             else:
-                first = f"({written} {later} | {first})" if first else f"({written})?"
+                if first:
+                    first = f"({written} {later} | {first})"
+                else:
+                    first = f"({written})?"
                 later = f'(", " {written})? {later}'
         return first
 
@@ -125,7 +128,9 @@ class PythonicCalls(ListedCalls):
 
 class _JsonLiterals(ast.NodeTransformer):
     def visit_Name(self, node: ast.Name) -> ast.AST:
-        return ast.Constant(_LITERALS[node.id]) if node.id in _LITERALS else node
+        if node.id in _LITERALS:
+            return ast.Constant(_LITERALS[node.id])
+        return node
 
 
 def _arguments(brackets: str) -> str | None:
@@ -140,7 +145,9 @@ def _arguments(brackets: str) -> str | None:
             return None
         if len(call.keywords) == 1 and call.keywords[0].arg is None:  # **{...}
             unpacked = ast.literal_eval(_JsonLiterals().visit(call.keywords[0].value))
-            return json.dumps(unpacked, ensure_ascii=False, allow_nan=False) if isinstance(unpacked, dict) else None
+            if isinstance(unpacked, dict):
+                return json.dumps(unpacked, ensure_ascii=False, allow_nan=False)
+            return None
         given = {each.arg: ast.literal_eval(_JsonLiterals().visit(each.value)) for each in call.keywords}
         if None in given:
             return None
@@ -165,7 +172,9 @@ def as_python(calls: Iterable[tuple[str, str]]) -> str:
 
 
 def _literal(value: object) -> str:
-    return repr(value) if value is None or isinstance(value, bool) else json.dumps(value, ensure_ascii=False)
+    if value is None or isinstance(value, bool):
+        return repr(value)
+    return json.dumps(value, ensure_ascii=False)
 
 
 class LFM2Calls(PythonicCalls):

@@ -76,7 +76,9 @@ class ReasoningDialect:
 
     def switched(self, *, on: bool) -> Mapping[str, Any]:
         """Return the template's variable that turns the reasoning on or off, if it has one."""
-        return {} if self._switch is None else {self._switch: _SWITCHES[self._switch][on]}
+        if self._switch is None:
+            return {}
+        return {self._switch: _SWITCHES[self._switch][on]}
 
     def by_effort(self, effort: str | None) -> tuple[Mapping[str, Any], int | None]:
         """Return the template's variables for an effort, and the budget that stands for it where there are none."""
@@ -224,7 +226,9 @@ class ThinkingParser:
         self._last = ""
         self._trial = None
         self._has_call = False
-        return at if at > 0 else len(self._held) + at
+        if at > 0:
+            return at
+        return len(self._held) + at
 
     def finish(self, *, is_cut: bool = False) -> tuple[str, str]:
         """Return the rest at the end of the text: reasoning, or content. Calls that are cut stay reasoning."""

@@ -78,7 +78,9 @@ def find_tag(text: str, tags: Sequence[str]) -> tuple[int, str]:
         elif not which or at < found:
             found = at
             which = tag
-    return (found, which) if which else (pending, "")
+    if which:
+        return (found, which)
+    return (pending, "")
 
 
 def after_blanks(text: str, at: int) -> int:

@@ -47,7 +47,10 @@ class Site:
         calls = [f"{words[name]} {head} {rule}" for name, rule in arguments.items()]
         tail = " ".join(self._lark(self.tail, special_ids))
         # Any other name, as soon as its end has come.
-        ended = f"[{self.name}]*[[{stop}]&&\\S]|[{self.name}]+[{stop}]" if self.is_spaced else f"[{self.name}]*[{stop}]"
+        if self.is_spaced:
+            ended = f"[{self.name}]*[[{stop}]&&\\S]|[{self.name}]+[{stop}]"
+        else:
+            ended = f"[{self.name}]*[{stop}]"
         other = f"/{before}({ended})(?s:.*)/ & ~/{before}({names})[{stop}](?s:.*)/"
         rules = [
             f"site_{number}: call_{number} {ANY} | OTHER_{number}",

@@ -86,7 +86,9 @@ class TaggedCalls(JsonCallParser):
         match = pattern_of(form.key).match(self._text, at, partial=True)
         if match is None or match.partial:
             is_unfinished = match is not None or end.startswith(self._text[at:])
-            return False if is_unfinished else self._break(segments)
+            if is_unfinished:
+                return False
+            return self._break(segments)
         self._take(match.end())
         key = match["key"]
         segments.append(Arguments(f"{self._separator}{msgspec.json.encode(key).decode()}: "))
@@ -94,7 +96,8 @@ class TaggedCalls(JsonCallParser):
         said = match.groupdict().get("type")
         self._types = types_of(self._schema.get(key))
         if said in ("true", "string"):
-            self._types = {"string"} if not self._types or "string" in self._types else self._types
+            if not self._types or "string" in self._types:
+                self._types = {"string"}
         elif said:
             self._types = set()
         self._is_string = self._types == {"string"}
@@ -112,7 +115,9 @@ class TaggedCalls(JsonCallParser):
         if end and rest.startswith(end):  # after JSON in place of tags
             self._text = rest[len(end) :]
             return True
-        return False if rest and end.startswith(rest) else super()._after_call(segments)
+        if rest and end.startswith(rest):
+            return False
+        return super()._after_call(segments)
 
     def _in_value(self, segments: list[Segment]) -> bool:
         if not self._is_begun:
@@ -156,4 +161,6 @@ def as_json(value: str, types: set[str]) -> str:
     except (msgspec.MsgspecError, RecursionError):
         return msgspec.json.encode(value).decode()
     is_wanted = "string" not in types or kind in types or (kind == "integer" and "number" in types)
-    return text if is_wanted else msgspec.json.encode(value).decode()
+    if is_wanted:
+        return text
+    return msgspec.json.encode(value).decode()

@@ -69,7 +69,9 @@ class TaggedForm:
         arguments = self.arguments(name, schema, schemas, special_ids)
         begin = lark_of(self.begin.replace("{name}", name), special_ids)
         end = lark_of(self.end, special_ids)
-        return None if arguments is None else " ".join(filter(None, (begin, arguments, end)))
+        if arguments is None:
+            return None
+        return " ".join(filter(None, (begin, arguments, end)))
 
     def arguments(
         self, name: str, schema: Mapping[str, Any], schemas: dict[str, Any], special_ids: Mapping[str, int]
@@ -92,7 +94,10 @@ class TaggedForm:
                 if value.keys() & (_OF_STRINGS | _NOT_BY_VALUE):
                     return None
                 choices = " | ".join(lark_of(choice + end, special_ids) for choice in value.get("enum", ()))
-                written = f"({choices})" if choices else self._text(key, special_ids)
+                if choices:
+                    written = f"({choices})"
+                else:
+                    written = self._text(key, special_ids)
             elif (types := types_of(value)) and "string" not in types:
                 written = f"@schema_{len(schemas)} {ends}"
                 schemas[f"{name}/{key}"] = value
@@ -165,10 +170,16 @@ def types_of(schema: Any) -> set[str]:
     if not isinstance(schema, Mapping):
         return set()
     if (kind := schema.get("type")) is not None:
-        return set(kind) if isinstance(kind, list) else {kind}
+        if isinstance(kind, list):
+            return set(kind)
+        return {kind}
     for key in ("anyOf", "oneOf"):
         if isinstance(options := schema.get(key), list):
             found = [types_of(option) for option in options]
-            return set().union(*found) if all(found) else set()
+            if all(found):
+                return set().union(*found)
+            return set()
     choices = schema.get("enum")
-    return {"string"} if isinstance(choices, list) and all(isinstance(choice, str) for choice in choices) else set()
+    if isinstance(choices, list) and all(isinstance(choice, str) for choice in choices):
+        return {"string"}
+    return set()

@@ -98,7 +98,10 @@ def _value_of(text: str, schema: Any, most_depth: int = _MOST_DEPTH) -> Any:
 
 def _part(schema: Any, name: str) -> Any:
     """Return this keyword of a schema, or of one of its alternatives."""
-    options = [schema, *schema.get("anyOf", ()), *schema.get("oneOf", ())] if isinstance(schema, dict) else []
+    if isinstance(schema, dict):
+        options = [schema, *schema.get("anyOf", ()), *schema.get("oneOf", ())]
+    else:
+        options = []
     found = (option[name] for option in options if isinstance(option, dict) and isinstance(option.get(name), dict))
     return next(found, {})
 

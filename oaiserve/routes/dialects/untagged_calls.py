@@ -61,7 +61,9 @@ class UntaggedCalls(JsonCallParser):
 
     def _find(self, text: str) -> tuple[int, str]:
         at, tag = super()._find(text)
-        return (at + 1, tag[1:]) if tag.startswith("\n") else (at, tag)
+        if tag.startswith("\n"):
+            return (at + 1, tag[1:])
+        return (at, tag)
 
     def _head(self, segments: list[Segment]) -> bool:
         if self._tag not in self.untagged and not self._calls and not _ODD.match(self._text, len(self._tag)):
@@ -85,7 +87,9 @@ class UntaggedCalls(JsonCallParser):
         return bool(self._calls) and not _BETWEEN.sub("", self._text[self._at :]) and self._take_all(segments)
 
     def _name_in_head(self) -> str | None:
-        return None if self._tag in self.untagged else super()._name_in_head()
+        if self._tag in self.untagged:
+            return None
+        return super()._name_in_head()
 
     def _has_all(self) -> bool:
         """Read the objects that have come. Return whether no more follow. Raises NotACall."""
@@ -93,7 +97,10 @@ class UntaggedCalls(JsonCallParser):
             self._at = self._begin_of_block()
         while self._at >= 0:
             text = self._text
-            at = self._behind(_BEHIND_DOUBLED, self._at) if self._is_doubled else self._at
+            if self._is_doubled:
+                at = self._behind(_BEHIND_DOUBLED, self._at)
+            else:
+                at = self._at
             at = self._behind(_BETWEEN, at)
             rest = text[at : at + _MOST_CHARACTERS]
             if rest[:1] in ("{", "["):
@@ -127,17 +134,23 @@ class UntaggedCalls(JsonCallParser):
     def _begin_of_block(self) -> int:
         """Return the place behind what a block of objects begins with, or -1 if it has not come. Raises NotACall."""
         if self._tag != _FENCE:
-            return 0 if self._tag in self.bare else len(self._tag)
+            if self._tag in self.bare:
+                return 0
+            return len(self._tag)
         language = _LANGUAGE.match(self._text)
         assert language is not None
         self._has_language = language[0] != _FENCE
         if self._is_fenced and not self._has_language and language.end() < len(self._text):  # it ends the block
             raise NotACall
-        return language.end() if language.end() < len(self._text) else -1
+        if language.end() < len(self._text):
+            return language.end()
+        return -1
 
     def _behind(self, pattern: re.Pattern[str], at: int) -> int:
         match = pattern.match(self._text, at)
-        return at if match is None else match.end()
+        if match is None:
+            return at
+        return match.end()
 
     def _end_of_objects(self, at: int) -> int | None:
         if not self._text[at + 1 : at + _MOST_CHARACTERS].strip():  # another brace may follow
@@ -145,7 +158,9 @@ class UntaggedCalls(JsonCallParser):
         match = _FIRST_KEY.match(self._text, at, partial=True)
         if match is None or (not match.partial and match["name"] and self._tool(match["name"]) is None):
             raise NotACall(at)
-        return None if match.partial else self._end_of_json(at)
+        if match.partial:
+            return None
+        return self._end_of_json(at)
 
     def _tool(self, name: str) -> str | None:
         """Return the tool of this name, before which some models put what OpenAI's calls."""

@@ -126,7 +126,10 @@ class _History:
 
     def add_turn(self, turn: Turn, where: str, *, is_asked: bool) -> None:
         """Add a turn. If it `is_asked`, it is the user's last one, so what cannot be read in it is refused."""
-        given = [{"type": "text", "text": turn.content}] if isinstance(turn.content, str) else turn.content or []
+        if isinstance(turn.content, str):
+            given = [{"type": "text", "text": turn.content}]
+        else:
+            given = turn.content or []
         places = (f"{where}.content[{number}]" for number in range(len(given)))
         placed = [
             (self._typed(block, place, is_asked=is_asked), place) for block, place in zip(given, places, strict=True)

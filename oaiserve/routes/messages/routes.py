@@ -58,7 +58,10 @@ def _answer(intake: Intake[MessagesBody], *, is_budget_of_turn: bool) -> Answer:
     parameters.refuse(body, ANTHROPIC_PATH, _ELSEWHERE)
     config = body.output_config or OutputConfig()
     wanted_format = config.format or body.output_format
-    json_format = None if wanted_format is None else constraints.json_format(wanted_format.schema)
+    if wanted_format is None:
+        json_format = None
+    else:
+        json_format = constraints.json_format(wanted_format.schema)
     stop = parameters.strings("stop_sequences", body.stop_sequences or [])
     is_constrained = bool(stop) or json_format is not None or constraints.is_constrained(body)
     adaptations = intake.exchange.adaptations

@@ -169,7 +169,10 @@ class MessagesShape:
 
     def finished(self, usage: Usage, timings: Timings) -> Iterator[bytes]:
         reason, sequence = self._stop(usage)
-        more = {"timings": timings(usage)} if self._wanted.include_timings else {}
+        if self._wanted.include_timings:
+            more = {"timings": timings(usage)}
+        else:
+            more = {}
         delta = MessageDelta(stop_reason=reason, stop_sequence=sequence)
         self._add_event("message_delta", delta=delta, usage=self._usage(usage), **more)
         self._add_event("message_stop")

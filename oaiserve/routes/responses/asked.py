@@ -84,7 +84,10 @@ async def read_earlier(
     if body.conversation is not None:
         if turns:
             raise invalid("conversation", "must not be given together with 'previous_response_id'")
-        name = body.conversation if isinstance(body.conversation, str) else body.conversation.id
+        if isinstance(body.conversation, str):
+            name = body.conversation
+        else:
+            name = body.conversation.id
         stored = await store.get(owner, name) if is_conversation(name) else None
         if stored is None:
             raise NotFound(no_conversation(name), param="conversation")
@@ -141,7 +144,9 @@ def conversed(
 
 def text_format(body: ResponsesBody | ResponseInputBody) -> Grammar | None:
     form = None if body.text is None else body.text.format
-    return None if form is None else constraints.text_format(form)
+    if form is None:
+        return None
+    return constraints.text_format(form)
 
 
 class Asked(NamedTuple):
@@ -231,7 +236,8 @@ def truncated(
             shortest = shorter
         else:
             low = middle + 1
-            shortest = max(shortest, shorter, key=lambda each: each[1]) if low == len(cuts) else shortest
+            if low == len(cuts):
+                shortest = max(shortest, shorter, key=lambda each: each[1])
         step *= 2
     return shortest
 

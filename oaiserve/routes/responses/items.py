@@ -80,13 +80,22 @@ def _item(
         adaptations.note(f"{where}.{needed_field}", "is missing, and read as empty")
     match item.type:
         case "function_call":
-            namespace = {} if item.namespace is None else {"namespace": item.namespace}
-            arguments = item.arguments if isinstance(item.arguments, str) else _json(item.arguments)
+            if item.namespace is None:
+                namespace = {}
+            else:
+                namespace = {"namespace": item.namespace}
+            if isinstance(item.arguments, str):
+                arguments = item.arguments
+            else:
+                arguments = _json(item.arguments)
             return {**identity, "call_id": call_id, "name": item.name or UNKNOWN, "arguments": arguments, **namespace}
         case "custom_tool_call":
             return {**identity, "call_id": call_id, "name": item.name or UNKNOWN, "input": item.input or ""}
         case "function_call_output" | "custom_tool_call_output":
-            output = item.output if isinstance(item.output, str) or has_parts(item.output) else _json(item.output)
+            if isinstance(item.output, str) or has_parts(item.output):
+                output = item.output
+            else:
+                output = _json(item.output)
             return {**identity, "call_id": call_id, "output": output if isinstance(output, str) else _parts(output, "")}
         case "reasoning":
             parts = _parts(item.content, "reasoning_text")
@@ -125,7 +134,9 @@ _MORE_FIELDS: dict[str, Item] = {"output_text": {"annotations": [], "logprobs": 
 
 
 def _json(value: object) -> str:
-    return "" if value is None else msgspec.json.encode(value).decode()
+    if value is None:
+        return ""
+    return msgspec.json.encode(value).decode()
 
 
 def _parts(content: object, text_type: str) -> list[Any]:
@@ -215,9 +226,10 @@ def chat_messages(
                 output = item.get("output")
                 adaptations.note(where, f"{name_of(item)} is shown as the result of a tool")
                 is_content = is_part(output) or has_parts(output)
-                shown = (
-                    reader.read(output, f"{where}.output", "tool", is_asked=False) if is_content else text_of(output)
-                )
+                if is_content:
+                    shown = reader.read(output, f"{where}.output", "tool", is_asked=False)
+                else:
+                    shown = text_of(output)
                 answered(where, item.get("call_id") or item["id"], shown)
             case kind if kind in _WITHOUT_TEXT or kind.endswith("_call") or not (text := text_of(item)):
                 adaptations.note(where, f"{name_of(item)} is left out")

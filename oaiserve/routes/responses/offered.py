@@ -90,7 +90,9 @@ def input_of(arguments: str) -> str:
     except msgspec.DecodeError:
         return arguments
     found = given.get(INPUT) if isinstance(given, dict) else None
-    return found if isinstance(found, str) else arguments
+    if isinstance(found, str):
+        return found
+    return arguments
 
 
 def arguments_of(text: str) -> str:
@@ -101,5 +103,8 @@ def arguments_of(text: str) -> str:
 def _described(form: InputFormat | None) -> str:
     if form is None or form.definition is None:
         return ""
-    notation = "regular expression" if form.syntax == "regex" else "Lark grammar"
+    if form.syntax == "regex":
+        notation = "regular expression"
+    else:
+        notation = "Lark grammar"
     return f"The input follows this {notation}:\n{form.definition}"

@@ -288,7 +288,10 @@ class ResponseOutput:
         elif isinstance(item, ReasoningItem):
             (thought,) = item.content
             thought.text = text
-            item.encrypted_content = encrypted(text) if self._encrypts else UNSET
+            if self._encrypts:
+                item.encrypted_content = encrypted(text)
+            else:
+                item.encrypted_content = UNSET
             self._report("response.reasoning_text.done", **place, content_index=0, text=text)
             self._report("response.content_part.done", **place, content_index=0, part=thought)
         else:
@@ -325,7 +328,10 @@ class ResponseOutput:
         if logprobs:
             self._logprobs[-1].extend(logprobs)
         if self._on_event is not None:
-            entries = chat_entries(logprobs.entries(), self._num_logprobs or 0) if logprobs else []
+            if logprobs:
+                entries = chat_entries(logprobs.entries(), self._num_logprobs or 0)
+            else:
+                entries = []
             fields = {**self._place(item), "content_index": 0, "delta": text, "logprobs": entries}
             self._on_event("response.output_text.delta", fields, ())
 

@@ -101,7 +101,9 @@ class Runs:
 
     def get(self, owner: str, response_id: str) -> Run | None:
         run = self._runs.get(response_id)
-        return None if run is None or run.owner != owner else run
+        if run is None or run.owner != owner:
+            return None
+        return run
 
     def remove(self, run: Run) -> None:
         self._runs.pop(run.id, None)

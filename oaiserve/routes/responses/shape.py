@@ -103,7 +103,10 @@ class ResponsesShape:
 
     def finished(self, usage: Usage, timings: Timings) -> Iterator[bytes]:
         final = self.final(usage)
-        more = {"timings": timings(usage)} if self._wanted.include_timings else {}
+        if self._wanted.include_timings:
+            more = {"timings": timings(usage)}
+        else:
+            more = {}
         fields = {"response": final, **more}
         self._add_event(f"response.{final.status}", fields, self._output.fillings())
         yield self._taken_events()
@@ -111,7 +114,10 @@ class ResponsesShape:
     def failed(self, error: Mapping[str, Any]) -> bytes:
         self._output.stop()
         given = error["error"]
-        code = "rate_limit_exceeded" if given["code"] == "rate_limit_exceeded" else "server_error"
+        if given["code"] == "rate_limit_exceeded":
+            code = "rate_limit_exceeded"
+        else:
+            code = "server_error"
         ids = {key: given[key] for key in ("request_id", "trace_id") if key in given}
         fields = {"response": self._object("failed", error=ResponseError(code, given["message"], **ids))}
         self._add_event("response.failed", fields, self._output.fillings())

@@ -242,7 +242,9 @@ class ResponseDatabase:
             f"SELECT {_COLUMNS} FROM responses WHERE owner = ? AND id = ? AND used_at > ?",
             (owner, response_id, self._oldest()),
         ).fetchone()
-        return None if row is None else StoredResponse(*row)
+        if row is None:
+            return None
+        return StoredResponse(*row)
 
     def _conversation(self, owner: str, response_id: str, most_bytes: int) -> list[StoredResponse]:
         turns: list[StoredResponse] = []

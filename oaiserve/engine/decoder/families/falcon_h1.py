@@ -76,7 +76,10 @@ def _scaled(matrix: Matrix, factor: float) -> Matrix:
         return matrix
     if not isinstance(matrix.weight, Tensor):
         raise NotKnown("its matrices are in blocks, and their products have factors")
-    bias = None if matrix.bias is None else (matrix.bias.float() * factor).to(matrix.bias.dtype)
+    if matrix.bias is None:
+        bias = None
+    else:
+        bias = (matrix.bias.float() * factor).to(matrix.bias.dtype)
     return Matrix((matrix.weight.float() * factor).to(matrix.weight.dtype), bias)
 
 

@@ -85,8 +85,12 @@ def _attention(reader: Reader, facts: Facts, settings: Settings, rotary: Rotary,
 def shared_attention(reader: Reader, facts: Facts, settings: Settings, rotary: Rotary, number: int) -> Attention:
     """Describe the attention of a layer, which may use the keys and values of another one."""
     is_full = settings["layer_types"][number] == "full_attention"
-    kv_heads = settings.get("num_global_key_value_heads", facts.kv_heads) if is_full else facts.kv_heads
-    head_dim = settings.get("global_head_dim", facts.head_dim) if is_full else facts.head_dim
+    if is_full:
+        kv_heads = settings.get("num_global_key_value_heads", facts.kv_heads)
+        head_dim = settings.get("global_head_dim", facts.head_dim)
+    else:
+        kv_heads = facts.kv_heads
+        head_dim = facts.head_dim
     owner = _owner(settings, number)
     values_of_keys = owner is None and is_full and settings.get("attention_k_eq_v", False)
     roles = ["q"]
@@ -133,7 +137,9 @@ def _owner(settings: Settings, number: int) -> int | None:
 
 def _with_factor(layer: Layer, reader: Reader, _facts: Facts, _settings: Settings) -> Layer:
     factor = reader.numbers_or_none("factor")
-    return layer if factor is None else replace(layer, factor=float(factor))
+    if factor is None:
+        return layer
+    return replace(layer, factor=float(factor))
 
 
 def _adjust(layer: Layer, reader: Reader, facts: Facts, settings: Settings) -> Layer:

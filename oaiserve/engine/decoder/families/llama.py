@@ -40,7 +40,10 @@ def granite_swa(settings: Settings) -> Facts:
 def _smollm3(settings: Settings) -> Facts:
     rotates = tuple(bool(rotates) for rotates in settings["no_rope_layers"])
     facts = _with_windows(settings)
-    windows = facts.windows if settings["use_sliding_window"] else (None,) * facts.num_layers
+    if settings["use_sliding_window"]:
+        windows = facts.windows
+    else:
+        windows = (None,) * facts.num_layers
     return replace(facts, rotates=rotates, windows=windows)
 
 

@@ -62,7 +62,9 @@ def _mixer(reader: Reader, facts: Facts, settings: Settings) -> Mamba2:
 
 def _with_norm(layer: Layer, _reader: Reader, _facts: Facts, _settings: Settings) -> Layer:
     """Move the norm of a layer to its MLP if it has one."""
-    return layer if layer.mlp is None else replace(layer, attention_norm=None, mlp_norm=layer.attention_norm)
+    if layer.mlp is None:
+        return layer
+    return replace(layer, attention_norm=None, mlp_norm=layer.attention_norm)
 
 
 FAMILIES = (Family(type="nemotron_h", facts=_facts, other_names=_NAMES, mixer=_mixer, adjust=_with_norm),)

@@ -109,7 +109,9 @@ def _gpt2(settings: Settings) -> Facts:
 
 def _gpt_bigcode(settings: Settings) -> Facts:
     facts = _gpt(settings)
-    return replace(facts, kv_heads=1) if settings["multi_query"] else replace(facts, qkv_parts=3)
+    if settings["multi_query"]:
+        return replace(facts, kv_heads=1)
+    return replace(facts, qkv_parts=3)
 
 
 def _opt(settings: Settings) -> Facts:

@@ -71,12 +71,16 @@ class HubTensors:
         """Return any tensor in float32, rounded to the dtype of the model, but not vectors beside blocks."""
         tensor = self._tensor(path)
         is_exact = self._files.has_blocks() and tensor.dim() == 1
-        return tensor.float() if is_exact else tensor.to(self.dtype).float()
+        if is_exact:
+            return tensor.float()
+        return tensor.to(self.dtype).float()
 
     def exact(self, path: str) -> Tensor:
         """Return any tensor unrounded, in the dtype of the model if the files have it so, else in float32."""
         tensor = self._tensor(path)
-        return tensor if tensor.dtype == self.dtype else tensor.float()
+        if tensor.dtype == self.dtype:
+            return tensor
+        return tensor.float()
 
     def experts(self, path: str) -> list[Tensor | Blocks]:
         """Return the matrix [n, k] of each expert. The files have one tensor for all experts, or one for each."""

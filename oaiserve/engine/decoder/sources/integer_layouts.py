@@ -125,7 +125,10 @@ def whole(weight: Tensor, scale: Tensor, zero_point: Tensor | None, g_idx: Tenso
     is_right = weight.dtype == torch.int8 and weight.dim() == 2
     _check(is_right, f"has {weight.dim()} dimensions and numbers of the type {weight.dtype}, and not 2 and int8")
     n, k = weight.shape
-    scale = scale.expand(n, 1).contiguous() if scale.numel() == 1 else scale.view(len(scale), -1)
+    if scale.numel() == 1:
+        scale = scale.expand(n, 1).contiguous()
+    else:
+        scale = scale.view(len(scale), -1)
     _check(len(scale) == n, f"has scales of the shape {tuple(scale.shape)}, but {n} rows")
     groups = scale.shape[1]
     _check_groups(k, groups)
@@ -176,7 +179,9 @@ def _grouped(codes: Tensor, scales: Tensor, zeros: Tensor | None, bits: int, g_i
 def _fields(packed: Tensor, bits: int) -> Tensor:
     """Return the unsigned numbers of 4 or 8 bits in each row, lowest bits first."""
     in_bytes = packed.contiguous().view(torch.uint8)
-    return in_bytes if bits == 8 else torch.stack([in_bytes & 15, in_bytes >> 4], dim=-1).flatten(1)
+    if bits == 8:
+        return in_bytes
+    return torch.stack([in_bytes & 15, in_bytes >> 4], dim=-1).flatten(1)
 
 
 def _signed_zeros(zero_point: Tensor, n: int, groups: int, bits: int) -> Tensor:

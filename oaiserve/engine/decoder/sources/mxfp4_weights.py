@@ -54,7 +54,9 @@ class Mxfp4Weights(TensorFiles):
         return experts, blocks * FORMATS[MXFP4].weights, rows
 
     def expert_blocks(self, name: str) -> list[Blocks] | None:
-        return self._matrices(name) if name in self._experts else None
+        if name in self._experts:
+            return self._matrices(name)
+        return None
 
     def codes_and_scales(self, name: str) -> tuple[Tensor, Tensor]:
         """Return a tensor's codes uint8 [experts, rows, groups, 16], two in a byte, and its scales without the 16."""

@@ -63,9 +63,14 @@ def names_of(path: str, names: Names) -> tuple[str, ...]:
     found = names.get(inner if is_in_layer else layer)
     if found is None:
         return ()
-    prefixes = [f"{layers}." for layers in _all(names["layers.{}"])] if is_in_layer else [""]
+    if is_in_layer:
+        prefixes = [f"{layers}." for layers in _all(names["layers.{}"])]
+    else:
+        prefixes = [""]
     return tuple(f"{prefix}{choice}".format(*numbers) for prefix in prefixes for choice in _all(found))
 
 
 def _all(found: str | tuple[str, ...]) -> tuple[str, ...]:
-    return (found,) if isinstance(found, str) else found
+    if isinstance(found, str):
+        return (found,)
+    return found

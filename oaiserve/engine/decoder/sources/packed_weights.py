@@ -111,11 +111,15 @@ class PackedWeights(TensorFiles):
     def tensor(self, name: str) -> Tensor:
         """Return a tensor as the model's code has it: one that is packed in float32."""
         matrix = self.matrix(name)
-        return super().tensor(name) if matrix is None else matrix.expand()
+        if matrix is None:
+            return super().tensor(name)
+        return matrix.expand()
 
     def matrix(self, name: str) -> Integers | Floats | None:
         """Return a matrix as it is packed, or None for another tensor."""
-        return self._read_checked(name) if name in self._found_by else None
+        if name in self._found_by:
+            return self._read_checked(name)
+        return None
 
     def _read_checked(self, name: str) -> Integers | Floats:
         found_by = self._found_by[name]
@@ -143,7 +147,8 @@ class PackedWeights(TensorFiles):
             return integer_layouts.gptq(weight, zeros, scales, g_idx, bits, zeros_less_one=less_one)
         if weight.dtype == torch.float8_e4m3fn:
             scale = self._optional(base, "weight_scale_inv")
-            scale = self._part(found_by, "weight_scale") if scale is None else scale
+            if scale is None:
+                scale = self._part(found_by, "weight_scale")
             return integer_layouts.floats(weight, scale, self._quantization.block)
         parts = self._part(found_by, "weight_scale"), self._optional(base, "weight_zero_point")
         g_idx = self._optional(base, "weight_g_idx")
@@ -183,4 +188,6 @@ class PackedWeights(TensorFiles):
 
     def _optional(self, base: str, last: str) -> Tensor | None:
         name = f"{base}.{last}"
-        return super().tensor(name) if name in self else None
+        if name in self:
+            return super().tensor(name)
+        return None

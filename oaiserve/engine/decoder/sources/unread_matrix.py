@@ -56,4 +56,6 @@ class UnreadMatrix(Blocks):
 
     def expand(self, dtype: torch.dtype = torch.float32, found: Tensor | None = None) -> Tensor:
         weights = self.read().expand().to(dtype)
-        return weights if found is None else found.copy_(weights)
+        if found is None:
+            return weights
+        return found.copy_(weights)

@@ -28,4 +28,6 @@ def text_name(name: str) -> str:
 def own_name(name: str) -> str | None:
     """Return the same, or None for a tensor of another part, which reads images or sound."""
     found = text_name(name)
-    return found if _OF_TEXT.match(found) else None
+    if _OF_TEXT.match(found):
+        return found
+    return None

@@ -85,7 +85,10 @@ def _groups(batch: Batch) -> list[_Group]:
         first_row = rows.stop
         lengths = batch.seq_lens[first:end, None]
         queries = lengths - num_tokens + torch.arange(num_tokens, device=lengths.device)
-        last = None if batch.last_visible is None else batch.last_visible[rows].view(queries.shape)
+        if batch.last_visible is None:
+            last = None
+        else:
+            last = batch.last_visible[rows].view(queries.shape)
         context_lens = batch.context_lens[first:end]
         start = min(context_lens) - num_tokens
         groups.append(_Group(rows, tables[first:end], lengths, queries, last, start, max(context_lens)))
@@ -149,7 +152,9 @@ def _attend(
 def _first_key(query: int, window: int | None, chunk: int | None) -> int:
     """Return the index of the first key that a query sees, by its own index."""
     first = 0 if window is None else max(0, query - window + 1)
-    return first if chunk is None else max(first, query // chunk * chunk)
+    if chunk is None:
+        return first
+    return max(first, query // chunk * chunk)
 
 
 def _gather(cache: LayerCache, group: _Group, first: int, end: int) -> tuple[Tensor, Tensor]:

@@ -89,7 +89,10 @@ class _Forward(NamedTuple):
         if media is not None:
             hidden[media.rows] = media.vectors.float() * decoder.vector_scale
         yield hidden
-        inputs = None if decoder.layer_inputs is None else self._layer_inputs(decoder.layer_inputs, ids, hidden)
+        if decoder.layer_inputs is None:
+            inputs = None
+        else:
+            inputs = self._layer_inputs(decoder.layer_inputs, ids, hidden)
         states = decoder.hidden_states
         if states is not None:
             hidden = first_states(states, hidden, self.products)
@@ -136,7 +139,10 @@ class _Forward(NamedTuple):
         hidden = predicted(altup, hidden, active, self.products)
         output = self._layer(index, layer, hidden[active])
         hidden = corrected(altup, hidden, output, active, self.products)
-        read = hidden[active] if altup.scale is None else hidden[active] * altup.scale
+        if altup.scale is None:
+            read = hidden[active]
+        else:
+            read = hidden[active] * altup.scale
         hidden[1:] += self._gated_inputs(gate, inputs, read)
         return hidden
 
@@ -175,4 +181,6 @@ def _embedded(ids: Tensor, table: Tensor | Blocks) -> Tensor:
 
 
 def _normed(x: Tensor, norm: Norm | None) -> Tensor:
-    return x if norm is None else norm(x)
+    if norm is None:
+        return x
+    return norm(x)

@@ -72,4 +72,6 @@ def _inner(way: str | ClampedGate, x: Tensor, expert: Expert) -> Tensor:
         assert isinstance(way, str)
         return ACTIVATIONS[way](up)
     gate = product(x, expert.gate)
-    return way(gate, up) if isinstance(way, ClampedGate) else ACTIVATIONS[way](gate) * up
+    if isinstance(way, ClampedGate):
+        return way(gate, up)
+    return ACTIVATIONS[way](gate) * up

@@ -39,13 +39,19 @@ class Attending:
         shape = attention.shape
         has_keys = attention.cache_of is None
         num_keys = shape.kv_heads * shape.key_dim if has_keys else 0
-        num_values = shape.kv_heads * shape.value_dim if has_keys and not attention.values_of_keys else 0
+        if has_keys and not attention.values_of_keys:
+            num_values = shape.kv_heads * shape.value_dim
+        else:
+            num_values = 0
         rows = torch.cat([self.products(x, matrix) for matrix in qkv], dim=-1)
         query, key, value = rows.split([heads * shape.key_dim, num_keys, num_values], dim=-1)
         query = normed_and_rotated(attention, query.unflatten(1, (heads, -1)), attention.query_norm, self.batch)
         if has_keys:
             key = key.unflatten(1, (shape.kv_heads, -1))
-            value = key if attention.values_of_keys else value.unflatten(1, (shape.kv_heads, -1))
+            if attention.values_of_keys:
+                value = key
+            else:
+                value = value.unflatten(1, (shape.kv_heads, -1))
             value = normed(value, attention.value_norm)
             key = normed_and_rotated(attention, key, attention.key_norm, self.batch)
             return self._attend_new(attention, query, key, value, cache)
@@ -131,4 +137,6 @@ def rotated(table: RotaryTable | None, x: Tensor, offset: int, batch: Batch) -> 
 
 def normed(x: Tensor, norm: Norm | None) -> Tensor:
     """Return `x` [T, ...] with a norm for each run of numbers as wide as the norm: a head, or all heads together."""
-    return x if norm is None else norm(x.reshape(-1, len(norm.weight))).view(x.shape)
+    if norm is None:
+        return x
+    return norm(x.reshape(-1, len(norm.weight))).view(x.shape)

@@ -165,4 +165,6 @@ def _convolved(convolution: Convolution, x: Tensor, cache: StateCache) -> Tensor
     out = torch.einsum("nctk,kc->ntc", windows, convolution.weight).contiguous()
     if convolution.bias is not None:
         out = out + convolution.bias
-    return out if convolution.activation == "none" else ACTIVATIONS[convolution.activation](out)
+    if convolution.activation == "none":
+        return out
+    return ACTIVATIONS[convolution.activation](out)

@@ -36,7 +36,9 @@ def new_cache(
         zeroed((*tokens, shape.kv_heads, shape.key_dim), dtype, device),
         zeroed((*tokens, shape.kv_heads, shape.value_dim), dtype, device),
     )
-    return cache if shape.scales is None else ScaledCache.of(cache, shape.scales)
+    if shape.scales is None:
+        return cache
+    return ScaledCache.of(cache, shape.scales)
 
 
 def placed(decoder: Decoder, dtype: torch.dtype, device: torch.device) -> Decoder:
@@ -52,7 +54,9 @@ def placed(decoder: Decoder, dtype: torch.dtype, device: torch.device) -> Decode
 
 def expanded(weight: Tensor | Blocks, dtype: torch.dtype) -> Tensor:
     """Return the weights of a matrix on the host as a tensor, with blocks expanded in the dtype."""
-    return weight.expand(dtype) if isinstance(weight, Blocks) else weight
+    if isinstance(weight, Blocks):
+        return weight.expand(dtype)
+    return weight
 
 
 def refuse_latent_biases(decoder: Decoder) -> None:

@@ -18,14 +18,19 @@ def product(x: Tensor, matrix: Matrix) -> Tensor:
     """Return the product float32 [..., n] of `x` [..., k], computed in the dtype of the weights."""
     assert isinstance(matrix.weight, Tensor)
     out = torch.nn.functional.linear(x.to(matrix.weight.dtype), matrix.weight).float()
-    return out if matrix.bias is None else out + matrix.bias.float()
+    if matrix.bias is None:
+        return out
+    return out + matrix.bias.float()
 
 
 class Products:
     """The products of one step."""
 
     def __init__(self, batch: Batch) -> None:
-        of_adapters = rows_of(batch.adapters, batch.query_lens) if batch.adapters else {}
+        if batch.adapters:
+            of_adapters = rows_of(batch.adapters, batch.query_lens)
+        else:
+            of_adapters = {}
         device = batch.input_ids.device
         self._rows = [(adapter, on_device(rows, device)) for adapter, rows in of_adapters.items()]
 

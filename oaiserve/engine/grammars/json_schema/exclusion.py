@@ -69,9 +69,13 @@ def _property(schema: dict[str, Any], name: str) -> Any:
     listed = schema.get("properties")
     if isinstance(listed, dict) and name in listed:
         return listed[name]
-    return True if "patternProperties" in schema else schema.get("additionalProperties", True)
+    if "patternProperties" in schema:
+        return True
+    return schema.get("additionalProperties", True)
 
 
 def _names(schema: dict[str, Any], keyword: str) -> list[str]:
     names = schema.get(keyword)
-    return [name for name in names if isinstance(name, str)] if isinstance(names, list) else []
+    if isinstance(names, list):
+        return [name for name in names if isinstance(name, str)]
+    return []

@@ -97,7 +97,9 @@ class LargeNumbers:
         if kinds in ("integer", "number") and keywords <= _NUMERIC:
             return self._numbers(schema)
         if keywords <= _SHAPES.get(kinds, set()):
-            return self._object(schema) if kinds == "object" else self._array(schema)
+            if kinds == "object":
+                return self._object(schema)
+            return self._array(schema)
         raise Refused(_MESSAGE)
 
     def _reference(self, name: str) -> str:
@@ -165,7 +167,9 @@ class LargeNumbers:
         item = self._of(schema["items"])
         most = "" if high is None else high - 1
         items = f"{item} ({_quoted(self._separators[0])} {item}){{{max(0, low - 1)},{most}}}"
-        return f'"[" {items} "]"' if low else f'"[" ({items})? "]"'
+        if low:
+            return f'"[" {items} "]"'
+        return f'"[" ({items})? "]"'
 
 
 def _narrowed(schema: Any) -> Any:

@@ -100,12 +100,18 @@ class SchemaLimits:
         if "anyOf" in prepared:
             found.append(min(self._least(each, least, kinds, required) for each in prepared["anyOf"]))
         if "const" in prepared or "enum" in prepared:
-            values = prepared["enum"] if "enum" in prepared else [prepared["const"]]
+            if "enum" in prepared:
+                values = prepared["enum"]
+            else:
+                values = [prepared["const"]]
             found.append(min(len(json.dumps(value, ensure_ascii=False)) for value in values))
         match sorted(kinds):
             case ["object"]:
                 listed = prepared.get("properties", {})
-                others = None if "patternProperties" in prepared else prepared.get("additionalProperties")
+                if "patternProperties" in prepared:
+                    others = None
+                else:
+                    others = prepared.get("additionalProperties")
                 found.append(sum(len(name) + self._least(listed.get(name, others), least) for name in required))
             case ["array"]:
                 first = prepared.get("prefixItems", [])

@@ -126,7 +126,10 @@ class _Preparation:
     ) -> None:
         """With `left_out`, keywords that cannot be obeyed are omitted and added to it. Otherwise they are refused."""
         self._left_out = left_out
-        self._largest_number = MOST_NUMBER if with_large_numbers else LARGEST_NUMBER
+        if with_large_numbers:
+            self._largest_number = MOST_NUMBER
+        else:
+            self._largest_number = LARGEST_NUMBER
         self._document = SchemaDocument(document)
         self._exclusion = Exclusion(self._document)
         self._unique_items = UniqueItems(self._document)
@@ -155,7 +158,10 @@ class _Preparation:
         if root.prepared is False:
             raise Refused("no answer is valid under the schema, which is false")
         SchemaLimits(root, self._by_name, self._places, self._shortest).check()
-        document = dict(root.prepared) if isinstance(root.prepared, dict) else {}
+        if isinstance(root.prepared, dict):
+            document = dict(root.prepared)
+        else:
+            document = {}
         if self._by_name:
             document["$defs"] = {name: definition.prepared for name, definition in self._by_name.items()}
         return PreparedSchema(document, self._places)
@@ -311,7 +317,9 @@ class _Preparation:
         for kind in kinds:
             if kind not in TYPES:
                 raise Refused(f"the type at {where} must be one of {', '.join(TYPES)}, got {shown(kind)}")
-        return list(dict.fromkeys(kinds)) if isinstance(value, list) else value
+        if isinstance(value, list):
+            return list(dict.fromkeys(kinds))
+        return value
 
     def _properties(self, value: Any, where: str, depth: int, is_alone: bool) -> dict[str, Any]:
         if not isinstance(value, dict):
@@ -378,7 +386,9 @@ class _Preparation:
                 f"{where} must be at most {most}, and so must its digits as a whole number"
                 f"{'' if is_alone else ', beside other schemas'}; got {shown(value)}"
             )
-        return int(value) if value == int(value) else value
+        if value == int(value):
+            return int(value)
+        return value
 
     def _count(self, value: Any, where: str, *_: Any) -> int:
         if not is_number(value) or value != int(value) or not 0 <= value <= MOST_LENGTH:

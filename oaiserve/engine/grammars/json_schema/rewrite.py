@@ -86,7 +86,10 @@ def _check_bounds(prepared: dict[str, Any], place: str) -> None:
             continue
         is_exclusive = "exclusive" in low + high
         if least > most or (least == most and is_exclusive):
-            relation = "must be less than" if is_exclusive else "must not be greater than"
+            if is_exclusive:
+                relation = "must be less than"
+            else:
+                relation = "must not be greater than"
             raise Refused(f"{step(place, low)} {relation} '{high}', got {shown(least)} and {shown(most)}", high)
 
 

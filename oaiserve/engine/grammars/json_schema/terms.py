@@ -25,7 +25,9 @@ def step(place: str, key: str | int) -> str:
 
 def shown(value: Any) -> str:
     text = json.dumps(value, ensure_ascii=False)
-    return text if len(text) <= 60 else f"{text[:60]}..."
+    if len(text) <= 60:
+        return text
+    return f"{text[:60]}..."
 
 
 def kind_of(value: Any) -> str:
@@ -79,7 +81,9 @@ def plain(value: Any) -> Any:
         return int(value)
     if isinstance(value, list):
         return [plain(each) for each in value]
-    return {name: plain(each) for name, each in value.items()} if isinstance(value, dict) else value
+    if isinstance(value, dict):
+        return {name: plain(each) for name, each in value.items()}
+    return value
 
 
 class SchemaDocument:

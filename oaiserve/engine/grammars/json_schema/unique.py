@@ -36,7 +36,10 @@ class UniqueItems:
         if not wanted or schema.get("maxItems") in (0, 1):
             return others
         is_plain = schema.get("type") == "array" and schema.keys() - _ANNOTATIONS <= _LIST
-        items = _values(schema.get("items", True), self._document) if is_plain else None
+        if is_plain:
+            items = _values(schema.get("items", True), self._document)
+        else:
+            items = None
         if items is None:
             raise Refused(
                 f"the keyword 'uniqueItems' at {where} is only supported where the items are of few values ('enum', "
@@ -72,14 +75,20 @@ def _values(schema: Any, document: SchemaDocument) -> list[Any] | None:
         if not waiting:
             return list({json.dumps(plain(value), sort_keys=True): value for value in found}.values())
         subschema = waiting.pop(0)
-        keywords = subschema.keys() - _ANNOTATIONS if isinstance(subschema, dict) else set()
+        if isinstance(subschema, dict):
+            keywords = subschema.keys() - _ANNOTATIONS
+        else:
+            keywords = set()
         if keywords == {"$ref"} and isinstance(subschema["$ref"], str):
             waiting.insert(0, document.find(subschema["$ref"], "$ref")[0])
         elif keywords == {"anyOf"} and isinstance(subschema["anyOf"], list):
             waiting[:0] = subschema["anyOf"]
         elif keywords and keywords <= {"type", "enum", "const"}:
             kinds = kinds_of({"type": subschema["type"]} if "type" in subschema else {})
-            values = [subschema["const"]] if "const" in subschema else subschema.get("enum", [False, True, None])
+            if "const" in subschema:
+                values = [subschema["const"]]
+            else:
+                values = subschema.get("enum", [False, True, None])
             if (keywords == {"type"} and not kinds <= {"boolean", "null"}) or not isinstance(values, list):
                 return None
             found += [value for value in values if is_of(value, kinds)]

@@ -20,18 +20,24 @@ def default_threads(cpus: Collection[int] | None = None, root: Path = Path("/"))
     cores = len({_siblings(cpu, root) for cpu in (_allowed() if cpus is None else cpus)})
     if (quota := _quota(root)) is not None:
         cores = min(cores, max(1, int(quota)))
-    return cores if cores < _FEW_CORES else cores - 1
+    if cores < _FEW_CORES:
+        return cores
+    return cores - 1
 
 
 def usable_cpus(cpus: Collection[int] | None = None, root: Path = Path("/")) -> int:
     """Return on how many CPUs this process may run at once: all hardware threads of its cores, within its quota."""
     number = len(_allowed() if cpus is None else cpus)
     quota = _quota(root)
-    return number if quota is None else min(number, max(1, math.ceil(quota)))
+    if quota is None:
+        return number
+    return min(number, max(1, math.ceil(quota)))
 
 
 def _allowed() -> Collection[int]:
-    return os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
+    if hasattr(os, "sched_getaffinity"):
+        return os.sched_getaffinity(0)
+    return range(os.cpu_count() or 1)
 
 
 def _siblings(cpu: int, root: Path) -> str:
@@ -45,6 +51,8 @@ def _quota(root: Path) -> float | None:
     """Return how many CPUs the cgroup (v2) allows the process to use, or None if it sets no limit."""
     try:
         limit, period = (root / "sys/fs/cgroup/cpu.max").read_text().split()
-        return None if limit == "max" else int(limit) / int(period)
+        if limit == "max":
+            return None
+        return int(limit) / int(period)
     except (OSError, ValueError):
         return None

@@ -128,10 +128,16 @@ class ExpertOperations:
             self._assignments[number, router.top_k] = assignment
         assignment = self._assignments[number, router.top_k]
         weight = router.weight.to(library.dtype).contiguous()
-        bias = None if router.logits_bias is None else router.logits_bias.data_ptr()
+        if router.logits_bias is None:
+            bias = None
+        else:
+            bias = router.logits_bias.data_ptr()
         index = library.add_router(operations.handle, weight.data_ptr(), number, self._buffers.width, bias)
         normed = self._buffers.normed
-        site = operations.site(normed, [router.matrix]) if router.module else NONE
+        if router.module:
+            site = operations.site(normed, [router.matrix])
+        else:
+            site = NONE
         operations.add("route", "route", normed, self._scores, index, site, routing, assignment)
         operations.add("route", "sort_rows", assignment)
         return assignment
@@ -153,7 +159,10 @@ class ExpertOperations:
             operations.add("route", "gather_rows", x, rows, width, assignment)
         arguments = (rows, self._inner, ExpertWeights(ups[0], assignment))
         way = mixture.activation
-        gating = Gating("none", way.alpha, way.limit) if isinstance(way, ClampedGate) else Gating(way)
+        if isinstance(way, ClampedGate):
+            gating = Gating("none", way.alpha, way.limit)
+        else:
+            gating = Gating(way)
         operations.add("gate and up", "expert_gate", *arguments, gating)
         downs = [weights.pack([expert.down]) for expert in mixture.experts]
         inner = self._inner

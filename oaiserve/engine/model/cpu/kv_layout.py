@@ -40,7 +40,9 @@ def latent_dim(rank: int, shared: int, shape: KVShape) -> int:
     """
     dims = (rank, shared, shape.key_dim - shared, shape.value_dim)
     fits = all(dim > 0 and dim % LANES == 0 for dim in dims)
-    return rank + shared if fits and rank <= MAX_LATENT_RANK and rank + shared <= MAX_LATENT_DIM else 0
+    if fits and rank <= MAX_LATENT_RANK and rank + shared <= MAX_LATENT_DIM:
+        return rank + shared
+    return 0
 
 
 def new_cache(shape: KVShape, dtype: torch.dtype, *, num_blocks: int, block_size: int) -> LayerCache:

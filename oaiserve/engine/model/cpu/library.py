@@ -47,7 +47,9 @@ class Normalize:
 
 def _whole(numbers: Tensor) -> Tensor:
     """Return the numbers with zeros behind them, as native code reads LANES at a time."""
-    return torch.nn.functional.pad(numbers, (0, rest)) if (rest := -len(numbers) % LANES) else numbers
+    if rest := -len(numbers) % LANES:
+        return torch.nn.functional.pad(numbers, (0, rest))
+    return numbers
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,7 +186,9 @@ def structure(kind: type) -> type[Structure]:
 
 def _c_type(kind: Any) -> Any:
     has_fields = is_dataclass(kind)  # in a variable, because no type of mypy has both fields and a hash
-    return structure(kind) if has_fields else kind
+    if has_fields:
+        return structure(kind)
+    return kind
 
 
 def argument(value: Any, keep: Callable[[Tensor], int]) -> Any:

@@ -59,7 +59,10 @@ class NativeDecoder:
         if reserved is not None:
             if not is_passing:
                 reserved.stop()
-            lent_bytes = reserved.taken_bytes if is_passing else reserved.num_bytes
+            if is_passing:
+                lent_bytes = reserved.taken_bytes
+            else:
+                lent_bytes = reserved.num_bytes
             library.lend_memory(self._handle, reserved.address, lent_bytes)
         self._operations = Operations(
             library,

@@ -203,7 +203,12 @@ class Operations:
         operations.project("qkv", self._normed, self._qkv, [*attention.qkv, *gates])
         own = (attention.query_norm, attention.key_norm, attention.value_norm)
         norms = [Normalize.of(norm) for norm in own]
-        parts = 1 if attention.cache_of is not None else 2 if attention.values_of_keys else 3
+        if attention.cache_of is not None:
+            parts = 1
+        elif attention.values_of_keys:
+            parts = 2
+        else:
+            parts = 3
         arguments = (self._qkv, self._queries, cache, heads, self._rotary(attention), *norms, parts)
         operations.add("rotary", "prepare", *arguments)
         self._attend(attention, self._attended, cache)
@@ -261,7 +266,10 @@ class Operations:
         heads = attention.heads
         parameters = attention.parameters
         window = parameters.sliding_window or 0
-        sinks = None if attention.sinks is None else operations.keep(attention.sinks)
+        if attention.sinks is None:
+            sinks = None
+        else:
+            sinks = operations.keep(attention.sinks)
         options = AttentionOptions(
             heads, parameters.scaling, window, parameters.softcap or 0.0, sinks, parameters.looks_ahead
         )
@@ -291,7 +299,10 @@ class Operations:
             memory = CacheMemory(cache.keys.data_ptr(), None, 1, shape.latent_dim, rank, size, False)
         else:
             pointers = (cache.keys.data_ptr(), cache.values.data_ptr())
-            sizes = None if attention.key_sizes is None else self._operations.keep(attention.key_sizes)
+            if attention.key_sizes is None:
+                sizes = None
+            else:
+                sizes = self._operations.keep(attention.key_sizes)
             memory = CacheMemory(*pointers, shape.kv_heads, shape.key_dim, shape.value_dim, size, shape.is_int8, sizes)
         self._cache_indices[index] = self._library.add_cache(self._operations.handle, memory)
         return self._cache_indices[index]

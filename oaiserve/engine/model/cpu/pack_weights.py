@@ -46,7 +46,10 @@ class WeightPacker:
         ):
             return self.pack_blocks(blocks, bias)
         tensors = [self.expanded(m.weight) for m in matrices]
-        weight = torch.cat(tensors) if len(tensors) > 1 else tensors[0].contiguous()
+        if len(tensors) > 1:
+            weight = torch.cat(tensors)
+        else:
+            weight = tensors[0].contiguous()
         n, k = weight.shape
         bias_pointer = None if bias is None else bias.data_ptr()
         self.num_bytes += weight.nbytes
@@ -68,7 +71,10 @@ class WeightPacker:
             rows = _side_by_side(gate.weight.addresses(), up.weight.addresses())
             self.num_bytes += gate.weight.nbytes + up.weight.nbytes
             scales = [gate.weight.scale_addresses(), up.weight.scale_addresses()]
-            together = None if scales[0] is None or scales[1] is None else _side_by_side(scales[0], scales[1])
+            if scales[0] is None or scales[1] is None:
+                together = None
+            else:
+                together = _side_by_side(scales[0], scales[1])
             kinds = np.full(len(rows) // PANEL, gate.weight.kind, np.int32)
             index = self._add(rows, together, kinds, len(rows), k, bias, gate.weight.columns)
             gate.weight.give_back()
@@ -101,7 +107,9 @@ class WeightPacker:
 
     def expanded(self, weight: Tensor | Blocks) -> Tensor:
         """Return a matrix in the dtype of the step, for which blocks are expanded."""
-        return weight.expand(self._library.dtype) if isinstance(weight, Blocks) else weight
+        if isinstance(weight, Blocks):
+            return weight.expand(self._library.dtype)
+        return weight
 
     def _add(
         self,

@@ -95,7 +95,9 @@ def _in_groups(b: Tensor) -> Tensor:
 
 def _pack(dtype: torch.dtype) -> int:
     """Return the number of elements of one dot-product instruction, as in src/packs.h."""
-    return 2 if dtype == torch.bfloat16 else 1
+    if dtype == torch.bfloat16:
+        return 2
+    return 1
 
 
 def _padded(matrix: Tensor) -> Tensor:

@@ -70,7 +70,9 @@ def usable_features() -> frozenset[str]:
     features = cpu_features(CPUINFO)
     if is_limited():
         return frozenset(name for name in features if not name.startswith(("amx", "avx512")))
-    return features if features >= AMX_FEATURES and _may_use_tiles() else features - AMX_FEATURES
+    if features >= AMX_FEATURES and _may_use_tiles():
+        return features
+    return features - AMX_FEATURES
 
 
 def is_limited() -> bool:
@@ -95,7 +97,9 @@ def cpu_features(cpuinfo: Path) -> frozenset[str]:
     except OSError:
         return frozenset()
     cores = {line.partition(":")[2] for line in lines if line.startswith(("flags", "Features"))}
-    return frozenset.intersection(*(frozenset(core.split()) for core in cores)) if cores else frozenset()
+    if cores:
+        return frozenset.intersection(*(frozenset(core.split()) for core in cores))
+    return frozenset()
 
 
 def _why_unusable(path: Path, made_of: bytes) -> str | None:

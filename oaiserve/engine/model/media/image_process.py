@@ -76,7 +76,10 @@ def reason_of(error: Exception, max_pixels: int) -> str:
         return f"the image has far more than {max_pixels} pixels (--max-image-pixels). Send a smaller one"
     if isinstance(error, MemoryError):
         return "the image takes too much memory to decode"
-    reason = "it is cut off, or damaged" if "cannot identify" not in str(error) else "it is none of these"
+    if "cannot identify" not in str(error):
+        reason = "it is cut off, or damaged"
+    else:
+        reason = "it is none of these"
     return f"the image cannot be read as {', '.join(FORMATS[:-1])} or {FORMATS[-1]}: {reason}"
 
 

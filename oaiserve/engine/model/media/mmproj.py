@@ -254,7 +254,10 @@ def _config(
     known = {name: value for name, value in sizes.items() if value is not None and hasattr(of_vision, name)}
     of_text = type(default.get_text_config(decoder=True))
     text = of_text(hidden_size=width, **_TEXT, head_dim=width)
-    token = "image_token_index" if hasattr(kind, "image_token_index") else "image_token_id"
+    if hasattr(kind, "image_token_index"):
+        token = "image_token_index"
+    else:
+        token = "image_token_id"
     vision = of_vision(**known | parts.vision)
     own = {"tie_word_embeddings": False, token: vector_id, **parts.wrapper}
     config: PreTrainedConfig = kind(vision_config=vision, text_config=text, **own)
@@ -287,12 +290,18 @@ def _weights(path: Path, family: _Family, metadata: Metadata, config: Any) -> di
             continue
         others -= {tensor.name for tensor in own}
         parts = [expanded(file[tensor.begin : tensor.end], tensor) for tensor in own]
-        value = torch.stack(parts, dim=2) if len(shape) == 5 else torch.cat(parts)
+        if len(shape) == 5:
+            value = torch.stack(parts, dim=2)
+        else:
+            value = torch.cat(parts)
         if "soft_emb_norm" in parameter:
             value = value.float() - 1
         if family.type == "mistral3" and TURNED.rows is not None and re.search(r"\.[qk]_proj\.", parameter):
             value = value[torch.from_numpy(TURNED.rows(config.vision_config, ".q_proj."))]
-        found[parameter] = value.reshape(shape) if value.numel() == prod(shape) else value
+        if value.numel() == prod(shape):
+            found[parameter] = value.reshape(shape)
+        else:
+            found[parameter] = value
     if others:
         raise NotRead(f"it has a tensor '{min(others)[:100]}', which is not known")
     return found

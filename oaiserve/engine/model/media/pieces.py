@@ -121,9 +121,17 @@ def _attend(
     batch, heads, num_queries, dim = query.shape
     out = torch.empty(batch, num_queries, heads, value.shape[-1], dtype=query.dtype, device=query.device)
     for one in range(batch):
-        mask = None if attention_mask is None else attention_mask[one if len(attention_mask) > 1 else 0][None]
+        if attention_mask is None:
+            mask = None
+        else:
+            mask = attention_mask[one if len(attention_mask) > 1 else 0][None]
         for part in _parts(num_queries, 2.0 * heads * key.shape[2] * dim):
-            of_part = None if mask is None else mask[:, :, part] if mask.shape[2] > 1 else mask
+            if mask is None:
+                of_part = None
+            elif mask.shape[2] > 1:
+                of_part = mask[:, :, part]
+            else:
+                of_part = mask
             found = scaled_dot_product_attention(
                 query[one : one + 1, :, part], key[one : one + 1], value[one : one + 1], of_part, scale=scaling
             )

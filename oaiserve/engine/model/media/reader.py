@@ -160,4 +160,6 @@ class _Inputs(dict[str, Tensor]):
 
 def _smallest(value: Any, dtype: torch.dtype) -> Tensor:
     tensor = torch.as_tensor(value)
-    return tensor.to(dtype) if tensor.is_floating_point() else tensor
+    if tensor.is_floating_point():
+        return tensor.to(dtype)
+    return tensor

@@ -126,7 +126,12 @@ def load_tower(
 ) -> Tower:
     """Load the tower in a folder, or of these weights. Raises StartupError if a weight is missing."""
     small = _without_text(config)
-    folder, weights = (source, None) if isinstance(source, Path) else (None, source)
+    if isinstance(source, Path):
+        folder = source
+        weights = None
+    else:
+        folder = None
+        weights = source
     kind: Any = MODEL_FOR_MULTIMODAL_LM_MAPPING[type(small)]
     with (
         reported(f"The weights of the tower of {name} could not be loaded"),

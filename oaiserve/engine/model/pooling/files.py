@@ -77,7 +77,9 @@ def read_json(source: ModelSource, name: str) -> Any:
 def find_file(source: ModelSource, name: str) -> Path | None:
     """Return the path of a file of the model on this machine, or None without one."""
     path = Path(source.location) / name
-    return path if path.is_file() else None
+    if path.is_file():
+        return path
+    return None
 
 
 def _pooling_mode(source: ModelSource, config: dict[str, Any]) -> str:
@@ -87,7 +89,10 @@ def _pooling_mode(source: ModelSource, config: dict[str, Any]) -> str:
     named = config.get("pooling_mode")
     names = {"cls_token": "cls", "mean_tokens": "mean", "max_tokens": "max"}
     switched = [name.removeprefix("pooling_mode_") for name, is_on in config.items() if is_on is True]
-    modes = [named] if isinstance(named, str) else named or [names.get(name, name) for name in switched]
+    if isinstance(named, str):
+        modes = [named]
+    else:
+        modes = named or [names.get(name, name) for name in switched]
     modes = [mode for mode in modes if mode != "include_prompt"]
     if len(modes) != 1 or modes[0] not in MODES:
         shown = ", ".join(map(str, modes)) or "none"

@@ -89,7 +89,9 @@ def _rank_head(heads: dict[str, Tensor], mode: str, *, is_modern: bool) -> Head:
 
     def logits(hidden: Tensor, lengths: list[int]) -> Tensor:
         def on_device(tensor: Tensor | None) -> Any:
-            return None if tensor is None else tensor.to(hidden.device)
+            if tensor is None:
+                return None
+            return tensor.to(hidden.device)
 
         states = pool(hidden, lengths, mode).float()
         if middle is not None:

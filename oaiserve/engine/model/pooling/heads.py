@@ -24,7 +24,10 @@ def pool(hidden: torch.Tensor, lengths: list[int], mode: str) -> torch.Tensor:
     """Return one vector for each text."""
     if mode in ("cls", "lasttoken"):
         ends = torch.tensor(lengths, device=hidden.device).cumsum(0)
-        rows = ends - torch.tensor(lengths, device=hidden.device) if mode == "cls" else ends - 1
+        if mode == "cls":
+            rows = ends - torch.tensor(lengths, device=hidden.device)
+        else:
+            rows = ends - 1
         return hidden[rows]
     texts = hidden.float().split(lengths)
     return torch.stack([text.mean(0) if mode == "mean" else text.amax(0) for text in texts])

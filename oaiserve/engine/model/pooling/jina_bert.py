@@ -33,7 +33,10 @@ class JinaBert(PreTrainedModel):
         return self.token_embd
 
     def forward(self, input_ids: Tensor, token_type_ids: Tensor | None = None) -> BaseModelOutput:
-        types = torch.zeros_like(input_ids) if token_type_ids is None else token_type_ids
+        if token_type_ids is None:
+            types = torch.zeros_like(input_ids)
+        else:
+            types = token_type_ids
         states = self.token_embd_norm(self.token_embd(input_ids) + self.token_types(types))
         places = torch.arange(input_ids.shape[1], device=states.device)
         distances = (places[:, None] - places[None]).abs()
@@ -82,7 +85,10 @@ class _Layer(Module):
             gates, inner = inner.chunk(2, dim=-1)
             inner = gelu(gates) * inner
         else:
-            inner = gelu(inner) if self.ffn_gate is None else gelu(self.ffn_gate(attended)) * inner
+            if self.ffn_gate is None:
+                inner = gelu(inner)
+            else:
+                inner = gelu(self.ffn_gate(attended)) * inner
         normed: Tensor = self.layer_output_norm(attended + self.ffn_down(inner))
         return normed
 

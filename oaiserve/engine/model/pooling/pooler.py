@@ -134,7 +134,10 @@ class PoolingRunner:
         for index in order:
             sequence = step.chunks[index].sequence
             ids += sequence.token_ids
-            first = sequence.prompt_len if sequence.second_start is None else sequence.second_start
+            if sequence.second_start is None:
+                first = sequence.prompt_len
+            else:
+                first = sequence.second_start
             types += [0] * first + [1] * (sequence.prompt_len - first)
         try:
             vectors = self._pooler.pool(ids, types, [step.chunks[index].num_tokens for index in order]).cpu()

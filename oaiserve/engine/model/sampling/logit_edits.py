@@ -41,7 +41,10 @@ def edit_logits(
         return logits
     logits = logits.float()
     device = logits.device
-    masked = [] if masks is None else [(row, chunk) for row, chunk in asking if chunk.sequence in masks.rows]
+    if masks is None:
+        masked = []
+    else:
+        masked = [(row, chunk) for row, chunk in asking if chunk.sequence in masks.rows]
     if allowed := [(row, ids) for row, c in asking if (ids := c.sequence.params.allowed_token_ids) is not None]:
         index = _index(allowed, device)
         kept = logits[index]

@@ -55,7 +55,10 @@ class Sampling:
         self._asking = [row for row, its in enumerate(params) if its.logprobs is not None]
         self._num_top = [params[row].logprobs or 0 for row in self._asking]
         self._num_known_top = [count for _, count in known]
-        unmodified = take(rows, self._asking).float().log_softmax(dim=-1) if self._asking else None
+        if self._asking:
+            unmodified = take(rows, self._asking).float().log_softmax(dim=-1)
+        else:
+            unmodified = None
         edited = edit_logits(rows, chunks, masks, apply_masks)
         draw = sample_ids or numpy_sampling.sample_ids
         results = [*draw(edited, [draw_row(chunk.sequence, chunk.end) for chunk in chunks])]
@@ -83,7 +86,9 @@ class Sampling:
 
 def take(tensor: torch.Tensor, rows: list[int]) -> torch.Tensor:
     """Return these rows of the tensor, which are in ascending order. If they are all rows, no copy is made."""
-    return tensor if len(rows) == len(tensor) else tensor[on_device(rows, tensor.device)]
+    if len(rows) == len(tensor):
+        return tensor
+    return tensor[on_device(rows, tensor.device)]
 
 
 def _look_up(logprobs: torch.Tensor, token_ids: torch.Tensor, num_top: list[int]) -> list[torch.Tensor]:

@@ -45,7 +45,9 @@ class FromDescription:
     def accepts(self, request: StartRequest) -> str | None:
         if request.task != "generate":
             return f"it is for --task {request.task}"
-        return None if is_on_cpu(request.options) else "it is for a GPU"
+        if is_on_cpu(request.options):
+            return None
+        return "it is for a GPU"
 
     def start(self, request: StartRequest) -> ServedModel:
         try:
@@ -120,7 +122,10 @@ def _executor(
     except NotKnown as error:
         if needing_native(options) is not None:
             raise
-        level = logging.WARNING if isinstance(error, WrongHere) else logging.DEBUG
+        if isinstance(error, WrongHere):
+            level = logging.WARNING
+        else:
+            level = logging.DEBUG
         log.log(level, "The model runs in plain PyTorch, which is slower: %s", error)
     # Only here has the memory of the native step been freed.
     request.drop_reserved()

@@ -124,4 +124,6 @@ def _room(spec: ModelSpec, options: EngineOptions) -> float:
 
 
 def _ids(value: int | list[int] | None) -> frozenset[int]:
-    return frozenset() if value is None else frozenset([value] if isinstance(value, int) else value)
+    if value is None:
+        return frozenset()
+    return frozenset([value] if isinstance(value, int) else value)

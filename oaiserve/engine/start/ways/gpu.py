@@ -54,7 +54,9 @@ class OnGpu:
     def accepts(self, request: StartRequest) -> str | None:
         if request.task != "generate":
             return f"it is for --task {request.task}"
-        return "its device is the CPU" if select_device(request.options.device).type == "cpu" else None
+        if select_device(request.options.device).type == "cpu":
+            return "its device is the CPU"
+        return None
 
     def start(self, request: StartRequest) -> ServedModel:
         options = request.options
@@ -229,7 +231,9 @@ def _reason_without_graphs(options: EngineOptions, paths: FastPaths) -> str:
         return "--no-compile"
     if not options.cuda_graph:
         return "--no-cuda-graph"
-    return "" if paths.have_graphs else "attention or sampling is in plain torch"
+    if paths.have_graphs:
+        return ""
+    return "attention or sampling is in plain torch"
 
 
 def warm_up(runner: ModelRunner, spec: ModelSpec, apply_masks: ApplyMasks | None) -> None:

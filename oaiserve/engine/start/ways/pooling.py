@@ -52,7 +52,9 @@ class ToPool:
     name = "to pool"
 
     def accepts(self, request: StartRequest) -> str | None:
-        return "it generates text" if request.task == "generate" else None
+        if request.task == "generate":
+            return "it generates text"
+        return None
 
     def start(self, request: StartRequest) -> ServedModel:
         source = request.source
@@ -133,7 +135,10 @@ def _load_gguf(
     path: Path, config: PreTrainedConfig, device: torch.device, task: Task, options: EngineOptions
 ) -> LoadedPooler:
     """Load a GGUF file, in float32 as llama.cpp computes unless the user says otherwise."""
-    dtype = torch.float32 if options.dtype == "auto" else select_dtype(options.dtype, config, device, is_gguf=True)
+    if options.dtype == "auto":
+        dtype = torch.float32
+    else:
+        dtype = select_dtype(options.dtype, config, device, is_gguf=True)
     found = load_gguf_pooler(path, config, dtype)
     if (found.score_head is not None) != (task == "score"):
         raise StartupError(f"'{path}' cannot be served for --task {task}: its metadata name another one.")
@@ -186,7 +191,10 @@ def prepare_pooler(
     else:
         is_causal = any(getattr(module, "is_causal", False) for module in layers.modules())
         mode = files.mode or ("lasttoken" if is_causal else "mean")
-        why = "as its files say" if files.mode else "because its files do not say how"
+        if files.mode:
+            why = "as its files say"
+        else:
+            why = "because its files do not say how"
         log.debug("The vectors of %s are pooled by %s, %s", name, mode, why)
         head = embedding_head(mode, [layer.to(model.device) for layer in dense or []])
     first_position = _first_position(layers)
@@ -263,7 +271,9 @@ def _first_position(layers: torch.nn.Module) -> int:
     """Return the position of a text's first token. RoBERTa and models like it count from after that of padding."""
     embeddings: Any = getattr(layers, "embeddings", None)
     counts_from_padding = hasattr(embeddings, "create_position_ids_from_inputs_embeds")
-    return int(embeddings.padding_idx) + 1 if counts_from_padding else 0
+    if counts_from_padding:
+        return int(embeddings.padding_idx) + 1
+    return 0
 
 
 def _dimensions(config: PreTrainedConfig) -> tuple[int, ...] | None:
@@ -271,7 +281,9 @@ def _dimensions(config: PreTrainedConfig) -> tuple[int, ...] | None:
     sizes = getattr(config, "matryoshka_dimensions", None)
     if sizes:
         return tuple(sorted(sizes))
-    return () if getattr(config, "is_matryoshka", False) else None
+    if getattr(config, "is_matryoshka", False):
+        return ()
+    return None
 
 
 def _vocab_size(model: PreTrainedModel) -> int:

@@ -29,7 +29,9 @@ def _in_word_pieces(token: str, kind: int) -> str:
     """Spell a token as BERT does: files mark the start of a word, and BERT marks what continues one."""
     if kind == CONTROL:
         return token
-    return token[1:] if token.startswith(SPACE) else f"{CONTINUES}{token}"
+    if token.startswith(SPACE):
+        return token[1:]
+    return f"{CONTINUES}{token}"
 
 
 class Vocabulary:
@@ -57,7 +59,9 @@ class Vocabulary:
     def get(self, name: str, default: Any = None) -> Any:
         """Return a setting of the tokenizer."""
         found = self._values.get(f"{_PREFIX}{name}")
-        return default if found is None else found
+        if found is None:
+            return default
+        return found
 
     @property
     def chat_template(self) -> str | dict[str, str] | None:
@@ -65,12 +69,16 @@ class Vocabulary:
         name = "tokenizer.chat_template"
         template = self._values.get(name)
         for_tools = self._values.get(f"{name}.tool_use")
-        return {"default": template, "tool_use": for_tools} if template and for_tools else template or None
+        if template and for_tools:
+            return {"default": template, "tool_use": for_tools}
+        return template or None
 
     def token_id(self, role: str) -> int | None:
         """Return the id of the token with a role, or None if the vocabulary has no such token."""
         found = self.get(f"{role}_token_id", _DEFAULT_IDS.get(self.kind, {}).get(role))
-        return found if type(found) is int and 0 <= found < len(self.tokens) else None
+        if type(found) is int and 0 <= found < len(self.tokens):
+            return found
+        return None
 
     @property
     def end_ids(self) -> list[int]:
@@ -84,7 +92,9 @@ class Vocabulary:
     def fill_texts(self) -> list[str]:
         """The tokens before the prefix, the suffix and the middle for filling in the middle; none if one is missing."""
         found = [next(filter(None, map(self.token_id, roles)), None) for roles in _FILL_ROLES]
-        return [] if None in found else [self.tokens[i] for i in found if i is not None]
+        if None in found:
+            return []
+        return [self.tokens[i] for i in found if i is not None]
 
     @cached_property
     def special_ids(self) -> frozenset[int]:
@@ -112,7 +122,12 @@ class Vocabulary:
         """The pairs of tokens that are merged, first ones first. Raises BadFile if there are none."""
         merges = []
         for merge in self._list("merges", str):
-            left, space, right = merge.partition(" ") if not merge.startswith(" ") else (" ", " ", merge[2:])
+            if not merge.startswith(" "):
+                left, space, right = merge.partition(" ")
+            else:
+                left = " "
+                space = " "
+                right = merge[2:]
             if not space or not right:
                 raise BadFile(f"its merge {merge[:100]!r} is no pair")
             merges.append((left, right))
@@ -132,7 +147,9 @@ class Vocabulary:
     def splits(self) -> str | None:
         """The name of the way to split texts before bytes are merged."""
         found = self.get("pre")
-        return found if isinstance(found, str) else None
+        if isinstance(found, str):
+            return found
+        return None
 
     def is_normal(self, token_id: int) -> bool:
         return self.types[token_id] not in (UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE)

@@ -28,7 +28,9 @@ class Metadata:
 
     def get(self, name: str, default: Any = None) -> Any:
         found = self._values.get(f"{self.architecture}.{name}")
-        return default if found is None else found
+        if found is None:
+            return default
+        return found
 
     def __getitem__(self, name: str) -> Any:
         """Return a value. Raises BadFile if there is none of this name."""
@@ -62,7 +64,9 @@ class Metadata:
     def of_layers(self, name: str) -> list[Any]:
         """Return a value for each layer, of which a file has one for all, or a list."""
         found = self[name]
-        return found[: self.num_layers] if isinstance(found, list) else [found] * self.num_layers
+        if isinstance(found, list):
+            return found[: self.num_layers]
+        return [found] * self.num_layers
 
     @property
     def head_dim(self) -> int:

@@ -112,7 +112,9 @@ class GgufTensors:
         is_made = role in self._architecture.make and len(tensors) > 1
         if is_made or len(tensors[0].shape) != 2 or tensors[0].kind not in FORMATS:
             found = self._expanded(path).to(self.dtype)
-            return found if found.dim() > 1 else found[None]
+            if found.dim() > 1:
+                return found
+            return found[None]
         matrices = [self._blocks(tensor) for tensor in tensors]
         blocks = one_behind_the_other(matrices)
         if (rows := self._rows(role)) is not None:
@@ -139,12 +141,16 @@ class GgufTensors:
     def numbers(self, path: str) -> Tensor:
         """Return any tensor in float32, rounded to the dtype of the model unless it is a vector."""
         found = self._on_hub(path)
-        return found.float() if found.dim() == 1 else found.to(self.dtype).float()
+        if found.dim() == 1:
+            return found.float()
+        return found.to(self.dtype).float()
 
     def exact(self, path: str) -> Tensor:
         """Return any tensor unrounded, in the dtype of the model if the file has it so, else in float32."""
         found = self._on_hub(path)
-        return found if found.dtype == self.dtype else found.float()
+        if found.dtype == self.dtype:
+            return found
+        return found.float()
 
     def module(self, path: str) -> str:
         """Return the name of a module in transformers, by which adapters name it."""
@@ -192,11 +198,15 @@ class GgufTensors:
 
     def _rows(self, role: str) -> Order | None:
         make = self._architecture.rows.get(role)
-        return None if make is None else make(self._settings)
+        if make is None:
+            return None
+        return make(self._settings)
 
     def _columns(self, role: str) -> Order | None:
         make = self._architecture.columns.get(role)
-        return None if make is None else make(self._settings)
+        if make is None:
+            return None
+        return make(self._settings)
 
     def _on_hub(self, path: str) -> Tensor:
         """Return a tensor in the order and the shape of the hub, in a dtype of the file or in float32."""

@@ -21,7 +21,10 @@ def _gemma2(metadata: Metadata) -> Fields:
 def _gemma3(metadata: Metadata) -> Fields:
     """Read the fields of Gemma 3. What scales its rotary tables is for layers without a window alone."""
     own = rope(metadata, metadata.head_dim)
-    scaling = None if own["rope_type"] == "default" else {"rope_type": own["rope_type"], "factor": own["factor"]}
+    if own["rope_type"] == "default":
+        scaling = None
+    else:
+        scaling = {"rope_type": own["rope_type"], "factor": own["factor"]}
     return (
         _scale(metadata, 62)
         | windows(metadata)

@@ -18,7 +18,10 @@ def _fields(metadata: Metadata) -> Fields:
 
 def _with_experts(metadata: Metadata) -> Fields:
     shared = metadata.get("expert_shared_feed_forward_length")
-    kind = {} if shared is None else {"model_type": "granitemoeshared", "shared_intermediate_size": shared}
+    if shared is None:
+        kind = {}
+    else:
+        kind = {"model_type": "granitemoeshared", "shared_intermediate_size": shared}
     return _fields(metadata) | kind
 
 

@@ -27,7 +27,9 @@ def _phi3(metadata: Metadata) -> Fields:
     """Read the fields of Phi-3. Files of Phi-4 have a window of 0."""
     fields = {"sliding_window": metadata.get("attention.sliding_window") or None}
     original = metadata.get("rope.scaling.original_context_length")
-    return fields if original is None else fields | {"original_max_position_embeddings": original}
+    if original is None:
+        return fields
+    return fields | {"original_max_position_embeddings": original}
 
 
 _UP_HAS_BOTH: Names = {"gate_up": "ffn_up", "up": ()}
