@@ -201,7 +201,9 @@ async def _serve(host: str, port: int, options: NullOptions) -> None:
 
 
 def _run_http(run: RunOptions, workload: Workload, arrivals: Arrivals, http: HttpOptions) -> int:
-    sweep, slos, line = sweep_points(arrivals), parse_slos(run.slo), ProgressLine()
+    sweep = sweep_points(arrivals)
+    slos = parse_slos(run.slo)
+    line = ProgressLine()
     _check_writable(("--json", run.json), ("--html", run.html), ("--samples", run.samples))
     with open_experiment(workload, http, slos, run.warmup, run.calibrate) as experiment:
         on_samples = _sample_writer(run.samples)

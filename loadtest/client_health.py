@@ -59,7 +59,8 @@ class ProcessWatch:
         gc.collect()
         gc.freeze()  # objects from before the run are not garbage, and scanning them would only cause pauses
         gc.callbacks.append(self._on_gc)
-        self._health.wall_ns, self._health.cpu_ns = -monotonic_ns(), -process_time_ns()
+        self._health.wall_ns = -monotonic_ns()
+        self._health.cpu_ns = -process_time_ns()
         self._sampler = asyncio.create_task(self._sample_lag())
 
     def stop(self) -> ProcessHealth:

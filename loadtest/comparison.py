@@ -42,7 +42,8 @@ def compare(a: Report, b: Report) -> str:
     """Return the comparison as text: the settings that differ, and a table for each pair of points."""
     lines = [*_differences(a, b)]
     for point_a, point_b in zip(a["points"], b["points"], strict=False):
-        old, new = point_a["summary"], point_b["summary"]
+        old = point_a["summary"]
+        new = point_b["summary"]
         lines.append(f"\n== A: {point_a['label']} ({point_a['verdict']}), B: {point_b['label']} ({point_b['verdict']})")
         rows = [_row(name, old[name], new[name]) for name in SHOWN if name in old and name in new]
         lines.append(table(("", "A", "B", "B / A", "95 %"), rows))
@@ -63,7 +64,8 @@ def _differences(a: Report, b: Report) -> Iterator[str]:
     if len(a["points"]) != len(b["points"]):
         yield f"DIFFERENT: A has {len(a['points'])} points, B has {len(b['points'])}."
     for part in ("workload", "slos", "environment"):
-        old, new = a.get(part), b.get(part)
+        old = a.get(part)
+        new = b.get(part)
         if isinstance(old, dict) and isinstance(new, dict):
             for key in sorted(
                 key for key in (old.keys() | new.keys()) - {"load_average"} if old.get(key) != new.get(key)

@@ -80,7 +80,9 @@ class HttpExperiment:
             raise UsageError(f"--url is {http.url}, where no server answers: {error}.") from error
         self.workload = workload
         self.http = http if http.model is not None else replace(http, model=self._first_model())
-        self._workers, self._slos, self._num_warmup = workers, slos, num_warmup
+        self._workers = workers
+        self._slos = slos
+        self._num_warmup = num_warmup
         self.ceiling: dict[str, float] | None = None
         self._num_runs = 0
 
@@ -125,7 +127,8 @@ class HttpExperiment:
             warmup=warmup[: self._num_warmup],
             ask_timings=self.side.dialect is not None and self.side.dialect.has_timings,
         )
-        at_rest, before = self.side.scrape(), {}
+        at_rest = self.side.scrape()
+        before = {}
 
         watch = None
         if self.side.dialect is not None and self.http.scrape_seconds > 0:
@@ -157,7 +160,9 @@ def is_here(url: str) -> bool:
 def _add_doubts(run: dict[str, Any], workload: Workload, arrivals: Arrivals, num_calls: int) -> None:
     """Mark a run as suspect if it was not the requested one, although the client kept up: a closed loop that ran out of
     requests, or random prompts that were in the prefix cache."""
-    client, metrics, reasons = run["client"], run["metrics"], []
+    client = run["client"]
+    metrics = run["metrics"]
+    reasons = []
     stopped = arrivals.duration_seconds
     if not arrivals.is_open and stopped is not None and metrics["window_seconds"] < stopped:
         reasons.append(f"all {num_calls} requests were sent before {stopped:g} s; raise --num-requests")

@@ -60,7 +60,8 @@ def find_max(
 ) -> Bracket:
     """Return a bracket around the highest rate that holds; its ends are within `precision` (as a share) of each other.
     `measure(rate, number)` tries a rate; `number` counts the trials of all rates."""
-    bracket, count = Bracket(), 0
+    bracket = Bracket()
+    count = 0
 
     def try_rate(rate: float) -> bool:
         nonlocal count
@@ -71,7 +72,8 @@ def find_max(
             if not trial.is_valid:
                 bracket.problem = f"the client could not send {rate:.4g} requests/s as it should; use more --processes"
                 return False
-            good, judged = good + trial.num_good, judged + trial.num_judged
+            good += trial.num_good
+            judged += trial.num_judged
             low, high = wilson_interval(good, judged)
             reason = "piles up" if trial.oversaturated else "holds" if low >= attainment else "misses"
             if reason != "misses" or high < attainment:

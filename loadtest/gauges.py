@@ -41,7 +41,9 @@ class GaugeWatch:
     """A context in which a thread reads the gauges once per period. `client` has the server's base URL."""
 
     def __init__(self, client: httpx.Client, gauges: Gauges, period_seconds: float) -> None:
-        self._client, self._gauges, self._period_seconds = client, gauges, period_seconds
+        self._client = client
+        self._gauges = gauges
+        self._period_seconds = period_seconds
         self._rows: list[tuple[int, dict[str, float | None]]] = []
         self._reads_ns: list[int] = []
         self._num_failed = 0

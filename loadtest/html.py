@@ -10,7 +10,11 @@ from typing import Any
 from loadtest.comparison import ms
 from loadtest.report import render
 
-_WIDTH, _HEIGHT, _LEFT, _RIGHT, _BOTTOM = 640, 280, 64, 16, 44
+_WIDTH = 640
+_HEIGHT = 280
+_LEFT = 64
+_RIGHT = 16
+_BOTTOM = 44
 _COLORS = ("#3b7dd8", "#d8733b", "#3ba55d", "#b04fc4", "#c9a227", "#c43b58", "#5b6b7b", "#2aa3a3")
 # Time spent waiting has warm colors, work has cold ones, and time outside all phases is grey. Phases that are not
 # listed take the colors above in turn.
@@ -104,7 +108,9 @@ def phases_plot(point: dict[str, Any], num_bins: int = 24) -> str:
     for i, stack in enumerate(stacks):
         base = 0.0
         for name, color, value in zip(names, colors, stack, strict=True):
-            left, right, top = x(i * width), x((i + 1) * width), y(base + value)
+            left = x(i * width)
+            right = x((i + 1) * width)
+            top = y(base + value)
             if value > 0:
                 shapes.append(
                     f'<rect x="{left:.1f}" y="{top:.1f}" width="{right - left - 1:.1f}" height="{y(base) - top:.1f}" '
@@ -163,8 +169,10 @@ def _axes(
 ) -> tuple[Callable[[float], float], Callable[[float], float], str]:
     """Return two functions from values to pixels, and the SVG of the axes. Both axes begin at 0; the vertical one ends
     at a round number."""
-    x_max, y_max = x_max or 1.0, y_max or 1.0
-    x_step, y_step = _round_step(x_max), _round_step(y_max)
+    x_max = x_max or 1.0
+    y_max = y_max or 1.0
+    x_step = _round_step(x_max)
+    y_step = _round_step(y_max)
     y_max = y_step * math.ceil(y_max / y_step - 1e-9)
 
     def x(value: float) -> float:
@@ -175,7 +183,8 @@ def _axes(
 
     parts = []
     for i in range(int(y_max / y_step + 1e-9) + 1):
-        value, py = i * y_step, y(i * y_step)
+        py = y(i * y_step)
+        value = i * y_step
         parts.append(f'<line class="grid" x1="{_LEFT}" x2="{_WIDTH - _RIGHT}" y1="{py:.1f}" y2="{py:.1f}"/>')
         parts.append(f'<text x="{_LEFT - 6}" y="{py + 4:.1f}" text-anchor="end">{value:,.10g}</text>')
     for i in range(int(x_max / x_step + 1e-9) + 1):

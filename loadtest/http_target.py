@@ -299,7 +299,8 @@ class HttpTarget:
         self, response: httpx.Response, sample: Sample, call: Call, messages: list[tuple[int, bytes]]
     ) -> None:
         stream = response.extensions["network_stream"]
-        sample.status, sample.headers_ns = response.status_code, stream.read_ns
+        sample.status = response.status_code
+        sample.headers_ns = stream.read_ns
         sample.phases_ns = _server_timing(response.headers.get("server-timing", ""))
         if response.status_code != 200:
             sample.error = f"http_{response.status_code}"
@@ -336,7 +337,8 @@ _ERROR_KINDS: dict[type[Exception], str] = {  # the first class that matches dec
 
 def _num_choices(body: dict[str, Any]) -> int:
     """Return the number of choices of a request: `n` times its number of prompts."""
-    prompt, n = body.get("prompt"), body.get("n")
+    prompt = body.get("prompt")
+    n = body.get("n")
     num_prompts = len(prompt) if isinstance(prompt, list) and not any(isinstance(part, int) for part in prompt) else 1
     return max(1, num_prompts) * (n if isinstance(n, int) else 1)
 
@@ -378,7 +380,8 @@ def _interpret(sample: Sample, messages: list[tuple[int, bytes]]) -> str:
             sample.error = sample.error or "malformed"
             break
         if message.error is not None:
-            sample.error, sample.error_message = "error_event", _error_message(data)
+            sample.error_message = _error_message(data)
+            sample.error = "error_event"
             break
         for choice in message.choices:
             if choice.content or choice.is_parsed:

@@ -48,7 +48,8 @@ def wilson_interval(successes: int, trials: int) -> Interval:
     """Return Wilson's 95 % interval for the share of successes."""
     if trials == 0:
         return 0.0, 1.0
-    z, share = 1.96, successes / trials
+    z = 1.96
+    share = successes / trials
     centre = (share + z * z / (2 * trials)) / (1 + z * z / trials)
     half = z / (1 + z * z / trials) * math.sqrt(share * (1 - share) / trials + z * z / (4 * trials * trials))
     return max(0.0, centre - half), min(1.0, centre + half)

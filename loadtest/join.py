@@ -144,7 +144,8 @@ def unaccounted(samples: Sequence[Sample]) -> dict[str, Any]:
     """Return the time that no phase accounts for. Up to the first token that is network and client; for the whole
     request it also includes the server's time from the last token to the last byte. Requests without phases are left
     out, and up to the first token those whose first token is none of their outputs."""
-    first, whole = [], []
+    first = []
+    whole = []
     for sample in samples:
         phases = sample.phases_ns
         if sample.is_stream and "prefill" in phases:
@@ -159,7 +160,8 @@ def unaccounted(samples: Sequence[Sample]) -> dict[str, Any]:
 def _compare(samples: Sequence[Sample], ok: Sequence[Sample], joined: dict[str, Any], lag: float) -> dict[str, Any]:
     if not ok:
         return _check("not checked", "no request succeeded")
-    counted, most = joined["num_requests"], len(samples)
+    counted = joined["num_requests"]
+    most = len(samples)
     if not len(ok) <= counted <= most:
         return _check(
             "disagree",

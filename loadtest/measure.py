@@ -115,7 +115,8 @@ def steady_state(samples: Sequence[Sample]) -> dict[str, Any] | None:
         if s.event_ns
     )
     within = [sample for sample in samples if start_ns <= sample.intended_ns < cut_ns]
-    first_ns, seconds = min(sample.intended_ns for sample in samples), (end_ns - start_ns) / 1e9
+    first_ns = min(sample.intended_ns for sample in samples)
+    seconds = (end_ns - start_ns) / 1e9
     return {
         "from_seconds": (start_ns - first_ns) / 1e9,
         "to_seconds": (end_ns - first_ns) / 1e9,
@@ -172,11 +173,14 @@ def oversaturation(samples: Sequence[Sample]) -> str | None:
     sent = [sample for sample in samples if sample.sent_ns and sample.turn == 0]
     if len(sent) < 20:
         return None
-    start, end = min(s.intended_ns for s in sent), max(s.intended_ns for s in sent)
+    start = min(s.intended_ns for s in sent)
+    end = max(s.intended_ns for s in sent)
     quarter = max(1.0, (end - start) / 4)
-    in_flight, latencies = [], []
+    in_flight = []
+    latencies = []
     for i in (1, 2, 3):
-        low, high = start + i * quarter, start + (i + 1) * quarter
+        low = start + i * quarter
+        high = start + (i + 1) * quarter
         in_flight.append(sum(max(0.0, min(s.end_ns, high) - max(s.intended_ns, low)) for s in sent) / quarter)
         mine = [s.end_ns - s.intended_ns for s in sent if low <= s.intended_ns <= high]
         latencies.append(statistics.median(mine) if mine else 0.0)

@@ -26,7 +26,9 @@ leader light voice wife police mind price report decision son view relationship 
 building
 """.split()  # noqa: SIM905 - shorter to read
 DEFAULT_NUM_REQUESTS = 100
-FIRST_ID, LAST_ID = 100, 10_000  # a range of ids that common vocabularies have and that contains no special tokens
+# Common vocabularies have these ids, and no special token is among them.
+FIRST_ID = 100
+LAST_ID = 10_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -46,7 +46,8 @@ def _interval(entry: dict[str, Any], form: Callable[[float | None], str]) -> str
 
 
 def _metrics(point: dict[str, Any]) -> str:
-    runs, summary = point["runs"], point["summary"]
+    runs = point["runs"]
+    summary = point["summary"]
     first = runs[0]["metrics"]
     lines = [f"== {point['label']}: {point['verdict']}, {len(runs)} run{'s' * (len(runs) > 1)}"]
     lines.append(
@@ -119,7 +120,8 @@ def _times(summary: dict[str, Any]) -> str:
 def _client(point: dict[str, Any]) -> str:
     """Return the lines about the client's health, from the run with the worst verdict."""
     run = max(point["runs"], key=lambda run: VERDICTS.index(run["client"]["verdict"]))
-    client, metrics = run["client"], run["metrics"]
+    client = run["client"]
+    metrics = run["metrics"]
     lag = metrics["distributions"]["send_lag"]
     lines = [f"client: {client['verdict']}", *(f"  because {reason}" for reason in client["reasons"])]
     lines += [f"  note: {note}" for note in client.get("notes", ())]  # older reports have none
@@ -171,7 +173,8 @@ def _gauge_reads(gauges: dict[str, Any], seconds: float) -> str:
 def _server(point: dict[str, Any]) -> str:
     """Return the server's view of the last run next to the client's."""
     run = point["runs"][-1]
-    server, metrics = run.get("server"), run["metrics"]
+    server = run.get("server")
+    metrics = run["metrics"]
     if server is None:
         return ""
     check = server["check"]

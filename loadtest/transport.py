@@ -44,7 +44,8 @@ class StampedStream(asyncio.Protocol, httpcore.AsyncNetworkStream):
         self._wake()
 
     def connection_lost(self, error: Exception | None) -> None:
-        self._is_closed, self._error = True, error
+        self._is_closed = True
+        self._error = error
         self._wake()
 
     def _wake(self) -> None:

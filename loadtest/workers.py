@@ -61,11 +61,13 @@ async def run_share(
         start_ns = monotonic_ns()
         await send_in_loops(Sending(), target.run, warmup, max(1, min(len(warmup), 64)), start_ns)
         start_ns = until_start()
-        watch, sending = ProcessWatch(), Sending()
+        watch = ProcessWatch()
+        sending = Sending()
         watch.start()
         reporter = asyncio.create_task(_report(sending, report))
         if job.offsets is None:
-            duration, ramp = arrivals.duration_seconds, arrivals.ramp_seconds
+            duration = arrivals.duration_seconds
+            ramp = arrivals.ramp_seconds
             await send_in_loops(sending, target.run, prepared, num_users, start_ns, duration, ramp)
         else:
             offsets = [job.offsets[index] for index in mine]

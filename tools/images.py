@@ -28,7 +28,8 @@ from tools.bench.process_usage import peak_rss_mib
 from tools.machine import sentence
 from tools.server_process import ServerProcess, exit_on_sigterm, running_oaiserve
 
-STREAM_TOKENS, AT_ONCE = 400, 64
+STREAM_TOKENS = 400
+AT_ONCE = 64
 _TEXT = {
     "hidden_size": 576, "intermediate_size": 1536, "num_hidden_layers": 30, "num_attention_heads": 9,
     "num_key_value_heads": 3, "head_dim": 64, "max_position_embeddings": 8192, "vocab_size": 49280,

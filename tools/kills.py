@@ -178,7 +178,8 @@ class Fleet:
             if each not in self._alone:
                 self._alone[each] = meaning(stream(self._http, *each, []))
         came: list[list[float]] = [[] for _ in asked]
-        before, most = sum(self._metric("continued_total")), STREAMS * rng.randint(1, 40)
+        before = sum(self._metric("continued_total"))
+        most = STREAMS * rng.randint(1, 40)
         with ThreadPoolExecutor(STREAMS) as threads:
             reading = [threads.submit(stream, self._http, *each, own) for each, own in zip(asked, came, strict=True)]
             while sum(map(len, came)) < most and not all(each.done() for each in reading):
@@ -291,7 +292,8 @@ def summary(name: str, rounds: list[dict[str, Any]]) -> str:
     pauses = [pause for one in rounds for pause in one["pauses"]] or [0.0]
     num_streams = sum(one["streams"] for one in rounds)
     num_lost = sum(one["lost"] for one in rounds)
-    broken, wrong = sum(one["broken"] for one in rounds), sum(len(one["differing"]) for one in rounds)
+    broken = sum(one["broken"] for one in rounds)
+    wrong = sum(len(one["differing"]) for one in rounds)
     shown = ", ".join(f"{percentile(sorted(pauses), share):.2f}" for share in (50, 99, 100))
     return (
         f"{len(rounds):,} {name}: {num_streams:,} streams, {num_lost:,} went on elsewhere, "

@@ -28,7 +28,8 @@ def number(value: float) -> str:
 
 def write_between(page: Path, name: str, text: str) -> None:
     """Replace what stands between `<!-- name -->` and `<!-- end of name -->` on a page. Raises ValueError."""
-    begin, end = f"<!-- {name} -->", f"<!-- end of {name} -->"
+    begin = f"<!-- {name} -->"
+    end = f"<!-- end of {name} -->"
     before, found, rest = page.read_text().partition(begin)
     _, found_end, after = rest.partition(end)
     if not (found and found_end):

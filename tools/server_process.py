@@ -48,7 +48,8 @@ class ServerProcess:
 
     def wait_for_answer(self, path: str, question: Mapping[str, Any] | None, limit_seconds: float) -> None:
         """Wait until the path answers with success: to a POST of the question, or to a GET. Raises StartFailed."""
-        give_up, last = time.monotonic() + limit_seconds, "no answer"
+        give_up = time.monotonic() + limit_seconds
+        last = "no answer"
         with httpx.Client(base_url=self.url, timeout=limit_seconds, trust_env=False, verify=False) as http:
             while self.process.poll() is None and time.monotonic() < give_up:
                 try:

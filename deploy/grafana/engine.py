@@ -109,8 +109,10 @@ def _steps() -> list[Panel]:
 
 
 def _drafts() -> list[Panel]:
-    tokens, drafts = "oaiserve_draft_tokens_total", rate("oaiserve_drafts_total", ENGINE)
-    accepted, drafted = rate(tokens, f'outcome="accepted", {ENGINE}'), rate(tokens, ENGINE)
+    tokens = "oaiserve_draft_tokens_total"
+    drafts = rate("oaiserve_drafts_total", ENGINE)
+    accepted = rate(tokens, f'outcome="accepted", {ENGINE}')
+    drafted = rate(tokens, ENGINE)
     return [
         lines(
             "Draft tokens",

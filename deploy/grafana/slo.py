@@ -17,7 +17,8 @@ FINISHED = f'outcome="finished", {REQUESTS}'
 FAILED = f'outcome="failed", {REQUESTS}'
 TURNED_AWAY = f'outcome="rejected", status=~"429|503", {REQUESTS}'
 BUDGET = "on (slo) group_left () oaiserve:slo_budget:ratio"
-FAST, SLOW = 14.4, 6  # burn rates of the alerts
+FAST = 14.4  # burn rates of the alerts
+SLOW = 6
 
 
 def dashboard() -> Dashboard:

@@ -29,8 +29,10 @@ from tools.attack.verdict import MOST_RSS_GROWTH_MIB, failures
 from tools.markdown import as_markdown, number, publish, write_json
 from tools.server_process import StartFailed, exit_on_sigterm
 
-QUIET_SECONDS, QUICK_QUIET_SECONDS = 5.0, 2.0
-WARM_UP_SECONDS, QUICK_WARM_UP_SECONDS = 8.0, 2.0
+QUIET_SECONDS = 5.0
+QUICK_QUIET_SECONDS = 2.0
+WARM_UP_SECONDS = 8.0
+QUICK_WARM_UP_SECONDS = 2.0
 MARKERS = "attacks"
 HEAD = ("class", "attacks", "sent", "found", "ITL p99, times quiet", "ITL p99 ms", "RSS grows by, MiB", "verdict")
 MOST_SHOWN = 3  # sentences of a verdict

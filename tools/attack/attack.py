@@ -14,9 +14,12 @@ from typing import Any
 
 from tools.attack.wire import Answer, Connection, connect, few_at_once
 
-COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
-ATTACKER_KEY, NEIGHBOUR_KEY = "key-of-the-attacker", "key-of-the-neighbour"
-ATTACKER_ADDRESS, NEIGHBOUR_ADDRESS = "127.0.0.2", "127.0.0.3"
+COMPLETIONS = "/v1/completions"
+CHAT = "/v1/chat/completions"
+ATTACKER_KEY = "key-of-the-attacker"
+NEIGHBOUR_KEY = "key-of-the-neighbour"
+ATTACKER_ADDRESS = "127.0.0.2"
+NEIGHBOUR_ADDRESS = "127.0.0.3"
 MOST_SHOWN_BYTES = 700  # of a request whose answer is a server error
 HI = [{"role": "user", "content": "Hi"}]
 
@@ -54,7 +57,9 @@ class Strike:
     """
 
     def __init__(self, url: str, log_file: Path, *, quick: bool, answer_seconds: float) -> None:
-        self.url, self._log_file, self._quick = url, log_file, quick
+        self.url = url
+        self._log_file = log_file
+        self._quick = quick
         self.answer_seconds = answer_seconds
         self.num_sent = 0
         self.answers: list[Answer] = []
@@ -165,7 +170,8 @@ class Family:
     """Attacks of one kind. A function becomes one of them by a decorator, and gives it its name."""
 
     def __init__(self, name: str, of_class: str) -> None:
-        self.name, self.of_class = name, of_class
+        self.name = name
+        self.of_class = of_class
         self.attacks: list[Attack] = []
 
     def attack(self, sends: str, outcomes: frozenset[str], **limits: Any) -> Callable[[Run], Run]:

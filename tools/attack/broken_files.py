@@ -54,14 +54,17 @@ from tests.models.gguf_files import random_blocks, write_gguf
 from tests.models.packed import Packing, save_in_mxfp4, write_checkpoint, write_fp8
 from tools.markdown import as_markdown
 
-CPU_SECONDS, WALL_SECONDS = 60, 300
+CPU_SECONDS = 60
+WALL_SECONDS = 300
 MEMORY_BYTES = 4 << 30  # of address space, beyond what a process has before it opens a file
 MOST_GROWTH_MIB = 512  # of resident memory, beyond what the sound model takes
 MOST_SENTENCE = 1000
 FLAGS = ("--port", "0", "--kv-cache-memory", "1MiB", "--cpu-threads", "1", "--device", "cpu", "--log-level", "error")
 MOST_SHOWN = 20
 
-ADAPTER, SHARD, WEIGHTS = "adapter", "model-00001-of-00001.safetensors", "model.safetensors"
+ADAPTER = "adapter"
+SHARD = "model-00001-of-00001.safetensors"
+WEIGHTS = "model.safetensors"
 VOCAB = 256
 EXTREMES: tuple[Any, ...] = (  # some just within what the check of files lets through
     *(0, 1, -1, 2, 255, 2**12, 2**16, 2**20, 2**24, 10**6, 2**31 - 1, 2**31, 2**32 - 1, 2**32, 2**53, 2**63 - 1, 2**63),
@@ -120,7 +123,8 @@ def write_in_blocks(path: Path, kinds: Sequence[Kind], **changes: int) -> None:
     }  # fmt: skip
     config = LlamaConfig(**LLAMA | changes)
     parameters = [(name, tensor.detach().numpy()) for name, tensor in random_model(config).named_parameters()]
-    rng, in_turn = np.random.default_rng(0), cycle(kinds)
+    rng = np.random.default_rng(0)
+    in_turn = cycle(kinds)
 
     def quantize(values: NDArray[np.float32], kind: Kind) -> NDArray[np.uint8]:
         if gguf.GGML_QUANT_SIZES[kind][0] == 1 or kind in SHORT_BLOCKS:
@@ -180,7 +184,8 @@ def edited(tree: Any, rng: random.Random) -> Any:
             return copy.deepcopy(rng.choice(OTHER_KINDS))
         parent = rng.choice(parents)
         places = list(parent) if isinstance(parent, dict) else list(range(len(parent)))
-        place, other = rng.choice(places), rng.choice(places)
+        place = rng.choice(places)
+        other = rng.choice(places)
         match rng.randrange(8):
             case 0:
                 del parent[place]
@@ -305,7 +310,8 @@ def of_gguf(path: Path) -> Format:
 
 def write_formats(sound: Path) -> dict[str, Format]:
     """Write a sound model in each format, in a folder that has the name of the format."""
-    weights, config_edited = of_safetensors(WEIGHTS), {"config.json edited": ("config.json", edited_json)}
+    weights = of_safetensors(WEIGHTS)
+    config_edited = {"config.json edited": ("config.json", edited_json)}
     quantization = partial(edited_json, part="quantization_config")
     of_quantized = Format({**weights, "config.json edited": ("config.json", quantization)})
     of_adapter = of_safetensors(f"{ADAPTER}/adapter_model.safetensors")
@@ -436,7 +442,8 @@ class Starts:
         while len(self._running) > but_for:
             pid, status, usage = os.wait3(0)
             start, folder = self._running.pop(pid)
-            start.said, start.peak_mib = (folder / "log").read_text(errors="replace").strip(), usage.ru_maxrss / 1024
+            start.said = (folder / "log").read_text(errors="replace").strip()
+            start.peak_mib = usage.ru_maxrss / 1024
             start.outcome = outcome(start.said, status, start.peak_mib, self.most_mib)
             self.ended.append(start)
             shutil.rmtree(folder)
@@ -446,7 +453,8 @@ def spoil_all(
     work: Path, formats: Sequence[str], seed: int, number: int, at_once: int, *, every_key: bool
 ) -> list[Start]:
     """Start on sound files, then on `number` broken ones of each of these formats; of all if none is given."""
-    sound, starts = work / "sound", Starts(at_once)
+    sound = work / "sound"
+    starts = Starts(at_once)
     sound.mkdir()
     found = {name: kind for name, kind in write_formats(sound).items() if not formats or name in formats}
     for name, kind in found.items():

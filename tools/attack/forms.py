@@ -107,7 +107,8 @@ TEXTS = {
 USER = '{"role":"user","content":"a"},'
 ASSISTANT = '{"role":"assistant","content":"b"},'
 CALL = '{"id":"c#","type":"function","function":{"name":"f","arguments":"{}"}},'
-CALLING, RESULT = '{"role":"assistant","tool_calls":[HERE]},', '{"role":"tool","tool_call_id":"c#","content":"r"},'
+CALLING = '{"role":"assistant","tool_calls":[HERE]},'
+RESULT = '{"role":"tool","tool_call_id":"c#","content":"r"},'
 ONE_CALL = CALLING.replace("HERE", CALL[:-1])
 CHAT_HISTORIES = {
     "messages of one letter": f"«{USER}»",
@@ -143,9 +144,8 @@ ITEMS = {
     "other items": '«{"type":"kind_#","text":"a"},»',
     "parts of one letter": '{"role":"user","content":[«{"type":"input_text","text":"a"},»]}',
 }  # fmt: skip
-BLOCK_CALL, BLOCK_RESULT = (
-    '{"type":"tool_use","id":"c#","name":"f","input":{}},', '{"type":"tool_result","tool_use_id":"c#","content":"r"},'
-)  # fmt: skip
+BLOCK_CALL = '{"type":"tool_use","id":"c#","name":"f","input":{}},'
+BLOCK_RESULT = '{"type":"tool_result","tool_use_id":"c#","content":"r"},'
 ASKS = '{"role":"user","content":[HERE]}'
 SAYS = '{"role":"assistant","content":[HERE]}'
 CALLS_BLOCK = SAYS.replace("HERE", BLOCK_CALL[:-1])

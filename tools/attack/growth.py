@@ -32,7 +32,9 @@ from tools.server_process import exit_on_sigterm
 # n: within the limits of most fields, where all of their bytes are looked at, and far beyond these.
 NUM_BYTES = (7_000, 28_000, 2**19)
 MOST_RATIO = 2.8  # of the cost of 2n bytes to that of n; a square is 4
-FREE_CPU_SECONDS, FREE_MIB = 0.25, 96.0  # that 2n may cost in any case: too little to tell a square from a line
+# Costs of 2n bytes that are always allowed: too small to tell a square from a line
+FREE_CPU_SECONDS = 0.25
+FREE_MIB = 96.0
 # An answer of the model may cost this much more: the prefill of a whole context, the probabilities of all its tokens,
 # or the decode of a summary.
 MODEL_CPU_SECONDS = 1.0

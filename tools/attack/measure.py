@@ -84,14 +84,16 @@ class Result:
 
 def measure(attack: Attack, server: Server, neighbour: Neighbour, *, quiet_seconds: float, quick: bool) -> Result:
     """Run the attack, with quiet before and after it."""
-    result, log_file = Result(), server.process.log_file
+    result = Result()
+    log_file = server.process.log_file
     neighbour.wait_for_token(FIRST_TOKEN_SECONDS)
     num_events = len(neighbour.events)
     before = _wait(quiet_seconds)
     process_usage.reset_peak_rss(server.pid)
     result.rss_before_mib = process_usage.rss_mib(server.pid)
     log_before = log_file.stat().st_size
-    cpu_before, started = process_usage.cpu_seconds(server.pid), time.monotonic()
+    cpu_before = process_usage.cpu_seconds(server.pid)
+    started = time.monotonic()
     strike = Strike(server.url, log_file, quick=quick, answer_seconds=attack.answer_seconds)
     _run(attack, strike)
     # An attack that is over at once goes on for a while, because a quantile needs many gaps.
@@ -101,7 +103,8 @@ def measure(attack: Attack, server: Server, neighbour: Neighbour, *, quiet_secon
     result.took_seconds = attacked.seconds
     result.cpu_seconds = process_usage.cpu_seconds(server.pid) - cpu_before
     result.rss_peak_mib = process_usage.peak_rss_mib(server.pid)
-    result.num_sent, result.answers = strike.num_sent, strike.answers
+    result.num_sent = strike.num_sent
+    result.answers = strike.answers
     result.problems = list(dict.fromkeys(strike.problems))
     quiet = [before]
     if server.exit_code is None:
@@ -145,7 +148,8 @@ def _run(attack: Attack, strike: Strike) -> None:
 
 def gaps(events: Sequence[Event], until: float) -> list[Span]:
     """Return the gaps of the streams. One that is open ends at `until`, so that a stall counts before it is over."""
-    found, last = [], None
+    found = []
+    last = None
     for event in events:
         if event.kind not in ("token", "asked", "ended"):
             continue

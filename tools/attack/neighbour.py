@@ -114,7 +114,8 @@ async def stream(http: httpx.AsyncClient) -> None:
 
 async def ask(http: httpx.AsyncClient, kind: str, method: str, path: str, body: dict[str, Any] | None = None) -> None:
     """Ask, and tell when the first part of the answer has come."""
-    started, outcome = time.monotonic(), "cut"
+    started = time.monotonic()
+    outcome = "cut"
     try:
         async with http.stream(method, path, json=body) as answer:
             outcome = str(answer.status_code)

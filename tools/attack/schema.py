@@ -101,7 +101,8 @@ def _value(schema: Schema, definitions: Schema) -> st.SearchStrategy[Any]:
         case "string":
             return TEXT.filter(lambda text: _is_within(len(text), schema, "minLength", "maxLength"))
         case "integer":
-            low, high = schema.get("minimum", -(2**70)), schema.get("maximum", 2**70)
+            low = schema.get("minimum", -(2**70))
+            high = schema.get("maximum", 2**70)
             edges = st.sampled_from([low, high, max(low, min(high, 1))])
             return edges | st.integers(low, min(high, max(low, 0) + 200))
         case "number":

@@ -113,7 +113,8 @@ def _gateway(behind: str) -> Iterator[Server]:
 
 
 def _certificate(folder: Path) -> list[str]:
-    certificate, key = folder / "certificate.pem", folder / "key.pem"
+    certificate = folder / "certificate.pem"
+    key = folder / "key.pem"
     command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "1", "-subj", "/CN=127.0.0.1"]
     subprocess.run([*command, "-out", certificate, "-keyout", key], check=True, capture_output=True)
     return ["--tls-certificate", str(certificate), "--tls-key", str(key)]

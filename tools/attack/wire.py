@@ -59,7 +59,8 @@ async def connect(url: str, source: str | None = None, limit_seconds: float = 10
     context = None
     if parts.scheme == "https":
         context = ssl.create_default_context()
-        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+        context.check_hostname = False
+        context.verify_mode = ssl.CERT_NONE
     local = (source, 0) if source else None
     opening = asyncio.open_connection(parts.hostname, parts.port, ssl=context, local_addr=local, limit=READ_BYTES)
     return Connection(*await asyncio.wait_for(opening, limit_seconds))
@@ -67,7 +68,8 @@ async def connect(url: str, source: str | None = None, limit_seconds: float = 10
 
 class Connection:
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self.reader, self.writer = reader, writer
+        self.reader = reader
+        self.writer = writer
         self._rest = b""  # what came after the last answer
 
     async def send(self, data: bytes) -> None:
@@ -86,7 +88,8 @@ class Connection:
 
     async def answer(self, limit_seconds: float, *, has_body: bool = True) -> Answer:
         """Read one final answer, to HEAD without a body. Never raises: the outcome says what happened."""
-        started, answer = time.monotonic(), Answer("closed")
+        started = time.monotonic()
+        answer = Answer("closed")
         try:
             async with asyncio.timeout(limit_seconds):
                 answer.outcome = await self._read_into(answer, has_body)
@@ -95,7 +98,8 @@ class Connection:
         except (ConnectionResetError, BrokenPipeError):
             answer.outcome = "cut" if answer.headers else "reset"
         except (h11.RemoteProtocolError, OSError) as error:
-            answer.outcome, answer.body = "not HTTP", str(error).encode()[:MOST_KEPT_BYTES]
+            answer.body = str(error).encode()[:MOST_KEPT_BYTES]
+            answer.outcome = "not HTTP"
         answer.seconds = time.monotonic() - started
         return answer
 

@@ -26,11 +26,16 @@ from tools.load import run_bench
 from tools.markdown import add_publishing, as_markdown, number, publish, results_of
 from tools.server_process import exit_on_sigterm
 
-CONTEXT, USERS = 8192, (2, 8)
-TURNS, SESSIONS_PER_USER = 12, 2
+CONTEXT = 8192
+USERS = (2, 8)
+TURNS = 12
+SESSIONS_PER_USER = 2
 CHARACTERS_PER_TOKEN = 3  # of source code, with the demo model's tokenizer
-SHARED_TOKENS, TASK_TOKENS = 1500, 400
-ADDED, ANSWERED, PAUSE = (110, 1.0), (28, 0.8), (0.4, 1.2)  # median and sigma: tokens, tokens, seconds
+SHARED_TOKENS = 1500
+TASK_TOKENS = 400
+ADDED = (110, 1.0)  # tokens: median and sigma
+ANSWERED = (28, 0.8)  # tokens
+PAUSE = (0.4, 1.2)  # seconds
 MOST = (1200, 200, 8.0)
 SOURCES = (argparse, inspect, json, random, statistics, textwrap)
 SERVERS: dict[str, Callable[[int], ServerSpec]] = {
@@ -67,7 +72,8 @@ def main() -> None:
 
 def trace(seed: int, num_sessions: int) -> str:
     """Return the sessions as JSON lines in the form that `loadtest.sessions` reads."""
-    rng, lines = random.Random(seed), []
+    rng = random.Random(seed)
+    lines = []
     sources = [inspect.getsource(module) for module in SOURCES]
 
     def excerpt(num_tokens: float) -> str:

@@ -40,7 +40,8 @@ def measure_ceilings(dtype: torch.dtype, num_threads: int) -> Ceilings:
     bytes_per_second = READ_BYTES / _best_seconds(memory.amax)
     flops_per_second = 0.0
     for (rows, inner, columns), kind in itertools.product(GEMMS, {dtype, torch.float32}):
-        x, weight = torch.randn(rows, inner, dtype=kind), torch.randn(columns, inner, dtype=kind)
+        x = torch.randn(rows, inner, dtype=kind)
+        weight = torch.randn(columns, inner, dtype=kind)
         took = _best_seconds(partial(torch.nn.functional.linear, x, weight))
         flops_per_second = max(flops_per_second, 2 * rows * inner * columns / took)
     torch.set_num_threads(1)
@@ -49,7 +50,8 @@ def measure_ceilings(dtype: torch.dtype, num_threads: int) -> Ceilings:
 
 def _best_seconds(call: Callable[[], object]) -> float:
     call()
-    best, give_up = float("inf"), time.perf_counter() + 1.0
+    best = float("inf")
+    give_up = time.perf_counter() + 1.0
     while time.perf_counter() < give_up:
         started = time.perf_counter()
         call()
@@ -105,7 +107,8 @@ def work(shape: DecoderShape, chunks: Sequence[tuple[int, int]]) -> dict[str, Wo
     def linear(rows: int, columns: int, width: int, times: int = 1) -> Work:
         return Work(times * columns * width * shape.weight_bytes, 2.0 * times * rows * columns * width)
 
-    layers, hidden = shape.layers, shape.hidden
+    layers = shape.layers
+    hidden = shape.hidden
     nothing = Work(0, 0)
     return {
         "embed": Work(tokens * hidden * shape.element_bytes, 0),

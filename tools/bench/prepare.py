@@ -67,12 +67,15 @@ def llama_cpp() -> Path:
 
     Needs cmake, ninja and a C++ compiler. $CMAKE_ARGS has further options.
     """
-    build, header = FOLDER / "llama-build", FOLDER / TILES_HEADER.name  # where all copies of this project share it
+    # All copies of this project share the build.
+    build = FOLDER / "llama-build"
+    header = FOLDER / TILES_HEADER.name
     options = [f"-D{name}={value}" for name, value in LLAMA_OPTIONS.items()]
     options.append(f"-DCMAKE_CXX_FLAGS=-include {shlex.quote(str(header))}")
     options += shlex.split(os.environ.get("CMAKE_ARGS", ""))
     targets = ("llama-server", "llama-quantize")
-    done, made_with = build / "made-with", "\n".join([*options, *targets, TILES_HEADER.read_text()])
+    done = build / "made-with"
+    made_with = "\n".join([*options, *targets, TILES_HEADER.read_text()])
     if done.exists() and done.read_text() == made_with:
         return build / "bin"
     folder = _llama_source()

@@ -93,7 +93,8 @@ def llama_1b() -> Path:
     """Return a model of the shape of Llama 3.2 1B, with random weights and the demo model's tokenizer."""
     path = prepare.FOLDER / f"models/gguf/{LLAMA}.BF16.gguf"
     if not path.exists():
-        config, unfinished = REAL_SHAPES[LLAMA], path.with_suffix(".part")
+        config = REAL_SHAPES[LLAMA]
+        unfinished = path.with_suffix(".part")
         write_gguf(unfinished, config, _random_parameters(config), lambda _: Kind.BF16, _tokenizer(config.vocab_size))
         unfinished.replace(path)
     return path

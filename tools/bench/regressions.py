@@ -28,10 +28,14 @@ from tools.bench.process_usage import peak_rss_mib
 from tools.markdown import as_markdown, number, write_json
 from tools.server_process import CHAT, QUESTION, ROOT, exit_on_sigterm, free_port, running_process
 
-TIME_BOUND, COUNT_BOUND = 1.05, 1.02  # of a figure, as a ratio to the other tree's
-DECODES, PROMPTS = (1, 8, 64), (128, 512)
-PROMPT_TOKENS, ANSWER_TOKENS = 64, 12
-COUNTED_TOKENS, COUNTED_REQUESTS = (4, 20), 20
+TIME_BOUND = 1.05  # ratio of a figure to the other tree's
+COUNT_BOUND = 1.02
+DECODES = (1, 8, 64)
+PROMPTS = (128, 512)
+PROMPT_TOKENS = 64
+ANSWER_TOKENS = 12
+COUNTED_TOKENS = (4, 20)
+COUNTED_REQUESTS = 20
 ENGINE_THREAD = "engine"
 COUNTS = ("instructions a token", "instructions a request", "imported modules")
 
@@ -56,9 +60,11 @@ def main() -> int:
             for tree in both[:: -1 if turn % 2 else 1]:
                 tree.turn(turn)
         found, now = (tree.found | {"memory, MiB": tree.memory_mib()} for tree in both)
-    rows, failed = [["figure", arguments.commit, "now", "ratio", ""]], []
+    rows = [["figure", arguments.commit, "now", "ratio", ""]]
+    failed = []
     for name, value in now.items():
-        ratio, bound = value / found[name], COUNT_BOUND if name in COUNTS else TIME_BOUND
+        ratio = value / found[name]
+        bound = COUNT_BOUND if name in COUNTS else TIME_BOUND
         failed += [name] if ratio > bound else []
         rows.append([name, number(found[name]), number(value), f"{ratio:.3f}", "**slower**" if ratio > bound else ""])
     print("\n".join(as_markdown(rows)))
@@ -70,7 +76,9 @@ class MeasuredTree:
     """A tree with its engine's process and its server. `found` has the least of each figure."""
 
     def __init__(self, engine: subprocess.Popen[str], server: Any, found: dict[str, float]) -> None:
-        self._engine, self._server, self.found = engine, server, found
+        self._engine = engine
+        self._server = server
+        self.found = found
 
     def turn(self, seed: int) -> None:
         assert self._engine.stdin is not None
@@ -95,7 +103,8 @@ class MeasuredTree:
 @contextmanager
 def measured_tree(tree: Path) -> Iterator[MeasuredTree]:
     """Count, start the engine and the server of a tree, and stop them at the end."""
-    env, port = os.environ | {"PYTHONPATH": str(tree)}, free_port()
+    env = os.environ | {"PYTHONPATH": str(tree)}
+    port = free_port()
     program = [sys.executable, "-P", str(Path(__file__)), "--figures"]  # -P: this folder's modules are no one's
     found = json.loads(subprocess.run([*program, "count"], env=env, cwd=tree, capture_output=True, check=True).stdout)
     command = [sys.executable, "-m", "oaiserve", "serve", "demo", "--drafts", "off", "--port", str(port)]
@@ -139,13 +148,15 @@ def answer_turns() -> None:
 def counts() -> dict[str, float]:
     """Return the bytecode instructions of the engine thread, by token and by request, and the imported modules."""
     import_module("oaiserve.app")
-    modules, counted = len(sys.modules), 0
+    modules = len(sys.modules)
+    counted = 0
 
     def trace(frame: FrameType, event: str, _: Any) -> Any:
         nonlocal counted
         if threading.current_thread().name != ENGINE_THREAD:
             return None
-        frame.f_trace_opcodes, frame.f_trace_lines = True, False
+        frame.f_trace_opcodes = True
+        frame.f_trace_lines = False
         counted += event == "opcode"
         return trace
 

@@ -41,7 +41,8 @@ class ServerSpec:
         self, ready_path: str = CHAT, question: dict[str, Any] = QUESTION
     ) -> AbstractContextManager[ServerProcess]:
         """Run the server on a free port, from its first whole answer to the end of the block."""
-        log_file, port = prepare.FOLDER / "logs" / f"{self.name}.log", free_port()
+        log_file = prepare.FOLDER / "logs" / f"{self.name}.log"
+        port = free_port()
         log_file.parent.mkdir(parents=True, exist_ok=True)
         return running_process(
             self.command(port),
@@ -60,7 +61,8 @@ class ServerSpec:
 
 
 def oaiserve(model: Path | None = None, *flags: str, drafts: str = "off") -> ServerSpec:
-    model, cache = model or demo.fetched(), CACHE / "oaiserve"
+    model = model or demo.fetched()
+    cache = CACHE / "oaiserve"
     program = Path(sys.executable).with_name("oaiserve")
     return ServerSpec(
         OURS,
@@ -74,7 +76,8 @@ def oaiserve(model: Path | None = None, *flags: str, drafts: str = "off") -> Ser
 
 
 def vllm(model: Path | None = None, *, max_len: int = 2048, max_running: int = 256) -> ServerSpec:
-    model, venv = model or demo.fetched(), prepare.vllm()
+    model = model or demo.fetched()
+    venv = prepare.vllm()
     # vLLM's guide for CPUs advises to load both libraries first.
     allocator = next(Path("/usr/lib").rglob("libtcmalloc_minimal.so.4"), None)
     libraries = [str(path) for path in (allocator, venv / "lib/libiomp5.so") if path is not None]
@@ -100,7 +103,8 @@ def vllm(model: Path | None = None, *, max_len: int = 2048, max_running: int = 2
 
 
 def llama_cpp(model: Path | None = None, *flags: str, slots: int = 64, slot_tokens: int = 2048) -> ServerSpec:
-    model, program = model or prepare.gguf(), prepare.llama_cpp() / "llama-server"
+    model = model or prepare.gguf()
+    program = prepare.llama_cpp() / "llama-server"
     sizes = ("--parallel", str(slots), "--ctx-size", str(slots * slot_tokens))
     version = _output(str(program), "--version")
     return ServerSpec(

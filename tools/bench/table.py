@@ -48,7 +48,8 @@ def comparison(servers: dict[str, Any]) -> list[str]:
             continue
         cells = [spread([*by_round.values()]) for by_round in found.values()]
         medians = {name: statistics.median(one.values()) for name, one in found.items() if one and name != OURS}
-        best, ratio = "", ""
+        best = ""
+        ratio = ""
         if medians:
             best = (max if measure.more_is_better else min)(medians, key=lambda name: medians[name])
             ratios = [

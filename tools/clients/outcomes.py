@@ -55,7 +55,8 @@ def parse(report: str, end: str) -> dict[str, str]:
 
 def page(results: Mapping[str, Any]) -> str:
     """Return the table with the notes below it, and a section on each client."""
-    rows, notes = [["client", "version", "examples"]], []
+    rows = [["client", "version", "examples"]]
+    notes = []
     for name, result in results.items():
         client = CLIENTS[name]
         examples = [

@@ -36,7 +36,9 @@ PROJECT = {
     "add.py": "def add(a, b):\n    return a - b\n",
     "test_add.py": "from add import add\n\nassert add(2, 3) == 5, add(2, 3)\n",
 }
-WRONG, RIGHT, MISSING = "return a - b", "return a + b", "return a * b"
+WRONG = "return a - b"
+RIGHT = "return a + b"
+MISSING = "return a * b"
 
 
 @dataclass(frozen=True)

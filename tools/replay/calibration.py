@@ -20,7 +20,8 @@ def calibrated(load: RecordedLoad) -> RecordedLoad:
     and the load generator of a test take time from steps. The disturbance is the share with which a replay of the
     recorded load has the measured mean time per output token.
     """
-    cost, measured = load.cost, load.tpot_seconds
+    cost = load.cost
+    measured = load.tpot_seconds
     if cost is None or measured is None:
         return load
 
@@ -29,7 +30,8 @@ def calibrated(load: RecordedLoad) -> RecordedLoad:
         return statistics.fmean(tpot for one in served if (tpot := one.tpot) is not None)
 
     part = busiest(load, MOST_PROMPTS)
-    low, high = 0.0, MOST_DISTURBANCE
+    low = 0.0
+    high = MOST_DISTURBANCE
     for _ in range(NUM_HALVINGS):
         middle = (low + high) / 2
         if mean_tpot(replace(cost, disturbance_share=middle)) < measured:

@@ -90,7 +90,8 @@ def read(path: Path) -> RecordedLoad:
 
 
 def _recording(rows: list[dict[str, Any]]) -> RecordedLoad:
-    block_tokens, settings = rows[0]["block_tokens"], rows[0]["server"]
+    block_tokens = rows[0]["block_tokens"]
+    settings = rows[0]["server"]
     known = [row for row in rows if "input_length" in row and row["output_length"] > 0]
     fields = {name: settings[name] for name in RecordedServer.__dataclass_fields__ if name in settings}
     arrivals = [

@@ -69,7 +69,8 @@ class Served:
     @property
     def is_in_time(self) -> bool:
         """Return whether it was answered within its deadline, if it has one."""
-        latency, most = self.latency, self.arrival.deadline_seconds
+        latency = self.latency
+        most = self.arrival.deadline_seconds
         return latency is not None and (most is None or latency <= most)
 
     @property
@@ -142,7 +143,8 @@ class LoadReplay:
         self, arrivals: Iterable[tuple[float, int, Arrival]], give_up_seconds: float = float("inf")
     ) -> ReplayedLoad:
         """Serve the arrivals (time, copy of the load, arrival), until all are answered or the time is over."""
-        host_seconds, scheduler = self._cost.host_seconds, self._scheduler
+        host_seconds = self._cost.host_seconds
+        scheduler = self._scheduler
         for at, copy, arrival in arrivals:
             self._come(at, copy, arrival)
         while (self._coming or self._open) and self._now < give_up_seconds:
@@ -200,7 +202,9 @@ class LoadReplay:
 
     def _disturbance(self, seconds: float) -> float:
         """Return the seconds by which other programs hold up a step of so many."""
-        left, lost, rng = seconds * self._cost.disturbance_share / DISTURBANCE_SECONDS, 0.0, self._rng
+        left = seconds * self._cost.disturbance_share / DISTURBANCE_SECONDS
+        lost = 0.0
+        rng = self._rng
         while left > 0 and (left := left - rng.expovariate(1)) > 0:
             lost += rng.expovariate(1 / DISTURBANCE_SECONDS)
         return lost
@@ -212,8 +216,11 @@ class LoadReplay:
             ready, number, copy, arrival = heapq.heappop(self._coming)
             served = Served(ready - self._cost.before_queue_seconds, arrival)
             self._served.append(served)
-            ready_ns, end_ns, name = int(ready * 1e9), served.deadline_ns, str(number)
-            length, most_tokens = len(arrival.prompt), max(arrival.most_tokens, arrival.answer_tokens)
+            ready_ns = int(ready * 1e9)
+            end_ns = served.deadline_ns
+            name = str(number)
+            length = len(arrival.prompt)
+            most_tokens = max(arrival.most_tokens, arrival.answer_tokens)
             prompt_ns = alone_ns(self.known_cost(), length)
             start_ns = self._slack.latest_start_ns(None, end_ns, prompt_ns, most_tokens)
             own_turn_ns = turn_ns(ready_ns, start_ns, self._slack.turn_share(prompt_ns))
@@ -253,7 +260,9 @@ class LoadReplay:
                 self._num_refused += 1
 
     def _commit(self, step: Step, step_ns: int) -> None:
-        scheduler, answers, at = self._scheduler, self._open, self._now + self._cost.delivery_seconds
+        scheduler = self._scheduler
+        answers = self._open
+        at = self._now + self._cost.delivery_seconds
         scheduler.advance(step)
         drawn = [_drawn(chunk) for chunk in step.chunks]
         if self._drafts is not None:
@@ -295,7 +304,9 @@ class LoadReplay:
         """Let the forecaster and the policy learn from an answer, or from how long one has taken that is ended."""
         if sequence.index:
             return
-        first, now_ns, latency = served.ttft, int(self._now * 1e9), served.latency
+        first = served.ttft
+        now_ns = int(self._now * 1e9)
+        latency = served.latency
         times = RequestTimes(received=int(served.arrived * 1e9))
         times.first_token = None if first is None else int((served.arrived + first) * 1e9)
         times.last_token = None if latency is None else int((served.arrived + latency) * 1e9)

@@ -63,7 +63,8 @@ def long_text() -> str:
     return SENTENCE * (BODY_BYTES // len(SENTENCE))
 
 
-EMOJI, PART = "\N{GRINNING FACE}" * (MB // 4), {"type": "text", "text": "Word. " * 100}
+EMOJI = "\N{GRINNING FACE}" * (MB // 4)
+PART = {"type": "text", "text": "Word. " * 100}
 flood("completions-8mb", "8 MB of text that can never fit, 8 at once", COMPLETIONS, lambda: prompt(long_text()),
       (200, 8), 8)  # fmt: skip
 # Up to the limit of the route they are encoded, which takes a second each.

@@ -59,7 +59,8 @@ def trailers(number: Number) -> list[Sent]:
 @FRAMING.attack("2,000 requests at once on one connection", outcomes(200), bare=True)
 async def pipelining(strike: Strike) -> None:
     """All are answered in order, or the first of them and then a refusal."""
-    ask, number = request("GET", "/v1/models", headers={"connection": "keep-alive"}), strike.number(2000, 200)
+    ask = request("GET", "/v1/models", headers={"connection": "keep-alive"})
+    number = strike.number(2000, 200)
     answers = await strike.exchange(ask * number, most_answers=number, quiet_seconds=5.0)
     good = sum(answer.status == 200 for answer in answers)
     is_refused = answers[-1].status == 400 and good == len(answers) - 1
@@ -76,7 +77,8 @@ READERS = Family("readers", "a client that takes all")
 async def unread_answers(strike: Strike) -> None:
     """Answers of about 32 MB: 20 log-probabilities for each of 24,000 tokens of prompts. The client waits until one
     begins, reads nothing of it for a while, and then all: it comes whole, or the server has cut the connection."""
-    number, held_seconds = strike.number(8, 2), strike.number(25, 5)
+    number = strike.number(8, 2)
+    held_seconds = strike.number(25, 5)
     prompts = [[7] * 4000] * strike.number(6, 1)
     body = post(COMPLETIONS, {"prompt": prompts, "max_tokens": 1, "prompt_logprobs": 20, "n": 1})
 

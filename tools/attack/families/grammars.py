@@ -18,7 +18,8 @@ from tools.attack.wire import Answer, few_at_once
 
 MOST_ITL_RATIO = 1.2  # beside what is only refused
 TOKENS = 12  # of an answer to a constraint that is accepted
-FEW_AT_ONCE, MANY_AT_ONCE = 4, 16
+FEW_AT_ONCE = 4
+MANY_AT_ONCE = 16
 Constraint = Mapping[str, Any]  # the fields of a body
 numbers = count()
 GRAMMARS = Family("grammars", "bombs in grammars and regexes")

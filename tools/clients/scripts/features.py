@@ -30,7 +30,8 @@ MOST_CHARACTERS = 400  # of an error
 
 def run(*examples: Callable[[], Awaitable[None] | None]) -> None:
     """Run the examples and write one line for each to stdout; what the client prints goes to stderr."""
-    out, sys.stdout = sys.stdout, sys.stderr
+    out = sys.stdout
+    sys.stdout = sys.stderr
     warnings.simplefilter("ignore")
     print(json.dumps({"features": [example.__name__ for example in examples]}), file=out, flush=True)
     loop = asyncio.new_event_loop()  # one for all, because clients keep their connections in it

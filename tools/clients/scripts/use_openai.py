@@ -25,7 +25,8 @@ def text() -> None:
 
 def stream() -> None:
     chunks = client.chat.completions.create(**question, stream=True, stream_options={"include_usage": True})
-    parts, usage = [], None
+    parts = []
+    usage = None
     for chunk in chunks:
         parts += [choice.delta.content or "" for choice in chunk.choices]
         usage = chunk.usage
