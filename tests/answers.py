@@ -3,7 +3,8 @@
 import re
 
 TIMES = re.compile(rb'("created(?:_at)?"):(\d+)(?=[,}])')
-_ids, _completed = re.compile(rb"[0-9a-f]{32}"), re.compile(rb'"completed_at":\d+')
+_ids = re.compile(rb"[0-9a-f]{32}")
+_completed = re.compile(rb'"completed_at":\d+')
 
 
 def shown(content: bytes) -> bytes:

@@ -68,7 +68,8 @@ def check_answer(method: str, path: str, status: int, content_type: str, content
     """Fail if the answer is none that is published for the route."""
     if method in ("HEAD", "OPTIONS") or status in (204, 304, 307, 308) or len(content) > MOST_BYTES:
         return
-    found, media = operation(method, path), content_type.partition(";")[0]
+    found = operation(method, path)
+    media = content_type.partition(";")[0]
     if status >= 400:
         assert media == "application/json"
         check(json.loads(content), "ErrorAnswer")
@@ -113,7 +114,8 @@ class CheckedStream(httpx.SyncByteStream, httpx2.SyncByteStream):
 
     def close(self) -> None:
         self._stream.close()
-        text, self._text = self._text, b""
+        text = self._text
+        self._text = b""
         check_events(text.decode(errors="ignore"), self._schema)
 
 
@@ -139,7 +141,8 @@ def checking(send: Callable[..., Any]) -> Callable[..., Any]:
         response = send(*request, stream=stream, **options)
         if "openai-processing-ms" not in response.headers:
             return response
-        sent, content_type = response.request, response.headers.get("content-type", "")
+        sent = response.request
+        content_type = response.headers.get("content-type", "")
         if not stream:
             check_answer(sent.method, sent.url.path, response.status_code, content_type, response.content)
         elif (name := event_schema(sent.method, sent.url.path)) and content_type.startswith("text/event-stream"):

@@ -30,7 +30,8 @@ class Served:
     port: int
 
     def __call__(self, config: Config, sock: socket.socket) -> int:
-        self.config, self.port = config, sock.getsockname()[1]
+        self.port = sock.getsockname()[1]
+        self.config = config
         return 0
 
 
@@ -209,7 +210,9 @@ def test_a_file_that_cannot_be_used_is_named_before_the_model_loads(
 def test_files_with_keys_are_known_so_that_the_log_warns_if_others_can_read_them(
     served: Served, tmp_path: Path
 ) -> None:
-    keys, settings, harmless = tmp_path / "keys", tmp_path / "c.toml", tmp_path / "d.yaml"
+    keys = tmp_path / "keys"
+    settings = tmp_path / "c.toml"
+    harmless = tmp_path / "d.yaml"
     keys.write_text("alice s3cret\n")
     settings.write_text('api_key = ["s3cret"]')
     harmless.write_text("max-running: 4")

@@ -44,7 +44,8 @@ def test_each_turn_is_answered_with_its_call(played: tuple[str, ScriptedServer, 
 
 
 def test_a_system_block_that_changes_at_each_request_spoils_no_hit() -> None:
-    turns, marker = TURNS["claude-code"], AGENTS["claude-code"].marker
+    turns = TURNS["claude-code"]
+    marker = AGENTS["claude-code"].marker
     with scripted_server(lambda prompt: next_turn(prompt, turns, marker)) as server:
         for number, (path, body) in enumerate([*recorded.requests("claude-code")][:3]):
             first, *rest = body["system"]

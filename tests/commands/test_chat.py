@@ -86,14 +86,16 @@ def test_a_model_cannot_write_control_characters(server: ScriptedServer) -> None
 
 @given(st.text("a \n`-#", max_size=60))
 def test_blocks_are_the_answer_in_pieces(text: str) -> None:
-    answer, blocks = Answer(), list[Markdown]()
+    answer = Answer()
+    blocks = list[Markdown]()
     for character in text:
         blocks += answer.add("content", character)
     assert "".join(block.markup for block in [*blocks, *answer.rest()]).strip() == text.strip()
 
 
 def test_code_is_one_block_whatever_it_holds() -> None:
-    answer, blocks = Answer(), list[Markdown]()
+    answer = Answer()
+    blocks = list[Markdown]()
     for character in f"Thus:\n\n{CODE}\n\nDone.":
         blocks += answer.add("content", character)
     assert [block.markup.strip() for block in blocks] == ["Thus:", CODE]

@@ -31,7 +31,9 @@ class Stubs:
     """Stubs of all tools, the only programs on PATH, and what one was started with."""
 
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.home, self._told, programs = folder / "home", folder / "told", folder / "bin"
+        self.home = folder / "home"
+        self._told = folder / "told"
+        programs = folder / "bin"
         for made in (self.home, programs):
             made.mkdir()
         for agent in AGENTS.values():

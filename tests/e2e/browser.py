@@ -36,13 +36,15 @@ def open_page(browser: Browser) -> Iterator[OpenPage]:
     In the end, check that no page had a problem: an error or a warning in its console, or a request to another server.
     A page that `may_log` may have errors in its console, as when a server refuses a request.
     """
-    contexts, problems = [], []
+    contexts = []
+    problems = []
 
     def open_page(url: str, viewport: dict[str, int] = DESK, *, may_log: bool = False, **options: str) -> Page:
         context = browser.new_context(viewport=viewport, **options)
         context.set_default_timeout(WAIT_MS)
         contexts.append(context)
-        page, base = context.new_page(), url.rpartition("/")[0]
+        page = context.new_page()
+        base = url.rpartition("/")[0]
         if not may_log:
             page.on("console", lambda line: problems.append(line.text) if line.type in ("error", "warning") else None)
         page.on("pageerror", lambda error: problems.append(str(error)))

@@ -101,7 +101,8 @@ def small_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     has to be long: 10,000 tokens take some seconds.
     """
     folder = tmp_path_factory.mktemp("small_model")
-    tokenizer, config = byte_tokenizer(), FAMILIES["llama"].to_dict()
+    tokenizer = byte_tokenizer()
+    config = FAMILIES["llama"].to_dict()
     tokenizer.chat_template = CHATML
     config |= {"vocab_size": len(tokenizer), "max_position_embeddings": 16_384, "head_dim": 16}
     random_model(type(FAMILIES["llama"])(**config)).save_pretrained(folder)

@@ -69,7 +69,8 @@ class FaultyTokenizer(Tokenizer):
     def __init__(self) -> None:
         backend = byte_level()
         super().__init__(PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="<|im_end|>"), TEMPLATE)
-        self.entered, self.release = threading.Event(), threading.Event()
+        self.entered = threading.Event()
+        self.release = threading.Event()
 
     def encode_in_pieces(
         self, prompt: Prompt, most_tokens: int | None = None, expand: object = None
@@ -188,7 +189,8 @@ class Harness:
     records: dict[str, RequestRecord] = field(default_factory=dict)  # by request id
 
     def ask(self, request_id: str, path: str = "/v1/completions", **fields: Any) -> Future[httpx.Response]:
-        headers, url = {"x-request-id": request_id}, self.url + path
+        headers = {"x-request-id": request_id}
+        url = self.url + path
         return self.threads.submit(httpx.post, url, json=fields, headers=headers, timeout=TIMEOUT_SECONDS)
 
     def record(self, request_id: str) -> RequestRecord:
@@ -295,7 +297,9 @@ def running_harness() -> Iterator[Harness]:
     Four sequences run at once, with 32 tokens a step, and one prompt is tokenized at a time. The end of the block
     checks that every request had exactly one record.
     """
-    runner, tokenizer, telemetry = FaultyRunner(), FaultyTokenizer(), FakeTelemetry()
+    runner = FaultyRunner()
+    tokenizer = FaultyTokenizer()
+    telemetry = FakeTelemetry()
     options = {"kv_blocks": 6000, "max_running": 4, "max_step_tokens": 32, "tokenize_workers": 1}
     engine: FaultyEngine = make_engine(runner, tokenizer=tokenizer, kind=FaultyEngine, **options)
     app = create_app(Config("demo"), engine, telemetry)
@@ -304,7 +308,8 @@ def running_harness() -> Iterator[Harness]:
         ThreadPoolExecutor(8, thread_name_prefix="client") as threads,
     ):
         harness = Harness(url, app, server, engine, runner, tokenizer, telemetry, app.state.serving.streams, threads)
-        harness.tasks_before, harness.threads_before = harness.on_loop(tasks()), server_threads()
+        harness.tasks_before = harness.on_loop(tasks())
+        harness.threads_before = server_threads()
         try:
             harness.start_companion(stream=True)
             harness.start_companion()

@@ -14,7 +14,8 @@ from typing import Any
 import httpx
 
 SYSTEM = "You are a test. Answer with whatever bytes come to your mind, and do so at once."
-CHAT, TEXTS = "/v1/chat/completions", "/v1/completions"
+CHAT = "/v1/chat/completions"
+TEXTS = "/v1/completions"
 
 
 @dataclass(frozen=True)

@@ -68,7 +68,8 @@ def running_prometheus(
         "scrape_configs": jobs,
         "rule_files": [str(file) for file in rule_files],
     }
-    config_file, log_file = folder / "prometheus.yml", folder / "log"
+    config_file = folder / "prometheus.yml"
+    log_file = folder / "log"
     config_file.write_text(json.dumps(config))  # JSON is valid YAML
     port = free_port()
     command = [

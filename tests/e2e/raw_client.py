@@ -15,7 +15,8 @@ def send_request(
     url: str, path: str = "/v1/completions", *, request_id: str = "raw", body_bytes: int | None = None, **fields: Any
 ) -> socket.socket:
     """Send a request, or only the first `body_bytes` of its body, and return its socket without reading the answer."""
-    address, body = urlsplit(url), msgspec.json.encode(fields)
+    address = urlsplit(url)
+    body = msgspec.json.encode(fields)
     sock = socket.socket()
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, SMALL_BUFFER_BYTES)
     sock.settimeout(TIMEOUT_SECONDS)

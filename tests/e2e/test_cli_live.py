@@ -12,7 +12,8 @@ from tests.e2e.conftest import STOP_SECONDS, serve_process
 from tests.telemetry.collector import running_collector
 from tests.waiting import wait_until
 
-TRACE_ID, PARENT_ID = 0x4BF92F3577B34DA6A3CE929D0E0E4736, 0x00F067AA0BA902B7
+TRACE_ID = 0x4BF92F3577B34DA6A3CE929D0E0E4736
+PARENT_ID = 0x00F067AA0BA902B7
 NUM_TOKENS = 3000  # so many that a signal finds the stream under way
 
 

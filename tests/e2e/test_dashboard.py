@@ -157,7 +157,8 @@ def test_the_account_of_a_request_tells_of_its_drafts(server: LiveServer, open_p
         page = open_page(f"{server.url}/requests?id={request_id}")
         page.click("#requests a")
         page.wait_for_selector("tr[data-phase]")
-        drafted, accepted = entry["num_draft_tokens"], entry["num_accepted_tokens"]
+        drafted = entry["num_draft_tokens"]
+        accepted = entry["num_accepted_tokens"]
         line = f"{drafted} tokens: {accepted} accepted, {drafted - accepted} rejected"
         shown.append((accepted > 0, page.locator("dl.facts dd").get_by_text(line, exact=True).count()))
     assert shown == [(True, 1), (False, 0)]
@@ -374,7 +375,8 @@ def test_quantiles_are_those_of_prometheus(scripts: Page) -> None:
 
 def reference_quantile(counts: dict[int, int], boundaries: list[float], q: float) -> float | None:
     edges = [0.0, *boundaries, boundaries[-1]]
-    rank, below = q * sum(counts.values()), 0
+    rank = q * sum(counts.values())
+    below = 0
     if not counts:
         return None
     for bucket in range(len(edges) - 1):

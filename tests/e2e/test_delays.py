@@ -29,7 +29,8 @@ from tests.engine.doubles import TIMEOUT_SECONDS, BlockedTokenizer, Clock, Inbox
 from tests.waiting import wait_until
 
 DELAY_NS = 100_000_000
-CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
+CHAT = "/v1/chat/completions"
+TEXT = "/v1/completions"
 PROMPT = "The quick brown fox"  # 18 tokens, and 37 in the template of the chat
 NUM_TOKENS = 4
 OTHER = "other"  # the prefix of all request ids except that of the measured request
@@ -90,7 +91,8 @@ class SlowTokenizer(BlockedTokenizer):
 
     def __init__(self, delays: Delays, slow_prompt: Prompt) -> None:
         super().__init__()
-        self._delays, self._slow_prompt = delays, slow_prompt
+        self._delays = delays
+        self._slow_prompt = slow_prompt
 
     def encode(self, prompt: Prompt) -> list[int]:
         token_ids = super().encode(prompt)
@@ -133,7 +135,8 @@ async def serve_one(case: Case, patch: pytest.MonkeyPatch) -> tuple[httpx.Respon
     """Return the answer, the record and the account of the measured request."""
     delays = Delays(case.delays_ns)
     put_on_clock(patch, delays.clock)
-    tokenizer, runner = SlowTokenizer(delays, case.prompt), slow_runner(delays)
+    tokenizer = SlowTokenizer(delays, case.prompt)
+    runner = slow_runner(delays)
 
     def when_queued_for_the_tokenizer(request: Request) -> None:
         if not is_other(request.request_id):

@@ -20,7 +20,8 @@ from tests.e2e.raw_client import send_request
 from tests.engine.doubles import TIMEOUT_SECONDS
 from tests.waiting import wait_until
 
-CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
+CHAT = "/v1/chat/completions"
+COMPLETIONS = "/v1/completions"
 WAYS = pytest.mark.parametrize("stream", [True, False], ids=["stream", "whole"])
 
 # -- a part fails -----------------------------------------------------------------------------------------------------
@@ -49,7 +50,9 @@ class Fault:
 TOKENIZING = "The server failed while it read or tokenized this request"
 TEMPLATE = "The model's chat template rejects these messages"
 OUTPUT = "The server failed on this request's output"
-REJECTED, TWO = Outcome.REJECTED, ("abcd", "ab")  # the second choice waits until the prompt is computed
+REJECTED = Outcome.REJECTED
+# The second choice waits until the prompt is computed.
+TWO = ("abcd", "ab")
 
 FAULTS = [
     Fault("tokenizer raises", "tokenize", InternalError, TOKENIZING),

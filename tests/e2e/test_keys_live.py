@@ -19,7 +19,8 @@ def command(store: Path, *words: str) -> str:
 
 def complete(url: str, key: str) -> tuple[int, str | None]:
     """Send a request on a connection of its own."""
-    headers, body = {"authorization": f"Bearer {key}"}, {"prompt": "Hi", "max_tokens": 3, "ignore_eos": True}
+    headers = {"authorization": f"Bearer {key}"}
+    body = {"prompt": "Hi", "max_tokens": 3, "ignore_eos": True}
     answer = httpx.post(f"{url}/v1/completions", json=body, headers=headers, timeout=60)
     return answer.status_code, answer.headers.get("x-ratelimit-remaining-requests")
 

@@ -80,7 +80,8 @@ class Watched:
 
 @pytest.fixture(scope="module")
 def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
-    folder, model = tmp_path_factory.mktemp("watched"), tmp_path_factory.mktemp("seeing")
+    folder = tmp_path_factory.mktemp("watched")
+    model = tmp_path_factory.mktemp("seeing")
     kind = KINDS["llava"]._replace(text={"max_position_embeddings": 16_384})
     save_whole("llava", kind, model, torch.float32)
     with running_collector() as collector:

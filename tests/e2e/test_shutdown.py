@@ -27,7 +27,8 @@ def test_a_signal_takes_effect_before_the_server_stops_listening() -> None:
 
 def test_a_second_signal_cuts_off_what_runs_with_an_error(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
-    runner, telemetry = ScriptedRunner(gated=True), FakeTelemetry()
+    runner = ScriptedRunner(gated=True)
+    telemetry = FakeTelemetry()
     app = create_app(Config("demo"), make_engine(runner), telemetry)
     body = {"prompt": "Hi", "stream": True, "max_tokens": 100}
     runner.permit(1)

@@ -145,7 +145,8 @@ def test_a_client_that_reads_nothing_is_cut_when_all_answers_take_too_much(strea
         served.engine.done.get(timeout=TIMEOUT_SECONDS)
         served.wait_until_writing_pauses()
         assert held.number > 0
-        held.limit, held.stalled_ns = held.number, 0
+        held.limit = held.number
+        held.stalled_ns = 0
         answer = httpx.post(f"{served.url}/v1/completions", json={"prompt": "Hi", "max_tokens": 5}, timeout=30)
         assert answer.json()["choices"][0]["text"] == "abcde"
         records = [served.telemetry.next_record() for _ in range(2)]

@@ -45,7 +45,8 @@ class Answers:
         """
         for request_id in expected.ended:
             if isinstance(self.ended[request_id], Finished):
-                (found, numbers), (wanted, wanted_numbers) = self._seen(request_id), expected._seen(request_id)
+                found, numbers = self._seen(request_id)
+                wanted, wanted_numbers = expected._seen(request_id)
                 assert found == wanted, request_id
                 assert numbers == pytest.approx(wanted_numbers, abs=error)
         for key, token_ids in self.token_ids.items():

@@ -80,7 +80,8 @@ class Device(ScriptedRunner):
                 self._draw(chunk, chunk.sequence.token_ids, result, masks)
 
     def _result(self, chunk: Chunk, ids: list[int]) -> ChunkResult:
-        sequence, result = chunk.sequence, ChunkResult()
+        sequence = chunk.sequence
+        result = ChunkResult()
         if sequence not in self._waiting:
             self._draw(chunk, ids, result)
         if sequence.wants_prompt_logprobs:
@@ -151,7 +152,8 @@ class Guesses:
 
     def _next(self, sequence: Sequence) -> int | None:
         """Return the id that comes behind the sequence and its draft, if it is known."""
-        draft, constraint = sequence.draft, sequence.constraint
+        draft = sequence.draft
+        constraint = sequence.constraint
         mask = None
         if constraint is not None and not constraint.is_free:
             possible = constraint.possible(draft)

@@ -97,7 +97,8 @@ class ScriptedRunner:
             self.is_asynchronous = is_asynchronous
         self.launched: list[Step] = []
         self.steps: list[list[tuple[str, int, int]]] = []  # (request id, choice, tokens) of each chunk
-        self._launching, self._computing = launching, computing
+        self._launching = launching
+        self._computing = computing
         self.started: SimpleQueue[Step] = SimpleQueue()
         self._permits = Semaphore(0) if gated else None
         self._last: Launched | None = None
@@ -181,9 +182,13 @@ class BlockedTokenizer:
     """A tokenizer that encodes like the real one, but stops at the prompt "blocked" until it is released."""
 
     def __init__(self) -> None:
-        self.backend, self.eos_token_id, self.vocab_size = TOKENIZER.backend, EOS, TOKENIZER.vocab_size
-        self.chat_template, self.special_token_ids = None, TOKENIZER.special_token_ids
-        self.entered, self.release = Gate(), Gate()
+        self.backend = TOKENIZER.backend
+        self.eos_token_id = EOS
+        self.vocab_size = TOKENIZER.vocab_size
+        self.chat_template = None
+        self.special_token_ids = TOKENIZER.special_token_ids
+        self.entered = Gate()
+        self.release = Gate()
 
     def encode(self, prompt: Prompt) -> list[int]:
         if prompt == TextPrompt("blocked"):
@@ -249,7 +254,8 @@ class Leaver(Inbox):
 
     def __init__(self, engine: Engine, leaves_after: dict[str, int]) -> None:
         super().__init__()
-        self._engine, self._left = engine, dict(leaves_after)
+        self._engine = engine
+        self._left = dict(leaves_after)
 
     def __call__(self, events: list[Event]) -> None:
         for event in events:
@@ -300,7 +306,8 @@ def stepping(
     first: Request, *others: Request, runner: ScriptedRunner | None = None, **options: Any
 ) -> Iterator[tuple[Any, ScriptedRunner, Inbox]]:
     """Run an engine that gets the others while the step of the first waits, as later steps do, for `permit()`."""
-    runner, inbox = runner or ScriptedRunner(gated=True), Inbox()
+    runner = runner or ScriptedRunner(gated=True)
+    inbox = Inbox()
     with make_engine(runner, **options) as engine:
         engine.submit(first, inbox)
         runner.started.get(timeout=TIMEOUT_SECONDS)

@@ -75,7 +75,8 @@ class Cache:
     def compute(self, step: Step, ids_of: dict[Sequence, list[int]]) -> None:
         """Write the tokens of all chunks, and check that each sequence attends to its own, and has their state."""
         for chunk in step.chunks:
-            sequence, ids = chunk.sequence, ids_of[chunk.sequence]
+            sequence = chunk.sequence
+            ids = ids_of[chunk.sequence]
             assert chunk.end == len(ids)
             for position, slot in enumerate(self.slots_of(sequence, chunk.start, chunk.end), chunk.start):
                 self.slots[slot] = tuple(ids[: position + 1])
@@ -84,7 +85,8 @@ class Cache:
                 assert found == tuple(ids[: chunk.start]), f"the state of {sequence.request_id} is of other tokens"
                 self.states[sequence.state] = tuple(ids)
         for chunk in step.chunks:
-            sequence, ids = chunk.sequence, ids_of[chunk.sequence]
+            sequence = chunk.sequence
+            ids = ids_of[chunk.sequence]
             for position, slot in enumerate(self.slots_of(sequence, 0, chunk.end)):
                 assert self.slots[slot] == tuple(ids[: position + 1]), f"position {position} of {sequence.request_id}"
 
@@ -134,7 +136,8 @@ class Memory:
         self.scheduler.advance(step)
         self.scheduler.check_integrity()
         if self.overlap:
-            before, self._in_flight = self._in_flight, (step, drawn)
+            before = self._in_flight
+            self._in_flight = (step, drawn)
             self._commit(*before)
             self.scheduler.settle(step)
         else:
@@ -143,7 +146,8 @@ class Memory:
 
     def settle(self) -> None:
         """Commit the step in flight."""
-        before, self._in_flight = self._in_flight, (Step(), {})
+        before = self._in_flight
+        self._in_flight = (Step(), {})
         self._commit(*before)
 
     def remove(self, sequence: Sequence) -> None:
@@ -164,7 +168,8 @@ class Memory:
         return [*sequence.token_ids, *self._drawn.get(sequence, ())]
 
     def _draw(self, chunk: Chunk, next_token: int | Callable[[Sequence], int | list[int]]) -> list[int]:
-        sequence, ids = chunk.sequence, self._ids(chunk.sequence)
+        sequence = chunk.sequence
+        ids = self._ids(chunk.sequence)
         assert (chunk.max_draws > 0) == (chunk.known_end >= len(ids))
         if not chunk.max_draws or sequence.max_len == sequence.prompt_len:
             return []

@@ -59,14 +59,16 @@ def test_others_are_scheduled_as_if_there_were_no_background_work(
     arrivals: list[tuple[int, int, int, str, int, bool]], policy: str, overlap: bool, cost: StepCost | None, blocks: int
 ) -> None:
     options = {"kv_blocks": blocks, "policy": POLICIES[policy], "prefix_cache": False, "max_step_tokens": 24}
-    alone, both = memory_with(cost=cost, **options), memory_with(cost=cost, **options)
+    alone = memory_with(cost=cost, **options)
+    both = memory_with(cost=cost, **options)
     alone.overlap = both.overlap = overlap
     for place, (after, prompt, max_tokens, client, number, is_background) in enumerate(arrivals):
         for _ in range(after):
             if not has_work(both):
                 both.run()  # a step of background work alone: others would have none
                 continue
-            step, reference = both.scheduler.schedule(), alone.scheduler.schedule()
+            step = both.scheduler.schedule()
+            reference = alone.scheduler.schedule()
             own = of_others(step)
             assert [(c.sequence.request_id, *c[1:]) for c in own.chunks] == [
                 (c.sequence.request_id, *c[1:]) for c in of_others(reference).chunks

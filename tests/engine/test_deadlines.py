@@ -30,7 +30,8 @@ def due(name: str, start: float | None, at: float = 0, prompt: int = 4, share: f
 
     Its turn comes after a share of its slack.
     """
-    start_ns, at_ns = None if start is None else int(start * SECOND_NS), int(at * SECOND_NS)
+    start_ns = None if start is None else int(start * SECOND_NS)
+    at_ns = int(at * SECOND_NS)
     late = start_ns is not None and start_ns < at_ns
     return sequence(
         name, prompt, turn_ns=turn_ns(at_ns, start_ns, share), latest_start_ns=None if late else start_ns, **fields
@@ -77,7 +78,8 @@ class Arrived:
 @given(seed=st.integers(0, 2**32), load=st.sampled_from([2, 4, 6]))
 def test_nobody_is_overtaken_by_what_arrives_after_its_own_turn(seed: int, load: int) -> None:
     """However urgent and many those are that come later, each sequence is admitted before all of them."""
-    rng, memory = random.Random(seed), memory_of(max_running=2, kv_blocks=64, policy=deadline, lookahead=0)
+    rng = random.Random(seed)
+    memory = memory_of(max_running=2, kv_blocks=64, policy=deadline, lookahead=0)
     arrived: dict[str, Arrived] = {}
     order: list[str] = []
     for at in range(0, 480, 4):
@@ -103,7 +105,8 @@ def test_nobody_is_overtaken_by_what_arrives_after_its_own_turn(seed: int, load:
 
 
 def test_the_latest_start_leaves_time_for_the_prompt_and_the_answer_as_they_were_of_late() -> None:
-    slack, cost = Slack(), StepCost(tuple(1e6 * knot for knot in KNOTS))
+    slack = Slack()
+    cost = StepCost(tuple(1e6 * knot for knot in KNOTS))
     assert alone_ns(None, 100) == 0
     prompt_ns = alone_ns(cost, 64)
     assert prompt_ns == 64 * 10**6
@@ -143,7 +146,8 @@ def test_prompts_leave_answers_the_time_that_they_need_unless_that_is_too_little
     memory.add(answer := due("answer", None, prompt=2, max_tokens=20, deadline_ns=int(seconds * SECOND_NS)))
     memory.execute(memory.scheduler.schedule(0))
     memory.add(due("long", None, at=1, prompt=3000))
-    now_ns, parts = 0, list[int]()
+    now_ns = 0
+    parts = list[int]()
     while answer.place is Place.RUNNING:
         step = memory.scheduler.schedule(now_ns)
         parts += [chunk.num_tokens for chunk in step.chunks if chunk.sequence is not answer]
@@ -189,7 +193,9 @@ def test_without_a_forecast_of_the_end_a_first_token_after_its_deadline_is_refus
 
 
 def test_the_engine_refuses_at_once_and_computes_nothing_in_vain() -> None:
-    runner, inbox, clock = ScriptedRunner(), Inbox(), Clock()
+    runner = ScriptedRunner()
+    inbox = Inbox()
+    clock = Clock()
     with make_engine(runner, clock_ns=clock, tokenize_workers=0, policy="deadline") as engine:
         for name, forecast, seconds in (("in vain", FORECAST, 3), ("met", FORECAST, 20), ("unknown", NO_FORECAST, 3)):
             engine._loop.forecaster = SimpleNamespace(forecast=lambda asked, now_ns, told=forecast: told)
@@ -204,7 +210,8 @@ def test_the_engine_refuses_at_once_and_computes_nothing_in_vain() -> None:
 
 def test_without_a_free_block_the_one_with_more_slack_gives_way() -> None:
     memory = memory_of(kv_blocks=4, max_step_tokens=16, prefix_cache=False, policy=deadline)
-    patient, urgent = due("patient", 25, max_tokens=8), due("urgent", 5, max_tokens=8)
+    patient = due("patient", 25, max_tokens=8)
+    urgent = due("urgent", 5, max_tokens=8)
     memory.add(patient, urgent)
     while memory.scheduler.num_preemptions == 0:
         memory.run()

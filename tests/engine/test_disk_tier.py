@@ -130,7 +130,8 @@ def test_a_folder_of_others_is_refused_with_its_reason(start: Callable[..., Engi
 
 # -- the tier alone ---------------------------------------------------------------------------------------------------
 
-NUM_BLOCKS, BLOCK_BYTES = 12, (40, 24)
+NUM_BLOCKS = 12
+BLOCK_BYTES = (40, 24)
 
 
 class Tier:

@@ -16,7 +16,8 @@ token_ids = st.integers(0, 2**18)
 
 def seed_of(bits: int, token_id: int) -> int:
     """Return the seed that gives an id these bits, by undoing each operation of `noise_bits`."""
-    high, low = bits >> 32, bits & SIZE - 1
+    high = bits >> 32
+    low = bits & SIZE - 1
     mixed = mix32(token_id)
     second = unmix32(low) ^ (high + mixed) % SIZE
     first = (unshift(high, 16) * pow(FACTOR_2, -1, SIZE) - second) % SIZE

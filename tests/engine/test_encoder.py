@@ -147,7 +147,8 @@ def test_alone_it_works_in_slices(encoder: Encoder, tower: FakeTower) -> None:
 
 @given(st.lists(st.tuples(st.integers(0, 9), st.integers(1, 120)), max_size=60))
 def test_the_cache_of_vectors_keeps_the_last_used_within_its_bytes(added: list[tuple[int, int]]) -> None:
-    vectors, order = Vectors(250), dict[bytes, int]()
+    vectors = Vectors(250)
+    order = dict[bytes, int]()
     for key, num_bytes in ((bytes([key]), num_bytes) for key, num_bytes in added):
         if (kept := vectors.get(key)) is not None:
             vectors.touch(key)
@@ -165,7 +166,8 @@ def test_the_cache_of_vectors_keeps_the_last_used_within_its_bytes(added: list[t
 @given(st.lists(st.tuples(st.sampled_from(["add", "close", "break", "work"]), st.sets(st.integers(0, 4), min_size=1))))
 def test_the_numbers_are_those_of_the_requests_that_wait(actions: list[tuple[str, set[int]]]) -> None:
     tower = FakeTower()
-    encoder, numbers = make_encoder(tower), tower.numbers
+    encoder = make_encoder(tower)
+    numbers = tower.numbers
     for number, (action, media) in enumerate(actions):
         keys = {bytes([key]) for key in media}
         if action == "add":

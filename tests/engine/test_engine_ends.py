@@ -19,7 +19,8 @@ def text_request(request_id: str, text: str) -> Request:
 
 
 def test_a_blocked_tokenizer_delays_neither_submit_nor_the_others() -> None:
-    tokenizer, inbox = BlockedTokenizer(), Inbox()
+    tokenizer = BlockedTokenizer()
+    inbox = Inbox()
     with make_engine(tokenizer=tokenizer, tokenize_workers=2) as engine:
         engine.submit(text_request("stuck", "blocked"), inbox)
         assert tokenizer.entered.wait(TIMEOUT_SECONDS)  # submit has returned, encode has not
@@ -42,7 +43,8 @@ def test_aborting_a_request_that_has_ended_or_never_was_does_nothing() -> None:
 
 def test_a_request_that_is_posted_after_the_end_of_the_thread_fails() -> None:
     """The thread may end between the check in `submit` and the post."""
-    engine, inbox = make_engine(), Inbox()
+    engine = make_engine()
+    inbox = Inbox()
     engine.start()
     engine.stop()
     engine._loop.post(Submitted(request("late"), inbox, at_ns=5))
@@ -78,7 +80,8 @@ def test_aborted_and_failed_choices_wait_no_longer() -> None:
 
 def test_bodies_in_the_tokenizer_are_bounded_but_never_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine_module, "MAX_BODY_BYTES", 100)
-    tokenizer, inbox = BlockedTokenizer(), Inbox()
+    tokenizer = BlockedTokenizer()
+    inbox = Inbox()
     with make_engine(tokenizer=tokenizer, tokenize_workers=1) as engine:
         engine.submit(replace(text_request("first", "blocked"), num_bytes=500), inbox)
         assert tokenizer.entered.wait(TIMEOUT_SECONDS)
@@ -94,7 +97,8 @@ def test_bodies_in_the_tokenizer_are_bounded_but_never_the_first(monkeypatch: py
 
 
 def test_a_request_that_waits_too_long_gets_503_and_one_that_takes_too_long_408() -> None:
-    asked, clock = [request("runs", max_tokens=50), request("waits")], Clock()
+    asked = [request("runs", max_tokens=50), request("waits")]
+    clock = Clock()
     options = {"max_running": 1, "tokenize_workers": 0, "queue_timeout_seconds": 5, "request_timeout_seconds": 60}
     with stepping(*asked, clock_ns=clock, **options) as (engine, runner, inbox):
         clock.move(6)
@@ -167,7 +171,8 @@ def test_closing_the_event_iterator_early_aborts_the_request() -> None:
 
 
 def test_background_work_takes_no_room_of_others_and_has_its_own_limit_and_no_timeouts() -> None:
-    clock, later = Clock(), [replace(request(f"later {number}"), is_background=True) for number in range(2)]
+    clock = Clock()
+    later = [replace(request(f"later {number}"), is_background=True) for number in range(2)]
     options = {"max_waiting": 2, "max_running": 1, "queue_timeout_seconds": 1}
     with stepping(request("first"), *later, clock_ns=clock, **options) as (engine, runner, inbox):
         assert engine.num_waiting == 0

@@ -264,7 +264,8 @@ def test_a_client_that_is_ahead_is_not_forgotten_while_others_wait() -> None:
         queue.add(one)
         return one
 
-    _, ahead = waiting("waits"), waiting("ahead")
+    _ = waiting("waits")
+    ahead = waiting("ahead")
     queue.discard(ahead)
     ahead.client.service = 100
     for number in range(3 * MOST_ABSENT):
@@ -284,7 +285,8 @@ ARRIVALS = st.lists(st.tuples(st.integers(0, 30), st.integers(0, 9), st.integers
 @given(arrivals=ARRIVALS, overlap=st.booleans())
 def test_equal_prompts_of_one_client_are_served_as_they_came(arrivals: list[Arrival], overlap: bool) -> None:
     def steps(policy: Policy) -> list[list[tuple[str, int]]]:
-        memory, rows = memory_of(kv_blocks=8, policy=policy), []
+        memory = memory_of(kv_blocks=8, policy=policy)
+        rows = []
         memory.overlap = overlap
         for number in range(120):
             for index, (at, answer, aborted) in enumerate(arrivals):
@@ -322,11 +324,13 @@ def computed_by_turns(arrivals: list[tuple[int, int]], step_tokens: int) -> list
                 prompts.append(Prompt(sequence(f"{index}", length, 1, client_name="only"), got))
                 memory.add(prompts[-1].sequence)
         spent = sum(tokens for _, tokens in memory.run())
-        equal, moment = float(spent), float(got)
+        equal = float(spent)
+        moment = float(got)
         got += spent
         while equal > 1e-9 and left:
             share = min(min(left.values()), equal / len(left))
-            moment, equal = moment + share * len(left), equal - share * len(left)
+            moment = moment + share * len(left)
+            equal = equal - share * len(left)
             left = {index: rest - share for index, rest in left.items()}
             for index in [index for index, rest in left.items() if rest < 1e-9]:
                 prompts[index].side_by_side = moment
@@ -352,7 +356,9 @@ def test_a_prompt_takes_at_most_twice_the_tokens_of_its_client_that_it_would_tak
         assert prompt.ended - prompt.arrived <= 2 * side_by_side + 2 * step_tokens
 
 
-LONGEST_PROMPT, LONGEST_ANSWER, PLACES = 20, 12, 4
+LONGEST_PROMPT = 20
+LONGEST_ANSWER = 12
+PLACES = 4
 # The most tokens of a batch: choices of a prompt share its blocks, so the KV cache does not bound it.
 MOST_IN_BATCH = PLACES * (LONGEST_PROMPT + LONGEST_ANSWER)
 BOUND = 2 * max(LONGEST_PROMPT, GENERATED_WEIGHT * MOST_IN_BATCH)

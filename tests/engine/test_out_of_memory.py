@@ -64,7 +64,8 @@ def test_where_there_are_states_a_step_without_memory_ends_what_runs(seed: int) 
 
 
 def test_later_steps_are_smaller_for_a_while_and_no_request_starves(caplog: pytest.LogCaptureFixture) -> None:
-    clock, device = Clock(), Device(lambda step: step.num_tokens <= 40)
+    clock = Clock()
+    device = Device(lambda step: step.num_tokens <= 40)
     inbox = Inbox(lambda _: clock.move(1))
     caplog.set_level(logging.WARNING, "oaiserve")
     options = {"max_running": 12, "max_step_tokens": 64, "kv_blocks": 400, "prefix_cache": False}
@@ -126,7 +127,8 @@ def copying_request() -> Request:
 
 
 def test_blocks_are_copied_in_parts_where_there_is_little_memory() -> None:
-    rng, device = random.Random(1), Device()
+    rng = random.Random(1)
+    device = Device()
     device.can_copy = lambda copies: len(copies) <= 1
     found = check_answers(rng, [copying_request(), *some_requests(rng)], device)
     assert device.num_copied > 0

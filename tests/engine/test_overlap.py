@@ -34,7 +34,8 @@ from tests.engine.memory import launched, make, sequence
 
 
 def test_a_block_is_published_when_all_its_ids_are_known() -> None:
-    scheduler, one = make(), sequence("a", 3, max_tokens=8)
+    scheduler = make()
+    one = sequence("a", 3, max_tokens=8)
     scheduler.add(one)
     prefill = launched(scheduler)
     decode = launched(scheduler)  # computes the fourth token, whose id is on its way
@@ -50,7 +51,8 @@ class TimedDevice(ScriptedRunner):
 
     def __init__(self, clock: Clock, step_seconds: float, token_of: Callable[[Sequence], int] = next_letter) -> None:
         super().__init__(token_of, is_asynchronous=True)
-        self._clock, self._step_ns = clock, int(step_seconds * 1e9)
+        self._clock = clock
+        self._step_ns = int(step_seconds * 1e9)
         self._ended_ns = 0
         self._times_ns: dict[Launched, tuple[int, int]] = {}  # the gap before a step, and its end
         self.has_clock = False
@@ -63,7 +65,8 @@ class TimedDevice(ScriptedRunner):
         self.num_pending.append([chunk.sequence.num_pending for chunk in step.chunks])
         self.waiting.append([c.sequence for c in step.chunks if c.sequence.needs_ids and c.sequence.num_pending])
         began_ns = max(self._clock.now_ns, self._ended_ns)
-        gap_ns, self._ended_ns = began_ns - self._ended_ns, began_ns + self._step_ns
+        gap_ns = began_ns - self._ended_ns
+        self._ended_ns = began_ns + self._step_ns
         launched = super().launch(step)
         self._times_ns[launched] = gap_ns, self._ended_ns
         return launched
@@ -123,7 +126,8 @@ def test_a_device_with_a_clock_reports_how_long_it_waited_for_the_host() -> None
 
 
 def test_time_without_requests_is_not_a_gap_of_the_device() -> None:
-    clock, inbox = Clock(), Inbox()
+    clock = Clock()
+    inbox = Inbox()
     device = TimedDevice(clock, step_seconds=0.010)
     device.has_clock = True
     with make_engine(device, clock_ns=clock, tokenize_workers=0) as engine:
@@ -190,7 +194,8 @@ def by_ids(sequence: Sequence) -> int:
 def batch_of_8(*, penalty: bool, overlap: bool = True) -> tuple[TimedDevice, list[StepRecord], list[str]]:
     """Run 8 requests that enter one step together. Each hand-over takes the host 4 ms, each step the device 10 ms."""
     clock = Clock()
-    device, inbox = TimedDevice(clock, 0.010, by_ids), Inbox(lambda _: clock.move(0.004))
+    device = TimedDevice(clock, 0.010, by_ids)
+    inbox = Inbox(lambda _: clock.move(0.004))
     with make_engine(device, clock_ns=clock, tokenize_workers=0, overlap=overlap) as engine:
 
         def submit_all(events: list[RequestEvent]) -> None:
@@ -246,7 +251,8 @@ def held(token_of: Callable[[Sequence], int] = next_letter) -> ScriptedRunner:
 
 
 def test_a_request_that_is_aborted_during_its_first_step_was_in_no_step() -> None:
-    first, gone = request("first", max_tokens=9), request("gone", max_tokens=9)
+    first = request("first", max_tokens=9)
+    gone = request("gone", max_tokens=9)
     with stepping(first, runner=held(), tokenize_workers=0) as (engine, runner, inbox):
         assert engine.snapshot().num_running == 1  # of two steps under way, the host waits for the first
         engine.submit(gone, inbox)
@@ -257,7 +263,8 @@ def test_a_request_that_is_aborted_during_its_first_step_was_in_no_step() -> Non
         runner.permit(100)
         ended = inbox.wait_terminal("gone", "first")
     assert isinstance(ended["gone"], Aborted)
-    account, times = ended["gone"].account, ended["gone"].times
+    account = ended["gone"].account
+    times = ended["gone"].times
     assert (account.first_step, account.num_steps, account.model_ns) == (None, 0, 0)
     assert sum(account.waits_ns.values()) == times.scheduled - times.tokenized
     assert (ended["first"].account.first_step, ended["first"].account.num_steps) == (0, 9)
@@ -265,7 +272,8 @@ def test_a_request_that_is_aborted_during_its_first_step_was_in_no_step() -> Non
 
 def test_a_request_gets_nothing_of_an_ended_one_with_its_id_whose_step_is_under_way() -> None:
     """Request ids are unique among open requests only."""
-    runner, inbox = held(lambda s: EOS if s.params.max_tokens == 9 else letter_id("b")), Inbox()
+    runner = held(lambda s: EOS if s.params.max_tokens == 9 else letter_id("b"))
+    inbox = Inbox()
     with make_engine(runner, tokenize_workers=0) as engine:
         engine.submit(request("r", max_tokens=9), inbox)
         runner.permit(1)

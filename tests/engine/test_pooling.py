@@ -55,7 +55,8 @@ def vectors_of(*lengths: int) -> dict[int, list[float]]:
 
 @pytest.mark.parametrize("steps", [[[5], [40], [6, 9], [2]], [[1, 1, 3]]], ids=["long and short", "one token"])
 def test_each_text_is_computed_once_and_whole_in_prefills(steps: list[list[int]]) -> None:
-    runner, lengths = ScriptedRunner(vector_of), [length for step in steps for length in step]
+    runner = ScriptedRunner(vector_of)
+    lengths = [length for step in steps for length in step]
     with pooling_engine(runner) as engine:  # 16 tokens a step
         events = list(engine.stream(texts("r", *lengths)))
         kinds = {step.kind for step in engine.take_steps()}

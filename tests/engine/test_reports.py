@@ -88,7 +88,8 @@ def test_a_report_is_of_what_is_still_cached_and_has_the_means_since_the_one_bef
 
 def test_an_engine_reports_the_prompts_that_it_has_computed_and_forgets_those_whose_blocks_are_taken() -> None:
     clock = Clock()
-    first, second = body("The quick brown fox. " * 60), body("Pack my box with five dozen jugs. " * 40)
+    first = body("The quick brown fox. " * 60)
+    second = body("Pack my box with five dozen jugs. " * 40)
     keys = [{key for key, _ in asked(content).prefix_keys} for content in (first, second)]
     with make_engine(kv_blocks=512, clock_ns=clock) as engine:
         assert not engine.is_reporting

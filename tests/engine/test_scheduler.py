@@ -45,7 +45,8 @@ def test_a_sequence_waits_for_a_step_a_place_and_tokens(
 
 
 def test_a_sequence_waits_for_blocks_and_the_next_one_behind_it() -> None:
-    big, small = sequence("b", 20, 3), sequence("c", 2)
+    big = sequence("b", 20, 3)
+    small = sequence("c", 2)
     waits_ns = waited(memory_of(sequence("a", 8, max_tokens=3), big, small, kv_blocks=6, lookahead=0), small)
     assert waits_ns == {"step_under_way": 1_000, "token_budget": 3_000, "behind_others": 2_000}
     assert {str(reason): ns for reason, ns in big.waits_ns.items()} == {
@@ -98,7 +99,8 @@ def test_with_a_limit_below_what_decodes_take_prompts_wait_until_a_decode_ends()
 
 
 def test_a_sequence_that_does_not_fit_is_overtaken_by_a_bounded_number() -> None:
-    first, big = sequence("first", 66, 60), sequence("big", 190, 1)
+    first = sequence("first", 66, 60)
+    big = sequence("big", 190, 1)
     small = [sequence(f"small{i}", 2, 1) for i in range(MOST_OVERTAKEN + 5)]
     memory = memory_of(first, big, *small, kv_blocks=4, block_size=64, max_step_tokens=512, lookahead=1)
     passed = 0
@@ -120,7 +122,8 @@ def test_without_lookahead_no_sequence_overtakes() -> None:
 def test_priority_takes_the_lowest_number_first() -> None:
     numbers = (("low", 5), ("high", -1), ("high too", -1))
     sequences = [sequence(name, 2, 1, priority=number) for name, number in numbers]
-    memory, order = memory_of(*sequences, max_running=1, policy=priority), []
+    memory = memory_of(*sequences, max_running=1, policy=priority)
+    order = []
     while admitted := memory.run():
         order += [name for name, _ in admitted]
     assert order == ["high", "high too", "low"]
@@ -128,7 +131,8 @@ def test_priority_takes_the_lowest_number_first() -> None:
 
 def test_shortest_takes_the_shortest_first_until_a_long_one_has_waited_enough() -> None:
     options = {"max_running": 1, "max_step_tokens": 512, "kv_blocks": 256, "policy": shortest}
-    memory, order = memory_of(sequence("running", 1, 1), **options), []
+    memory = memory_of(sequence("running", 1, 1), **options)
+    order = []
     memory.run()
     memory.add(sequence("long", 320, 1), *(sequence(f"s{i}", 1, 1) for i in range(20)))
     for _ in range(21):
@@ -148,7 +152,8 @@ def test_what_can_never_run_is_refused() -> None:
 
 @pytest.mark.parametrize("prefix_cache", [True, False])
 def test_without_a_free_block_the_youngest_is_preempted_and_computed_again(prefix_cache: bool) -> None:
-    old, young = sequence("old", 4, 4), sequence("young", 4, 4)
+    old = sequence("old", 4, 4)
+    young = sequence("young", 4, 4)
     memory = memory_of(old, young, kv_blocks=2, max_step_tokens=16, prefix_cache=prefix_cache)
     memory.run()
     assert memory.run() == [("old", 1)]  # both want a second block, none is free
@@ -159,7 +164,8 @@ def test_without_a_free_block_the_youngest_is_preempted_and_computed_again(prefi
 
 
 def test_a_preempted_sequence_finds_its_blocks_again_if_they_were_not_needed() -> None:
-    old, young = sequence("old", 12, 8), sequence("young", 12, 2)
+    old = sequence("old", 12, 8)
+    young = sequence("young", 12, 2)
     memory = memory_of(old, young, kv_blocks=6, max_step_tokens=32)
     while young.num_preemptions == 0:
         memory.run()
@@ -185,7 +191,8 @@ EIGHT = [1, 2, 3, 4, 5, 6, 7, 8]
 def test_a_prompt_is_computed_from_where_it_parts_with_an_earlier_one(
     prompt: list[int], fields: dict[str, object], prefix_cache: bool, num_computed: int
 ) -> None:
-    memory, second = memory_of(sequence("a", EIGHT, 1), prefix_cache=prefix_cache), sequence("b", prompt, 1, **fields)
+    memory = memory_of(sequence("a", EIGHT, 1), prefix_cache=prefix_cache)
+    second = sequence("b", prompt, 1, **fields)
     memory.run_out()
     memory.add(second)
     assert memory.run() == [("b", num_computed)]

@@ -26,10 +26,13 @@ LAST_TOKEN = 3  # of those that are drawn, 0 to 3
 class SchedulerMachine(RuleBasedStateMachine):
     """A machine that mixes arrivals, steps and departures, and checks the promises of scheduler, pool and cache."""
 
-    policy, prefix_cache, overlap = "fcfs", True, False
+    policy = "fcfs"
+    prefix_cache = True
+    overlap = False
     num_states: int | None = None  # there are states, so many
     shortest_kept = 1
-    fewest_draws, most_draws = 1, 1  # tokens that a step draws for a sequence
+    fewest_draws = 1  # tokens that a step draws for a sequence
+    most_draws = 1
     has_time = False  # steps have a target of three tokens' time
     has_background = False
     most_forced = 0  # tokens that a grammar forces behind these
@@ -188,7 +191,8 @@ class SchedulerMachine(RuleBasedStateMachine):
 
 
 SEVERAL = {"fewest_draws": 0, "most_draws": 4}
-WITHOUT_CACHE, OVERLAP = {"prefix_cache": False}, {"overlap": True}
+WITHOUT_CACHE = {"prefix_cache": False}
+OVERLAP = {"overlap": True}
 MACHINES: dict[str, dict[str, object]] = {
     "fcfs": {},
     "without cache": WITHOUT_CACHE,
@@ -246,7 +250,8 @@ def test_1000_steps_of_arrivals_departures_and_preemptions_leave_nothing_behind(
     """No sequence waits for ever. With `most_draws` above 1, a chunk draws 0 to 4 tokens, else one."""
     rng = random.Random(policy)
     memory = Memory(make(kv_blocks=24, max_running=6, max_step_tokens=16, policy=POLICIES[policy]), last_token=0)
-    memory.overlap, scheduler = overlap, memory.scheduler
+    memory.overlap = overlap
+    scheduler = memory.scheduler
     alive: dict[Sequence, int] = {}  # since which step
     num_arrived = 0
 

@@ -63,7 +63,8 @@ def test_each_token_of_a_step_has_its_entry_between_tokens() -> None:
 
 @several
 def test_the_account_of_a_sequence_that_left_and_waits_again_has_a_stall() -> None:
-    clock, drawn = Clock(), iter([[], [letter_id("x")]])
+    clock = Clock()
+    drawn = iter([[], [letter_id("x")]])
     engine = make_engine(timed(clock, lambda _: next(drawn)), clock_ns=clock, tokenize_workers=0)
     found = run_to_the_end(engine, [request(prompt_len=4, max_tokens=1)])
     ended = found.ended["r"]

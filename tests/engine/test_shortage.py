@@ -108,7 +108,8 @@ def test_an_error_in_one_part_is_the_error_of_the_chunk() -> None:
 
 @given(st.integers(2, 20), st.integers(1, 20))
 def test_copies_are_made_once_and_in_their_order_however_few_fit_at_once(number: int, most: int) -> None:
-    copies, copied = [(i, i + 1) for i in range(number)], []
+    copies = [(i, i + 1) for i in range(number)]
+    copied = []
 
     def copy(part: list[tuple[int, int]]) -> None:
         if len(part) > most:
@@ -150,7 +151,8 @@ def test_steps_are_half_as_large_after_each_shortage_and_grow_again_in_time() ->
 
 @given(st.integers(1, 4096), st.lists(st.tuples(st.integers(1, 4096), st.integers(0, 30)), max_size=20))
 def test_steps_are_never_limited_to_nothing(most_tokens: int, shortages: list[tuple[int, int]]) -> None:
-    shortage, now_ns = Shortage(most_tokens), 0
+    shortage = Shortage(most_tokens)
+    now_ns = 0
     for num_tokens, seconds in shortages:
         now_ns += seconds * 10**9
         shortage.shrink(min(num_tokens, most_tokens), now_ns)
@@ -160,7 +162,8 @@ def test_steps_are_never_limited_to_nothing(most_tokens: int, shortages: list[tu
 
 @given(st.integers(0, 12), st.integers(1, 12), st.integers(1, 25))
 def test_no_part_ends_inside_an_image_whose_tokens_see_each_other(first: int, length: int, room: int) -> None:
-    step, run = step_of(24), (10 + first, 10 + first + length)
+    step = step_of(24)
+    run = (10 + first, 10 + first + length)
     step.chunks[0].sequence.media = PromptMedia((), array("i"), runs=(run,))
     results, tried = in_parts(step, 24, lambda part: part.num_tokens <= room)
     computed = [chunk for (chunk,) in tried if chunk.num_tokens <= room]

@@ -17,7 +17,9 @@ pytestmark = pytest.mark.usefixtures("overlap")
 @given(st.integers(1, 5), st.lists(st.integers(0, 14)))
 def test_a_pool_hands_out_each_state_once_and_the_lowest_first(num_states: int, choices: list[int]) -> None:
     """Each choice allocates, releases what was allocated at some time before, or keeps one of a few hashes."""
-    pool, used, kept = StatePool(num_states), list[int](), dict[BlockHash, int]()
+    pool = StatePool(num_states)
+    used = list[int]()
+    kept = dict[BlockHash, int]()
     for choice in choices:
         free = {*range(num_states)} - {*used} - {*kept.values()}
         expected = min(free) if free else next(iter(kept.values()), None)  # or else the least recently used
@@ -94,7 +96,8 @@ def with_kept(num_states: int = 8, kv_blocks: int = 64) -> tuple[StatePool, Memo
 
 def finish(memory: Memory, name: str, prompt: list[int], max_tokens: int = 1) -> tuple[int, int]:
     """Compute one sequence to its end, and return how many tokens of it were cached, and how many steps it took."""
-    one, num_steps = sequence(name, prompt, max_tokens), 0
+    one = sequence(name, prompt, max_tokens)
+    num_steps = 0
     memory.scheduler.add(one)
     while memory.run():
         num_steps += 1

@@ -20,7 +20,9 @@ from oaiserve.facts.record import EngineAccount
 from oaiserve.facts.times import RequestTimes
 from tests.engine.logprobs_for_tests import token_logprobs
 
-USAGE, TIMES, ACCOUNT = Usage(0, 0, 0), RequestTimes(received=1), EngineAccount()
+USAGE = Usage(0, 0, 0)
+TIMES = RequestTimes(received=1)
+ACCOUNT = EngineAccount()
 
 
 class FakeEngine:
@@ -150,7 +152,8 @@ def stalled(stream: LoopStream) -> LoopStream:
 
 
 async def test_the_reader_that_holds_most_for_longest_is_cut_when_all_hold_too_much() -> None:
-    held, engine = HeldTokens(limit=10), FakeEngine()
+    held = HeldTokens(limit=10)
+    engine = FakeEngine()
     quick = await reader_that_stopped(held, engine, "quick", "abcdef")
     stalled(small := await reader_that_stopped(held, engine, "small", "ab"))
     stalled(large := await reader_that_stopped(held, engine, "large", "abcd"))
@@ -162,7 +165,8 @@ async def test_the_reader_that_holds_most_for_longest_is_cut_when_all_hold_too_m
 
 
 async def test_a_reader_that_takes_a_piece_is_not_behind_any_more() -> None:
-    held, engine = HeldTokens(limit=5), FakeEngine()
+    held = HeldTokens(limit=5)
+    engine = FakeEngine()
     stalled(reads := await reader_that_stopped(held, engine, "reads", "abcd"))
     stalled(await reader_that_stopped(held, engine, "stopped", "ab"))
     reads.progressed()
@@ -171,7 +175,8 @@ async def test_a_reader_that_takes_a_piece_is_not_behind_any_more() -> None:
 
 
 async def test_if_no_reader_is_behind_the_largest_answer_that_is_kept_is_cut() -> None:
-    held, engine = HeldTokens(limit=12), FakeEngine()
+    held = HeldTokens(limit=12)
+    engine = FakeEngine()
     writes = await reader_that_stopped(held, engine, "writes", "abcdef")
     kept = [await reader_that_stopped(held, engine, name, name) for name in ("four", "three")]
     waits = [asyncio.create_task(stream.next(keeps=True)) for stream in kept]
@@ -186,7 +191,8 @@ async def test_if_no_reader_is_behind_the_largest_answer_that_is_kept_is_cut() -
 
 
 async def test_what_was_written_or_left_is_not_held() -> None:
-    held, engine = HeldTokens(), FakeEngine()
+    held = HeldTokens()
+    engine = FakeEngine()
     stream = await reader_that_stopped(held, engine, "r", "abc")
     stream.push(PromptDone("r", 0, [1, 2], None, TIMES))
     stream.push(chunk("de"))

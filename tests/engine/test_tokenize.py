@@ -127,7 +127,8 @@ class Held:
     """Work that holds the only worker until it is let go, so that what is added meanwhile waits for sure."""
 
     def __init__(self, stage: TokenizeStage, client: str = "holds") -> None:
-        self.begun, self.go = threading.Event(), threading.Event()
+        self.begun = threading.Event()
+        self.go = threading.Event()
         stage.run(self._work(), client=client, num_bytes=0)
 
     def _work(self) -> Generator[None, None, None]:
@@ -381,7 +382,8 @@ def test_a_compiled_grammar_is_told_with_its_time_also_if_a_prompt_is_refused_th
     with running(max_model_len=2, clock=itertools.count().__next__) as stage:
         error = stage.error(TextPrompt("abc"), grammar=Grammar("regex", "a+"))
     assert isinstance(error, ContextLengthExceeded)
-    (started,), (ready,) = stage.started, stage.ready
+    (started,) = stage.started
+    (ready,) = stage.ready
     assert (started.at_ns, ready.at_ns, ready.request, ready.grammar) == (0, 1, started.request, "a+")
 
 

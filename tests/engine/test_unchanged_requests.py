@@ -22,7 +22,8 @@ BLOCKED = "blocked"
 
 def requests() -> list[Request]:
     """Return requests of all kinds, which end in all ways. The last one is aborted while it is encoded."""
-    text, hello = TextPrompt("abc def"), {"role": "user", "content": [{"type": "text", "text": "Hello"}]}
+    text = TextPrompt("abc def")
+    hello = {"role": "user", "content": [{"type": "text", "text": "Hello"}]}
     everything = SamplingParams(
         n=2,
         max_tokens=6,
@@ -85,7 +86,8 @@ def test_requests_are_unchanged_after_they_have_ended() -> None:
 
 @pytest.mark.parametrize("reason", ["the step fails", "the server stops"])
 def test_a_request_that_is_encoded_when_the_engine_ends_is_in_that_phase(reason: str) -> None:
-    tokenizer, inbox = BlockedTokenizer(), Inbox()
+    tokenizer = BlockedTokenizer()
+    inbox = Inbox()
     engine = make_engine(tokenizer=tokenizer)
     engine.start()
     blocked = requests()[-1]

@@ -69,7 +69,8 @@ def test_the_cost_of_steps_is_learnt_despite_noise_and_steps_that_were_held_up()
 
 
 def test_steps_that_lacked_a_core_teach_little_beside_others_and_all_if_there_are_no_others() -> None:
-    load, others = Load(4, 500, draws=4), StepCostFit()
+    load = Load(4, 500, draws=4)
+    others = StepCostFit()
     for _ in range(400):
         others.observe(load, 9_000_000, 0.01)
     assert others.cost.expected_ns(load) == pytest.approx(9_000_000, rel=0.01)
@@ -80,7 +81,8 @@ def test_steps_that_lacked_a_core_teach_little_beside_others_and_all_if_there_ar
 
 
 def test_two_rows_may_cost_less_than_one_and_contexts_still_cost_what_they_do() -> None:
-    rng, fit = random.Random(6), StepCostFit()
+    rng = random.Random(6)
+    fit = StepCostFit()
     true = replace(TRUE, rows_ns=(5.6e6, *TRUE.rows_ns[1:]), draw_ns=0.0)
     for _ in range(800):
         decodes = rng.choice([1, 2, 3])
@@ -101,12 +103,15 @@ def test_what_no_new_step_says_anything_about_is_not_forgotten() -> None:
 
 
 def test_what_long_prompts_and_few_rows_taught_gives_way_within_seconds() -> None:
-    rng, fit = random.Random(5), taught(random.Random(5), 400)
+    rng = random.Random(5)
+    fit = taught(random.Random(5), 400)
     for _ in range(4000):  # minutes
         prompt_tokens = rng.choice([0, 512])
         load = Load(rng.choice([1, 2, 3]), 500, 0, prompt_tokens, 600 * prompt_tokens, 3)
         fit.observe(load, TRUE.expected_ns(load))
-    many, few, since_ns = Load(64, 9000, draws=64), Load(2, 500, draws=3), 0
+    many = Load(64, 9000, draws=64)
+    few = Load(2, 500, draws=3)
+    since_ns = 0
     while since_ns < 3e9 * SPEED_SECONDS:
         ns = int(1.08 * TRUE.expected_ns(many))
         fit.observe(many, ns)
@@ -118,7 +123,8 @@ def test_what_long_prompts_and_few_rows_taught_gives_way_within_seconds() -> Non
 
 def test_a_cached_token_costs_no_more_than_another_one_and_as_much_while_none_was_cached() -> None:
     def learnt(true: StepCost, most_cached: int) -> StepCost:
-        rng, fit = random.Random(7), StepCostFit()
+        rng = random.Random(7)
+        fit = StepCostFit()
         for _ in range(800):
             load = Load(8, rng.randrange(8000), rng.randrange(most_cached + 1), draws=8)
             fit.observe(load, true.expected_ns(load))
@@ -159,7 +165,8 @@ def test_a_number_of_rows_lies_on_the_line_through_its_knots(rows: int) -> None:
 
 def test_one_fit_runs_at_a_time_and_what_is_gathered_meanwhile_is_bounded() -> None:
     fits: list[Callable[[], None]] = []
-    fit, load = StepCostFit(fits.append), Load(1, draws=1)
+    fit = StepCostFit(fits.append)
+    load = Load(1, draws=1)
     for _ in range(1000):
         fit.observe(load, LEAST_NS)
     assert (len(fits), len(fit._rows), fit.cost) == (1, BATCH, None)
@@ -171,10 +178,12 @@ def test_one_fit_runs_at_a_time_and_what_is_gathered_meanwhile_is_bounded() -> N
 
 def test_fits_come_by_the_time_of_steps_and_sooner_if_these_surprise() -> None:
     fits: list[Callable[[], None]] = []
-    fit, load = StepCostFit(fits.append), Load(1, draws=1)
+    fit = StepCostFit(fits.append)
+    load = Load(1, draws=1)
 
     def steps_until_the_next_fit(ns: int, error: float) -> int:
-        number, before = 0, len(fits)
+        number = 0
+        before = len(fits)
         while len(fits) == before:
             fit.observe(load, ns, error=error)
             number += 1
@@ -191,7 +200,8 @@ def test_fits_come_by_the_time_of_steps_and_sooner_if_these_surprise() -> None:
 def test_a_fit_that_fails_is_logged_and_the_next_one_goes_on(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    fit, load = StepCostFit(), Load(1, draws=1)
+    fit = StepCostFit()
+    load = Load(1, draws=1)
     with monkeypatch.context() as broken:
         broken.setattr(fit, "_solve", lambda: 1 / 0)
         for _ in range(LEAST_STEPS):

@@ -80,12 +80,14 @@ def test_a_block_whose_parent_is_missing_is_not_written(folder: Path) -> None:
 @pytest.mark.parametrize("seed", range(500))
 def test_a_file_that_lies_is_missing_from_then_on(folder: Path, seed: int) -> None:
     """Bytes are changed, cut off, put in or put behind."""
-    rng, files = random.Random(seed), files_in(folder)
+    rng = random.Random(seed)
+    files = files_in(folder)
     write(files, 1)
     (path,) = (folder / "kind").iterdir()
     lies = bytearray(path.read_bytes())
     while lies == path.read_bytes():
-        place, number = rng.randrange(len(lies)), rng.randrange(1, 9)
+        place = rng.randrange(len(lies))
+        number = rng.randrange(1, 9)
         lies[place : place + rng.choice((0, number))] = rng.randbytes(rng.choice((0, number)))
     path.write_bytes(lies)
     assert read(files, 1) is None

@@ -131,7 +131,8 @@ def test_a_cache_that_cannot_be_written_or_whose_lock_is_a_symbolic_link_is_one_
 
 
 def test_two_starts_at_once_fetch_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    started, go_on = threading.Event(), threading.Event()
+    started = threading.Event()
+    go_on = threading.Event()
 
     def slow(folder: Path) -> None:
         started.set()

@@ -19,7 +19,8 @@ from oaiserve.files.hub import fetched, files_of_model, gguf_files, local_source
 from oaiserve.files.source import ModelSource, find_model
 from tests.plain_http import Handler, running_http
 
-REPOSITORY, COMMIT = "someone/model", "0" * 40
+REPOSITORY = "someone/model"
+COMMIT = "0" * 40
 GGUFS = [
     "model-Q4_K_M.gguf",
     "model-IQ4_XS.gguf",
@@ -50,7 +51,10 @@ class Hub(Handler):
         self.do_GET(has_body=False)
 
     def do_GET(self, *, has_body: bool = True) -> None:
-        path, headers, status, data = unquote(urlsplit(self.path).path), {}, 200, b""
+        path = unquote(urlsplit(self.path).path)
+        headers = {}
+        status = 200
+        data = b""
         Hub.num_requests += 1
         digests = {
             str(file.relative_to(self.folder)): hashlib.sha1(file.read_bytes()).hexdigest()
@@ -76,7 +80,9 @@ class Hub(Handler):
             data = b"{}" if name in self.hostile else (self.folder / name).read_bytes()
             headers = {"ETag": f'"{digests[name]}"', "X-Repo-Commit": self.commit}
         elif path != "/":
-            status, data, headers = 404, b"{}", {"X-Error-Code": "RepoNotFound"}
+            status = 404
+            data = b"{}"
+            headers = {"X-Error-Code": "RepoNotFound"}
         self.send_response(status)
         for header, value in {"Content-Length": str(len(data)), **headers}.items():
             self.send_header(header, value)
@@ -303,7 +309,8 @@ def test_the_gguf_file_that_is_named_is_fetched(hub: tuple[Path, list[str]], mon
 def test_no_name_in_a_repository_leads_out_of_the_cache(
     hub: tuple[Path, list[str]], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, seed: int
 ) -> None:
-    rng, (folder, _) = random.Random(seed), hub
+    rng = random.Random(seed)
+    folder, _ = hub
     put(folder, MODEL)
     parts = ("..", "../..", "../../../..", "x", str(tmp_path)[1:], "..\\..", "%2e%2e", ".", "")
     ways = ["/".join(rng.choices(parts, k=rng.randint(1, 6))) for _ in range(10)]

@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from oaiserve.files import start_cache as remembered
 from oaiserve.files.start_cache import NotRemembered, Subject, recall, remember, subject
 
-DATA, CONTENT = {"answer": [1, "two"]}, b"bytes" * 100
+DATA = {"answer": [1, "two"]}
+CONTENT = b"bytes" * 100
 
 
 @pytest.fixture(autouse=True)

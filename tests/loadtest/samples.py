@@ -17,5 +17,6 @@ def sample(events_ms: Sequence[float], *, at: float = 0.0, lag: float = 0.0, **f
     `at`."""
     fields.setdefault("completion_tokens", len(events_ms))
     fields.setdefault("end_ns", ns(at + (events_ms[-1] if events_ms else 0)))
-    sent_ns, event_ns = ns(at + lag), [ns(at + ms) for ms in events_ms]
+    sent_ns = ns(at + lag)
+    event_ns = [ns(at + ms) for ms in events_ms]
     return Sample(0, ns(at), sent_ns=sent_ns, headers_ns=sent_ns, event_ns=event_ns, status=200, **fields)

@@ -56,7 +56,8 @@ def test_delays_that_are_usual_on_shared_cores_are_notes() -> None:
 
 def test_late_sends_by_max_in_flight_do_not_make_the_client_invalid() -> None:
     samples = [sample([100], at=10 * i, lag=50) for i in range(20)]
-    metrics, facts = measure(samples), client_facts(samples, [i / 1000 for i in range(20)], None)
+    metrics = measure(samples)
+    facts = client_facts(samples, [i / 1000 for i in range(20)], None)
     assert verdict(metrics, facts, [])["verdict"] == "invalid"
 
 

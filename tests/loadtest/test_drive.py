@@ -31,7 +31,8 @@ class Target:
 
 
 async def test_an_open_loop_keeps_its_schedule_however_long_the_answers_take() -> None:
-    target, sending = Target(least=5), Sending()
+    target = Target(least=5)
+    sending = Sending()
     start_ns = monotonic_ns()
     await send_on_schedule(sending, target.run, "abcde", [0, 0.01, 0.02, 0.02, 0.05], start_ns)
     assert "".join(target.called) == "abcde"
@@ -43,7 +44,8 @@ async def test_an_open_loop_keeps_its_schedule_however_long_the_answers_take() -
 
 
 async def test_the_delay_of_a_blocked_event_loop_counts_as_send_lag_and_latency() -> None:
-    target, sending = Target(), Sending()
+    target = Target()
+    sending = Sending()
     asyncio.get_running_loop().call_later(0.005, time.sleep, 0.1)  # blocks the event loop
     await send_on_schedule(sending, target.run, "ab", [0, 0.02], monotonic_ns())
     lags = [sample.send_lag_ns / 1e9 for sample in sending.samples]
@@ -52,14 +54,16 @@ async def test_the_delay_of_a_blocked_event_loop_counts_as_send_lag_and_latency(
 
 
 async def test_users_of_a_closed_loop_send_the_next_call_when_the_last_has_ended() -> None:
-    target, sending = Target(least=3), Sending()
+    target = Target(least=3)
+    sending = Sending()
     await send_in_loops(sending, target.run, "abcdefg", 3, monotonic_ns())
     assert sorted(target.called) == list("abcdefg")
     assert target.most_in_flight == 3
 
 
 async def test_a_closed_loop_sends_nothing_after_its_duration_and_a_ramp_spreads_the_starts() -> None:
-    target, sending = Target(0.01), Sending()
+    target = Target(0.01)
+    sending = Sending()
     start_ns = monotonic_ns()
     calls = "x" * 1000  # at least ten seconds of them
     await send_in_loops(sending, target.run, calls, 2, start_ns, duration_seconds=0.1, ramp_seconds=0.08)

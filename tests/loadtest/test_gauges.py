@@ -19,7 +19,8 @@ def test_gauges_are_found_among_other_metrics_and_combined_over_engines() -> Non
 
 
 def test_a_watch_reads_until_its_end_and_reports_the_cost_of_reading() -> None:
-    enough, count = threading.Event(), 0
+    enough = threading.Event()
+    count = 0
 
     def answer(request: httpx.Request) -> httpx.Response:
         nonlocal count

@@ -75,7 +75,8 @@ class ScriptedStream(StampedStream):
         self._written += buffer
         head, _, body = self._written.partition(b"\r\n\r\n")
         if len(body) == int(head.lower().partition(b"content-length: ")[2].partition(b"\r\n")[0] or 0) > 0:
-            self._script, self._written = self._network.next_script(self._written), b""
+            self._script = self._network.next_script(self._written)
+            self._written = b""
 
     async def read(self, max_bytes: int, timeout: float | None = None) -> bytes:  # noqa: ASYNC109
         if not self._unread:
@@ -109,7 +110,8 @@ def body_of(request: bytes) -> Any:
 
 
 def test_an_event_has_the_stamp_of_the_read_that_completed_it() -> None:
-    first, second = event(" a"), event(" b")
+    first = event(" a")
+    second = event(" b")
     network = Network(
         [
             (20, HEAD + b"\r\n"),
@@ -344,7 +346,8 @@ def test_wrong_options_are_refused(options: dict[str, Any], sentence: str) -> No
 
 
 async def test_a_stream_with_too_many_unread_reads_pauses_and_resumes() -> None:
-    stream, transport = StampedStream(lambda: 0), Mock(asyncio.Transport)
+    stream = StampedStream(lambda: 0)
+    transport = Mock(asyncio.Transport)
     stream.connection_made(transport)
     for _ in range(100):
         stream.data_received(b"x")

@@ -28,7 +28,8 @@ def metrics_text(count: int, ttft_ms: float, duration_ms: float) -> str:
             f'{base}_sum{{outcome="rejected",{labels}}} {count * 2:.1f}',
         ]
     for phase, ms in PHASES.items():
-        base, more = "oaiserve_request_phase_seconds", f'{{phase="{phase}",outcome="finished",{labels}}}'
+        base = "oaiserve_request_phase_seconds"
+        more = f'{{phase="{phase}",outcome="finished",{labels}}}'
         lines += [f"{base}_count{more} {count:.1f}", f"{base}_sum{more} {count * ms / 1e3}"]
     return "\n".join(lines) + "\n"
 

@@ -14,7 +14,8 @@ from loadtest.cli import main
 from loadtest.sse import DONE, EventSplitter
 from loadtest.transport import StampedBackend, StampedTransport
 
-FIRST, GAP = 0.05, 0.01
+FIRST = 0.05
+GAP = 0.01
 
 
 @pytest.fixture(scope="module")
@@ -31,7 +32,8 @@ async def test_a_stamp_is_within_two_milliseconds_of_the_servers_write(url: str)
     async with httpx.AsyncClient(transport=transport, trust_env=False) as client:
         body = {"prompt": "a", "max_tokens": 90, "stream": True}
         async with client.stream("POST", f"{url}/v1/completions", json=body) as response:
-            stream, splitter = response.extensions["network_stream"], EventSplitter()
+            stream = response.extensions["network_stream"]
+            splitter = EventSplitter()
             async for part in response.aiter_raw():
                 for event in splitter.feed(part):
                     if event != DONE and "sent_ns" in (message := json.loads(event)):
@@ -48,7 +50,8 @@ def run_load(tmp_path: Path, url: str, *flags: str) -> Any:
 
 
 def test_several_processes_measure_the_delays_of_the_null_server(tmp_path: Path, url: str) -> None:
-    html, samples = tmp_path / "report.html", tmp_path / "samples.jsonl"
+    html = tmp_path / "report.html"
+    samples = tmp_path / "samples.jsonl"
     report = run_load(
         tmp_path, f"{url}/v1/", "--no-calibrate", "--processes", "2", "--concurrency", "4", "--num-requests", "12",
         "--repeats", "2", "--max-new-tokens", "20", "--html", str(html), "--samples", str(samples),

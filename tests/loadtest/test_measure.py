@@ -92,7 +92,9 @@ def test_failed_requests_count_as_slo_misses_but_not_in_the_times() -> None:
 
 
 def test_a_good_request_meets_all_slos() -> None:
-    slow_start, slow_tokens, good = sample([300, 310]), sample([100, 200]), sample([100, 110])
+    slow_start = sample([300, 310])
+    slow_tokens = sample([100, 200])
+    good = sample([100, 110])
     metrics = measure([slow_start, slow_tokens, good], parse_slos("ttft:200ms,tpot:50ms"))
     assert metrics["slo_attainment"] == pytest.approx({"ttft": 2 / 3, "tpot": 2 / 3, "all": 1 / 3})
 

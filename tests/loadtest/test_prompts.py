@@ -122,7 +122,8 @@ def test_all_lines_of_a_file_are_sent_by_default(tmp_path: Path) -> None:
 
 
 def test_a_trace_is_sent_in_the_order_of_its_times(tmp_path: Path) -> None:
-    file, trace = tmp_path / "r.jsonl", Arrivals(arrival="trace")
+    file = tmp_path / "r.jsonl"
+    trace = Arrivals(arrival="trace")
     file.write_text('{"timestamp": 9, "prompt": "b"}\n{"timestamp": 7.5, "prompt": "a"}\n')
     calls, offsets = plan(Workload(requests=file), trace, 0)
     assert ([call.prompt for call in calls], offsets) == (["a", "b"], [0, 1.5])

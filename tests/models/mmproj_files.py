@@ -34,7 +34,8 @@ def save_folder(name: str, folder: Path, **text: int) -> SeeingModel:
 
 def write_pair(name: str, seeing: SeeingModel, folder: Path, kind: Kind = Kind.F32) -> Path:
     """Write a model and its tower beside it, whose matrices have this format. Return the path of the model."""
-    config, tokenizer = seeing.model.config, seeing.tokenizer
+    config = seeing.model.config
+    tokenizer = seeing.tokenizer
     path = folder / "model.gguf"
     vocabulary = {number: token for token, number in tokenizer.get_vocab().items()}
     text = config.get_text_config(decoder=True)
@@ -57,10 +58,13 @@ def write_pair(name: str, seeing: SeeingModel, folder: Path, kind: Kind = Kind.F
 
 def write_tower(name: str, seeing: SeeingModel, path: Path, kind: Kind = Kind.F32) -> None:
     """Write the second file of a model."""
-    config, images = seeing.model.config, seeing.images
-    vision, writer = config.vision_config, gguf.GGUFWriter(path, "clip")
+    config = seeing.model.config
+    images = seeing.images
+    vision = config.vision_config
+    writer = gguf.GGUFWriter(path, "clip")
     first = {key: one[0] if isinstance(one, list | tuple) else one for key, one in vision.to_dict().items()}
-    depth, patch = first.get("depth") or first["num_hidden_layers"], first["patch_size"]
+    depth = first.get("depth") or first["num_hidden_layers"]
+    patch = first["patch_size"]
     size = first.get("image_size") or int(first.get("num_position_embeddings", 4) ** 0.5) * patch
     writer.add_clip_projector_type(_PROJECTORS[name])
     writer.add_vision_image_size(size)

@@ -61,15 +61,18 @@ class Packing:
         group_of = self.group_of(weight.shape[1], seed)
         scales: list[NDArray[np.float32]] = []
         zeros: list[Integers] = []
-        half, most = 1 << (self.bits - 1), (1 << self.bits) - 1
+        half = 1 << (self.bits - 1)
+        most = (1 << self.bits) - 1
         for group in range(group_of.max() + 1):
             members = weight[:, group_of == group]
-            low, high = np.minimum(members.min(1), 0), np.maximum(members.max(1), 0)
+            low = np.minimum(members.min(1), 0)
+            high = np.maximum(members.max(1), 0)
             scale = np.maximum(-low, high) / (half - 1) if self.is_symmetric else (high - low) / most
             scale = torch.from_numpy(scale.astype(np.float32)).to(self.scales).float().numpy()
             scales.append(scale)
             zeros.append(np.full(len(scale), half) if self.is_symmetric else np.rint(-low / scale).astype(np.int64))
-        all_scales, all_zeros = np.stack(scales, 1), np.stack(zeros, 1)
+        all_scales = np.stack(scales, 1)
+        all_zeros = np.stack(zeros, 1)
         codes = np.rint(weight / all_scales[:, group_of]).astype(np.int64) + all_zeros[:, group_of]
         return Quantized(np.clip(codes, 0, most), all_zeros, all_scales, group_of)
 
@@ -192,7 +195,8 @@ def write_fp8(folder: Path, model: PreTrainedModel, layout: Fp8Layout) -> None:
             found[name] = parameter.detach().to(torch.bfloat16)
             parameter.data = found[name].to(parameter.dtype)
             continue
-        base, (n, k) = name.removesuffix(".weight"), parameter.shape
+        base = name.removesuffix(".weight")
+        n, k = parameter.shape
         scale = _fp8_scale(n, k, layout)
         found[f"{base}.weight_scale_inv" if layout == "blocks" else f"{base}.weight_scale"] = scale
         whole = scale.repeat_interleave(BLOCK, 0)[:n].repeat_interleave(BLOCK, 1) if layout == "blocks" else scale
@@ -227,8 +231,10 @@ _HALVES = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3
 def save_in_mxfp4(model: PreTrainedModel, folder: Path) -> dict[str, Tensor]:
     """Save a gpt-oss model with random numbers of MXFP4 in place of its experts' weights. Return these, expanded."""
     model.save_pretrained(folder)
-    path, generator = folder / "model.safetensors", torch.Generator().manual_seed(0)
-    tensors, expanded = load_file(path), {}
+    path = folder / "model.safetensors"
+    generator = torch.Generator().manual_seed(0)
+    tensors = load_file(path)
+    expanded = {}
     for name in [name for name in tensors if name.endswith(("experts.gate_up_proj", "experts.down_proj"))]:
         experts, width, rows = tensors.pop(name).shape
         blocks = torch.randint(256, (experts, rows, width // 32, 16), generator=generator)

@@ -75,11 +75,20 @@ def word_tokenizer(family: str, vocab_size: int) -> PreTrainedTokenizerFast:
     tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     tokenizer.decoder = decoders.WordPiece()
     if is_roberta:
-        begin, end, single, pair = "<s>", "</s>", "<s> $A </s>", "<s> $A </s> </s> $B </s>"
+        begin = "<s>"
+        end = "</s>"
+        single = "<s> $A </s>"
+        pair = "<s> $A </s> </s> $B </s>"
     elif family in ("bert", "modernbert"):
-        begin, end, single, pair = "[CLS]", "[SEP]", "[CLS] $A [SEP]", "[CLS] $A [SEP] $B:1 [SEP]:1"
+        begin = "[CLS]"
+        end = "[SEP]"
+        single = "[CLS] $A [SEP]"
+        pair = "[CLS] $A [SEP] $B:1 [SEP]:1"
     else:  # decoder-only: the end token is what is pooled
-        begin, end, single, pair = "[CLS]", "[SEP]", "$A [SEP]", "$A $B [SEP]"
+        begin = "[CLS]"
+        end = "[SEP]"
+        single = "$A [SEP]"
+        pair = "$A $B [SEP]"
     ends = [(token, vocab[token]) for token in (begin, end)]
     tokenizer.post_processor = processors.TemplateProcessing(single=single, pair=pair, special_tokens=ends)
     names = {"pad_token": special[1 if is_roberta else 0], "unk_token": unknown, "cls_token": begin, "sep_token": end}
@@ -94,7 +103,8 @@ def save(
     model.save_pretrained(folder)
     word_tokenizer(family, model.config.vocab_size).save_pretrained(folder)
     if pooling is not None:
-        size, kinds = model.config.hidden_size, ("Transformer", "Pooling", "Normalize")
+        size = model.config.hidden_size
+        kinds = ("Transformer", "Pooling", "Normalize")
         folders = ("", "1_Pooling", "2_Normalize")
         modules = [
             {"idx": place, "name": str(place), "path": folders[place], "type": f"sentence_transformers.models.{kind}"}

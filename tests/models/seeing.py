@@ -222,11 +222,15 @@ Media = Sequence[Image.Image | NDArray[np.float32]]
 
 def expected_answer(name: str, seeing: SeeingModel, prompt: list[int], media: Media, number: int) -> list[int]:
     """Return transformers' own greedy answer of `number` tokens to the ids of a prompt with media, all at once."""
-    ids, fields, unused = torch.tensor([prompt]), dict[str, Any](), tuple[str, ...]()
-    kind, id_of = {**KINDS, **HEARING}[name], seeing.tokenizer.convert_tokens_to_ids
+    ids = torch.tensor([prompt])
+    fields = dict[str, Any]()
+    unused = tuple[str, ...]()
+    kind = {**KINDS, **HEARING}[name]
+    id_of = seeing.tokenizer.convert_tokens_to_ids
     if images := [one for one in media if isinstance(one, Image.Image)]:
         assert seeing.images is not None
-        family, settings = IMAGES[name], Settings(kind.settings, {}, seeing.images, kind.vector)
+        family = IMAGES[name]
+        settings = Settings(kind.settings, {}, seeing.images, kind.vector)
         nested: Any = [images] if name in ("idefics3", "smolvlm") else images
         fields = dict(seeing.images(images=nested, return_tensors="pt", **family.arguments(settings)))
         unused = family.unused

@@ -149,7 +149,8 @@ Serve = Callable[..., Served]
 @contextmanager
 def serving(config: Config) -> Iterator[Served]:
     """Serve an app with these settings, which only one test uses."""
-    engine, telemetry = FakeEngine(), FakeTelemetry()
+    engine = FakeEngine()
+    telemetry = FakeTelemetry()
     with (
         run_server(create_app(config, engine, telemetry), config.server) as url,
         checked(httpx.Client(base_url=url, timeout=60)) as http,
@@ -166,7 +167,8 @@ def serve_session() -> Iterator[Serve]:
         @cache
         def start(template: str | None = None, **options: object) -> Served:
             chat_template = None if template is None else FakeTemplate(template)
-            engine, telemetry = FakeEngine(chat_template), FakeTelemetry()
+            engine = FakeEngine(chat_template)
+            telemetry = FakeTelemetry()
             server_options = ServerOptions(**{"drain_timeout_seconds": 5, **options})
             app = create_app(Config("org/demo", server_options), engine, telemetry)
             url, server = running.enter_context(running_server(app, server_options))

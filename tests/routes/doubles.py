@@ -201,7 +201,8 @@ class FakeEngine:
             raise self.submit_error
         now_ns = monotonic_ns()
         times = RequestTimes(request.received_ns, submitted=now_ns, tokenize_started=now_ns, tokenized=now_ns)
-        self.open[request.request_id], self.times[request.request_id] = deliver, times
+        self.open[request.request_id] = deliver
+        self.times[request.request_id] = times
         self.submitted.put(request)
         try:
             self._check(request)
@@ -269,7 +270,8 @@ def says(
     """Return a script that gives each choice these texts, one token for each. The choices take turns."""
 
     def script(request: Request) -> Iterable[list[Event]]:
-        rid, params = request.request_id, request.params
+        rid = request.request_id
+        params = request.params
         yield list(prompts_done(request))
         num_choices = len(request.prompts) * params.n
         for position, text in enumerate(texts):
@@ -309,12 +311,15 @@ def candidates(*logprobs: list[float]) -> Script:
     token is the index of the choice."""
 
     def script(request: Request) -> Iterable[list[Event]]:
-        rid, best = request.request_id, [(8, b"x", -0.1)] * (request.params.logprobs or 0)
+        rid = request.request_id
+        best = [(8, b"x", -0.1)] * (request.params.logprobs or 0)
         yield list(prompts_done(request))
         for index in range(len(request.prompts) * len(logprobs)):
-            name, values = f"{index}", logprobs[index % len(logprobs)]
+            name = f"{index}"
+            values = logprobs[index % len(logprobs)]
             tokens = token_logprobs(*([(7, name.encode(), value), *best] for value in values))
-            text, token_ids = name * len(tokens), [7] * len(tokens)
+            text = name * len(tokens)
+            token_ids = [7] * len(tokens)
             lengths = [len(name)] * len(tokens)
             yield [TokenChunk(rid, index, text, token_ids, tokens, FinishReason.LENGTH, text_lengths=lengths)]
         num_tokens = len(request.prompts) * sum(map(len, logprobs))
@@ -333,7 +338,8 @@ def prompts_done(request: Request) -> Iterable[PromptDone]:
 
 def logprob(text: str, token_id: int) -> list[Entry]:
     """Return a sampled token that is the second best, and its alternatives."""
-    better, itself = (token_id + 1, f"{text}!".encode(), -0.25), (token_id, text.encode(), -1.5)
+    better = (token_id + 1, f"{text}!".encode(), -0.25)
+    itself = (token_id, text.encode(), -1.5)
     return [itself, better, itself, (token_id + 2, f"{text}?".encode(), -math.inf)]
 
 

@@ -14,7 +14,8 @@ import pytest
 
 from tests.routes.conftest import Served
 
-COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
+COMPLETIONS = "/v1/completions"
+CHAT = "/v1/chat/completions"
 HI = [{"role": "user", "content": "Hi"}]
 OUTSIDE = 2**31 - 1  # a token id that is in no vocabulary
 BODY_LIMIT = 8 * 2**20  # the default

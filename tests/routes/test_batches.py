@@ -206,11 +206,13 @@ def test_a_line_that_the_server_has_no_room_for_comes_again(
 
 def test_answers_are_read_while_they_come(served: Served, sdk: OpenAI) -> None:
     served.engine.script = waits_for(3)
-    batch, found = begin(sdk, *map(line, range(1, 8))), b""
+    batch = begin(sdk, *map(line, range(1, 8)))
+    found = b""
     after = "0"
     while found.count(b"\n") < 3:
         answer = served.http.get(f"/v1/batches/{batch.id}/answers", params={"after": after})
-        found, after = found + answer.content, answer.headers["x-after"]
+        found = found + answer.content
+        after = answer.headers["x-after"]
     assert after == "3"
     assert {json.loads(text)["custom_id"] for text in found.splitlines()} == {"line-1", "line-2", "line-3"}
     sdk.batches.cancel(batch.id)
@@ -297,7 +299,9 @@ def test_wherever_servers_end_no_line_is_lost_or_doubled(
     ends: list[int], tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     path = tmp_path_factory.mktemp("store") / "responses.db"
-    total, done, batch = sum(ends) + 10, 0, None
+    total = sum(ends) + 10
+    done = 0
+    batch = None
     for number in [*ends, 10**6]:
         engine = FakeEngine()
         engine.script = waits_for(number)
@@ -339,7 +343,8 @@ def test_of_servers_with_one_store_the_first_computes_the_batches(tmp_path: Path
 
 
 def test_the_batches_of_a_server_that_has_ended_go_on_in_another_one(tmp_path: Path) -> None:
-    path, engine = tmp_path / "responses.db", FakeEngine()
+    path = tmp_path / "responses.db"
+    engine = FakeEngine()
     with ExitStack() as first:
         first.enter_context(run_server(app_of(path, engine)))
         engine.script = waits_for(2)
@@ -352,7 +357,9 @@ def test_the_batches_of_a_server_that_has_ended_go_on_in_another_one(tmp_path: P
 
 
 def test_the_lines_of_a_key_that_was_revoked_are_refused(tmp_path: Path) -> None:
-    engine, keys, path = FakeEngine(), tmp_path / "keys", tmp_path / "responses.db"
+    engine = FakeEngine()
+    keys = tmp_path / "keys"
+    path = tmp_path / "responses.db"
     engine.script = waits_for(0)
     keys.write_text("a old\nb new\n")
     options = ServerOptions(response_store=path, api_key_file=(keys,))

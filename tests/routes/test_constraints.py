@@ -14,7 +14,8 @@ from oaiserve.routes.protocol import parse
 
 SCHEMA = {"type": "object", "properties": {"b": {"type": "integer"}, "a": {"enum": ["ä", 1.5, None]}}}
 SCHEMA_TEXT = json.dumps(SCHEMA, ensure_ascii=False, separators=(",", ":"))
-GBNF, LARK = 'root ::= "a" | b\nb ::= [0-9]+', 'start: "a" | "::="'
+GBNF = 'root ::= "a" | b\nb ::= [0-9]+'
+LARK = 'start: "a" | "::="'
 
 
 def constraint(**fields: Any) -> Grammar | None:

@@ -185,7 +185,8 @@ class Viewer:
     """A client that opens the feed of an app, and leaves once `leaving` is set."""
 
     def __init__(self, app: Starlette) -> None:
-        self.answered, self.leaving = asyncio.Event(), asyncio.Event()
+        self.answered = asyncio.Event()
+        self.leaving = asyncio.Event()
         self.start: Message = {}
         self.body = b""
         scope = {"type": "http", "http_version": "1.1", "method": "GET", "path": "/dashboard/feed", "query_string": b""}

@@ -74,7 +74,9 @@ def streamed(served: Served, **body: Any) -> list[dict[str, Any]]:
 
 def gathered(events: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Return the message that a client makes of a stream, and check that the blocks come one after the other."""
-    message, blocks, is_open = events[0]["message"], [], False
+    message = events[0]["message"]
+    blocks = []
+    is_open = False
     assert [event["type"] for event in (events[0], *events[-2:])] == ["message_start", "message_delta", "message_stop"]
     for event in events[1:-2]:
         if event["type"] == "content_block_start":
@@ -83,7 +85,8 @@ def gathered(events: Sequence[dict[str, Any]]) -> dict[str, Any]:
         assert event["index"] == len(blocks) - 1
         is_open = event["type"] != "content_block_stop"
         if event["type"] == "content_block_delta":
-            delta, block = event["delta"], blocks[-1]
+            delta = event["delta"]
+            block = blocks[-1]
             kind = delta.pop("type").removesuffix("_delta")
             assert kind in ("input_json", "signature", block["type"])
             if kind == "input_json":

@@ -196,7 +196,8 @@ def test_the_example_of_each_route_is_answered(served: Served) -> None:
                 example |= {"model": "org/demo"} if "model" in example else {}
                 example |= {"input_file_id": file_id} if "input_file_id" in example else {}
                 if found["tags"] == ["Embeddings and scores"]:
-                    served.engine.pooling, served.engine.script = Pooling("embed", 2), pools(*[[0.6, 0.8]] * 3)
+                    served.engine.pooling = Pooling("embed", 2)
+                    served.engine.script = pools(*[[0.6, 0.8]] * 3)
                 assert served.http.request(method, path, json=example).status_code == 200, path
 
 

@@ -67,7 +67,8 @@ def test_tokens_can_be_detokenized(served: Served) -> None:
 def test_the_tokenizers_routes_take_turns_as_clients_with_bodies_of_their_size(served: Served) -> None:
     served.post("/tokenize", prompt="a" * 1000)
     served.post("/detokenize", tokens=[97] * 1000)
-    (client, num_bytes), (_, more_bytes) = served.engine.turns.get(timeout=60), served.engine.turns.get(timeout=60)
+    client, num_bytes = served.engine.turns.get(timeout=60)
+    _, more_bytes = served.engine.turns.get(timeout=60)
     assert client == "127.0.0.1"
     assert (num_bytes > 1000, more_bytes > 2000) == (True, True)
 
@@ -90,7 +91,8 @@ def test_texts_and_lists_of_ids_of_any_context_are_counted_but_not_of_any_length
 
 def test_work_with_the_tokenizer_ends_when_its_client_leaves(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     future: Future[bytes] = Future()
-    asked, ended = threading.Event(), threading.Event()
+    asked = threading.Event()
+    ended = threading.Event()
 
     def never(work: object, *, client: str, num_bytes: int) -> Future[bytes]:
         asked.set()

@@ -136,7 +136,8 @@ def shown_logprobs(tokens: TokenLogprobs, num_top: int) -> CompletionLogprobs:
 
 
 def test_of_two_tokens_with_the_same_text_the_likelier_one_is_shown() -> None:
-    better, worse = (5, b"\xe2", -0.5), (6, b"\xe3", -2.0)
+    better = (5, b"\xe2", -0.5)
+    worse = (6, b"\xe3", -2.0)
     tokens = token_logprobs([worse, better, worse])
     assert shown_logprobs(tokens, 2).top_logprobs == [{"�": -0.5}]
 

@@ -222,7 +222,8 @@ def test_a_large_body_is_written_in_pieces(size: int) -> None:
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_request_cut_off_by_the_shutdown_gets_an_error_that_says_so(stream: bool) -> None:
-    engine, telemetry = FakeEngine(), FakeTelemetry()
+    engine = FakeEngine()
+    telemetry = FakeTelemetry()
     engine.script = starts("Hel")
     answers: list[httpx.Response] = []
     options = ServerOptions(drain_timeout_seconds=0)
@@ -252,7 +253,8 @@ def part(body: bytes, more_body: bool = True) -> Message:
 
 async def read(serving: Any, *messages: Message, client: str = "one", coding: bytes = b"") -> bytearray:
     """Read a body that comes in these messages, after which none comes."""
-    coming, never = list(messages), asyncio.Future[Message]()
+    never = asyncio.Future[Message]()
+    coming = list(messages)
 
     async def receive() -> Message:
         return coming.pop(0) if coming else await never

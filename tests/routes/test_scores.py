@@ -10,7 +10,8 @@ from tests.routes.asking import answered, refused
 from tests.routes.conftest import Served
 from tests.routes.doubles import pools
 
-SCORE, RERANK = "/v1/score", "/v1/rerank"
+SCORE = "/v1/score"
+RERANK = "/v1/rerank"
 
 
 @pytest.fixture

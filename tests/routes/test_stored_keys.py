@@ -278,7 +278,8 @@ def test_a_table_that_fails_refuses_keys_with_limits_and_counts_the_others_later
 ) -> None:
     tables: list[KeyTable] = []
     monkeypatch.setattr(app, "KeyTable", lambda path: tables.append(KeyTable(path)) or tables[-1])
-    limited, free = bearer(table.add("limited", {"requests_per_day": 5})), bearer(table.add("free", {}))
+    limited = bearer(table.add("limited", {"requests_per_day": 5}))
+    free = bearer(table.add("free", {}))
     with run() as served:
         connection = tables[0]._connection
         connection.execute("PRAGMA query_only = ON")  # as if the disk were full

@@ -28,7 +28,8 @@ def test_timings_are_the_integers_of_the_record(served: Served, route: str, opti
     served.engine.script = says("Hello", " world", account=ACCOUNT)
     *others, last = stream_of(served, route, stream_options={"include_timings": True, **options})
     record = served.telemetry.next_record()
-    timings, phases = last["timings"], record.times.phases()[:-1]
+    timings = last["timings"]
+    phases = record.times.phases()[:-1]
     assert timings["phases_ns"] == {phase.name: phase.duration_ns for phase in phases}
     assert list(timings["phases_ns"]) == list(TEXT_PHASES[:-1])
     assert timings["time_to_first_token_ns"] == record.times.time_to_first_token_ns

@@ -132,8 +132,13 @@ def full(snapshot: EngineNumbers, make_record: MakeRecord) -> Metrics:
     steps = [StepRecord(StepKind.MIXED, 0, 5_000_000, 0, 1, 7, cost_error=0.03)]
     metrics = metrics_of(snapshot=lambda: snapshot, take_steps=lambda: [steps.pop()] if steps else [])
     account = EngineAccount(num_preemptions=1, stalled_ns=250_000_000, grammar_compile_ns=7)
-    account.core_ns, account.machine_ns, account.alone_ns = 7_000_000_001, 3_000_000_001, 2_000_000_001
-    account.kv_byte_seconds, account.weight_bytes, account.joules, account.price = 2.5, 10**9, 0.25, 0.125
+    account.core_ns = 7_000_000_001
+    account.machine_ns = 3_000_000_001
+    account.alone_ns = 2_000_000_001
+    account.kv_byte_seconds = 2.5
+    account.weight_bytes = 10**9
+    account.joules = 0.25
+    account.price = 0.125
     account.inter_token_ns.extend([20_000_000, 30_000_001])
     events = {"event_tokens": array("q", [1, 3]), "event_gaps_ns": array("q", [50_000_001])}
     metrics.observe(make_record(account=account, params={"max_tokens": 9}, **events))

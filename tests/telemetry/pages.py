@@ -11,7 +11,8 @@ from oaiserve.facts.engine_numbers import EngineNumbers
 from oaiserve.telemetry import names
 from oaiserve.telemetry.metrics import Measured, Metrics
 
-TEXT, OPENMETRICS = "text/plain", "application/openmetrics-text; version=1.0.0"
+TEXT = "text/plain"
+OPENMETRICS = "application/openmetrics-text; version=1.0.0"
 FORMS = (TEXT, OPENMETRICS)
 
 Key = tuple[str, frozenset[tuple[str, str]]]

@@ -41,7 +41,8 @@ def causes(draw: st.DrawFn, times: RequestTimes) -> dict[str, dict[Cause, int]]:
     found: dict[str, dict[Cause, int]] = {}
     for phase in times.phases():
         if phase.name in ("prefill", "decode"):
-            parts, left_ns = found.setdefault(f"{phase.name}_causes_ns", {}), phase.duration_ns
+            parts = found.setdefault(f"{phase.name}_causes_ns", {})
+            left_ns = phase.duration_ns
             for cause in draw(st.lists(st.sampled_from(Cause), unique=True, max_size=3)):
                 parts[cause] = draw(st.integers(0, left_ns))
                 left_ns -= parts[cause]
@@ -51,7 +52,8 @@ def causes(draw: st.DrawFn, times: RequestTimes) -> dict[str, dict[Cause, int]]:
 @st.composite
 def records(draw: st.DrawFn) -> RequestRecord:
     """Return any record. Stamps may be equal, and events may be at them."""
-    stamps_ns, has_media = [draw(NS)], draw(st.booleans())
+    stamps_ns = [draw(NS)]
+    has_media = draw(st.booleans())
     stamps = STAMPS if has_media else TEXT_STAMPS
     for _ in range(draw(st.integers(1, len(stamps) - 1))):
         stamps_ns.append(stamps_ns[-1] + draw(NS))
@@ -60,7 +62,8 @@ def records(draw: st.DrawFn) -> RequestRecord:
     at_ns = st.sampled_from(stamps_ns) | st.integers(stamps_ns[0], stamps_ns[-1])
     details = st.dictionaries(st.sampled_from(["tokens", "start"]), NS)
     event = st.builds(RequestEvent, st.sampled_from(EventKind), at_ns, st.none() | st.integers(0, 3), details)
-    num_preemptions, num_drafted = draw(st.integers(0, 2)), draw(TOKENS)
+    num_preemptions = draw(st.integers(0, 2))
+    num_drafted = draw(TOKENS)
     grammar_kind = draw(st.none() | st.sampled_from(["json_schema", "lark"]))
     compile_ns = None if grammar_kind is None else draw(st.none() | NS)
     num_images, num_sounds = (draw(st.integers(0, 3)), draw(st.integers(0, 3))) if has_media else (0, 0)
@@ -167,7 +170,9 @@ def seconds(ns: int) -> Fraction:
 
 
 def histogram_values(record: RequestRecord) -> Iterator[tuple[names.Metric, dict[str, str], Value]]:
-    n, times, account = names, record.times, record.account
+    n = names
+    times = record.times
+    account = record.account
     is_finished = record.outcome is Outcome.FINISHED
     own = {"outcome": str(record.outcome), "operation": record.operation, "model": MODEL}
     vllm = {"model_name": MODEL, "engine": "0"}
@@ -253,7 +258,8 @@ def counted(record: RequestRecord) -> Iterator[tuple[names.Metric, dict[str, str
     yield vllm_names.PROMPT_TOKENS, vllm, record.prompt_tokens
     if record.deadline is not None:
         yield n.DEADLINES, {"outcome": str(record.deadline)}, 1
-    told, times = record.account.forecast, record.times
+    told = record.account.forecast
+    times = record.times
     intervals = (
         ("first_token", times.first_token, told.first_token_low_ns, told.first_token_high_ns),
         ("end", times.last_token, told.end_low_ns, told.end_high_ns),

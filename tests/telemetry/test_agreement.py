@@ -48,7 +48,8 @@ def test_the_log_line_the_ring_and_the_spans_tell_the_same_of_each_fact(record: 
     recent.add(record)
     with json_log() as stream:
         logs.log_request(record)
-    line, entry = json.loads(stream.getvalue()), recent.get(record.request_id) or {}
+    line = json.loads(stream.getvalue())
+    entry = recent.get(record.request_id) or {}
     phases_ns = {phase.name: phase.duration_ns for phase in record.times.phases()}
     assert {phase["name"]: phase["duration_ns"] for phase in entry["phases"]} == phases_ns
     assert {name: line.get(f"{name}_ms") for name in PHASES} == {
@@ -59,7 +60,8 @@ def test_the_log_line_the_ring_and_the_spans_tell_the_same_of_each_fact(record: 
     ttft_ns = None if record.operation == "embeddings" else record.times.time_to_first_token_ns
     assert entry["time_to_first_token_ns"] == ttft_ns
     assert entry["queue_waits_ns"] == record.account.waits_ns
-    gaps, tokens = record.event_gaps_ns, record.event_tokens
+    gaps = record.event_gaps_ns
+    tokens = record.event_tokens
     assert line.get("itl_max_ms") == (round(max(gaps) / 1e6, 3) if gaps else None)
     assert (entry["token_gaps"] or {}).get("max_ns") == max(gaps, default=None)
     mean_tokens = sum(tokens) / len(tokens) if tokens else None

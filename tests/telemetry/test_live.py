@@ -13,7 +13,8 @@ NOW = EngineNumbers(num_running=2, num_waiting=1, num_tokenizing=0, blocks_used=
 
 
 def make_live() -> tuple[Live, Observations, Clock]:
-    observed, clock = Observations("demo", epoch_offset_ns=0), Clock()
+    observed = Observations("demo", epoch_offset_ns=0)
+    clock = Clock()
     return Live(observed, epoch_offset_ns=7_000_000, clock_ns=clock), observed, clock
 
 

@@ -34,7 +34,10 @@ def restored_logging() -> Iterator[None]:
         loggers[0].removeHandler(handler)
     yield
     for x, (handlers, level, propagate, disabled) in zip(loggers, before, strict=True):
-        x.handlers[:], x.level, x.propagate, x.disabled = handlers, level, propagate, disabled
+        x.handlers[:] = handlers
+        x.level = level
+        x.propagate = propagate
+        x.disabled = disabled
         x.setLevel(level)
 
 
@@ -324,7 +327,8 @@ def test_a_line_has_the_wait_reasons_and_the_steps(stream: io.StringIO, make_rec
 def test_a_line_tells_of_the_grammar_of_drafts_and_of_the_tool_calls(
     stream: io.StringIO, make_record, constrained
 ) -> None:
-    constrained.num_draft_tokens, constrained.num_accepted_tokens = 9, 4
+    constrained.num_draft_tokens = 9
+    constrained.num_accepted_tokens = 4
     (fields,) = lines_of(stream, make_record(account=constrained, tool_calls=CALLS))
     drafts = {"num_draft_tokens": 9, "num_accepted_tokens": 4}
     assert (GRAMMAR | drafts | {"tool_calls_called": 2, "tool_calls_unparsed": 1}).items() <= fields.items()
@@ -349,7 +353,8 @@ def test_the_log_is_limited_but_for_information_and_the_lines_of_requests(stream
 
 def test_the_fields_of_the_line_are_documented(stream: io.StringIO, make_record, account) -> None:
     account.waits_ns = dict.fromkeys(WaitReason, 1)
-    account.grammar_kind, account.grammar_compile_ns = "json_schema", 1
+    account.grammar_kind = "json_schema"
+    account.grammar_compile_ns = 1
     record = make_record(account=account, tool_calls=dict.fromkeys(ToolCallOutcome, 1), **EVENTS)
     (fields,) = lines_of(stream, record)
     page = (Path(__file__).parents[2] / "docs" / "telemetry.md").read_text()

@@ -71,7 +71,8 @@ def assert_same(found: dict[Key, float], wanted: dict[Key, float]) -> None:
 @settings(max_examples=20)
 def test_each_page_matches_a_recomputation_from_the_records(turns: list[tuple[RequestRecord, set[str]]]) -> None:
     """Lines that are kept between pages are never stale."""
-    metrics, ended = metrics_of(), []
+    metrics = metrics_of()
+    ended = []
     for record, forms in turns:
         metrics.observe(record)
         ended.append(record)
@@ -149,7 +150,8 @@ def test_adapters_are_on_the_page_as_long_as_they_are_loaded(metrics: Metrics, s
     alias = key(vllm_names.LORA_REQUESTS.name, **labels, running_lora_adapters="sql", waiting_lora_adapters="sql")
     assert samples(metrics)[alias] > 1e9
     snapshot.adapters = {"other": (0, 0)}
-    page, name = samples(metrics), names.ADAPTER_REQUESTS.name
+    page = samples(metrics)
+    name = names.ADAPTER_REQUESTS.name
     assert key(name, model="sql", state="running") not in page
     assert page[key(name, model="other", state="running")] == page[key(name, model="other", state="waiting")] == 0
 
@@ -350,7 +352,8 @@ class WatchedLock:
     """A lock that releases `came` whenever a thread is about to acquire it."""
 
     def __init__(self) -> None:
-        self._lock, self.came = Lock(), Semaphore(0)
+        self._lock = Lock()
+        self.came = Semaphore(0)
 
     def __enter__(self) -> None:
         self.came.release()
@@ -362,7 +365,9 @@ class WatchedLock:
 
 def test_callers_that_arrive_while_a_page_is_rendered_share_the_next() -> None:
     forms = [*FORMS] * 3
-    snapshots, is_making, go_on = [], Event(), Event()
+    snapshots = []
+    is_making = Event()
+    go_on = Event()
 
     def snapshot() -> EngineNumbers:
         snapshots.append(1)
@@ -393,7 +398,8 @@ def test_a_page_that_failed_to_render_is_not_shared() -> None:
 
 
 def test_all_numbers_of_a_page_are_of_one_moment(make_record) -> None:
-    metrics, record = metrics_of(), make_record()
+    metrics = metrics_of()
+    record = make_record()
 
     def write() -> None:
         for _ in range(1000):

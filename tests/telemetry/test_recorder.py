@@ -15,7 +15,9 @@ def fail(record: RequestRecord) -> None:
 
 
 def test_each_consumer_sees_each_record_in_order_on_a_thread_of_their_own(make_record) -> None:
-    first, second, threads = [], [], []
+    first = []
+    second = []
+    threads = []
     consumers = {
         "first": first.append,
         "second": second.append,
@@ -33,7 +35,8 @@ def test_each_consumer_sees_each_record_in_order_on_a_thread_of_their_own(make_r
 
 
 def test_a_consumer_that_raises_is_counted_and_does_not_stop_the_others(make_record) -> None:
-    seen, errors = [], []
+    seen = []
+    errors = []
     recorder = Recorder({"bad": fail, "good": seen.append}, errors.append)
     recorder.record(make_record())
     recorder.record(make_record())
@@ -61,7 +64,9 @@ def test_close_returns_false_if_the_timeout_was_too_short(make_record) -> None:
 
 
 def test_records_beyond_the_bound_are_dropped_and_counted(make_record) -> None:
-    release, taken, errors = Event(), Event(), []
+    release = Event()
+    taken = Event()
+    errors = []
     recorder = Recorder({"slow": lambda record: (taken.set(), release.wait(60))}, errors.append, max_queued=2)
     recorder.record(make_record())
     assert taken.wait(60)  # the consumer has the first record, and the queue is empty
@@ -110,7 +115,8 @@ def test_a_tick_that_raises_is_counted_and_does_not_end_the_thread(make_record) 
     def fail_to_tick() -> None:
         raise RuntimeError("no steps")
 
-    errors, seen = [], []
+    errors = []
+    seen = []
     recorder = Recorder({"one": seen.append}, errors.append, fail_to_tick, tick_seconds=0.001)
     wait_until(lambda: bool(errors))
     recorder.record(make_record())

@@ -78,7 +78,8 @@ def test_a_request_has_its_arrival_lengths_parameters_and_outcome(tmp_path: Path
 
 def test_prompts_of_a_request_are_rows_and_vectors_and_unknown_prompts_are_not(tmp_path: Path, ended) -> None:
     path = tmp_path / "load.jsonl"
-    two, vector = ended([1, 2], [3], completion_tokens=8), ended([1], operation="embeddings")
+    two = ended([1, 2], [3], completion_tokens=8)
+    vector = ended([1], operation="embeddings")
     first, second, refused = recorded(path, two, vector, ended(outcome=Outcome.REJECTED, http_status=429))
     assert [(row["input_length"], row["output_length"]) for row in (first, second)] == [(2, 4), (1, 4)]
     assert (refused["outcome"], "input_length" in refused) == ("rejected", False)

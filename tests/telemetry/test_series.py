@@ -34,7 +34,8 @@ def test_an_exemplar_of_a_wide_bucket_is_the_latest_of_the_narrow_ones() -> None
 
 @given(st.lists(st.lists(st.integers(0, 2000), max_size=30), max_size=3))
 def test_many_values_at_once_are_the_same_as_one_by_one(lists: list[list[int]]) -> None:
-    at_once, one_by_one = distribution(), distribution()
+    at_once = distribution()
+    one_by_one = distribution()
     for values in lists:
         at_once.add_all(RED, array("q", values), ORIGIN)
         for value in values:

@@ -62,7 +62,8 @@ class Gate(SpanExporter):
 
 
 def exporting(limits: BatchLimits = AT_ONCE, clock: Clock | None = None) -> tuple[Gate, Counts, SpanExport]:
-    gate, counts = Gate(), Counts()
+    gate = Gate()
+    counts = Counts()
     return gate, counts, SpanExport(gate, counts, limits, clock or Clock())
 
 

@@ -26,14 +26,16 @@ def test_a_record_reaches_spans_metrics_log_and_recent_requests(
     collector: Collector, snapshot: EngineNumbers, make_record: MakeRecord, account: EngineAccount
 ) -> None:
     """That these agree on any record is told by `test_agreement.py`."""
-    record, telemetry = make_record(account=account), of_engine(snapshot)
+    record = make_record(account=account)
+    telemetry = of_engine(snapshot)
     with json_log() as stream:
         telemetry.record(record)
         assert telemetry.close(5)
     assert sorted(collector.paths) == ["/v1/traces"]
     assert {span.trace_id.hex() for span in collector.spans} == {record.trace.trace_id_hex}
     assert sum(len(span.events) for span in collector.spans) == len(account.events)
-    (entry,), line = telemetry.recent.list(), json.loads(stream.getvalue())
+    (entry,) = telemetry.recent.list()
+    line = json.loads(stream.getvalue())
     offset_ns = entry["received_unix_ns"] - record.times.received
     assert min(span.start_time_unix_nano for span in collector.spans) == record.times.received + offset_ns
     assert entry["request_id"] == line["request_id"] == record.request_id

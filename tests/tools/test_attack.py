@@ -189,7 +189,8 @@ uvicorn.run(Starlette(routes=routes), port=int(sys.argv[-1]), log_level="critica
 @pytest.fixture(scope="module")
 def attacked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[bytes], list[str]]]:
     """Return a function that sends a body to the small server beside a real neighbour, and returns the verdict."""
-    port, log_file = free_port(), Path(tmp_path_factory.mktemp("attack")) / "log"
+    port = free_port()
+    log_file = Path(tmp_path_factory.mktemp("attack")) / "log"
     command = [sys.executable, "-c", SERVE, str(port)]
     with (
         running_process(command, port, log_file=log_file, stop_limit_seconds=0) as process,
@@ -224,7 +225,8 @@ def test_attacks_have_names_of_their_own_and_servers_that_exist() -> None:
 
 
 def test_no_schema_is_sent_twice_so_that_none_is_answered_from_what_was_kept() -> None:
-    one, other = grammars.schema({"type": "string"}), grammars.schema({"type": "string"})
+    one = grammars.schema({"type": "string"})
+    other = grammars.schema({"type": "string"})
     assert one != other
 
 

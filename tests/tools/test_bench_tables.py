@@ -23,7 +23,8 @@ def server(*speeds: float | None, start_seconds: float = 2.0, **problems: str) -
 
 
 def test_a_ratio_is_to_the_best_median_of_a_peer_in_rounds_that_both_have() -> None:
-    ours, best = server(10, None, 30), server(5, 5, 10, start_seconds=8)
+    ours = server(10, None, 30)
+    best = server(5, 5, 10, start_seconds=8)
     servers = {"oaiserve": ours, "a": server(1, 50, 2), "b": best, "c": server()}
     found = "\n".join(table.comparison(servers))
     assert "| b | **2.50 (2.00..3.00)** | ≥ 1.25 times |" in found

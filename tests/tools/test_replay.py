@@ -128,7 +128,9 @@ def test_the_more_requests_there_are_the_more_are_within_their_deadlines_though_
     server = RecordedServer(max_running=64, policy="deadline", prefix_cache=False, kv_blocks=4096)
 
     def num_in_time(rate: float) -> int:
-        rng, at, load = random.Random(0), 0.0, []
+        rng = random.Random(0)
+        at = 0.0
+        load = []
         while at < 60:
             at += rng.expovariate(rate)
             length = min(1000, int(rng.lognormvariate(5, 0.9)) + 8)

@@ -25,7 +25,9 @@ def main() -> int:
         found = live(given.seed, given.seconds, keeps_trace=True)
         print(*found.lines, f"trace {found.trace}, {len(found.wrong)} wrong", *found.wrong, sep="\n")
         return bool(found.wrong)
-    began, counts, failed = time.monotonic(), Counter[str](), 0
+    began = time.monotonic()
+    counts = Counter[str]()
+    failed = 0
     seeds = range(given.first, given.first + given.seeds)
     with multiprocessing.get_context("fork").Pool(os.cpu_count()) as pool:
         for found in pool.imap_unordered(partial(live, seconds=given.seconds), seeds):

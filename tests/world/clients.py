@@ -14,7 +14,9 @@ from tests.answers import TIMES, by_choice, shown
 from tests.world.loop import UNIX_SECONDS, Process, World
 from tests.world.servers import GATEWAY_IP, NUM_KEYS, PORT
 
-CHAT, COMPLETIONS, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"
+CHAT = "/v1/chat/completions"
+COMPLETIONS = "/v1/completions"
+RESPONSES = "/v1/responses"
 PATIENCE_SECONDS = 300.0
 MOST_SILENT_SECONDS = 45.0  # where one server is well: two others may be silent, one after the other
 LONG = "The quick brown fox jumps over the lazy dog, and again: " * 2
@@ -157,7 +159,8 @@ class Judge:
                 return f"{what}: it was created at {created[1]!r}, and asked for at {answer.asked_seconds}"
         if b"ab" * 16 in answer.body:
             return f"{what}: its client has chosen the id"
-        body, references = _shown(answer.body), self._references[case]
+        body = _shown(answer.body)
+        references = self._references[case]
         if not answer.is_stream:
             if not answer.is_complete or body in references:
                 return ""  # no status can say it any more that its server has ended

@@ -49,9 +49,11 @@ class Life:
     """Servers and clients, from the first start to the last check."""
 
     def __init__(self, world: World, judge: Judge, folder: Path) -> None:
-        self.world, self._judge = world, judge
+        self.world = world
+        self._judge = judge
         self.network = Network(world)
-        number, draw = world.random.randint(2, 4), world.random.choice
+        number = world.random.randint(2, 4)
+        draw = world.random.choice
         options = {"max_running": draw([2, 4, 6]), "kv_blocks": draw([36, 48, 96]), "policy": draw(["fcfs", "fair"])}
         reports = draw([False, True, True])  # else the gateway only knows who is ready
         shares_store = draw([False, True])
@@ -66,7 +68,8 @@ class Life:
         self._num_failed = 0
 
     async def hour(self, seconds: float) -> None:
-        world, end = self.world, self.world.now + seconds
+        world = self.world
+        end = self.world.now + seconds
         for host in (*self.replicas, self.gateway):
             host.start()
         await asyncio.sleep(20)
@@ -80,7 +83,8 @@ class Life:
         """Send a burst of requests, with faults. If one server is spared, all answers must be whole."""
         draw = self.world.random
         is_gentle = draw.random() < 0.75
-        self._may_break, self._num_failed = not is_gentle, 0
+        self._may_break = not is_gentle
+        self._num_failed = 0
         hit = draw.sample(
             self.replicas, draw.randint(0, min(2, len(self.replicas) - 1) if is_gentle else len(self.replicas))
         )
@@ -93,11 +97,14 @@ class Life:
             faults.append(self._fault("gateway", self.gateway))
         if draw.random() < 0.2:
             faults.append(self._late())
-        number, pause_seconds = draw.randint(3, 9), 1.0 if is_gentle else 0.4
+        number = draw.randint(3, 9)
+        pause_seconds = 1.0 if is_gentle else 0.4
         if is_failing := is_gentle and kinds == ["fails"]:
-            number, pause_seconds = 40, 0.7
+            number = 40
+            pause_seconds = 0.7
         elif draw.random() < 0.2:
-            number, pause_seconds = 12 if is_gentle else 40, 0.01  # at once
+            number = 12 if is_gentle else 40  # at once
+            pause_seconds = 0.01
         elif is_about_disks:
             number = 12
         num_blamed = self._num_blamed()
@@ -116,7 +123,9 @@ class Life:
     # -- clients ------------------------------------------------------------------------------------------------------
 
     async def _client(self, number: int) -> None:
-        world, draw, num_starts = self.world, self.world.random, self.gateway.num_starts
+        world = self.world
+        draw = self.world.random
+        num_starts = self.gateway.num_starts
         case = draw.choice(self._cases)
         how = draw.random()
         leaves = draw.uniform(0.01, 4) if how < 0.15 else 0.0
@@ -159,7 +168,9 @@ class Life:
         self.network.late_seconds = 0.0
 
     async def _fault(self, kind: str, host: Any) -> None:
-        world, draw, network = self.world, self.world.random, self.network
+        world = self.world
+        draw = self.world.random
+        network = self.network
         await asyncio.sleep(draw.uniform(0, 5))
         seconds = draw.choice([draw.uniform(0.1, 3), draw.uniform(3, 120)])
         if kind == "fails":
@@ -186,7 +197,8 @@ class Life:
             case "slow disk":
                 host.disk.seconds = draw.uniform(0.5, 3)
             case "full disk":
-                host.disk.is_full, self._may_break = True, True
+                host.disk.is_full = True
+                self._may_break = True
             case "kill at disk":
                 host.disk.after_write = partial(host.kill, "kill")
         self._check_now()
@@ -233,8 +245,11 @@ class Life:
     def _check_rest(self) -> None:
         """Check that nothing is left of all that has been: nothing is open, taken, waiting, running or held."""
         for replica in self.replicas:
-            engine, loop, serving = replica.engine, replica.engine._loop, replica.app.state.serving
-            scheduler, requests = loop._scheduler, loop.requests
+            engine = replica.engine
+            loop = replica.engine._loop
+            serving = replica.app.state.serving
+            scheduler = loop._scheduler
+            requests = loop.requests
             self._must_be_zero(
                 replica.name,
                 is_down=not (replica.is_up and engine.is_ready),
@@ -253,7 +268,8 @@ class Life:
                 connections=max(0, len(replica.server.server_state.connections) - 1),
                 lost_accounts=replica.num_begun - replica.telemetry.num_records,
             )
-        gateway, watch = self.gateway.gateway, self.gateway.watch
+        gateway = self.gateway.gateway
+        watch = self.gateway.watch
         endings = [s.value for m in gateway._metrics.requests.collect() for s in m.samples]
         upstreams = watch.upstreams.values()
         num_tries = sum(
@@ -297,7 +313,8 @@ class _Errors(logging.Handler):
 
 @contextmanager
 def _in(world: World) -> Iterator[None]:
-    log, errors = logging.getLogger("oaiserve"), _Errors(world)
+    log = logging.getLogger("oaiserve")
+    errors = _Errors(world)
     with clocks(world), pytest.MonkeyPatch.context() as patch:
         put_in_place(patch)
         patch.setattr(log, "handlers", [errors])
@@ -340,5 +357,6 @@ def live(seed: int, seconds: float = 3600.0, *, keeps_trace: bool = False) -> Re
             world.blame(f"the world ended: {error!r}")
             if keeps_trace:
                 raise
-        began, trace = world.now, world.trace
+        began = world.now
+        trace = world.trace
     return Result(seed, trace, world.wrong, world.counts, (began - 1000) / 3600, world.lines or [])

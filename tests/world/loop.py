@@ -26,7 +26,8 @@ from oaiserve.http.connection import Connection
 from oaiserve.scale.gateway import upstream
 from tests.clocks import put_on_clock
 
-START_SECONDS, UNIX_SECONDS = 1000.0, 1_700_000_000.0
+START_SECONDS = 1000.0
+UNIX_SECONDS = 1_700_000_000.0
 _process: ContextVar[Process | None] = ContextVar("process", default=None)
 
 
@@ -40,7 +41,9 @@ class Process:
     """One process of the world. A callback belongs to the process in whose context it was made."""
 
     def __init__(self, loop: World, name: str, ip: str) -> None:
-        self.loop, self.name, self.ip = loop, name, ip
+        self.loop = loop
+        self.name = name
+        self.ip = ip
         self.state = State.RUNNING
         self.held: list[asyncio.Handle] = []
         self.tasks: dict[WorldTask, None] = {}

@@ -71,8 +71,10 @@ class Network:
         if listener is None or process.state is State.DEAD:
             raise ConnectionRefusedError(111, "Connection refused")
         near_place = (process.ip, 30000 + next(self.world.numbers) % 30000)
-        near, far = End(self, process, near_place, (ip, port)), End(self, listener[0], (ip, port), near_place)
-        near.peer, far.peer = far, near
+        near = End(self, process, near_place, (ip, port))
+        far = End(self, listener[0], (ip, port), near_place)
+        near.peer = far
+        far.peer = near
         self.world.call_later(self.delay(), listener[1], far, context=listener[0].context)
         near.attach(protocol := make())
         return near, protocol
@@ -95,7 +97,10 @@ class End(asyncio.Transport):
 
     def __init__(self, network: Network, process: Process, local: tuple[str, int], remote: tuple[str, int]) -> None:
         super().__init__()
-        self.network, self.process, self.local, self.remote = network, process, local, remote
+        self.network = network
+        self.process = process
+        self.local = local
+        self.remote = remote
         self.protocol: Any = None
         self.is_lost = self.has_keepalive = False
         self._is_closing = self._is_paused = self._has_paused_writing = False

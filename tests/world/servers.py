@@ -33,7 +33,8 @@ from tests.routes.doubles import FakeTelemetry
 from tests.world.loop import Process, State, World
 from tests.world.network import End, Network
 
-PORT, GATEWAY_IP = 8000, "10.0.9.1"
+PORT = 8000
+GATEWAY_IP = "10.0.9.1"
 NUM_KEYS = 8  # kinds of draw keys: answers of requests without a seed are one of so many
 GENERATES = ("/v1/completions", "/v1/chat/completions", "/v1/responses")
 POISON = b"poison"  # a query at which each server fails
@@ -55,10 +56,12 @@ class Model:
 
     A slot of a block has a digest of the tokens up to its own. A step takes simulated time."""
 
-    is_exact, is_asynchronous = True, False
+    is_exact = True
+    is_asynchronous = False
 
     def __init__(self, world: World, block_size: int, step_seconds: float) -> None:
-        self._world, self._size = world, block_size
+        self._world = world
+        self._size = block_size
         self._slots: dict[int, list[int]] = {}
         self.step_seconds = step_seconds
         self.stuck_seconds = 0.0  # that the next step takes
@@ -82,8 +85,10 @@ class Model:
         return launched[1]
 
     def _computed(self, chunk: Chunk) -> ChunkResult:
-        sequence, size = chunk.sequence, self._size
-        ids, blocks = sequence.token_ids, sequence.blocks
+        sequence = chunk.sequence
+        size = self._size
+        ids = sequence.token_ids
+        blocks = sequence.blocks
         found = self._slots[blocks[(chunk.start - 1) // size]][(chunk.start - 1) % size] if chunk.start else 0
         for position in range(chunk.start, chunk.end):
             found = _mixed(found, ids[position])
@@ -183,8 +188,10 @@ class Disk:
     """The thread and the disk of a store: writes take time, and fail when it is full."""
 
     def __init__(self, world: World, store: ResponseDatabase) -> None:
-        self._world, self._store = world, store
-        self.seconds, self.is_full = 0.002, False
+        self._world = world
+        self._store = store
+        self.seconds = 0.002
+        self.is_full = False
         self.after_write: Callable[[], None] | None = None  # called once, before anybody knows that it is written
         self._free_at = 0.0
 
@@ -220,12 +227,14 @@ class Telemetry(FakeTelemetry):
 
     def __init__(self, world: World, name: str) -> None:
         super().__init__()
-        self._world, self._name = world, name
+        self._world = world
+        self._name = name
         self.num_records = 0
 
     def record(self, record: RequestRecord) -> None:
         self.num_records += 1
-        phases, causes = record.times.phases(), record.causes_ns
+        phases = record.times.phases()
+        causes = record.causes_ns
         if sum(phase.duration_ns for phase in phases) != record.times.duration_ns:
             self._world.blame(f"the phases of an account of {self._name} do not add up: {phases}")
         if any(phase.duration_ns < 0 for phase in phases) or any(
@@ -248,7 +257,11 @@ class Host:
     """A machine with one process that serves: `make` returns its app and what learns of its shutdown."""
 
     def __init__(self, world: World, network: Network, name: str, ip: str, options: ServerOptions) -> None:
-        self.world, self.network, self.name, self.ip, self.options = world, network, name, ip, options
+        self.world = world
+        self.network = network
+        self.name = name
+        self.ip = ip
+        self.options = options
         self.process: Process | None = None
         self.server: Any = None
         self.num_begun = 0  # requests of generation routes
@@ -315,7 +328,8 @@ class Replica(Host):
     def __init__(
         self, world: World, network: Network, number: int, store: Path | None, reports: bool, **options: Any
     ) -> None:
-        ip, host = f"10.0.0.{number}", "127.0.0.1" if reports else "0.0.0.0"
+        ip = f"10.0.0.{number}"
+        host = "127.0.0.1" if reports else "0.0.0.0"
         served = ServerOptions(drain_timeout_seconds=1, trusted_proxy=(GATEWAY_IP,), host=host, allowed_host=(ip,))
         super().__init__(world, network, f"server {number}", ip, served)
         self._path = store
@@ -323,7 +337,8 @@ class Replica(Host):
         self.fails = False  # each POST of a generation route, at once
 
     def make(self) -> Any:
-        world, size = self.world, 16
+        world = self.world
+        size = 16
         self.model = Model(world, size, world.random.uniform(0.02, 0.06))
         options = {"kv_blocks": 48, "max_running": 6, "max_step_tokens": 64, "max_waiting": 24, **self._options}
         self.engine = make_engine(

@@ -12,7 +12,9 @@ def test_nothing_breaks_or_is_left(seed: int) -> None:
 
 
 def test_a_seed_has_the_same_trace_in_each_run() -> None:
-    first, second, other = live(7, 1200, keeps_trace=True), live(7, 1200, keeps_trace=True), live(8, 1200)
+    first = live(7, 1200, keeps_trace=True)
+    second = live(7, 1200, keeps_trace=True)
+    other = live(8, 1200)
     assert first.lines == second.lines
     assert first.trace == second.trace != other.trace
     assert len(first.lines) > 500

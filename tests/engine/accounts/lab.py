@@ -51,7 +51,8 @@ class Lab:
     """An engine that has learnt what steps cost, and a clock, a machine and consumers that tests disturb."""
 
     def __init__(self, **options: int) -> None:
-        self.clock, self.machine = Clock(), Machine()
+        self.clock = Clock()
+        self.machine = Machine()
         self.runner = ScriptedRunner(computing=self._compute)
         self.log: list[tuple[Load, dict[str, Load]]] = []  # of each step: of all, and of each request
         defaults = {"kv_blocks": 4096, "max_model_len": 4096, "max_running": 16, "max_step_tokens": 256}
@@ -66,7 +67,8 @@ class Lab:
 
     def _compute(self, step: Step) -> None:
         """Take the true time of the clock, and the time that the machine steals."""
-        load, parts = load_of(step), dict[str, Load]()
+        load = load_of(step)
+        parts = dict[str, Load]()
         for chunk in step.chunks:
             own = parts.get(chunk.sequence.request_id, Load())
             parts[chunk.sequence.request_id] = Load(*map(sum, zip(own, chunk_load(chunk), strict=True)))
@@ -86,7 +88,8 @@ class Lab:
         """Run requests: the first one, and the others when that has so many tokens. A hand-over takes `deliver_ns`."""
         self.log.clear()
         first, *others = requests
-        inbox, left = Inbox(), {"tokens": after}
+        inbox = Inbox()
+        left = {"tokens": after}
 
         def deliver(events: list[Event]) -> None:
             self.clock.now_ns += deliver_ns

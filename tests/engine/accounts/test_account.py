@@ -118,7 +118,8 @@ def test_a_request_with_too_many_events_keeps_the_first() -> None:
 
 
 def test_the_account_counts_images_sounds_and_their_tokens_until_all_are_encoded() -> None:
-    times, account = RequestTimes(), EngineAccount(num_media_cached=1, media_encode_ns=9)
+    times = RequestTimes()
+    account = EngineAccount(num_media_cached=1, media_encode_ns=9)
     for kind, num_tokens in (("image", 5), ("audio", 3), ("image", 7)):
         account.note_medium(kind, num_tokens)
     assert (account.num_images, account.num_sounds, account.num_media) == (2, 1, 3)

@@ -40,7 +40,8 @@ def test_time_that_was_expected_and_did_not_pass_is_taken_from_what_was_expected
 
 def causes_of(ended: Terminal) -> tuple[dict[Cause, int], dict[Cause, int]]:
     """Return the causes of both phases, which add up exactly."""
-    times, account = ended.times, ended.account
+    times = ended.times
+    account = ended.account
     assert sum(account.prefill_causes_ns.values()) == times.first_token - times.scheduled
     assert sum(account.decode_causes_ns.values()) == times.last_token - times.first_token
     return account.prefill_causes_ns, account.decode_causes_ns
@@ -85,7 +86,8 @@ def test_a_neighbour_is_found(lab: Lab, neighbour: Request, cause: Cause, least_
     added_ns = 0
     for load, parts in lab.log:
         if "a" in parts and not parts["a"].prompt_tokens:
-            decodes_ns, is_prompts = TRUE.expected_ns(load.without_prompts()), cause is Cause.NEIGHBOUR_PROMPTS
+            decodes_ns = TRUE.expected_ns(load.without_prompts())
+            is_prompts = cause is Cause.NEIGHBOUR_PROMPTS
             added_ns += TRUE.expected_ns(load) - decodes_ns if is_prompts else decodes_ns - TRUE.expected_ns(parts["a"])
     assert decode[cause] == near(added_ns)
     assert added_ns > least_ns
@@ -132,7 +134,8 @@ def test_a_slow_mask_is_found(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_media_of_others_that_are_encoded_between_steps_are_a_cause_of_their_own() -> None:
-    lab, of_others = Lab(), EngineAccount()
+    lab = Lab()
+    of_others = EngineAccount()
 
     def encode() -> None:
         if "a" in lab.engine._loop.requests._open:
@@ -173,7 +176,8 @@ def test_a_preemption_and_what_is_computed_again_is_found() -> None:
 def test_the_causes_add_up_whatever_overlaps(overlap: bool) -> None:
     """Prompts in chunks, several choices, preemptions, grammars, media, and requests that come amid others."""
     rng = random.Random(7)
-    lab, encode_ns = Lab(kv_blocks=60, max_model_len=200, max_running=6, max_step_tokens=24), 0
+    lab = Lab(kv_blocks=60, max_model_len=200, max_running=6, max_step_tokens=24)
+    encode_ns = 0
 
     def encode() -> None:
         if encode_ns:

@@ -17,7 +17,8 @@ class Package:
 
     def __init__(self, folder: Path) -> None:
         self.zones = {"intel-rapl:0": "package-0", "intel-rapl:0:0": "core", "intel-rapl:0:1": "dram"}
-        self.folder, self.microjoules = folder, WRAPS_AT - 10_000_000
+        self.folder = folder
+        self.microjoules = WRAPS_AT - 10_000_000
         for zone, name in self.zones.items():
             (folder / zone).mkdir()
             (folder / zone / "name").write_text(f"{name}\n")
@@ -32,7 +33,8 @@ class Package:
 
 
 def test_shares_of_an_hour_add_up_to_what_the_meter_has_counted_though_it_wraps(tmp_path: Path) -> None:
-    package, clock = Package(tmp_path), Clock()
+    package = Package(tmp_path)
+    clock = Clock()
     energy = Energy(rapl_counters(tmp_path), [], num_cores=2, clock_ns=clock)
     used = given = 0.0
     energy.read()
@@ -49,7 +51,8 @@ def test_shares_of_an_hour_add_up_to_what_the_meter_has_counted_though_it_wraps(
 
 
 def test_idle_cores_and_other_processes_are_nobodys(tmp_path: Path) -> None:
-    package, clock = Package(tmp_path), Clock()
+    package = Package(tmp_path)
+    clock = Clock()
     energy = Energy(rapl_counters(tmp_path), [], num_cores=8, clock_ns=clock)
     energy.read()
     package.use(100)
@@ -62,7 +65,8 @@ def test_idle_cores_and_other_processes_are_nobodys(tmp_path: Path) -> None:
 
 
 def test_a_gpu_is_the_engines_for_its_share_of_time() -> None:
-    clock, joules = Clock(), iter([0, 700])
+    clock = Clock()
+    joules = iter([0, 700])
     energy = Energy([], [Counter(lambda: next(joules))], clock_ns=clock)
     energy.read()
     clock.move(1)

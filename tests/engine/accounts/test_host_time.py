@@ -37,7 +37,8 @@ def test_parts_add_up_to_all_of_the_time(moves: list[tuple[int, HostPart]]) -> N
 
 
 def test_a_step_is_described_by_its_kind_and_its_sizes() -> None:
-    decode, verified = Chunk(sequence("a", 4), 4, 1), Chunk(sequence("a", 4), 4, 3, 3, (1, 2))
+    decode = Chunk(sequence("a", 4), 4, 1)
+    verified = Chunk(sequence("a", 4), 4, 3, 3, (1, 2))
     prefill = Chunk(sequence("b", 9), 0, 9)
     assert describe(Step([decode])) == "decode, 1 sequence, 1 token"
     assert describe(Step([verified])) == "decode, 1 sequence, 3 tokens"
@@ -55,8 +56,10 @@ def test_a_step_passes_through_all_parts_in_order(overlap: bool) -> None:
     with engine:
         list(engine.stream(request(prompt_len=4, max_tokens=2)))
     names = [name for name in shown if name not in ("idle", "commands", "hand_over", "schedule")]
-    prefill, decode = "prefill, 1 sequence, 4 tokens", "decode, 1 sequence, 1 token"
-    of_prefill, launch_decode = [f"wait {prefill}", f"process {prefill}"], [f"launch {decode}"]
+    prefill = "prefill, 1 sequence, 4 tokens"
+    decode = "decode, 1 sequence, 1 token"
+    of_prefill = [f"wait {prefill}", f"process {prefill}"]
+    launch_decode = [f"launch {decode}"]
     between = [*launch_decode, *of_prefill] if overlap else [*of_prefill, *launch_decode]
     assert names == [f"launch {prefill}", *between, f"wait {decode}", f"process {decode}"]
     assert shown[:2] == ["commands", "idle"]
@@ -86,7 +89,8 @@ def test_the_parts_of_all_steps_add_up_to_the_time_of_the_engine_thread(overlap:
         engine.submit(request("r", max_tokens=4), inbox)
         inbox.wait_terminal("r")
         wait_until_idle(engine)
-        snapshot, steps = engine.snapshot(), engine.take_steps()
+        snapshot = engine.snapshot()
+        steps = engine.take_steps()
     parts_ms = {part: [step.host_ns[part] // 1_000_000 for step in steps] for part in HostPart}
     assert parts_ms == {
         HostPart.IDLE: [1000, 0, 0, 0],
@@ -107,7 +111,8 @@ def test_the_parts_of_all_steps_add_up_to_the_time_of_the_engine_thread(overlap:
 
 
 def test_the_idle_time_in_snapshots_grows_and_never_goes_back() -> None:
-    clock, inbox = Clock(), Inbox()
+    clock = Clock()
+    inbox = Inbox()
     seen = []
     runner = ScriptedRunner(gated=True)
     with make_engine(runner, clock_ns=clock, tokenize_workers=0) as engine:

@@ -87,7 +87,8 @@ def test_a_page_that_was_read_from_disk_takes_all_of_the_time(tasks: Tasks) -> N
 
 
 def test_the_file_of_a_cgroup_is_found_in_both_versions(tmp_path: Path) -> None:
-    cgroups, root = tmp_path / "cgroup", tmp_path / "fs"
+    cgroups = tmp_path / "cgroup"
+    root = tmp_path / "fs"
     for folder in ("pods/one", "cpu/pods/two"):
         (root / folder).mkdir(parents=True)
         (root / folder / "cpu.stat").touch()

@@ -32,7 +32,9 @@ class Meters:
     """A clock and the time of cores, which steps move by odd amounts, and the shares by the plain rule."""
 
     def __init__(self, seed: int) -> None:
-        self.random, self.clock, self.cores = random.Random(seed), Clock(), 777
+        self.random = random.Random(seed)
+        self.clock = Clock()
+        self.cores = 777
         self.engine: Engine | None = None
         self.machine_ns: dict[str, float] = {}  # of each request
         self.of_nobody: list[str] = []  # requests that had ended when a step computed for them
@@ -97,7 +99,8 @@ def test_shares_with_own_media_and_what_is_nobodys_add_up_to_the_meters_exactly(
         max_model_len=60,
         prefix_cache=is_shared,
     ) as engine:
-        began_ns, shares = meters.clock.now_ns, engine._loop.causes.shares
+        began_ns = meters.clock.now_ns
+        shares = engine._loop.causes.shares
         meters.engine = engine
         between_steps(engine, meters.encode)
         inbox = Leaver(engine, {"1": 2, "4": 1})

@@ -40,7 +40,8 @@ def test_a_file_has_the_matrices_one_behind_the_other(folder: Path) -> None:
     assert file_bytes(MATRICES) == SIZE
     file = QuantizedFile(SIZE, SIZE)
     first, second = (file.blocks(*matrix) for matrix in MATRICES)
-    first.data[:], second.data[:] = 1, 2
+    first.data[:] = 1
+    second.data[:] = 2
     assert list(folder.iterdir()) == []  # it has no name yet
     identity = file.finish("a")
     path = find(identity)

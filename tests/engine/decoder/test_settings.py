@@ -196,7 +196,8 @@ def test_the_text_model_of_a_wrapper_has_the_settings_of_its_own_class(name: str
     config = wrapper_config(name)
     wrapped = json.loads(json.dumps(config.to_dict(), default=str))
     own = config.get_text_config(decoder=True)
-    found, expected = settings_of(wrapped), settings_of(json.loads(json.dumps(own.to_dict(), default=str)))
+    found = settings_of(wrapped)
+    expected = settings_of(json.loads(json.dumps(own.to_dict(), default=str)))
     differing = {key for key in ROWS[own.model_type]["keys"] if found[key] != expected[key]}
     assert differing <= {"tie_word_embeddings", "eos_token_id"}
     assert found["eos_token_id"] == text_config(config).eos_token_id
@@ -215,7 +216,8 @@ def test_an_embedding_is_tied_where_wrapper_and_text_model_say_so(name: str) -> 
 def test_older_wrappers_have_the_settings_of_the_text_model_among_their_own() -> None:
     rope = {"rope_theta": 12345.0, "rope_scaling": {"type": "mrope", "mrope_section": [16, 24, 24]}}
     flat = {"model_type": "qwen2_vl", "hidden_size": 96, "num_attention_heads": 4, "vision_config": {}, **rope}
-    expected, found = of_class(flat).get_text_config(), settings_of(flat)
+    expected = of_class(flat).get_text_config()
+    found = settings_of(flat)
     keys = ROWS["qwen2_vl_text"]["keys"]
     assert {key: found[key] for key in keys} == {key: getattr(expected, key) for key in keys}
 

@@ -36,7 +36,8 @@ def test_answers_are_those_without_drafts(kv_blocks: int, share_right: float) ->
     drafts = Guesses(1, share_right)
     found = check_answers(rng, requests, device, share_leaving=0.1, drafts=drafts, kv_blocks=kv_blocks)
     assert all(isinstance(event, Finished | Aborted) for event in found.ended.values())
-    num_verified, num_accepted = found.total("num_draft_tokens"), found.total("num_accepted_tokens")
+    num_verified = found.total("num_draft_tokens")
+    num_accepted = found.total("num_accepted_tokens")
     assert drafts.num_verified > 50
     assert num_verified <= drafts.num_verified, "what is verified for a request that has ended counts nowhere"
     assert num_accepted <= drafts.num_right
@@ -91,7 +92,8 @@ def decoding(scheduler: object, *sequences: Sequence) -> None:
 
 
 def test_accepted_tokens_are_computed_and_published_and_the_first_wrong_one_is_computed_next() -> None:
-    scheduler, one = make(), sequence("a", [1, 2], max_tokens=12)
+    scheduler = make()
+    one = sequence("a", [1, 2], max_tokens=12)
     decoding(scheduler, one)
     one.draft = [8, 9, NEVER]
     step = scheduler.schedule()
@@ -109,16 +111,21 @@ def test_accepted_tokens_are_computed_and_published_and_the_first_wrong_one_is_c
 
 
 def test_a_draft_is_cut_to_the_length_of_the_answer_and_to_the_tokens_of_the_step() -> None:
-    scheduler, one, two = make(max_step_tokens=8), sequence("a", [1, 2], max_tokens=4), sequence("b", [1, 2])
+    scheduler = make(max_step_tokens=8)
+    one = sequence("a", [1, 2], max_tokens=4)
+    two = sequence("b", [1, 2])
     decoding(scheduler, one, two)
-    one.draft, two.draft = [NEVER] * 6, [NEVER] * 6
+    one.draft = [NEVER] * 6
+    two.draft = [NEVER] * 6
     step = scheduler.schedule()
     assert [(chunk.sequence, len(chunk.draft)) for chunk in step.chunks] == [(one, 2), (two, 4)]
     assert step.num_tokens == 8
 
 
 def test_no_sequence_is_preempted_for_a_draft_and_others_keep_the_blocks_that_they_need_next() -> None:
-    scheduler, one, two = make(kv_blocks=4), sequence("a", 3, max_tokens=9), sequence("b", 3, max_tokens=9)
+    scheduler = make(kv_blocks=4)
+    one = sequence("a", 3, max_tokens=9)
+    two = sequence("b", 3, max_tokens=9)
     decoding(scheduler, one, two)
     one.draft = [NEVER] * 7
     step = scheduler.schedule()
@@ -128,9 +135,11 @@ def test_no_sequence_is_preempted_for_a_draft_and_others_keep_the_blocks_that_th
 
 def test_service_counts_the_tokens_that_came_true() -> None:
     scheduler = make(policy=POLICIES["fair"])
-    one, other = sequence("a", [1, 2], client_name="a"), sequence("b", [1, 2], client_name="b")
+    one = sequence("a", [1, 2], client_name="a")
+    other = sequence("b", [1, 2], client_name="b")
     decoding(scheduler, one, other)
-    one.draft, other.draft = [8, 9], [NEVER, NEVER]
+    one.draft = [8, 9]
+    other.draft = [NEVER, NEVER]
     before = [one.client.service, other.client.service]
     step = launched(scheduler)
     for chunk, tokens in zip(step.chunks, [[8, 9, 10], [8]], strict=True):

@@ -356,12 +356,14 @@ class Vocabulary:
 
     def walk(self, compiled: CompiledGrammar, rng: random.Random) -> str:
         """Make an answer of tokens that are drawn among those that are allowed, and bring it to an end in time."""
-        matcher, text = compiled.matcher(), b""
+        matcher = compiled.matcher()
+        text = b""
         for num_tokens in range(MOST_TOKENS):
             if matcher.is_complete:
                 break
             matcher.fill_mask(self._words)
-            allowed, is_ending = self._allowed(), num_tokens >= MOST_FREE_TOKENS
+            allowed = self._allowed()
+            is_ending = num_tokens >= MOST_FREE_TOKENS
             may_end = bool((allowed & self._eos).any())
             choices = np.flatnonzero(allowed & ~self._eos)
             if may_end and (is_ending or not len(choices) or rng.random() < 0.3):

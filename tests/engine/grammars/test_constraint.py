@@ -107,7 +107,8 @@ class Broken(OneOf):
 
 
 def test_a_grammar_that_fails_leaves_the_masks_of_the_others_as_they_are() -> None:
-    broken, sound = chunk(Broken([5])), chunk(OneOf([6]))
+    broken = chunk(Broken([5]))
+    sound = chunk(OneOf([6]))
     masks, failed = fill_masks([broken, sound], VOCAB)
     assert [str(error) for one, error in failed if one is broken.sequence] == ["a bug"]
     assert len(failed) == 1

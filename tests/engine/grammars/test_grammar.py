@@ -60,7 +60,8 @@ def test_only_tokens_that_the_grammar_allows_may_come() -> None:
 
 def test_a_mask_may_have_signed_words() -> None:
     matcher = compiled("regex", "[a-z]+").matcher()
-    unsigned, signed = np.zeros((2, -(-VOCAB_SIZE // 32)), np.uint32)[0], np.zeros(-(-VOCAB_SIZE // 32), np.int32)
+    unsigned = np.zeros((2, -(-VOCAB_SIZE // 32)), np.uint32)[0]
+    signed = np.zeros(-(-VOCAB_SIZE // 32), np.int32)
     matcher.fill_mask(unsigned)
     matcher.fill_mask(signed)
     assert unsigned.any()
@@ -160,7 +161,8 @@ def test_a_property_cannot_come_twice_in_another_spelling() -> None:
 
 def test_matchers_of_a_grammar_do_not_share_their_choice() -> None:
     grammar = compiled("regex", "ab|cd")
-    one, other = grammar.matcher(), grammar.matcher()
+    one = grammar.matcher()
+    other = grammar.matcher()
     pushed(one, "a")
     assert texts(allowed(other)) == {"a", "c"}
 
@@ -193,7 +195,9 @@ def test_the_number_of_grammars_that_are_kept_is_bounded(counted: Mock, monkeypa
 
 
 def test_those_who_want_the_same_grammar_at_once_wait_for_one_to_compile_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    grammars, begun, go = make_grammars(), threading.Event(), threading.Event()
+    grammars = make_grammars()
+    begun = threading.Event()
+    go = threading.Event()
 
     def slow(kind: GrammarKind, text: str) -> Translated:
         assert not begun.is_set(), "it is compiled twice"
@@ -247,7 +251,8 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
 
 def test_all_answers_of_a_client_share_the_time_that_grammars_may_exceed(clock: SimpleNamespace) -> None:
     made = make_grammars()
-    texts, clients = ("[a-y]*", "[a-x]*", "[a-x]*"), ("one", "one", "other")
+    texts = ("[a-y]*", "[a-x]*", "[a-x]*")
+    clients = ("one", "one", "other")
     pairs = zip(texts, clients, strict=True)
     first, second, others = (made.compile(Grammar("regex", text), client).matcher() for text, client in pairs)
     clock.taken_ns = grammar_module.TOKEN_NS + 20_000_000
@@ -265,7 +270,8 @@ def test_all_answers_of_a_client_share_the_time_that_grammars_may_exceed(clock: 
     allowed(others)
     clock.taken_ns = 0
     allowed(first)  # whatever is fast goes on
-    clock.taken_ns, clock.seconds = grammar_module.TOKEN_NS + 20_000_000, 10
+    clock.taken_ns = grammar_module.TOKEN_NS + 20_000_000
+    clock.seconds = 10
     allowed(second)
 
 
@@ -370,7 +376,8 @@ def test_a_tokenizer_without_bytes_is_said_to_be_none_for_grammars() -> None:
 
 
 def test_the_tokens_are_prepared_once_however_many_grammars_wait_for_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    all_here, counted = threading.Barrier(4), Mock(side_effect=Tokens)
+    all_here = threading.Barrier(4)
+    counted = Mock(side_effect=Tokens)
 
     def compile_one(number: int) -> Matcher:
         all_here.wait(timeout=30)

@@ -37,7 +37,9 @@ def plain_answer(asked: Request) -> tuple[list[int], str]:
 
     Texts of reasoning are single letters, and the tokens of answers begin with them or do not have them.
     """
-    params, reasoning, prompt = asked.params, asked.params.reasoning, asked.prompts[0].token_ids
+    params = asked.params
+    reasoning = asked.params.reasoning
+    prompt = asked.prompts[0].token_ids
     matcher = None if params.grammar is None else COMPILED.compile(params.grammar).matcher()
     ids = list(prompt)
     thinks = reasoning is not None and not (matcher is not None and reasoning.opening)
@@ -129,7 +131,8 @@ def test_the_neighbours_of_constrained_answers_get_what_they_get_without_these()
 
 @pytest.mark.parametrize("grammar", GRAMMARS[:2], ids=["object", "enum"])
 def test_each_forced_id_is_the_only_one_of_its_mask(grammar: Grammar) -> None:
-    rng, num_forced = random.Random(0), 0
+    rng = random.Random(0)
+    num_forced = 0
     for _ in range(20):
         matcher = COMPILED.compile(grammar).matcher()
         while not matcher.is_complete:
@@ -237,7 +240,8 @@ def test_the_account_of_a_request_says_how_its_grammar_was_compiled_and_what_cam
         snapshot = engine.snapshot()
     *constrained, plain = [end.account for end in ended]
     for end, cache in zip(ended, ("miss", "hit"), strict=False):
-        account, times = end.account, end.times
+        account = end.account
+        times = end.times
         compiled = account.events[0]
         assert (compiled.kind, compiled.choice) == ("grammar_compiled", None)
         assert times.tokenize_started <= compiled.at_ns <= times.tokenized

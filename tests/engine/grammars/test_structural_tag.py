@@ -28,7 +28,8 @@ def tag(begin: str, content: Given, end: Any) -> Given:
     return form("tag", begin=begin, content=content, end=end)
 
 
-ANY, NUMBER = form("any_text"), form("json_schema", json_schema={"type": "integer"}, style="json", any_order=False)
+ANY = form("any_text")
+NUMBER = form("json_schema", json_schema={"type": "integer"}, style="json", any_order=False)
 CALLS = [tag("<f=a>", NUMBER, "</f>"), tag("<f=b>", form("regex", pattern="x+"), "</f>")]
 TRIGGERED = form("triggered_tags", triggers=["<f="], tags=CALLS)
 OLD = {

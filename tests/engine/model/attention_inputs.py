@@ -48,8 +48,10 @@ def make_inputs(
         step.chunks.append(Chunk(sequence, start, count))
         for position in range(start):
             place = sequence.blocks[position // block_size], position % block_size
-            cache.keys[place], cache.values[place] = randn(kv_heads, key_dim), randn(kv_heads, value_dim)
+            cache.keys[place] = randn(kv_heads, key_dim)
+            cache.values[place] = randn(kv_heads, value_dim)
     num_tokens = sum(count for _, count in lengths)
     # Heads come first in memory, as in transformers.
-    query, key = randn(heads, num_tokens, key_dim).transpose(0, 1), randn(kv_heads, num_tokens, key_dim).transpose(0, 1)
+    query = randn(heads, num_tokens, key_dim).transpose(0, 1)
+    key = randn(kv_heads, num_tokens, key_dim).transpose(0, 1)
     return Inputs(query, key, randn(num_tokens, kv_heads, value_dim), cache, build_batch(step, block_size, CPU))

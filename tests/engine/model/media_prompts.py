@@ -16,14 +16,16 @@ from oaiserve.engine.media import Encoded, Medium, PromptMedia
 from oaiserve.engine.sequence import Sequence
 from tests.engine.model.steps import sequence_of
 
-IMAGE, VOCAB = 96, 97  # the token in whose places the vectors are
+IMAGE = 96  # the vectors replace this token
+VOCAB = 97
 
 
 def media_of(
     rng: Random, prompt_len: int, *, has_axes: bool = False, has_runs: bool = False, hidden: int = 64, num_deep: int = 0
 ) -> tuple[PromptMedia, tuple[Encoded, ...]]:
     """Return random media of a prompt: images of several rows, which may lie at its begin or its end."""
-    runs, start = [], rng.randrange(min(4, prompt_len))
+    runs = []
+    start = rng.randrange(min(4, prompt_len))
     while start < prompt_len:
         end = min(prompt_len, start + rng.randint(1, 12))
         runs.append((start, end))
@@ -53,7 +55,8 @@ def sequence_with_media(rng: Random, prompt_len: int, num_more: int, blocks: ran
     sequence = sequence_of(ids, blocks)
     sequence.token_ids += [rng.randrange(IMAGE) for _ in range(num_more)]
     sequence.num_tokens = len(sequence.token_ids)
-    sequence.media, sequence.encoded = media, encoded
+    sequence.media = media
+    sequence.encoded = encoded
     return sequence
 
 
@@ -70,7 +73,8 @@ def logits_by_transformers(wrapper: PreTrainedModel, sequence: Sequence) -> torc
     """Return the logits of all tokens of a sequence."""
     media = sequence.media
     assert media is not None
-    num_tokens, places = len(sequence.token_ids), set(media.places)
+    num_tokens = len(sequence.token_ids)
+    places = set(media.places)
     wrapper.config.image_token_id = wrapper.config.image_token_index = IMAGE
     vectors = [encoded.vectors for encoded in sequence.encoded]
     deep = list(zip(*(encoded.deep for encoded in sequence.encoded), strict=True))

@@ -14,7 +14,8 @@ from oaiserve.engine.sequence import Sequence
 from oaiserve.engine.step import Chunk, Step
 
 CPU = torch.device("cpu")
-BLOCK_SIZE, NUM_BLOCKS = 16, 96
+BLOCK_SIZE = 16
+NUM_BLOCKS = 96
 # Of each sequence: the tokens that are in the cache, and those that the last step computes.
 Shape = list[tuple[int, int]]
 _OF_SEQUENCE = {"draw_key", "stop_ids", "bad_words", "adapter", "constraint"}
@@ -63,7 +64,8 @@ def two_steps(
     Tokens are random, and blocks in random order. `others` are those of `sequence_of`.
     """
     blocks = iter(torch.randperm(num_blocks, generator=generator).tolist())
-    before, step = Step(), Step()
+    before = Step()
+    step = Step()
     for i, (num_before, num_now) in enumerate(shape):
         ids = torch.randint(97, (num_before + num_now,), generator=generator).tolist()
         own = [next(blocks) for _ in range(-(-len(ids) // BLOCK_SIZE))]

@@ -58,18 +58,21 @@ def test_triton_adds_what_plain_torch_adds(dtype: torch.dtype) -> None:
     from oaiserve.engine.model.gpu.triton_adapters import TritonAdapters
 
     shapes = {"wide": (300, 130), "narrow": (48, 200)}
-    first, second = random_adapter(shapes, 1, rank=33, dtype=dtype), random_adapter(shapes, 2, rank=5, dtype=dtype)
+    first = random_adapter(shapes, 1, rank=33, dtype=dtype)
+    second = random_adapter(shapes, 2, rank=5, dtype=dtype)
     third = random_adapter({"wide": shapes["wide"]}, 3, rank=1, dtype=dtype)
     lengths = (1, 1, 20, 3, 18)
     chunks = [Chunk(sequence_of([1] * length, [0] * length), 0, length) for length in lengths]
     batch = build_batch(Step(chunks), 16, CPU)
     batch.adapters = [first, None, second, third, first]
     generator = torch.Generator().manual_seed(4)
-    add_in_torch, add_in_triton = plain(batch), TritonAdapters(shapes, 3, CPU).of_batch(batch)
+    add_in_torch = plain(batch)
+    add_in_triton = TritonAdapters(shapes, 3, CPU).of_batch(batch)
     for name, (rows, columns) in shapes.items():
         x = torch.randn(43, columns, generator=generator).to(dtype)
         products = torch.randn(43, rows, generator=generator).to(dtype)
-        expected, found = products.clone(), products.clone()
+        expected = products.clone()
+        found = products.clone()
         add_in_torch(name, x, expected)
         add_in_triton(name, x, found)
         tolerance: dict[str, Any] = (

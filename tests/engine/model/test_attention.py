@@ -10,7 +10,11 @@ from oaiserve.engine.model.attention import Scoring
 from oaiserve.engine.model.attention.reference import ReferenceAttention
 from tests.engine.model.attention_inputs import make_inputs
 
-BLOCK_SIZE, HEADS, KV_HEADS, KEY_DIM, VALUE_DIM = 4, 6, 2, 8, 5
+BLOCK_SIZE = 4
+HEADS = 6
+KV_HEADS = 2
+KEY_DIM = 8
+VALUE_DIM = 5
 
 
 def plain_attention(

@@ -26,8 +26,10 @@ def a_step() -> tuple[Step, dict[Sequence, int]]:
 
     The step has a decode, a decode whose token the step before draws, a whole prompt, and the middle of another prompt.
     """
-    known, unknown = sequence([1, 2, 3], [7]), sequence([4, 5, 6, 7], [3, 9], num_pending=1)
-    whole, part = sequence([8, 9, 10], [5]), sequence(list(range(20, 32)), [1, 2, 4])
+    known = sequence([1, 2, 3], [7])
+    unknown = sequence([4, 5, 6, 7], [3, 9], num_pending=1)
+    whole = sequence([8, 9, 10], [5])
+    part = sequence(list(range(20, 32)), [1, 2, 4])
     step = Step([Chunk(known, 2, 1), Chunk(unknown, 4, 1), Chunk(whole, 0, 3), Chunk(part, 4, 6, max_draws=0)])
     return step, {whole: 0, unknown: 5}
 
@@ -80,7 +82,8 @@ def test_prompt_logprobs_need_the_logits_of_every_position_except_for_the_last(
 
 
 def test_a_chunk_with_a_draft_has_its_tokens_and_a_row_behind_each_of_them() -> None:
-    decode, verified = sequence([1, 2, 3], [0]), sequence([5, 6, 7], [2, 3])
+    decode = sequence([1, 2, 3], [0])
+    verified = sequence([5, 6, 7], [2, 3])
     step = Step([Chunk(decode, 2, 1), Chunk(verified, 2, 4, 4, (8, 9, 10))])
     batch = build_batch(step, 4, CPU)
     assert batch.input_ids.tolist() == [3, 7, 8, 9, 10]
@@ -99,7 +102,8 @@ def test_media_take_their_places_in_any_chunks(seed: int, has_axes: bool, has_ru
     expected: list[tuple[tuple[int, ...], list[list[float]], int]] = []  # positions, vectors and last of each token
     for i in range(rng.randint(1, 4)):
         kinds: dict[str, Any] = {"has_axes": has_axes, "has_runs": has_runs, "num_deep": 1}
-        prompt_len, num_more = rng.randint(1, 40), rng.randrange(8)
+        prompt_len = rng.randint(1, 40)
+        num_more = rng.randrange(8)
         made = sequence_with_media(rng, prompt_len, num_more, range(20 * i, 20 * i + 20), hidden=2, **kinds)
         if rng.random() < 0.3:
             made = sequence_of(made.token_ids, made.blocks)

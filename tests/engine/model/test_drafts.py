@@ -49,7 +49,8 @@ def test_answers_are_those_without_drafts(
 ) -> None:
     """Greedy and seeded, with penalties, bad words, grammars, log-probabilities, stops, choices and preemptions."""
     monkeypatch.setattr(results, "FEW_TOKENS", 100 * overlap)
-    runner, drafts = eager_runner(loaded, num_blocks=num_blocks, block_size=4), Known(expected, share_right=0.85)
+    runner = eager_runner(loaded, num_blocks=num_blocks, block_size=4)
+    drafts = Known(expected, share_right=0.85)
     runner.is_asynchronous = overlap  # steps overlap as on a GPU
     found = run(loaded, runner, some_requests(1), num_blocks, drafts=drafts)
     found.check(expected)
@@ -122,7 +123,8 @@ def test_a_bad_word_that_ends_behind_a_draft_is_banned(loaded: SmallModel) -> No
 
 def test_each_draw_of_a_draft_has_its_own_mask(loaded: SmallModel) -> None:
     runner = eager_runner(loaded, num_blocks=16, block_size=4)
-    alone, held = drawn(temperature=0.0), drawn(first_block=4, temperature=0.0)
+    alone = drawn(temperature=0.0)
+    held = drawn(first_block=4, temperature=0.0)
     held.constraint = constraint(OneOf([11, 13, 14], [12, 13, 14], [11, 13, 15]))
     step = Step([drafted(alone, [96]), drafted(held, [11, 13], Draw.LATE)])
     masks, failed = fill_masks(step.chunks[1:], 97)
@@ -137,7 +139,8 @@ def test_each_draw_of_a_draft_has_its_own_mask(loaded: SmallModel) -> None:
 
 def test_logits_that_are_not_finite_behind_a_draft_end_the_result_but_not_the_sequence(loaded: SmallModel) -> None:
     runner = eager_runner(loaded, num_blocks=8, block_size=4)
-    executor, forward = runner._executor, runner._executor.forward
+    executor = runner._executor
+    forward = runner._executor.forward
     (first,) = one_by_one(runner, drawn(temperature=0.0), 1).token_ids
     for bad_row, tokens, error in ((0, [], BAD_LOGITS), (1, [first], None)):
 

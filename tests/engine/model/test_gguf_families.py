@@ -16,7 +16,8 @@ IDS = torch.arange(5, 25)[None]
 
 @pytest.mark.parametrize("name", records())
 def test_names_and_changes_are_those_of_the_converter(name: str) -> None:
-    record, model = Record(name), model_of(name)
+    record = Record(name)
+    model = model_of(name)
     found = record.file_tensors(model)
     assert found.keys() == record.shapes.keys()
     assert {key: checksum(values) for key, values in found.items()} == record.checksums
@@ -24,7 +25,8 @@ def test_names_and_changes_are_those_of_the_converter(name: str) -> None:
 
 @pytest.mark.parametrize("name", records())
 def test_a_model_of_the_numbers_in_a_file_answers_as_that_of_the_checkpoint(name: str) -> None:
-    record, model = Record(name), model_of(name)
+    record = Record(name)
+    model = model_of(name)
     config = record.config()
     again = AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation="eager").eval()
     again.load_state_dict(model.state_dict())
@@ -36,9 +38,12 @@ def test_a_model_of_the_numbers_in_a_file_answers_as_that_of_the_checkpoint(name
 
 @pytest.mark.parametrize("name", records())
 def test_a_file_has_the_numbers_of_the_model(name: str, tmp_path: Path) -> None:
-    record, model, path = Record(name), model_of(name), tmp_path / "model.gguf"
+    record = Record(name)
+    model = model_of(name)
+    path = tmp_path / "model.gguf"
     record.write(path, model, lambda _: Kind.F32)
-    weights, own = GgufWeights(path, read_config(path)), parameters_of(model)
+    weights = GgufWeights(path, read_config(path))
+    own = parameters_of(model)
     assert weights.names() == own.keys()
     for parameter, values in own.items():
         torch.testing.assert_close(weights.tensor(parameter), torch.from_numpy(values), rtol=1e-5, atol=1e-6)

@@ -32,7 +32,8 @@ from tests.engine.model.steps import CPU, sequence_of
 from tests.models.described import SmallModel, described_files
 from tests.models.wrappers import random_wrapper
 
-BLOCK_SIZE, NUM_BLOCKS = 16, 16
+BLOCK_SIZE = 16
+NUM_BLOCKS = 16
 OPTIONS = EngineOptions(dtype="float32")
 # The kinds of media of a family whose text model differs from others in what it does with them.
 FAMILIES: dict[str, dict[str, Any]] = {
@@ -153,7 +154,8 @@ def test_answers_are_the_same_with_prefixes_drafts_choices_and_preemptions(
     wrapper, loaded = random_pair(name, tmp_path)
     scheduler = Scheduler(BlockPool(24, 4), Limits(5, 9))
     runner = eager_runner(loaded, num_blocks=24, block_size=4)
-    rng, length = Random(9), 28
+    rng = Random(9)
+    length = 28
     media, encoded = media_of(rng, length, **FAMILIES[name])
     assert length - 1 not in media.places
     ids = [IMAGE if i in media.places else rng.randrange(IMAGE) for i in range(length - 1)]
@@ -164,16 +166,19 @@ def test_answers_are_the_same_with_prefixes_drafts_choices_and_preemptions(
         params = {"temperature": 0.0, "logit_bias": {IMAGE: -100.0}} | ({"prompt_logprobs": 0} if i == 4 else {})
         sequence = sequence_of([*ids, i // 4], name=str(i // 2), max_len=36, **params)
         keyed = tuple(replace(one, key=bytes([content]) + one.key[1:]) for one in media.media)
-        sequence.media, sequence.encoded = replace(media, media=keyed), (encoded, other)[content]
+        sequence.media = replace(media, media=keyed)
+        sequence.encoded = (encoded, other)[content]
         sequence.wants_prompt_logprobs = i == 4
         sequences.append(sequence)
         scheduler.add(sequence, sequences[i - 1] if i % 2 else None)
     logprobs: dict[int, float] = {}  # by the token before; after a preemption, they are computed again
-    num_drafted, under_way = 0, None
+    num_drafted = 0
+    under_way = None
     while True:
         for sequence in sequences:
             sequence.draft = [rng.randrange(IMAGE) for _ in range(rng.randrange(3))]
-        step, launched = scheduler.schedule(), None
+        step = scheduler.schedule()
+        launched = None
         if step is None and under_way is None:
             break
         if step is not None:

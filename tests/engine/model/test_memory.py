@@ -170,7 +170,8 @@ def test_caches_of_whole_sequences_fit_into_memory(
 
 
 def test_requests_are_shorter_where_few_caches_fit_unless_long_ones_are_asked_for() -> None:
-    size, room = CacheSize(fixed=2**20, per_token=2**10), 8 * 2**20
+    size = CacheSize(fixed=2**20, per_token=2**10)
+    room = 8 * 2**20
     spec = SimpleNamespace(device=LOADED.device, max_model_len=2**20)
     assert sizes_of_caches(size, spec, EngineOptions(), room)[:2] == (4, 1024)
     assert sizes_of_caches(size, spec, EngineOptions(max_model_len=2**20), room)[:2] == (1, 7 * 1024)

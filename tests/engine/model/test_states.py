@@ -85,7 +85,8 @@ def test_a_state_that_was_used_before_begins_anew(runner: ModelRunner) -> None:
 
 def test_a_copied_state_goes_on_by_itself(runner: ModelRunner) -> None:
     whole = computed(runner, (held(PROMPT, 0), 0, len(PROMPT)))
-    leader, copy = held(PROMPT[:9], 2), held(PROMPT, 6)
+    leader = held(PROMPT[:9], 2)
+    copy = held(PROMPT, 6)
     computed(runner, (leader, 0, 8))
     runner.copy_blocks(list(zip(leader.blocks, copy.blocks, strict=True)))
     step = Step([Chunk(leader, 8, 1), Chunk(copy, 8, len(PROMPT) - 8)], state_copies=[(2, 6)])

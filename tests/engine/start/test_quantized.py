@@ -98,7 +98,8 @@ def test_adapters_are_added_to_products_with_blocks(family: str, tmp_path: Path)
 def test_experts_stay_in_blocks_if_gates_are_like_up_projections(
     family: str, in_blocks: bool, kinds: tuple[Kind, ...], tmp_path: Path
 ) -> None:
-    asked, mix = MIXTURES[family], dict(zip(("gate_exps", "up_exps", "down_exps"), kinds, strict=True))
+    asked = MIXTURES[family]
+    mix = dict(zip(("gate_exps", "up_exps", "down_exps"), kinds, strict=True))
     path = file_of(asked, tmp_path, mix=mix, rest=Kind.Q8_0)
     model = dequantized(asked, mix)
     with_plain_experts(model, in_blocks=in_blocks)
@@ -109,7 +110,9 @@ def test_rows_of_formats_with_256_weights_in_a_block_are_rounded_256_numbers_at_
     wide = {"hidden_size": 256, "intermediate_size": 256, "num_hidden_layers": 1}
     asked = config("mixtral", **wide, num_experts_per_tok=2, num_local_experts=2, tie_word_embeddings=False)
     mix = {"attn_v": Kind.Q6_K, "down_exps": Kind.Q6_K, "attn_output": Kind.F16}
-    path, rng, scales = tmp_path / "model.gguf", np.random.default_rng(1), {Kind.Q4_K: 3e-4, Kind.Q6_K: 7e-5}
+    path = tmp_path / "model.gguf"
+    rng = np.random.default_rng(1)
+    scales = {Kind.Q4_K: 3e-4, Kind.Q6_K: 7e-5}
     parameters = [(name, parameter.detach().numpy()) for name, parameter in make_model(asked).named_parameters()]
 
     def kind_of(name: str) -> Kind:

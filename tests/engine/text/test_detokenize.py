@@ -96,7 +96,9 @@ def test_a_character_of_single_byte_tokens_is_returned_whole(table: TokenTable, 
     assert sent == list(text)
 
 
-EURO, HELLO, BOS = ids(BYTE_LEVEL, "€"), ids(SENTENCEPIECE, "hello"), 1
+EURO = ids(BYTE_LEVEL, "€")
+HELLO = ids(SENTENCEPIECE, "hello")
+BOS = 1
 BROKEN = [SENTENCEPIECE.backend.token_to_id(token) for token in ("<0xE2>", "<0x82>", "<0x41>")]
 
 
@@ -202,12 +204,14 @@ def test_stops_cut_the_text_where_the_first_one_completes(texts: list[str], stop
 @given(text=st.text(alphabet="ab<", max_size=30), stops=some_stops)
 def test_text_is_held_back_only_while_it_may_become_a_stop(text: str, stops: list[str]) -> None:
     matcher = StopMatcher(StopStrings(stops))
-    sent, seen = "", ""
+    sent = ""
+    seen = ""
     for char in text:
         new, stop = matcher.push(char)
         if stop is not None:
             break
-        sent, seen = sent + new, seen + char
+        sent = sent + new
+        seen = seen + char
         held = seen[len(sent) :]
         ends = [seen[i:] for i in range(len(seen) + 1)]
         assert held == next(end for end in ends if end == "" or any(s.startswith(end) for s in stops))
@@ -226,7 +230,8 @@ def test_a_stop_counts_if_it_completes_once_matching_is_enabled(
 
 def test_one_set_of_stops_serves_many_choices() -> None:
     stops = StopStrings(["END"])
-    first, second = StopMatcher(stops), StopMatcher(stops)
+    first = StopMatcher(stops)
+    second = StopMatcher(stops)
     assert first.push("an E") == ("an ", None)
     assert second.push("ND") == ("ND", None)
     assert first.push("ND of it") == ("", "END")

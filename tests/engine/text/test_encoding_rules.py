@@ -143,7 +143,8 @@ def check_pieces(backend: Backend, rules: EncodingRules) -> None:
     @settings(max_examples=100, deadline=None)
     @given(nasty_texts)
     def check(text: str) -> None:
-        pieces, ids = list(rules.pieces(text)), ids_of(backend, text)
+        pieces = list(rules.pieces(text))
+        ids = ids_of(backend, text)
         assert [token_id for piece in pieces for token_id in ids_of(backend, piece)] == ids
 
     check()
@@ -162,7 +163,8 @@ def test_the_ids_of_pieces_are_those_of_the_whole(family: str, is_checked: bool)
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_plain_text_is_cut_into_pieces_that_are_no_longer_than_they_should(family: str) -> None:
-    backend, text = FAMILIES[family](), "hello the dog the low row here " * 40
+    backend = FAMILIES[family]()
+    text = "hello the dog the low row here " * 40
     pieces = list(EncodingRules(backend).pieces(text))
     assert max(map(len, pieces)) <= 12
     assert [token_id for piece in pieces for token_id in ids_of(backend, piece)] == ids_of(backend, text)
@@ -170,7 +172,8 @@ def test_plain_text_is_cut_into_pieces_that_are_no_longer_than_they_should(famil
 
 @pytest.mark.parametrize("build", WHOLE.values(), ids=WHOLE)
 def test_what_is_not_known_is_encoded_whole(build: Callable[[], Backend]) -> None:
-    backend, text = build(), "hello the dog, the low row. here\n" * 40
+    backend = build()
+    text = "hello the dog, the low row. here\n" * 40
     assert list(EncodingRules(backend).pieces(text)) == [text]
 
 

@@ -25,7 +25,8 @@ def wrap(backend: Backend, chat_template: str | None = None) -> PreTrainedTokeni
     return PreTrainedTokenizerFast(tokenizer_object=backend, chat_template=chat_template)
 
 
-BYTE_LEVEL, SENTENCEPIECE = Tokenizer(wrap(byte_level())), Tokenizer(wrap(sentencepiece()))
+BYTE_LEVEL = Tokenizer(wrap(byte_level()))
+SENTENCEPIECE = Tokenizer(wrap(sentencepiece()))
 HELLO = {"role": "user", "content": "hello"}
 
 

@@ -33,7 +33,8 @@ def test_the_part_that_changed_is_certain_and_the_others_are_not() -> None:
 
 
 def test_intervals_hold_the_truth_as_often_as_they_say() -> None:
-    rng, inside = random.Random(2), 0
+    rng = random.Random(2)
+    inside = 0
     for _ in range(200):
         interval = difference(accounts(rng, 40), accounts(rng, 60)).duration.interval
         inside += interval[0] <= 0 <= interval[1]
@@ -70,7 +71,8 @@ def test_a_recording_has_phases_causes_and_what_has_none(tmp_path: Path) -> None
 
 
 def test_the_command_names_what_changed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    before, after = recorded(tmp_path / "a", 80), recorded(tmp_path / "b", 130)
+    before = recorded(tmp_path / "a", 80)
+    after = recorded(tmp_path / "b", 130)
     assert main(["diff", str(before), str(after)]) == 0
     text, _, table = capsys.readouterr().out.partition("\n\n")
     assert text.startswith("A request took 100 ms on average, and then 150 ms: +49")
@@ -98,7 +100,8 @@ def test_what_cannot_be_compared_is_named(tmp_path: Path, capsys: pytest.Capture
 
 
 def test_requests_of_different_models_are_not_compared(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    a, b = recorded(tmp_path / "a", 80), recorded(tmp_path / "b", 80, model="other")
+    a = recorded(tmp_path / "a", 80)
+    b = recorded(tmp_path / "b", 80, model="other")
     assert main(["diff", str(a), str(b)]) == 2
     said = capsys.readouterr()
     assert "has requests of demo, and" in said.err

@@ -187,7 +187,7 @@ def test_forced_calls_may_have_all_their_marks_as_special_tokens(family: CallFam
 
 def test_the_engine_lets_through_exactly_the_special_tokens_that_are_marks() -> None:
     backend, _, special_ids = tokenizer("[TOOL_CALLS]", "[ARGS]")
-    (eos,) = (backend.token_to_id("<|im_end|>"),)
+    eos = backend.token_to_id("<|im_end|>")
     grammars = Grammars(backend, vocab_size=backend.get_vocab_size(), eos_token_ids=frozenset({eos}))
     text = MISTRAL_NAMED.grammar(SCHEMAS, only_one=True, special_ids=special_ids)
     matcher = grammars.compile(Grammar("lark_with_schemas", text, param="tools")).matcher()

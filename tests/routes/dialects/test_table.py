@@ -194,7 +194,8 @@ def test_each_dialect_does_the_same_in_each_case(family: CallFamily) -> None:
         assert found == read(segments_of(reader(), text, is_cut=is_cut))  # by the character
         return found.reasoning, found.content, found.calls
 
-    call, hard = family.written([("book", json.dumps(ROME))]), json.dumps(HARD)
+    call = family.written([("book", json.dumps(ROME))])
+    hard = json.dumps(HARD)
     called = [("book", json.dumps(ROME))]
     two = family.written([("book", hard), ("get-time", "{}")])
     assert outcome(two) == ("", "", [("book", hard), ("get-time", "{}")])

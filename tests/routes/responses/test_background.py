@@ -225,7 +225,8 @@ def test_a_response_that_cannot_be_stored_has_failed() -> None:
 
 def test_a_shutdown_waits_for_a_response_or_ends_it() -> None:
     for timeout_seconds, outcome in ((60, Outcome.FINISHED), (0, Outcome.FAILED)):
-        engine, telemetry = FakeEngine(), FakeTelemetry()
+        engine = FakeEngine()
+        telemetry = FakeTelemetry()
         engine.script = starts("Hel")
         options = ServerOptions(drain_timeout_seconds=timeout_seconds)
         app = create_app(Config("org/demo", options), engine, telemetry)

@@ -62,7 +62,8 @@ class ListStore:
     """What a store shall do, said as plainly as possible: a list of all responses, the oldest first."""
 
     def __init__(self, limits: StoreLimits, clock: Clock) -> None:
-        self._limits, self._clock = limits, clock
+        self._limits = limits
+        self._clock = clock
         self._rows: list[tuple[str, StoredResponse, float]] = []
 
     def put(self, owner: str, stored: StoredResponse) -> None:
@@ -122,7 +123,10 @@ ACTIONS = st.lists(
 LIMITS = st.builds(StoreLimits, st.integers(0, 12), st.integers(50, 900), st.integers(20, 100))
 
 
-ONE, TWO, THREE = ("put", "a", 10, 99), ("put", "a", 10, 0), ("put", "a", 10, 1)  # a conversation, by its turns
+# The turns of a conversation
+ONE = ("put", "a", 10, 99)
+TWO = ("put", "a", 10, 0)
+THREE = ("put", "a", 10, 1)
 FORK = [ONE, TWO, ("put", "a", 10, 0), ("conversation", "a", 1), ("conversation", "a", 2)]
 LASTS = [ONE, ("wait", 60), TWO, ("wait", 60), THREE, ("wait", 60), ("conversation", "a", 2)]
 FLOOD = [*[("put", "b", 10, 99)] * 4, *[("put", "a", 10, 99)] * 40]  # one owner, who pushes out only what is its own
@@ -139,7 +143,9 @@ FLOOD = [*[("put", "b", 10, 99)] * 4, *[("put", "a", 10, 99)] * 40]  # one owner
 @pytest.mark.parametrize("kind", ["memory", "file"])
 def test_a_store_keeps_what_a_plain_list_keeps(kind: str, actions: list[Any], limits: StoreLimits) -> None:
     async def compare(store: ResponseDatabase, clock: Clock) -> None:
-        plain, ids, num_deleted = ListStore(limits, clock), list[str](), 0
+        plain = ListStore(limits, clock)
+        ids = list[str]()
+        num_deleted = 0
         for number, (action, *values) in enumerate(actions):
             if action == "wait":
                 clock.now += values[0]
@@ -201,7 +207,10 @@ def test_a_store_counts_what_became_too_old(make_store: MakeStore) -> None:
 
 
 def test_a_response_is_replaced_only_as_it_is_known(make_store: MakeStore) -> None:
-    store, old, new, other = make_store(WIDE._replace(num_bytes=100)), turn("1"), turn("1", num_bytes=90), turn("1")
+    store = make_store(WIDE._replace(num_bytes=100))
+    old = turn("1")
+    new = turn("1", num_bytes=90)
+    other = turn("1")
 
     async def replace() -> list[bool]:
         await store.put("a", old)

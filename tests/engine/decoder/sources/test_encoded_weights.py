@@ -65,7 +65,8 @@ def saved(folder: Path, family: str = "llama", **changes: object) -> PreTrainedM
 
 def with_quantized_weights(model: PreTrainedModel, folder: Path, *, in_4_bits: bool = True) -> PreTrainedModel:
     """Give the model the weights that the native step will have, and its matrices what they read there."""
-    weights, quantized = EncodedWeights(folder, Encoder(Library(torch.float32), 1), in_4_bits=in_4_bits), set()
+    weights = EncodedWeights(folder, Encoder(Library(torch.float32), 1), in_4_bits=in_4_bits)
+    quantized = set()
     for name in weights.names():
         if (blocks := weights.blocks(name)) is not None:
             parameter = model.get_parameter(name)
@@ -84,7 +85,8 @@ def effect_of_noise(model: PreTrainedModel, num_tokens: int) -> float:
     another, and many layers, or activations that cut at a threshold, carry that on into the logits.
     """
 
-    expected, random = own_logits(model, num_tokens), torch.Generator().manual_seed(0)
+    expected = own_logits(model, num_tokens)
+    random = torch.Generator().manual_seed(0)
 
     def add_noise(_module: torch.nn.Module, _inputs: object, embedded: torch.Tensor) -> torch.Tensor:
         return embedded * (1 + 2e-6 * torch.randn(embedded.shape, generator=random))

@@ -137,7 +137,8 @@ def test_tensors_of_one_matrix_in_two_formats_stay_apart_in_blocks(tmp_path: Pat
 
 
 def test_keys_and_values_of_latent_vectors_may_be_one_tensor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    record, path = Record("deepseek_v2"), tmp_path / "model.gguf"
+    record = Record("deepseek_v2")
+    path = tmp_path / "model.gguf"
     tensors = record.file_tensors(model_of("deepseek_v2"))
     expected = latent_matrices(record, path)
     for layer in range(3):
@@ -196,7 +197,8 @@ def assert_same_description(path: Path, model: PreTrainedModel) -> None:
 def test_layers_that_guess_further_tokens_are_left_out_and_no_others(
     values: dict[str, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    record, path = Record("granite"), tmp_path / "model.gguf"
+    record = Record("granite")
+    path = tmp_path / "model.gguf"
     tensors = record.file_tensors(model_of("granite"))
     monkeypatch.setattr(record, "file_tensors", lambda _: tensors)
     record.values |= values
@@ -261,7 +263,8 @@ def test_text_models_of_wrappers_are_plain_ones_with_axes_and_layers_that_images
     architecture: str, plain: str, axes: list[int], deep: int | None, tmp_path: Path
 ) -> None:
     path = file_of(FILES[plain.replace("moe", "_moe")], tmp_path)
-    values, tensors = read_values(path), read_tensors(path)
+    values = read_values(path)
+    tensors = read_tensors(path)
     expected = {**settings_of_gguf(values, tensors), "rope_axes": axes, "num_deep_layers": deep}
     values = {re.sub(rf"^{plain}\.", f"{architecture}.", key): value for key, value in values.items()}
     values |= {f"{architecture}.rope.dimension_sections": [2, 3, 3, 0], f"{architecture}.n_deepstack_layers": 3}

@@ -117,7 +117,8 @@ SERVED = {  # and the family that is served so
 @pytest.mark.compiler
 @pytest.mark.parametrize("case", SERVED)
 def test_answers_are_those_of_transformers_with_the_same_weights(case: str, tmp_path: Path) -> None:
-    family, (packing, _) = SERVED[case], PACKINGS[case]
+    family = SERVED[case]
+    packing, _ = PACKINGS[case]
     changes = {"vocab_size": 32064} if family == "phi3" else {}  # its padding is token 32,000
     model = with_inputs_in_eight_bits(written(tmp_path, packing, family, **changes), packing)
     prompts = [[5, 9, 3, 17], list(range(40, 63)), [7]]
@@ -193,7 +194,10 @@ def filled(place: int, value: int) -> Change:
     return lambda tensor: tensor.flatten().index_fill(0, torch.tensor([place]), value).view(tensor.shape)
 
 
-AWQ, GPTQ, PACKED, INT8 = Packing("awq"), Packing("gptq"), Packing("pack-quantized"), Packing("int-quantized", bits=8)
+AWQ = Packing("awq")
+GPTQ = Packing("gptq")
+PACKED = Packing("pack-quantized")
+INT8 = Packing("int-quantized", bits=8)
 # By case: the packing, a tensor of one matrix, its change, and what is said.
 BROKEN: dict[str, tuple[Packing, str, Change, str]] = {
     "rows of awq": (AWQ, "qweight", lambda own: own[:40], "has 2 groups for 40 columns; config.json says 32 for each"),

@@ -21,7 +21,8 @@ from tests.models.adapters import adaptable, random_adapter
 from tests.models.described import SmallModel, described
 
 pytestmark = pytest.mark.compiler
-NUM_TOKENS, EOS = 24, 2
+NUM_TOKENS = 24
+EOS = 2
 MODEL = make_model(config("llama"))
 ADAPTERS = [random_adapter(adaptable(MODEL), seed, rank=3 * seed) for seed in (1, 2)]
 KINDS: dict[str, dict[str, Any]] = {

@@ -76,7 +76,8 @@ def test_the_emulator_adds_and_rounds_in_the_order_of_the_manual(emulated: ctype
     generator = torch.Generator().manual_seed(1)
     a, b = (torch.randn(shape, generator=generator) * scale for shape in ((16, 32), (32, 16)))
     sums = torch.randn(16, 16, generator=generator) * scale**2
-    a, b = a.bfloat16(), b.bfloat16()
+    a = a.bfloat16()
+    b = b.bfloat16()
     a[3, 5] = 1e-39  # counts as zero
     found = add_products(emulated, a, b, sums)
     np.testing.assert_array_equal(found.numpy(), expected_sums(a, b, sums))
@@ -120,7 +121,8 @@ def test_the_emulator_adds_products_of_integers(emulated: ctypes.CDLL, of_b: tor
 @pytest.mark.compiler
 def test_the_compiler_makes_the_instructions_of_amx(tmp_path: Path) -> None:
     (variant,) = (variant for variant in variants.VARIANTS if variant.features >= variants.AMX_FEATURES)
-    source, assembly = tmp_path / "product.cpp", tmp_path / "product.s"
+    source = tmp_path / "product.cpp"
+    assembly = tmp_path / "product.s"
     source.write_text(
         '#include "block_product.h"\nusing namespace oaiserve;\n'
         "void product(const Linear<bf16>& w, const bf16* x, float* out) {\n"

@@ -26,7 +26,10 @@ SCALES = {  # where a block has scales of 16 bits
     2: (0,), 3: (0, 2), 6: (0,), 7: (0, 2), 8: (0,), 20: (0,), 39: (), 1004: (0,), 1008: (0,),
     10: (80, 82), 11: (108,), 12: (0, 2), 13: (0, 2), 14: (208,), 23: (0,), 1104: (0, 2)
 }  # fmt: skip
-N, K, ROWS = 80, 512, 21  # the last panel has columns beyond n, and the rows make tiles of several heights
+# The last panel has more columns than n, and the rows make tiles of several heights.
+N = 80
+K = 512
+ROWS = 21
 
 
 @pytest.fixture(scope="module", params=["native", "x86-64-v3", EMULATED_AMX])
@@ -51,12 +54,17 @@ class Product:
         with_rests: bool = False,
     ) -> None:
         parts = [matrix, *more]
-        n, k = sum(map(len, parts)), matrix.shape[1]
-        self._library, self._table, self._n = library, table, n
-        self._decoder, self._pool = library.decoder(), library.pool(num_threads)
+        n = sum(map(len, parts))
+        k = matrix.shape[1]
+        self._library = library
+        self._table = table
+        self._n = n
+        self._decoder = library.decoder()
+        self._pool = library.pool(num_threads)
         self._columns = matrix.columns
         order = None if matrix.columns is None else matrix.columns.ctypes.data
-        hidden, x = library.add_floats(self._decoder, k, 1), library.add_elements(self._decoder, k, 1)
+        hidden = library.add_floats(self._decoder, k, 1)
+        x = library.add_elements(self._decoder, k, 1)
         groups = library.add_groups(self._decoder, k, 1)
         rows = padded(np.concatenate([part.addresses() for part in parts]), 32)
         kinds = np.concatenate([np.full(-(-len(part) // 32), part.kind, np.int32) for part in parts])
@@ -77,7 +85,8 @@ class Product:
         self._library.free_pool(self._pool)
 
     def of(self, rows: list[int]) -> NDArray[np.float32]:
-        ids, places = np.array(rows, np.int32), np.arange(len(rows), dtype=np.int32)
+        ids = np.array(rows, np.int32)
+        places = np.arange(len(rows), dtype=np.int32)
         logits = np.zeros((len(rows), self._n), np.float32)
         arrays = (ids, places, places, places, places, places, places, logits)
         step = StepInput(len(rows), 0, 0, len(rows), *(array.ctypes.data for array in arrays))
@@ -95,8 +104,10 @@ def random_matrix(kind: int) -> Blocks:
     if kind not in OUR_KINDS:
         # In another order than the file's, as the queries and keys of some families are.
         return Blocks(random_blocks(rng, Kind(kind), N, K), kind, rng.permutation(N))
-    weights, num_bytes = FORMATS[kind].weights, FORMATS[kind].num_bytes
-    bits, groups = 4 if num_bytes < weights else 8, K // 128 if kind == LONG_KIND else K // 64
+    weights = FORMATS[kind].weights
+    num_bytes = FORMATS[kind].num_bytes
+    bits = 4 if num_bytes < weights else 8
+    groups = K // 128 if kind == LONG_KIND else K // 64
     codes, of_groups = (torch.from_numpy(rng.integers(0, 1 << bits, (N, k), np.uint8)) for k in (K, groups))
     scales = torch.from_numpy(rng.uniform(-0.01, 0.01, (N, groups)).astype(np.float16))
     # Columns in another order than the input's, as where GPTQ has quantized those first that matter most.
@@ -111,7 +122,8 @@ def in_integers(x: NDArray[np.float32], kind: int, *, in_tiles: bool) -> NDArray
     They have eight bits, or eleven for formats that have a scale for 128 weights. Of 256 numbers of eight bits, each 32
     may have a scale that is finer by a power of two.
     """
-    groups, largest = x.reshape(-1, FORMATS[kind].weights), np.float32(127 * 8 + 3 if kind == LONG_KIND else 127)
+    groups = x.reshape(-1, FORMATS[kind].weights)
+    largest = np.float32(127 * 8 + 3 if kind == LONG_KIND else 127)
     most = np.abs(groups).max(1, keepdims=True)
     power = np.float32(1)
     if FORMATS[kind].weights == 256 and kind != LONG_KIND:
@@ -149,7 +161,9 @@ def test_packed_weights_are_those_of_the_reference(library: Library, kind: int) 
 @pytest.mark.parametrize("is_long", [False, True])
 def test_integers_in_blocks_are_exact(bits: int, has_zeros: bool, groups: int, is_long: bool) -> None:
     rng = np.random.default_rng(bits)
-    n, k, half = 5, 512 if is_long else 128, 1 << (bits - 1)
+    n = 5
+    k = 512 if is_long else 128
+    half = 1 << (bits - 1)
     codes = torch.from_numpy(rng.integers(0, 1 << bits, (n, k), np.uint8))
     zeros = torch.from_numpy(rng.integers(0, 1 << bits, (n, groups), np.uint8)) if has_zeros else None
     scales = torch.from_numpy(rng.uniform(-2, 2, (n, groups)).astype(np.float16))
@@ -167,7 +181,8 @@ def test_integers_in_blocks_are_exact(bits: int, has_zeros: bool, groups: int, i
 
 
 def test_what_no_block_can_hold_makes_none() -> None:
-    codes, scales = torch.zeros(3, 96, dtype=torch.uint8), torch.ones(3, 2)
+    codes = torch.zeros(3, 96, dtype=torch.uint8)
+    scales = torch.ones(3, 2)
     assert of_integers(codes, scales, None, 4) is None  # groups of 48
     for size, groups in ((384, 3), (512, 8)):  # no whole blocks of 256, and groups of 64
         matrix = torch.zeros(3, size, dtype=torch.uint8), torch.ones(3, groups)
@@ -277,7 +292,8 @@ def test_scales_of_mxfp4_are_exact_over_their_whole_range(library: Library, expo
 
 def test_numbers_that_are_not_finite_make_products_that_are_not(library: Library) -> None:
     table = torch.ones(3, K)
-    table[1, 7], table[2, 300] = float("inf"), float("nan")
+    table[1, 7] = float("inf")
+    table[2, 300] = float("nan")
     found = Product(library, random_matrix(int(Kind.Q4_K)), table, 1).of([0, 1, 2])
     assert np.isfinite(found[0]).all()
     assert not np.isfinite(found[1:]).any()

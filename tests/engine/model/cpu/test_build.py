@@ -53,7 +53,8 @@ def test_the_name_depends_on_sources_flags_cpu_and_compiler(
     compiler: Compiler, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     compiler("")
-    sources, script = tmp_path / "src", tmp_path / "fake-g++"
+    sources = tmp_path / "src"
+    script = tmp_path / "fake-g++"
     header = sources / "simd.h"
     shutil.copytree(build.SOURCES, sources)
     names = []

@@ -11,7 +11,9 @@ from oaiserve.engine.model.cpu.library import Library
 from tests.engine.model.cpu.small_models import compiled_for
 
 pytestmark = [pytest.mark.kernels, pytest.mark.compiler]
-IQ4_NL, Q5_1, Q8_0 = 20, 7, 8
+IQ4_NL = 20
+Q5_1 = 7
+Q8_0 = 8
 KINDS = [IQ4_NL, Q5_1, Q8_0]
 CODEBOOK = np.array([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113])
 
@@ -39,8 +41,10 @@ def error(x: NDArray[np.float64], y: NDArray[np.float64]) -> NDArray[np.float64]
 
 def steps_at_best(x: NDArray[np.float64], last: int) -> NDArray[np.float64]:
     """Return blocks between their extremes in `last` steps, fitted to as many scales and minimums as seem useful."""
-    low, high = np.minimum(x.min(-1, keepdims=True), 0), np.maximum(x.max(-1, keepdims=True), 0)
-    best, least = np.zeros_like(x), np.full(len(x), np.inf)
+    low = np.minimum(x.min(-1, keepdims=True), 0)
+    high = np.maximum(x.max(-1, keepdims=True), 0)
+    best = np.zeros_like(x)
+    least = np.full(len(x), np.inf)
     for tried in np.linspace(last - 1, last + 1, 17):
         q = np.clip(np.rint((x - low) * tried / (high - low)), 0, last)
         for row in range(len(x)):
@@ -49,12 +53,14 @@ def steps_at_best(x: NDArray[np.float64], last: int) -> NDArray[np.float64]:
             scale, minimum = np.linalg.lstsq(terms, x[row] * root, rcond=None)[0].astype(np.float16).astype(float)
             fitted = q[row] * scale + minimum
             if (found := error(x[row], fitted)) < least[row]:
-                best[row], least[row] = fitted, found
+                best[row] = fitted
+                least[row] = found
     return best
 
 
 def codebook_at_best(x: NDArray[np.float64]) -> NDArray[np.float64]:
-    best, least = np.zeros_like(x), np.full(len(x), np.inf)
+    best = np.zeros_like(x)
+    least = np.full(len(x), np.inf)
     for row, block in enumerate(x):
         for end in (*np.arange(-135, -118), *np.arange(119, 136)):
             scaled = block * end / block[np.abs(block).argmax()]
@@ -62,7 +68,8 @@ def codebook_at_best(x: NDArray[np.float64]) -> NDArray[np.float64]:
             weighted = importance(block) * entries
             fitted = entries * float(np.float16((weighted * block).sum() / (weighted * entries).sum()))
             if (found := error(block, fitted)) < least[row]:
-                best[row], least[row] = fitted, found
+                best[row] = fitted
+                least[row] = found
     return best
 
 
@@ -107,7 +114,11 @@ def test_blocks_are_the_same_with_any_number_of_threads(library: Library, kind: 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: FORMATS[kind].name)
 def test_blocks_with_few_different_weights_are_exact_or_near(library: Library, kind: int) -> None:
     rows = torch.zeros(6, 32)
-    rows[1], rows[2, 3], rows[3, :16], rows[4], rows[5] = 0.5, -0.25, 0.125, -1e-3, 1000.0
+    rows[1] = 0.5
+    rows[2, 3] = -0.25
+    rows[3, :16] = 0.125
+    rows[4] = -1e-3
+    rows[5] = 1000.0
     found = Encoder(library, 1)(rows, kind).expand()
     assert torch.equal(found[0], rows[0])
     assert ((found - rows).abs() <= 0.01 * rows.abs().amax(1, keepdim=True)).all()

@@ -82,7 +82,8 @@ def own_logits(model: PreTrainedModel, step: Step) -> torch.Tensor:
 def test_a_panel_of_keys_is_turned_into_one_of_values(
     exports: ctypes.CDLL, dtype: torch.dtype, pack: int, count: int
 ) -> None:
-    value_dim, key_dim = 48, 64
+    value_dim = 48
+    key_dim = 64
     keys = torch.arange(LANES * key_dim).view(LANES, key_dim)  # as integers, so that no rounding makes two equal
     integers = torch.int16 if pack == 2 else torch.int32
     panel = keys.to(integers).view(LANES, key_dim // pack, pack).transpose(0, 1).contiguous()

@@ -54,7 +54,8 @@ def test_nan_in_a_sequence_affects_no_other_and_not_the_next_owner_of_its_blocks
         with torch.inference_mode():
             torch.testing.assert_close(logits, model(torch.tensor([ids])).logits[0, -1], rtol=1e-3, atol=1e-3)
 
-    sane, other = list(range(30, 57)), list(range(60, 78))
+    sane = list(range(30, 57))
+    other = list(range(60, 78))
     broken, first = last_logits(([5] * 48, 0, [0, 1, 2]), (sane, 0, [3, 4]))
     assert broken.isnan().all()
     check(first, sane)

@@ -13,7 +13,8 @@ from oaiserve.engine.model.cpu.library import ACTIVATIONS, Gating, Normalize, st
 from oaiserve.engine.model.layer_operations import ACTIVATIONS as IN_TORCH
 
 pytestmark = pytest.mark.compiler
-NAN, INFINITY = math.nan, math.inf
+NAN = math.nan
+INFINITY = math.inf
 # Many values where the functions are curved, few up to where they overflow, and then special values.
 X = torch.cat(
     [
@@ -52,7 +53,8 @@ def test_the_clamped_gate_equals_torch_and_keeps_nan(exports: ctypes.CDLL) -> No
         torch.cat([X[-1:], X[::13]]), torch.tensor([-1e30, -8.0, -7.0, -0.3, 0.0, 2.5, 7.1, NAN])
     ).unbind(-1)
     gate, up = (x[: len(x) // 16 * 16].contiguous() for x in (gate, up))
-    gating, out = structure(Gating)(ACTIVATIONS.index("none"), 1.702, 7.0), torch.empty_like(gate)
+    gating = structure(Gating)(ACTIVATIONS.index("none"), 1.702, 7.0)
+    out = torch.empty_like(gate)
     pointers = [ctypes.c_void_p(x.data_ptr()) for x in (gate, up, out)]
     exports.run_gating(ctypes.byref(gating), *pointers, ctypes.c_long(len(out)))
     torch.testing.assert_close(out, ClampedGate(1.702, 7.0)(gate, up), rtol=3e-6, atol=2e-6, equal_nan=True)
@@ -72,7 +74,8 @@ def test_softplus_equals_torch_relative_to_small_results_too(exports: ctypes.CDL
 def normalized(exports: ctypes.CDLL, x: Tensor, weight: Tensor | None, bias: Tensor | None, *, mean: bool) -> Tensor:
     pointers = [None if tensor is None else tensor.data_ptr() for tensor in (weight, bias)]
     norm = structure(Normalize)(*pointers, len(x), 1e-5, mean)
-    out, out_bf16 = torch.empty_like(x), torch.empty_like(x, dtype=torch.bfloat16)
+    out = torch.empty_like(x)
+    out_bf16 = torch.empty_like(x, dtype=torch.bfloat16)
     for function, target in ((exports.run_normalize, out), (exports.run_normalize_to_bf16, out_bf16)):
         function(ctypes.byref(norm), ctypes.c_void_p(x.data_ptr()), ctypes.c_void_p(target.data_ptr()))
     torch.testing.assert_close(out_bf16, out.bfloat16(), rtol=0, atol=0, equal_nan=True)

@@ -57,7 +57,8 @@ def results_with_failures(
     """
     for n in count(1):
         calls = prepare()
-        results, failures = [], 0
+        results = []
+        failures = 0
         fail_allocation(n)
         for call in calls:
             try:
@@ -74,7 +75,8 @@ def results_with_failures(
 
 def batch(*lengths: tuple[int, int]) -> Batch:
     """Return a batch of sequences, each given by how many of its tokens were computed before and are computed now."""
-    step, blocks = Step(), iter(range(NUM_BLOCKS))
+    step = Step()
+    blocks = iter(range(NUM_BLOCKS))
     for num_before, num_now in lengths:
         ids = [(7 * i + 3) % 97 for i in range(num_before + num_now)]
         own = [next(blocks) for _ in range(-(-len(ids) // BLOCK_SIZE))]

@@ -33,8 +33,11 @@ from tools.attack.media_files import IMAGES as BOMBS
 
 IMAGES = ("png", "jpeg", "webp", "gif", "bmp", "tiff")
 SOUNDS = ("wav", "flac", "mp3")
-MOST_PIXELS, MOST_SECONDS, MOST_BYTES = 2_000_000, 20, 2**20
-MOST_CPU_SECONDS, MOST_GROWTH_MIB = 1.0, 192
+MOST_PIXELS = 2_000_000
+MOST_SECONDS = 20
+MOST_BYTES = 2**20
+MOST_CPU_SECONDS = 1.0
+MOST_GROWTH_MIB = 192
 MOST_BOMB_CPU_SECONDS = 6.0
 MOST_BOMB_MIB = 700
 EXTREMES = (0, 1, 0x7F, 0x80, 0xFF, 0x7FFF, 0x8000, 0xFFFF, 0x7FFFFFFF, 0x80000000, 0xFFFFFFFF)
@@ -106,7 +109,11 @@ def _with_sums(data: bytearray) -> bytes:
 def run(kind: str, num_files: int, seed: int) -> tuple[int, int, list[str], float, float]:
     """Return how many files were decoded and refused, what was wrong, the most CPU seconds, and the growth in MiB."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # libraries tell of each fault
-    rng, decoded, refused, slowest, wrong = random.Random(f"{seed} {kind}"), 0, 0, 0.0, []
+    rng = random.Random(f"{seed} {kind}")
+    decoded = 0
+    refused = 0
+    slowest = 0.0
+    wrong = []
     _decode(kind, whole_file(kind, rng))
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     for number in range(num_files):

@@ -28,7 +28,8 @@ from tests.models.seeing import (
 )
 
 NUM_TOKENS = 8
-FIRST, SECOND = picture(1), picture(2, 90, 50)
+FIRST = picture(1)
+SECOND = picture(2, 90, 50)
 MESSAGES = [
     {
         "role": "user",
@@ -62,7 +63,8 @@ def ask(engine: Engine, media: Media, request_id: str, salt: str = "", messages:
     for event in engine.stream(request):
         match event:
             case PromptDone():
-                prompt, cached = list(event.token_ids), event.cached_tokens
+                prompt = list(event.token_ids)
+                cached = event.cached_tokens
             case TokenChunk():
                 token_ids += event.token_ids
             case Failed():
@@ -98,7 +100,8 @@ def test_answers_to_images_are_those_of_transformers(engine: tuple[str, SeeingMo
     assert swapped.cached_tokens <= answer.prompt.index(vector_id)  # they share the text before the first image
     times = answer.end.times
     assert times.tokenized <= times.media_encoded <= times.scheduled
-    usage, account = answer.end.usage, answer.end.account
+    usage = answer.end.usage
+    account = answer.end.account
     assert usage.image_tokens == account.image_tokens == answer.prompt.count(vector_id)
     assert (account.num_images, account.num_media_cached, usage.audio_tokens) == (2, 0, 0)
     phases = {phase.name: phase.duration_ns for phase in times.ended().phases()}
@@ -152,7 +155,8 @@ def test_what_is_no_image_or_has_no_place_is_refused_and_the_next_request_is_ans
     assert len(ask(made, [FIRST, SECOND], "right").token_ids) == NUM_TOKENS
 
 
-LOW, HIGH = sine(220, 0.5), sine(1900, 0.9)
+LOW = sine(220, 0.5)
+HIGH = sine(1900, 0.9)
 
 
 def messages_of(media: Media) -> list[Any]:
@@ -165,7 +169,8 @@ def messages_of(media: Media) -> list[Any]:
 def test_answers_to_sounds_are_those_of_transformers(name: str, more: Media, native: bool, tmp_path: Path) -> None:
     hearing = save_seeing(name, tmp_path, HEARING)
     id_of = hearing.tokenizer.convert_tokens_to_ids
-    answers, seen = [], 1 + len(more)
+    answers = []
+    seen = 1 + len(more)
     cases = ([LOW, *more, HIGH], 0), ([HIGH, *more, LOW], 1 + seen), ([*more, LOW, HIGH[:1600]], seen)
     with made_of(tmp_path, compiled=native) as made:
         assert made.media == {"audio", *(["image"] if more else [])}

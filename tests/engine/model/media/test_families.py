@@ -20,7 +20,8 @@ PROCESSORS = {
 @pytest.mark.parametrize("size", [(60, 40), (90, 50), (30, 120), (28, 28)])
 @pytest.mark.parametrize("name", PROCESSORS)
 def test_the_text_of_an_image_is_that_of_transformers(name: str, size: tuple[int, int]) -> None:
-    kind, family = KINDS[name], IMAGES[name]
+    kind = KINDS[name]
+    family = IMAGES[name]
     images = getattr(transformers, kind.images)(**kind.of_images)
     settings = Settings(kind.settings, kind.named, images, kind.vector)
     fields: dict[str, Any] = dict(images(images=[picture(0, *size)], return_tensors="pt", **family.arguments(settings)))
@@ -39,8 +40,10 @@ def test_the_text_of_an_image_is_that_of_transformers(name: str, size: tuple[int
 @pytest.mark.parametrize("seconds", [0.1, 0.5, 1.234, 30.0])
 @pytest.mark.parametrize("name", ["qwen2_audio", "gemma4"])
 def test_the_text_of_a_sound_is_that_of_transformers(name: str, seconds: float) -> None:
-    kind, family = HEARING[name], SOUNDS[name]
-    sounds, samples = getattr(transformers, kind.sounds)(feature_size=128), sine(500, seconds)
+    kind = HEARING[name]
+    family = SOUNDS[name]
+    sounds = getattr(transformers, kind.sounds)(feature_size=128)
+    samples = sine(500, seconds)
     settings = Settings(kind.settings, kind.named, sounds, kind.audio)
     fields = dict(sounds([samples], sampling_rate=16_000, return_tensors="pt", **family.arguments(settings)))
     processor_type: Any = getattr(transformers, {"qwen2_audio": "Qwen2AudioProcessor"}.get(name, "Gemma4Processor"))

@@ -69,7 +69,8 @@ def test_an_error_of_the_code_comes_out_of_the_piece_in_which_it_is_raised() -> 
 
 
 def test_work_that_is_dropped_between_two_pieces_leaves_nothing_behind() -> None:
-    model, ended = torch.nn.Linear(4, 4), []
+    model = torch.nn.Linear(4, 4)
+    ended = []
     cut_products(model)
 
     def run() -> torch.Tensor:

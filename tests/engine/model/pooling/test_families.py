@@ -95,7 +95,8 @@ ONEDNN_PACKS = {"float32": True, "bfloat16": torch.ops.mkldnn._is_mkldnn_bf16_su
 @pytest.mark.parametrize("dtype", ONEDNN_PACKS)
 def test_linear_layers_are_packed_where_onednn_can_unless_compile_is_off(dtype: Any, tmp_path: Path) -> None:
     folder = save(tmp_path, "bert", random_pooler(FAMILIES["bert"]), pooling="mean")
-    ids, lengths = [5, 9, 30, 7, 8, 9], [2, 4]
+    ids = [5, 9, 30, 7, 8, 9]
+    lengths = [2, 4]
     found = []
     for compiles in (False, True):
         pooler = load_pooler(folder, "embed", EngineOptions(compile=compiles, dtype=dtype))

@@ -61,7 +61,8 @@ def test_a_file_without_pooling_of_a_decoder_can_embed(tmp_path: Path) -> None:
 
 
 def test_texts_and_pairs_are_encoded_by_the_tokenizer_of_the_file(tmp_path: Path) -> None:
-    text, ids = TextPrompt("ab ad bc"), TokenPrompt([2, 6, 8, 33, 3])  # with [CLS] and [SEP] of the file
+    text = TextPrompt("ab ad bc")
+    ids = TokenPrompt([2, 6, 8, 33, 3])  # with [CLS] and [SEP] of the file
     with Engine.from_pretrained(write_encoder(tmp_path, "bert-cls")) as engine:
         assert engine.pooling is not None
         assert engine.pooling.task == "embed"

@@ -11,7 +11,8 @@ _MASK32 = (1 << 32) - 1
 
 def sample_ids(logits: torch.Tensor, rows: list[DrawRow]) -> SampledIds:
     """Draw an id from each row of `logits` [R, vocab]."""
-    device, vocab = logits.device, logits.shape[-1]
+    device = logits.device
+    vocab = logits.shape[-1]
     by_kind: dict[tuple[bool, bool], list[int]] = {}
     for index, row in enumerate(rows):
         by_kind.setdefault((row.is_greedy, row.cuts(vocab)), []).append(index)
@@ -46,7 +47,8 @@ def draw(logits: torch.Tensor, parameters: torch.Tensor, seeds: torch.Tensor, *,
 
     Without `has_cuts`, their top_p is ignored, and so is a top_k except 1.
     """
-    logits, (temperatures, min_ps, top_ks, top_ps) = logits.double(), parameters.double()[:, :, None]
+    logits = logits.double()
+    temperatures, min_ps, top_ks, top_ps = parameters.double()[:, :, None]
     highest = logits.amax(dim=-1, keepdim=True)
     scaled = (logits - highest) / temperatures
     scaled = scaled.masked_fill(scaled < min_ps.log(), -torch.inf)
@@ -68,7 +70,8 @@ def _stays(scaled: torch.Tensor, top_ks: torch.Tensor, top_ps: torch.Tensor) -> 
 
 def _noise(seeds: torch.Tensor, vocab: int) -> torch.Tensor:
     """Return `draws.noise` of all ids for each of the seeds int64 [R, 1]: float64 [R, vocab]."""
-    first, second = seeds >> 32 & _MASK32, seeds & _MASK32
+    first = seeds >> 32 & _MASK32
+    second = seeds & _MASK32
     mixed = _mix32(torch.arange(vocab, device=seeds.device))
     high = (mixed ^ first) * FACTOR_1 & _MASK32
     high = ((high ^ high >> 15) + second) * FACTOR_2 & _MASK32

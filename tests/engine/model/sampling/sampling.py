@@ -32,7 +32,8 @@ def sample(
     apply_masks: ApplyMasks | None = None,
 ) -> Sampled:
     """Return the results of `Sampling` for the next token of each sequence."""
-    chunks, masks = last_chunks(sequences), masks_of(sequences, logits.shape[1])
+    chunks = last_chunks(sequences)
+    masks = masks_of(sequences, logits.shape[1])
     return Sampling(logits, chunks, known, sample_ids, masks=masks, apply_masks=apply_masks).wait()
 
 
@@ -47,7 +48,8 @@ def plain_distribution(
     scores: list[float], p: SamplingParams | DrawRow, top_p: float | None = None, min_p: float | None = None
 ) -> dict[int, float]:
     """Return the probabilities of the ids that stay."""
-    top_p, min_p = p.top_p if top_p is None else top_p, p.min_p if min_p is None else min_p
+    top_p = p.top_p if top_p is None else top_p
+    min_p = p.min_p if min_p is None else min_p
     ids = list(range(len(scores)))
     if p.temperature < GREEDY_BELOW:
         return {scores.index(max(scores)): 1.0}
@@ -55,7 +57,9 @@ def plain_distribution(
     weights = [w if w >= min_p * max(weights) else 0.0 for w in weights]
     if 0 < p.top_k < len(scores) or top_p < 1.0:
         ids = sorted(ids, key=lambda i: (-weights[i], i))[: int(p.top_k) or None]
-        kept, mass, total = 0, 0.0, sum(weights[i] for i in ids)
+        kept = 0
+        mass = 0.0
+        total = sum(weights[i] for i in ids)
         while kept == 0 or (kept < len(ids) and mass < top_p * total):
             mass += weights[ids[kept]]
             kept += 1

@@ -144,7 +144,8 @@ def test_a_weight_has_the_same_bytes_wherever_it_is_in_a_row(size: int, start: i
 )
 def test_the_id_has_the_highest_score_of_all(seed: int, vocab: int, spread: float, temperature: float) -> None:
     """No id is left out that wins, also where the noise decides alone, or the logits do."""
-    row, logits = draw_row(seed, temperature=temperature), random_logits(1, vocab, seed=seed % 2**32) * spread
+    row = draw_row(seed, temperature=temperature)
+    logits = random_logits(1, vocab, seed=seed % 2**32) * spread
     drawn, _ = numpy_sampling.sample_ids(logits, [row])
     values = logits[0].tolist()
     assert int(drawn) == max(range(vocab), key=lambda i: (values[i] - max(values)) / row.temperature + noise(seed, i))
@@ -180,14 +181,16 @@ def is_plausible(counts: list[int], expected: list[float]) -> bool:
     """Return whether 999 of 1,000 samples have no higher chi-square (Wilson and Hilferty)."""
     cells = [(count, mean) for count, mean in zip(counts, expected, strict=True) if mean > 0]
     assert sum(count for count, _ in cells) == sum(counts), "nothing is drawn that cannot be"
-    degrees, statistic = len(cells) - 1, sum((count - mean) ** 2 / mean for count, mean in cells)
+    degrees = len(cells) - 1
+    statistic = sum((count - mean) ** 2 / mean for count, mean in cells)
     return statistic <= degrees * (1 - 2 / (9 * degrees) + 3.09 * math.sqrt(2 / (9 * degrees))) ** 3
 
 
 @pytest.mark.parametrize("along", ["positions", "choices", "seeds"])
 @pytest.mark.parametrize("way", WAYS, ids=str)
 def test_draws_follow_the_distribution(way: dict[str, float], along: str) -> None:
-    count, logits = 4000, random_logits(1, VOCAB, seed=5) * 1.5
+    count = 4000
+    logits = random_logits(1, VOCAB, seed=5) * 1.5
     seed_of = {
         "positions": lambda i: noise_seed(draw_key(3, 0), i),
         "choices": lambda i: noise_seed(draw_key(3, i), 9),
@@ -195,7 +198,8 @@ def test_draws_follow_the_distribution(way: dict[str, float], along: str) -> Non
     }[along]
     rows = [draw_row(seed_of(i), **way) for i in range(count)]
     drawn, _ = numpy_sampling.sample_ids(logits.repeat(count, 1), rows)
-    counts, probabilities = Counter(drawn.tolist()), plain_distribution(logits[0].tolist(), rows[0])
+    counts = Counter(drawn.tolist())
+    probabilities = plain_distribution(logits[0].tolist(), rows[0])
     expected = [count * probabilities.get(i, 0.0) for i in range(VOCAB)]
     assert is_plausible([counts[i] for i in range(VOCAB)], expected)
 
@@ -224,7 +228,9 @@ def test_stated_defaults_mean_the_same_as_in_transformers(
 
 def test_the_tail_of_a_large_vocabulary_is_drawn_as_often_as_it_should() -> None:
     """Each of its ids is so unlikely that noise made of 24 bits, which is at most 16.6, would never let one win."""
-    vocab, count, gap = 151_936, 1500, 17.0
+    vocab = 151_936
+    count = 1500
+    gap = 17.0
     logits = torch.full((1, vocab), -gap)
     logits[0, 7] = 0.0
     drawn = [int(numpy_sampling.sample_ids(logits, [draw_row(noise_seed(draw_key(0, 0), i))])[0]) for i in range(count)]

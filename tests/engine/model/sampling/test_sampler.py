@@ -57,7 +57,9 @@ def sequence(
 
 
 def plain_edits(logits: list[float], row: Sequence) -> list[float]:
-    p, scores, answer = row.params, list(logits), row.generated_ids
+    p = row.params
+    scores = list(logits)
+    answer = row.generated_ids
     for i in range(len(scores)):
         if p.allowed_token_ids is not None and i not in p.allowed_token_ids:
             scores[i] = -math.inf
@@ -85,10 +87,12 @@ def plain_draws(distribution: dict[int, float], seed: int) -> set[int]:
 
 def plain_answers(logits: list[float], row: Sequence) -> set[int]:
     """Return the id to be drawn, or several if rounding decides between them, or none if the logits are not finite."""
-    scores, p = plain_edits(logits, row), row.params
+    scores = plain_edits(logits, row)
+    p = row.params
     if not math.isfinite(max(scores)):
         return set()
-    seed, either = noise_seed(row.draw_key, len(row.token_ids)), (-EPSILON, 0.0, EPSILON)
+    seed = noise_seed(row.draw_key, len(row.token_ids))
+    either = (-EPSILON, 0.0, EPSILON)
     top_ps = [p.top_p + by for by in either] if p.top_p < 1.0 else [p.top_p]
     min_ps = [min(1.0, p.min_p + by) for by in either] if p.min_p else [p.min_p]
     distributions = [plain_distribution(scores, p, top_p, min_p) for top_p in top_ps for min_p in min_ps]
@@ -160,7 +164,8 @@ def test_every_row_gets_the_plain_samplers_token_and_logprobs(
         if not answers:
             continue
         assert sampled.token_ids[i] in answers
-        num_top, found = row.params.logprobs, sampled.logprobs[i]
+        num_top = row.params.logprobs
+        found = sampled.logprobs[i]
         assert (found is None) == (num_top is None)
         if found is not None:
             expected = plain_logprobs(logits[i].tolist())
@@ -211,13 +216,15 @@ def test_penalties_follow_an_answer_as_it_grows() -> None:
 
 @pytest.mark.parametrize("min_tokens", [1, 2, 3])
 def test_a_token_whose_id_is_not_known_yet_counts_for_min_tokens(min_tokens: int) -> None:
-    generator, params = torch.Generator().manual_seed(4), SamplingParams(min_tokens=min_tokens)
+    generator = torch.Generator().manual_seed(4)
+    params = SamplingParams(min_tokens=min_tokens)
     known = [sequence(params, generated=(5, 6), key=key) for key in range(99)]
     unknown = [sequence(params, generated=(5,), key=key) for key in range(99)]
     for row in unknown:
         row.num_tokens += 1
     logits = torch.randn(99, VOCAB, generator=generator)
-    found, expected = sample(logits.clone(), unknown), sample(logits.clone(), known)
+    found = sample(logits.clone(), unknown)
+    expected = sample(logits.clone(), known)
     assert found == expected
     assert bool({0, 3} & set(found.token_ids)) == (min_tokens < 3), (
         "ids that end an answer are banned before min_tokens"
@@ -295,8 +302,10 @@ def test_rows_may_be_several_positions_of_one_sequence() -> None:
         given.extend(rows)
         return numpy_sampling.sample_ids(logits, rows)
 
-    one, generator = sequence(SamplingParams(top_p=0.9), key=5), torch.Generator().manual_seed(3)
-    logits, one_by_one = torch.randn(6, VOCAB, generator=generator), []
+    one = sequence(SamplingParams(top_p=0.9), key=5)
+    generator = torch.Generator().manual_seed(3)
+    logits = torch.randn(6, VOCAB, generator=generator)
+    one_by_one = []
     for row in logits:
         one_by_one += sample(row[None].clone(), [one], sample_ids=keep).token_ids
         one.token_ids.append(one_by_one[-1])
@@ -322,7 +331,8 @@ class Device(Operations):
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if function is torch.ops.aten._to_copy.default:
-            source, target = args[0], kwargs.get("device") or args[0].device
+            source = args[0]
+            target = kwargs.get("device") or args[0].device
             if source.is_meta and target == torch.device("cpu"):
                 self.num_read_backs += 1
                 return torch.zeros(source.shape, dtype=source.dtype)

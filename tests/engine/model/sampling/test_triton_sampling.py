@@ -101,7 +101,8 @@ def test_greedy_takes_the_lowest_id_of_equal_logits(dtype: torch.dtype) -> None:
 
 def test_the_noise_is_that_of_its_definition(monkeypatch: pytest.MonkeyPatch) -> None:
     """Noise alone decides where logits are equal. The ids have 1 to 17 bits."""
-    vocab, num_rows = 2**17, 30
+    vocab = 2**17
+    num_rows = 30
     monkeypatch.setattr(triton_sampling, "CHUNK", vocab)
     sequences = [sequence_of([1, 2, 3], draw_key=key) for key in range(num_rows)]
     rows = next_rows(sequences)
@@ -143,7 +144,8 @@ def test_masks_are_applied_as_in_plain_torch(vocab: int) -> None:
     words[1] = [0, 0xFFFFFFFF, 0, 0xFFFFFFFF, 0, 0xFFFFFFFF, 0][: words.shape[1]]
     logits = torch.randn(5, vocab)
     logits[4] = math.nan
-    got, want = logits.clone(), logits.clone()
+    got = logits.clone()
+    want = logits.clone()
     triton_sampling.apply_masks(got, [4, 0, 3], words)
     logit_edits.apply_masks_in_torch(want, [4, 0, 3], words)
     assert torch.equal(got.nan_to_num(7.0), want.nan_to_num(7.0))
