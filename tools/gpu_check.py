@@ -63,7 +63,8 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
         "is_dry_run": no_figures,  # why figures mean nothing; empty where they count
         "sections": {},
     }
-    file, sections = arguments.out / "gpu_check.json", report["sections"]
+    file = arguments.out / "gpu_check.json"
+    sections = report["sections"]
     if arguments.resume and file.exists():
         earlier = json.loads(file.read_text())["sections"]
         sections |= {name: result for name, result in earlier.items() if result["status"] == "done"}

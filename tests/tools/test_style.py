@@ -1,0 +1,39 @@
+"""The check of style reports statements that are hard to read, and only these."""
+
+import ast
+
+import pytest
+
+from tools import style
+
+
+@pytest.mark.parametrize("statement", ["a, b = x, y", "a, self.b = 1, []", "(a, b), c = x, y", "a, b = b, a + b"])
+def test_several_assignments_in_a_statement_are_reported(statement: str) -> None:
+    fault = f"one assignment per statement, but this has several: {ast.unparse(ast.parse(statement))}"
+    assert list(style.packed({"a.py": f"\n{statement}\n"})) == [("a.py", 2, fault)]
+
+
+@pytest.mark.parametrize(
+    "statement", ["a, b = b, a", "a[0], a[1] = a[1], a[0]", "a, b = x", "a = x, y", "a, *b = f(x, y)"]
+)
+def test_swap_and_unpacking_are_no_faults(statement: str) -> None:
+    assert list(style.packed({"a.py": statement})) == []
+
+
+def test_longest_conditional_expressions_are_reported_when_there_are_too_many() -> None:
+    most = style.MOST_CONDITIONALS
+    short = "x = a if b else c\n" * (most - 1)
+    longest = "x = aaaa if b else c\n"
+    rest = "x = 1\n" * (1000 - most - 1)
+    assert style.conditional({"a.py": longest + short, "b.py": rest + "x = 1\n"}) == []
+    assert style.conditional({"a.py": longest + short, "b.py": "x = a if b else c\n" + rest}) == [
+        ("a.py", 1, "write it as an if statement: aaaa if b else c")
+    ]
+
+
+def test_sources_are_read_from_all_folders_without_those_for_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(style, "LATER", ("oaiserve/engine/",))
+    paths = style.read().keys()
+    assert {path.split("/")[0] for path in paths} == set(style.FOLDERS)
+    assert "oaiserve/app.py" in paths
+    assert not any(path.startswith("oaiserve/engine/") for path in paths)

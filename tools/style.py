@@ -1,0 +1,102 @@
+"""Checks that the code reads easily: one assignment per statement, and few conditional expressions.
+
+python -m tools style prints each fault with its file and line, and exits with 1 if there are any. `make check` runs it.
+"""
+
+from __future__ import annotations
+
+import ast
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).parents[1]
+FOLDERS = ("oaiserve", "loadtest", "tests", "tools", "deploy")
+MOST_CONDITIONALS = 15  # per 1,000 lines of oaiserve/
+# Folders and files that are being rewritten and not checked yet.
+LATER: tuple[str, ...] = (
+    "oaiserve/engine/executors/cuda/",
+    "oaiserve/engine/forecast/",
+    "oaiserve/engine/model/adapters.py",
+    "oaiserve/engine/model/batch.py",
+    "oaiserve/engine/model/eager.py",
+    "oaiserve/engine/model/foreign_layers.py",
+    "oaiserve/engine/model/placed_media.py",
+    "oaiserve/engine/model/rehearsal.py",
+    "oaiserve/engine/model/runner.py",
+    "oaiserve/engine/model/states.py",
+    "oaiserve/engine/model/attention/",
+    "oaiserve/engine/model/checkpoints/",
+    "oaiserve/engine/model/families/",
+    "oaiserve/engine/model/gpu/",
+    "oaiserve/engine/start/gpu/",
+    "oaiserve/http/",
+    "oaiserve/scale/",
+    "tests/engine/executors/",
+    "tests/engine/forecast/",
+    "tests/engine/model/checkpoints/",
+    "tests/engine/model/gpu/",
+    "tests/engine/model/test_gpu_attention.py",
+    "tests/engine/start/gpu/",
+    "tests/http/",
+    "tests/scale/",
+    "tests/tools/test_gpu_",
+    "tools/gpu/",
+)
+
+
+class Fault(NamedTuple):
+    path: str
+    line: int
+    text: str
+
+
+def packed_assignments(tree: ast.Module) -> Iterator[ast.Assign]:
+    """Yield the tuple assignments that neither swap values nor unpack one value: `a, b = x, y`."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Tuple):
+            values = sorted(map(ast.unparse, node.value.elts))
+            for target in node.targets:
+                if isinstance(target, ast.Tuple | ast.List) and sorted(map(ast.unparse, target.elts)) != values:
+                    yield node
+
+
+def packed(sources: Mapping[str, str]) -> Iterator[Fault]:
+    """Yield the packed assignments in these files, whose sources are given by their paths."""
+    for path, source in sources.items():
+        for node in packed_assignments(ast.parse(source)):
+            yield Fault(path, node.lineno, f"one assignment per statement, but this has several: {ast.unparse(node)}")
+
+
+def conditional(sources: Mapping[str, str]) -> list[Fault]:
+    """Return the longest conditional expressions of these files, as many as there are too many."""
+    expressions: list[tuple[int, Fault]] = []
+    for path, source in sources.items():
+        for node in ast.walk(ast.parse(source)):
+            if isinstance(node, ast.IfExp):
+                text = ast.unparse(node)
+                expressions.append((len(text), Fault(path, node.lineno, f"write it as an if statement: {text}")))
+    num_lines = sum(source.count("\n") for source in sources.values())
+    num_too_many = max(0, len(expressions) - num_lines * MOST_CONDITIONALS // 1000)
+    return [fault for _, fault in sorted(expressions, reverse=True)[:num_too_many]]
+
+
+def read() -> dict[str, str]:
+    """Return the sources that are checked, by their paths from the root."""
+    files = (file for folder in FOLDERS for file in sorted((ROOT / folder).rglob("*.py")))
+    sources = {file.relative_to(ROOT).as_posix(): file.read_text() for file in files}
+    return {path: source for path, source in sources.items() if not path.startswith(LATER)}
+
+
+def main() -> int:
+    sources = read()
+    product = {path: source for path, source in sources.items() if path.startswith("oaiserve/")}
+    faults = [*packed(sources), *conditional(product)]
+    for path, line, text in faults:
+        print(f"{path}:{line}: {text}")
+    return 1 if faults else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
