@@ -98,7 +98,7 @@ SMALL_COMMANDS = {
     "pull": "Download a model without serving it.",
     "rm": "Remove a model from this disk.",
 }
-MODEL_PROCESS = "model-process"  # of a server with several models, which starts it
+MODEL_PROCESS = "model-process"  # A hidden command: a server with several models starts one process of it per model.
 
 
 def main(argv: Sequence[str] | None = None, serve_app: ServeApp | None = None) -> int:
@@ -219,7 +219,7 @@ def command_line(serve_app: ServeApp, *, all_flags: bool = False) -> App:
     app.register_install_completion_command(
         help="Let your shell complete commands and flags (--shell bash, zsh, fish)."
     )
-    for name, text in (OTHER_COMMANDS | SMALL_COMMANDS).items():  # which `main` runs
+    for name, text in (OTHER_COMMANDS | SMALL_COMMANDS).items():  # `main` runs these
         app.command(App(name=name, help=text))
 
     @app.command
@@ -338,7 +338,7 @@ def _read_config_file(app: App, commands: tuple[str, ...], arguments: ArgumentCo
             raise OptionError(f"'{key}' in '{path}' is an empty list. Give it a value, or leave it out.")
     source = FILE_FORMATS[path.suffix](path, use_commands_as_keys=False)
     if tuple(commands) == ("serve",):
-        source.config.pop("models", None)  # which `serve` reads itself
+        source.config.pop("models", None)  # `serve` reads these itself
     for key, value in source.config.items():
         if key.replace("_", "-") == "default-params" and isinstance(value, dict):
             source.config[key] = json.dumps(value)

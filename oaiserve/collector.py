@@ -6,7 +6,7 @@ import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-LARGE_BYTES = 2**16  # of JSON: decoding less runs the collector a few times at most
+LARGE_BYTES = 2**16  # Decoding less JSON than this runs the collector a few times at most.
 
 
 @contextmanager

@@ -357,7 +357,7 @@ class RouteOptions(ListenerOptions):
         key = self.replica_key  # the message must not contain it
         _check(key is None or is_header_value(key), "--replica-key", "not usable", "printable ASCII without spaces")
         _check_choices(self)
-        _ = self.server  # which checks the rest
+        _ = self.server  # This property checks the rest.
 
     @property
     def server(self) -> ServerOptions:

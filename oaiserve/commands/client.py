@@ -28,7 +28,7 @@ class ListedModel(NamedTuple):
     name: str
     context: int  # tokens
     task: str  # generate, or one that writes no text
-    names: tuple[str, ...]  # by which it is known: its own, and that of its folder or on the hub
+    names: tuple[str, ...]  # its own name, and that of its folder or on the hub
     device: str  # cpu or cuda; "" if the server doesn't report it
 
 

@@ -25,7 +25,7 @@ class Chat:
         self._temperature = temperature
         self._client = client
         self._messages: list[dict[str, str]] = []
-        self._last_id: str | None = None  # of the last request
+        self._last_id: str | None = None  # the last request's
 
     def forget(self) -> None:
         self._messages.clear()

@@ -24,7 +24,7 @@ from oaiserve.files.private import NotPrivate, cache_folder
 from oaiserve.files.source import find_model
 from oaiserve.screen import Screen
 
-DEMO_BYTES = 1_500_000_000  # of memory that a server of it takes
+DEMO_BYTES = 1_500_000_000  # memory that a server with the demo model takes
 FEW_FILES = 1024
 INDENT = 14  # columns for the name of a part
 PACKAGES = ("torch", "transformers", "tokenizers", "safetensors", "huggingface_hub", "uvicorn", "starlette")

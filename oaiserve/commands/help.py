@@ -10,7 +10,7 @@ from typing import Any
 from cyclopts.help import ColumnSpec, DefaultFormatter, DescriptionRenderer, HelpEntry, HelpPanel, NameRenderer
 
 _NEXT_SENTENCE = re.compile(r"(?<=\.) (?=[A-Z0-9])")
-_FLAGS_SHARE = 0.35  # of the width
+_FLAGS_SHARE = 0.35  # share of the width
 
 
 class HelpFormatter(DefaultFormatter):

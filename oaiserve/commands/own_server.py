@@ -20,7 +20,7 @@ from oaiserve.commands.client import Client, NoAnswer
 from oaiserve.errors import StartupError
 
 POLL_SECONDS = 0.05
-_PREFIX = re.compile(r"\S+ \S+ [A-Z]+ +\S+  ")  # of a line of the log
+_PREFIX = re.compile(r"\S+ \S+ [A-Z]+ +\S+  ")  # start of a log line
 
 
 def server_with(stack: ExitStack, model: str | None, url: str | None) -> tuple[Client, str]:

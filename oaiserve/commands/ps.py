@@ -30,7 +30,7 @@ def _load(url: str) -> tuple[str, str, str]:
         metrics = Client(url).text("/metrics")
     except NoAnswer:
         return "no answer", "-", "-"
-    found: dict[str, float] = {}  # of several models, the sums over their processes
+    found: dict[str, float] = {}  # With several models, these are sums over their processes.
     for name, value in re.findall(r'^(\w+)(?:\{served_model="[^"]*"\})? (\S+)$', metrics, re.MULTILINE):
         found[name] = found.get(name, 0.0) + float(value)
     running, waiting = (found.get(f"oaiserve_requests_{state}") for state in ("running", "waiting"))

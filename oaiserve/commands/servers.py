@@ -35,7 +35,7 @@ class RunningServer:
     model: str  # as clients name it
     pid: int
     since: float  # Unix time
-    host: str  # whose processes see it at this address: homes and caches may be shared
+    host: str  # Only processes of this host reach the address: homes and caches may be shared.
 
 
 @contextmanager

@@ -21,7 +21,7 @@ HELP = """\
 /new            forget what has been said
 /quit           leave, as Ctrl-D does. Ctrl-C stops an answer."""
 _FENCED = re.compile(r"^ *(```+|~~~+).*?(^ *\1[^\S\n]*$|\Z)", re.MULTILINE | re.DOTALL)
-_MOST_CHARACTERS = 2**17  # of a block: more of it is another one, so that an endless one can be shown
+_MOST_CHARACTERS = 2**17  # A longer block is split, so that an endless one can be shown.
 _NEXT_BLOCK = re.compile(r"\n\s*\n(?=\S)")
 
 

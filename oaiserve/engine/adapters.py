@@ -12,13 +12,13 @@ from threading import Lock
 
 from oaiserve.errors import InvalidRequest, NotFound
 
-MOST_ADAPTERS = 256  # that are loaded at once
+MOST_ADAPTERS = 256  # adapters that are loaded at once
 
 
 @dataclass(frozen=True, slots=True)
 class ServedAdapter:
     name: str
-    path: str  # of its folder, as it was given
+    path: str  # the folder's path as the user wrote it
     number: int
     created: int  # Unix seconds, as in the API
 

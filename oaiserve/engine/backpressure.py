@@ -12,8 +12,8 @@ from heapq import heapify, heappop, heappush
 from threading import Lock
 
 MEASURE_NS = 500_000_000
-WEIGHT = 0.3  # of the newest measurement, so that the rate forgets in some seconds
-LEAST_DEADLINES = 4096  # that are kept before any is forgotten
+WEIGHT = 0.3  # weight of the newest measurement, so that the rate forgets in some seconds
+LEAST_DEADLINES = 4096  # deadlines stored before any is dropped
 MOST_RETRY_SECONDS = 30  # the longest wait of OpenAI's SDK is in this range
 
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 PIECE_BYTES = 2**18  # decoded at once
-_MOST_HEAD_CHARACTERS = 1000  # of a data URL before its comma
+_MOST_HEAD_CHARACTERS = 1000  # characters of a data URL before its comma
 _START = re.compile(r"[\0- ]*data:", re.IGNORECASE)
 _HEAD = re.compile(r"([^,;]*)([^,]*?)(; *base64)?", re.IGNORECASE | re.DOTALL)
 _LINE_ENDS = dict.fromkeys(map(ord, "\t\n\r"))  # removed from URLs

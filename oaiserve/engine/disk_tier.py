@@ -25,7 +25,7 @@ from oaiserve.files.block_files import BlockFiles
 log = logging.getLogger(__name__)
 
 LEAST_READ = 64  # tokens: fewer are computed sooner than read
-PIECE_BYTES = 4 << 20  # that are put into the cache in one go: some milliseconds between two steps
+PIECE_BYTES = 4 << 20  # bytes copied to the cache in one go: some milliseconds between two steps
 MOST_PIECES = 2  # on their way from the reading thread to the engine thread
 STOP_SECONDS = 5.0  # to write what waits for it at the end
 

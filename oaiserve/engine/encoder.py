@@ -80,7 +80,7 @@ class Encoder:
         self._waiting: deque[Encoding] = deque()
         self._missing: dict[bytes, list[Encoding]] = {}  # those of them that wait for a medium, by its key
         self._under_way: Iterator[Encoded | None] | None = None
-        self._medium: Medium | None = None  # that is under way
+        self._medium: Medium | None = None  # the medium that is being encoded
         self._credit_ns = 0.0
         self._seen_ns = 0  # when credit was last given
 

@@ -108,7 +108,7 @@ class Engine:
             "block_size": str(options.block_size),
             "kv_blocks": str(model.num_blocks),
         }
-        self.energy = energy or Energy.found()  # which somebody must read once a second
+        self.energy = energy or Energy.found()  # Something must read it once a second.
         limits = Limits(
             max_running=min(options.max_running, model.num_states or options.max_running),
             max_step_tokens=options.step_tokens(model.max_step_tokens_default),
@@ -320,7 +320,7 @@ class Engine:
             self._take(request.client, request.num_choices, request.num_bytes)
         elif self._max_waiting is None or self._loop.requests.num_background < self._max_waiting:
             self._take(request.client, 0, request.num_bytes)
-        else:  # of as many as others may wait
+        else:  # as many are open as other requests may wait
             raise self._overloaded(f"{self._max_waiting} requests in the background are open already, the limit")
         self._loop.post(Submitted(request, deliver, self._clock_ns()))
         self._tokenize.submit(request, partial(self._body_bytes.give_back, request.client, request.num_bytes))

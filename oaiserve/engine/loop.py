@@ -50,12 +50,12 @@ class Submitted:
 
 @dataclass(frozen=True, slots=True)
 class Abort:
-    request_id: str  # of a request that may have ended
+    request_id: str  # id of a request, which may have ended
 
 
 @dataclass(frozen=True, slots=True)
 class DropAdapter:
-    number: int  # of an adapter to drop behind the end of its last request
+    number: int  # number of an adapter to drop after the end of its last request
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,7 +200,7 @@ class EngineLoop:
         if self._encoder is not None and self._encoder.has_work:
             self._encode(self._encoder)
         if self.requests.has_events:
-            self._hand_over()  # of requests that have ended between two steps
+            self._hand_over()  # Some requests may have ended between two steps.
         if not self._stepper.turn():
             self._publish()
 
@@ -319,7 +319,8 @@ class EngineLoop:
             numbers.nobody_core_ns = shares.cores.nobody
             numbers.nobody_machine_ns = shares.time.nobody
         numbers.num_out_of_memory = self._stepper.num_out_of_memory
-        num_open = len(requests) - requests.num_background  # who waits for the latter chooses no server by it
+        # Background requests don't count as load when a server is chosen.
+        num_open = len(requests) - requests.num_background
         self.snapshot = self._account.published(self._scheduler, self._host.since_ns, num_open)
 
     def _close(self) -> None:

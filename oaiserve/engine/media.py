@@ -61,7 +61,7 @@ class PromptMedia:
     """The media of one prompt, and the tokens whose places their vectors take."""
 
     media: tuple[Medium, ...]
-    places: Integers  # of all vectors, in order: ascending indices of tokens of the prompt
+    places: Integers  # ascending indices of the prompt's tokens that all vectors replace
     # The positions of the prompt's tokens by time, height and width, one after the other; empty: their indices.
     axes: Integers = field(default_factory=lambda: array("i"))
     # What is added to the index of a token behind the prompt to get its position.
@@ -123,7 +123,7 @@ class Prepared:
 
     medium: Medium
     text: str
-    shape: Any = None  # by which the positions of its tokens follow, where these have three axes
+    shape: Any = None  # shape that gives the positions of its tokens, where these have three axes
 
 
 class MediaReader(Protocol):

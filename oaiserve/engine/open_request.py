@@ -56,9 +56,9 @@ class OpenRequest:
     notes: RequestNotes
     causes: RequestCauses | None = None  # where they are asked for
     prompts: list[OpenPrompt] = field(default_factory=list)
-    outputs: dict[Sequence, ChoiceOutput] = field(default_factory=dict)  # of choices that have not finished
+    outputs: dict[Sequence, ChoiceOutput] = field(default_factory=dict)  # choices that have not finished
     usage: Usage = field(default_factory=lambda: Usage(0, 0, 0))
-    waiting_tokens: int = 0  # of its prompts, until it enters a step
+    waiting_tokens: int = 0  # tokens of its prompts, until it enters a step
     num_waiting: int = 0  # choices that have not entered a step
     needs_ids: bool = False  # as in its sequences
     held_ns: float = 0.0  # as in those of its sequences that have ended

@@ -42,11 +42,11 @@ class ChoiceOutput:
             self._stop_after = ""
         else:
             self._stop_after = reasoning.closing
-        self._end_of_text = ""  # in which it may have begun
+        self._end_of_text = ""  # end of the text, where a stop string may have begun
         self._text: list[str] = []  # none of it empty
         self._token_ids: list[int] = []
         self._text_lengths: list[int] | None = [] if params.text_lengths else None
-        self._num_characters = 0  # of all tokens, including text that is held back or cut off
+        self._num_characters = 0  # characters of all tokens, including text that is held back or cut off
         self._logprobs = TokenLogprobs()
         self._chunk_tokens = min(1, stream_interval)  # for the next chunk: the first token does not wait for others
         self._has_end_token = False

@@ -17,7 +17,7 @@ class Pooling:
     """The task of a pooling model, and its settings in the files beside the weights."""
 
     task: Literal["embed", "score"]
-    size: int  # of its vectors; 1 for `score`
+    size: int  # size of its vectors; 1 for `score`
     # Sizes to which its vectors can be cut, because it was trained for that: these, or any if there are none.
     # None: it was not.
     dimensions: tuple[int, ...] | None = None

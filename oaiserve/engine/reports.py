@@ -18,7 +18,7 @@ from oaiserve.facts.report import HeldPrefixes, Pace, ReplicaReport
 
 # A report that is asked for earlier is the one before again: several routers share one, and its means are of a while.
 LEAST_NS = 500_000_000
-MOST_PROMPTS_KEPT = 4096  # whose prefix keys wait for a report
+MOST_PROMPTS_KEPT = 4096  # prompts whose prefix keys wait for a report
 
 ComputedPrompt = list[tuple[int, BlockHash]]  # its prefix keys, and the block in which each prefix ends
 

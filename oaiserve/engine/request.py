@@ -180,14 +180,14 @@ class Request:
     adapter: int = 0  # the number of the adapter that the model computes with; 0: none
     # Tokens of a choice per TokenChunk, after the first one, which comes at once; 0: all in one, when it has finished.
     stream_interval: int = 1
-    client: str = ""  # whose request it is, so that clients can take turns
-    num_bytes: int = 0  # of its body, by which waiting requests are bounded
+    client: str = ""  # client that sent the request, so that clients can take turns
+    num_bytes: int = 0  # bytes of the body, which count towards the limit of waiting requests
     received_ns: int | None = None  # when its caller received it; None: when it is submitted
     # The prefix keys of its only prompt, for routers, each with its share of the prompt.
     prefix_keys: tuple[tuple[int, float], ...] = ()
-    sent: tuple[Piece, ...] = ()  # of its answer, by another server: it goes on behind these
+    sent: tuple[Piece, ...] = ()  # pieces of its answer that another server has sent; this one continues after them
     is_background: bool = False  # it can wait: it gets what nobody else needs, and no timeout of the server ends it
-    reports_progress: bool = False  # of its prompts, until its first token
+    reports_progress: bool = False  # whether it reports how far its prompts are, until its first token
     # By the clock of `received_ns`: when it is of no use any more without its first token, or its end. None: never.
     first_token_deadline_ns: int | None = None
     deadline_ns: int | None = None
@@ -210,8 +210,8 @@ class PromptProgress:
     """The progress of a request's prompts. This event comes when a long one enters a step, and then each second."""
 
     request_id: str
-    num_tokens: int  # of all of its prompts
-    num_cached: int  # of these: they were in the prefix cache
+    num_tokens: int  # tokens of all its prompts
+    num_cached: int  # those of them that were in the prefix cache
     num_computed: int  # those included, and those of the step under way
     elapsed_ns: int  # since the request entered its first step
     times: RequestTimes  # the stamps so far
@@ -268,7 +268,7 @@ class Pooled:
     """
 
     request_id: str
-    index: int  # of the prompt
+    index: int  # index of the prompt
     vector: Floats  # 32-bit floats, as the model makes it: of any length
 
 
@@ -279,7 +279,7 @@ class Usage:
     completion_tokens: int  # every sampled token of every choice
     max_tokens_cut_to: int | None = None  # because the context has no room for more
     account: EngineAccount | None = None  # if the client has asked what the request costs
-    image_tokens: int = 0  # of the prompts, those in the places of images
+    image_tokens: int = 0  # prompt tokens that stand for images
     audio_tokens: int = 0
 
 

@@ -70,7 +70,7 @@ class Sequence:
     draw_key: int = 0  # 64 bits: with the position, all the randomness there is
     priority: int = 0  # lower is earlier, where the policy asks for it
     turn_ns: int = 0  # when its turn comes, where the policy asks for it
-    deadline_ns: int | None = None  # of its end
+    deadline_ns: int | None = None  # when it must have ended
     latest_start_ns: int | None = None  # to keep its deadlines; None: it has none, cannot keep them, or has begun
     cache_salt: str = ""  # only sequences with the same salt share cached blocks
     adapter: int = 0  # its number, or 0; the salt has it, too
@@ -96,7 +96,7 @@ class Sequence:
     held_ns: float = 0.0  # blocks times nanoseconds, of those that it has given back, less what others held before
     state: int | None = None  # its place in the pool of states, where the model's layers keep one
     state_ends: list[int] = field(default_factory=list)  # the numbers of tokens after which its state is to be kept
-    hashes: list[BlockHash] = field(default_factory=list)  # of its first full blocks
+    hashes: list[BlockHash] = field(default_factory=list)  # hashes of its first full blocks
     siblings: list[Sequence] = field(default_factory=list)  # other choices, until this one has computed the prompt
     place: Place = Place.NOWHERE
     key: tuple[float, ...] = ()
@@ -114,7 +114,7 @@ class Sequence:
     # The common totals when it began to wait for common reasons.
     wait_totals_ns: dict[WaitReason, int] = field(default_factory=dict)
     # written by the engine loop
-    causes: RequestCauses | None = None  # of its request's time; None: nobody asks for them
+    causes: RequestCauses | None = None  # causes of its request's time; None: they are not counted
     wants_prompt_logprobs: bool = False  # the first choice of a prompt reports them, once
     last_token_ns: int | None = None
     # written by Drafts

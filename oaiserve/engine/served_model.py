@@ -22,10 +22,10 @@ class ServedModel:
 
     tokenizer: Tokenizer
     runner: Runner
-    num_blocks: int  # of the KV cache
+    num_blocks: int  # blocks of the KV cache
     max_model_len: int  # tokens of prompt and answer together
     vocab_size: int
-    num_states: int = 0  # of sequences, where layers keep one
+    num_states: int = 0  # sequences that can keep a state, where layers keep one
     max_step_tokens_default: int = 512
     eos_token_ids: frozenset[int] = frozenset()
     grammars: Grammars | None = None  # None: those of the tokenizer

@@ -48,7 +48,7 @@ class Chunk(NamedTuple):
     num_tokens: int
     max_draws: int = 1
     draft: tuple[int, ...] = ()
-    draw: Draw = Draw.AT_LAUNCH  # of a chunk that draws
+    draw: Draw = Draw.AT_LAUNCH  # how a chunk draws, if it does
 
     @property
     def end(self) -> int:
@@ -102,7 +102,7 @@ class Masks(NamedTuple):
     Bit i % 32 of word i // 32 says whether id i may be drawn. The masks behind a draft's tokens follow the first one.
     """
 
-    rows: dict[Sequence, int]  # of `words`: the first draw of each sequence
+    rows: dict[Sequence, int]  # first draw of each sequence: its row in `words`
     words: np.ndarray  # uint32 [number of rows, ceil(vocab / 32)]
 
 
@@ -148,14 +148,14 @@ class Logprobs:
     logprob: float
     top_ids: list[int]  # best first
     top_logprobs: list[float]
-    rank: int = 0  # of the token in the whole vocabulary, from 1; 0: not looked up
+    rank: int = 0  # rank of the token in the whole vocabulary, from 1; 0: not looked up
 
 
 @dataclass(slots=True)
 class ChunkResult:
-    token_ids: list[int] = field(default_factory=list)  # that were drawn, at most `max_draws` of the chunk
+    token_ids: list[int] = field(default_factory=list)  # drawn tokens, at most `max_draws` of the chunk
     logprobs: list[Logprobs] | None = None  # one for each of `token_ids`, where the sequence asks for them
-    prompt_logprobs: list[Logprobs] | None = None  # of tokens start+1 to min(end+1, prompt_len), where asked for
+    prompt_logprobs: list[Logprobs] | None = None  # those of tokens start+1 to min(end+1, prompt_len), on request
     error: str | None = None  # the sequence cannot go on, for this reason; the others can
     vector: array[float] | None = None  # 32-bit floats, of a sequence that is pooled
 

@@ -27,9 +27,9 @@ if TYPE_CHECKING:
 
 # These limits count tokens. An alternative of a logprob counts as one, because it is kept and rendered like one. A
 # token takes 20 to 60 bytes, and so do eight numbers of a vector.
-MAX_CHUNK_TOKENS = 256  # of joined chunks: rendered within about half a millisecond
-MAX_UNREAD_TOKENS = 2**18  # of one stream
-MAX_HELD_TOKENS = 2**23  # of all answers together, until they are written: 170 to 500 MB
+MAX_CHUNK_TOKENS = 256  # tokens of joined chunks: rendered within about half a millisecond
+MAX_UNREAD_TOKENS = 2**18  # limit for one stream
+MAX_HELD_TOKENS = 2**23  # tokens of all answers together, until they are written: 170 to 500 MB
 STALLED_NS = 1_000_000_000  # a client that takes nothing for so long does not keep up
 
 
@@ -54,9 +54,9 @@ class LoopStream:
         self._max_unread_tokens = max_unread_tokens
         self._held = HeldTokens() if held is None else held
         self._events: list[Event] = []
-        self._last_chunks: dict[int, TokenChunk] = {}  # of those in _events, by choice
-        self._num_unread_tokens = 0  # of the chunks in _events
-        self._num_gathered_tokens = 0  # of all _events, prompts included
+        self._last_chunks: dict[int, TokenChunk] = {}  # last chunk of each choice in _events
+        self._num_unread_tokens = 0  # tokens of the chunks in _events
+        self._num_gathered_tokens = 0  # tokens of all _events, prompts included
         self.num_held_tokens = 0  # these, and those that the reader has taken and not written
         self._has_reader = True
         self._busy_since_ns = 0  # when the reader took events, or wrote a part of them

@@ -17,7 +17,7 @@ M_TRIM_THRESHOLD = -1
 M_MMAP_THRESHOLD = -3
 MOST_MMAP_THRESHOLD_BYTES = 32 * 2**20  # the most that glibc takes
 TRIM_THRESHOLD_BYTES = 64 * 2**20  # the copies of the largest body by default, and some more
-MOST_COPIES = 4  # that a large body is there at once, in its forms, while it is parsed and rendered
+MOST_COPIES = 4  # copies of a large body, in different forms, while it is parsed and rendered
 
 
 def _glibc() -> ctypes.CDLL | None:
@@ -33,7 +33,7 @@ def _glibc() -> ctypes.CDLL | None:
     return libc
 
 
-_libc = _glibc()  # whose calls are made without the interpreter's lock
+_libc = _glibc()  # Its calls are made without the interpreter's lock.
 
 
 def keep_freed() -> None:

@@ -54,12 +54,12 @@ class Tokenized:
 
     request: Request
     token_ids: list[list[int]]
-    second_starts: list[int | None] = field(default_factory=list)  # of each prompt that is a pair
+    second_starts: list[int | None] = field(default_factory=list)  # where the second text of each pair begins
     bad_words: list[list[int]] = field(default_factory=list)
-    closing_ids: list[int] = field(default_factory=list)  # of the reasoning, if it has a budget
+    closing_ids: list[int] = field(default_factory=list)  # tokens that close the reasoning, if it has a budget
     grammar: CompiledGrammar | None = None
     at_ns: int | None = None  # None: it was not encoded
-    media: list[PromptMedia | None] = field(default_factory=list)  # of each prompt; empty if none has any
+    media: list[PromptMedia | None] = field(default_factory=list)  # media of each prompt; empty if none has any
     forecast: Forecast = NO_FORECAST  # given to it on the way to the engine thread
 
     @property

@@ -28,9 +28,9 @@ Item = TypeVar("Item")
 Result = TypeVar("Result")
 Work: TypeAlias = Generator[bool | None, None, Result]  # stops after each piece
 
-LARGE_BYTES = 2**16  # of a body whose work takes more than a moment
+LARGE_BYTES = 2**16  # bytes of a body that takes more than a moment of work
 LONG = True  # what work yields if its next piece takes more than milliseconds
-MUCH_BYTES = 2**20  # of a body whose memory is worth taking before, and giving back after
+MUCH_BYTES = 2**20  # bytes of a body for which memory is taken before, and given back after
 GIVE_BACK_SECONDS = 1.0  # after the last such body: by then, everything made of it is free
 
 
@@ -108,7 +108,7 @@ class Task:
     """Work in turns. It has exactly one of three ends, which are called on a worker's thread."""
 
     client: str
-    num_bytes: int  # of the body that it comes from
+    num_bytes: int  # bytes of the body that it comes from
     work: Work[Any]
     done: Callable[[Any], None]  # takes the work's result
     failed: Callable[[APIError], None]

@@ -20,8 +20,8 @@ from oaiserve.facts.record import HostPart
 log = logging.getLogger(__name__)
 
 LOOK_SECONDS = 1.0
-MULTIPLE = 20  # of the expected time of a step, which it may take
-UNKNOWN_SECONDS = 300.0  # that a step may take while the cost of steps is not known: the first ones may compile code
+MULTIPLE = 20  # A step may take this many times its expected time.
+UNKNOWN_SECONDS = 300.0  # limit of a step while the cost of steps is unknown: the first ones may compile code
 EXIT_CODE = 70
 
 
@@ -40,7 +40,7 @@ class Watchdog:
         self._least_seconds = least_seconds
         self._exits = exits
         self._seen_ns = 0  # when the part began that was seen last
-        self._num_looks = 0  # that have seen it
+        self._num_looks = 0  # times that it was seen
         self._is_over = threading.Event()
         self.hang = ""
         self.num_hangs = 0

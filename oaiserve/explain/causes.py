@@ -19,7 +19,7 @@ class Parts(NamedTuple):
 
     decodes: int = 0  # expected, of all sequences that decode
     prompts: int = 0  # expected, of all prompts
-    media: int = 0  # of other requests, which are encoded between steps
+    media: int = 0  # other requests' media, which are encoded between steps
     constraint: int = 0
     host: int = 0
     machine: int = 0
@@ -50,9 +50,9 @@ class RequestCauses:
     _at: Parts = NOTHING  # the totals after that
     # Of the current phase:
     alone_ns: float = 0.0  # the expected time of its own tokens alone
-    _recomputed: int = 0  # of this, the time of tokens that were computed again
+    _recomputed: int = 0  # part of this for tokens that were computed again
     _of_prompts: int = 0  # the expected time of its own prompts beside the decodes of its neighbours
-    _rest: Parts = NOTHING  # of the step under way when it was scheduled
+    _rest: Parts = NOTHING  # rest of the step that was under way when it was scheduled
     _missed: Parts = NOTHING  # steps
 
     def __post_init__(self) -> None:

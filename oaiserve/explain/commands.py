@@ -21,7 +21,7 @@ from cyclopts.config import Json, Toml, Yaml
 from oaiserve.config import OptionError
 from oaiserve.errors import StartupError
 
-LEAST_LIKENESS = 0.7  # of a suggested name, from 0 to 1
+LEAST_LIKENESS = 0.7  # likeness of a suggested name, from 0 to 1
 FILE_FORMATS: dict[str, type[Toml | Yaml | Json]] = {".toml": Toml, ".yaml": Yaml, ".yml": Yaml, ".json": Json}
 
 

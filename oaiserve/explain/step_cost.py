@@ -24,8 +24,8 @@ class Load(NamedTuple):
     prompt_tokens: int = 0  # tokens of prompts, and those computed again
     prompt_context: int = 0  # tokens that these attend to, added up
     draws: int = 0  # rows for which the vocabulary is computed
-    edits: int = 0  # of these, those whose logits are edited on the host
-    drafted: int = 0  # of `decodes`, tokens of drafts
+    edits: int = 0  # those of these draws whose logits are edited on the host
+    drafted: int = 0  # tokens of drafts among `decodes`
 
     @property
     def num_tokens(self) -> int:
@@ -42,10 +42,10 @@ class Work(NamedTuple):
     """The sizes of a request that has ended."""
 
     num_prompts: int
-    prompt_tokens: int  # of all prompts
-    cached_tokens: int  # of these
+    prompt_tokens: int  # tokens of all prompts
+    cached_tokens: int  # those of them that were cached
     num_choices: int
-    completion_tokens: int  # of all choices
+    completion_tokens: int  # tokens of all choices
     longest_choice_tokens: int
     needs_ids: bool  # the host edits the logits of all draws
 
@@ -69,14 +69,14 @@ class StepCost:
     more than two.
     """
 
-    rows_ns: tuple[float, ...]  # of a step with as many rows as each knot
+    rows_ns: tuple[float, ...]  # time of a step with as many rows as each knot
     decode_context_ns: float = 0.0  # for each token that a decode attends to
     cached_context_ns: float = 0.0  # in a cached prefix: data of several sequences is in the CPU's caches
     prompt_context_ns: float = 0.0
     draw_ns: float = 0.0
     edit_ns: float = 0.0
     draft_ns: float = 0.0  # for each token of a draft
-    prompts_ns: float = 0.0  # of a step with prompts, beyond its rows
+    prompts_ns: float = 0.0  # time of a step with prompts, in addition to its rows
 
     def expected_ns(self, load: Load) -> int:
         decodes, decode_context, cached_context, prompt_tokens, prompt_context, draws, edits, drafted = load

@@ -36,9 +36,9 @@ SECOND = 100.0  # weight of a second of steps, beside the guess while nothing is
 # others; of that, only seconds count whose steps say something of the number.
 SPEED_SECONDS = 1.0
 NUMBER_SECONDS = 3.0
-LEAST_SHARE = 0.01  # of a usual step: a number that is less changes as much as one that is so much
+LEAST_SHARE = 0.01  # share of a usual step: a number below it may change as much as one that reaches it
 HUBER = 0.7  # errors of more than so many usual ones count less
-LEAST_ERROR = 0.01  # that is usual; no machine is more exact
+LEAST_ERROR = 0.01  # least usual error; no machine is more exact
 # Two rows may cost so much less than one, as a share of that: the attention of a single sequence leaves cores idle. If
 # they might not, the cost of more contexts would have to make up for it.
 MOST_FALL = 0.5

@@ -14,7 +14,7 @@ import msgspec
 
 IDS_HEADER = "x-oaiserve-stream"
 SENT_HEADER = "x-oaiserve-sent"  # how many bytes behind the body have the pieces
-KIND_HEADER = "x-oaiserve-kind"  # of a replica: those of one kind write the same bytes
+KIND_HEADER = "x-oaiserve-kind"  # kind of a replica: those of one kind write the same bytes
 _IDS = re.compile(r"([0-9a-f]{32}) (\d{1,12}) (\d{1,20})", re.ASCII)
 _MARK = b": tokens "  # the beginning of a mark, which is a block of its own
 _BLANK_LINE = b"\n\n"
@@ -32,7 +32,7 @@ class StreamIds(NamedTuple):
 
     unique_id: str  # 32 hexadecimal digits
     created: int  # Unix seconds
-    seed: int  # of 64 bits, if the request has none
+    seed: int  # a number of 64 bits, if the request has no seed
 
     @property
     def as_text(self) -> str:
@@ -65,7 +65,7 @@ class StreamSplitter:
     def __init__(self, *, is_marked: bool) -> None:
         self._is_marked = is_marked
         self.rest = bytearray()  # not returned yet
-        self._begin = 0  # of the first event in `rest` without its end
+        self._begin = 0  # where the first event in `rest` without its end begins
 
     def push(self, part: bytes) -> tuple[bytes, list[Piece]]:
         """Take the next bytes. Return all bytes before the last cut, without marks, and the pieces of the marks except

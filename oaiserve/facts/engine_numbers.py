@@ -22,7 +22,7 @@ class LoadTotals(NamedTuple):
 
     at_ns: int = 0
     num_open: int = 0  # requests that have been submitted and have not ended
-    uncomputed_tokens: int = 0  # of their prompts
+    uncomputed_tokens: int = 0  # uncomputed tokens of their prompts
     open_ns: int = 0  # requests times nanoseconds
     uncomputed_token_ns: int = 0  # tokens times nanoseconds
 
@@ -75,8 +75,8 @@ class EngineNumbers:
         default_factory=dict
     )  # the same by name; written by Engine.snapshot
     blocks_used: int = 0
-    blocks_cached: int = 0  # of all blocks, those that the prefix cache can find
-    blocks_reusable: int = 0  # of the free ones, those that the prefix cache can find
+    blocks_cached: int = 0  # those of all blocks that the prefix cache can find
+    blocks_reusable: int = 0  # those of the free blocks that the prefix cache can find
     blocks_total: int = 0
     host_ns: Mapping[HostPart, int] = field(default_factory=lambda: dict.fromkeys(HostPart, 0))  # so far
     idle_since_ns: int | None = None  # the engine thread is idle since then, which is not in `host_ns` yet

@@ -19,7 +19,7 @@ class Fact:
     A time is in nanoseconds, and its field ends in `_ns`. Metrics show it in seconds, log lines in milliseconds.
     """
 
-    name: str  # of the field
+    name: str  # name of the field
     meaning: str  # the help text of the metric, if there is one
     json: str = ""  # in the JSON of /debug/requests; "grammar.kind" is in an object of its own
     log: str = ""  # in the line of an ended request

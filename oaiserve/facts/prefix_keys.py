@@ -29,8 +29,8 @@ SYSTEM_ROLES = ("system", "developer")
 _BILLING = re.compile(r"\A\s*x-anthropic-billing-header[^\n]*\s*")
 
 _encode_sorted = msgspec.json.Encoder(order="sorted").encode
-_MEDIA_TYPES = ("image_url", "input_image", "image", "input_audio")  # of parts of messages
-MEDIUM_BYTES = 1024  # of the text that stands for an image or a sound: about as many as its tokens
+_MEDIA_TYPES = ("image_url", "input_image", "image", "input_audio")  # types of parts of messages
+MEDIUM_BYTES = 1024  # bytes of the text that stands for an image or a sound: about as many as its tokens
 # Clients of Anthropic's API mark the end of the conversation so far, which moves in each turn.
 _CACHE_CONTROL = re.compile(rb'"cache_control":(?:\{[^{}]*\}|null),?')
 
@@ -38,8 +38,9 @@ _CACHE_CONTROL = re.compile(rb'"cache_control":(?:\{[^{}]*\}|null),?')
 class Prompt(NamedTuple):
     """A router's knowledge of a prompt."""
 
-    keys: Sequence[int]  # of its full blocks
-    conversation: int  # of its text up to the end of the first user message, the same in all turns of a conversation
+    keys: Sequence[int]  # keys of its full blocks
+    # Key of its text up to the end of the first user message, the same in all turns of a conversation.
+    conversation: int
     num_tokens: int  # about
     model: str = ""  # as the body names it
     # Of the first token and of the end, as the body has them.

@@ -171,7 +171,7 @@ class EngineAccount:
     # These are the parts of the phases `prefill` and `decode`, up to the last step. They are empty with --no-explain.
     prefill_causes_ns: dict[Cause, int] = field(default_factory=dict)
     decode_causes_ns: dict[Cause, int] = field(default_factory=dict)
-    num_prefill_steps: int = 0  # of `num_steps`, those up to the first token
+    num_prefill_steps: int = 0  # those of `num_steps` up to the first token
     # Its shares of what the server used, which with those of nobody add up to the meters. None with --no-explain.
     core_ns: int | None = _cost(
         "core_ns", "Time of the process's cores that is its share of its steps, and of the work between them."
@@ -197,7 +197,7 @@ class EngineAccount:
         log=True,
         log_when="num_media",
     )
-    media_core_ns: int = 0  # of cores, meanwhile
+    media_core_ns: int = 0  # time of cores during that
     # The next five are of the grammar that constrains the answer, if there is one.
     grammar_kind: str | None = fact(
         "The kind of the grammar, as in oaiserve.engine.request.GrammarKind.",
@@ -340,7 +340,7 @@ class RequestRecord:
         log_when="refusal_delay_ns",
     )
     response_id: str | None = fact("The `id` of the answer.", None, json=True, span="gen_ai.response.id")
-    engine_id: str | None = None  # by which the engine knows it
+    engine_id: str | None = None  # the engine's id of the request
     conversation_id: str | None = fact(
         "The `id` of the first answer of a conversation over several requests.",
         None,
@@ -471,9 +471,9 @@ class StepRecord:
 
     kind: StepKind
     started_ns: int
-    duration_ns: int  # of the model, with sampling
+    duration_ns: int  # time of the model, with sampling
     idle_ns: int  # before the step while there was work: host work, and waits for a core
     num_sequences: int
-    num_tokens: int  # that were computed
+    num_tokens: int  # computed tokens
     host_ns: Mapping[HostPart, int] = field(default_factory=dict)  # since the results of the step before
-    cost_error: float | None = None  # of its expected time, as a share of its own; None: no time was expected
+    cost_error: float | None = None  # error of its expected time, as a share of its own; None: no time was expected

@@ -21,9 +21,10 @@ else:  # msgspec reads it when a report is sent, and knows no generic array
 
 MOST_KEYS = 1024
 MOST_MODELS = 1024  # in one report
-MOST_NAME_CHARACTERS = 256  # of each
+MOST_NAME_CHARACTERS = 256  # characters of each name
 MOST_REPORT_BYTES = 2**20
-ROUTER_HEADER = "x-oaiserve-router"  # of whoever asks; of a peer that is no trusted proxy, it is dropped
+# Marks the requests of a router. From a peer that is no trusted proxy, it is dropped.
+ROUTER_HEADER = "x-oaiserve-router"
 
 Place = TypeVar("Place")
 
@@ -38,7 +39,7 @@ class Pace(NamedTuple):
     """The recent times of a replica for a prompt token and for a whole answer, in seconds; 0 while unknown."""
 
     prompt_token: Seconds = 0.0
-    answer: Seconds = 0.0  # of the median length
+    answer: Seconds = 0.0  # time of an answer of the median length
 
 
 class Within(NamedTuple):
@@ -53,8 +54,8 @@ class ReplicaReport:
     """The report of one replica at one moment."""
 
     replica: str  # the name by which requests are sent to it
-    incarnation: str  # of its process: a restarted one holds nothing any more
-    number: int  # of the report; a later one has a higher number
+    incarnation: str  # id of its process: a restarted one holds nothing any more
+    number: int  # number of the report; a later one has a higher number
     # Means since the report before: the numbers of a moment scatter so much that routers would flee from chance.
     num_open: float  # requests that it has taken and not finished, those that wait included
     waiting_tokens: float  # tokens of their prompts that are still to be computed

@@ -39,7 +39,7 @@ class Decision(NamedTuple):
     reason: Reason
     expected_hit_tokens: int  # about, and at least: not all lengths are known
     num_holders: int  # replicas that hold the longest known beginning and can be chosen
-    load: float  # of the replica, with the request
+    load: float  # load of the replica, with the request
     bound: float  # on its load, at that moment
 
 

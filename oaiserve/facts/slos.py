@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 METRICS = ("ttft", "tpot", "itl", "latency")
-GAPS_SHARE = 0.95  # of the gaps between a request's tokens that must keep the limit `itl`
+GAPS_SHARE = 0.95  # share of the gaps between a request's tokens that must keep the limit `itl`
 _UNITS = {"ms": 1e-3, "us": 1e-6, "s": 1.0}
 
 Slos = Mapping[str, float]  # seconds by metric

@@ -43,8 +43,8 @@ class BlockFiles:
         )
         self._parents: OrderedDict[bytes, bytes] = OrderedDict()  # by hash, in the order of use
         self._num_children: Counter[bytes] = Counter()
-        self._lock = Lock()  # of a changing table; whether a hash is in it can be asked without
-        self.num_failures = 0  # of the file system, and broken files
+        self._lock = Lock()  # taken to change the table; looking up a hash needs no lock
+        self.num_failures = 0  # failures of the file system, and broken files
         self._find()
 
     def __contains__(self, block_hash: bytes) -> bool:

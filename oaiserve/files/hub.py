@@ -138,7 +138,7 @@ def fetched(source: ModelSource, *, with_media: bool = True) -> ModelSource:
         if _missing(folder, files):
             try:
                 folder = Path(snapshot_download(repository, allow_patterns=files, tqdm_class=Progress))
-            except Exception as error:  # of any type: the hub's client raises what its libraries raise
+            except Exception as error:  # The hub's client raises what its libraries raise.
                 raise _trouble(error, repository) from error
         if missing := _missing(folder, files):
             raise HubTrouble(f"has not sent {_shown(missing)}")
@@ -179,7 +179,7 @@ def ask_hub(repository: str) -> tuple[str, list[str]]:
     api = HfApi()
     try:
         info = _in_time(lambda: api.model_info(repository, timeout=TIMEOUT_SECONDS))
-    except Exception as error:  # of any type: the hub's client raises what its libraries raise
+    except Exception as error:  # The hub's client raises what its libraries raise.
         raise _trouble(error, repository) from error
     return info.sha or "", [file.rfilename for file in info.siblings or ()]
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from oaiserve.files import demo
 
-HEAD_BYTES = 64 * 1024  # of each file; of weights, they have the names and the places of all tensors
+HEAD_BYTES = 64 * 1024  # start of each file; in weight files it holds the names and the places of all tensors
 # Samples of the rest of a file, at equal distances: two trainings differ nearly everywhere
 SAMPLES = 256
 SAMPLE_BYTES = 4096

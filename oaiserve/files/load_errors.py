@@ -74,7 +74,7 @@ class _ReportFilter(logging.Filter):
             self._unwanted = r"\| *(MISSING|UNEXPECTED)\b"
         else:
             self._unwanted = r"\| *MISSING\b"
-        self.tensors: list[str] = []  # which could not be converted, or have another size
+        self.tensors: list[str] = []  # tensors that could not be converted, or have another size
 
     def filter(self, record: logging.LogRecord) -> bool:
         text = re.sub(r"\x1b\[[0-9;]*m", "", record.getMessage())

@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 
 _FORMAT = 1
 _DIGEST_BYTES = hashlib.sha256().digest_size
-_ALIGNMENT = 64  # of the bytes that a record holds
+_ALIGNMENT = 64  # alignment of a record's bytes
 
 
 class NotRemembered(Exception):
@@ -55,10 +55,10 @@ class Subject:
     kind: str
     model: Path  # a folder, or a file
     options: Mapping[str, str]  # each combination of which has a record of its own
-    versions: Mapping[str, str]  # of what finds it out
-    stats: Mapping[str, list[int]]  # of the files that it is found out from, by name, as they were at the start
-    folder: Path  # of these files
-    digest: Callable[[Path], str] | None = None  # of as much of a file as counts; None: its SHA-256
+    versions: Mapping[str, str]  # versions of the code that makes the record
+    stats: Mapping[str, list[int]]  # the files that the record is made from, by name, as they were at the start
+    folder: Path  # the folder of these files
+    digest: Callable[[Path], str] | None = None  # digest of the part of a file that counts; None: its SHA-256
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +66,7 @@ class StartRecord:
     data: dict[str, Any]
     content: bytearray
     start: int  # in the content, of what places in `data` count from
-    day: str  # on which it was found out
+    day: str  # the day on which it was made
     path: Path
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 HEADER = "x-oaiserve-adapted"
 MOST_NOTES = 20
-MOST_CHARACTERS = 120  # of a note
+MOST_CHARACTERS = 120  # characters of a note
 STORED = "the stored item "  # begins a place in an item that is no part of the body
 
 

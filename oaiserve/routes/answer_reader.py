@@ -31,11 +31,12 @@ class AnswerReader:
         self.num_reasoning_tokens = 0
         self.thinking = thinking
         self.calls = calls
-        self._reasoning = calls if isinstance(calls, ChannelCalls) else thinking  # which knows where it ends
+        # This parser knows where reasoning ends.
+        self._reasoning = calls if isinstance(calls, ChannelCalls) else thinking
         self._thinks = thinking is not None
         self._skips_space = False  # between the reasoning and the answer proper
-        self._text_length = 0  # of the tokens so far
-        self._lengths: list[int] = []  # of the tokens not counted yet
+        self._text_length = 0  # characters of the tokens so far
+        self._lengths: list[int] = []  # lengths of the tokens not counted yet
 
     @property
     def has_called(self) -> bool:

@@ -36,14 +36,14 @@ MAX_BEST_OF = 20  # OpenAI's limit
 MAX_CHOICES_PER_REQUEST = 2048  # prompts times n, or times best_of
 MAX_LOGPROBS = 20
 MAX_STRINGS = 128  # in stop, and in bad_words
-MAX_CHARACTERS = 4096  # of all these strings together, because the engine thread searches the text for them
+MAX_CHARACTERS = 4096  # limit for all these strings together, because the engine thread searches the text for them
 MAX_SALT_CHARACTERS = 128
 MAX_INT32 = 2**31 - 1
 MAX_INT64 = 2**63 - 1
 MAX_DEADLINE_MS = 86_400_000  # a day
 MAX_TOOLS = 1024
 # These three are OpenAI's limits.
-MAX_ITEMS = 20  # of a conversation at once
+MAX_ITEMS = 20  # items added to a conversation at once
 MAX_METADATA = 16
 MAX_KEY_CHARACTERS = 64
 MAX_VALUE_CHARACTERS = 512

@@ -27,7 +27,7 @@ from oaiserve.routes.serving import Serving, serving_of
 
 RETRY_AFTER_SECONDS = 1
 TOO_MANY_BODIES = "The server is receiving too many large bodies already; try again later."
-MOST_SECONDS = 60.0  # in which a body must arrive
+MOST_SECONDS = 60.0  # A body must arrive within this time.
 # Of a body whose work is done on the event loop. A tool's schema of so many bytes takes up to 20 ms there.
 MOST_LOOP_BYTES = 2**13
 Body = TypeVar("Body", bound=msgspec.Struct)
@@ -261,7 +261,7 @@ async def in_turns_if_large(request: Request, work: Work[Result], num_bytes: int
     def guarded() -> Work[Result]:
         try:
             return (yield from work)
-        except RecursionError:  # of the decoder, or of the readers of its values
+        except RecursionError:  # raised by the decoder, or by the readers of its values
             raise InvalidRequest("The body is nested too deeply.") from None
 
     return (

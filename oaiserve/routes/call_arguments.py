@@ -14,10 +14,10 @@ from typing import Any
 
 import msgspec
 
-RAW_KEY = "arguments"  # of the object around arguments that are none
+RAW_KEY = "arguments"  # key of the object around arguments that are not an object
 MOST_DEPTH = 64
-_MOST_CHARACTERS = 2**20  # of a text that is completed
-_MOST_PYTHON = 2**14  # of one that is read as Python, whose parser takes far more memory
+_MOST_CHARACTERS = 2**20  # characters of a text that is completed
+_MOST_PYTHON = 2**14  # characters of a text that is read as Python, whose parser takes far more memory
 _TOKENS = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*(?:"|\\?\Z)|[{}\[\],]', re.DOTALL)
 _CUT_MEMBER = re.compile(r',?\s*(?:"[^"\\]*(?:\\.[^"\\]*)*(?:"\s*(?::\s*)?|\\?\Z))?[-+.\w]*', re.DOTALL)
 _CUT_ESCAPE = re.compile(r"(?<!\\)(?:\\\\)*(\\(?:u[0-9a-fA-F]{0,3})?)\Z")

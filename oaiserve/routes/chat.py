@@ -173,7 +173,7 @@ def _messages(given: Sequence[Mapping[str, Any]], reader: ContentReader, adaptat
         if role == "assistant":
             known["reasoning"] = reasoning
         more = reader.more_fields(given[number], _KNOWN, where)
-        if not isinstance(more.get("thinking", ""), str):  # which templates take for reasoning
+        if not isinstance(more.get("thinking", ""), str):  # Templates take this for reasoning.
             del more["thinking"]
         placed.append((where, {name: value for name, value in (known | more).items() if value is not None}))
     if not placed:

@@ -147,8 +147,8 @@ class ChatShape(ChoicesShape):
         self._counted_calls = counted_calls
         self._readers: defaultdict[int, AnswerReader] = defaultdict(conversation.reader)  # by choice
         self._num_begun: Counter[int] = Counter()  # by choice: calls of which the client of a stream knows
-        self._messages: dict[int, ChatMessage] = {}  # of a whole answer, by choice
-        super().__init__(kind, head, wanted)  # which renders a chunk with usage
+        self._messages: dict[int, ChatMessage] = {}  # messages of a whole answer, by choice
+        super().__init__(kind, head, wanted)  # This renders a chunk with usage.
 
     def prompt(self, event: PromptDone) -> Iterator[bytes]:
         """Render the role of each choice once, in the order of the choices, because the SDK concatenates roles."""

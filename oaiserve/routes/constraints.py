@@ -33,7 +33,7 @@ GBNF_DEFINITION = re.compile(r"^[ \t]*+[A-Za-z0-9_-]++\s*+::=", re.ASCII | re.MU
 _PARAMS = ("response_format", "structured_outputs", "grammar", "json_schema")
 # They are about the text of an answer, the others about all that is generated.
 TEXT_FORMATS = ("response_format", "text.format", "output_config.format")
-_KINDS = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")  # of structured_outputs
+_KINDS = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")  # kinds of structured_outputs
 
 
 def grammar(body: SamplingBody, other: Grammar | None = None) -> Grammar | None:

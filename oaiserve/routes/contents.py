@@ -29,7 +29,7 @@ MEDIA: dict[str, type[ImagePart | InputImage | SoundPart]] = {
 _TEXTS = ("text", "input_text", "output_text")
 _THOUGHTS = {"thinking": "thinking", "reasoning_text": "text", "reasoning": "text"}  # and the fields with the text
 _OF_TEXT = {"type", "text", "annotations", "logprobs", "cache_control"}
-_MOST_FIELDS = 32  # of a text or a message for the template
+_MOST_FIELDS = 32  # fields of a text or a message for the template
 _MOST_DEPTH = 16
 
 

@@ -49,19 +49,19 @@ class Exchange:
     client: str  # with whom others share the server: the name of its API key, or else its address
     key_name: str | None = None
     owner: str = ""  # a digest of the key; "" without keys
-    use: Use | None = None  # of its key, if that is a stored one
+    use: Use | None = None  # use of its key, if that is a stored one
     operation: str = ""
     http_route: str = ""
-    ids: StreamIds | None = None  # that a gateway gives it
+    ids: StreamIds | None = None  # ids from a gateway
     received_ns: int | None = None
     deadline_ns: int | None = None  # since it was received, of its end
     ttft_deadline_ns: int | None = None  # the same of its first token
-    model_load_ns: int = 0  # which it waited for, before this process had it
+    model_load_ns: int = 0  # how long it waited for the model to be loaded, before this process had it
     http_status: int | None = None
     error: APIError | None = None  # as reported to the client, where it could be
     refusal_delay_ns: int = 0  # for which its refusal is held back
     client_left: bool = False  # before it had the whole answer
-    adapter: ServedAdapter | None = None  # that the request names as its model
+    adapter: ServedAdapter | None = None  # the adapter that the request names as its model
     stream: LoopStream | None = None  # the engine's events, once the request was accepted
     is_streaming: bool = False
     is_background: bool = False  # it can wait
@@ -73,7 +73,7 @@ class Exchange:
     sampling: Mapping[str, int | float] = field(default_factory=dict)
     adaptations: Adaptations = field(default_factory=Adaptations)
     response_id: str | None = None  # as in the answer's `id`
-    engine_id: str | None = None  # by which the engine knows it
+    engine_id: str | None = None  # the engine's id of the request
     conversation_id: str | None = None  # the same of the first answer of its conversation, if there may be several
     routing: Mapping[str, str | int | float] = field(default_factory=dict)  # the decision of the router in front
     event_tokens: array[int] = field(default_factory=lambda: array("q"))  # as in the record, like the next
@@ -153,7 +153,7 @@ class Exchange:
         if self.error is None:
             return Outcome.FINISHED
         is_refused = self.http_status != 200 and (self.error.status < 500 or isinstance(self.error, Unavailable))
-        is_refused |= isinstance(self.error, DeadlineMissed)  # which is no fault of the server in a stream, either
+        is_refused |= isinstance(self.error, DeadlineMissed)  # This is no fault of the server in a stream, either.
         if is_refused:
             return Outcome.REJECTED
         return Outcome.FAILED

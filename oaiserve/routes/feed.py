@@ -54,7 +54,7 @@ class Feed:
 
     async def _made(self) -> bytes:
         await asyncio.sleep(self._interval_seconds)
-        self._next = None  # who asks from now on gets the one after this
+        self._next = None  # Later callers get the one after this.
         return await self._message()
 
     async def _message(self) -> bytes:

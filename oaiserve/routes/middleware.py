@@ -47,8 +47,9 @@ from oaiserve.routes.operation import serves
 
 logger = logging.getLogger(__name__)
 
-MOST_COMPARED_CHARACTERS = 60  # of an unknown path: comparing it with all routes takes a fraction of a millisecond
-LEAST_LIKENESS = 0.75  # of a path and the route suggested for it, from 0 to 1
+# Characters of an unknown path: comparing it with all routes takes a fraction of a millisecond.
+MOST_COMPARED_CHARACTERS = 60
+LEAST_LIKENESS = 0.75  # likeness of a path and the route suggested for it, from 0 to 1
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
 
 
@@ -115,7 +116,7 @@ def request_ids(scope: Scope) -> dict[str, Any]:
     if _REQUEST_ID.fullmatch(request_id) is None:
         request_id = f"req-{unique_id}"
     trace = TraceContext.from_headers(headers.get("traceparent"), headers.get("tracestate"))
-    address, _ = scope.get("client") or ("", 0)  # which a proxy may have taken from a header of the client's
+    address, _ = scope.get("client") or ("", 0)  # A proxy may have taken it from a header of the client's.
     client = address if is_address(address) else ""
     return {"request_id": request_id, "unique_id": unique_id, "trace": trace, "client": client, "cpu": CpuTime()}
 

@@ -119,7 +119,7 @@ def in_form(scope: Scope, model: AnyModel) -> AnyModel:
         return model
     created_at = datetime.fromtimestamp(model["created"], UTC).isoformat()
     form = {"type": "model", "display_name": model["id"], "created_at": created_at, "lifecycle": "active"}
-    length = model.get("max_model_len")  # which is not known of a model that is not loaded
+    length = model.get("max_model_len")  # unknown for a model that is not loaded
     if length is None:
         limits = {}
     else:

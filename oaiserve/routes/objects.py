@@ -12,7 +12,7 @@ import msgspec
 
 from oaiserve.engine.grammars.structural_tag import Format
 
-NAME = "^[A-Za-z0-9_.-]{1,64}$"  # of schemas
+NAME = "^[A-Za-z0-9_.-]{1,64}$"  # names of schemas
 MAX_TOOL_NAME = 128
 
 

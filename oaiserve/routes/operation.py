@@ -82,13 +82,13 @@ class Operation:
     summary: str
     group: str
     body: type[msgspec.Struct] | None = None
-    answer: type[msgspec.Struct] | str | None = None  # of JSON; or else a media type, or None for no content
+    answer: type[msgspec.Struct] | str | None = None  # type of the JSON; or else a media type, or None for no content
     alternative: str | None = None  # another media type, which the client may prefer
     event: type[msgspec.Struct] | None = None  # the data of each event, where a body may ask for a stream
     query: tuple[Parameter, ...] = ()
     form: tuple[Parameter, ...] = ()  # the fields of a multipart/form-data body
     errors: tuple[type[APIError], ...] = ()  # others
-    example: Mapping[str, Any] | None = None  # of a body
+    example: Mapping[str, Any] | None = None  # example of a body
 
     @property
     def all_errors(self) -> tuple[type[APIError], ...]:

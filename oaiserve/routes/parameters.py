@@ -217,7 +217,7 @@ class Wanted:
     include_usage: bool
     include_timings: bool  # in the last chunk of a stream
     continuous_usage: bool  # usage so far in every chunk
-    progress: bool  # of a long prompt, in chunks
+    progress: bool  # whether chunks report how far a long prompt is
 
 
 def wanted(body: SamplingBody, params: SamplingParams) -> Wanted:

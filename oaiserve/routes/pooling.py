@@ -18,7 +18,7 @@ from oaiserve.routes.parameters import integer
 from oaiserve.routes.prepare import Intake
 from oaiserve.routes.shapes import Head, encode, joined
 
-MAX_TEXTS = 2048  # of one request: OpenAI's limit
+MAX_TEXTS = 2048  # texts of one request: OpenAI's limit
 Item = TypeVar("Item", bound=msgspec.Struct)
 Vector = np.ndarray[tuple[int], np.dtype[np.float32]]
 

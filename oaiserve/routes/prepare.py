@@ -60,7 +60,7 @@ class Intake(Generic[OwnBody]):
         self.serving = serving
         self.exchange = exchange
         self.body = body
-        self.num_bytes = len(content)  # of the body, and of stored responses that the request goes on from
+        self.num_bytes = len(content)  # bytes of the body, and of stored responses that the request continues
         self.media = MediaReader(serving)
         if exchange.ids is None:
             unique_id = exchange.unique_id

@@ -65,8 +65,8 @@ IGNORED = frozenset(
 
 MOST_TOLD = 10  # unknown parameters of a body
 _SIMILAR = 0.82  # share of the letters that a misspelled name has in common with the one that was meant
-_MOST_NESTED_BYTES = 4096  # of an object whose names are checked
-_MOST_NAMED_BYTES = 2**20  # of a body of which all names are read: millions would take a second, and much memory
+_MOST_NESTED_BYTES = 4096  # bytes of an object whose names are checked
+_MOST_NAMED_BYTES = 2**20  # bytes of a body of which all names are read: millions would take a second, and much memory
 _STREAM_OPTIONS = ("include_usage", "include_timings", "continuous_usage_stats", "include_obfuscation")
 
 
@@ -136,7 +136,7 @@ def parse(
             )
     unknown = given.keys() - set(parsed.__struct_fields__) - UNSUPPORTED.keys() - IGNORED
     for name in islice(unknown, MOST_TOLD):
-        _tell_of(name[:61])  # of which 60 characters are shown
+        _tell_of(name[:61])  # 60 of these characters are shown.
     if adaptations is not None:
         _note_misspelled(kind, given, unknown, adaptations)
     return parsed

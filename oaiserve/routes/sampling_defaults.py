@@ -36,7 +36,7 @@ class SamplingDefaults:
     """The defaults of one server."""
 
     stated: Values  # by the operator or the model
-    origin: str  # of the values, for the banner
+    origin: str  # origin of the values, for the banner
     ignored: tuple[str, ...] = ()  # errors of unusable values in the model's files
 
     @classmethod

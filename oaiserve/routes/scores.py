@@ -173,7 +173,7 @@ class Pairing:
 
     firsts: list[str]
     seconds: list[str]
-    names: tuple[str, str]  # of the parameters
+    names: tuple[str, str]  # names of the parameters
     pooling: Pooling
     limit: int | None  # tokens to which texts are cut; None: they are not
     is_search: bool

@@ -64,14 +64,14 @@ class Serving:
     feed: Feed
     model_root: str  # the folder or hub id of the model: clients load its tokenizer by it
     version: str
-    kind: str  # which servers have in common that write the same bytes for the same request; "" if there are none
+    kind: str  # Servers of one kind write the same bytes for the same request; "" if there are no such servers.
     created: int  # Unix seconds, as in the API
     responses: ResponseDatabase
     runs: Runs
-    received_bytes: SharedLimit  # of the bodies that are being received: a client may send many slowly
-    key_store: KeyStore | None  # of keys that are counted
-    fetcher: Fetcher | None  # of images and sounds that requests name by URL
-    dialect: Dialect  # of calls and reasoning in the model's answers
+    received_bytes: SharedLimit  # bytes of the bodies that are being received: a client may send many slowly
+    key_store: KeyStore | None  # store of the keys whose use is counted
+    fetcher: Fetcher | None  # fetcher of images and sounds that requests name by URL
+    dialect: Dialect  # dialect of calls and reasoning in the model's answers
     sampling: SamplingDefaults
     exchanges: dict[str, Exchange] = field(default_factory=dict)  # open requests of this process, by unique id
 

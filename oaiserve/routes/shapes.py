@@ -109,7 +109,7 @@ class Progress(msgspec.Struct):
     cache: int
     processed: int  # those of the cache included
     time_ms: int
-    rest_ms: int | UnsetType = UNSET  # that the rest will take, once that is known
+    rest_ms: int | UnsetType = UNSET  # how long the rest will take, once that is known
 
 
 class ForecastTold(msgspec.Struct):
@@ -157,14 +157,14 @@ class ChoicesShape:
 
     activity_seconds = ACTIVITY_SECONDS
     is_numbered = False
-    empty_choice: msgspec.Struct  # of a chunk that adds nothing
+    empty_choice: msgspec.Struct  # the choice in a chunk that adds nothing
 
     def __init__(self, kind: str, head: Head, wanted: Wanted, num_prompts: int = 1) -> None:
-        self._num_left = num_prompts  # that are not computed yet
+        self._num_left = num_prompts  # prompts that are not computed yet
         self._first_values = (head.id, kind, head.created, head.model, head.system_fingerprint)
         self._wanted = wanted
-        self._usage = Usage(0, 0, 0)  # of the answer so far
-        self._told: Extension | None = None  # that the first chunk has
+        self._usage = Usage(0, 0, 0)  # usage of the answer so far
+        self._told: Extension | None = None  # extension of the first chunk
         # The frame of an event stays the same for the whole stream, and encoding it once saves a third of an event's
         # time. Quotes within JSON strings are escaped, so the separator occurs only once.
         before, after = self._chunk_event(()).split(b'"choices":[]')

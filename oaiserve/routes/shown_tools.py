@@ -25,7 +25,8 @@ class ShownTools:
     tools: Sequence[dict[str, Any]] = ()
     names: Mapping[str, str] = field(default_factory=dict)
     strict: frozenset[str] = frozenset()  # by the model's names
-    places: Mapping[str, str] = field(default_factory=dict)  # of their schemas in the request, by the model's names
+    # Places of their schemas in the request, by the model's names.
+    places: Mapping[str, str] = field(default_factory=dict)
 
 
 def model_name(name: str) -> str:

@@ -54,10 +54,11 @@ class Tools:
     """The tools of a request. `choice` is its `tool_choice`; "named" forces a call of one certain tool."""
 
     shown: Sequence[Mapping[str, Any]]  # to the model, in the form of the API
-    schemas: Mapping[str, Mapping[str, Any]]  # of the arguments of those that may be called, by name
+    schemas: Mapping[str, Mapping[str, Any]]  # schemas of the arguments of the tools that may be called, by name
     choice: Kind
     only_one: bool  # at most one call
-    raw: Grammar | None = None  # of the input of the only tool that may be called, which is all of the answer then
+    # Grammar of the input of the only tool that may be called, whose input is then the whole answer.
+    raw: Grammar | None = None
     client_names: Mapping[str, str] = field(default_factory=dict)  # by the model's, where they differ
     strict: frozenset[str] = frozenset()  # those whose arguments obey their schemas whenever they are called
 

@@ -25,8 +25,8 @@ class PhaseNeighbour(NamedTuple):
     """Another request in the steps of a phase, with its expected times in them."""
 
     record: RequestRecord
-    prompt_ns: float  # of its own prompt, about
-    decode_ns: float  # of its own decodes
+    prompt_ns: float  # estimated time of its own prompt
+    decode_ns: float  # time of its own decodes
 
 
 def sentences(record: RequestRecord, others: Sequence[RequestRecord]) -> Iterator[str]:

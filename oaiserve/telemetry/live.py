@@ -19,7 +19,7 @@ from oaiserve.telemetry.observations import Observations
 from oaiserve.telemetry.series import NS_PER_SECOND
 
 MOST_SAMPLES = 300
-MOST_CLIENTS = 20  # whose costs are shown: those that cost most
+MOST_CLIENTS = 20  # clients whose costs are shown: those that cost most
 # The telemetry thread wakes up once a second, sometimes slightly early by this clock.
 INTERVAL_NS = 950_000_000
 

@@ -391,7 +391,7 @@ SERVER_PORT = "server.port"
 
 # What the names of spans mean, by OpenTelemetry's registry for GenAI, which has no release yet, and of the resource.
 GEN_AI_SCHEMA = "https://opentelemetry.io/schemas/gen-ai-dev/1.42.0-dev"
-RESOURCE_SCHEMA = "https://opentelemetry.io/schemas/1.44.0"  # which that of GenAI builds on
+RESOURCE_SCHEMA = "https://opentelemetry.io/schemas/1.44.0"  # The schema of GenAI builds on this one.
 
 GEN_AI_OPERATION_NAME = "gen_ai.operation.name"
 GEN_AI_PROVIDER_NAME = "gen_ai.provider.name"

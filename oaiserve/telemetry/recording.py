@@ -26,7 +26,7 @@ from oaiserve.files.private import FILE_MODE
 logger = logging.getLogger(__name__)
 
 COST_EVERY = 50  # requests after which the cost of steps is written again, so that a file can be read meanwhile
-MOST_BYTES = 64 * 2**20  # of a file; the one before it is kept beside it
+MOST_BYTES = 64 * 2**20  # bytes of a file; the one before it is kept, too
 
 
 class Recording:

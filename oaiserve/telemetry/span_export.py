@@ -70,7 +70,7 @@ class SpanExport:
         clock_ns: Callable[[], int] = monotonic_ns,
     ) -> None:
         self._exporter = exporter
-        self._first_warning = ""  # of the exporter, in the last export
+        self._first_warning = ""  # first warning of the exporter in the last export
         self._exporters_logger = logging.getLogger(type(exporter).__module__)
         self._exporters_logger.addFilter(self._filter)
         self._count_spans = count_spans
@@ -117,7 +117,7 @@ class SpanExport:
                 timeout_seconds,
                 num_left,
             )
-        self._exporter.shutdown()  # which also interrupts its wait before a retry
+        self._exporter.shutdown()  # This also interrupts its wait before a retry.
         if has_ended:
             self._exporters_logger.removeFilter(self._filter)
         return has_ended

@@ -36,7 +36,7 @@ _SAMPLED = otel.TraceFlags(otel.TraceFlags.SAMPLED)
 _UNSET = otel.Status(otel.StatusCode.UNSET)
 _ERROR = otel.Status(otel.StatusCode.ERROR)
 _CHUNK = EventKind.PREFILL_CHUNK
-_JSON_KINDS = ("json_object", "json_schema")  # of grammars
+_JSON_KINDS = ("json_object", "json_schema")  # kinds of grammars
 _SAMPLERS = tuple(
     prefix + name for prefix in ("", "parentbased_") for name in ("always_on", "always_off", "traceidratio")
 )

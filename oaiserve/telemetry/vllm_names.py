@@ -9,7 +9,7 @@ from __future__ import annotations
 from oaiserve.telemetry import names
 from oaiserve.telemetry.names import ENGINE, FINISHED, Metric
 
-ENGINE_INDEX = "0"  # of the only engine
+ENGINE_INDEX = "0"  # index of the only engine
 MOST_ADAPTERS = 256  # in one step: all that can be loaded
 
 _TIME_TO_FIRST_TOKEN_BUCKETS = (*names.GEN_AI_TIME_TO_FIRST_TOKEN.buckets, 20.0, 40.0, 80.0, 160.0, 640.0, 2560.0)

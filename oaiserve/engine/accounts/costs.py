@@ -19,7 +19,7 @@ class Rates:
     price and power."""
 
     block_bytes: int
-    weight_bytes: int  # that each step reads
+    weight_bytes: int  # bytes that each step reads
     price_per_hour: float | None
     energy: Energy
 

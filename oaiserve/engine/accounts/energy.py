@@ -55,7 +55,8 @@ class Energy:
         self._clock_ns = clock_ns
         self._read_ns: int | None = None
         self.joules = 0.0  # since the first reading
-        self._watts: tuple[float, float] | None = None  # of a core, and of the GPUs: as last measured; any may read
+        # Last measured watts of a core, and of the GPUs; any thread may read them.
+        self._watts: tuple[float, float] | None = None
 
     @classmethod
     def found(cls, rapl: Path = RAPL) -> Energy:

@@ -21,7 +21,7 @@ class HostTime:
     def __init__(self, clock_ns: Callable[[], int]) -> None:
         self._clock_ns = clock_ns
         self.part = HostPart.IDLE
-        self.step: Step | None = None  # that the part is about; read by the watchdog
+        self.step: Step | None = None  # the step that the part works on; read by the watchdog
         self.since_ns = clock_ns()
         self.spent_ns = dict.fromkeys(HostPart, 0)  # in parts that are over
 

@@ -40,7 +40,8 @@ class MachineTime:
         self._page_faults = page_faults
         self._clock_ns = clock_ns
         self._own: int | None = None  # the open file of the calling thread; None: it has not called yet
-        self.num_threads = 1  # that share a step's work: the calling one, and those of native code that worked lately
+        # Threads that share a step's work: the calling one, and those of native code that worked recently.
+        self.num_threads = 1
         self._delay_ns = 0
         self._others: dict[str, tuple[int, int]] = {}  # by thread: its time on a core, and its delay
         self._looked_ns = self._found_ns = -2 * FIND_NS

@@ -17,7 +17,7 @@ class Meter:
     def __init__(self, total: int) -> None:
         self.total = self.nobody = total
         self.given = 0  # to requests that have ended
-        self.of_step = 0  # of the last step
+        self.of_step = 0  # the last step's part
         self._rest = 0.0  # below 1: what rounding has left
 
     def step_ended(self, idle: int, of_step: int) -> None:

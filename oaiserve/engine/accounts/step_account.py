@@ -140,9 +140,9 @@ class StepAccount:
         self._host = host
         self._causes = causes
         self._cores_ns = cores_ns
-        self._idle_cores_ns = 0  # of which, used without work since the last step
+        self._idle_cores_ns = 0  # part of this that was used without work since the last step
         self._divided_ns = host.since_ns  # until when the time is divided
-        self._carried_ns = 0  # of which, the next step's
+        self._carried_ns = 0  # part of this that belongs to the next step
         self._host_before_ns = host.spent_ns.copy()  # when the last step ended
         self.numbers = EngineNumbers(load=LoadTotals(host.since_ns))
         self.steps: deque[StepRecord] = deque(maxlen=MOST_STEPS_KEPT)  # Engine.take_steps takes them out

@@ -33,16 +33,16 @@ class StepCauses:
         self._machine = machine
         self._fit = fit
         self.shares = shares
-        self.number = 0  # of steps so far
+        self.number = 0  # steps so far
         self.ended_ns = 0  # when the last step ended
         self.had_prompts = False  # the last step
         # Sums over all steps. The rest of their time is unexplained, and the rest of all time was between steps.
         self._model_ns = self._decodes_ns = self._prompts_ns = self._constraint_ns = self._lost_ns = 0
-        self._media_ns = 0  # of images and sounds, between steps
-        self.encoded_ns = 0  # of which since the last step
-        self._late_ns = 0  # by which steps began late because of the machine
+        self._media_ns = 0  # time of images and sounds, between steps
+        self.encoded_ns = 0  # part of it since the last step
+        self._late_ns = 0  # time that steps began late because of the machine
         self._asked_ns = 0  # the time of the last question to the machine
-        self._cost: StepCost | None = None  # by which the last step was divided
+        self._cost: StepCost | None = None  # The last step was divided by this cost.
         # Its times for a token drawn alone, for each token of context, and on top of that for each cached one.
         self._plain_ns = (0.0, 0.0, 0.0)
 

@@ -15,10 +15,10 @@ class QueueWaits:
     """The waits of all sequences. It reads no clock: the time is that of the last `begin_step`."""
 
     def __init__(self) -> None:
-        self._now_ns = 0  # of the last step
+        self._now_ns = 0  # time of the last step
         # The common reason since then, of the sequences outside the step. The scheduler sets it.
         self.reason = WaitReason.STEP_UNDER_WAY
-        self._totals_ns = dict.fromkeys(WaitReason, 0)  # of common reasons, until then
+        self._totals_ns = dict.fromkeys(WaitReason, 0)  # sums of common reasons, until then
         self._until_next_step: list[Sequence] = []  # their own reasons end with the next step
 
     def arrive(self, sequence: Sequence, since_ns: int) -> None:

@@ -66,8 +66,8 @@ class Blocks:
     data: NDArray[np.uint8]  # [rows in the file, bytes of a row]
     kind: int  # the number of the format
     rows: NDArray[np.int64]  # [n], those of the file in the order of the matrix
-    file: mmap.mmap | None = None  # that is mapped
-    offset: int = 0  # of the data in the file
+    file: mmap.mmap | None = None  # the mapped file
+    offset: int = 0  # where the data begins in the file
     # The scales of blocks in MXFP4 [rows, blocks of a row] if they are not in `data`. Then a byte has neighbours.
     scales: NDArray[np.uint8] | None = None
     columns: NDArray[np.int32] | None = None  # [k], which column of the matrix each one of the data is; None: the same
@@ -177,7 +177,7 @@ def expand(data: NDArray[np.uint8], kind: int) -> Tensor:
     import gguf  # only a few starts need it
 
     expanded = gguf.dequantize(data, gguf.GGMLQuantizationType(kind))
-    return torch.from_numpy(np.require(expanded, np.float32, "W"))  # of numbers, it may be the file itself
+    return torch.from_numpy(np.require(expanded, np.float32, "W"))  # plain numbers may be the file's own
 
 
 def _expand_integers(data: NDArray[np.uint8], kind: int) -> Tensor:
@@ -261,7 +261,7 @@ def of_integers(
         else:
             signed = (zeros.int() - half).to(torch.int8)
         of_zeros.copy_(of_blocks(signed).view(torch.uint8).view(of_zeros.shape))
-    if bits == 4:  # of 32, each of the first 16 shares a byte with one of the last; eight bytes are one integer here
+    if bits == 4:  # Each of the first 16 codes shares a byte with one of the last 16; eight bytes are one integer here.
         in_words = codes.contiguous().view(torch.int64).view(n, k // 32, 2, 2)
         both = in_words[:, :, 0] | in_words[:, :, 1] << 4
         values.copy_(both.view(torch.uint8).view(values.shape))

@@ -91,7 +91,7 @@ def _position_embedding(reader: Reader, facts: Facts, length: int) -> Tensor | N
 def _head(reader: Reader, embedding: Matrix, *, is_tied: bool) -> Matrix:
     if not is_tied or reader.has("head"):
         head = reader.matrix("head")
-        if not is_tied or _differ(head.weight, embedding.weight):  # which transformers doesn't tie
+        if not is_tied or _differ(head.weight, embedding.weight):  # transformers doesn't tie these
             return head
     reader.tensors.leave_out("head.weight")  # files may have it twice
     return Matrix(embedding.weight, reader.bias("head"), reader.tensors.module("head"))

@@ -88,7 +88,7 @@ class HeadRows:
 
     matrix: Matrix  # its rows are sorted by head
     heads: int
-    first: int  # of the rows of a head
+    first: int  # first row of a head
     count: int
     is_transposed: bool  # the head's numbers multiply the rows, and not the columns
 
@@ -128,11 +128,11 @@ class LatentProjection:
     """
 
     query_down: Matrix | None  # None: `query` multiplies the hidden state
-    query_norm: Norm | None  # of the output of `query_down`
+    query_norm: Norm | None  # norm of the output of `query_down`
     query: Matrix
     down: Matrix  # its rows make the latent vector of keys and values, and then the shared numbers of keys
-    norm: Norm  # of the latent vector
-    up: Matrix  # of each head, its rows make the other numbers of the key, and then the value
+    norm: Norm  # norm of the latent vector
+    up: Matrix  # The rows of each head make the other numbers of the key, and then the value.
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,8 +148,8 @@ class Attention:
     key_norm: Norm | None
     value_norm: Norm | None  # as wide as one head
     rotary: RotaryTable | None  # None: this layer does not rotate queries and keys by position
-    rotary_offset: int  # of the first number of each head that is rotated
-    rotates_before_norms: bool  # of queries and keys
+    rotary_offset: int  # first number of each head that is rotated
+    rotates_before_norms: bool  # queries and keys are rotated before their norms
     query_factors: Tensor | None  # float32 [positions], by which queries are multiplied
     sinks: Tensor | None  # float32 [heads], the score of a key more, whose value is 0
     parameters: AttentionParameters
@@ -173,7 +173,7 @@ class DeltaNet:
     projections: list[Matrix]
     gates: LowRank | None = None  # makes the gates of values, if the projections don't
     has_sigmoid_gates: bool = False  # else their activation is silu
-    rates: list[Matrix]  # of each value head the rate at which it learns, and then the input of its decay
+    rates: list[Matrix]  # rate at which each value head learns, and then the input of its decay
     rate_factor: float = 1.0
     decays: LowRank | None = None  # makes the input of the decay of each row of a state; None: a head has one
     convolution: Convolution
@@ -236,7 +236,7 @@ class Router:
     """A router chooses the experts of each token, and gives each one a weight; src/experts.h computes it."""
 
     weight: Tensor  # [experts, width]
-    module: str  # by which adapters name it; "": they cannot
+    module: str  # name of the module for adapters; "": they cannot name it
     logits_bias: Tensor | None  # float32 [experts]
     bias: Tensor | None  # float32 [experts], added to the scores for the choice alone
     top_k: int
@@ -344,7 +344,7 @@ class LayerInputs:
     table: Tensor | Blocks  # [vocab, layers * numbers of a layer]; tokens behind its last row have the first one
     table_scale: float
     projection: Matrix  # [layers * numbers of a layer, width]
-    norm: Norm  # of the numbers of a layer
+    norm: Norm  # norm of the numbers of a layer
     scale: float
 
 
@@ -356,8 +356,8 @@ class HiddenStates:
     layer, the others are projected again and scaled likewise, and the final norm reads the mean of all states.
     """
 
-    projections: list[Matrix]  # of the embedding, for all states but the first
-    unprojections: list[Matrix]  # of all states but the first
+    projections: list[Matrix]  # projections of the embedding, for all states but the first
+    unprojections: list[Matrix]  # one for each state but the first
     active: int  # the state that layers read
 
 
@@ -405,8 +405,8 @@ class Layer:
     mlp: MLP | Experts | None = None
     mlp_out_norm: Norm | None = None
     is_parallel: bool = False  # the MLP reads the same hidden state as attention, without its addition
-    input_gate: InputGate | None = None  # which comes last
-    factor: float = 1.0  # of the hidden state behind the layer
+    input_gate: InputGate | None = None  # applied last
+    factor: float = 1.0  # factor of the hidden state after the layer
     scales: Scales | None = None  # None: all are 1
     laurel: Laurel | None = None
     altup: AltUp | None = None  # in all layers of a decoder with several hidden states

@@ -26,8 +26,8 @@ _ACTIVATIONS = {
 class Mixture:
     """The facts of the mixtures of experts of one decoder, whose defaults are Mixtral's."""
 
-    layers: tuple[bool, ...]  # which have experts in place of an MLP
-    num_experts: int | None = None  # of a layer, which the files must have; None: as many as they have
+    layers: tuple[bool, ...]  # layers with experts in place of an MLP
+    num_experts: int | None = None  # experts that the files must have in each layer; None: any number
     top_k: int
     is_sigmoid: bool = False  # scores are sigmoids, else a softmax
     has_choice_bias: bool = False
@@ -37,7 +37,7 @@ class Mixture:
     renormalizes: bool = True
     scale: float = 1.0
     is_float32: bool = False  # the router with its biases, whatever the dtype of the model
-    has_float32_bias: bool = False  # of the choice alone
+    has_float32_bias: bool = False  # The bias affects only the choice of experts.
     is_router_adaptable: bool = False
     has_shared: bool = False  # an MLP for all tokens
     has_shared_gate: bool = False
@@ -52,9 +52,9 @@ class Latent:
     """The sizes of multi-head latent attention."""
 
     query_rank: int | None
-    rank: int  # of keys and values
-    own_dim: int  # of the numbers of a head's key that are not rotated
-    shared_dim: int  # of those that are rotated, which all heads share
+    rank: int  # rank of keys and values
+    own_dim: int  # numbers of a head's key that are not rotated
+    shared_dim: int  # rotated numbers, which all heads share
     value_dim: int
 
 
@@ -63,21 +63,21 @@ class Facts:
     """The facts of one decoder. A family replaces those of Llama that it has otherwise."""
 
     num_layers: int
-    guessing_layers: int = 0  # behind these, which guess further tokens, and are left out
+    guessing_layers: int = 0  # layers after these that guess further tokens, and are left out
     heads: int
     kv_heads: int
     head_dim: int
     norm: NormKind
     activation: str  # a name in ACTIVATIONS of the executors
-    scaling: float  # of the products of queries and keys
-    windows: tuple[int | None, ...]  # of layers
-    chunks: tuple[int | None, ...] | None = None  # of layers; None: no layer attends in chunks
+    scaling: float  # factor of the products of queries and keys
+    windows: tuple[int | None, ...]  # one for each layer
+    chunks: tuple[int | None, ...] | None = None  # one for each layer; None: no layer attends in chunks
     rotates: tuple[bool, ...]  # whether layers rotate queries and keys by position
     is_interleaved: bool = False  # neighbours are rotated together, and not the numbers of two halves
     rotates_before_norms: bool = False
     has_weightless_qk_norms: bool = False  # queries and keys are normed where they are rotated
     factors_are_for_unrotated: bool = False  # only layers that do not rotate queries scale them by position
-    softcap: float | None = None  # of scores of attention
+    softcap: float | None = None  # bound of attention scores
     scaling_falls: bool = False  # layers divide it by their numbers, counted from 1
     thetas: tuple[float, ...] | None = None  # bases of the rotary tables of layers, if they differ
     first_position: int = 0  # row of the embedded positions for the first token
@@ -87,11 +87,11 @@ class Facts:
     without_attention: frozenset[int] = frozenset()
     without_mlp: frozenset[int] = frozenset()
     is_parallel: bool = False  # attention and MLP read the same hidden state
-    gate_sparsity: tuple[float, ...] | None = None  # of each layer: the share of gates of its MLP that are 0
+    gate_sparsity: tuple[float, ...] | None = None  # for each layer, the share of its MLP's gates that are 0
     is_tied: bool = False  # the head is the embedding
     embedding_scale: float = 1.0
     rounds_embedding_scale: bool = False  # to the dtype of the model
-    vector_scale: float = 1.0  # of vectors in the places of embeddings
+    vector_scale: float = 1.0  # factor of the vectors that replace embeddings
     residual_scale: float = 1.0
     logits_scale: float = 1.0
     logits_softcap: float = 0.0

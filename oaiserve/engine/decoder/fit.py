@@ -22,7 +22,7 @@ from oaiserve.engine.decoder.description import (
     Norm,
 )
 
-Sizes = Iterator[tuple[object, object]]  # of weights, and what they must be
+Sizes = Iterator[tuple[object, object]]  # sizes of weights, and what they must be
 
 
 def fit(decoder: Decoder) -> bool:
@@ -59,7 +59,7 @@ def _decoder(decoder: Decoder) -> Sizes:
     inputs = decoder.layer_inputs
     numbers = 0
     if inputs is not None:
-        numbers = len(inputs.norm.weight)  # of a layer
+        numbers = len(inputs.norm.weight)  # numbers of a layer
         yield inputs.table.shape[1], len(decoder.layers) * numbers
         yield from _shapes(len(decoder.layers) * numbers, width, inputs.projection)
     if decoder.position_embedding is not None:

@@ -59,7 +59,7 @@ def _projected(attention: Attention, input_norm: Norm | None) -> Tensor:
     parts = []
     first = attention.heads * shape.key_dim
     end = (attention.heads + shape.kv_heads) * shape.key_dim
-    for matrix in attention.qkv:  # whose rows follow each other: queries, keys, values
+    for matrix in attention.qkv:  # Their rows follow each other: queries, keys, values.
         rows = slice(max(first - start, 0), max(end - start, 0))
         start += len(matrix.weight)
         if rows.start >= len(matrix.weight) or rows.stop == 0:

@@ -26,7 +26,7 @@ from oaiserve.files import private
 from oaiserve.files.private import NotPrivate, cache_folder
 
 _ALIGNMENT = 64
-LEFT_BYTES = 2**31  # which the disk must have left for others
+LEFT_BYTES = 2**31  # space that must stay free on the disk
 
 
 @dataclass(frozen=True, slots=True)

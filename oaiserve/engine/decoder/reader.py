@@ -15,8 +15,8 @@ from oaiserve.engine.decoder.description import Matrix, Norm, NotKnown
 class Tensors(Protocol):
     """The tensors of one model, by paths such as `layers.3.q.weight`. Raises NotKnown for one that is not there."""
 
-    dtype: torch.dtype  # of matrices that are not in blocks
-    bias_dtype: torch.dtype  # of the biases of matrices: float32 in files that may have blocks
+    dtype: torch.dtype  # type of matrices that are not quantized
+    bias_dtype: torch.dtype  # type of the biases of matrices: float32 in files that may be quantized
     has_norms_as_computed: bool  # also where other files have them minus 1; and so the speeds of states
 
     def has(self, path: str) -> bool: ...
@@ -56,7 +56,7 @@ class NormKind:
     epsilon: float
     subtracts_mean: bool = False
     adds_one: bool = False  # to the weight, which files on the hub have minus 1
-    width_without_weights: int = 0  # of norms in place of those in WEIGHTLESS; 0: all norms have weights
+    width_without_weights: int = 0  # width of norms in place of those in WEIGHTLESS; 0: all norms have weights
 
     def __post_init__(self) -> None:
         if not 0 <= self.epsilon < 1:

@@ -67,7 +67,7 @@ _OLDER_KEYS = {
     *("vision_start_token_id", "vision_token_id"),
 }
 _WITH_LENGTH = ("llama3", "yarn", "longrope")  # kinds of rotation that compare the length with an original one
-_FORMER_TYPES = ("exaone4_5_text",)  # which text models of first releases had
+_FORMER_TYPES = ("exaone4_5_text",)  # Text models of first releases had this type.
 
 
 class Settings(Mapping[str, Any]):
@@ -197,7 +197,7 @@ def is_wrapper(config: Mapping[str, Any]) -> bool:
 
 
 def _wrapper_of(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    return config.get("thinker_config") or config  # which another model speaks for
+    return config.get("thinker_config") or config  # A speaking model wraps the config of the thinking one.
 
 
 def _text_of(config: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -215,7 +215,7 @@ def _text_of(config: Mapping[str, Any]) -> Mapping[str, Any]:
     if text.get("model_type") in (None, wrapper["model_type"], *_FORMER_TYPES):
         text["model_type"] = row["text"]
     is_tied = wrapper.get("tie_word_embeddings")
-    if not is_tied and text.get("tie_word_embeddings"):  # which counts in some wrappers
+    if not is_tied and text.get("tie_word_embeddings"):  # In some wrappers, this value counts.
         is_tied = row["tied_by_text" if is_tied is None else "against_wrapper"]
     text["tie_word_embeddings"] = row["tied"] if is_tied is None else is_tied
     vision = wrapper.get("vision_config") or {}
@@ -238,7 +238,7 @@ def _heads(name: str, values: Values, row: Mapping[str, Any]) -> None:
         values["head_dim"] = None  # whatever a file says
     if "qk_rope_head_dim" in row["keys"]:
         values["qk_head_dim"] = values["qk_nope_head_dim"] + values["qk_rope_head_dim"]
-        if name == "kimi_linear":  # whose files state another one, which nothing computes with
+        if name == "kimi_linear":  # Its files state another value, which nothing uses.
             values.setdefault("head_dim", values["qk_rope_head_dim"])
         else:
             values["head_dim"] = values["qk_rope_head_dim"]
@@ -261,15 +261,15 @@ def _rope(name: str, values: Values, row: Mapping[str, Any]) -> Values:
             given["max_position_embeddings"] = values["max_position_embeddings"]
     if name in ("gemma3_text", "gemma3n_text", "olmo3"):
         return _rope_by_layer_type(given, scaling, values, row)
-    if name in _WITHOUT_DEFAULTS or name == "cohere2_moe":  # whose class does not read it
+    if name in _WITHOUT_DEFAULTS or name == "cohere2_moe":  # These classes do not read it.
         scaling = None
     rope: Values = scaling or given or {}
     theta = values.get("rope_theta", None if name in _WITHOUT_DEFAULTS else row.get("rope_theta", 10_000.0))
     part = _PARTS_ROTATED.get(name)
-    if name == "gpt_neox":  # which has names of its own, and no others
+    if name == "gpt_neox":  # It has only names of its own.
         theta = values.get("rotary_emb_base", 10_000.0)
         part = values.get("rotary_pct", 0.25)
-    elif name != "bamba":  # which has it whatever a file says
+    elif name != "bamba":  # Bamba has it, whatever a file says.
         if name == "minimax_m2" and values.get("rotary_dim") is not None:
             part = values["rotary_dim"] / values["head_dim"]
         if name not in _WITHOUT_DEFAULTS:

@@ -89,7 +89,7 @@ def _windows_from(key: str) -> Callable[[Values], None]:
 
 
 def _gemma(values: Values) -> None:
-    if values["hidden_act"] == "gelu":  # which in these files means the other one
+    if values["hidden_act"] == "gelu":  # In these files, this name means the other activation.
         values["hidden_act"] = "gelu_pytorch_tanh"
 
 

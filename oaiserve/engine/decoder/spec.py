@@ -35,7 +35,8 @@ class KVShape:
             return numbers
         if not self.is_int8:
             return numbers * dtype.itemsize
-        scales = self.kv_heads * (-(-self.key_dim // KEY_GROUP) + 1)  # of each group of a key, and of the value
+        # One for each group of a key, and one for the value.
+        scales = self.kv_heads * (-(-self.key_dim // KEY_GROUP) + 1)
         return numbers + scales * _SCALE_BYTES
 
 
@@ -67,14 +68,14 @@ class LayerStateShapes:
 class ModelSpec:
     """The sizes and settings of a model that serving needs to know, apart from its weights."""
 
-    name: str  # of its class in transformers
+    name: str  # name of its class in transformers
     device: torch.device
     dtype: torch.dtype
     vocab_size: int  # rows of the output embedding; may exceed the tokenizer's
     max_model_len: int  # the most tokens of a sequence, prompt and answer together
     eos_token_ids: frozenset[int]
     kv_shapes: dict[int, KVShape]  # by layer index
-    state_shapes: dict[int, LayerStateShapes] = field(default_factory=dict)  # of layers that keep a state
+    state_shapes: dict[int, LayerStateShapes] = field(default_factory=dict)  # shapes for the layers that keep a state
 
     @property
     def is_on_cpu(self) -> bool:

@@ -18,7 +18,7 @@ from oaiserve.engine.drafting.step_times import MOST_STEP_TOKENS, StepTimes
 from oaiserve.engine.sequence import Sequence
 from oaiserve.engine.step import Step
 
-MOST_DRAFT_TOKENS = 15  # of a sequence
+MOST_DRAFT_TOKENS = 15  # limit for one sequence
 LEAST_GAIN = 0.12  # in expected tokens per second: neither chances nor times are known more exactly
 # Steps in a row that had drafts, or had none though they might have been worth their time. The next step is made the
 # other way, so that the times of both stay known.
@@ -31,7 +31,7 @@ class _Option(NamedTuple):
 
     sequence: Sequence
     guess: list[int]
-    chances: list[float]  # that the guess comes true up to each of its tokens
+    chances: list[float]  # chance that the guess is right up to each of its tokens
 
 
 class Drafts:
@@ -43,7 +43,7 @@ class Drafts:
     def __init__(self, *, only_if_exact: bool = False) -> None:
         self.only_if_exact = only_if_exact
         self._times = StepTimes()
-        self._chances = [*FIRST_CHANCES]  # of guesses for any sequence, by the length of the match
+        self._chances = [*FIRST_CHANCES]  # chances of guesses for any sequence, by the length of the match
         self._drafted: list[Sequence] = []  # those that have a draft
         self._num_alike = 0  # steps in a row with drafts, or without
 

@@ -8,10 +8,10 @@ from bisect import bisect_right
 SIZES = (5, 2)
 # The more tokens before a place match, the likelier the next one does, too. Each of these lengths has its own chance.
 MATCHES = (2, 3, 5, 8, 16)
-FIRST_CHANCES = (0.3, 0.4, 0.55, 0.7, 0.85)  # that the next token comes true, before anything is measured
-WEIGHT = 0.05  # of the newest token in a sequence's own chances
-COMMON_WEIGHT = 0.02  # of the newest token in the chances with which new sequences begin
-LEAST_CHANCE = 0.1  # that a guess comes true as far as its last token
+FIRST_CHANCES = (0.3, 0.4, 0.55, 0.7, 0.85)  # assumed chances that the next token is right, before anything is measured
+WEIGHT = 0.05  # weight of the newest token in a sequence's own chances
+COMMON_WEIGHT = 0.02  # weight of the newest token in the chances with which new sequences begin
+LEAST_CHANCE = 0.1  # least chance that a guess is right as far as its last token
 _KINDS = [bisect_right(MATCHES, match) - 1 for match in range(64)]  # the index into MATCHES by the length of a match
 
 
@@ -27,7 +27,7 @@ class Lookup:
     def __init__(self, common: list[float] | None = None) -> None:
         """Begin with the common chances of all sequences, and update these, too."""
         self._common = [*FIRST_CHANCES] if common is None else common
-        self.chances = [*self._common]  # of this sequence, by the length of the match
+        self.chances = [*self._common]  # chances of this sequence, by the length of the match
         self._places: tuple[dict[int, int], ...] = tuple({} for _ in SIZES)
         self._num_indexed = 0
         self._guess: list[int] = []  # the last one

@@ -6,7 +6,7 @@ from bisect import bisect_left
 
 import numpy as np
 
-MOST_STEP_TOKENS = 32  # of a step with drafts, in all; larger steps compute, and hardly wait for the weights
+MOST_STEP_TOKENS = 32  # tokens of a step with drafts, in all; larger steps compute, and hardly wait for the weights
 # Steps with more tokens than one of these numbers, up to the next one, have a common mean.
 SIZES = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 28, MOST_STEP_TOKENS)
 # The assumed times of steps in relation to a step of one token, until they are measured.
@@ -21,7 +21,7 @@ class StepTimes:
     a mean over many steps, because the time of a single one says little on a busy machine.
     """
 
-    SPEED_WEIGHT = 0.2  # of the newest step in the speed of the machine
+    SPEED_WEIGHT = 0.2  # weight of the newest step in the speed of the machine
     ASSUMED_STEPS = 4  # measured steps that the assumed ratio counts for
     MOST_STEPS = 128  # over which a mean is taken, about
     MOST_GROWTH = 2  # as much as one step may take longer than expected; the rest has other reasons

@@ -27,7 +27,7 @@ class NoCache(ValueError):
 class CachedForward:
     """The forward of a model over one text, of which earlier tokens are in a cache."""
 
-    _cache_name: str  # of the argument, and of the output
+    _cache_name: str  # name of the argument, and of the output
 
     def __init__(self, model: Module) -> None:
         self.model = model
@@ -107,7 +107,7 @@ class FallbackExecutor:
         num_predicted = {chunk: number for chunk, _, number in batch.prompt_rows}
         texts = self._texts(batch).split(batch.query_lens)
         draws: list[Tensor] = []
-        predictions: list[Tensor] = []  # of tokens of prompts
+        predictions: list[Tensor] = []  # predictions for tokens of prompts
         for chunk, (text, end, place) in enumerate(zip(texts, batch.context_lens, batch.states.places, strict=True)):
             number = num_predicted.get(chunk, 0)
             last = [len(text) - 1] if chunk in drawing else []

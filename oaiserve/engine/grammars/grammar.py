@@ -31,15 +31,15 @@ if TYPE_CHECKING:
     import tokenizers
 
 MOST_KEPT = 64  # compiled grammars, and refusals
-MOST_KEPT_BYTES = 256 * 2**20  # of memory, as estimated from the length of their texts
+MOST_KEPT_BYTES = 256 * 2**20  # memory, as estimated from the length of the texts
 MOST_SEARCH_NS = 200_000_000  # for the place of an error
-MOST_FORCED_CHARACTERS = 256  # that are looked at when a text is forced
+MOST_FORCED_CHARACTERS = 256  # characters examined when a text is forced
 # The time of the engine thread that a grammar gets for each token of an answer, and how far all answers of a client may
 # exceed that together. Masks of JSON schemas take 0.05 to 2 ms.
 TOKEN_NS = 5_000_000
 MOST_EXCESS_NS = 250_000_000
 SECONDS_OF_EXCESS = 25  # until a client has all of it again
-MOST_CLIENTS = 1024  # whose excess is known
+MOST_CLIENTS = 1024  # clients whose excess is stored
 MOST_QUOTED = 200  # characters of a library's message
 
 Mask = NDArray[np.uint32] | NDArray[np.int32]
@@ -240,7 +240,7 @@ class Matcher:
     def __init__(self, original: _Original, tokens: Tokens, excess: Excess) -> None:
         self._original = original
         self._excess = excess
-        self._unpaid_ns = 0  # of what is not a mask; the next one pays it
+        self._unpaid_ns = 0  # time of everything but masks; the next one pays it
         self.mask_ns = 0  # the CPU time of the last one
         self._matcher = original.matcher.deep_copy()
         self._tokens = tokens

@@ -18,9 +18,9 @@ from oaiserve.engine.grammars.json_schema.prepare import PreparedSchema, prepare
 from oaiserve.engine.grammars.refusal import Refused
 from oaiserve.engine.request import GrammarKind
 
-MOST_CHARACTERS = 2**16  # of a grammar, and of choices
+MOST_CHARACTERS = 2**16  # characters of a grammar, and of choices
 MOST_CHOICES = 10_000
-MOST_DEFINITIONS = 500  # of a Lark grammar, its schemas included
+MOST_DEFINITIONS = 500  # definitions in a Lark grammar and its schemas
 # Strings, regexes and comments. A string that isn't closed matches as well: otherwise each quote in it would be tried.
 _LARK_TEXTS = re.compile(
     r'"(?:\\.|[^"\\\n])*+(?:"|(?P<string>))|/(?![/*])(?:\\.|[^/\\\n])++(?:/|(?P<regex>))|//[^\n]*|#[^\n]*'

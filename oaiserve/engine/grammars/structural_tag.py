@@ -15,7 +15,7 @@ import msgspec
 from oaiserve.engine.grammars import gbnf, regexes
 from oaiserve.engine.grammars.refusal import Refused
 
-MOST_CHARACTERS = 2**18  # of the JSON
+MOST_CHARACTERS = 2**18  # characters of the JSON
 MOST_FORMATS = 500
 MOST_DEPTH = 30  # formats within each other
 _TIMES = {"optional": "?", "plus": "+", "star": "*"}
@@ -134,7 +134,7 @@ class Writer:
             rest = self._named(text)
         if part.type == "any_text":
             return rest
-        bodies: dict[str, list[str]] = {}  # behind each trigger
+        bodies: dict[str, list[str]] = {}  # the texts that may follow each trigger
         for tag in part.tags:
             trigger = max((text for text in part.triggers if tag.begin.startswith(text)), key=len, default="")
             if not trigger:

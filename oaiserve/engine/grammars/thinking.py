@@ -22,7 +22,7 @@ class Thinking:
         self._closing_ids = closing_ids
         self._num_tokens = 0
         self._num_forced = 0
-        self._text = b""  # of which the opening, or the closing text, may be made
+        self._text = b""  # a text that may be part of the opening or closing tag
         self._blanks = bytearray()  # before that, and before the opening
 
     @property

@@ -46,7 +46,7 @@ class Lane:
         self.num_parked = 0
         self.num_preemptions = 0
         self.num_arrived = 0
-        self.num_turns = 0  # of decodes, in steps that leave some out
+        self.num_turns = 0  # turns of decodes, in steps that leave some out
         self.num_shorter_steps = 0  # for how many more steps prompts get only part of their time
         # The limits of the step being scheduled.
         self.max_running = limits.max_running

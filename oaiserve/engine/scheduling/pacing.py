@@ -61,8 +61,8 @@ class StepTime:
         self.target_ns = 0.0
         self._efficient = UNIT  # rows of a step that it may always have
         self._step = Step()
-        self._load: Load | None = None  # of the step; counted when somebody asks
-        self._others: Load | None = None  # of the foreground in the step, beside which background work is scheduled
+        self._load: Load | None = None  # load of the step; counted on demand
+        self._others: Load | None = None  # load of the foreground in the step; background work is scheduled next to it
         self._paces_ns: Collection[float] = ()
         self._is_paced = False
         self._most_ns = 0.0

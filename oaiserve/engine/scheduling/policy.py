@@ -20,7 +20,7 @@ AGEING_TOKENS = 32
 class Policy:
     """A policy is an order of sequences, by arrival or otherwise, and whether clients take turns (`waiting.py`)."""
 
-    key: Callable[[Sequence, int], tuple[int, ...]]  # of a sequence, and its place in the order of arrival
+    key: Callable[[Sequence, int], tuple[int, ...]]  # sort key of a sequence and its place in the order of arrival
     by_client: bool = False  # clients take turns, and their requests do
     passes: bool = False  # a waiting sequence goes before the prompts under way that have a higher key
 

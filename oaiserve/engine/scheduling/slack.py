@@ -26,7 +26,7 @@ MOST_SHARE = 4.0
 # of the times of tokens was shorter. Of the lengths of answers it is the median, or short ones are given up early.
 SHARE = 0.85
 MOST_REMEMBERED = 200  # requests
-MOST_TOKENS = 2**20  # of an answer without a limit
+MOST_TOKENS = 2**20  # tokens of an answer without a limit
 VERY_PROBABLY = 0.9  # a request that misses a deadline with this probability is refused
 
 

@@ -53,7 +53,7 @@ class WaitingQueue:
         # counters only grow, an entry is never above its client's counter, and is put right when its turn comes.
         self._turns: list[tuple[int, int, Client]] = []
         self._numbers = itertools.count()
-        self._last = Client("", EqualShares())  # that stopped waiting
+        self._last = Client("", EqualShares())  # the last client that stopped waiting
         self._held: list[Client] = []  # clients that are passed over until the end of the step
         self._most_clients = 2 * MOST_ABSENT  # before some are forgotten
         self._num_waiting = 0

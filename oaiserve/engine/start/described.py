@@ -57,7 +57,7 @@ class Described(NamedTuple):
     decoder: Decoder
     library: Library | None  # None: without --compile, or on a GPU
     quantized: QuantizedFile | None = None  # has the blocks that --quantize made, and no name yet
-    tensors: HubTensors | GgufTensors | None = None  # of its files
+    tensors: HubTensors | GgufTensors | None = None  # tensors of its files
 
 
 class _Files(NamedTuple):

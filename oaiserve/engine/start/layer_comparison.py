@@ -24,15 +24,15 @@ from oaiserve.engine.start.load import Checkpoint, load_weights, read_checkpoint
 from oaiserve.engine.text.tokenizer import Tokenizer
 from oaiserve.files.source import ModelSource
 
-LIMIT = 1e-3  # of a difference that rounding in float32 explains
+LIMIT = 1e-3  # largest difference that rounding in float32 explains
 OPTIONS = EngineOptions(device="cpu", dtype="float32", compile=False)
 _BLOCK_SIZE = 16
 _TEXT = (
     "The quick brown fox jumps over the lazy dog. In 1969, two people walked on the Moon for 2 h 31 min. "
     "def area(r: float) -> float:\n    return 3.14159 * r ** 2\n Die Übung macht den Meister; 熟能生巧。"
 )
-_NUM_TOKENS = 96  # of the text, at least
-_LONGEST_WINDOW = 1024  # of attention, beyond which a comparison would take too long
+_NUM_TOKENS = 96  # tokens of the text, at least
+_LONGEST_WINDOW = 1024  # windows of attention up to which a comparison is quick enough
 _BEYOND_WINDOW = 16
 
 
@@ -44,7 +44,7 @@ class Comparison(NamedTuple):
 
     @property
     def is_right(self) -> bool:
-        return self.apart <= LIMIT  # which NaN is not
+        return self.apart <= LIMIT  # false for NaN
 
 
 @torch.inference_mode()

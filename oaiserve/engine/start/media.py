@@ -65,7 +65,7 @@ def load_media(request: StartRequest, mmproj: Path | None = None) -> Media | Non
     vector_ids = {kind: form.vector_id for kind, form in forms.items()}
     try:
         tower = load_tower(weights, config, name, vector_ids, device, dtype, num_threads)
-    except ImportError as error:  # of what the tower's code needs
+    except ImportError as error:  # a package that the tower's code needs
         log.warning("Images and sounds are not read: %s", str(error).strip().partition("\n")[0])
         return None
     reader = FileReader(forms, config, tower, limits)

@@ -187,5 +187,5 @@ def _ways(request: StartRequest) -> Iterator[Way]:
     show_transformers_progress()
     if not gc.isenabled():  # in a server that starts, which collects once, when the model is loaded
         gc.freeze()  # so that it looks only at what the load leaves, not at a million objects that stay
-    request.drop_reserved()  # which only native code writes to
+    request.drop_reserved()  # Only native code writes to it.
     yield from (ToPool(), Fallback())

@@ -44,7 +44,7 @@ _KV_HEADS = 2
 _HEAD_DIM = 64
 _WINDOW = 4
 _TAPS = 4
-_RANK = 64  # of latent vectors
+_RANK = 64  # rank of latent vectors
 _SHARED = 32  # numbers of keys that all heads share
 _OUTLIERS = 3  # columns of a matrix whose weights are larger
 _OUTLIER_FACTOR = 8.0
@@ -116,7 +116,7 @@ class ProbeLayers:
         blocks = new_blocks(kind, n, k)
         rows = blocks.data.reshape(-1, FORMATS[kind].num_bytes)
         rows[:] = self._bytes.integers(0, 256, rows.shape, np.uint8)
-        if kind == MXFP4:  # whose scales are exponents
+        if kind == MXFP4:  # Its scales are exponents.
             rows[:, 0] = _MXFP4_EXPONENT - self._bytes.integers(0, 4, len(rows))
         scales = [rows[:, at : at + 2].view(np.float16) for at in _FLOATS[kind]]
         for scale in scales:

@@ -59,10 +59,11 @@ class StartRequest:
     options: EngineOptions
     times: StartTimes = field(default_factory=StartTimes)
     meanwhile: Callable[[], object] = lambda: None  # called beside the weights
-    default_params: Mapping[str, float] = field(default_factory=dict)  # of requests, if the model's files state none
+    # Parameters of requests, if the model's files state none.
+    default_params: Mapping[str, float] = field(default_factory=dict)
     task: Task = "generate"
     reserved: ReservedMemory | None = None  # for weights in quantization blocks
-    compiling: Thread | None = None  # of the native library, since before the imports
+    compiling: Thread | None = None  # compiles the native library, since before the imports
 
     @cached_property
     def tokenizer(self) -> Tokenizer:

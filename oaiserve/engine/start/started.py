@@ -50,7 +50,7 @@ class Started(NamedTuple):
     num_blocks: int
     max_model_len: int  # in tokens: the model's, or what the KV cache holds if that is less
     max_step_tokens_default: int
-    num_states: int = 0  # of sequences; 0 if no layer keeps one
+    num_states: int = 0  # sequences that can keep a state; 0 if no layer keeps one
     warm_up: Callable[[], None] = lambda: None  # to be called by the thread that runs the steps, before the first one
     failed: Callable[[BaseException], bool] = lambda error: False  # as in `ServedModel`
     block_bytes: int = 0

@@ -30,7 +30,7 @@ class FillTokens:
     """A model's control tokens around the two sides of a gap."""
 
     ids: tuple[int, ...]  # before the prefix, before the suffix, and before the middle if there is one
-    texts: tuple[str, ...]  # of the same tokens
+    texts: tuple[str, ...]  # the texts of the same tokens
     suffix_first: bool
 
     def joined(self, start: Sequence[int], prefix: Sequence[int], suffix: Sequence[int]) -> list[int]:

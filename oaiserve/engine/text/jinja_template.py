@@ -28,15 +28,15 @@ Message = dict[str, Any]
 _REASONING = ("reasoning_content", "thinking", "reasoning")
 _END_OF_CONTINUED = "OAISERVE_END_OF_CONTINUED_MESSAGE "  # its space shows whether the template strips contents
 
-MOST_RENDER_NS = 1_000_000_000  # of CPU time
-MOST_CHARACTERS = 2**24  # of the text, twice the default limit of a body
+MOST_RENDER_NS = 1_000_000_000  # CPU time
+MOST_CHARACTERS = 2**24  # characters of the text, twice the default limit of a body
 
 
 class TemplateLimit(TemplateError):
     """A template takes too much with these messages."""
 
 
-_end_ns: ContextVar[int] = ContextVar("end_ns")  # of this thread's CPU time, for the text under way
+_end_ns: ContextVar[int] = ContextVar("end_ns")  # this thread's CPU time at which the text under way is given up
 
 
 def _check_time() -> None:

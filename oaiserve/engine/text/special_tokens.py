@@ -17,7 +17,7 @@ from tokenizers import AddedToken, Tokenizer
 MARK = "\ufdd0\ufdd1"  # noncharacters, which no text for people has
 ESCAPED_MARK = MARK.encode("unicode_escape").decode()  # in JSON of ASCII, and in Python's notation of a string
 _WRITTEN = "\ufdd2"  # takes the place of a control token that the template wrote
-_START_CHARACTERS = 3  # of each control token, for the search in a text: there may be thousands of tokens
+_START_CHARACTERS = 3  # characters of each control token that a text is searched for: there may be thousands of tokens
 # An added token is a control token if it is special, or a tag in brackets or bars, such as `<tool_call>`, `[THINK]`
 # or `｜DSML｜`. Others are text, such as several spaces. So are tags of HTML (Gemma), unless the template writes them.
 _TAG = re.compile(r"▁?[<\[{|｜](?=\S*\w)\S*[>\]}|｜]")
@@ -69,7 +69,7 @@ class SpecialTexts:
     def __init__(self, texts: Collection[str], normalize: Callable[[str], str] | None = None) -> None:
         """`normalize` is the tokenizer's, if it turns other texts into control tokens, such as full-width letters."""
         self._texts = frozenset(texts)
-        self._lengths: dict[str, list[int]] = {}  # of the tokens with the same start, longest first
+        self._lengths: dict[str, list[int]] = {}  # lengths of the tokens with the same start, longest first
         size = min([_START_CHARACTERS, *map(len, texts)])
         for start, length in sorted({(text[:size], len(text)) for text in texts}, reverse=True):
             self._lengths.setdefault(start, []).append(length)

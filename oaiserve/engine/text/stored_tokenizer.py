@@ -32,11 +32,11 @@ class TokenizerParts:
 
     length: int
     split_special_tokens: bool
-    eos_token_ids: list[int]  # that its files name, the first one first
+    eos_token_ids: list[int]  # end tokens that its files name, the first one first
     special_tokens_map: dict[str, str]
     chat_template: str | dict[str, str] | None
     response_template: Mapping[str, Any] | None
-    fill_texts: list[str] = field(default_factory=list)  # of a GGUF file: see `fill_tokens`
+    fill_texts: list[str] = field(default_factory=list)  # from a GGUF file: see `fill_tokens`
 
 
 @dataclass(slots=True, kw_only=True)

@@ -26,13 +26,13 @@ class Abilities:
     late_systems: bool = True  # takes several system messages, in any place
     tools: bool = True
     tools_in_message: bool = False  # as a text in the system message, instead of in the variable
-    needs_descriptions: bool = False  # of tools
+    needs_descriptions: bool = False  # whether tools must have descriptions
     needs_described_parameters: bool = False
     needs_plain_tools: bool = False  # fails at schemas with more than types and properties
     calls: bool = True
     joins_arguments: bool = False  # takes the arguments of calls as a text
     takes_one_call: bool = False  # a message, without a text beside it
-    loses_text: bool = False  # of messages that also have calls
+    loses_text: bool = False  # whether it drops the text of messages that also have calls
     results: bool = True
     embeds_results: bool = False  # in the message with the calls
     wants_turns: bool = False  # user and assistant must alternate, and the user must be first
@@ -118,7 +118,7 @@ def in_turns(messages: Sequence[Message]) -> list[Message]:
     joins a tool result before it. An empty user message is put before an assistant's that comes first. Empty messages
     of the assistant are left out, except for the last message."""
     result: list[Message] = []
-    contents: list[list[Any]] = []  # of each message of the result
+    contents: list[list[Any]] = []  # contents of each message of the result
     for message in messages:
         role = message.get("role")
         last = result[-1] if result else {"role": "system"}

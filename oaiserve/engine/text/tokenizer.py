@@ -53,7 +53,7 @@ log = logging.getLogger(__name__)
 
 
 Expand = Callable[[str], str]  # may raise InvalidRequest
-_PLACES = re.compile(r"\{(\w+)\}")  # of a FilledPrompt
+_PLACES = re.compile(r"\{(\w+)\}")  # places in a FilledPrompt
 _ANCHOR = "☺"  # no token is a longer text that begins with it
 UNCUT_CHARACTERS = 2**16  # encoded within some 30 milliseconds
 
@@ -412,7 +412,7 @@ def _load(folder: Path) -> StoredTokenizer:
 
     kind: Any = AutoTokenizer
     tokenizer = kind.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
-    path = folder / "chat_template.json"  # of older multimodal checkpoints
+    path = folder / "chat_template.json"  # in older multimodal checkpoints
     if getattr(tokenizer, "chat_template", None) is None and path.is_file():
         found = json.loads(path.read_text(encoding="utf-8"))
         if isinstance(found, dict):

@@ -12,7 +12,7 @@ from oaiserve.explain import commands
 from oaiserve.explain.diff.difference import AccountsDifference, MeanChange, difference, read
 
 MOST_NAMED = 4  # causes in the paragraph
-LEAST_SHARE = 0.05  # of the change of the duration, for a cause to be named
+LEAST_SHARE = 0.05  # A cause is named from this share of the change of the duration.
 
 
 def main(argv: Sequence[str]) -> int:

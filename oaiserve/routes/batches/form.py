@@ -20,7 +20,7 @@ from oaiserve.routes.batches.objects import GIVEN_PURPOSES, GivenPurpose, is_utf
 from oaiserve.routes.invalid import invalid, show
 
 MOST_FIELDS = 32
-MOST_HEADERS = 8  # of one field
+MOST_HEADERS = 8  # headers of one field
 MOST_HEADER_BYTES = 8192
 MOST_BOUNDARY_BYTES = 200
 MOST_PURPOSE_BYTES = 200
@@ -58,10 +58,10 @@ class UploadForm:
         self._names: list[str] = []
         self._raw_purpose = b""
         self._decoder = _Decoder("")
-        self._start = b""  # of the content
+        self._start = b""  # start of the content
         self._given_purpose: GivenPurpose | None = None  # once its field has ended
         self.filename = "file"
-        self.num_bytes = 0  # of the content
+        self.num_bytes = 0  # bytes of the content
 
     @property
     def purpose(self) -> GivenPurpose:
@@ -157,7 +157,7 @@ class _Decoder:
             end = len(data) // 4 * 4
         elif self._encoding == "quoted-printable":
             data = self._held + data
-            escape = data.rfind(b"=", -2)  # which may not have ended
+            escape = data.rfind(b"=", -2)  # an escape that may not have ended
             end = len(data) if escape < 0 else escape
         else:
             return data

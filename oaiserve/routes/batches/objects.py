@@ -21,11 +21,11 @@ GIVEN_PURPOSES: tuple[GivenPurpose, ...] = ("batch", "vision", "user_data")
 WINDOW_SECONDS = 24 * 3600
 MOST_LINES = 50_000  # OpenAI's limit
 MOST_BLANK_LINES = 20 * MOST_LINES
-ASSUMED_TOKENS = 256  # of an answer, where its request sets no limit
-MOST_ERRORS = 20  # that a failed batch tells of
-MOST_REASON_CHARACTERS = 300  # of an error, which may quote the line
-MOST_ID_CHARACTERS = 512  # of a custom_id
-MOST_NUMBER_BYTES = 16  # of a number that counts for an estimate
+ASSUMED_TOKENS = 256  # tokens of an answer if its request sets no limit
+MOST_ERRORS = 20  # errors that a failed batch lists
+MOST_REASON_CHARACTERS = 300  # characters of an error, which may quote the line
+MOST_ID_CHARACTERS = 512  # characters of a custom_id
+MOST_NUMBER_BYTES = 16  # digits of a number that counts for an estimate
 
 
 class FileObject(msgspec.Struct, kw_only=True):
@@ -148,7 +148,7 @@ class Line(NamedTuple):
     custom_id: str
     start: int  # in the file, in bytes
     num_bytes: int
-    most_tokens: int = ASSUMED_TOKENS  # of its answers, for an estimate
+    most_tokens: int = ASSUMED_TOKENS  # tokens of its answers, for an estimate
 
 
 class _Line(msgspec.Struct):
@@ -245,8 +245,8 @@ class LineReader:
         self._lines: list[Line] = []
         self._errors: list[LineError] = []
         self._seen: set[str] = set()
-        self._number = 0  # of lines that have ended
-        self._start = 0  # of the line that has not
+        self._number = 0  # lines that have ended
+        self._start = 0  # where the line begins that has not ended
         self._open = bytearray()  # its beginning, up to its limit
         self._open_bytes = 0
 
@@ -316,7 +316,7 @@ class LineReader:
 
 def without_mark(line: bytes | bytearray) -> bytes:
     """Return a line without white space and a byte-order mark around it."""
-    return bytes(line.strip().removeprefix(BOM_UTF8))  # which editors of Windows write, and `cat` leaves within
+    return bytes(line.strip().removeprefix(BOM_UTF8))  # Editors on Windows write this mark, and `cat` leaves it inside.
 
 
 def request_of(line: bytes) -> bytes:

@@ -46,7 +46,7 @@ from oaiserve.routes.pages import AnyPage, page_of
 from oaiserve.routes.parameters import check_metadata
 
 MOST_FILE_BYTES = 64 * 2**20
-MOST_FORM_BYTES = 2**16  # of a form beside its file, as far as a first look at its length goes
+MOST_FORM_BYTES = 2**16  # bytes of a form in addition to its file, for a first check of its length
 LIMIT = Parameter("limit", "How many. Default: 20.", is_integer=True, most=100)
 AFTER = Parameter("after", "The id behind which to begin.")
 DONE_AFTER = Parameter("after", "How many answers the client has.", is_integer=True, least=0)

@@ -38,15 +38,15 @@ logger = logging.getLogger(__name__)
 AHEAD = 16  # lines that are tokenized, or wait to be stored, beside those that run
 CHECK_SECONDS = 60.0
 SHARED_CHECK_SECONDS = 1.0  # with a store that other processes use
-RETRIES = 5  # of a line that the server refuses for the moment
+RETRIES = 5  # retries of a line that the server refuses for the moment
 RETRY_SECONDS = 1.0
 # Lines whose tokens are counted for an estimate, and the most bytes of each
 SAMPLED_LINES = 32
 SAMPLED_BYTES = 2**16
 BYTES_PER_TOKEN = 4  # where no line is counted
-MOST_UNDER_WAY_BYTES = 32 * 2**20  # of lines, or one
-MOST_READERS = 4  # of files, for batches that begin
-PROMPT_ROWS = 256  # of a step of prompts, for an estimate
+MOST_UNDER_WAY_BYTES = 32 * 2**20  # bytes of lines, unless there is only one
+MOST_READERS = 4  # readers of files, for batches that begin
+PROMPT_ROWS = 256  # rows of a step of prompts, for an estimate
 EXPIRED = ("batch_expired", "This request could not be executed before the completion window expired.")
 CANCELLED = ("batch_cancelled", "The batch was cancelled before this request was executed.")
 
@@ -214,7 +214,7 @@ class BatchRunner:
             return  # the batch has ended meanwhile
         while True:
             status, retries, request_id, body = await self._ask(batch.endpoint, asked, owned, is_background=True)
-            if task is not None and task.cancelling():  # which the route has made an answer of
+            if task is not None and task.cancelling():  # The route has turned the cancellation into an answer.
                 return
             if not retries or num_unavailable == RETRIES:
                 break
@@ -306,7 +306,7 @@ class BatchRunner:
                 found = msgspec.json.decode(answer)
                 num_tokens += found.get("count", found.get("input_tokens", 0))
                 num_bytes += line.num_bytes
-        all_bytes, most_tokens = await run_in_threadpool(_sums, lines)  # of 50,000 lines, it takes milliseconds
+        all_bytes, most_tokens = await run_in_threadpool(_sums, lines)  # 50,000 lines take milliseconds.
         prompts = round(num_tokens * all_bytes / num_bytes if num_bytes else all_bytes / BYTES_PER_TOKEN)
         answers = 0 if batch.endpoint == "/v1/embeddings" else most_tokens
         cost = self._backend.step_cost

@@ -33,16 +33,16 @@ from oaiserve.routes.batches.tables import SCHEMA
 from oaiserve.routes.responses.store import StoreLimits, reported
 
 T = TypeVar("T")
-PIECE_BYTES = 2**18  # of a file's content
-PAGE_LINES = 64  # that are read at once
-PAGE_BYTES = 2**20  # of answers that are read at once, or one answer
+PIECE_BYTES = 2**18  # bytes of a file's content that are read at once
+PAGE_LINES = 64  # lines that are read at once
+PAGE_BYTES = 2**20  # bytes of answers that are read at once, unless there is only one
 ROW_BYTES = 1024  # charged for a file or a batch in addition to its content
 LINE_BYTES = 256  # charged for each line of a batch
-MOST_OPEN_BATCHES = 100  # of an owner
+MOST_OPEN_BATCHES = 100  # limit for each owner
 MOST_ARRIVING = 64  # files at once
 NO_ROOM = ("no_room", "The answer to this request did not fit into the store (--response-store-bytes).")
 
-_UNREAD = "number NOT IN (SELECT file FROM stored_batches WHERE is_open)"  # of a file
+_UNREAD = "number NOT IN (SELECT file FROM stored_batches WHERE is_open)"  # condition on a file
 
 _NEXT_LINES = (
     "SELECT number, custom_id, start, num_bytes FROM stored_lines WHERE batch = ? AND result IS NULL AND number > ?"

@@ -45,7 +45,7 @@ class TagEnd:
     def __init__(self, tag: str) -> None:
         self.num_read = 0
         self._tag = tag
-        self._last = ""  # in which the tag may have begun
+        self._last = ""  # end of the text, where the tag may have begun
 
     def push(self, piece: str) -> bool:
         text = self._last + piece
@@ -70,13 +70,13 @@ class CallParser(ABC):
     """
 
     opening_tags: ClassVar[tuple[str, ...]]  # with each of these, a call may begin
-    bare: ClassVar[tuple[str, ...]] = ()  # with which an answer begins that is a call without a tag
-    closing_tags: ClassVar[tuple[str, ...]] = ()  # that may follow a call, in this order
-    untagged: ClassVar[tuple[str, ...]] = ()  # with which a call may begin, too, but most often plain text does
+    bare: ClassVar[tuple[str, ...]] = ()  # how an answer begins that is a call without a tag
+    closing_tags: ClassVar[tuple[str, ...]] = ()  # tags that may follow a call, in this order
+    untagged: ClassVar[tuple[str, ...]] = ()  # how a call may also begin, although most often plain text does
     hidden_tags: ClassVar[tuple[str, ...]] = ()  # around texts that are no calls: dropped, with or without tools
     tags: ClassVar[tuple[str, ...]]  # all tags of the family
-    form: ClassVar[TaggedForm | None] = None  # of calls that are not in JSON
-    sites: ClassVar[tuple[Site, ...]] = ()  # in which the names of calls come
+    form: ClassVar[TaggedForm | None] = None  # the form of calls that are not in JSON
+    sites: ClassVar[tuple[Site, ...]] = ()  # where the names of calls occur
 
     def __init__(
         self,
@@ -92,12 +92,12 @@ class CallParser(ABC):
         self.num_unparsed = 0  # tags that no call followed, and calls that broke
         self._tools = tools
         self._only_one = only_one
-        self._text = ""  # that no step has taken yet
+        self._text = ""  # text that no step has taken yet
         self._step: Step = self._in_text
         self._is_blank = True  # nothing but whitespace has come since the beginning, or since the last call
-        self._tag = ""  # that the call has begun with
+        self._tag = ""  # tag at the start of the call
         self._raw: list[str] = []  # the text of the call up to `_text`, with the whitespace before it
-        self._value: Value | None = None  # that is read as a whole
+        self._value: Value | None = None  # a value that is read as a whole
         self._awaits_value = False
         self._behind_text: list[str] = []  # what has come while the value's end is awaited
 

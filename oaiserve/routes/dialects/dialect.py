@@ -74,8 +74,9 @@ def family_of(name: str, template: str) -> CallFamily | None:
 class Dialect:
     calls: CallFamily | None = None  # None: calls are not looked for
     reasoning: ReasoningDialect | None = None
-    abilities: Abilities = field(default_factory=Abilities)  # of the chat template
-    special_ids: Mapping[str, int] = field(default_factory=dict)  # of the tokens that the tokenizer skips in answers
+    abilities: Abilities = field(default_factory=Abilities)  # abilities of the chat template
+    # Ids of the tokens that the tokenizer skips in answers.
+    special_ids: Mapping[str, int] = field(default_factory=dict)
 
     def visible_ids(self, *, calls: bool, reasoning: bool) -> frozenset[int]:
         """Return the ids of the special tokens among the tags of calls and reasoning, by request."""

@@ -29,7 +29,7 @@ class CallFamily:
     after: str = ""
     arguments_key: str = "arguments"  # "": a call is its name, `name_end` and the arguments, not one object
     name_end: str = ""
-    object_start: str = '{"name": "'  # of a call that is one object, up to its name
+    object_start: str = '{"name": "'  # start of a call that is one object, up to its name
     signs: tuple[str, ...] = ()  # a chat template with all of these is one of this family
     # Writes the calls of a history, where they differ from forced ones.
     in_text: Callable[[Iterable[tuple[str, str]]], str] | None = None

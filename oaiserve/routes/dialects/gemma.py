@@ -55,7 +55,8 @@ class GemmaCalls(NamedCalls):
 
     opening_tags: ClassVar[tuple[str, ...]] = ("<|tool_call>",)
     closing_tags: ClassVar[tuple[str, ...]] = ("<tool_call|>",)
-    hidden_tags: ClassVar[tuple[str, ...]] = ("<|channel>thought\n", "<channel|>")  # of an empty thought behind a text
+    # Tags of an empty thought after a text.
+    hidden_tags: ClassVar[tuple[str, ...]] = ("<|channel>thought\n", "<channel|>")
     quote = '<|"|>'
     tags: ClassVar[tuple[str, ...]] = (*opening_tags, *closing_tags, quote)
     sites: ClassVar[tuple[Site, ...]] = (Site(r"<\|tool_call>\s*call:", NAME, (SPACE,)),)

@@ -61,7 +61,7 @@ class HarmonyCalls(ChannelCalls):
         if self._step == self._at_start:
             self._step = self._in_text
         if self._step == self._in_raw and not is_cut:
-            self._text += _ENDS[0]  # of a sequence's end, which is not shown
+            self._text += _ENDS[0]  # the end of a sequence, which is not shown
             return self.push("")
         if self._step == self._in_dropped:
             return []

@@ -32,7 +32,7 @@ class JsonScanner:
     """It checks no more than it needs to find the end: whether the object is JSON is for a decoder to say."""
 
     def __init__(self) -> None:
-        self.depth = 0  # of open brackets
+        self.depth = 0  # number of open brackets
         self.num_read = 0  # by `push`
         self.is_broken = False
         self.is_escaped = False  # the text ends with the backslash of an escape
@@ -102,7 +102,7 @@ _HEAD = regex.compile(
 )
 _NAMED = re.compile(r'[^{]*+\{\s*(?:"tool_call_id"\s*:\s*"[^"]*"\s*,\s*)?"(?:tool_)?name"\s*:\s*"(?P<name>[^"]*)"')
 _KEYS = ("name", "arguments", "parameters", "type", "id", "tool_name", "tool_call_id")
-_KEY_CHARACTERS = 64  # in which the first key of an object must begin
+_KEY_CHARACTERS = 64  # The first key of an object must begin within this many characters.
 
 
 class _Call(msgspec.Struct):
@@ -122,7 +122,7 @@ class JsonCallParser(CallParser):
     sites: ClassVar[tuple[Site, ...]] = (OBJECT,)
     _scanner: JsonScanner
     _object: int  # the number of pieces in `_raw` before the object
-    _arguments_depth: int  # of brackets around the arguments
+    _arguments_depth: int  # number of brackets around the arguments
     _half: str  # the backslash of an escape in the arguments, if the text ends with it
 
     def _name_in_head(self) -> str | None:

@@ -34,8 +34,8 @@ class _Brackets:
     def __init__(self) -> None:
         self.num_read = 0
         self._depth = 0
-        self._quote = ""  # of the string in which the text ends
-        self._escape = ""  # with which it ends
+        self._quote = ""  # quote of the string in which the text ends
+        self._escape = ""  # unfinished escape at the end of the text
 
     def push(self, piece: str) -> bool:
         text = self._escape + piece
@@ -67,7 +67,7 @@ class _Brackets:
 class PythonicCalls(ListedCalls):
     """Each call is read as a whole, as Python's strings have to be, or as JSON."""
 
-    _name: str | None = None  # of the tool whose arguments have begun
+    _name: str | None = None  # name of the tool whose arguments have begun
 
     def __init_subclass__(cls) -> None:
         # A list begins or goes on, or there is a call without one, behind a tag.

@@ -141,10 +141,10 @@ class ThinkingParser:
         self._skips_space = True
         self._calls = calls
         self._call_tags = () if calls is None else calls().opening_tags
-        self._trial: CallParser | None = None  # of a text that may begin with a call
-        self._tag = ""  # that the text of the trial begins with
+        self._trial: CallParser | None = None  # parser of a text that may begin with a call
+        self._tag = ""  # tag at the start of the trial's text
         self._tried: list[str] = []  # the text of the trial
-        self._last = ""  # in which the closing tag may have begun
+        self._last = ""  # end of the text, where the closing tag may have begun
         self._has_call = False  # a whole one, with which the text of the trial begins
 
     def push(self, text: str) -> tuple[str, str]:

@@ -34,9 +34,9 @@ class TaggedCalls(JsonCallParser):
 
     form: ClassVar[TaggedForm]
     _separator: str  # before the next argument, in JSON
-    _schema: Mapping[str, Any]  # of the arguments, by name
+    _schema: Mapping[str, Any]  # schemas of the arguments, by name
     _value_schema: Any
-    _types: set[str]  # of the value, as the tag or the schema says
+    _types: set[str]  # types of the value, as the tag or the schema says
     _is_string: bool  # it is nothing else
     _closing: str  # the tag behind it
     _is_begun: bool  # its first characters have shown whether it is in quotes

@@ -59,7 +59,7 @@ class KimiK3Calls(TaggedCalls):
 
 
 _NS = "]<]minimax[>["
-_MOST_DEPTH = 64  # of elements; those within are text
+_MOST_DEPTH = 64  # depth of elements; deeper ones are text
 _ELEMENT = regex.compile(rf"{regex.escape(_NS)}<(?P<key>[^<>/]++)>")
 
 

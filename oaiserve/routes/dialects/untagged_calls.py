@@ -16,7 +16,7 @@ from oaiserve.routes.dialects.segments import Arguments, CallBegin, CallEnd, Seg
 _FENCE = "```"
 _TOOLS = "<tools>"
 _CLOSING = ("</tool_call>", "</tools>")
-_MOST_CHARACTERS = 24  # of what may stand between objects
+_MOST_CHARACTERS = 24  # characters that may separate objects
 _LANGUAGE = re.compile(r"```[^\s`{\[<]{,24}+")
 _BETWEEN = re.compile(r"(?:[\s,;]++|<tool_call>|<tools>)*+")
 _BEHIND_DOUBLED = re.compile(r"(?:\s*+\})*+")  # models close fewer braces than they have opened, or more
@@ -42,7 +42,7 @@ class UntaggedCalls(JsonCallParser):
     bare: ClassVar[tuple[str, ...]] = ("{", "[")
     untagged: ClassVar[tuple[str, ...]] = (_FENCE, _TOOLS, "{", "[", ",")
     _is_fenced = False  # in a fenced block that is no call
-    _is_plain = False  # behind bare JSON that is no call: an object within it is none, either
+    _is_plain = False  # true after bare JSON that is no call: an object within it is none, either
     _is_doubled = False  # the last call, in its braces
     _has_language: bool  # the block that begins says of which language it is
     _at: int  # the place in `_text` behind the objects that were read

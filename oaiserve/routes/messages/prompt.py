@@ -227,7 +227,7 @@ class _History:
         if last.get("role") == "assistant" and not any(last["content"]) and "tool_calls" not in last:
             self._adaptations.note("messages", "the last turn has no text to go on with and is left out")
             del self._placed[-1]
-        if all(message["role"] != "user" for _, message in self._placed):  # which some templates want
+        if all(message["role"] != "user" for _, message in self._placed):  # Some templates want a user message.
             is_system = bool(self._placed) and self._placed[0][1]["role"] == "system"
             self._placed.insert(int(is_system), ("messages", {"role": "user", "content": []}))
         for _, message in self._placed:
@@ -278,7 +278,7 @@ def requested_tools(body: MessagesBody | CountTokensBody, adaptations: Adaptatio
 def _offered(body: MessagesBody | CountTokensBody) -> dict[str, MessagesTool]:
     """Return the tools by their places: those of the request, as turns of the system have changed them since."""
     offered = {f"tools[{number}]": tool for number, tool in enumerate(body.tools or [])}
-    places: dict[str | None, list[str]] = {}  # of the tools of each name
+    places: dict[str | None, list[str]] = {}  # places of the tools of each name
     for where, one in offered.items():
         places.setdefault(one.name, []).append(where)
     removed: set[str | None] = set()

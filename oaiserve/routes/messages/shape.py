@@ -132,11 +132,11 @@ class MessagesShape:
         self._blocks: list[AnswerBlock] = []  # in a stream, texts stay empty
         self._is_open = False  # whether the last block may grow
         self._called = ""  # the tool of the call that is being written
-        self._arguments: list[str] = []  # of that call
+        self._arguments: list[str] = []  # arguments of that call
         self._end: TokenChunk | None = None
         self._so_far = Usage(0, 0, 0)
         self._has_begun = False
-        self._events: list[bytes] = []  # that were not returned yet
+        self._events: list[bytes] = []  # events that were not returned yet
 
     def begun(self, event: PromptProgress) -> bytes:
         return self._begin(Usage(event.num_tokens, event.num_cached, 0))

@@ -85,7 +85,7 @@ class BackgroundAnswer:
 
         async def noted(message: Message) -> None:
             await send(message)
-            self._answer.exchange.http_status = None  # of the response itself, which has not begun
+            self._answer.exchange.http_status = None  # the background response has not begun
 
         await self._is_submitted.wait()
         await told(scope, receive, noted)

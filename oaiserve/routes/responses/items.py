@@ -67,7 +67,7 @@ def _item(
     if kind in (None, "message") and given.get("role") in ("tool", "function"):
         adaptations.note(where, IN_CHATS_FORM)
         given = {"type": "function_call_output", "call_id": given.get("tool_call_id"), "output": given.get("content")}
-    if isinstance(kind, str) and kind not in _PREFIXES:  # of a hosted tool, or of another server
+    if isinstance(kind, str) and kind not in _PREFIXES:  # an item of a hosted tool, or of another server
         ids = {name: given[name] for name in ("id", "call_id") if isinstance(given.get(name), str) and given[name]}
         others = {name: value for name, value in given.items() if name not in ("id", "call_id")}
         return {"id": ids.get("id") or new_id("it"), "status": "completed", **others, **ids}
@@ -176,7 +176,7 @@ def chat_messages(
     """Return the chat messages of the items, each with its place. Raises InvalidRequest for media of the user's last
     turn that are not read."""
     placed: list[Placed] = []
-    reasoning = ""  # of the message or the call that follows
+    reasoning = ""  # reasoning of the message or the call that follows
     asked = first_asked([item.get("role") if item["type"] == "message" else None for item in new])
 
     def called(where: str, call_id: object, name: object, arguments: object) -> None:

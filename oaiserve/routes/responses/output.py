@@ -161,7 +161,7 @@ class ResponseObject(msgspec.Struct, kw_only=True):
     top_logprobs: int
     top_p: float
     truncation: str
-    truncated_items: int | UnsetType = UNSET  # of the beginning of the conversation, which had no room
+    truncated_items: int | UnsetType = UNSET  # items from the beginning of the conversation that had no room
     metadata: dict[str, str]
     user: str | None
     safety_identifier: str | None
@@ -212,8 +212,8 @@ class ResponseOutput:
         self._encrypts = encrypts
         self._on_event = report
         self._is_open = False
-        self._texts: list[str] = []  # of the open item
-        self._logprobs: list[TokenLogprobs] = []  # of each message
+        self._texts: list[str] = []  # texts of the open item
+        self._logprobs: list[TokenLogprobs] = []  # logprobs of each message
 
     def add(self, segment: Segment, logprobs: TokenLogprobs) -> None:
         """Take the next segment of the answer, with the log-probabilities of the its tokens."""

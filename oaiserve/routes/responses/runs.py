@@ -35,7 +35,7 @@ class Run:
         self.is_cancelled = asyncio.Event()
         self.is_over = asyncio.Event()
         self.ended = 0.0
-        self._parts: list[bytes] = []  # of events that are not whole yet
+        self._parts: list[bytes] = []  # parts of events that are not whole yet
         self._more = asyncio.Event()
 
     @property

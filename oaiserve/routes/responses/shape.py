@@ -63,10 +63,10 @@ class ResponsesShape:
         report = self._add_event if stream else None
         self._output = ResponseOutput(head.id, wanted.num_logprobs, report, offered, encrypts=encrypts)
         self._items: Sequence[Item | CompactionItem] = self._output.items
-        self._events: list[bytes] = []  # that were not returned yet
+        self._events: list[bytes] = []  # events that were not returned yet
         self._num_events = 0
         self._has_begun = False
-        self._held = TokenLogprobs()  # of tokens of which it is not known yet where they belong
+        self._held = TokenLogprobs()  # logprobs of tokens whose item is not known yet
         self._is_cut = False
         self._final: ResponseObject | None = None
 

@@ -39,17 +39,17 @@ class StoredResponse(NamedTuple):
     """One answer with its input: one turn of a conversation. A conversation of /v1/conversations is stored so, too."""
 
     id: str
-    conversation_id: str  # of the conversation: the id of its first response
+    conversation_id: str  # id of the conversation's first response
     previous_id: str | None  # the response that it goes on from
     response: bytes  # as JSON
-    input_items: bytes  # of this turn only, as JSON
+    input_items: bytes  # items of this turn only, as JSON
 
     @property
     def num_bytes(self) -> int:
         return len(self.response) + len(self.input_items)
 
 
-CONVERSATION = "conv_"  # with which the ids of conversations begin
+CONVERSATION = "conv_"  # prefix of the ids of conversations
 
 
 def is_conversation(stored_id: str) -> bool:

@@ -17,7 +17,7 @@ from oaiserve.engine.decoder.sources.names import LLAMA, Names
 class Family:
     type: str  # transformers' name of it
     facts: MakeFacts = llama
-    other_names: Names = field(default_factory=dict)  # of tensors on the hub
+    other_names: Names = field(default_factory=dict)  # other names of tensors on the hub
     is_transposed: bool = False  # matrices of layers are [k, n] in files on the hub
     has_transposed_experts: bool = False  # tensors of all experts are [experts, k, n] there
     attention: Callable[[Reader, Facts, Settings, Rotary, int], Attention] = attention  # given the layer's number

@@ -38,7 +38,7 @@ class EncodedWeights(TensorFiles):
         self._encode = encode
         self._in_file: dict[str, Blocks] = {}  # by name; empty: blocks stay in memory
         self._is_finished = False  # the blocks in the file have values
-        self.file: QuantizedFile | None = None  # which the blocks are written to
+        self.file: QuantizedFile | None = None  # The quantized blocks are written to this file.
 
     def names(self) -> set[str]:
         return {name for name in self._places if not name.endswith("inv_freq")}

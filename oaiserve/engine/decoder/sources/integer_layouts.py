@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-_AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)  # of the eight columns in an integer: column 0, column 2, and so on
+_AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)  # order of the eight columns in an integer: column 0, column 2, and so on
 
 
 class Integers(NamedTuple):

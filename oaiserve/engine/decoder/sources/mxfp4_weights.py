@@ -18,7 +18,7 @@ from oaiserve.engine.decoder.sources.tensor_files import TensorFiles
 
 _CODES = "_blocks"
 _SCALES = "_scales"
-_OTHER_KINDS = ("BF16", "F16", "F32")  # of tensors that are not in blocks
+_OTHER_KINDS = ("BF16", "F16", "F32")  # types of tensors that are not quantized
 
 
 class Mxfp4Weights(TensorFiles):

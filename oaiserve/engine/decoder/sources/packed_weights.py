@@ -28,7 +28,7 @@ _NO_PARAMETERS = {
     # Of activations, keys and values in 8 bits, which are rounded by their own values instead, or not at all.
     *("input_scale", "input_zero_point", "output_scale", "output_zero_point", "q_scale", "k_scale", "v_scale"),
     *("input_scale_ub", "activation_scale", "kv_scale"),
-    "inv_freq",  # which follows from config.json
+    "inv_freq",  # follows from config.json
 }
 
 

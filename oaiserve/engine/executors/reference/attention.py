@@ -31,7 +31,7 @@ _LEAST = torch.finfo(torch.float32).min  # finite, so that subtracting it from i
 class _Group(NamedTuple):
     """Sequences that have equally many tokens in a step. Indices are those of tokens in their sequences."""
 
-    rows: slice  # of the step's tokens
+    rows: slice  # rows of the step's tokens
     tables: Tensor  # int64 [B, M], the blocks of each sequence
     lengths: Tensor  # int64 [B, 1], cached tokens with those of this step
     queries: Tensor  # int64 [B, Q], the index of each query
@@ -175,6 +175,6 @@ def _gather(cache: LayerCache, group: _Group, first: int, end: int) -> tuple[Ten
 
 def in_float32(numbers: Tensor, rows: Tensor, scale: float) -> Tensor:
     """Return a copy of some rows of keys or values in float32."""
-    if numbers.dtype == FP8:  # of which torch copies none by their index
+    if numbers.dtype == FP8:  # torch can't copy these by their index
         return numbers.view(torch.uint8).index_select(0, rows).view(FP8).float() * scale
     return numbers.index_select(0, rows).float()

@@ -51,7 +51,7 @@ class ReferenceExecutor:
 
     def forward(self, batch: Batch) -> Tensor:
         """Return the logits float32 [R, vocab] of `batch.logits_rows`."""
-        return deque(self.steps(batch), maxlen=1).pop()  # which keeps no other hidden state
+        return deque(self.steps(batch), maxlen=1).pop()  # The deque drops every other hidden state.
 
     def steps(self, batch: Batch) -> Iterator[Tensor]:
         """Yield the hidden state float32 [T, width] of all tokens, before the first layer and after each one, and then
@@ -61,7 +61,7 @@ class ReferenceExecutor:
         return _Forward(self._decoder, self.caches, batch, products, attend).steps()
 
     def prepare(self, adapter: Adapter) -> Adapter:
-        return adapter  # which is used as it is
+        return adapter  # It is used as it is.
 
     def copy_blocks(self, copies: list[tuple[int, int]]) -> None:
         if self.caches:  # or else no layer has attention

@@ -41,15 +41,15 @@ from oaiserve.engine.grammars.refusal import Refused
 
 MOST_BYTES = 2**18
 MOST_SCHEMAS = 8_000  # in a document
-MOST_PROPERTIES = 1_000  # of an object
+MOST_PROPERTIES = 1_000  # properties of an object
 MOST_DEPTH = 50  # schemas within each other; llguidance's reader of JSON stops at 61
 MOST_JOINED_PATTERNS = 12  # in schemas that are joined with others; to look for a common match takes exponential time
-MOST_ITEMS = 10_000  # of an array with bounds, and of all such arrays together ten times as many
+MOST_ITEMS = 10_000  # items of an array with bounds; all such arrays together may have ten times as many
 MOST_LENGTH = 2**31 - 1
-MOST_DIGITS = 40  # of a number
+MOST_DIGITS = 40  # digits of a number
 MOST_NUMBER = 10**MOST_DIGITS - 1
 MOST_MULTIPLE = 65_536
-MOST_PLACES = 6  # of a "multipleOf"
+MOST_PLACES = 6  # decimal places of a "multipleOf"
 
 # Unsupported keywords, with the values that demand nothing.
 REFUSED: dict[str, tuple[Any, ...]] = {

@@ -10,8 +10,8 @@ from typing import Any
 from oaiserve.engine.grammars.json_schema.terms import SchemaDocument, is_of, kind_of, kinds_of, plain, step
 from oaiserve.engine.grammars.refusal import Refused
 
-MOST_LISTS = 5_000  # of a document
-MOST_CHARACTERS = 2**18  # of all these lists together
+MOST_LISTS = 5_000  # lists of a document
+MOST_CHARACTERS = 2**18  # characters of all these lists together
 MOST_PARTS = 100  # schemas that say together which values the items are of
 _LIST = {"type", "items", "minItems", "maxItems", "uniqueItems"}
 _ANNOTATIONS = {"$comment", "$defs", "$id", "$schema", "default", "definitions", "deprecated", "description"} | {

@@ -36,7 +36,7 @@ ELEMENTS = {torch.bfloat16: "bf16", torch.float32: "float"}
 _building = {dtype: Lock() for dtype in ELEMENTS}
 FLAGS = [*variants.FLAGS, "-march=native"]
 POLL_SECONDS = 0.5  # between two updates of the time that a compilation takes
-_FORMAT = "with digest"  # of the file, since older versions wrote none
+_FORMAT = "with digest"  # format of the file, since older versions wrote no digest
 
 
 class BuildError(Exception):

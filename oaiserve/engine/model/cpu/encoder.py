@@ -10,7 +10,7 @@ from torch import Tensor
 from oaiserve.engine.decoder.blocks import Blocks, new_blocks
 from oaiserve.engine.model.cpu.library import Library
 
-_ROWS_AT_ONCE = 4096  # which are in float32 meanwhile
+_ROWS_AT_ONCE = 4096  # rows that are expanded to float32 at the same time
 
 
 class Encoder:

@@ -31,7 +31,7 @@ from oaiserve.engine.model.cpu.operation_list import OperationList, whole_lanes
 class Buffers(NamedTuple):
     """The common buffers of all layers of a decoder, by their indices."""
 
-    width: int  # of the hidden state
+    width: int  # width of the hidden state
     hidden: int
     normed: int  # the hidden state, normed for its reader
     branch: int  # the addition to the hidden state
@@ -45,7 +45,8 @@ class ExpertOperations:
         """Make the common buffers of `mixtures`."""
         self._operations = operations
         self._buffers = buffers
-        self._assignments: dict[tuple[int, int], int] = {}  # of tokens to experts, by number of experts and top_k
+        # Assignments of tokens to experts, by number of experts and top_k.
+        self._assignments: dict[tuple[int, int], int] = {}
         if not mixtures:
             return
         width = buffers.width

@@ -23,7 +23,7 @@ from oaiserve.engine.model.cpu.kv_layout import LANES
 ACTIVATIONS = ("none", "silu", "gelu", "gelu_tanh", "relu", "relu2", "sigmoid")
 NONE = -1  # no site, at which adapters add to a product, no buffer, or no numbers of a row
 
-MOST_EXPERTS = 1024  # of a layer, as in src/experts.h
+MOST_EXPERTS = 1024  # experts of a layer, as in src/experts.h
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,7 +251,7 @@ _POINTER = c_void_p
 _DECODER = c_void_p
 _ATTENTION = c_void_p
 _ADAPTER = c_void_p
-_INDEX = c_long  # of a part of the decoder; as a result, -1 if there is no memory for the part
+_INDEX = c_long  # index of a part of the decoder; as a result, -1 if there is no memory for the part
 # The types of each function's arguments, of which dataclasses are structures, and of its result.
 _FUNCTIONS: dict[str, tuple[tuple[Any, ...], Any]] = {
     "pool": ((c_int,), _POINTER),
@@ -301,7 +301,7 @@ class Library:
         """Load the library as `build.load` does. Raises BuildError."""
         loaded = build.load(dtype)
         self.dtype = dtype
-        self.name = Path(loaded._name).name  # which has a hash of sources, compiler and CPU, see `build`
+        self.name = Path(loaded._name).name  # The name has a hash of sources, compiler and CPU, see `build`.
         for name, (arguments, result) in _FUNCTIONS.items():
             function = getattr(loaded, f"oaiserve_{name}")
             function.argtypes = [_c_type(kind) for kind in arguments]

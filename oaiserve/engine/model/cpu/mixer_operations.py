@@ -32,7 +32,7 @@ class MixerOperations:
     def __init__(self, operations: OperationList, mixers: list[Mixer]) -> None:
         """Make the buffers that `mixers` share."""
         self._operations = operations
-        self._num_layers = 0  # for which operations have been added
+        self._num_layers = 0  # layers that have their operations
         if mixers:
             # A row of a token has its projections, and its decays.
             widths = (

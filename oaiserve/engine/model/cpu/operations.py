@@ -64,7 +64,7 @@ class Operations:
         self._library = library
         self._num_blocks = num_blocks
         self._block_size = block_size
-        self._cache_indices: dict[int, int] = {}  # of layers with a cache of their own
+        self._cache_indices: dict[int, int] = {}  # indices for layers with a cache of their own
         self._make_buffers(decoder)
         self._add_decoder(decoder)
 

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 SOURCES = Path(__file__).parent / "src"
 MAIN_SOURCE = "decoder.cpp"
-KINDS = ("bf16", "float")  # of libraries: the type of activations, keys and values
+KINDS = ("bf16", "float")  # kinds of libraries, by the type of activations, keys and values
 FLAGS = [
     *("-std=c++20", "-O3", "-fPIC", "-shared", "-fvisibility=hidden", "-pthread"),
     *("-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast", "-Wno-psabi"),

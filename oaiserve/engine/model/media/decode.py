@@ -121,7 +121,7 @@ def decode_sound(file: MediaFile, rate: int, max_seconds: float, max_bytes: int)
     A process of its own decodes it: the library writes a line to stderr for each fault in an MP3, without end.
     """
     command = (sys.executable, "-m", _SOUNDS, str(rate), str(max_seconds))
-    environment = {**os.environ, "OPENBLAS_NUM_THREADS": "1"}  # whose stacks would count as its memory
+    environment = {**os.environ, "OPENBLAS_NUM_THREADS": "1"}  # The stacks of more threads would count as its memory.
     content = content_of(file, max_bytes)
     done = subprocess.run(command, input=content, capture_output=True, env=environment, check=False)
     if done.returncode == SOUND_REFUSED:

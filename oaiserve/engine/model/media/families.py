@@ -19,7 +19,7 @@ Fields = Mapping[str, Any]  # what a processor returns for one medium
 class Settings:
     """The settings of a processor in the files of a model."""
 
-    values: Fields  # of processor_config.json and preprocessor_config.json
+    values: Fields  # values in processor_config.json and preprocessor_config.json
     tokens: Fields  # the texts of named special tokens
     processor: Any  # transformers' image processor, or its feature extractor
     vector: str  # the token in whose place a vector comes
@@ -33,13 +33,13 @@ class Family(NamedTuple):
 
     text: Callable[[Settings, Fields], str]
     placeholder: str = ""  # in the template's text; "": the token of a vector
-    arguments: Callable[[Settings], Fields] = lambda _: {}  # of the processor
+    arguments: Callable[[Settings], Fields] = lambda _: {}  # arguments of the processor
     unused: tuple[str, ...] = ()  # fields that only the text is made of
     # Whether the tokens of an image see each other in both directions, by the text model's configuration.
     has_runs: Callable[[Any], bool] = lambda _: False
     shape: str = ""  # the field by which the positions of its tokens follow, where these have three axes
     renamed: Mapping[str, str] = {}  # fields that the tower takes by another name
-    max_seconds: Callable[[Settings], float] = lambda _: 0.0  # of a sound: the processor would cut off the rest
+    max_seconds: Callable[[Settings], float] = lambda _: 0.0  # The processor would cut off the rest of a longer sound.
 
 
 def _of_grid(settings: Settings, image: Fields) -> str:

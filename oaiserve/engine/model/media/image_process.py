@@ -21,7 +21,7 @@ from PIL.JpegImagePlugin import JpegImageFile
 from oaiserve.engine.model.media.process_limits import limit
 
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF")
-LOW_DETAIL_PIXELS = 512  # of the longer side
+LOW_DETAIL_PIXELS = 512  # pixels of the longer side
 LARGER_JPEG = 4  # A photo may have this many times the most pixels: it is decoded at a fraction of its size.
 STRIP_ROWS = 64  # put on white, or written, at once
 # A large image takes half a second here. Files made for it, such as a JPEG with a megabyte of markers, take any time.
@@ -124,7 +124,7 @@ def _limit_bytes(num_bytes: int) -> None:
 
 def main() -> None:
     os.nice(NICENESS)
-    warnings.filterwarnings("ignore", module="PIL")  # of each fault in a file
+    warnings.filterwarnings("ignore", module="PIL")  # Pillow warns of each fault in a file.
     Image.init()  # all formats that there are, which must not count as the first image's
     while line := sys.stdin.buffer.readline():
         order = json.loads(line)

@@ -33,7 +33,7 @@ from oaiserve.files.load_errors import reported
 class Mmproj(NamedTuple):
     """A tower in a GGUF file: what `load_tower` and a `Form` take."""
 
-    config: PreTrainedConfig  # of the multimodal model, with no more of the text model than its width
+    config: PreTrainedConfig  # The multimodal model's config; it says no more of the text model than its width.
     weights: dict[str, Tensor]
     settings: Settings
 
@@ -52,12 +52,12 @@ class _Parts(NamedTuple):
 
 
 class _Family(NamedTuple):
-    type: str  # of transformers' multimodal model
+    type: str  # type of transformers' multimodal model
     vectors: tuple[str, ...]  # tokens: a vector comes in the place of the first one that the tokenizer has
     images: str  # the image processor
     parts: Callable[[Metadata, int], _Parts]  # given the width of the text model, too
     last: str = "mm.2.weight"  # the tensor that makes vectors of the text model's width, in its rows
-    renames: tuple[tuple[str, str], ...] = ()  # of transformers' names, to those that the package gguf or the file has
+    renames: tuple[tuple[str, str], ...] = ()  # from transformers' names to those of the package gguf or of the file
     unused: str = "$^"  # parameters that files lack, as nothing reads their outputs
     tokens: Fields = {}  # noqa: RUF012
 
@@ -224,7 +224,7 @@ def _read(
         raise NotRead(f"the model's tokenizer has no token {family.vectors[0]}")
     if family.images == _QWEN and not hasattr(text, "rope_axes"):
         raise NotRead("the text model has no positions by height and width")
-    if text.model_type.startswith("qwen3_5"):  # whose towers are Qwen3-VL's, without deep vectors
+    if text.model_type.startswith("qwen3_5"):  # These towers are Qwen3-VL's, without deep vectors.
         family = family._replace(type=text.model_type.removesuffix("_text"))
     parts = family.parts(metadata, width)
     config = _config(family, metadata, parts, width, added[vector], is_silu=bool(values.get("clip.use_silu")))
@@ -275,7 +275,7 @@ def _weights(path: Path, family: _Family, metadata: Metadata, config: Any) -> di
     file = mapped(path)
     hidden = metadata["embedding_length"]
     tensors = dict(metadata.tensors)
-    if tensors["v.blk.0.ffn_down.weight"].shape[-1] == hidden:  # of older converters, which had the names the wrong way
+    if tensors["v.blk.0.ffn_down.weight"].shape[-1] == hidden:  # Older converters swapped these names.
         turned = {"ffn_up": "ffn_down", "ffn_down": "ffn_up"}
         tensors = {re.sub("ffn_up|ffn_down", lambda m: turned[m[0]], name): one for name, one in tensors.items()}
     names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.MMPROJ, max(metadata["block_count"], 8))
@@ -322,6 +322,6 @@ def _tensors_of(name: str, names: gguf.TensorNameMap, tensors: Mapping[str, Gguf
     known = (names.get_name(one, try_suffixes=(".weight", ".bias")) for one in (f"model.{name}", name))
     found = next((one for one in known if one is not None), name)
     choices = [[found], [f"{found}.weight"], [found.replace("attn_qkv", f"attn_{part}") for part in "qkv"]]
-    if f"{found}.1" in tensors:  # of the two pictures of a video that are one patch
+    if f"{found}.1" in tensors:  # weights for the two video frames that make one patch
         choices = [[found, f"{found}.1"]]
     return next(([tensors[one] for one in choice] for choice in choices if all(one in tensors for one in choice)), [])

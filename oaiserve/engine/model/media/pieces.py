@@ -51,7 +51,7 @@ def _piece(worker: _Worker, num_threads: int | None) -> Any:
     try:
         if num_threads is not None:
             torch.set_num_threads(num_threads)
-        with torch.inference_mode():  # which belongs to the thread: it must end with the piece
+        with torch.inference_mode():  # This mode belongs to the thread: it must end with the piece.
             return worker.switch()
     finally:
         if num_threads is not None:

@@ -26,7 +26,7 @@ from oaiserve.errors import Overloaded, invalid
 from oaiserve.facts.media import PROMPT_IMAGES, MediaLimits
 
 MOST_KNOWN = 10_000  # media whose texts are kept: some kilobytes each
-MOST_PENDING_BYTES = 2 * 2**30  # of all media that are prepared and not yet encoded
+MOST_PENDING_BYTES = 2 * 2**30  # bytes of all media that are prepared and not yet encoded
 
 
 class FileReader:

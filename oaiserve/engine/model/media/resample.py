@@ -11,9 +11,9 @@ from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
 Samples = NDArray[np.float32]
-ZEROS = 24  # of the sinc on each side
-BETA = 9.0  # of the Kaiser window: what is beyond the new rate is damped by some 90 dB
-ROLLOFF = 0.94  # of the highest frequency that the lower rate has: from there on, sound is damped
+ZEROS = 24  # zeros of the sinc on each side
+BETA = 9.0  # shape of the Kaiser window, which damps frequencies over the new rate by some 90 dB
+ROLLOFF = 0.94  # share of the highest frequency of the lower rate; sound is damped from there on
 
 
 def resampled(pieces: Iterable[Samples], rate: int, new_rate: int) -> Iterator[Samples]:
@@ -34,7 +34,7 @@ def resampled(pieces: Iterable[Samples], rate: int, new_rate: int) -> Iterator[S
     done = 0  # new samples so far
     for piece in chain(pieces, [np.zeros(reach, np.float32)]):
         held = np.concatenate((held, piece))
-        end = -((first + len(held) - reach) * phases // -step)  # of the new samples that have all around them
+        end = -((first + len(held) - reach) * phases // -step)  # end of the new samples that have all their neighbours
         if end > done:
             at = np.arange(done, end, dtype=np.int64) * step
             around = sliding_window_view(held, 2 * reach + 1)[at // phases - reach - first]

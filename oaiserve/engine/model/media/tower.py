@@ -174,7 +174,7 @@ def tower_parameters(config: PreTrainedConfig) -> dict[str, tuple[int, ...]]:
 def _without_text(config: PreTrainedConfig) -> PreTrainedConfig:
     """Return the configuration of a model with no layers of text. What is left of these is dropped."""
     small = copy.deepcopy(config)
-    small.__dict__.pop("quantization_config", None)  # of the text model
+    small.__dict__.pop("quantization_config", None)  # This setting belongs to the text model.
     text = small.get_text_config(decoder=True)
     text.num_hidden_layers = 0
     for lists in ("layer_types", "mlp_layer_types", "no_rope_layers"):

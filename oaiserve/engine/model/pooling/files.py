@@ -21,8 +21,8 @@ class PoolingFiles:
     """The settings of an embedding model in sentence-transformers' files."""
 
     mode: str | None = None  # one of MODES; None: they do not say
-    dense_folders: tuple[str, ...] = ()  # of the linear layers behind the pooling
-    max_tokens: int | None = None  # of a text
+    dense_folders: tuple[str, ...] = ()  # folders of the linear layers after the pooling
+    max_tokens: int | None = None  # tokens of a text
     prompts: Mapping[str, str] = field(default_factory=dict)
     default_prompt: str = ""
 

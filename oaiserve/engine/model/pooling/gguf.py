@@ -26,9 +26,9 @@ class GgufPooler(NamedTuple):
     """The layers of a model, and what comes after them."""
 
     model: PreTrainedModel
-    mode: str | None  # of pooling; None: the file does not say
+    mode: str | None  # mode of pooling; None: the file does not say
     dense: list[Module]  # after the pooling
-    score_head: Head | None  # of a reranker
+    score_head: Head | None  # the head of a reranker
     gives_probabilities: bool  # whether its scores need no activation
     pair_template: str  # as of `Pooling`
 

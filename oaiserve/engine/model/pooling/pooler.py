@@ -29,7 +29,7 @@ class PackedForward:
 
     layers: PreTrainedModel  # up to the hidden states
     head: Head
-    first_position: int  # of a text: RoBERTa's begin after that of padding
+    first_position: int  # first position of a text: RoBERTa counts from after the padding's
     takes_types: bool  # whether token types tell the two texts of a pair apart
 
     def __call__(self, ids: list[int], types: list[int], lengths: list[int]) -> torch.Tensor:
@@ -60,7 +60,7 @@ class OwnForward:
     """
 
     model: PreTrainedModel
-    head: Head | None  # of hidden states; None: the model's own, which gives logits
+    head: Head | None  # head on the hidden states; None: the model's own, which gives logits
     takes_types: bool
 
     def __call__(self, ids: list[int], types: list[int], lengths: list[int]) -> torch.Tensor:
@@ -97,10 +97,10 @@ class LoadedPooler:
 
     model: PreTrainedModel
     forward: Forward
-    activation: torch.nn.Module | None  # of scores; vectors have none
+    activation: torch.nn.Module | None  # activation of scores; vectors have none
     vocab_size: int
     max_model_len: int  # the most tokens of a text
-    longest: int  # that the model has positions for
+    longest: int  # longest text that the model has positions for
     pooling: Pooling
 
     @torch.inference_mode()

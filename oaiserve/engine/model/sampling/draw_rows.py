@@ -26,7 +26,7 @@ class DrawRow(NamedTuple):
     min_p: float
     top_k: float  # 0: all ids stay
     top_p: float  # 1: all ids stay
-    seed: int  # of the noise, see `draws`
+    seed: int  # seed of the noise, see `draws`
 
     @property
     def is_greedy(self) -> bool:

@@ -40,7 +40,7 @@ from oaiserve.engine.start.request import Declined, StartRequest
 from oaiserve.engine.start.started import GPU_STEP_TOKENS, Started, assemble
 from oaiserve.errors import StartupError
 
-if TYPE_CHECKING:  # which needs Triton
+if TYPE_CHECKING:  # This module needs Triton.
     from oaiserve.engine.model.gpu.triton_adapters import TritonAdapters
 
 log = logging.getLogger(__name__)

@@ -43,7 +43,7 @@ log = logging.getLogger(__name__)
 
 Text = tuple[list[int], list[int]]  # token ids and their types
 
-_PROBE_TOKENS = (5, 19, 19, 160)  # of the texts of the check; the last is beyond the windows of encoders
+_PROBE_TOKENS = (5, 19, 19, 160)  # tokens of the check's texts; the last is longer than the windows of encoders
 
 
 class ToPool:

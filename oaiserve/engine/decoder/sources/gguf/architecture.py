@@ -23,8 +23,8 @@ class Architecture:
 
     name: str  # in the files
     type: str  # transformers' name of the family, unless the fields name another one
-    fields: Callable[[Metadata], Fields] = no_fields  # of a config.json, beside those that all have
-    names: Names = field(default_factory=dict)  # of tensors, where they are not the usual ones
+    fields: Callable[[Metadata], Fields] = no_fields  # fields of config.json beyond the common ones
+    names: Names = field(default_factory=dict)  # unusual names of tensors
     # The tensors of a role that is one matrix elsewhere, maybe by several choices. Their rows follow each other. Those
     # in several formats are no matrix of one role.
     joined: Mapping[str, tuple[tuple[str, ...], ...]] = field(default_factory=dict)

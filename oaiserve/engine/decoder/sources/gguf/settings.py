@@ -57,7 +57,7 @@ def settings_of_gguf(values: Mapping[str, Any], tensors: Mapping[str, GgufTensor
     architecture = ARCHITECTURES[metadata.architecture]
     own = architecture.fields(metadata)
     name = own.pop("model_type", architecture.type)
-    keys = keys_of(name) | {"head_dim"}  # which types have that do not list it
+    keys = keys_of(name) | {"head_dim"}  # Types that don't list it have it, too.
     known = {key: value for key, value in common_fields(metadata).items() if key in keys}
     return settings_of({"model_type": name, **known, **own})
 
