@@ -59,7 +59,7 @@ class ServerSide:
     """The server's metrics, and what is needed to compare them with the client's figures."""
 
     dialect: Dialect | None  # None: the server has no metrics that are known here
-    round_trip_seconds: float  # of a small request to the idle server
+    round_trip_seconds: float  # time of a small request to the idle server
     scrape: Callable[[], Metrics] = field(default=dict)  # {} if the server does not answer
 
 

@@ -25,7 +25,7 @@ class Sample:
     is_stream: bool = True
     is_parsed: bool = False  # it has reasoning or calls: marks around them, which are tokens too, are no outputs
     num_choices: int = 1
-    requested_tokens: int = 0  # of each choice
+    requested_tokens: int = 0  # tokens requested for each choice
     must_fill: bool = False  # the answer must have exactly that many (ignore_eos)
     prompt_tokens: int = 0
     cached_tokens: int = 0

@@ -27,7 +27,7 @@ class Snippet:
     """The content of a fence, and why it is not run, where a comment above it gives the reason."""
 
     page: str
-    line: int  # of the fence, counted from 1
+    line: int  # line of the fence, counted from 1
     language: str
     text: str
     reason: str | None

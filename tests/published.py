@@ -17,7 +17,7 @@ from oaiserve.app import routes
 from oaiserve.config import Config, EngineOptions, ServerOptions
 from oaiserve.routes.openapi import document
 
-MOST_BYTES = 200_000  # of what is checked: the validator takes a second for a megabyte
+MOST_BYTES = 200_000  # bytes that are checked: the validator takes a second for a megabyte
 Client = TypeVar("Client")
 
 

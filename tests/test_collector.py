@@ -12,7 +12,7 @@ from oaiserve.routes.bodies import ChatBody
 from oaiserve.routes.protocol import parse
 
 LISTS = "[" + "[]," * 30_000 + "[]]"
-NUMBER_BY_DEFAULT = 30_000 // 700  # of runs
+NUMBER_BY_DEFAULT = 30_000 // 700  # runs of the collector with Python's own settings
 
 
 @pytest.fixture

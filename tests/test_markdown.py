@@ -32,7 +32,7 @@ def faults(markdown: str, *, margin: int = MARGIN) -> Iterator[str]:
         if line != line.rstrip():
             yield f"{number + 1}: white space at its end"
     yield from _faults_of_headings([token for token in tokens if token.level == 0], tokens)
-    indents = [0]  # of the content of the lists around a token
+    indents = [0]  # indents of the content of the lists around a token
     for token in tokens:
         first, last = token.map or (0, 0)
         match token.type:

@@ -79,8 +79,10 @@ RULES_AND_PANELS = [*ROOT.glob("deploy/prometheus/*.yml"), *ROOT.glob("deploy/gr
 def test_flags_exist(page: str) -> None:
     of_others = {"--max-num-seqs", "--max-num-batched-tokens", "--parallel"}  # vLLM's and llama.cpp's
     of_others |= {"--build", "--wait", "--data-urlencode", "--enable-feature"}  # docker's, curl's, Prometheus's
-    of_others |= {"--find-links", "--torch-backend", "--extra-index-url", "--quiet", "--constraint"}  # of pip and uv
-    of_others |= {"--json", "--markdown", "--only", "--quick", "--seed", "--gguf", "--trace", "--server"}  # of tools
+    # Flags of pip and uv.
+    of_others |= {"--find-links", "--torch-backend", "--extra-index-url", "--quiet", "--constraint"}
+    # Flags of tools.
+    of_others |= {"--json", "--markdown", "--only", "--quick", "--seed", "--gguf", "--trace", "--server"}
     of_others |= {"--list", "--minutes", "--short"}  # likewise
     named = set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", (ROOT / page).read_text()))
     assert named - of_others <= {*FLAGS, *LOADTEST_FLAGS, "--config", "--help", "--help-all"}

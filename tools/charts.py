@@ -25,7 +25,7 @@ FIGURES_WIDTH = 190
 BAR = 18  # heights
 GAP = 6
 HEAD = 26
-COLOURS = ("#2563eb", "#d9480f", "#2b8a3e", "#9c36b5", "#8b95a5", "#e67700")  # of curves
+COLOURS = ("#2563eb", "#d9480f", "#2b8a3e", "#9c36b5", "#8b95a5", "#e67700")  # colours of curves
 
 # In the colours of the live page.
 STYLE = """

@@ -46,7 +46,7 @@ from tools.markdown import add_publishing, as_markdown, number, publish, results
 
 MARKERS = "config-mutants"
 NUM_TOKENS = 110  # beyond windows, and the lengths from which on rotary embeddings are scaled
-TOLERANCE = 1e-4  # of the norm of the differences, relative to that of the logits
+TOLERANCE = 1e-4  # norm of the differences, relative to that of the logits
 EFFECT = 4 * TOLERANCE  # smaller changes could be missed
 _AS_THEY_ARE: Values = {"dtype": torch.float32, "attn_implementation": "eager"}
 OPTIONS = EngineOptions(dtype="float32", block_size=BLOCK_SIZE, device="cpu", compile=False)

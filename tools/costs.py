@@ -17,7 +17,8 @@ import httpx
 from loadtest.metrics_page import parse_metrics
 from tools.server_process import exit_on_sigterm, running_oaiserve
 
-KINDS = [(20, 60)] * 4 + [(200, 20)] * 3 + [(10, 200)]  # of clients: most words of a prompt, most tokens of an answer
+# Kinds of clients: most words of a prompt, most tokens of an answer.
+KINDS = [(20, 60)] * 4 + [(200, 20)] * 3 + [(10, 200)]
 SAME = (60, 48)
 
 
@@ -28,7 +29,7 @@ def main() -> None:
     args = parser.parse_args()
     exit_on_sigterm()
     with running_oaiserve("--recent-requests", "100000", "--no-prefix-cache", "--drafts", "off") as server:
-        alone = [ask(server.url, *SAME) for _ in range(8)][2:]  # behind those by which the cost of steps is learnt
+        alone = [ask(server.url, *SAME) for _ in range(8)][2:]  # The first requests serve to measure the cost of steps.
         end = time.monotonic() + args.seconds
         threads = [Thread(target=load, args=(server.url, *kind, end, args.pause)) for kind in KINDS]
         for thread in threads:

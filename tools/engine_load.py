@@ -53,8 +53,8 @@ class EngineRun:
 
     seconds: float
     requests: list[Finished]  # in the order in which they ended
-    submit_ms: list[float]  # of each call of `submit`
-    num_tokens: int  # of each answer
+    submit_ms: list[float]  # time of each call of `submit`
+    num_tokens: int  # tokens of each answer
 
     @property
     def ttft_ms(self) -> list[float]:

@@ -75,7 +75,7 @@ KINDS = (
 )
 LONG = Kind("chat", 0.08, (6000, 0.4), (220, 0.5))
 AGENT = Kind("chat", 1.0, (300, 0.6), (90, 0.5))
-SYSTEM_PROMPT = list(range(10**18, 10**18 + 1200))  # of all agents
+SYSTEM_PROMPT = list(range(10**18, 10**18 + 1200))  # system prompt of all agents
 
 
 @dataclass(frozen=True, slots=True)

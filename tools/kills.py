@@ -59,7 +59,7 @@ CASES: tuple[tuple[str, dict[str, Any]], ...] = (
     (RESPONSES, {"input": "Hi", "max_output_tokens": 1}),
 )
 SHORT = len(CASES) - 1
-TEXTS = ("text", "content", "delta")  # whose pieces are joined: tokens that wait for a reader come in one event
+TEXTS = ("text", "content", "delta")  # Their pieces are joined: tokens that wait for a reader come in one event.
 BY_TIME_OR_CACHE = ("created", "created_at", "completed_at", "sequence_number", "cached_tokens", "input_tokens",
                     "cache_read_input_tokens", "oaiserve")  # fmt: skip
 
@@ -212,7 +212,7 @@ class Fleet:
                 time.sleep(0.0001)
             number = rng.randrange(SERVERS)
             with closing(sqlite3.connect(f"file:{self._store}?mode=ro", uri=True)) as store:
-                count = store.execute("PRAGMA data_version").fetchone()  # which each write changes
+                count = store.execute("PRAGMA data_version").fetchone()  # Each write changes this number.
                 while store.execute("PRAGMA data_version").fetchone() == count and not any(map(_is_done, asking)):
                     pass
             os.kill(self._pid(number), signal.SIGKILL)

@@ -79,7 +79,7 @@ def flags() -> str:
 def _flag(argument: Any) -> list[str]:
     default = argument.field_info.default
     text = " ".join(argument.parameter.help.split())
-    text = text.replace("|", "\\|")  # which means something in a table
+    text = text.replace("|", "\\|")  # This character separates cells of a table.
     choices = argument.get_choices() or ()
     # The text explains each choice, or names the page that lists them.
     if len(choices) <= 10 and not all(f"{choice}:" in text for choice in choices):
@@ -92,7 +92,7 @@ def _flag(argument: Any) -> list[str]:
 
 def parameters(bodies: dict[str, type[msgspec.Struct]]) -> str:
     """Return a table of the fields of these structs, by the bodies that have them and by JSON's types."""
-    types: dict[str, dict[str, str]] = {}  # of each field, in each body that has it
+    types: dict[str, dict[str, str]] = {}  # types of each field, in each body that has it
     for head, body in bodies.items():
         _, schemas = msgspec.json.schema_components([body])
         for name, field in schemas[body.__name__]["properties"].items():

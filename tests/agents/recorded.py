@@ -12,7 +12,7 @@ from typing import Any
 
 FOLDER = Path(__file__).parent / "recordings"
 WORDS = ["the", "model", "reads", "a", "file", "and", "writes", "an", "answer", "to", "its", "user", "with", "care"]
-MOST_WORDS = 6  # of a string that stays, where it is no description
+MOST_WORDS = 6  # words of a string that stays, unless it is a description
 
 
 def record(bodies: Sequence[tuple[str, bytes]], places: Mapping[str, str]) -> dict[str, Any]:

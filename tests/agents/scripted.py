@@ -36,7 +36,7 @@ class Turn:
     """What the model does in one turn."""
 
     says: str  # "": nothing, as where a client forces calls
-    tool: str = ""  # that it calls; "": none, and the session ends
+    tool: str = ""  # name of the tool to call; "": none, and the session ends
     arguments: Mapping[str, Any] = field(default_factory=dict)
 
     def text(self, number: int) -> str:
@@ -53,7 +53,7 @@ class ScriptedServer:
     telemetry: FakeTelemetry
     tokenizer: Tokenizer
     prompts: dict[str, str] = field(default_factory=dict)  # by the id of the request, as the model gets them
-    bodies: list[tuple[str, bytes]] = field(default_factory=list)  # of all requests that were sent, with their paths
+    bodies: list[tuple[str, bytes]] = field(default_factory=list)  # paths and bodies of all requests that were sent
 
     def records(self) -> list[RequestRecord]:
         """Return the records of the requests that have ended, in that order."""

@@ -82,7 +82,7 @@ def test_bash_completes_commands_flags_and_choices(
     tmp_path: Path, typed: list[str], completed: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.setenv("OAISERVE_PORT", "9000")  # which is no setting of this command
+    monkeypatch.setenv("OAISERVE_PORT", "9000")  # not a setting of this command
     assert cli.main(["--install-completion", "--shell", "bash"]) == 0
     words = shlex.join(["oaiserve", *typed])
     script = f'. "$HOME/.bashrc"; COMP_WORDS=({words}); COMP_CWORD={len(typed)}; _oaiserve; echo "${{COMPREPLY[@]}}"'

@@ -143,7 +143,7 @@ def test_the_image_serves_what_its_command_and_its_environment_say(monkeypatch: 
     )
     scripts = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"]
     assert scripts[program] == "oaiserve.cli:main"
-    monkeypatch.setenv("OAISERVE_PORT", "0")  # that of the image may be taken here
+    monkeypatch.setenv("OAISERVE_PORT", "0")  # The image's own port may be taken here.
     served: list[Config] = []
     assert cli.main(arguments, lambda config, sock: served.append(config) or 0) == 0
     (config,) = served

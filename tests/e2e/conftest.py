@@ -19,7 +19,7 @@ from tests.published import checked, checking
 from tools.server_process import ServerProcess, running_oaiserve
 
 API_KEY = "a-key-of-the-tests"
-START_SECONDS = 300  # in which a server must become ready, on a busy machine
+START_SECONDS = 300  # time for a server to become ready, on a busy machine
 STOP_SECONDS = 120
 
 

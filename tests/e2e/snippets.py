@@ -42,7 +42,7 @@ REASONS = {
     "takes minutes",
     "waits for you to type",
 }
-ADDRESS = "127.0.0.1:8000"  # of the server in the docs
+ADDRESS = "127.0.0.1:8000"  # address of the server in the docs
 LIMIT_SECONDS = 120
 # Writes the words of a command that the shell does not have, and its OAISERVE_ variables, each with their number.
 RECORD = """command_not_found_handle() {
@@ -61,7 +61,7 @@ class Session:
         self.address = address
         self.environment = environment
         self.names: dict[str, Any] = {"__name__": "__main__"}
-        (folder / "adapters").symlink_to(adapters)  # of the server
+        (folder / "adapters").symlink_to(adapters)  # the server's adapters
         (folder / "deploy").symlink_to(ROOT / "deploy")  # for commands that are typed in a checkout
 
     def check(self, snippet: Snippet) -> None:

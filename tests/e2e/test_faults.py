@@ -35,7 +35,7 @@ class Fault:
     phase: str  # the last one of the request
     error: type[APIError]
     message: str  # a part of the error message
-    texts: tuple[str, ...] | None = None  # of each choice, what a stream has sent before the error
+    texts: tuple[str, ...] | None = None  # text of each choice that a stream has sent before the error
     outcome: Outcome = Outcome.FAILED
     path: str = COMPLETIONS
     n: int = 1

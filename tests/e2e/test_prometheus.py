@@ -72,7 +72,7 @@ class Watched:
     server: LiveServer
     prometheus: Prometheus
     collector: Collector
-    trace_ids: list[str]  # of all requests
+    trace_ids: list[str]  # trace ids of all requests
 
     def page(self, form: str) -> bytes:
         return httpx.get(f"{self.server.url}/metrics", headers={"accept": form}, timeout=60).content

@@ -25,7 +25,7 @@ from tests.routes.conftest import run_server
 from tests.routes.doubles import FakeTelemetry
 from tools.attack import schema
 
-NUM_REQUESTS = 60  # of each route and each kind
+NUM_REQUESTS = 60  # requests to each route and of each kind
 SEED = 20
 FEW = st.integers(1, 4)
 # Any number of tokens is allowed, and takes as long.

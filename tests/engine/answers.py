@@ -28,7 +28,7 @@ class Answers:
     choices: dict[tuple[str, int], Answer]  # by request and choice
     prompt_logprobs: dict[str, list[float]]
     ended: dict[str, Terminal]
-    num_preemptions: int  # of the engine, so far
+    num_preemptions: int  # preemptions by the engine so far
 
     @property
     def token_ids(self) -> dict[tuple[str, int], list[int]]:

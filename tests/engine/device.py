@@ -166,7 +166,7 @@ class Guesses:
 def drawn_after(ids: list[int], mask: np.ndarray | None = None) -> int:
     """Return the id that this device draws after `ids`: one that the mask allows, or a letter or the end."""
     choices = [*LETTERS, EOS, EOS, EOS] if mask is None else allowed_ids(mask)
-    return choices[hash(tuple(ids)) % len(choices)]  # of integers: the same in every process
+    return choices[hash(tuple(ids)) % len(choices)]  # The hash of integers is the same in every process.
 
 
 OBJECT = """{

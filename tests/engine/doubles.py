@@ -41,7 +41,7 @@ from oaiserve.facts.times import monotonic_ns
 from tests.engine.memory import NEVER
 from tests.engine.text.tokenizers_for_tests import CHATML, byte_level
 
-TIMEOUT_SECONDS = 60  # of waits that end at once unless a test fails
+TIMEOUT_SECONDS = 60  # limit of waits that end at once unless a test fails
 
 TOKENIZER = Tokenizer(
     PreTrainedTokenizerFast(tokenizer_object=byte_level(), eos_token="<|im_end|>", chat_template=CHATML)

@@ -126,7 +126,7 @@ class Memory:
         step = self.scheduler.schedule()
         if step is None:
             self.settle()
-            step = self.scheduler.schedule()  # of sequences that were held
+            step = self.scheduler.schedule()  # Some sequences were held.
         return [] if step is None else self.execute(step, next_token)
 
     def execute(self, step: Step, next_token: int | Callable[[Sequence], int | list[int]] = 7) -> list[tuple[str, int]]:

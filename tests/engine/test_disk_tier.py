@@ -217,7 +217,7 @@ def test_a_block_that_memory_has_lost_before_it_was_written_is_skipped(tier: Tie
 def test_what_is_read_does_not_take_the_place_of_what_comes_before_it(tier: Tier) -> None:
     hashes = tier.written(9)
     tier.fill(chain(NUM_BLOCKS, "other"))
-    blocks = tier.pool.allocate(5)  # of the blocks, seven are left
+    blocks = tier.pool.allocate(5)  # Seven blocks are left.
     assert blocks is not None
     tier.fill(hashes[:2])
     assert tier.tier.ask(sequence("a"), hashes, 2) == hashes[-1]

@@ -76,7 +76,7 @@ def test_a_request_that_is_tokenized_is_listed() -> None:
 def test_a_request_that_ends_during_prefill_reports_its_cached_tokens(end: str, n: int) -> None:
     clock = Clock()
     inbox = Inbox()
-    prompts: list[str] = []  # of the steps
+    prompts: list[str] = []  # prompts of the steps
 
     def computing(step: Step) -> None:
         prompts.extend(chunk.sequence.request_id for chunk in step.chunks if chunk.num_tokens > 1)

@@ -10,7 +10,7 @@ from tests.growth import is_linear
 
 def test_tokens_without_text_take_linear_time() -> None:
     table = TokenTable(TOKENIZER.backend)
-    assert EOS in table.special_ids  # which is not shown
+    assert EOS in table.special_ids  # It is not shown.
 
     def push(size: int) -> None:
         sequence = Sequence("r", 0, [1], SamplingParams(ignore_eos=True), max_len=size + 10)

@@ -41,7 +41,7 @@ def test_a_block_is_published_when_all_its_ids_are_known() -> None:
     decode = launched(scheduler)  # computes the fourth token, whose id is on its way
     assert scheduler.pool.num_cached == 0
     scheduler.commit(prefill.chunks[0], [7])
-    assert scheduler.pool.num_cached == 0  # who knows whether the answer goes on
+    assert scheduler.pool.num_cached == 0  # The answer may go on.
     scheduler.commit(decode.chunks[0], [8])
     assert scheduler.pool.find(hash_block(None, [*one.token_ids[:3], 7])) == one.blocks[0]
 
@@ -57,7 +57,7 @@ class TimedDevice(ScriptedRunner):
         self._times_ns: dict[Launched, tuple[int, int]] = {}  # the gap before a step, and its end
         self.has_clock = False
         self.num_pending: list[list[int]] = []  # at the launch of each step, of each sequence in it
-        self.waiting: list[list[Sequence]] = []  # of each step, those whose draw waits
+        self.waiting: list[list[Sequence]] = []  # the sequences of each step whose draw waits
         self.calls: list[tuple[str, int]] = []  # with the number of the step
 
     def launch(self, step: Step) -> Launched:
@@ -254,7 +254,7 @@ def test_a_request_that_is_aborted_during_its_first_step_was_in_no_step() -> Non
     first = request("first", max_tokens=9)
     gone = request("gone", max_tokens=9)
     with stepping(first, runner=held(), tokenize_workers=0) as (engine, runner, inbox):
-        assert engine.snapshot().num_running == 1  # of two steps under way, the host waits for the first
+        assert engine.snapshot().num_running == 1  # Two steps are under way, and the host waits for the first.
         engine.submit(gone, inbox)
         runner.permit(1)
         runner.started.get(timeout=TIMEOUT_SECONDS)  # the third has been launched

@@ -141,6 +141,6 @@ def test_every_text_is_in_exactly_one_step_within_the_budget(
         scheduler.check_integrity()
     assert sorted(computed) == sorted(sequence.request_id for sequence in sequences)
     assert {sequence.place for sequence in sequences} == {Place.NOWHERE}
-    for client in "abc":  # whose requests are computed by their lengths, and in their order
+    for client in "abc":  # Their requests are computed by length, and in their order.
         own = [int(name) for name in computed if lengths[int(name)][0] == client]
         assert own == sorted(own, key=lambda index: (lengths[index][1], index))

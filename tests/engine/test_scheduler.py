@@ -170,7 +170,7 @@ def test_a_preempted_sequence_finds_its_blocks_again_if_they_were_not_needed() -
     while young.num_preemptions == 0:
         memory.run()
     memory.remove(old)
-    assert memory.run() == [("young", 5)]  # of 13 known tokens; the first two blocks stayed
+    assert memory.run() == [("young", 5)]  # 13 tokens are known; the first two blocks stayed.
 
 
 # -- prefix cache -----------------------------------------------------------------------------------------------------
@@ -185,7 +185,7 @@ EIGHT = [1, 2, 3, 4, 5, 6, 7, 8]
         (EIGHT, {}, True, 4),  # the last token is always computed, and so is its block
         (EIGHT, {"cache_salt": "other"}, True, 8),
         (EIGHT, {}, False, 8),
-        (EIGHT, {"wants_prompt_logprobs": True}, True, 8),  # of every position
+        (EIGHT, {"wants_prompt_logprobs": True}, True, 8),  # logprobs of every position
     ],
 )
 def test_a_prompt_is_computed_from_where_it_parts_with_an_earlier_one(

@@ -20,7 +20,7 @@ from oaiserve.engine.step import Draw
 from oaiserve.explain.step_cost import KNOTS, StepCost
 from tests.engine.memory import Memory, make, sequence
 
-LAST_TOKEN = 3  # of those that are drawn, 0 to 3
+LAST_TOKEN = 3  # The tokens drawn are 0 to 3.
 
 
 class SchedulerMachine(RuleBasedStateMachine):
@@ -55,7 +55,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.open: list[Sequence] = []
         self.num_arrived = 0
         self.now_ns = 0
-        self.arrived_ns: dict[Sequence, int] = {}  # of those that have not been in a step
+        self.arrived_ns: dict[Sequence, int] = {}  # sequences that have not been in a step
 
     @rule(
         shared=st.integers(0, 12),

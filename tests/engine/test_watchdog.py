@@ -83,7 +83,7 @@ def test_a_part_may_take_what_its_step_is_expected_to_and_much_more(
     cost = None if expected_seconds is None else StepCost((expected_seconds * 1e9,) * len(KNOTS))
     dog = Watchdog(host, lambda: cost, LEAST_SECONDS)
     host.enter(part, Step() if part is HostPart.WAIT else None)
-    dog.look()  # which sees it for the first time
+    dog.look()  # The watchdog sees it for the first time.
     assert not looks(dog, most_seconds)
     assert looks(dog, 1)
 

@@ -67,7 +67,7 @@ def test_what_a_killed_start_or_a_version_without_digests_has_left_is_removed_an
 @pytest.mark.parametrize(
     ("spoil", "name"),
     [
-        (lambda folder: (folder / "config.json").write_text("[]"), "config.json"),  # of the same size
+        (lambda folder: (folder / "config.json").write_text("[]"), "config.json"),  # The size stays the same.
         (lambda folder: (folder / "config.json").unlink(), "config.json"),
         (lambda folder: (folder / "tokenizer.json").write_text("{}"), "tokenizer.json"),
     ],

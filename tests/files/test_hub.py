@@ -228,7 +228,7 @@ def test_a_download_that_was_cut_off_does_not_start(
     if not is_listed:
         shutil.rmtree(next((tmp_path / "cache").glob("*/trees")))
     break_hub(503, monkeypatch)
-    if lost != "tokenizer.json" or is_listed:  # which a model may do without, for all that is known then
+    if lost != "tokenizer.json" or is_listed:  # A model may lack this file, for all that is known then.
         with pytest.raises(StartupError, match=f"its cache lacks {lost}, as after a download that was cut off"):
             local_source(model)
     monkeypatch.setattr(Hub, "refusal", ("", 200))

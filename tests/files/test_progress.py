@@ -23,7 +23,7 @@ class Screen(io.StringIO):
 
 @pytest.fixture(autouse=True)
 def alone() -> Iterator[None]:
-    Progress._instances.clear()  # of other tests, below which a terminal would have the bar
+    Progress._instances.clear()  # Other tests leave some, and a terminal would show the bar below theirs.
     yield
     progress.log.setLevel(logging.NOTSET)
 
@@ -33,7 +33,7 @@ def log_restored() -> Iterator[None]:
     root = logging.getLogger()
     handlers = list(root.handlers)
     level = root.level
-    for handler in handlers:  # which `configure` would close
+    for handler in handlers:  # `configure` would close these.
         root.removeHandler(handler)
     yield
     root.handlers[:] = handlers

@@ -55,7 +55,7 @@ def overwrite_weights(folder: Path) -> None:
 
 def test_what_was_found_out_is_there_for_the_next_start(folder: Path) -> None:
     remembered_path(folder)
-    (folder / "README.md").write_text("changed")  # from which nothing was found out
+    (folder / "README.md").write_text("changed")  # The record was not made from this file.
     found = recall(ask(folder))
     assert found.data == DATA
     start = found.start

@@ -29,7 +29,7 @@ LAYERS = 3
 VOCAB = 120
 LENGTH = 256
 TEXTS = [[2, 17, 40, 9, 3], [2, *((7 * place + 5) % 110 + 5 for place in range(60)), 3]]
-PAIR = ("ab ad bc", "ba ca")  # which are the tokens below
+PAIR = ("ab ad bc", "ba ca")  # these are the tokens below
 PAIR_IDS = [2, 6, 8, 33, 3, 3, 31, 57, 3]  # as llama.cpp joins them, with a separator
 PAIR_TEMPLATE = "ac {query} bb {document} ae " + "aa " * 100  # longer than other metadata that are read
 

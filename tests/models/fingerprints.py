@@ -38,7 +38,7 @@ _IN_ONE_LINE = (
 )
 _WITHOUT_DEFAULTS = (KVShape, Matrix)  # fields that have the default value are left out
 _DTYPES = {torch.float32: "f32", torch.bfloat16: "bf16", torch.int32: "i32"}
-_HASH = re.compile("[#@][0-9a-f]+")  # of bytes, or their place in a file
+_HASH = re.compile("[#@][0-9a-f]+")  # a hash of bytes, or their place in a file
 
 
 def fingerprint(decoder: Decoder, spec: ModelSpec) -> str:

@@ -13,7 +13,7 @@ from transformers.pytorch_utils import Conv1D
 
 _QUERIES_AND_KEYS = (
     *("q_proj", "k_proj", "query_key_value", "qkv_proj", "Wqkv", "q_b_proj", "c_attn"),
-    *("query", "key", "q_lin", "k_lin", "qkv"),  # of encoders
+    *("query", "key", "q_lin", "k_lin", "qkv"),  # names in encoders
 )
 _FUSED = ("c_attn", "qkv_proj", "Wqkv", "qkv")
 _NORMS_OF_HEADS = ("q_norm", "k_norm", "q_layernorm", "k_layernorm", "query_norm", "key_norm")

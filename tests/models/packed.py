@@ -114,7 +114,7 @@ class Packing:
             settings = {"quant_method": "awq", "version": "gemm", "zero_point": True}
         elif self.layout in ("gptq", "gptq_v2"):
             settings = {"quant_method": "gptq", "checkpoint_format": self.layout, "desc_act": self.has_act_order}
-            settings["sym"] = self.is_symmetric  # which vLLM wants to know
+            settings["sym"] = self.is_symmetric  # vLLM needs this field.
         else:
             weights = {
                 "num_bits": self.bits,

@@ -30,7 +30,7 @@ GGUF_OPTIONS = EngineOptions(block_size=16, kv_blocks=8, dtype="float32", cpu_th
 _OTHERS = (
     *("cohere2_moe", "cwm", "dots1", "exaone_moe", "flex_olmo", "gemma4_unified_text", "glm4_moe_lite", "granite_swa"),
     *("granitemoe_swa", "internlm3", "iquestcoder", "jais2", "mellum", "minicpm3", "solar_open", "vaultgemma"),
-    *("hunyuan_v1_dense", "qwen3_5_moe_text"),  # of which there are GGUF files
+    *("hunyuan_v1_dense", "qwen3_5_moe_text"),  # There are GGUF files of these.
 )
 
 

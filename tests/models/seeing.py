@@ -185,7 +185,7 @@ def save_whole(name: str, kind: Kind, folder: Path, dtype: torch.dtype, deviatio
         kind.vision,
         deviation=deviation,
     )
-    if name.startswith("gemma"):  # which multiplies it by 8: next to it, images would not count
+    if name.startswith("gemma"):  # It multiplies the embedding by 8: next to it, images would not count.
         with torch.no_grad():
             wrapper.get_input_embeddings().weight *= 0.05
     wrapper.to(dtype).save_pretrained(folder)

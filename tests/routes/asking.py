@@ -12,10 +12,10 @@ CHAT = "/v1/chat/completions"
 COMPLETIONS = "/v1/completions"
 RESPONSES = "/v1/responses"
 MESSAGES = "/v1/messages"
-ROUTES = (CHAT, RESPONSES, MESSAGES)  # that have tools
+ROUTES = (CHAT, RESPONSES, MESSAGES)  # routes with tools
 REQUIRED: dict[str, Any] = {CHAT: "required", RESPONSES: "required", MESSAGES: {"type": "any"}}
 HI = [{"role": "user", "content": "Hi"}]
-BODIES: dict[str, dict[str, Any]] = {  # of the routes that generate
+BODIES: dict[str, dict[str, Any]] = {  # bodies for the routes that generate
     COMPLETIONS: {"prompt": "Hi"},
     CHAT: {"messages": HI},
     RESPONSES: {"input": "Hi"},

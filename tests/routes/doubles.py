@@ -145,7 +145,7 @@ class FakeEngine:
         self.submitted: queue.Queue[Request] = queue.Queue()
         self.aborted: queue.Queue[str] = queue.Queue()
         self.gives_back: queue.Queue[int] = queue.Queue()
-        self.turns: queue.Queue[tuple[str, int]] = queue.Queue()  # of work with the tokenizer: client, bytes
+        self.turns: queue.Queue[tuple[str, int]] = queue.Queue()  # client and bytes of each turn with the tokenizer
         self.open: dict[str, Deliver] = {}
         self.times: dict[str, RequestTimes] = {}
 

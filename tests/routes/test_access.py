@@ -177,7 +177,7 @@ def test_keys_share_prompts_in_the_prefix_cache_only_if_asked_to(
     ("host", "origin"),
     [
         ("localhost:8000", "http://localhost:8000"),
-        ("localhost:8000", "https://localhost:8000"),  # behind a proxy that speaks HTTPS
+        ("localhost:8000", "https://localhost:8000"),  # a proxy in front speaks HTTPS
         ("localhost", "https://localhost"),
         ("localhost:443", "https://localhost"),
         ("localhost", "http://localhost:80"),
@@ -277,7 +277,7 @@ def test_each_of_several_keys_is_accepted(serve: Serve) -> None:
         {"authorization": "one"},
         {"authorization": "Basic one"},
         {"x-api-key": "on"},
-        {"authorization": b"Bearer \xff\xfe"},  # which is no UTF-8
+        {"authorization": b"Bearer \xff\xfe"},  # not UTF-8
     ],
 )
 def test_anything_else_is_unauthorized(serve: Serve, headers: dict[str, Any]) -> None:

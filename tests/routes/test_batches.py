@@ -337,7 +337,7 @@ def test_of_servers_with_one_store_the_first_computes_the_batches(tmp_path: Path
             time.sleep(0.01)
         batch = two.batches.cancel(batch.id)
         assert (batch.status, batch.request_counts.completed, batch.request_counts.failed) == ("cancelled", 2, 5)
-        while engines[0].open:  # which the first one learns from the store
+        while engines[0].open:  # The first engine learns it from the store.
             time.sleep(0.01)
         assert one.batches.retrieve(batch.id) == batch
 

@@ -111,7 +111,7 @@ def test_best_of_returns_the_likeliest_candidates_of_each_prompt_best_first(serv
         (2, "Ho5", None),
         (3, "Ho77", None),
     ]
-    assert answer["usage"]["completion_tokens"] == 16  # of all candidates
+    assert answer["usage"]["completion_tokens"] == 16  # tokens of all candidates
     asked = served.engine.submitted.get().params
     assert (asked.n, asked.logprobs, asked.prompt_logprobs) == (4, 0, None)
 

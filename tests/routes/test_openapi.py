@@ -190,7 +190,7 @@ def test_the_example_of_each_route_is_answered(served: Served) -> None:
         path = pattern.replace("{conversation_id}", begun)
         for method, found in methods.items():
             content = found.get("requestBody", {}).get("content", {})
-            if "application/json" in content and "lora" not in path:  # which only some servers have
+            if "application/json" in content and "lora" not in path:  # Only some servers have the routes of adapters.
                 example = content["application/json"]["example"]
                 example |= {"tokens": [97]} if "tokens" in example else {}  # the vocabulary of the tests is small
                 example |= {"model": "org/demo"} if "model" in example else {}

@@ -184,7 +184,7 @@ def test_whatever_ends_a_request_its_reservation_is_settled(run: RunServer, tabl
         served.engine.script = starts("one")
         body = {"messages": [{"role": "user", "content": "Hi"}], "stream": True}
         with served.http.stream("POST", "/v1/chat/completions", json=body) as stream:
-            chunks = stream.iter_raw()  # which closes the connection as soon as nothing refers to it
+            chunks = stream.iter_raw()  # It closes the connection as soon as nothing refers to it.
             next(chunks)
             assert used(table)["tokens"] > 1000  # an answer without max_tokens reserves as many
         wait_until(lambda: used(table) == {"requests": 3, "tokens": 8})

@@ -117,7 +117,7 @@ def test_uvicorns_messages_are_logged_once_and_in_the_same_format(stream: io.Str
     [
         ("warning", lambda: logging.getLogger("oaiserve").info("chatter")),
         ("info", lambda: logging.getLogger("uvicorn.access").info("GET /metrics")),
-        ("info", lambda: TraceState.from_header(["garbage==,="])),  # with which a client could fill the log
+        ("info", lambda: TraceState.from_header(["garbage==,="])),  # A client could fill the log with this.
     ],
     ids=["below the level", "uvicorn's access log", "a malformed tracestate"],
 )

@@ -113,7 +113,7 @@ MODEL_INFO = dict.fromkeys(names.MODEL_INFO.labels, "") | {"model": "demo", "dty
 @pytest.mark.parametrize(
     ("metric", "labels", "value"),
     [
-        # of the engine
+        # gauges of the engine
         (names.KV_CACHE_USAGE, {}, 0.25),
         (names.KV_BLOCKS, {"state": "used"}, 30),
         (names.KV_BLOCKS, {"state": "cached"}, 25),

@@ -22,7 +22,7 @@ from tests.world.servers import GATEWAY_IP, POISON, GatewayHost, Replica, put_in
 
 SETTLE_SECONDS = 75.0  # after which the gateway sends requests to all servers again
 QUIET_SECONDS = 150.0
-MOST_TRIES = 10  # of servers for a request, on average
+MOST_TRIES = 10  # average number of servers that a request tries
 SHARED_MEMORY = Path("/dev/shm")
 # Lines of errors that faults make. Any other is a fault of the product.
 EXPECTED_ERRORS = ("The engine hangs", "The engine has stopped", "The response store does not work: not authorized")
@@ -319,7 +319,7 @@ def _in(world: World) -> Iterator[None]:
         put_in_place(patch)
         patch.setattr(log, "handlers", [errors])
         patch.setattr(log, "propagate", False)
-        patch.setattr(logging.getLogger("uvicorn.error"), "disabled", True)  # of processes that are killed
+        patch.setattr(logging.getLogger("uvicorn.error"), "disabled", True)  # Killed processes would log here.
         gc.disable()
         try:
             yield

@@ -94,7 +94,7 @@ class World(asyncio.BaseEventLoop):
         self.seed = seed
         self.random = random.Random(seed)
         self.now = START_SECONDS
-        self.ahead = 0.0  # of a thread that computes: its clock has gone on from `now`
+        self.ahead = 0.0  # how far the clock of a thread that computes is ahead of `now`
         self.numbers = count()
         self.ready: deque[asyncio.Handle] = deque()
         self.processes: dict[Process, None] = {}

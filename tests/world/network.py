@@ -10,7 +10,7 @@ from zlib import crc32
 
 from tests.world.loop import Process, State, World
 
-WINDOW_BYTES = 16 * 1024  # that a process has not taken from its socket, until its peer must wait
+WINDOW_BYTES = 16 * 1024  # bytes that a process may leave in its socket before its peer must wait
 KEEPALIVE_SECONDS = 10.5
 END = b""
 
@@ -29,7 +29,7 @@ class Network:
         self.ends: dict[End, None] = {}
         self.blocked: set[frozenset[str]] = set()
         self.down: set[str] = set()
-        self.late_seconds = 0.0  # by which any packet may come later, for a while
+        self.late_seconds = 0.0  # Any packet may come this much later, for a while.
 
     def delay(self) -> float:
         draw = self.world.random.random

@@ -64,7 +64,7 @@ class Model:
         self._size = block_size
         self._slots: dict[int, list[int]] = {}
         self.step_seconds = step_seconds
-        self.stuck_seconds = 0.0  # that the next step takes
+        self.stuck_seconds = 0.0  # extra time of the next step
         self.is_gone = False  # as a device that has fallen off its bus
 
     def copy_blocks(self, copies: list[tuple[int, int]]) -> None:

@@ -20,11 +20,11 @@ ATTACKER_KEY = "key-of-the-attacker"
 NEIGHBOUR_KEY = "key-of-the-neighbour"
 ATTACKER_ADDRESS = "127.0.0.2"
 NEIGHBOUR_ADDRESS = "127.0.0.3"
-MOST_SHOWN_BYTES = 700  # of a request whose answer is a server error
+MOST_SHOWN_BYTES = 700  # bytes shown of a request whose answer is a server error
 HI = [{"role": "user", "content": "Hi"}]
 
 Sent = bytes | Callable[[Connection], Awaitable[None]]  # the bytes of a request, or what sends them
-Number = Callable[[int, int], int]  # of a full and of a quick run: how many to send in this one
+Number = Callable[[int, int], int]  # picks the number to send from that of a full and that of a quick run
 
 
 def request(
@@ -149,7 +149,7 @@ class Attack:
 
     name: str
     family: str
-    of_class: str  # of flaws that were found in such servers
+    of_class: str  # class of flaws that were found in such servers
     sends: str  # what is sent, for the table
     run: Callable[[Strike], Awaitable[None]]
     outcomes: frozenset[str]  # what may come back: statuses, or ways in which a connection may end

@@ -30,8 +30,8 @@ from tools.attack.broken_files import WALL_SECONDS, changed_bytes, cut, edited
 
 DIGEST_BYTES = hashlib.sha256().digest_size
 OPTIONS = ON_CPU | {"quantize": "int8"}
-FOLDERS = ("remembered", "quantized")  # of records, and of weights
-PARTS = ("data", "data", "data", "files", "versions", "format", "day")  # of a header; most of it is data
+FOLDERS = ("remembered", "quantized")  # folders of records, and of weights
+PARTS = ("data", "data", "data", "files", "versions", "format", "day")  # parts of a header; most of it is data
 
 
 def edited_record(content: bytes, rng: random.Random) -> bytes:

@@ -56,8 +56,8 @@ from tools.markdown import as_markdown
 
 CPU_SECONDS = 60
 WALL_SECONDS = 300
-MEMORY_BYTES = 4 << 30  # of address space, beyond what a process has before it opens a file
-MOST_GROWTH_MIB = 512  # of resident memory, beyond what the sound model takes
+MEMORY_BYTES = 4 << 30  # address space, in addition to what a process has before it opens a file
+MOST_GROWTH_MIB = 512  # growth of resident memory, in addition to what the sound model takes
 MOST_SENTENCE = 1000
 FLAGS = ("--port", "0", "--kv-cache-memory", "1MiB", "--cpu-threads", "1", "--device", "cpu", "--log-level", "error")
 MOST_SHOWN = 20

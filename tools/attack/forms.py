@@ -245,7 +245,7 @@ CHAT_TOOLS = {
     "a tool's long description": '{"type":"function","function":{"name":"a","description":"«a»"}}',
     **within(FUNCTION[:-1].replace("#", ""), {f"a tool: {name}": form for name, form in SCHEMAS.items()}),
 }
-FLAT_TOOLS = {  # of responses
+FLAT_TOOLS = {  # tools in requests for responses
     "tools": '«{"type":"function","name":"f#","parameters":{}},»',
     "hosted tools": '«{"type":"mcp","server_label":"s#"},»',
     **within(

@@ -31,7 +31,7 @@ from tools.server_process import exit_on_sigterm
 
 # n: within the limits of most fields, where all of their bytes are looked at, and far beyond these.
 NUM_BYTES = (7_000, 28_000, 2**19)
-MOST_RATIO = 2.8  # of the cost of 2n bytes to that of n; a square is 4
+MOST_RATIO = 2.8  # ratio of the cost of 2n bytes to that of n; a square is 4
 # Costs of 2n bytes that are always allowed: too small to tell a square from a line
 FREE_CPU_SECONDS = 0.25
 FREE_MIB = 96.0
@@ -69,7 +69,7 @@ class Cost(NamedTuple):
 class Growth:
     path: str
     name: str
-    costs: list[Cost]  # of n bytes, and of 2n
+    costs: list[Cost]  # costs of n bytes, and of 2n
     failures: list[str]
 
     @property

@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 from tools.attack.attack import ATTACKER_KEY
 
 Content = bytes | Callable[[], Iterable[bytes]]
-MOST_SENT_BYTES = 2**30  # of one answer without an end
+MOST_SENT_BYTES = 2**30  # bytes of one answer without an end
 
 FULL = b"HTTP/1.1 429 Full\r\ncontent-length: 2\r\nretry-after: 1\r\n\r\n{}"
 EMPTY = b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n"
@@ -76,4 +76,4 @@ class Liar:
                 raise OSError("the gateway takes whatever it gets")
 
 
-LIAR = Liar()  # behind the gateway of tools.attack.server, whose attacks set what it answers
+LIAR = Liar()  # It is behind the gateway of tools.attack.server, and attacks set what it answers.

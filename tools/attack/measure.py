@@ -47,16 +47,16 @@ class Result:
     answers: list[Answer] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
     took_seconds: float = 0.0
-    cpu_seconds: float = 0.0  # of the server, during the attacks; the neighbour is served less then
+    cpu_seconds: float = 0.0  # the server's CPU time during the attacks; the neighbour is served less then
     rss_before_mib: float = 0.0
     rss_peak_mib: float = 0.0
     rss_after_mib: float = 0.0
     log_bytes: int = 0
     itl_quiet: list[float] = field(default_factory=list)
     itl_attack: list[float] = field(default_factory=list)
-    ttft_quiet: list[float] = field(default_factory=list)  # of the probes that were answered
+    ttft_quiet: list[float] = field(default_factory=list)  # times of the probes that were answered
     ttft_attack: list[float] = field(default_factory=list)
-    neighbour_outcomes: dict[str, int] = field(default_factory=dict)  # of its streams and probes
+    neighbour_outcomes: dict[str, int] = field(default_factory=dict)  # outcomes of its streams and probes
     health_outcomes: dict[str, int] = field(default_factory=dict)
     health_seconds: float = 0.0  # the longest
     state: str = "alive"

@@ -10,9 +10,9 @@ from io import BytesIO
 
 from PIL import Image
 
-SIDE = 4000  # of an image at the default of --max-image-pixels
+SIDE = 4000  # side of an image at the default of --max-image-pixels
 FULL_BYTES = 19 * 2**20
-_BASIC_TAGS = {256: 1, 257: 1, 258: 8, 259: 1, 262: 1, 277: 1}  # of a TIFF: one pixel of one byte
+_BASIC_TAGS = {256: 1, 257: 1, 258: 8, 259: 1, 262: 1, 277: 1}  # tags of a TIFF: one pixel of one byte
 
 
 def plain(form: str, mode: str = "RGB", side: int = SIDE, **more: object) -> bytes:

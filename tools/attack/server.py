@@ -19,7 +19,7 @@ from tools.attack.liar import LIAR
 from tools.images import save_model
 from tools.server_process import ServerProcess, free_port, running_process
 
-MEMORY_LIMIT_BYTES = 10 * 2**30  # of address space
+MEMORY_LIMIT_BYTES = 10 * 2**30  # address space
 ALIVE_SECONDS = 10.0
 START_SECONDS = 600.0  # on a busy machine
 FEW_FILES = 256
@@ -28,7 +28,7 @@ FEW_FILES = 256
 KV_CACHE = ("--kv-cache-memory", "400MiB")
 KEYS = ("--api-key", ATTACKER_KEY, "--api-key", NEIGHBOUR_KEY)
 LENGTH = ("--max-model-len", "4096")
-GATEWAY = "gateway"  # of a server of the first of KINDS and a replica that lies
+GATEWAY = "gateway"  # a gateway to a server of the first of KINDS and a replica that lies
 KINDS = {
     "keys": LENGTH,
     "few files": LENGTH,  # it may open FEW_FILES

@@ -9,11 +9,11 @@ from tools.attack.attack import Attack
 from tools.attack.measure import Result
 from tools.attack.wire import Answer
 
-MOST_ITL_SECONDS = 0.5  # beside accepted work, in the place of the attack's `most_itl_ratio`
+MOST_ITL_SECONDS = 0.5  # during accepted work, in place of the attack's `most_itl_ratio`
 MOST_RSS_GROWTH_MIB = 100.0
 MOST_RSS_PEAK_MIB = 1024.0  # above what it was before, while the attack lasts
 MOST_HEALTH_SECONDS = 2.0
-MOST_TTFT_SECONDS = 10.0  # of the prober's small requests
+MOST_TTFT_SECONDS = 10.0  # for the prober's small requests
 MOST_LOG_BYTES_PER_REQUEST = 2048  # about two lines of the log
 FREE_LOG_BYTES = 64 * 1024  # for what is not about a request
 ERROR_KEYS = {"message", "type", "param", "code"}

@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 
 import h11
 
-MOST_KEPT_BYTES = 64 * 1024  # of a body
+MOST_KEPT_BYTES = 64 * 1024  # bytes stored of a body
 MOST_HEAD_BYTES = 1 << 20
 READ_BYTES = 1 << 16
 

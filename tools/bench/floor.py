@@ -65,13 +65,13 @@ class DecoderShape:
 
     layers: int
     hidden: int
-    queries: int  # of all heads together
-    keys: int  # of all KV heads together, as wide as the values
+    queries: int  # numbers of all heads together
+    keys: int  # numbers of all KV heads together, as wide as the values
     intermediate: int
     vocab: int
-    element_bytes: int  # of what is computed
-    cached_bytes: int  # of a token in the cache, in all layers
-    weight_bytes: int  # of matrices
+    element_bytes: int  # size of a computed number
+    cached_bytes: int  # size of a token in the cache, in all layers
+    weight_bytes: int  # size of all matrices
 
     @classmethod
     def of(cls, spec: ModelSpec, config: PreTrainedConfig) -> DecoderShape:
@@ -102,7 +102,8 @@ def work(shape: DecoderShape, chunks: Sequence[tuple[int, int]]) -> dict[str, Wo
     samples."""
     tokens = sum(end - start for start, end in chunks)
     cached = sum(end for _, end in chunks)
-    pairs = sum((start + 1 + end) * (end - start) / 2 for start, end in chunks)  # of a query and a key that it sees
+    # Pairs of a query and a key that it sees.
+    pairs = sum((start + 1 + end) * (end - start) / 2 for start, end in chunks)
 
     def linear(rows: int, columns: int, width: int, times: int = 1) -> Work:
         return Work(times * columns * width * shape.weight_bytes, 2.0 * times * rows * columns * width)

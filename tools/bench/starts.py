@@ -67,7 +67,7 @@ def report(results: dict[str, Any]) -> str:
     runs = results["runs"]
     starts = list(dict.fromkeys(run["start"] for run in runs))
     rows = [["file", *(f"{start}, s" for start in starts)]]
-    parts: dict[str, dict[str, str]] = {}  # of each median start, when each part of it ran
+    parts: dict[str, dict[str, str]] = {}  # when each part of each median start ran
     for model in dict.fromkeys(run["model"] for run in runs):
         row = [model]
         for start in starts:

@@ -38,10 +38,10 @@ BATCHES = (1, 4, 16, 64, 256)
 BATCHES_BY_CONTEXT = (1, 64)
 CONTEXTS = (512, 2048, 8192)
 PROMPTS = (128, 512, 2048)
-MEMORY_SHARE = 0.7  # of the available memory, for the KV cache
+MEMORY_SHARE = 0.7  # share of the available memory, for the KV cache
 LEAST_STEPS = 5
-ENGINE_TOKENS = 40  # of each answer, when the engine's own time is measured
-ENGINE_BLOCKS = 2048  # of all these answers
+ENGINE_TOKENS = 40  # tokens of each answer, when the engine's own time is measured
+ENGINE_BLOCKS = 2048  # blocks for all these answers
 
 
 @dataclass(frozen=True, slots=True)

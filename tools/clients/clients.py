@@ -17,10 +17,10 @@ class Client:
     """A client and its script."""
 
     title: str
-    packages: tuple[str, ...]  # that a user installs; the version of the first is shown
+    packages: tuple[str, ...]  # packages that a user installs; the version of the first is shown
     script: str
     written: str = ""  # what a user writes to reach this server; "": the first text of several lines in the script
-    language: str = "python"  # of that
+    language: str = "python"  # language of the client
     flags: tuple[str, ...] = ()  # for a server of its own
     needs_torch: bool = False  # the benchmarks' one, which has no CUDA where there is such a one
     made_by: Callable[[], Path] | None = None  # the environment is one of the benchmarks', with its own pins

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from tools.clients.sessions import Agent
 
 FOLDER = Path(os.environ.get("CLIENTS_DIR") or "~/.cache/oaiclients").expanduser()
-LIMIT_SECONDS = 180  # of a script or a session
+LIMIT_SECONDS = 180  # limit of a script or a session
 PINS = Path(__file__).parent / "pins"
 
 

@@ -47,7 +47,7 @@ class Agent:
 
     title: str
     packages: tuple[str, ...]  # the version of the first is shown
-    command: str  # of a shell, in the folder of the project
+    command: str  # shell command, run in the folder of the project
     turns: tuple[Turn, ...]
     marker: str  # which prompts of its loop have, and others not
     is_javascript: bool = True

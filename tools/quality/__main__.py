@@ -44,11 +44,11 @@ from tools.bench import prepare
 from tools.markdown import add_publishing, as_markdown, publish, results_of
 from tools.quality.reference import Reference
 
-BOUNDS = (0, 1, 16, 512, 2000, 6000)  # of the ranges of positions
+BOUNDS = (0, 1, 16, 512, 2000, 6000)  # bounds of the ranges of positions
 WAYS = {"prefill": 0, "decode": 1, "8 decodes": 8}  # with the decodes of a step
 BLOCK_SIZE = 16
 CHUNK = 512  # tokens of a step of a prompt
-ROWS = 64  # whose logits are compared at once
+ROWS = 64  # rows whose logits are compared at once
 PIECE = 2000  # characters of prose or of code, which take turns in the text
 LLAMA_CACHES = ("f16", "q8_0")
 
@@ -203,7 +203,7 @@ def of_llama(
             subprocess.Popen(words, stdin=stdin, stdout=subprocess.PIPE, stderr=stderr) as process,
         ):
             assert process.stdout is not None
-            num_bytes = int.from_bytes(process.stdout.read(4), sys.byteorder)  # of a row
+            num_bytes = int.from_bytes(process.stdout.read(4), sys.byteorder)  # length of a row
             while len(row := process.stdout.read(num_bytes)) == num_bytes > 0:
                 yield torch.from_numpy(np.frombuffer(row, np.float32).copy())[None]
         if process.returncode:

@@ -43,7 +43,7 @@ class Reference:
         self._model = empty_model(checkpoint.config, torch.float32)
         scale_frequencies(self._model, weights.rope_factors)
         if not getattr(checkpoint.config, "attn_logit_softcapping", None) and self._model._supports_sdpa:
-            self._model.set_attn_implementation("sdpa")  # which needs no memory for scores
+            self._model.set_attn_implementation("sdpa")  # This needs no memory for scores.
         self._model.tie_weights()
         self._model.eval()
         layers = {name: module for name, module in self._model.named_modules() if _LAYER.fullmatch(name)}

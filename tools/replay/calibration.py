@@ -10,7 +10,7 @@ from tools.replay.replay import LoadReplay
 
 MOST_DISTURBANCE = 1.0  # as a share of the time of steps; a machine that adds more is overloaded
 NUM_HALVINGS = 9  # to find the disturbance
-MOST_PROMPTS = 500  # that are replayed, those of the busiest time
+MOST_PROMPTS = 500  # replayed prompts, those of the busiest time
 
 
 def calibrated(load: RecordedLoad) -> RecordedLoad:

@@ -28,7 +28,7 @@ class Arrival:
     client: str = ""
     drafts: list[int] = field(default_factory=list)  # its tokens in turn: alone in a step, several in one, alone, ...
     deadline_seconds: float | None = None  # from its arrival to the deadline of its end
-    most_tokens: int = 0  # that its client would take; 0 if that is what it got
+    most_tokens: int = 0  # tokens that its client would take; 0 if that is what it got
     is_limited: bool = True  # by its client, and not by the context
     operation: str = ""
     grammar_kind: str | None = None
@@ -52,11 +52,11 @@ class RecordedServer:
 class Cost:
     """The costs on the machine and with the model of a server. Times are in seconds."""
 
-    step: StepCost  # of a step that nothing disturbs
+    step: StepCost  # cost of a step that nothing disturbs
     host_seconds: float = 0.0  # between two steps
     before_queue_seconds: float = 0.0  # from the first byte of a request until its prompt is tokenized
     delivery_seconds: float = 0.0  # from the engine's thread to the client
-    disturbance_share: float = 0.0  # that other programs on the machine add to the time of steps, on average
+    disturbance_share: float = 0.0  # share that other programs on the machine add to the time of steps, on average
 
 
 @dataclass(frozen=True, slots=True)

@@ -93,12 +93,12 @@ class ReplayedLoad:
     """A replayed load: its prompts in the order of arrival, and how the server fared."""
 
     served: list[Served]
-    busy_share: float  # of the time, with steps
-    hit_share: float  # of the prompt tokens, found in the prefix cache
+    busy_share: float  # share of the time with steps
+    hit_share: float  # share of the prompt tokens that were in the prefix cache
     num_preemptions: int
     num_refused: int  # prompts that do not fit into the KV cache at all
-    num_late: int = 0  # that were ended at their deadline
-    num_refused_late: int = 0  # that were refused, because they would very probably be
+    num_late: int = 0  # requests that were ended at their deadline
+    num_refused_late: int = 0  # requests refused because they would very probably be late
 
 
 class LoadReplay:

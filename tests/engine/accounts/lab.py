@@ -54,7 +54,7 @@ class Lab:
         self.clock = Clock()
         self.machine = Machine()
         self.runner = ScriptedRunner(computing=self._compute)
-        self.log: list[tuple[Load, dict[str, Load]]] = []  # of each step: of all, and of each request
+        self.log: list[tuple[Load, dict[str, Load]]] = []  # the load of each step, and that of each of its requests
         defaults = {"kv_blocks": 4096, "max_model_len": 4096, "max_running": 16, "max_step_tokens": 256}
         engine_options = {"tokenize_workers": 0, "prefix_cache": False, **defaults, **options}
         self.engine: Engine = make_engine(

@@ -39,7 +39,7 @@ def test_shares_of_an_hour_add_up_to_what_the_meter_has_counted_though_it_wraps(
     used = given = 0.0
     energy.read()
     assert energy.joules_of(10**9, 0) is None
-    for number in range(360):  # of ten seconds each
+    for number in range(360):  # ten seconds each
         joules = 1500 + 100 * (number % 7)
         package.use(joules)
         used += joules

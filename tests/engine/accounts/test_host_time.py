@@ -101,7 +101,7 @@ def test_the_parts_of_all_steps_add_up_to_the_time_of_the_engine_thread(overlap:
         HostPart.MASKS: [0] * 4,
         HostPart.WAIT: [5] * 4,
         HostPart.PROCESS: [0] * 4,
-        HostPart.HAND_OVER: [0, 2, 2, 2],  # that of the step before
+        HostPart.HAND_OVER: [0, 2, 2, 2],  # for the step before
     }
     assert sum(snapshot.host_ns.values()) == clock.now_ns - began_ns
     after_the_last = {HostPart.HAND_OVER: 2_000_000}

@@ -36,7 +36,7 @@ class Meters:
         self.clock = Clock()
         self.cores = 777
         self.engine: Engine | None = None
-        self.machine_ns: dict[str, float] = {}  # of each request
+        self.machine_ns: dict[str, float] = {}  # time of each request
         self.of_nobody: list[str] = []  # requests that had ended when a step computed for them
 
     def read(self) -> int:

@@ -61,7 +61,7 @@ def test_a_tensor_of_another_shape_is_not_described(family: str, tmp_path: Path)
         for change, changed in CHANGES.items():
             other = changed(tensor)
             if other.numel() == tensor.numel() and tensor.dim() < 2:
-                continue  # of a vector, dimensions don't matter
+                continue  # A vector may have any dimensions.
             save_file(tensors | {name: other.clone()}, path)
             try:
                 describe_model(find_model(tmp_path), OPTIONS)

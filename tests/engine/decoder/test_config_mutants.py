@@ -43,7 +43,7 @@ def test_mistral_with_types_of_layers_is_ministral(layer_types: list[str], tmp_p
         ("lfm3", {"conv_bias": True}),
         ("mamba2", {"use_bias": True}),
         ("mamba2", {"use_conv_bias": False}),
-        ("nemotron_h", {"mlp_bias": True}),  # of which the first layer with attention has none
+        ("nemotron_h", {"mlp_bias": True}),  # The first layer with attention has no such bias.
         ("nemotron_h", {"use_bias": True}),
         ("nemotron_h", {"use_conv_bias": False}),
     ],

@@ -13,7 +13,7 @@ from tests.engine.decoder.test_settings import ROWS, of_class
 
 def lengths(config: dict[str, Any]) -> tuple[int, int]:
     of_type = of_class(config)
-    of_type.attention_chunk_size = None  # which limits the length only without a description
+    of_type.attention_chunk_size = None  # It limits the length only without a description.
     return context_length(settings_of(config)), model_config.context_length(of_type)
 
 

@@ -13,7 +13,7 @@ from tests.engine.model.cpu.small_models import make_model
 from tests.engine.model.steps import BLOCK_SIZE, CPU, batch_of_prompt
 from tests.models.small_configs import config_of
 
-TOLERANCE = 2e-5  # of the norm of the differences, relative to that of the logits
+TOLERANCE = 2e-5  # norm of the differences, relative to that of the logits
 _NUM_TOKENS = 100
 _WINDOWS = {"sliding_window": 6, "layer_types": ["sliding_attention", "full_attention", "sliding_attention"]}
 _SMALL = {"moe_intermediate_size": 32, "num_experts_per_tok": 2}

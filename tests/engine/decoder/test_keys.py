@@ -110,7 +110,7 @@ def test_another_choice_of_experts_declines_the_description() -> None:
     [
         ("llama", {"attention_bias": False}, True, True),
         ("llama", {"attention_bias": True}, False, True),
-        ("qwen2", {"attention_bias": True}, False, True),  # which its class does not read
+        ("qwen2", {"attention_bias": True}, False, True),  # its class does not read the key
         ("qwen2", {"attention_bias": True}, True, False),
         ("qwen2", {"attention_bias": False}, True, False),
         ("phi", {"attention_bias": False}, True, False),

@@ -43,4 +43,4 @@ def test_an_answer_ends_with_the_ids_of_the_model_or_its_generation_settings(
         generation=of_generation,
     )
     assert spec.eos_token_ids == ids
-    assert spec.name == "llama"  # whose file names no architecture
+    assert spec.name == "llama"  # The file names no architecture.

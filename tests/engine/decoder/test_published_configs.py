@@ -46,7 +46,7 @@ DECLINED = {"embeddinggemma-300m": "tokens see those behind"}
 DESCRIBED = [
     name for name, file in CONFIGS.items() if settings_of(file)["model_type"] in FAMILIES and name not in DECLINED
 ]
-_LAYERS = 8  # which have all kinds of layers of all files
+_LAYERS = 8  # These include all kinds of layers of all files.
 _LISTS_BY_LAYER = ("attn_type_list", "layer_types")
 # The keys that a start logs as unknown.
 UNKNOWN = {
@@ -102,7 +102,7 @@ def test_settings_are_those_of_the_class(name: str) -> None:
 def test_the_longest_sequence_is_that_of_the_class(name: str) -> None:
     file = CONFIGS[name]
     text = _text_of_class(file)
-    text.attention_chunk_size = None  # which limits the length only without a description
+    text.attention_chunk_size = None  # It limits the length only without a description.
     assert context_length(settings_of(file)) == model_config.context_length(text)
 
 
@@ -165,7 +165,7 @@ def _text_of_class(file: dict[str, Any]) -> PreTrainedConfig:
         text.standardize_rope_params()
     served = text_config(made)
     assert served is not None
-    for key in ("dtype", "tie_word_embeddings"):  # which the wrapper may state
+    for key in ("dtype", "tie_word_embeddings"):  # The wrapper may state these.
         setattr(text, key, getattr(served, key))
     # What the wrapper states comes before a default of the text model's class, as in transformers' generate().
     stated = file.get("text_config", {}).get("eos_token_id") or file.get("eos_token_id")

@@ -45,10 +45,10 @@ COMPARED_BELOW = {
 REFUSED_ALONE = {
     "internlm3": {"attention_bias", "mlp_bias"},
     "mamba2": {"expand", "head_dim", "hidden_size", "num_heads"},
-    "mellum": {"num_mtp_layers"},  # of no effect here
+    "mellum": {"num_mtp_layers"},  # has no effect here
 }
 WITHOUT_OLD_FILES = ("gemma4_text", "gemma4_unified_text", "mellum")
-GEMMA4 = {"head_dim", "num_key_value_heads"}  # which differ between layers
+GEMMA4 = {"head_dim", "num_key_value_heads"}  # these differ between layers
 _OF_TRAINING = {"embedding_initializer_range", "initializer_range"}
 
 

@@ -175,7 +175,7 @@ def test_rows_of_qwen3_next_are_sorted_by_key_head(tmp_path: Path) -> None:
 def test_a_family_refuses_what_a_description_cannot_say(
     name: str, changes: dict[str, Any], reason: str, tmp_path: Path
 ) -> None:
-    own = {key: value for key, value in changes.items() if key == "conv_L_cache"}  # which shapes show
+    own = {key: value for key, value in changes.items() if key == "conv_L_cache"}  # visible in shapes
     random_model(config_of(name, **own)).save_pretrained(tmp_path)
     with pytest.raises(NotKnown, match=reason):
         read(tmp_path, **changes)

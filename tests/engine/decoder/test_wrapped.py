@@ -69,7 +69,7 @@ def test_the_text_model_of_a_wrapper_is_described_as_the_plain_one(name: str, tm
     if text_type == "gemma4_unified_text":
         of_text["hidden_size_per_layer_input"] = 0
     if text_type in _AXES:
-        del of_text["rope_parameters"]  # which say the same, and by which axes pairs are rotated
+        del of_text["rope_parameters"]  # They say the same, and by which axes pairs are rotated.
     model = random_wrapper(name, {"tie_word_embeddings": config["tie_word_embeddings"]}, of_text)
     fill(model, own_name)
     model.save_pretrained(tmp_path)

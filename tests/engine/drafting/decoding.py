@@ -44,7 +44,7 @@ class Decoding:
         self.drafts = drafts or Drafts()
         self.texts = texts
         self.running = [self._begun(f"{number}", text) for number, text in enumerate(texts)]
-        self.num_tokens = 0  # of answers, so far
+        self.num_tokens = 0  # tokens of answers, so far
 
     def run(self, num_steps: int, ns_of: Ordered[float], noise: Callable[[], float] = lambda: 1.0) -> list[int]:
         """Take steps that last `ns_of` their number of tokens, times the noise. Return the tokens of each."""

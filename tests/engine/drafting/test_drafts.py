@@ -176,7 +176,7 @@ def test_chances_by_the_length_of_the_match_follow_what_comes_true(match: int) -
     lookup = Lookup()
     ids = [0, 1]
     run = [*range(100, 100 + match)]
-    for number in range(200):  # of every four times that the run comes again, the same token follows three times
+    for number in range(200):  # When the run recurs, the same token follows three times out of four.
         ids += [7 if number % 4 else -number]
         lookup.guess(ids, 0)
         ids += [1000 + number, *run]

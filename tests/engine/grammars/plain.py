@@ -13,7 +13,7 @@ from oaiserve.engine.grammars.thinking import Thinking
 from oaiserve.engine.request import SamplingParams
 from tests.engine.text.tokenizers_for_tests import byte_level
 
-BACKEND = byte_level()  # whose first 256 ids are single bytes
+BACKEND = byte_level()  # Its first 256 ids are single bytes.
 EOS = BACKEND.token_to_id("<|im_end|>")
 VOCAB_SIZE = BACKEND.get_vocab_size() + 5  # a model may know more ids than its tokenizer
 Pushed = TypeVar("Pushed", Matcher, Constraint)

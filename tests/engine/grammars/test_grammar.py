@@ -259,7 +259,7 @@ def test_all_answers_of_a_client_share_the_time_that_grammars_may_exceed(clock: 
     for matcher in [first, second] * 6:
         allowed(matcher)
     clock.taken_ns = grammar_module.TOKEN_NS - 1_000_000
-    for _ in range(40):  # which give time back
+    for _ in range(40):  # Each of these gives time back.
         allowed(first)
     assert first._excess.ns == 12 * 20_000_000 - 40 * 1_000_000
     clock.taken_ns = grammar_module.TOKEN_NS + 20_000_000
@@ -283,7 +283,7 @@ def test_drafts_and_tokens_take_of_the_same_time(clock: SimpleNamespace) -> None
     assert matcher._excess.ns == 2 * 40_000_000 - grammar_module.TOKEN_NS
     assert rows[0].any()
     assert not rows[1].any()  # the first one has taken the time of both
-    assert matcher.num_possible(ids("ab")) == 0  # of a slow grammar nothing is looked at ahead
+    assert matcher.num_possible(ids("ab")) == 0  # A slow grammar is not evaluated ahead.
     pushed(matcher, "a")
     matcher.fill_mask(rows[0])
     assert matcher._excess.ns == 4 * 40_000_000 - 2 * grammar_module.TOKEN_NS

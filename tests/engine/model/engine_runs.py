@@ -9,7 +9,7 @@ from tests.engine.answers import Answers, run_to_the_end
 from tests.engine.model.runners import IN_SMALL_BLOCKS, make_engine
 from tests.models.described import SmallModel
 
-EOS = 40  # of 97 ids that are drawn; the tokenizer has one for each byte
+EOS = 40  # one of 97 ids that are drawn; the tokenizer has one for each byte
 GRAMMAR = Grammar("json_schema", '{"enum": ["hello,hello", "ZZTOP", "ABCDEF", "xyz"]}')  # "I" is the end of sequence
 EDITS: list[dict[str, Any]] = [
     *({"repetition_penalty": 1.3}, {"bad_words": ("AB", "x")}, {"logit_bias": {7: 3.0}}),

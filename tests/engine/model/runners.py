@@ -23,7 +23,7 @@ from tests.models.described import SmallModel
 
 NUM_STATES = 24  # more than sequences run, so that some can be kept
 IN_SMALL_BLOCKS = {"block_size": 4, "max_model_len": 48}
-PROMPTS = [[5, 9, 2, 40, 11], [7] * 9, [3, 1, 4, 1, 5, 9, 2, 6], [8, 8]]  # of `decode`
+PROMPTS = [[5, 9, 2, 40, 11], [7] * 9, [3, 1, 4, 1, 5, 9, 2, 6], [8, 8]]  # prompts of `decode`
 
 
 def eager_runner(

@@ -14,7 +14,7 @@ from tests.models.decoders import FAMILIES, generate, random_model
 from tests.models.described import described
 
 peft = pytest.importorskip("peft")
-pytestmark = pytest.mark.filterwarnings("ignore")  # of PEFT's own
+pytestmark = pytest.mark.filterwarnings("ignore")  # PEFT's own warnings
 
 CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
     "all layers": ("llama", {"r": 8, "lora_alpha": 20, "target_modules": "all-linear"}),
@@ -55,7 +55,7 @@ def test_answers_are_those_of_peft(case: str, tmp_path: Path) -> None:
     adapted = peft.get_peft_model(model, peft.LoraConfig(task_type="CAUSAL_LM", **config)).eval()
     with torch.no_grad():
         for name, parameter in adapted.named_parameters():
-            if "lora_B" in name:  # which is zero before a training
+            if "lora_B" in name:  # This matrix is zero before a training.
                 parameter.normal_(std=0.5)
     adapted.save_pretrained(tmp_path)
     runner = eager_runner(loaded, num_blocks=32, block_size=16)

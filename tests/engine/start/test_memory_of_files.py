@@ -27,6 +27,6 @@ def resident_bytes(path: Path) -> int:
 def test_pages_of_packed_weights_are_given_back(tmp_path: Path) -> None:
     file = save(make_model(MODEL), tmp_path) / "model.safetensors"
     with started(tmp_path, OPTIONS) as engine:
-        greedy_answers(engine, [[5, 9, 3]])  # which reads the embedding
+        greedy_answers(engine, [[5, 9, 3]])  # This reads the embedding.
         assert file.stat().st_size > 2**21
         assert 0 < resident_bytes(file) < file.stat().st_size / 4

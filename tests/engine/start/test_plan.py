@@ -42,7 +42,7 @@ def started_how(caplog: pytest.LogCaptureFixture) -> str:
     [
         (FAMILIES["llama"], {}, DESCRIBED, NATIVE),
         (FAMILIES["llama"], {"compile": False}, DESCRIBED, PLAIN),
-        (FAMILIES["llama"], {"dtype": "float16"}, DESCRIBED, PLAIN),  # which no native code has
+        (FAMILIES["llama"], {"dtype": "float16"}, DESCRIBED, PLAIN),  # no native code has this type
         (config("llama", hidden_size=72), {}, DESCRIBED, PLAIN),
         (
             UNKNOWN,
@@ -186,7 +186,7 @@ def test_the_dtype_of_native_code_follows_from_config_json(
     ("options", "stored", "expected"),
     [
         ({}, "bfloat16", [torch.bfloat16]),
-        ({}, "float16", [torch.float32]),  # which a CPU computes in
+        ({}, "float16", [torch.float32]),  # a CPU computes these in float32
         ({"dtype": "float32"}, "bfloat16", [torch.float32]),
         ({"compile": False}, "bfloat16", []),
         ({"device": "cuda"}, "bfloat16", []),

@@ -220,7 +220,7 @@ def test_keys_in_eight_bits_are_divided_by_powers_of_two(tmp_path: Path, monkeyp
     monkeypatch.setattr("oaiserve.engine.decoder.key_sizes._POWER", 3)  # random weights have keys of about one size
     sizes = key_sizes(describe_model(find_model(path), replace(OPTIONS, kv_cache_dtype="int8")).decoder)
     assert len(sizes) == 3
-    for of_layer in sizes.values():  # of pairs that are rotated together
+    for of_layer in sizes.values():  # sizes of the pairs that are rotated together
         assert torch.equal(*of_layer.chunk(2, dim=-1))
         assert torch.equal(of_layer.log2(), of_layer.log2().round())
         assert len(of_layer.unique()) > 1

@@ -143,7 +143,7 @@ def test_a_spoiled_record_counts_as_missing(folder: Path, empty_cache: Path, spo
     (path,) = records(empty_cache)
     path.write_bytes(spoil(path.read_bytes()))
     assert answer(folder, **OPTIONS, quantize="int8") == expected
-    assert recalled(folder, quantize="int8").quantized  # of a record that the start has written in its place
+    assert recalled(folder, quantize="int8").quantized  # The start has written a new record in its place.
 
 
 def test_a_file_with_parts_in_several_folders_is_not_recorded(tmp_path: Path) -> None:

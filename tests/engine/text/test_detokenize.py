@@ -107,7 +107,7 @@ BROKEN = [SENTENCEPIECE.backend.token_to_id(token) for token in ("<0xE2>", "<0x8
     [
         (SENTENCEPIECE, [], True, BROKEN, ["", "", "\ufffdA", ""]),  # they can no longer become a character
         (BYTE_LEVEL, [], True, EURO[:1], ["", "\ufffd"]),  # as broken only at the end
-        (BYTE_LEVEL, EURO[:1], True, EURO[1:], ["€", ""]),  # which the prompt has begun
+        (BYTE_LEVEL, EURO[:1], True, EURO[1:], ["€", ""]),  # The prompt has begun this character.
         (SENTENCEPIECE, [], True, HELLO[:1], ["h", ""]),  # without the leading space, but after a prompt
         (SENTENCEPIECE, HELLO, True, HELLO[:1], [" h", ""]),
         (SENTENCEPIECE, [BOS], True, HELLO[:1], ["h", ""]),

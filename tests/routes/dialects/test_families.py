@@ -140,7 +140,7 @@ def test_forced_calls_may_have_the_familys_own_form(family: CallFamily, is_speci
         assert is_allowed(call)
         ((name, given),) = read(segments_of(AnswerReader(None, family.parser(FLAT)), call)).calls
         assert (name, json.loads(given)) == ("book", good)
-    if family is not MINIMAX_M3:  # whose closing tags have the names, too, so that they can't be free
+    if family is not MINIMAX_M3:  # Its closing tags have the names, too, so that they can't be free.
         assert is_allowed(own_form(family, "any", {"x": 1, "y": 2}))
     for bad in ({"city": "Rome"}, {**rome, "nights": "two"}, {**rome, "class": "c"}, {**rome, "more": "1"}):
         assert not is_allowed(own_form(family, "book", bad))

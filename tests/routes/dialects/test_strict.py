@@ -23,7 +23,7 @@ from tests.engine.text.tokenizers_for_tests import byte_level
 from tests.routes.dialects.reading import Read, own_form, read, segments_of
 
 FREE = {"type": "object", "properties": {"city": {"type": "string"}}}
-NAMES = ("get", "get_weather", "no.args")  # of strict tools; one begins like another
+NAMES = ("get", "get_weather", "no.args")  # names of strict tools; one begins like another
 MOST_TOKENS = 500
 
 

@@ -220,7 +220,7 @@ def test_a_response_is_replaced_only_as_it_is_known(make_store: MakeStore) -> No
 
     assert run(replace()) == [False, True, False]
     assert (run(store.get("a", "1")), store.counts().number, store.counts().num_bytes) == (new, 2, 100)
-    assert run(store.replace("a", new, turn("1", num_bytes=95)))  # for which the other one has to go
+    assert run(store.replace("a", new, turn("1", num_bytes=95)))  # The other one has to make room for this.
     assert (store.counts().number, store.counts().num_bytes, store.counts().dropped["room"]) == (1, 95, 1)
 
 

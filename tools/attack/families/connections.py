@@ -25,7 +25,7 @@ from tools.attack.wire import Answer, Connection, few_at_once
 
 FRAMING = Family("framing", "gate and router disagree")
 ENDLESS_BYTES = 64 << 20
-BODY_SECONDS = 65.0  # in which a server ends a request whose body does not come
+BODY_SECONDS = 65.0  # A server ends a request within this time if its body does not come.
 HEAD = (
     f"POST {COMPLETIONS} HTTP/1.1\r\nhost: 127.0.0.1\r\nauthorization: Bearer {ATTACKER_KEY}\r\n"
     "content-type: application/json\r\n"
@@ -137,7 +137,7 @@ def half_closed(number: Number) -> list[Sent]:
 
 CONNECTIONS = Family("connections", "a client that takes all")
 HEADER_BYTES = 64 << 20
-HEAD_SECONDS = 65.0  # in which a server ends a connection whose request does not come
+HEAD_SECONDS = 65.0  # A server ends a connection within this time if its request does not come.
 HELD_SECONDS = 80.0  # as above, counted from before 200 bodies are sent
 CLIENT_HELLO = bytes.fromhex("16030100a5010000a10303")  # the beginning of one
 HEALTH = b"GET /health HTTP/1.1\r\nhost: localhost\r\n"
@@ -192,7 +192,7 @@ def record(kind: int, data: bytes) -> bytes:
 async def tls_strange(strike: Strike) -> None:
     address = strike.url
     strike.url = address.replace("https:", "http:")
-    hello = b"\x01" + (2**24 - 1).to_bytes(3, "big")  # of the greatest length that one can announce
+    hello = b"\x01" + (2**24 - 1).to_bytes(3, "big")  # the greatest length that can be announced
     forms: tuple[Sent, ...] = (
         HEALTH + b"\r\n", record(22, hello) + record(22, b"x" * 2**14) * 4096, record(22, b"") * 200_000,
         record(21, b"\1\0") * 200_000, record(23, b"x" * 2**14) * 4096, record(20, b"\1") * 200_000,

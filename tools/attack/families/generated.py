@@ -17,7 +17,7 @@ from tools.attack import schema
 from tools.attack.attack import HI, REFUSED, Family, Number, Sent, outcomes, request
 
 GENERATED = Family("generated", "one request ends the engine")
-FEED = "/dashboard/feed"  # whose answer does not end
+FEED = "/dashboard/feed"  # The answer of this route does not end.
 FEW = st.integers(1, 4)
 LIMITS = dict.fromkeys(("max_tokens", "max_completion_tokens", "max_output_tokens"), FEW)
 PROMPTS = schema.TEXT | st.sampled_from(["Hi", ["Hi", "Ho"], [7, 8], [[7]]])

@@ -16,8 +16,8 @@ from typing import Any
 from tools.attack.attack import CHAT, FULL, HI, Family, Number, Sent, Strike, outcomes, post
 from tools.attack.wire import Answer, few_at_once
 
-MOST_ITL_RATIO = 1.2  # beside what is only refused
-TOKENS = 12  # of an answer to a constraint that is accepted
+MOST_ITL_RATIO = 1.2  # ratio to the gaps during requests that are only refused
+TOKENS = 12  # tokens of an answer to a constraint that is accepted
 FEW_AT_ONCE = 4
 MANY_AT_ONCE = 16
 Constraint = Mapping[str, Any]  # the fields of a body

@@ -20,12 +20,12 @@ from pathlib import Path
 
 BASE_URL, MODEL, EMBEDDINGS_URL, EMBEDDER, MODEL_FOLDER = sys.argv[1:6]
 API_KEY = "none"
-HUB_ID = "HuggingFaceTB/SmolLM2-135M-Instruct"  # of the model in that folder
+HUB_ID = "HuggingFaceTB/SmolLM2-135M-Instruct"  # id of the model in that folder
 QUESTION = "What is the capital of France?"
 WEATHER_QUESTION = "What is the weather in Paris, in celsius?"
 UNITS = ("celsius", "fahrenheit")
 TEXTS = ["a cat sleeps", "a dog barks", "a cat sleeps"]
-MOST_CHARACTERS = 400  # of an error
+MOST_CHARACTERS = 400  # characters of an error
 
 
 def run(*examples: Callable[[], Awaitable[None] | None]) -> None:

@@ -275,7 +275,7 @@ def test_text_models_of_wrappers_are_plain_ones_with_axes_and_layers_that_images
 def assert_same(found: Settings, config: PreTrainedConfig) -> None:
     stated = json.loads(config.to_json_string(use_diff=False), object_hook=with_infinity)
     if hasattr(config, "num_experts"):
-        stated["num_experts"] = config.num_experts  # which some classes write under another name
+        stated["num_experts"] = config.num_experts  # Some classes write it under another name.
     expected = settings_of(stated)
     others = {"head_dim", "layer_types", "num_key_value_heads", "num_deep_layers", "rope_axes", "rope_parameters"}
     keys = keys_of(found["model_type"]) | others

@@ -187,7 +187,7 @@ def test_without_the_native_step_weights_are_expanded(tmp_path: Path) -> None:
 
 # -- files that are broken --------------------------------------------------------------------------------------------
 
-Change = Callable[[torch.Tensor], torch.Tensor] | None  # of a tensor; None: it is missing
+Change = Callable[[torch.Tensor], torch.Tensor] | None  # change of a tensor; None: it is missing
 
 
 def filled(place: int, value: int) -> Change:

@@ -90,4 +90,4 @@ def test_packed_experts_stay_in_blocks_of_the_same_numbers(layout: str, tmp_path
     assert_as_modules(tmp_path, packed_files(tmp_path), model)
     matrices = matrices_in(decoder_of(tmp_path, packed_files(tmp_path), 128).layers)
     in_blocks = sum(isinstance(one.weight, Blocks) for one in matrices)
-    assert in_blocks == SIZES["num_hidden_layers"] * (4 + 3 * 4)  # of attention and of experts
+    assert in_blocks == SIZES["num_hidden_layers"] * (4 + 3 * 4)  # matrices of attention and of experts

@@ -37,7 +37,7 @@ LATENT = {
     "kv_lora_rank": 32,
     "qk_nope_head_dim": 32,
     "qk_rope_head_dim": 16,
-    "head_dim": 16,  # of rotary tables
+    "head_dim": 16,  # for rotary tables
     "v_head_dim": 48,
     "first_k_dense_replace": 1,
     "num_key_value_heads": 4,
@@ -82,7 +82,7 @@ FAMILIES: dict[str, PreTrainedConfig] = {
         global_head_dim=64,
         final_logit_softcapping=3.0,
     ),
-    "gemma4_text with experts": config(  # beside an MLP; heads of 512, whose values are their keys
+    "gemma4_text with experts": config(  # next to an MLP; heads of 512, whose values are their keys
         "gemma4_text",
         **GEMMA4,
         global_head_dim=512,

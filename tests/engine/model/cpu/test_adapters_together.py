@@ -27,7 +27,7 @@ MODEL = make_model(config("llama"))
 ADAPTERS = [random_adapter(adaptable(MODEL), seed, rank=3 * seed) for seed in (1, 2)]
 KINDS: dict[str, dict[str, Any]] = {
     "greedy": {"temperature": 0.0},
-    "of three tokens": {"temperature": 0.0, "allowed_token_ids": (5, 9, 40)},  # which repeats itself
+    "of three tokens": {"temperature": 0.0, "allowed_token_ids": (5, 9, 40)},  # The answer repeats itself.
     "drawn": {"temperature": 1.0, "seed": 3},
     "held to a grammar": {"temperature": 0.0, "grammar": Grammar("regex", "[A-Z]{2}-[0-9]{8}-[a-z]*")},
 }

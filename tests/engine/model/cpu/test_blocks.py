@@ -21,7 +21,7 @@ from tests.models.in_blocks import finer
 pytestmark = [pytest.mark.kernels, pytest.mark.compiler]
 KINDS = list(FORMATS)
 OUR_KINDS = [kind for kind in FORMATS if kind > 1000]
-LONG_KIND = 1104  # which has scales of 128
+LONG_KIND = 1104  # a kind with scales for 128 numbers
 SCALES = {  # where a block has scales of 16 bits
     2: (0,), 3: (0, 2), 6: (0,), 7: (0, 2), 8: (0,), 20: (0,), 39: (), 1004: (0,), 1008: (0,),
     10: (80, 82), 11: (108,), 12: (0, 2), 13: (0, 2), 14: (208,), 23: (0,), 1104: (0, 2)
@@ -246,7 +246,7 @@ def test_the_largest_sums_have_no_error(library: Library, kind: int) -> None:
         blocks = data.reshape(-1, FORMATS[kind].num_bytes)
         for at in SCALES[kind]:
             blocks[:, at : at + 2] = halves
-        if kind in (1004, 1104):  # whose zeros have four bits, too: 7 or -8
+        if kind in (1004, 1104):  # Their zeros have four bits, too: 7 or -8.
             blocks[:, slice(2, 3) if kind == 1004 else slice(4, 6)] = 7 if byte == 0 else 0xF8
         if kind == 39:
             blocks[:, 0] = 127  # the exponent

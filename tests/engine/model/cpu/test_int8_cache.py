@@ -222,7 +222,7 @@ def with_outliers(family: str) -> PreTrainedModel:
             large = torch.tensor([2, 2 + APART.get(family, module.head_dim // 2)])
             with torch.no_grad():
                 if hasattr(module, "k_norm"):
-                    stored = float(family == "gemma3_text")  # which is added to weights
+                    stored = float(family == "gemma3_text")  # Gemma adds this to weights.
                     module.k_norm.weight[large] = (module.k_norm.weight[large] + stored) * 100 - stored
                     module.q_norm.weight[large] = (module.q_norm.weight[large] + stored) / 100 - stored
                 else:

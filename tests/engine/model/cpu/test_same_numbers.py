@@ -73,7 +73,7 @@ MAMBA = config(
 )
 CONVOLUTION = config("lfm2", **LONG | {"layer_types": CONVOLUTIONS["layer_types"][:2]})
 RECURRENT = config("qwen3_next", **LONG | DELTA | {"layer_types": DELTA["layer_types"][:2]}, **MOE)
-FADING = config_of(  # which only its files describe
+FADING = config_of(  # Only its files describe this model.
     "kimi_linear", **LONG, layer_types=DELTA["layer_types"][:2], linear_head_dim=128, linear_num_heads=2, num_experts=8
 )
 BLOCKY = config("llama", **LONG | {"intermediate_size": 1120})

@@ -72,7 +72,7 @@ def test_control_tokens_keep_their_text_and_id_and_no_id_is_beyond_the_files_tok
 
 
 def test_an_added_token_whose_text_could_be_a_byte_comes_back_as_its_text(tmp_path: Path) -> None:
-    tokens = [*(byte for byte in BYTES if byte != "ö"), "ö"]  # whose byte is in no text
+    tokens = [*(byte for byte in BYTES if byte != "ö"), "ö"]  # This byte occurs in no text.
     values = metadata("gpt2", tokens, pre="deepseek-llm", merges=["Ã Ł"], token_type=[1] * 255 + [4, 1])
     tokenizer = tokenizer_of(tmp_path, values | {"tokenizer.ggml.tokens": [*tokens, "ÃŁ"]})
     ids = tokenizer.encode(TextPrompt("Größe ß", False))
