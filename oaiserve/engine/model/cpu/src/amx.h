@@ -56,7 +56,7 @@ constexpr long TILE_FLOATS = TILE_BYTES / sizeof(float), TILE_ELEMENTS = TILE_BY
 constexpr long SUMS_STRIDE = 2 * TILE_FLOATS;           // of sums, whose columns are those of a panel
 constexpr long STEP_ELEMENTS = 2 * WIDTH * PACK<bf16>;  // of a panel
 
-// The tiles for so many rows of x: 0, 1 and 4 have the first 16 of them, and 2, 3 and 5 the others. So no row is loaded
+// The tiles for a number of rows of x: 0, 1 and 4 have the first 16 of them, and 2, 3 and 5 the others. So no row is loaded
 // that is not there, and a product takes as long as it has rows.
 struct alignas(64) TileConfig {
   uint8_t palette = 1, start_row = 0, reserved[14] = {};
@@ -94,7 +94,7 @@ class Tiles<bf16> {
   ~Tiles() { _tile_release(); }
   Tiles(const Tiles&) = delete;
 
-  // Configures the tiles for so many rows, from 1 to MOST_TILE_ROWS.
+  // Configures the tiles for a number of rows, from 1 to MOST_TILE_ROWS.
   static void set_rows(long rows) {
     if (rows == tile_rows) return;
     load_config(TILE_CONFIGS[size_t(rows)]);

@@ -1,4 +1,4 @@
-// The weight formats of GGUF files, which pack neighbours along k into blocks, and what of them stays in memory.
+// The weight formats of GGUF files, which pack neighbours along k into blocks, and the forms in which they stay in memory.
 //
 // A weight is (code - offset) * scale + minimum, where the code has some bits of its own, and neighbours share scale and
 // minimum. Formats differ in how a file arranges these; `read_group` says it for each. In memory all have one

@@ -117,7 +117,7 @@ constexpr int summed_offset(const Layout& layout) {
   return layout.offset;
 }
 
-// Calls body(step) for so many steps. If there are high bits, how these are shifted depends on the step, which therefore
+// Calls body(step) for each step. If there are high bits, how these are shifted depends on the step, which therefore
 // should be known to the compiler. Without them, this costs registers, and with AVX2 a sixth of the speed.
 template <Layout L, int STEPS_OF_RUN, class Body>
 [[gnu::always_inline]] inline void for_steps(Body&& body) {
@@ -237,7 +237,7 @@ struct Ahead {
   const uint8_t* near = nullptr;  // as many bytes from there on, into L1
   long left = 0;                  // of a line that is prefetched already
 
-  // For a panel that is multiplied in so many steps: its own end and the beginning of the next one if it is read once,
+  // For a panel that is multiplied in this number of steps: its own end and the beginning of the next one if it is read once,
   // and else all of the next one.
   static Ahead of(const uint8_t* panel, const uint8_t* next, long panel_bytes, long steps, bool is_once) {
     const long step = (panel_bytes + steps - 1) / steps;

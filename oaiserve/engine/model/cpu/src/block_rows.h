@@ -6,7 +6,7 @@
 // the others no bits. The sum of 256 products, each times the integer scale of its run and shifted, is an exact integer.
 //
 // With weights whose scales are floats of 128 neighbours, 256 numbers of x share a scale, too, but have eleven bits: checkpoints
-// with such weights are made for products with floats, and with eight bits for so many numbers answers would be worse.
+// with such weights are made for products with floats, and eight bits for that many numbers would make answers worse.
 #pragma once
 
 #include <type_traits>
@@ -61,7 +61,7 @@ struct alignas(64) QuantizedSuper {
   float scale;
   bool is_shifted, has_rests;  // the second one of the whole row, in its first
 #if defined(WITH_SHORT_SUMS)
-  // Of runs of 16, the sums of those values of which one lane of sixteen bits sums products, less than zero.
+  // For runs of 16, the negated sums of the values whose products are summed in one lane of sixteen bits.
   int16_t minus_pairs[SUPER / 16][2];
 #elif defined(WITH_INTEGER_TILES)
   // The sums of runs of 16 as two bfloat16 each, whose sum is exact: what a tile multiplies with minimums.
@@ -88,7 +88,7 @@ inline long lines_of_longs(long k) { return k % SUPER == 0 ? k / SUPER * LONG_LI
 inline const RowLine* rests_in(const RowLine* row, long k) { return row + lines_of_supers(k); }
 inline RowLine* rests_in(RowLine* row, long k) { return row + lines_of_supers(k); }
 static_assert(SUPER_LINES <= LONG_LINES);
-// Rows of k numbers or fewer have room in so many lines.
+// Number of lines that hold rows of k numbers or fewer.
 inline long most_lines(long k) { return (k + SUPER - 1) / SUPER * (SUPER_LINES + LONG_LINES) + k / BLOCK_GROUP; }
 
 template <class Line>  // RowLine, or const RowLine

@@ -31,7 +31,7 @@ class Tiles<RowLine> {
   ~Tiles() { _tile_release(); }
   Tiles(const Tiles&) = delete;
 
-  // Configures the tiles for groups, and for so many last rows, from 1 to 16.
+  // Configures the tiles for groups, and for the last rows, from 1 to 16 of them.
   static void set(long last_rows) {
     const long shape = OF_GROUPS + last_rows;
     if (shape == tile_rows) return;
@@ -51,7 +51,7 @@ struct UnpackedGroup {
   int8_t steps[STEPS][2][PLANE];
 };
 
-// Unpacks so many groups of a panel.
+// Unpacks a number of groups of a panel.
 template <Format FORMAT>
 void unpack_groups(const uint8_t* chunk, long count, UnpackedGroup* out) {
   using P = Places<FORMAT>;

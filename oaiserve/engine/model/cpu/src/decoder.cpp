@@ -81,7 +81,7 @@ class Decoder : public Work {
   // Returns how much of that memory weights have, from its begin on.
   size_t lent_bytes() const { return lent_bytes_; }
 
-  // Returns the index of the plan that attention of these sizes shares, which is made anew in each step.
+  // Returns the index of the plan that attention of these sizes shares, which each step makes again.
   long plan(long heads, long kv_heads, long value_dim, long window, bool looks_ahead) {
     for (size_t i = 0; i < plans.size(); i++)
       if (plans[i].serves(heads, kv_heads, value_dim, window, looks_ahead)) return long(i);
@@ -530,7 +530,7 @@ void oaiserve_expand_row(const Decoder* decoder, long weights, long row, float* 
   expand_row(std::get<BlockLinear>(decoder->weights[size_t(weights)]), row, out);
 }
 
-// Returns an adapter of a decoder with so many sites, which has nothing for any of them yet. It belongs to the caller:
+// Returns an adapter of a decoder with this number of sites, which has nothing for any of them yet. It belongs to the caller:
 // steps that name it read it, and no step may run that names it when it is freed. Null: no memory.
 Adapter<Element>* oaiserve_adapter(long sites) {
   return guarded<Adapter<Element>*>(nullptr, [&] { return new Adapter<Element>(sites); });

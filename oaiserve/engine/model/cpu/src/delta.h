@@ -28,7 +28,7 @@ struct DeltaHeads {
 // numbers that these follow from:
 //   rate = sigmoid(number) * factor;   decay = exp(speed * softplus(number + bias))
 struct PrepareDelta {
-  static constexpr long WORK = 16;  // a decay takes as long as so many simple values
+  static constexpr long WORK = 16;  // a decay takes as long as this number of simple values
   Buffer<float>&rows_of_x, &rows_of_rates, &rows_of_decays;
   DeltaHeads heads;
   const float *speeds, *biases;  // [heads.decays()]
@@ -58,8 +58,8 @@ struct PrepareDelta {
 
 // Computes the recurrence, for what the convolution and PrepareDelta have made of x. Outputs take the place of values.
 //
-// The columns of S are independent. Of a prompt, a few of them are copied and computed for all tokens before the next
-// ones, since these stay in L1 where whole rows would not. A single token reads S in the order of memory.
+// The columns of S are independent. For a prompt, a few columns at a time are copied and computed for all
+// tokens, since these stay in L1 where whole rows would not. A single token reads S in the order of memory.
 template <bool FADES_BY_ROW>
 struct DeltaRule {
   Buffer<float>&x, &rates, &rows_of_decays;

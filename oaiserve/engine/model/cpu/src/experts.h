@@ -40,7 +40,7 @@ struct Gating {
   }
 };
 
-// Which experts compute the tokens of a step. Each layer writes it anew.
+// Which experts compute the tokens of a step. Each layer writes it again.
 class Assignment {
  public:
   // Rows of one expert, at most BLOCK_ROWS. An expert with more rows has several groups.
@@ -58,12 +58,12 @@ class Assignment {
   std::vector<Group> groups;    // in the order of their rows; the first num_groups count
   long num_groups = 0;
 
-  // The most groups that so many tokens can have.
+  // The most groups that a number of tokens can have.
   long most_groups(long num_tokens) const {
     return std::min(experts, num_tokens * top_k) + num_tokens * top_k / BLOCK_ROWS;
   }
 
-  // Makes room for so many tokens. Throws std::bad_alloc.
+  // Makes room for a number of tokens. Throws std::bad_alloc.
   void reserve(long num_tokens) {
     const size_t count = size_t(num_tokens * top_k);
     if (count <= chosen.size()) return;
@@ -99,8 +99,8 @@ class Assignment {
   std::vector<int32_t> next_;  // [experts], where an expert's next row goes
 };
 
-// Chooses the experts of one token: writes their indices and weights [top_k], best first. Of equal ones, the first is
-// chosen. `scores` are the logits [experts], and are overwritten.
+// Chooses the experts of one token: writes their indices and weights [top_k], best first. The first of equal
+// ones is chosen. `scores` are the logits [experts], and are overwritten.
 inline void choose_experts(const Routing& routing, float* scores, int32_t* chosen, float* weights) {
   constexpr float NEVER = -std::numeric_limits<float>::infinity();
   const long experts = routing.experts, size = experts / routing.groups;
@@ -239,7 +239,7 @@ class ExpertProducts {
  private:
   // Each round of items, one for each thread, has half of what the rounds before have left; the last one has all.
   static constexpr long ROUNDS = 6;
-  // A panel takes as long as its rows, and as so many more because it is read.
+  // A panel takes as long as its rows, and as this number of rows more because it is read.
   static constexpr long ROWS_OF_READING = IS_TILED<typename Weights::Input> ? 64 : 12;
 
   struct Place {

@@ -31,7 +31,7 @@ constexpr long BLOCK_ROWS = IS_TILED<bf16> ? 256 : 128;
 // the next one is prefetched, so the size of a block is how far ahead memory is read. A single tile reads a block once.
 // Several tiles read it again and again, so it has to stay in L2. Such a block should not be small, because each tile
 // loads and stores its sums once per block. Storing those of AMX's tiles takes as long as many products, so they have
-// whole panels, but for very long ones. A single one of these reads memory AHEAD_BYTES ahead.
+// whole panels, except very long ones. A single one of these reads memory AHEAD_BYTES ahead.
 constexpr long BLOCK_BYTES = 16 << 10, SHARED_BLOCK_BYTES = 64 << 10, TILED_BLOCK_BYTES = 256 << 10;
 constexpr long AHEAD_BYTES = 16 << 10;
 constexpr unsigned ROWS_BYTES = 1280 << 10;  // of the rows of an item with AMX, which L2 has beside two panels
@@ -354,7 +354,7 @@ inline Cut cut(unsigned panels, unsigned k, unsigned rows, unsigned threads) {
   return best;
 }
 
-// Returns the number of items of a layer, for `rows` rows of x and so many threads.
+// Returns the number of items of a layer, for `rows` rows of x and this number of threads.
 template <class Weights>
 long linear_items(const Weights& w, long rows, int threads) {
   const Cut c = cut(panels_of(w.n), w.k, rows, threads);

@@ -20,7 +20,7 @@ struct ScanHeads {
 
 //   time = softplus(number + bias), within the limits;   decay = exp(speed * time)
 struct PrepareScan {
-  static constexpr long WORK = 16;  // a head takes as long as so many simple values
+  static constexpr long WORK = 16;  // a head takes as long as this number of simple values
   Buffer<float>& x;
   ScanHeads heads;
   const float *speeds, *biases;  // [heads]

@@ -1,6 +1,6 @@
 // The KV cache of a layer: its layout, and how keys and values are written into it, as they are or in eight bits.
 //
-// Of one head, the keys of sixteen tokens form a panel, and so do their values. Sixteen keys are stored side by side, so
+// The keys of sixteen tokens of one head form a panel, and so do their values. Sixteen keys are stored side by side, so
 // that one `dot` adds to sixteen scores. Values are stored so that one `dot` adds PACK weighted values to sixteen
 // outputs.
 //

@@ -37,7 +37,7 @@ template <Layout L>
     for (int v = 0; v < 2; v++) codes[v] ^= in_each_byte(128);
 }
 
-// sums [ROWS, 2] += so many steps of codes times x, in sixteen bits. A single step replaces them.
+// sums [ROWS, 2] += a number of steps of codes times x, in sixteen bits. A single step replaces them.
 template <Layout L, int COUNT, int ROWS, class Load, class XOf>
 [[gnu::always_inline]] inline void add_short(VectorBits (&sums)[ROWS][2], int first, Load&& load, XOf&& x_of) {
 #pragma GCC unroll 8
@@ -62,7 +62,7 @@ template <Layout L, int COUNT, int ROWS, class Load, class XOf>
   }
 }
 
-// dots [ROWS, 2] += the codes of a group times x, times `factor`. Calls before(count) before so many steps.
+// dots [ROWS, 2] += the codes of a group times x, times `factor`. Calls before(count) before `count` steps.
 template <Layout L, int MOST_X, int ROWS, class XOf, class Before>
 [[gnu::always_inline]] inline void add_short_dots(Integers (&dots)[ROWS][2], int factor, const uint8_t* codes,
                                                   long low_bytes, XOf&& x_of, Before&& before) {
@@ -120,7 +120,7 @@ struct SuperColumns {
 };
 
 // sums [ROWS, 2 * WIDTH] += x times the columns of a chunk; the right ones are LANES behind the left ones. Calls
-// before_steps(count) before so many steps.
+// before_steps(count) before `count` steps.
 template <Format FORMAT, bool IS_UNPACKED, int ROWS, class BeforeSteps>
 void short_tile(const SuperColumns<FORMAT>& columns, const QuantizedSuper* x, long x_bytes, float* sums,
                 BeforeSteps&& before_steps) {

@@ -70,7 +70,7 @@ struct Convolve {
     convolve_with<MIN_TAPS>(step, sequence, first, last);
   }
 
-  // The channels are cut into so many blocks, which is for the average sequence of the step.
+  // The number of blocks that the channels are cut into, for the average sequence of the step.
   long blocks(const StepInput& step) const {
     const long values = step.num_tokens * by.channels / step.num_sequences;
     return std::clamp(values / (ITEM_VALUES / 4), 1L, by.channels / LANES);

@@ -26,7 +26,7 @@ struct StepInput {
   // Of models with layers that keep a state.
   const int32_t* state_places;  // [num_sequences], where each sequence has its own in the pool of states
   void* const* states;          // [layers that keep one][2], the memory of both parts of a layer's states; see states.h
-  // Of images and sounds: vectors in place of the embeddings of some tokens, and what is added to the outputs of layers.
+  // Images and sounds: vectors in place of some tokens' embeddings, and the vectors added to the outputs of layers.
   int64_t num_vectors, num_sets;  // 0 without any
   const float* vectors;           // [num_sets][num_vectors][width], first those in place of embeddings
   const int32_t* vector_rows;     // [num_vectors], their tokens

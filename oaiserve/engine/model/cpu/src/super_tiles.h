@@ -187,7 +187,7 @@ void multiply_chunk(const QuantizedSuper& x, long x_bytes, const ExpandedChunk<l
   }
 }
 
-// sums += what a tile has for so many rows. They are PANEL floats apart, and those of x `x_bytes`.
+// sums += a tile's sums for this number of rows. They are PANEL floats apart, and those of x `x_bytes`.
 template <Format FORMAT>
 inline void add_rows(const TiledSums& from, long first, long count, const QuantizedSuper& x, long x_bytes,
                      const Scaling& scaling, float* sums) {
