@@ -67,8 +67,8 @@ class Workload:
     requests: Path | None = None
     """File of JSON lines. Each line is a request ("prompt" or "messages", and any other field of the API), or it has
     lengths ("input_length", "output_length", "prefix"). "timestamp" (seconds) is for --arrival trace. Or sessions in
-    Mooncake's form ("session_id", "delay" in ms), or the recording of a server (serve --record-requests), whose prompts
-    are made anew."""
+    Mooncake's form ("session_id", "delay" in ms), or the recording of a server (serve --record-requests), for which
+    new prompts are made."""
 
     abandon_share: float = 0.0
     """Share of the requests whose client disconnects during the answer, 0 to 1. Over HTTP only."""

@@ -13,7 +13,7 @@ from typing import Any
 from loadtest.errors import UsageError
 from oaiserve.facts import recordings
 
-Tokens = Callable[[random.Random, int], str | list[int]]  # draws so many tokens, as ids or as words
+Tokens = Callable[[random.Random, int], str | list[int]]  # draws this number of tokens, as ids or as words
 
 
 def is_recording(first_row: dict[str, Any]) -> bool:

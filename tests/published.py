@@ -54,7 +54,7 @@ def check(value: object, schema: str) -> None:
 
 
 def operation(method: str, path: str) -> Mapping[str, Any] | None:
-    """Return what is published of a route, or None if it is not."""
+    """Return the published description of a route, or None if it has none."""
     tidy = re.sub("/{2,}", "/", path).rstrip("/") or "/"
     for template, methods in published()["paths"].items():
         pattern = re.sub(r"\\{(\w+)\\}", lambda name: ".+" if name[1] == "model_id" else "[^/]+", re.escape(template))

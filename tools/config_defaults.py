@@ -47,7 +47,7 @@ def text_of(kind: Any) -> dict[str, Any]:
 
 
 def defaults_of(kind: Any) -> dict[str, Any]:
-    """Return what a class says: defaults of its keys, other names of these, and its base of rotary frequencies."""
+    """Return the facts of a class: defaults of its keys, other names of these, and its base of rotary frequencies."""
     found: dict[str, Any] = {"keys": {}}
     for field in fields(kind):
         if field.name not in _OF_ALL:

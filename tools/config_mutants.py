@@ -164,7 +164,7 @@ def length_of(found: Described | Exception) -> int:
 
 
 def outcome_of(found: Described | Exception, expected: Tensor, before: Original) -> tuple[str, str]:
-    """Return what becomes of a mutant whose logits are these in transformers, and a detail."""
+    """Return the outcome for a mutant whose logits are these in transformers, and a detail."""
     if isinstance(found, Exception):
         return reason_of(found)
     error = distance(computed(found, len(expected)), expected)
@@ -229,7 +229,7 @@ def measure(arguments: argparse.Namespace) -> Values:
 
 
 def text(found: Values) -> str:
-    """Return what is published."""
+    """Return the published results."""
     counts = Counter[str]()
     for of_type in found["types"].values():
         counts.update(of_type["outcomes"])

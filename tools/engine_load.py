@@ -21,7 +21,7 @@ _request_ids = itertools.count()
 
 
 def greedy(num_tokens: int) -> SamplingParams:
-    """Ask for a greedy answer of exactly so many tokens."""
+    """Ask for a greedy answer of exactly `num_tokens`."""
     return SamplingParams(max_tokens=num_tokens, temperature=0.0, ignore_eos=True)
 
 
@@ -74,7 +74,7 @@ def complete(
 ) -> EngineRun:
     """Compute greedy answers to all prompts.
 
-    The requests come all at once, or from so many `clients`, each of which sends its next request when it has the last
+    The requests come all at once, or from this number of `clients`, which each send the next request after the last
     answer. Raises RuntimeError if a request does not finish with all its tokens.
     """
     inbox: SimpleQueue[list[Event]] = SimpleQueue()

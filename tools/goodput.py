@@ -56,7 +56,7 @@ WARM_UP = {"--num-requests": 96, "--concurrency": 24, "--input-len": 150, "--max
 
 
 def arrivals(cost: Cost, rate: float, seconds: float, seed: int) -> list[Arrival]:
-    """Return a load at a rate, of any seed the same one but for its pace."""
+    """Return a load at a rate. With the same seed, only the pace differs."""
     rng = random.Random(seed)
     at = 0.0
     found = []

@@ -101,7 +101,7 @@ def stream(http: httpx.Client, case: int, seed: int, came: list[float]) -> bytes
 
 
 def meaning(content: bytes) -> dict[tuple[str, ...], Any]:
-    """Return what a stream says, whatever the borders of its events, and without its ids and times."""
+    """Return the content of a stream without its ids and times, however it is divided into events."""
     found: dict[tuple[str, ...], Any] = {}
 
     def note(path: tuple[str, ...], value: Any) -> None:

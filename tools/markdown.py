@@ -45,7 +45,7 @@ def write_json(path: Path | None, results: dict[str, Any]) -> None:
 
 
 def about() -> dict[str, str]:
-    """Return what found results, when and where: command, day, machine and version."""
+    """Return how results were measured: command, day, machine and version."""
     spec = getattr(sys.modules["__main__"], "__spec__", None)
     name = spec.name.removesuffix(".__main__") if spec else Path(sys.argv[0]).stem
     command = " ".join(["python -m", name, *sys.argv[1:]])

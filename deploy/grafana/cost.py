@@ -1,4 +1,4 @@
-"""The dashboard Cost: who uses the machine, what of it nobody uses, and what running side by side saves."""
+"""The dashboard Cost: who uses the machine, how much of it is unused, and what running side by side saves."""
 
 from __future__ import annotations
 

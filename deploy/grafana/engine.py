@@ -117,7 +117,7 @@ def _drafts() -> list[Panel]:
         lines(
             "Draft tokens",
             "Tokens of drafts per second: guesses at the next tokens, which steps verify. accepted: they came true, "
-            "and made an answer faster. rejected: they were computed in vain, in steps that take hardly longer.",
+            "and made an answer faster. rejected: they were computed for nothing, in steps that take hardly longer.",
             "short",
             [Query(rate(tokens, ENGINE, "outcome"), "{{outcome}}")],
             stacked=True,
@@ -131,7 +131,7 @@ def _drafts() -> list[Panel]:
         ),
         lines(
             "Tokens of a draft",
-            "Mean number of tokens of a draft that came true: so many tokens a step brings more than one.",
+            "Mean number of accepted tokens of a draft, which a step yields in addition to its own token.",
             "short",
             [Query(f"{accepted} / ({drafts} > 0)", "accepted")],
         ),

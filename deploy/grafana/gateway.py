@@ -73,7 +73,7 @@ def _requests() -> list[Panel]:
         ),
         lines(
             "Time to the head of an answer",
-            "From the body of a request on. Of a stream it is the time to the first token, of others all of it.",
+            "From the body of a request to its answer, or to the first token of a stream.",
             "s",
             quantiles(f"{NAME}_wait_seconds", ENGINE),
         ),

@@ -43,7 +43,7 @@ class SharedLimit:
         self.total = 0
 
     def take(self, client: str, number: int) -> bool:
-        """Take so many, or return False if there is no room. If nothing is taken, any number may be."""
+        """Take this number, or return False if there is no room. If nothing is taken yet, any number may be."""
         with self._lock:
             is_full = self.total and self.total + number > self._most
             if is_full and not is_within_share(self._most, self._taken, client, number):
@@ -72,7 +72,7 @@ class DrainRate:
         self._num_left = 0
 
     def observe(self, num_left: int, num_waiting: int, now_ns: int) -> None:
-        """Take the next measurement, with so many sequences gone so far. An empty queue measures nothing."""
+        """Take the next measurement: the number of sequences that have gone so far. An empty queue measures nothing."""
         if num_waiting == 0 or self._since_ns is None:
             self._since_ns = now_ns if num_waiting else None
             self._num_left = num_left

@@ -170,7 +170,7 @@ class DiskTier:
                 try:
                     while num_good < len(hashes) and self._files.read(hashes[num_good], rows[num_good].data):
                         num_good += 1
-                except Exception:  # or else whoever waits would wait for ever
+                except Exception:  # or else the waiting requests would wait for ever
                     log.exception("Blocks of the prefix cache could not be read")
                 is_last = num_good < len(hashes) or start + self._piece >= len(reading.hashes)
                 self._arrived(BlocksRead(reading, hashes[:num_good], rows, is_last))

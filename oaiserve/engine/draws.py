@@ -20,7 +20,7 @@ _MASK64 = (1 << 64) - 1
 # probability 1/2 (Wellons, "Hash Function Prospector").
 FACTOR_1 = 0x7FEB352D
 FACTOR_2 = 0x846CA68B
-# Noise is made of so many bits. The rarest noise is 53 ln 2 = 36.7, which decides about ids of a probability of 1e-16.
+# Number of bits of the noise. The rarest noise is 53 ln 2 = 36.7, which decides about ids of a probability of 1e-16.
 # With 24 bits it would be 17, and the ids below 1e-7 would be drawn too rarely, which are many in a large vocabulary.
 NOISE_BITS = 52
 

@@ -44,7 +44,7 @@ class TokenLogprobs:
         ranks.extend(more_ranks)
 
     def truncate(self, num_tokens: int) -> None:
-        """Keep only the first so many positions."""
+        """Keep only this number of first positions."""
         ids, texts, logprobs, ends, ranks = self.columns
         if num_tokens < len(ends):
             end = ends[num_tokens - 1] if num_tokens else 0

@@ -81,7 +81,7 @@ class OpenRequest:
 
     @property
     def work(self) -> Work:
-        """Return what this request computed, so that its time can be compared with the learned costs."""
+        """Return the work of this request, so that its time can be compared with the learned costs."""
         return Work(
             len(self.prompts),
             self.usage.prompt_tokens,

@@ -31,7 +31,7 @@ class TextPrompt:
     text: str
     add_special_tokens: bool = True
     param: str = "prompt"  # the field of the request that it came from, for errors
-    most_tokens: int | None = None  # it is cut to so many, special tokens included; None: it is never cut
+    most_tokens: int | None = None  # where it is cut, special tokens included; None: it is never cut
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +68,7 @@ class PairPrompt:
     first: str
     second: str
     param: str = "documents"  # as of TextPrompt
-    most_tokens: int | None = None  # the longer one is cut until both have so many together
+    most_tokens: int | None = None  # for both together: the longer one is cut; None: neither is
 
 
 @dataclass(frozen=True, slots=True)

@@ -97,7 +97,7 @@ class RequestCauses:
         self._recomputed += recomputed_ns
 
     def preempted(self, number: int, totals: Parts) -> None:
-        """Note the preemption of a sequence after so many steps. Steps without another sequence of the request are
+        """Note the preemption of a sequence after `number` steps. Steps without another sequence of the request are
         missed."""
         self._num_preempted += 1
         self.is_plain = False

@@ -118,7 +118,7 @@ class StepCost:
         return ns
 
     def alone_ns(self, work: Work, step_tokens: int) -> int:
-        """Return the expected time of a whole request without others, with so many prompt tokens in a step.
+        """Return the expected time of a whole request alone, with a limit for the prompt tokens of a step.
 
         Its choices decode side by side, without drafts.
         """

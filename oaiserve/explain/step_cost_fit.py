@@ -29,23 +29,23 @@ LEAST_NS = 50_000_000  # between two fits
 LEAST_STEPS = 4
 SURPRISE = 0.1  # a larger error
 LEAST_SURPRISING = 0.5  # weight of a step that took longer than expected
-SURPRISES = 4  # so many more than a quarter of the other steps: something is new, and is learnt at once
+SURPRISES = 4  # this many more than a quarter of the other steps: something is new, and the fit adapts at once
 SECOND = 100.0  # weight of a second of steps, beside the guess while nothing is known
-# How fast what is known gives way: steps of so many seconds say as much of a number as all before them. The first is
+# How fast old steps lose weight: steps of this many seconds say as much about a number as all before them. The first is
 # about the speed of the whole machine, by which all numbers change alike, the second about a number in relation to the
 # others; of that, only seconds count whose steps say something of the number.
 SPEED_SECONDS = 1.0
 NUMBER_SECONDS = 3.0
 LEAST_SHARE = 0.01  # share of a usual step: a number below it may change as much as one that reaches it
-HUBER = 0.7  # errors of more than so many usual ones count less
+HUBER = 0.7  # errors over this multiple of the usual one count less
 LEAST_ERROR = 0.01  # least usual error; no machine is more exact
 # Two rows may cost so much less than one, as a share of that: the attention of a single sequence leaves cores idle. If
 # they might not, the cost of more contexts would have to make up for it.
 MOST_FALL = 0.5
 log = logging.getLogger(__name__)
 _KNOTS = np.array(KNOTS, np.float64)
-# Of how much of what the other numbers count a usual step may cost as much as all else, for a guess while nothing is
-# known of them: tokens of decodes' contexts and of prompts', draws, edits, tokens of drafts, and having prompts.
+# A first guess: this many of each other number may cost as much as all the rest of a usual step. The numbers are tokens
+# of decodes' contexts and of prompts' contexts, draws, edits, tokens of drafts, and having prompts.
 _SCALES = (2000.0, 2000.0, 30_000.0, 10.0, 10.0, 10.0, 1.0)
 _NUM = len(KNOTS) + len(_SCALES)
 # Indices of the two lengths of context

@@ -28,7 +28,7 @@ class Piece(NamedTuple):
 
 
 class StreamIds(NamedTuple):
-    """What the answers to one request have in common, whoever writes them."""
+    """The values that all servers of one request must share, so that their answers are the same."""
 
     unique_id: str  # 32 hexadecimal digits
     created: int  # Unix seconds

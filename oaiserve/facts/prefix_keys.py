@@ -43,7 +43,7 @@ class Prompt(NamedTuple):
     conversation: int
     num_tokens: int  # about
     model: str = ""  # as the body names it
-    # Of the first token and of the end, as the body has them.
+    # Deadlines for the first token and for the end, as the body states them.
     deadlines_ms: tuple[int | None, int | None] = (None, None)
 
 

@@ -266,7 +266,7 @@ class EngineAccount:
         self.longest_choice_tokens = max(self.longest_choice_tokens, num_tokens)
 
     def note_medium(self, kind: str, num_tokens: int) -> None:
-        """Note an image, or a sound, that has so many tokens of a prompt."""
+        """Note an image or a sound, which takes `num_tokens` of a prompt."""
         if kind == "image":
             self.num_images = self.num_images + 1
             self.image_tokens = self.image_tokens + num_tokens

@@ -60,7 +60,7 @@ class ReplicaReport:
     num_open: float  # requests that it has taken and not finished, those that wait included
     waiting_tokens: float  # tokens of their prompts that are still to be computed
     keys: Keys  # type "Q": its prefix keys, the most useful ones first
-    # As they are now, for whoever starts and stops replicas:
+    # Current numbers, for programs that start and stop replicas:
     num_running: int = 0  # sequences in steps
     num_waiting: int = 0  # sequences that wait for a step, or for the tokenizer
     kv_use: float = 0.0  # share of the KV cache's blocks that sequences use

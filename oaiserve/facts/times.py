@@ -41,8 +41,8 @@ TEXT_STAMPS = tuple(stamp for stamp in STAMPS if stamp != "media_encoded")
 TEXT_PHASES = tuple(phase for phase in PHASES if phase != "encode_media")
 
 
-# Of a request that another process of this machine passes on: its stamp `received`, as the clock is the machine's, and
-# for how long it has waited there for its model to be loaded. Both in nanoseconds.
+# Sent with a request that another process of this machine passes on: its stamp `received`, as the clock is the
+# machine's, and how long it has waited there for its model to be loaded. Both in nanoseconds.
 WAITED_HEADER = "x-oaiserve-waited"
 
 

@@ -185,7 +185,7 @@ def _changed_at(path: Path) -> float:
 
 
 def _forget_others(folder: Path, kind: str, most_bytes: int) -> int:
-    """Remove the files of other kinds beyond so many bytes, and return the bytes of the rest."""
+    """Remove files of other kinds until the rest fit into `most_bytes`, and return the bytes of the rest."""
     others = [path for path in folder.iterdir() if path.name != kind and path.is_dir() and not path.is_symlink()]
     kept_bytes = 0
     for path in sorted(others, key=_changed_at, reverse=True):

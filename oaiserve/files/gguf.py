@@ -129,7 +129,7 @@ class _Gguf:
         return ends
 
     def at_most(self, count: int, bytes_each: int) -> int:
-        """Return the count, unless the rest of the file is too short for so many."""
+        """Return the count, unless the rest of the file is too short for it."""
         if count * bytes_each > self.size - self._at:
             raise BadFile("it is cut, or lies about its counts")
         return count
@@ -143,7 +143,7 @@ class _Gguf:
         return struct.unpack_from(form, self._data, self._advance(struct.calcsize(form)))
 
     def _advance(self, num_bytes: int) -> int:
-        """Go on behind so many bytes, and return where they begin."""
+        """Skip this number of bytes, and return where they begin."""
         begin = self._at
         self._at += self.at_most(num_bytes, 1)
         return begin

@@ -1,7 +1,7 @@
 """Fetch the files of a model from the Hugging Face hub into the hub's own cache, from where all starts read them.
 
-Of a repository, only the files that are read are fetched: no weights of other programs, and no second copy of them. Of
-the many GGUF files in one repository, it is the named one.
+Only the files that are read are fetched: no weights of other programs, no second copy of them, and only the named one
+of a repository's many GGUF files.
 """
 
 from __future__ import annotations

@@ -49,7 +49,7 @@ def verified(folder: Path) -> Path:
     """Return the folder without symbolic links in its path. Raises NotPrivate if it is none, or if somebody else could
     write to it.
 
-    Whoever can write to a folder above could replace this one, so all are checked. With the sticky bit, as on /tmp,
+    A user who can write to a folder above could replace this one, so all are checked. With the sticky bit, as on /tmp,
     others can write but cannot replace the files of this user.
     """
     real = folder.resolve(strict=True)

@@ -65,7 +65,7 @@ class Progress(tqdm):  # type: ignore[misc]
 
 
 class Elapsed:
-    """A line with the elapsed time of work of unknown length. Of several at once, only the first is shown."""
+    """A line with the elapsed time of work of unknown length. If there are several at once, only the first is shown."""
 
     _is_shown: ClassVar[Lock] = Lock()
 

@@ -28,7 +28,7 @@ from oaiserve.routes.serving import Serving, serving_of
 RETRY_AFTER_SECONDS = 1
 TOO_MANY_BODIES = "The server is receiving too many large bodies already; try again later."
 MOST_SECONDS = 60.0  # A body must arrive within this time.
-# Of a body whose work is done on the event loop. A tool's schema of so many bytes takes up to 20 ms there.
+# The event loop itself does the work for bodies up to this size. A tool's schema of this size takes up to 20 ms there.
 MOST_LOOP_BYTES = 2**13
 Body = TypeVar("Body", bound=msgspec.Struct)
 Result = TypeVar("Result")
@@ -118,7 +118,7 @@ async def receive(request: Request, limit_bytes: int, use: Callable[[bytes], Awa
 
 
 def check_size(num_bytes: int, limit_bytes: int) -> None:
-    """Raise BodyTooLarge for a body of so many bytes, if that is more than the limit."""
+    """Raise BodyTooLarge if `num_bytes` is more than the limit."""
     if num_bytes > limit_bytes:
         raise BodyTooLarge(f"The body is too large: this server reads at most {int(limit_bytes)} bytes.")
 

@@ -234,7 +234,7 @@ def update(serving: Serving) -> bytes:
 
 
 def _state(serving: Serving, samples: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return what each message has, the first one, too."""
+    """Return the fields of every message, including the first."""
     return {
         "samples": samples,
         "requests": serving.telemetry.recent.list(limit=MOST_REQUESTS, rows=True),

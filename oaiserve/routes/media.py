@@ -216,7 +216,7 @@ def _given_in(value: Any, where: str) -> Iterator[tuple[str, Given]]:
         try:
             yield where, given_by(msgspec.convert(value, kind), where)
         except (msgspec.ValidationError, InvalidRequest):
-            return  # whoever makes the part says what is wrong with it, if anybody needs it
+            return  # the code that makes the part reports its error, if it is needed
     elif isinstance(value, list):
         for number, each in enumerate(value):
             yield from _given_in(each, f"{where}[{number}]")

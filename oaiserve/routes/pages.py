@@ -28,7 +28,7 @@ AnyPage = TypeVar("AnyPage", bound=Page[Any])
 def page_of(
     kind: type[AnyPage], items: list[Any], id_of: Callable[[Any], str], limit: int, after: str | None, noun: str = ""
 ) -> AnyPage:
-    """Return the page of so many items behind the one with the id `after`. Raises InvalidRequest if it is not there."""
+    """Return the page of `limit` items that follow the item `after`. Raises InvalidRequest if there is no such item."""
     start = 0
     if after is not None:
         ids = [*map(id_of, items)]

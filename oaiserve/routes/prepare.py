@@ -82,8 +82,8 @@ class Intake(Generic[OwnBody]):
     def checked(self: Intake[SamplingBody], own: SamplingParams) -> tuple[SamplingParams, Wanted]:
         """Check the common parameters of all generation routes, and join them with the route's own.
 
-        Return those for the engine, and the optional parts of the answer. With `own.n`, the engine makes so many
-        candidates for each prompt, of which the client gets the best."""
+        Return those for the engine, and the optional parts of the answer. With `own.n`, the engine makes
+        that number of candidates for each prompt, and the client gets the best."""
         params = parameters.sampling_params(self.body, own, self.serving.sampling.of_request(self.body))
         recorded = parameters.recorded_params(self.body, params)
         wanted = parameters.wanted(self.body, params)
@@ -159,7 +159,7 @@ class Intake(Generic[OwnBody]):
     def request(self, prompts: tuple[Prompt, ...], params: SamplingParams, **more: Any) -> Request:
         exchange = self.exchange
         exchange.response_id = self.head.id
-        # Of a request with ids of a gateway, the engine may still have another part.
+        # If the ids are a gateway's, the engine may still have another part of the request.
         if exchange.ids is None:
             own_id = self.head.id
         else:

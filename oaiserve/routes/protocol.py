@@ -143,7 +143,7 @@ def parse(
 
 
 def _known_names(kind: type[msgspec.Struct], body: bytes | bytearray) -> dict[str, msgspec.Raw]:
-    """Return the values of a body by name. Of those that nobody knows, it has the first one alone."""
+    """Return the values of a body by name. Only the first of the unknown names is among them."""
     found = msgspec.structs.asdict(_decoder_of_names(kind, is_strict=False).decode(body))
     given = {name: value for name, value in found.items() if value is not UNSET}
     try:

@@ -28,7 +28,7 @@ logger = logging.getLogger(__name__)
 BATCH_SECONDS = 0.03  # the first record of a batch waits for others: requests often end in the same step
 TICK_SECONDS = 1.0  # the longest time between two calls of `tick`
 YIELD_SECONDS = 0.0002  # the sleep after a record
-YIELD_MAX_QUEUED = 1000  # with so many records in the queue, the thread does not sleep
+YIELD_MAX_QUEUED = 1000  # with this many records in the queue, the thread does not sleep
 
 _LOG_INTERVAL_NS = 60_000_000_000  # a consumer that always fails logs one line a minute, not one per request
 

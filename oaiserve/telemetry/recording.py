@@ -1,9 +1,9 @@
 """Records ended requests in a file for replays of the load: arrivals, lengths and common prefixes, no text.
 
 The format is that of `oaiserve.facts.recordings`: a line for each prompt of a request, with the fields of the load
-test's `--requests`, and now and then the cost of steps. Of a prompt's tokens, a recording has hashes of 64 at a time,
-each with all before it: two prompts with a common prefix have the same ones. The salt of the hashes is random and is
-never written, so a prompt cannot be guessed and looked up."""
+test's `--requests`, and now and then the cost of steps. A prompt's tokens are hashed 64 at a time, each time with all
+before them, so two prompts with a common prefix have the same hashes. The salt of the hashes is random and is never
+written, so a prompt cannot be guessed and looked up."""
 
 from __future__ import annotations
 

@@ -66,7 +66,7 @@ class ScriptedServer:
 
 
 def next_turn(prompt: str, turns: Sequence[Turn], marker: str) -> str:
-    """Return what the model writes. A prompt without the `marker`, which the tools have, is not a part of the
+    """Return the model's text. A prompt without the `marker`, which the tools have, is not a part of the
     session."""
     if marker not in prompt:
         return ASIDE

@@ -52,7 +52,7 @@ def test_a_system_block_that_changes_at_each_request_spoils_no_hit() -> None:
             body["system"] = [first | {"text": f"{first['text']} cch={number}abcd;"}, *rest]
             assert httpx.post(server.url + path, json=body, timeout=60).status_code == 200
         first, *later = server.records()
-    # What is read anew is not the tools, and not the system's other blocks.
+    # Neither the tools nor the system's other blocks are read again.
     assert first.cached_tokens == 0
     assert all(record.cached_tokens > 0.9 * record.prompt_tokens for record in later)
 

@@ -42,6 +42,6 @@ def server() -> Iterator[ScriptedServer]:
 
 
 def answer(prompt: str) -> str:
-    """Return what the last user has said, and how many have spoken before."""
+    """Return the last user's text, and how many have spoken before."""
     *before, last = prompt.split("<|im_start|>user\n")
     return f"You said **{last.partition('<|im_end|>')[0]}** after {len(before) - 1}."

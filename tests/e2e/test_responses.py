@@ -16,7 +16,7 @@ def test_a_talk_that_goes_on_is_found_in_the_prefix_cache(live: LiveServer) -> N
         second = sdk.responses.create(**asked, previous_response_id=first.id)
         third = sdk.responses.create(**asked, previous_response_id=second.id)
     for before, after in ((first, second), (second, third)):
-        # All of the talk so far, the last answer included, but for the block in which it ends.
+        # The whole conversation, including the last answer, except for the block in which it ends.
         so_far = before.usage.input_tokens + before.usage.output_tokens
         assert after.usage.input_tokens_details.cached_tokens >= so_far - 2 * 16 > before.usage.input_tokens
 

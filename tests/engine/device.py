@@ -22,7 +22,7 @@ class Device(ScriptedRunner):
 
     A slot of the cache holds all ids up to its token. A draw that is edited by ids waits until the host knows these,
     and one under a grammar until it has its mask. `has_room` returns which steps fit, `can_copy` which copies do. Of a
-    draft, as many draws count as behind its right tokens. With `max_draws`, 0 to so many tokens are drawn instead.
+    draft, as many draws count as behind its right tokens. With `max_draws`, 0 to `max_draws` tokens are drawn instead.
     """
 
     def __init__(self, has_room: Callable[[Step], bool] = lambda _: True, *, seed: int = 0, max_draws: int = 1) -> None:
@@ -37,7 +37,7 @@ class Device(ScriptedRunner):
         self.num_superseded = 0  # chunks whose draw was forced meanwhile
         self._random = random.Random(seed)
         self._cache = Cache(block_size=4)
-        # Of the last step: the ids that it draws, and the number of ids before them.
+        # For each sequence of the last step: the number of ids before its draws, and the drawn ids.
         self._drawn: dict[Sequence, tuple[int, list[int]]] = {}
 
     def copy_blocks(self, copies: list[tuple[int, int]]) -> None:
@@ -207,7 +207,7 @@ def some_requests(rng: random.Random, number: int = 40) -> list[Request]:
 def check_answers(
     rng: random.Random, requests: list[Request], device: Device, *, share_leaving: float = 0.0, **options: Any
 ) -> Answers:
-    """Check that clients get of a device what they get of one with much memory, whoever leaves meanwhile."""
+    """Check that clients get the same from a device as from one with much memory, even if others leave."""
     expected = answers(Device(), requests, kv_blocks=400, max_model_len=80)
     leaves = {asked.request_id: rng.randint(1, 6) for asked in requests if rng.random() < share_leaving}
     found = answers(device, requests, leaves, **{"kv_blocks": 400, "max_model_len": 80, **options})

@@ -157,7 +157,7 @@ class Tier:
         self.pool.release(blocks)
 
     def written(self, length: int) -> list[BlockHash]:
-        """Compute a chain of so many blocks, which are written. Return their hashes."""
+        """Compute a chain of blocks, which are written. Return their hashes."""
         self.fill(hashes := chain(length))
         self.write_all()
         return hashes
@@ -224,7 +224,9 @@ def test_what_is_read_does_not_take_the_place_of_what_comes_before_it(tier: Tier
     tier.tier._room.put(np.empty((3, sum(BLOCK_BYTES)), np.uint8))
     tier.read_all()
     awaited = [tier.tier.take(read) for read in tier.read]
-    assert awaited[-1] == hashes[-1] or hashes[-1] in awaited, "whoever waits is told, although there was no room"
+    assert awaited[-1] == hashes[-1] or hashes[-1] in awaited, (
+        "waiting requests are informed, although there was no room"
+    )
     in_memory = [tier.pool.find(one) is not None for one in hashes]
     assert in_memory == sorted(in_memory, reverse=True), "a beginning without a gap"
     assert sum(in_memory) >= 5

@@ -19,7 +19,7 @@ PIECE_NS = 4_000_000
 
 
 class Floats:
-    """Stands for a tensor of so many bytes."""
+    """Stands for a tensor of `nbytes`."""
 
     def __init__(self, nbytes: int) -> None:
         self.nbytes = nbytes
@@ -71,7 +71,7 @@ def encoder(tower: FakeTower) -> Encoder:
 
 
 def turns(encoder: Encoder) -> list[Ended]:
-    """Return what ends while the encoder has work."""
+    """Return the events until the encoder has no more work."""
     ended: list[Ended] = []
     while encoder.has_work:
         ended += encoder.turn(is_alone=True)

@@ -190,7 +190,7 @@ def test_where_decodes_take_all_the_time_only_requests_without_a_place_get_one()
 
 
 def crowded(num_large: int, *others: int) -> Memory:
-    """Return a memory in which so many sequences of a client decode, and some of others; a row takes 10 ms."""
+    """Return a memory in which sequences of a client decode, and some of others; a row takes 10 ms."""
     cost = StepCost(tuple(1e7 * knot for knot in KNOTS))
     step_time = StepTime(lambda: cost, 100.0, 512)
     memory = memory_of(kv_blocks=1024, max_running=64, max_step_tokens=512, policy=fair, step_time=step_time)

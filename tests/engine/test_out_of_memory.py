@@ -50,7 +50,7 @@ def test_tokens_that_were_not_computed_are_not_in_the_prefix_cache() -> None:
 
 @pytest.mark.parametrize("seed", range(3))
 def test_where_there_are_states_a_step_without_memory_ends_what_runs(seed: int) -> None:
-    """It may have changed states. Whoever comes later is computed anew, without the prefixes that were kept."""
+    """It may have changed states. Later requests are computed from the start, without cached prefixes."""
     device = Device(seed=seed)
     with make_engine(device, tokenize_workers=0, num_states=8, max_step_tokens=512, kv_blocks=100) as engine:
         *_, first = list(engine.stream(request("a", prompt_len=130)))

@@ -93,7 +93,7 @@ def chunks_of(inbox: Inbox, request_id: str = "r") -> list[TokenChunk]:
 def timed(
     host_seconds: float, max_tokens: int, *, has_clock: bool = False, overlap: bool = True
 ) -> tuple[TimedDevice, Terminal, list[StepRecord], EngineNumbers]:
-    """Run a request on a device with steps of 10 ms, whose hand-overs take the host so many seconds."""
+    """Run a request on a device with steps of 10 ms, whose hand-overs take the host `host_seconds`."""
     clock = Clock()
     inbox = Inbox(lambda _: clock.move(host_seconds))
     device = TimedDevice(clock, step_seconds=0.010)

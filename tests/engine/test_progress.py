@@ -10,7 +10,7 @@ from tests.engine.doubles import Clock, Inbox, ScriptedRunner, make_engine, requ
 
 
 def reported(*, seconds_per_step: float = 1.0, prompts: tuple[int, ...] = (80,), **more: Any) -> list[PromptProgress]:
-    """Return the reports of one request with prompts of so many tokens, of which a step computes 16."""
+    """Return the reports of one request with prompts of these lengths, of which a step computes 16 tokens."""
     clock = Clock()
     engine = make_engine(ScriptedRunner(computing=lambda _: clock.move(seconds_per_step)), clock_ns=clock)
     given = tuple(TokenPrompt([number + 1] * length) for number, length in enumerate(prompts))

@@ -29,7 +29,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     policy = "fcfs"
     prefix_cache = True
     overlap = False
-    num_states: int | None = None  # there are states, so many
+    num_states: int | None = None  # number of states, if there are any
     shortest_kept = 1
     fewest_draws = 1  # tokens that a step draws for a sequence
     most_draws = 1

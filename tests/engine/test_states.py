@@ -56,7 +56,7 @@ def test_choices_of_a_prompt_compute_it_once_and_copy_its_state(prompt_len: int)
     memory.add_choices(*choices)
     memory.run_out()
     assert [choice.num_generated for choice in choices] == [3, 3, 3]
-    # The prompt's last token is computed by each choice, and so are its own tokens but for the last one.
+    # The prompt's last token is computed by each choice, and so are its own tokens except the last one.
     assert memory.num_computed == prompt_len - 1 + 3 * 3
 
 

@@ -46,7 +46,7 @@ def chunk(text: str, index: int = 0, num_top: int | None = None, **fields: objec
 
 
 def gathered(*events: Event) -> list[Event]:
-    """Return what a reader gets that was busy during all these events."""
+    """Return the events for a reader that was busy during all of these."""
     stream = LoopStream(Request("r", ()), FakeEngine())
     for event in events:
         stream.push(event)

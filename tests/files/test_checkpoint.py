@@ -229,7 +229,7 @@ def gguf(
 ) -> bytes:
     """A GGUF file with one tensor. Each argument replaces something in it that is right.
 
-    With `second`, another tensor begins there. With `files`, the file says that the model is in so many.
+    With `second`, another tensor begins there. With `files`, the file says that the model is in this number of files.
     """
     parts = [
         text("llama.block_count") + struct.pack("<II", 4, layers),

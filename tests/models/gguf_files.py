@@ -67,7 +67,7 @@ def write_gguf(
     `kind_of` says in which format a matrix is to be, by its name in the file. `tokenizer` has fields of the tokenizer;
     without them there are only as many tokens as the model has. `rope_factors` divide the frequencies of rotary
     embeddings. `quantize` makes the blocks of a matrix. With `most_tensors`, the model is in several files, of which
-    each has so many, and whose names llama.cpp gives them.
+    each has this number, and whose names llama.cpp gives them.
     """
     architecture = ARCHITECTURES.get(config.model_type, config.model_type)
     writer = gguf.GGUFWriter(path, architecture, split_max_tensors=most_tensors)

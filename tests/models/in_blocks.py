@@ -64,7 +64,7 @@ def file_of(
     tokenizer: dict[str, Any] | None = None,
     most_tensors: int = 0,
 ) -> Path:
-    """Write a model with random weights as a GGUF file, or several of so many tensors, and return the first one."""
+    """Write a model with random weights as one GGUF file or, with `most_tensors`, several. Return the first."""
     path = folder / "model.gguf"
     model = make_model(asked)
     parameters = [(name, parameter.detach().float().numpy()) for name, parameter in model.named_parameters()]

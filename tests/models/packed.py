@@ -77,7 +77,7 @@ class Packing:
         return Quantized(np.clip(codes, 0, most), all_zeros, all_scales, group_of)
 
     def tensors(self, name: str, matrix: Quantized) -> dict[str, Tensor]:
-        """Return what the file has of a matrix, by the name of its module."""
+        """Return the tensors of a matrix in the file, by the name of its module."""
         codes, zeros, scales, group_of = matrix
         in_type = torch.from_numpy(scales).to(self.scales)
         if self.layout == "awq":

@@ -1,4 +1,4 @@
-"""Small models whose descriptions are pinned as text: python -m tests.models.pinned [NAME ...] writes the files anew.
+"""Small models whose descriptions are pinned as text: python -m tests.models.pinned [NAME ...] updates the files.
 
 Weights depend on the names of parameters alone, so that other versions of torch and transformers make the same ones.
 """

@@ -158,7 +158,7 @@ def test_the_cost_is_estimated_before_a_batch_begins(served: Served, sdk: OpenAI
 
 
 def waits_for(number: int) -> Callable[[Request], Any]:
-    """Return a script that answers so many requests, and leaves the others without an answer."""
+    """Return a script that answers some requests, and leaves the others without an answer."""
     left = iter(range(number))
 
     def script(request: Request) -> Any:

@@ -165,7 +165,7 @@ def test_files_that_were_uploaded_are_read_by_their_ids(served: Served) -> None:
 
 @pytest.fixture
 def site() -> Iterator[tuple[str, list[str]]]:
-    """Return the URL of a site whose images are their paths, or so many bytes, and the list of requests to it."""
+    """Return the URL of a site whose images are their paths, or a number of bytes, and the list of requests to it."""
     asked: list[str] = []
 
     class Site(Handler):

@@ -61,7 +61,7 @@ def ask(served: Served, **body: Any) -> dict[str, Any]:
 
 
 def streamed(served: Served, **body: Any) -> list[dict[str, Any]]:
-    """Return the events of a stream, but for pings."""
+    """Return the events of a stream, except pings."""
     response = served.post(MESSAGES, **{"model": "org/demo", "messages": HI, "max_tokens": 64, "stream": True, **body})
     assert response.status_code == 200, response.text
     *blocks, rest = response.text.split("\n\n")

@@ -26,7 +26,7 @@ def test_reference_is_transformers_with_expanded_weights(family: str, tmp_path: 
 
 
 class _Uniform:
-    """A reference whose tokens are all equally likely, but for a nudge that makes token 0 the likeliest."""
+    """A reference whose tokens are all equally likely, except for a nudge that makes token 0 the likeliest."""
 
     def logits(self, rows: list[int]) -> torch.Tensor:
         return torch.zeros(len(rows), 4).index_fill(1, torch.tensor([0]), 1e-6)

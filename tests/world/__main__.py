@@ -1,4 +1,4 @@
-"""python -m tests.world --seeds 1000: hours of the world from so many seeds, on all cores. It fails where one breaks.
+"""python -m tests.world --seeds 1000: hours of the world from 1,000 seeds, on all cores. It fails where one breaks.
 
 --seed 17 lives one hour and prints its trace.
 """

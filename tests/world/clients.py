@@ -101,8 +101,8 @@ class Client(asyncio.Protocol):
 async def ask(
     case: str, ip: str = GATEWAY_IP, leaves: float = 0.0, dozes: float = 0.0, query: str = "", **more: Any
 ) -> Answer:
-    """Ask a server, and return the answer. With `leaves`, go after so many seconds; with `dozes`, don't read for so
-    long. Raises OSError, and TimeoutError if there is no end."""
+    """Ask a server, and return the answer. With `leaves`, go after these seconds; with `dozes`, don't read for
+    these. Raises OSError, and TimeoutError if there is no end."""
     world: Any = asyncio.get_running_loop()
     path, body = CASES[case]
     content = json.dumps(body | more).encode()
@@ -142,7 +142,7 @@ class Judge:
         }
 
     def fault_of(self, case: str, answer: Answer, *, has_left: bool, may_break: bool) -> str:
-        """Return what is wrong with an answer, or nothing."""
+        """Return the faults of an answer."""
         answer = replace(answer, body=_signs_of_life.sub(b"", answer.body))
         what = f"{case}: {answer.status}, {len(answer.body)} bytes"
         if any(name in _hidden for name, _ in answer.headers) or _leaks.search(answer.body):

@@ -52,7 +52,7 @@ class Network:
         self._watch_for_keepalive()
 
     def switch_on(self, ip: str) -> None:
-        """Let a machine begin anew. It knows nothing of its connections, and says so to whoever still has one."""
+        """Restart a machine. It has lost its connections, and resets any that a peer still has."""
         self.down.discard(ip)
         for end in [*self.ends]:
             if end.remote[0] == ip and end.peer.is_lost:

@@ -35,7 +35,7 @@ from tests.world.network import End, Network
 
 PORT = 8000
 GATEWAY_IP = "10.0.9.1"
-NUM_KEYS = 8  # kinds of draw keys: answers of requests without a seed are one of so many
+NUM_KEYS = 8  # kinds of draw keys: answers of requests without a seed are one of these
 GENERATES = ("/v1/completions", "/v1/chat/completions", "/v1/responses")
 POISON = b"poison"  # a query at which each server fails
 PACE = Pace(report_seconds=10.0, resolve_seconds=60.0)
@@ -401,7 +401,7 @@ class GatewayHost(Host):
 
 
 async def _in_thread(work: Any, *given: Any) -> Any:
-    """Run work at once, but for the end of an engine, which waits for its step."""
+    """Run work at once, except the end of an engine, which waits for its step."""
     if isinstance(engine := getattr(work, "__self__", None), Engine):
         await asyncio.sleep(max(0.0, engine._loop._free_at - asyncio.get_running_loop().time()))
     return work(*given)

@@ -2,7 +2,7 @@
 
 Each attack runs beside a well-behaved neighbour, which streams and probes all the time. What the neighbour sees with
 the attack is compared with what it sees without, shortly before and after. The server is a process of its own with the
-demo model; one that ends or hangs is started anew for the next attack.
+demo model; one that ends or hangs is restarted for the next attack.
 
 Prints a table in markdown and, at the end, what failed; then the exit code is 1.
 """

@@ -76,7 +76,7 @@ class Strike:
 
     @property
     def log(self) -> bytes:
-        """Return what the server has logged since the run began."""
+        """Return the server's log since the run began."""
         with self._log_file.open("rb") as file:
             file.seek(self._log_start)
             return file.read()
@@ -187,7 +187,7 @@ class Family:
     def burst(
         self, sends: str, outcomes: frozenset[str], at_once: int, **limits: Any
     ) -> Callable[[Requests], Requests]:
-        """Add the requests that a function returns. They have connections of their own, so many at once."""
+        """Add the requests that a function returns. They have connections of their own, `at_once` of them at a time."""
 
         def add(requests: Requests) -> Requests:
             @wraps(requests)

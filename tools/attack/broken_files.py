@@ -341,7 +341,7 @@ def write_formats(sound: Path) -> dict[str, Format]:
     }
 
 
-# Of the mutations of a format, the ways get these shares; the others share what is left.
+# Shares of a format's mutations by their kind; the other kinds divide the rest.
 SHARES = {"cut": 0.1, "lengthened": 0.02, "length replaced": 0.08, "index edited": 0.2}
 
 
@@ -438,7 +438,7 @@ class Starts:
         self._running[pid] = start, folder
 
     def finish(self, but_for: int = 0) -> None:
-        """Wait until no more than so many run."""
+        """Wait until no more than `but_for` run."""
         while len(self._running) > but_for:
             pid, status, usage = os.wait3(0)
             start, folder = self._running.pop(pid)

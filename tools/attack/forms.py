@@ -56,7 +56,7 @@ class Form(NamedTuple):
 
 
 def grown(text: str, num_bytes: int) -> str:
-    """Return the text with its parts in «» repeated, so that they have about so many bytes together."""
+    """Return the text with its parts in «» repeated, so that they have about `num_bytes` together."""
     units = re.findall("«(.*?)»", text, re.DOTALL)
     digits = len(str(num_bytes)) - 2
     number = num_bytes // sum(len(unit.encode()) + digits * unit.count("#") for unit in units)

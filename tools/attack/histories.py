@@ -190,7 +190,7 @@ def _smaller(value: Any, depth: int = 0) -> Iterator[Any]:
 
 
 def drawn(seed: int, number: int, apis: Sequence[str]) -> list[tuple[str, Body]]:
-    """Return so many bodies for each API, as a function of the seed."""
+    """Return a number of bodies for each API, as a function of the seed."""
     bodies = Bodies(seed)
     return [(api, getattr(bodies, api)()) for _ in range(number) for api in apis]
 

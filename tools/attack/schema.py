@@ -39,7 +39,7 @@ def bodies(document: Schema) -> dict[str, str]:
 
 
 def drawn(values: st.SearchStrategy[Drawn], from_seed: int, number: int) -> list[Drawn]:
-    """Return so many values, as a function of the seed."""
+    """Return a number of values, as a function of the seed."""
     found: list[Drawn] = []
 
     @seed(from_seed)

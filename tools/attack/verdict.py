@@ -61,7 +61,7 @@ def failures(attack: Attack, result: Result) -> list[str]:
 
 
 def wrong(attack: Attack, answer: Answer) -> str | None:
-    """Return what is wrong with the answer, or None."""
+    """Return the fault of the answer, or None."""
     if answer.outcome == "timeout":
         return None if "timeout" in attack.outcomes else f"no answer within {attack.answer_seconds:.0f} s"
     status = answer.status or 0

@@ -139,7 +139,7 @@ class Connection:
 
 
 async def few_at_once(calls: Iterable[Callable[[], Awaitable[Found]]], at_once: int) -> list[Found]:
-    """Await all of these in order, so many at a time, and return what they found."""
+    """Await all of these in order, `at_once` at a time, and return their results."""
     limit = asyncio.Semaphore(at_once)
 
     async def one(call: Callable[[], Awaitable[Found]]) -> Found:

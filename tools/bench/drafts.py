@@ -71,7 +71,7 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 async def characters_per_second(url: str, clients: int, seed: int) -> float:
-    """Return how fast text comes while so many clients ask without a pause. Drafts change no text."""
+    """Return how fast text comes while a number of clients ask without a pause. Drafts change no text."""
     chance = random.Random(seed)
     numbers = [0]
 

@@ -30,7 +30,7 @@ class Ceilings(NamedTuple):
 
 @torch.inference_mode()
 def measure_ceilings(dtype: torch.dtype, num_threads: int) -> Ceilings:
-    """Measure with so many threads for about seven seconds. Leaves torch with one thread.
+    """Measure with this number of threads for about seven seconds. Leaves torch with one thread.
 
     A product of `dtype` may be one of float32: where the CPU has no instruction for bfloat16, torch's product of it has
     a tenth of the speed that floats have.

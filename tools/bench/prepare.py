@@ -63,7 +63,7 @@ def vllm() -> Path:
 
 
 def llama_cpp() -> Path:
-    """Return the folder of llama.cpp's programs, compiled for this CPU with the same options as before, or anew.
+    """Return the folder of llama.cpp's programs, compiled for this CPU, again if the options have changed.
 
     Needs cmake, ninja and a C++ compiler. $CMAKE_ARGS has further options.
     """

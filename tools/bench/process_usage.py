@@ -20,7 +20,7 @@ def rss_mib(pid: int) -> float:
 
 
 def reset_peak_rss(pid: int) -> None:
-    """Let the peaks of the processes of the tree begin anew, at what they hold now."""
+    """Reset the peaks of the tree's processes to their current use."""
     _sum(pid, lambda process: Path(f"/proc/{process.pid}/clear_refs").write_text("5"))
 
 

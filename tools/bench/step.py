@@ -220,7 +220,7 @@ def report(results: dict[str, Any]) -> str:
     if decode := results["decode"]:
         head = f"A decode step by its sequences, of {decode[0]['context']} tokens each. Times in ms:"
         lines += ["", head, "", *_table(decode, ["sequences"], [*decode[0]["parts_ms"], "engine"])]
-    # Of their parts, a context changes attention alone.
+    # A context changes only the time of attention.
     if context := results["context"]:
         lines += ["", "By context:", "", *_table(context, ["sequences", "context"], ["attention"])]
     if prefill := results["prefill"]:

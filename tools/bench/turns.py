@@ -24,7 +24,7 @@ CLIENTS, MAX_LEN = 8, 4096
 
 
 class Load(NamedTuple):
-    """Requests of so many tokens, of which so many run at once."""
+    """Requests of a length, of which a number run at once."""
 
     title: str
     num_requests: int
@@ -60,7 +60,7 @@ def add_turns(parser: ArgumentParser, markers: str) -> None:
 def publish_turns(
     arguments: Namespace, markers: str, models: Callable[[], Mapping[str, Path]], peer: Callable[..., ServerSpec]
 ) -> None:
-    """Measure the models, by title, beside a peer with so many sequences at once, and publish the table."""
+    """Measure the models, by title, next to a peer with a number of sequences at once, and publish the table."""
     exit_on_sigterm()
     results = results_of(arguments, lambda asked: measure_turns(models(), peer, asked))
     publish(arguments, markers, results, report(results, arguments.loads))

@@ -1,6 +1,6 @@
 """Makes the environments of the clients in a folder of the user's cache, with the versions that are pinned in pins/.
 
-The folder is $CLIENTS_DIR, else ~/.cache/oaiclients. An environment whose pins have changed is made anew. Python's are
+The folder is $CLIENTS_DIR, else ~/.cache/oaiclients. An environment whose pins have changed is made again. Python's are
 made by uv where it is installed, else by venv and pip; those of JavaScript need node and npm.
 """
 
@@ -29,7 +29,7 @@ PINS = Path(__file__).parent / "pins"
 
 
 def command(name: str, client: Client) -> list[str | Path]:
-    """Return what runs the client's script, in its environment. Raises NotInstalled."""
+    """Return the command that runs the client's script, in its environment. Raises NotInstalled."""
     folder = installed(name, client)
     if not client.is_javascript:
         return [folder / "bin/python", SCRIPTS / client.script]

@@ -295,7 +295,7 @@ def run_script(
     more: Mapping[str, str],
     limit_seconds: float = environments.LIMIT_SECONDS,
 ) -> tuple[str, str]:
-    """Run a script in the project. Return what was wrong, or "", and what the script said."""
+    """Run a script in the project. Return the fault, or "", and the script's output."""
     env = {name: value for name, value in os.environ.items() if not name.startswith(("OPENAI_", "ANTHROPIC_"))}
     programs = folder / ("node_modules/.bin" if (folder / "node_modules").exists() else "bin")
     env |= {"HOME": home, "PWD": project, "PATH": f"{programs}:{env['PATH']}", "NO_COLOR": "1", **more}

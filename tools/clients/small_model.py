@@ -55,7 +55,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def outcome(exit_code: int, output: str, errors: str) -> str:
-    """Return what hello.py printed, or the last line of its error."""
+    """Return the output of hello.py, or the last line of its error."""
     return f"{FAILS}: {errors.strip().rpartition(chr(10))[2]}" if exit_code else output.strip()
 
 

@@ -138,7 +138,7 @@ def ranges() -> list[tuple[int, int]]:
 
 
 def chosen(num_tokens: int, most: int) -> list[int]:
-    """Return the positions that are compared: at most so many of each range, evenly spaced."""
+    """Return the positions that are compared: at most `most` of each range, evenly spaced."""
     found: list[int] = []
     for begin, end in ranges():
         end = min(end, num_tokens)

@@ -2,7 +2,7 @@
 //
 // CACHE is the type of keys and values, f16 or q8_0. Standard input has the number of tokens, their ids, the number of
 // rows and the positions of these. Standard output gets the bytes of a row as an integer of 32 bits, and float32 [vocab]
-// for each row: first as parts of a prompt, and then once for each BATCH, as decodes of so many sequences.
+// for each row: first as parts of a prompt, and then once for each BATCH, as decodes of that number of sequences.
 
 #include <algorithm>
 #include <cstdio>

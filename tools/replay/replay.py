@@ -201,7 +201,7 @@ class LoadReplay:
         return undisturbed + self._disturbance(undisturbed)
 
     def _disturbance(self, seconds: float) -> float:
-        """Return the seconds by which other programs hold up a step of so many."""
+        """Return the seconds by which other programs hold up a step of this length."""
         left = seconds * self._cost.disturbance_share / DISTURBANCE_SECONDS
         lost = 0.0
         rng = self._rng

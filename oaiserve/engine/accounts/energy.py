@@ -1,7 +1,7 @@
 """The energy of the machine, by the meters that it has: RAPL's of CPUs and memory, NVML's of GPUs. Stdlib only.
 
-Reading them takes up to milliseconds, so it is not done by the engine thread: whoever calls `read` about once a second
-does it. RAPL's files can be read by root alone, unless an administrator permits more.
+Reading them takes up to milliseconds, so the engine thread never does it: another thread calls `read` about once a
+second. Only root can read RAPL's files, unless an administrator permits more.
 """
 
 from __future__ import annotations

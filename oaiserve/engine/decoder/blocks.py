@@ -39,7 +39,7 @@ FORMATS = {
     20: Format("IQ4_NL", 32, 18),
     23: Format("IQ4_XS", 256, 136),
     39: Format("MXFP4", 32, 17),
-    # Of no file: integers from which a zero, an integer too, is subtracted before they are scaled.
+    # Not a file's format: integers from which a zero, an integer too, is subtracted before they are scaled.
     1004: Format("4 bits with zeros", 32, 19),
     1008: Format("8 bits with zeros", 32, 35),
     # The same, with a scale for 128 numbers.

@@ -40,7 +40,7 @@ def _kind(layer: Layer) -> Hashable:
 
 
 def _weights(part: Any, path: str) -> set[str]:
-    """Return the paths of the weights in a part. Of matrices in a list, a path says whether all of them have it."""
+    """Return the paths of the weights in a part. For matrices in a list, a path says whether all of them have it."""
     if isinstance(part, Tensor | Blocks):
         return {path}
     if isinstance(part, list):

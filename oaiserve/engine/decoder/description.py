@@ -51,7 +51,7 @@ class Matrix:
     # The module of the model that it is a part of, by which adapters name it, and the first of that module's rows.
     module: str = ""
     first_row: int = 0
-    # The module's rows are sorted by so many heads, each with so many parts: queries, key, value. 0: as they are here.
+    # The number of heads that sort the module's rows, each into parts: queries, key, value. 0: sorted as here.
     heads: int = 0
     parts: int = 3
     # The original of `weight`, which may be in the model's files as it is; None: it is no copy of rows.
@@ -424,7 +424,7 @@ class Decoder:
     head: Matrix
     logits_scale: float
     logits_softcap: float
-    # Of vectors in the places of tokens: their factor, and the token whose other inputs these tokens have.
+    # Vectors in the places of tokens: their factor, and the token whose other inputs these tokens get.
     vector_scale: float = 1.0
     padding_id: int = 0
     num_deep: int = 0  # first layers to whose outputs vectors are added

@@ -81,7 +81,7 @@ class Facts:
     scaling_falls: bool = False  # layers divide it by their numbers, counted from 1
     thetas: tuple[float, ...] | None = None  # bases of the rotary tables of layers, if they differ
     first_position: int = 0  # row of the embedded positions for the first token
-    qkv_parts: int = 0  # rows of `qkv` are sorted by key head, each with so many parts; 0: by queries, keys and values
+    qkv_parts: int = 0  # parts of each key head, which sort the rows of `qkv`; 0: sorted by queries, keys and values
     has_attention_gates: bool = False  # in `q`, where that of each head follows its query
     with_mixer: frozenset[int] = frozenset()  # the numbers of layers
     without_attention: frozenset[int] = frozenset()

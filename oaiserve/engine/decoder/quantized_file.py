@@ -57,7 +57,7 @@ class QuantizedFile(_MappedFile):
     """An unfinished file."""
 
     def __init__(self, num_bytes: int, most_bytes: int) -> None:
-        """Reserve the space for so many bytes, and remove other files until all take `most_bytes` at most.
+        """Reserve the space for `num_bytes`, and remove other files until all take `most_bytes` at most.
 
         Raises OSError if that cannot be, and NotPrivate if others could write to the folder.
         """
@@ -137,7 +137,7 @@ def _aligned(num_bytes: int) -> int:
 
 
 def _make_room(folder: Path, num_bytes: int, most_bytes: int) -> None:
-    """Remove the least recently used files, until there is space for so many bytes. Raises OSError."""
+    """Remove the least recently used files, until there is space for `num_bytes`. Raises OSError."""
     if num_bytes > most_bytes:
         raise OSError(f"its {num_bytes} bytes are more than --quantized-cache allows ({most_bytes})")
     files = [(path, found) for path in folder.iterdir() if stat.S_ISREG((found := path.lstat()).st_mode)]

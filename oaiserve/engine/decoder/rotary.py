@@ -197,7 +197,7 @@ def _dynamic(settings: Settings, rope: Values, head_dim: int) -> tuple[Tensor, f
     dim = _rotated(rope, head_dim)
     factor = _number(rope, "factor")
     length = settings[_LENGTH]
-    growth = (factor * length / length) - (factor - 1)  # 1, but for rounding
+    growth = (factor * length / length) - (factor - 1)  # 1, apart from rounding
     return 1.0 / _wavelengths(_number(rope, "rope_theta") * growth ** (dim / (dim - 2)), dim), 1.0
 
 
@@ -243,7 +243,7 @@ def _yarn(settings: Settings, rope: Values, head_dim: int) -> tuple[Tensor, floa
     factor = _factor(settings, rope)
 
     def pair_of(rotations: float) -> float:
-        """Return the pair, maybe between two, that turns so many times within the original length."""
+        """Return the pair, maybe between two, that turns this number of times within the original length."""
         return (dim * math.log(original / (rotations * 2 * math.pi))) / (2 * math.log(theta))
 
     first = pair_of(rope.get("beta_fast") or 32)

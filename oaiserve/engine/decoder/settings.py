@@ -164,7 +164,7 @@ def keys_of(model_type: str) -> frozenset[str]:
 
 
 def _with_floats(value: Any) -> Any:
-    """Return what a file has with floats for `{"__float__": "Infinity"}` and the like, since JSON has no infinity."""
+    """Return a value of a file with floats for `{"__float__": "Infinity"}` and the like, since JSON has no infinity."""
     if isinstance(value, Mapping):
         if value.keys() == {"__float__"}:
             return float(value["__float__"])

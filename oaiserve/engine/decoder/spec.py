@@ -99,7 +99,7 @@ class ModelSpec:
         return replace(self, kv_shapes=shapes)
 
     def with_latent_cache(self, latent_dim: int) -> Self:
-        """Return the model with so many numbers of a token in the cache of each layer; 0: with keys and values."""
+        """Return the model with this many numbers of a token in the cache of each layer; 0: with keys and values."""
         shapes = {layer: replace(shape, latent_dim=latent_dim) for layer, shape in self.kv_shapes.items()}
         return replace(self, kv_shapes=shapes)
 

@@ -92,8 +92,8 @@ class FallbackExecutor:
     is_exact = False  # matrix products round by the number of rows
 
     def __init__(self, forward: CachedForward, num_sequences: int, *, continues_chunks: bool = True) -> None:
-        """Hold caches of so many sequences. Without `continues_chunks`, the model's code takes only one token at a time
-        after the first chunk."""
+        """Hold the caches of `num_sequences`. Without `continues_chunks`, the model's code takes only one token at a
+        time after the first chunk."""
         self.caches = Caches(num_sequences)
         self.weight_bytes = sum(each.nbytes for each in (*forward.model.parameters(), *forward.model.buffers()))
         self._forward = forward

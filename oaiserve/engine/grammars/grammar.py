@@ -273,7 +273,7 @@ class Matcher:
         began_ns = thread_time_ns()
         forced_ids = self._matcher.compute_ff_tokens()
         self._unpaid_ns += thread_time_ns() - began_ns
-        # Of a long text only the beginning has become tokens, and near the cut these may not be those of the whole.
+        # Only the beginning of a long text has become tokens, and near the cut these may not be those of the whole.
         ends = accumulate(len(self._tokens.tokens[token_id]) for token_id in forced_ids)
         return [token_id for token_id, end in zip(forced_ids, ends, strict=True) if end <= MOST_FORCED_CHARACTERS // 2]
 

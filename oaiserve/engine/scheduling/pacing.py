@@ -112,7 +112,7 @@ class StepTime:
         self._bound(decodes)
 
     def has_room(self, num_tokens: int) -> bool:
-        """Return whether a prompt of so many tokens may begin, or go on, in the step, behind those that it has."""
+        """Return whether a prompt of `num_tokens` may begin, or go on, in the step, after the prompts in it."""
         load = self.load
         if not load.prompt_tokens and self._others is None:
             return True

@@ -23,7 +23,7 @@ from oaiserve.facts.forecast import Forecast
 PATIENCE_NS = 30_000_000_000
 MOST_SHARE = 4.0
 # Under overload, requests begin at their latest start, so it has to be early enough for most: this share of prompts and
-# of the times of tokens was shorter. Of the lengths of answers it is the median, or short ones are given up early.
+# of the times of tokens was shorter. For the lengths of answers it is the median, or short ones are given up early.
 SHARE = 0.85
 MOST_REMEMBERED = 200  # requests
 MOST_TOKENS = 2**20  # tokens of an answer without a limit

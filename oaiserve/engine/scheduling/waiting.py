@@ -42,8 +42,8 @@ _service = attrgetter("service")
 class WaitingQueue:
     """The waiting sequences: first those of the client whose turn it is, then by request, and by their key.
 
-    An absent client can be forgotten, without any difference, once its counter is not above the
-    one that it would be lifted to. Of those above, the MOST_ABSENT with the highest counters are kept.
+    An absent client can be dropped, without any difference, once its counter is not above the
+    one that it would be lifted to. The others are kept, up to the MOST_ABSENT with the highest counters.
     """
 
     def __init__(self, *, by_client: bool) -> None:
@@ -101,7 +101,7 @@ class WaitingQueue:
             sequence.key = (client.shares.arrive(turn, num_tokens), *sequence.key)
 
     def due_of(self, name: str, num_tokens: int) -> float:
-        """Return about when a prompt with so many new tokens would be due among those of its client, if it came now."""
+        """Estimate when a prompt with this number of new tokens would be due among its client's, if it came now."""
         client = self._clients.get(name)
         if client is None:
             return num_tokens

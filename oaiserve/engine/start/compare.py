@@ -1,4 +1,4 @@
-"""The comparisons of a start: two ways to compute the same must give the same, but for rounding."""
+"""The comparisons of a start: two ways to compute the same must give the same, apart from rounding."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Difference(NamedTuple):
 def compare(
     candidate: Callable[[T], Tensor], reference: Callable[[T], Tensor], batches: Iterable[tuple[str, T]], limit: float
 ) -> Difference | None:
-    """Compute each named batch in two ways. None if all results agree but for rounding, or else the worst difference.
+    """Compute each named batch in two ways. Return None if all results agree up to rounding, or the worst difference.
 
     The reference comes first, and is copied: both may write their results into the same memory.
     """

@@ -35,13 +35,13 @@ log = logging.getLogger(__name__)
 # The grammars' tokens are not needed for the first answer, and would keep the interpreter from it.
 AFTER_FIRST_ANSWER_SECONDS = 0.5
 
-# A step of so many tokens keeps the device busy. In a longer step, decodes would only wait longer for prefills.
+# A step of this many tokens keeps the device busy. In a longer step, decodes would only wait longer for prefills.
 CPU_STEP_TOKENS = 512
 GPU_STEP_TOKENS = 2048
 
 
 class Started(NamedTuple):
-    """All that the engine needs of a model that is ready to run steps: but for the first two, as in `ServedModel`."""
+    """Everything the engine needs from a model that is ready to run steps. `ServedModel` explains the shared fields."""
 
     spec: ModelSpec
     # Rows and columns of the linear layers that adapters may name, by the names of their modules.

@@ -246,8 +246,8 @@ Detokenizer = ByteDetokenizer | WindowDetokenizer
 
 
 class StopStrings:
-    """The stop strings of a request, which the matchers of all its choices share. Of two with the same end, the first
-    in the list wins."""
+    """The stop strings of a request, which the matchers of all its choices share. If two end at the same place, the
+    first in the list wins."""
 
     def __init__(self, stops: Sequence[str], *, include_in_output: bool = False) -> None:
         """No stop may be empty."""

@@ -70,7 +70,7 @@ def text_after_answers(
 
 
 def _after_answer(template: ChatTemplate, messages: list[dict[str, Any]], tools: Sequence[dict[str, Any]] = ()) -> str:
-    """Return what the template writes after the answer in these messages; "" if it rejects them."""
+    """Return the template's text after the answer in these messages; "" if it rejects them."""
     try:
         rendered = template.render(ChatPrompt(messages, add_generation_prompt=False, tools=tools))
     except InvalidRequest:

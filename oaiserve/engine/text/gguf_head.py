@@ -27,7 +27,7 @@ _VOCAB_SIZE = ".vocab_size"
 
 
 class _HeadReader(GGUFReader):
-    """Reads arrays of texts as so many empty texts, and arrays of numbers at once.
+    """Reads arrays of texts as arrays of empty texts, and arrays of numbers at once.
 
     Should the package rename the methods, files are read as before.
     """

@@ -41,7 +41,7 @@ class Abilities:
 
 class Sample(Protocol):
     def __call__(self, messages: list[Message], **variables: object) -> str:
-        """Return what the template renders, or "" if it rejects the messages."""
+        """Return the rendered messages, or "" if the template rejects them."""
 
 
 def abilities_of(sample: Sample, content: Callable[[str], Any], source: str) -> Abilities:

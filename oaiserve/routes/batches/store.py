@@ -116,7 +116,7 @@ class BatchStore:
     # -- room ---------------------------------------------------------------------------------------------------------
 
     async def check_room(self, owner: str, num_bytes: int) -> None:
-        """Raise InvalidRequest if a file of so many bytes would find no room."""
+        """Raise InvalidRequest if there is no room for a file of `num_bytes`."""
         await self._do(partial(self._check_room, owner, num_bytes, "file"))
 
     def _check_room(self, owner: str, num_bytes: int, param: str) -> None:
@@ -296,7 +296,7 @@ class BatchStore:
         return [Line(*row) for row in await self._do(lambda: self._all(_NEXT_LINES, batch_id, after, PAGE_LINES))]
 
     async def done_lines(self, batch_id: str, after: int) -> tuple[bytes, int]:
-        """Return answers in the order in which they came, behind so many, and how many come before the next ones."""
+        """Return answers in the order in which they came, after the first ones, and the number before the next page."""
         query = "SELECT done, result FROM stored_lines WHERE batch = ? AND done > ? ORDER BY done"
         number, results = await self._do(partial(self._results, query, batch_id, after))
         return b"".join(results), after if number is None else number

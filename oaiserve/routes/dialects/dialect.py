@@ -1,7 +1,7 @@
 """`Dialect`: the notation of calls and reasoning of a server's model, and the abilities of its chat template.
 
-A family of models has a parser of calls, their text in prompts, and their grammar. By the flag "auto", a tokenizer's
-`response_template`, as transformers defines it, says the dialect. Of it, plain text as tags and calls in JSON are
+Each family of models has a parser of calls, a text for them in prompts, and a grammar. With the flag "auto", the
+tokenizer's `response_template`, as transformers defines it, decides the dialect. Its plain tags and calls in JSON are
 supported. A pattern, or a format that can be read only as a whole, cannot be streamed: then the chat template decides.
 """
 

@@ -128,7 +128,7 @@ class TaggedForm:
         return f"({text} | QUOTED {lark_of(self.value_end, special_ids)})"
 
     def _ending(self, special_ids: Mapping[str, int]) -> tuple[str, str]:
-        """Return what ends a value up to a special token, or up to the tag with the key, and the rest."""
+        """Return the end of a value up to a special token or to the tag with the key, and the rest."""
         end = self.value_end
         at = end.index("</") if KEY in end else len(end)
         at = min((end.index(tag) for tag in special_ids if tag in end), default=at)

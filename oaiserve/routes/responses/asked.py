@@ -169,7 +169,7 @@ def asked(
     *,
     needs_input: bool = True,
 ) -> Asked:
-    """Return what a request asks. Items without an id get one of the response with `unique_id`."""
+    """Return the input and options of a request. Items without an id get one of the response with `unique_id`."""
     numbers = itertools.count(1)
     before = since_compaction(list(items_of(earlier.turns)))
     is_empty = not needs_input and not body.input and before

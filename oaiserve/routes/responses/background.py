@@ -22,7 +22,7 @@ from oaiserve.routes.responses.shape import ResponsesShape
 
 
 class EventStream(StreamingResponse):
-    """The ASGI response to whoever follows a response. A shutdown ends it."""
+    """The ASGI response to a client that follows a background response. A shutdown ends it."""
 
     def __init__(self, events: AsyncIterator[bytes]) -> None:
         super().__init__(events, headers={**sse.HEADERS, "cache-control": "no-cache"})

@@ -129,7 +129,7 @@ def _answer(intake: Intake[ResponsesBody], earlier: Earlier, *, compacts: bool) 
     parameters.check_metadata(body.metadata or {})
     if body.background:
         _check_background(body, serving)
-        exchange.is_streaming = True  # to whoever follows it
+        exchange.is_streaming = True  # to clients that follow it
         exchange.is_background = True
         exchange.ids = None  # no other server goes on with it
     is_constrained = bool(body.stop) or constraints.is_constrained(body)

@@ -6,7 +6,7 @@ import { key, ROOT } from "./sse.js";
 export const ADDRESS = ROOT.href.replace(/\/$/, "");
 const MOST_INLINE = 80; // characters of a value in one line
 
-// What OpenAI's SDKs call a route. Python and JavaScript have the same names, but for their case.
+// What OpenAI's SDKs call a route. Python and JavaScript have the same names, except for their case.
 const OPENAI = {
   "post /v1/chat/completions": "chat.completions.create",
   "post /v1/completions": "completions.create",

@@ -85,7 +85,7 @@ class Lab:
             self.run(*(request(f"few {few} {i}", prompt_len=30, max_tokens=80) for i in range(few)))
 
     def run(self, *requests: Request, after: int = 0, deliver_ns: int = 0) -> dict[str, Terminal]:
-        """Run requests: the first one, and the others when that has so many tokens. A hand-over takes `deliver_ns`."""
+        """Run requests: the first one, and the others when that has `after` tokens. A hand-over takes `deliver_ns`."""
         self.log.clear()
         first, *others = requests
         inbox = Inbox()

@@ -18,7 +18,7 @@ def lab() -> Iterator[Lab]:
 
 
 def beside(lab: Lab, number: int, prompt_len: int, **params: int) -> EngineAccount:
-    """Return the account of the same request, which begins beside so many others."""
+    """Return the account of the same request, which begins next to others."""
     others = [request(f"{i}", prompt_len=prompt_len, max_tokens=200) for i in range(number)]
     asked = request("same", prompt_len=300, **{"max_tokens": 40, **params})
     return lab.run(*others, asked, after=3 if number else 0)["same"].account

@@ -18,7 +18,7 @@ ROWS: dict[str, Any] = TABLE["types"]
 _YARN = {"factor": 4.0, "original_max_position_embeddings": 1024}
 _FACTORS = {"short_factor": [1.0] * 64, "long_factor": [4.0] * 64}
 _OF_FULL = {"rope_type": "linear", "factor": 8.0, "rope_theta": 77.0}
-# Of rotary embeddings, what files of different ages say.
+# Settings of rotary embeddings in files of different ages.
 OLD_ROPE = (
     {"rope_theta": 12345.0},
     {"rope_theta": None},

@@ -83,7 +83,7 @@ def _multiple_of(_: Any, divisor: float, value: Any, __: Any) -> Iterator[Valida
 
 
 def error_of(text: str, schema: Any) -> str:
-    """Return what is wrong with a text; "" if it is valid."""
+    """Return the error of a text; "" if it is valid."""
     try:
         value = json.loads(text, parse_constant=_refuse)
     except ValueError as error:
@@ -92,7 +92,7 @@ def error_of(text: str, schema: Any) -> str:
 
 
 def instance_error(value: Any, schema: Any) -> str:
-    """Return what is wrong with a value; "" if it is valid."""
+    """Return the error of a value; "" if it is valid."""
     draft = jsonschema.validators.validator_for(schema, default=jsonschema.Draft202012Validator)
     kind = jsonschema.validators.extend(draft, {"multipleOf": _multiple_of})
     error = next(kind(schema, format_checker=FORMATS).iter_errors(value), None)

@@ -38,7 +38,7 @@ def within(num_levels: int, schema: Any) -> Any:
 
 
 def chain(length: int, end: Any, **beside: Any) -> dict[str, Any]:
-    """Return a schema of so many definitions, each of which refers to the next one."""
+    """Return a schema of definitions that each refer to the next one."""
     definitions = {
         f"d{i}": {"type": "object", "properties": {"x": {"$ref": f"#/$defs/d{i + 1}", **beside}}} for i in range(length)
     }

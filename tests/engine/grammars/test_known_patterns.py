@@ -12,7 +12,7 @@ EMAIL, DURATION = PLAIN
 
 
 def decimal(digits: int | None, places: int | None) -> str:
-    """Return pydantic's pattern for a Decimal with at most so many digits and places."""
+    """Return pydantic's pattern for a Decimal with limits for its digits and places."""
     start = r"^(?!^[-+.]*$)[+-]?0*"
     if digits is not None and places is not None:
         whole = max(0, digits - places)

@@ -1,4 +1,4 @@
-"""Tests which texts a structural tag allows, by the format's kind, and what of xgrammar's is refused by its name."""
+"""Tests the texts that a structural tag allows, by the format's kind, and the features that are refused by name."""
 
 import json
 from typing import Any

@@ -81,7 +81,7 @@ def make_engine(
 
 
 def greedy(num_tokens: int, **params: Any) -> SamplingParams:
-    """The parameters of a greedy answer of so many tokens."""
+    """Return the parameters of a greedy answer of this length."""
     return SamplingParams(max_tokens=num_tokens, temperature=0.0, ignore_eos=True, **params)
 
 

@@ -16,7 +16,7 @@ from oaiserve.engine.step import Chunk, Step
 CPU = torch.device("cpu")
 BLOCK_SIZE = 16
 NUM_BLOCKS = 96
-# Of each sequence: the tokens that are in the cache, and those that the last step computes.
+# For each sequence: the number of tokens in the cache, and of those that the last step computes.
 Shape = list[tuple[int, int]]
 _OF_SEQUENCE = {"draw_key", "stop_ids", "bad_words", "adapter", "constraint"}
 _SET_LATER = {"state", "wants_prompt_logprobs"}
@@ -36,7 +36,7 @@ def sequence_of(
 
 
 def batch_of_prompt(num_tokens: int, start: int = 0, *, num_blocks: int = 8, **others: Any) -> Batch:
-    """Return the batch of a text of so many tokens, from `start` on, which has the first blocks of the cache."""
+    """Return the batch of a text of `num_tokens` from `start` on, which has the first blocks of the cache."""
     sequence = sequence_of([(7 * i + 3) % 97 for i in range(num_tokens)], range(num_blocks), **others)
     return build_batch(Step([Chunk(sequence, start, num_tokens - start)]), BLOCK_SIZE, CPU)
 

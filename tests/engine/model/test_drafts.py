@@ -71,7 +71,7 @@ def drafted(sequence: Sequence, draft: list[int], draw: Draw = Draw.AT_LAUNCH) -
 
 
 def one_by_one(runner: ModelRunner, sequence: Sequence, number: int) -> ChunkResult:
-    """Return what so many steps draw that compute one token each."""
+    """Return the draws of `number` steps that compute one token each."""
     whole = ChunkResult()
     for _ in range(number):
         (result,) = runner.collect(runner.launch(Step([Chunk(sequence, 0, len(sequence.token_ids))]))).chunks

@@ -82,7 +82,7 @@ def random_pair(name: str, folder: Path) -> tuple[PreTrainedModel, SmallModel]:
     if name == "gemma4":
         wrapper.config.text_config.use_bidirectional_attention = "vision"
     if name == "qwen3_vl":
-        wrapper.config.vision_config.deepstack_visual_indexes = [0, 0]  # to the outputs of so many layers
+        wrapper.config.vision_config.deepstack_visual_indexes = [0, 0]  # to the outputs of two layers
     wrapper.save_pretrained(folder)
     return wrapper, described_files(folder, dtype="float32")
 

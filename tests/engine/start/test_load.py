@@ -131,7 +131,7 @@ def test_settings_that_nothing_reads_change_no_answer(
 
 @pytest.fixture
 def reports(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> Callable[[], list[str]]:
-    """Return what asks for the reports of tensors that transformers has logged."""
+    """Return a function that gives the reports of tensors that transformers has logged."""
     monkeypatch.setattr(logging.getLogger("transformers"), "propagate", True)
     return lambda: [record.message for record in caplog.records if record.name == "transformers.modeling_utils"]
 

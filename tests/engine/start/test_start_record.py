@@ -108,7 +108,7 @@ def test_a_file_that_changes_during_the_start_is_not_recorded(
 
 
 def _with_data(change: Callable[[dict[str, Any]], Any]) -> Callable[[bytes], bytes]:
-    """Return what changes the data of a record, and gives it a right checksum."""
+    """Return a function that changes the data of a record and gives it a right checksum."""
 
     def changed(content: bytes) -> bytes:
         line, _, rest = content[:-32].partition(b"\n")

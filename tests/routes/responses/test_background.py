@@ -240,7 +240,7 @@ def test_a_shutdown_waits_for_a_response_or_ends_it() -> None:
                 assert server.is_ending.wait(60)
                 if outcome == Outcome.FINISHED:
                     go_on(served, "lo")
-                list(events)  # it has an end, for whoever follows
+                list(events)  # clients that follow it see its end
             assert server.has_ended.wait(60)
         assert telemetry.next_record().outcome == outcome
         assert run.is_over.is_set()

@@ -43,7 +43,7 @@ def flood(
     outcomes: frozenset[str] = TOO_LONG,
     **limits: Any,
 ) -> None:
-    """Add an attack of the same body, so many times in a full and in a quick run."""
+    """Add an attack that repeats the same body, fewer times in a quick run."""
 
     def same(number: Number) -> list[Sent]:
         return [post(path, json.dumps(body(), ensure_ascii=False).encode())] * number(*numbers)

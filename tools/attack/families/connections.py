@@ -230,6 +230,6 @@ def dribbled_bodies(number: Number) -> list[Sent]:
 @CONNECTIONS.burst("200 bodies of 8 MB without their last bytes", NOT_ANSWERED | outcomes(429), 200,
                    answer_seconds=HELD_SECONDS, limit_seconds=90)  # fmt: skip
 def held_bodies(number: Number) -> list[Sent]:
-    """Bodies of 8 MB that come but for the last bytes: what was received waits in memory."""
+    """Bodies of 8 MB without their last bytes: the received part waits in memory."""
     length = 8 * 2**20 - 1024
     return [post(COMPLETIONS, headers={"content-length": f"{length}"}) + b" " * (length - 1024)] * number(200, 20)

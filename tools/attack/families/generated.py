@@ -80,7 +80,7 @@ def requests(draw: st.DrawFn) -> bytes:
 
 
 def generate(seed: int, number: int) -> list[bytes]:
-    """Return so many requests, as a function of the seed."""
+    """Return a number of requests, as a function of the seed."""
     return schema.drawn(requests(), seed, number)
 
 

@@ -47,7 +47,7 @@ class EncodedWeights(TensorFiles):
         return True
 
     def write_to_file(self, most_bytes: int) -> None:
-        """Have all blocks in a file of the cache, whose files may have so many bytes. Raises OSError and NotPrivate."""
+        """Put all blocks into a file of the cache, which may have `most_bytes`. Raises OSError and NotPrivate."""
         matrices = self._matrices()
         self.file = QuantizedFile(file_bytes(list(matrices.values())), most_bytes)
         self._in_file = {name: self.file.blocks(*matrix) for name, matrix in matrices.items()}

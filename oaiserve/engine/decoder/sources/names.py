@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-# Of a role, the name of its module in transformers, and maybe others that files have for it.
+# For each role, the name of its module in transformers, and perhaps other names in files.
 Names = Mapping[str, str | tuple[str, ...]]
 
 _NUMBER = re.compile(r"\.(\d+)(?=\.|$)")

@@ -25,7 +25,7 @@ from oaiserve.files.quantization import Quantization
 _NO_PARAMETERS = {
     *("qweight", "qzeros", "scales", "g_idx"),
     *("weight_packed", "weight_scale", "weight_zero_point", "weight_shape", "weight_g_idx", "weight_scale_inv"),
-    # Of activations, keys and values in 8 bits, which are rounded by their own values instead, or not at all.
+    # Scales of activations, keys and values in 8 bits. We round these by their own values instead, or not at all.
     *("input_scale", "input_zero_point", "output_scale", "output_zero_point", "q_scale", "k_scale", "v_scale"),
     *("input_scale_ub", "activation_scale", "kv_scale"),
     "inv_freq",  # follows from config.json

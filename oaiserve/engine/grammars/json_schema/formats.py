@@ -18,7 +18,7 @@ _TIME = r"(?:[01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](?:\.[0-9]{1,6})?(?:Z|[+-](?
 _BYTE = "(?:25[0-5]|2[0-4][0-9]|1[0-9]{2}|[1-9]?[0-9])"
 _IPV4 = rf"{_BYTE}(?:\.{_BYTE}){{3}}"
 _GROUP = "[0-9a-f]{1,4}"
-_IPV6 = "|".join(  # eight groups, or so many before "::" and at most so many behind it
+_IPV6 = "|".join(  # eight groups, or up to seven around "::"
     [f"(?:{_GROUP}:){{7}}{_GROUP}", f"::(?:(?:{_GROUP}:){{0,6}}{_GROUP})?"]
     + [f"(?:{_GROUP}:){{{i}}}:(?:(?:{_GROUP}:){{0,{6 - i}}}{_GROUP})?" for i in range(1, 7)]
     + [f"(?:{_GROUP}:){{7}}:"]

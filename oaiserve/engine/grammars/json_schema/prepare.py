@@ -280,7 +280,7 @@ class _Preparation:
         if "propertyNames" not in schema:
             return schema
         names = self._document.resolved(schema["propertyNames"])
-        if isinstance(names, dict):  # its keywords, but for annotations and the type string, which every name has
+        if isinstance(names, dict):  # its keywords, except annotations and the type string, which every name has
             known = {*_CHECKED, *REFUSED, *_APPLICATORS, "propertyNames", "uniqueItems"}
             names = {name: value for name, value in names.items() if name in known and (name, value) != _STRING}
         others = {name: value for name, value in schema.items() if name != "propertyNames"}
@@ -438,7 +438,7 @@ class _Preparation:
         return f"#/$defs/{definition.name}"
 
 
-# The keywords that are obeyed, but for "$ref", "allOf", "anyOf" and "oneOf", which join schemas.
+# The keywords that are obeyed, except "$ref", "allOf", "anyOf" and "oneOf", which join schemas.
 _CHECKED: dict[str, Any] = {
     "type": _Preparation._type,
     "enum": _Preparation._enum,

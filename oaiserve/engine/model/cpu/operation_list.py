@@ -36,7 +36,7 @@ class OperationList:
         self.library.add(self.handle, operation, *arguments, keep=self.keep)
 
     def floats(self, width: int, rows_each: int = 1) -> int:
-        """Add a buffer with so many numbers of each token, or of each of its `rows_each` rows. Return its index."""
+        """Add a buffer with this many numbers for each token, or for each of its `rows_each` rows. Return its index."""
         return self.library.add_floats(self.handle, _whole(width), rows_each)  # type: ignore[no-any-return]
 
     def elements(self, width: int, rows_each: int = 1) -> int:
@@ -48,7 +48,7 @@ class OperationList:
         return self.library.add_groups(self.handle, width, rows_each)  # type: ignore[no-any-return]
 
     def read_in_groups(self, most_columns: int) -> None:
-        """Make the buffer of inputs of weights in quantization blocks, with so many columns at most."""
+        """Make the buffer for inputs of quantized weights, with at most this many columns."""
         self._groups = self.groups(most_columns)
 
     def keep(self, tensor: Tensor) -> int:

@@ -22,7 +22,7 @@ class WeightPacker:
 
     def __init__(self, library: Library, handle: int, pool: int) -> None:
         """Pack for the decoder of this `handle`, by the threads of `pool`."""
-        # Of weights in blocks, by their index: the width of their input, which is then in eight bits.
+        # The input widths of quantized weights, by their index. Such inputs are in eight bits.
         self.widths: dict[int, int] = {}
         self.orders: dict[int, int] = {}  # where the order of their columns is in memory, unless it is the input's
         self.num_bytes = 0

@@ -1,8 +1,8 @@
 """The libraries of an installed wheel, and the choice of the one for this machine's CPU.
 
-An installation from sources has none. They lie beside the code that reads them, and whoever can change the one can
-change the other: so their folder's permissions are not checked, only that they are sound, and compiled from the sources
-beside them.
+An installation from sources has none. They are next to the code that reads them, and a user who can change one can
+change the other. So their folder's permissions are not checked, only that they are sound, and compiled from the sources
+next to them.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 
 FOLDER = Path(__file__).parent / "lib"
 CPUINFO = Path("/proc/cpuinfo")
-LIMIT = "ATEN_CPU_CAPABILITY"  # torch's variable: whoever limits its code limits the native code, too
+LIMIT = "ATEN_CPU_CAPABILITY"  # torch's variable, which limits the native code, too
 # The system call on x86-64 that asks for a part of a thread's state, here the tile registers of AMX.
 _ARCH_PRCTL = 158
 _ARCH_REQ_XCOMP_PERM = 0x1023

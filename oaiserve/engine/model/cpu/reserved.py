@@ -25,7 +25,7 @@ class ReservedMemory:
     """Memory that begins at a huge page. It is given back with the last reference to it."""
 
     def __init__(self, num_bytes: int) -> None:
-        """Reserve so many bytes, and begin to take them from the system. Raises OSError."""
+        """Reserve memory, and begin to take it from the system. Raises OSError."""
         self.num_bytes = -(-num_bytes // _HUGE_PAGE_BYTES) * _HUGE_PAGE_BYTES
         size = self.num_bytes + _HUGE_PAGE_BYTES
         self._map = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)

@@ -69,7 +69,7 @@ def decoded(image: Image.Image, *, on_white: bool, is_low: bool) -> Image.Image:
 
 
 def reason_of(error: Exception, max_pixels: int) -> str:
-    """Return what to tell the client about an error. Decoders raise errors of any type."""
+    """Return the client's message about an error. Decoders raise errors of any type."""
     if isinstance(error, Refused):
         return str(error)
     if isinstance(error, Image.DecompressionBombError):

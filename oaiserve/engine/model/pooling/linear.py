@@ -1,6 +1,6 @@
 """Linear layers on a CPU by oneDNN, with weights packed once.
 
-torch's own ones call MKL in float32, which does not use the widest instructions of every CPU, and pack anew each time.
+torch's own ones call MKL in float32, which does not use the widest instructions of every CPU, and pack again each time.
 """
 
 from __future__ import annotations

@@ -74,7 +74,7 @@ def _draw(logits: np.ndarray, highest: np.float32, row: DrawRow) -> int:
 def _places_of_highest(scaled: np.ndarray, weights: np.ndarray | None, goal: float) -> np.ndarray:
     """Return the places of the highest numbers whose weights reach the goal together, in ascending order.
 
-    The numbers are at most 0. Without weights, each counts 1. Of equal numbers, the first stay. The numbers are put
+    The numbers are at most 0. Without weights, each counts 1. The first of equal numbers stay. The numbers are put
     into buckets by the upper half of their bits, so that only the bucket in which the sum reaches the goal is sorted.
     """
     buckets = np.abs(scaled).view(np.uint32) >> np.uint32(16)

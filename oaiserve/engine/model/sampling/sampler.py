@@ -104,7 +104,7 @@ def _look_up(logprobs: torch.Tensor, token_ids: torch.Tensor, num_top: list[int]
 
 
 def _ranks(logprobs: torch.Tensor, token_ids: torch.Tensor) -> torch.Tensor:
-    """Return the rank of each token in its row, from 1. Of equal ones the lower id comes first, as in `_look_up`."""
+    """Return the rank of each token in its row, from 1. The lower of equal ids comes first, as in `_look_up`."""
     values = logprobs.gather(1, token_ids[:, None])
     if logprobs.device.type == "cpu":  # row by row, so that each stays in the cache: 20 times as fast as below
         rows = zip(logprobs.numpy(), values.numpy(), token_ids.tolist(), strict=True)

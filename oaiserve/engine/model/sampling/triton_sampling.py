@@ -1,7 +1,7 @@
 """Sampling with Triton kernels: a few launches, without a sort, replace the draws on the host.
 
 Sampled ids are those of `draws` up to float32 rounding: of two scores, or sides of a border of top_p or min_p within
-it, either may count. Of equal logits, the lower id comes first. `take_best` and `draw` read nothing back and wait for
+it, either may count. Equal logits are in the order of their ids. `take_best` and `draw` read nothing back and wait for
 nothing, so they can be captured in a CUDA graph.
 """
 

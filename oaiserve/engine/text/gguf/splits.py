@@ -25,7 +25,7 @@ _DEEPSEEK_V3 = (
     r"""[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*"""
     r"|\s*[\r\n]+|\s+(?!\S)|\s+",
 )
-# Letters that have cases, but for those of a few scripts and those that Unicode got late.
+# Letters that have cases, except those of a few scripts and those that Unicode got late.
 _CASED = (
     r"\p{Lu}\p{Ll}\p{Lt}&&[^\x{560}-\x{588}\x{10c7}\x{10cd}-\x{10ff}\x{1c80}-\x{1c88}\x{2d00}-\x{2d2d}\x{a790}-\x{a7fa}"
     r"\x{ab30}-\x{ab68}\x{10570}-\x{105bc}\x{16e40}-\x{16e7f}\x{1d400}-\x{1d7cb}\x{1df00}-\x{1df1e}]"

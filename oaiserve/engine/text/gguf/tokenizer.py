@@ -81,7 +81,7 @@ def _add_tokens(tokenizer: Tokenizer, vocabulary: Vocabulary) -> None:
 
 
 def _post_processor(vocabulary: Vocabulary) -> processors.TemplateProcessing | None:
-    """Return what puts special tokens around a text, or around and between two; None if there are none."""
+    """Return the step that adds special tokens around a text, or around and between two; None if there are none."""
     before, after, between = _affixes(vocabulary)
     special = [
         {"id": str(token_id), "ids": [token_id], "tokens": [vocabulary.tokens[token_id]]}

@@ -59,7 +59,7 @@ def flushed(x: np.ndarray) -> np.ndarray:
 
 
 def expected_sums(a: Tensor, b: Tensor, sums: Tensor) -> np.ndarray:
-    """Return what the manual says: FMAs over elements with even and odd indices apart, then two additions."""
+    """Return the sums by the manual: FMAs over elements with even and odd indices apart, then two additions."""
     x, y = (flushed(tensor.float().numpy()).astype(np.float64) for tensor in (a, b))
     halves = []
     for first in (0, 1):

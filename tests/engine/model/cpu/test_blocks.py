@@ -41,7 +41,7 @@ def library(request: pytest.FixtureRequest) -> Iterator[Library]:
 class Product:
     """A decoder that has one matrix: its logits are rows of a table, in eight bits, times that matrix.
 
-    The matrix may have parts in several formats, which are whole panels but for the last one.
+    The matrix may have parts in several formats, which are whole panels except for the last one.
     """
 
     def __init__(

@@ -19,7 +19,7 @@ Compiler = Callable[[str], Path]
 
 
 def code_of(path: Path) -> bytes:
-    """Return what the compiler has written, which the digest follows."""
+    """Return the compiler's output, which the digest follows."""
     content = path.read_bytes()
     assert content[-32:] == hashlib.sha256(content[:-32]).digest()
     return content[:-32]

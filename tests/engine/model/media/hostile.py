@@ -164,7 +164,7 @@ def bomb(name: str) -> tuple[int, str, float, float]:
 
 
 def run_bombs(pool: ProcessPoolExecutor) -> list[str]:
-    """Print a table of bombs. Return what was wrong."""
+    """Print a table of bombs. Return the faults."""
     wrong = []
     print("| bomb | bytes | becomes | s of CPU | MiB |", "|---|---|---|---|---|", sep="\n")
     for name in BOMBS:

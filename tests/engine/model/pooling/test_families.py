@@ -22,7 +22,7 @@ from tests.models.decoders import SMALL, random_model
 from tests.models.poolers import ENCODERS, FAMILIES, logits, random_pooler, save, vectors, word_tokenizer
 
 _RANDOM = random.Random(1)
-# Of all lengths, some equal, and some longer than a step.
+# Texts of various lengths, some equal, and some longer than a step.
 TEXTS = [
     " ".join(_RANDOM.choice(["aa", "ab", "zz", "cat", "b", "ad"]) for _ in range(number))
     for number in (1, 7, 7, 2, 40, 1, 7, 100, 3)
@@ -31,7 +31,7 @@ PAIRS = [("aa ab", text) for text in TEXTS] + [(TEXTS[1], "ad"), (TEXTS[4], TEXT
 
 
 def pooled(engine: Engine, prompts: Sequence[Prompt]) -> np.ndarray:
-    """Return what the engine makes of each prompt."""
+    """Return the engine's result for each prompt."""
     request = Request("r", tuple(prompts), SamplingParams(max_tokens=0))
     found = {event.index: np.array(event.vector) for event in engine.stream(request) if isinstance(event, Pooled)}
     return np.stack([found[index] for index in range(len(prompts))])

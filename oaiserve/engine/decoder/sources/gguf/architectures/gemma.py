@@ -8,7 +8,7 @@ from oaiserve.engine.decoder.sources.names import Names
 
 
 def _scale(metadata: Metadata, layers_of_27b: int) -> Fields:
-    """Return what scores are scaled by in the models with 27B parameters. No file has it; in others, it is 256."""
+    """Return the scale of scores in the models with 27B parameters. No file has it; in others, it is 256."""
     if metadata.num_layers != layers_of_27b:
         return {}
     return {"query_pre_attn_scalar": metadata["embedding_length"] // metadata["attention.head_count"]}
@@ -38,7 +38,7 @@ def _gemma3(metadata: Metadata) -> Fields:
 
 
 def _gemma4(metadata: Metadata) -> Fields:
-    """Read the fields of Gemma 4. Of wide heads, a quarter is rotated in all published models."""
+    """Read the fields of Gemma 4. All published models rotate a quarter of the numbers of wide heads."""
     slides = metadata.of_layers("attention.sliding_window_pattern")
     heads = metadata.of_layers("attention.head_count_kv")
     widths = metadata.of_layers("feed_forward_length")

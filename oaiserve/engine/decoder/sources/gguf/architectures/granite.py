@@ -45,7 +45,7 @@ def _hybrid(metadata: Metadata) -> Fields:
     }
 
 
-# Of the MLP that all tokens share, whose tensors are those of a layer's only MLP in models without experts.
+# Tensors of the MLP that all tokens share; in models without experts, it is a layer's only MLP.
 _SHARED: Names = {"shared.down": ("ffn_down_shexp", "ffn_down")}
 _JOINED = {"shared.gate_up": (("ffn_gate_shexp", "ffn_up_shexp"), ("ffn_gate", "ffn_up"))}
 ARCHITECTURES = (
