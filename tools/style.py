@@ -1,4 +1,4 @@
-"""Checks that the code reads easily: one assignment per statement, and few conditional expressions.
+"""Checks that the code reads easily: one assignment per statement, few conditional expressions, and plain words.
 
 python -m tools style prints each fault with its file and line, and exits with 1 if there are any. `make check` runs it.
 """
@@ -11,9 +11,12 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
+from tools import wording
+
 ROOT = Path(__file__).parents[1]
 FOLDERS = ("oaiserve", "loadtest", "tests", "tools", "deploy")
 MOST_CONDITIONALS = 15  # per 1,000 lines of oaiserve/
+ODD_WORDS = "tests/tools/test_wording.py"  # has them on purpose
 # Folders and files that are being rewritten and not checked yet.
 LATER: tuple[str, ...] = (
     "oaiserve/engine/executors/cuda/",
@@ -22,6 +25,8 @@ LATER: tuple[str, ...] = (
     "oaiserve/engine/model/batch.py",
     "oaiserve/engine/model/eager.py",
     "oaiserve/engine/model/foreign_layers.py",
+    "oaiserve/engine/model/layer_operations.py",
+    "oaiserve/engine/model/memory.py",
     "oaiserve/engine/model/placed_media.py",
     "oaiserve/engine/model/rehearsal.py",
     "oaiserve/engine/model/runner.py",
@@ -84,15 +89,21 @@ def conditional(sources: Mapping[str, str]) -> list[Fault]:
 
 def read() -> dict[str, str]:
     """Return the sources that are checked, by their paths from the root."""
-    files = (file for folder in FOLDERS for file in sorted((ROOT / folder).rglob("*.py")))
+    files = [file for folder in FOLDERS for file in sorted((ROOT / folder).rglob("*.py"))]
     sources = {file.relative_to(ROOT).as_posix(): file.read_text() for file in files}
-    return {path: source for path, source in sources.items() if not path.startswith(LATER)}
+    return {path: source for path, source in sources.items() if not path.startswith((ODD_WORDS, *LATER))}
+
+
+def pages() -> dict[str, str]:
+    """Return the pages of documentation, by their paths from the root."""
+    files = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+    return {file.relative_to(ROOT).as_posix(): file.read_text() for file in files}
 
 
 def main() -> int:
     sources = read()
     product = {path: source for path, source in sources.items() if path.startswith("oaiserve/")}
-    faults = [*packed(sources), *conditional(product)]
+    faults = [*packed(sources), *conditional(product), *wording.faults(sources | pages())]
     for path, line, text in faults:
         print(f"{path}:{line}: {text}")
     return 1 if faults else 0

@@ -272,7 +272,9 @@ class ResponsesBody(SamplingBody, kw_only=True):
     parallel_tool_calls: _Parallel = None
     max_tool_calls: Annotated[
         Integer | None,
-        described("Of tools that run on the server. It has none, so this changes nothing.", 1, MAX_INT32),
+        described(
+            "The most calls of tools that run on the server. It has none, so this changes nothing.", 1, MAX_INT32
+        ),
     ] = None
     reasoning: _Reasoning = None
     thinking_token_budget: ThinkingBudget = None

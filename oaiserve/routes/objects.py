@@ -93,12 +93,12 @@ class Message(msgspec.Struct, kw_only=True):
         described("A text, or parts: text, image_url, input_audio, file and others. A template gets a text's fields."),
     ] = None
     name: str | None = None
-    refusal: Annotated[str | None, described("Of an earlier answer.")] = None
+    refusal: Annotated[str | None, described("The refusal in an earlier answer.")] = None
     reasoning: Annotated[str | None, described("What the model thought before it answered.")] = None
     reasoning_content: Annotated[str | None, described("Another name of reasoning.")] = None
     tool_calls: Annotated[list[dict[str, Any]] | None, described("The calls that an earlier answer made.")] = None
     function_call: Annotated[dict[str, Any] | None, described("The older form of one call.")] = None
-    tool_call_id: Annotated[str | None, described("Of a result: the call that it belongs to.")] = None
+    tool_call_id: Annotated[str | None, described("The call that a result belongs to.")] = None
 
 
 # Messages and items have fields that no struct knows, so bodies hold them as they are.
@@ -151,8 +151,8 @@ class ResponseTool(msgspec.Struct, kw_only=True, omit_defaults=True):
     description: str | None = None
     parameters: Annotated[dict[str, Any] | None, described("The JSON Schema of an object with its arguments.")] = None
     strict: Strict = None
-    tools: Annotated[list[NamespaceTool] | None, described("Of a namespace.")] = None
-    format: Annotated[InputFormat | None, described("Of a custom tool's input. Default: any text.")] = None
+    tools: Annotated[list[NamespaceTool] | None, described("The tools of a namespace.")] = None
+    format: Annotated[InputFormat | None, described("The format of a custom tool's input. Default: any text.")] = None
 
 
 class FunctionName(msgspec.Struct):
@@ -198,8 +198,8 @@ class ResponseChoice(ChosenTool, kw_only=True):
     """The tool of this type and name must be called, or else only some of the tools may be called."""
 
     type: Annotated[str, described("function, custom or allowed_tools. Others cannot be forced.")]
-    mode: Annotated[Literal["auto", "required", None], described("Of allowed_tools.")] = None
-    tools: Annotated[list[ChosenTool] | None, described("Of allowed_tools: those that are left.", minItems=1)] = None
+    mode: Annotated[Literal["auto", "required", None], described("The mode of allowed_tools.")] = None
+    tools: Annotated[list[ChosenTool] | None, described("The tools that allowed_tools leaves.", minItems=1)] = None
 
 
 ChoiceWord = Literal["none", "auto", "required"]
@@ -315,7 +315,7 @@ class InputImage(msgspec.Struct, tag_field="type", tag="input_image", kw_only=Tr
     """An image in a message, or in the output of a call: its URL, or the id of a file."""
 
     image_url: Annotated[str | None, described("As of image_url in chat.")] = None
-    file_id: Annotated[str | None, described("Of a file of /v1/files.")] = None
+    file_id: Annotated[str | None, described("The id of a file of /v1/files.")] = None
     detail: Annotated[Detail, described("As of image_url in chat.")] = None
 
 
@@ -332,19 +332,21 @@ class InputItem(msgspec.Struct, kw_only=True):
         ),
     ] = None
     id: str | None = None
-    role: Annotated[Literal["user", "assistant", "system", "developer", None], described("Of a message.")] = None
+    role: Annotated[
+        Literal["user", "assistant", "system", "developer", None], described("The author of a message.")
+    ] = None
     content: Annotated[
         str | list[Any] | dict[str, Any] | None,
-        described("Of a message, or of reasoning: a text, or parts such as input_text, input_image and output_text."),
+        described("The text of a message or of reasoning, or parts such as input_text, input_image and output_text."),
     ] = None
-    call_id: Annotated[str | None, described("Of a call, and of its output.")] = None
-    name: Annotated[str | None, described("Of a call: the function.")] = None
-    namespace: Annotated[str | None, described("Of a call: that of the function.")] = None
-    input: Annotated[str | None, described("Of a call of a custom tool.")] = None
-    encrypted_content: Annotated[str | None, described("Of reasoning and of a compaction: as it was sent.")] = None
-    arguments: Annotated[Any, described("Of a call, as JSON.")] = None
-    output: Annotated[Any, described("Of a call: a text, or parts.")] = None
-    summary: Annotated[list[Any] | None, described("Of reasoning.")] = None
+    call_id: Annotated[str | None, described("The id of a call, repeated in its output.")] = None
+    name: Annotated[str | None, described("The function that is called.")] = None
+    namespace: Annotated[str | None, described("The namespace of the called function.")] = None
+    input: Annotated[str | None, described("The input of a call of a custom tool.")] = None
+    encrypted_content: Annotated[str | None, described("Reasoning or a compaction, as the server sent it.")] = None
+    arguments: Annotated[Any, described("The arguments of a call, as JSON.")] = None
+    output: Annotated[Any, described("The result of a call: a text, or parts.")] = None
+    summary: Annotated[list[Any] | None, described("The summary of reasoning.")] = None
 
 
 GivenItem = Annotated[dict[str, Any], msgspec.Meta(extra_json_schema={"$ref": REF.format(name="InputItem")})]

@@ -38,8 +38,8 @@ class Counter:
 class Energy:
     """The joules of a machine so far, and the power that shares of requests are multiplied by.
 
-    Of the CPUs' energy, each of the machine's cores has a part, used or not. A GPU's is the engine's, as long as it
-    runs. What no request has is nobody's: idle cores, other processes, and waiting.
+    Each of the machine's cores has a part of the CPUs' energy, used or not. A GPU's is the engine's, as long as it
+    runs. Idle cores, other processes and waiting belong to no request.
     """
 
     def __init__(

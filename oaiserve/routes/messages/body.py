@@ -68,7 +68,7 @@ class Turn(msgspec.Struct, kw_only=True):
 class MessagesTool(msgspec.Struct, kw_only=True):
     """A tool that the client runs. One of a type that Anthropic defines is not shown to the model."""
 
-    name: Annotated[str | None, described("Of each tool with an input_schema.")] = None
+    name: Annotated[str | None, described("The name of a tool, required with an input_schema.")] = None
     type: Annotated[str | None, described("custom, or left out, for a tool with an input_schema.")] = None
     description: str | None = None
     input_schema: Annotated[dict[str, Any] | None, described("The JSON Schema of an object with its arguments.")] = None
