@@ -194,9 +194,9 @@ def _message_for(error: CycloptsError, name: str) -> str:
         unexpected = " ".join(error.unused_tokens or ())
         return f"Unexpected argument '{unexpected}'. 'oaiserve route' takes flags only, as in --replica {unexpected}."
     if isinstance(error, UnknownOptionError):
-        given = (error.token.keyword or error.token.value).partition("=")[0]
-        if given in OUR_FLAGS:
-            return f"Unknown option {given}. Here it is {OUR_FLAGS[given]}."
+        option = (error.token.keyword or error.token.value).partition("=")[0]
+        if option in OUR_FLAGS:
+            return f"Unknown option {option}. Here it is {OUR_FLAGS[option]}."
     if isinstance(error, CoercionError) and isinstance(error.__context__, OptionError):
         flag = error.token.keyword if error.token is not None else None
         return f"{flag or 'A setting'} is wrong: {error.__context__}"
@@ -503,10 +503,10 @@ def _serve_app(config: Config, sock: socket.socket, ready: Callable[[], None] | 
 
 
 def _files_with_keys(config: Config) -> list[Path]:
-    found = list(config.server.api_key_file)
+    files = list(config.server.api_key_file)
     if config.file is not None and {"api-key", "api_key"} & settings_in(config.file).keys():
-        found.append(config.file)
-    return found
+        files.append(config.file)
+    return files
 
 
 def _warn_of_keys(config: Config) -> None:

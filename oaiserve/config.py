@@ -85,11 +85,11 @@ def is_header_value(text: str) -> bool:
     return text.isascii() and text.isprintable() and text == "".join(text.split()) != ""
 
 
-def _refuse(given: str, *contradictions: tuple[str, bool, str]) -> None:
+def _refuse(flag: str, *contradictions: tuple[str, bool, str]) -> None:
     """Refuse a setting beside the other ones that hold, each with the reason."""
     for other, holds, why in contradictions:
         if holds:
-            raise OptionError(f"{given} and {other} do not go together: {why}.")
+            raise OptionError(f"{flag} and {other} do not go together: {why}.")
 
 
 @cache
@@ -522,9 +522,9 @@ class EngineOptions:
         _check_choices(self)
         if self.quantize != "none" and not self.compile:
             raise OptionError(f"--quantize {self.quantize} needs --compile: only native code can do it.")
-        for given in self.lora:
-            name, sign, folder = given.partition("=")
-            _check(bool(name.strip() and sign and folder), "--lora", f"'{given}'", "NAME=FOLDER")
+        for adapter in self.lora:
+            name, sign, folder = adapter.partition("=")
+            _check(bool(name.strip() and sign and folder), "--lora", f"'{adapter}'", "NAME=FOLDER")
         if len(self.adapters) < len(self.lora):
             raise OptionError("--lora has the same name twice. Each adapter needs a name of its own.")
         self._check_contradictions()
@@ -561,7 +561,7 @@ class EngineOptions:
     @property
     def adapters(self) -> dict[str, Path]:
         """Return the folders of the adapters, by name."""
-        parts = (given.partition("=") for given in self.lora)
+        parts = (adapter.partition("=") for adapter in self.lora)
         return {name: Path(folder) for name, _, folder in parts}
 
     @property

@@ -105,9 +105,9 @@ class ThreadUnsupported(InvalidRequest):
     code = "thread_unsupported_request"
 
     def body(self, path: str = "", **ids: str) -> dict[str, Any]:
-        found = super().body(path, **ids)
-        found["error"]["details"] = {"error_code": self.code}
-        return found
+        body = super().body(path, **ids)
+        body["error"]["details"] = {"error_code": self.code}
+        return body
 
 
 class ContextLengthExceeded(InvalidRequest):
@@ -271,9 +271,9 @@ class DeadlineRefused(Unavailable):
         self.forecast = forecast
 
     def body(self, path: str = "", **ids: str) -> dict[str, Any]:
-        found = super().body(path, **ids)
-        found["error"]["forecast"] = self.forecast
-        return found
+        body = super().body(path, **ids)
+        body["error"]["forecast"] = self.forecast
+        return body
 
     def headers(self) -> dict[str, str]:
         return {**super().headers(), REASON_HEADER: "deadline"}
@@ -300,7 +300,7 @@ class DeviceLost(StartupError):
 
 def kinds_of(kind: type[Exception]) -> dict[str, type[Exception]]:
     """Return a class of errors and all below it, by name."""
-    found = {kind.__name__: kind}
+    kinds = {kind.__name__: kind}
     for more in kind.__subclasses__():
-        found |= kinds_of(more)
-    return found
+        kinds |= kinds_of(more)
+    return kinds

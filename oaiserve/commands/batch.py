@@ -102,8 +102,8 @@ def _begin(client: Client, content: bytes, endpoint: str, *, digest: str) -> str
     part = f'--{boundary}\r\nContent-Disposition: form-data; name="%s"\r\n\r\n'
     form = f"{part % 'purpose'}batch\r\n{part % 'file'}".encode() + content + f"\r\n--{boundary}--\r\n".encode()
     file = client.ask("/v1/files", form, f"multipart/form-data; boundary={boundary}")
-    asked = {"input_file_id": file["id"], "endpoint": endpoint, "completion_window": "24h", "metadata": {_MARK: digest}}
-    batch = client.ask("/v1/batches", asked)
+    body = {"input_file_id": file["id"], "endpoint": endpoint, "completion_window": "24h", "metadata": {_MARK: digest}}
+    batch = client.ask("/v1/batches", body)
     if batch["status"] == "failed":
         raise StartupError(" ".join(f"Line {one['line']}: {one['message']}" for one in batch["errors"]["data"]))
     cost = batch["oaiserve"]

@@ -97,23 +97,23 @@ class Client:
 
     def model(self, name: str | None) -> ListedModel:
         """Return the model of this name, or else the first that writes. Raises NoAnswer, and StartupError for none."""
-        found = self.models()
-        for each in found:
+        listed = self.models()
+        for each in listed:
             if each.name == name or (name is None and each.task == "generate"):
                 return each
-        asked = "that writes text" if name is None else f"'{name}'"
-        names = ", ".join(each.name for each in found)
-        raise StartupError(f"{self.url} has no model {asked}: it has {names or 'none'}.")
+        wanted = "that writes text" if name is None else f"'{name}'"
+        names = ", ".join(each.name for each in listed)
+        raise StartupError(f"{self.url} has no model {wanted}: it has {names or 'none'}.")
 
 
 def client_for(url: str | None) -> Client:
     """Return a client of the server at this address, or else of the one that started last here."""
     if url is not None:
         return Client(url)
-    found = servers.running()
-    if not found:
+    servers_here = servers.running()
+    if not servers_here:
         raise StartupError("No server is running here. Start one, as in 'oaiserve serve demo', or give --url.")
-    return Client(found[0].url)
+    return Client(servers_here[0].url)
 
 
 def _message(answer: bytes) -> str:

@@ -35,12 +35,12 @@ class Chat:
 
         Raises NoAnswer, and then the question is not remembered.
         """
-        asked = [*self._messages, {"role": "user", "content": question}]
+        turns = [*self._messages, {"role": "user", "content": question}]
         if self.system:
-            told = [{"role": "system", "content": self.system}]
+            instructions = [{"role": "system", "content": self.system}]
         else:
-            told = []
-        body: dict[str, Any] = {"model": self.model, "messages": [*told, *asked], "stream": True}
+            instructions = []
+        body: dict[str, Any] = {"model": self.model, "messages": [*instructions, *turns], "stream": True}
         if self._temperature is not None:  # else the server's default
             body["temperature"] = self._temperature
         said = ""
@@ -54,7 +54,7 @@ class Chat:
                             yield kind, text
             finally:  # also where the reader stops it
                 if said:
-                    self._messages = [*asked, {"role": "assistant", "content": said}]
+                    self._messages = [*turns, {"role": "assistant", "content": said}]
 
     def _deltas(self, stream: HTTPResponse) -> Iterator[dict[str, Any]]:
         """Yield what each event adds."""

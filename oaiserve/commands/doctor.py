@@ -155,18 +155,18 @@ def memory(free_bytes: int, left_bytes: int | None) -> Finding:
 
 
 def _installation() -> Iterator[Finding]:
-    found = [f"oaiserve {version('oaiserve')}", f"Python {platform.python_version()}"]
+    versions = [f"oaiserve {version('oaiserve')}", f"Python {platform.python_version()}"]
     missing = []
     for package in PACKAGES:
         try:
-            found.append(f"{package} {version(package)}")
+            versions.append(f"{package} {version(package)}")
         except PackageNotFoundError:
             missing.append(package)
     if missing:
         lacking = f" Missing: {', '.join(missing)}. Install them with: pip install 'oaiserve[cpu]'"
     else:
         lacking = ""
-    yield Finding("versions", f"{', '.join(found)}.{lacking}", bool(missing))
+    yield Finding("versions", f"{', '.join(versions)}.{lacking}", bool(missing))
     compiler = next((name for name in ("g++", "clang++", "c++") if shutil.which(os.environ.get("CXX") or name)), None)
     if prebuilt.find("bf16") is not None:
         text = "Not needed: native code came with this installation."

@@ -35,9 +35,9 @@ def run(words: Sequence[str], environment: Mapping[str, str]) -> int:
         ):
             kill_at = float("inf")
             while process.poll() is None:
-                found = signal.sigtimedwait(awaited, POLL_SECONDS)
-                if found is not None and found.si_signo in _PASSED_ON and not _is_ctrl_c(found):
-                    process.send_signal(found.si_signo)
+                info = signal.sigtimedwait(awaited, POLL_SECONDS)
+                if info is not None and info.si_signo in _PASSED_ON and not _is_ctrl_c(info):
+                    process.send_signal(info.si_signo)
                     kill_at = min(kill_at, time.monotonic() + GRACE_SECONDS)
                 if time.monotonic() >= kill_at:
                     process.kill()
@@ -51,8 +51,8 @@ def run(words: Sequence[str], environment: Mapping[str, str]) -> int:
     return 128 - code
 
 
-def _is_ctrl_c(found: signal.struct_siginfo) -> bool:
-    return found.si_signo == signal.SIGINT and found.si_code > 0  # from the kernel, not from another process
+def _is_ctrl_c(info: signal.struct_siginfo) -> bool:
+    return info.si_signo == signal.SIGINT and info.si_code > 0  # from the kernel, not from another process
 
 
 @contextmanager

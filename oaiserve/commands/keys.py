@@ -32,8 +32,8 @@ class StoreFile:
     """The server's config file, which may name that file."""
 
     def opened(self) -> KeyTable:
-        given = {} if self.config is None else settings_in(self.config)
-        path = self.response_store or given.get("response-store", given.get("response_store"))
+        settings = {} if self.config is None else settings_in(self.config)
+        path = self.response_store or settings.get("response-store", settings.get("response_store"))
         if path is None:
             raise StartupError("Give the file of the keys by --response-store, or the server's settings by --config.")
         return KeyTable(Path(path))

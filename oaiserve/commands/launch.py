@@ -92,9 +92,9 @@ def listing() -> str:
     for name, agent in AGENTS.items():
         is_installed = shutil.which(agent.program) is not None
         rows.append((name, agent.title, "yes" if is_installed else "no", "" if is_installed else agent.install))
-    found = running()
-    if found:
-        where = f"To start one with {found[0].model} at {found[0].url}: oaiserve launch TOOL"
+    servers = running()
+    if servers:
+        where = f"To start one with {servers[0].model} at {servers[0].url}: oaiserve launch TOOL"
     else:
         where = "No server is running here. Start one first, as in: oaiserve serve demo"
     return f"{table(('TOOL', 'NAME', 'INSTALLED', 'TO INSTALL IT'), rows)}\n\n{where}"

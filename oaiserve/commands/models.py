@@ -52,13 +52,13 @@ def stored_models() -> list[StoredModel]:
     records: dict[Path, list[start_cache.Record]] = {}
     for record in start_cache.records():
         records.setdefault(record.model, []).append(record)
-    found = [*_demo(), *_in_hub_cache()]
-    for model in found:
+    models = [*_demo(), *_in_hub_cache()]
+    for model in models:
         model.records.extend(records.pop(model.path.resolve(), []))
     for path, of_path in records.items():
         if path.suffix == ".gguf" or path.is_dir():
-            found.append(StoredModel(str(path), path, _num_bytes(path), of_path))
-    return sorted(found, key=lambda model: model.name.lower())
+            models.append(StoredModel(str(path), path, _num_bytes(path), of_path))
+    return sorted(models, key=lambda model: model.name.lower())
 
 
 def model_at(name: str, path: Path) -> StoredModel:

@@ -29,10 +29,10 @@ def server_with(stack: ExitStack, model: str | None, url: str | None) -> tuple[C
         for server in servers.running():
             client = Client(server.url)
             try:
-                found = client.models()
+                models = client.models()
             except NoAnswer:
                 continue
-            for each in found:
+            for each in models:
                 if (model is None and each.task == "generate") or (model is not None and model in each.names):
                     return client, each.name
         return (client := stack.enter_context(own_server(model or "demo"))), client.model(None).name

@@ -30,11 +30,11 @@ def _load(url: str) -> tuple[str, str, str]:
         metrics = Client(url).text("/metrics")
     except NoAnswer:
         return "no answer", "-", "-"
-    found: dict[str, float] = {}  # With several models, these are sums over their processes.
+    values: dict[str, float] = {}  # With several models, these are sums over their processes.
     for name, value in re.findall(r'^(\w+)(?:\{served_model="[^"]*"\})? (\S+)$', metrics, re.MULTILINE):
-        found[name] = found.get(name, 0.0) + float(value)
-    running, waiting = (found.get(f"oaiserve_requests_{state}") for state in ("running", "waiting"))
-    memory = found.get("process_resident_memory_bytes")
+        values[name] = values.get(name, 0.0) + float(value)
+    running, waiting = (values.get(f"oaiserve_requests_{state}") for state in ("running", "waiting"))
+    memory = values.get("process_resident_memory_bytes")
     return _count(running), _count(waiting), "-" if memory is None else size(memory)
 
 

@@ -59,7 +59,7 @@ def announced(url: str, model: str) -> Iterator[None]:
 
 def running() -> list[RunningServer]:
     """Return the servers that run, newest first. Raises StartupError if others could have written their files."""
-    found = []
+    servers = []
     try:
         for path in private.verified(_folder()).glob("[!.]*.json"):
             with suppress(OSError, RecursionError, ValueError), path.open() as file:  # it has ended, or is damaged
@@ -68,12 +68,12 @@ def running() -> list[RunningServer]:
                     continue
                 server = msgspec.json.decode(file.read(), type=RunningServer)
                 if server.host == socket.gethostname():
-                    found.append(server)
+                    servers.append(server)
     except (FileNotFoundError, NotADirectoryError):
         pass  # none has run yet
     except NotPrivate as error:
         raise StartupError(f"The list of servers cannot be trusted: {error}.") from error
-    return sorted(found, key=lambda server: -server.since)
+    return sorted(servers, key=lambda server: -server.since)
 
 
 def _is_held(descriptor: int) -> bool:

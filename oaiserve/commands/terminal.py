@@ -90,9 +90,9 @@ class Answer:
 
     def add(self, kind: str, text: str) -> Iterator[Markdown]:
         """Take a piece, and return the blocks that are complete now."""
-        found = []
+        blocks = []
         if kind != self._kind:
-            found += self.rest()
+            blocks += self.rest()
             self._kind = kind
             self._text = ""
         self._text += text
@@ -100,12 +100,12 @@ class Answer:
         ends = [match.end() for match in _NEXT_BLOCK.finditer(self._text)]
         outside = [end for end in ends if not any(begin < end < fence_end for begin, fence_end in fences)]
         if outside:
-            found.append(self._rendered(self._text[: outside[-1]]))
+            blocks.append(self._rendered(self._text[: outside[-1]]))
             self._text = self._text[outside[-1] :]
         if len(self._text) > _MOST_CHARACTERS:
-            found += self.rest()
+            blocks += self.rest()
             self._text = ""
-        return iter(found)
+        return iter(blocks)
 
     def rest(self) -> list[Markdown]:
         if self._text.strip():

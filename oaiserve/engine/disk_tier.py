@@ -68,8 +68,8 @@ class DiskTier:
     `arrived` is called on the reading thread. It is to have the engine thread call `take`.
     """
 
-    def __init__(self, kept: KeptBlocks, pool: BlockPool, arrived: Callable[[BlocksRead], None]) -> None:
-        self._files, self._arrays = kept
+    def __init__(self, storage: KeptBlocks, pool: BlockPool, arrived: Callable[[BlocksRead], None]) -> None:
+        self._files, self._arrays = storage
         self._pool = pool
         self._arrived = arrived
         ends = np.cumsum([array.shape[1] for array in self._arrays])
@@ -138,10 +138,10 @@ class DiskTier:
         pool = self._pool
         new = [(row, one) for row, one in enumerate(read.hashes) if pool.find(one) is None]
         # The blocks before are used, too, so that they are not the ones that make room.
-        found = [block for one in reading.before if (block := pool.find(one)) is not None]
-        blocks = pool.allocate(len(new), found)
+        in_pool = [block for one in reading.before if (block := pool.find(one)) is not None]
+        blocks = pool.allocate(len(new), in_pool)
         if blocks is not None:
-            added = blocks[len(found) :]
+            added = blocks[len(in_pool) :]
             if len(new) == len(read.hashes):
                 rows = read.rows[: len(new)]
             else:

@@ -94,12 +94,12 @@ class Encoder:
         encoded: dict[bytes, Encoded] = {}
         num_media = num_found = 0
         for medium in (one for prompt in tokenized.media if prompt is not None for one in prompt.media):
-            found = medium.encoded or self._vectors.get(medium.key)
-            if found is None:
+            vectors = medium.encoded or self._vectors.get(medium.key)
+            if vectors is None:
                 missing[medium.key] = medium
             else:
                 self._vectors.touch(medium.key)
-                encoded[medium.key] = found
+                encoded[medium.key] = vectors
                 num_found += 1
                 drop_inputs(medium)
             num_media += 1

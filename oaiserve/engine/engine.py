@@ -336,7 +336,7 @@ class Engine:
             params = request.params
             now_ns = self._clock_ns()
             length = len(event.token_ids[0])
-            asked = Asked(
+            question = Asked(
                 request.request_id,
                 request.client,
                 request.origin.operation,
@@ -351,7 +351,7 @@ class Engine:
                 turn_ns=self._loop.requests.limits.turn(request, event.token_ids, now_ns)[0],
                 media_rows=sum(prompt.num_rows_to_encode for prompt in event.media if prompt is not None),
             )
-            event = replace(event, forecast=forecaster.forecast(asked, now_ns))
+            event = replace(event, forecast=forecaster.forecast(question, now_ns))
         self._loop.post(event)
 
     def encode(self, prompt: Prompt, most_tokens: int) -> Work[list[int]]:
@@ -434,15 +434,15 @@ class Engine:
             raise NotFound(f"No adapter '{adapter}' is loaded.")
         if self.pooling is not None:
             raise InvalidRequest(f"This model is for the task '{self.pooling.task}', and generates no text.")
-        asked: list[Prompt] = []
+        texts: list[Prompt] = []
         for prompt in prompts:
             if isinstance(prompt, str):
-                asked.append(TextPrompt(prompt))
+                texts.append(TextPrompt(prompt))
             else:
-                asked.append(prompt if isinstance(prompt, Prompt) else TokenPrompt(prompt))
+                texts.append(prompt if isinstance(prompt, Prompt) else TokenPrompt(prompt))
         request = Request(
             f"generate-{next(_generate_ids)}",
-            tuple(asked),
+            tuple(texts),
             params or SamplingParams(),
             stream_interval=0,
             adapter=0 if served is None else served.number,

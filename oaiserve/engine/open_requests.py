@@ -122,15 +122,17 @@ class OpenRequests:
 
     def grammar_compiled(self, request: Request, grammar: CompiledGrammar, compiled_ns: int) -> None:
         opened = self.find(request)
-        asked = request.params.grammar
-        if opened is None or asked is None:
+        wanted = request.params.grammar
+        if opened is None or wanted is None:
             return
         account = opened.account
         compile_ns = grammar.compile_ns
         cache = "hit" if grammar.was_cached else "miss"
         account.grammar_compile_ns = compile_ns
         account.grammar_cache = cache
-        account.note(EventKind.GRAMMAR_COMPILED, compiled_ns, None, compile_ns=compile_ns, cache=cache, kind=asked.kind)
+        account.note(
+            EventKind.GRAMMAR_COMPILED, compiled_ns, None, compile_ns=compile_ns, cache=cache, kind=wanted.kind
+        )
 
     def tokenize_failed(self, request: Request, error: APIError) -> None:
         if (opened := self.find(request)) is not None:

@@ -24,9 +24,9 @@ class OpenRows:
     def newest(self, most: int, epoch_offset_ns: int) -> dict[str, OpenRow]:
         """Return the rows of the newest requests by id, newest first. It may take milliseconds."""
         arriving = self.loop.arriving.copy()  # read first, because they become open requests
-        found: dict[str, Submitted | OpenRequest] = {**self.loop.requests.all()}
-        found |= {request_id: one for request_id, one in arriving.items() if request_id not in found}
-        newest = dict(islice(reversed(found.items()), most))
+        open_now: dict[str, Submitted | OpenRequest] = {**self.loop.requests.all()}
+        open_now |= {request_id: one for request_id, one in arriving.items() if request_id not in open_now}
+        newest = dict(islice(reversed(open_now.items()), most))
         forecaster = self.loop.forecaster
         if forecaster is None:
             forecasts = {}

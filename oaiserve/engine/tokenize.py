@@ -295,11 +295,11 @@ class TokenizeStage:
         def expand(text: str) -> str:
             first, *others = any_of.split(text)  # then a placeholder and a text in turn
             places = [kinds[each] for each in others[::2]]
-            asked = [one.medium.kind for one in prepared]
-            if places != asked:
+            wanted_kinds = [one.medium.kind for one in prepared]
+            if places != wanted_kinds:
                 raise invalid(
                     prompt.param,
-                    f"its files are [{', '.join(asked)}], for which the model's chat template has places "
+                    f"its files are [{', '.join(wanted_kinds)}], for which the model's chat template has places "
                     f"[{', '.join(places)}]",
                 )
             return first + "".join(one.text + other for one, other in zip(prepared, others[1::2], strict=True))

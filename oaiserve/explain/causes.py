@@ -123,7 +123,7 @@ class RequestCauses:
         missed = self._missed
         terms = zip(totals, self._since, self._rest, missed, strict=True)
         spent = Parts(*(now - since + rest - without for now, since, rest, without in terms))
-        found = {
+        parts = {
             Cause.ALONE: alone_ns - self._recomputed,
             Cause.NEIGHBOUR_DECODES: spent.decodes - (alone_ns - of_prompts_ns),
             Cause.NEIGHBOUR_PROMPTS: spent.prompts - of_prompts_ns,
@@ -139,7 +139,7 @@ class RequestCauses:
         self._recomputed = 0
         self._of_prompts = 0
         self._rest = self._missed = NOTHING
-        return settled(found)
+        return settled(parts)
 
     def _miss(self, since: Parts, totals: Parts) -> None:
         self._missed = Parts(*(old + b - a for old, a, b in zip(self._missed, since, totals, strict=True)))
@@ -154,26 +154,26 @@ def settled(parts: Mapping[Cause, int]) -> dict[Cause, int]:
     total = sum(parts.values())
     if total < 0:
         raise ValueError(f"the causes {dict(parts)} add up to less than nothing")
-    found = {cause: max(0, ns) for cause, ns in parts.items()}
-    left = total - sum(found[cause] for cause in parts if cause is not Cause.UNEXPLAINED)
-    found[Cause.UNEXPLAINED] = max(0, left)
+    shares = {cause: max(0, ns) for cause, ns in parts.items()}
+    left = total - sum(shares[cause] for cause in parts if cause is not Cause.UNEXPLAINED)
+    shares[Cause.UNEXPLAINED] = max(0, left)
     excess = -min(0, left)
     for group in (_EXPECTED, _MEASURED):
-        excess = _shrink(found, group, excess)
-    return {cause: ns for cause, ns in found.items() if ns}
+        excess = _shrink(shares, group, excess)
+    return {cause: ns for cause, ns in shares.items() if ns}
 
 
-def _shrink(found: dict[Cause, int], group: tuple[Cause, ...], excess: int) -> int:
+def _shrink(shares: dict[Cause, int], group: tuple[Cause, ...], excess: int) -> int:
     """Take `excess` from the group, from each cause by its share, and return the excess beyond the whole group."""
-    size = sum(found.get(cause, 0) for cause in group)
+    size = sum(shares.get(cause, 0) for cause in group)
     taken = min(excess, size)
     left = taken
     left_size = size
     for cause in group:
-        ns = found.get(cause, 0)
+        ns = shares.get(cause, 0)
         if left_size:
             part = left * ns // left_size if ns < left_size else left
-            found[cause] = ns - part
+            shares[cause] = ns - part
             left = left - part
             left_size = left_size - ns
     return excess - taken

@@ -163,9 +163,9 @@ class StepCostFit:
         changed = np.diag((times @ (loads > 0)) * changes**2)
         changed += times.sum() * np.outer(self._numbers, self._numbers) / SPEED_SECONDS**2
         left = np.eye(_NUM) + self._known @ (changed / (1e9 * SECOND))
-        found = np.linalg.solve(left, np.column_stack([self._known, self._sums])).astype(np.float64)
-        known = found[:, :_NUM]
-        return (known + known.T) / 2, found[:, _NUM]
+        solution = np.linalg.solve(left, np.column_stack([self._known, self._sums])).astype(np.float64)
+        known = solution[:, :_NUM]
+        return (known + known.T) / 2, solution[:, _NUM]
 
     def _solve(self) -> Numbers:
         """Return the best fit among the allowed numbers: not below 0, not less for more rows from two on, and no more
@@ -176,12 +176,12 @@ class StepCostFit:
         sums = _RISES.T @ self._sums
         free = np.ones(_NUM, bool)
         while True:
-            found = np.zeros(_NUM)
-            found[free] = np.linalg.solve(equations[np.ix_(free, free)], sums[free])
-            below = found < 0
-            below[1] = found[1] < -MOST_FALL * found[0]
+            solution = np.zeros(_NUM)
+            solution[free] = np.linalg.solve(equations[np.ix_(free, free)], sums[free])
+            below = solution < 0
+            below[1] = solution[1] < -MOST_FALL * solution[0]
             if not below.any():
-                return _RISES @ found
+                return _RISES @ solution
             free &= ~below
 
 

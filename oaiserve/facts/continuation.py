@@ -41,10 +41,10 @@ class StreamIds(NamedTuple):
 
 def ids_of(text: str) -> StreamIds | None:
     """Return the ids in a header; None for any other text, since anybody may send one."""
-    found = _IDS.fullmatch(text)
-    if found is None:
+    match = _IDS.fullmatch(text)
+    if match is None:
         return None
-    return StreamIds(found[1], int(found[2]), int(found[3]) % 2**64)
+    return StreamIds(match[1], int(match[2]), int(match[3]) % 2**64)
 
 
 BEGUN = Piece(0, [])  # the events before the first token

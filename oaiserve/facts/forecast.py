@@ -112,7 +112,7 @@ class Forecast:
             told["end"] = self.end_interval_ns
         return ", ".join(
             f"{name};dur={median_ns / 1e6:.1f};low={low_ns / 1e6:.1f};high={high_ns / 1e6:.1f}"
-            for name, (low_ns, median_ns, high_ns) in told.items()
+            for name, (low_ns, median_ns, high_ns) in intervals.items()
         )
 
     def first_token_after(self, limit_ns: int) -> float | None:

@@ -109,13 +109,13 @@ def without_billing(content: Any) -> Any:
         return _BILLING.sub("", content)
     if not isinstance(content, list):
         return content
-    kept = []
+    rest_of_parts = []
     for part in content:
         text = part.get("text") if isinstance(part, dict) else None
         rest = _BILLING.sub("", text) if isinstance(text, str) else text
         if rest or not text:
-            kept.append(part if rest == text else {**part, "text": rest})
-    return kept
+            rest_of_parts.append(part if rest == text else {**part, "text": rest})
+    return rest_of_parts
 
 
 def _without_billing(message: Any) -> Any:

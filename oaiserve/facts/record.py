@@ -441,8 +441,8 @@ class RequestRecord:
                 causes_ns = dict(known[phase.name])
                 if rest_ns := phase.duration_ns - sum(causes_ns.values()):
                     causes_ns[Cause.HOST] = causes_ns.get(Cause.HOST, 0) + rest_ns
-                found[phase.name] = causes_ns
-        return found
+                causes[phase.name] = causes_ns
+        return causes
 
 
 class StepKind(StrEnum):

@@ -98,11 +98,11 @@ class Report(msgspec.Struct):
             raise ValueError("the keys are not integers of 64 bits")
 
     @classmethod
-    def of(cls, made: ReplicaReport, *, is_ready: bool, is_hung: bool, models: tuple[str, ...]) -> Report:
+    def of(cls, report: ReplicaReport, *, is_ready: bool, is_hung: bool, models: tuple[str, ...]) -> Report:
         if len(models) > MOST_MODELS or any(len(name) > MOST_NAME_CHARACTERS for name in models):
             models = ()  # so routers send it requests for any model
-        own = {name: getattr(made, name) for name in cls.__struct_fields__ if hasattr(made, name)}
-        return cls(**own | {"keys": made.keys.tobytes(), "models": models}, is_ready=is_ready, is_hung=is_hung)
+        own = {name: getattr(report, name) for name in cls.__struct_fields__ if hasattr(report, name)}
+        return cls(**own | {"keys": report.keys.tobytes(), "models": models}, is_ready=is_ready, is_hung=is_hung)
 
     def of_replica(self, name: str) -> ReplicaReport:
         return ReplicaReport(
@@ -149,10 +149,10 @@ class HeldPrefixes(Generic[Place]):
 
     def keys(self, is_cached: Callable[[Place], bool]) -> Keys:
         """Return the keys for a report, and forget those no longer cached."""
-        found = array("Q")
+        newest = array("Q")
         for part in (self._used_again, self._used_once):
             gone = [key for key, place in part.items() if not is_cached(place)]
             for key in gone:
                 del part[key]
-            found.extend(reversed(part))
-        return found[: self._most_keys]
+            newest.extend(reversed(part))
+        return newest[: self._most_keys]

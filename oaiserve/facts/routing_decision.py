@@ -53,7 +53,7 @@ def as_text(decision: Decision, *, names_replica: bool = True) -> str:
 
 def of_text(text: str) -> Mapping[str, str | int | float]:
     """Return the fields of a decision by name; none for any other text, since anybody may send one."""
-    found = _PATTERN.fullmatch(text)
-    if found is None:
+    match = _PATTERN.fullmatch(text)
+    if match is None:
         return {}
-    return {name: kind(value) for (name, (kind, _)), value in zip(_FORMS.items(), found.groups(), strict=True)}
+    return {name: kind(value) for (name, (kind, _)), value in zip(_FORMS.items(), match.groups(), strict=True)}

@@ -132,11 +132,11 @@ def _number(config: Mapping[str, Any], name: str, default: int) -> float:
 
 def _pattern(config: Mapping[str, Any], name: str) -> list[tuple[re.Pattern[str], float]]:
     """Return the numbers of a setting by pattern: expressions for the ends of modules' names."""
-    given = config.get(name) or {}
-    if not isinstance(given, dict):
+    entries = config.get(name) or {}
+    if not isinstance(entries, dict):
         raise BadFile(f"its {name} is not a JSON object")
     numbers = []
-    for text in given:
+    for text in entries:
         # Other expressions could take for ever.
         plain, repeated = re.subn(r"\\d\+|\.\*", "", text)
         if len(text) > 500 or repeated > 3 or re.search(r"[*+?{(|]", plain):
@@ -148,7 +148,7 @@ def _pattern(config: Mapping[str, Any], name: str) -> list[tuple[re.Pattern[str]
             pattern = re.compile(rf"(.*\.)?({text})$")
         except re.error as error:
             raise BadFile(f"its {name} has {text[:100]!r}, which is no regular expression ({error})") from error
-        numbers.append((pattern, _number(given, text, 0)))
+        numbers.append((pattern, _number(entries, text, 0)))
     return numbers
 
 
@@ -188,8 +188,8 @@ def _modules(tensors: Mapping[str, StoredTensor], scaling: Scaling) -> dict[str,
             raise BadFile(
                 f"its tensor '{a.name[:200]}' has the rank {a.shape[0]}, and at most {MOST_RANK} is supported"
             )
-        for tensor, given in ((a, a.shape[0]), (b, b.shape[1])):
-            if given != rank:
+        for tensor, number in ((a, a.shape[0]), (b, b.shape[1])):
+            if number != rank:
                 shape = list(tensor.shape)
                 raise BadFile(f"its tensor '{tensor.name[:200]}' {shape} has not the rank {rank:g} of {_CONFIG}")
         modules[module] = StoredModule(a, b, scale)

@@ -70,7 +70,7 @@ def check_numbers(config: Mapping[str, Any], num_tensors: int, num_bytes: int, p
 def _check_products(numbers: Mapping[str, Any], num_bytes: int) -> None:
     """Raise BadFile for matrices larger than the files: each size may be possible, and their product not."""
     for names in _MATRICES:
-        found = [(name, numbers[name]) for of_kind in names for name in of_kind if type(numbers.get(name)) is int]
-        if len(found) == len(names) and math.prod(value for _, value in found) > _MOST_PER_BYTE * num_bytes:
-            shown = " and ".join(f"{name} {value}" for name, value in found)
+        factors = [(name, numbers[name]) for of_kind in names for name in of_kind if type(numbers.get(name)) is int]
+        if len(factors) == len(names) and math.prod(value for _, value in factors) > _MOST_PER_BYTE * num_bytes:
+            shown = " and ".join(f"{name} {value}" for name, value in factors)
             raise BadFile(f"its weights are {num_bytes} bytes, which is too little for {shown[:200]}")

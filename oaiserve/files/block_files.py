@@ -139,7 +139,7 @@ class BlockFiles:
 
     def _find(self) -> None:
         """Find the files of earlier starts, and remove those that nobody would ask for."""
-        found: list[tuple[float, bytes, bytes]] = []
+        blocks: list[tuple[float, bytes, bytes]] = []
         for entry in os.scandir(self._folder):
             name, _, name_before = entry.name.partition("-")
             try:
@@ -148,11 +148,11 @@ class BlockFiles:
             except (OSError, ValueError):
                 hashes = b"", b""
             if hashes[0] and stat.S_ISREG(status.st_mode) and status.st_size == _HEAD_BYTES + self._content_bytes:
-                found.append((status.st_mtime, *hashes))
+                blocks.append((status.st_mtime, *hashes))
             else:
                 with suppress(OSError):  # a folder does no harm
                     os.unlink(entry)  # what was being written when a process was killed
-        for _, block_hash, parent in sorted(found):
+        for _, block_hash, parent in sorted(blocks):
             self._remove(block_hash)  # no block follows two others
             self._add(block_hash, parent)
         following: dict[bytes, list[bytes]] = {}

@@ -47,9 +47,9 @@ def usable(path: Path | None) -> Iterator[None]:
 
 def check_pages(connection: sqlite3.Connection) -> None:
     """Read all pages of a database. Raises sqlite3.Error if one is damaged."""
-    (found,) = connection.execute("PRAGMA quick_check(1)").fetchone()
-    if found != "ok":
-        raise sqlite3.DatabaseError(" ".join(found.split()))
+    (verdict,) = connection.execute("PRAGMA quick_check(1)").fetchone()
+    if verdict != "ok":
+        raise sqlite3.DatabaseError(" ".join(verdict.split()))
 
 
 def _opened(path: Path | None, schema: Sequence[str], synchronous: str, without_path: str) -> sqlite3.Connection:
@@ -81,9 +81,9 @@ def _opened(path: Path | None, schema: Sequence[str], synchronous: str, without_
                 for statement in schema:
                     plain.execute(statement)
                 wanted = _columns(plain)
-                found = _columns(connection)
+                stored_columns = _columns(connection)
             for table, columns in wanted.items():
-                if found[table] != columns:
+                if stored_columns[table] != columns:
                     raise StartupError(
                         f"--response-store is '{path}', which another version of oaiserve has made: the columns of its "
                         f"table '{table}' are others. Use that version, or another file."
@@ -96,11 +96,11 @@ def _opened(path: Path | None, schema: Sequence[str], synchronous: str, without_
 
 def _columns(connection: sqlite3.Connection) -> dict[str, set[str]]:
     """Return the columns of each table."""
-    found: dict[str, set[str]] = {}
+    columns: dict[str, set[str]] = {}
     query = "SELECT t.name, c.name FROM sqlite_schema AS t, pragma_table_info(t.name) AS c WHERE t.type = 'table'"
     for table, column in connection.execute(query):
-        found.setdefault(table, set()).add(column)
-    return found
+        columns.setdefault(table, set()).add(column)
+    return columns
 
 
 @contextmanager

@@ -90,15 +90,15 @@ def _build(folder: Path, fetches: Sequence[Fetch]) -> None:
     reasons = []
     for fetch in fetches:
         work = Path(tempfile.mkdtemp(prefix=f".{NAME}-", dir=folder.parent))
-        made = work / "model"
+        model = work / "model"
         try:
-            fetch(made)
-            lines = [f"{sha256_of(path)}  {path.name}\n" for path in sorted(made.iterdir())]
-            (made / DIGESTS).write_text("".join(lines))
-            made.chmod(private.FOLDER_MODE)
+            fetch(model)
+            lines = [f"{sha256_of(path)}  {path.name}\n" for path in sorted(model.iterdir())]
+            (model / DIGESTS).write_text("".join(lines))
+            model.chmod(private.FOLDER_MODE)
             if folder.exists():
                 folder.rename(work / "older")
-            made.rename(folder)
+            model.rename(folder)
             return
         except SourceUnavailable as error:
             reasons.append(str(error))
@@ -117,10 +117,10 @@ def refuse_unless_unchanged(folder: Path) -> None:
         for line in (folder / DIGESTS).read_text(errors="replace").splitlines():
             digest, _, name = line.partition("  ")
             listed[name] = digest
-        found = {path.name: sha256_of(path) for path in folder.iterdir() if path.name != DIGESTS and path.is_file()}
+        digests = {path.name: sha256_of(path) for path in folder.iterdir() if path.name != DIGESTS and path.is_file()}
     except OSError as error:
         raise StartupError(f"The demo model in {folder} could not be read: {error.strerror or error}.") from error
-    wrong = sorted({name for name, _ in listed.items() ^ found.items()})
+    wrong = sorted({name for name, _ in listed.items() ^ digests.items()})
     if wrong or not listed:
         raise StartupError(
             f"The demo model in {folder} is not what was fetched ({', '.join(wrong) or DIGESTS} differs): remove that "

@@ -223,11 +223,11 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, GgufTensor]]:
     tensors: dict[str, GgufTensor] = {}
     for shard, file in enumerate(files):
         try:
-            found = _read_file(file)[1]
+            part_tensors = _read_file(file)[1]
         except (BadFile, OSError) as error:
             reason = error.strerror if isinstance(error, OSError) else error
             raise BadFile(f"of its part {file.name}: {reason}" if shard else str(reason)) from error
-        for tensor in found:
+        for tensor in part_tensors:
             if tensor.name in tensors:
                 raise BadFile(f"two of its parts have the tensor {tensor.name[:100]!r}")
             tensors[tensor.name] = tensor._replace(shard=shard)

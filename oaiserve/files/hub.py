@@ -312,12 +312,12 @@ def gguf_files(repository: str, names: Iterable[str], named: str) -> list[str]:
     models = gguf_models(names)
     named = SHARD.sub("", named)
     ending = re.compile(rf"(^|[-./]){re.escape(named.removesuffix('.gguf'))}\.gguf$", re.IGNORECASE)
-    found = [name for name in models if name.lower() == named.lower()]
-    found = found or [name for name in models if ending.search(name)]
-    if len(found) == 1:
-        return models[found[0]]
-    why = "more than one GGUF file" if found else "no GGUF file"
-    raise StartupError(f"'{repository}' has {why} of the name '{named}': it has {_shown(found or models)}.")
+    matches = [name for name in models if name.lower() == named.lower()]
+    matches = matches or [name for name in models if ending.search(name)]
+    if len(matches) == 1:
+        return models[matches[0]]
+    why = "more than one GGUF file" if matches else "no GGUF file"
+    raise StartupError(f"'{repository}' has {why} of the name '{named}': it has {_shown(matches or models)}.")
 
 
 def files_of_model(repository: str, names: list[str]) -> list[str]:
@@ -347,13 +347,13 @@ def files_of_model(repository: str, names: list[str]) -> list[str]:
 
 
 def _shown(names: Iterable[str]) -> str:
-    found = sorted(names)
-    if len(found) > _MOST_SHOWN:
-        more = f" and {len(found) - _MOST_SHOWN} more"
+    ordered = sorted(names)
+    if len(ordered) > _MOST_SHOWN:
+        more = f" and {len(ordered) - _MOST_SHOWN} more"
     else:
         more = ""
-    if found:
-        return ", ".join(found[:_MOST_SHOWN]) + more
+    if ordered:
+        return ", ".join(ordered[:_MOST_SHOWN]) + more
     return "none"
 
 

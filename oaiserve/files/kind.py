@@ -18,7 +18,7 @@ SAMPLE_BYTES = 4096
 def kind_of(model: str, settings: Iterable[object]) -> str:
     """Return 16 hexadecimal digits, which two servers have in common only if they have the same model, by the sizes,
     the first bytes and samples of its files, the same settings and the same libraries."""
-    found = sha256(repr([version("torch"), *settings]).encode())
+    digest = sha256(repr([version("torch"), *settings]).encode())
     path = demo.fetched() if model == "demo" else Path(model)
     if path.is_dir():
         files = sorted(path.iterdir())
@@ -29,8 +29,8 @@ def kind_of(model: str, settings: Iterable[object]) -> str:
     for file in (file for file in files if file.is_file()):
         with file.open("rb") as opened:
             size = file.stat().st_size
-            found.update(f"{file.name} {size} ".encode() + opened.read(HEAD_BYTES))
+            digest.update(f"{file.name} {size} ".encode() + opened.read(HEAD_BYTES))
             for place in range(HEAD_BYTES, size, max(SAMPLE_BYTES, size // SAMPLES)):
                 opened.seek(place)
-                found.update(opened.read(SAMPLE_BYTES))
-    return sha256(found.digest() + (b"" if files else model.encode())).hexdigest()[:16]
+                digest.update(opened.read(SAMPLE_BYTES))
+    return sha256(digest.digest() + (b"" if files else model.encode())).hexdigest()[:16]

@@ -53,7 +53,7 @@ def _in_metadata(source: ModelSource) -> dict[str, Any]:
     if source.gguf_file is None:
         return {}
     values = gguf.read_values(source.path)
-    found = {name: values[_GGUF + key] for name, key in SAMPLING.items() if values.get(_GGUF + key) is not None}
+    defaults = {name: values[_GGUF + key] for name, key in SAMPLING.items() if values.get(_GGUF + key) is not None}
     if values.get(f"{_GGUF}penalty_last_n") == 0:  # llama.cpp looks back at no token, so nothing is penalized
-        found.pop("repetition_penalty", None)
-    return {name: float(f"{value:.7g}") if isinstance(value, float) else value for name, value in found.items()}
+        defaults.pop("repetition_penalty", None)
+    return {name: float(f"{value:.7g}") if isinstance(value, float) else value for name, value in defaults.items()}

@@ -40,52 +40,56 @@ class Quantization:
 
 def read_quantization(config: Mapping[str, Any]) -> Quantization | None:
     """Return the quantization of a checkpoint, or None if transformers reads its weights. Raises BadFile for others."""
-    given = config.get("quantization_config", config.get("compression_config"))
-    if given is None:
+    settings = config.get("quantization_config", config.get("compression_config"))
+    if settings is None:
         return None
-    if not isinstance(given, dict):
+    if not isinstance(settings, dict):
         raise BadFile("its quantization_config is not a JSON object")
-    method = given.get("quant_method")
-    if method is None and (given.get("load_in_4bit") or given.get("load_in_8bit")):
+    method = settings.get("quant_method")
+    if method is None and (settings.get("load_in_4bit") or settings.get("load_in_8bit")):
         method = "bitsandbytes"
     if method == "mxfp4":
         return None
     if method == "awq":
-        version = given.get("version") or given.get("format") or "gemm"
-        if given.get("backend") == "llm-awq":
+        version = settings.get("version") or settings.get("format") or "gemm"
+        if settings.get("backend") == "llm-awq":
             version = "llm-awq"
         if str(version).lower() != "gemm":
             raise BadFile(f"its weights are quantized by AWQ in the layout {str(version)[:100]}, not gemm: {_INSTEAD}")
-        return Quantization("awq", _bits(given.get("bits", 4), "AWQ", (4,)), _group_size(given.get("group_size", 128)))
+        return Quantization(
+            "awq", _bits(settings.get("bits", 4), "AWQ", (4,)), _group_size(settings.get("group_size", 128))
+        )
     if method == "gptq":
-        return _gptq(given)
+        return _gptq(settings)
     if method == "compressed-tensors":
-        return _compressed(given)
+        return _compressed(settings)
     if method == "fp8":
-        return Quantization("fp8", 8, None, block=_block(given.get("weight_block_size")))
+        return Quantization("fp8", 8, None, block=_block(settings.get("weight_block_size")))
     if method == "fbgemm_fp8":
         return Quantization("fbgemm_fp8", 8, None)
     raise BadFile(f"its weights are quantized by {str(method)[:100]}, which is not read: {_INSTEAD}")
 
 
-def _gptq(given: Mapping[str, Any]) -> Quantization:
-    layout = "marlin" if given.get("is_marlin_format") else given.get("checkpoint_format") or given.get("format")
+def _gptq(settings: Mapping[str, Any]) -> Quantization:
+    layout = (
+        "marlin" if settings.get("is_marlin_format") else settings.get("checkpoint_format") or settings.get("format")
+    )
     layout = str(layout or "gptq").lower()
     if layout not in ("gptq", "gptq_v2"):
         raise BadFile(
             f"its weights are quantized by GPTQ in the layout {layout[:100]}, not gptq or gptq_v2: {_INSTEAD}"
         )
-    if given.get("pack_dtype") not in (None, "int32"):
-        raise BadFile(f"its weights are packed in {str(given['pack_dtype'])[:100]}, not in int32")
-    bits = _bits(given.get("bits"), "GPTQ", (4, 8))
-    group_size = _group_size(given.get("group_size", 128))
-    if given.get("dynamic"):  # patterns of names, with other settings for each
+    if settings.get("pack_dtype") not in (None, "int32"):
+        raise BadFile(f"its weights are packed in {str(settings['pack_dtype'])[:100]}, not in int32")
+    bits = _bits(settings.get("bits"), "GPTQ", (4, 8))
+    group_size = _group_size(settings.get("group_size", 128))
+    if settings.get("dynamic"):  # patterns of names, with other settings for each
         return Quantization("gptq", None, None, layout == "gptq")
     return Quantization("gptq", bits, group_size, layout == "gptq")
 
 
-def _compressed(given: Mapping[str, Any]) -> Quantization:
-    groups = given.get("config_groups")
+def _compressed(settings: Mapping[str, Any]) -> Quantization:
+    groups = settings.get("config_groups")
     if not isinstance(groups, dict) or not groups:
         raise BadFile("its quantization_config has no config_groups")
     block: tuple[int, int] | None = None
@@ -93,7 +97,7 @@ def _compressed(given: Mapping[str, Any]) -> Quantization:
         weights = group.get("weights") if isinstance(group, dict) else None
         if not isinstance(weights, dict):
             raise BadFile("its config_groups have one without weights")
-        layout = group.get("format") or given.get("format")
+        layout = group.get("format") or settings.get("format")
         if weights.get("type") == "float" and layout in _FLOAT_FORMATS and weights.get("num_bits") == 8:
             block = _block(weights.get("block_structure")) or block
             continue
@@ -101,10 +105,10 @@ def _compressed(given: Mapping[str, Any]) -> Quantization:
             kind = f"{str(weights.get('type'))[:20]} in the layout {str(layout)[:100]}"
             raise BadFile(f"its weights are quantized by compressed-tensors to {kind}: {_INSTEAD}")
         _bits(weights.get("num_bits"), "compressed-tensors", (4, 8))
-    sparsity = given.get("sparsity_config")
+    sparsity = settings.get("sparsity_config")
     if isinstance(sparsity, dict) and sparsity.get("format") not in (None, "dense"):
         raise BadFile(f"its weights are sparse ({str(sparsity['format'])[:100]}): {_INSTEAD}")
-    transform = given.get("transform_config")
+    transform = settings.get("transform_config")
     if isinstance(transform, dict) and transform.get("config_groups"):
         raise BadFile(f"its weights are rotated (transform_config): {_INSTEAD}")
     return Quantization("compressed-tensors", None, None, block=block)

@@ -49,7 +49,7 @@ def find_model(model: str | Path, flag: str = "MODEL") -> ModelSource:
     if path.is_file() and not is_gguf:
         raise StartupError(f"{flag} is '{name}', a file that is not a .gguf file. {allowed}")
     if path.is_dir() and not (path / "config.json").is_file():
-        files = sorted(found.name for found in path.glob("*.gguf"))
+        files = sorted(file.name for file in path.glob("*.gguf"))
         if files:
             instead = f" Give one of its .gguf files instead, such as '{path / files[0]}'."
         else:
@@ -74,10 +74,10 @@ def find_mmproj(source: ModelSource, named: Path | None) -> Path | None:
         raise StartupError(f"--mmproj is '{named}', {why}.")
     if named is not None or source.gguf_file is None:
         return named
-    found = best_mmproj(path.name for path in source.path.parent.glob("*.gguf"))
-    if found is None:
+    best = best_mmproj(path.name for path in source.path.parent.glob("*.gguf"))
+    if best is None:
         return None
-    return source.path.with_name(found)
+    return source.path.with_name(best)
 
 
 def is_mmproj(name: str) -> bool:
@@ -87,5 +87,5 @@ def is_mmproj(name: str) -> bool:
 
 def best_mmproj(names: Iterable[str]) -> str | None:
     """Return the file that reads images, of the names of files; of several, the one in float16 by preference."""
-    found = [name for name in names if name.endswith(".gguf") and is_mmproj(name)]
-    return min(found, key=lambda name: (re.search(r"(?<!b)f16", name.lower()) is None, name), default=None)
+    encoders = [name for name in names if name.endswith(".gguf") and is_mmproj(name)]
+    return min(encoders, key=lambda name: (re.search(r"(?<!b)f16", name.lower()) is None, name), default=None)

@@ -113,14 +113,14 @@ def subject(
     )
 
 
-def recall(asked: Subject) -> StartRecord:
+def recall(subject: Subject) -> StartRecord:
     """Return the record of a subject. Raises NotRemembered if that is nothing, or if anything has changed."""
-    path = _path(asked)
+    path = _path(subject)
     with of_record(path):
-        return _recall(asked, path)
+        return _recall(subject, path)
 
 
-def _recall(asked: Subject, path: Path) -> StartRecord:
+def _recall(subject: Subject, path: Path) -> StartRecord:
     content = bytearray(private.read_file(private.verified(path.parent) / path.name))
     end = len(content) - _DIGEST_BYTES
     if end < 0 or hashlib.sha256(memoryview(content)[:end]).digest() != content[end:]:
@@ -131,18 +131,18 @@ def _recall(asked: Subject, path: Path) -> StartRecord:
     data: dict[str, Any] = header["data"]
     if header["format"] != _FORMAT or not isinstance(data, dict):
         raise NotRemembered(f"{path} has another format")
-    for package, now in asked.versions.items():
+    for package, now in subject.versions.items():
         if header["versions"].get(package) != now:
             raise NotRemembered(f"{package} is {now} now, and was {header['versions'].get(package)}")
     known: dict[str, dict[str, Any]] = header["files"]
-    if differing := sorted(known.keys() ^ asked.stats.keys()):
+    if differing := sorted(known.keys() ^ subject.stats.keys()):
         raise NotRemembered(f"{differing[0]} was {'removed' if differing[0] in known else 'added'}")
-    moved = {name: known[name]["sha256"] for name, stat in asked.stats.items() if known[name]["stat"] != stat}
+    moved = {name: known[name]["sha256"] for name, stat in subject.stats.items() if known[name]["stat"] != stat}
     for name, digest in moved.items():
-        if _digest(asked, name) != digest:
+        if _digest(subject, name) != digest:
             raise NotRemembered(f"{name} has changed")
     if moved:  # so that the next start need not read them again
-        files = {name: {"stat": stat, "sha256": known[name]["sha256"]} for name, stat in asked.stats.items()}
+        files = {name: {"stat": stat, "sha256": known[name]["sha256"]} for name, stat in subject.stats.items()}
         try:
             _write(path, header | {"files": files}, bytes(content[start:end]))
         except OSError as error:
@@ -150,25 +150,25 @@ def _recall(asked: Subject, path: Path) -> StartRecord:
     return StartRecord(data, content, start, str(header["day"]), path)
 
 
-def remember(asked: Subject, data: Mapping[str, Any], content: bytes) -> Path | None:
+def remember(subject: Subject, data: Mapping[str, Any], content: bytes) -> Path | None:
     """Write the record of a subject, and return its path; None if a file has changed since the start.
 
     Places in `data` count from the start of `content`. Raises OSError, and NotPrivate if others could write there.
     """
-    if _has_changed(asked):
+    if _has_changed(subject):
         return None
-    files = {name: {"stat": stat, "sha256": _digest(asked, name)} for name, stat in asked.stats.items()}
-    if _has_changed(asked):  # while it was read
+    files = {name: {"stat": stat, "sha256": _digest(subject, name)} for name, stat in subject.stats.items()}
+    if _has_changed(subject):  # while it was read
         return None
-    path = _path(asked)
+    path = _path(subject)
     private.make_folder(path.parent)
     private.verified(path.parent)
     _forget_lost_models(path.parent)
     header = {
         "format": _FORMAT,
-        "folder": str(asked.folder),
+        "folder": str(subject.folder),
         "day": date.today().isoformat(),
-        "versions": dict(asked.versions),
+        "versions": dict(subject.versions),
         "files": files,
         "data": data,
     }
@@ -176,10 +176,10 @@ def remember(asked: Subject, data: Mapping[str, Any], content: bytes) -> Path | 
     return path
 
 
-def name_of(asked: Subject) -> str:
+def name_of(subject: Subject) -> str:
     """Return a name for what is kept of a subject. It is the same at each start."""
-    name = json.dumps([str(asked.model), asked.options])
-    return f"{asked.kind}-{hashlib.sha256(name.encode()).hexdigest()[:16]}"
+    name = json.dumps([str(subject.model), subject.options])
+    return f"{subject.kind}-{hashlib.sha256(name.encode()).hexdigest()[:16]}"
 
 
 def _write(path: Path, header: Mapping[str, Any], content: bytes) -> None:
@@ -193,10 +193,10 @@ def records() -> Iterator[Record]:
     for path in sorted((cache_folder() / "remembered").glob("*-*")):
         try:
             with of_record(path):
-                found = _record(path)
+                record = _record(path)
         except NotRemembered:
             continue
-        yield found
+        yield record
 
 
 def _record(path: Path) -> Record:
@@ -230,24 +230,24 @@ def _header(path: Path) -> dict[str, Any]:
     return header
 
 
-def _path(asked: Subject) -> Path:
-    return cache_folder() / "remembered" / name_of(asked)
+def _path(subject: Subject) -> Path:
+    return cache_folder() / "remembered" / name_of(subject)
 
 
-def _has_changed(asked: Subject) -> bool:
-    return any(_stat(asked.folder / name) != stat for name, stat in asked.stats.items())
+def _has_changed(subject: Subject) -> bool:
+    return any(_stat(subject.folder / name) != stat for name, stat in subject.stats.items())
 
 
 def _stat(path: Path) -> list[int]:
-    found = path.stat()
-    return [found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns]
+    status = path.stat()
+    return [status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns]
 
 
-def _digest(asked: Subject, name: str) -> str:
-    path = asked.folder / name
-    if asked.digest is None:
+def _digest(subject: Subject, name: str) -> str:
+    path = subject.folder / name
+    if subject.digest is None:
         return sha256_of(path)
-    return asked.digest(path)
+    return subject.digest(path)
 
 
 def sha256_of(path: Path) -> str:

@@ -34,12 +34,12 @@ _REFUSED = {
 }
 
 
-def _refuse(scope: Scope, reason: AccessRefusal, error: APIError, count: CountRefusal, given: str = "") -> NoReturn:
-    """Count the refusal of `given`, a name or an origin, never a key, log it with the client's address, and raise."""
+def _refuse(scope: Scope, reason: AccessRefusal, error: APIError, count: CountRefusal, value: str = "") -> NoReturn:
+    """Count the refusal of `value`, a name or an origin, never a key, log it with the client's address, and raise."""
     count(reason)
     state = scope["state"]
     request = f"{scope['method']} {scope['path'][:100]!r} from {state['client'] or 'an unknown address'}"
-    shown = f"{given[:200]!r}, " if given else ""
+    shown = f"{value[:200]!r}, " if value else ""
     logger.warning(_REFUSED[reason], f"{shown}{request}, request {state['request_id']}")
     raise error
 
@@ -71,12 +71,12 @@ class Hosts:
 
     def _checked(self, scope: Scope) -> Authority | None:
         """Return the host named by the request. Raises InvalidRequest and Forbidden."""
-        given = Headers(scope=scope).getlist("host")
-        if not given and scope["http_version"] == "1.0":
+        hosts = Headers(scope=scope).getlist("host")
+        if not hosts and scope["http_version"] == "1.0":
             return None
-        host = parse_authority(given[0]) if len(given) == 1 else None
+        host = parse_authority(hosts[0]) if len(hosts) == 1 else None
         if host is None:
-            shown = ", ".join(given)[:80]
+            shown = ", ".join(hosts)[:80]
             raise InvalidRequest(f"The header Host must be one name with or without a port, got {shown!r}.")
         is_own = host.name in self._allowed or is_loopback(host.name)
         if not (is_own or (not self._is_local and (not self._allowed or is_address(host.name)))):

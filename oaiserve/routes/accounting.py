@@ -56,8 +56,8 @@ class Accounting:
         exchange.is_background = state.get("is_background", False) or BACKGROUND_HEADER in Headers(scope=scope)
         serving.exchanges[exchange.unique_id] = exchange
         state["exchange"] = exchange
-        if (given := waited(Headers(scope=scope).get(WAITED_HEADER, ""), monotonic_ns())) is not None:
-            exchange.received_ns, exchange.model_load_ns = given
+        if (stamps := waited(Headers(scope=scope).get(WAITED_HEADER, ""), monotonic_ns())) is not None:
+            exchange.received_ns, exchange.model_load_ns = stamps
 
         async def stamped_receive() -> Message:
             message = await receive()

@@ -350,9 +350,9 @@ class DetokenizeBody(msgspec.Struct, kw_only=True):
 
 @cache
 def ranges(body: type[msgspec.Struct]) -> Mapping[str, tuple[float, float]]:
-    found = {}
+    limits = {}
     for name, hint in get_type_hints(body, include_extras=True).items():
         for meta in getattr(hint, "__metadata__", ()):
             if {"minimum", "maximum"} <= (schema := meta.extra_json_schema or {}).keys():
-                found[name] = (schema["minimum"], schema["maximum"])
-    return found
+                limits[name] = (schema["minimum"], schema["maximum"])
+    return limits

@@ -179,9 +179,9 @@ def parsed(
     """Parse a body, and refuse too many messages before any work on them. Raises as `protocol.parse`."""
     body = yield from protocol.parse(kind, content, check_given, adaptations)
     for name in ("messages", "input"):
-        given = getattr(body, name, None)
-        if isinstance(given, list) and given and isinstance(given[0], Mapping | msgspec.Struct):
-            serving.check_messages(name, len(given))
+        messages = getattr(body, name, None)
+        if isinstance(messages, list) and messages and isinstance(messages[0], Mapping | msgspec.Struct):
+            serving.check_messages(name, len(messages))
     return body
 
 

@@ -30,19 +30,19 @@ def object_text(arguments: object) -> tuple[str, str]:
     if not arguments.strip():
         return "{}", ""
     try:
-        if isinstance(found := msgspec.json.decode(arguments), dict) and not is_deep(found, MOST_DEPTH):
+        if isinstance(value := msgspec.json.decode(arguments), dict) and not is_deep(value, MOST_DEPTH):
             return arguments, ""
     except (msgspec.MsgspecError, RecursionError, ValueError):
         pass
     for read, change in _READERS:
         try:
-            found = read(arguments)
+            value = read(arguments)
         except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
             continue
-        if isinstance(found, str) and found.lstrip()[:1] == "{":
-            return object_text(found)[0], "are JSON within a JSON string"
-        text, more = _text_of(found)
-        return text, change or more or ("are no object" if found is None else "are not quite JSON")
+        if isinstance(value, str) and value.lstrip()[:1] == "{":
+            return object_text(value)[0], "are JSON within a JSON string"
+        text, more = _text_of(value)
+        return text, change or more or ("are no object" if value is None else "are not quite JSON")
     return _encoded({RAW_KEY: arguments}), "are not valid JSON"
 
 
@@ -125,8 +125,8 @@ def _python(text: str) -> Any:
     """Return the value of a Python literal. Raises ValueError, SyntaxError, TypeError, MemoryError, RecursionError."""
     if len(text) > _MOST_PYTHON or text.lstrip()[:1] != "{":
         raise ValueError
-    found = ast.literal_eval(text.strip())
-    return json.loads(json.dumps(found))
+    value = ast.literal_eval(text.strip())
+    return json.loads(json.dumps(value))
 
 
 _READERS: tuple[tuple[Callable[[str], Any], str], ...] = (

@@ -76,16 +76,16 @@ def _answer(intake: Intake[ChatBody]) -> Answer:
 
 def with_template_parameters(body: AnyBody, adaptations: Adaptations) -> AnyBody:
     """Return a body without those variables of the template that have the name of a parameter, and mean the same."""
-    given = body.chat_template_kwargs or {}
+    kwargs = body.chat_template_kwargs or {}
     moved = {
-        name: given[name] for name in _TEMPLATE_PARAMETERS if name in given and isinstance(given[name], bool | None)
+        name: kwargs[name] for name in _TEMPLATE_PARAMETERS if name in kwargs and isinstance(kwargs[name], bool | None)
     }
     for name, value in moved.items():
         if getattr(body, name) not in (None, value):
             raise invalid("chat_template_kwargs", f"'{name}' contradicts the parameter of the same name")
-    if body.tools and "tools" in given:
+    if body.tools and "tools" in kwargs:
         adaptations.note("chat_template_kwargs", "tools are left out, as the request has the parameter of that name")
-    rest = {name: value for name, value in given.items() if name not in moved}
+    rest = {name: value for name, value in kwargs.items() if name not in moved}
     if moved:
         return msgspec.structs.replace(body, chat_template_kwargs=rest, **moved)
     return body
@@ -93,20 +93,20 @@ def with_template_parameters(body: AnyBody, adaptations: Adaptations) -> AnyBody
 
 def build_prompt(
     body: ChatBody | TokenizeBody,
-    given: Sequence[Mapping[str, Any]],
+    messages: Sequence[Mapping[str, Any]],
     dialect: Dialect,
     shown: Sequence[Mapping[str, Any]],
     media: MediaReader,
     adaptations: Adaptations,
 ) -> ChatPrompt:
     """Return the prompt of these messages, with a description of the tools `shown`."""
-    if not given:
+    if not messages:
         raise invalid("messages", "must hold at least one message")
     continue_final = bool(body.continue_final_message)
     if continue_final and body.add_generation_prompt:
         raise invalid("continue_final_message", "must not be true together with 'add_generation_prompt'")
     return prompt_of(
-        _messages(given, ContentReader(media, adaptations, "messages"), adaptations),
+        _messages(messages, ContentReader(media, adaptations, "messages"), adaptations),
         shown,
         dialect,
         media,
@@ -137,11 +137,13 @@ def _readable(message: Mapping[str, Any], where: str, adaptations: Adaptations) 
     return {**message, **changed}
 
 
-def _messages(given: Sequence[Mapping[str, Any]], reader: ContentReader, adaptations: Adaptations) -> list[Placed]:
+def _messages(
+    raw_messages: Sequence[Mapping[str, Any]], reader: ContentReader, adaptations: Adaptations
+) -> list[Placed]:
     """Return messages as templates take them, each with its place."""
-    given = [_readable(each, f"messages[{number}]", adaptations) for number, each in enumerate(given)]
-    messages = [converted(Message, each, f"messages[{number}]") for number, each in enumerate(given)]
-    asked = first_asked([message.role for message in messages])
+    raw_messages = [_readable(each, f"messages[{number}]", adaptations) for number, each in enumerate(raw_messages)]
+    messages = [converted(Message, each, f"messages[{number}]") for number, each in enumerate(raw_messages)]
+    first_question = first_asked([message.role for message in messages])
     placed: list[Placed] = []
     for number, message in enumerate(messages):
         where = f"messages[{number}]"
@@ -165,14 +167,14 @@ def _messages(given: Sequence[Mapping[str, Any]], reader: ContentReader, adaptat
         role = "tool" if message.role == "function" else message.role
         content: Any = message.refusal or ""
         if message.content is not None or role != "assistant":
-            is_asked = role in ("system", "developer") or (role == "user" and number >= asked)
+            is_asked = role in ("system", "developer") or (role == "user" and number >= first_question)
             content = reader.read(message.content, f"{where}.content", role, is_asked=is_asked)
         known: dict[str, Any] = {"role": role, "content": content, "name": message.name, "tool_calls": calls or None}
         if role == "tool":
             known["tool_call_id"] = message.tool_call_id
         if role == "assistant":
             known["reasoning"] = reasoning
-        more = reader.more_fields(given[number], _KNOWN, where)
+        more = reader.more_fields(raw_messages[number], _KNOWN, where)
         if not isinstance(more.get("thinking", ""), str):  # Templates take this for reasoning.
             del more["thinking"]
         placed.append((where, {name: value for name, value in (known | more).items() if value is not None}))

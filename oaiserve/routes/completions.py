@@ -102,8 +102,8 @@ def _answer(intake: Intake[CompletionBody]) -> Answer:
         grammar=constraints.grammar(body),
     )
     params, wanted = intake.checked(own)
-    given = build_prompts(body)
-    prompts: tuple[Prompt, ...] = given
+    read_prompts = build_prompts(body)
+    prompts: tuple[Prompt, ...] = read_prompts
     tokenizer = intake.serving.engine.tokenizer
     if body.suffix:
         if tokenizer.fill is None:
@@ -112,7 +112,7 @@ def _answer(intake: Intake[CompletionBody]) -> Answer:
             GapPrompt(prompt.text, body.suffix, prompt.add_special_tokens)
             if isinstance(prompt, TextPrompt)
             else GapPrompt(prompt.token_ids, body.suffix)
-            for prompt in given
+            for prompt in read_prompts
         )
         # After the middle, a model may go on with another gap.
         ends = () if params.ignore_eos else tokenizer.fill.ids

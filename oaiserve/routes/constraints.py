@@ -38,13 +38,13 @@ _KINDS = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
 
 def grammar(body: SamplingBody, other: Grammar | None = None) -> Grammar | None:
     """Return the constraint of the body, or the `other` of the route's own name, or None. Raises InvalidRequest."""
-    found = [*([] if other is None else [other]), *_grammars(body)]
-    for each in found[1:]:
-        if (each.kind, each.text) != (found[0].kind, found[0].text):  # clients send one by two names
-            names = f"'{found[0].param}' and '{each.param}'"
+    grammars = [*([] if other is None else [other]), *_grammars(body)]
+    for each in grammars[1:]:
+        if (each.kind, each.text) != (grammars[0].kind, grammars[0].text):  # clients send one by two names
+            names = f"'{grammars[0].param}' and '{each.param}'"
             raise invalid(each.param, f"only one constraint on the answer is allowed, got {names}")
-    if found:
-        return found[0]
+    if grammars:
+        return grammars[0]
     return None
 
 
@@ -107,10 +107,10 @@ def _structured_outputs(value: StructuredOutputs) -> Grammar:
     param = "structured_outputs"
     if value.disable_additional_properties:
         raise invalid(param, "the value True is not supported", f"{param}.disable_additional_properties")
-    given = {kind: each for kind in _KINDS if (each := getattr(value, kind)) is not None and each is not False}
-    if len(given) != 1:
-        raise invalid(param, f"must have one of {', '.join(_KINDS)}, got {', '.join(given) or 'none'}")
-    ((kind, each),) = given.items()
+    constraints = {kind: each for kind in _KINDS if (each := getattr(value, kind)) is not None and each is not False}
+    if len(constraints) != 1:
+        raise invalid(param, f"must have one of {', '.join(_KINDS)}, got {', '.join(constraints) or 'none'}")
+    ((kind, each),) = constraints.items()
     return _of_kind(kind, each, f"{param}.{kind}", param)
 
 

@@ -81,8 +81,8 @@ class ContentReader:
             raise invalid(self._param, "images and sounds are in messages of users and in results of tools", where)
         if medium is not None and role in ("user", "tool"):
             try:
-                given = {**part, "type": medium.__struct_config__.tag}
-                yield self._media.part(converted(medium, given, where), where, self._param, is_asked=is_asked)
+                fields = {**part, "type": medium.__struct_config__.tag}
+                yield self._media.part(converted(medium, fields, where), where, self._param, is_asked=is_asked)
                 return
             except InvalidRequest:
                 if is_asked:
@@ -96,9 +96,9 @@ class ContentReader:
         if text:
             yield {"type": "text", "text": text}
 
-    def more_fields(self, given: Mapping[str, Any], known: set[str], where: str) -> dict[str, Any]:
+    def more_fields(self, fields: Mapping[str, Any], known: set[str], where: str) -> dict[str, Any]:
         """Return the fields of a message or a part that are not `known`, for the template."""
-        more = {name: value for name, value in given.items() if name not in known and value is not None}
+        more = {name: value for name, value in fields.items() if name not in known and value is not None}
         if not more or (len(more) <= _MOST_FIELDS and not is_deep(more, _MOST_DEPTH)):
             return more
         self._adaptations.note(where, "fields for the template are too many or too deep, and left out")

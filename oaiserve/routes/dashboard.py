@@ -61,12 +61,12 @@ class File(NamedTuple):
 @cache
 def page_files() -> Mapping[str, File]:
     """Return the files of the pages by name, read once."""
-    found = {}
+    by_name = {}
     for path in files("oaiserve.routes").joinpath("static").iterdir():
         suffix = path.name[path.name.rindex(".") :]
         content = path.read_bytes()
-        found[path.name] = File(content, _MEDIA_TYPES[suffix], f'"{sha256(content).hexdigest()[:32]}"')
-    return found
+        by_name[path.name] = File(content, _MEDIA_TYPES[suffix], f'"{sha256(content).hexdigest()[:32]}"')
+    return by_name
 
 
 class Root(msgspec.Struct):
@@ -107,9 +107,9 @@ def prefers_html(accept: str) -> bool:
     qualities: dict[str, float] = {}
     for item in accept.lower().split(","):
         media_range, *parameters = (part.strip() for part in item.split(";"))
-        given = [parameter[2:] for parameter in parameters if parameter.startswith("q=")]
+        weights = [parameter[2:] for parameter in parameters if parameter.startswith("q=")]
         try:
-            qualities[media_range] = float(given[0]) if given else 1.0
+            qualities[media_range] = float(weights[0]) if weights else 1.0
         except ValueError:
             continue  # a range with a malformed quality is ignored
     html, json = (

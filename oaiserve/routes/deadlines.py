@@ -19,11 +19,11 @@ def deadline_ns(headers: Mapping[str, str], body: msgspec.Struct, name: str) -> 
     """
     header = f"x-{name.replace('_', '-')}"
     text = headers.get(header)
-    given = [] if text is None else [_milliseconds(header, text)]
+    deadlines = [] if text is None else [_milliseconds(header, text)]
     if hasattr(body, name) and (in_body := integer(body, name)) is not None:
-        given.append(in_body)
-    if given:
-        return min(given) * 1_000_000
+        deadlines.append(in_body)
+    if deadlines:
+        return min(deadlines) * 1_000_000
     return None
 
 

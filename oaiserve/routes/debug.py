@@ -57,31 +57,31 @@ _LIST_QUERY = (
 )
 async def recent_requests(request: Request) -> Response:
     """Answer with the matching requests. Filters by outcome leave out open requests."""
-    asked = read_query(request.query_params, _LIST_QUERY)
+    query = read_query(request.query_params, _LIST_QUERY)
     serving = serving_of(request)
     recent = serving.telemetry.recent
     names = serving.config.model_names
-    has_failed = asked["failed"] == "true"
-    model = names[0] if asked["model"] in names else asked["model"]
-    of = {"client": asked["client"], "model": model, "route": asked["route"]}
+    has_failed = query["failed"] == "true"
+    model = names[0] if query["model"] in names else query["model"]
+    of = {"client": query["client"], "model": model, "route": query["route"]}
 
     def is_shown(row: OpenRow) -> bool:
-        is_slow = row.elapsed_ns >= (asked["slow"] or 0) * 1_000_000
-        begins_so = row.request_id.startswith(asked["id"] or "")
+        is_slow = row.elapsed_ns >= (query["slow"] or 0) * 1_000_000
+        begins_so = row.request_id.startswith(query["id"] or "")
         return is_slow and begins_so and all(value in (None, getattr(row, name) or "") for name, value in of.items())
 
     def render() -> Response:
         entries = recent.list(
-            slowest=asked["slowest"],
-            outcome=asked["outcome"],
+            slowest=query["slowest"],
+            outcome=query["outcome"],
             failed=has_failed,
-            slow_ms=asked["slow"] or 0,
-            id_prefix=asked["id"] or "",
-            limit=asked["limit"],
-            rows=asked["form"] == "row",
+            slow_ms=query["slow"] or 0,
+            id_prefix=query["id"] or "",
+            limit=query["limit"],
+            rows=query["form"] == "row",
             **of,
         )
-        if has_failed or asked["outcome"]:
+        if has_failed or query["outcome"]:
             opened = []
         else:
             opened = [row for row in open_requests(serving) if is_shown(row)]
@@ -107,9 +107,9 @@ async def recent_request(request: Request) -> Response:
 
     entry = await run_in_threadpool(find)
     if entry is None:
-        kept = serving.config.telemetry.recent_requests
+        num_recent = serving.config.telemetry.recent_requests
         raise NotFound(
-            f"There is no request '{request_id[:128]}' here. This server keeps the last {kept:,} that have ended "
+            f"There is no request '{request_id[:128]}' here. This server keeps the last {num_recent:,} that have ended "
             "(--recent-requests), none from before its start, and those that are open."
         )
     return json_response(entry)
@@ -146,9 +146,9 @@ async def report(request: Request) -> Response:
     Who guesses a prompt knows its keys. So where API keys are kept apart, only a trusted gateway gets them."""
     serving = serving_of(request)
     engine = serving_of(request).engine
-    made = await run_in_threadpool(engine.report)
+    reported = await run_in_threadpool(engine.report)
     models = (*serving.config.model_names, *(adapter.name for adapter in engine.adapters.served))
-    shown = Report.of(made, is_ready=engine.is_ready, is_hung=bool(engine.hang), models=models)
+    shown = Report.of(reported, is_ready=engine.is_ready, is_hung=bool(engine.hang), models=models)
     if not serving.config.server.shares_prefix_cache and ROUTER_HEADER not in request.headers:
         shown.keys = b""
     return json_response(shown)

@@ -103,7 +103,7 @@ def _size(body: EmbeddingBody, model: Pooling) -> int | None:
 
 def build_prompts(body: EmbeddingBody, model: Pooling, limit: int | None) -> tuple[Prompt, ...]:
     """Return a prompt for each text: a string, a list of strings, a list of token ids, or a list of such lists."""
-    given = body.input
+    value = body.input
     before = model.default_prompt
     name = body.prompt_name
     if name is not None:
@@ -111,9 +111,9 @@ def build_prompts(body: EmbeddingBody, model: Pooling, limit: int | None) -> tup
             known = ", ".join(map(repr, model.prompts)) or "none"
             raise invalid("prompt_name", f"this model's prompts are: {known}, got {show(name)}")
         before = model.prompts[name]
-    inputs: list[Any] = [given] if isinstance(given, str) else given
-    if isinstance(given, list) and given and types_of(given) <= {int, float}:
-        inputs = [given]
+    inputs: list[Any] = [value] if isinstance(value, str) else value
+    if isinstance(value, list) and value and types_of(value) <= {int, float}:
+        inputs = [value]
     pooling.check_number(inputs, "input")
     kinds = types_of(inputs)
     if kinds == {list}:

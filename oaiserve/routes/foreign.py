@@ -115,11 +115,11 @@ def _file_text(holder: Mapping[str, Any]) -> str | None:
         return None
     if holder.get("type") == "text":
         return data
-    found = _DATA_URL.match(data)
-    if found is None and "file_data" not in holder and not str(holder.get("media_type")).startswith("text/"):
+    head = _DATA_URL.match(data)
+    if head is None and "file_data" not in holder and not str(holder.get("media_type")).startswith("text/"):
         return None
     try:
-        text = b64decode(data[found.end() if found else 0 :], validate=True).decode()
+        text = b64decode(data[head.end() if head else 0 :], validate=True).decode()
     except ValueError:
         return None
     if text.startswith("%PDF") or _CONTROLS.search(text):
@@ -134,15 +134,15 @@ _OF_SERVER = {"id", "type", "status", "call_id", "server_label", "container_id",
 def hosted_call(item: Mapping[str, Any]) -> tuple[str, str, Any, str] | None:
     """Return the id, the name, the arguments and the result of a call of a hosted tool. Of one that has neither a
     result nor an output of its own, the model is told nothing."""
-    found = {name: item.get(name) for name in _RESULTS}
+    results = {name: item.get(name) for name in _RESULTS}
     action = item.get("action")
-    result = text_of([found, {"sources": action.get("sources")} if isinstance(action, dict) else None])
+    result = text_of([results, {"sources": action.get("sources")} if isinstance(action, dict) else None])
     call_id = item.get("call_id")
     if not result and not call_id:
         return None
-    given = {name: value for name, value in item.items() if name not in _OF_SERVER and name not in _RESULTS}
-    name = given.pop("name", None) or str(item["type"]).removesuffix("_call")
-    arguments: Any = {name: value for name, value in given.items() if value is not None}
+    fields = {name: value for name, value in item.items() if name not in _OF_SERVER and name not in _RESULTS}
+    name = fields.pop("name", None) or str(item["type"]).removesuffix("_call")
+    arguments: Any = {name: value for name, value in fields.items() if value is not None}
     only = next(iter(arguments.values())) if len(arguments) == 1 else None
     if isinstance(only, dict) or (isinstance(only, str) and "arguments" in arguments):
         arguments = only

@@ -45,10 +45,10 @@ class _Group:
     later: list[Placed] = field(default_factory=list)
 
 
-def calls_of(given: Iterable[object]) -> list[dict[str, Any]]:
+def calls_of(raw_calls: Iterable[object]) -> list[dict[str, Any]]:
     """Return the calls of a message of chat: of functions, or of tools whose input is a text."""
     calls = []
-    for call in given:
+    for call in raw_calls:
         if not isinstance(call, dict):
             continue
         custom = call.get("custom")
@@ -109,8 +109,8 @@ def repaired(placed: Iterable[Placed], adaptations: Adaptations, *, is_answered:
 def _call(where: str, call: Mapping[str, Any], new_id: str, ids: set[str], adaptations: Adaptations) -> _Call:
     """Return a call with a name, an object of arguments, and an id that is none of `ids`."""
     function = call["function"]
-    if isinstance(given := call.get("id"), str) and given:
-        given_id = given
+    if isinstance(stated_id := call.get("id"), str) and stated_id:
+        given_id = stated_id
     else:
         given_id = None
     arguments, change = object_text(function.get("arguments"))
@@ -138,8 +138,8 @@ def _match(groups: Iterable[_Group], adaptations: Adaptations) -> None:
         for call in reversed(group.calls):
             waiting.setdefault(call.given_id, []).append(call)
         for _, message in group.later:
-            given = message.get("tool_call_id")
-            if message["role"] == "tool" and given and (calls := waiting.get(given)):
+            call_id = message.get("tool_call_id")
+            if message["role"] == "tool" and call_id and (calls := waiting.get(call_id)):
                 calls.pop().result = message
                 matched.add(id(message))
     for group in groups:

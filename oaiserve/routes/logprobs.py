@@ -155,30 +155,30 @@ def _value(logprob: float) -> float | None:
 
 
 def _best(rows: Iterable[tuple[list[Entry], str]], num_top: int) -> list[dict[str, float | None] | None]:
-    found: list[dict[str, float | None] | None] = []
+    rows_of_best: list[dict[str, float | None] | None] = []
     for (token, *top), name in rows:
         if math.isnan(token[2]):
-            found.append(None)
+            rows_of_best.append(None)
             continue
         best: dict[str, float | None] = {}
         for token_id, data, logprob in [*top[:num_top], token]:  # the token itself may be one more than num_top
             # Of tokens with equal texts the likeliest is kept.
             best.setdefault(name if token_id == token[0] else text_of(data), _value(logprob))
-        found.append(best)
-    return found
+        rows_of_best.append(best)
+    return rows_of_best
 
 
 def _by_token_id(rows: Iterable[tuple[list[Entry], int]], num_top: int) -> PromptLogprobs:
-    found: PromptLogprobs = []
+    positions: PromptLogprobs = []
     for (token, *top), own_rank in rows:
         if math.isnan(token[2]):
-            found.append(None)
+            positions.append(None)
             continue
         ranked = [*enumerate(top[:num_top], start=1), (own_rank, token)]
-        found.append(
+        positions.append(
             {
                 str(token_id): PromptLogprob(_value(logprob), rank, text_of(data))
                 for rank, (token_id, data, logprob) in ranked
             }
         )
-    return found
+    return positions

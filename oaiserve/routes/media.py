@@ -36,7 +36,7 @@ _NAMED_IN: dict[str, type[ImagePart | InputImage | ImageBlock]] = {
 _HOLDERS = ("messages", "input", "content", "output")  # the fields of bodies, messages and items with parts below
 
 
-class Given(NamedTuple):
+class MediaSource(NamedTuple):
     """A medium as a part of a body gives it: in base64, or by where it is."""
 
     kind: MediaKind
@@ -51,16 +51,16 @@ class Given(NamedTuple):
         return self.file_id or ("" if is_data_url(self.url) or is_bare_image(self.url) else self.url)
 
 
-def given_by(part: MediaPart, where: str) -> Given:
+def source_of(part: MediaPart, where: str) -> MediaSource:
     match part:
         case SoundPart(sound):
-            return Given("audio", sound.data)
+            return MediaSource("audio", sound.data)
         case ImageBlock(source):
             if isinstance(source, Base64Source):
-                return Given("image", source.data)
+                return MediaSource("image", source.data)
             if isinstance(source, FileSource):
-                return Given("image", file_id=source.file_id)
-            return Given("image", url=source.url)
+                return MediaSource("image", file_id=source.file_id)
+            return MediaSource("image", url=source.url)
         case ImagePart(image):
             if isinstance(image, str):
                 url = image
@@ -77,7 +77,7 @@ def given_by(part: MediaPart, where: str) -> Given:
             if bool(url) == bool(file_id):
                 raise invalid(_top(where), "needs either 'image_url' or 'file_id'", where)
     fineness = cast("Detail", {None: "auto", "original": "high"}.get(detail, detail))
-    return Given("image", url=url, file_id=file_id or "", detail=fineness)
+    return MediaSource("image", url=url, file_id=file_id or "", detail=fineness)
 
 
 class MediaReader:
@@ -104,30 +104,30 @@ class MediaReader:
     def part(self, part: MediaPart, where: str, param: str = "", *, is_asked: bool) -> Part:
         """Return a part of a chat message, with its file, which `taken` takes. Raises InvalidRequest. It `is_asked` if
         it is in the user's last turn."""
-        given = given_by(part, where)
+        source = source_of(part, where)
         param = param or _top(where)
-        self.check_kind(given.kind, param, where)
-        if given.name and given.name not in self.contents:
-            raise invalid(param, f"{show(given.name)} was not fetched", where)
-        content = self.contents[given.name] if given.name else self._content(given, param, where)
+        self.check_kind(source.kind, param, where)
+        if source.name and source.name not in self.contents:
+            raise invalid(param, f"{show(source.name)} was not fetched", where)
+        content = self.contents[source.name] if source.name else self._content(source, param, where)
         if is_asked:
             self._asked.add(where)
-        return {"type": given.kind, "file": MediaFile(given.kind, content, given.detail, param, where)}
+        return {"type": source.kind, "file": MediaFile(source.kind, content, source.detail, param, where)}
 
-    def _content(self, given: Given, param: str, where: str) -> bytes | str:
+    def _content(self, source: MediaSource, param: str, where: str) -> bytes | str:
         """Return a file that the body itself has: its bytes, or its base64. Raises InvalidRequest."""
-        text = given.url if given.base64 is None else given.base64
+        text = source.url if source.base64 is None else source.base64
         if is_data_url(text):
             url = read_data_url(text)
             major = "" if url is None else url.type.partition("/")[0]
             # The file itself says what it is. Clients give it all kinds of types, or none.
-            if url is None or major in {"image", "audio", "video"} - {given.kind}:
-                reason = f"must be a URL with data:{given.kind}/...;base64, or http(s):, got {show(text)}"
+            if url is None or major in {"image", "audio", "video"} - {source.kind}:
+                reason = f"must be a URL with data:{source.kind}/...;base64, or http(s):, got {show(text)}"
                 raise invalid(param, reason, where)
             if not url.is_base64:
                 return b"".join(percent_decoded(url.data))
             text = url.data
-        elif given.base64 is None:
+        elif source.base64 is None:
             if not text:
                 raise invalid(param, "must be a URL with data:, http: or https:, got ''", where)
             self._adaptations.note(where, "base64 without a data URL is read as an image")
@@ -150,12 +150,12 @@ class MediaReader:
         contents = (message["content"] for message in messages if isinstance(message["content"], list))
         parts = [part for content in contents for part in content if "file" in part]
         for kind, noun in _NOUNS.items():
-            given = [part for part in parts if part["type"] == kind]
-            old = [part for part in given if part["file"].where not in self._asked]
-            if (number := len(given) - len(old)) > self._most:
+            of_kind = [part for part in parts if part["type"] == kind]
+            old = [part for part in of_kind if part["file"].where not in self._asked]
+            if (number := len(of_kind) - len(old)) > self._most:
                 reason = f"may have at most {self._most} {noun} (--max-images), got {number}"
-                raise invalid(given[0]["file"].param, reason)
-            for part in old[: max(0, len(given) - self._most)]:
+                raise invalid(of_kind[0]["file"].param, reason)
+            for part in old[: max(0, len(of_kind) - self._most)]:
                 file: MediaFile = part.pop("file")
                 adaptations.note(file.where, f"is left out, as there are too many {noun} (--max-images)")
                 part |= {"type": "text", "text": text_of(part)}
@@ -170,7 +170,7 @@ class _Place(NamedTuple):
     is_needed: bool
 
 
-Named = dict[str, tuple[Given, _Place]]  # media by where they are to be had
+Named = dict[str, tuple[MediaSource, _Place]]  # media by where they are to be had
 
 
 async def read_media(
@@ -189,37 +189,37 @@ async def read_media(
 
     def named() -> Generator[None, None, Named]:
         yield
-        found: Named = {}
+        sources: Named = {}
         for item in stored():
             place = _Place("input", f"{STORED}{item['id']}", is_needed=False)
-            found |= {given.name: (given, place) for _, given in _given_in(item, "") if given.name}
-        asked = _asked_in(body)
-        for where, given in _given_in(body, ""):
-            if given.name:
+            sources |= {source.name: (source, place) for _, source in _sources_in(item, "") if source.name}
+        in_last_turn = _asked_in(body)
+        for where, source in _sources_in(body, ""):
+            if source.name:
                 # A part below another one is in the result of a tool.
-                is_asked = where.startswith(asked) and where.count(".") == 1
-                is_needed = is_asked or (given.name in found and found[given.name][1].is_needed)
-                found[given.name] = given, _Place(_top(where), where, is_needed)
-        return {name: each for name, each in found.items() if name not in contents}
+                is_asked = where.startswith(in_last_turn) and where.count(".") == 1
+                is_needed = is_asked or (source.name in sources and sources[source.name][1].is_needed)
+                sources[source.name] = source, _Place(_top(where), where, is_needed)
+        return {name: each for name, each in sources.items() if name not in contents}
 
-    found = await in_turns_if_large(request, named(), num_bytes)
+    sources = await in_turns_if_large(request, named(), num_bytes)
     exchange: Exchange | None = getattr(request.state, "exchange", None)  # without it, nothing is generated
     adaptations = None if exchange is None else exchange.adaptations
-    return MediaReader(serving, {**contents, **await _fetched(request, serving, found)}, adaptations)
+    return MediaReader(serving, {**contents, **await _fetched(request, serving, sources)}, adaptations)
 
 
-def _given_in(value: Any, where: str) -> Iterator[tuple[str, Given]]:
+def _sources_in(value: Any, where: str) -> Iterator[tuple[str, MediaSource]]:
     """Yield the media in a body, or in a stored item, each with its place."""
     if isinstance(value, MediaPart):
-        yield where, given_by(value, where)
+        yield where, source_of(value, where)
     elif isinstance(value, dict) and (kind := _NAMED_IN.get(str(value.get("type")))) is not None:
         try:
-            yield where, given_by(msgspec.convert(value, kind), where)
+            yield where, source_of(msgspec.convert(value, kind), where)
         except (msgspec.ValidationError, InvalidRequest):
             return  # the code that makes the part reports its error, if it is needed
     elif isinstance(value, list):
         for number, each in enumerate(value):
-            yield from _given_in(each, f"{where}[{number}]")
+            yield from _sources_in(each, f"{where}[{number}]")
     elif isinstance(value, msgspec.Struct | dict):
         for name in _HOLDERS:
             if isinstance(value, dict):
@@ -227,18 +227,18 @@ def _given_in(value: Any, where: str) -> Iterator[tuple[str, Given]]:
             else:
                 inner = getattr(value, name, None)
             if isinstance(inner, list):
-                yield from _given_in(inner, f"{where}.{name}".lstrip("."))
+                yield from _sources_in(inner, f"{where}.{name}".lstrip("."))
 
 
 def _asked_in(body: object) -> tuple[str, ...]:
     """Return the places of the messages or items of the user's last turn."""
     places: list[str] = []
     for name in ("messages", "input"):
-        given = getattr(body, name, None)
-        if isinstance(given, list):
-            roles = [each.get("role") if isinstance(each, dict) else getattr(each, "role", None) for each in given]
+        entries = getattr(body, name, None)
+        if isinstance(entries, list):
+            roles = [each.get("role") if isinstance(each, dict) else getattr(each, "role", None) for each in entries]
             places += (
-                f"{name}[{number}]." for number in range(first_asked(roles), len(given)) if roles[number] == "user"
+                f"{name}[{number}]." for number in range(first_asked(roles), len(entries)) if roles[number] == "user"
             )
     return tuple(places)
 
@@ -256,8 +256,8 @@ async def _fetched(request: Request, serving: Serving, named: Named) -> dict[str
     client = request.state.client
     most = serving.body_limit
     named = {name: each for name, each in named.items() if each[1].is_needed or reader.reads(each[0].kind)}
-    for given, place in named.values():
-        reader.check_kind(given.kind, place.param, place.where)
+    for source, place in named.values():
+        reader.check_kind(source.kind, place.param, place.where)
     limit = serving.config.server.max_images
     if (num_needed := sum(place.is_needed for _, place in named.values())) > limit:
         raise InvalidRequest(f"The request names {num_needed} files, but may have at most {limit} (--max-images).")
@@ -286,11 +286,11 @@ async def _fetched(request: Request, serving: Serving, named: Named) -> dict[str
 
 
 async def _content(
-    request: Request, serving: Serving, given: Given, place: _Place, take: Callable[[int], None]
+    request: Request, serving: Serving, source: MediaSource, place: _Place, take: Callable[[int], None]
 ) -> bytes | None:
     """Return a medium, or None if it cannot be had and is not needed. Raises InvalidRequest and Overloaded."""
     try:
-        return await _needed_content(request, serving, given, place.param, place.where, take)
+        return await _needed_content(request, serving, source, place.param, place.where, take)
     except InvalidRequest:
         if place.is_needed:
             raise
@@ -298,28 +298,28 @@ async def _content(
 
 
 async def _needed_content(
-    request: Request, serving: Serving, given: Given, param: str, where: str, take: Callable[[int], None]
+    request: Request, serving: Serving, source: MediaSource, param: str, where: str, take: Callable[[int], None]
 ) -> bytes:
     if given.file_id:
         files = request.app.state.batches
         if files is None:
-            found = None
+            stored = None
         else:
-            found = await files.store.file(request.state.owner, given.file_id)
-        if found is None:
-            raise invalid(param, f"there is no file {show(given.file_id)}: it was deleted, or is too old", where)
-        file, number = found
+            stored = await files.store.file(request.state.owner, source.file_id)
+        if stored is None:
+            raise invalid(param, f"there is no file {show(source.file_id)}: it was deleted, or is too old", where)
+        file, number = stored
         take(file.bytes)
         return b"".join([part async for part in files.store.content(number)])
-    if given.url[:4].lower() != "http":
-        raise invalid(param, f"must be a URL with data:, http: or https:, got {show(given.url)}", where)
+    if source.url[:4].lower() != "http":
+        raise invalid(param, f"must be a URL with data:, http: or https:, got {show(source.url)}", where)
     if serving.fetcher is None:
         reason = "this server fetches nothing: it runs without --allow-media-from. Send a data: URL"
-        raise invalid(param, f"{reason}, got {show(given.url)}", where)
+        raise invalid(param, f"{reason}, got {show(source.url)}", where)
     try:
         return await serving.fetcher.fetch(given.url, given.kind, FILE_BYTES, take)
     except NotFetched as error:
-        raise invalid(param, f"{show(given.url)} is not fetched: {error}", where) from error
+        raise invalid(param, f"{show(source.url)} is not fetched: {error}", where) from error
 
 
 def _top(where: str) -> str:

@@ -96,14 +96,14 @@ def list_answer(scope: Scope, models: Sequence[AnyModel]) -> Response:
         return json_response({"object": "list", "data": models})
     query = QueryParams(scope["query_string"])
     ids = [model["id"] for model in models]
-    given = {each.name: each.value(query[each.name]) for each in PAGE if each.name in query}
+    cursors = {each.name: each.value(query[each.name]) for each in PAGE if each.name in query}
     for name in ("after_id", "before_id"):
-        if name in given and given[name] not in ids:
-            raise invalid(name, f"there is no model {show(given[name])} here")
-    limit = given.get("limit", 20)
-    start = ids.index(given["after_id"]) + 1 if "after_id" in given else 0
-    end = ids.index(given["before_id"]) if "before_id" in given else len(ids)
-    if "before_id" in given:
+        if name in cursors and cursors[name] not in ids:
+            raise invalid(name, f"there is no model {show(cursors[name])} here")
+    limit = cursors.get("limit", 20)
+    start = ids.index(cursors["after_id"]) + 1 if "after_id" in cursors else 0
+    end = ids.index(cursors["before_id"]) if "before_id" in cursors else len(ids)
+    if "before_id" in cursors:
         shown = range(start, end)[-limit:]
     else:
         shown = range(start, end)[:limit]
@@ -196,15 +196,15 @@ switched_off = closed("Adapters can be loaded and unloaded only where the server
 closed_route = closed(f"{{path}} changes what others are served, {PRIVATE}.")
 
 
-def _path(serving: Serving, given: str) -> Path:
+def _path(serving: Serving, name: str) -> Path:
     """Return the folder of an adapter, which must be in the folder of adapters. Raises InvalidRequest."""
     assert serving.config.engine.lora_dir is not None
     folder = serving.config.engine.lora_dir.resolve()
     try:
-        path = (folder / given).resolve()
+        path = (folder / name).resolve()
         is_inside = folder in path.parents and path.is_dir()
     except (OSError, ValueError):  # a name that no file can have
         is_inside = False
     if not is_inside:
-        raise invalid("lora_path", f"must be a folder in the server's --lora-dir, got {show(given)}")
+        raise invalid("lora_path", f"must be a folder in the server's --lora-dir, got {show(name)}")
     return path

@@ -55,15 +55,15 @@ def document(
     routes: Iterable[Route], *, version: str, needs_key: bool, open_paths: Iterable[str] = ()
 ) -> dict[str, Any]:
     """Return the document in OpenAPI 3.1, without closed routes. Where no key is needed, sending one is allowed."""
-    found = [(route, operation) for route in routes if (operation := operation_of(route.endpoint)) is not None]
-    operations = [operation for _, operation in found]
+    described = [(route, operation) for route in routes if (operation := operation_of(route.endpoint)) is not None]
+    operations = [operation for _, operation in described]
     bodies = [operation.body for operation in operations if operation.body is not None]
     answers: list[type[msgspec.Struct]] = [ErrorAnswer]
     for operation in operations:
         answers += [kind for kind in (operation.answer, operation.event) if isinstance(kind, type)]
     statuses = {error.status for operation in operations for error in operation.all_errors}
     paths: dict[str, Any] = {}
-    for route, operation in found:
+    for route, operation in described:
         key: dict[str, list[str]] = {"api_key": []}
         if needs_key and route.path not in open_paths:
             requires = [key]
@@ -207,11 +207,11 @@ def _tidied(value: Any, *, is_answer: bool) -> Any:
 def _union(members: list[dict[str, Any]]) -> dict[str, Any]:
     """Return a union without Raw, which stands for pieces of JSON, and with integers as JSON Schema has them: 2.0 is
     one."""
-    kept = [member for member in members if member]
-    if {"type": "integer"} in kept:
-        kept = [member for member in kept if member != {"type": "number"}]
-    if len(kept) == 1:
-        return kept[0]
-    if all(member.keys() == {"type"} for member in kept):
-        return {"type": [member["type"] for member in kept]}
-    return {"anyOf": kept}
+    schemas = [member for member in members if member]
+    if {"type": "integer"} in schemas:
+        schemas = [member for member in schemas if member != {"type": "number"}]
+    if len(schemas) == 1:
+        return schemas[0]
+    if all(member.keys() == {"type"} for member in schemas):
+        return {"type": [member["type"] for member in schemas]}
+    return {"anyOf": schemas}

@@ -49,20 +49,20 @@ class Parameter:
             return {"type": "string", "format": "binary"}
         return {"type": "string"} | ({} if self.allowed is None else {"enum": list(self.allowed)})
 
-    def value(self, given: str) -> Any:
+    def value(self, text: str) -> Any:
         """Return the value of a given text. Raises InvalidRequest."""
         if self.is_integer:
-            is_integer = given.isascii() and given.isdecimal() and len(given) <= 9
-            if not is_integer or int(given) < self.least or (self.most is not None and int(given) > self.most):
+            is_integer = text.isascii() and text.isdecimal() and len(text) <= 9
+            if not is_integer or int(text) < self.least or (self.most is not None and int(text) > self.most):
                 if self.most is None:
                     allowed = f">= {self.least}"
                 else:
                     allowed = f"from {self.least} to {self.most}"
-                raise invalid(self.name, f"must be an integer {allowed}, got {show(given)}")
-            return int(given)
-        if self.allowed is not None and given not in self.allowed:
-            raise invalid(self.name, f"must be one of {', '.join(self.allowed)}, got {show(given)}")
-        return given
+                raise invalid(self.name, f"must be an integer {allowed}, got {show(text)}")
+            return int(text)
+        if self.allowed is not None and text not in self.allowed:
+            raise invalid(self.name, f"must be one of {', '.join(self.allowed)}, got {show(text)}")
+        return text
 
 
 def read_query(query: QueryParams, parameters: Sequence[Parameter]) -> dict[str, Any]:
@@ -71,8 +71,8 @@ def read_query(query: QueryParams, parameters: Sequence[Parameter]) -> dict[str,
     for name in query:
         if name not in known:
             raise invalid(name[:80], f"this route takes {', '.join(parameter.name for parameter in parameters)}")
-    given = {parameter: query.get(parameter.name) for parameter in parameters}
-    return {parameter.name: None if text is None else parameter.value(text) for parameter, text in given.items()}
+    texts = {parameter: query.get(parameter.name) for parameter in parameters}
+    return {parameter.name: None if text is None else parameter.value(text) for parameter, text in texts.items()}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -248,8 +248,8 @@ def cache_salt(body: SamplingBody) -> str:
 
 def recorded_params(body: SamplingBody, params: SamplingParams) -> dict[str, str | int | float | bool]:
     """Return the checked values of the client's own parameters."""
-    given = {name for name in _RECORDED if getattr(body, name, None) is not None}  # no route has all of them
+    names = {name for name in _RECORDED if getattr(body, name, None) is not None}  # no route has all of them
     if body.max_completion_tokens is not None or getattr(body, "max_output_tokens", None) is not None:
-        given.add("max_tokens")
-    values = {name: getattr(params, name) for name in _RECORDED if name in given}
+        names.add("max_tokens")
+    values = {name: getattr(params, name) for name in _RECORDED if name in names}
     return {name: value for name, value in values.items() if value is not None}

@@ -44,12 +44,12 @@ def pooling_of(intake: Intake[Any]) -> Pooling:
 def most_tokens(intake: Intake[PoolingBody]) -> int | None:
     """Return the length to which texts are cut, or None if they are not. -1 asks for as many tokens as there can be."""
     limit = intake.serving.engine.max_model_len
-    given = integer(intake.body, "truncate_prompt_tokens", -1, limit)
-    if given == 0:
+    length = integer(intake.body, "truncate_prompt_tokens", -1, limit)
+    if length == 0:
         raise invalid("truncate_prompt_tokens", f"must be -1, or from 1 to {limit}, got 0")
-    if given == -1:
+    if length == -1:
         return limit
-    return given
+    return length
 
 
 def text_prompts(

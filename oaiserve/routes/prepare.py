@@ -150,11 +150,11 @@ class Intake(Generic[OwnBody]):
         return Answer(self.serving, self.exchange, request, whole)
 
     def _priority(self) -> int:
-        asked = integer(self.body, "priority")
+        priority = integer(self.body, "priority")
         use = self.exchange.use
         if use is None:
-            return asked or 0
-        return use.key.priority_for(asked)
+            return priority or 0
+        return use.key.priority_for(priority)
 
     def request(self, prompts: tuple[Prompt, ...], params: SamplingParams, **more: Any) -> Request:
         exchange = self.exchange

@@ -100,20 +100,20 @@ def parse(
     try:
         try:
             if len(body) <= _MOST_NAMED_BYTES:
-                given = _names_decoder.decode(body)
+                values = _names_decoder.decode(body)
             else:
-                given = _known_names(kind, body)
+                values = _known_names(kind, body)
         except msgspec.DecodeError:
             decoder.decode(body)  # its message is better
             raise
         if check_given is not None:
-            check_given(given)
+            check_given(values)
         yield
         with paused_for(len(body)):
             parsed: Body = decoder.decode(body)
         yield
-        names = (given.keys() & UNSUPPORTED.keys()) - set(parsed.__struct_fields__)
-        unsupported = {name: msgspec.json.decode(given[name]) for name in UNSUPPORTED if name in names}
+        names = (values.keys() & UNSUPPORTED.keys()) - set(parsed.__struct_fields__)
+        unsupported = {name: msgspec.json.decode(values[name]) for name in UNSUPPORTED if name in names}
     except msgspec.ValidationError as error:
         raise invalid_type(kind, str(error)) from None
     except UnicodeDecodeError:
@@ -134,39 +134,39 @@ def parse(
                 param=name,
                 code="unsupported_parameter",
             )
-    unknown = given.keys() - set(parsed.__struct_fields__) - UNSUPPORTED.keys() - IGNORED
+    unknown = values.keys() - set(parsed.__struct_fields__) - UNSUPPORTED.keys() - IGNORED
     for name in islice(unknown, MOST_TOLD):
         _tell_of(name[:61])  # 60 of these characters are shown.
     if adaptations is not None:
-        _note_misspelled(kind, given, unknown, adaptations)
+        _note_misspelled(kind, values, unknown, adaptations)
     return parsed
 
 
 def _known_names(kind: type[msgspec.Struct], body: bytes | bytearray) -> dict[str, msgspec.Raw]:
     """Return the values of a body by name. Only the first of the unknown names is among them."""
-    found = msgspec.structs.asdict(_decoder_of_names(kind, is_strict=False).decode(body))
-    given = {name: value for name, value in found.items() if value is not UNSET}
+    fields = msgspec.structs.asdict(_decoder_of_names(kind, is_strict=False).decode(body))
+    values = {name: value for name, value in fields.items() if value is not UNSET}
     try:
         _decoder_of_names(kind, is_strict=True).decode(body)
     except msgspec.ValidationError as error:
-        given[str(error).partition("`")[2].rpartition("`")[0]] = msgspec.Raw(b"null")
-    return given
+        values[str(error).partition("`")[2].rpartition("`")[0]] = msgspec.Raw(b"null")
+    return values
 
 
 @cache
 def _decoder_of_names(kind: type[msgspec.Struct], *, is_strict: bool) -> msgspec.json.Decoder[msgspec.Struct]:
     names = {*kind.__struct_fields__, *UNSUPPORTED, *IGNORED}
     fields = [(name, msgspec.Raw | UnsetType, UNSET) for name in sorted(names)]
-    return msgspec.json.Decoder(msgspec.defstruct("Given", fields, forbid_unknown_fields=is_strict))
+    return msgspec.json.Decoder(msgspec.defstruct("Fields", fields, forbid_unknown_fields=is_strict))
 
 
 def _note_misspelled(
-    kind: type[msgspec.Struct], given: Mapping[str, msgspec.Raw], unknown: Iterable[str], adaptations: Adaptations
+    kind: type[msgspec.Struct], values: Mapping[str, msgspec.Raw], unknown: Iterable[str], adaptations: Adaptations
 ) -> None:
     """Note the parameters that unknown names of a body, or of the options in it, were probably meant to be."""
     where = {"": (unknown, kind.__struct_fields__)}
     for option, known in _options_of(kind).items():
-        value = bytes(given.get(option, b""))
+        value = bytes(values.get(option, b""))
         if value.startswith(b"{") and len(value) <= _MOST_NESTED_BYTES:
             where[f"{option}."] = (_names_decoder.decode(value).keys() - known, known)
     for prefix, (names, known) in where.items():
@@ -179,9 +179,9 @@ def _note_misspelled(
 def _meant(name: str, known: tuple[str, ...]) -> str | None:
     """Return the known name that a name is probably meant to be, also without regard to capitals and underscores."""
     plain = {each.replace("_", ""): each for each in known}
-    found = get_close_matches(re.sub("[_-]", "", name).lower(), plain, 1, _SIMILAR)
-    if found:
-        return plain[found[0]]
+    matches = get_close_matches(re.sub("[_-]", "", name).lower(), plain, 1, _SIMILAR)
+    if matches:
+        return plain[matches[0]]
     return None
 
 
@@ -190,16 +190,16 @@ def _options_of(kind: type[msgspec.Struct]) -> Mapping[str, tuple[str, ...]]:
     """Return the names in those parameters of a body that are objects of one kind."""
     info = inspect.type_info(kind)
     assert isinstance(info, inspect.StructType)
-    found = {
+    types_by_name = {
         field.name: [each for each in members(field.type) if not isinstance(each, inspect.NoneType)]
         for field in info.fields
     }
     options = {
         name: tuple(field.encode_name for field in types[0].fields)
-        for name, types in found.items()
+        for name, types in types_by_name.items()
         if len(types) == 1 and isinstance(types[0], inspect.StructType)
     }
-    return options | ({"stream_options": _STREAM_OPTIONS} if "stream_options" in found else {})
+    return options | ({"stream_options": _STREAM_OPTIONS} if "stream_options" in types_by_name else {})
 
 
 def num_ids(value: msgspec.Raw | None) -> int:

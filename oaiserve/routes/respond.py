@@ -137,9 +137,9 @@ class Answer:
 
     def _most_tokens(self) -> int:
         """Return how many tokens are reserved for the request: what its bytes tell of its prompt, and its answer."""
-        asked = self.request.params.max_tokens
+        max_tokens = self.request.params.max_tokens
         context = self.serving.engine.max_model_len
-        most = min(OPEN_ANSWER_TOKENS if asked is None else asked, context)
+        most = min(OPEN_ANSWER_TOKENS if max_tokens is None else max_tokens, context)
         return self.request.num_bytes // BYTES_PER_TOKEN + self.request.num_choices * most
 
     def _cut(self, scope: Scope) -> None:
@@ -351,13 +351,13 @@ class Answer:
 
     def _headers(self) -> dict[str, str]:
         cut_to = self.exchange.max_tokens_cut_to
-        told = self.exchange.adaptations.headers()
+        headers = self.exchange.adaptations.headers()
         if cut_to is not None:
             told["x-max-tokens-cut-to"] = f"{cut_to}"
         is_forecast = self.serving.config.engine.explain and not self.request.is_background
         if is_forecast and self.exchange.stream is not None:
-            told[FORECAST_HEADER] = self.exchange.stream.forecast.in_header()
-        return {"server-timing": self.exchange.server_timing(), **told}
+            headers[FORECAST_HEADER] = self.exchange.stream.forecast.in_header()
+        return {"server-timing": self.exchange.server_timing(), **headers}
 
     def _note_finish_reason(self, chunk: TokenChunk) -> None:
         if chunk.finish_reason is not None:

@@ -42,9 +42,9 @@ class SamplingDefaults:
     @classmethod
     def of(cls, config: Config, of_model: Mapping[str, Any]) -> SamplingDefaults:
         """Join the operator's values and the model's. Raises OptionError if one of the operator's is wrong."""
-        given = given_defaults(config.server.default_params)
+        of_flag = given_defaults(config.server.default_params)
         if not config.engine.generation_config:
-            return cls(NEUTRAL | given, "--no-generation-config" + (" and --default-params" if given else ""))
+            return cls(NEUTRAL | of_flag, "--no-generation-config" + (" and --default-params" if of_flag else ""))
         known: Values = {}
         ignored = []
         for name in of_model.keys() & SAMPLING:
@@ -52,9 +52,9 @@ class SamplingDefaults:
                 known |= _checked({name: of_model[name]})
             except InvalidRequest as error:
                 ignored.append(error.message)
-        stated = known | given
+        stated = known | of_flag
         is_shaped = any(name in stated for name in SHAPING)
-        origins = {"--default-params": given, "the model": known, "built in": not is_shaped}
+        origins = {"--default-params": of_flag, "the model": known, "built in": not is_shaped}
         origin = " and ".join(name for name, applies in origins.items() if applies)
         return cls(stated, origin, tuple(sorted(ignored)))
 

@@ -96,14 +96,14 @@ class Serving:
         if number > (most := max(MOST_MESSAGES, self.engine.max_model_len)):
             raise invalid(param, f"must have at most {most} entries, got {number}. Send fewer, or join some of them")
 
-    def check_model(self, asked: str | None) -> ServedAdapter | None:
+    def check_model(self, name: str | None) -> ServedAdapter | None:
         """Return the adapter that a request names as its model, or None. Raises ModelNotFound."""
-        if asked is None or asked in self.config.model_names:
+        if name is None or name in self.config.model_names:
             return None
         adapters = self.engine.adapters
-        if (adapter := adapters.get(asked)) is not None:
+        if (adapter := adapters.get(name)) is not None:
             return adapter
-        raise ModelNotFound(asked, *self.config.model_names, *(adapter.name for adapter in adapters.served))
+        raise ModelNotFound(name, *self.config.model_names, *(adapter.name for adapter in adapters.served))
 
     def name_of(self, adapter: ServedAdapter | None) -> str:
         """Return the name of the model with this adapter, which answers and records have."""

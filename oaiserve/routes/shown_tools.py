@@ -70,11 +70,11 @@ def shown_tools(
     return ShownTools([{"type": "function", "function": shown} for shown in tools.values()], names, strict, places)
 
 
-def _model_names(given: Iterable[str]) -> dict[str, str]:
+def _model_names(names_in_request: Iterable[str]) -> dict[str, str]:
     """Return a name of its own for each tool. Those without odd characters keep theirs."""
-    names = {name: name for name in given if not _ODD.search(name)}
+    names = {name: name for name in names_in_request if not _ODD.search(name)}
     taken = set(names)
-    for name in given:
+    for name in names_in_request:
         if name in names:
             continue
         unique = model_name(name)

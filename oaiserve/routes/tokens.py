@@ -77,8 +77,8 @@ async def detokenize(request: Request) -> Response:
     serving = serving_of(request)
     most = max(MOST_TOKENS, serving.engine.max_model_len)
 
-    def check_number(given: Mapping[str, msgspec.Raw]) -> None:
-        if (number := protocol.num_ids(given.get("tokens"))) > most:
+    def check_number(values: Mapping[str, msgspec.Raw]) -> None:
+        if (number := protocol.num_ids(values.get("tokens"))) > most:
             raise invalid("tokens", f"must have at most {most} ids, got {number}. Send them in parts")
 
     body, num_bytes = await read_parsed(request, DetokenizeBody, check_number)

@@ -201,10 +201,10 @@ def _with_tools(
 ) -> ChatPrompt:
     family = dialect.calls or HERMES
     abilities = dialect.abilities
-    given = [_with_model_names(message) for message in messages]
-    given = given if family.history is None else list(family.history(given))
+    history = [_with_model_names(message) for message in messages]
+    history = history if family.history is None else list(family.history(history))
     result: list[Message] = []
-    for is_result, messages in groupby(given, lambda one: one["role"] == "tool" and not abilities.results):
+    for is_result, messages in groupby(history, lambda one: one["role"] == "tool" and not abilities.results):
         if is_result:
             texts = [_joined("<tool_response>\n", one["content"], "\n</tool_response>") for one in messages]
             between = [each for text in texts for each in ("\n", text)]

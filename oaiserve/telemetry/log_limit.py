@@ -55,10 +55,10 @@ class LogLimit:
             since_ns = self._clock_ns() - self.WINDOW_NS
             over = [kind for kind, window in self._windows.items() if at_once or window.start_ns <= since_ns]
             ended = [self._windows.pop(kind) for kind in over]
-            told = [window for window in ended if window.num_left_out]
-            for window in told:
+            incomplete = [window for window in ended if window.num_left_out]
+            for window in incomplete:
                 self._counts[window.first.levelname.lower(), "written"] += 1
-        for window in told:
+        for window in incomplete:
             self._handler.acquire()
             try:
                 self._handler.emit(_left_out(window))

@@ -98,7 +98,7 @@ class ShortFormatter(_TextFormatter):
         error = fields["error_type"] or ""
         if fields["error_param"]:
             error += f": {escaped(str(fields['error_param']))}"
-        kept = [part for part in (tokens, error) if part]
+        details = [part for part in (tokens, error) if part]
         extra = shown_times[1:]
         if fields["cached_tokens"]:
             extra.append(f"{fields['cached_tokens']:,} cached")
@@ -106,7 +106,7 @@ class ShortFormatter(_TextFormatter):
             extra.append(escaped(str(fields["client"])))
         request_id = escaped(str(fields["request_id"]))
         url = None if self._address_of is None else self._address_of(request_id)
-        label, extra = self._fitting(len("00:00:00 ") + len("  ".join([head, *kept])), extra, request_id, url)
+        label, extra = self._fitting(len("00:00:00 ") + len("  ".join([head, *details])), extra, request_id, url)
         if label:
             linked = self._screen.linked(self._screen.painted(label, "dim"), url)
         else:
@@ -156,14 +156,14 @@ def _times(fields: Mapping[str, Any]) -> list[str]:
             return f"{ms:.0f}"
         return f"{ms:.1f}"
 
-    found = [f"{shown(duration_ms)} {'s' if is_long else 'ms'}"]
+    times = [f"{shown(duration_ms)} {'s' if is_long else 'ms'}"]
     for phase in PHASES:
         phase_ms = fields.get(f"{phase}_ms")
         if phase_ms is None or phase_ms == duration_ms:
             continue
         if phase in ("prefill", "decode") or phase_ms >= _LEAST_PHASE * duration_ms:
-            found.append(f"{phase.replace('_', ' ')} {shown(phase_ms)}")
-    return found
+            times.append(f"{phase.replace('_', ' ')} {shown(phase_ms)}")
+    return times
 
 
 def _tokens(fields: Mapping[str, Any]) -> str:

@@ -22,15 +22,15 @@ def exporter_kind(environ: Mapping[str, str]) -> Literal["otlp", "console"] | No
     """
     if _value(environ, "OTEL_SDK_DISABLED")[1].lower() == "true":
         return None
-    exporter_variable, asked = _value(environ, "OTEL_TRACES_EXPORTER")
+    exporter_variable, name = _value(environ, "OTEL_TRACES_EXPORTER")
     endpoint_variable, endpoint = _value(environ, "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
-    exporter = asked.lower() or ("otlp" if endpoint else "none")
+    exporter = name.lower() or ("otlp" if endpoint else "none")
     if exporter == "none":
         return None
     if exporter == "console":
         return "console"
     if exporter != "otlp":
-        raise StartupError(f"{exporter_variable} is '{asked}'; this server supports otlp, console and none.")
+        raise StartupError(f"{exporter_variable} is '{name}'; this server supports otlp, console and none.")
     if endpoint and not endpoint.startswith(("http://", "https://")):
         raise StartupError(f"{endpoint_variable} is '{endpoint}'; it must start with http:// or https://.")
     protocol_variable, protocol = _value(environ, "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
@@ -65,5 +65,5 @@ def resource(version: str, service: str = names.SERVICE_NAME) -> Resource:
 
 def _value(environ: Mapping[str, str], *variables: str) -> tuple[str, str]:
     """Return name and value of the first variable with a value; an empty one counts as none."""
-    found = ((name, environ[name].strip()) for name in variables if environ.get(name, "").strip())
-    return next(found, (variables[0], ""))
+    values = ((name, environ[name].strip()) for name in variables if environ.get(name, "").strip())
+    return next(values, (variables[0], ""))

@@ -38,8 +38,8 @@ class Form(StrEnum):
 
 def negotiate(accept: str | None) -> Form:
     """Return the first format of ours that the Accept header asks for, or the classic text format."""
-    for asked in (accept or "").split(","):
-        kind, *params = (part.strip() for part in asked.split(";"))
+    for media_range in (accept or "").split(","):
+        kind, *params = (part.strip() for part in media_range.split(";"))
         version = next((param for param in params if param.startswith("version=")), "version=1.0.0")
         if kind == "application/openmetrics-text" and version == "version=1.0.0":
             return Form.OPENMETRICS
@@ -67,17 +67,19 @@ class Page:
         if self._collected_ns is None or now_ns - self._collected_ns > REGISTRY_SECONDS * NS_PER_SECOND:
             self._collected_ns = now_ns
             self._blocks_of_registry = [
-                _Numbers(_family_of(found)) for found in self._registry.collect() if found.samples
+                _Numbers(_family_of(metric)) for metric in self._registry.collect() if metric.samples
             ]
         end = b"# EOF\n" if form is Form.OPENMETRICS else b""
         return b"".join((*(block.render(form) for block in chain(self._blocks, self._blocks_of_registry)), end))
 
 
-def _family_of(found: LibraryMetric) -> CallbackFamily:
+def _family_of(metric: LibraryMetric) -> CallbackFamily:
     """Return the family of a counter or gauge of the client library."""
-    first = found.samples[0]
-    points = {tuple(sample.labels.values()): sample.value for sample in found.samples}
-    return CallbackFamily(Metric(first.name, found.type, found.documentation, labels=(*first.labels,)), lambda: points)
+    first = metric.samples[0]
+    points = {tuple(sample.labels.values()): sample.value for sample in metric.samples}
+    return CallbackFamily(
+        Metric(first.name, metric.type, metric.documentation, labels=(*first.labels,)), lambda: points
+    )
 
 
 class _Numbers:

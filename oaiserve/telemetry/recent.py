@@ -60,11 +60,11 @@ class RecentRequests:
 
     def add(self, record: RequestRecord) -> None:
         account = replace(record.account, inter_token_ns=array("q"), prompts=[])
-        found = token_gaps(record.event_gaps_ns), mean_event_tokens(record)
+        gaps = token_gaps(record.event_gaps_ns), mean_event_tokens(record)
         short = replace(record, account=account, event_tokens=array("q"), event_gaps_ns=array("q"))
-        kept = _Kept(short, *found)
+        item = _Kept(short, *gaps)
         with self._lock:
-            self._ring.append(kept)
+            self._ring.append(item)
 
     def get(self, request_id: str) -> Entry | None:
         """Return the newest request with this id, with the explanation of its time, its events, and its neighbours.
@@ -72,12 +72,12 @@ class RecentRequests:
         The id may also be that of its trace, as exemplars have it.
         """
         ring = self._newest_first()
-        for kept in ring:
-            if request_id in (kept.record.request_id, kept.record.trace.trace_id_hex):
+        for item in ring:
+            if request_id in (item.record.request_id, item.record.trace.trace_id_hex):
                 records = [other.record for other in ring]
-                explanation = list(sentences(kept.record, records))
-                entry = self._entry(kept) | {"explanation": explanation}
-                return entry | _events(kept.record) | _neighbours(kept.record, records)
+                explanation = list(sentences(item.record, records))
+                entry = self._entry(item) | {"explanation": explanation}
+                return entry | _events(item.record) | _neighbours(item.record, records)
         return None
 
     def list(
@@ -112,12 +112,12 @@ class RecentRequests:
                 and (record.request_id.startswith(id_prefix) or record.trace.trace_id_hex.startswith(id_prefix))
             )
 
-        found = [kept for kept in self._newest_first() if matches(kept.record)]
+        items = [item for item in self._newest_first() if matches(item.record)]
         if slowest is not None:
-            phases = ((phase, kept) for kept in found for phase in kept.record.times.phases())
-            reached = [(phase.duration_ns, kept) for phase, kept in phases if phase.name == slowest]
-            found = [kept for _, kept in sorted(reached, key=itemgetter(0), reverse=True)]
-        return [self._row(kept.record) if rows else self._entry(kept) for kept in found[:limit]]
+            phases = ((phase, item) for item in items for phase in item.record.times.phases())
+            reached = [(phase.duration_ns, item) for phase, item in phases if phase.name == slowest]
+            items = [item for _, item in sorted(reached, key=itemgetter(0), reverse=True)]
+        return [self._row(item.record) if rows else self._entry(item) for item in items[:limit]]
 
     def open(self) -> dict[str, OpenRow]:
         """Return the newest open requests by the engine's ids, newest first."""
@@ -139,9 +139,9 @@ class RecentRequests:
             ],
         }
 
-    def _entry(self, kept: _Kept) -> Entry:
-        record = kept.record
-        steps = steps_of(kept.record)
+    def _entry(self, item: _Kept) -> Entry:
+        record = item.record
+        steps = steps_of(item.record)
         received_ns = _received_ns(record)
         duration_ns = record.times.duration_ns
         causes_ns = record.causes_ns
@@ -168,8 +168,8 @@ class RecentRequests:
                 for judged in self._targets.judge(record)
             },
             "queue_waits_ns": {reason.value: wait_ns for reason, wait_ns in record.account.waits_ns.items()},
-            "token_gaps": kept.gaps._asdict() if kept.gaps is not None else None,
-            "mean_event_tokens": kept.mean_event_tokens,
+            "token_gaps": item.gaps._asdict() if item.gaps is not None else None,
+            "mean_event_tokens": item.mean_event_tokens,
             "steps": steps._asdict() | {"last": record.account.steps[-1]} if steps is not None else None,
         }
 
@@ -210,9 +210,9 @@ def _events(record: RequestRecord) -> Entry:
     return {"events": events, "num_events_dropped": record.account.num_events_dropped}
 
 
-def _neighbours(kept: RequestRecord, ring: Iterable[RequestRecord]) -> Entry:
-    """Return the requests in the ring with steps in common with `kept`, most common steps first."""
-    shared = [(num_shared(kept.account.steps, other.account.steps), other) for other in ring if other is not kept]
+def _neighbours(own: RequestRecord, ring: Iterable[RequestRecord]) -> Entry:
+    """Return the requests in the ring with steps in common with `own`, most common steps first."""
+    shared = [(num_shared(own.account.steps, other.account.steps), other) for other in ring if other is not own]
     neighbours = sorted((pair for pair in shared if pair[0]), key=itemgetter(0), reverse=True)
     named = [
         {
@@ -221,7 +221,7 @@ def _neighbours(kept: RequestRecord, ring: Iterable[RequestRecord]) -> Entry:
             "prompt_tokens": record.prompt_tokens,
             "completion_tokens": record.completion_tokens,
             "num_shared_steps": num_steps,
-            "phases": _phases(record, _received_ns(kept)),  # relative to when `kept` was received
+            "phases": _phases(record, _received_ns(own)),  # relative to when `own` was received
         }
         for num_steps, record in neighbours[:MOST_NEIGHBOURS]
     ]

@@ -38,11 +38,11 @@ class _Place:
 
     def values(self, record: object) -> dict[str, Any]:
         """Return the values of a record by name."""
-        found: dict[str, Any] = {}
+        fields: dict[str, Any] = {}
         for when, names, values in self._groups:
             if when is None or when(record):
-                found.update(zip(names, values(record), strict=False))
-        return found
+                fields.update(zip(names, values(record), strict=False))
+        return fields
 
 
 def _rows(name: Callable[[Fact], str], when: Callable[[Fact], str]) -> list[_Row]:

@@ -160,11 +160,11 @@ class Tracing:
         for attempt, context in zip(attempts, contexts[1:], strict=True):
             name = str(attempt.attributes[names.HTTP_REQUEST_METHOD])
             tried = Phase(name, attempt.started_ns, attempt.ended_ns or whole.end_ns)
-            found: dict[str, AttributeValue] = {**attempt.attributes}
+            own: dict[str, AttributeValue] = {**attempt.attributes}
             if attempt.error:
-                found[names.ERROR_TYPE] = attempt.error
+                own[names.ERROR_TYPE] = attempt.error
             status = _ERROR if attempt.error else _UNSET
-            spans.append(self._span(tried, context, contexts[0], found, kind=otel.SpanKind.CLIENT, status=status))
+            spans.append(self._span(tried, context, contexts[0], own, kind=otel.SpanKind.CLIENT, status=status))
         self._export.put(spans)
 
     def close(self, timeout_seconds: float) -> bool:
@@ -287,21 +287,21 @@ def _client_span(trace: TraceContext) -> otel.SpanContext | None:
 
 
 def _gen_ai_attributes(record: RequestRecord) -> dict[str, AttributeValue]:
-    found: dict[str, AttributeValue] = attributes(record)
-    found[names.GEN_AI_OPERATION_NAME] = names.GEN_AI_OPERATIONS.get(record.operation, record.operation)
-    found[names.GEN_AI_PROVIDER_NAME] = names.SERVICE_NAME
-    found[names.GEN_AI_RESPONSE_MODEL] = record.model
+    fields: dict[str, AttributeValue] = attributes(record)
+    fields[names.GEN_AI_OPERATION_NAME] = names.GEN_AI_OPERATIONS.get(record.operation, record.operation)
+    fields[names.GEN_AI_PROVIDER_NAME] = names.SERVICE_NAME
+    fields[names.GEN_AI_RESPONSE_MODEL] = record.model
     if record.operation not in POOLING_OPERATIONS:
         if record.account.grammar_kind in _JSON_KINDS:
-            found[names.GEN_AI_OUTPUT_TYPE] = "json"
+            fields[names.GEN_AI_OUTPUT_TYPE] = "json"
         else:
-            found[names.GEN_AI_OUTPUT_TYPE] = "text"
+            fields[names.GEN_AI_OUTPUT_TYPE] = "text"
     for param, value in record.params.items():
         value = float(value) if param in names.FLOATS else value
-        found[names.GEN_AI_REQUEST_PARAMS.get(param, names.REQUEST_PARAM_PREFIX + param)] = value
+        fields[names.GEN_AI_REQUEST_PARAMS.get(param, names.REQUEST_PARAM_PREFIX + param)] = value
     if record.stream and record.times.time_to_first_token_ns is not None:
-        found[names.GEN_AI_RESPONSE_TIME_TO_FIRST_CHUNK] = record.times.time_to_first_token_ns / 1e9
-    found |= {names.NUM_TOOL_CALLS[outcome]: number for outcome, number in record.tool_calls.items()}
+        fields[names.GEN_AI_RESPONSE_TIME_TO_FIRST_CHUNK] = record.times.time_to_first_token_ns / 1e9
+    fields |= {names.NUM_TOOL_CALLS[outcome]: number for outcome, number in record.tool_calls.items()}
     if (steps := steps_of(record)) is not None:
-        found |= {name: value for name, value in zip(names.STEPS, steps, strict=True) if value is not None}
-    return found
+        fields |= {name: value for name, value in zip(names.STEPS, steps, strict=True) if value is not None}
+    return fields

@@ -61,7 +61,7 @@ def test_prefixes_images_and_sounds_have_a_salt_for_each_key(serve: Serve, path:
 
 
 @dataclass
-class Kept:
+class Stored:
     """Something that a key has stored: how it is made, and the requests that name it."""
 
     make: Callable[[httpx.Client], str]
@@ -86,22 +86,22 @@ def batch(http: httpx.Client) -> str:
 
 ITEMS = [{"role": "user", "content": "Hi"}]
 KEPT = {
-    "response": Kept(
+    "response": Stored(
         made(RESPONSES, input="Hi"),
         "",
         (("GET", ""), ("DELETE", ""), ("GET", "/input_items"), ("POST", "/cancel"), ("GET", "?stream=true")),
     ),
-    "response in the background": Kept(
+    "response in the background": Stored(
         made(RESPONSES, input="Hi", background=True), "", (("GET", ""), ("POST", "/cancel"), ("GET", "?stream=true"))
     ),
-    "conversation": Kept(
+    "conversation": Stored(
         made("/v1/conversations", items=ITEMS),
         "",
         (("GET", ""), ("POST", ""), ("DELETE", ""), ("GET", "/items"), ("POST", "/items"), ("GET", "/items/msg_1")),
         {"items": ITEMS, "metadata": {}},
     ),
-    "file": Kept(upload, "/v1/files", (("GET", ""), ("DELETE", ""), ("GET", "/content"))),
-    "batch": Kept(batch, "/v1/batches", (("GET", ""), ("POST", "/cancel"))),
+    "file": Stored(upload, "/v1/files", (("GET", ""), ("DELETE", ""), ("GET", "/content"))),
+    "batch": Stored(batch, "/v1/batches", (("GET", ""), ("POST", "/cancel"))),
 }
 FOLDERS = {"file": "/v1/files", "batch": "/v1/batches", "conversation": "/v1/conversations"}
 

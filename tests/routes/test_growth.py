@@ -12,7 +12,7 @@ import pytest
 from oaiserve.app import routes
 from oaiserve.config import Config
 from oaiserve.engine.text.template_abilities import in_turns, one_call_each
-from oaiserve.routes.responses.asked import _cuts
+from oaiserve.routes.responses.request_input import _cuts
 from tests.growth import is_linear
 from tests.routes.conftest import Served
 from tools.attack.forms import FILES, forms, grown

@@ -97,7 +97,7 @@ class Energy:
 
 def rapl_counters(folder: Path = RAPL) -> list[Counter]:
     """Return the counters of CPU packages and of their memory that this process can read."""
-    found = []
+    counters = []
     for zone in sorted(folder.glob("intel-rapl:*")):
         try:
             name = (zone / "name").read_text().strip()
@@ -105,10 +105,10 @@ def rapl_counters(folder: Path = RAPL) -> list[Counter]:
             if name.startswith("package") or name == "dram":  # "core" is a part of a package
                 counter = Counter(lambda file=zone / "energy_uj": int(file.read_text()) / 1e6, most)  # type: ignore[misc]
                 counter.since_last()
-                found.append(counter)
+                counters.append(counter)
         except (OSError, ValueError):
             continue
-    return found
+    return counters
 
 
 def nvml_counters() -> list[Counter]:

@@ -147,9 +147,9 @@ def throttling_file(cgroups: Path = CGROUPS, root: Path = CGROUP_ROOT) -> Path |
         if controllers and "cpu" not in controllers.split(","):
             continue
         folder = root / "cpu" if controllers else root
-        found = folder / path.lstrip("/") / "cpu.stat"
-        if found.exists():
-            return found
+        file = folder / path.lstrip("/") / "cpu.stat"
+        if file.exists():
+            return file
     return None
 
 

@@ -42,8 +42,8 @@ class RequestNotes:
         self._times.media_encoded = now_ns
         account = self._account
         tokens = account.image_tokens + account.audio_tokens
-        told = {"encode_ns": account.media_encode_ns, "cached": account.num_media_cached, "tokens": tokens}
-        account.note(EventKind.MEDIA_ENCODED, now_ns, None, **told)
+        details = {"encode_ns": account.media_encode_ns, "cached": account.num_media_cached, "tokens": tokens}
+        account.note(EventKind.MEDIA_ENCODED, now_ns, None, **details)
 
     def preempted(self, sequence: Sequence, now_ns: int) -> None:
         self._preempted_ns[sequence] = now_ns

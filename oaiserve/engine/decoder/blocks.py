@@ -116,25 +116,25 @@ class Blocks:
             end = self.offset + (len(self.data) - 1) * self.data.strides[0] + self.data.shape[1]
             self.file.madvise(mmap.MADV_DONTNEED, start, end - start)
 
-    def expand(self, dtype: torch.dtype = torch.float32, found: Tensor | None = None) -> Tensor:
+    def expand(self, dtype: torch.dtype = torch.float32, into: Tensor | None = None) -> Tensor:
         """Return the weights in a dtype, rounded from the reference implementation's float32.
 
-        They are written to `found` [rows, columns] if it is there. Some rows at a time are in float32, because memory
+        They are written to `into` [rows, columns] if it is there. Some rows at a time are in float32, because memory
         that was not used before takes longer than the arithmetic.
         """
-        found = torch.empty(self.shape, dtype=dtype) if found is None else found
+        into = torch.empty(self.shape, dtype=dtype) if into is None else into
         at_once = max(1, _EXPANDED_AT_ONCE // self.shape[1])
         for start in range(0, len(self.rows), at_once):
             rows = self.rows[start : start + at_once]
             data = self.data[rows]
             weights = expand(data if self.scales is None else _joined(data, self.scales[rows]), self.kind)
-            out = found[start : start + at_once]
+            out = into[start : start + at_once]
             if self.columns is None:
                 for part, values in zip(*(t.flatten().split(_CONVERTED_AT_ONCE) for t in (out, weights)), strict=True):
                     part.copy_(values)
             else:
                 out.index_copy_(1, torch.from_numpy(self.columns).long(), weights.to(dtype))
-        return found
+        return into
 
 
 def _addresses(data: NDArray[np.uint8], rows: NDArray[np.int64]) -> NDArray[np.uintp]:

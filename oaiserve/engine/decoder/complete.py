@@ -46,9 +46,9 @@ def _weights(part: Any, path: str) -> set[str]:
     if isinstance(part, list):
         if part and isinstance(part[0], Expert):
             return _weights(part[0], path)
-        found = [_weights(one, path) for one in part]
-        if found:
-            return set().union(*found) | {f"{name} of all" for name in set.intersection(*found)}
+        paths = [_weights(one, path) for one in part]
+        if paths:
+            return set().union(*paths) | {f"{name} of all" for name in set.intersection(*paths)}
         return set()
     if is_dataclass(part) and not isinstance(part, type):
         names = (field.name for field in fields(part) if field.name not in _NO_WEIGHTS)

@@ -432,14 +432,14 @@ class Decoder:
 
     def adaptable(self) -> dict[str, tuple[int, int]]:
         """Return rows and columns of each linear layer for adapters, by the name of its module."""
-        found: dict[str, tuple[int, int]] = {}
+        sizes: dict[str, tuple[int, int]] = {}
         routers = [layer.mlp.router.matrix for layer in self.layers if isinstance(layer.mlp, Experts)]
         parts = [self.layer_inputs, [replace(layer, mixer=None) for layer in self.layers], routers]
         for matrix in matrices_in(parts):
             if matrix.module:
                 rows, columns = matrix.weight.shape
-                found[matrix.module] = (found.get(matrix.module, (0, 0))[0] + rows, columns)
-        return found
+                sizes[matrix.module] = (sizes.get(matrix.module, (0, 0))[0] + rows, columns)
+        return sizes
 
 
 def matrices_in(part: object) -> Iterator[Matrix]:

@@ -27,7 +27,7 @@ Sizes = Iterator[tuple[object, object]]  # sizes of weights, and what they must 
 
 def fit(decoder: Decoder) -> bool:
     """Compare the sizes of all weights. If they did not fit together, native code would read beyond their ends."""
-    return all(found == wanted for found, wanted in _decoder(decoder))
+    return all(size == wanted for size, wanted in _decoder(decoder))
 
 
 def _lengths(length: int, *vectors: Norm | Tensor | None) -> Sizes:

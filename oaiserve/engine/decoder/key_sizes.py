@@ -36,7 +36,11 @@ def with_key_sizes(layer: Layer) -> Layer:
 def key_sizes(decoder: Decoder) -> dict[int, Tensor]:
     """Return the sizes of keys of a described decoder, by layer index."""
     attention = ((index, layer.attention) for index, layer in enumerate(decoder.layers))
-    return {index: found.key_sizes for index, found in attention if found is not None and found.key_sizes is not None}
+    return {
+        index: layer_sizes.key_sizes
+        for index, layer_sizes in attention
+        if layer_sizes is not None and layer_sizes.key_sizes is not None
+    }
 
 
 def _sizes(attention: Attention, input_norm: Norm | None) -> Tensor:

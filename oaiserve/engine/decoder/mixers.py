@@ -179,7 +179,7 @@ def _by_kind(matrix: Matrix, heads: int, sizes: list[int]) -> Matrix:
 
 def _convolution(reader: Reader, roles: Sequence[str], settings: Settings, activation: str) -> Convolution:
     """Describe a convolution, whose channels the files may have in several tensors [channels, 1, taps]."""
-    taps = next((found for key in _TAPS if (found := settings.get(key)) is not None), None)
+    taps = next((number for key in _TAPS if (number := settings.get(key)) is not None), None)
     parts = [reader.numbers(f"{role}.weight") for role in roles]
     if any(part.shape[1:] != (1, taps) for part in parts):
         raise NotKnown(f"its convolutions are of the shape {tuple(parts[0].shape)}, with {taps} tokens in its settings")

@@ -79,7 +79,7 @@ class QuantizedFile(_MappedFile):
         """Give the file a name, once all of it is on the disk. Raises OSError."""
         self._map.flush()
         os.fsync(self._descriptor)
-        found = os.fstat(self._descriptor)
+        status = os.fstat(self._descriptor)
         unfinished = f".{name}-{os.getpid()}"
         folder = os.open(self._folder, os.O_RDONLY | os.O_CLOEXEC)
         try:
@@ -89,7 +89,7 @@ class QuantizedFile(_MappedFile):
             os.fsync(folder)
         finally:
             os.close(folder)
-        return FileIdentity(name, found.st_ino, found.st_size, found.st_mtime_ns)
+        return FileIdentity(name, status.st_ino, status.st_size, status.st_mtime_ns)
 
 
 class FinishedFile(_MappedFile):
@@ -106,21 +106,21 @@ def file_bytes(matrices: Sequence[tuple[int, int, int]]) -> int:
     return sum(_aligned(_num_bytes(*matrix)) for matrix in matrices)
 
 
-def find(asked: FileIdentity) -> Path | None:
+def find(identity: FileIdentity) -> Path | None:
     """Return the path of a file, which counts as used from now on, or None if it is not there as it was.
 
     Raises OSError, and NotPrivate if others could write to the folder.
     """
-    path = private.verified(_folder()) / asked.name
+    path = private.verified(_folder()) / identity.name
     try:
-        found = path.stat(follow_symlinks=False)
+        status = path.stat(follow_symlinks=False)
     except FileNotFoundError:
         return None
-    if not stat.S_ISREG(found.st_mode) or found.st_uid != os.geteuid():
+    if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid():
         raise NotPrivate(f"{path} is not a regular file of this user")
-    if (found.st_ino, found.st_size, found.st_mtime_ns) != (asked.inode, asked.num_bytes, asked.written_ns):
+    if (status.st_ino, status.st_size, status.st_mtime_ns) != (identity.inode, identity.num_bytes, identity.written_ns):
         return None
-    os.utime(path, ns=(time.time_ns(), found.st_mtime_ns))  # systems set the time of an access seldom, or never
+    os.utime(path, ns=(time.time_ns(), status.st_mtime_ns))  # systems set the time of an access seldom, or never
     return path
 
 
@@ -140,8 +140,8 @@ def _make_room(folder: Path, num_bytes: int, most_bytes: int) -> None:
     """Remove the least recently used files, until there is space for `num_bytes`. Raises OSError."""
     if num_bytes > most_bytes:
         raise OSError(f"its {num_bytes} bytes are more than --quantized-cache allows ({most_bytes})")
-    files = [(path, found) for path in folder.iterdir() if stat.S_ISREG((found := path.lstat()).st_mode)]
-    sizes = {path: found.st_size for path, found in sorted(files, key=lambda each: each[1].st_atime_ns)}
+    files = [(path, status) for path in folder.iterdir() if stat.S_ISREG((status := path.lstat()).st_mode)]
+    sizes = {path: status.st_size for path, status in sorted(files, key=lambda each: each[1].st_atime_ns)}
     removed = []
     num_freed = 0
     while sum(sizes.values()) + num_bytes > most_bytes:

@@ -217,8 +217,8 @@ def _llama3(_: Settings, rope: Values, head_dim: int) -> tuple[Tensor, float]:
     wavelengths = 2 * math.pi / frequencies
     share = (original / wavelengths - low) / (high - low)
     blended = (1 - share) * frequencies / factor + share * frequencies
-    kept = torch.where(wavelengths < original / high, frequencies, blended)
-    return torch.where(wavelengths > original / low, frequencies / factor, kept), 1.0
+    unscaled = torch.where(wavelengths < original / high, frequencies, blended)
+    return torch.where(wavelengths > original / low, frequencies / factor, unscaled), 1.0
 
 
 def _longrope(settings: Settings, rope: Values, head_dim: int) -> tuple[Tensor, float]:
@@ -254,9 +254,9 @@ def _yarn(settings: Settings, rope: Values, head_dim: int) -> tuple[Tensor, floa
     first = max(first, 0)
     last = min(last, dim - 1)
     ramp = (torch.arange(dim // 2, dtype=torch.float32) - first) / (last - first or 0.001)
-    kept = 1 - ramp.clamp(0, 1)
+    share = 1 - ramp.clamp(0, 1)
     wavelengths = _wavelengths(theta, dim)
-    return 1.0 / (factor * wavelengths) * (1 - kept) + 1.0 / wavelengths * kept, _yarn_factor(rope, factor)
+    return 1.0 / (factor * wavelengths) * (1 - share) + 1.0 / wavelengths * share, _yarn_factor(rope, factor)
 
 
 def _yarn_factor(rope: Values, factor: float) -> float:

@@ -253,17 +253,17 @@ def _heads(name: str, values: Values, row: Mapping[str, Any]) -> None:
 
 def _rope(name: str, values: Values, row: Mapping[str, Any]) -> Values:
     """Return the numbers of the rotary tables, maybe by layer type, in the form of newer files."""
-    given = values.get("rope_parameters")
+    stated = values.get("rope_parameters")
     scaling = values.get("rope_scaling")
-    if given is None:
-        given = deepcopy(_ROPE.get(name))
-        if name == "ministral3" and given is not None:
-            given["max_position_embeddings"] = values["max_position_embeddings"]
+    if stated is None:
+        stated = deepcopy(_ROPE.get(name))
+        if name == "ministral3" and stated is not None:
+            stated["max_position_embeddings"] = values["max_position_embeddings"]
     if name in ("gemma3_text", "gemma3n_text", "olmo3"):
-        return _rope_by_layer_type(given, scaling, values, row)
+        return _rope_by_layer_type(stated, scaling, values, row)
     if name in _WITHOUT_DEFAULTS or name == "cohere2_moe":  # These classes do not read it.
         scaling = None
-    rope: Values = scaling or given or {}
+    rope: Values = scaling or stated or {}
     theta = values.get("rope_theta", None if name in _WITHOUT_DEFAULTS else row.get("rope_theta", 10_000.0))
     part = _PARTS_ROTATED.get(name)
     if name == "gpt_neox":  # It has only names of its own.
@@ -287,9 +287,11 @@ def _rope(name: str, values: Values, row: Mapping[str, Any]) -> Values:
     return rope
 
 
-def _rope_by_layer_type(given: Values | None, scaling: Values | None, values: Values, row: Mapping[str, Any]) -> Values:
+def _rope_by_layer_type(
+    stated: Values | None, scaling: Values | None, values: Values, row: Mapping[str, Any]
+) -> Values:
     """Return those of Gemma 3 and OLMo 3, whose older files have a scaling that is for full layers alone."""
-    rope = given or {}
+    rope = stated or {}
     for kind in (SLIDING, FULL):
         if rope.get(kind) is None:
             rope[kind] = {"rope_type": "default"}

@@ -64,10 +64,10 @@ class Drafts:
         room = MOST_STEP_TOKENS - num_tokens
         num_sequences = len(running)
         able = [one for one in running if one.num_generated and not one.num_pending]
-        found = [option for one in able if (option := self._look_up(one, room)) is not None]
-        if not found or sum(sum(option.chances) for option in found) < LEAST_GAIN * num_sequences:
+        options = [option for one in able if (option := self._look_up(one, room)) is not None]
+        if not options or sum(sum(option.chances) for option in options) < LEAST_GAIN * num_sequences:
             return
-        lengths = self._lengths(num_tokens, num_sequences, found)
+        lengths = self._lengths(num_tokens, num_sequences, options)
         has_drafts = any(lengths)
         self._num_alike = self._num_alike + 1 if has_drafts == had_drafts else 0
         most_alike = PROBE_STEPS
@@ -77,9 +77,9 @@ class Drafts:
             self._num_alike = 0
             if has_drafts:
                 return
-            likeliest = max(found, key=lambda option: option.chances[0])
-            lengths[found.index(likeliest)] = min(len(likeliest.guess), PROBE_TOKENS)
-        for option, length in zip(found, lengths, strict=True):
+            likeliest = max(options, key=lambda option: option.chances[0])
+            lengths[options.index(likeliest)] = min(len(likeliest.guess), PROBE_TOKENS)
+        for option, length in zip(options, lengths, strict=True):
             if length:
                 option.sequence.draft = option.guess[:length]
                 self._drafted.append(option.sequence)

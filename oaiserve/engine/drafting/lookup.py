@@ -66,13 +66,13 @@ class Lookup:
             place = places.get(hash(tuple(token_ids[-size:])))
             if place is None:
                 continue
-            found = token_ids[place : place + most]
+            guess = token_ids[place : place + most]
             match = size
-            while len(found) < most:  # the text ends within the repetition, which then goes round
-                found += found[: most - len(found)]
+            while len(guess) < most:  # the text ends within the repetition, which then goes round
+                guess += guess[: most - len(guess)]
             while match < min(place, MATCHES[-1]) and token_ids[place - match - 1] == token_ids[end - match - 1]:
                 match += 1
-            return match, found
+            return match, guess
         return 0, []
 
     def _index(self, token_ids: list[int]) -> None:

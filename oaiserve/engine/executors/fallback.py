@@ -43,9 +43,9 @@ class CachedForward:
         arguments["use_cache"] = True
         if "position_ids" in self._parameters:  # the code of some models takes wrong ones from their caches
             arguments["position_ids"] = torch.arange(start, start + len(text), device=text.device)[None]
-        kept = torch.tensor(rows or [0], device=text.device)
+        indices = torch.tensor(rows or [0], device=text.device)
         if "logits_to_keep" in self._parameters:
-            arguments["logits_to_keep"] = kept
+            arguments["logits_to_keep"] = indices
         if cache is not None:
             arguments[self._cache_name] = cache
         output = self.model(**arguments)
@@ -56,7 +56,7 @@ class CachedForward:
         (self._cache_name,) = names
         logits = output["logits"][0]
         if "logits_to_keep" not in self._parameters:
-            logits = logits[kept]
+            logits = logits[indices]
         return logits[: len(rows)], output[self._cache_name]
 
 
@@ -129,13 +129,13 @@ class FallbackExecutor:
         caches = self.caches.of_sequences
         cache = caches[part.place] if part.start else None
         size = len(part.text) if self._continues_chunks or not part.start else 1
-        found: list[Tensor] = []
+        logits_of_steps: list[Tensor] = []
         for first, piece in zip(range(0, len(part.text), size), part.text.split(size), strict=True):
             rows = [row - first for row in part.rows if 0 <= row - first < size]
             logits, cache = self._forward(piece, part.start + first, cache, rows)
-            found.append(logits)
+            logits_of_steps.append(logits)
         caches[part.place] = cache
-        return torch.cat(found)
+        return torch.cat(logits_of_steps)
 
     def prepare(self, adapter: Adapter) -> Adapter:
         """Raise NotImplementedError: adapters would have to change the model's modules."""

@@ -39,8 +39,8 @@ def as_lark(text: str) -> str:
         if unknown := sorted(names - rules.keys()):
             raise Refused(f"the rule '{name}' of the grammar refers to '{unknown[0][:60]}', which it does not define")
     terminals: set[str] = set()  # they refer to nothing but terminals
-    while found := {name for name, names in names_of.items() if name not in terminals and names <= terminals}:
-        terminals |= found
+    while more := {name for name, names in names_of.items() if name not in terminals and names <= terminals}:
+        terminals |= more
     written = {name: f"{'T' if name in terminals else 'r'}{index}" for index, name in enumerate(rules)}
     lines = (f"{written[name]}: {_lark_rule(tokens, written)}" for name, tokens in rules.items())
     return "\n".join([f"start: {written['root']}", *lines])
@@ -50,13 +50,13 @@ def _tokens(text: str) -> list[_Token]:
     tokens: list[_Token] = []
     at = 0
     while at < len(text):
-        found = _TOKEN.match(text, at)
-        if found is None:
+        match = _TOKEN.match(text, at)
+        if match is None:
             line = text.count("\n", 0, at) + 1
             raise Refused(f"the grammar cannot be read from {text[at : at + 20]!r} on, in line {line}")
-        if found.lastgroup != "skip":
-            tokens.append((str(found.lastgroup), found[0]))
-        at = found.end()
+        if match.lastgroup != "skip":
+            tokens.append((str(match.lastgroup), match[0]))
+        at = match.end()
     return tokens
 
 
@@ -136,14 +136,14 @@ def _characters(text: str) -> list[tuple[str, bool]]:
             characters.append((text[at], False))
             at += 1
             continue
-        found = _ESCAPE.match(text, at)
-        if found is None:
+        match = _ESCAPE.match(text, at)
+        if match is None:
             raise Refused(f"the grammar has '{text[at : at + 2]}', which is no escape")
-        code = int(found[1] or found[2] or found[3] or "0", 16)
+        code = int(match[1] or match[2] or match[3] or "0", 16)
         if 0xD800 <= code < 0xE000 or code > 0x10FFFF:
-            raise Refused(f"the grammar has '{found[0]}', which is no character")
-        characters.append((_CONTROLS.get(found[4], found[4]) if found[4] else chr(code), True))
-        at = found.end()
+            raise Refused(f"the grammar has '{match[0]}', which is no character")
+        characters.append((_CONTROLS.get(match[4], match[4]) if match[4] else chr(code), True))
+        at = match.end()
     return characters
 
 

@@ -163,16 +163,16 @@ def _client_lark(text: str) -> Translated:
     and too long a compilation."""
     if options := _LARK_OPTIONS.match(text):
         try:
-            given: Any = json.loads(options[1])
+            config: Any = json.loads(options[1])
         except ValueError:
-            given = None
-        if not isinstance(given, dict) or not given.keys() <= {"no_forcing"}:  # it changes no answer
+            config = None
+        if not isinstance(config, dict) or not config.keys() <= {"no_forcing"}:  # it changes no answer
             raise Refused(f"the grammar has the options {options[1][:40]!r}, which are not supported")
         text = text[options.end() :]
     pieces, schemas = _without_schemas(text)
     bare = _LARK_TEXTS.sub('""', '""'.join(pieces))  # the text outside of strings, regexes and comments
-    if found := _LARK_REFUSED.search(bare):
-        raise Refused(f"the grammar has {found[0].strip()[:40]!r}, which is not supported")
+    if match := _LARK_REFUSED.search(bare):
+        raise Refused(f"the grammar has {match[0].strip()[:40]!r}, which is not supported")
     if len(_LARK_DEFINITION.findall(bare)) + len(schemas) > MOST_DEFINITIONS:
         raise Refused(f"the grammar has more than {MOST_DEFINITIONS} definitions")
     lark = pieces[0] + "".join(f"@schema_{number}{piece}" for number, piece in enumerate(pieces[1:]))
@@ -185,20 +185,20 @@ def _without_schemas(text: str) -> tuple[list[str], list[list[dict[str, Any]]]]:
     pieces: list[str] = []
     schemas: list[list[dict[str, Any]]] = []
     begin = end = 0
-    while found := _LARK_TEXT_OR_SCHEMA.search(text, end):
-        end = found.end()
-        if found.lastgroup in ("string", "regex"):
-            raise Refused(f"the grammar has a {found.lastgroup} without an end in its line: {found[0][:40]!r}")
-        if found["schema"] is None:
+    while match := _LARK_TEXT_OR_SCHEMA.search(text, end):
+        end = match.end()
+        if match.lastgroup in ("string", "regex"):
+            raise Refused(f"the grammar has a {match.lastgroup} without an end in its line: {match[0][:40]!r}")
+        if match["schema"] is None:
             continue
-        pieces.append(text[begin : found.start()])
+        pieces.append(text[begin : match.start()])
         try:
             schema, begin = _decoder.raw_decode(text, end)
         except (ValueError, RecursionError) as error:
             raise Refused(f"the grammar has a '%json' that cannot be read: {error}") from None
         end = begin
         # Clients of llguidance give its options with a schema. How JSON is written is the only one that can be obeyed.
-        given = schema.pop("x-guidance", None)
-        separators = {name: given[name] for name in _SEPARATORS if isinstance(given, dict) and name in given}
+        options = schema.pop("x-guidance", None)
+        separators = {name: options[name] for name in _SEPARATORS if isinstance(options, dict) and name in options}
         schemas.append(_schema_part(len(schemas), schema, "in the grammar's '%json'", separators))
     return [*pieces, text[begin:]], schemas

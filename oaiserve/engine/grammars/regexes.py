@@ -142,9 +142,9 @@ class _RegexParser:
         self._flags = ""
 
     def parse(self) -> _RegexGroup:
-        if (found := _FLAGS.match(self._text)) and found[2] == ")":
-            self._flags = found[1]
-            self._at = found.end()
+        if (match := _FLAGS.match(self._text)) and match[2] == ")":
+            self._flags = match[1]
+            self._at = match.end()
         group = self._group()
         if self._at < len(self._text):
             raise Refused("has a ')' without a '('")
@@ -200,18 +200,18 @@ class _RegexParser:
                 text = str(sign)
                 least = int(sign == "+")
             case "{":
-                found = _COUNT.match(self._text, self._at)
-                if found is None:
+                match = _COUNT.match(self._text, self._at)
+                if match is None:
                     if self._text.startswith("{,", self._at):
                         raise Refused("has '{,', which dialects read in different ways: write '{0,'")
                     return None
-                low = found[1]
-                high = found[3]
+                low = match[1]
+                high = match[3]
                 if max(len(low), len(high or "")) > 9 or (high and int(high) < int(low)):
-                    raise Refused(f"has the count {found[0][:40]}, which is no range")
-                text = found[0]
+                    raise Refused(f"has the count {match[0][:40]}, which is no range")
+                text = match[0]
                 least = int(low)
-                self._at = found.end()
+                self._at = match.end()
             case _:
                 return None
         if self._peek() == "?":  # lazy: it matches the same texts
@@ -286,9 +286,9 @@ class _RegexParser:
                     return any_dialect
                 return common
             return f"[^{common if is_negated else any_dialect}]"
-        if found := _PROPERTY.match(self._text, self._at):
-            self._at = found.end()
-            return f"\\{found[0]}"
+        if match := _PROPERTY.match(self._text, self._at):
+            self._at = match.end()
+            return f"\\{match[0]}"
         return None
 
     def _written(self, character: str) -> str:
@@ -307,17 +307,17 @@ class _RegexParser:
         return [character, swapped]
 
     def _escaped_character(self) -> str:
-        if found := _CODE.match(self._text, self._at):
-            self._at = found.end()
-            if found[4]:
-                return chr(ord(found[4]) % 32)
-            code = int(found[1] or found[2] or found[3] or "0", 16)
+        if match := _CODE.match(self._text, self._at):
+            self._at = match.end()
+            if match[4]:
+                return chr(ord(match[4]) % 32)
+            code = int(match[1] or match[2] or match[3] or "0", 16)
             low = re.compile(r"\\u(D[C-F][0-9A-F]{2})", re.IGNORECASE).match(self._text, self._at)
             if 0xD800 <= code < 0xDC00 and low:
                 self._at = low.end()
                 code = 0x10000 + (code - 0xD800) * 0x400 + int(low[1], 16) - 0xDC00
             if code > 0x10FFFF:
-                raise Refused(f"has '\\{found[0]}', which is no character")
+                raise Refused(f"has '\\{match[0]}', which is no character")
             return _unbroken(chr(code))
         character = self._next()
         if character in _CONTROLS:

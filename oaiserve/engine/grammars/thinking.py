@@ -11,14 +11,14 @@ from oaiserve.engine.text.detokenize import TokenTable
 class Thinking:
     """The reasoning of one choice. White space behind its end belongs to it: models write it with the closing text."""
 
-    def __init__(self, asked: Reasoning, table: TokenTable, closing_ids: Sequence[int]) -> None:
+    def __init__(self, reasoning: Reasoning, table: TokenTable, closing_ids: Sequence[int]) -> None:
         """`closing_ids` are those of the closing text, which are forced behind as many tokens as the budget has."""
         self.is_over = False
-        self._opening = asked.opening.encode()
-        self._closing = asked.closing.encode()
-        self._is_open = not asked.opening
+        self._opening = reasoning.opening.encode()
+        self._closing = reasoning.closing.encode()
+        self._is_open = not reasoning.opening
         self._table = table
-        self._budget = asked.budget
+        self._budget = reasoning.budget
         self._closing_ids = closing_ids
         self._num_tokens = 0
         self._num_forced = 0

@@ -144,8 +144,8 @@ class StepTime:
         if cost is None:
             return FIRST
         rows = range(1, self._most_tokens + 1)
-        found = bisect_right(rows, self.target_ns, key=lambda number: cost.expected_ns(Load(prompt_tokens=number)))
-        return max(found, min(self._efficient, self._most_tokens))
+        fitting = bisect_right(rows, self.target_ns, key=lambda number: cost.expected_ns(Load(prompt_tokens=number)))
+        return max(fitting, min(self._efficient, self._most_tokens))
 
     def rows_beside(self, num_rows: int) -> int:
         """Return how many rows a step may have in all, beside decodes of clients with no more than their share."""

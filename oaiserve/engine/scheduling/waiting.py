@@ -262,11 +262,11 @@ class WaitingQueue:
 
     def _forget(self) -> None:
         floor = self._floor()
-        kept = [client for client in self._clients.values() if client.is_present or client is self._last]
+        remaining = [client for client in self._clients.values() if client.is_present or client is self._last]
         ahead = [c for c in self._clients.values() if not c.is_present and c is not self._last and c.service > floor]
-        kept += heapq.nlargest(MOST_ABSENT, ahead, key=_service)
-        self._clients = {client.name: client for client in kept}
-        self._most_clients = 2 * max(MOST_ABSENT, len(kept))
+        remaining += heapq.nlargest(MOST_ABSENT, ahead, key=_service)
+        self._clients = {client.name: client for client in remaining}
+        self._most_clients = 2 * max(MOST_ABSENT, len(remaining))
 
     def check_integrity(self, running: list[Sequence]) -> None:
         """Raise AssertionError if the counts or the turns are wrong."""

@@ -28,15 +28,15 @@ def batches(spec: ModelSpec, block_size: int, adapter: Adapter | None = None) ->
         prompt(NUM_TOKENS - 1, spec.vocab_size, block_size),
         prompt(NUM_TOKENS, spec.vocab_size, block_size, start=NUM_TOKENS - 1),
     )
-    found = [build_batch(step, block_size, spec.device) for step in steps]
+    built = [build_batch(step, block_size, spec.device) for step in steps]
     if spec.state_shapes:
         states = States(spec.state_shapes, 1, spec.device)
-        for batch, start in zip(found, (0, NUM_TOKENS - 1), strict=True):
+        for batch, start in zip(built, (0, NUM_TOKENS - 1), strict=True):
             batch.states = states.of_step([StateChunk(0, start, len(batch.input_ids))])
-    found.append(replace(found[-1], positions=torch.tensor([spec.max_model_len - 1], device=spec.device)))
+    built.append(replace(built[-1], positions=torch.tensor([spec.max_model_len - 1], device=spec.device)))
     if adapter is None:
-        return found
-    return [replace(batch, adapters=[adapter]) for batch in found]
+        return built
+    return [replace(batch, adapters=[adapter]) for batch in built]
 
 
 @torch.inference_mode()

@@ -46,9 +46,9 @@ def compare(
     return worst((Difference(name, difference(candidate(batch), want), limit) for name, want, batch in pairs))
 
 
-def worst(found: Iterable[Difference]) -> Difference | None:
+def worst(differences: Iterable[Difference]) -> Difference | None:
     """Find the largest of the differences beyond rounding; NaN is larger than all."""
-    beyond = [one for one in found if one.is_beyond_rounding]
+    beyond = [one for one in differences if one.is_beyond_rounding]
     return max(beyond, key=lambda one: torch.inf if one.apart != one.apart else one.apart, default=None)
 
 
@@ -57,7 +57,7 @@ def difference(logits: Tensor, expected: Tensor) -> float:
     return float((logits.float() - expected.float()).norm() / expected.float().norm())
 
 
-def difference_by_row(found: Tensor, expected: Tensor) -> float:
+def difference_by_row(values: Tensor, expected: Tensor) -> float:
     """Compute the largest `difference` of the rows [..., width] of two tensors.
 
     Rows of next to nothing, such as those of a layer that was added to a trained model, count as larger.
@@ -65,7 +65,7 @@ def difference_by_row(found: Tensor, expected: Tensor) -> float:
     expected = expected.double()
     sizes = expected.norm(dim=-1)
     least = min(float(sizes.max()) * _LEAST_ROW, float(sizes.mean()) / 10)
-    apart = (found.double() - expected).norm(dim=-1) / sizes.clamp(min=max(least, torch.finfo(torch.float32).tiny))
+    apart = (values.double() - expected).norm(dim=-1) / sizes.clamp(min=max(least, torch.finfo(torch.float32).tiny))
     return float(apart.max())
 
 

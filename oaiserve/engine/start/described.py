@@ -105,8 +105,8 @@ def describe_model(
     refuse_ignored(settings)
     if keys := unknown(settings):
         log.info("No type of model is known to have the settings %s, which are ignored", ", ".join(keys))
-    found = _with_cache(replace(spec, max_model_len=length), decoder, library, options)
-    return found._replace(quantized=quantized, tensors=tensors)
+    described = _with_cache(replace(spec, max_model_len=length), decoder, library, options)
+    return described._replace(quantized=quantized, tensors=tensors)
 
 
 def _open_gguf(source: ModelSource, options: EngineOptions, device: torch.device) -> _Files:

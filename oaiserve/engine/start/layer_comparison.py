@@ -67,8 +67,8 @@ def token_ids(source: ModelSource, described: Described) -> list[int]:
     windows = [one.sliding_window or one.chunk or 0 for one in parameters]
     number = max([_NUM_TOKENS, *(window + _BEYOND_WINDOW for window in windows if window <= _LONGEST_WINDOW)])
     encode = Tokenizer.from_pretrained(source.path).backend.encode
-    found: list[int] = encode(_TEXT * -(-number // _NUM_TOKENS) * 2, add_special_tokens=True).ids
-    return [token_id for token_id in found if token_id < spec.vocab_size][: min(number, spec.max_model_len)]
+    ids: list[int] = encode(_TEXT * -(-number // _NUM_TOKENS) * 2, add_special_tokens=True).ids
+    return [token_id for token_id in ids if token_id < spec.vocab_size][: min(number, spec.max_model_len)]
 
 
 def compared(own: list[Tensor], others: list[Tensor]) -> Iterator[Comparison]:

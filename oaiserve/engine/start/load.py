@@ -103,22 +103,22 @@ def load_weights(checkpoint: Checkpoint, dtype: torch.dtype, *, attention: str |
     with reported(failure), tensors_named(allows_unread=is_wrapped):
         if quantization is not None:
             packed = PackedWeights(folder, quantization, of_wrapper=is_wrapped)
-            loaded, found = _load_expanded(config, packed, dtype, attention, generation_defaults(folder))
+            loaded, report = _load_expanded(config, packed, dtype, attention, generation_defaults(folder))
             names = checkpoint.name, quantization.name, str(dtype).removeprefix("torch.")
             log.debug("The weights of '%s', in %s, are expanded to %s", *names)
         elif checkpoint.is_gguf and family.changes is not None:
             in_file = GgufWeights(source.path, config)
-            loaded, found = _load_expanded(config, in_file, dtype, attention)
+            loaded, report = _load_expanded(config, in_file, dtype, attention)
             scale_frequencies(loaded, in_file.rope_factors)
         elif checkpoint.is_gguf:
-            loaded, found = _load_gguf_by_transformers(checkpoint, dtype, attention)
+            loaded, report = _load_gguf_by_transformers(checkpoint, dtype, attention)
         else:
             loaded, found = _load_by_transformers(checkpoint, dtype, attention)
         if not checkpoint.is_gguf:
             restore_padding(loaded, folder)
     if checkpoint.is_gguf and (defaults := generation_defaults(folder)) is not None:
         loaded.generation_config = defaults
-    if missing := sorted(found["missing_keys"]):  # transformers fills them with random numbers
+    if missing := sorted(report["missing_keys"]):  # transformers fills them with random numbers
         raise StartupError(
             f"'{checkpoint.name}' has no weights for {len(missing)} of the tensors that its config.json describes, "
             f"such as {missing[0]}."
@@ -181,10 +181,10 @@ def _load_expanded(
             tensors[name] = tensor.to(dtype)
         else:
             tensors[name] = tensor
-    model, found = _with_tensors(config, tensors, dtype, attention)
+    model, report = _with_tensors(config, tensors, dtype, attention)
     if generation is not None:
         model.generation_config = generation
-    return model, found
+    return model, report
 
 
 def _with_tensors(

@@ -65,18 +65,18 @@ def _in_parts(forward: CachedForward, text: Tensor, sizes: list[int]) -> tuple[T
     _, cache = forward(first, 0, None, [])
     before = num_bytes(cache)
     start = len(first)
-    found: list[Tensor] = []
+    parts: list[Tensor] = []
     for piece in others:
         logits, cache = forward(piece, start, cache, list(range(len(piece))))
-        found.append(logits)
+        parts.append(logits)
         start += len(piece)
     per_token = max(0, num_bytes(cache) - before) / sum(sizes)
-    return torch.cat(found)[[0, -2, -1]], CacheSize(int(before - _FIRST * per_token), per_token)
+    return torch.cat(parts)[[0, -2, -1]], CacheSize(int(before - _FIRST * per_token), per_token)
 
 
-def _most_apart(found: Tensor, expected: Tensor) -> float:
+def _most_apart(values: Tensor, expected: Tensor) -> float:
     """Return the largest difference of two rows, or NaN."""
-    return float(torch.tensor([difference(*pair) for pair in zip(found, expected, strict=True)]).max())
+    return float(torch.tensor([difference(*pair) for pair in zip(values, expected, strict=True)]).max())
 
 
 def num_bytes(cache: Any) -> int:

@@ -30,12 +30,12 @@ def load_media(request: StartRequest, mmproj: Path | None = None) -> Media | Non
     with reported(f"No model could be loaded from {source.shown}"):
         config = config_of(source)
     text = text_config(config)
-    found = None
+    mmproj_files = None
     try:
         if mmproj is not None:
-            found = read_mmproj(mmproj, config, request.tokenizer)
+            mmproj_files = read_mmproj(mmproj, config, request.tokenizer)
             text = config
-            config = found.config
+            config = mmproj_files.config
     except NotRead as reason:
         log.warning("Images are not read of '%s', and the model is served for text alone: %s", mmproj, reason)
         return None
@@ -48,10 +48,10 @@ def load_media(request: StartRequest, mmproj: Path | None = None) -> Media | Non
     forms: dict[MediaKind, Form] = {}
     for kind in kinds:
         try:
-            if found is None:
+            if mmproj_files is None:
                 settings = read_settings(kind, source.path, config, request.tokenizer)
             else:
-                settings = found.settings
+                settings = mmproj_files.settings
             forms[kind] = form_of(kind, config, settings)
         except (ImportError, OSError) as error:  # Pillow, soundfile, what the processor needs, or its file
             log.warning("%s are not read: %s", NOUNS[kind], str(error).strip().partition("\n")[0])

@@ -44,7 +44,7 @@ def refuse_unless_equal(
             if model.config._attn_implementation != _CHECKED:
                 raise Unpackable("its code does not use transformers' attention interface")
             with run.recorded():
-                found = packed()
+                logits = packed()
         finally:
             model.set_attn_implementation(before)
         if not run.calls:
@@ -53,10 +53,10 @@ def refuse_unless_equal(
         for index, length in enumerate(lengths):
             with run.compared(slice(start, start + length)):
                 expected = own(index)
-            if found.shape[0] == sum(lengths):
-                rows = found[start : start + length]
+            if logits.shape[0] == sum(lengths):
+                rows = logits[start : start + length]
             else:
-                rows = found[index : index + 1]
+                rows = logits[index : index + 1]
             _refuse_unless_close("its output", rows, expected)
             start += length
 
@@ -83,10 +83,10 @@ class _PackedRun:
             _, states = self._running.pop()
             if module not in self._attending:
                 return
-            given = _first(output)
-            if states is None or states.shape[0] != 1 or given.shape[:2] != states.shape[:2]:
+            first = _first(output)
+            if states is None or states.shape[0] != 1 or first.shape[:2] != states.shape[:2]:
                 raise Unpackable(f"'{self._names[module]}' gets or gives more than the numbers of each token")
-            self.calls.append((module, states[0], given[0]))
+            self.calls.append((module, states[0], first[0]))
 
         with _hooked(self._names, before, behind):
             yield
@@ -131,18 +131,18 @@ def _states(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[str | None, 
         name = None
     else:
         name = next((name for name in kwargs if "hidden" in name), None)
-    found = args[0] if args else kwargs.get(name or "")
-    return name, found if isinstance(found, Tensor) else None
+    states = args[0] if args else kwargs.get(name or "")
+    return name, states if isinstance(states, Tensor) else None
 
 
 def _first(output: Any) -> Tensor:
-    found = output[0] if isinstance(output, tuple) else output
-    assert isinstance(found, Tensor)
-    return found
+    first = output[0] if isinstance(output, tuple) else output
+    assert isinstance(first, Tensor)
+    return first
 
 
-def _refuse_unless_close(what: str, found: Tensor, expected: Tensor) -> None:
-    apart = Difference(f"packed, {what}", difference_by_row(found, expected.view_as(found)), FLOAT32_TOLERANCE)
+def _refuse_unless_close(what: str, values: Tensor, expected: Tensor) -> None:
+    apart = Difference(f"packed, {what}", difference_by_row(values, expected.view_as(values)), FLOAT32_TOLERANCE)
     if apart.is_beyond_rounding:
         raise Unpackable(str(apart))
 

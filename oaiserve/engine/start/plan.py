@@ -88,11 +88,11 @@ def _started(request: StartRequest) -> ServedModel:
                 log.debug("The model does not start %s: %s", way.name, reason)
             else:  # a model that is refused has one line, the refusal
                 log.debug("The model starts %s%s", way.name, f" (not {'; not '.join(declined)})" if declined else "")
-                if (kept := options.prefix_cache_dir) is None:
+                if (cache_dir := options.prefix_cache_dir) is None:
                     return served
                 from oaiserve.engine.start.kept_blocks import keep_blocks  # with torch, which is loaded now
 
-                return keep_blocks(served, source.path, kept, options)
+                return keep_blocks(served, source.path, cache_dir, options)
         declined.append(f"{way.name}: {reason}")
     raise AssertionError(declined)  # the last way starts any model, or says what the user can do
 

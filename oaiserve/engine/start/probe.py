@@ -72,9 +72,11 @@ def _compare(library: Library, name: str, decoder: Decoder, limit: float) -> Non
     # The states of a step are written by both, so each has its own.
     expected = [reference.forward(batch) for batch in batches(spec, _BLOCK_SIZE)]
     named = ((name, pair) for pair in zip(computed, expected, strict=True))
-    found = compare(lambda pair: native.forward(pair[0]), lambda pair: pair[1], named, limit)
-    if found is not None:
-        raise WrongHere(f"native code computes {name} otherwise than plain torch on this machine, by {found.apart:.1%}")
+    difference = compare(lambda pair: native.forward(pair[0]), lambda pair: pair[1], named, limit)
+    if difference is not None:
+        raise WrongHere(
+            f"native code computes {name} otherwise than plain torch on this machine, by {difference.apart:.1%}"
+        )
 
 
 def _spec(decoder: Decoder, dtype: torch.dtype) -> ModelSpec:

@@ -44,9 +44,9 @@ def subject_of(model: Path, options: EngineOptions) -> Subject | None:
     )
 
 
-def recall_start(asked: Subject) -> StartRecord:
+def recall_start(subject: Subject) -> StartRecord:
     """Return the record of a model. Raises NotRemembered."""
-    record = recall(asked)
+    record = recall(subject)
     with of_record(record.path):
         quantized = record.data["quantized"]
         if quantized is None:
@@ -57,7 +57,7 @@ def recall_start(asked: Subject) -> StartRecord:
         return StartRecord(path)
 
 
-def remember_start(asked: Subject, quantized: QuantizedFile | None) -> Thread:
+def remember_start(subject: Subject, quantized: QuantizedFile | None) -> Thread:
     """Record a model that has started, in a thread, which is returned: no request waits for it."""
 
     def run() -> None:
@@ -66,8 +66,8 @@ def remember_start(asked: Subject, quantized: QuantizedFile | None) -> Thread:
             if quantized is None:
                 data = None
             else:
-                data = asdict(quantized.finish(name_of(asked)))
-            if remember(asked, {"quantized": data}, b"") is None:
+                data = asdict(quantized.finish(name_of(subject)))
+            if remember(subject, {"quantized": data}, b"") is None:
                 log.debug("The start is not recorded, because the model's files have changed meanwhile")
         except (NotPrivate, OSError) as error:
             log.debug("The start is not recorded: %s", error)

@@ -118,9 +118,9 @@ class EncodingRules:
         num_tried = 0
         for end in range(last, start + 1, -256):
             first = max(start + 1, end - 256)  # no piece may be empty
-            for found in reversed([match.start() for match in self._candidates.finditer(text, first, end)]):
-                if self._is_cut(text, found, backend):
-                    return found
+            for place in reversed([match.start() for match in self._candidates.finditer(text, first, end)]):
+                if self._is_cut(text, place, backend):
+                    return place
                 num_tried += 1
                 if num_tried == MOST_CANDIDATES:
                     return None
@@ -181,9 +181,9 @@ class EncodingRules:
         if normalizer is not None and any(token["normalized"] for token in added):
             return  # these are found in the normalized text, which is another one
         alternatives = [set(_alternatives(pattern)) for pattern in patterns]
-        is_known = all(found <= _ALTERNATIVES for found in alternatives)
+        is_known = all(characters <= _ALTERNATIVES for characters in alternatives)
         # One of them must match all that may follow a cut, or the cut could be in the middle of what none matches.
-        if is_known and any(_WHITE_SPACE in found and found & _PUNCTUATION for found in alternatives):
+        if is_known and any(_WHITE_SPACE in characters and characters & _PUNCTUATION for characters in alternatives):
             if steps[-1]["add_prefix_space"]:
                 self._candidates = _SPACES
             else:

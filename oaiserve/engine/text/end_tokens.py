@@ -29,12 +29,12 @@ def end_token_ids(tokenizer: Tokenizer, of_files: frozenset[int]) -> frozenset[i
     """Return the ids of all tokens that end an answer. `of_files` are those that the model's files name."""
     added = {token.content: token_id for token_id, token in tokenizer.backend.get_added_tokens_decoder().items()}
     traps = {trap for trap, others in _TRAPS.items() if not added.keys().isdisjoint(others)}
-    found = of_files | {added[text] for text in END_TEXTS & added.keys()}
+    ids = of_files | {added[text] for text in END_TEXTS & added.keys()}
     if tokenizer.chat_template is not None:
-        known = {text for text, token_id in tokenizer.special_token_ids.items() if token_id in found}
+        known = {text for text, token_id in tokenizer.special_token_ids.items() if token_id in ids}
         written = text_after_answers(tokenizer.chat_template, tokenizer.special_token_ids.keys(), known)
-        found |= {tokenizer.special_token_ids[written]} if written is not None else set()
-    return found - {added[trap] for trap in traps}
+        ids |= {tokenizer.special_token_ids[written]} if written is not None else set()
+    return ids - {added[trap] for trap in traps}
 
 
 def text_after_answers(
@@ -44,29 +44,29 @@ def text_after_answers(
 
     Return None if that is not certain, or if the text ends with a known one.
     """
-    asked = {"role": "user", "content": "Hello."}
+    question = {"role": "user", "content": "Hello."}
     answered = {"role": "assistant", "content": _ANSWER}
-    last = _after_answer(template, [asked, answered])
-    found = _run(last, special_texts)
-    if not set(found).isdisjoint(known):
+    last = _after_answer(template, [question, answered])
+    ending = _run(last, special_texts)
+    if not set(ending).isdisjoint(known):
         return None
-    if not found:  # the next turn's beginning ends an answer of GLM
-        found = _run(_after_answer(template, [asked, answered, asked]), special_texts)[:1]
-    elif last.strip().removeprefix("".join(found))[:1].strip():  # a tag, with its name behind it
-        if len(found) == 1:
-            found = [text for text in special_texts if last.rstrip().endswith(text)]
+    if not ending:  # the next turn's beginning ends an answer of GLM
+        ending = _run(_after_answer(template, [question, answered, question]), special_texts)[:1]
+    elif last.strip().removeprefix("".join(ending))[:1].strip():  # a tag, with its name behind it
+        if len(ending) == 1:
+            ending = [text for text in special_texts if last.rstrip().endswith(text)]
         else:
-            found = []
-    if not 0 < len(found) <= 2 or not set(found).isdisjoint(known):  # more of them begin another turn
+            ending = []
+    if not 0 < len(ending) <= 2 or not set(ending).isdisjoint(known):  # more of them begin another turn
         return None
     function = {"name": _NAME, "description": "A sample.", "parameters": {"type": "object", "properties": {}}}
     call = {"type": "function", "id": "abcdefghi", "function": {"name": _NAME, "arguments": "{}"}}
     tools = [{"type": "function", "function": function}]
-    calling = _after_answer(template, [asked, {**answered, "tool_calls": [call]}], tools)
+    calling = _after_answer(template, [question, {**answered, "tool_calls": [call]}], tools)
     before, is_called, _ = calling.partition(_NAME)
-    if is_called and found[-1] in before:
+    if is_called and ending[-1] in before:
         return None
-    return found[-1]
+    return ending[-1]
 
 
 def _after_answer(template: ChatTemplate, messages: list[dict[str, Any]], tools: Sequence[dict[str, Any]] = ()) -> str:
@@ -84,7 +84,7 @@ def _run(text: str, special_texts: Collection[str]) -> list[str]:
     """Return the special tokens at the beginning of a text, one directly after the other."""
     text = text.lstrip()
     run = []
-    while found := max((one for one in special_texts if one and text.startswith(one)), key=len, default=None):
-        run.append(found)
-        text = text[len(found) :]
+    while token := max((one for one in special_texts if one and text.startswith(one)), key=len, default=None):
+        run.append(token)
+        text = text[len(token) :]
     return run

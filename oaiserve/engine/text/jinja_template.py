@@ -72,8 +72,8 @@ class _Namespace(Namespace):
     """Jinja's namespace without names with an underscore first, which could lead out of the sandbox."""
 
     def __init__(*args: Any, **kwargs: Any) -> None:  # `self` must stay free as a name
-        self, *given = args
-        values = dict(*given, **kwargs)
+        self, *arguments = args
+        values = dict(*arguments, **kwargs)
         for name in values:
             _refuse_private(name)
         Namespace.__init__(self, values)
@@ -174,28 +174,28 @@ class JinjaTemplate:
         if continue_final_message and add_generation_prompt:
             raise ValueError("The final message is either continued or answered, not both.")
         prepared = [_prepared(message) for message in messages]
-        given = {"tools": None, "documents": None, **variables}
+        values = {"tools": None, "documents": None, **variables}
         if {"functions", "datetime"} <= self._variables:  # as FireFunction has the tools
-            functions = [tool.get("function") for tool in given["tools"] or ()]
-            given = {"functions": _to_json(functions, indent=4) if functions else "", **given}
-            given = {"datetime": datetime.now().strftime("%b %d %Y"), **given}
+            functions = [tool.get("function") for tool in values["tools"] or ()]
+            values = {"functions": _to_json(functions, indent=4) if functions else "", **values}
+            values = {"datetime": datetime.now().strftime("%b %d %Y"), **values}
         for name in ("tools", "documents"):
-            if given[name] is not None and not all(isinstance(item, dict) for item in given[name]):
+            if values[name] is not None and not all(isinstance(item, dict) for item in values[name]):
                 raise ValueError(f"The {name} must be objects.")
         continued = self._tag_end(prepared) if continue_final_message else ""
-        given |= {"messages": prepared, "add_generation_prompt": add_generation_prompt}
+        values |= {"messages": prepared, "add_generation_prompt": add_generation_prompt}
         _end_ns.set(thread_time_ns() + MOST_RENDER_NS)
-        text = "".join(_counted_text(self._template.generate(given)))
+        text = "".join(_counted_text(self._template.generate(values)))
         if not continue_final_message:
             return text
         tag = _END_OF_CONTINUED.strip()  # the template may have stripped the final message
         if continued.strip() not in text or tag not in text:
             raise ValueError("The template leaves out the final message, or a part of it, so it cannot be continued.")
         end = text.rindex(tag)
-        kept = text[:end]
+        beginning = text[:end]
         if text[end:].startswith(_END_OF_CONTINUED):
-            return kept
-        return kept.rstrip()
+            return beginning
+        return beginning.rstrip()
 
     def _tag_end(self, messages: list[Message]) -> str:
         """Put an end tag behind the final message's text, and return that text."""

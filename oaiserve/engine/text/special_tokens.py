@@ -120,9 +120,9 @@ class SpecialTexts:
         """Yield each unmarked control token after the text before it, as pairs; then the rest of the text, with ""."""
         start = 0
         at = 0
-        while (found := self._starts.search(text, at)) is not None:
-            at = found.start()
-            if token := self._token(text, at, found[0]):
+        while (match := self._starts.search(text, at)) is not None:
+            at = match.start()
+            if token := self._token(text, at, match[0]):
                 yield text[start:at], token
                 start = at = at + len(token)
             else:
@@ -131,10 +131,10 @@ class SpecialTexts:
 
     def _after_reasoning(self, text: str) -> tuple[str, str]:
         """Split off reasoning at the beginning of a text. Return it, marked except for its tags, and the rest."""
-        if (found := _REASONING.match(text)) is None:
+        if (match := _REASONING.match(text)) is None:
             return "", text
-        opening, _, reasoning, closing = found.groups(default="")
-        return opening + self._marked(reasoning) + closing, text[found.end() :]
+        opening, _, reasoning, closing = match.groups(default="")
+        return opening + self._marked(reasoning) + closing, text[match.end() :]
 
     def _marked(self, text: str) -> str:
         places = [0, *self._places(text)]
@@ -147,15 +147,15 @@ class SpecialTexts:
     def _places(self, text: str) -> Iterator[int]:
         """Yield where to cut each control token, also those that overlap."""
         start = 0
-        while (found := self._starts.search(text, start)) is not None:
-            start = found.start() + 1
-            if self._token(text, found.start(), found[0]):
+        while (match := self._starts.search(text, start)) is not None:
+            start = match.start() + 1
+            if self._token(text, match.start(), match[0]):
                 yield start
 
     def _token(self, text: str, at: int, start: str) -> str:
         """Return the longest control token at a place where one may start, or ""."""
-        found = (text[at : at + length] for length in self._lengths[start])
-        return next((each for each in found if each in self._texts), "")
+        texts = (text[at : at + length] for length in self._lengths[start])
+        return next((each for each in texts if each in self._texts), "")
 
     def _ends_within(self, text: str) -> bool:
         return any(text[-length:] in self._beginnings for length in range(1, self._longest))

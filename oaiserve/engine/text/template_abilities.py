@@ -136,9 +136,9 @@ def in_turns(messages: Sequence[Message]) -> list[Message]:
         else:
             result.append({**message})
             contents.append([message.get("content", "")])
-    for message, given in zip(result, contents, strict=True):
-        if len(given) > 1:
-            message["content"] = _joined(given)
+    for message, content in zip(result, contents, strict=True):
+        if len(content) > 1:
+            message["content"] = _joined(content)
     return result
 
 

@@ -115,11 +115,11 @@ class Tokenizer:
         if not model.exists():
             raise StartupError(f"There is no model at '{path}': it must be a folder or a GGUF file.")
         with reported(f"Could not load a tokenizer from '{path}'"):
-            asked = tokenizer_subject(model)
+            subject = tokenizer_subject(model)
             tokenizer: StoredTokenizer | None = None
-            if asked is not None and not recheck:
+            if subject is not None and not recheck:
                 try:
-                    tokenizer = recall_tokenizer(asked)
+                    tokenizer = recall_tokenizer(subject)
                 except NotRemembered as reason:
                     log.debug("The tokenizer is made again: %s", reason)
             if tokenizer is None:
@@ -127,8 +127,8 @@ class Tokenizer:
                     tokenizer = load_gguf_tokenizer(model)
                 else:
                     tokenizer = _load(model)
-                if asked is not None:
-                    remember_tokenizer(asked, tokenizer)
+                if subject is not None:
+                    remember_tokenizer(subject, tokenizer)
             return cls(tokenizer, chat_template)
 
     def encode(self, prompt: Prompt) -> list[int]:
@@ -223,8 +223,8 @@ class Tokenizer:
         anchor_ids = self._encode(_ANCHOR, False, param) if adds_space else []
         for piece in filter(None, self._gap_texts.marked(text).split(MARK)):
             is_anchored = adds_space and (continues or bool(token_ids))
-            found = yield from self._encode_text(_ANCHOR * is_anchored + piece, False, param, most_tokens)
-            token_ids += found[len(anchor_ids) * is_anchored :]
+            side_ids = yield from self._encode_text(_ANCHOR * is_anchored + piece, False, param, most_tokens)
+            token_ids += side_ids[len(anchor_ids) * is_anchored :]
         return token_ids
 
     def text_parts(self, prompt: Prompt, token_ids: Sequence[int]) -> Iterator[str]:
@@ -414,9 +414,9 @@ def _load(folder: Path) -> StoredTokenizer:
     tokenizer = kind.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
     path = folder / "chat_template.json"  # in older multimodal checkpoints
     if getattr(tokenizer, "chat_template", None) is None and path.is_file():
-        found = json.loads(path.read_text(encoding="utf-8"))
-        if isinstance(found, dict):
-            tokenizer.chat_template = found.get("chat_template")
+        content = json.loads(path.read_text(encoding="utf-8"))
+        if isinstance(content, dict):
+            tokenizer.chat_template = content.get("chat_template")
         else:
             tokenizer.chat_template = None
     return stored(tokenizer)

@@ -49,27 +49,27 @@ def _command_line() -> App:
                 f"'{a}' has requests of {known[0]}, and '{b}' of {known[1]}: times of different models do not compare, "
                 "unless both are served under one --served-model-name."
             )
-        found = difference(*sides)
-        print(paragraph(found))
+        change = difference(*sides)
+        print(paragraph(change))
         if table:
-            print("\n" + "\n".join(rows(found)))
+            print("\n" + "\n".join(rows(change)))
         return 0
 
     return app
 
 
-def paragraph(found: AccountsDifference) -> str:
+def paragraph(difference: AccountsDifference) -> str:
     """Return the changes, in sentences."""
-    duration = found.duration
+    duration = difference.duration
     text = (
         f"A request took {_seconds(duration.before)} on average, and then {_seconds(duration.after)}: "
-        f"{_signed(duration)}, over {found.num_before} and {found.num_after} requests."
+        f"{_signed(duration)}, over {difference.num_before} and {difference.num_after} requests."
     )
     if not duration.is_certain:
         text += " That may be chance."
     named = [
         (part, change)
-        for part, change in sorted(found.parts.items(), key=lambda item: -abs(item[1].change))
+        for part, change in sorted(difference.parts.items(), key=lambda item: -abs(item[1].change))
         if change.is_certain and abs(change.change) >= LEAST_SHARE * abs(duration.change)
     ][:MOST_NAMED]
     if named:
@@ -78,17 +78,17 @@ def paragraph(found: AccountsDifference) -> str:
         text += " No cause changed for certain."
     loads = [
         f"{change.before:.4g} to {change.after:.4g} {name}"
-        for name, change in found.load.items()
+        for name, change in difference.load.items()
         if change.is_certain or (change.interval is None and change.before != change.after)
     ]
     return text + (f" The load went from {', '.join(loads)}." if loads else "")
 
 
-def rows(found: AccountsDifference) -> list[str]:
+def rows(difference: AccountsDifference) -> list[str]:
     """Return the table of all parts, as markdown. Those marked * changed for certain."""
     lines = ["| phase | cause | before | after | change | 95 % interval |", "|---|---|---|---|---|---|"]
-    whole = {("duration", ""): found.duration}
-    for part, change in (found.parts | whole).items():
+    whole = {("duration", ""): difference.duration}
+    for part, change in (difference.parts | whole).items():
         phase, cause = (name.replace("_", " ") for name in part)
         mark = "*" if change.is_certain else ""
         lines.append(

@@ -53,9 +53,9 @@ def read(path: Path) -> list[Account]:
             rows = [json.loads(line) for line in rest.splitlines()]
             model = head["server"].get("model", "")
             answered = [row for row in rows if row.get("outcome") == "finished" and "input_length" in row]
-            found = [_recorded(row, model) for row in answered]
+            accounts = [_recorded(row, model) for row in answered]
         else:
-            found = [_shown(row) for row in json.loads(text)["requests"] if row["outcome"] == "finished"]
+            accounts = [_shown(row) for row in json.loads(text)["requests"] if row["outcome"] == "finished"]
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         if type(error) is ValueError:
             why = f": {error}"
@@ -64,7 +64,7 @@ def read(path: Path) -> list[Account]:
         raise StartupError(
             f"'{path}' must be a recording (serve --record-requests) or an answer of /debug/requests{why}."
         ) from error
-    return sorted(found, key=lambda account: account.arrived_seconds)
+    return sorted(accounts, key=lambda account: account.arrived_seconds)
 
 
 def _recorded(row: Mapping[str, Any], model: str) -> Account:

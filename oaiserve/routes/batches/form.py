@@ -138,10 +138,10 @@ class UploadForm:
     def _end_field(self) -> None:
         self._take(self._decoder.rest())
         if self._names[-1] == "purpose":
-            given = self._raw_purpose.decode(errors="replace").strip()
-            self._given_purpose = next((one for one in GIVEN_PURPOSES if one == given), None)
+            purpose = self._raw_purpose.decode(errors="replace").strip()
+            self._given_purpose = next((one for one in GIVEN_PURPOSES if one == purpose), None)
             if self._given_purpose is None:
-                raise invalid("purpose", f"must be 'batch', 'vision' or 'user_data', got {show(given)}")
+                raise invalid("purpose", f"must be 'batch', 'vision' or 'user_data', got {show(purpose)}")
 
 
 class _Decoder:
@@ -180,12 +180,12 @@ class _Decoder:
 
 def _parameters(header: bytes) -> dict[bytes, bytes]:
     """Return the parameters of a header. The first of two with one name counts."""
-    found: dict[bytes, bytes] = {}
+    parameters: dict[bytes, bytes] = {}
     for name, value in _PARAMETER.findall(header):
         if value.startswith(b'"'):
             value = _QUOTED_PAIR.sub(rb"\1", value[1:-1])
-        found.setdefault(name.lower(), value)
-    return found
+        parameters.setdefault(name.lower(), value)
+    return parameters
 
 
 def _text(parameters: dict[bytes, bytes], name: bytes) -> str | None:

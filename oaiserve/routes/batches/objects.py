@@ -174,8 +174,8 @@ class _Body(msgspec.Struct):
         return min(most, MAX_INT32) * min(_number(self.n) or 1, MAX_CHOICES)
 
 
-def _number(given: msgspec.Raw) -> int | None:
-    text = bytes(memoryview(given)[:MOST_NUMBER_BYTES]).strip()
+def _number(value: msgspec.Raw) -> int | None:
+    text = bytes(memoryview(value)[:MOST_NUMBER_BYTES]).strip()
     if text.isdigit():
         return int(text)
     return None
@@ -210,23 +210,23 @@ def given_up(batch_id: str, number: int, custom_id: str, code: str, message: str
     return _written(_Result(f"{batch_id}_req_{number}", custom_id, None, error))
 
 
-def _written(found: _Result) -> bytes:
-    return one_line(msgspec.json.encode(found)) + b"\n"
+def _written(result: _Result) -> bytes:
+    return one_line(msgspec.json.encode(result)) + b"\n"
 
 
 def usage_of(body: bytes) -> BatchUsage:
     """Return the usage of an answer of any route."""
-    found = decoder_of(_Used).decode(body).usage or {}
-    if "input_tokens" in found:
+    usage = decoder_of(_Used).decode(body).usage or {}
+    if "input_tokens" in usage:
         prompt = "input"
         answer = "output"
     else:
         prompt = "prompt"
         answer = "completion"
-    cached = (found.get(f"{prompt}_tokens_details") or {}).get("cached_tokens") or 0
-    reasoning = (found.get(f"{answer}_tokens_details") or {}).get("reasoning_tokens") or 0
-    num_prompt = found.get(f"{prompt}_tokens") or 0
-    num_answer = found.get(f"{answer}_tokens") or 0
+    cached = (usage.get(f"{prompt}_tokens_details") or {}).get("cached_tokens") or 0
+    reasoning = (usage.get(f"{answer}_tokens_details") or {}).get("reasoning_tokens") or 0
+    num_prompt = usage.get(f"{prompt}_tokens") or 0
+    num_answer = usage.get(f"{answer}_tokens") or 0
     total = num_prompt + num_answer
     return BatchUsage(num_prompt, num_answer, total, CachedTokens(cached), ReasoningTokens(reasoning))
 
@@ -283,8 +283,8 @@ class LineReader:
             text = f"A line may have at most {self._most_line_bytes} bytes (--body-limit), this one has more."
             self._errors.append(LineError("line_too_long", text, self._number))
         elif text_of_line := without_mark(self._open):
-            found = self._read(text_of_line)
-            self._lines.append(found) if isinstance(found, Line) else self._errors.append(found)
+            line = self._read(text_of_line)
+            self._lines.append(line) if isinstance(line, Line) else self._errors.append(line)
         self._start += self._open_bytes
         self._open_bytes = 0
         self._open.clear()
@@ -293,7 +293,7 @@ class LineReader:
         number = self._number
         try:
             line: _Line = decoder_of(_Line).decode(text)
-            asked: _Body = decoder_of(_Body).decode(line.body)
+            body: _Body = decoder_of(_Body).decode(line.body)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             reason = str(error)[:MOST_REASON_CHARACTERS]
             return LineError("invalid_json_line", f"The line is no request of a batch: {reason}.", number)
@@ -307,11 +307,11 @@ class LineReader:
             return LineError(
                 "duplicate_custom_id", "'custom_id' must be another one for each line.", number, "custom_id"
             )
-        if asked.stream or asked.background:
-            name = "stream" if asked.stream else "background"
+        if body.stream or body.background:
+            name = "stream" if body.stream else "background"
             return LineError("unsupported_parameter", f"'{name}' must not be true in a batch.", number, f"body.{name}")
         self._seen.add(line.custom_id)
-        return Line(number, line.custom_id, self._start, self._open_bytes, asked.most_tokens)
+        return Line(number, line.custom_id, self._start, self._open_bytes, body.most_tokens)
 
 
 def without_mark(line: bytes | bytearray) -> bytes:
@@ -321,5 +321,5 @@ def without_mark(line: bytes | bytearray) -> bytes:
 
 def request_of(line: bytes) -> bytes:
     """Return the body of the request in a line of a file, which has been read before."""
-    found: _Line = decoder_of(_Line).decode(without_mark(line))
-    return bytes(found.body)
+    parsed: _Line = decoder_of(_Line).decode(without_mark(line))
+    return bytes(parsed.body)

@@ -147,8 +147,8 @@ async def create(request: Request) -> Response:
     now = int(time.time())
     body = await read_without_engine(request, runner.received, runner.body_limit, BatchBody)
     check_metadata(body.metadata or {})
-    found = await runner.store.file(state.owner, body.input_file_id)
-    if found is None:
+    file = await runner.store.file(state.owner, body.input_file_id)
+    if file is None:
         raise NotFound(f"There is no file {show(body.input_file_id)}.", param="input_file_id")
     batch = BatchObject(
         id=f"batch_{lasting_id(request)}",
@@ -158,7 +158,7 @@ async def create(request: Request) -> Response:
         expires_at=now + WINDOW_SECONDS,
         metadata=body.metadata,
     )
-    owned = Owned(batch, state.owner, found[1])
+    owned = Owned(batch, state.owner, file[1])
     async with runner.readers:
         reader = LineReader(body.endpoint, runner.body_limit)
         async for part in runner.store.content(owned.file):
@@ -239,18 +239,18 @@ def _runner(request: Request) -> BatchRunner:
 
 async def _file(request: Request) -> tuple[FileObject, int]:
     file_id = request.path_params["file_id"]
-    found = await _runner(request).store.file(request.state.owner, file_id)
-    if found is None:
+    file = await _runner(request).store.file(request.state.owner, file_id)
+    if file is None:
         raise NotFound(f"There is no file {show(file_id)}: it was deleted, or is too old.", param="file_id")
-    return found
+    return file
 
 
 async def _batch(request: Request) -> BatchObject:
     batch_id = request.path_params["batch_id"]
-    found = await _runner(request).store.batch(request.state.owner, batch_id)
-    if found is None:
+    batch = await _runner(request).store.batch(request.state.owner, batch_id)
+    if batch is None:
         raise NotFound(f"There is no batch {show(batch_id)}.", param="batch_id")
-    return found
+    return batch
 
 
 async def _page(

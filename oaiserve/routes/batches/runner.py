@@ -132,11 +132,11 @@ class BatchRunner:
         self._look_ns = monotonic_ns() + int((SHARED_CHECK_SECONDS if self.store.is_shared else CHECK_SECONDS) * 1e9)
         if not self.store.may_compute():
             return
-        found = {owned.batch.id: owned for owned in await self.store.open_batches()}
-        for batch_id in self._open.keys() - found.keys():
+        open_batches = {owned.batch.id: owned for owned in await self.store.open_batches()}
+        for batch_id in self._open.keys() - open_batches.keys():
             await self._drop(self._open.pop(batch_id))
-        for batch_id in found.keys() - self._open.keys():
-            self._open[batch_id] = _Open(found[batch_id])
+        for batch_id in open_batches.keys() - self._open.keys():
+            self._open[batch_id] = _Open(open_batches[batch_id])
 
     def added(self) -> None:
         """Take a batch that was added to the store, in a moment, if this process computes batches."""
@@ -210,10 +210,10 @@ class BatchRunner:
         batch, owned = one.owned.batch, one.owned
         task = asyncio.current_task()
         num_refused = num_unavailable = 0
-        if not (asked := await self._request(owned, line)):
+        if not (request := await self._request(owned, line)):
             return  # the batch has ended meanwhile
         while True:
-            status, retries, request_id, body = await self._ask(batch.endpoint, asked, owned, is_background=True)
+            status, retries, request_id, body = await self._ask(batch.endpoint, request, owned, is_background=True)
             if task is not None and task.cancelling():  # The route has turned the cancellation into an answer.
                 return
             if not retries or num_unavailable == RETRIES:
@@ -298,13 +298,13 @@ class BatchRunner:
             try:
                 text = await self.store.slice(owned.file, line.start, line.num_bytes)
                 path, body = _counting(batch.endpoint, msgspec.json.decode(request_of(text)))
-                asked = msgspec.json.encode(body)
+                content = msgspec.json.encode(body)
             except (ValueError, RecursionError):  # its route will refuse it
                 continue
-            status, _, _, answer = await self._ask(path, asked, owned, is_background=False)
+            status, _, _, answer = await self._ask(path, content, owned, is_background=False)
             if status == 200:
-                found = msgspec.json.decode(answer)
-                num_tokens += found.get("count", found.get("input_tokens", 0))
+                counts = msgspec.json.decode(answer)
+                num_tokens += counts.get("count", counts.get("input_tokens", 0))
                 num_bytes += line.num_bytes
         all_bytes, most_tokens = await run_in_threadpool(_sums, lines)  # 50,000 lines take milliseconds.
         prompts = round(num_tokens * all_bytes / num_bytes if num_bytes else all_bytes / BYTES_PER_TOKEN)
@@ -333,7 +333,7 @@ def _counting(endpoint: str, body: dict[str, Any]) -> tuple[str, dict[str, Any]]
     if isinstance(prompt, list):
         prompt = " ".join(map(str, prompt))
     if "messages" in body:
-        asked = {"messages": body.get("messages"), "tools": body.get("tools")}
+        countable = {"messages": body.get("messages"), "tools": body.get("tools")}
     else:
-        asked = {"prompt": prompt}
-    return "/tokenize", {"model": body.get("model"), **asked}
+        countable = {"prompt": prompt}
+    return "/tokenize", {"model": body.get("model"), **countable}

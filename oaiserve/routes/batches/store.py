@@ -224,11 +224,11 @@ class BatchStore:
     def _delete_file(self, owner: str, file_id: str) -> bool:
         execute = self._connection.execute
         with database.transaction(self._connection):
-            found = self._all(
+            files = self._all(
                 "SELECT number, batch, failed FROM stored_files WHERE owner = ? AND id = ? AND NOT is_deleted",
                 *(owner, file_id),
             )
-            for number, batch, failed in found:
+            for number, batch, failed in files:
                 if batch is not None:
                     ((num_bytes,),) = self._all(
                         "SELECT coalesce(sum(length(result)), 0) FROM stored_lines WHERE batch = ? AND failed = ?",
@@ -239,23 +239,23 @@ class BatchStore:
                 execute("UPDATE stored_files SET is_deleted = 1 WHERE number = ?", (number,))
             self._drop_deleted()
         execute("PRAGMA wal_checkpoint(TRUNCATE)")  # the log beside the file would still have it
-        return bool(found)
+        return bool(files)
 
     def _drop_deleted(self) -> None:
         self._connection.execute(f"DELETE FROM stored_files WHERE is_deleted AND {_UNREAD}")
 
     def _content(self, file: int, after: int) -> tuple[bytes, int | None]:
         """Return a part of a file's content, and the value of `after` for the next one, or None."""
-        found = self._all("SELECT batch, failed FROM stored_files WHERE number = ?", file)
-        if not found:
+        owners = self._all("SELECT batch, failed FROM stored_files WHERE number = ?", file)
+        if not owners:
             return b"", None
-        if found[0][0] is None:
+        if owners[0][0] is None:
             rows = self._all("SELECT content FROM file_pieces WHERE file = ? AND start = ?", file, after)
             if rows:
                 return (rows[0][0], after + PIECE_BYTES)
             return (b"", None)
         query = "SELECT number, result FROM stored_lines WHERE batch = ? AND failed = ? AND number > ? ORDER BY number"
-        number, results = self._results(query, *found[0], after)
+        number, results = self._results(query, *owners[0], after)
         return b"".join(results), number
 
     def _results(self, query: str, *values: object) -> tuple[int | None, list[bytes]]:
@@ -356,11 +356,11 @@ class BatchStore:
             with database.transaction(self._connection):
                 taken = self._taken()
                 for owned, answered in waiting:
-                    kept = answered
+                    result = answered
                     if not self._has_room(taken, owned.owner, len(answered.content)):
-                        kept = self._without_room(owned.batch.id, answered)
-                    taken[owned.owner] = taken.get(owned.owner, 0) + len(kept.content)
-                    self._put(owned.batch, kept)
+                        result = self._without_room(owned.batch.id, answered)
+                    taken[owned.owner] = taken.get(owned.owner, 0) + len(result.content)
+                    self._put(owned.batch, result)
                 for batch in batches.values():
                     self._write(batch)
         except Exception:
@@ -378,9 +378,9 @@ class BatchStore:
     def _read_counts(self, batch: BatchObject) -> bool:
         """Give a batch the counts that are stored, and return whether it has not ended."""
         ((row, is_open),) = self._all("SELECT object, is_open FROM stored_batches WHERE id = ?", batch.id)
-        kept = msgspec.json.decode(row, type=BatchObject)
-        batch.request_counts = kept.request_counts
-        batch.usage = kept.usage
+        stored = msgspec.json.decode(row, type=BatchObject)
+        batch.request_counts = stored.request_counts
+        batch.usage = stored.usage
         return bool(is_open)
 
     def _put(self, batch: BatchObject, answered: Result) -> None:
@@ -454,11 +454,11 @@ class BatchStore:
         there = f"FROM {table} WHERE owner = ? AND "
         there += "(is_open OR created_at > ?)" if table == "stored_batches" else "created_at > ? AND NOT is_deleted"
         if after is not None:
-            found = self._all(f"SELECT number {there} AND id = ?", *values, after)
-            if not found:
+            places = self._all(f"SELECT number {there} AND id = ?", *values, after)
+            if not places:
                 raise NotFound("There is no such item.")
             there = f"{there} AND number < ?"
-            values = (*values, *found[0])
+            values = (*values, *places[0])
         if purpose is not None:
             there = f"{there} AND purpose = ?"
             values = (*values, purpose)

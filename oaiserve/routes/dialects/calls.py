@@ -155,11 +155,11 @@ class CallParser(ABC):
             self._awaits_value = not self._value.push(self._text[at:])
         if self._awaits_value:
             return None
-        found = self._value
+        reading = self._value
         self._value = None
-        if found.is_broken:
-            raise NotACall(at + found.num_read)
-        return at + found.num_read
+        if reading.is_broken:
+            raise NotACall(at + reading.num_read)
+        return at + reading.num_read
 
     def _give_up(self, segments: list[Segment]) -> None:
         """Go on where a step has waited in vain, since what it waits for has become too long."""

@@ -126,11 +126,11 @@ _REASONING_FIELDS = ("reasoning_content", "reasoning", "thinking")
 def declared_calls(response_template: Mapping[str, Any]) -> CallFamily | None:
     """Return the declared dialect of calls, if it is supported."""
     declared = _declared(response_template, "tool_calls")
-    found = _tags(declared)
-    if found is None or declared.get("content") != "json" or declared.get("content_args"):
+    call_tags = _tags(declared)
+    if call_tags is None or declared.get("content") != "json" or declared.get("content_args"):
         return None
 
-    opening, closing = found
+    opening, closing = call_tags
 
     class DeclaredCalls(HermesCalls):
         opening_tags = (opening,)
@@ -142,9 +142,9 @@ def declared_calls(response_template: Mapping[str, Any]) -> CallFamily | None:
 
 def _declared(response_template: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     fields = response_template.get("fields")
-    found = fields.get(name) if isinstance(fields, Mapping) else None
-    if isinstance(found, Mapping):
-        return found
+    field = fields.get(name) if isinstance(fields, Mapping) else None
+    if isinstance(field, Mapping):
+        return field
     return {}
 
 

@@ -32,14 +32,14 @@ class _Object:
     def push(self, piece: str) -> bool:
         text = self._last + piece
         at = self._num_searched
-        while found := _QUOTE_OR_BRACKET[self._quote].search(text, at):
-            at = found.end()
-            if found[0] == self._quote:
-                before = text[max(0, found.start() - _NUM_LOOKED_BACK) : found.start()]
+        while match := _QUOTE_OR_BRACKET[self._quote].search(text, at):
+            at = match.end()
+            if match[0] == self._quote:
+                before = text[max(0, match.start() - _NUM_LOOKED_BACK) : match.start()]
                 # Else it ends a text that has none at its beginning, which models leave out.
                 self._in_string = not self._in_string and before.rstrip()[-1:] in "{[,:"
             elif not self._in_string:
-                self._depth += 1 if found[0] in "{[" else -1
+                self._depth += 1 if match[0] in "{[" else -1
                 if self._depth == 0:
                     self.num_read += at - len(self._last)
                     return True

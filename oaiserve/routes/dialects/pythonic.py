@@ -48,15 +48,15 @@ class _Brackets:
                     break
                 self._quote = ""
                 at += 1
-            found = _QUOTE_OR_BRACKET.search(text, at)
-            if found is None:
+            match = _QUOTE_OR_BRACKET.search(text, at)
+            if match is None:
                 at = len(text)
                 break
-            at = found.end()
-            if found[0] in "\"'":
-                self._quote = found[0]
+            at = match.end()
+            if match[0] in "\"'":
+                self._quote = match[0]
                 continue
-            self._depth += 1 if found[0] in "([{" else -1
+            self._depth += 1 if match[0] in "([{" else -1
             if self._depth == 0:
                 break
         self.num_read += at
@@ -148,10 +148,10 @@ def _arguments(brackets: str) -> str | None:
             if isinstance(unpacked, dict):
                 return json.dumps(unpacked, ensure_ascii=False, allow_nan=False)
             return None
-        given = {each.arg: ast.literal_eval(_JsonLiterals().visit(each.value)) for each in call.keywords}
-        if None in given:
+        arguments = {each.arg: ast.literal_eval(_JsonLiterals().visit(each.value)) for each in call.keywords}
+        if None in arguments:
             return None
-        text = json.dumps(given, ensure_ascii=False, allow_nan=False)
+        text = json.dumps(arguments, ensure_ascii=False, allow_nan=False)
         text.encode()
     except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError):
         return None
@@ -163,10 +163,10 @@ def as_python(calls: Iterable[tuple[str, str]]) -> str:
     texts = []
     for name, arguments in calls:
         try:
-            given = json.loads(arguments)
+            parsed = json.loads(arguments)
         except (ValueError, RecursionError):
-            given = None
-        values = given.items() if isinstance(given, dict) else [("arguments", arguments)]
+            parsed = None
+        values = parsed.items() if isinstance(parsed, dict) else [("arguments", arguments)]
         texts.append(f"{name}({', '.join(f'{key}={_literal(value)}' for key, value in values)})")
     return f"[{', '.join(texts)}]"
 

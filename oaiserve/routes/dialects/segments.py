@@ -68,18 +68,18 @@ def find_tag(text: str, tags: Sequence[str]) -> tuple[int, str]:
     Without one, the tag is "", and the place is that of an unfinished tag at the end, or else the length of the text.
     No tag may be the beginning of another.
     """
-    found = -1
+    first = -1
     which = ""
     pending = len(text)
     for tag in tags:
         at = text.find(tag)
         if at == -1:
             pending = min(pending, unfinished_tag(text, tag))
-        elif not which or at < found:
-            found = at
+        elif not which or at < first:
+            first = at
             which = tag
     if which:
-        return (found, which)
+        return (first, which)
     return (pending, "")
 
 

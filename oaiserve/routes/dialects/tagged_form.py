@@ -175,9 +175,9 @@ def types_of(schema: Any) -> set[str]:
         return {kind}
     for key in ("anyOf", "oneOf"):
         if isinstance(options := schema.get(key), list):
-            found = [types_of(option) for option in options]
-            if all(found):
-                return set().union(*found)
+            types = [types_of(option) for option in options]
+            if all(types):
+                return set().union(*types)
             return set()
     choices = schema.get("enum")
     if isinstance(choices, list) and all(isinstance(choice, str) for choice in choices):

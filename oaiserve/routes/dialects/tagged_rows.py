@@ -102,8 +102,8 @@ def _part(schema: Any, name: str) -> Any:
         options = [schema, *schema.get("anyOf", ()), *schema.get("oneOf", ())]
     else:
         options = []
-    found = (option[name] for option in options if isinstance(option, dict) and isinstance(option.get(name), dict))
-    return next(found, {})
+    schemas = (option[name] for option in options if isinstance(option, dict) and isinstance(option.get(name), dict))
+    return next(schemas, {})
 
 
 class MuseCalls(TaggedCalls):

@@ -184,15 +184,15 @@ class UntaggedCalls(JsonCallParser):
             return
         raise NotACall
 
-    def _call_in(self, given: dict[str, msgspec.Raw]) -> tuple[str, str]:
-        key = "arguments" if "arguments" in given else "parameters"
-        if not {"name", key} <= given.keys() <= {"name", key, "type", "id"}:
+    def _call_in(self, fields: dict[str, msgspec.Raw]) -> tuple[str, str]:
+        key = "arguments" if "arguments" in fields else "parameters"
+        if not {"name", key} <= fields.keys() <= {"name", key, "type", "id"}:
             raise NotACall
         try:
-            name = self._tool(_decode_name(given["name"]))
+            name = self._tool(_decode_name(fields["name"]))
         except msgspec.MsgspecError:
             raise NotACall from None
-        arguments = object_text(bytes(given[key]))
+        arguments = object_text(bytes(fields[key]))
         if name is None or arguments is None:
             raise NotACall
         names = _decode_object(arguments).keys()

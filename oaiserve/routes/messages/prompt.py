@@ -109,10 +109,10 @@ def chat_messages(
         if text:
             history.say("system", text, "system")
     last_of_user = max((number for number, turn in enumerate(turns) if turn.role == "user"), default=-1)
-    asked = first_asked([turn.role for turn in turns])
+    first_question = first_asked([turn.role for turn in turns])
     for number, turn in enumerate(turns):
         if turn.clear_at != "next_user_message" or number > last_of_user:
-            history.add_turn(turn, f"messages[{number}]", is_asked=turn.role == "user" and number >= asked)
+            history.add_turn(turn, f"messages[{number}]", is_asked=turn.role == "user" and number >= first_question)
     return history.ended()
 
 
@@ -127,12 +127,12 @@ class _History:
     def add_turn(self, turn: Turn, where: str, *, is_asked: bool) -> None:
         """Add a turn. If it `is_asked`, it is the user's last one, so what cannot be read in it is refused."""
         if isinstance(turn.content, str):
-            given = [{"type": "text", "text": turn.content}]
+            content = [{"type": "text", "text": turn.content}]
         else:
-            given = turn.content or []
-        places = (f"{where}.content[{number}]" for number in range(len(given)))
+            content = turn.content or []
+        places = (f"{where}.content[{number}]" for number in range(len(content)))
         placed = [
-            (self._typed(block, place, is_asked=is_asked), place) for block, place in zip(given, places, strict=True)
+            (self._typed(block, place, is_asked=is_asked), place) for block, place in zip(content, places, strict=True)
         ]
         if turn.role == "user":  # results stand before the text beside them
             placed.sort(key=lambda each: not each[0]["type"].endswith("tool_result"))
@@ -246,15 +246,15 @@ def _content(said: Sequence[Said]) -> str | list[Message]:
 
 def requested_tools(body: MessagesBody | CountTokensBody, adaptations: Adaptations) -> Tools | None:
     """Return the tools for the model, or None without any: those with a schema, which clients define and run."""
-    given = _offered(body)
+    offered = _offered(body)
     choice = body.tool_choice
     kind: Kind = "auto" if choice is None else _KINDS[choice.type]
     names = None if choice is None or kind != "named" else [choice.name or ""]
     if choice is not None and kind in ("required", "named"):
-        _check_may_be_forced(choice.name if names else None, [*given.values()])
+        _check_may_be_forced(choice.name if names else None, [*offered.values()])
     functions: list[Function] = []
     places: list[str] = []
-    for where, tool in given.items():
+    for where, tool in offered.items():
         if tool.type not in (None, "custom"):
             adaptations.note(where, "a tool that Anthropic defines is left out")
             continue
@@ -305,12 +305,12 @@ def _offered(body: MessagesBody | CountTokensBody) -> dict[str, MessagesTool]:
     return {where: tool for where, tool in offered.items() if tool.name not in removed}
 
 
-def _check_may_be_forced(name: str | None, given: Sequence[MessagesTool]) -> None:
+def _check_may_be_forced(name: str | None, tools: Sequence[MessagesTool]) -> None:
     """Raise InvalidRequest if a call of the tool with this name, or of any (None), cannot be forced."""
-    typed = [tool for tool in given if tool.type not in (None, "custom") and name in (None, tool.name)]
-    if not given:
+    typed = [tool for tool in tools if tool.type not in (None, "custom") and name in (None, tool.name)]
+    if not tools:
         raise invalid("tool_choice", f"is only allowed with 'tools', got {show(name or 'any')}")
-    if typed and (name is not None or len(typed) == len(given)):
+    if typed and (name is not None or len(typed) == len(tools)):
         reason = (
             f"the tool {show(typed[0].name)} is of the type {show(typed[0].type)}, which only Anthropic's models know"
         )

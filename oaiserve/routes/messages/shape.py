@@ -248,8 +248,8 @@ class MessagesShape:
 
     def _add_call(self, arguments: str) -> None:
         self._close()
-        given = msgspec.Raw(b"{}" if self._streams else arguments.encode())
-        self._open(AnswerToolUse(call_id(self._head.id, 0, len(self._blocks), "toolu_"), self._called, given))
+        raw = msgspec.Raw(b"{}" if self._streams else arguments.encode())
+        self._open(AnswerToolUse(call_id(self._head.id, 0, len(self._blocks), "toolu_"), self._called, raw))
         if self._streams:
             self._add_delta(MessageDelta(type="input_json_delta", partial_json=arguments))
         self._close()

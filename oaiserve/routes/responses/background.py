@@ -61,8 +61,8 @@ class BackgroundAnswer:
         self._runs.add(run)
         assert run.state is not None
         queued = Response(run.state.response, media_type="application/json")
-        told = EventStream(run.follow(-1)) if self._streams else queued
-        telling = asyncio.create_task(self._tell(told, scope, receive, send))
+        answer = EventStream(run.follow(-1)) if self._streams else queued
+        telling = asyncio.create_task(self._tell(answer, scope, receive, send))
         inner = {**scope, "state": {**scope["state"], "send": self._take}, "extensions": {}}
         try:
             await self._answer(inner, self._receive, self._take)
@@ -80,7 +80,7 @@ class BackgroundAnswer:
         await telling
         exchange.http_status = 200
 
-    async def _tell(self, told: Response, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _tell(self, answer: Response, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer the client once the engine has taken the request: refusals are answers like those of any request."""
 
         async def noted(message: Message) -> None:
@@ -88,7 +88,7 @@ class BackgroundAnswer:
             self._answer.exchange.http_status = None  # the background response has not begun
 
         await self._is_submitted.wait()
-        await told(scope, receive, noted)
+        await answer(scope, receive, noted)
 
     async def _receive(self) -> Message:
         """Report that the client has left once the response is cancelled: nothing else ends it."""

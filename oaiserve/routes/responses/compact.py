@@ -22,9 +22,16 @@ from oaiserve.routes.invalid import invalid
 from oaiserve.routes.operation import Operation
 from oaiserve.routes.prepare import Intake, prepare
 from oaiserve.routes.respond import Answer
-from oaiserve.routes.responses.asked import Earlier, asked, conversed, earlier_media, read_earlier, truncated
 from oaiserve.routes.responses.items import Item, encrypted, kept
 from oaiserve.routes.responses.output import CompactionItem, OutputMessage, ResponseObject, ResponseUsage, item_id
+from oaiserve.routes.responses.request_input import (
+    Earlier,
+    conversed,
+    earlier_media,
+    read_earlier,
+    read_input,
+    truncated,
+)
 from oaiserve.routes.responses.shape import ResponsesShape
 from oaiserve.routes.shapes import encode
 
@@ -102,10 +109,10 @@ async def compact(http: Request) -> Answer:
 
 def _as_response(intake: Intake[CompactionBody]) -> Intake[ResponsesBody]:
     """Return the request as one for a response, whose tokens are the likeliest ones, and none of them reasoning."""
-    given = msgspec.structs.asdict(intake.body)
+    fields = msgspec.structs.asdict(intake.body)
     if intake.body.input is None and intake.body.previous_response_id is None:
         raise invalid("input", "is required without 'previous_response_id'")
-    return intake.with_body(ResponsesBody(**{**given, "input": given["input"] or [], "store": False, **_OF_SUMMARY}))
+    return intake.with_body(ResponsesBody(**{**fields, "input": fields["input"] or [], "store": False, **_OF_SUMMARY}))
 
 
 def is_triggered(body: ResponsesBody) -> bool:
@@ -130,7 +137,7 @@ def _answer(intake: Intake[ResponsesBody], earlier: Earlier) -> Work[Answer]:
     exchange = intake.exchange
     adaptations = exchange.adaptations
     offered, conversation = conversed(body, serving, adaptations, is_constrained=False)
-    whole = asked(
+    whole = read_input(
         body, serving, conversation, earlier, intake.media, adaptations, intake.head.unique_id, needs_input=False
     )
     prompt, _ = yield from truncated(body, serving, conversation, whole, keeps_room=True)

@@ -112,10 +112,12 @@ async def create(request: Request) -> Response:
     body, _ = await read_parsed(request, ConversationBody)
     adaptations = Adaptations()
     items = _new_items(request, body.items, adaptations) if body.items else []
-    made = ConversationObject(f"{CONVERSATION}{lasting_id(request)}", int(time.time()), _checked(body.metadata))
-    stored = StoredResponse(made.id, made.id, None, msgspec.json.encode(made), msgspec.json.encode(items))
+    conversation = ConversationObject(f"{CONVERSATION}{lasting_id(request)}", int(time.time()), _checked(body.metadata))
+    stored = StoredResponse(
+        conversation.id, conversation.id, None, msgspec.json.encode(conversation), msgspec.json.encode(items)
+    )
     await serving.responses.put(request.state.owner, stored)
-    return json_response(made, headers=adaptations.headers())
+    return json_response(conversation, headers=adaptations.headers())
 
 
 @Operation(summary="A conversation.", group="Generation", answer=ConversationObject, errors=(NotFound,))
@@ -135,8 +137,8 @@ async def update(request: Request) -> Response:
     metadata = _checked(body.metadata)
 
     def edit(old: StoredResponse) -> StoredResponse:
-        made = _object_decoder.decode(old.response)
-        return old._replace(response=msgspec.json.encode(msgspec.structs.replace(made, metadata=metadata)))
+        conversation = _object_decoder.decode(old.response)
+        return old._replace(response=msgspec.json.encode(msgspec.structs.replace(conversation, metadata=metadata)))
 
     return Response((await _changed(request, edit)).response, media_type="application/json")
 
@@ -208,12 +210,12 @@ def _checked(metadata: Mapping[str, str] | None) -> dict[str, str]:
     return dict(metadata or {})
 
 
-def _new_items(request: Request, given: list[Item], adaptations: Adaptations) -> list[Item]:
-    if len(given) > MAX_ITEMS:
-        raise invalid("items", f"must be at most {MAX_ITEMS} at once, got {len(given)}")
+def _new_items(request: Request, items: list[Item], adaptations: Adaptations) -> list[Item]:
+    if len(items) > MAX_ITEMS:
+        raise invalid("items", f"must be at most {MAX_ITEMS} at once, got {len(items)}")
     numbers = itertools.count(1)
     unique_id = lasting_id(request)
-    return input_items(given, lambda prefix: item_id(prefix, unique_id, f"i{next(numbers)}"), {}, adaptations, "items")
+    return input_items(items, lambda prefix: item_id(prefix, unique_id, f"i{next(numbers)}"), {}, adaptations, "items")
 
 
 def _place(request: Request, items: list[msgspec.Raw]) -> int:
@@ -233,9 +235,9 @@ async def _changed(request: Request, edit: Callable[[StoredResponse], StoredResp
     name = request.path_params["conversation_id"]
     owner = request.state.owner
     store = serving_of(request).responses
-    found: StoredResponse | None = None
+    changed: StoredResponse | None = None
     if is_conversation(name):
-        found = await (store.get(owner, name) if edit is None else change(store, owner, name, edit))
-    if found is None:
+        changed = await (store.get(owner, name) if edit is None else change(store, owner, name, edit))
+    if changed is None:
         raise NotFound(no_conversation(name), param="conversation_id")
-    return found
+    return changed

@@ -29,15 +29,15 @@ Item = dict[str, Any]
 stored_items = StoredDecoder(list[Item])
 
 
-def references(given: str | Sequence[Mapping[str, Any]]) -> list[str]:
+def references(items: str | Sequence[Mapping[str, Any]]) -> list[str]:
     """Return the ids of the items to which the client refers."""
-    if isinstance(given, str):
+    if isinstance(items, str):
         return []
-    return [str(item.get("id")) for item in given if item.get("type") == "item_reference"]
+    return [str(item.get("id")) for item in items if item.get("type") == "item_reference"]
 
 
 def input_items(
-    given: str | Sequence[Mapping[str, Any]],
+    items: str | Sequence[Mapping[str, Any]],
     new_id: Callable[[str], str],
     referred: Mapping[str, Item],
     adaptations: Adaptations,
@@ -45,38 +45,38 @@ def input_items(
 ) -> list[Item]:
     """Return the items of a client, with ids by `new_id`, of a prefix, and those `referred` to. `param` is the field
     of the request that they came from. Raises InvalidRequest."""
-    if isinstance(given, str):
-        given = [{"role": "user", "content": given}]
-    if not given:
+    if isinstance(items, str):
+        items = [{"role": "user", "content": items}]
+    if not items:
         raise invalid(param, "must hold at least one item")
-    last: Mapping[str, Any] = given[-1]
+    last: Mapping[str, Any] = items[-1]
     if last.get("type") == "item_reference" and isinstance(last.get("id"), str) and last["id"] not in referred:
         reason = f"there is no item {show(last['id'])} in the stored responses. Please send the item itself"
-        raise invalid(param, reason, f"{param}[{len(given) - 1}].id")
-    return [_item(f"{param}[{number}]", item, new_id, referred, adaptations) for number, item in enumerate(given)]
+        raise invalid(param, reason, f"{param}[{len(items) - 1}].id")
+    return [_item(f"{param}[{number}]", item, new_id, referred, adaptations) for number, item in enumerate(items)]
 
 
 def _item(
     where: str,
-    given: Mapping[str, Any],
+    raw: Mapping[str, Any],
     new_id: Callable[[str], str],
     referred: Mapping[str, Item],
     adaptations: Adaptations,
 ) -> Item:
-    kind = given.get("type")
-    if kind in (None, "message") and given.get("role") in ("tool", "function"):
+    kind = raw.get("type")
+    if kind in (None, "message") and raw.get("role") in ("tool", "function"):
         adaptations.note(where, IN_CHATS_FORM)
-        given = {"type": "function_call_output", "call_id": given.get("tool_call_id"), "output": given.get("content")}
+        raw = {"type": "function_call_output", "call_id": raw.get("tool_call_id"), "output": raw.get("content")}
     if isinstance(kind, str) and kind not in _PREFIXES:  # an item of a hosted tool, or of another server
-        ids = {name: given[name] for name in ("id", "call_id") if isinstance(given.get(name), str) and given[name]}
-        others = {name: value for name, value in given.items() if name not in ("id", "call_id")}
+        ids = {name: raw[name] for name in ("id", "call_id") if isinstance(raw.get(name), str) and raw[name]}
+        others = {name: value for name, value in raw.items() if name not in ("id", "call_id")}
         return {"id": ids.get("id") or new_id("it"), "status": "completed", **others, **ids}
-    item = converted(InputItem, given, where)
+    item = converted(InputItem, raw, where)
     prefix = _PREFIXES[item.type or "message"]
     identity = {"id": item.id or new_id(prefix), "type": item.type or "message", "status": "completed"}
     call_id = item.call_id or identity["id"]
     needed_field = _TEXTS_NEEDED.get(item.type or "")
-    if needed_field is not None and given.get(needed_field) is None:
+    if needed_field is not None and raw.get(needed_field) is None:
         adaptations.note(f"{where}.{needed_field}", "is missing, and read as empty")
     match item.type:
         case "function_call":
@@ -110,7 +110,7 @@ def _item(
             raise invalid(where.partition("[")[0], "may only be the last item of a request for a response", where)
     role = needed(where, item, "role")
     message = {**identity, "role": role, "content": _parts(item.content, f"{_SIDES.get(role, 'input')}_text")}
-    if role == "assistant" and isinstance(calls := given.get("tool_calls"), list) and calls:
+    if role == "assistant" and isinstance(calls := raw.get("tool_calls"), list) and calls:
         adaptations.note(where, IN_CHATS_FORM)
         message["tool_calls"] = calls_of(calls)
     return message
@@ -145,13 +145,13 @@ def _parts(content: object, text_type: str) -> list[Any]:
         return []
     shown: list[Any] = []
     for part in content if isinstance(content, list) else [content]:
-        given = {"type": text_type, "text": part} if isinstance(part, str) else part
-        if isinstance(given, dict) and isinstance(given.get("text"), str) and given.get("type") in _TEXT_TYPES:
-            shown.append({**_MORE_FIELDS.get(given["type"], {}), **given})
-        elif isinstance(given, dict):
-            shown.append({name: value for name, value in given.items() if value is not None})
+        fields = {"type": text_type, "text": part} if isinstance(part, str) else part
+        if isinstance(fields, dict) and isinstance(fields.get("text"), str) and fields.get("type") in _TEXT_TYPES:
+            shown.append({**_MORE_FIELDS.get(fields["type"], {}), **fields})
+        elif isinstance(fields, dict):
+            shown.append({name: value for name, value in fields.items() if value is not None})
         else:
-            shown.append(given)
+            shown.append(fields)
     return shown
 
 
@@ -177,7 +177,7 @@ def chat_messages(
     turn that are not read."""
     placed: list[Placed] = []
     reasoning = ""  # reasoning of the message or the call that follows
-    asked = first_asked([item.get("role") if item["type"] == "message" else None for item in new])
+    first_question = first_asked([item.get("role") if item["type"] == "message" else None for item in new])
 
     def called(where: str, call_id: object, name: object, arguments: object) -> None:
         nonlocal reasoning
@@ -194,7 +194,7 @@ def chat_messages(
         where = f"input[{number}]" if number >= 0 else f"{STORED}{item['id']}"
         match item["type"]:
             case "message":
-                is_asked = number >= asked and item["role"] != "assistant"
+                is_asked = number >= first_question and item["role"] != "assistant"
                 content = _joined(reader.read(item["content"], f"{where}.content", item["role"], is_asked=is_asked))
                 if item["role"] == "assistant":
                     thought = reasoning or thoughts_in(item["content"])

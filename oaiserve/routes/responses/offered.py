@@ -86,12 +86,12 @@ def offered_tools(body: ResponsesBody | ResponseInputBody, adaptations: Adaptati
 def input_of(arguments: str) -> str:
     """Return the input in the arguments of a call of a custom tool; if there is none, the arguments as they are."""
     try:
-        given: Any = msgspec.json.decode(arguments)
+        value: Any = msgspec.json.decode(arguments)
     except msgspec.DecodeError:
         return arguments
-    found = given.get(INPUT) if isinstance(given, dict) else None
-    if isinstance(found, str):
-        return found
+    text = value.get(INPUT) if isinstance(value, dict) else None
+    if isinstance(text, str):
+        return text
     return arguments
 
 

@@ -30,20 +30,20 @@ from oaiserve.routes.parameters import integer
 from oaiserve.routes.prepare import Intake, prepare
 from oaiserve.routes.respond import Answer
 from oaiserve.routes.responses import compact
-from oaiserve.routes.responses.asked import (
-    Earlier,
-    asked,
-    conversed,
-    earlier_media,
-    items_of,
-    read_earlier,
-    text_format,
-    truncated,
-)
 from oaiserve.routes.responses.background import BackgroundAnswer
 from oaiserve.routes.responses.conversations import change, with_turn
 from oaiserve.routes.responses.offered import OfferedTools
 from oaiserve.routes.responses.output import ResponseEvent, ResponseObject
+from oaiserve.routes.responses.request_input import (
+    Earlier,
+    conversed,
+    earlier_media,
+    items_of,
+    read_earlier,
+    read_input,
+    text_format,
+    truncated,
+)
 from oaiserve.routes.responses.runs import Run
 from oaiserve.routes.responses.shape import ResponsesShape
 from oaiserve.routes.responses.store import StoredResponse
@@ -115,7 +115,7 @@ async def input_tokens(request: Request) -> Response:
 
     def count() -> Work[bytes]:
         _, conversation = conversed(body, serving, adaptations, is_constrained=False)
-        prompt = asked(body, serving, conversation, earlier, media, adaptations, request.state.unique_id).prompt
+        prompt = read_input(body, serving, conversation, earlier, media, adaptations, request.state.unique_id).prompt
         return encode(InputTokens(len((yield from encoded(serving, prompt)))))
 
     return await answer_in_turns(request, body.model, count(), num_bytes + earlier.num_bytes, adaptations)
@@ -149,7 +149,7 @@ def _answer(intake: Intake[ResponsesBody], earlier: Earlier, *, compacts: bool) 
     )
     params, wanted = intake.checked(own)
     adaptations = exchange.adaptations
-    whole = asked(
+    whole = read_input(
         body, serving, conversation, earlier, intake.media, adaptations, intake.head.unique_id, needs_input=not compacts
     )
     _, items, prompt, _ = whole
@@ -187,10 +187,10 @@ def _answer(intake: Intake[ResponsesBody], earlier: Earlier, *, compacts: bool) 
 
     keeps = stores or body.conversation is not None
     asking = compact.with_wish(prompt) if compacts else prompt
-    made = intake.answer(params, (asking,), shape, before_end=store if keeps else None)
+    answer = intake.answer(params, (asking,), shape, before_end=store if keeps else None)
     if not body.background:
-        return made
-    return BackgroundAnswer(made, shape, Run(earlier.owner, turn(b"")), serving.runs, streams=bool(body.stream))
+        return answer
+    return BackgroundAnswer(answer, shape, Run(earlier.owner, turn(b"")), serving.runs, streams=bool(body.stream))
 
 
 def _reported(
@@ -231,8 +231,8 @@ def _reported(
 
 
 def _shown(tool: ResponseTool) -> dict[str, Any]:
-    given: dict[str, Any] = msgspec.to_builtins(tool)
-    return (dict.fromkeys(_TOOL_FIELDS) if tool.type == "function" else {}) | given
+    fields: dict[str, Any] = msgspec.to_builtins(tool)
+    return (dict.fromkeys(_TOOL_FIELDS) if tool.type == "function" else {}) | fields
 
 
 def _check_background(body: ResponsesBody, serving: Serving) -> None:

@@ -113,13 +113,13 @@ class ResponsesShape:
 
     def failed(self, error: Mapping[str, Any]) -> bytes:
         self._output.stop()
-        given = error["error"]
-        if given["code"] == "rate_limit_exceeded":
+        details = error["error"]
+        if details["code"] == "rate_limit_exceeded":
             code = "rate_limit_exceeded"
         else:
             code = "server_error"
-        ids = {key: given[key] for key in ("request_id", "trace_id") if key in given}
-        fields = {"response": self._object("failed", error=ResponseError(code, given["message"], **ids))}
+        ids = {key: details[key] for key in ("request_id", "trace_id") if key in details}
+        fields = {"response": self._object("failed", error=ResponseError(code, details["message"], **ids))}
         self._add_event("response.failed", fields, self._output.fillings())
         return self._taken_events()
 

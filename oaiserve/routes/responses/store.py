@@ -209,18 +209,18 @@ class ResponseDatabase:
 
     def _replace(self, owner: str, old: StoredResponse, new: StoredResponse) -> bool:
         with database.transaction(self._connection):
-            found = self._connection.execute(
+            num_replaced = self._connection.execute(
                 "DELETE FROM responses WHERE owner = ? AND id = ? AND response = ? AND input_items = ? AND used_at > ?",
                 (owner, old.id, old.response, old.input_items, self._oldest()),
             ).rowcount
-            too_large = found and not self._insert(owner, new)
+            too_large = num_replaced and not self._insert(owner, new)
             in_the_way = self._make_room()
         self._dropped["room"] += in_the_way
         self._dropped["size"] += too_large
         self._counts = self._count()
         if new.num_bytes < old.num_bytes:
             self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")  # as of `_delete`
-        return found > 0
+        return num_replaced > 0
 
     def _make_room(self) -> int:
         """Drop responses until the rest is within the limits, and return how many they were."""

@@ -13,18 +13,18 @@ from oaiserve.routes.constraints import grammar
 from oaiserve.routes.protocol import parse
 from tests.engine.grammars.plain import EOS, ids, make_grammars
 
-Given = dict[str, Any]
+Fields = dict[str, Any]
 
 
-def form(kind: str, **fields: Any) -> Given:
+def form(kind: str, **fields: Any) -> Fields:
     return {"type": kind, **fields}
 
 
-def text(value: str) -> Given:
+def text(value: str) -> Fields:
     return form("const_string", value=value)
 
 
-def tag(begin: str, content: Given, end: Any) -> Given:
+def tag(begin: str, content: Fields, end: Any) -> Fields:
     return form("tag", begin=begin, content=content, end=end)
 
 
@@ -101,7 +101,7 @@ class Allowed:
          ["<f=a>1</f>"]),
     ],
 )  # fmt: skip
-def test_each_format_allows_what_it_is_of(format: Given, whole: list[str], wrong: list[str]) -> None:
+def test_each_format_allows_what_it_is_of(format: Fields, whole: list[str], wrong: list[str]) -> None:
     allowed = Allowed(constraint(format=format))
     assert [one for one in whole if not allowed.is_whole(one)] == []
     assert [one for one in wrong if allowed.is_whole(one)] == []
@@ -130,7 +130,7 @@ def test_the_form_of_structured_outputs_is_the_same_as_json_or_as_an_object() ->
         assert (found.kind, found.text) == ("structural_tag", constraint(format=TRIGGERED).text)
 
 
-def nested(depth: int) -> Given:
+def nested(depth: int) -> Fields:
     return ANY if depth == 0 else tag("<", nested(depth - 1), ">")
 
 
@@ -162,7 +162,7 @@ def nested(depth: int) -> Given:
         ({"format": form("regex", pattern="(")}, "the regex has a '(' without"),
     ],
 )  # fmt: skip
-def test_what_cannot_be_obeyed_is_refused_by_its_name(tag: Given, says: str) -> None:
+def test_what_cannot_be_obeyed_is_refused_by_its_name(tag: Fields, says: str) -> None:
     with pytest.raises(InvalidRequest) as refused:
         Allowed(constraint(**tag))
     assert refused.value.param == "response_format"

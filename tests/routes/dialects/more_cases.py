@@ -5,11 +5,11 @@
 
 from typing import Any
 
-Given = dict[str, Any]
-ROME: Given = {"city": "Rome"}
+Arguments = dict[str, Any]
+ROME: Arguments = {"city": "Rome"}
 NS = "]<]minimax[>["
 # Each: the dialect, what the model writes, the content and the calls.
-BOOK_CASES: list[tuple[str, str, str, list[tuple[str, Given]]]] = [
+BOOK_CASES: list[tuple[str, str, str, list[tuple[str, Arguments]]]] = [
     ("nemotron_json", 'One room.\n<TOOLCALL>[{"name": "book", "arguments": {"city": "Rome"}}, {"name": "get-time", '
      '"arguments": {}}]</TOOLCALL>\n', "One room.\n", [("book", ROME), ("get-time", {})]),
     ("nemotron_json", "<TOOLCALL>[]</TOOLCALL>", "<TOOLCALL>[]</TOOLCALL>", []),

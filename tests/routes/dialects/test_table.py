@@ -32,11 +32,11 @@ TOOLS: dict[str, Any] = {
     },
     "get-time": {"type": "object", "properties": {}},
 }
-Given = dict[str, Any]
-ROME: Given = {"city": "Rome"}
+Arguments = dict[str, Any]
+ROME: Arguments = {"city": "Rome"}
 # Each: the dialect, what the model writes, the content and the calls. The forms are those of the models' templates, and
 # of the cases in the tests of vLLM, SGLang and llama.cpp.
-CASES: list[tuple[str, str, str, list[tuple[str, Given]]]] = [
+CASES: list[tuple[str, str, str, list[tuple[str, Arguments]]]] = [
     ("hermes", 'Sure. <tool_call>\n{"name": "get-time", "arguments": {}}\n</tool_call>', "Sure. ", [("get-time", {})]),
     ("hermes", '\n\n<tool_call>{"arguments":{"city": "Rome"} , "name":"book"}</tool_call>\n', "", [("book", ROME)]),
     ("hermes", '<tool_call>{"name": "book", "parameters": {"city": "Rome"}, "id": "x"}', "", [("book", ROME)]),
@@ -149,7 +149,7 @@ def segments(name: str, text: str, places: tuple[int, ...]) -> list[Segment]:
 
 @pytest.mark.parametrize(("name", "text", "content", "calls"), CASES)
 def test_calls_are_read_whole_and_cut_at_every_character(
-    name: str, text: str, content: str, calls: list[tuple[str, Given]]
+    name: str, text: str, content: str, calls: list[tuple[str, Arguments]]
 ) -> None:
     whole = segments(name, text, ())
     result = read(whole)
@@ -172,7 +172,7 @@ def test_each_dialect_has_a_case() -> None:
     assert tried == {family.name for family in FAMILIES}
 
 
-HARD: Given = {
+HARD: Arguments = {
     "city": 'a "b" {c} [d]\n\\ é',
     "nights": 2,
     "price": None,

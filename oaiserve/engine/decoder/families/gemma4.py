@@ -77,9 +77,9 @@ def _mixture(settings: Settings) -> Mixture:
 
 def _attention(reader: Reader, facts: Facts, settings: Settings, rotary: Rotary, number: int) -> Attention:
     """Describe the attention of a layer of Gemma 4 whose tokens of an image look ahead in windows alone."""
-    found = shared_attention(reader, facts, settings, rotary, number)
-    looks_ahead = found.parameters.sliding_window is not None
-    return replace(found, parameters=replace(found.parameters, looks_ahead=looks_ahead))
+    attention = shared_attention(reader, facts, settings, rotary, number)
+    looks_ahead = attention.parameters.sliding_window is not None
+    return replace(attention, parameters=replace(attention.parameters, looks_ahead=looks_ahead))
 
 
 def shared_attention(reader: Reader, facts: Facts, settings: Settings, rotary: Rotary, number: int) -> Attention:

@@ -75,12 +75,12 @@ class EncodedWeights(TensorFiles):
 
     def _matrices(self) -> dict[str, tuple[int, int, int]]:
         """Return the format and the shape [n, k] of all matrices that are quantized, in the order of their names."""
-        found = {}
+        matrices = {}
         for name in sorted(self.names()):
             if (kind := self._kind(name)) is not None:
                 n, k = self.shape(name)
-                found[name] = (kind, n, k)
-        return found
+                matrices[name] = (kind, n, k)
+        return matrices
 
     def _kind(self, name: str) -> int | None:
         """Return the quantized format of a tensor, or None for one that stays as it is."""

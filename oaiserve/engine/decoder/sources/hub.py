@@ -91,10 +91,10 @@ class HubTensors:
             stacked = self._converted(self._files.tensor(name))
             return list(stacked.mT if self._has_transposed_experts or self._is_turned(path, stacked) else stacked)
         place, _, role = path.partition(".experts.")
-        found: list[Tensor | Blocks] = [self.matrix(f"{place}.experts.0.{role}")]
-        while self.has(path_of_next := f"{place}.experts.{len(found)}.{role}"):
-            found.append(self.matrix(path_of_next))
-        return found
+        matrices: list[Tensor | Blocks] = [self.matrix(f"{place}.experts.0.{role}")]
+        while self.has(path_of_next := f"{place}.experts.{len(matrices)}.{role}"):
+            matrices.append(self.matrix(path_of_next))
+        return matrices
 
     def _converted(self, matrix: Tensor) -> Tensor:
         return matrix if self._keeps_dtype and matrix.is_floating_point() else matrix.to(self.dtype)

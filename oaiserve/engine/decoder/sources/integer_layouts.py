@@ -65,11 +65,11 @@ def awq(qweight: Tensor, qzeros: Tensor, scales: Tensor) -> Integers:
         length, width = packed.shape
         turned = packed.T.clone(memory_format=torch.contiguous_format)  # also where there is one row
         in_bytes = turned.view(torch.uint8).view(width, length, 4)
-        found = torch.empty(width, 8, length, dtype=torch.uint8)
+        codes = torch.empty(width, 8, length, dtype=torch.uint8)
         for place, column in enumerate(_AWQ_ORDER):
             byte = in_bytes[..., place // 2]
-            found[:, column] = byte >> 4 if place % 2 else byte & 15
-        return found.flatten(0, 1)
+            codes[:, column] = byte >> 4 if place % 2 else byte & 15
+        return codes.flatten(0, 1)
 
     return Integers(columns(qweight), scales.T.contiguous(), columns(qzeros), 4)
 

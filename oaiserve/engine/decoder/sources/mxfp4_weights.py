@@ -71,9 +71,9 @@ class Mxfp4Weights(TensorFiles):
     def _matrices(self, name: str) -> list[Blocks]:
         """Return the matrix of each expert."""
         file, begin = self.place(f"{name}{_CODES}")
-        found: list[Blocks] = []
+        matrices: list[Blocks] = []
         for codes, scales in zip(*(part.numpy() for part in self.codes_and_scales(name)), strict=True):
-            offset = begin + len(found) * codes.nbytes
+            offset = begin + len(matrices) * codes.nbytes
             rows = np.arange(len(scales))
-            found.append(Blocks(codes.reshape(len(scales), -1), MXFP4, rows, file, offset, scales))
-        return found
+            matrices.append(Blocks(codes.reshape(len(scales), -1), MXFP4, rows, file, offset, scales))
+        return matrices

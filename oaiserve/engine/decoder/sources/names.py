@@ -60,17 +60,17 @@ def names_of(path: str, names: Names) -> tuple[str, ...]:
     """Return the names of a module by its path; an empty tuple for a role that the family does not have."""
     role, numbers = split_path(path)
     layer, is_in_layer, inner = role.partition("layers.{}.")
-    found = names.get(inner if is_in_layer else layer)
-    if found is None:
+    choices = names.get(inner if is_in_layer else layer)
+    if choices is None:
         return ()
     if is_in_layer:
         prefixes = [f"{layers}." for layers in _all(names["layers.{}"])]
     else:
         prefixes = [""]
-    return tuple(f"{prefix}{choice}".format(*numbers) for prefix in prefixes for choice in _all(found))
+    return tuple(f"{prefix}{choice}".format(*numbers) for prefix in prefixes for choice in _all(choices))
 
 
-def _all(found: str | tuple[str, ...]) -> tuple[str, ...]:
-    if isinstance(found, str):
-        return (found,)
-    return found
+def _all(choices: str | tuple[str, ...]) -> tuple[str, ...]:
+    if isinstance(choices, str):
+        return (choices,)
+    return choices

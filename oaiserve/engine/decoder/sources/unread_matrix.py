@@ -54,8 +54,8 @@ class UnreadMatrix(Blocks):
         zeros = None if whole.zeros is None else whole.zeros[rows]
         return Integers(codes, whole.scales[rows], zeros, whole.bits, whole.columns)
 
-    def expand(self, dtype: torch.dtype = torch.float32, found: Tensor | None = None) -> Tensor:
+    def expand(self, dtype: torch.dtype = torch.float32, into: Tensor | None = None) -> Tensor:
         weights = self.read().expand().to(dtype)
-        if found is None:
+        if into is None:
             return weights
-        return found.copy_(weights)
+        return into.copy_(weights)

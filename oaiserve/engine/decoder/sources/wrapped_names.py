@@ -27,7 +27,7 @@ def text_name(name: str) -> str:
 
 def own_name(name: str) -> str | None:
     """Return the same, or None for a tensor of another part, which reads images or sound."""
-    found = text_name(name)
-    if _OF_TEXT.match(found):
-        return found
+    inner = text_name(name)
+    if _OF_TEXT.match(inner):
+        return inner
     return None

@@ -48,8 +48,8 @@ def placed(decoder: Decoder, dtype: torch.dtype, device: torch.device) -> Decode
     vectors with a bias, for which attention over the vectors themselves has no place.
     """
     refuse_latent_biases(decoder)
-    found: Decoder = Placing(dtype, device).part(decoder)
-    return found
+    on_device: Decoder = Placing(dtype, device).part(decoder)
+    return on_device
 
 
 def expanded(weight: Tensor | Blocks, dtype: torch.dtype) -> Tensor:

@@ -39,12 +39,12 @@ def without_look_around(pattern: str) -> str:
     """Return the plain pattern for a known one, and any other as it is."""
     if pattern == _ANY:
         return r"^[+-]?\d+(?:\.\d*)?$"
-    if found := _PLACES.fullmatch(pattern):
-        return rf"^[+-]?\d+(?:\.\d{{0,{found[1]}}})?$"
-    if found := _DIGITS.fullmatch(pattern):
-        whole = int(found[1])
-        digits = int(found[2]) - 1
-        places = digits if found["places"] is None else int(found["places"])
+    if match := _PLACES.fullmatch(pattern):
+        return rf"^[+-]?\d+(?:\.\d{{0,{match[1]}}})?$"
+    if match := _DIGITS.fullmatch(pattern):
+        whole = int(match[1])
+        digits = int(match[2]) - 1
+        places = digits if match["places"] is None else int(match["places"])
         forms = []  # by the number of places
         for place in range(min(places, digits) + 1):
             before = min(whole, digits - place)

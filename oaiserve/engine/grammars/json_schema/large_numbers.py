@@ -190,8 +190,8 @@ def _narrowed(schema: Any) -> Any:
 def _of_type(schema: dict[str, Any], kind: str) -> dict[str, Any]:
     """Return a schema for instances of one type. Keywords about numbers stay only for types of numbers."""
     is_numeric = kind in ("integer", "number")
-    kept = {key: value for key, value in schema.items() if is_numeric or key not in (*_BOUNDS, "multipleOf")}
-    return {key: value for key, value in kept.items() if not is_numeric or key in _NUMERIC} | {"type": kind}
+    keywords = {key: value for key, value in schema.items() if is_numeric or key not in (*_BOUNDS, "multipleOf")}
+    return {key: value for key, value in keywords.items() if not is_numeric or key in _NUMERIC} | {"type": kind}
 
 
 def _references(schema: Any) -> Iterator[str]:

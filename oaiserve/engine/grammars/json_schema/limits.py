@@ -93,18 +93,18 @@ class SchemaLimits:
             return 1
         kinds &= self._possible(prepared)
         required |= frozenset(prepared.get("required", ()))
-        found: list[float] = [1]
+        bounds: list[float] = [1]
         if "$ref" in prepared:
-            found.append(least.get(prepared["$ref"].removeprefix("#/$defs/"), inf))
-        found += [self._least(each, least, kinds, required) for each in prepared.get("allOf", ())]
+            bounds.append(least.get(prepared["$ref"].removeprefix("#/$defs/"), inf))
+        bounds += [self._least(each, least, kinds, required) for each in prepared.get("allOf", ())]
         if "anyOf" in prepared:
-            found.append(min(self._least(each, least, kinds, required) for each in prepared["anyOf"]))
+            bounds.append(min(self._least(each, least, kinds, required) for each in prepared["anyOf"]))
         if "const" in prepared or "enum" in prepared:
             if "enum" in prepared:
                 values = prepared["enum"]
             else:
                 values = [prepared["const"]]
-            found.append(min(len(json.dumps(value, ensure_ascii=False)) for value in values))
+            bounds.append(min(len(json.dumps(value, ensure_ascii=False)) for value in values))
         match sorted(kinds):
             case ["object"]:
                 listed = prepared.get("properties", {})
@@ -112,17 +112,17 @@ class SchemaLimits:
                     others = None
                 else:
                     others = prepared.get("additionalProperties")
-                found.append(sum(len(name) + self._least(listed.get(name, others), least) for name in required))
+                bounds.append(sum(len(name) + self._least(listed.get(name, others), least) for name in required))
             case ["array"]:
                 first = prepared.get("prefixItems", [])
                 num = prepared.get("minItems", 0)
                 more = num - len(first)
-                found.append(sum(self._least(each, least) for each in first[:num]))
+                bounds.append(sum(self._least(each, least) for each in first[:num]))
                 if more > 0:
-                    found[-1] += more * self._least(prepared.get("items"), least)
+                    bounds[-1] += more * self._least(prepared.get("items"), least)
             case ["string"]:
-                found.append(max(prepared.get("minLength", 0), self._shortest.get(prepared.get("pattern", ""), 0)))
-        return max(found)
+                bounds.append(max(prepared.get("minLength", 0), self._shortest.get(prepared.get("pattern", ""), 0)))
+        return max(bounds)
 
     def _possible(self, prepared: Any) -> frozenset[str]:
         """Return a superset of the types of an instance, where those of the definitions in it are known."""

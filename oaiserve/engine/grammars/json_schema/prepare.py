@@ -247,15 +247,15 @@ class _Preparation:
             prepared["required"] = possible
 
     def _finish(self, prepared: dict[str, Any], place: str, is_alone: bool) -> None:
-        given = dict(prepared)
+        stated = dict(prepared)
         try:
             finish(prepared, place, is_alone)
         except Refused as refused:
             if not self._leaves_out(refused.keyword):
                 raise
-            del given[refused.keyword]
+            del stated[refused.keyword]
             prepared.clear()
-            prepared.update(given)
+            prepared.update(stated)
             self._finish(prepared, place, is_alone)
 
     def _leaves_out(self, keyword: str) -> bool:

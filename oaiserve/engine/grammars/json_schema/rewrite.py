@@ -71,11 +71,11 @@ def _keep_values_of_types(prepared: dict[str, Any], place: str) -> None:
     name = "enum" if "enum" in prepared else "const"
     kinds = kinds_of({"type": prepared.pop("type")} if "type" in prepared else {})
     values = prepared["enum"] if name == "enum" else [prepared["const"]]
-    kept = [value for value in values if is_of(value, kinds)]
-    if not kept:
+    fitting = [value for value in values if is_of(value, kinds)]
+    if not fitting:
         raise Refused(f"no value of {step(place, name)} is of the type at {step(place, 'type')}", name)
     if name == "enum":
-        prepared["enum"] = kept
+        prepared["enum"] = fitting
 
 
 def _check_bounds(prepared: dict[str, Any], place: str) -> None:

@@ -63,8 +63,8 @@ def kinds_of(schema: dict[str, Any]) -> set[str]:
     if (values := values_of(schema)) is not None:
         return {kind for value in map(json.loads, values) for kind in TYPES if is_of(value, {kind})}
     kinds = schema.get("type", list(TYPES))
-    found = {kind for kind in (kinds if isinstance(kinds, list) else [kinds]) if isinstance(kind, str)}
-    return found | ({"integer"} if "number" in found else set())
+    named = {kind for kind in (kinds if isinstance(kinds, list) else [kinds]) if isinstance(kind, str)}
+    return named | ({"integer"} if "number" in named else set())
 
 
 def values_of(schema: dict[str, Any]) -> set[str] | None:
@@ -109,17 +109,17 @@ class SchemaDocument:
             if fragment not in self._anchors:
                 raise Refused(f"{where} refers to {shown(reference)}, which is not in the schema")
             return self._anchors[fragment], f"#{shown(fragment)}"
-        found = self.root
+        value = self.root
         place = "$"
         for part in fragment.split("/")[1:]:
             key: Any = part.replace("~1", "/").replace("~0", "~")
-            if isinstance(found, list) and re.fullmatch("[0-9]{1,6}", key, re.ASCII) and int(key) < len(found):
+            if isinstance(value, list) and re.fullmatch("[0-9]{1,6}", key, re.ASCII) and int(key) < len(value):
                 key = int(key)
-            elif not isinstance(found, dict) or key not in found:
+            elif not isinstance(value, dict) or key not in value:
                 raise Refused(f"{where} refers to {shown(reference)}, which is not in the schema")
-            found = found[key]
+            value = value[key]
             place = step(place, key)
-        return found, place
+        return value, place
 
     def resolved(self, schema: Any) -> Any:
         """Return the target of a schema with a reference, without the keywords beside it."""

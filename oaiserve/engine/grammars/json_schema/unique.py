@@ -51,8 +51,8 @@ class UniqueItems:
             raise Refused(f"there is no list with the items at {step(place, 'items')} for the 'minItems' beside it")
         lengths = range(low, min(high, len(items)) + 1)
         self._count(items, lengths, where)
-        kept = {name: value for name, value in others.items() if name not in _LIST}
-        return {**kept, "enum": [list(each) for length in lengths for each in permutations(items, length)]}
+        rest = {name: value for name, value in others.items() if name not in _LIST}
+        return {**rest, "enum": [list(each) for length in lengths for each in permutations(items, length)]}
 
     def _count(self, items: list[Any], lengths: range, where: str) -> None:
         sizes = sorted((len(json.dumps(item)) + 1 for item in items), reverse=True)
@@ -69,11 +69,11 @@ class UniqueItems:
 
 def _values(schema: Any, document: SchemaDocument) -> list[Any] | None:
     """Return all instances of a schema, each once; None if there may be others."""
-    found: list[Any] = []
+    choices: list[Any] = []
     waiting = [schema]
     for _ in range(MOST_PARTS):
         if not waiting:
-            return list({json.dumps(plain(value), sort_keys=True): value for value in found}.values())
+            return list({json.dumps(plain(value), sort_keys=True): value for value in choices}.values())
         subschema = waiting.pop(0)
         if isinstance(subschema, dict):
             keywords = subschema.keys() - _ANNOTATIONS
@@ -91,7 +91,7 @@ def _values(schema: Any, document: SchemaDocument) -> list[Any] | None:
                 values = subschema.get("enum", [False, True, None])
             if (keywords == {"type"} and not kinds <= {"boolean", "null"}) or not isinstance(values, list):
                 return None
-            found += [value for value in values if is_of(value, kinds)]
+            choices += [value for value in values if is_of(value, kinds)]
         else:
             return None
     return None

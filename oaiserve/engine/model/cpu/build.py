@@ -43,16 +43,16 @@ class BuildError(Exception):
     """The library cannot be built or loaded. The message is one sentence, for example the compiler's first error."""
 
 
-def limit_features(asked: CpuFeatures) -> None:
+def limit_features(wanted: CpuFeatures) -> None:
     """Limit this process, and those that it starts, to instructions that --cpu-features allows.
 
     Raises StartupError where torch has computed with others.
     """
-    if asked == "native":
+    if wanted == "native":
         return
-    os.environ |= {prebuilt.LIMIT: asked, "ONEDNN_MAX_CPU_ISA": asked.upper()}
-    if (found := torch.backends.cpu.get_cpu_capability()) != asked.upper():
-        raise StartupError(f"--cpu-features {asked} cannot be had: torch uses {found} in this process or on this CPU.")
+    os.environ |= {prebuilt.LIMIT: wanted, "ONEDNN_MAX_CPU_ISA": wanted.upper()}
+    if (used := torch.backends.cpu.get_cpu_capability()) != wanted.upper():
+        raise StartupError(f"--cpu-features {wanted} cannot be had: torch uses {used} in this process or on this CPU.")
 
 
 def library_path(dtype: torch.dtype) -> Path:
@@ -175,12 +175,12 @@ def _flags(kind: str) -> list[str]:
 
 def _compiler() -> list[str]:
     """Return the compiler's program and its first arguments: CXX may be "ccache g++", for example."""
-    asked = shlex.split(os.environ.get("CXX", ""))
-    for name, *arguments in [asked] if asked else [["g++"], ["clang++"], ["c++"]]:
-        if found := shutil.which(name):
-            return [found, *arguments]
+    named = shlex.split(os.environ.get("CXX", ""))
+    for name, *arguments in [named] if named else [["g++"], ["clang++"], ["c++"]]:
+        if path := shutil.which(name):
+            return [path, *arguments]
     raise BuildError(
-        f"the compiler {asked[0]} that CXX names was not found" if asked else "no C++ compiler was found (install g++)"
+        f"the compiler {named[0]} that CXX names was not found" if named else "no C++ compiler was found (install g++)"
     )
 
 

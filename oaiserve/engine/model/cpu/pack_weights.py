@@ -94,8 +94,8 @@ class WeightPacker:
         self.num_bytes += sum(part.nbytes for part in parts)
         rows = padded(np.concatenate([part.addresses() for part in parts]), PANEL)
         kinds = np.concatenate([np.full(-(-len(part) // PANEL), part.kind, np.int32) for part in parts])
-        found = [addresses for part in parts if (addresses := part.scale_addresses()) is not None]
-        scales = padded(np.concatenate(found), PANEL) if found else None
+        addresses_of_parts = [addresses for part in parts if (addresses := part.scale_addresses()) is not None]
+        scales = padded(np.concatenate(addresses_of_parts), PANEL) if addresses_of_parts else None
         n = sum(len(part) for part in parts)
         k = parts[0].shape[1]
         index = self._add(rows, scales, kinds, n, k, bias, parts[0].columns)

@@ -52,12 +52,12 @@ def kind_flag(kind: str) -> str:
 
 def digest(*parts: str, sources: Path = SOURCES) -> bytes:
     """Return the SHA-256 of the sources and of all else on which the code depends."""
-    found = hashlib.sha256()
+    hashed = hashlib.sha256()
     for part in parts:
-        found.update(part.encode() + b"\0")
+        hashed.update(part.encode() + b"\0")
     for source in sorted(sources.iterdir()):
-        found.update(source.name.encode() + b"\0" + source.read_bytes())
-    return found.digest()
+        hashed.update(source.name.encode() + b"\0" + source.read_bytes())
+    return hashed.digest()
 
 
 def origin(kind: str, variant: Variant) -> bytes:
@@ -79,8 +79,8 @@ def seal(path: Path, made_of: bytes = b"") -> None:
 def is_sound(content: bytes) -> bool:
     """Return whether this is the content of a sealed file, neither cut nor changed since."""
     code = content[:-_DIGEST_BYTES]
-    found = content[-_DIGEST_BYTES:]
-    return bool(code) and hashlib.sha256(code).digest() == found
+    stored = content[-_DIGEST_BYTES:]
+    return bool(code) and hashlib.sha256(code).digest() == stored
 
 
 def origin_of(content: bytes) -> bytes:

@@ -76,23 +76,23 @@ def read_settings(kind: MediaKind, folder: Path, config: Any, tokenizer: Tokeniz
 
 
 def _vector_id(kind: MediaKind, config: Any) -> int:
-    found = getattr(config, f"{kind}_token_id", None)
-    return int(getattr(config, f"{kind}_token_index") if found is None else found)
+    token_id = getattr(config, f"{kind}_token_id", None)
+    return int(getattr(config, f"{kind}_token_index") if token_id is None else token_id)
 
 
 def _values(folder: Path) -> dict[str, Any]:
     values: dict[str, Any] = {}
     for name in ("preprocessor_config.json", "processor_config.json"):
         if (folder / name).is_file():
-            found = json.loads((folder / name).read_text(encoding="utf-8"))
-            values |= {key: value for key, value in found.items() if not isinstance(value, dict)}
+            fields = json.loads((folder / name).read_text(encoding="utf-8"))
+            values |= {key: value for key, value in fields.items() if not isinstance(value, dict)}
     return values
 
 
 def _tokens(folder: Path) -> dict[str, str]:
     """Return the texts of the special tokens that a tokenizer names."""
-    found = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8"))
+    fields = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8"))
     for group in ("extra_special_tokens", "model_specific_special_tokens"):
-        found |= found[group] if isinstance(found.get(group), dict) else {}
-    texts = {name: value.get("content") if isinstance(value, dict) else value for name, value in found.items()}
+        fields |= fields[group] if isinstance(fields.get(group), dict) else {}
+    texts = {name: value.get("content") if isinstance(value, dict) else value for name, value in fields.items()}
     return {name: text for name, text in texts.items() if isinstance(text, str)}

@@ -279,11 +279,11 @@ def _weights(path: Path, family: _Family, metadata: Metadata, config: Any) -> di
         turned = {"ffn_up": "ffn_down", "ffn_down": "ffn_up"}
         tensors = {re.sub("ffn_up|ffn_down", lambda m: turned[m[0]], name): one for name, one in tensors.items()}
     names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.MMPROJ, max(metadata["block_count"], 8))
-    found: dict[str, Tensor] = {}
+    weights: dict[str, Tensor] = {}
     others = {name for name in tensors if name.startswith(("v.", "mm.")) and not name.startswith(_BESIDE)}
     for parameter, shape in tower_parameters(config).items():
         if re.search(family.unused, parameter):
-            found[parameter] = torch.zeros(shape)
+            weights[parameter] = torch.zeros(shape)
             continue
         own = _tensors_of(_renamed(parameter, family, config), names, tensors)
         if not own:
@@ -299,12 +299,12 @@ def _weights(path: Path, family: _Family, metadata: Metadata, config: Any) -> di
         if family.type == "mistral3" and TURNED.rows is not None and re.search(r"\.[qk]_proj\.", parameter):
             value = value[torch.from_numpy(TURNED.rows(config.vision_config, ".q_proj."))]
         if value.numel() == prod(shape):
-            found[parameter] = value.reshape(shape)
+            weights[parameter] = value.reshape(shape)
         else:
-            found[parameter] = value
+            weights[parameter] = value
     if others:
         raise NotRead(f"it has a tensor '{min(others)[:100]}', which is not known")
-    return found
+    return weights
 
 
 def _renamed(parameter: str, family: _Family, config: Any) -> str:
@@ -320,8 +320,12 @@ def _renamed(parameter: str, family: _Family, config: Any) -> str:
 def _tensors_of(name: str, names: gguf.TensorNameMap, tensors: Mapping[str, GgufTensor]) -> list[GgufTensor]:
     """Return the tensors of a parameter, in their order; none if the file has none."""
     known = (names.get_name(one, try_suffixes=(".weight", ".bias")) for one in (f"model.{name}", name))
-    found = next((one for one in known if one is not None), name)
-    choices = [[found], [f"{found}.weight"], [found.replace("attn_qkv", f"attn_{part}") for part in "qkv"]]
-    if f"{found}.1" in tensors:  # weights for the two video frames that make one patch
-        choices = [[found, f"{found}.1"]]
+    known_name = next((one for one in known if one is not None), name)
+    choices = [
+        [known_name],
+        [f"{known_name}.weight"],
+        [known_name.replace("attn_qkv", f"attn_{part}") for part in "qkv"],
+    ]
+    if f"{known_name}.1" in tensors:  # weights for the two video frames that make one patch
+        choices = [[known_name, f"{known_name}.1"]]
     return next(([tensors[one] for one in choice] for choice in choices if all(one in tensors for one in choice)), [])

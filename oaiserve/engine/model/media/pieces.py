@@ -38,8 +38,8 @@ def in_pieces(run: Callable[[], T], size: float, num_threads: int | None) -> Ite
     worker.size = size
     try:
         while not worker.dead:
-            found = _piece(worker, num_threads)
-            yield found if worker.dead else None
+            result = _piece(worker, num_threads)
+            yield result if worker.dead else None
     finally:
         if not worker.dead:  # its work is dropped: the code's own frames would keep it, and all of their tensors
             worker.throw()
@@ -82,8 +82,8 @@ def cut_products(model: torch.nn.Module) -> None:
 def _cut(plain: Callable[[Tensor], Tensor], cost_of_row: int) -> Callable[[Tensor], Tensor]:
     def forward(input: Tensor) -> Tensor:
         rows = input.reshape(-1, input.shape[-1])
-        found = [plain(rows[part]) for part in _parts(len(rows), cost_of_row)]
-        return (torch.cat(found) if len(found) > 1 else found[0]).view(*input.shape[:-1], -1)
+        outputs = [plain(rows[part]) for part in _parts(len(rows), cost_of_row)]
+        return (torch.cat(outputs) if len(outputs) > 1 else outputs[0]).view(*input.shape[:-1], -1)
 
     return forward
 
@@ -99,11 +99,11 @@ def _cut_in_time(conv: torch.nn.Conv1d) -> Callable[[Tensor], Tensor]:
     def forward(input: Tensor) -> Tensor:  # [B, channels, T]
         padded = pad(input, (around, around))
         num_steps = (padded.shape[-1] - width) // stride + 1
-        found = [
+        outputs = [
             conv1d(padded[..., part.start * stride : (part.stop - 1) * stride + width], conv.weight, conv.bias, stride)
             for part in _parts(num_steps, len(input) * conv.in_channels * conv.out_channels * width)
         ]
-        return torch.cat(found, -1)
+        return torch.cat(outputs, -1)
 
     return forward
 
@@ -132,10 +132,10 @@ def _attend(
                 of_part = mask[:, :, part]
             else:
                 of_part = mask
-            found = scaled_dot_product_attention(
+            attended = scaled_dot_product_attention(
                 query[one : one + 1, :, part], key[one : one + 1], value[one : one + 1], of_part, scale=scaling
             )
-            out[one, part] = found[0].transpose(0, 1)
+            out[one, part] = attended[0].transpose(0, 1)
     return out, None
 
 

@@ -70,16 +70,16 @@ class FileReader:
         content = content_of(file, self._limits.max_bytes)
         key = blake2b(f"{file.kind} {file.detail == 'low'} {salt}\n".encode(), digest_size=16)
         key.update(content)
-        found = key.digest()
+        digest = key.digest()
         with self._lock:
-            known = self._known.get(found)
+            known = self._known.get(digest)
         if known is not None and only_text:
             return known
-        if known is not None and (encoded := self.vectors.get(found)) is not None:
+        if known is not None and (encoded := self.vectors.get(digest)) is not None:
             return replace(known, medium=replace(known.medium, encoded=encoded))
-        prepared = self._process(replace(file, content=content), found)
+        prepared = self._process(replace(file, content=content), digest)
         with self._lock:
-            self._known[found] = replace(prepared, medium=replace(prepared.medium, inputs=None))
+            self._known[digest] = replace(prepared, medium=replace(prepared.medium, inputs=None))
             if len(self._known) > MOST_KNOWN:
                 self._known.popitem(last=False)
         return prepared

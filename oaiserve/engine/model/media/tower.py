@@ -139,7 +139,7 @@ def load_tower(
         warnings.catch_warnings(),
     ):
         warnings.filterwarnings("ignore", message=_NO_LAYERS)
-        model, found = kind.from_pretrained(
+        model, report = kind.from_pretrained(
             folder,
             config=small,
             state_dict=weights,
@@ -152,7 +152,7 @@ def load_tower(
             output_loading_info=True,
             ignore_mismatched_sizes=True,
         )
-    wrong = [*found["missing_keys"], *(key for key, *_ in found["mismatched_keys"])]
+    wrong = [*report["missing_keys"], *(key for key, *_ in report["mismatched_keys"])]
     missing = sorted(key for key in wrong if not _OF_TEXT.search(key))
     if missing:
         raise StartupError(f"{name} has no weights for {len(missing)} tensors of its tower, such as {missing[0]}.")

@@ -59,10 +59,10 @@ def packed_attention(
             states[0, :, start:end].unflatten(1, (number, length)).transpose(0, 1) for states in (query, key, value)
         )
         if sliding_window is not None and length > sliding_window:
-            found = _in_bands(q, k, v, scaling, sliding_window, causal=causal)
+            attended = _in_bands(q, k, v, scaling, sliding_window, causal=causal)
         else:
-            found = scaled_dot_product_attention(q, k, v, is_causal=causal and length > 1, scale=scaling)
-        out[0, start:end] = found.transpose(1, 2).flatten(0, 1)
+            attended = scaled_dot_product_attention(q, k, v, is_causal=causal and length > 1, scale=scaling)
+        out[0, start:end] = attended.transpose(1, 2).flatten(0, 1)
         start = end
     return out, None
 

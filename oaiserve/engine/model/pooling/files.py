@@ -55,9 +55,9 @@ def read_files(source: ModelSource) -> PoolingFiles:
                 raise _unfit(source, "its texts are to be lowercased first (do_lower_case), which is for its tokenizer")
             max_tokens = length.get("max_seq_length")
             break
-    given = read_json(source, "config_sentence_transformers.json") or {}
-    prompts = {name: text for name, text in (given.get("prompts") or {}).items() if isinstance(text, str)}
-    default = given.get("default_prompt_name")
+    settings = read_json(source, "config_sentence_transformers.json") or {}
+    prompts = {name: text for name, text in (settings.get("prompts") or {}).items() if isinstance(text, str)}
+    default = settings.get("default_prompt_name")
     if default is not None and default not in prompts:
         raise _unfit(source, f"its default prompt is {default!r}, which is none of its prompts")
     return PoolingFiles(mode, tuple(dense_folders), max_tokens, prompts, prompts.get(default, ""))

@@ -99,7 +99,7 @@ def _rank_head(heads: dict[str, Tensor], mode: str, *, is_modern: bool) -> Head:
             states = gelu(states) if is_modern else states.tanh()
             if (norm := on_device(heads.get("cls.norm.weight"))) is not None:
                 states = layer_norm(states, norm.shape, norm)
-        found = linear(states, on_device(output), on_device(output_bias))
-        return found.softmax(-1)[:, :1] if found.shape[1] == 2 else found  # yes, and not no
+        scores = linear(states, on_device(output), on_device(output_bias))
+        return scores.softmax(-1)[:, :1] if scores.shape[1] == 2 else scores  # yes, and not no
 
     return logits

@@ -63,25 +63,25 @@ def score_head(model: PreTrainedModel) -> Head:
     mode = str(getattr(model.config, "classifier_pooling", "cls"))
 
     def logits(hidden: torch.Tensor, lengths: list[int]) -> torch.Tensor:
-        found: torch.Tensor
+        scores: torch.Tensor
         if "score" in parts:  # decoder-only models
-            found = parts["score"](pool(hidden, lengths, "lasttoken"))
+            scores = parts["score"](pool(hidden, lengths, "lasttoken"))
         elif pooler is not None:  # BERT
-            found = parts["classifier"](pooler(pool(hidden, lengths, "cls")[:, None]))
+            scores = parts["classifier"](pooler(pool(hidden, lengths, "cls")[:, None]))
         elif "head" in parts:  # ModernBERT
-            found = parts["classifier"](parts["head"](pool(hidden, lengths, mode).to(hidden.dtype)))
+            scores = parts["classifier"](parts["head"](pool(hidden, lengths, mode).to(hidden.dtype)))
         else:  # RoBERTa
-            found = parts["classifier"](pool(hidden, lengths, "cls")[:, None])
-        return found.float()
+            scores = parts["classifier"](pool(hidden, lengths, "cls")[:, None])
+        return scores.float()
 
     return logits
 
 
 def score_activation(config: Any, name: str) -> torch.nn.Module:
     """Return the function from the logit of a cross-encoder to its score: the config's, or else a sigmoid."""
-    given = (getattr(config, "sentence_transformers", None) or {}).get("activation_fn")
-    given = given or getattr(config, "sbert_ce_default_activation_function", None) or "Sigmoid"
-    kind = str(given).rpartition(".")[2]
+    stated = (getattr(config, "sentence_transformers", None) or {}).get("activation_fn")
+    stated = stated or getattr(config, "sbert_ce_default_activation_function", None) or "Sigmoid"
+    kind = str(stated).rpartition(".")[2]
     if kind not in _ACTIVATIONS:
         raise StartupError(f"'{name}' cannot be served for scores: the activation {kind!r} is not known.")
     return _ACTIVATIONS[kind]()

@@ -64,14 +64,14 @@ class OwnForward:
     takes_types: bool
 
     def __call__(self, ids: list[int], types: list[int], lengths: list[int]) -> torch.Tensor:
-        found = []
+        outputs = []
         start = 0
         for length in lengths:
             end = start + length
             output = self.output(ids[start:end], types[start:end])
-            found.append(output.float() if self.head is None else self.head(output, [length]))
+            outputs.append(output.float() if self.head is None else self.head(output, [length]))
             start = end
-        return torch.cat(found)
+        return torch.cat(outputs)
 
     def output(self, ids: list[int], types: list[int]) -> torch.Tensor:
         """Return the hidden states [T, hidden] of a text, or its logits [1, labels]."""
@@ -79,8 +79,8 @@ class OwnForward:
         device = self.model.device
         arguments: dict[str, Any] = {"token_type_ids": row(types, device)} if self.takes_types else {}
         output = self.model(input_ids=row(ids, device), **arguments)
-        found: torch.Tensor = output.logits if self.head is None else output.last_hidden_state[0]
-        return found
+        result: torch.Tensor = output.logits if self.head is None else output.last_hidden_state[0]
+        return result
 
     def _use_attention_for(self, length: int) -> None:
         """Let BigBird have its sparse attention for a long text: at the first short one it changes to full attention,

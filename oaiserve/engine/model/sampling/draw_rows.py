@@ -48,8 +48,8 @@ def draw_row(sequence: Sequence, position: int) -> DrawRow:
     params = sequence.params
     if params.temperature < GREEDY_BELOW:
         return GREEDY
-    asked = (params.temperature, params.min_p, max(params.top_k, 0), params.top_p)
-    temperature, min_p, top_k, top_p = np.array(asked, np.float32).tolist()
+    wanted = (params.temperature, params.min_p, max(params.top_k, 0), params.top_p)
+    temperature, min_p, top_k, top_p = np.array(wanted, np.float32).tolist()
     return DrawRow(temperature, min_p, top_k, top_p, noise_seed(sequence.draw_key, position))
 
 

@@ -47,9 +47,9 @@ def edit_logits(
         masked = [(row, chunk) for row, chunk in asking if chunk.sequence in masks.rows]
     if allowed := [(row, ids) for row, c in asking if (ids := c.sequence.params.allowed_token_ids) is not None]:
         index = _index(allowed, device)
-        kept = logits[index]
+        allowed_logits = logits[index]
         logits.index_fill_(0, on_device([row for row, _ in allowed], device), -torch.inf)
-        logits[index] = kept
+        logits[index] = allowed_logits
     rows_of_masks = {row for row, _ in masked}
     if banned := [(row, its) for row, c in asking if (its := banned_ids(c, has_mask=row in rows_of_masks))]:
         # A number in place of this tensor would be copied to the device, and the host would wait for that.

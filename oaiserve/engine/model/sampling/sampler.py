@@ -73,14 +73,14 @@ class Sampling:
 
     def wait(self) -> Sampled:
         """Return the results once they are on the host."""
-        token_ids, are_finite, *found = self.read_back.wait()
-        of_asking = _logprobs(self._num_top, *found[:2]) if self._asking else []
+        token_ids, are_finite, *logprobs = self.read_back.wait()
+        of_asking = _logprobs(self._num_top, *logprobs[:2]) if self._asking else []
         of_row = dict(zip(self._asking, of_asking, strict=True))
         return Sampled(
             token_ids.tolist(),
             are_finite.astype(bool).tolist(),
             [of_row.get(row) for row in range(self._num_rows)],
-            _logprobs(self._num_known_top, *found[-3:]) if self._num_known_top else [],
+            _logprobs(self._num_known_top, *logprobs[-3:]) if self._num_known_top else [],
         )
 
 

@@ -104,7 +104,7 @@ def load_pooler(model: str | Path, task: Task, options: EngineOptions) -> Loaded
     if task == "score":
         kind = AutoModelForSequenceClassification
     with reported(f"The weights of '{model}' could not be loaded"), tensors_named():
-        loaded, found = kind.from_pretrained(
+        loaded, report = kind.from_pretrained(
             source.location,
             dtype=select_dtype(options.dtype, config, device, is_gguf=False),
             attn_implementation="eager",
@@ -119,7 +119,7 @@ def load_pooler(model: str | Path, task: Task, options: EngineOptions) -> Loaded
             for folder in files.dense_folders
         ]
     # The layer behind BERT's first token is for classification, and many embedding models come without it.
-    missing = sorted(name for name in found["missing_keys"] if task == "score" or not name.startswith("pooler."))
+    missing = sorted(name for name in report["missing_keys"] if task == "score" or not name.startswith("pooler."))
     if missing:  # transformers fills them with random numbers
         raise StartupError(
             f"'{model}' has no weights for {len(missing)} of the tensors that --task {task} needs, such as "
@@ -139,15 +139,17 @@ def _load_gguf(
         dtype = torch.float32
     else:
         dtype = select_dtype(options.dtype, config, device, is_gguf=True)
-    found = load_gguf_pooler(path, config, dtype)
-    if (found.score_head is not None) != (task == "score"):
+    gguf_pooler = load_gguf_pooler(path, config, dtype)
+    if (gguf_pooler.score_head is not None) != (task == "score"):
         raise StartupError(f"'{path}' cannot be served for --task {task}: its metadata name another one.")
-    move(found.model, device, str(path))
-    files = PoolingFiles(found.mode)
-    activation = torch.nn.Identity() if found.gives_probabilities else torch.nn.Sigmoid()
-    rank = None if found.score_head is None else (found.score_head, activation)
-    pooler = prepare_pooler(found.model, task, files, found.dense, str(path), pack=options.compile, rank=rank)
-    return replace(pooler, pooling=replace(pooler.pooling, pair_template=found.pair_template))
+    move(gguf_pooler.model, device, str(path))
+    files = PoolingFiles(gguf_pooler.mode)
+    activation = torch.nn.Identity() if gguf_pooler.gives_probabilities else torch.nn.Sigmoid()
+    rank = None if gguf_pooler.score_head is None else (gguf_pooler.score_head, activation)
+    pooler = prepare_pooler(
+        gguf_pooler.model, task, files, gguf_pooler.dense, str(path), pack=options.compile, rank=rank
+    )
+    return replace(pooler, pooling=replace(pooler.pooling, pair_template=gguf_pooler.pair_template))
 
 
 def _cut(pooler: LoadedPooler, options: EngineOptions) -> LoadedPooler:

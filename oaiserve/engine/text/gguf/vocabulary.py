@@ -58,10 +58,10 @@ class Vocabulary:
 
     def get(self, name: str, default: Any = None) -> Any:
         """Return a setting of the tokenizer."""
-        found = self._values.get(f"{_PREFIX}{name}")
-        if found is None:
+        value = self._values.get(f"{_PREFIX}{name}")
+        if value is None:
             return default
-        return found
+        return value
 
     @property
     def chat_template(self) -> str | dict[str, str] | None:
@@ -75,26 +75,26 @@ class Vocabulary:
 
     def token_id(self, role: str) -> int | None:
         """Return the id of the token with a role, or None if the vocabulary has no such token."""
-        found = self.get(f"{role}_token_id", _DEFAULT_IDS.get(self.kind, {}).get(role))
-        if type(found) is int and 0 <= found < len(self.tokens):
-            return found
+        token_id = self.get(f"{role}_token_id", _DEFAULT_IDS.get(self.kind, {}).get(role))
+        if type(token_id) is int and 0 <= token_id < len(self.tokens):
+            return token_id
         return None
 
     @property
     def end_ids(self) -> list[int]:
         """The ids of the tokens that end a text, by their roles: the main one first."""
-        found = [self.token_id(role) for role in _END_ROLES]
+        ids = [self.token_id(role) for role in _END_ROLES]
         more = self.get("eos_token_ids", [])
-        found += [one for one in more if type(one) is int] if isinstance(more, list) else []
-        return list(dict.fromkeys(i for i in found if i is not None and 0 <= i < len(self.tokens)))
+        ids += [one for one in more if type(one) is int] if isinstance(more, list) else []
+        return list(dict.fromkeys(i for i in ids if i is not None and 0 <= i < len(self.tokens)))
 
     @property
     def fill_texts(self) -> list[str]:
         """The tokens before the prefix, the suffix and the middle for filling in the middle; none if one is missing."""
-        found = [next(filter(None, map(self.token_id, roles)), None) for roles in _FILL_ROLES]
-        if None in found:
+        ids = [next(filter(None, map(self.token_id, roles)), None) for roles in _FILL_ROLES]
+        if None in ids:
             return []
-        return [self.tokens[i] for i in found if i is not None]
+        return [self.tokens[i] for i in ids if i is not None]
 
     @cached_property
     def special_ids(self) -> frozenset[int]:
@@ -146,9 +146,9 @@ class Vocabulary:
     @property
     def splits(self) -> str | None:
         """The name of the way to split texts before bytes are merged."""
-        found = self.get("pre")
-        if isinstance(found, str):
-            return found
+        value = self.get("pre")
+        if isinstance(value, str):
+            return value
         return None
 
     def is_normal(self, token_id: int) -> bool:
@@ -158,7 +158,7 @@ class Vocabulary:
         return zip(range(len(self.tokens)), self.types, strict=False)
 
     def _list(self, name: str, *kinds: type) -> list[Any]:
-        found = self.get(name, [])
-        if not isinstance(found, list) or (found and not isinstance(found[0], kinds)):
+        values = self.get(name, [])
+        if not isinstance(values, list) or (values and not isinstance(values[0], kinds)):
             raise BadFile(f"its {_PREFIX}{name} is no list of {' or '.join(kind.__name__ for kind in kinds)}")
-        return found
+        return values

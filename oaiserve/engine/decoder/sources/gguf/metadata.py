@@ -19,24 +19,24 @@ class Metadata:
     """The metadata of a file, by the names that they have behind that of the architecture, and its tensors."""
 
     def __init__(self, values: Mapping[str, Any], tensors: Mapping[str, GgufTensor]) -> None:
-        found = architecture(values)
-        if found is None:
+        known = architecture(values)
+        if known is None:
             raise BadFile("it does not say how many layers its model has")
-        self.architecture = found
+        self.architecture = known
         self._values = values
         self.tensors = tensors
 
     def get(self, name: str, default: Any = None) -> Any:
-        found = self._values.get(f"{self.architecture}.{name}")
-        if found is None:
+        value = self._values.get(f"{self.architecture}.{name}")
+        if value is None:
             return default
-        return found
+        return value
 
     def __getitem__(self, name: str) -> Any:
         """Return a value. Raises BadFile if there is none of this name."""
-        if (found := self.get(name)) is None:
+        if (value := self.get(name)) is None:
             raise BadFile(f"it has no number {self.architecture}.{name}")
-        return found
+        return value
 
     def token(self, name: str) -> int | None:
         return self._values.get(f"{_TOKENIZER}{name}_token_id")
@@ -63,10 +63,10 @@ class Metadata:
 
     def of_layers(self, name: str) -> list[Any]:
         """Return a value for each layer, of which a file has one for all, or a list."""
-        found = self[name]
-        if isinstance(found, list):
-            return found[: self.num_layers]
-        return [found] * self.num_layers
+        values = self[name]
+        if isinstance(values, list):
+            return values[: self.num_layers]
+        return [values] * self.num_layers
 
     @property
     def head_dim(self) -> int:
@@ -81,14 +81,14 @@ def no_fields(_: Metadata) -> Fields:
 
 def rope(metadata: Metadata, head_dim: int) -> Fields:
     """Return the parameters of rotary embeddings for heads of this width."""
-    found: Fields = {"rope_type": "default", "rope_theta": metadata.get("rope.freq_base", _DEFAULT_THETA)}
+    fields: Fields = {"rope_type": "default", "rope_theta": metadata.get("rope.freq_base", _DEFAULT_THETA)}
     rotated = metadata.get("rope.dimension_count", head_dim)
     if rotated < head_dim:
-        found["partial_rotary_factor"] = rotated / head_dim
+        fields["partial_rotary_factor"] = rotated / head_dim
     kind = metadata.get("rope.scaling.type")
     factor = metadata.get("rope.scaling.factor")
     if kind == "linear" and factor is not None:
-        found |= {"rope_type": "linear", "factor": factor}
+        fields |= {"rope_type": "linear", "factor": factor}
     if kind == "yarn" and factor is not None:
         names = {
             "original_max_position_embeddings": "original_context_length",
@@ -97,8 +97,8 @@ def rope(metadata: Metadata, head_dim: int) -> Fields:
             "beta_slow": "yarn_beta_slow",
         }
         scaling = {field: metadata.get(f"rope.scaling.{name}") for field, name in names.items()}
-        found |= {"rope_type": "yarn", "factor": factor} | {field: n for field, n in scaling.items() if n is not None}
-    return found
+        fields |= {"rope_type": "yarn", "factor": factor} | {field: n for field, n in scaling.items() if n is not None}
+    return fields
 
 
 def rope_axes(section: list[int], *, is_interleaved: bool) -> list[int]:

@@ -111,10 +111,10 @@ class GgufTensors:
         role = _role(path)
         is_made = role in self._architecture.make and len(tensors) > 1
         if is_made or len(tensors[0].shape) != 2 or tensors[0].kind not in FORMATS:
-            found = self._expanded(path).to(self.dtype)
-            if found.dim() > 1:
-                return found
-            return found[None]
+            expanded = self._expanded(path).to(self.dtype)
+            if expanded.dim() > 1:
+                return expanded
+            return expanded[None]
         matrices = [self._blocks(tensor) for tensor in tensors]
         blocks = one_behind_the_other(matrices)
         if (rows := self._rows(role)) is not None:
@@ -140,17 +140,17 @@ class GgufTensors:
 
     def numbers(self, path: str) -> Tensor:
         """Return any tensor in float32, rounded to the dtype of the model unless it is a vector."""
-        found = self._on_hub(path)
-        if found.dim() == 1:
-            return found.float()
-        return found.to(self.dtype).float()
+        tensor = self._on_hub(path)
+        if tensor.dim() == 1:
+            return tensor.float()
+        return tensor.to(self.dtype).float()
 
     def exact(self, path: str) -> Tensor:
         """Return any tensor unrounded, in the dtype of the model if the file has it so, else in float32."""
-        found = self._on_hub(path)
-        if found.dtype == self.dtype:
-            return found
-        return found.float()
+        tensor = self._on_hub(path)
+        if tensor.dtype == self.dtype:
+            return tensor
+        return tensor.float()
 
     def module(self, path: str) -> str:
         """Return the name of a module in transformers, by which adapters name it."""
@@ -187,10 +187,10 @@ class GgufTensors:
         for parts in self._architecture.joined.get(role, ()):
             layer = module.split(".")[1]
             names = [f"blk.{layer}.{part}{last}" for part in parts]
-            found = [self._tensors[name] for name in names if name in self._tensors]
-            is_one = role in self._architecture.make or len({(one.kind, one.shard) for one in found}) == 1
-            if len(found) == len(parts) and is_one:
-                return found
+            stored = [self._tensors[name] for name in names if name in self._tensors]
+            is_one = role in self._architecture.make or len({(one.kind, one.shard) for one in stored}) == 1
+            if len(stored) == len(parts) and is_one:
+                return stored
         for name in names_of(module, self._names):
             if (tensor := self._tensors.get(f"{name}{last}")) is not None:
                 return [tensor]
@@ -211,8 +211,8 @@ class GgufTensors:
     def _on_hub(self, path: str) -> Tensor:
         """Return a tensor in the order and the shape of the hub, in a dtype of the file or in float32."""
         self._take(path)
-        found = self._expanded(path)
-        return found.reshape(_shape_on_hub(path, tuple(found.shape)))
+        tensor = self._expanded(path)
+        return tensor.reshape(_shape_on_hub(path, tuple(tensor.shape)))
 
     def _blocks(self, tensor: GgufTensor) -> Blocks:
         file = self._files[tensor.shard]

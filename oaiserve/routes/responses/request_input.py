@@ -93,10 +93,10 @@ async def read_earlier(
             raise NotFound(no_conversation(name), param="conversation")
         num_items = 1 if isinstance(body.input, str) else len(body.input or ())
         turns = [await run_in_threadpool(before_turn, stored, unique_id, num_items)]
-    found = response_ids(references(body.input))
-    if len(found) > MAX_REFERENCES:
-        raise invalid("input", f"may refer to items of at most {MAX_REFERENCES} responses, got {len(found)}")
-    referred = [stored for one in found if (stored := await store.get(owner, one)) is not None]
+    ids = response_ids(references(body.input))
+    if len(ids) > MAX_REFERENCES:
+        raise invalid("input", f"may refer to items of at most {MAX_REFERENCES} responses, got {len(ids)}")
+    referred = [stored for one in ids if (stored := await store.get(owner, one)) is not None]
     earlier = Earlier(owner, turns, referred)
     if earlier.num_bytes > most_bytes:
         raise invalid("input", f"the conversation with the items that it refers to has more than {most_bytes} bytes")
@@ -149,7 +149,7 @@ def text_format(body: ResponsesBody | ResponseInputBody) -> Grammar | None:
     return constraints.text_format(form)
 
 
-class Asked(NamedTuple):
+class RequestInput(NamedTuple):
     """The items before the input and those of the input, and the prompt of them."""
 
     earlier: list[Item]
@@ -158,7 +158,7 @@ class Asked(NamedTuple):
     media: MediaReader
 
 
-def asked(
+def read_input(
     body: ResponsesBody | ResponseInputBody,
     serving: Serving,
     conversation: Conversation,
@@ -168,7 +168,7 @@ def asked(
     unique_id: str,
     *,
     needs_input: bool = True,
-) -> Asked:
+) -> RequestInput:
     """Return the input and options of a request. Items without an id get one of the response with `unique_id`."""
     numbers = itertools.count(1)
     before = since_compaction(list(items_of(earlier.turns)))
@@ -188,7 +188,7 @@ def asked(
         )
     )
     serving.check_messages("input", len(before) + len(items))
-    return Asked(before, items, _prompt(body, serving, conversation, media, before, items, adaptations), media)
+    return RequestInput(before, items, _prompt(body, serving, conversation, media, before, items, adaptations), media)
 
 
 def _prompt(
@@ -210,27 +210,35 @@ def _prompt(
 
 
 def truncated(
-    body: ResponsesBody, serving: Serving, conversation: Conversation, asked: Asked, *, keeps_room: bool = False
+    body: ResponsesBody,
+    serving: Serving,
+    conversation: Conversation,
+    request: RequestInput,
+    *,
+    keeps_room: bool = False,
 ) -> Work[tuple[ChatPrompt, int]]:
     """Return a prompt with room for an answer, and how many of the first items it lacks: as few as possible.
 
     Without `keeps_room`, a whole conversation may leave as little room as a single token."""
     limit = serving.engine.max_model_len
-    items = [*asked.earlier, *asked.items]
+    items = [*request.earlier, *request.items]
     room = min(integer(body, "max_output_tokens") or ROOM_TOKENS, limit // 4)
-    if (yield from _fits(serving, asked.prompt, limit - (room if keeps_room else 1))):
-        return asked.prompt, 0
+    if (yield from _fits(serving, request.prompt, limit - (room if keeps_room else 1))):
+        return request.prompt, 0
     cuts = _cuts(items)
     staying = [number for number, item in enumerate(items) if _stays(item)]
-    shortest = (asked.prompt, 0)
+    shortest = (request.prompt, 0)
     low = 0
     high = len(cuts)
     # The first tries keep one turn, two, four and so on: to try half of a very long conversation takes long.
     step = 1
     while low < high:
         middle = (low + high) // 2 if low else max(0, len(cuts) - step)
-        kept = [*map(items.__getitem__, staying[: bisect_left(staying, cuts[middle])]), *items[cuts[middle] :]]
-        shorter = _prompt(body, serving, conversation, asked.media, kept, (), Adaptations()), len(items) - len(kept)
+        staying_items = [*map(items.__getitem__, staying[: bisect_left(staying, cuts[middle])]), *items[cuts[middle] :]]
+        shorter = (
+            _prompt(body, serving, conversation, request.media, staying_items, (), Adaptations()),
+            len(items) - len(staying_items),
+        )
         if (yield from _fits(serving, shorter[0], limit - room)):
             high = middle
             shortest = shorter
