@@ -1,8 +1,8 @@
 """ASGI middleware for access: the allowed names of the server, origins of web pages, and API keys.
 
-A browser lends its user's place in the network to every page. A page can send requests to a server on the same machine,
-and read the answers, too, if its own name is made to point to that machine. So the server answers to its own names
-only, and to no pages but its own and those allowed by the operator.
+A browser gives every page its user's place in the network. A page can send requests to a server on the same machine,
+and can read the answers if its own name is made to point to that machine. So the server answers only to its own names,
+and only to its own pages and those that the operator allows.
 """
 
 from __future__ import annotations
@@ -45,12 +45,12 @@ def _refuse(scope: Scope, reason: AccessRefusal, error: APIError, count: CountRe
 
 
 class Hosts:
-    """Accepts only requests by one of this server's names, and of web pages of its own origin and of allowed ones.
+    """Accepts only requests to one of this server's names, and from web pages of its own or an allowed origin.
 
     A server for this machine only (`listens_on` is a loopback address) has the loopback names and addresses, and
-    `allowed`. Any other has all names; if some are `allowed`, only these, the loopback names, and all IP addresses: an
-    attacking page needs a name, while probes often use addresses. A request of HTTP/1.0 may name no host, as no browser
-    does.
+    `allowed`. Any other server has every name. If some are `allowed`, it has only these, the loopback names, and all IP
+    addresses: an attacking page needs a name, while probes often use addresses. A request of HTTP/1.0 may name no host,
+    since no browser does that.
     """
 
     def __init__(
@@ -105,11 +105,11 @@ _BELOW_PAGES = ("/dashboard/static/", "/requests/")
 
 
 def is_open(path: str, *, guard_all: bool) -> bool:
-    """Return whether a route never asks for a key: the operator's, unless all are guarded, and pages without data."""
+    """Return whether a route needs no key: the operator's routes, unless all are guarded, and pages without data."""
     return path in _PAGES or path.startswith(_BELOW_PAGES) or (path in _OPEN_PATHS and not guard_all)
 
 
-# The rights for these routes and all below them; every other one is for those who use the model.
+# Rights for these routes and all routes below them. Every other route needs the right to use the model.
 _RIGHTS: dict[str, Right] = {
     **dict.fromkeys(("/health", "/ready", "/version", "/openapi.json", "/v1/models"), Right(0)),
     **dict.fromkeys(("/metrics", "/debug", "/dashboard"), Right.WATCH),
@@ -124,8 +124,8 @@ def right_for(path: str) -> Right:
 
 
 class APIKeys:
-    """Requires `Authorization: Bearer KEY` on all routes but the operator's, or on all routes with `guard_all`. Clients
-    of Anthropic's API send `x-api-key: KEY`.
+    """Requires `Authorization: Bearer KEY` on all routes except the operator's, or on all routes with `guard_all`.
+    Clients of Anthropic's API send `x-api-key: KEY`.
 
     `scope["state"]` gets the `key`, its name as `key_name` and `client`, and its digest as `owner`. In a child process,
     the gateway has checked the key already, and sends its digest.
@@ -146,7 +146,7 @@ class APIKeys:
             if right_for(scope["path"]) not in key.rights:
                 message = f"The role of the key '{key.name}' does not permit {scope['path'][:100]}."
                 _refuse(scope, AccessRefusal.ROLE, Forbidden(message, code="role_not_allowed"), self._count, key.name)
-            # Not the name: that of another key may be the same after a restart.
+            # The owner is not the name: after a restart, another key may have the same name.
             scope["state"].update(key=key, key_name=key.name, client=key.name, owner=key.digest.hex())
         await self.app(scope, receive, send)
 

@@ -1,4 +1,4 @@
-"""Makes exactly one record of each request to a generation route, however the request ends."""
+"""Makes exactly one record for each request to a generation route, however the request ends."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _SHARED = [each.name for each in fields(RequestRecord) if hasattr(Exchange, each
 class Accounting:
     """ASGI middleware around a generation route, which makes exactly one record per request, however the request ends.
 
-    It renders the errors of its route itself, so that an error, too, is sent before `responded` is stamped.
+    It renders the errors of its route itself, so that they, too, are sent before `responded` is stamped.
     """
 
     def __init__(self, app: ASGIApp, *, operation: str, http_route: str) -> None:
@@ -102,7 +102,7 @@ class Accounting:
 
     def _record(self, scope: Scope, exchange: Exchange, usage: Usage) -> None:
         times = exchange.times.ended()
-        if times.received is None:  # it was answered or cancelled before its body began
+        if times.received is None:  # The request was answered or cancelled before its body began.
             times.received = times.responded
         serving = serving_of(Request(scope))
         serving.exchanges.pop(exchange.unique_id, None)

@@ -1,7 +1,7 @@
 """`Adaptations`: the parts of a request that were left out or read differently, for its response header and account.
 
-Lenient reading is never silent. A note names a place in the body and what happened there, in words of this server: no
-text of the client's, since notes get into logs.
+Lenient reading is never silent. A note names a place in the body and says what happened there. It contains no text from
+the client, since notes get into logs.
 """
 
 from __future__ import annotations
@@ -9,11 +9,11 @@ from __future__ import annotations
 HEADER = "x-oaiserve-adapted"
 MOST_NOTES = 20
 MOST_CHARACTERS = 120  # characters of a note
-STORED = "the stored item "  # begins a place in an item that is no part of the body
+STORED = "the stored item "  # prefix of a place in an item that is not in the body
 
 
 class Adaptations:
-    """The notes on one request, in the order of their first mention."""
+    """The notes on one request, in the order in which they were first made."""
 
     def __init__(self) -> None:
         self._notes: dict[str, None] = {}

@@ -1,4 +1,4 @@
-"""`AnswerReader`: reads the text of one choice, first its reasoning, then its calls, and counts tokens and calls."""
+"""`AnswerReader`: reads the text of one choice, first its reasoning and then its calls, and counts tokens and calls."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ class AnswerReader:
         breaks_cut_calls: bool = False,
         client_names: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
-        """A call within which the answer is cut stays open, or else it is broken. `client_names` are those of tools, by
-        the model's, where they differ."""
+        """A call that the end of the answer cuts stays open, or counts as broken. `client_names` maps the model's names
+        of tools to the client's, where they differ."""
         self._client_names = client_names
         self._breaks_cut_calls = breaks_cut_calls
         self.num_reasoning_tokens = 0

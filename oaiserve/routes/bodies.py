@@ -1,6 +1,6 @@
-"""The bodies that clients send: one struct per route, three of them over a shared base, and their limits.
+"""The bodies that clients send, one struct per route, and their limits. Three of them share a base.
 
-JSON null means the same as a parameter that is left out, and 2.0 is accepted as an integer.
+JSON null means the same as a missing parameter, and 2.0 is accepted as an integer.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ MAX_ITEMS = 20  # items added to a conversation at once
 MAX_METADATA = 16
 MAX_KEY_CHARACTERS = 64
 MAX_VALUE_CHARACTERS = 512
-# Further values of `include` of /v1/responses. Reasoning is only encoded. The others are of tools that run on OpenAI's
-# servers, so no answer has them.
+# Further values of `include` of /v1/responses. Only the encoding of reasoning does anything. The others belong to tools
+# on OpenAI's servers, so no answer has them.
 LOGPROBS = "message.output_text.logprobs"
 ENCRYPTED = "reasoning.encrypted_content"
 Includable = Literal[
@@ -64,7 +64,7 @@ Includable = Literal[
 ReasoningFormat = Literal["none", "auto", "deepseek", "deepseek-legacy"]  # llama.cpp's; all but "none" mean the same
 
 
-# Fields that several bodies have.
+# Fields that several bodies share.
 Priority = Annotated[Integer | None, described("Lower is earlier, under --policy priority.", -MAX_INT64 - 1, MAX_INT64)]
 _TopLogprobs = Annotated[
     Integer | None, described("Alternatives for each token, if log-probabilities are asked for.", 0, MAX_LOGPROBS)
@@ -173,7 +173,7 @@ class SamplingBody(msgspec.Struct, kw_only=True):
 
 
 class CompletionBody(SamplingBody, kw_only=True):
-    """A client sends the texts to continue, and says how."""
+    """The texts to continue, and how."""
 
     prompt: Annotated[Prompts, described("A text, a list of texts, a list of token ids, or a list of such lists.")]
     max_tokens: Annotated[Integer | None, described("Most tokens of a choice. Default: 16.", 0, MAX_INT32)] = None
@@ -195,7 +195,7 @@ class CompletionBody(SamplingBody, kw_only=True):
 
 
 class ChatBody(SamplingBody, kw_only=True):
-    """A client sends the conversation to answer, and says how."""
+    """The conversation to answer, and how."""
 
     messages: Annotated[list[GivenMessage], described("The conversation so far.", minItems=1)]
     logprobs: Annotated[bool | None, described("Send the log-probability of each token of the content.")] = None
@@ -215,7 +215,7 @@ class ChatBody(SamplingBody, kw_only=True):
     include_reasoning: Annotated[bool | None, described("false leaves reasoning out of the answer.")] = None
 
 
-# The prompt of a response, with what its tokens depend on.
+# The prompt of a response, and everything its tokens depend on.
 _Input = Annotated[str | list[GivenItem], described("A text, or the items of a conversation.", minItems=1)]
 _Instructions = Annotated[str | None, described("The system's message, before all others.")]
 _Text = Annotated[TextOptions | None, described("The form of the text.")]
@@ -235,7 +235,7 @@ _Metadata = Annotated[
 
 
 class CompactionBody(msgspec.Struct, kw_only=True):
-    """A client sends a conversation to make shorter, or the stored response at its end, or both."""
+    """A conversation to shorten, or the stored response at its end, or both."""
 
     model: Annotated[str | None, described("Name of the model; the one that is served, if left out.")] = None
     input: _Input | None = None
@@ -248,7 +248,7 @@ class CompactionBody(msgspec.Struct, kw_only=True):
 
 
 class ResponseInputBody(CompactionBody, kw_only=True):
-    """A client sends what it would have the model respond to, and no more."""
+    """The input of a response, and nothing more."""
 
     input: _Input
     text: _Text = None
@@ -257,7 +257,7 @@ class ResponseInputBody(CompactionBody, kw_only=True):
 
 
 class ResponsesBody(SamplingBody, kw_only=True):
-    """A client sends what to respond to, and says how."""
+    """The input of a response, and how to answer it."""
 
     input: _Input
     instructions: _Instructions = None
@@ -297,38 +297,38 @@ class ResponsesBody(SamplingBody, kw_only=True):
 
 
 class ItemsBody(msgspec.Struct, kw_only=True):
-    """A client sends items for a conversation."""
+    """Items to add to a conversation."""
 
     items: Annotated[list[GivenItem], described("The next ones.", minItems=1, maxItems=MAX_ITEMS)]
 
 
 class MetadataBody(msgspec.Struct, kw_only=True):
-    """A client sends the new metadata of a conversation."""
+    """The new metadata of a conversation."""
 
     metadata: _Metadata = None
 
 
 class ConversationBody(MetadataBody, kw_only=True):
-    """A client begins a conversation."""
+    """A new conversation."""
 
     items: Annotated[list[GivenItem] | None, described("The first ones.", maxItems=MAX_ITEMS)] = None
 
 
 class LoadAdapterBody(msgspec.Struct, kw_only=True):
-    """An operator names the adapter to load. `lora_path` is its folder: a path in the server's folder of adapters."""
+    """The adapter to load. `lora_path` is its folder: a path in the server's folder of adapters."""
 
     lora_name: str
     lora_path: str
 
 
 class UnloadAdapterBody(msgspec.Struct, kw_only=True):
-    """An operator names the adapter to unload."""
+    """The adapter to unload."""
 
     lora_name: str
 
 
 class TokenizeBody(msgspec.Struct, kw_only=True):
-    """A client sends what to tokenize: either a prompt or messages."""
+    """What to tokenize: either a prompt or messages."""
 
     model: Annotated[str | None, described("Name of the model; the one that is served, if left out.")] = None
     prompt: Annotated[str | None, described("A text.")] = None
@@ -342,7 +342,7 @@ class TokenizeBody(msgspec.Struct, kw_only=True):
 
 
 class DetokenizeBody(msgspec.Struct, kw_only=True):
-    """A client sends the tokens of which to make a text."""
+    """The tokens to turn into text."""
 
     model: Annotated[str | None, described("Name of the model; the one that is served, if left out.")] = None
     tokens: list[TokenId]

@@ -1,6 +1,6 @@
 """Reads and parses the body of a request, with limits on its size and its time.
 
-Long work on it is done away from the event loop: in the tokenize stage, in turns by client.
+Long work on it is done in the tokenize stage and not on the event loop, and clients take turns there.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ Result = TypeVar("Result")
 
 
 async def read_body(request: Request, serving: Serving) -> bytearray:
-    """Read the whole body of the request, which is JSON, and undo its content codings. Raises its errors, Overloaded if
+    """Read the whole JSON body of the request and undo its content codings. Raises the errors of both, Overloaded if
     clients send too many large bodies at once, and ClientDisconnect."""
     codings = codings_of(request.headers.getlist("content-encoding"))
     limit_bytes = serving.body_limit
-    body = bytearray()  # one buffer that grows: to join parts would copy all of them at once
+    body = bytearray()  # one buffer that grows: joining the parts would copy all of them
     client: str = request.state.client
     is_whole = False
     try:
@@ -54,15 +54,15 @@ async def read_body(request: Request, serving: Serving) -> bytearray:
                 serving.engine.give_back_later()
     if codings:
         body = await _decoded(request, body, codings, limit_bytes)
-    if body.startswith(BOM_UTF8):  # as editors of Windows write it
+    if body.startswith(BOM_UTF8):  # Editors on Windows write this mark.
         del body[: len(BOM_UTF8)]
     check_type(request, "application/json")
     return body
 
 
 def check_type(request: Request, kind: str) -> None:
-    """Raise InvalidRequest if the content type is another one."""
-    # A web page can send a body without a type to any server, as a form. Everything else that can is not a browser.
+    """Raise InvalidRequest if the content type is not of this `kind`."""
+    # A web page can send a body without a type to any server, as a form. Every other client that does so is no browser.
     default = "" if "origin" in request.headers else "application/json"
     content_type = request.headers.get("content-type", default).partition(";")[0].strip().lower()
     if content_type != kind:
@@ -137,7 +137,7 @@ async def keep(received: SharedLimit, client: str, body: bytearray, part: bytes)
 
 
 async def _decoded(request: Request, body: bytearray, codings: list[str], limit_bytes: int) -> bytearray:
-    """Return a body without its codings: a small one at once, a large one in the tokenize stage."""
+    """Return a body without its codings: at once for a small one, in the tokenize stage for a large one."""
     received = serving_of(request).received_bytes
     client = request.state.client
     num_bytes = 0
@@ -162,7 +162,8 @@ async def _decoded(request: Request, body: bytearray, codings: list[str], limit_
 async def read_parsed(
     request: Request, kind: type[Body], check_given: Callable[[Mapping[str, msgspec.Raw]], None] | None = None
 ) -> tuple[Body, int]:
-    """Read and parse the body of the request, and return it with its number of bytes. Raises as `protocol.parse`."""
+    """Read and parse the body of the request, and return it with its number of bytes. Raises the errors of
+    `protocol.parse`."""
     serving = serving_of(request)
     content = await read_body(request, serving)
     parsing = parsed(serving, kind, content, check_given)
@@ -176,7 +177,7 @@ def parsed(
     check_given: Callable[[Mapping[str, msgspec.Raw]], None] | None = None,
     adaptations: Adaptations | None = None,
 ) -> Generator[None, None, Body]:
-    """Parse a body, and refuse too many messages before any work on them. Raises as `protocol.parse`."""
+    """Parse a body, and refuse too many messages before any work on them. Raises the errors of `protocol.parse`."""
     body = yield from protocol.parse(kind, content, check_given, adaptations)
     for name in ("messages", "input"):
         messages = getattr(body, name, None)
@@ -204,7 +205,7 @@ async def in_turns(request: Request, work: Work[Result], num_bytes: int) -> Resu
     finally:
         left.cancel()
         result.cancel()
-        del result, both  # an error in them holds this frame, and the body with it
+        del result, both  # An error in them refers to this frame, and so to the body.
 
 
 async def read_into(body: bytearray, request: Request, received: SharedLimit, limit_bytes: int) -> None:

@@ -1,7 +1,7 @@
-"""The arguments of calls in a history as JSON objects, which chat templates iterate over.
+"""The arguments of calls in a history as JSON objects, because chat templates iterate over them.
 
-An answer that was cut ends within its arguments, and other servers pass on what their models wrote. The text is read as
-far as it can be. What is no object becomes the value of one, so that the model still sees it.
+An answer that was cut ends inside its arguments, and other servers pass on their models' text unchanged. The text is
+read as far as possible. Anything that is not an object becomes the value of one, so that the model still sees it.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def _text_of(value: object) -> tuple[str, str]:
 
 def _encoded(value: dict[str, Any]) -> str:
     text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
-    # Half of a surrogate pair is no character, and no tokenizer takes it.
+    # Half of a surrogate pair is not a character, and no tokenizer takes it.
     return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
@@ -77,7 +77,7 @@ def is_deep(value: object, most: int) -> bool:
 
 
 def _json(text: str) -> Any:
-    return json.loads(text, strict=False)  # models write line ends as they are
+    return json.loads(text, strict=False)  # Models don't escape line ends.
 
 
 def _completed(text: str) -> Any:
@@ -85,8 +85,8 @@ def _completed(text: str) -> Any:
     if len(text) > _MOST_CHARACTERS or text.lstrip()[:1] != "{":
         raise ValueError
     closing: list[str] = []
-    whole = 0  # the end of the longest text of whole members
-    num_open = 0  # the brackets that it opens
+    whole = 0  # end of the longest text of complete members
+    num_open = 0  # brackets that are open there
     end = text
     for token in _TOKENS.finditer(text):
         match token[0]:

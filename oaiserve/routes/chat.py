@@ -75,7 +75,7 @@ def _answer(intake: Intake[ChatBody]) -> Answer:
 
 
 def with_template_parameters(body: AnyBody, adaptations: Adaptations) -> AnyBody:
-    """Return a body without those variables of the template that have the name of a parameter, and mean the same."""
+    """Return a body without those variables of the template that repeat a parameter."""
     kwargs = body.chat_template_kwargs or {}
     moved = {
         name: kwargs[name] for name in _TEMPLATE_PARAMETERS if name in kwargs and isinstance(kwargs[name], bool | None)
@@ -119,7 +119,8 @@ def build_prompt(
 
 
 def _readable(message: Mapping[str, Any], where: str, adaptations: Adaptations) -> Mapping[str, Any]:
-    """Return a message whose fields have the types of `Message`, where other servers send other types."""
+    """Return a message whose fields have the types of `Message`, even if other servers' messages have different
+    ones."""
     changed: dict[str, Any] = {}
     names = ("content", "tool_call_id") if message.get("role") in ("tool", "function") else ()
     for name in names:
@@ -140,7 +141,7 @@ def _readable(message: Mapping[str, Any], where: str, adaptations: Adaptations) 
 def _messages(
     raw_messages: Sequence[Mapping[str, Any]], reader: ContentReader, adaptations: Adaptations
 ) -> list[Placed]:
-    """Return messages as templates take them, each with its place."""
+    """Return messages as templates expect them, each with its place."""
     raw_messages = [_readable(each, f"messages[{number}]", adaptations) for number, each in enumerate(raw_messages)]
     messages = [converted(Message, each, f"messages[{number}]") for number, each in enumerate(raw_messages)]
     first_question = first_asked([message.role for message in messages])

@@ -1,4 +1,5 @@
-"""The shapes of the answers of /v1/chat/completions: as the model writes them, or with calls and reasoning apart."""
+"""The shapes of the answers of /v1/chat/completions: as the model writes them, or with calls and reasoning
+separated."""
 
 from __future__ import annotations
 
@@ -58,7 +59,7 @@ class ChatMessage(msgspec.Struct):
     content: str | None
     refusal: None = None
     reasoning: str | UnsetType = UNSET
-    reasoning_content: str | UnsetType = UNSET  # the same: clients know it by one name or the other
+    reasoning_content: str | UnsetType = UNSET  # the same text, because clients know it by one name or the other
     tool_calls: list[ToolCall] | UnsetType = UNSET
 
 
@@ -89,7 +90,7 @@ class ChatDelta(msgspec.Struct):
 
 
 class _ChoiceEnd(msgspec.Struct, kw_only=True):
-    """Choices of whole answers and of chunks end with these fields."""
+    """The last fields of the choices of whole answers and of chunks."""
 
     logprobs: ChatLogprobs | msgspec.Raw | None = None
     finish_reason: Annotated[
@@ -122,7 +123,7 @@ class ChatCompletionChunk(StreamChunk[ChatChunkChoice]):
 
 
 class ChatShape(ChoicesShape):
-    """Renders answers, with calls and reasoning apart from the content: each choice has a reader of its own."""
+    """Renders answers with calls and reasoning separated from the content. Each choice has its own reader."""
 
     empty_choice = ChatChunkChoice(index=0, delta=ChatDelta())
 
@@ -139,14 +140,14 @@ class ChatShape(ChoicesShape):
         """Read the calls and the reasoning of the conversation. The outcomes of calls are added to `counted_calls`."""
         self._conversation = conversation
         self._tools = conversation.tools
-        # The model can write nothing but calls then, so that text is a part of a call that was cut.
+        # Then the model can write nothing but calls, so any text belongs to a call that was cut.
         self._is_forced = conversation.tools is not None and conversation.tools.is_forced
-        # Whether an answer may have no content: else it is a string from the first chunk on.
+        # Whether an answer may have no content. Otherwise the content is a string from the first chunk on.
         self._is_parsed = conversation.reads_calls or conversation.reads_reasoning
         self._shows_reasoning = shows_reasoning
         self._counted_calls = counted_calls
         self._readers: defaultdict[int, AnswerReader] = defaultdict(conversation.reader)  # by choice
-        self._num_begun: Counter[int] = Counter()  # by choice: calls of which the client of a stream knows
+        self._num_begun: Counter[int] = Counter()  # calls that the client of a stream has seen, by choice
         self._messages: dict[int, ChatMessage] = {}  # messages of a whole answer, by choice
         super().__init__(kind, head, wanted)  # This renders a chunk with usage.
 
@@ -166,7 +167,7 @@ class ChatShape(ChoicesShape):
         reader = self._readers[chunk.index]
         deltas = self._deltas(chunk.index, reader.read(chunk))
         if not deltas and (chunk.logprobs or (self._wanted.with_token_ids and chunk.token_ids)):
-            # The text of these tokens is held back, or belongs to a mark.
+            # The text of these tokens is held back, or is part of a mark.
             deltas.append(ChatDelta(UNSET, UNSET if self._is_parsed else ""))
         events = b""
         for number, delta in enumerate(deltas):
@@ -178,7 +179,7 @@ class ChatShape(ChoicesShape):
                 choice.token_ids = chunk.token_ids
             events += self._event(choice)
         if chunk.finish_reason is not None:
-            # The end is a chunk of its own, because clients drop the text of a chunk that has a finish reason.
+            # The end is a separate chunk, because clients drop the text of a chunk that has a finish reason.
             reader.add_calls(self._counted_calls)
             reason = self._finish_reason(reader, chunk.finish_reason)
             end = ChatChunkChoice(chunk.index, ChatDelta(), finish_reason=reason, stop_reason=chunk.stop_reason)
@@ -186,7 +187,8 @@ class ChatShape(ChoicesShape):
         return events
 
     def whole(self, prompts: Sequence[PromptDone], choices: Sequence[TokenChunk], usage: Usage) -> Iterator[bytes]:
-        """Render the whole answer. All choices are read first, because the usage, which tells of all, comes before."""
+        """Render the whole answer. All choices are read first, because the usage counts all of them and comes
+        before."""
         for chunk in choices:
             reader = self._readers[chunk.index]
             self._messages[chunk.index] = self._message(chunk.index, reader.read(chunk))
@@ -247,7 +249,7 @@ class ChatShape(ChoicesShape):
         return ChatDelta(tool_calls=[call])
 
     def _message(self, index: int, segments: list[Segment]) -> ChatMessage:
-        """Return the message of a whole answer. A call that broke is text in it."""
+        """Return the message of a whole answer. A broken call is text in it."""
         content = ""
         reasoning = ""
         calls: list[Function] = []
@@ -284,6 +286,6 @@ class ChatShape(ChoicesShape):
         tools = self._tools
         if reason != FinishReason.STOP or tools is None or not reader.has_called:
             return reason
-        if tools.choice == "named":  # as OpenAI has it
+        if tools.choice == "named":  # as OpenAI does
             return reason
         return "tool_calls"

@@ -1,4 +1,4 @@
-"""/v1/completions: its kinds of prompts, its own parameters, and the shape of its answer."""
+"""/v1/completions: its kinds of prompts, its own parameters, and the shape of its answers."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def _answer(intake: Intake[CompletionBody]) -> Answer:
             else GapPrompt(prompt.token_ids, body.suffix)
             for prompt in read_prompts
         )
-        # After the middle, a model may go on with another gap.
+        # After the middle, a model may continue with another gap.
         ends = () if params.ignore_eos else tokenizer.fill.ids
         params = replace(params, stop_token_ids=(*params.stop_token_ids, *ends))
     shape = CompletionShape(intake.head, wanted, tokenizer, len(prompts), prompts if body.echo else ())
@@ -145,7 +145,7 @@ def build_prompts(body: CompletionBody) -> tuple[TextPrompt | TokenPrompt, ...]:
     kinds = types_of(entries)
     if kinds <= {int, float}:
         return (TokenPrompt(prompt_ids("prompt", entries)),)
-    if len(entries) > MAX_CHOICES_PER_REQUEST:  # before a million of them are made
+    if len(entries) > MAX_CHOICES_PER_REQUEST:  # checked before a million of them are made
         raise invalid("prompt", f"prompts times n must be <= {MAX_CHOICES_PER_REQUEST}, got {len(entries)} prompts")
     if kinds == {str}:
         return tuple(TextPrompt(text, special) for text in entries)
@@ -155,8 +155,8 @@ def build_prompts(body: CompletionBody) -> tuple[TextPrompt | TokenPrompt, ...]:
 
 
 class CompletionShape(ChoicesShape):
-    """Renders the answers of /v1/completions. Choice `i` belongs to prompt `i // n`, and begins with it if it is one of
-    the `echoed`."""
+    """Renders the answers of /v1/completions. Choice `i` belongs to prompt `i // n`, and begins with its text if the
+    prompt is `echoed`."""
 
     empty_choice = CompletionChoice(0, "")
 
@@ -166,11 +166,11 @@ class CompletionShape(ChoicesShape):
         super().__init__("text_completion", head, wanted, num_prompts)
         self._tokenizer = tokenizer
         self._echoed = echoed
-        self._parts: dict[int, Iterator[str]] = {}  # by echoed prompt: its text by token, for each of its choices
-        self._lengths: Counter[int] = Counter()  # by choice: characters of the text that was sent
+        self._parts: dict[int, Iterator[str]] = {}  # the text of each echoed prompt by token, for each of its choices
+        self._lengths: Counter[int] = Counter()  # characters of the text that was sent, by choice
 
     def _text_of(self, event: PromptDone) -> str:
-        """Return the text of a prompt that is echoed, and "" for any other. Control tokens around it are no part."""
+        """Return the text of a prompt that is echoed, without its control tokens; "" for any other prompt."""
         if not self._echoed:
             return ""
         match self._echoed[event.prompt_index]:
@@ -180,7 +180,7 @@ class CompletionShape(ChoicesShape):
                 return "".join(self._parts_of(event))
 
     def prompt(self, event: PromptDone) -> Iterator[bytes]:
-        """Render the first chunk of each choice, if the client wants to see the prompt."""
+        """Render the first chunk of each choice, if the client wants the prompt echoed."""
         yield from self._computed(event)
         if not (self._echoed or self._wanted.with_token_ids):
             return
@@ -202,12 +202,12 @@ class CompletionShape(ChoicesShape):
         if chunk.text or chunk.logprobs or (self._wanted.with_token_ids and chunk.token_ids):
             events = self._event(self._text_choice(chunk))
         if chunk.finish_reason is not None:
-            # The end is a chunk of its own, because clients drop the text of a chunk that has a finish reason.
+            # The end is a separate chunk, because clients drop the text of a chunk that has a finish reason.
             events += self._event(CompletionChoice(chunk.index, "", None, chunk.finish_reason, chunk.stop_reason))
         return events
 
     def whole(self, prompts: Sequence[PromptDone], choices: Sequence[TokenChunk], usage: Usage) -> Iterator[bytes]:
-        """Render the whole answer. With best_of there are more candidates in `choices` than the client gets."""
+        """Render the whole answer. With best_of, `choices` has more candidates than the client gets."""
         best_of = len(choices) // len(prompts)
         n = self._wanted.n
         if best_of > n:
@@ -260,7 +260,7 @@ class CompletionShape(ChoicesShape):
 
 
 def _parts_of_chunk(chunk: TokenChunk) -> Iterator[str]:
-    """Yield the part of the text for each token."""
+    """Yield the piece of the text for each token."""
     at = 0
     for length in chunk.text_lengths or ():
         yield chunk.text[at : at + length]
@@ -268,9 +268,9 @@ def _parts_of_chunk(chunk: TokenChunk) -> Iterator[str]:
 
 
 def best_choices(candidates: Sequence[TokenChunk], best_of: int, n: int) -> list[TokenChunk]:
-    """Return the n best of each prompt's candidates, best first, with the indices of the answer.
+    """Return the n best of each prompt's candidates, best first, with their indices in the answer.
 
-    They are ranked by mean log-probability per generated token, as OpenAI does. Of equal ones the first wins.
+    They are ranked by mean log-probability per generated token, as in OpenAI's API. The first of equal ones wins.
     """
 
     def mean_logprob(chunk: TokenChunk) -> float:

@@ -1,8 +1,8 @@
-"""The clients' constraints on the text of an answer, each made into a `Grammar`.
+"""The clients' constraints on the text of an answer, each turned into a `Grammar`.
 
-OpenAI's name for them is response_format, vLLM's is structured_outputs, and llama.cpp's are grammar and json_schema.
-The content of a schema or a grammar is checked where it is compiled. This file knows nothing of HTTP, and only the
-engine's types of requests and formats.
+OpenAI calls them response_format, vLLM structured_outputs, and llama.cpp grammar and json_schema. The content of a
+schema or a grammar is checked when it is compiled. This file knows nothing of HTTP, and of the engine only the types of
+requests and formats.
 """
 
 from __future__ import annotations
@@ -31,16 +31,18 @@ from oaiserve.routes.objects import (
 
 GBNF_DEFINITION = re.compile(r"^[ \t]*+[A-Za-z0-9_-]++\s*+::=", re.ASCII | re.MULTILINE)
 _PARAMS = ("response_format", "structured_outputs", "grammar", "json_schema")
-# They are about the text of an answer, the others about all that is generated.
+# These constrain the text of an answer, the others everything that is generated.
 TEXT_FORMATS = ("response_format", "text.format", "output_config.format")
 _KINDS = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")  # kinds of structured_outputs
 
 
 def grammar(body: SamplingBody, other: Grammar | None = None) -> Grammar | None:
-    """Return the constraint of the body, or the `other` of the route's own name, or None. Raises InvalidRequest."""
+    """Return the constraint of the body, or the `other` one under the route's own name, or None. Raises
+    InvalidRequest."""
     grammars = [*([] if other is None else [other]), *_grammars(body)]
     for each in grammars[1:]:
-        if (each.kind, each.text) != (grammars[0].kind, grammars[0].text):  # clients send one by two names
+        # Clients send the same constraint under two names.
+        if (each.kind, each.text) != (grammars[0].kind, grammars[0].text):
             names = f"'{grammars[0].param}' and '{each.param}'"
             raise invalid(each.param, f"only one constraint on the answer is allowed, got {names}")
     if grammars:
@@ -77,7 +79,7 @@ def _grammars(body: SamplingBody) -> Iterator[Grammar]:
     match body.response_format:
         case AnyObject(None):
             yield Grammar("json_object", "", param)
-        case AnyObject(schema):  # llama.cpp takes a schema here, too
+        case AnyObject(schema):  # llama.cpp accepts a schema here, too.
             yield _of_kind("json", schema, f"{param}.schema", param)
         case BySchema(named):
             yield _named_schema(named, f"{param}.json_schema", param)
@@ -115,7 +117,7 @@ def _structured_outputs(value: StructuredOutputs) -> Grammar:
 
 
 def _of_kind(kind: str, value: Any, where: str, param: str) -> Grammar:
-    """Make a grammar of a value of vLLM's kind. `where` is its place, for errors."""
+    """Make a grammar from a value of one of vLLM's kinds. `where` is its place, for errors."""
     match kind, value:
         case "json", dict():
             return Grammar("json_schema", msgspec.json.encode(value).decode(), param)

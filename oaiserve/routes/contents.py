@@ -1,7 +1,7 @@
-"""The contents of messages and items, as chat templates take them: texts, images and sounds.
+"""The contents of messages and items, as chat templates expect them: texts, images and sounds.
 
-What cannot be read is refused where the user asks about it now. In older turns and in results of tools it would come
-back with each request, so it is left out with a note, and the model reads that something is missing.
+Unreadable content is refused if the user asks about it now. In older turns and in results of tools, it would come back
+with each request. There it is left out with a note, and the model reads that something is missing.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ MEDIA: dict[str, type[ImagePart | InputImage | SoundPart]] = {
     "input_audio": SoundPart,
 }
 _TEXTS = ("text", "input_text", "output_text")
-_THOUGHTS = {"thinking": "thinking", "reasoning_text": "text", "reasoning": "text"}  # and the fields with the text
+_THOUGHTS = {"thinking": "thinking", "reasoning_text": "text", "reasoning": "text"}  # fields with the text, by type
 _OF_TEXT = {"type", "text", "annotations", "logprobs", "cache_control"}
 _MOST_FIELDS = 32  # fields of a text or a message for the template
 _MOST_DEPTH = 16
 
 
 class ContentReader:
-    """Reads the contents of one request, whose field `param` they are in."""
+    """Reads the contents of one request, which are in its field `param`."""
 
     def __init__(self, media: MediaReader, adaptations: Adaptations, param: str) -> None:
         self._media = media
@@ -42,8 +42,8 @@ class ContentReader:
         self._param = param
 
     def read(self, content: object, where: str, role: str, *, is_asked: bool) -> str | list[Part]:
-        """Return the content of a message. What cannot be read is refused if it `is_asked`: if it is from the user's
-        last turn, or the system's. Raises InvalidRequest."""
+        """Return the content of a message. Unreadable parts are refused if the message `is_asked`, which means it is in
+        the user's last turn or the system's. Raises InvalidRequest."""
         if content is None:
             self._adaptations.note(where, "is missing, and read as empty")
             return ""

@@ -1,4 +1,4 @@
-"""`Conversation`: the tools and the reasoning of a request with messages, in its parameters, prompt and answer.
+"""`Conversation`: the tools and the reasoning of a request with messages, for its parameters, prompt and answer.
 
 Chat and responses share it. It knows neither the body of a route nor the shape of its answer.
 """
@@ -28,7 +28,7 @@ ANY_OBJECT = {"type": "object"}
 
 
 class Conversation:
-    """The tools and the reasoning of one request, which its parameters, its prompt and its answer share."""
+    """The tools and the reasoning of one request, shared by its parameters, its prompt and its answer."""
 
     def __init__(
         self,
@@ -42,15 +42,15 @@ class Conversation:
         asks_for_answer: bool = True,
         shows_tags: bool = False,
     ) -> None:
-        """`thinking_budget` is in tokens; without one, the `effort` may stand for one. `is_constrained`: the answer
-        proper has a constraint or stop strings, which wait for the end of reasoning. Without `asks_for_answer`, the
-        last message is continued. If the client wants the text as it is, it `shows_tags` of reasoning. Raises
-        InvalidRequest if calls are forced that this server does not read."""
+        """`thinking_budget` is in tokens. Without it, the `effort` may set a budget. `is_constrained` says that the
+        answer after the reasoning has a constraint or stop strings, which apply only from there. Without
+        `asks_for_answer`, the last message is continued. `shows_tags` keeps the tags of reasoning in the text. Raises
+        InvalidRequest if calls are forced that this server cannot read."""
         if tools is not None and tools.is_forced and dialect.calls is None:
             raise invalid(
                 "tool_choice", "this server does not read calls (--tool-call-parser none), so none can be forced"
             )
-        # The prompt of a turn without calls begins like the others of its conversation, which the prefix cache has.
+        # The prompt of a turn without calls begins like the others in its conversation, so the prefix cache has it.
         self.shown_tools: Sequence[Mapping[str, Any]] = () if tools is None else tools.shown
         if tools is not None and tools.choice == "none":
             tools = None
@@ -79,7 +79,7 @@ class Conversation:
         self, max_tokens: int | None, num_logprobs: int | None, grammar: Grammar | None, *, text_lengths: bool = False
     ) -> SamplingParams:
         """Return the parameters of the route, with those of tools and reasoning. Raises InvalidRequest for a client's
-        `grammar` that does not go together with tools."""
+        `grammar` that cannot be combined with tools."""
         reasoning = None
         if (mode := self._mode) is not None:
             reasoning = Reasoning(mode.tags[1], "" if mode.is_open else mode.tags[0].lstrip(), self._budget)
@@ -107,14 +107,14 @@ class Conversation:
                 (name,) = tools.schemas
                 forced = self._behind(f"{family.opening}{name}{family.name_end}", tools.raw)
         if grammar is not None and forced is not None and grammar.param not in TEXT_FORMATS:
-            # A forced call has no text, which a text format is about; clients send both.
+            # A forced call has no text, so a text format doesn't apply to it. Clients send both.
             raise invalid(grammar.param, f"is not allowed together with '{forced.param}' of which one must be called")
         if forced is None and grammar is None:
             return self._on_strict_calls()
         return forced or (None if grammar is None else self._or_calls(grammar))
 
     def _on_strict_calls(self) -> Grammar | None:
-        """Return the constraint that applies only to calls of strict tools; the rest of the answer is free."""
+        """Return a constraint that applies only to calls of strict tools. The rest of the answer is free."""
         tools = self.tools
         family = self._dialect.calls
         if tools is None or family is None or not tools.strict:
@@ -124,12 +124,12 @@ class Conversation:
         return Grammar("lark_with_schemas", text, param="tools", leads=leads)
 
     def _or_calls(self, constraint: Grammar) -> Grammar:
-        """Return a constraint under which the model may also call tools, if it is one on JSON. The arguments of those
-        that aren't strict are any object."""
+        """Return a constraint under which the model may also call tools, if the given one is on JSON. The arguments of
+        tools that aren't strict may be any object."""
         tools = self.tools
         family = self._dialect.calls
         if tools is None or family is None or constraint.kind not in ("json_object", "json_schema"):
-            if tools is not None:  # such an answer holds no call, and strict ones would be out of the grammar's sight
+            if tools is not None:  # Such an answer holds no call, and the grammar could not check strict ones.
                 others = {name: schema for name, schema in tools.schemas.items() if name not in tools.strict}
                 self.tools = replace(tools, schemas=others)
             opening = "" if family is None else family.answer_opening
@@ -149,14 +149,14 @@ class Conversation:
         return replace(constraint, kind="lark_with_schemas", text=text)
 
     def _behind(self, opening: str, constraint: Grammar) -> Grammar:
-        """Return a constraint on what comes behind the marks of a channel, if the model has channels."""
+        """Return a constraint on the text after the marks of a channel, if the model has channels."""
         family = self._dialect.calls
         if family is None or not family.by_channels:
             return constraint
         return replace(constraint, prefix=lark_of(opening, self._dialect.special_ids))
 
     def completed(self, prompt: ChatPrompt) -> ChatPrompt:
-        """Return a prompt with the variables of its template, and with the text that starts the reasoning."""
+        """Return a prompt with the variables of its template, and with the text that begins the reasoning."""
         opening = "" if self._mode is None else self._mode.prompt_opening
         return replace(prompt, template_kwargs=self._template_kwargs, opening=opening)
 

@@ -1,7 +1,9 @@
-"""The pages, their files, and the feed of the live page. The pages hold no data, and the feed no text of requests.
+"""The pages, their files, and the feed of the live page. The pages hold no data, and the feed holds no text of
+requests.
 
-A page needs no API key, because a browser cannot send one when it opens a page. It asks its user for the key and sends
-it with everything else that it loads. All addresses in a page are relative, so a proxy may serve it under a prefix.
+A page needs no API key, because a browser cannot send one when it opens a page. The page asks its user for the key and
+sends it with everything else that it loads. All addresses in a page are relative, so a proxy may serve it under a
+prefix.
 """
 
 from __future__ import annotations
@@ -41,7 +43,7 @@ _MEDIA_TYPES = {
     ".txt": "text/plain",
 }
 _HEADERS = {
-    "cache-control": "no-cache",  # a browser may keep a file, but asks with its etag whether it has changed
+    "cache-control": "no-cache",  # A browser may keep a file, but must check by its etag whether it has changed.
     "content-security-policy": (
         "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data:; "
         "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
@@ -71,12 +73,12 @@ def page_files() -> Mapping[str, File]:
 
 class Root(msgspec.Struct):
     """The name and version of this server, and relative links, because a proxy may serve it under a prefix. A server
-    that shows no requests has no link `page`."""
+    that shows no requests has no `page` link."""
 
     name: str
     links: dict[str, str]
     needs_key: bool
-    version: str | UnsetType = UNSET  # left out where --guard-all keeps it from those without a key
+    version: str | UnsetType = UNSET  # With --guard-all, only clients with a key see it.
 
 
 @Operation(summary="The chat page for browsers; others get links.", group="Pages", answer=Root, alternative="text/html")
@@ -132,8 +134,8 @@ Endpoint = Callable[[Request], Coroutine[Any, Any, Response]]
 
 
 def page_routes(closed: Endpoint | None) -> list[Route]:
-    """Return the routes of all pages but /, and of their files. `closed` answers in place of the pages that show
-    requests, unless it is None."""
+    """Return the routes of all pages except /, and of their files. Unless it is None, `closed` replaces the pages that
+    show requests."""
     return [
         Route("/dashboard", closed or _page("live.html", "The live page.")),
         Route("/requests", closed or _page("requests.html", "The page with the last requests.")),
@@ -147,9 +149,10 @@ def page_routes(closed: Endpoint | None) -> list[Route]:
 def _page(file: str, summary: str) -> Endpoint:
     @Operation(summary=summary, group="Pages", answer="text/html")
     async def page(request: Request) -> Response:
-        path = request.scope["raw_path"].decode("latin-1")  # as the client sent it: TidyPath tidies only `path`
+        # The path as the client sent it: TidyPath changes only `path`.
+        path = request.scope["raw_path"].decode("latin-1")
         num_slashes = len(path) - len(path.rstrip("/"))
-        if num_slashes:  # the relative addresses in the page would resolve to something else
+        if num_slashes:  # The relative addresses in the page would resolve to something else.
             last = path.rstrip("/").rpartition("/")[2]
             return Response(status_code=308, headers={"location": f"{'../' * num_slashes}{last}"})
         return await file_response(request, file)
@@ -194,13 +197,13 @@ async def feed(request: Request) -> Response:
 
 def feed_response(request: Request, feed: Feed, events: AsyncIterator[bytes]) -> Response:
     """Answer with the events of a feed."""
-    if request.method == "HEAD":  # it would never end
+    if request.method == "HEAD":  # The answer would never end.
         return Response(headers=_FEED_HEADERS)
     return _FeedResponse(feed, events)
 
 
 class _FeedResponse(StreamingResponse):
-    """A response with a place among the viewers until its end."""
+    """A response that holds a place among the viewers until its end."""
 
     def __init__(self, feed: Feed, events: AsyncIterator[bytes]) -> None:
         super().__init__(events, headers=_FEED_HEADERS)
@@ -228,8 +231,8 @@ def _hello(serving: Serving) -> bytes:
 
 
 def update(serving: Serving) -> bytes:
-    """Return the message for all viewers. It has the last few samples in case a viewer missed one; viewers ignore those
-    that they have."""
+    """Return the message for all viewers. It repeats the last few samples, in case a viewer missed one; viewers ignore
+    samples they already have."""
     return sse.event(msgspec.json.encode(_state(serving, serving.telemetry.live.after(0)[-LAST_SAMPLES:])), "update")
 
 

@@ -1,4 +1,5 @@
-"""Reads the deadlines of a request: of its first token and of its end, each in a header or in a field of the body."""
+"""Reads the deadlines of a request for its first token and for its end. Each is in a header or in a field of the
+body."""
 
 from __future__ import annotations
 
@@ -15,7 +16,8 @@ from oaiserve.routes.parameters import integer
 def deadline_ns(headers: Mapping[str, str], body: msgspec.Struct, name: str) -> int | None:
     """Return the nanoseconds from the receipt of a request to one of its deadlines, by the name of its field.
 
-    If header and body both have it, the earlier one counts, so that a proxy can make it shorter. Raises InvalidRequest.
+    If both the header and the body set it, the earlier one counts, so that a proxy can shorten it. Raises
+    InvalidRequest.
     """
     header = f"x-{name.replace('_', '-')}"
     text = headers.get(header)

@@ -1,7 +1,7 @@
-"""The inside of the server: /debug/requests has the accounts of the last requests, /debug/report the report of a
-replica for routers.
+"""The inside of the server: /debug/requests returns the accounts of recent requests, and /debug/report returns the
+report of a replica for routers.
 
-None of them holds text of prompts or answers.
+Neither contains text of prompts or answers.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from oaiserve.routes.serving import serving_of
 
 closed_route = closed(
     f"{{path}} shows other people's requests, {PRIVATE}, or with --open-dashboard."
-)  # and the live page
+)  # The live page uses it, too.
 
 
 class RequestList(msgspec.Struct):
@@ -97,7 +97,7 @@ async def recent_requests(request: Request) -> Response:
     errors=(NotFound,),
 )
 async def recent_request(request: Request) -> Response:
-    """Answer with the request of this id (header x-request-id), or of this trace id. Raises NotFound."""
+    """Answer with the request of this id (header x-request-id) or this trace id. Raises NotFound."""
     request_id = request.path_params["request_id"]
     serving = serving_of(request)
 
@@ -141,9 +141,11 @@ async def samples(request: Request) -> Response:
     answer=Report,
 )
 async def report(request: Request) -> Response:
-    """Answer with the report of this moment. Its `keys` are integers of 64 bits, little-endian, in base64.
+    """Answer with the current report. Its `keys` are integers of 64 bits, little-endian, in base64.
 
-    Who guesses a prompt knows its keys. So where API keys are kept apart, only a trusted gateway gets them."""
+    Anyone who can guess a prompt can compute its keys. So if API keys are isolated from each other, only a trusted
+    gateway gets the report.
+    """
     serving = serving_of(request)
     engine = serving_of(request).engine
     reported = await run_in_threadpool(engine.report)

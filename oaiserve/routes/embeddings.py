@@ -38,7 +38,7 @@ class EmbeddingBody(pooling.PoolingBody, kw_only=True):
 
 
 class Embedding(msgspec.Struct, tag_field="object", tag="embedding"):
-    """The vector of a text; base64 is that of float32, little-endian."""
+    """The vector of a text; base64 encodes it as little-endian float32."""
 
     index: int
     embedding: list[float] | str
@@ -84,7 +84,7 @@ def _answer(intake: Intake[EmbeddingBody]) -> Answer:
 
 
 def _size(body: EmbeddingBody, model: Pooling) -> int | None:
-    """Return the size to which vectors are cut, or None if they stay whole."""
+    """Return the size to which vectors are cut, or None if they are not cut."""
     size = integer(body, "dimensions")
     if size is None or size == model.size:
         return None

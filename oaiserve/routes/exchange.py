@@ -1,6 +1,6 @@
-"""The facts about one request to a generation route, from before its first byte is read until its one record.
+"""The facts about one request to a generation route, from before its first byte is read until its record is made.
 
-This file knows neither the shapes of the API nor the record's readers. Routes read a request's stamps here.
+This file knows neither the shapes of the API nor the readers of the record. Routes read a request's stamps here.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Exchange:
     request_id: str  # as in the header x-request-id; the client may have chosen it
     unique_id: str  # our own
     trace: TraceContext
-    client: str  # with whom others share the server: the name of its API key, or else its address
+    client: str  # the name of its API key, or else its address; clients share the server by it
     key_name: str | None = None
     owner: str = ""  # a digest of the key; "" without keys
     use: Use | None = None  # use of its key, if that is a stored one
@@ -54,8 +54,8 @@ class Exchange:
     http_route: str = ""
     ids: StreamIds | None = None  # ids from a gateway
     received_ns: int | None = None
-    deadline_ns: int | None = None  # since it was received, of its end
-    ttft_deadline_ns: int | None = None  # the same of its first token
+    deadline_ns: int | None = None  # deadline of its end, counted from its receipt
+    ttft_deadline_ns: int | None = None  # deadline of its first token, counted likewise
     model_load_ns: int = 0  # how long it waited for the model to be loaded, before this process had it
     http_status: int | None = None
     error: APIError | None = None  # as reported to the client, where it could be
@@ -64,9 +64,9 @@ class Exchange:
     adapter: ServedAdapter | None = None  # the adapter that the request names as its model
     stream: LoopStream | None = None  # the engine's events, once the request was accepted
     is_streaming: bool = False
-    is_background: bool = False  # it can wait
-    wants_cost: bool = False  # in the usage
-    max_tokens_cut_to: int | None = None  # the least of all prompts; None: what was asked for fits
+    is_background: bool = False  # The request can wait.
+    wants_cost: bool = False  # whether the usage includes the cost
+    max_tokens_cut_to: int | None = None  # the least of all prompts; None: no limit was cut
     finish_reasons: dict[int, str] = field(default_factory=dict)  # by index of the choice
     tool_calls: dict[ToolCallOutcome, int] = field(default_factory=dict)  # by outcome, as in the record
     params: Mapping[str, str | int | float | bool] = field(default_factory=dict)
@@ -74,12 +74,12 @@ class Exchange:
     adaptations: Adaptations = field(default_factory=Adaptations)
     response_id: str | None = None  # as in the answer's `id`
     engine_id: str | None = None  # the engine's id of the request
-    conversation_id: str | None = None  # the same of the first answer of its conversation, if there may be several
+    conversation_id: str | None = None  # id of the first answer in its conversation, if there may be several
     routing: Mapping[str, str | int | float] = field(default_factory=dict)  # the decision of the router in front
     event_tokens: array[int] = field(default_factory=lambda: array("q"))  # as in the record, like the next
     event_gaps_ns: array[int] = field(default_factory=lambda: array("q"))
-    last_sign_ns: int = 0  # when the client of a stream last got an event that its idle timeout counts
-    num_signs: int = 0  # numbered signs of life that another server has sent of this stream
+    last_sign_ns: int = 0  # when the client of a stream last got an event that resets its idle timeout
+    num_signs: int = 0  # numbered signs of life that another server has sent in this stream
     _last_event_ns: dict[int, int] = field(default_factory=dict)  # by choice
     _num_unseen: dict[int, int] = field(default_factory=dict)  # the tokens of a choice since its last event
 
@@ -104,7 +104,7 @@ class Exchange:
         self.refusal_delay_ns = monotonic_ns() - since_ns
 
     def streamed(self, chunk: TokenChunk, *, is_seen: bool) -> None:
-        """Note tokens of a stream as they are written. Where nothing shows of them yet, the next event has them."""
+        """Note tokens of a stream as they are written. Tokens that show no text yet count towards the next event."""
         choice = chunk.index
         num_tokens = self._num_unseen.pop(choice, 0) + len(chunk.token_ids)
         if not is_seen:
@@ -119,13 +119,13 @@ class Exchange:
         self.event_tokens.append(num_tokens)
 
     def server_timing(self) -> str:
-        """Return the value of the header `server-timing`: the phases that are over, in milliseconds."""
+        """Return the value of the header `server-timing`: the finished phases, in milliseconds."""
         return ", ".join(f"{phase};dur={phase_ns / 1e6:.3f}" for phase, phase_ns in self._phases_ns().items())
 
     def timings(self, usage: Usage) -> RequestTimings:
         """Return the timings for the end of a stream: the same integers as in the record. The engine's account is
         complete by then."""
-        # The causes are known of phases that ended with the last step.
+        # Causes are known only for phases that ended with the last step.
         known = {"prefill": self.account.prefill_causes_ns, "decode": self.account.decode_causes_ns}
         causes_ns = {
             phase: {str(cause): ns for cause, ns in causes.items()} for phase, causes in known.items() if causes
@@ -159,7 +159,7 @@ class Exchange:
         return Outcome.FAILED
 
     def deadline_outcome(self, times: RequestTimes) -> DeadlineOutcome | None:
-        """Return whether an ended request kept its deadlines, or None if that is not known, or it had none."""
+        """Return whether an ended request kept its deadlines; None if that is unknown, or if it had none."""
         limits_ns = (self.deadline_ns, times.duration_ns), (self.ttft_deadline_ns, times.time_to_first_token_ns)
         if limits_ns[0][0] is limits_ns[1][0] is None or self.outcome is Outcome.CANCELLED:
             return None

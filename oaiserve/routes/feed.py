@@ -1,4 +1,5 @@
-"""Sends one stream of messages to many viewers. A message is made once for all, and only while there are viewers."""
+"""Sends one stream of messages to many viewers. Each message is made once for all viewers, and only while there are
+any."""
 
 from __future__ import annotations
 
@@ -17,13 +18,13 @@ RETRY_AFTER_SECONDS = 10
 
 
 class Feed:
-    """Hands each message of `render`, which may block, to all waiting viewers. All methods are the event loop's."""
+    """Hands each message of `render`, which may block, to all waiting viewers. All methods run on the event loop."""
 
     def __init__(self, render: Callable[[], bytes], interval_seconds: float = INTERVAL_SECONDS) -> None:
         self._render = render
         self._interval_seconds = interval_seconds
         self._num_viewers = 0
-        self._next: asyncio.Task[bytes] | None = None  # while viewers wait for it
+        self._next: asyncio.Task[bytes] | None = None  # set while viewers wait for it
 
     @contextmanager
     def viewer(self) -> Iterator[None]:

@@ -1,8 +1,8 @@
-"""The text of content that other APIs and servers have and a chat template has not: files, results of hosted tools,
-parts and items of types that are not known yet.
+"""The text of content that chat templates have no place for: files, results of hosted tools, and parts and items of
+unknown types, as other APIs and servers send them.
 
-Their types grow in number, but the names of fields with text for the model recur. So text is read by these names,
-whatever the type. Ids, signatures and files that are no text are left out.
+There are ever more types, but the fields with text for the model have few names. So text is read by these names,
+whatever the type. Ids, signatures and files that are not text are left out.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _NAMES_OF_FILES = ("title", "filename", "context")
 _DATA_URL = re.compile(r"data:[^,]{0,200}?;base64,", re.IGNORECASE)
 _BASE64 = re.compile(r"[A-Za-z0-9+/=_\r\n-]{256,}")
 _CONTROLS = re.compile(r"[\x00-\x08\x0e-\x1f]")
-# What a model reads where something is missing, and what a user reads who asks about it.
+# The first is what the model reads in place of something missing, the second what a user reads who asks about it.
 LEFT_OUT = " left out]"
 NOT_READ = "this server reads text, images and sounds, no video and no other files"
 _MEDIA = {
@@ -35,9 +35,9 @@ _MEDIA = {
     "video_url": f"[Video{LEFT_OUT}",
 }
 _FILES = {"file": f"[File{LEFT_OUT}", "input_file": f"[File{LEFT_OUT}", "document": f"[Document{LEFT_OUT}"}
-# What it reads before texts that it could take for words of the user.
+# Prefixes for text that the model could otherwise take for the user's words.
 _LABELS = {"document": "[Document]", "search_result": "[Search result]", "tool_reference": "[Tool found]"}
-# Types that notes may name, without their endings. Others are a client's text.
+# Types that notes may name, without their endings. Other types are text from a client.
 _NAMED = {
     *(
         *_MEDIA,
@@ -68,7 +68,7 @@ def name_of(value: Mapping[str, Any]) -> str:
 
 
 def text_of(value: object) -> str:
-    """Return the text in a part, a block or an item, or "" if nothing in it is for the model."""
+    """Return the text in a part, a block or an item; "" if it has none for the model."""
     return "\n".join(_texts(value, _MOST_DEPTH))
 
 
@@ -132,8 +132,8 @@ _OF_SERVER = {"id", "type", "status", "call_id", "server_label", "container_id",
 
 
 def hosted_call(item: Mapping[str, Any]) -> tuple[str, str, Any, str] | None:
-    """Return the id, the name, the arguments and the result of a call of a hosted tool. Of one that has neither a
-    result nor an output of its own, the model is told nothing."""
+    """Return the id, name, arguments and result of a call of a hosted tool. If it has neither a result nor an output
+    item, the model does not see the call."""
     results = {name: item.get(name) for name in _RESULTS}
     action = item.get("action")
     result = text_of([results, {"sources": action.get("sources")} if isinstance(action, dict) else None])

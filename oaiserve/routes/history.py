@@ -1,7 +1,7 @@
-"""Repairs the calls and results of a history, which other servers, cut answers or clients have damaged.
+"""Repairs the calls and results of a history that other servers, cut answers or clients have damaged.
 
-Templates and models expect that each call has a name, an id and an object of arguments, and that the results of calls
-follow them in their order. All else is put into this form, with a note.
+Templates and models expect each call to have a name, an id and an object of arguments, and the results of calls to
+follow them in order. Everything else is put into this form, with a note.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class _Call:
 
 @dataclass(slots=True)
 class _Group:
-    """A message of the assistant, with its calls, and the messages before the next one."""
+    """A message of the assistant with its calls, and the messages up to the next one."""
 
     message: Message | None
     calls: list[_Call] = field(default_factory=list)
@@ -46,7 +46,7 @@ class _Group:
 
 
 def calls_of(raw_calls: Iterable[object]) -> list[dict[str, Any]]:
-    """Return the calls of a message of chat: of functions, or of tools whose input is a text."""
+    """Return the calls of a chat message: of functions, or of tools whose input is a text."""
     calls = []
     for call in raw_calls:
         if not isinstance(call, dict):
@@ -67,7 +67,7 @@ def prompt_of(
     adaptations: Adaptations,
     **more: Any,
 ) -> ChatPrompt:
-    """Return the prompt of checked messages, in which the tools `shown` are described. `more` are its other fields."""
+    """Return the prompt of checked messages, with a description of the tools `shown`. `more` are its other fields."""
     messages = repaired(placed, adaptations, is_answered=more.get("add_generation_prompt", True))
     _note_changes(messages, dialect.abilities, adaptations, more.get("param", "messages"))
     if dialect.abilities.needs_plain_tools and any(plain_tool(tool) != tool for tool in shown):
@@ -77,7 +77,7 @@ def prompt_of(
 
 
 def repaired(placed: Iterable[Placed], adaptations: Adaptations, *, is_answered: bool) -> list[Message]:
-    """Return messages in which each call has its result behind it. If the last message `is_answered`, its calls have
+    """Return messages in which each call is followed by its result. If the last message `is_answered`, its calls have
     results, too."""
     groups = [_Group(None)]
     num_calls = 0
@@ -107,7 +107,7 @@ def repaired(placed: Iterable[Placed], adaptations: Adaptations, *, is_answered:
 
 
 def _call(where: str, call: Mapping[str, Any], new_id: str, ids: set[str], adaptations: Adaptations) -> _Call:
-    """Return a call with a name, an object of arguments, and an id that is none of `ids`."""
+    """Return a call with a name, an object of arguments, and an id that is not in `ids`."""
     function = call["function"]
     if isinstance(stated_id := call.get("id"), str) and stated_id:
         given_id = stated_id
@@ -130,8 +130,8 @@ def _call(where: str, call: Mapping[str, Any], new_id: str, ids: set[str], adapt
 
 
 def _match(groups: Iterable[_Group], adaptations: Adaptations) -> None:
-    """Give calls their results by the ids, of the same ids those of the last message. A result with another id belongs
-    to a call of the message right before it, if one is left. Others become messages of the user."""
+    """Match results with calls by their ids; the last message with an id wins. A result with another id belongs to a
+    call of the message right before it, if one is left. The other results become messages of the user."""
     waiting: dict[str | None, list[_Call]] = {}
     matched: set[int] = set()
     for group in groups:
@@ -170,7 +170,7 @@ def _as_text(result: Message) -> Message:
 
 
 def _note_changes(messages: Sequence[Message], abilities: Abilities, adaptations: Adaptations, param: str) -> None:
-    """Note how the messages are changed for a chat template that has no place for some of them."""
+    """Note the changes to messages that the chat template has no place for."""
     roles = [message["role"].replace("developer", "system") for message in messages]
     if "system" in roles and not abilities.system:
         adaptations.note(param, "the system's text is put before the user's, as the chat template has no place for it")

@@ -1,4 +1,4 @@
-"""The errors of bodies: the fault, its place, the given value, and the allowed ones. msgspec's become sentences."""
+"""Errors about bodies: the fault, its place, the value, and the allowed values. msgspec's messages become sentences."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def invalid_type(body: type[msgspec.Struct], text: str) -> InvalidRequest:
         path = f"{path}.{unknown[1][:60]}"
         reason = "is not supported"
     elif not_allowed := _NOT_ALLOWED.search(text):
-        # The words of all structs that may be there: one that only another of them has is not allowed here.
+        # Words of all structs that are allowed here: a word that only one of the others has is not allowed.
         *most, last = [word for word in map(repr, _allowed(body, path)) if word != not_allowed[1]]
         words = f"{', '.join(most)} or {last}" if most else last
         reason = f"must be {words}, got {_cut(not_allowed[1])}"
@@ -69,7 +69,7 @@ def invalid_type(body: type[msgspec.Struct], text: str) -> InvalidRequest:
 
 
 def converted(kind: type[Kind], value: object, where: str) -> Kind:
-    """Return a value of a body, at this place, as a struct. Raises InvalidRequest."""
+    """Return a value in a body as a struct. Raises InvalidRequest."""
     try:
         return msgspec.convert(value, kind)
     except msgspec.ValidationError as error:
@@ -86,7 +86,7 @@ def _top(path: str) -> str | None:
 
 
 def _allowed(body: type[msgspec.Struct], path: str) -> list[str]:
-    """Return the words allowed at a place such as messages[0].role, if there are only certain ones."""
+    """Return the words that are allowed at a place such as messages[0].role, if only certain words are."""
     nodes = members(inspect.type_info(body))
     for step in re.findall(r"[^.\[]+", path):
         is_entry = step.endswith("]")
@@ -103,7 +103,7 @@ def _allowed(body: type[msgspec.Struct], path: str) -> list[str]:
 
 
 def members(node: inspect.Type) -> list[inspect.Type]:
-    """Return the types of which a value may be one."""
+    """Return the types that a value may have."""
     if isinstance(node, inspect.Metadata):
         return members(node.type)
     if isinstance(node, inspect.UnionType):
@@ -123,7 +123,7 @@ def _cut(text: str) -> str:
 
 
 def needed(where: str, holder: Any, name: str) -> Any:
-    """Return a field of a tool or an item. Raises InvalidRequest if it is missing: the type requires it."""
+    """Return a field that the type of a tool or an item requires. Raises InvalidRequest if it is missing."""
     if (value := getattr(holder, name)) is None:
         kind = holder.type or "message"
         raise invalid(where.partition("[")[0], f"is required for the type '{kind}'", f"{where}.{name}")

@@ -1,4 +1,4 @@
-"""/admin/keys: the stored keys, for admins. `oaiserve keys` makes, changes and revokes them."""
+"""/admin/keys: lists the stored keys for admins. `oaiserve keys` makes, changes and revokes them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Renders log-probabilities as chat, completions and vLLM's `prompt_logprobs` have them, in pieces."""
+"""Renders log-probabilities in pieces, in the forms of chat, completions and vLLM's `prompt_logprobs`."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class TopToken(msgspec.Struct):
 
 
 class ContentToken(TopToken):
-    """A token of the content, and the likeliest ones in its place, likeliest first."""
+    """A token of the content, and the likeliest tokens at its position, likeliest first."""
 
     top_logprobs: list[TopToken]
 
@@ -43,8 +43,8 @@ class CompletionLogprobs(msgspec.Struct):
     """Four lists with an item for each token. The first token of a prompt has no log-probability: it is null.
 
     A token's part of the text begins at its `text_offset`, and ends at that of the next token. `tokens` has these
-    parts, and the names of special tokens, which have none. A character that is split over several tokens is the part
-    of the last of them.
+    parts, and the names of special tokens, which add no text. A character that is split over several tokens is part of
+    the last of them.
     """
 
     tokens: list[str]
@@ -54,8 +54,8 @@ class CompletionLogprobs(msgspec.Struct):
 
 
 class PromptLogprob(msgspec.Struct):
-    """The log-probability of a token in the prompt, or of one in its place. `rank` counts from 1, in the whole
-    vocabulary."""
+    """The log-probability of a token in the prompt, or of an alternative at its position. `rank` counts from 1, in the
+    whole vocabulary."""
 
     logprob: float | None
     rank: int
@@ -66,9 +66,11 @@ PromptLogprobs = list[dict[str, PromptLogprob] | None]  # by token id; null for 
 
 
 def drop_end_logprob(chunk: TokenChunk) -> None:
-    """Drop the log-probability of a token that only ended the choice: chat and responses list those of the content.
+    """Drop the log-probability of a token that only ended the choice: chat and responses list only tokens of the
+    content.
 
-    Completions keep it, because evaluations count one entry for each token."""
+    Completions keep it, because evaluations count one entry for each token.
+    """
     if chunk.has_end_token and chunk.logprobs is not None:
         chunk.logprobs.truncate(len(chunk.token_ids) - 1)
 
@@ -123,7 +125,7 @@ def completion_logprobs_in_parts(
 
 
 def prompt_logprobs_in_parts(tokens: TokenLogprobs, num_top: int) -> Iterator[bytes]:
-    """Yield the log-probabilities by token id, as vLLM has them."""
+    """Yield the log-probabilities by token id, in vLLM's form."""
     rows = zip(tokens.entries(), tokens.ranks, strict=True)
     return _list(_by_token_id(batch, num_top) for batch in _batches(rows, 1 + num_top))
 
@@ -161,8 +163,9 @@ def _best(rows: Iterable[tuple[list[Entry], str]], num_top: int) -> list[dict[st
             rows_of_best.append(None)
             continue
         best: dict[str, float | None] = {}
-        for token_id, data, logprob in [*top[:num_top], token]:  # the token itself may be one more than num_top
-            # Of tokens with equal texts the likeliest is kept.
+        # The token itself may come in addition to the num_top ones.
+        for token_id, data, logprob in [*top[:num_top], token]:
+            # The likeliest of tokens with equal texts is kept.
             best.setdefault(name if token_id == token[0] else text_of(data), _value(logprob))
         rows_of_best.append(best)
     return rows_of_best

@@ -1,6 +1,6 @@
-"""The images and sounds of a request: those that its body only names are fetched, and prompts get all of them as files.
+"""The images and sounds of a request. Those that its body only names are fetched, and prompts get all of them as files.
 
-Nothing is decoded here: that is done where prompts are tokenized.
+Nothing is decoded here: that happens where prompts are tokenized.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ _NAMED_IN: dict[str, type[ImagePart | InputImage | ImageBlock]] = {
     "input_image": InputImage,
     "image": ImageBlock,
 }
-_HOLDERS = ("messages", "input", "content", "output")  # the fields of bodies, messages and items with parts below
+_HOLDERS = ("messages", "input", "content", "output")  # fields of bodies, messages and items that hold parts
 
 
 class MediaSource(NamedTuple):
-    """A medium as a part of a body gives it: in base64, or by where it is."""
+    """A medium as a part of a body states it: in base64, or by its place."""
 
     kind: MediaKind
     base64: str | None = None
@@ -47,7 +47,7 @@ class MediaSource(NamedTuple):
 
     @property
     def name(self) -> str:
-        """Return where it is to be had, or "" for one that is given itself."""
+        """Return its URL or file id, or "" if the body has the medium itself."""
         return self.file_id or ("" if is_data_url(self.url) or is_bare_image(self.url) else self.url)
 
 
@@ -89,7 +89,7 @@ class MediaReader:
         contents: Mapping[str, bytes] | None = None,
         adaptations: Adaptations | None = None,
     ) -> None:
-        """`contents` are those of media that the body only names."""
+        """`contents` has the media that the body only names, by their names."""
         self._model = serving.config.model_name
         self._kinds = serving.engine.media
         self._most = serving.config.server.max_images
@@ -102,8 +102,8 @@ class MediaReader:
         return sum(map(len, self.contents.values()))
 
     def part(self, part: MediaPart, where: str, param: str = "", *, is_asked: bool) -> Part:
-        """Return a part of a chat message, with its file, which `taken` takes. Raises InvalidRequest. It `is_asked` if
-        it is in the user's last turn."""
+        """Return a part of a chat message, with its file, which `taken` removes. It `is_asked` if it is in the user's
+        last turn. Raises InvalidRequest."""
         source = source_of(part, where)
         param = param or _top(where)
         self.check_kind(source.kind, param, where)
@@ -115,12 +115,12 @@ class MediaReader:
         return {"type": source.kind, "file": MediaFile(source.kind, content, source.detail, param, where)}
 
     def _content(self, source: MediaSource, param: str, where: str) -> bytes | str:
-        """Return a file that the body itself has: its bytes, or its base64. Raises InvalidRequest."""
+        """Return a file that is in the body itself: its bytes, or its base64. Raises InvalidRequest."""
         text = source.url if source.base64 is None else source.base64
         if is_data_url(text):
             url = read_data_url(text)
             major = "" if url is None else url.type.partition("/")[0]
-            # The file itself says what it is. Clients give it all kinds of types, or none.
+            # The file itself shows its type. Clients state all kinds of types, or none.
             if url is None or major in {"image", "audio", "video"} - {source.kind}:
                 reason = f"must be a URL with data:{source.kind}/...;base64, or http(s):, got {show(text)}"
                 raise invalid(param, reason, where)
@@ -145,7 +145,7 @@ class MediaReader:
             raise invalid(param, f"the model '{self._model}' reads {alone}, no {_NOUNS[kind]}", where)
 
     def taken(self, messages: Iterable[Mapping[str, Any]], adaptations: Adaptations) -> tuple[MediaFile, ...]:
-        """Take the files out of the parts of messages, in their order. If they are too many, the oldest are left out.
+        """Take the files out of the parts of messages, in their order. If there are too many, the oldest are left out.
         Raises InvalidRequest if those in the user's last turn alone are too many."""
         contents = (message["content"] for message in messages if isinstance(message["content"], list))
         parts = [part for content in contents for part in content if "file" in part]
@@ -163,14 +163,14 @@ class MediaReader:
 
 
 class _Place(NamedTuple):
-    """Where a medium is in a request. One that is not in the user's last turn may be missing: it is left out then."""
+    """The place of a medium in a request. A medium outside the user's last turn may be missing; then it is left out."""
 
     param: str
     where: str
     is_needed: bool
 
 
-Named = dict[str, tuple[MediaSource, _Place]]  # media by where they are to be had
+Named = dict[str, tuple[MediaSource, _Place]]  # media by URL or file id
 
 
 async def read_media(
@@ -180,8 +180,8 @@ async def read_media(
     stored: Callable[[], Iterable[Part]] = tuple,
     known: MediaReader | None = None,
 ) -> MediaReader:
-    """Return the reader of the media of a body, and of the items that it goes on from, with those fetched that are only
-    named and not `known` yet. Raises InvalidRequest and Overloaded."""
+    """Return the reader of the media of a body and of the items that it continues. Media that are only named and not
+    yet `known` are fetched. Raises InvalidRequest and Overloaded."""
     serving = serving_of(request)
     contents = {} if known is None else known.contents
     if not serving.engine.media:
@@ -244,7 +244,7 @@ def _asked_in(body: object) -> tuple[str, ...]:
 
 
 def first_asked(roles: Sequence[object]) -> int:
-    """Return the number of the first message of the user's last turn, which may be several messages."""
+    """Return the index of the first message of the user's last turn, which may have several messages."""
     last = max((number for number, role in enumerate(roles) if role == "user"), default=len(roles))
     while last and roles[last - 1] in ("user", "system", "developer"):
         last -= 1
@@ -267,7 +267,7 @@ async def _fetched(request: Request, serving: Serving, named: Named) -> dict[str
     taken = 0
 
     def take(num_bytes: int) -> None:
-        """Count bytes like those of a body: all media that are only named are as large as one at most."""
+        """Count bytes like those of a body: all media that are only named may be as large as one body."""
         nonlocal taken
         if taken + num_bytes > most:
             raise InvalidRequest(f"The files that the request names have more than {most} bytes (--body-limit).")
@@ -288,7 +288,7 @@ async def _fetched(request: Request, serving: Serving, named: Named) -> dict[str
 async def _content(
     request: Request, serving: Serving, source: MediaSource, place: _Place, take: Callable[[int], None]
 ) -> bytes | None:
-    """Return a medium, or None if it cannot be had and is not needed. Raises InvalidRequest and Overloaded."""
+    """Return a medium, or None if it is missing and not needed. Raises InvalidRequest and Overloaded."""
     try:
         return await _needed_content(request, serving, source, place.param, place.where, take)
     except InvalidRequest:

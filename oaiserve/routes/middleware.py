@@ -1,6 +1,6 @@
 """ASGI middleware for every request: ids and headers, slashes, and errors as OpenAI's error object.
 
-This file knows nothing of models or of the engine. Access is decided in `access.py`.
+This file knows nothing of models or of the engine. `access.py` decides about access.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
 
 
 class RequestHeaders:
-    """Gives the request its ids, and puts its id, its trace and its time so far into the headers of the response.
+    """Gives the request its ids, and puts its id, its trace and the time so far into the headers of the response.
 
     `scope["state"]` gets `request_id` (the client's own if it is well-formed), `unique_id` (always ours), `trace`,
     `client` (its address, until a key names it), `cpu`, `key` and `key_name` (None) and `owner` ("", likewise),
@@ -92,7 +92,7 @@ class RequestHeaders:
                     response["traceresponse"] = trace.traceparent(trace.span_id, is_sampled=is_sampled)
                 connection = scope.get("extensions", {}).get(CONNECTION)
                 if connection is not None and connection["awaits_body"]():
-                    # The rest of the body would have to be read before the next request, however long it is.
+                    # Otherwise the rest of the body would have to be read before the next request, however long it is.
                     response["connection"] = "close"
             await send(message)
 
@@ -100,7 +100,7 @@ class RequestHeaders:
 
 
 def is_of_anthropic(scope: Scope) -> bool:
-    """Return whether a request is one of Anthropic's API. The path of models is that of both APIs."""
+    """Return whether a request is for Anthropic's API. Both APIs have the same path for models."""
     path: str = scope["path"]
     return path.startswith(ANTHROPIC_PATH) or (
         path.startswith(MODELS_PATH) and "anthropic-version" in Headers(scope=scope)
@@ -111,7 +111,7 @@ def request_ids(scope: Scope) -> dict[str, Any]:
     """Return the ids of a request for its state: `request_id`, `unique_id`, `trace`, the address as `client`, and `cpu`
     for the time of work on its body."""
     headers = Headers(scope=scope)
-    unique_id = token_hex(16)  # nobody can guess it: without API keys, only its id protects a response
+    unique_id = token_hex(16)  # It can't be guessed: without API keys, only its id protects a response.
     request_id = headers.get("x-request-id", "")
     if _REQUEST_ID.fullmatch(request_id) is None:
         request_id = f"req-{unique_id}"
@@ -122,7 +122,8 @@ def request_ids(scope: Scope) -> dict[str, Any]:
 
 
 def lasting_id(request: Request) -> str:
-    """Return the id for what a request stores. Each server that a gateway sends the request to has the same one."""
+    """Return the id for everything that a request stores. All servers that a gateway sends the request to use the same
+    one."""
     ids = ids_of(request.headers.get(IDS_HEADER, ""))
     unique_id: str = request.state.unique_id if ids is None else ids.unique_id
     return unique_id
@@ -215,7 +216,7 @@ def as_api_error(error: BaseException, scope: Scope) -> APIError:
     """Return the error for the client. An unexpected exception is logged, and its text is not shown."""
     if isinstance(error, APIError):
         return error
-    if isinstance(error, asyncio.CancelledError):  # the server cancels running requests when the drain time is over
+    if isinstance(error, asyncio.CancelledError):  # The server cancels running requests when the drain time is over.
         return Unavailable("The server is shutting down. Please try again.")
     request_id = scope["state"]["request_id"]
     logger.error("Request %s failed with an unexpected error.", request_id, exc_info=error)
@@ -235,7 +236,8 @@ def json_response(content: object, *, status: int = 200, headers: dict[str, str]
 
 
 def _hint(path: str, routes: Sequence[BaseRoute], task: str) -> str:
-    """Return the route for this task that a client with an unknown path probably means, and where all are listed."""
+    """Return the route for this task that a client with an unknown path probably means, and the place where all are
+    listed."""
     shown = {
         route.path: " and ".join(sorted((route.methods or set()) - {"HEAD"})) + f" {route.path}"
         for route in routes

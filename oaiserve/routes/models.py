@@ -32,10 +32,10 @@ AnyModel = Mapping[str, Any]
 
 
 class Model(msgspec.Struct):
-    """A model that is served, or the model with an adapter. `root` is its folder or hub id, `parent` the model of an
-    adapter, and `input_modalities` are text and what else it reads: image or audio. `default_sampling` has the
-    parameters of requests that set none, if the model generates text. `device` runs the model. Clients of
-    Anthropic's API, who send `anthropic-version`, get the last six fields, too."""
+    """A served model, alone or with an adapter. `root` is its folder or hub id, `parent` an adapter's model, and
+    `input_modalities` are text and any of image and audio. `default_sampling` has the parameters for requests that set
+    none, if the model generates text. `device` runs the model. Clients of Anthropic's API, who send
+    `anthropic-version`, get the last six fields, too."""
 
     id: str
     object: Literal["model"]
@@ -57,7 +57,7 @@ class Model(msgspec.Struct):
 
 
 class ModelList(msgspec.Struct):
-    """The models that are served. Clients of Anthropic's API get them in pages, with the last three fields."""
+    """The served models. Clients of Anthropic's API get them in pages, with the last three fields."""
 
     object: Literal["list"]
     data: list[Model]
@@ -83,7 +83,7 @@ async def list_models(request: Request) -> Response:
 
 @Operation(summary="The model of this name.", group="Models", answer=Model, errors=(NotFound,))
 async def retrieve_model(request: Request) -> Response:
-    """Answer with a model by its name, which may hold slashes, plain or as %2F. Raises ModelNotFound."""
+    """Answer with a model by its name, which may contain slashes, plain or as %2F. Raises ModelNotFound."""
     serving = serving_of(request)
     name = request.path_params["model_id"]
     model = model_of(serving, serving.check_model(name), name)
@@ -91,7 +91,8 @@ async def retrieve_model(request: Request) -> Response:
 
 
 def list_answer(scope: Scope, models: Sequence[AnyModel]) -> Response:
-    """Answer with models, by name, in the form of the request's API. Raises InvalidRequest for a page that isn't."""
+    """Answer with models, by name, in the form of the request's API. Raises InvalidRequest for a page that doesn't
+    exist."""
     if not is_of_anthropic(scope):
         return json_response({"object": "list", "data": models})
     query = QueryParams(scope["query_string"])
@@ -145,7 +146,7 @@ def model_of(serving: Serving, adapter: ServedAdapter | None, name: str) -> Mode
 
 logger = logging.getLogger(__name__)
 MOST_NAME = 200  # characters of an adapter's name
-_THREAD = ThreadPoolExecutor(1, "adapters")  # Loads that wait occupy no thread that other routes need.
+_THREAD = ThreadPoolExecutor(1, "adapters")  # Loads wait in this thread, so that they take none that other routes need.
 
 
 @Operation(
@@ -181,7 +182,7 @@ async def load(request: Request) -> Response:
     example={"lora_name": "sql"},
 )
 async def unload(request: Request) -> Response:
-    """Unload an adapter for all further requests. Raises NotFound if there is none of the name."""
+    """Unload an adapter for all further requests. Raises NotFound if there is none with this name."""
     body, _ = await read_parsed(request, UnloadAdapterBody)
     adapter = await _in_turn(serving_of(request).engine.unload_adapter, body.lora_name)
     logger.info("Unloaded the adapter '%s'", adapter.name)
@@ -203,7 +204,7 @@ def _path(serving: Serving, name: str) -> Path:
     try:
         path = (folder / name).resolve()
         is_inside = folder in path.parents and path.is_dir()
-    except (OSError, ValueError):  # a name that no file can have
+    except (OSError, ValueError):  # No file can have this name.
         is_inside = False
     if not is_inside:
         raise invalid("lora_path", f"must be a folder in the server's --lora-dir, got {show(name)}")

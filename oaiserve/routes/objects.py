@@ -1,6 +1,6 @@
 """Parameters that are objects: messages, calls and tools, choices among tools, constraints, and items of responses.
 
-These types check clients' bodies and are published as they are. Other demands, such as different names of tools, are
+These types check clients' bodies and are published as they are. Other rules, such as different names for tools, are
 checked where the objects are used. This file knows nothing of routes.
 """
 
@@ -19,7 +19,8 @@ MAX_TOOL_NAME = 128
 def described(text: str, low: float | None = None, high: float | None = None, **keywords: object) -> msgspec.Meta:
     """Return a field's part of the published schema: its meaning, its range, and other keywords of JSON Schema.
 
-    These are checked where the field is read, because msgspec's own messages do not show the value."""
+    The range is checked where the field is read, because msgspec's own messages do not show the value.
+    """
     limits = {name: value for name, value in (("minimum", low), ("maximum", high)) if value is not None}
     return msgspec.Meta(description=text, extra_json_schema={**limits, **keywords})
 
@@ -37,7 +38,7 @@ ToolName = Annotated[
     ),
 ]
 Strict = Annotated[bool | None, described("true: the arguments of all its calls obey its schema.")]
-# A text, several of them, one as token ids, or several as token ids. Lists are not mixed.
+# A text, several texts, one text as token ids, or several as token ids. A list has items of one kind.
 Prompts = (
     str
     | Annotated[
@@ -59,7 +60,7 @@ Detail = Literal["auto", "low", "high", "original", None]
 
 
 class ImageAddress(msgspec.Struct):
-    """An image by its URL, and how finely it is looked at."""
+    """An image by its URL, and the detail in which it is read."""
 
     url: Annotated[str, described("data:image/...;base64,..., or http(s) where --allow-media-from names the host.")]
     detail: Annotated[Detail, described("low: at most 512 pixels a side. Default: as it is.")] = None
@@ -101,7 +102,7 @@ class Message(msgspec.Struct, kw_only=True):
     tool_call_id: Annotated[str | None, described("The call that a result belongs to.")] = None
 
 
-# Messages and items have fields that no struct knows, so bodies hold them as they are.
+# Messages and items have fields that no struct lists, so bodies hold them unchanged.
 REF = "#/components/schemas/{name}"
 GivenMessage = Annotated[dict[str, Any], msgspec.Meta(extra_json_schema={"$ref": REF.format(name="Message")})]
 
@@ -128,7 +129,7 @@ class Tool(msgspec.Struct):
 
 
 class InputFormat(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """The form of a custom tool's input: any text, or one by a grammar."""
+    """The form of a custom tool's input: any text, or a text by a grammar."""
 
     type: Literal["text", "grammar"]
     syntax: Literal["lark", "regex", None] = None
@@ -142,9 +143,11 @@ class NamespaceTool(Function):
 
 
 class ResponseTool(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """A tool. Its type says which fields it needs: a function or a custom tool has a name, a namespace has tools, too.
+    """A tool. Its type decides which fields it needs: a function or a custom tool has a name, and a namespace has
+    tools, too.
 
-    The others run on OpenAI's servers."""
+    Tools of other types run on OpenAI's servers.
+    """
 
     type: Annotated[str, described("function, custom or namespace. Tools of other types are left out.")]
     name: ToolName | None = None
@@ -206,15 +209,16 @@ ChoiceWord = Literal["none", "auto", "required"]
 ToolChoice = ChoiceWord | NamedChoice | AllowedChoice
 ResponseToolChoice = ChoiceWord | ResponseChoice
 
-# -- constraints on the answer. A parameter that is not here could change the answer, so it is refused. ---------------
+# -- constraints on the answer. Parameters that are not listed here could change the answer, so they are refused.
+# ---------
 
 Schema = Annotated[dict[str, Any], described("A JSON Schema.")]
-# Clients with one type for all formats send null for the fields of the others.
+# Clients with one type for all formats send null for the other formats' fields.
 Nothing = Annotated[None, described("Must be null, or left out.")]
 
 
 class NamedSchema(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """A JSON Schema, and what it is called."""
+    """A JSON Schema and its name."""
 
     name: Name
     schema: Schema
@@ -230,7 +234,7 @@ class AnyText(msgspec.Struct, tag_field="type", tag="text", forbid_unknown_field
 
 
 class AnyObject(msgspec.Struct, tag_field="type", tag="json_object", forbid_unknown_fields=True):
-    """A JSON object, with llama.cpp's way to give it a schema."""
+    """A JSON object, with llama.cpp's extension for a schema."""
 
     schema: Annotated[dict[str, Any] | str | None, described("A JSON Schema, as an object or a string.")] = None
     json_schema: Nothing = None
@@ -244,7 +248,7 @@ class BySchema(msgspec.Struct, tag_field="type", tag="json_schema", forbid_unkno
 
 
 class StructuralTag(msgspec.Struct, tag_field="type", tag="structural_tag", forbid_unknown_fields=True):
-    """A text by xgrammar's `format`, or any text in which each trigger begins a structure: JSON between two texts."""
+    """A text with xgrammar's `format`, or any text in which each trigger begins a structure: JSON between two texts."""
 
     format: Format | None = None
     structures: Annotated[list[Format], described("With `begin`, `schema` and `end`.")] = []
@@ -286,18 +290,18 @@ TextFormat = PlainText | PlainObject | PlainSchema
 
 
 class TextOptions(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """The text of a response is to be like this."""
+    """The form of a response's text."""
 
     format: TextFormat | None = None
     verbosity: Annotated[str | None, described("Changes nothing.")] = None
 
 
-# OpenAI's and Anthropic's, and those of chat templates.
+# OpenAI's and Anthropic's levels, and those of chat templates.
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max", "no_think"]
 
 
 class ReasoningOptions(msgspec.Struct):
-    """The model is to reason like this."""
+    """How the model should reason."""
 
     effort: Annotated[Effort | None, described("Passed on to the chat template.")] = None
 
@@ -320,9 +324,10 @@ class InputImage(msgspec.Struct, tag_field="type", tag="input_image", kw_only=Tr
 
 
 class InputItem(msgspec.Struct, kw_only=True):
-    """An item of a conversation. Its type says which of the other fields it needs; without a type it is a message.
+    """An item of a conversation. Its type decides which of the other fields it needs; without a type it is a message.
 
-    The text of items of other types is read, where they have any."""
+    The text of items of other types is read, if they have any.
+    """
 
     type: Annotated[
         str | None,

@@ -1,5 +1,5 @@
-"""Lists the open requests for `/debug/requests` and the live page: those of the engine, and those that only this
-process knows, because it still receives their bodies or writes the ends of their answers."""
+"""Lists the open requests for `/debug/requests` and the live page: the engine's, and those that only this process
+knows, because their bodies are still arriving or the ends of their answers are still being written."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from oaiserve.routes.serving import Serving
 
 
 def open_requests(serving: Serving) -> list[OpenRow]:
-    """Return the newest open requests, newest first. It may take milliseconds: call it in a worker thread."""
+    """Return the newest open requests, newest first. Call it in a worker thread, since it may take milliseconds."""
     in_engine = serving.telemetry.recent.open()
     epoch_offset_ns = time.time_ns() - monotonic_ns()
     own = (

@@ -1,4 +1,4 @@
-"""/openapi.json: the schema of all routes, made of the types of bodies and answers."""
+"""/openapi.json: the schema of all routes, generated from the types of bodies and answers."""
 
 from __future__ import annotations
 
@@ -36,7 +36,8 @@ STATUSES = {
 def published(
     routes: Sequence[Route], *, version: str, needs_key: bool, guard_all: bool
 ) -> Callable[[Request], Awaitable[Response]]:
-    """Return the function of the route with the document of a server's routes, which is made at the first request."""
+    """Return the function of the route with the document of a server's routes. The first request generates the
+    document."""
 
     @cache
     def content() -> bytes:
@@ -92,7 +93,7 @@ def document(
     }
 
 
-# The groups of routes in order. Groups that are one in the code have the prefix of their paths.
+# The groups of routes in order. Routes whose code forms one group have the prefix of their paths.
 _GROUPS = {
     "Chat": "/v1/chat/",
     "Completions": "/v1/completions",
@@ -153,7 +154,7 @@ def _answer(operation: Operation) -> dict[str, Any]:
     if operation.alternative is not None:
         content[operation.alternative] = {}
     if operation.event is not None:
-        # OpenAPI 3.2 describes streams so, and tools for 3.1 read it, too.
+        # OpenAPI 3.2 describes streams like this, and tools for 3.1 read it, too.
         kinds = (operation.event, ErrorAnswer)
         data = {"type": "string", "contentMediaType": "application/json"}
         text = {
@@ -184,8 +185,8 @@ def _schemas(kinds: Iterable[type[msgspec.Struct]], *, is_answer: bool) -> dict[
 
 
 def _tidied(value: Any, *, is_answer: bool) -> Any:
-    """Return a schema as the wire has it: an integer may be written as a float, null in a body counts as absent, and an
-    answer has its defaults."""
+    """Return a schema of the JSON that is sent: an integer may be written as a float, null in a body counts as absent,
+    and an answer includes its defaults."""
     if isinstance(value, list):
         return [_tidied(item, is_answer=is_answer) for item in value]
     if not isinstance(value, Mapping):
@@ -205,8 +206,8 @@ def _tidied(value: Any, *, is_answer: bool) -> Any:
 
 
 def _union(members: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return a union without Raw, which stands for pieces of JSON, and with integers as JSON Schema has them: 2.0 is
-    one."""
+    """Return a union without Raw, which stands for pieces of JSON, and with the integers of JSON Schema, among which is
+    2.0."""
     schemas = [member for member in members if member]
     if {"type": "integer"} in schemas:
         schemas = [member for member in schemas if member != {"type": "number"}]

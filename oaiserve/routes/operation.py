@@ -1,6 +1,6 @@
 """The published description of a route, with its query: `Operation` decorates its function, and `openapi` reads it.
 
-The types of bodies and answers are those of the code, and the parameters of a query are checked as they are published.
+The types of bodies and answers are those of the code. The parameters of a query are checked as they are published.
 """
 
 from __future__ import annotations
@@ -77,17 +77,18 @@ def read_query(query: QueryParams, parameters: Sequence[Parameter]) -> dict[str,
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Operation:
-    """A route as its users see it. Every route may answer with ERRORS, and one with a body with ERRORS_OF_BODIES."""
+    """A route as its users see it. Any route may answer with ERRORS, and a route with a body also with
+    ERRORS_OF_BODIES."""
 
     summary: str
     group: str
     body: type[msgspec.Struct] | None = None
     answer: type[msgspec.Struct] | str | None = None  # type of the JSON; or else a media type, or None for no content
-    alternative: str | None = None  # another media type, which the client may prefer
-    event: type[msgspec.Struct] | None = None  # the data of each event, where a body may ask for a stream
+    alternative: str | None = None  # another media type, if the client prefers it
+    event: type[msgspec.Struct] | None = None  # data of each event, if a body may ask for a stream
     query: tuple[Parameter, ...] = ()
     form: tuple[Parameter, ...] = ()  # the fields of a multipart/form-data body
-    errors: tuple[type[APIError], ...] = ()  # others
+    errors: tuple[type[APIError], ...] = ()  # further errors
     example: Mapping[str, Any] | None = None  # example of a body
 
     @property
@@ -95,7 +96,7 @@ class Operation:
         return (*ERRORS, *(() if self.body is None else ERRORS_OF_BODIES), *self.errors)
 
     def __call__(self, endpoint: Endpoint) -> Endpoint:
-        if self.body is not None:  # now, because the first time takes milliseconds
+        if self.body is not None:  # Make the decoder now, because the first time takes milliseconds.
             decoder_of(self.body)
             ranges(self.body)
         vars(endpoint)["operation"] = self
@@ -103,12 +104,12 @@ class Operation:
 
 
 def operation_of(endpoint: Callable[..., Any]) -> Operation | None:
-    """Return the description of a route by its function, or None for a closed route, which only tells the reason."""
+    """Return the description of a route by its function, or None for a closed route, which only states the reason."""
     operation: Operation | None = getattr(endpoint, "operation", None)
     return operation
 
 
-# The end of the reason why a server that others can reach lacks a route.
+# End of the reason why a server that others can reach lacks a route.
 PRIVATE = "so it is there only with an --api-key, or where --host is this machine alone, as in 127.0.0.1"
 
 
@@ -135,7 +136,7 @@ def serves(endpoint: Callable[..., Any], task: str) -> bool:
 
 
 class Deleted(msgspec.Struct):
-    """This is gone."""
+    """The object was deleted."""
 
     id: str
     object: str
@@ -143,7 +144,8 @@ class Deleted(msgspec.Struct):
 
 
 class ErrorDetails(msgspec.Struct):
-    """The message says what was wrong. `param` names the parameter, if it is one. The ids are those of the request."""
+    """The message says what was wrong. `param` is the wrong parameter, if there is one. The ids identify the
+    request."""
 
     message: str
     type: str
@@ -155,7 +157,7 @@ class ErrorDetails(msgspec.Struct):
 
 
 class ErrorAnswer(msgspec.Struct):
-    """An error, in OpenAI's form. Below /v1/messages it has Anthropic's type and further fields."""
+    """An error in OpenAI's form. Below /v1/messages it has Anthropic's type and further fields."""
 
     error: ErrorDetails
     type: Literal["error"] | UnsetType = UNSET

@@ -1,4 +1,4 @@
-"""Pages of lists in OpenAI's form: a part of the list, and the ids at its ends."""
+"""Pages of lists in OpenAI's form: a part of the list, with the ids of its first and last items."""
 
 from __future__ import annotations
 

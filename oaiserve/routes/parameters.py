@@ -1,7 +1,7 @@
-"""Makes `SamplingParams`, and the other values for routes, of a body with checked types.
+"""Turns a body with checked types into `SamplingParams` and the other values for routes.
 
-The ranges are checked here: every refusal is an `InvalidRequest` that names the parameter. This file knows nothing of
-HTTP, and only the request types of the engine.
+The ranges are checked here, and each refusal is an `InvalidRequest` that names the parameter. This file knows nothing
+of HTTP, and of the engine only the types of requests.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from oaiserve.routes.bodies import (
 from oaiserve.routes.invalid import invalid, show
 from oaiserve.routes.objects import Integer
 
-SLICE_VALUES = 2**15  # looked at within about a millisecond
-# The parameters that bodies and `SamplingParams` have by the same name, and their defaults where the model has none.
+SLICE_VALUES = 2**15  # examined within about a millisecond
+# Parameters that have the same name in bodies and in `SamplingParams`, with their defaults if the model has none.
 _FRACTIONS = {each.name: cast("float", each.default) for each in fields(SamplingParams) if each.type == "float"}
-# The parameters that a record holds: numbers only, no text of the client.
+# Parameters that a record holds: only numbers, no text from the client.
 _RECORDED = [
     each.name
     for each in fields(SamplingParams)
@@ -40,7 +40,8 @@ _RECORDED = [
 
 
 def integer(body: msgspec.Struct, name: str, low: int | None = None, high: int | None = None) -> int | None:
-    """Return the field as an int, or None without it. Raises InvalidRequest outside of its range, declared or given."""
+    """Return the field as an int, or None without it. Raises InvalidRequest outside its range, as declared or as
+    passed."""
     value = getattr(body, name)
     if value is None:
         return None
@@ -64,7 +65,8 @@ def _within(name: str, value: float, low: float, high: float) -> float:
 
 
 def refuse(body: SamplingBody, route: str, hints: Mapping[str, str]) -> None:
-    """Raise InvalidRequest for a field that the route of one answer lacks, with its hint, or for several choices."""
+    """Raise InvalidRequest, with the field's hint, for a field that a route with a single answer lacks, or for several
+    choices."""
     for name, hint in hints.items():
         value = getattr(body, name)
         if value is not None and value is not False:
@@ -84,7 +86,7 @@ def check_metadata(metadata: Mapping[str, str]) -> None:
 
 
 def max_tokens(body: SamplingBody) -> int | None:
-    """Return the client's limit. OpenAI's newer name for it wins over the older one."""
+    """Return the client's limit. OpenAI's newer name takes precedence over the older one."""
     older = integer(body, "max_tokens")
     newer = integer(body, "max_completion_tokens")
     if newer is None:
@@ -93,7 +95,7 @@ def max_tokens(body: SamplingBody) -> int | None:
 
 
 def top_logprobs(body: ChatBody | ResponsesBody, is_asked: bool, switch: str) -> int | None:
-    """Return the alternatives for each token, or None if log-probabilities are not asked for, by the `switch`."""
+    """Return the number of alternatives for each token, or None if the `switch` doesn't request log-probabilities."""
     num_top = integer(body, "top_logprobs")
     if num_top and not is_asked:
         raise invalid("top_logprobs", f"is only allowed with {switch}")
@@ -103,9 +105,9 @@ def top_logprobs(body: ChatBody | ResponsesBody, is_asked: bool, switch: str) ->
 
 
 def sampling_params(body: SamplingBody, own: SamplingParams, defaults: Mapping[str, float | int]) -> SamplingParams:
-    """Return the checked sampling parameters of the body, beside those with a name or a limit of the route's `own`.
+    """Return the checked sampling parameters of the body, except those with a name or a limit of the route's `own`.
 
-    A value that the client did not set comes from `defaults`, which are the model's, or else from OpenAI.
+    A value that the client did not set comes from `defaults`, the model's, or else from OpenAI's.
     """
     of_prompt = (own.prompt_logprobs, prompt_logprobs(body))
     min_tokens = integer(body, "min_tokens") or 0
@@ -167,7 +169,7 @@ def strings(param: str, strings: list[str]) -> tuple[str, ...]:
 
 
 def slices(values: list[Any]) -> Iterator[list[Any]]:
-    """Yield the values in slices. One look at a million of them would keep all other threads waiting."""
+    """Yield the values in slices. Checking a million of them at once would block all other threads."""
     for start in range(0, len(values), SLICE_VALUES):
         yield values[start : start + SLICE_VALUES]
 
@@ -187,7 +189,7 @@ def token_ids(param: str, ids: Iterable[Integer]) -> tuple[int, ...]:
 
 
 def prompt_ids(param: str, ids: list[Integer]) -> Sequence[int]:
-    """Return the ids of a prompt. A long list that needs no change is not copied, which would take long."""
+    """Return the ids of a prompt. A long list that needs no change is not copied, since that would take long."""
     if not ids:
         raise invalid(param, "a list of token ids must not be empty")
     if types_of(ids) != {int}:
@@ -202,13 +204,13 @@ def prompt_logprobs(body: SamplingBody) -> int | None:
     if value is not None and body.stream:
         if value > 0:
             raise invalid("prompt_logprobs", "is not available with 'stream': true")
-        return None  # 0 asks for no alternatives, and a stream has no field for the prompt's log-probabilities
+        return None  # 0 requests no alternatives, and a stream has no field for the prompt's log-probabilities.
     return value
 
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """The optional parts of the answer for the client."""
+    """The optional parts of the answer that the client wants."""
 
     n: int  # choices per prompt
     num_logprobs: int | None  # alternatives per generated token; None: no logprobs
@@ -248,7 +250,7 @@ def cache_salt(body: SamplingBody) -> str:
 
 def recorded_params(body: SamplingBody, params: SamplingParams) -> dict[str, str | int | float | bool]:
     """Return the checked values of the client's own parameters."""
-    names = {name for name in _RECORDED if getattr(body, name, None) is not None}  # no route has all of them
+    names = {name for name in _RECORDED if getattr(body, name, None) is not None}  # No route has all of them.
     if body.max_completion_tokens is not None or getattr(body, "max_output_tokens", None) is not None:
         names.add("max_tokens")
     values = {name: getattr(params, name) for name in _RECORDED if name in names}

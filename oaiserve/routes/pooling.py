@@ -1,4 +1,4 @@
-"""The common parameters, prompts and vectors of the routes for embeddings and scores."""
+"""The parameters, prompts and vectors that the routes for embeddings and scores share."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class PoolingBody(msgspec.Struct, kw_only=True):
     """The parameters that all of these routes accept. None means that the client did not set it."""
 
     model: Annotated[str | None, described("Name of the model; the one that is served, if left out.")] = None
-    # How many it may be at most depends on the model.
+    # The model decides about its maximum.
     truncate_prompt_tokens: Annotated[
         Integer | None, described("Cut texts to this many tokens; -1 to as many as there can be.", -1)
     ] = None
@@ -42,7 +42,8 @@ def pooling_of(intake: Intake[Any]) -> Pooling:
 
 
 def most_tokens(intake: Intake[PoolingBody]) -> int | None:
-    """Return the length to which texts are cut, or None if they are not. -1 asks for as many tokens as there can be."""
+    """Return the length to which texts are cut, or None if they are not cut. -1 stands for the longest possible
+    text."""
     limit = intake.serving.engine.max_model_len
     length = integer(intake.body, "truncate_prompt_tokens", -1, limit)
     if length == 0:
@@ -81,7 +82,7 @@ def values_of(pooled: Pooled, size: int | None = None) -> Vector:
 
 
 def unit(vector: Vector) -> Vector:
-    """Return the vector at length 1. A vector of zeros stays as it is."""
+    """Return the vector scaled to length 1. A vector of zeros stays as it is."""
     length = np.linalg.norm(vector)
     if length:
         return vector / length
@@ -89,7 +90,7 @@ def unit(vector: Vector) -> Vector:
 
 
 class PoolingUsage(msgspec.Struct):
-    """The texts have this many tokens."""
+    """The number of tokens of the texts."""
 
     prompt_tokens: int
     total_tokens: int

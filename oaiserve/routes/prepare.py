@@ -1,7 +1,7 @@
-"""Prepares the `Answer` to a request: the steps that all routes which ask the engine have in common.
+"""Prepares the `Answer` to a request: the steps that all routes of the engine share.
 
-A route makes of an `Intake`, which has the parsed body, its own parameters, the sampling parameters, the prompts, the
-shape, and last the answer.
+An `Intake` has the parsed body. From it, a route makes its own parameters, the sampling parameters, the prompts, the
+shape, and finally the answer.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ Made = TypeVar("Made")
 class Intake(Generic[OwnBody]):
     """A request with its parsed body, and its server.
 
-    The exchange learns each fact as soon as possible, so that the record of a refused request has it, too. Large bodies
-    are checked in a worker thread, so no method may touch the event loop.
+    Facts are noted in the exchange as soon as possible, so that the record of a refused request has them, too. Large
+    bodies are checked in a worker thread, so no method may use the event loop.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class Intake(Generic[OwnBody]):
         self._sent = sent
 
     def with_body(self, body: OtherBody) -> Intake[OtherBody]:
-        """Return the same request as one with another body."""
+        """Return the same request with another body."""
         other = cast("Intake[OtherBody]", copy(self))
         other.body = body
         return other
@@ -82,14 +82,15 @@ class Intake(Generic[OwnBody]):
     def checked(self: Intake[SamplingBody], own: SamplingParams) -> tuple[SamplingParams, Wanted]:
         """Check the common parameters of all generation routes, and join them with the route's own.
 
-        Return those for the engine, and the optional parts of the answer. With `own.n`, the engine makes
-        that number of candidates for each prompt, and the client gets the best."""
+        Return the parameters for the engine, and the optional parts of the answer. With `own.n`, the engine makes that
+        number of candidates for each prompt, and the client gets the best.
+        """
         params = parameters.sampling_params(self.body, own, self.serving.sampling.of_request(self.body))
         recorded = parameters.recorded_params(self.body, params)
         wanted = parameters.wanted(self.body, params)
         if own.n > params.n:
             recorded["best_of"] = own.n
-            # The candidates are ranked by their log-probabilities, so the engine must return these.
+            # The candidates are ranked by log-probability, so the engine must return these.
             params = replace(params, n=own.n, logprobs=own.logprobs or 0)
         self.exchange.params = recorded
         self.exchange.sampling = {name: getattr(params, name) for name in NEUTRAL}
@@ -112,7 +113,7 @@ class Intake(Generic[OwnBody]):
                 name = "best_of"
             raise invalid("prompt", f"prompts times {name} must be <= {limit}, got {len(prompts)} times {params.n}")
         prefix_keys: tuple[tuple[int, float], ...] = ()
-        # Stored responses that a request goes on from are not in its body, and routers know bodies only.
+        # Stored responses that a request continues are not in its body, and routers know only bodies.
         is_all = self.num_bytes == len(self._content)
         if self.serving.engine.is_reporting and len(prompts) == 1 and is_all and not isinstance(prompts[0], GapPrompt):
             prefix_keys = prefix_keys_of(prompt_of_body(self._content))
@@ -134,7 +135,8 @@ class Intake(Generic[OwnBody]):
         return Answer(self.serving, self.exchange, request, shape.whole, streamed, before_end=before_end)
 
     def _cache_salt(self: Intake[SamplingBody]) -> str:
-        """Return the salt of the prefix cache: how fast an answer begins tells nothing of what another key has sent."""
+        """Return the salt of the prefix cache, so that the speed of an answer reveals nothing about another key's
+        requests."""
         salt = parameters.cache_salt(self.body)
         owner = self.exchange.owner
         if owner and not self.serving.config.server.shares_prefix_cache:
@@ -144,7 +146,7 @@ class Intake(Generic[OwnBody]):
     def pooled_answer(
         self, prompts: tuple[Prompt, ...], whole: RenderWhole, params: dict[str, str | int | float | bool]
     ) -> Answer:
-        """Return the answer that `whole` renders of the vectors of prompts. `params` are for the record."""
+        """Return the answer that `whole` renders from the vectors of prompts. `params` are for the record."""
         self.exchange.params = params | {"num_inputs": len(prompts)}
         request = self.request(prompts, SamplingParams(max_tokens=0), priority=self._priority())
         return Answer(self.serving, self.exchange, request, whole)
@@ -197,7 +199,7 @@ async def prepare(
 ) -> Made:
     """Read and parse the body of a request, and return the route's answer. Raises an APIError.
 
-    The last of `tasks` is the one advised to a client of a model for another one. `tokenizes` returns whether `make`
+    If the model is for another task, the client's error advises the last of `tasks`. `tokenizes` returns whether `make`
     needs the tokenizer for a body.
     """
     serving = serving_of(http)
@@ -213,14 +215,14 @@ async def prepare(
 
     def parse() -> Generator[None, None, Intake[Body]]:
         body = yield from parsed(serving, kind, content, check_given, exchange.adaptations)
-        exchange.is_streaming = bool(getattr(body, "stream", None))  # vectors and scores are never streamed
+        exchange.is_streaming = bool(getattr(body, "stream", None))  # Vectors and scores are never streamed.
         exchange.adapter = serving.check_model(getattr(body, "model", None))
         if exchange.use is not None:
             exchange.use.key.check_model(*serving.names_of(exchange.adapter))
         serving.check_task(*tasks)
         exchange.deadline_ns = deadline_ns(http.headers, body, "deadline_ms")
         exchange.wants_cost = http.headers.get(COST_HEADER) == "true"
-        if not sent:  # else it has had its first token
+        if not sent:  # A continued stream has had its first token.
             exchange.ttft_deadline_ns = deadline_ns(http.headers, body, "ttft_deadline_ms")
         return Intake(serving, exchange, content, body, id_prefix, sent)
 

@@ -1,6 +1,6 @@
 """Decodes clients' JSON bodies, and finds refused, ignored and unknown names in them.
 
-This file knows nothing of HTTP. Every refusal is an `InvalidRequest` that names the parameter.
+This file knows nothing of HTTP. Each refusal is an `InvalidRequest` that names the parameter.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from oaiserve.routes.invalid import invalid_type, members, show
 
 logger = logging.getLogger(__name__)
 
-# Parameters that would change the answer and that this server, or the route, does not support, with the values that
-# change nothing. Of several in a request the first one here is refused: tools before the choice among them.
+# Parameters that would change the answer and that this server or route does not support, with the values that change
+# nothing. If a request has several, the first one here is refused: tools before the choice among them.
 UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "audio": (),
     "chat_template": (),
@@ -46,12 +46,12 @@ UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "web_search_options": (),
 }
 
-# The newer names of older parameters.
+# Newer names for older parameters.
 _NEWER = {"functions": "tools", "function_call": "tool_choice"} | {
     f"guided_{kind}": f"structured_outputs.{kind}" for kind in ("json", "regex", "choice", "grammar")
 }
 
-# Parameters of OpenAI, Anthropic or vLLM that have no meaning for this server: ignoring them changes no answer.
+# Parameters of OpenAI, Anthropic or vLLM without a meaning for this server: ignoring them changes no answer.
 IGNORED = frozenset(
     {
         "cache_control", "container", "context_management", "diagnostics", "inference_geo", "mcp_servers", "speed",
@@ -63,8 +63,8 @@ IGNORED = frozenset(
 )  # fmt: skip
 
 
-MOST_TOLD = 10  # unknown parameters of a body
-_SIMILAR = 0.82  # share of the letters that a misspelled name has in common with the one that was meant
+MOST_TOLD = 10  # unknown parameters of a body that are logged
+_SIMILAR = 0.82  # share of the letters that a misspelled name has in common with the intended one
 _MOST_NESTED_BYTES = 4096  # bytes of an object whose names are checked
 _MOST_NAMED_BYTES = 2**20  # bytes of a body of which all names are read: millions would take a second, and much memory
 _STREAM_OPTIONS = ("include_usage", "include_timings", "continuous_usage_stats", "include_obfuscation")
@@ -72,7 +72,7 @@ _STREAM_OPTIONS = ("include_usage", "include_timings", "continuous_usage_stats",
 
 @lru_cache(256)
 def _tell_of(name: str) -> None:
-    """Log an unknown parameter, each once while there are few: clients choose their names."""
+    """Log an unknown parameter once, while there are few: clients choose their names."""
     logger.warning("Clients sent an unknown parameter, which is ignored: %s", show(name))
 
 
@@ -163,7 +163,7 @@ def _decoder_of_names(kind: type[msgspec.Struct], *, is_strict: bool) -> msgspec
 def _note_misspelled(
     kind: type[msgspec.Struct], values: Mapping[str, msgspec.Raw], unknown: Iterable[str], adaptations: Adaptations
 ) -> None:
-    """Note the parameters that unknown names of a body, or of the options in it, were probably meant to be."""
+    """Note the likely meaning of misspelled parameters in a body, and of misspelled options."""
     where = {"": (unknown, kind.__struct_fields__)}
     for option, known in _options_of(kind).items():
         value = bytes(values.get(option, b""))
@@ -177,7 +177,7 @@ def _note_misspelled(
 
 @lru_cache(256)
 def _meant(name: str, known: tuple[str, ...]) -> str | None:
-    """Return the known name that a name is probably meant to be, also without regard to capitals and underscores."""
+    """Return the known name that is probably meant, ignoring case and underscores."""
     plain = {each.replace("_", ""): each for each in known}
     matches = get_close_matches(re.sub("[_-]", "", name).lower(), plain, 1, _SIMILAR)
     if matches:
@@ -187,7 +187,7 @@ def _meant(name: str, known: tuple[str, ...]) -> str | None:
 
 @cache
 def _options_of(kind: type[msgspec.Struct]) -> Mapping[str, tuple[str, ...]]:
-    """Return the names in those parameters of a body that are objects of one kind."""
+    """Return the names of the parameters of a body that are objects of one kind."""
     info = inspect.type_info(kind)
     assert isinstance(info, inspect.StructType)
     types_by_name = {
@@ -203,9 +203,9 @@ def _options_of(kind: type[msgspec.Struct]) -> Mapping[str, tuple[str, ...]]:
 
 
 def num_ids(value: msgspec.Raw | None) -> int:
-    """Return the length of a list of ids, which it counts in the JSON; 0 if there are texts, lists or objects in it.
+    """Return the length of a list of ids, by counting in the JSON; 0 if there are texts, lists or objects in it.
 
-    A million ids take a few milliseconds so. As objects they take forty, in which no other thread goes on. An empty
+    This takes a few milliseconds for a million ids. Decoding them takes forty, and blocks all other threads. An empty
     list counts as one id.
     """
     text = memoryview(value or b"").tobytes()

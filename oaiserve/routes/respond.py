@@ -1,7 +1,7 @@
 """Answers a prepared request on the event loop: submits it, waits for its first events, then streams or sends one body.
 
 The request's `Shape` renders the bytes. The status line of a stream is held back until its first token, so that an
-error before is a proper HTTP error. Only a prompt that takes long is not waited for: its stream tells of its progress.
+earlier error is a proper HTTP error. If a prompt takes long, its stream starts early and reports its progress.
 """
 
 from __future__ import annotations
@@ -39,15 +39,16 @@ from oaiserve.routes.exchange import Exchange, RequestTimings
 from oaiserve.routes.middleware import as_api_error
 from oaiserve.routes.serving import Serving
 
-PIECE_BYTES = 64 * 1024  # most that is handed to the connection at once, and so most that waits in it
+PIECE_BYTES = 64 * 1024  # most bytes that are passed to the connection at once, and so most that wait in it
 
-# What counts against the limits of a key until the request has ended: of a prompt, and of an answer without max_tokens.
+# Tokens that count against the limits of a key until the request has ended: of a prompt, and of an answer without
+# max_tokens.
 BYTES_PER_TOKEN = 4
 OPEN_ANSWER_TOKENS = 1024
 
-SIGN_OF_LIFE_SECONDS = 10.0  # most between two, while a prompt is computed
-# The same of signs that count. Codex and Claude Code pass over comments and pings, and give up after 300 s without an
-# event of another kind.
+SIGN_OF_LIFE_SECONDS = 10.0  # longest time between two, while a prompt is computed
+# The same for events that clients count. Codex and Claude Code ignore comments and pings, and give up after 300 s
+# without an event of another kind.
 ACTIVITY_SECONDS = 10.0
 
 Timings = Callable[[Usage], RequestTimings]  # called at the end of a stream, if the client asked for timings
@@ -56,15 +57,15 @@ Timings = Callable[[Usage], RequestTimings]  # called at the end of a stream, if
 class Shape(Protocol):
     """Renders one answer as the bytes of a route of the API, either as a stream or whole.
 
-    In a stream, `prompt` and `delta` return any number of server-sent events, also none. `finished` and `failed` return
+    In a stream, `prompt` and `delta` return any number of server-sent events, or none. `finished` and `failed` return
     the last ones, with the route's own end of streams. Large ones come in pieces, which are rendered when they are
-    written. `whole` reads the answer at once, and renders it in pieces. Where a prompt takes long, `begun` returns the
-    events that `prompt` leaves out then, and `progress` a sign of life. `activity` returns an event that says nothing
-    new, but resets the idle timeouts of clients.
+    written. `whole` reads the answer at once, and renders it in pieces. If a prompt takes long, `begun` returns the
+    events that `prompt` then leaves out, and `progress` a sign of life. `activity` returns an event without news that
+    resets the idle timeouts of clients.
     """
 
     @property
-    def activity_seconds(self) -> float: ...  # most without an event that clients count
+    def activity_seconds(self) -> float: ...  # longest time without an event that clients count
 
     @property
     def is_numbered(self) -> bool: ...  # whether its events have numbers
@@ -186,7 +187,8 @@ class Answer:
                     raise error
 
     async def _write_whole(self, send: Send, stream: LoopStream, parts: Iterator[bytes]) -> None:
-        """Write an answer while it is rendered. One of a single piece, as nearly all are, has a content-length."""
+        """Write an answer while it is rendered. An answer of a single piece, as nearly all are, has a
+        content-length."""
         first = []
         num_bytes = 0
         for part in parts:
@@ -212,7 +214,7 @@ class Answer:
         if self.exchange.ids is not None:
             headers[KIND_HEADER] = self.serving.kind
         await send({"type": "http.response.start", "status": 200, "headers": _encoded(headers)})
-        send = scope["state"]["send"]  # bypasses the middleware: measured, it saves 2 of 18 us per token
+        send = scope["state"]["send"]  # This bypasses the middleware, which saves 2 of 18 us per token.
         self.exchange.last_sign_ns = monotonic_ns()
         for _ in range(self.exchange.num_signs):
             shape.activity()
@@ -235,11 +237,11 @@ class Answer:
             last = self.failed(shape, as_api_error(unexpected, scope))
         error = self.exchange.error
         if self.exchange.ids is not None and isinstance(error, Unavailable) and not isinstance(error, StoreFailed):
-            return self._cut(scope)  # the gateway in front has the stream go on at another server
+            return self._cut(scope)  # The gateway in front continues the stream on another server.
         await write(send, last, is_last=True)
 
     async def _first_events(self, stream: LoopStream) -> list[Event]:
-        """Return the events up to the first token or the end, or fewer where the prompt takes long."""
+        """Return the events up to the first token or the end, or fewer if the prompt takes long."""
         events: list[Event] = []
         begin_ns: int | None = None
         while not is_over(events) and not _has_token(events):
@@ -268,8 +270,8 @@ class Answer:
         return events
 
     def _activity(self, shape: Shape) -> bytes:
-        """Return an event that clients count as activity, if they have had none for long, as while text is held back
-        that may be a call."""
+        """Return an event that clients count as activity, if they have had none for long, for example while text is
+        held back that may be a call."""
         now_ns = monotonic_ns()
         if now_ns - self.exchange.last_sign_ns < shape.activity_seconds * 1e9:
             return b""
@@ -307,7 +309,7 @@ class Answer:
             if isinstance(event, TokenChunk):
                 self._note_finish_reason(event)
                 delta = shape.delta(event)
-                if not event.was_sent:  # else it only brings the shape up to where the answer goes on
+                if not event.was_sent:  # The others only bring the shape to the point where the answer continues.
                     self.exchange.streamed(event, is_seen=bool(delta))
                     yield self._marked(delta, Piece(event.index, event.token_ids))
             elif isinstance(event, PromptDone):
@@ -321,7 +323,7 @@ class Answer:
             elif isinstance(event, Finished):
                 try:
                     yield from shape.finished(event.usage, self.exchange.timings)
-                except InvalidRequest as refused:  # here, so that the events before it are not lost
+                except InvalidRequest as refused:  # It is handled here, so that the events before it are not lost.
                     yield self.failed(shape, refused)
 
     def failed(self, shape: Shape, error: APIError) -> bytes:
@@ -332,7 +334,8 @@ class Answer:
         return shape.failed(error.body(exchange.http_route, **ids))
 
     async def _next(self, stream: LoopStream, *, keeps: bool = False, most_seconds: float | None = None) -> list[Event]:
-        """Return the next events. What a prompt leaves of the context is noted if the client has asked for more."""
+        """Return the next events, and note the room that a prompt leaves in the context if the client requested
+        more."""
         events = await stream.next(keeps=keeps, most_seconds=most_seconds)
         exchange = self.exchange
         for event in events:
@@ -364,7 +367,7 @@ class Answer:
             self.exchange.finish_reasons[chunk.index] = chunk.finish_reason
 
     def _error_to_report(self, event: Event) -> APIError | None:
-        """Return the error that this event reports, or None. An abort reports none if the client has left."""
+        """Return the error that this event reports, or None. An abort is no error if the client has left."""
         stream = self.exchange.stream
         if isinstance(event, Failed):
             is_asked_elsewhere = self.exchange.ids is not None and self.serving.engine.failure is not None
@@ -394,7 +397,7 @@ def _encoded(headers: Mapping[str, str]) -> list[tuple[bytes, bytes]]:
 
 
 def _num_prompt_tokens(event: Event, request: Request) -> int | None:
-    """Return the length of a prompt of which an event tells, or None."""
+    """Return the length of a prompt if the event states it, or None."""
     if isinstance(event, PromptDone):
         return len(event.token_ids)
     if isinstance(event, PromptProgress) and len(request.prompts) == 1:

@@ -1,4 +1,4 @@
-"""The sampling parameters of requests that leave them out: the operator's, or the model's, or else a mild fallback."""
+"""The sampling parameters for requests that set none: the operator's, or the model's, or else a mild fallback."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ NEUTRAL: Values = {
     for each in fields(SamplingParams)
     if each.type == "float" or each.name == "top_k"
 }
-# Where neither the operator nor the model's files set one of these, and the client sets none either, the fallback
-# applies. So a client that sends one of them gets OpenAI's defaults for the others.
+# The fallback applies if neither the operator, nor the model's files, nor the client sets any of these. So a client
+# that sets one of them gets OpenAI's defaults for the others.
 SHAPING = ("temperature", "top_p", "top_k", "min_p")
 FALLBACK: Values = {"temperature": 0.7, "min_p": 0.05}
 
@@ -70,7 +70,7 @@ class SamplingDefaults:
 
 
 def given_defaults(text: str | None) -> Values:
-    """Return the parameters that --default-params sets, in JSON or as NAME=VALUE. Raises OptionError."""
+    """Return the parameters of --default-params, in JSON or as NAME=VALUE. Raises OptionError."""
     if text is None:
         return {}
     values: Any = {}
@@ -92,11 +92,11 @@ def _number(text: str) -> float | str:
     try:
         return float(text)
     except ValueError:
-        return text  # `_checked` refuses it with the error of a request
+        return text  # `_checked` refuses it with the error that a request would get.
 
 
 def _checked(values: Mapping[str, Any]) -> Values:
-    """Check values as those of a request. Raises InvalidRequest."""
+    """Check values like those of a request. Raises InvalidRequest."""
     for name in values:
         if name in (*LENGTHS, "max_tokens", "max_completion_tokens"):
             raise invalid(name, "is not a sampling parameter. --default-max-tokens sets the limit of answers")

@@ -1,6 +1,6 @@
 """/v1/score and /v1/rerank: the similarity of texts, by a cross-encoder or by the vectors of an embedding model.
 
-The answers are those of vLLM, Jina and Cohere.
+The answers are in the forms of vLLM, Jina and Cohere.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Document(msgspec.Struct):
 
 
 class RerankBody(pooling.PoolingBody, kw_only=True):
-    """The documents to order, and by what."""
+    """The documents to order, and the query to order them by."""
 
     query: Annotated[str, described("What is searched for.")]
     documents: Annotated[
@@ -60,7 +60,7 @@ class RerankBody(pooling.PoolingBody, kw_only=True):
 
 
 class Score(msgspec.Struct, tag_field="object", tag="score"):
-    """A pair goes together this well."""
+    """The score of a pair: how well its texts match."""
 
     index: int
     score: float
@@ -71,7 +71,7 @@ class ScoreList(pooling.PooledList[Score]):
 
 
 class Ranked(msgspec.Struct):
-    """A document's place among those of the request, and how well it goes with the query."""
+    """A document's place in the request, and how well it matches the query."""
 
     index: int
     relevance_score: float
@@ -154,7 +154,7 @@ def _rerank_answer(intake: Intake[RerankBody]) -> Answer:
     shown = [UNSET if body.return_documents is False else Document(text) for text in documents]
 
     def whole(_prompts: Sequence[PromptDone], vectors: Sequence[Pooled], usage: Usage) -> Iterator[bytes]:
-        """Render the best documents, best first. Of equal ones the first is first."""
+        """Render the best documents, best first. The first of equal ones comes first."""
         scores = pairing.scores(vectors)
         best = sorted(range(len(scores)), key=lambda index: -scores[index])[: top_n or len(documents)]
         items = (encode(Ranked(index, scores[index], shown[index])) for index in best)
@@ -165,17 +165,17 @@ def _rerank_answer(intake: Intake[RerankBody]) -> Answer:
 
 @dataclass(frozen=True, slots=True)
 class Pairing:
-    """The pairs of a request: the first texts with the second ones, or the only first one with each of these.
+    """The pairs of a request: the first texts with the second ones, or the only first text with each of these.
 
-    A cross-encoder reads each pair. An embedding model reads each text, and the score is the cosine of two vectors; in
-    a search it reads them behind its prompts for queries and for documents, if it has these.
+    A cross-encoder reads each pair. An embedding model reads each text, and the score is the cosine of two vectors. In
+    a search, it reads the texts after its prompts for queries and for documents, if it has any.
     """
 
     firsts: list[str]
     seconds: list[str]
     names: tuple[str, str]  # names of the parameters
     pooling: Pooling
-    limit: int | None  # tokens to which texts are cut; None: they are not
+    limit: int | None  # tokens to which texts are cut; None: they are not cut
     is_search: bool
 
     def prompts(self) -> tuple[Prompt, ...]:

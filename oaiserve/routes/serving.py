@@ -1,6 +1,6 @@
 """Defines `Serving`, the one value through which routes reach the rest of the server, and its components.
 
-`app` makes it when the event loop runs, and puts it into `app.state.serving`.
+`app` makes it when the event loop runs, and stores it in `app.state.serving`.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ MOST_RECEIVED_BYTES = 256 * 2**20
 # Default limits
 BODY_BYTES = 8 * 2**20
 MEDIA_BODY_BYTES = 32 * 2**20
-# Messages or items of a request. Models with a longer context take as many as it has tokens. Real conversations have
-# thousands, and each costs time before anything is known of its tokens.
+# Messages or items of a request. Models with a longer context accept one for each token. Real conversations have
+# thousands, and each takes time before its tokens are known.
 MOST_MESSAGES = 2**14
 
 
@@ -58,11 +58,11 @@ class Serving:
     """The components of the server that its routes use."""
 
     config: Config
-    engine: Engine  # its tokenizer blocks, so routes use that only in `run_in_turns`
+    engine: Engine  # Its tokenizer blocks, so routes use that only in `run_in_turns`.
     telemetry: Telemetry
     streams: LoopStreams
     feed: Feed
-    model_root: str  # the folder or hub id of the model: clients load its tokenizer by it
+    model_root: str  # the folder or hub id of the model, from which clients load its tokenizer
     version: str
     kind: str  # Servers of one kind write the same bytes for the same request; "" if there are no such servers.
     created: int  # Unix seconds, as in the API
@@ -86,13 +86,13 @@ class Serving:
         return self.config.server.body_limit or (MEDIA_BODY_BYTES if self.engine.media else BODY_BYTES)
 
     def check_task(self, *tasks: Task) -> None:
-        """Raise InvalidRequest if the model is for none of these tasks, with the right command."""
+        """Raise InvalidRequest, with the right command, if the model is for none of these tasks."""
         if self.task not in tasks:
             message = f"'{self.config.model_name}' {_IS_FOR[self.task]}. {_INSTEAD[tasks[-1]]}"
             raise InvalidRequest(message, param="model", code="wrong_task")
 
     def check_messages(self, param: str, number: int) -> None:
-        """Raise InvalidRequest for more messages, or items, than any model with this context has room for."""
+        """Raise InvalidRequest if there are more messages or items than any model with this context has room for."""
         if number > (most := max(MOST_MESSAGES, self.engine.max_model_len)):
             raise invalid(param, f"must have at most {most} entries, got {number}. Send fewer, or join some of them")
 
@@ -106,7 +106,7 @@ class Serving:
         raise ModelNotFound(name, *self.config.model_names, *(adapter.name for adapter in adapters.served))
 
     def name_of(self, adapter: ServedAdapter | None) -> str:
-        """Return the name of the model with this adapter, which answers and records have."""
+        """Return the name of the model with this adapter, as in answers and records."""
         return self.names_of(adapter)[0]
 
     def names_of(self, adapter: ServedAdapter | None) -> tuple[str, ...]:

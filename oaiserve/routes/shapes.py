@@ -1,7 +1,7 @@
 """Renders the common parts of chat and completions: chunks, whole answers, usage.
 
-Large values are rendered piece by piece, while they are written: an answer in JSON takes five times the memory of its
-events.
+Large values are rendered piece by piece while they are written, because an answer in JSON takes five times the memory
+of its events.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from oaiserve.routes.respond import ACTIVITY_SECONDS, Timings
 encode = msgspec.json.Encoder().encode
 DONE = sse.event(b"[DONE]")
 Choice = TypeVar("Choice", bound=msgspec.Struct)
-HOLE = msgspec.Raw(b"\0")  # in the place of a value that is rendered in parts; JSON itself never has this byte
+HOLE = msgspec.Raw(b"\0")  # stands for a value that is rendered in parts; JSON itself never has this byte
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,17 +38,17 @@ class Head:
 
     @property
     def unique_id(self) -> str:
-        """The id without its prefix. Behind a gateway, it is the same at each server."""
+        """The id without its prefix. Behind a gateway, all servers of a request use the same one."""
         return self.id.rpartition("_")[2]
 
 
 def call_id(response_id: str, choice: int, number: int, prefix: str = "call_") -> str:
-    """Return the id of a call in an answer. It is the same whichever server writes the answer to its end."""
+    """Return the id of a call in an answer, which is the same on every server that may finish the answer."""
     return f"{prefix}{sha256(f'{response_id} {choice} {number}'.encode()).hexdigest()[:32]}"
 
 
 class _Object(msgspec.Struct):
-    """The first keys of every JSON object of an answer."""
+    """The first keys of each JSON object of an answer."""
 
     id: str
     object: str
@@ -58,12 +58,12 @@ class _Object(msgspec.Struct):
 
     @property
     def unique_id(self) -> str:
-        """The id without its prefix. Behind a gateway, it is the same at each server."""
+        """The id without its prefix. Behind a gateway, all servers of a request use the same one."""
         return self.id.rpartition("_")[2]
 
 
 class PromptTokensDetails(msgspec.Struct):
-    """This many tokens of the prompt were found in the prefix cache, and are of images and sounds, if it has any."""
+    """The number of prompt tokens found in the prefix cache, and of those for images and sounds, if there are any."""
 
     cached_tokens: int
     image_tokens: int | UnsetType = UNSET
@@ -71,14 +71,14 @@ class PromptTokensDetails(msgspec.Struct):
 
 
 class CompletionTokensDetails(msgspec.Struct):
-    """This many tokens of the answer are reasoning. A field that is UNSET is left out."""
+    """The number of tokens in the answer that are reasoning. A field that is UNSET is left out."""
 
-    reasoning_tokens: int | UnsetType = UNSET  # where the model's reasoning is told apart
-    max_tokens_cut_to: int | UnsetType = UNSET  # where the context had no room for what was asked for
+    reasoning_tokens: int | UnsetType = UNSET  # set if reasoning is separated from the answer
+    max_tokens_cut_to: int | UnsetType = UNSET  # the new limit, if the context had no room for the requested one
 
 
 class Cost(msgspec.Struct):
-    """A request's shares of what the server used, as docs/costs.md describes them. None: it is not known."""
+    """A request's shares of what the server used, as docs/costs.md describes them. None: the share is unknown."""
 
     core_ns: int | None
     machine_ns: int | None
@@ -91,23 +91,22 @@ class Cost(msgspec.Struct):
 
 
 class TokenUsage(msgspec.Struct):
-    """The tokens of a request: each prompt counts once, the choices count all."""
+    """The tokens of a request. Each prompt counts once, and all choices count."""
 
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: PromptTokensDetails
     completion_tokens_details: CompletionTokensDetails | UnsetType = UNSET
-    oaiserve_cost: Cost | UnsetType = UNSET  # where the header x-include-cost asks for it
+    oaiserve_cost: Cost | UnsetType = UNSET  # set if the header x-include-cost requests it
 
 
 class Progress(msgspec.Struct):
-    """So many tokens of a prompt are computed. The first four fields are llama.cpp's. A field that is UNSET is left
-    out."""
+    """The progress of a prompt, in tokens. The first four fields are llama.cpp's. A field that is UNSET is left out."""
 
     total: int
     cache: int
-    processed: int  # those of the cache included
+    processed: int  # tokens from the cache included
     time_ms: int
     rest_ms: int | UnsetType = UNSET  # how long the rest will take, once that is known
 
@@ -126,7 +125,7 @@ class ForecastTold(msgspec.Struct):
 
 
 class Extension(msgspec.Struct):
-    """What only this server tells, in the first chunk of a stream. Clients of OpenAI ignore it."""
+    """Fields of only this server, in the first chunk of a stream. OpenAI's clients ignore them."""
 
     forecast: ForecastTold
 
@@ -143,8 +142,8 @@ class StreamChunk(_Object, Generic[Choice]):
 
 
 class Whole(_Object, Generic[Choice]):
-    """The JSON of an answer that is not streamed. A field that is UNSET is left out. What is Raw is rendered in parts:
-    the types beside it are those of the schema."""
+    """The JSON of an answer that is not streamed. A field that is UNSET is left out. Raw values are rendered in parts;
+    the other types in their unions are for the schema."""
 
     choices: list[Choice] | msgspec.Raw
     usage: TokenUsage
@@ -153,7 +152,7 @@ class Whole(_Object, Generic[Choice]):
 
 
 class ChoicesShape:
-    """Renders answers with choices: the part of `respond.Shape` that chat and completions have in common."""
+    """Renders answers with choices: the part of `respond.Shape` that chat and completions share."""
 
     activity_seconds = ACTIVITY_SECONDS
     is_numbered = False
@@ -172,7 +171,7 @@ class ChoicesShape:
         self._after = b"]" + after
 
     def begun(self, _event: PromptProgress) -> bytes:
-        return b""  # the first chunk comes with the first token
+        return b""  # The first chunk comes with the first token.
 
     def progress(self, event: PromptProgress) -> bytes:
         if not self._wanted.progress:
@@ -186,8 +185,8 @@ class ChoicesShape:
         return self._event(self.empty_choice)
 
     def finished(self, usage: Usage, timings: Timings) -> Iterator[bytes]:
-        """Render the end of the stream. A chunk without choices is only for requests with usage or timings, because
-        other clients read choices[0] of every chunk."""
+        """Render the end of the stream. Only requests for usage or timings get a chunk without choices, because other
+        clients read choices[0] of every chunk."""
         more: dict[str, Any] = {}
         if self._wanted.include_usage:
             more["usage"] = self._usage_object(usage)
@@ -199,7 +198,7 @@ class ChoicesShape:
         return sse.event(encode(error)) + DONE
 
     def _computed(self, event: PromptDone) -> Iterator[bytes]:
-        """Count a prompt, and render the end of the progress after the last one: all tokens, computed or cached."""
+        """Count a prompt. After the last one, render the end of the progress: all tokens, computed or cached."""
         self._add_usage(event)
         self._num_left -= 1
         if self._wanted.progress and self._num_left == 0:
@@ -232,7 +231,8 @@ class ChoicesShape:
     def _whole(
         self, choices: Iterable[Iterable[bytes]], usage: Usage, *after: Iterable[bytes], **more: Any
     ) -> Iterator[bytes]:
-        """Render a whole answer. `choices` are rendered one by one, and `after` are the parts of holes in `more`."""
+        """Render a whole answer. `choices` are rendered one by one, and `after` are the parts for the holes in
+        `more`."""
         frame = encode(Whole(*self._first_values, HOLE, self._usage_object(usage), **more))
         return filled(frame, joined(choices), *after)
 
@@ -270,7 +270,7 @@ def told_cost(usage: Usage) -> Cost | UnsetType:
 
 
 def filled(frame: bytes, *fillings: Iterable[bytes]) -> Iterator[bytes]:
-    """Yield JSON in parts, with each filling in the place of a hole."""
+    """Yield JSON in parts, with each filling in place of a hole."""
     before, *others = frame.split(b"\0")
     yield before
     for filling, after in zip(fillings, others, strict=True):

@@ -1,6 +1,6 @@
-"""The tools of a request as the model is shown them.
+"""The tools of a request in the form that the model sees.
 
-Clients pass on tools that others wrote. Where a tool isn't strict, odd names and schemas are read leniently, and noted.
+Clients pass on other people's tools. Unless a tool is strict, odd names and schemas are read leniently, and noted.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from oaiserve.routes.bodies import MAX_TOOLS
 from oaiserve.routes.invalid import invalid, show
 from oaiserve.routes.objects import MAX_TOOL_NAME, Function
 
-_ODD = re.compile(r"[^A-Za-z0-9_.-]")  # no dialect of calls has trouble with the other characters
+_ODD = re.compile(r"[^A-Za-z0-9_.-]")  # Every dialect of calls can write the other characters.
 
 
 @dataclass(frozen=True, slots=True)
 class ShownTools:
-    """The tools in the form of the API, the model's names of them by the client's, and the strict ones."""
+    """The tools in the form of the API, the model's names for them by the client's, and the strict ones."""
 
     tools: Sequence[dict[str, Any]] = ()
     names: Mapping[str, str] = field(default_factory=dict)
@@ -30,7 +30,7 @@ class ShownTools:
 
 
 def model_name(name: str) -> str:
-    """Return the name by which a model knows a tool: '_' stands for characters that some dialects cannot write."""
+    """Return the model's name for a tool: '_' replaces characters that some dialects cannot write."""
     return _ODD.sub("_", name)
 
 
@@ -42,8 +42,8 @@ def shown_tools(
     schema_field: str = "parameters",
     joined: Container[str] = (),
 ) -> ShownTools:
-    """Read the tools of a request. For errors and notes, `where` has the places of the functions, and
-    `schema_field` is that of their schemas. Only the `joined` names may be longer, as they have two parts."""
+    """Read the tools of a request. In errors and notes, `where` has the places of the functions, and `schema_field`
+    that of their schemas. Only the `joined` names may be longer, since they have two parts."""
     if len(functions) > MAX_TOOLS:
         raise invalid(param, f"at most {MAX_TOOLS} are allowed, got {len(functions)}")
     tools: dict[str, dict[str, Any]] = {}  # by the client's names
@@ -71,7 +71,7 @@ def shown_tools(
 
 
 def _model_names(names_in_request: Iterable[str]) -> dict[str, str]:
-    """Return a name of its own for each tool. Those without odd characters keep theirs."""
+    """Return a unique name for each tool. Names without odd characters stay the same."""
     names = {name: name for name in names_in_request if not _ODD.search(name)}
     taken = set(names)
     for name in names_in_request:
@@ -99,7 +99,7 @@ def _shown(function: Function, parameters: dict[str, Any]) -> dict[str, Any]:
 
 
 def _parameters(param: str, function: Function, place: str, adaptations: Adaptations) -> dict[str, Any]:
-    """Return the schema of a function's arguments, whose type is object, and whose properties are schemas."""
+    """Return the schema of a function's arguments: an object whose properties are schemas."""
     schema = dict(function.parameters or {"properties": {}})
 
     def adapt(key: str, wanted: str, what: str) -> None:

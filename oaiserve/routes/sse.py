@@ -4,7 +4,7 @@ from __future__ import annotations
 
 HEADERS = {
     "content-type": "text/event-stream; charset=utf-8",
-    "x-accel-buffering": "no",  # without it nginx holds events back and passes them on together
+    "x-accel-buffering": "no",  # Without it, nginx holds events back and passes them on together.
 }
 
 _ESCAPES = [(mark.encode(), b"\\u%04x" % ord(mark)) for mark in "\x85\u2028\u2029"]
@@ -19,13 +19,13 @@ def event(data: bytes, name: str | None = None) -> bytes:
 
 
 def comment(text: str) -> bytes:
-    """Frame a text as a comment, which clients pass over: a sign of life."""
+    """Frame a text as a comment, which clients ignore: a sign of life."""
     return b": %b\n\n" % text.encode()
 
 
 def one_line(data: bytes) -> bytes:
-    """Escape the line ends that JSON allows in strings: clients that cut lines as `str.splitlines` and httpx's
-    `iter_lines` do would end the event there."""
+    """Escape the line ends that JSON allows in strings. Clients that cut lines like `str.splitlines` or httpx's
+    `iter_lines` would end the event there."""
     if not data.isascii():
         for mark, escape in _ESCAPES:
             data = data.replace(mark, escape)

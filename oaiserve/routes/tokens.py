@@ -1,6 +1,6 @@
 """/tokenize, /detokenize and /tokenizer_info: the model's tokenizer over HTTP, with the bodies and answers of vLLM.
 
-The work of the first two is done in the tokenize stage, in turns with that of all other requests.
+The first two work in the tokenize stage, in turns with all other requests.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from oaiserve.routes.shown_tools import shown_tools
 from oaiserve.routes.tools import functions_of
 
 # Most tokens of a text, or of a list of ids. People count the tokens of documents that are longer than the context, so
-# this is twice the longest usual context, the length of some books. The answer has two megabytes then.
+# this is twice the longest usual context: the length of some books. The answer then has two megabytes.
 MOST_TOKENS = 2**18
 PIECE_TOKENS = 2**13  # rendered in one turn
 
@@ -86,7 +86,7 @@ async def detokenize(request: Request) -> Response:
 
 
 class TokenizerInfo(msgspec.Struct):
-    """What a client needs to render prompts itself: special tokens as texts, and the chat template in Jinja."""
+    """Everything a client needs to render prompts itself: special tokens as texts, and the chat template in Jinja."""
 
     bos_token: str | None = None
     eos_token: str | None = None
@@ -97,7 +97,7 @@ class TokenizerInfo(msgspec.Struct):
 
 @Operation(summary="The special tokens and the chat template.", group="Tokenizer", answer=TokenizerInfo)
 async def tokenizer_info(request: Request) -> Response:
-    """Describe the tokenizer. lm-eval asks for this first, to learn whether it can use the server's tokenizer."""
+    """Describe the tokenizer. lm-eval requests this first, to decide whether it can use the server's tokenizer."""
     stored = serving_of(request).engine.tokenizer.stored
     source = stored.chat_template
     template = source.get("default") if isinstance(source, dict) else source
@@ -111,7 +111,7 @@ async def answer_in_turns(
     num_bytes: int,
     adaptations: Adaptations | None = None,
 ) -> Response:
-    """Answer with the JSON that the work makes in the tokenize stage."""
+    """Answer with the JSON that the work produces in the tokenize stage."""
     serving_of(request).check_model(model)
     content = await in_turns(request, work, num_bytes)
     headers = {} if adaptations is None else adaptations.headers()
@@ -130,7 +130,7 @@ def _tokenize(serving: Serving, body: TokenizeBody, media: MediaReader, adaptati
 
 
 def encoded(serving: Serving, prompt: Prompt) -> Work[list[int]]:
-    """Return the tokens of a prompt. Raises InvalidRequest for too many."""
+    """Return the tokens of a prompt. Raises InvalidRequest if there are too many."""
     most = max(MOST_TOKENS, serving.engine.max_model_len)
     try:
         return (yield from serving.engine.encode(prompt, most))

@@ -1,9 +1,9 @@
 """The tools of a request, the choice of those that the model may or must call, and their place in the prompt.
 
-The entries of /v1/responses, which have the function's fields beside the type, are translated. Every refusal is an
+The entries of /v1/responses, which have the function's fields next to the type, are translated. Each refusal is an
 `InvalidRequest` that names the parameter.
 
-A chat template gets the parts that it shows: tools, calls and results. The others become text: a system message with
+A chat template gets the parts that it can show: tools, calls and results. The others become text: a system message with
 the tools, calls in the dialect of the answer's parser, and results as a turn of the user. This file knows nothing of
 answers.
 """
@@ -42,7 +42,7 @@ from oaiserve.routes.shown_tools import ShownTools, model_name, shown_tools
 
 Kind = Literal["none", "auto", "required", "named"]
 MOST_REMEMBERED = 2**13  # characters of a schema
-# With one of these, a schema says itself which properties there are beside those in `properties`.
+# A schema with one of these decides itself which properties are allowed besides `properties`.
 _KEYS_OF_PROPERTIES = {
     *("additionalProperties", "unevaluatedProperties", "patternProperties", "propertyNames"),
     *("$ref", "allOf", "anyOf", "oneOf", "if", "minProperties"),
@@ -51,16 +51,16 @@ _KEYS_OF_PROPERTIES = {
 
 @dataclass(frozen=True, slots=True)
 class Tools:
-    """The tools of a request. `choice` is its `tool_choice`; "named" forces a call of one certain tool."""
+    """The tools of a request. `choice` is its `tool_choice`; "named" forces a call of a certain tool."""
 
-    shown: Sequence[Mapping[str, Any]]  # to the model, in the form of the API
+    shown: Sequence[Mapping[str, Any]]  # tools that the model sees, in the form of the API
     schemas: Mapping[str, Mapping[str, Any]]  # schemas of the arguments of the tools that may be called, by name
     choice: Kind
     only_one: bool  # at most one call
     # Grammar of the input of the only tool that may be called, whose input is then the whole answer.
     raw: Grammar | None = None
     client_names: Mapping[str, str] = field(default_factory=dict)  # by the model's, where they differ
-    strict: frozenset[str] = frozenset()  # those whose arguments obey their schemas whenever they are called
+    strict: frozenset[str] = frozenset()  # tools whose arguments obey their schemas whenever they are called
 
     @property
     def is_forced(self) -> bool:
@@ -73,8 +73,8 @@ def requested_tools(
     offered: Mapping[str, Function] = MappingProxyType({}),
     joined: Container[str] = (),
 ) -> Tools | None:
-    """Return the tools for the model, or None without any. `offered` are those of a response, as functions by their
-    places, and `joined` are the names of those in namespaces."""
+    """Return the tools for the model, or None without any. `offered` has those of a response, as functions by their
+    places, and `joined` the names of those in namespaces."""
     choice: ToolChoice | ResponseToolChoice | None = body.tool_choice
     without: tuple[str | None, ...] = (None, "none")
     if not isinstance(body, ChatBody):
@@ -91,7 +91,7 @@ def requested_tools(
 
 
 def functions_of(tools: Sequence[Tool], adaptations: Adaptations) -> dict[str, Function]:
-    """Return the functions among the tools of a chat by their places. The other tools are left out."""
+    """Return the functions among the tools of a chat by their places, without the other tools."""
     functions: dict[str, Function] = {}
     for number, tool in enumerate(tools):
         if tool.type == "function":
@@ -104,8 +104,8 @@ def functions_of(tools: Sequence[Tool], adaptations: Adaptations) -> dict[str, F
 def tools_of(
     shown: ShownTools, kind: Kind, names: Iterable[str] | None, adaptations: Adaptations, *, only_one: bool
 ) -> Tools:
-    """Return the tools of a request by its choice. `names` are those of the remaining tools, as the client has them;
-    None: all. Raises InvalidRequest for none, or a missing one."""
+    """Return the tools of a request by its choice. `names` are the client's names of the remaining tools; None: all.
+    Raises InvalidRequest if there are none, or if one is missing."""
     schemas = {tool["function"]["name"]: tool["function"]["parameters"] for tool in shown.tools}
     clients = {model: client for client, model in shown.names.items() if model != client}
     if kind == "none":
@@ -131,8 +131,8 @@ def tools_of(
 
 
 def _not_obeyed(schema: str) -> Sequence[str]:
-    """Return the keywords of a schema that no grammar can enforce: "" for all. Those of short schemas are remembered,
-    since a session sends the same tools with each request."""
+    """Return the keywords of a schema that no grammar can enforce; "" if there are none. The results for short schemas
+    are remembered, since a session sends the same tools with each request."""
     if len(schema) <= MOST_REMEMBERED:
         return remembered(schema)
     return prepare_leniently(schema)[1]
@@ -163,14 +163,14 @@ def _choice(choice: ToolChoice | ResponseToolChoice | None) -> tuple[Kind, Itera
 
 
 def joined_name(namespace: str | None, name: str) -> str:
-    """Return the name by which the model knows a function that may be in a namespace."""
+    """Return the model's name for a function that may be in a namespace."""
     if namespace is None:
         return name
     return f"{namespace}__{name}"
 
 
 def forced_schema(schema: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return a schema of forced arguments, without further properties, which a forced model would invent for ever."""
+    """Return a schema for forced arguments, without further properties, which a forced model would invent for ever."""
     if schema.keys() & _KEYS_OF_PROPERTIES:
         return schema
     listed = schema.get("properties", {})
@@ -184,7 +184,7 @@ _EXAMPLE = ("name-of-the-function", '{"name-of-an-argument": "its value"}')
 def prompt_with_tools(
     messages: Iterable[Message], shown: Sequence[Mapping[str, Any]], dialect: Dialect, **more: Any
 ) -> ChatPrompt:
-    """Return the prompt of checked messages, in which the tools `shown` are described. `more` are its other fields."""
+    """Return the prompt of checked messages, with a description of the tools `shown`. `more` are its other fields."""
     return _with_tools([*_without_billing(messages)], shown, dialect, **more)
 
 
@@ -224,7 +224,7 @@ def _with_tools(
 
 
 def _with_model_names(message: Message) -> Message:
-    """Return a message in which tools have the names by which the model knows them."""
+    """Return a message in which tools have the model's names."""
     changed = dict(message)
     if message["role"] == "tool" and isinstance(name := message.get("name"), str):
         changed["name"] = model_name(name)
@@ -254,7 +254,7 @@ def _text(content: str | Sequence[Mapping[str, str]]) -> str:
 
 
 def _joined(*contents: str | Sequence[Mapping[str, Any]]) -> str | list[Mapping[str, Any]]:
-    """Return contents one behind the other: as a text, or as parts if there is another medium among them."""
+    """Return contents one after the other: as a text, or as parts if there is another medium among them."""
     plain = [_text(one) if all("text" in part for part in one) else one for one in contents if not isinstance(one, str)]
     if all(isinstance(one, str) for one in plain):
         return "".join(map(_text, contents))
