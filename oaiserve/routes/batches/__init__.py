@@ -1,1 +1,1 @@
-"""/v1/files and /v1/batches: requests of a file that are answered when nobody else needs the machine."""
+"""/v1/files and /v1/batches: requests in a file that are answered while nobody else needs the machine."""

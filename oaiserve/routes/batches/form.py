@@ -1,6 +1,6 @@
 """Reads the multipart/form-data of an upload as it arrives: `UploadForm`.
 
-Only headers and the purpose are held in memory, within bounds; the content of the file is written as it comes. A
+Only headers and the purpose are held in memory, within bounds. The content of the file is written as it arrives. A
 multipart or a message within a field is content.
 """
 
@@ -28,18 +28,18 @@ MOST_NAME_CHARACTERS = 255
 # A parameter of a header: a token, and a quoted string or another token.
 _PARAMETER = re.compile(rb';\s*([^\s=;"]+)\s*=\s*("(?:[^"\\]|\\.)*"|[^\s;]*)', re.DOTALL)
 _QUOTED_PAIR = re.compile(rb'\\(["\\])')
-# The charsets of names. Python has slow ones, too, and remembers each unknown one for ever.
+# Charsets of names. Python also has slow ones, and remembers each unknown name for ever.
 _CHARSET = re.compile(
     r"utf-?8|us-ascii|latin-?1|iso-8859-\d\d?|windows-\d{3,4}|cp\d{3,4}|koi8-[ru]|gbk|gb2312|gb18030|big5|euc-(jp|kr)|"
     r"shift_jis|iso-2022-jp",
     re.ASCII | re.IGNORECASE,
 )
-_ESCAPED = {b"%22": b'"', b"%0D": b"\r", b"%0A": b"\n"}  # as browsers escape these in names, and nothing else
+_ESCAPED = {b"%22": b'"', b"%0D": b"\r", b"%0A": b"\n"}  # Browsers escape only these in names.
 
 
 class _Parser(PushMultipartParser):  # type: ignore[misc]
     def _create_segment(self, headerlist: list[tuple[str, str]]) -> MultipartSegment:
-        """Accept a field of any disposition, or without one: `file` and `purpose` are found by their names."""
+        """Accept a field with any disposition, or with none: `file` and `purpose` are recognised by their names."""
         return MultipartSegment(headerlist)
 
 
@@ -47,7 +47,7 @@ class UploadForm:
     """The fields of an upload. Its methods raise InvalidRequest as soon as something is wrong."""
 
     def __init__(self, content_type: str, content: IO[bytes]) -> None:
-        """`content` gets the content of the file."""
+        """`content` receives the content of the file."""
         boundary = _parameters(content_type.encode("latin-1", "replace")).get(b"boundary", b"")
         if not 1 <= len(boundary) <= MOST_BOUNDARY_BYTES:
             raise _malformed(f"its content type must have a boundary of 1 to {MOST_BOUNDARY_BYTES} characters")
@@ -59,13 +59,13 @@ class UploadForm:
         self._raw_purpose = b""
         self._decoder = _Decoder("")
         self._start = b""  # start of the content
-        self._given_purpose: GivenPurpose | None = None  # once its field has ended
+        self._given_purpose: GivenPurpose | None = None  # set once its field has ended
         self.filename = "file"
         self.num_bytes = 0  # bytes of the content
 
     @property
     def purpose(self) -> GivenPurpose:
-        """The purpose, once the form has ended."""
+        """The purpose, available once the form has ended."""
         assert self._given_purpose is not None
         return self._given_purpose
 
@@ -86,7 +86,7 @@ class UploadForm:
             raise _malformed(f"{str(error)[:1].lower()}{str(error)[1:]}") from None
 
     def end(self, adaptations: Adaptations) -> None:
-        """Check that the form is complete. Fields that nobody reads are noted."""
+        """Check that the form is complete. Unknown fields are noted."""
         try:
             self._parser.close()
         except MultipartError:
@@ -101,7 +101,7 @@ class UploadForm:
             adaptations.note("form", "fields other than 'file' and 'purpose' are left out")
 
     def check_encoding(self) -> None:
-        """Check the beginning of a batch's file, as far as it is there."""
+        """Check the beginning of a batch's file, as far as it has arrived."""
         if self._given_purpose == "batch" and is_utf16(self._start):
             raise invalid("file", "must be in UTF-8 for a batch, but is in UTF-16 or UTF-32")
 
@@ -149,7 +149,7 @@ class _Decoder:
 
     def __init__(self, encoding: str) -> None:
         self._encoding = encoding
-        self._held = b""  # the beginning of what the next piece ends
+        self._held = b""  # the beginning of a unit that the next piece completes
 
     def decoded(self, data: bytes) -> bytes:
         if self._encoding == "base64":
@@ -179,7 +179,7 @@ class _Decoder:
 
 
 def _parameters(header: bytes) -> dict[bytes, bytes]:
-    """Return the parameters of a header. The first of two with one name counts."""
+    """Return the parameters of a header. If a name occurs twice, the first one counts."""
     parameters: dict[bytes, bytes] = {}
     for name, value in _PARAMETER.findall(header):
         if value.startswith(b'"'):
@@ -189,8 +189,8 @@ def _parameters(header: bytes) -> dict[bytes, bytes]:
 
 
 def _text(parameters: dict[bytes, bytes], name: bytes) -> str | None:
-    """Return a parameter as text: of `filename*`, which says how it is encoded, its parts `filename*0` and so on (RFC
-    2231), and `filename`, whose encoding browsers and other clients choose, the first one that there is."""
+    """Return a parameter as text, from the first of these that exists: `filename*`, which states its encoding, its
+    parts `filename*0` and so on (RFC 2231), and `filename`, whose encoding browsers and other clients choose."""
     extended = parameters.get(name + b"*")
     if extended is None and (parts := _continued(parameters, name)):
         if not parts[0][0].endswith(b"*"):
@@ -229,7 +229,7 @@ def _in_utf8(raw: bytes) -> str:
 
 
 def _printable(text: str) -> str:
-    """Return the text without characters that would do something to a terminal or a log."""
+    """Return the text without characters that would affect a terminal or a log."""
     return "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in text)
 
 

@@ -45,7 +45,7 @@ class FilePage(Page[FileObject]):
 
 
 class BatchBody(MetadataBody, kw_only=True):
-    """A client begins a batch."""
+    """A new batch."""
 
     input_file_id: Annotated[str, described("A file with the purpose batch: a request per line.")]
     endpoint: Annotated[Endpoint, described("The route of all of its requests.")]
@@ -62,14 +62,14 @@ class LineError(msgspec.Struct):
 
 
 class LineErrors(msgspec.Struct):
-    """The faults in the lines of a batch's input file, for which the batch has failed."""
+    """The faults in the lines of a batch's input file, because of which the batch has failed."""
 
     data: list[LineError]
     object: str = "list"
 
 
 class Counts(msgspec.Struct):
-    """The numbers of a batch's requests: of all, and of those that have ended in each way."""
+    """The number of a batch's requests, and of those that have ended in each way."""
 
     total: int = 0
     completed: int = 0
@@ -99,11 +99,11 @@ class BatchUsage(msgspec.Struct):
 
 
 class Estimate(msgspec.Struct):
-    """The cost of a batch as estimated before it began, if nobody else uses the machine."""
+    """The cost of a batch, estimated before it began, if nobody else uses the machine."""
 
     prompt_tokens: int
-    output_tokens: int  # at most, where the requests say so
-    expected_seconds: float | None  # None: the cost of steps was not known yet
+    output_tokens: int  # at most, if the requests set a limit
+    expected_seconds: float | None  # None: the cost of steps was still unknown
 
 
 class BatchObject(msgspec.Struct, kw_only=True):
@@ -144,9 +144,9 @@ class BatchPage(Page[BatchObject]):
 class Line(NamedTuple):
     """A request of a batch: a line of its input file."""
 
-    number: int  # from 1
+    number: int  # counted from 1
     custom_id: str
-    start: int  # in the file, in bytes
+    start: int  # in bytes from the beginning of the file
     num_bytes: int
     most_tokens: int = ASSUMED_TOKENS  # tokens of its answers, for an estimate
 
@@ -161,7 +161,7 @@ class _Line(msgspec.Struct):
 class _Body(msgspec.Struct):
     stream: bool | None = None
     background: bool | None = None
-    # Their route refuses wrong ones, which may be of any type and size.
+    # The route refuses wrong values, which may be of any type and size.
     n: msgspec.Raw = msgspec.Raw()
     max_tokens: msgspec.Raw = msgspec.Raw()
     max_completion_tokens: msgspec.Raw = msgspec.Raw()
@@ -182,7 +182,8 @@ def _number(value: msgspec.Raw) -> int | None:
 
 
 class _Used(msgspec.Struct):
-    usage: dict[str, Any] | None = None  # all that is read of an answer, which may have a million numbers
+    # The only field of an answer that is read; the answer may have a million numbers.
+    usage: dict[str, Any] | None = None
 
 
 class _Answer(msgspec.Struct):
@@ -199,13 +200,13 @@ class _Result(msgspec.Struct):
 
 
 def result(batch_id: str, line: Line, status: int, request_id: str, body: bytes) -> bytes:
-    """Return the line of the output that answers a request."""
+    """Return the line of the output with the answer to a request."""
     answer = _Answer(status, request_id, msgspec.Raw(body))
     return _written(_Result(f"{batch_id}_req_{line.number}", line.custom_id, answer, None))
 
 
 def given_up(batch_id: str, number: int, custom_id: str, code: str, message: str) -> bytes:
-    """Return the line of the output of a request that is not answered."""
+    """Return the line of the output for a request that is not answered."""
     error = {"code": code, "message": message}
     return _written(_Result(f"{batch_id}_req_{number}", custom_id, None, error))
 
@@ -237,7 +238,7 @@ def is_utf16(content: bytes | bytearray) -> bool:
 
 
 class LineReader:
-    """Reads the requests in the content of a file, piece by piece. Only a line that has not ended is held in memory."""
+    """Reads the requests in the content of a file, piece by piece. Only an unfinished line is held in memory."""
 
     def __init__(self, endpoint: str, most_line_bytes: int) -> None:
         self._endpoint = endpoint
@@ -246,13 +247,13 @@ class LineReader:
         self._errors: list[LineError] = []
         self._seen: set[str] = set()
         self._number = 0  # lines that have ended
-        self._start = 0  # where the line begins that has not ended
-        self._open = bytearray()  # its beginning, up to its limit
+        self._start = 0  # where the unfinished line begins
+        self._open = bytearray()  # the beginning of that line, up to its limit
         self._open_bytes = 0
 
     @property
     def is_done(self) -> bool:
-        """Whether what comes would change nothing."""
+        """Whether the rest of the file would change nothing."""
         return len(self._lines) > MOST_LINES or len(self._errors) == MOST_ERRORS or self._number > MOST_BLANK_LINES
 
     def feed(self, data: bytes) -> None:
@@ -267,7 +268,7 @@ class LineReader:
                 return
 
     def end(self) -> tuple[list[Line], list[LineError]]:
-        """Return the requests, and what is wrong with the file."""
+        """Return the requests, and the faults of the file."""
         if self._open_bytes and not self.is_done:
             self._end_line()
         if len(self._lines) > MOST_LINES or self._number > MOST_BLANK_LINES:
@@ -315,11 +316,11 @@ class LineReader:
 
 
 def without_mark(line: bytes | bytearray) -> bytes:
-    """Return a line without white space and a byte-order mark around it."""
+    """Return a line without surrounding white space, and without a byte-order mark."""
     return bytes(line.strip().removeprefix(BOM_UTF8))  # Editors on Windows write this mark, and `cat` leaves it inside.
 
 
 def request_of(line: bytes) -> bytes:
-    """Return the body of the request in a line of a file, which has been read before."""
+    """Return the body of the request in a line of a file that has been read before."""
     parsed: _Line = decoder_of(_Line).decode(without_mark(line))
     return bytes(parsed.body)

@@ -1,4 +1,4 @@
-"""The routes of files and batches. They make no records: each request of a batch makes its own."""
+"""The routes of files and batches. They make no records, since each request of a batch makes its own."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ async def upload(request: Request) -> Response:
                 purpose=form.purpose,
             )
             await store.add_file(owner, file, content)
-            await run_in_threadpool(content.close)  # a large file takes milliseconds
+            await run_in_threadpool(content.close)  # This takes milliseconds for a large file.
     finally:
         store.arriving_bytes.give_back(client, taken)
         store.arriving_files.give_back(client, 1)
@@ -141,7 +141,7 @@ async def delete_file(request: Request) -> Response:
     example={"input_file_id": "file-1", "endpoint": "/v1/chat/completions", "completion_window": "24h"},
 )
 async def create(request: Request) -> Response:
-    """Answer with the batch and its estimated cost; a file with wrong lines makes one that has failed."""
+    """Answer with the batch and its estimated cost. A file with wrong lines makes a failed batch."""
     runner = _runner(request)
     state = request.state
     now = int(time.time())
@@ -194,7 +194,7 @@ async def retrieve(request: Request) -> Response:
 
 @Operation(summary="Cancel a batch.", group="Batches", answer=BatchObject, errors=(NotFound,))
 async def cancel(request: Request) -> Response:
-    """Answer with the batch as it has ended. What was answered before stays in its output."""
+    """Answer with the ended batch. The answers up to now stay in its output."""
     await _runner(request).cancel(Owned(await _batch(request), request.state.owner))
     return json_response(await _batch(request))
 
@@ -256,7 +256,7 @@ async def _batch(request: Request) -> BatchObject:
 async def _page(
     kind: type[AnyPage], query: dict[str, Any], newest: Callable[[int, str | None], Awaitable[list[Any]]]
 ) -> Response:
-    """Answer with a page of what `newest` returns for a limit and an id to begin behind."""
+    """Answer with a page of the result of `newest`, which takes a limit and the id after which to begin."""
     limit = query["limit"] or 20
     after = query["after"]
     try:

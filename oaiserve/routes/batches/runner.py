@@ -1,8 +1,8 @@
 """`BatchRunner` sends the lines of batches to an ASGI app, as background work: to the server's own routes, or to a
 gateway.
 
-It keeps as many lines under way as fill the engine, and some more. What becomes of a line is in the store before the
-next one is taken in its place, so a runner in another process goes on where this one was killed.
+It keeps enough lines under way to fill the engine, and some more. The outcome of a line is stored before the next line
+takes its place, so a runner in another process continues where a killed one stopped.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from oaiserve.routes.middleware import Errors, request_ids
 
 logger = logging.getLogger(__name__)
 
-AHEAD = 16  # lines that are tokenized, or wait to be stored, beside those that run
+AHEAD = 16  # lines that are tokenized or wait to be stored, in addition to the running ones
 CHECK_SECONDS = 60.0
 SHARED_CHECK_SECONDS = 1.0  # with a store that other processes use
 RETRIES = 5  # retries of a line that the server refuses for the moment
@@ -43,7 +43,7 @@ RETRY_SECONDS = 1.0
 # Lines whose tokens are counted for an estimate, and the most bytes of each
 SAMPLED_LINES = 32
 SAMPLED_BYTES = 2**16
-BYTES_PER_TOKEN = 4  # where no line is counted
+BYTES_PER_TOKEN = 4  # assumed if no line is counted
 MOST_UNDER_WAY_BYTES = 32 * 2**20  # bytes of lines, unless there is only one
 MOST_READERS = 4  # readers of files, for batches that begin
 PROMPT_ROWS = 256  # rows of a step of prompts, for an estimate
@@ -56,10 +56,10 @@ class _Open:
     """A batch that has not ended."""
 
     owned: Owned
-    read: int = 0  # lines up to this number have been taken
+    read: int = 0  # number of lines that have been taken
     lines: deque[Line] = field(default_factory=deque)
     under_way: set[asyncio.Task[None]] = field(default_factory=set)
-    is_read: bool = False  # all of its lines have been taken
+    is_read: bool = False  # whether all of its lines have been taken
     is_ending: bool = False
 
 
@@ -77,7 +77,7 @@ class Backend(Protocol):
 
 
 class BatchRunner:
-    """The batches under way. All of this runs on the event loop."""
+    """The batches under way. Everything here runs on the event loop."""
 
     def __init__(
         self,
@@ -110,16 +110,16 @@ class BatchRunner:
         return number
 
     async def run(self) -> None:
-        """Answer the lines of all batches that have not ended, and of those to come, for ever."""
+        """Answer the lines of all open and future batches, for ever."""
         try:
             while True:
                 self._changed.clear()
-                with suppress(Unavailable):  # the store has logged why, and is asked again
+                with suppress(Unavailable):  # The store has logged the reason, and is tried again.
                     if monotonic_ns() >= self._look_ns:
                         await self._look()
                     if self._open:
                         await self._fill()
-                with suppress(TimeoutError):  # a batch may expire meanwhile
+                with suppress(TimeoutError):  # A batch may expire during that time.
                     async with asyncio.timeout(max(0.0, (self._look_ns - monotonic_ns()) / 1e9)):
                         await self._changed.wait()
         finally:
@@ -128,7 +128,7 @@ class BatchRunner:
                     task.cancel()
 
     async def _look(self) -> None:
-        """Take the batches that this process computes by now, and drop those that another one has ended."""
+        """Take the batches that this process now computes, and drop those that another process has ended."""
         self._look_ns = monotonic_ns() + int((SHARED_CHECK_SECONDS if self.store.is_shared else CHECK_SECONDS) * 1e9)
         if not self.store.may_compute():
             return
@@ -139,16 +139,17 @@ class BatchRunner:
             self._open[batch_id] = _Open(open_batches[batch_id])
 
     def added(self) -> None:
-        """Take a batch that was added to the store, in a moment, if this process computes batches."""
+        """Take a batch that was just added to the store, if this process computes batches."""
         self._look_ns = 0
         self._changed.set()
 
     async def cancel(self, owned: Owned) -> None:
-        """End a batch, whichever process computes it, without what is under way. This does nothing if it has ended."""
+        """End a batch without the lines that are under way, whichever process computes it. This does nothing if it has
+        ended."""
         await self._end(self._open.get(owned.batch.id) or _Open(owned), "cancelled", *CANCELLED)
 
     async def _fill(self) -> None:
-        """Begin as many lines as there is room for, in turns of the batches, and end what is complete."""
+        """Begin as many lines as there is room for, taking turns between batches, and end the complete batches."""
         for one in [*self._open.values()]:
             counts = one.owned.batch.request_counts
             if counts.completed + counts.failed == counts.total:
@@ -182,7 +183,7 @@ class BatchRunner:
         one.under_way.discard(task)
         self._under_way_bytes -= line.num_bytes
         if not task.cancelled() and (error := task.exception()) is not None:
-            # Its line is not done: it is computed again when the batch goes on, with the next start.
+            # Its line is not done: it is computed again when the batch continues, after the next start.
             logger.error("A line of batch %s has no answer.", one.owned.batch.id, exc_info=error)
         self._changed.set()
 
@@ -200,7 +201,7 @@ class BatchRunner:
             logger.info("Batch %s is %s: %s", one.owned.batch.id, status, one.owned.batch.request_counts)
 
     async def _drop(self, one: _Open) -> None:
-        """Cancel what is under way of a batch."""
+        """Cancel a batch's lines that are under way."""
         under_way = [*one.under_way]
         for task in under_way:
             task.cancel()
@@ -211,7 +212,7 @@ class BatchRunner:
         task = asyncio.current_task()
         num_refused = num_unavailable = 0
         if not (request := await self._request(owned, line)):
-            return  # the batch has ended meanwhile
+            return  # The batch has ended during that time.
         while True:
             status, retries, request_id, body = await self._ask(batch.endpoint, request, owned, is_background=True)
             if task is not None and task.cancelling():  # The route has turned the cancellation into an answer.
@@ -227,7 +228,7 @@ class BatchRunner:
         while True:
             try:
                 return await self.store.put(owned, answered)
-            except Unavailable:  # the store has logged why
+            except Unavailable:  # The store has logged the reason.
                 await asyncio.sleep(RETRY_SECONDS)
 
     async def _request(self, owned: Owned, line: Line) -> bytes:
@@ -235,7 +236,7 @@ class BatchRunner:
         while True:
             try:
                 text = await self.store.slice(owned.file, line.start, line.num_bytes)
-            except Unavailable:  # the store has logged why
+            except Unavailable:  # The store has logged the reason.
                 await asyncio.sleep(RETRY_SECONDS)
                 continue
             if len(text) > LARGE_BYTES:
@@ -245,7 +246,7 @@ class BatchRunner:
             return b""
 
     async def _ask(self, path: str, body: bytes, owned: Owned, *, is_background: bool) -> tuple[int, bool, str, bytes]:
-        """Return the status of an answer, whether it may be another one later, its request's id, and its body."""
+        """Return the status of an answer, whether a retry may get another one, its request's id, and its body."""
         parts: list[bytes] = []
         status = 0
         retries = False
@@ -253,7 +254,7 @@ class BatchRunner:
 
         async def receive() -> Message:
             nonlocal is_asked
-            if is_asked:  # there is no client that could leave
+            if is_asked:  # No client is there that could leave.
                 await asyncio.Event().wait()
             is_asked = True
             return {"type": "http.request", "body": body, "more_body": False}
@@ -288,7 +289,8 @@ class BatchRunner:
         return status, retries, ids["request_id"], b"".join(parts)
 
     async def estimate(self, owned: Owned, lines: list[Line]) -> Estimate:
-        """Return the cost of these lines. Prompts are counted in some of them, and by their bytes in the others."""
+        """Return the cost of these lines. The prompts of some are counted, and the others are estimated by their
+        bytes."""
         batch = owned.batch
         num_tokens = 0
         num_bytes = 0
@@ -299,7 +301,7 @@ class BatchRunner:
                 text = await self.store.slice(owned.file, line.start, line.num_bytes)
                 path, body = _counting(batch.endpoint, msgspec.json.decode(request_of(text)))
                 content = msgspec.json.encode(body)
-            except (ValueError, RecursionError):  # its route will refuse it
+            except (ValueError, RecursionError):  # The route will refuse it.
                 continue
             status, _, _, answer = await self._ask(path, content, owned, is_background=False)
             if status == 200:
@@ -325,7 +327,7 @@ def _sums(lines: list[Line]) -> tuple[int, int]:
 
 
 def _counting(endpoint: str, body: dict[str, Any]) -> tuple[str, dict[str, Any]]:
-    """Return the request that counts the tokens of the prompt of another one."""
+    """Return the request that counts the prompt tokens of another request."""
     if endpoint == "/v1/responses":
         names = ("model", "input", "instructions", "previous_response_id", "tools", "tool_choice", "text", "reasoning")
         return "/v1/responses/input_tokens", {name: body[name] for name in names if name in body}

@@ -1,8 +1,8 @@
 """The files and batches of clients, in the database of responses: `BatchStore`, in SQLite on a thread of its own.
 
-The answer to a line is written in one transaction, and is by itself the mark that the line is done: whenever the
-process ends, no line is lost and none is answered twice. A file's content is stored once, in pieces, and never in
-memory as a whole: a batch refers to the lines of its file. The store knows nothing of HTTP.
+The answer to a line is written in one transaction, and its existence marks the line as done. So whenever the process
+ends, no line is lost and none is answered twice. A file's content is stored once, in pieces, and is never in memory as
+a whole: a batch refers to the lines of its file. The store knows nothing of HTTP.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ _NEXT_LINES = (
 
 
 class Owned(NamedTuple):
-    """A batch, whose it is (the digest of a key, or "" without keys), and the number of its input file."""
+    """A batch, its owner (the digest of a key, or "" without keys), and the number of its input file."""
 
     batch: BatchObject
     owner: str
@@ -63,13 +63,13 @@ class Result(NamedTuple):
 
     number: int
     content: bytes  # a line of the output
-    usage: BatchUsage | None  # None: it has failed
+    usage: BatchUsage | None  # None: the request has failed
 
 
 class BatchStore:
-    """Files and batches by owner, in the file of responses, or without a path in a temporary one.
+    """Files and batches by owner, in the file of responses, or in a temporary file if there is no path.
 
-    They are kept for as long as responses, and have together at most as many bytes as these, in shares by owner.
+    They are kept for as long as responses. Together they may have at most as many bytes as these, in shares by owner.
     """
 
     def __init__(self, path: Path | None, limits: StoreLimits, clock: Callable[[], float] = time.time) -> None:
@@ -89,9 +89,9 @@ class BatchStore:
             raise StartupError(
                 f"'{path}-batches', beside --response-store, cannot be opened: {error.strerror}."
             ) from error
-        self.is_shared = path is not None  # other processes may have the file, too
+        self.is_shared = path is not None  # Other processes may have opened the file, too.
         self._computes = self._lock is None
-        # Of files that are not whole yet. Each has a descriptor of its own.
+        # Files that are still arriving. Each has its own descriptor.
         self.arriving_files = SharedLimit(MOST_ARRIVING)
         self.arriving_bytes = SharedLimit(limits.num_bytes)
 
@@ -102,7 +102,7 @@ class BatchStore:
             os.close(self._lock)
 
     def may_compute(self) -> bool:
-        """Return whether this process computes batches: of those with one file, the one that holds the lock."""
+        """Return whether this process computes batches. If several share a file, it is the one that holds the lock."""
         if not self._computes and self._lock is not None:
             with suppress(BlockingIOError):
                 fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -149,8 +149,8 @@ class BatchStore:
 
     @contextmanager
     def new_content(self) -> Iterator[IO[bytes]]:
-        """Open a file for content that arrives, beside the database. It has no name, so it ends with the process.
-        Raises Unavailable if it cannot be written, as on a full disk."""
+        """Open a nameless file next to the database for content that arrives. It ends with the process. Raises
+        Unavailable if it cannot be written, as on a full disk."""
         with reported():
             try:
                 with tempfile.TemporaryFile(dir=self._folder, buffering=PIECE_BYTES) as content:
@@ -159,12 +159,13 @@ class BatchStore:
                 raise sqlite3.OperationalError(f"an upload cannot be written: {error.strerror}") from error
 
     async def add_file(self, owner: str, file: FileObject, content: IO[bytes]) -> None:
-        """Keep a file, unless a server that ended before it could answer has kept it. Raises InvalidRequest if there is
-        no room."""
+        """Store a file, unless a server that ended before it could answer has stored it. Raises InvalidRequest if there
+        is no room."""
         await self._do(partial(self._add_file, owner, file, content))
 
     async def files(self, owner: str, purpose: str | None, limit: int, after: str | None) -> list[FileObject]:
-        """Return files of an owner, newest first, behind the one with the id `after`. Raises NotFound without it."""
+        """Return an owner's files that follow the one with the id `after`, newest first. Raises NotFound if there is
+        none."""
         return await self._do(partial(self._page, FileObject, "stored_files", owner, limit, after, purpose))
 
     async def file(self, owner: str, file_id: str) -> tuple[FileObject, int] | None:
@@ -175,7 +176,7 @@ class BatchStore:
         return await self._do(partial(self._delete_file, owner, file_id))
 
     async def content(self, file: int) -> AsyncIterator[bytes]:
-        """Yield the content of the file with this number, in parts. It ends early where the file is deleted."""
+        """Yield the content of the file with this number, in parts. It ends early if the file is deleted."""
         after: int | None = 0
         while after is not None:
             part, after = await self._do(partial(self._content, file, after))
@@ -183,7 +184,7 @@ class BatchStore:
                 yield part
 
     async def slice(self, file: int, start: int, num_bytes: int) -> bytes:
-        """Return a part of an uploaded file, or b"" if that is not there any more."""
+        """Return a part of an uploaded file, or b"" if it no longer exists."""
         first = start // PIECE_BYTES * PIECE_BYTES
         query = "SELECT content FROM file_pieces WHERE file = ? AND start >= ? AND start < ? ORDER BY start"
         rows = await self._do(lambda: self._all(query, file, first, start + num_bytes))
@@ -238,7 +239,7 @@ class BatchStore:
                     execute("UPDATE stored_batches SET num_bytes = num_bytes - ? WHERE id = ?", (num_bytes, batch))
                 execute("UPDATE stored_files SET is_deleted = 1 WHERE number = ?", (number,))
             self._drop_deleted()
-        execute("PRAGMA wal_checkpoint(TRUNCATE)")  # the log beside the file would still have it
+        execute("PRAGMA wal_checkpoint(TRUNCATE)")  # Otherwise the log next to the file would still have the content.
         return bool(files)
 
     def _drop_deleted(self) -> None:
@@ -259,7 +260,7 @@ class BatchStore:
         return b"".join(results), number
 
     def _results(self, query: str, *values: object) -> tuple[int | None, list[bytes]]:
-        """Return answers by a query for numbers and answers, up to PAGE_BYTES or one, and the last number."""
+        """Return answers by a query for numbers and answers, up to PAGE_BYTES or a single one, and the last number."""
         results: list[bytes] = []
         number: int | None = None
         num_bytes = 0
@@ -275,13 +276,14 @@ class BatchStore:
     # -- batches ------------------------------------------------------------------------------------------------------
 
     async def add_batch(self, owned: Owned, lines: list[Line]) -> None:
-        """Keep a batch with its lines, unless a server that ended before it could answer has kept it. Raises
-        InvalidRequest if there is no room, Overloaded if the owner has too many batches under way, and NotFound if its
-        file was deleted meanwhile."""
+        """Store a batch with its lines, unless a server that ended before it could answer has stored it. Raises
+        InvalidRequest if there is no room, Overloaded if the owner has too many open batches, and NotFound if its file
+        has been deleted."""
         await self._do(partial(self._add_batch, owned, lines))
 
     async def batches(self, owner: str, limit: int, after: str | None) -> list[BatchObject]:
-        """Return batches of an owner, newest first, behind the one with the id `after`. Raises NotFound without it."""
+        """Return an owner's batches that follow the one with the id `after`, newest first. Raises NotFound if there is
+        none."""
         return await self._do(partial(self._page, BatchObject, "stored_batches", owner, limit, after))
 
     async def batch(self, owner: str, batch_id: str) -> BatchObject | None:
@@ -292,7 +294,7 @@ class BatchStore:
         return await self._do(self._open_batches)
 
     async def next_lines(self, batch_id: str, after: int) -> list[Line]:
-        """Return the next lines behind a number that are not done."""
+        """Return the next lines after a number that are not done."""
         return [Line(*row) for row in await self._do(lambda: self._all(_NEXT_LINES, batch_id, after, PAGE_LINES))]
 
     async def done_lines(self, batch_id: str, after: int) -> tuple[bytes, int]:
@@ -302,13 +304,13 @@ class BatchStore:
         return b"".join(results), after if number is None else number
 
     async def put(self, owned: Owned, answered: Result) -> None:
-        """Keep the answer to a line, and count it in the batch. When this returns, no crash loses it."""
+        """Store the answer to a line, and count it in the batch. Once this returns, no crash loses it."""
         with reported():
-            # An answer that is there is kept, even if its batch is cancelled or the server ends.
+            # A stored answer is kept, even if its batch is cancelled or the server ends.
             await asyncio.shield(self._commits.put((owned, answered)))
 
     async def end(self, owned: Owned, status: Status, code: str = "", message: str = "") -> bool:
-        """End a batch, and give up the lines that are not done with this error. Return False if it has ended."""
+        """End a batch, and give up its remaining lines with this error. Return False if it has ended before."""
         return await self._do(partial(self._end, owned, status, code, message))
 
     def _batch(self, owner: str, batch_id: str) -> BatchObject | None:
@@ -369,14 +371,14 @@ class BatchStore:
             raise
 
     def _without_room(self, batch_id: str, answered: Result) -> Result:
-        """Return the error in place of an answer. Its room was counted when the batch was added."""
+        """Return the error that replaces an answer. Room for it was counted when the batch was added."""
         query = "SELECT custom_id FROM stored_lines WHERE batch = ? AND number = ?"
         for (custom_id,) in self._all(query, batch_id, answered.number):
             return Result(answered.number, given_up(batch_id, answered.number, custom_id, *NO_ROOM), None)
-        return answered  # the batch has ended, and its answers were deleted
+        return answered  # The batch has ended, and its answers were deleted.
 
     def _read_counts(self, batch: BatchObject) -> bool:
-        """Give a batch the counts that are stored, and return whether it has not ended."""
+        """Update a batch's counts from the store, and return whether it is still open."""
         ((row, is_open),) = self._all("SELECT object, is_open FROM stored_batches WHERE id = ?", batch.id)
         stored = msgspec.json.decode(row, type=BatchObject)
         batch.request_counts = stored.request_counts
@@ -393,7 +395,7 @@ class BatchStore:
             (content, usage is None, counts.completed + counts.failed + 1, batch.id, number),
         )
         if not marked.rowcount:
-            return  # it was given up meanwhile
+            return  # It has been given up.
         self._connection.execute(
             "UPDATE stored_batches SET num_bytes = num_bytes + ? WHERE id = ?", (len(content), batch.id)
         )

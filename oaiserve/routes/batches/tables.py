@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-# The triggers keep the totals of owners, which would otherwise be counted for each file.
+# The triggers maintain the totals of owners, which would otherwise be counted for each file.
 SCHEMA = (
     """
 CREATE TABLE IF NOT EXISTS stored_files (

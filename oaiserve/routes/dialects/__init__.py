@@ -1,4 +1,4 @@
 """Parsers of the text of an answer: its reasoning, its tool calls, and its content.
 
-They take text in any pieces, and know neither tokens, requests nor HTTP.
+They accept text in any pieces, and know nothing of tokens, requests or HTTP.
 """

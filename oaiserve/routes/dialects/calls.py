@@ -1,4 +1,4 @@
-"""`CallParser`: finds calls of tools in a text. Each family of models has its dialect, and its file."""
+"""`CallParser`: recognises calls of tools in a text. Each family of models has its dialect, in its own file."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from oaiserve.routes.dialects.segments import CallBegin, CallBroken, CallEnd, Co
 from oaiserve.routes.dialects.sites import Site
 from oaiserve.routes.dialects.tagged_form import TaggedForm
 
-MOST_HEAD = 2048  # characters of white space, and of the text from a tag to a call's arguments or to their next one
+MOST_HEAD = 2048  # characters of white space, or of the text from a tag or an argument to a call's next argument
 _SLICE = MOST_HEAD // 2  # characters that are read at once
-MOST_TRIED_AGAIN = 1000  # characters of a text that was no call
+MOST_TRIED_AGAIN = 1000  # characters of a text that turned out to be no call
 
 Step = Callable[[list[Segment]], bool]
 
 
 class NotACall(Exception):
-    """No call of one of the request's tools follows a tag, as the text up to the place `at` shows."""
+    """No call of one of the request's tools follows a tag: the text up to `at` shows it."""
 
     def __init__(self, at: int = 0) -> None:
         super().__init__(at)
@@ -28,13 +28,13 @@ class NotACall(Exception):
 
 
 class Value(Protocol):
-    """The search for the end of a value that is read as a whole. It takes the text piece by piece."""
+    """The search for the end of a value that is read as a whole. It receives the text piece by piece."""
 
     num_read: int  # characters up to the end, once it has come, or up to the place where the value is broken
     is_broken: bool
 
     def push(self, piece: str) -> bool:
-        """Take the next piece, and return whether the search is over."""
+        """Receive the next piece, and return whether the search is over."""
 
 
 class TagEnd:
@@ -57,23 +57,24 @@ class TagEnd:
 
 
 class CallParser(ABC):
-    """Takes the text of one answer in pieces and returns its segments, each character as soon as its kind is certain.
+    """Turns the text of one answer, in pieces, into segments. Each character is returned as soon as its kind is
+    certain.
 
-    A step reads one element of the text: it takes as much as is certain, adds segments, and returns whether another
-    step can go on; if not, more text is needed. So the segments do not depend on the pieces.
+    A step reads one element of the text: it takes the certain part, adds segments, and returns whether another step can
+    continue. If not, more text is needed. So the segments do not depend on the pieces.
 
     Whitespace before a call, and between calls, belongs to the calls. A broken call stays text.
 
-    The time for a text grows with its length and not faster. Steps see MOST_HEAD characters of it. Only the end of a
-    value may be awaited for longer, and the search for it sees each character once. Where a long text was no call, none
-    is looked for within it.
+    The time is at most proportional to the length of the text. Steps see MOST_HEAD characters of it. Only the end of a
+    value may be awaited for longer, and the search for it sees each character once. In a long text that was no call, no
+    other call is searched for.
     """
 
-    opening_tags: ClassVar[tuple[str, ...]]  # with each of these, a call may begin
+    opening_tags: ClassVar[tuple[str, ...]]  # A call may begin with each of these.
     bare: ClassVar[tuple[str, ...]] = ()  # how an answer begins that is a call without a tag
     closing_tags: ClassVar[tuple[str, ...]] = ()  # tags that may follow a call, in this order
     untagged: ClassVar[tuple[str, ...]] = ()  # how a call may also begin, although most often plain text does
-    hidden_tags: ClassVar[tuple[str, ...]] = ()  # around texts that are no calls: dropped, with or without tools
+    hidden_tags: ClassVar[tuple[str, ...]] = ()  # tags around texts that are no calls: dropped, with or without tools
     tags: ClassVar[tuple[str, ...]]  # all tags of the family
     form: ClassVar[TaggedForm | None] = None  # the form of calls that are not in JSON
     sites: ClassVar[tuple[Site, ...]] = ()  # where the names of calls occur
@@ -86,32 +87,33 @@ class CallParser(ABC):
         strict: frozenset[str] = frozenset(),
     ) -> None:
         """`tools` are schemas of parameters by name. With `only_one`, the text ends with the first call. Calls of
-        `strict` tools are read only in the forms that a grammar holds to their schemas."""
+        `strict` tools are read only in the forms for which grammars enforce their schemas."""
         self._strict = strict
         self.num_called = 0
-        self.num_unparsed = 0  # tags that no call followed, and calls that broke
+        self.num_unparsed = 0  # tags without a call after them, and broken calls
         self._tools = tools
         self._only_one = only_one
         self._text = ""  # text that no step has taken yet
         self._step: Step = self._in_text
-        self._is_blank = True  # nothing but whitespace has come since the beginning, or since the last call
+        self._is_blank = True  # only whitespace has come since the beginning, or since the last call
         self._tag = ""  # tag at the start of the call
         self._raw: list[str] = []  # the text of the call up to `_text`, with the whitespace before it
         self._value: Value | None = None  # a value that is read as a whole
         self._awaits_value = False
-        self._behind_text: list[str] = []  # what has come while the value's end is awaited
+        self._behind_text: list[str] = []  # the text after the value's beginning, while its end is awaited
 
     @classmethod
     def own_arguments(
         cls, name: str, schema: Mapping[str, Any], schemas: dict[str, Any], special_ids: Mapping[str, int]
     ) -> str | None:
-        """Return the Lark of arguments in a form that is not JSON, or None if that cannot hold the schema.
+        """Return the Lark of arguments in a form other than JSON, or None if this form cannot express the schema.
 
-        It adds to `schemas` those of values. Lark names them by their place."""
+        It adds the schemas of values to `schemas`. Lark names them by their index.
+        """
         return None
 
     def push(self, text: str) -> list[Segment]:
-        """Take the next piece of the text."""
+        """Receive the next piece of the text."""
         segments: list[Segment] = []
         at = 0
         while True:
@@ -133,7 +135,7 @@ class CallParser(ABC):
                 at += len(piece)
 
     def _read_value(self, text: str, at: int) -> int:
-        """Read a text from the place `at` until the value has come, and return the place behind what was read."""
+        """Read a text from `at` until the value is complete, and return the place after the part that was read."""
         assert self._value is not None
         while self._awaits_value and at < len(text):
             piece = text[at : at + _SLICE]
@@ -149,7 +151,7 @@ class CallParser(ABC):
         self._behind_text = []
 
     def _end_of(self, value: Callable[[], Value], at: int) -> int | None:
-        """Return the place behind the value at this place, or None if its end has not come. Raises NotACall."""
+        """Return the place after the value at this place, or None if its end has not come. Raises NotACall."""
         if self._value is None:
             self._value = value()
             self._awaits_value = not self._value.push(self._text[at:])
@@ -162,7 +164,7 @@ class CallParser(ABC):
         return at + reading.num_read
 
     def _give_up(self, segments: list[Segment]) -> None:
-        """Go on where a step has waited in vain, since what it waits for has become too long."""
+        """Continue where a step has waited for too long a text."""
         if self._step == self._in_head:
             self._no_call(segments, len(self._text))
         elif self._step == self._in_text:
@@ -237,7 +239,7 @@ class CallParser(ABC):
             return True
 
     def _no_call(self, segments: list[Segment], at: int) -> None:
-        """Go on behind the tag, or where a long text was found to be no call."""
+        """Continue after the tag, or at the place where a long text turned out to be no call."""
         self.num_unparsed += self._tag not in self.untagged
         taken = "".join(self._raw[1:])
         del self._raw[1:]
@@ -253,11 +255,11 @@ class CallParser(ABC):
         """Take the text from the tag up to the arguments. Raises NotACall, and then takes nothing."""
 
     def _is_complete(self, _segments: list[Segment]) -> bool:
-        """Take the call if it is whole although its end is missing, and return whether it is."""
+        """Take the call if only its end is missing, and return whether that is so."""
         return False
 
     def _name_in_head(self) -> str | None:
-        """Return the tool's name if the text ends before the arguments, or in ones that are read as a whole."""
+        """Return the tool's name if the text ends before the arguments, or in arguments that are read as a whole."""
         return None
 
     def _begin(self, segments: list[Segment], name: str) -> None:
@@ -266,7 +268,7 @@ class CallParser(ABC):
         segments.append(CallBegin(name))
 
     def _take(self, length: int) -> str:
-        """Take so much of the text as belongs to the call."""
+        """Take the part of the text that belongs to the call."""
         taken = self._text[:length]
         self._text = self._text[length:]
         self._raw.append(taken)
@@ -283,7 +285,7 @@ class CallParser(ABC):
         return True
 
     def _break(self, segments: list[Segment]) -> bool:
-        """Give the call up: the text goes on from here."""
+        """Give the call up: the text continues from here."""
         self.num_unparsed += 1
         segments.append(CallBroken("".join(self._raw)))
         self._is_blank = False
@@ -291,7 +293,7 @@ class CallParser(ABC):
         return True
 
     def _match(self, pattern: regex.Pattern[str], at: int = 0) -> regex.Match[str] | None:
-        """Return the match of a head, or None if only more text can make one. Raises NotACall."""
+        """Return the match of a head, or None if more text is needed. Raises NotACall."""
         match = pattern.match(self._text, at, partial=True)
         if match is None:
             raise NotACall
@@ -300,7 +302,7 @@ class CallParser(ABC):
         return match
 
     def _after_call(self, _segments: list[Segment]) -> bool:
-        """Take the whitespace and the tags behind a call, which a model may leave out."""
+        """Take the whitespace and the tags after a call, which a model may leave out."""
         rest = self._text.lstrip()
         for tag in self.closing_tags:
             if rest.startswith(tag):

@@ -1,4 +1,4 @@
-"""`ChannelCalls`: reads whole answers of models that write everything in channels: reasoning, content and calls."""
+"""`ChannelCalls`: reads answers of models that write everything in channels: reasoning, content and calls."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class ChannelCalls(NamedCalls):
         self._in_reasoning = in_reasoning
         self._is_raw = is_raw
         self.is_over = False
-        self.end = 0  # characters of the text up to the end of the last reasoning, as far as it has come
+        self.end = 0  # characters of the text up to the end of the last reasoning so far
         self._num_pushed = 0
 
     def push(self, text: str) -> list[Segment]:

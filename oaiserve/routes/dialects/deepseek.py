@@ -1,4 +1,4 @@
-"""Calls of DeepSeek: with tags of their own since V3, and in a tag for each argument (DSML) since V3.2."""
+"""Calls of DeepSeek: with its own tags since V3, and with a tag for each argument (DSML) since V3.2."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _CALLS_END = "<｜tool▁calls▁end｜>"
 
 
 class DeepSeekCalls(NamedCalls):
-    """Reads the name and the arguments of V3.1, or, of V3 and R1, the type, the name, and the arguments as code."""
+    """Reads the name and the arguments of V3.1, or V3's and R1's type, name, and arguments in a code block."""
 
     opening_tags = (_CALLS, _CALL)
     closing_tags = ("```", _CALL_END, _CALLS_END)

@@ -40,7 +40,7 @@ from oaiserve.routes.dialects.reasoning import THINK, ReasoningDialect
 from oaiserve.routes.dialects.tagged_rows import HUNYUAN, HUNYUAN_OPEN, KIMI_K3, MINICPM, MINIMAX_M3, MUSE
 from oaiserve.routes.dialects.xml import GLM, MINIMAX, QWEN_CODER, SEED
 
-# The tags of reasoning, each known by its last one in the chat template.
+# The tags of reasoning. A chat template with the last one of a row uses that row.
 _REASONING_TAGS = (
     ("<seed:think>", "</seed:think>"),
     ("[THINK]", "[/THINK]"),
@@ -49,7 +49,7 @@ _REASONING_TAGS = (
 )
 
 
-# A family is recognised by its signs in the chat template, in this order.
+# Families are recognised by their signs in the chat template, in this order.
 FAMILIES = (
     *(COHERE, COMMAND_R, NEMOTRON, APRIEL, MINIMAX_M1, APERTUS, FIREFUNCTION, FUNCTIONARY, FUNCTIONARY_HEADED),
     *(GIGACHAT31, GIGACHAT, SOLAR, HUNYUAN_OPEN, HUNYUAN, MINICPM, KIMI_K3, MINIMAX_M3, MUSE),
@@ -59,7 +59,7 @@ FAMILIES = (
 
 
 def family_of(name: str, template: str) -> CallFamily | None:
-    """Return the family by `--tool-call-parser`; with "auto" by the chat template, or else Hermes."""
+    """Return the family of `--tool-call-parser`; with "auto" the chat template's, or else Hermes."""
     recognised = [family for family in FAMILIES if all(sign in template for sign in family.signs)]
     if name == "auto":
         if recognised:
@@ -72,14 +72,14 @@ def family_of(name: str, template: str) -> CallFamily | None:
 
 @dataclass(frozen=True, slots=True)
 class Dialect:
-    calls: CallFamily | None = None  # None: calls are not looked for
+    calls: CallFamily | None = None  # None: the server does not look for calls
     reasoning: ReasoningDialect | None = None
     abilities: Abilities = field(default_factory=Abilities)  # abilities of the chat template
     # Ids of the tokens that the tokenizer skips in answers.
     special_ids: Mapping[str, int] = field(default_factory=dict)
 
     def visible_ids(self, *, calls: bool, reasoning: bool) -> frozenset[int]:
-        """Return the ids of the special tokens among the tags of calls and reasoning, by request."""
+        """Return a request's function for the ids of the special tokens among the tags of calls and reasoning."""
         tags: list[str] = []
         if self.calls is not None:
             tags += self.calls.parser.hidden_tags
@@ -87,7 +87,7 @@ class Dialect:
                 tags += self.calls.parser.tags
         if reasoning and self.reasoning is not None:
             tags += self.reasoning.tags
-        text = "\0".join(tags)  # a tag may have several special tokens
+        text = "\0".join(tags)  # A tag may have several special tokens.
         return frozenset(token_id for token, token_id in self.special_ids.items() if token in text)
 
 
@@ -95,7 +95,7 @@ def dialect_of(
     tool_call_parser: str, reasoning_parser: str, template: ChatTemplate | None, special_ids: Mapping[str, int]
 ) -> Dialect:
     """Return the dialect by the flags, or else by the tokenizer's declaration or the chat template."""
-    if template is None:  # no chat then
+    if template is None:  # Without a template, there is no chat.
         return Dialect()
     source = template.source
     declared = template.response_template
@@ -149,7 +149,7 @@ def _declared(response_template: Mapping[str, Any], name: str) -> Mapping[str, A
 
 
 def _tags(declared: Mapping[str, Any]) -> tuple[str, str] | None:
-    """Return the tags around a field, without whitespace at their ends."""
+    """Return the tags around a field, without white space at their ends."""
     opening = declared.get("open")
     closing = declared.get("close")
     if not (isinstance(opening, str) and isinstance(closing, str) and opening.strip() and closing.strip()):

@@ -1,4 +1,4 @@
-"""`CallFamily`: how a family of models writes its calls of tools, in prompts and where a grammar forces them."""
+"""`CallFamily`: how a family of models writes tool calls, in prompts and where a grammar forces them."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import msgspec
 from oaiserve.routes.dialects.calls import CallParser
 from oaiserve.routes.dialects.lark import NUMBER, lark_of
 
-MOST_IN_TWO_FORMS = 256  # tools whose calls may be in JSON, too, if they can be in the family's own form
-MOST_FORCED_CALLS = 16  # so that a model without an end does not call for ever
+MOST_IN_TWO_FORMS = 256  # tools whose calls may be in JSON, as well as in the family's own form
+MOST_FORCED_CALLS = 16  # The limit stops a model that would call for ever.
 Message = dict[str, Any]
 
 
@@ -30,14 +30,15 @@ class CallFamily:
     arguments_key: str = "arguments"  # "": a call is its name, `name_end` and the arguments, not one object
     name_end: str = ""
     object_start: str = '{"name": "'  # start of a call that is one object, up to its name
-    signs: tuple[str, ...] = ()  # a chat template with all of these is one of this family
-    # Writes the calls of a history, where they differ from forced ones.
+    signs: tuple[str, ...] = ()  # A chat template with all of these belongs to this family.
+    # Writes the calls of a history, if they differ from forced ones.
     in_text: Callable[[Iterable[tuple[str, str]]], str] | None = None
-    history: Callable[[Sequence[Message]], list[Message]] | None = None  # makes messages as its templates take them
-    reasoning_tags: tuple[str, str] | None = None  # where they differ from those that the template shows
-    reasons_always: bool = False  # before a call or an answer that is forced
-    by_channels: bool = False  # the parser, a ChannelCalls, reads reasoning; an answer ends with its first call
-    answer_opening: str = ""  # before an answer that is no call, where it follows reasoning
+    # Converts messages to the form that its templates expect.
+    history: Callable[[Sequence[Message]], list[Message]] | None = None
+    reasoning_tags: tuple[str, str] | None = None  # if they differ from those in the template
+    reasons_always: bool = False  # also before forced calls and answers
+    by_channels: bool = False  # The parser, a ChannelCalls, reads reasoning; an answer ends with its first call.
+    answer_opening: str = ""  # text before an answer that is no call and follows reasoning
 
     def written(self, calls: Iterable[tuple[str, str]]) -> str:
         """Return the text of calls (names and JSON texts of arguments) in the dialect of this family."""
@@ -60,8 +61,8 @@ class CallFamily:
         """Return the text of a grammar (`lark_with_schemas`) for one call of these tools, or for several.
 
         The schemas are those of the arguments. Special tokens are text to the parsers, but a grammar needs their ids.
-        With the JSON text of a schema as `answer`, an instance of it may come instead of the calls. Schemas of
-        tools that aren't `strict` are obeyed as far as they can be.
+        If `answer` has the JSON text of a schema, an instance of it may replace the calls. Schemas of tools that aren't
+        `strict` are enforced as far as possible.
         """
 
         def lark(*texts: str) -> str:
@@ -101,8 +102,8 @@ class CallFamily:
     def strict_grammar(
         self, schemas: Mapping[str, Mapping[str, Any]], special_ids: Mapping[str, int]
     ) -> tuple[tuple[str, ...], str]:
-        """Return the leads of the parser's sites, and the grammar of what follows them where one of these tools is
-        called. It begins with a letter for the lead."""
+        """Return the leads of the parser's sites, and the grammar of the text after them in calls of these tools. The
+        grammar begins with a letter for the lead."""
         all_schemas: dict[str, Any] = dict(schemas)
         as_json = {name: f"@schema_{number}" for number, name in enumerate(schemas)}
         tags = (*self.parser.tags, *self.parser.hidden_tags)

@@ -26,8 +26,8 @@ class _Object:
         self._quote = quote
         self._depth = 0
         self._in_string = False
-        self._last = ""  # the end of the text, in which a quote may have begun
-        self._num_searched = 0  # characters of that
+        self._last = ""  # end of the text, where a quote may have begun
+        self._num_searched = 0  # characters of it that were searched
 
     def push(self, piece: str) -> bool:
         text = self._last + piece
@@ -36,7 +36,7 @@ class _Object:
             at = match.end()
             if match[0] == self._quote:
                 before = text[max(0, match.start() - _NUM_LOOKED_BACK) : match.start()]
-                # Else it ends a text that has none at its beginning, which models leave out.
+                # Otherwise it ends a text without an opening quote, which models leave out.
                 self._in_string = not self._in_string and before.rstrip()[-1:] in "{[,:"
             elif not self._in_string:
                 self._depth += 1 if match[0] in "{[" else -1

@@ -21,7 +21,7 @@ _CONSTRAIN = "<|constrain|>"
 _MESSAGE = "<|message|>"
 _ENDS = ("<|end|>", "<|call|>", "<|return|>")
 REASONING_TAGS = (f"{_CHANNEL}analysis{_MESSAGE}", "<|end|>")
-# The name of a tool stands before the channel or behind it.
+# The name of a tool comes before the channel or after it.
 _HEADER = regex.compile(
     r"(?:(?:<\|start\|>)?assistant)?\s*+(?:to=(?P<to>[^\s<>]++))?\s*+(?:<\|channel\|>\s*+(?P<channel>[a-z]++)"
     r"(?:\s++to=(?P<to>[^\s<>]++))?\s*+){0,2}(?:<\|constrain\|>)?\s*+(?:json|code)?\s*+<\|message\|>"
@@ -29,7 +29,7 @@ _HEADER = regex.compile(
 
 
 class HarmonyCalls(ChannelCalls):
-    """Reads whole answers. A message with a broken header is content, one to a tool that is not the request's none."""
+    """Reads whole answers. A message with a broken header is content. One to an unknown tool is dropped."""
 
     opening_tags = (_CHANNEL, _START)
     closing_tags = _ENDS
@@ -77,7 +77,7 @@ class HarmonyCalls(ChannelCalls):
         return []
 
     def _at_start(self, _segments: list[Segment]) -> bool:
-        """Wait for a header, without the words that are in the prompt, or for a text that is none."""
+        """Wait for a header, without the words that are in the prompt, or for a text without a header."""
         match = _HEADER.match(self._text, partial=True)
         if match is not None and match.partial:
             return False

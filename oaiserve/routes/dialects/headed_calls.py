@@ -1,4 +1,4 @@
-"""Calls behind headers of their own: Solar Open's messages, and Functionary's `>>>NAME` with the arguments below."""
+"""Calls after headers: Solar Open's messages, and Functionary's `>>>NAME` with the arguments below."""
 
 from __future__ import annotations
 

@@ -18,8 +18,8 @@ class HermesCalls(UntaggedCalls):
 
 
 def without_line_ends(messages: Sequence[Message]) -> list[Message]:
-    """Return messages whose content before calls has lost the line end that the model wrote there. Templates write it
-    again, and with two of them the prompt would be another text than the one in the prefix cache."""
+    """Return messages without the line end that the model wrote before calls. Templates add it again, and with two line
+    ends the prompt would differ from the one in the prefix cache."""
     return [
         {**message, "content": message["content"].removesuffix("\n")}
         if message.get("tool_calls") and isinstance(message.get("content"), str)

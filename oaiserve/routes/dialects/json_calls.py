@@ -12,7 +12,7 @@ from oaiserve.routes.dialects.calls import MOST_HEAD, CallParser, NotACall
 from oaiserve.routes.dialects.segments import Arguments, CallBegin, Segment, after_blanks
 from oaiserve.routes.dialects.sites import OBJECT, Site
 
-# Characters of a string up to its end, or up to an escape that is not whole.
+# Characters of a string up to its end, or up to an incomplete escape.
 _IN_STRING = re.compile(r'[^"\\\x00-\x1f]*+(?:\\[^\x00-\x1f][^"\\\x00-\x1f]*+)*+')
 # Brackets, quotes, and characters that JSON has only in strings.
 _OUTSIDE = re.compile(r'["{}\[\]]|[^\s,:0-9.eE+\-truefalsn]')
@@ -21,7 +21,7 @@ _ESCAPE = re.compile(r"""\\(?:["\\/bfnrtu]|([^\x00-\x1f]))""")
 
 
 class BrokenJson(Exception):
-    """The text is no JSON from the place `at` on."""
+    """The text is not JSON from the place `at` on."""
 
     def __init__(self, at: int) -> None:
         super().__init__(at)
@@ -29,17 +29,18 @@ class BrokenJson(Exception):
 
 
 class JsonScanner:
-    """It checks no more than it needs to find the end: whether the object is JSON is for a decoder to say."""
+    """It checks only enough to find the end. A decoder decides whether the object is JSON."""
 
     def __init__(self) -> None:
         self.depth = 0  # number of open brackets
-        self.num_read = 0  # by `push`
+        self.num_read = 0  # characters read by `push`
         self.is_broken = False
-        self.is_escaped = False  # the text ends with the backslash of an escape
+        self.is_escaped = False  # whether the text ends with the backslash of an escape
         self._in_string = False
 
     def push(self, piece: str) -> bool:
-        """Go on with a piece of a value that is read as a whole, and return whether the search for its end is over."""
+        """Continue with a piece of a value that is read as a whole, and return whether the search for its end is
+        over."""
         try:
             end = self.scan(piece, 0, 0)
         except BrokenJson as broken:
@@ -49,9 +50,9 @@ class JsonScanner:
         return end is not None
 
     def scan(self, text: str, at: int, to_depth: int) -> int | None:
-        """Go on with `text` from the place `at`, until a bracket closes down to the depth `to_depth`.
+        """Continue with `text` from the place `at`, until a bracket closes down to the depth `to_depth`.
 
-        Return the place behind it, or None if the text ends first. Raises BrokenJson.
+        Return the place after that bracket, or None if the text ends first. Raises BrokenJson.
         """
         while at < len(text):
             if self._in_string:
@@ -75,7 +76,7 @@ class JsonScanner:
         return None
 
     def _end_of_string(self, text: str, at: int) -> int:
-        """Return the place behind the string at `at`, or the end of the text. Raises BrokenJson."""
+        """Return the place after the string at `at`, or the end of the text. Raises BrokenJson."""
         if self.is_escaped:
             if text[at] < " ":
                 raise BrokenJson(at)
@@ -94,7 +95,7 @@ class JsonScanner:
         return at + 1
 
 
-# The usual order, in which arguments can be passed on as they come.
+# The usual order, in which arguments can be passed on as they arrive.
 _HEAD = regex.compile(
     r'\{\s*+(?:"tool_call_id"\s*:\s*"[^"\\\x00-\x1f]{0,256}"\s*,\s*+)?"(?:tool_)?name"\s*:\s*"(?P<name>[^"\\\x00-\x1f]*)"\s*,'
     r'\s*+"(?:arguments|parameters)"\s*:\s*(?=\{)',
@@ -135,7 +136,7 @@ class JsonCallParser(CallParser):
         return self._head_of_object(segments, len(self._tag))
 
     def _head_of_object(self, segments: list[Segment], at: int) -> bool:
-        """Take the text up to the arguments of the object at this place, or behind whitespace there."""
+        """Take the text up to the arguments of the object at this place, or after the white space there."""
         at = self._place_of_object(at)
         if at == len(self._text):
             return False
@@ -148,7 +149,7 @@ class JsonCallParser(CallParser):
         return self._whole_object(segments, at)
 
     def _place_of_object(self, at: int) -> int:
-        """Return the place of the object behind whitespace, or else the end of the text. Raises NotACall."""
+        """Return the place of the object after white space, or else the end of the text. Raises NotACall."""
         text = self._text
         at = after_blanks(text, at)
         if at < len(text) and (text[at] != "{" or not _may_be_a_call(text[at + 1 : at + _KEY_CHARACTERS])):
@@ -170,11 +171,11 @@ class JsonCallParser(CallParser):
         return end is not None and self._take_whole(segments, at, end)
 
     def _end_of_json(self, at: int) -> int | None:
-        """Return the place behind the object at this place, or None if it has not come. Raises NotACall."""
+        """Return the place after the object at this place, or None if its end has not come. Raises NotACall."""
         return self._end_of(JsonScanner, at)
 
     def _take_whole(self, segments: list[Segment], at: int, end: int, tag: str = "") -> bool:
-        """Take the text up to the end of the object between these places, and the whitespace and the tag behind it."""
+        """Take the text up to the end of the object between these places, and the white space and the tag after it."""
         call = _call(self._text[at:end])
         if call is None or call[0] not in self._tools:
             raise NotACall(end)
@@ -197,7 +198,7 @@ class JsonCallParser(CallParser):
         return is_done
 
     def _in_tail(self, segments: list[Segment]) -> bool:
-        """Take the rest of the object, behind the arguments."""
+        """Take the rest of the object, after the arguments."""
         if self._arguments_depth:
             _, is_done = self._scan(0)
             if is_done is None:
@@ -223,8 +224,8 @@ class JsonCallParser(CallParser):
         return True
 
     def _scan(self, to_depth: int) -> tuple[str, bool | None]:
-        """Take text until brackets are closed down to a depth. Return it, and whether they are: None if the text is no
-        JSON."""
+        """Take text until brackets are closed down to a depth. Return it and whether they are closed, or None if the
+        text is not JSON."""
         try:
             end = self._scanner.scan(self._text, 0, to_depth)
         except BrokenJson as broken:
@@ -242,7 +243,7 @@ def _may_be_a_call(text: str) -> bool:
 
 
 def _call(text: str) -> tuple[str, str] | None:
-    """Return the name and the arguments, as JSON, of a whole object. Return None if it is no call."""
+    """Return the name and the arguments, as JSON, of a whole object, or None if it is not a call."""
     try:
         call = _decoder.decode(with_json_escapes(text))
     except (msgspec.MsgspecError, RecursionError):
@@ -254,7 +255,7 @@ def _call(text: str) -> tuple[str, str] | None:
 
 
 def with_json_escapes(text: str) -> str:
-    """Return JSON in which escapes that it doesn't have are repaired: models write \\' for ' and \\d for \\\\d."""
+    """Return JSON in which escapes that JSON doesn't have are repaired: models write \\' for ' and \\d for \\\\d."""
     if "\\" in text:
         return _ESCAPE.sub(_json_escape, text)
     return text
@@ -269,15 +270,15 @@ def _json_escape(match: re.Match[str]) -> str:
 
 
 def is_held(text: str, name: str, arguments: str) -> bool:
-    """Return whether the arguments of a call are where the grammar of `sites.OBJECT` holds them to a schema."""
+    """Return whether the arguments of a call are where the grammar of `sites.OBJECT` enforces a schema."""
     heads = (head for head in _HEAD.finditer(text) if len(head[0]) < MOST_HEAD)
     return any(head["name"] == name and text.startswith(arguments, head.end()) for head in heads)
 
 
 def object_text(arguments: bytes) -> str | None:
-    """Return arguments as the text of an object. Return None if they are none."""
+    """Return arguments as the text of an object, or None if they are not an object."""
     text = arguments.decode()
-    if text.startswith('"'):  # some models write JSON within JSON
+    if text.startswith('"'):  # Some models write JSON within JSON.
         text = msgspec.json.decode(text, type=str) or "{}"
     if text == "null":
         text = "{}"
@@ -300,7 +301,7 @@ def in_quotes(text: str) -> str:
 
 
 class ListedCalls(JsonCallParser):
-    """Reads calls in a list behind a tag, or one without a list."""
+    """Reads calls in a list after a tag, or a single call without a list."""
 
     _is_list = False
 
@@ -326,7 +327,7 @@ class ListedCalls(JsonCallParser):
 
 
 class NamedCalls(JsonCallParser):
-    """Reads calls whose name stands before their arguments: `named` matches from the opening tag up to these."""
+    """Reads calls whose name comes before their arguments: `named` matches from the opening tag up to the arguments."""
 
     named: ClassVar[regex.Pattern[str]]
     sites: ClassVar[tuple[Site, ...]] = ()

@@ -1,4 +1,4 @@
-"""Calls of more families as JSON objects, alone or in lists. They differ in their tags, and in the names of keys."""
+"""More families with calls as JSON objects, alone or in lists. They differ in their tags, and in the names of keys."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def _listed(*opening: str, closing: str) -> type[CallParser]:
 
 
 class LinedCalls(ListedCalls):
-    """Reads calls in a list, or one a line."""
+    """Reads calls in a list, or one per line."""
 
     opening_tags = ("<tool_calls>",)
     closing_tags = ("</tool_calls>",)

@@ -39,7 +39,7 @@ class KimiCalls(NamedCalls):
 
 
 def with_counted_ids(messages: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return messages whose calls have ids as the model writes them, which count through the conversation."""
+    """Return messages whose calls have ids as the model writes them, numbered through the conversation."""
     ids: dict[str, str] = {}
     result = []
     for message in messages:

@@ -1,4 +1,4 @@
-"""Text in the notation of llguidance's Lark, for grammars of the server's own."""
+"""Text in the notation of llguidance's Lark, for the server's own grammars."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 import msgspec
 
-# Stand for the place of a call in its answer, for the name of an argument, and for its type if that is no string.
+# Stand for the index of a call in its answer, for the name of an argument, and for its type unless that is a string.
 NUMBER = "{number}"
 KEY = "{key}"
 TYPE = "{type}"
@@ -15,7 +15,7 @@ _ANY = {NUMBER: "/[0-9]{1,4}/", KEY: '/[^<>"\\s]{1,64}/', TYPE: "/number|boolean
 
 
 def lark_of(text: str, special_ids: Mapping[str, int]) -> str:
-    """Return a text as Lark has it: special tokens by their ids, and what NUMBER, KEY and TYPE stand for."""
+    """Return a text in Lark: special tokens by their ids, and the rules for NUMBER, KEY and TYPE."""
     tags = [*(tag for tag in special_ids if tag in text), *_ANY]
     return " ".join(
         f"<[{special_ids[piece]}]>" if piece in special_ids else _ANY.get(piece) or msgspec.json.encode(piece).decode()

@@ -1,4 +1,4 @@
-"""Calls of Granite 3 and Phi-4: JSON objects in a list behind `<|tool_call|>`."""
+"""Calls of Granite 3 and Phi-4: JSON objects in a list after `<|tool_call|>`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from oaiserve.routes.dialects.json_calls import ListedCalls
 
 
 class TaggedLists(ListedCalls):
-    """Also reads `functools[...]`, as Phi-4 mini writes it when it was not told of tags, and a call without a list."""
+    """Also reads `functools[...]`, which Phi-4 mini writes if its prompt has no tags, and a call without a list."""
 
     opening_tags = ("<|tool_call|>", "functools")
     closing_tags = ("<|/tool_call|>",)

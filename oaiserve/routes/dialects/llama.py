@@ -1,4 +1,4 @@
-"""Calls of Llama: JSON objects without tags; Llama 4 also writes lists of calls as Python has them."""
+"""Calls of Llama: JSON objects without tags; Llama 4 also writes lists of calls in Python."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Calls of Mistral: `[TOOL_CALLS]` and a list in JSON, or, as newer models write it, the name and the arguments."""
+"""Calls of Mistral: `[TOOL_CALLS]` and a list in JSON or, in newer models, the name and the arguments."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class MistralCalls(ListedCalls, NamedCalls):
 
 
 def with_short_ids(messages: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return messages with ids of calls as the templates want them: nine letters or digits."""
+    """Return messages with the ids of calls that the templates expect: nine letters or digits."""
 
     def short(call_id: str) -> str:
         return hashlib.sha256(call_id.encode(errors="replace")).hexdigest()[:9]

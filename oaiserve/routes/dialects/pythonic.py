@@ -1,4 +1,4 @@
-"""Calls as Python has them, in a list: `[name(argument="value"), ...]`; LFM2 writes them so."""
+"""Calls in Python, in a list: `[name(argument="value"), ...]`, as LFM2 writes them."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from oaiserve.routes.dialects.tagged_form import is_by_value
 _NAME = regex.compile(r"\s*(?P<name>[A-Za-z_][\w.-]*+)\s*(?=\()")
 _QUOTE_OR_BRACKET = re.compile(r"""[()\[\]{}'"]""")
 _IN_STRING = {quote: re.compile(rf"(?:[^{quote}\\]|\\.)*+", re.DOTALL) for quote in "'\""}
-_MOST_VALUES = 10_000  # in the arguments of a call: Python's parser takes its time, and memory, for each
-_LITERALS = {"true": True, "false": False, "null": None}  # as JSON writes them
+_MOST_VALUES = 10_000  # in the arguments of a call: Python's parser needs time and memory for each
+_LITERALS = {"true": True, "false": False, "null": None}  # as in JSON
 
 
 class _Brackets:
@@ -65,12 +65,12 @@ class _Brackets:
 
 
 class PythonicCalls(ListedCalls):
-    """Each call is read as a whole, as Python's strings have to be, or as JSON."""
+    """Each call is read as a whole, because its strings are Python's, or else as JSON."""
 
     _name: str | None = None  # name of the tool whose arguments have begun
 
     def __init_subclass__(cls) -> None:
-        # A list begins or goes on, or there is a call without one, behind a tag.
+        # A list begins or continues, or there is a call without a list, after a tag.
         lead = "|".join((r"\[", r"[)}\]]\s*[,;]", *map(regex.escape, cls.opening_tags)))
         python = Site(f"(?:{lead})", r"A-Za-z0-9_.\-", ("(",), (")",), is_spaced=True, is_own_form=True)
         cls.sites = (OBJECT, python)
@@ -79,12 +79,13 @@ class PythonicCalls(ListedCalls):
     def own_arguments(
         cls, name: str, schema: Mapping[str, Any], schemas: dict[str, Any], special_ids: Mapping[str, int]
     ) -> str | None:
-        """Return `key=value, ...` in the order of the schema, or `**{...}` for one that is about more than values."""
+        """Return `key=value, ...` in the order of the schema, or `**{...}` for a schema that is not only about
+        values."""
         properties = schema.get("properties") or {}
         if not is_by_value(schema) or not all(key.isidentifier() and not iskeyword(key) for key in properties):
             return f'"**" @schema_{[*schemas].index(name)}'
-        later = ""  # what may come after another argument
-        first = ""  # what may come before any
+        later = ""  # text that may follow another argument
+        first = ""  # text that may come before any argument
         for key, value in reversed(properties.items()):
             written = f'"{key}=" @schema_{len(schemas)}'
             schemas[f"{name}/{key}"] = value
@@ -134,12 +135,12 @@ class _JsonLiterals(ast.NodeTransformer):
 
 
 def _arguments(brackets: str) -> str | None:
-    """Return the arguments in a call's brackets as JSON, or None if they are no literals with names."""
+    """Return the arguments in a call's brackets as JSON, or None if they are not literals with names."""
     if brackets.count(",") > _MOST_VALUES:
         return None
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # about escapes that Python does not know
+            warnings.simplefilter("ignore")  # Python warns of unknown escapes.
             call = ast.parse(f"call{brackets}", mode="eval").body
         if not isinstance(call, ast.Call) or call.args:
             return None
@@ -159,7 +160,7 @@ def _arguments(brackets: str) -> str | None:
 
 
 def as_python(calls: Iterable[tuple[str, str]]) -> str:
-    """Return calls (names and JSON texts of arguments) as Python has them."""
+    """Return calls (names and JSON texts of arguments) in Python."""
     texts = []
     for name, arguments in calls:
         try:

@@ -1,4 +1,4 @@
-"""`RawCall`: an answer that is the input of a tool, without any tag, as a grammar forces it."""
+"""`RawCall`: an answer that is the input of a tool, without any tag, because a grammar forces it."""
 
 from __future__ import annotations
 

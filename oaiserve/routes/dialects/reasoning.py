@@ -1,4 +1,4 @@
-"""The reasoning at the beginning of answers: its dialect, by the chat template and the flag, and its parser."""
+"""The reasoning at the beginning of answers: its dialect, from the chat template and the flag, and its parser."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ _SWITCHES: Mapping[str, tuple[object, object]] = {
     "thinking": (False, True),
 }
 _EFFORTS = ("reasoning_effort", "thinking_effort", "reasoning_strength")  # variables of templates
-_NEAREST = {"none": "low", "minimal": "low", "xhigh": "high"}  # efforts that a model without a switch knows
-# The efforts of other names that templates know, nearest first.
+_NEAREST = {"none": "low", "minimal": "low", "xhigh": "high"}  # efforts of models without a switch
+# Templates' other names for efforts, nearest first.
 _ALIKE = {
     "none": ("none", "no_think"),
     "minimal": ("minimal", "low"),
     "medium": ("medium", "high"),
     "xhigh": ("xhigh", "max", "high"),
 }
-_BUDGETS = {"minimal": 256, "low": 1024}  # most tokens by effort, for a model that knows no efforts; others: no limit
+_BUDGETS = {"minimal": 256, "low": 1024}  # most tokens by effort, for a model without efforts; others: no limit
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,12 +35,12 @@ class ReasoningMode:
     """The reasoning of the answers to one request."""
 
     tags: tuple[str, str]
-    is_open: bool  # the answer begins within it, without the opening tag
-    prompt_opening: str = ""  # put behind the prompt, to make the model reason
+    is_open: bool  # The answer begins within the reasoning, without the opening tag.
+    prompt_opening: str = ""  # appended to the prompt, to make the model reason
 
 
 class ReasoningDialect:
-    """The tags of a model's reasoning, and the template's switch: it reasons always, never, or by a variable."""
+    """The tags of a model's reasoning, and the template's switch: always, never, or by a variable."""
 
     def __init__(
         self,
@@ -51,8 +51,8 @@ class ReasoningDialect:
         *,
         is_always: bool = False,
     ) -> None:
-        """`name` is the value of `--reasoning-parser`, and `generation_prompt` returns the template's text behind the
-        messages, by the values of its variables. `is_always`: the model has no choice."""
+        """`name` is the value of `--reasoning-parser`. `generation_prompt` returns the template's text after the
+        messages, for values of its variables. `is_always`: the model has no choice."""
         self.tags = tags
         self._is_always = is_always
         self._name = name
@@ -67,7 +67,7 @@ class ReasoningDialect:
         }
         named = re.findall(r"""['"](none|no_think|minimal|low|medium|high|xhigh|max)['"]""", template)
         for effort in set(named if self._effort else ()):
-            if ending := generation_prompt({str(self._effort): effort}).rstrip():  # or else the template refuses it
+            if ending := generation_prompt({str(self._effort): effort}).rstrip():  # "" if the template refuses it
                 self._endings[None, effort] = ending
         self._nearest = {
             effort: next((one for one in alike if (None, one) in self._endings), effort)
@@ -81,7 +81,7 @@ class ReasoningDialect:
         return {self._switch: _SWITCHES[self._switch][on]}
 
     def by_effort(self, effort: str | None) -> tuple[Mapping[str, Any], int | None]:
-        """Return the template's variables for an effort, and the budget that stands for it where there are none."""
+        """Return the template's variables for an effort, and the budget that replaces it if there are none."""
         if effort is None:
             return {}, None
         name = self._effort or _EFFORTS[0]
@@ -100,8 +100,8 @@ class ReasoningDialect:
         """Return the reasoning of a request with these variables of the template.
 
         Without a generation prompt, as when the last message is continued, `has_generation_prompt` is False. A grammar
-        and stop strings wait for the end of the reasoning, so it `must_end`: a model with the choice is made to reason
-        by the end of its prompt.
+        and stop strings wait for the end of the reasoning, so it `must_end`: if the model has a choice, the end of its
+        prompt makes it reason.
         """
         if not has_generation_prompt:
             return ReasoningMode(self.tags, is_open=False)
@@ -122,17 +122,17 @@ class ReasoningDialect:
 
 
 class ThinkingParser:
-    """Takes the text of one answer in pieces. Whitespace next to the tags belongs to them, except before the last.
+    """Parses the text of one answer in pieces. White space next to the tags belongs to them, except before the last.
 
     The opening tag may be missing if the prompt ends with it: then the mode `is_open`. Otherwise an answer without it
-    has no reasoning. Models also call within reasoning that they never close: from the first call on, the text waits
-    for the closing tag, and without one is no reasoning.
+    has no reasoning. Models also call within reasoning that they never close. From the first call on, the text waits
+    for the closing tag, and without one it is no reasoning.
     """
 
     def __init__(self, mode: ReasoningMode, calls: Callable[[], CallParser] | None = None) -> None:
-        """`calls` returns a parser of the calls that may come before the reasoning is closed."""
+        """`calls` returns a parser for the calls that may come before the reasoning is closed."""
         self.is_over = False
-        self.end = 0  # characters of the text up to the end of the reasoning, with its tags, as far as it has come
+        self.end = 0  # characters up to the end of the reasoning so far, with its tags
         self._opening = mode.tags[0].lstrip()
         self._closing = mode.tags[1]
         self._is_open = mode.is_open
@@ -145,10 +145,10 @@ class ThinkingParser:
         self._tag = ""  # tag at the start of the trial's text
         self._tried: list[str] = []  # the text of the trial
         self._last = ""  # end of the text, where the closing tag may have begun
-        self._has_call = False  # a whole one, with which the text of the trial begins
+        self._has_call = False  # whether the text of the trial begins with a whole call
 
     def push(self, text: str) -> tuple[str, str]:
-        """Take the next piece of the text. Return the reasoning in it, and the text behind the reasoning."""
+        """Receive the next piece of the text. Return the reasoning in it, and the text after the reasoning."""
         reasoning = []
         for start in range(0, len(text), _SLICE):
             end = start + _SLICE
@@ -201,8 +201,8 @@ class ThinkingParser:
                 return reasoning, ""
 
     def _try(self, trial: CallParser, text: str) -> int:
-        """Take the next piece of a text that may begin with a call. Return how much of the text was reasoning, if it is
-        certain that no call stands outside of it, or 0."""
+        """Receive the next piece of a text that may begin with a call. Return how much of the text was reasoning, if it
+        is certain that all calls are inside it, or 0."""
         self._tried.append(text)
         last = self._last + text
         at = last.find(self._closing)
@@ -216,7 +216,7 @@ class ThinkingParser:
         self._has_call = isinstance(decisive, CallEnd)
         if decisive is None or isinstance(decisive, CallEnd):
             return 0
-        # No call is looked for within a long text that was none.
+        # In a long text that was no call, no other call is searched for.
         return self._end_trial(len(decisive.text) if len(decisive.text) > MOST_TRIED_AGAIN else len(self._tag))
 
     def _end_trial(self, at: int) -> int:
@@ -231,7 +231,7 @@ class ThinkingParser:
         return len(self._held) + at
 
     def finish(self, *, is_cut: bool = False) -> tuple[str, str]:
-        """Return the rest at the end of the text: reasoning, or content. Calls that are cut stay reasoning."""
+        """Return the rest at the end of the text: reasoning, or content. Cut calls stay reasoning."""
         self._held += "".join(self._tried)
         text = self._take(len(self._held))
         self.is_over = True

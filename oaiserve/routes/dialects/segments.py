@@ -41,7 +41,7 @@ class CallEnd:
 
 @dataclass(slots=True)
 class CallBroken:
-    """The open call is none. `text` is all of it so far, from the tag on, for readers that have not passed the call
+    """The open call is broken. `text` is all of it so far, from the tag on, for readers that have not passed the call
     on."""
 
     text: str
@@ -65,8 +65,8 @@ def joined(segments: list[Segment]) -> list[Segment]:
 def find_tag(text: str, tags: Sequence[str]) -> tuple[int, str]:
     """Return the place of the first tag, and the tag.
 
-    Without one, the tag is "", and the place is that of an unfinished tag at the end, or else the length of the text.
-    No tag may be the beginning of another.
+    If there is none, the tag is "", and the place is that of an unfinished tag at the end, or else the length of the
+    text. No tag may begin with another one.
     """
     first = -1
     which = ""

@@ -1,6 +1,6 @@
-"""`Site`: a place in an answer where the name of a called tool comes, and the grammar from there to the call's end.
+"""`Site`: a place in an answer where the name of a called tool appears, and the grammar from there to the call's end.
 
-An answer with tools that are strict is free up to the name of one of them in such a place. From there to the end of the
+An answer with strict tools is free up to the name of one of them in such a place. From there to the end of the
 arguments it obeys a grammar.
 """
 
@@ -20,18 +20,19 @@ NAME = r"^\s<>{}"  # class of the characters of names, in most dialects
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """The text around a name. `lead` is a Python regex of what comes before it.
+    """The text around a name. `lead` is a Python regex of the text before it.
 
-    `head` comes between the name and the arguments, and `tail` after these: texts, and regexes in slashes."""
+    `head` comes between the name and the arguments, and `tail` after these: texts, and regexes in slashes.
+    """
 
     lead: str
     name: str  # class of the characters of names, as in a regex: "^..." for all but some
     head: tuple[str, ...] = ()
     tail: tuple[str, ...] = ()
-    other: str = ""  # a regex of what shows, after the name, that it isn't a call's
-    prefix: str = ""  # a regex of what may come between the lead and the name
+    other: str = ""  # a regex of text after the name that shows that it isn't a call's
+    prefix: str = ""  # a regex of text that may come between the lead and the name
     is_spaced: bool = False  # white space may come there, too
-    is_own_form: bool = False  # arguments come in the form of the parser, which is not JSON
+    is_own_form: bool = False  # The arguments are in the parser's own form, which is not JSON.
 
     def rules(
         self, number: int, arguments: Mapping[str, str], special_ids: Mapping[str, int], tags: Iterable[str]
@@ -41,7 +42,7 @@ class Site:
         stop = self.name[1:] if self.name.startswith("^") else f"^{self.name}"
         before = f"{space}({self.prefix})?" if self.prefix else space
         names = "|".join(map(re.escape, arguments))
-        # Each name is one lexeme with what is before it: the longest lexeme wins, and other names begin alike.
+        # Each name is one lexeme with the text before it: the longest lexeme wins, and other names may begin alike.
         words = {name: f"/{before}{re.escape(name)}/" for name in arguments}
         head = " ".join(self._lark(self.head, special_ids))
         calls = [f"{words[name]} {head} {rule}" for name, rule in arguments.items()]
@@ -67,7 +68,7 @@ class Site:
 
     @staticmethod
     def _lark(pieces: Iterable[str], special_ids: Mapping[str, int]) -> list[str]:
-        """Return pieces as Lark has them: those in slashes as they are, and texts, which may be left out before "?"."""
+        """Return pieces in Lark: those in slashes unchanged, and texts, which are optional before "?"."""
         return [
             piece
             if piece.startswith("/")
@@ -79,7 +80,7 @@ class Site:
         ]
 
 
-# {"name": "NAME", "arguments": {...}}, wherever it stands. Text may have such an object with other keys.
+# {"name": "NAME", "arguments": {...}}, anywhere. Text may contain such an object with other keys.
 OBJECT = Site(
     r'\{\s*(?:"tool_call_id"\s*:\s*"[^"\\\x00-\x1f]{0,256}"\s*,\s*)?"(?:tool_)?name"\s*:\s*"',
     '^"',

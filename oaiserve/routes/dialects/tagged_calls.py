@@ -1,4 +1,4 @@
-"""`TaggedCalls`: reads calls that have a tag for each argument, as a `TaggedForm` says, or else one in JSON."""
+"""`TaggedCalls`: reads calls that have a tag for each argument, as a `TaggedForm` describes, or else a call in JSON."""
 
 from __future__ import annotations
 
@@ -24,22 +24,23 @@ _KINDS = {
     bool: "boolean",
     type(None): "null",
 }
-_LITERALS = {"True": "true", "False": "false", "None": "null"}  # as Python writes them
+_LITERALS = {"True": "true", "False": "false", "None": "null"}  # as in Python
 
 
 class TaggedCalls(JsonCallParser):
-    """By the tool's schema, or by an attribute of the tag, some values are strings, which have no quotes.
+    """The tool's schema or an attribute of the tag decides which values are strings, which have no quotes.
 
-    Where the attribute says so of a value that is no string by the schema, that decides."""
+    If only the attribute says that a value is a string, it decides.
+    """
 
     form: ClassVar[TaggedForm]
-    _separator: str  # before the next argument, in JSON
+    _separator: str  # text before the next argument, in JSON
     _schema: Mapping[str, Any]  # schemas of the arguments, by name
     _value_schema: Any
     _types: set[str]  # types of the value, as the tag or the schema says
-    _is_string: bool  # it is nothing else
-    _closing: str  # the tag behind it
-    _is_begun: bool  # its first characters have shown whether it is in quotes
+    _is_string: bool  # The value can be nothing else.
+    _closing: str  # the tag after the value
+    _is_begun: bool  # The first characters have shown whether the value is in quotes.
 
     def __init_subclass__(cls) -> None:
         cls.sites = (OBJECT, cls.form.site(cls.opening_tags, cls.closing_tags))
@@ -130,7 +131,8 @@ class TaggedCalls(JsonCallParser):
             self._is_begun = True
         text = self._text
         closing = self._closing
-        line_break = "\n" if self.form.value_end.startswith("\n") else ""  # before the tag, to which it belongs
+        # The line break before the tag belongs to the tag.
+        line_break = "\n" if self.form.value_end.startswith("\n") else ""
         if self._is_string:
             end = text.find(closing)
         elif (behind := self._end_of(lambda: TagEnd(closing), 0)) is None:
@@ -153,7 +155,7 @@ class TaggedCalls(JsonCallParser):
 
 
 def as_json(value: str, types: set[str]) -> str:
-    """Return a value in JSON: itself if it is JSON and no string is wanted in its place, or else as a string."""
+    """Return a value in JSON: the value itself if it is JSON and need not be a string, or else a string."""
     text = value.strip()
     text = _LITERALS.get(text, text)
     try:

@@ -1,4 +1,4 @@
-"""`TaggedForm`: a call that has a tag for each argument, as a row of texts; its patterns, and its grammar."""
+"""`TaggedForm`: a call with a tag for each argument, described by texts; its patterns, and its grammar."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import regex
 from oaiserve.routes.dialects.lark import KEY, TYPE, lark_of
 from oaiserve.routes.dialects.sites import SPACE, Site
 
-# With one of these, a schema is about more than the values of its properties one by one.
+# A schema with one of these is not only about the values of its single properties.
 _NOT_BY_VALUE = {"$ref", "allOf", "anyOf", "oneOf", "if", "not", "patternProperties", "propertyNames", "minProperties"}
 _OF_STRINGS = {"pattern", "format", "minLength", "maxLength", "const"}
 _PATTERNS = {
@@ -27,11 +27,12 @@ _PATTERNS = {
 
 @dataclass(frozen=True, slots=True)
 class TaggedForm:
-    """The texts before the arguments, before and behind each value, and behind the arguments.
+    """The texts before the arguments, before and after each value, and after the arguments.
 
-    In them, `{name}`, `{key}`, `{type}` and `{number}` stand for the tool, the argument, its type, and the place of the
+    In them, `{name}`, `{key}`, `{type}` and `{number}` stand for the tool, the argument, its type, and the index of the
     call, and `{is_string}` for "true" or "false". Values that are strings have no quotes, others are JSON. Around a
-    value, a line break at the form's edge belongs to the tags. In `quotes`, a string may hold the tag behind it.
+    value, a line break at the form's edge belongs to the tags. In `quotes`, a string may contain the tag that follows
+    it.
     """
 
     begin: str
@@ -41,7 +42,7 @@ class TaggedForm:
     quotes: tuple[str, str] = ("", "")
 
     def site(self, opening_tags: tuple[str, ...], closing_tags: tuple[str, ...]) -> Site:
-        """Return where the names of calls in this form come, after one of the family's tags."""
+        """Return the site of the names of calls in this form, after one of the family's tags."""
         before, _, after = self.begin.rpartition("{name}")
         lead = before.rpartition("{name}")[2]
         leads = [r"\s*".join(map(regex.escape, text.split("\n"))) for text in ([lead] if lead else opening_tags)]
@@ -56,15 +57,15 @@ class TaggedForm:
 
     @property
     def closing(self) -> str:
-        """Return the tag behind a value."""
+        """Return the tag after a value."""
         return self.value_end.strip()
 
     def body(
         self, name: str, schema: Mapping[str, Any], schemas: dict[str, Any], special_ids: Mapping[str, int]
     ) -> str | None:
-        """Return the grammar of a call's inside, or None if the form cannot hold the schema.
+        """Return the grammar of a call's inside, or None if the form cannot express the schema.
 
-        It adds to `schemas` those of values. Lark names them by their place.
+        It adds the schemas of values to `schemas`. Lark names them by their index.
         """
         arguments = self.arguments(name, schema, schemas, special_ids)
         begin = lark_of(self.begin.replace("{name}", name), special_ids)
@@ -108,7 +109,7 @@ class TaggedForm:
         return " ".join(parts)
 
     def terminals(self, special_ids: Mapping[str, int]) -> str:
-        """Return the definition of TEXT: any text up to the tag behind a value, and this, up to a special token."""
+        """Return the definition of TEXT: any text up to the tag after a value, and the same up to a special token."""
         before, _ = self._ending(special_ids)
         is_special = any(tag in self.value_end for tag in special_ids)
         without = "" if is_special else f" & ~/(?s:.*){_escaped(before.strip())}(?s:.*)/"  # a text has no special token
@@ -121,7 +122,7 @@ class TaggedForm:
         return f"TEXT: BODY {json.dumps(before)}\nBODY: /(?s:.*)/{without}{quoted}"
 
     def _text(self, key: str, special_ids: Mapping[str, int]) -> str:
-        """Return the grammar of a string and the tag behind it."""
+        """Return the grammar of a string and the tag after it."""
         text = f"TEXT {lark_of(self._ending(special_ids)[1].replace(KEY, key), special_ids)}"
         if not self.quotes[0]:
             return text
@@ -142,7 +143,7 @@ class TaggedForm:
 
 
 def is_by_value(schema: Mapping[str, Any]) -> bool:
-    """Return whether a schema is about no more than the values of its properties, one by one."""
+    """Return whether a schema is only about the values of its properties, one by one."""
     required = schema.get("required") or ()
     properties = schema.get("properties") or {}
     is_more = schema.keys() & _NOT_BY_VALUE or '"$ref"' in json.dumps(schema)
@@ -156,7 +157,7 @@ def _escaped(text: str) -> str:
 
 @cache
 def pattern_of(text: str) -> regex.Pattern[str]:
-    """Return the pattern of one of a form's texts, with groups for what stands in it."""
+    """Return the pattern of one of a form's texts, with groups for its placeholders."""
     inner = text.rstrip("\n")
     breaks = text.endswith("\n")
     for name in _PATTERNS:
@@ -166,7 +167,7 @@ def pattern_of(text: str) -> regex.Pattern[str]:
 
 
 def types_of(schema: Any) -> set[str]:
-    """Return the types of a schema's values, as far as it says them itself; none: any."""
+    """Return the types of a schema's values, as far as the schema itself states them; none: any type."""
     if not isinstance(schema, Mapping):
         return set()
     if (kind := schema.get("type")) is not None:

@@ -1,4 +1,4 @@
-"""Calls of more families with a tag for each argument: Hunyuan, MiniCPM 5, Kimi K3, MiniMax M3 and Muse Glimmer."""
+"""More families with a tag for each argument: Hunyuan, MiniCPM 5, Kimi K3, MiniMax M3 and Muse Glimmer."""
 
 from __future__ import annotations
 
@@ -64,12 +64,12 @@ _ELEMENT = regex.compile(rf"{regex.escape(_NS)}<(?P<key>[^<>/]++)>")
 
 
 class MiniMaxM3Calls(TaggedCalls):
-    """The values of arguments that are objects and lists are tags again, as their schema says."""
+    """Arguments that are objects or lists consist of tags, too, by their schema."""
 
     form = TaggedForm(f'{_NS}<invoke name="{{name}}">', f"{_NS}<{{key}}>", f"{_NS}</{{key}}>", f"{_NS}</invoke>")
     opening_tags = (f"{_NS}<tool_call>", f"{_NS}<invoke name=")
     closing_tags = (f"{_NS}</tool_call>",)
-    hidden_tags = ("</mm:think>",)  # before an answer without reasoning
+    hidden_tags = ("</mm:think>",)  # comes before an answer without reasoning
     tags = (_NS, "<mm:think>", "</mm:think>")
 
     def _json_of(self, value: str) -> str:
@@ -107,7 +107,7 @@ def _part(schema: Any, name: str) -> Any:
 
 
 class MuseCalls(TaggedCalls):
-    """Reads messages to tools. Those to the user are content, whatever stands in them."""
+    """Reads messages to tools. Messages to the user are content, whatever they contain."""
 
     form = TaggedForm(
         '{name}<|message|><atem:function_calls>\n<atem:invoke name="{name}">\n',

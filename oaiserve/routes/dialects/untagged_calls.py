@@ -1,4 +1,4 @@
-"""Calls that a model writes as plain JSON where its template asks for tags: in fenced blocks, or as bare objects."""
+"""Calls that a model writes as plain JSON although its template asks for tags: in fenced blocks, or as bare objects."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ _CLOSING = ("</tool_call>", "</tools>")
 _MOST_CHARACTERS = 24  # characters that may separate objects
 _LANGUAGE = re.compile(r"```[^\s`{\[<]{,24}+")
 _BETWEEN = re.compile(r"(?:[\s,;]++|<tool_call>|<tools>)*+")
-_BEHIND_DOUBLED = re.compile(r"(?:\s*+\})*+")  # models close fewer braces than they have opened, or more
+_BEHIND_DOUBLED = re.compile(r"(?:\s*+\})*+")  # Models close fewer braces than they have opened, or more.
 _DOUBLED = re.compile(r"\{\s*+(?=\{)")
-_ODD = regex.compile(r"\s*+(?:[\[`]|\{\s*+\{)")  # what JsonCallParser doesn't read in tags
+_ODD = regex.compile(r"\s*+(?:[\[`]|\{\s*+\{)")  # forms that JsonCallParser doesn't read in tags
 _FIRST_KEY = regex.compile(
     r'[\[{\s]++"(?:name"\s*+:\s*+"(?P<name>[^"\\\x00-\x1f]*+)"|(?:arguments|parameters|type|id)")'
 )
@@ -33,20 +33,21 @@ _decode_name = msgspec.json.Decoder(str).decode
 
 
 class UntaggedCalls(JsonCallParser):
-    """Reads fenced blocks of objects, and at the beginning of a line an object or a list of objects.
+    """Reads fenced blocks of objects, and an object or a list of objects at the beginning of a line.
 
-    They are calls if each object has the name of a tool, its arguments, and nothing else; after other text, only with
-    all arguments that the tool requires. They come when the block or the object ends. All other text stays as it is.
+    They are calls if each object has only the name of a tool and its arguments; after other text, only with all
+    arguments that the tool requires. They are returned when the block or the object ends. All other text stays
+    unchanged.
     """
 
     bare: ClassVar[tuple[str, ...]] = ("{", "[")
     untagged: ClassVar[tuple[str, ...]] = (_FENCE, _TOOLS, "{", "[", ",")
-    _is_fenced = False  # in a fenced block that is no call
+    _is_fenced = False  # inside a fenced block that is no call
     _is_plain = False  # true after bare JSON that is no call: an object within it is none, either
-    _is_doubled = False  # the last call, in its braces
-    _has_language: bool  # the block that begins says of which language it is
-    _at: int  # the place in `_text` behind the objects that were read
-    _calls: list[tuple[str, str]]  # names and arguments in these
+    _is_doubled = False  # The last call was in double braces.
+    _has_language: bool  # The opening fence states a language.
+    _at: int  # the place in `_text` after the objects that were read
+    _calls: list[tuple[str, str]]  # names and arguments of those objects
 
     def _begin_head(self, tag: str, before: str = "") -> None:
         super()._begin_head(tag, before)
@@ -92,7 +93,7 @@ class UntaggedCalls(JsonCallParser):
         return super()._name_in_head()
 
     def _has_all(self) -> bool:
-        """Read the objects that have come. Return whether no more follow. Raises NotACall."""
+        """Read the objects that have arrived. Return whether no more follow. Raises NotACall."""
         if self._at < 0:
             self._at = self._begin_of_block()
         while self._at >= 0:
@@ -132,7 +133,7 @@ class UntaggedCalls(JsonCallParser):
         return False
 
     def _begin_of_block(self) -> int:
-        """Return the place behind what a block of objects begins with, or -1 if it has not come. Raises NotACall."""
+        """Return the place after the beginning of a block of objects, or -1 if it has not arrived. Raises NotACall."""
         if self._tag != _FENCE:
             if self._tag in self.bare:
                 return 0
@@ -140,7 +141,8 @@ class UntaggedCalls(JsonCallParser):
         language = _LANGUAGE.match(self._text)
         assert language is not None
         self._has_language = language[0] != _FENCE
-        if self._is_fenced and not self._has_language and language.end() < len(self._text):  # it ends the block
+        # This fence ends the block.
+        if self._is_fenced and not self._has_language and language.end() < len(self._text):
             raise NotACall
         if language.end() < len(self._text):
             return language.end()
@@ -153,7 +155,7 @@ class UntaggedCalls(JsonCallParser):
         return match.end()
 
     def _end_of_objects(self, at: int) -> int | None:
-        if not self._text[at + 1 : at + _MOST_CHARACTERS].strip():  # another brace may follow
+        if not self._text[at + 1 : at + _MOST_CHARACTERS].strip():  # Another brace may follow.
             return None
         match = _FIRST_KEY.match(self._text, at, partial=True)
         if match is None or (not match.partial and match["name"] and self._tool(match["name"]) is None):
@@ -163,7 +165,7 @@ class UntaggedCalls(JsonCallParser):
         return self._end_of_json(at)
 
     def _tool(self, name: str) -> str | None:
-        """Return the tool of this name, before which some models put what OpenAI's calls."""
+        """Return the tool of this name. Some models put the prefix of OpenAI's calls before it."""
         names = (name, *(name.removeprefix(prefix) for prefix in _PREFIXES))
         return next((name for name in names if name in self._tools), None)
 
@@ -196,9 +198,10 @@ class UntaggedCalls(JsonCallParser):
         if name is None or arguments is None:
             raise NotACall
         names = _decode_object(arguments).keys()
-        if key == "parameters" and {"type", "properties"} <= names:  # it's the tool's schema
+        if key == "parameters" and {"type", "properties"} <= names:  # This object is the tool's schema.
             raise NotACall
-        if not self._is_blank and not names >= set(self._tools[name].get("required", ())):  # the text only mentions it
+        # The text only mentions the tool.
+        if not self._is_blank and not names >= set(self._tools[name].get("required", ())):
             raise NotACall
         return name, arguments
 

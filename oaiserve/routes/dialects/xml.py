@@ -1,4 +1,4 @@
-"""Calls of Qwen 3 Coder, Seed-OSS, MiniMax M2 and GLM: names and values in tags of XML's kind."""
+"""Calls of Qwen 3 Coder, Seed-OSS, MiniMax M2 and GLM: names and values in tags like XML's."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from oaiserve.routes.dialects.tagged_form import TaggedForm
 
 
 def _family(name: str, tag: str, written: TaggedForm, sign: str) -> CallFamily:
-    """Return a family with such calls, each within a tag of this name, which a model may leave out."""
+    """Return a family whose calls are each in a tag of this name, which a model may leave out."""
     opening = f"<{tag}>"
     closing = f"</{tag}>"
 
