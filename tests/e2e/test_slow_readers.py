@@ -5,7 +5,6 @@ Server and engine are real. The socket buffers are small, so that a short answer
 
 import queue
 import socket
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -65,10 +64,14 @@ class Served:
     def wait_until_writing_pauses(self) -> None:
         """Wait for a pause that lasts: on a busy machine, writing may also pause for a moment."""
         num_paused = 0
-        while num_paused < 200:
+
+        def lasts() -> bool:
+            nonlocal num_paused
             is_paused = any(connection.flow.write_paused for connection in list(self.server.server_state.connections))
             num_paused = num_paused + 1 if is_paused else 0
-            time.sleep(0.001)
+            return num_paused >= 50
+
+        wait_until(lasts)  # looks every five milliseconds
 
 
 @contextmanager

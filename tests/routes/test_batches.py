@@ -23,6 +23,7 @@ from oaiserve.facts.continuation import IDS_HEADER, StreamIds
 from oaiserve.routes.batches import runner
 from tests.routes.conftest import Serve, Served, run_server, serving
 from tests.routes.doubles import FakeEngine, FakeTelemetry, says
+from tests.waiting import wait_until
 
 CHAT = "/v1/chat/completions"
 
@@ -43,10 +44,14 @@ def begin(sdk: OpenAI, *lines: object, endpoint: Any = CHAT) -> Any:
 
 def ended(sdk: OpenAI, batch: Any) -> Any:
     """Wait for the end of a batch. Each test does: servers are shared."""
-    while batch.status == "in_progress":
-        time.sleep(0.01)
-        batch = sdk.batches.retrieve(batch.id)
-    return batch
+    wait_until(lambda: sdk.batches.retrieve(batch.id).status != "in_progress")
+    return sdk.batches.retrieve(batch.id)
+
+
+def wait_for_answers(sdk: OpenAI, batch: Any, number: int) -> Any:
+    """Wait until this number of lines are answered, and return the batch as it is then."""
+    wait_until(lambda: sdk.batches.retrieve(batch.id).request_counts.completed >= number)
+    return sdk.batches.retrieve(batch.id)
 
 
 def answers(sdk: OpenAI, file_id: str) -> list[dict[str, Any]]:
@@ -170,8 +175,7 @@ def waits_for(number: int) -> Callable[[Request], Any]:
 def test_a_batch_is_cancelled_with_what_it_has(served: Served, sdk: OpenAI) -> None:
     served.engine.script = waits_for(3)
     batch = begin(sdk, *map(line, range(1, 41)))
-    while (batch := sdk.batches.retrieve(batch.id)).request_counts.completed < 3:
-        time.sleep(0.01)
+    wait_for_answers(sdk, batch, 3)
     batch = sdk.batches.cancel(batch.id)
     assert (batch.status, batch.request_counts.completed, batch.request_counts.failed) == ("cancelled", 3, 37)
     assert not served.engine.open, "what was under way is aborted"
@@ -179,17 +183,20 @@ def test_a_batch_is_cancelled_with_what_it_has(served: Served, sdk: OpenAI) -> N
     assert sdk.batches.cancel(batch.id) == batch
 
 
-def test_what_is_not_done_in_time_is_given_up(served: Served, sdk: OpenAI, monkeypatch: pytest.MonkeyPatch) -> None:
-    served.engine.script = waits_for(1)
+def test_batch_that_expires_keeps_its_answers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runner, "CHECK_SECONDS", 0.01)
-    now = time.time()
-    batch = begin(sdk, line(1), line(2))
-    while not sdk.batches.retrieve(batch.id).request_counts.completed:
-        time.sleep(0.01)
-    monkeypatch.setattr(runner.time, "time", lambda: now + 25 * 3600)
-    batch = ended(sdk, batch)
-    assert (batch.status, batch.request_counts.completed) == ("expired", 1)
-    assert [one["error"]["code"] for one in answers(sdk, batch.error_file_id)] == ["batch_expired"]
+    hours_later = 0
+    engine = FakeEngine()
+    engine.script = waits_for(1)
+    app = create_app(
+        Config("org/demo", ServerOptions()), engine, FakeTelemetry(), clock=lambda: time.time() + hours_later * 3600
+    )
+    with run_server(app) as url, client(url) as sdk:
+        batch = wait_for_answers(sdk, begin(sdk, line(1), line(2)), 1)
+        hours_later = 25
+        batch = ended(sdk, batch)
+        assert (batch.status, batch.request_counts.completed) == ("expired", 1)
+        assert [one["error"]["code"] for one in answers(sdk, batch.error_file_id)] == ["batch_expired"]
 
 
 def test_a_line_that_the_server_has_no_room_for_comes_again(
@@ -198,8 +205,7 @@ def test_a_line_that_the_server_has_no_room_for_comes_again(
     monkeypatch.setattr(runner, "RETRY_SECONDS", 0.001)
     served.engine.submit_error = Overloaded("full")
     batch = begin(sdk, line(1))
-    while served.telemetry.records.empty():
-        time.sleep(0.001)
+    wait_until(lambda: not served.telemetry.records.empty())
     served.engine.submit_error = None
     assert ended(sdk, batch).request_counts.completed == 1
 
@@ -209,10 +215,15 @@ def test_answers_are_read_while_they_come(served: Served, sdk: OpenAI) -> None:
     batch = begin(sdk, *map(line, range(1, 8)))
     found = b""
     after = "0"
-    while found.count(b"\n") < 3:
+
+    def read_more() -> bool:
+        nonlocal found, after
         answer = served.http.get(f"/v1/batches/{batch.id}/answers", params={"after": after})
-        found = found + answer.content
+        found += answer.content
         after = answer.headers["x-after"]
+        return found.count(b"\n") >= 3
+
+    wait_until(read_more)
     assert after == "3"
     assert {json.loads(text)["custom_id"] for text in found.splitlines()} == {"line-1", "line-2", "line-3"}
     sdk.batches.cancel(batch.id)
@@ -309,8 +320,7 @@ def test_wherever_servers_end_no_line_is_lost_or_doubled(
             batch = begin(sdk, *map(line, range(1, 1 + total))) if batch is None else sdk.batches.retrieve(batch.id)
             done += number
             if done < total:
-                while sdk.batches.retrieve(batch.id).request_counts.completed < done:
-                    time.sleep(0.005)
+                wait_for_answers(sdk, batch, done)
                 continue
             batch = ended(sdk, batch)
             found = answers(sdk, batch.output_file_id)
@@ -333,12 +343,10 @@ def test_of_servers_with_one_store_the_first_computes_the_batches(tmp_path: Path
         assert engines[1].submitted.empty()
         engines[0].script = waits_for(2)
         batch = begin(two, *map(line, range(1, 8)))
-        while two.batches.retrieve(batch.id).request_counts.completed < 2:
-            time.sleep(0.01)
+        wait_for_answers(two, batch, 2)
         batch = two.batches.cancel(batch.id)
         assert (batch.status, batch.request_counts.completed, batch.request_counts.failed) == ("cancelled", 2, 5)
-        while engines[0].open:  # The first engine learns it from the store.
-            time.sleep(0.01)
+        wait_until(lambda: not engines[0].open)  # The first process sees the cancellation in the store.
         assert one.batches.retrieve(batch.id) == batch
 
 
@@ -350,8 +358,7 @@ def test_the_batches_of_a_server_that_has_ended_go_on_in_another_one(tmp_path: P
         engine.script = waits_for(2)
         with run_server(app_of(path, FakeEngine())) as other, client(other) as sdk:
             batch = begin(sdk, *map(line, range(1, 8)))
-            while sdk.batches.retrieve(batch.id).request_counts.completed < 2:
-                time.sleep(0.01)
+            wait_for_answers(sdk, batch, 2)
             first.close()
             assert ended(sdk, batch).request_counts.completed == 7
 
@@ -371,8 +378,9 @@ def test_the_lines_of_a_key_that_was_revoked_are_refused(tmp_path: Path) -> None
     keys.write_text("b new\n")
     app = create_app(Config("m", options), engine, FakeTelemetry())
     with run_server(app, options), closing(sqlite3.connect(path)) as database:
-        while (row := database.execute("SELECT result FROM stored_lines").fetchone()) == (None,):
-            time.sleep(0.01)
+        query = "SELECT result FROM stored_lines"
+        wait_until(lambda: database.execute(query).fetchone() != (None,))
+        row = database.execute(query).fetchone()
     assert json.loads(row[0])["response"]["status_code"] == 401
 
 

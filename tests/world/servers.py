@@ -2,6 +2,7 @@
 
 import asyncio
 import sqlite3
+import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from functools import cache
@@ -357,7 +358,7 @@ class Replica(Host):
         self.store = ResponseDatabase(self._path, StoreLimits(1000, 2**24, 1e7))
         self.disk = self.store._thread = self.store._commits._thread = Disk(world, self.store)
         self.telemetry = Telemetry(world, self.name)
-        self.app = create_app(Config("m", self.options), self.engine, self.telemetry, self.store)
+        self.app = create_app(Config("m", self.options), self.engine, self.telemetry, self.store, clock=time.time)
 
         async def app(scope: Any, receive: Any, send: Any) -> None:
             is_asked = scope["type"] == "http" and scope["path"] in GENERATES

@@ -98,6 +98,7 @@ class BatchRunner:
         self.received = received
         self.store = store
         self._keys = keys
+        self._clock = clock
         self._open: dict[str, _Open] = {}
         self._changed = asyncio.Event()
         self._look_ns = 0  # when to look for batches in the store again
@@ -154,7 +155,7 @@ class BatchRunner:
             counts = one.owned.batch.request_counts
             if counts.completed + counts.failed == counts.total:
                 await self._end(one, "completed")
-            elif time.time() > one.owned.batch.expires_at:
+            elif self._clock() > one.owned.batch.expires_at:
                 await self._end(one, "expired", *EXPIRED)
         room = self._max_running + AHEAD - sum(len(one.under_way) for one in self._open.values())
         while room > 0:
