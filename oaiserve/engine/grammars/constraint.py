@@ -1,6 +1,6 @@
 """The constraint of one choice: the tokens allowed next by its grammar and the request's other parameters.
 
-Engine thread only. It knows a grammar by its matcher, and must not know how a grammar is compiled, or torch.
+Engine thread only. It uses a grammar through its matcher, and must not know how a grammar is compiled, or torch.
 """
 
 from __future__ import annotations
@@ -18,11 +18,10 @@ if TYPE_CHECKING:
 
 
 class Constraint:
-    """The constraint of one choice, whose tokens are pushed one by one: reasoning, then a grammar, or one of them.
+    """The constraint of one choice, whose tokens are pushed one by one: reasoning, then a grammar, or only one of them.
 
-    No end of the answer is drawn within the reasoning before a grammar. In a grammar, nothing can follow
-    end-of-sequence ids, so ignored ones are not drawn. Before `min_tokens`, no end of the answer is drawn. But where
-    the grammar has nothing else, the end comes.
+    The answer cannot end within the reasoning before a grammar, or before `min_tokens`. In a grammar, nothing can
+    follow end-of-sequence ids, so ignored ones are not drawn. But if the grammar allows nothing else, the end is drawn.
     """
 
     __slots__ = ("_eos_token_ids", "_forces", "_ignores_eos", "_matcher", "_min_tokens", "_stop_ids", "_thinking")
@@ -38,12 +37,12 @@ class Constraint:
     ) -> None:
         """`stop_ids` end the choice: the end-of-sequence ids unless these are ignored, and the request's own."""
         self._matcher = matcher
-        self._thinking = thinking  # until it is over
+        self._thinking = thinking  # None once it is over
         self._eos_token_ids = eos_token_ids
         self._stop_ids = stop_ids
         self._ignores_eos = params.ignore_eos
         self._min_tokens = params.min_tokens
-        # A forced token that other parameters forbid is left to the draw, which finds that no token is left.
+        # If other parameters forbid a forced token, the draw reports that no token is left.
         self._forces = params.logprobs is None and params.allowed_token_ids is None and not params.bad_words
 
     @property
@@ -53,7 +52,7 @@ class Constraint:
 
     @property
     def mask_ns(self) -> int:
-        """Return the CPU time of the last mask, which the next one will about take."""
+        """Return the CPU time of the last mask, as an estimate for the next one."""
         if self._matcher is None:
             return 0
         return self._matcher.mask_ns
@@ -64,11 +63,11 @@ class Constraint:
         return self._matcher is not None and self._thinking is None and self._matcher.is_complete
 
     def ends_with(self, token_id: int) -> bool:
-        """Return whether the choice ends if this token comes next, also if the request ignores ends of sequences."""
+        """Return whether the choice ends if this token comes next, even if the request ignores ends of sequences."""
         return token_id in self._eos_token_ids and self._matcher is not None
 
     def push(self, token_id: int) -> None:
-        """Go on with this token. Raises GrammarViolation if it may not come next."""
+        """Append this token. Raises GrammarViolation if it may not come next."""
         if self._thinking is None:
             if self._matcher is not None:
                 self._matcher.push(token_id)
@@ -90,7 +89,7 @@ class Constraint:
         return self._matcher.forced_ids()
 
     def possible(self, draft: list[int]) -> list[int]:
-        """Return the first allowed tokens of a draft, either all within the reasoning or all behind it."""
+        """Return the first allowed tokens of a draft, either all within the reasoning or all after it."""
         if self._thinking is not None:
             return draft[: self._thinking.num_possible(draft)]
         if self._matcher is None:
@@ -98,7 +97,7 @@ class Constraint:
         return draft[: self._matcher.num_possible(draft)]
 
     def fill_masks(self, rows: np.ndarray, num_generated: int, draft: Sequence[int]) -> None:
-        """Fill a row for each draw: after `num_generated` tokens, and behind each token of a possible draft."""
+        """Fill a row for each draw: after `num_generated` tokens, and after each token of a possible draft."""
         if self._thinking is not None and (forced := self._thinking.forced_ids):
             rows[:] = 0
             for words, token_id in zip(rows, forced, strict=False):
@@ -129,7 +128,7 @@ def _remove(words: np.ndarray, token_ids: Iterable[int]) -> None:
     rest = words.copy()
     for token_id in token_ids:
         if token_id >= 32 * len(rest):
-            continue  # a tokenizer may know more ids than its model
+            continue  # A tokenizer may have more ids than its model.
         rest[token_id // 32] &= np.uint32(~(1 << token_id % 32) & 0xFFFFFFFF)
     if rest.any():
         words[:] = rest

@@ -38,7 +38,7 @@ def as_lark(text: str) -> str:
     for name, names in names_of.items():
         if unknown := sorted(names - rules.keys()):
             raise Refused(f"the rule '{name}' of the grammar refers to '{unknown[0][:60]}', which it does not define")
-    terminals: set[str] = set()  # they refer to nothing but terminals
+    terminals: set[str] = set()  # terminals refer only to terminals
     while more := {name for name, names in names_of.items() if name not in terminals and names <= terminals}:
         terminals |= more
     written = {name: f"{'T' if name in terminals else 'r'}{index}" for index, name in enumerate(rules)}

@@ -1,7 +1,7 @@
 """Grammars: the tokens allowed next, so that an answer obeys its request's constraint.
 
-A grammar is compiled once for all requests with the same one, by llguidance. Each choice gets a matcher, to which its
-tokens are pushed one by one. It must not know HTTP, torch, the scheduler or how tokens are drawn.
+llguidance compiles a grammar once for all requests with the same one. Each choice gets a matcher, which receives its
+tokens one by one. It must not know HTTP, torch, the scheduler or how tokens are drawn.
 """
 
 from __future__ import annotations
@@ -32,26 +32,26 @@ if TYPE_CHECKING:
 
 MOST_KEPT = 64  # compiled grammars, and refusals
 MOST_KEPT_BYTES = 256 * 2**20  # memory, as estimated from the length of the texts
-MOST_SEARCH_NS = 200_000_000  # for the place of an error
+MOST_SEARCH_NS = 200_000_000  # time for finding the place of an error
 MOST_FORCED_CHARACTERS = 256  # characters examined when a text is forced
-# The time of the engine thread that a grammar gets for each token of an answer, and how far all answers of a client may
-# exceed that together. Masks of JSON schemas take 0.05 to 2 ms.
+# The engine thread's time for a grammar per token of an answer, and how far all answers of a client together may exceed
+# it. Masks of JSON schemas take 0.05 to 2 ms.
 TOKEN_NS = 5_000_000
 MOST_EXCESS_NS = 250_000_000
-SECONDS_OF_EXCESS = 25  # until a client has all of it again
+SECONDS_OF_EXCESS = 25  # time until a client has its whole allowance again
 MOST_CLIENTS = 1024  # clients whose excess is stored
 MOST_QUOTED = 200  # characters of a library's message
 
 Mask = NDArray[np.uint32] | NDArray[np.int32]
-_Key = tuple[GrammarKind, str, str]  # with the prefix
+_Key = tuple[GrammarKind, str, str]  # the last part is the prefix
 
 
 class GrammarViolation(Exception):
-    """The grammar does not allow a token that came: a fault of the server."""
+    """The grammar does not allow a token that was drawn: a fault of the server."""
 
 
 class GrammarGivenUp(Exception):
-    """The grammar allows no further token, or takes too much to compute the next ones."""
+    """The grammar allows no further token, or the next ones take too long to compute."""
 
 
 @dataclass(slots=True, eq=False)
@@ -59,23 +59,23 @@ class _Original:
     """The original matcher of a grammar. Its copies share its states and their limit."""
 
     matcher: llguidance.LLMatcher
-    is_spent: bool = False  # one of them has failed, and so others may
+    is_spent: bool = False  # One of the copies has failed, so others may fail, too.
 
 
 @dataclass(slots=True)
 class Excess:
-    """The CPU time beyond TOKEN_NS for each token, in all answers of a client. It falls with time."""
+    """The CPU time in excess of TOKEN_NS per token, in all answers of a client. It decreases with time."""
 
     ns: int = 0
     at_ns: int = 0
 
     def add(self, ns: int) -> None:
-        """Count time beyond that of a token, which may be less than none. Raises GrammarGivenUp."""
+        """Add a token's excess, which may be negative. Raises GrammarGivenUp."""
         now_ns = monotonic_ns()
         given_back_ns = (now_ns - self.at_ns) * MOST_EXCESS_NS // (SECONDS_OF_EXCESS * 10**9)
         self.ns = max(0, self.ns - given_back_ns + ns)
         self.at_ns = now_ns
-        if ns > 0 and self.ns > MOST_EXCESS_NS:  # whatever takes its time only is let be
+        if ns > 0 and self.ns > MOST_EXCESS_NS:  # A token that is within its time is never refused.
             limits = f"{TOKEN_NS // 1_000_000} ms a token, and {MOST_EXCESS_NS // 1_000_000} ms beyond that"
             raise GrammarGivenUp(f"to find which tokens may come next takes too long (limits: {limits})")
 
@@ -93,21 +93,21 @@ class Grammars:
         self._eos_token_ids = eos_token_ids
         self._excess_of = lru_cache(MOST_CLIENTS)(lambda _client: Excess())
         self._lock_of_tokens = Lock()
-        self._lock = Lock()  # guards all that follows
-        self._kept: OrderedDict[_Key, _Outcome] = OrderedDict()  # the last used ones at the end
+        self._lock = Lock()  # guards all fields below
+        self._kept: OrderedDict[_Key, _Outcome] = OrderedDict()  # most recently used last
         self._kept_bytes = 0
 
     def prepare(self, delay_seconds: float = 0.0) -> None:
         """Begin to prepare the tokens of the model in a thread, ahead of the first grammar.
 
-        This takes a fraction of a second, and for half of that, no other thread runs Python code.
+        This takes a fraction of a second. For half of it, no other thread runs Python code.
         """
         timer = Timer(delay_seconds, self._prepared)
         timer.name = "grammars"
         timer.start()
 
     def _prepared(self) -> Tokens | None:
-        """Return the tokens of the model; None if its answers cannot be held to a grammar."""
+        """Return the tokens of the model; None if its answers cannot obey a grammar."""
         with self._lock_of_tokens:
             return self._tokens
 
@@ -115,7 +115,7 @@ class Grammars:
     def _tokens(self) -> Tokens | None:
         table = TokenTable(self._backend)
         eos = sorted(token_id for token_id in self._eos_token_ids if token_id < self._vocab_size)
-        # Without the true bytes of its tokens, or without an end, no answer can be held to a grammar.
+        # Without the true bytes of its tokens, or without an end token, no answer can obey a grammar.
         if table.has_bytes and eos:
             return Tokens(table, self._vocab_size, eos)
         return None
@@ -144,7 +144,7 @@ class Grammars:
         return CompiledGrammar(outcome, tokens, self._excess_of(client), monotonic_ns() - begin_ns, was_cached)
 
     def _find(self, key: _Key) -> tuple[_Outcome, bool]:
-        """Return the outcome of compiling, and whether it has been begun already; if not, the caller has to."""
+        """Return the outcome of compiling, and whether compiling has begun before; if not, the caller must do it."""
         with self._lock:
             if (future := self._kept.pop(key, None)) is not None and not _is_spent(future):
                 self._kept[key] = future
@@ -202,8 +202,8 @@ _LIMITS = llguidance.LLParserLimits(
 )
 
 
-# Texts whose tokens are found once, where a grammar lets all of them come next: else each mask looks at every token.
-# Neither strings of JSON nor "." in a regex leave any of these characters out.
+# Texts whose tokens are collected once, for grammars that allow all of them at some place. Otherwise each mask examines
+# every token. Neither strings of JSON nor "." in a regex exclude any of these characters.
 _PLAIN = r'[^"\\\x00-\x1F\x7F\u{2028}\u{2029}]'
 _SLICES = [f"{_PLAIN}{{1,10}}", f"{_PLAIN}{{1,30}}", f"{_PLAIN}+"]
 
@@ -228,7 +228,7 @@ class CompiledGrammar:
     _tokens: Tokens
     _excess: Excess
     compile_ns: int  # for this request
-    was_cached: bool  # it had been compiled before, for another request
+    was_cached: bool  # It was compiled before, for another request.
 
     def matcher(self) -> Matcher:
         return Matcher(self._original, self._tokens, self._excess)
@@ -269,7 +269,7 @@ class Matcher:
         self._excess.add(excess_ns)
 
     def forced_ids(self) -> list[int]:
-        """Return the forced next ids, each the only one of its mask, as far as they cost little to find."""
+        """Return the forced next ids, each the only one of its mask, as long as they are cheap to find."""
         began_ns = thread_time_ns()
         forced_ids = self._matcher.compute_ff_tokens()
         self._unpaid_ns += thread_time_ns() - began_ns
@@ -278,7 +278,7 @@ class Matcher:
         return [token_id for token_id, end in zip(forced_ids, ends, strict=True) if end <= MOST_FORCED_CHARACTERS // 2]
 
     def num_possible(self, token_ids: list[int]) -> int:
-        """Return the number of these ids that may come next, in turn."""
+        """Return the number of these ids that may come next, in order."""
         if self.mask_ns > TOKEN_NS // 2:
             return 0  # each token ahead takes longer than the one before it
         began_ns = thread_time_ns()
@@ -287,13 +287,13 @@ class Matcher:
         return number
 
     def fill_masks_behind(self, token_ids: Sequence[int], rows: Mask) -> None:
-        """Fill a row behind each of these allowed tokens, as `fill_mask` would after them.
+        """Fill a row after each of these allowed tokens, as `fill_mask` would.
 
-        Rows behind the end, or from a too costly one on, are left as they are: those of a draft cost at most the time
+        Rows after the end, or after a mask that takes too long, stay unchanged: those of a draft take at most the time
         of one token, and one mask. Raises GrammarGivenUp.
         """
         began_ns = thread_time_ns()
-        ahead = self._matcher.deep_copy()  # if a mask behind these tokens fails, that is none of this matcher's errors
+        ahead = self._matcher.deep_copy()  # If a mask after these tokens fails, this matcher is not affected.
         for words, token_id in zip(rows, token_ids, strict=True):
             ahead.consume_token(token_id)
             if ahead.is_stopped():
@@ -306,15 +306,15 @@ class Matcher:
         self._pay(thread_time_ns() - began_ns - TOKEN_NS)
 
     def push(self, token_id: int) -> None:
-        """Go on with this token. Raises GrammarViolation if it may not come."""
+        """Append this token. Raises GrammarViolation if it may not come."""
         began_ns = thread_time_ns()
         self._matcher.consume_token(token_id)
         self._unpaid_ns += thread_time_ns() - began_ns
         self._check(GrammarViolation)
 
     def begin(self, text: bytes) -> None:
-        """Begin with this text, which came in the last token before the answer. Raises GrammarViolation."""
-        # To the grammar only the bytes matter, not which tokens they come in.
+        """Begin with this text, from the last token before the answer. Raises GrammarViolation."""
+        # Only the bytes matter to the grammar, not the tokens that they come in.
         self._matcher.consume_tokens(self._tokens.tokenizer.tokenize_bytes(text))
         self._check(GrammarViolation)
 
@@ -332,7 +332,7 @@ class Matcher:
         return self._matcher.is_accepting()
 
     def num_before_end(self, token_ids: list[int]) -> int:
-        """Return how many of these tokens the grammar allows, one after the other, before the text may end."""
+        """Return how many of these tokens the grammar allows in sequence before the text may end."""
         number = self.num_possible(token_ids)
         ahead = self._matcher.deep_copy()
         for place in range(number):
@@ -345,7 +345,7 @@ class Matcher:
         if self._matcher.is_error():
             self._original.is_spent = True
             message = self._matcher.get_error()
-            # An allowed token may lead beyond a limit of llguidance, for example within a name of 28,000 characters.
+            # An allowed token may exceed a limit of llguidance, for example within a name of 28,000 characters.
             raise (GrammarGivenUp if "too many" in message else error)(_explained(message))
         self.is_complete = self._matcher.is_stopped()
 
@@ -357,7 +357,7 @@ class Tokens:
         self.table = table
         self.eos_token_id = eos_token_ids[0]
         self.bos_token_id = None
-        # An end is no text, also where a tokenizer does not mark it as special.
+        # An end token is no text, even if the tokenizer does not mark it as special.
         textless = table.special_ids | set(eos_token_ids)
         self.tokens = [b"" if i in textless else table.bytes_of(i) for i in range(vocab_size)]
         self.tokenizer = llguidance.LLTokenizer(
@@ -368,9 +368,9 @@ class Tokens:
             self.all_ids[-1] = (1 << vocab_size % 32) - 1
 
     def __call__(self, text: str) -> list[int]:
-        """Return the ids of a forced text as the model knows it; of a long one, only those of its beginning."""
+        """Return the ids of a forced text as the model would write it; for a long text, only those of its beginning."""
         text = text[:MOST_FORCED_CHARACTERS]
         token_ids = self.table.backend.encode(text, add_special_tokens=False).ids
         if b"".join(self.tokens[i] for i in token_ids if i < len(self.tokens)) == text.encode():
             return token_ids
-        return self.tokenizer.greedy_tokenize(text)  # the tokenizer has put a space in front, or the like
+        return self.tokenizer.greedy_tokenize(text)  # The tokenizer has added a space in front, or something similar.

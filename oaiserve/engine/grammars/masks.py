@@ -1,4 +1,4 @@
-"""Fills the masks of a step: which ids the grammars of its sequences let come next. Engine thread only, no torch."""
+"""Fills the masks of a step: the ids that the grammars of its sequences allow next. Engine thread only, no torch."""
 
 from __future__ import annotations
 
@@ -31,6 +31,6 @@ def fill_masks(chunks: list[Chunk], vocab_size: int) -> tuple[Masks | None, list
         first += len(of_chunk)
         try:
             constraint.fill_masks(of_chunk, chunk.known_end - chunk.sequence.prompt_len, chunk.draft)
-        except BaseException as error:  # a panic in Rust code is no Exception, and other requests go on
+        except BaseException as error:  # A panic in Rust code is not an Exception, and other requests must continue.
             failed.append((chunk.sequence, error))
     return Masks(rows, words), failed

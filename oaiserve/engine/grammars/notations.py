@@ -21,25 +21,26 @@ from oaiserve.engine.request import GrammarKind
 MOST_CHARACTERS = 2**16  # characters of a grammar, and of choices
 MOST_CHOICES = 10_000
 MOST_DEFINITIONS = 500  # definitions in a Lark grammar and its schemas
-# Strings, regexes and comments. A string that isn't closed matches as well: otherwise each quote in it would be tried.
+# Strings, regexes and comments. An unclosed string matches as well, because otherwise each quote in it would be tried.
 _LARK_TEXTS = re.compile(
     r'"(?:\\.|[^"\\\n])*+(?:"|(?P<string>))|/(?![/*])(?:\\.|[^/\\\n])++(?:/|(?P<regex>))|//[^\n]*|#[^\n]*'
 )
 _LARK_DEFINITION = re.compile(r"^[ \t]*[?!]?[A-Za-z_][^:\n]*:", re.MULTILINE)
 _LARK_TEXT_OR_SCHEMA = re.compile(rf"{_LARK_TEXTS.pattern}|(?P<schema>%json\s*)(?=\{{)")
-# Tokens by name or number; other grammars by name; options of llguidance and of rules that are about no text; operators
-# that Lark does not have.
+# Tokens by name or number; other grammars by name; options of llguidance and of rules that don't concern text;
+# operators that Lark does not have.
 _LARK_REFUSED = re.compile(r"<[^<>\n]*>|@\w+|%(?!(?:import|ignore|regex|lark)\b)\w+|\btemperature\s*=|&|~(?!\s*\d)")
 _decoder = json.JSONDecoder()
 _LARK_OPTIONS = re.compile(r"\s*%llguidance[ \t]*([^\n]*)")
-# How JSON is written: nothing between tokens, and one spelling for each string, so that no property can come twice.
+# The spelling of JSON: no white space between tokens, and one spelling for each string, so that no property can come
+# twice.
 _JSON_OPTIONS = {
     "whitespace_flexible": False,
     "json_allowed_escapes": 'nrbtf\\"',
     "coerce_one_of": False,
     "lenient": False,
 }
-# Within a grammar JSON has a blank after each separator: so chat templates write calls, and models expect it.
+# Within a grammar, JSON has a blank after each separator: chat templates write calls like this, and models expect it.
 _SEPARATORS = ("item_separator", "key_separator")
 _SPACED_OPTIONS = {**_JSON_OPTIONS, "item_separator": ", ", "key_separator": ": "}
 
@@ -47,7 +48,7 @@ _SPACED_OPTIONS = {**_JSON_OPTIONS, "item_separator": ", ", "key_separator": ": 
 @dataclass(frozen=True, slots=True)
 class Translated:
     text: str
-    subschemas: Iterable[tuple[str, str]] = ()  # as grammars of their own, with their places, the innermost ones first
+    subschemas: Iterable[tuple[str, str]] = ()  # grammars of their own, with their places, the innermost ones first
 
 
 def translate(kind: GrammarKind, text: str) -> Translated:
@@ -99,15 +100,15 @@ def _lark_grammar(lark: str) -> Translated:
 
 
 def _unforced(lark: str) -> dict[str, str]:
-    # To force text means to look ahead, maybe very far. A model takes the only token that it can without that.
+    # Forcing text means looking ahead, perhaps very far. A model draws the only allowed token without it.
     return {"lark_grammar": f'{lark}\n%llguidance {{"no_forcing": true}}'}
 
 
 def _lark_with_schemas(
     lark: str, schemas: dict[str, Any], answer: str | None = None, lenient: Sequence[str] = ()
 ) -> Translated:
-    """Translate a grammar of the server's own. Only the schemas in it come from a client. `lenient` names those
-    that are obeyed as far as possible."""
+    """Translate one of the server's own grammars. Only the schemas in it come from a client. Those in `lenient` are
+    obeyed as far as possible."""
     grammars: list[dict[str, Any]] = [_unforced(lark)]
     parts = []
     for number, (name, schema) in enumerate(schemas.items()):
@@ -166,7 +167,7 @@ def _client_lark(text: str) -> Translated:
             config: Any = json.loads(options[1])
         except ValueError:
             config = None
-        if not isinstance(config, dict) or not config.keys() <= {"no_forcing"}:  # it changes no answer
+        if not isinstance(config, dict) or not config.keys() <= {"no_forcing"}:  # This option changes no answer.
             raise Refused(f"the grammar has the options {options[1][:40]!r}, which are not supported")
         text = text[options.end() :]
     pieces, schemas = _without_schemas(text)
@@ -180,8 +181,8 @@ def _client_lark(text: str) -> Translated:
 
 
 def _without_schemas(text: str) -> tuple[list[str], list[list[dict[str, Any]]]]:
-    """Return the pieces of a Lark grammar between its JSON Schemas, and these as grammars of their own, each as one or
-    more."""
+    """Return the pieces of a Lark grammar between its JSON Schemas, and the schemas as grammars of their own, each as
+    one or more."""
     pieces: list[str] = []
     schemas: list[list[dict[str, Any]]] = []
     begin = end = 0
@@ -197,7 +198,7 @@ def _without_schemas(text: str) -> tuple[list[str], list[list[dict[str, Any]]]]:
         except (ValueError, RecursionError) as error:
             raise Refused(f"the grammar has a '%json' that cannot be read: {error}") from None
         end = begin
-        # Clients of llguidance give its options with a schema. How JSON is written is the only one that can be obeyed.
+        # Clients of llguidance pass its options with a schema. Only the spelling of JSON can be obeyed.
         options = schema.pop("x-guidance", None)
         separators = {name: options[name] for name in _SEPARATORS if isinstance(options, dict) and name in options}
         schemas.append(_schema_part(len(schemas), schema, "in the grammar's '%json'", separators))

@@ -18,7 +18,7 @@ from oaiserve.engine.grammars.thinking import Thinking
 from oaiserve.engine.request import ANSWER_START, SamplingParams
 from oaiserve.engine.text.detokenize import TokenTable
 
-MOST_LEAD = 4096  # characters. Parsers of calls read no call with more before its name
+MOST_LEAD = 4096  # Parsers of calls read no call with more characters before its name.
 
 _decoder = codecs.getincrementaldecoder("utf-8")
 

@@ -20,7 +20,7 @@ MOST_FORCED = 2**14  # characters of the shortest match
 
 ANYTHING = "(?s:.*)"
 # Control characters without a short escape in JSON. Strings of answers do not have them, and llguidance drops them from
-# what it is given.
+# its input.
 UNWRITABLE = frozenset(map(chr, {*range(0x20), 0x7F} - {8, 9, 10, 12, 13}))
 NOT_LINE_END = r"[^\n\r\u{2028}\u{2029}]"  # the meaning of "."
 # For each class: its characters in all dialects, and its characters in any dialect.
@@ -83,9 +83,9 @@ def _character(character: str) -> str:
 class _Branch:
     """One alternative of a pattern or group."""
 
-    is_start: bool = False  # it has "^" in front
+    is_start: bool = False  # It begins with "^".
     items: list[str | _RegexGroup] = field(default_factory=list)
-    is_end: bool = False  # it has "$" at the end
+    is_end: bool = False  # It ends with "$".
     least: int = 0
 
 
@@ -214,12 +214,12 @@ class _RegexParser:
                 self._at = match.end()
             case _:
                 return None
-        if self._peek() == "?":  # lazy: it matches the same texts
+        if self._peek() == "?":  # Lazy quantifiers match the same texts.
             self._at += 1
         return text, least
 
     def _atom(self, character: str) -> str | _RegexGroup:
-        """Read what a quantifier may follow: a character, a class or a group, which begins with this character."""
+        """Read the subject of a quantifier: a character, a class or a group, which begins with this character."""
         match character:
             case "(":
                 return self._parenthesis()
@@ -338,14 +338,14 @@ class _RegexParser:
                 continue
             self._at += 1
             last = self._member(is_negated)
-            if last is None or len(last) > 1:  # next to a class such as \d, it is a literal hyphen
+            if last is None or len(last) > 1:  # Next to a class such as \d, this is a literal hyphen.
                 members += [self._in_class(first, is_negated), _character("-"), last or ""]
                 continue
             if first > last:
                 raise Refused(f"has the range {first}-{last}, which is the wrong way round")
             members.append(self._in_class(first, is_negated) if first == last else self._range(first, last))
         written = f"[{'^' if is_negated else ''}{''.join(members)}]"
-        # Dialects differ in case folding. Whatever any of them would exclude is excluded.
+        # Dialects differ in case folding. Anything that one of them would exclude is excluded.
         if is_negated and "i" in self._flags:
             return f"(?i:{written})"
         return written

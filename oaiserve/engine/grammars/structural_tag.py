@@ -1,7 +1,7 @@
 """Structural tags, xgrammar's notation of texts with JSON and other forms in them, translated into Lark's.
 
-The type of its formats checks clients' bodies and is published. Kinds that are not here, such as those about single
-tokens, are refused by name. It must not know requests or tokens.
+The type of its formats checks clients' bodies and is published. Other kinds, such as those about single tokens, are
+refused by name. It must not know requests or tokens.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _TIMES = {"optional": "?", "plus": "+", "star": "*"}
 
 
 class Format(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True, kw_only=True):
-    """A part of a text, by its type: one of xgrammar's formats. The other fields are those that it has there."""
+    """A part of a text, by its type: one of xgrammar's formats, with its fields."""
 
     type: Literal[
         "const_string", "json_schema", "grammar", "regex", "any_text", "sequence", "or", "optional", "plus", "star",
@@ -32,16 +32,16 @@ class Format(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True, kw_
     json_schema: dict[str, Any] | None = None
     style: Literal["json", None] = None
     any_order: Literal[False] = False
-    max_whitespace_cnt: int | None = None  # there is none
+    max_whitespace_cnt: int | None = None  # no limit
     grammar: str | None = None
     pattern: str | None = None
     max_tokens: None = None
     max_chars: None = None
     elements: list[Format] = []
     content: Format | None = None
-    schema: dict[str, Any] | None = None  # in place of the content of a tag, in xgrammar's older form
+    schema: dict[str, Any] | None = None  # replaces the content of a tag, in xgrammar's older form
     min: int = 0
-    max: int = -1  # any number
+    max: int = -1  # -1: any number
     begin: str = ""
     end: str | list[str] = ""
     tags: list[Format] = []
@@ -54,7 +54,7 @@ class Format(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True, kw_
 
 @dataclass
 class Writer:
-    """Writes a format as Lark, and keeps the rules, schemas and grammars to which that refers by their numbers."""
+    """Writes a format as Lark, and numbers the rules, schemas and grammars to which it refers."""
 
     rules: list[str] = field(default_factory=list)
     schemas: list[dict[str, Any]] = field(default_factory=list)
@@ -69,7 +69,7 @@ class Writer:
         return "\n".join([f"start: {start}", *self.rules])
 
     def _with_end(self, part: Format, depth: int, end: str = "", *, is_last: bool = False) -> str:
-        """Return a format with the rule of its `end` behind it. `is_last`: the answer ends with it."""
+        """Return a format followed by the rule of its `end`. `is_last`: the answer ends with it."""
         self._num_formats += 1
         if depth > MOST_DEPTH or self._num_formats > MOST_FORMATS:
             limits = f"{MOST_FORMATS} formats, or {MOST_DEPTH} within each other"
@@ -125,7 +125,7 @@ class Writer:
         return f"{written} {end}"
 
     def _free(self, part: Format, depth: int, end: str) -> str:
-        """Return any text, with tags in it, up to the end; without one, it is the rest of the answer."""
+        """Return any text, with tags in it, up to the end. Without an end, it is the rest of the answer."""
         unwanted = "|".join(map(regexes.literal, filter(None, part.excludes)))
         text = self._named("/(?s:.*)/" + f" & ~/(?s:.*)({unwanted})(?s:.*)/" * bool(unwanted), "TEXT")
         if end:

@@ -9,10 +9,10 @@ from oaiserve.engine.text.detokenize import TokenTable
 
 
 class Thinking:
-    """The reasoning of one choice. White space behind its end belongs to it: models write it with the closing text."""
+    """The reasoning of one choice. White space after its end belongs to it: models write it with the closing text."""
 
     def __init__(self, reasoning: Reasoning, table: TokenTable, closing_ids: Sequence[int]) -> None:
-        """`closing_ids` are those of the closing text, which are forced behind as many tokens as the budget has."""
+        """`closing_ids` are those of the closing text, which is forced once the budget is spent."""
         self.is_over = False
         self._opening = reasoning.opening.encode()
         self._closing = reasoning.closing.encode()
@@ -23,7 +23,7 @@ class Thinking:
         self._num_tokens = 0
         self._num_forced = 0
         self._text = b""  # a text that may be part of the opening or closing tag
-        self._blanks = bytearray()  # before that, and before the opening
+        self._blanks = bytearray()  # white space before that text, and before the opening tag
 
     @property
     def forced_ids(self) -> Sequence[int]:

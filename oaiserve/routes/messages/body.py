@@ -1,4 +1,4 @@
-"""The bodies of /v1/messages and of its count of tokens: turns made of blocks, tools, and how to think and answer.
+"""The bodies of /v1/messages and of its token count: turns made of blocks, tools, and how to think and answer.
 
 Fields that change no answer here, such as `cache_control` and `signature`, are not read.
 """
@@ -14,7 +14,7 @@ from oaiserve.routes.objects import Effort, Integer, NonEmpty, Schema, Strict, T
 
 
 class Base64Source(msgspec.Struct, tag_field="type", tag="base64"):
-    """An image itself."""
+    """An image in the body itself."""
 
     data: Annotated[str, described("In base64.")]
     media_type: Annotated[str | None, described("Changes nothing: the file itself says what it is.")] = None
@@ -46,14 +46,14 @@ class ToolResultBlock(msgspec.Struct):
     is_error: Annotated[bool | None, described("The model reads 'Error: ' before the content.")] = None
 
 
-# A history may have begun at Anthropic, whose types of blocks grow in number. So a block is any object with a type,
-# and `prompt` reads those that it knows.
+# A history may have begun at Anthropic, which keeps adding types of blocks. So a block is any object with a type, and
+# `prompt` reads the types that it knows.
 Block = dict[str, Any]
 
 
 class Turn(msgspec.Struct, kw_only=True):
-    """A turn of the user, with the results of the model's calls, of the assistant, which is continued if it is the
-    last one, or an instruction in the midst of the conversation."""
+    """A turn of the user, with the results of the model's calls; a turn of the assistant, which is continued if it is
+    the last one; or an instruction in the middle of the conversation."""
 
     role: Literal["user", "assistant", "system"]
     content: Annotated[
@@ -66,7 +66,7 @@ class Turn(msgspec.Struct, kw_only=True):
 
 
 class MessagesTool(msgspec.Struct, kw_only=True):
-    """A tool that the client runs. One of a type that Anthropic defines is not shown to the model."""
+    """A tool that the client runs. The model does not see tools of the types that Anthropic defines."""
 
     name: Annotated[str | None, described("The name of a tool, required with an input_schema.")] = None
     type: Annotated[str | None, described("custom, or left out, for a tool with an input_schema.")] = None
@@ -76,7 +76,7 @@ class MessagesTool(msgspec.Struct, kw_only=True):
 
 
 class MessagesToolChoice(msgspec.Struct, kw_only=True):
-    """Whether tools may or must be called, and which."""
+    """Whether tools may or must be called, and which ones."""
 
     type: Literal["auto", "any", "tool", "none"]
     name: Annotated[str | None, described("With the type tool: the one that must be called.")] = None
@@ -84,7 +84,7 @@ class MessagesToolChoice(msgspec.Struct, kw_only=True):
 
 
 class ThinkingOptions(msgspec.Struct, kw_only=True):
-    """Whether the model reasons. Where its chat template has no switch for that, the budget decides."""
+    """Whether the model reasons. If its chat template has no switch for that, the budget decides."""
 
     type: Literal["enabled", "disabled", "adaptive", "between_tools"]
     budget_tokens: ThinkingBudget = None
@@ -100,7 +100,7 @@ class JSONFormat(msgspec.Struct, tag_field="type", tag="json_schema", forbid_unk
 
 
 class OutputConfig(msgspec.Struct, kw_only=True):
-    """The answer is to be like this."""
+    """The form of the answer."""
 
     effort: Annotated[Effort | None, described("As reasoning_effort of chat.")] = None
     format: JSONFormat | None = None
@@ -119,7 +119,7 @@ TemplateKwargs = Annotated[dict[str, Any] | None, described("Variables of the ch
 
 
 class CountTokensBody(msgspec.Struct, kw_only=True):
-    """A client sends a prompt whose tokens are to be counted."""
+    """A prompt whose tokens are counted."""
 
     model: Model
     messages: Turns
@@ -134,7 +134,7 @@ class CountTokensBody(msgspec.Struct, kw_only=True):
 
 
 class MessagesBody(SamplingBody, kw_only=True):
-    """A client sends the conversation to answer, and says how."""
+    """The conversation to answer, and how."""
 
     model: Model
     messages: Turns

@@ -1,8 +1,8 @@
-"""The prompt of a request of /v1/messages: its turns and tools in the form in which chat has them.
+"""The prompt of a request of /v1/messages: its turns and tools in the form of chat.
 
-A history may have begun on another server, or have lost some of its turns. So blocks that are wrong by Anthropic's own
-types are refused only in the user's last turn; what cannot be shown is left out with a note. This file knows nothing of
-HTTP. Every refusal is an `InvalidRequest` that names the parameter.
+A history may have begun on another server, or may lack some of its turns. So blocks that are wrong by Anthropic's own
+types are refused only in the user's last turn, and unreadable ones are left out with a note. This file knows nothing of
+HTTP. Each refusal is an `InvalidRequest` that names the parameter.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def conversed(
     *,
     is_constrained: bool,
 ) -> tuple[Conversation, ChatPrompt]:
-    """Return the tools and the reasoning of a request, and its prompt. `is_constrained` as for `Conversation`."""
+    """Return the tools and the reasoning of a request, and its prompt. `is_constrained` is as in `Conversation`."""
     messages = chat_messages(body.system, body.messages, media, adaptations)
     continues = messages[-1][1]["role"] == "assistant" and "tool_calls" not in messages[-1][1]
     thinking = body.thinking or ThinkingOptions(type="adaptive")
@@ -83,8 +83,8 @@ def conversed(
 
 
 def check_thinking(thinking: ThinkingOptions | None, max_tokens: int | None) -> None:
-    """Raise InvalidRequest for reasoning without a budget within Anthropic's limits: of what an answer may have, too,
-    unless `max_tokens` is None."""
+    """Raise InvalidRequest for reasoning whose budget is outside Anthropic's limits. Unless `max_tokens` is None, the
+    budget must also be less than that."""
     if thinking is None or thinking.type != "enabled":
         return
     budget = integer(thinking, "budget_tokens")
@@ -101,7 +101,7 @@ def chat_messages(
     system: str | Sequence[TextPart] | None, turns: Sequence[Turn], media: MediaReader, adaptations: Adaptations
 ) -> list[Placed]:
     """Return the messages of chat with their places. The last one is the assistant's only if it has calls, or a text to
-    go on with."""
+    continue."""
     if not turns:
         raise invalid("messages", "must hold at least one turn")
     history = _History(media, adaptations)
@@ -125,7 +125,7 @@ class _History:
         self._placed: list[Placed] = []
 
     def add_turn(self, turn: Turn, where: str, *, is_asked: bool) -> None:
-        """Add a turn. If it `is_asked`, it is the user's last one, so what cannot be read in it is refused."""
+        """Add a turn. If it `is_asked`, it is the user's last turn, so unreadable content in it is refused."""
         if isinstance(turn.content, str):
             content = [{"type": "text", "text": turn.content}]
         else:
@@ -134,7 +134,7 @@ class _History:
         placed = [
             (self._typed(block, place, is_asked=is_asked), place) for block, place in zip(content, places, strict=True)
         ]
-        if turn.role == "user":  # results stand before the text beside them
+        if turn.role == "user":  # Results come before the text in the same turn.
             placed.sort(key=lambda each: not each[0]["type"].endswith("tool_result"))
         for block, place in placed:
             self._add_block(turn.role, block, place, is_asked=is_asked)
@@ -161,10 +161,10 @@ class _History:
             message = self._message_of(role, where)
             message.setdefault("reasoning", []).append(thought)
         elif kind == "compaction" and isinstance(block.get("content"), str):
-            # All turns before it are in this summary.
+            # This summary includes all turns before it.
             self._placed = [each for each in self._placed[:1] if each[1]["role"] == "system"]
             self.say("user", f"{BEFORE_SUMMARY}\n\n{block['content']}", where)
-        elif kind not in ("tool_addition", "tool_removal"):  # these are read with the tools
+        elif kind not in ("tool_addition", "tool_removal"):  # These are read with the tools.
             if is_asked and kind != "image" and is_unread(block):
                 raise invalid("messages", NOT_READ, where)
             said = [*self._said(block, where, is_asked=is_asked)]
@@ -175,7 +175,7 @@ class _History:
                     self.say(role, one, where)
 
     def _said(self, block: Block, where: str, *, is_asked: bool) -> Iterator[Said]:
-        """Yield a block as a text or the part of an image, or nothing if there is nothing in it for the model."""
+        """Yield a block as a text or as the part of an image, or nothing if it has nothing for the model."""
         if block["type"] == "text" and (is_asked or isinstance(block.get("text"), str)):
             yield converted(TextPart, block, where).text
             return
@@ -216,7 +216,7 @@ class _History:
         self._message_of(role, where)["content"].append(said)
 
     def _message_of(self, role: str, where: str) -> Message:
-        """Return the message of this role at the end, or a new one."""
+        """Return the last message if it has this role, or a new one."""
         if not self._placed or self._placed[-1][1]["role"] != role:
             self._placed.append((where, {"role": role, "content": []}))
         return self._placed[-1][1]
@@ -238,7 +238,7 @@ class _History:
 
 
 def _content(said: Sequence[Said]) -> str | list[Message]:
-    """Return the content of a message: a string if that can hold it."""
+    """Return the content of a message, as a string if possible."""
     if len(said) < 2 and all(isinstance(one, str) for one in said):
         return "".join(map(str, said))
     return [{"type": "text", "text": one} if isinstance(one, str) else one for one in said]
@@ -276,7 +276,7 @@ def requested_tools(body: MessagesBody | CountTokensBody, adaptations: Adaptatio
 
 
 def _offered(body: MessagesBody | CountTokensBody) -> dict[str, MessagesTool]:
-    """Return the tools by their places: those of the request, as turns of the system have changed them since."""
+    """Return the tools by their places: the request's tools, as later turns of the system have changed them."""
     offered = {f"tools[{number}]": tool for number, tool in enumerate(body.tools or [])}
     places: dict[str | None, list[str]] = {}  # places of the tools of each name
     for where, one in offered.items():
@@ -306,7 +306,7 @@ def _offered(body: MessagesBody | CountTokensBody) -> dict[str, MessagesTool]:
 
 
 def _check_may_be_forced(name: str | None, tools: Sequence[MessagesTool]) -> None:
-    """Raise InvalidRequest if a call of the tool with this name, or of any (None), cannot be forced."""
+    """Raise InvalidRequest if a call of the tool with this name, or of any tool (None), cannot be forced."""
     typed = [tool for tool in tools if tool.type not in (None, "custom") and name in (None, tool.name)]
     if not tools:
         raise invalid("tool_choice", f"is only allowed with 'tools', got {show(name or 'any')}")

@@ -46,7 +46,7 @@ _ELSEWHERE = {
     example={"model": "demo", "messages": [{"role": "user", "content": "Good morning"}], "max_tokens": 64},
 )
 async def messages(http: Request) -> Answer:
-    # Between calls of tools, the budget is that of all reasoning of a turn, which has several answers.
+    # Between calls of tools, the budget is for all reasoning of a turn, which has several answers.
     is_budget_of_turn = "interleaved-thinking" in http.headers.get("anthropic-beta", "")
     answer = partial(_answer, is_budget_of_turn=is_budget_of_turn)
     return await prepare(http, MessagesBody, answer, id_prefix="msg_")
@@ -91,7 +91,7 @@ def _refuse_thread(body: MessagesBody | CountTokensBody) -> None:
 
 
 class TokenCount(msgspec.Struct):
-    """A prompt has this many tokens."""
+    """The number of tokens of a prompt."""
 
     input_tokens: int
 

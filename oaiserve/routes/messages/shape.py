@@ -1,7 +1,7 @@
 """The shape of the answers of /v1/messages: one message, or events with its blocks as they grow.
 
-A call is sent when it is complete, in one piece: clients run whatever of it they have, so they must never have a part
-of a call that turns out to be none, or that is cut. It is text then, streamed as in a whole answer.
+A call is sent in one piece when it is complete. Clients run any part of a call that they get, so they must never get a
+part of a broken or cut call. Such a call is text, and a stream sends it as a whole answer would.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ class AnswerText(msgspec.Struct, tag_field="type", tag="text"):
 
 
 class AnswerThinking(msgspec.Struct, tag_field="type", tag="thinking"):
-    """The model thought this. Nothing is signed here."""
+    """The model's reasoning. Nothing is signed here."""
 
     thinking: str = ""
     signature: str = ""
 
 
 class AnswerToolUse(msgspec.Struct, tag_field="type", tag="tool_use"):
-    """A call of a tool, which the client makes."""
+    """A call of a tool, for the client to make."""
 
     id: str
     name: str
@@ -49,21 +49,21 @@ StopReason = Literal["end_turn", "max_tokens", "model_context_window_exceeded", 
 
 
 class ThinkingTokens(msgspec.Struct):
-    """This many tokens of the answer are reasoning."""
+    """The number of tokens in the answer that are reasoning."""
 
     thinking_tokens: int
-    max_tokens_cut_to: int | UnsetType = UNSET  # where the context had no room for what was asked for
+    max_tokens_cut_to: int | UnsetType = UNSET  # the new limit, if the context had no room for the requested one
 
 
 class MessageUsage(msgspec.Struct):
-    """A message took this many tokens. Those of the prompt that were in the prefix cache count apart."""
+    """The tokens of a message. Prompt tokens from the prefix cache are counted separately."""
 
     input_tokens: int
     cache_read_input_tokens: int
     output_tokens: int
     cache_creation_input_tokens: int = 0
     output_tokens_details: ThinkingTokens | UnsetType = UNSET
-    oaiserve_cost: Cost | UnsetType = UNSET  # where the header x-include-cost asks for it
+    oaiserve_cost: Cost | UnsetType = UNSET  # set if the header x-include-cost requests it
 
 
 class AnswerMessage(msgspec.Struct, kw_only=True):
@@ -80,7 +80,7 @@ class AnswerMessage(msgspec.Struct, kw_only=True):
 
 
 class MessageDelta(msgspec.Struct, kw_only=True):
-    """An event adds this to its block, or to the message. A field that is UNSET is left out."""
+    """The change that an event makes to its block, or to the message. A field that is UNSET is left out."""
 
     type: Literal["text_delta", "thinking_delta", "signature_delta", "input_json_delta"] | UnsetType = UNSET
     text: str | UnsetType = UNSET
@@ -92,7 +92,7 @@ class MessageDelta(msgspec.Struct, kw_only=True):
 
 
 class MessageEvent(msgspec.Struct, kw_only=True):
-    """An event of a stream. `type` says what happened, and which of the other fields it has."""
+    """An event of a stream. `type` says what happened, and which of the other fields are set."""
 
     type: str
     message: AnswerMessage | UnsetType = UNSET
@@ -104,7 +104,7 @@ class MessageEvent(msgspec.Struct, kw_only=True):
 
 
 class MessagesShape:
-    """Renders one answer. A stream has the blocks of the whole answer, whatever the pieces of its text."""
+    """Renders one answer. A stream has the same blocks as the whole answer, however its text is split."""
 
     activity_seconds = 100.0  # Claude Code adds the usage of each of these events to its totals, so they are few
     is_numbered = False

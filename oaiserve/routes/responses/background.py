@@ -1,7 +1,8 @@
-"""`BackgroundAnswer`: a response that is made in the background. Its client gets an answer at once, or follows it.
+"""`BackgroundAnswer`: a response that is made in the background. Its client gets an answer at once, or follows the
+response.
 
-It is made by the task of the request that asked for it, which goes on when that has its answer: so a shutdown waits for
-it, and cuts it off, as for any other request, and its record is made at its end.
+The task of the client's request makes it, and continues after it has answered the request. So a shutdown waits for the
+response, or cuts it off, as for any other request, and its record is made at its end.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ class EventStream(StreamingResponse):
 
 
 class BackgroundAnswer:
-    """The ASGI response to a request for a response in the background, around the one that makes it."""
+    """The ASGI response to a request for a background response. It wraps the response that is made."""
 
     def __init__(self, answer: Answer, shape: ResponsesShape, run: Run, runs: Runs, *, streams: bool) -> None:
         self._answer = replace(answer, before_end=self._store)
@@ -81,7 +82,7 @@ class BackgroundAnswer:
         exchange.http_status = 200
 
     async def _tell(self, answer: Response, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer the client once the engine has taken the request: refusals are answers like those of any request."""
+        """Answer the client once the engine has accepted the request. Refusals are the same as for any request."""
 
         async def noted(message: Message) -> None:
             await send(message)

@@ -1,7 +1,7 @@
-"""Makes conversations shorter: the model writes a summary, with which one goes on instead of its items.
+"""Shortens conversations: the model writes a summary, and the conversation continues with it in place of its items.
 
-The messages of users and of the system stay as they are. A client asks for it on the route /v1/responses/compact, of
-which the server keeps nothing, or with a `compaction_trigger` at the end of the input of a response.
+The messages of users and of the system stay unchanged. A client requests it with the route /v1/responses/compact, which
+stores nothing, or with a `compaction_trigger` at the end of the input of a response.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from oaiserve.routes.responses.request_input import (
 from oaiserve.routes.responses.shape import ResponsesShape
 from oaiserve.routes.shapes import encode
 
-SUMMARY_TOKENS = 1024  # at most, or a quarter of the context
+SUMMARY_TOKENS = 1024  # at most this, or a quarter of the context
 SUMMARIZE = {
     "role": "user",
     "content": "Write a summary of this conversation for somebody who goes on with it, and who will have only the "
@@ -46,7 +46,7 @@ _OF_SUMMARY: dict[str, Any] = {"temperature": 0, "max_output_tokens": SUMMARY_TO
 
 
 class Compaction(msgspec.Struct):
-    """A shorter form of a conversation: `output` stands for all of its items."""
+    """A shorter form of a conversation: `output` replaces all of its items."""
 
     id: str
     created_at: int
@@ -56,7 +56,7 @@ class Compaction(msgspec.Struct):
 
 
 class SummaryShape(ResponsesShape):
-    """Renders the answer of the model, none of which is streamed, as a response with one item: a compaction."""
+    """Renders the model's answer as a response with one item, a compaction. Nothing is streamed."""
 
     def _read(self, chunk: TokenChunk) -> None:
         super()._read(chunk)
@@ -64,7 +64,7 @@ class SummaryShape(ResponsesShape):
             return
         messages = (item for item in self._output.items if isinstance(item, OutputMessage))
         summary = "".join(part.text for message in messages for part in message.content).strip()
-        self._is_cut = False  # a summary that is cut is a shorter one
+        self._is_cut = False  # A summary that is cut is only a shorter one.
         item = CompactionItem(item_id("cmp", self._head.id.removeprefix("resp_"), "0"), encrypted(summary))
         self._items = [item] if summary else []
         for event in ("added", "done") if summary else ():
@@ -80,7 +80,7 @@ class SummaryShape(ResponsesShape):
 
 
 class CompactionShape(SummaryShape):
-    """Renders the answer of the model as a compaction, with the items in `kept`."""
+    """Renders the model's answer as a compaction, with the items in `kept`."""
 
     kept: Sequence[Item] = ()
 
@@ -108,7 +108,7 @@ async def compact(http: Request) -> Answer:
 
 
 def _as_response(intake: Intake[CompactionBody]) -> Intake[ResponsesBody]:
-    """Return the request as one for a response, whose tokens are the likeliest ones, and none of them reasoning."""
+    """Return the request as one for a response with the likeliest tokens and without reasoning."""
     fields = msgspec.structs.asdict(intake.body)
     if intake.body.input is None and intake.body.previous_response_id is None:
         raise invalid("input", "is required without 'previous_response_id'")
@@ -116,18 +116,18 @@ def _as_response(intake: Intake[CompactionBody]) -> Intake[ResponsesBody]:
 
 
 def is_triggered(body: ResponsesBody) -> bool:
-    """Whether a request for a response wants a compaction: then its input ends with the trigger of one."""
+    """Whether a request for a response wants a compaction: then its input ends with the trigger."""
     return bool(body.input) and isinstance(last := body.input[-1], dict) and last.get("type") == "compaction_trigger"
 
 
 def for_summary(intake: Intake[ResponsesBody]) -> Intake[ResponsesBody]:
-    """Return such a request as one for a summary, which is neither random nor has log-probabilities."""
+    """Return such a request as one for a summary, which is not random and has no log-probabilities."""
     plain = {"input": intake.body.input[:-1], "include": None, "top_logprobs": None}
     return intake.with_body(msgspec.structs.replace(intake.body, **plain, **_OF_SUMMARY))
 
 
 def with_wish(prompt: ChatPrompt) -> ChatPrompt:
-    """Return a prompt with the wish for a summary behind it: what is before it, the prefix cache has."""
+    """Return a prompt followed by the request for a summary, so that the prefix cache has its beginning."""
     return replace(prompt, messages=[*prompt.messages, SUMMARIZE])
 
 

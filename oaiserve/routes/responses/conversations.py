@@ -1,6 +1,6 @@
-"""Conversations that clients begin, change and read by /v1/conversations, and name in requests for responses.
+"""Conversations that clients create, change and read with /v1/conversations, and name in requests for responses.
 
-One is stored as if it were a response whose input are all items of the conversation.
+A conversation is stored like a response whose input is all items of the conversation.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def no_conversation(name: str) -> str:
 def with_turn(conversation: StoredResponse, items: list[Item], unique_id: str, num_given: int) -> StoredResponse:
     """Return the conversation with the items of a response, of which `num_given` are input.
 
-    If another server has added the items of this response before it ended, these are replaced.
+    If another server that ended early has added the items of this response, they are replaced.
     """
     before, after = _around_turn(conversation, unique_id, num_given)
     parts = [part for part in (before[1:-1], msgspec.json.encode(items)[1:-1], after[1:-1]) if part]
@@ -69,10 +69,10 @@ def before_turn(conversation: StoredResponse, unique_id: str, num_given: int) ->
 
 
 def _around_turn(conversation: StoredResponse, unique_id: str, num_given: int) -> tuple[bytes, bytes]:
-    """Return the items before and after those of a response, as lists in JSON. They are told apart by the id that the
+    """Return the items before and after those of a response, as lists in JSON. They are recognised by the id that the
     server gives to output and to input without one."""
     whole = conversation.input_items
-    if unique_id.encode() not in whole:  # nearly always
+    if unique_id.encode() not in whole:  # nearly always true
         return whole, b"[]"
     items = texts_of(whole)
     positions: dict[int, str] = {}
@@ -90,7 +90,7 @@ def _around_turn(conversation: StoredResponse, unique_id: str, num_given: int) -
 async def change(
     store: ResponseDatabase, owner: str, name: str, edit: Callable[[StoredResponse], StoredResponse]
 ) -> StoredResponse | None:
-    """Change a conversation as nobody else does at the same time. Return it, or None if it is not there."""
+    """Change a conversation without interference by others. Return it, or None if it does not exist."""
     while (old := await store.get(owner, name)) is not None:
         new = await run_in_threadpool(edit, old)
         if await store.replace(owner, old, new):
@@ -231,7 +231,7 @@ async def _stored(request: Request) -> StoredResponse:
 
 
 async def _changed(request: Request, edit: Callable[[StoredResponse], StoredResponse] | None) -> StoredResponse:
-    """Return the conversation of the path, after a change if there is one. Raises NotFound."""
+    """Return the conversation of the path, after the change if there is one. Raises NotFound."""
     name = request.path_params["conversation_id"]
     owner = request.state.owner
     store = serving_of(request).responses

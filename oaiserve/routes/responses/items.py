@@ -1,4 +1,4 @@
-"""The items of a conversation over /v1/responses: those of clients, those that are stored, and their messages.
+"""The items of a conversation over /v1/responses: those of clients, stored ones, and their messages.
 
 An item is a dictionary, checked and complete, in the form in which the API returns it. This file knows nothing of HTTP.
 """
@@ -30,7 +30,7 @@ stored_items = StoredDecoder(list[Item])
 
 
 def references(items: str | Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return the ids of the items to which the client refers."""
+    """Return the ids of the items that the client refers to."""
     if isinstance(items, str):
         return []
     return [str(item.get("id")) for item in items if item.get("type") == "item_reference"]
@@ -43,8 +43,8 @@ def input_items(
     adaptations: Adaptations,
     param: str = "input",
 ) -> list[Item]:
-    """Return the items of a client, with ids by `new_id`, of a prefix, and those `referred` to. `param` is the field
-    of the request that they came from. Raises InvalidRequest."""
+    """Return the items of a client, with ids from `new_id`, which takes a prefix, and the `referred` items. `param` is
+    the field of the request that has them. Raises InvalidRequest."""
     if isinstance(items, str):
         items = [{"role": "user", "content": items}]
     if not items:
@@ -106,7 +106,7 @@ def _item(
             return referred.get(needed(where, item, "id")) or identity
         case "compaction":
             return {**identity, "encrypted_content": item.encrypted_content}
-        case "compaction_trigger":  # the routes that know it have taken it away
+        case "compaction_trigger":  # The routes that support it have removed it.
             raise invalid(where.partition("[")[0], "may only be the last item of a request for a response", where)
     role = needed(where, item, "role")
     message = {**identity, "role": role, "content": _parts(item.content, f"{_SIDES.get(role, 'input')}_text")}
@@ -127,7 +127,7 @@ _PREFIXES = {
     "compaction": "cmp",
     "compaction_trigger": "",
 }
-# The field of an item that has its text.
+# Fields with the text of an item, by type.
 _TEXTS_NEEDED = {"custom_tool_call": "input", "function_call_output": "output", "custom_tool_call_output": "output"}
 _SIDES = {"assistant": "output"}
 _MORE_FIELDS: dict[str, Item] = {"output_text": {"annotations": [], "logprobs": []}}
@@ -140,7 +140,7 @@ def _json(value: object) -> str:
 
 
 def _parts(content: object, text_type: str) -> list[Any]:
-    """Return the parts of a content in the API's form. A text becomes one of this type."""
+    """Return the parts of a content in the API's form. A string becomes one part of this type."""
     if content is None:
         return []
     shown: list[Any] = []
@@ -159,22 +159,22 @@ _TEXT_TYPES = ("input_text", "output_text", "reasoning_text", "summary_text")
 
 
 def since_compaction(items: Sequence[Item]) -> list[Item]:
-    """Return the items that a conversation goes on from: those before its last compaction were made shorter by it."""
+    """Return the items from which a conversation continues: its last compaction replaces the ones before it."""
     readable = (number for number, item in enumerate(items) if read_encrypted(item.get("encrypted_content")))
     last = max((number for number in readable if items[number]["type"] == "compaction"), default=0)
     return [*kept(items[:last]), *items[last:]]
 
 
 def kept(items: Iterable[Item]) -> list[Item]:
-    """Return the items that a compaction leaves as they are."""
+    """Return the items that a compaction leaves unchanged."""
     return [item for item in items if item["type"] == "message" and item["role"] != "assistant"]
 
 
 def chat_messages(
     earlier: Iterable[Item], new: Sequence[Item], reader: ContentReader, adaptations: Adaptations
 ) -> list[Placed]:
-    """Return the chat messages of the items, each with its place. Raises InvalidRequest for media of the user's last
-    turn that are not read."""
+    """Return the chat messages of the items, each with its place. Raises InvalidRequest for unreadable media in the
+    user's last turn."""
     placed: list[Placed] = []
     reasoning = ""  # reasoning of the message or the call that follows
     first_question = first_asked([item.get("role") if item["type"] == "message" else None for item in new])
@@ -239,7 +239,7 @@ def chat_messages(
     return placed
 
 
-# Items that are for the client, or for the server that made them.
+# Items for the client, or for the server that made them.
 _WITHOUT_TEXT = (
     *("mcp_list_tools", "mcp_approval_request", "mcp_approval_response", "tool_search_output", "compaction"),
     "item_reference",
@@ -252,7 +252,7 @@ def _thought(content: str | list[dict[str, Any]], reasoning: str) -> dict[str, A
 
 
 def _joined(content: str | list[dict[str, Any]]) -> str | list[dict[str, Any]]:
-    """Return the content of a message: a string if that can hold it, as most clients of chat send."""
+    """Return the content of a message, as a string if possible, which most clients of chat send."""
     if isinstance(content, list) and len(content) < 2 and all(part.keys() == {"type", "text"} for part in content):
         return "".join(part["text"] for part in content)
     return content
@@ -262,12 +262,12 @@ _ENCRYPTED = "oaiserve:"
 
 
 def encrypted(text: str) -> str:
-    """Return a text in the form of `encrypted_content`, which clients send back as it is. It is no secret."""
+    """Return a text in the form of `encrypted_content`, which clients send back unchanged. It is no secret."""
     return _ENCRYPTED + b64encode(text.encode()).decode()
 
 
 def read_encrypted(content: str | None) -> str:
-    """Return the text in the `encrypted_content` of an item, or "" if another server has made it."""
+    """Return the text in the `encrypted_content` of an item, or "" if another server made it."""
     if content is None or not content.startswith(_ENCRYPTED):
         return ""
     try:

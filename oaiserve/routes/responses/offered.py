@@ -1,4 +1,4 @@
-"""The tools that a client offers with a response, as functions for the model, and their calls as the API has them.
+"""The tools that a client offers with a response, as functions for the model, and their calls in the API's form.
 
 A function of a namespace gets a joined name. A custom tool becomes a function with one argument, its input. Tools that
 run on OpenAI's servers are left out.
@@ -25,17 +25,17 @@ _INPUT_SCHEMA = {"type": "object", "properties": {INPUT: {"type": "string"}}, "r
 
 @dataclass(frozen=True, slots=True)
 class OfferedTools:
-    """The tools of a request. `left_out` are the types of those that run elsewhere, in their order."""
+    """The tools of a request. `left_out` has the types of those that run elsewhere, in order."""
 
     tools: Tools | None
-    namespaces: Mapping[str, tuple[str, str]]  # and names in them, by joined names
+    namespaces: Mapping[str, tuple[str, str]]  # namespaces, and names in them, by joined names
     custom: frozenset[str]
     left_out: tuple[str, ...]
 
 
 def offered_tools(body: ResponsesBody | ResponseInputBody, adaptations: Adaptations) -> OfferedTools:
     """Read the tools of a request. Raises InvalidRequest."""
-    functions: dict[str, Function] = {}  # by their places
+    functions: dict[str, Function] = {}  # functions by their places
     namespaces: dict[str, tuple[str, str]] = {}
     formats: dict[str, InputFormat | None] = {}
     left_out: list[str] = []
@@ -65,7 +65,7 @@ def offered_tools(body: ResponsesBody | ResponseInputBody, adaptations: Adaptati
                     functions[f"{where}.tools[{place}]"] = msgspec.structs.replace(
                         function, name=name, description=described or None
                     )
-                    about = None  # once is enough
+                    about = None  # Once is enough.
             case hosted:
                 adaptations.note(where, "a tool that runs elsewhere is left out")
                 left_out.append(hosted)
@@ -84,7 +84,7 @@ def offered_tools(body: ResponsesBody | ResponseInputBody, adaptations: Adaptati
 
 
 def input_of(arguments: str) -> str:
-    """Return the input in the arguments of a call of a custom tool; if there is none, the arguments as they are."""
+    """Return the input in the arguments of a call of a custom tool. If there is none, return the arguments."""
     try:
         value: Any = msgspec.json.decode(arguments)
     except msgspec.DecodeError:

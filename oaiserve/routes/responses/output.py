@@ -22,7 +22,7 @@ from oaiserve.routes.shapes import HOLE, Cost, call_id
 NO_LOGPROBS = msgspec.Raw(b"[]")
 
 Fillings = Sequence[Iterable[bytes]]
-# Takes the type of an event, its fields, and the fillings of their holes.
+# Called with the type of an event, its fields, and the fillings of their holes.
 Report = Callable[[str, dict[str, Any], Fillings], None]
 
 
@@ -35,7 +35,7 @@ class OutputText(msgspec.Struct, tag_field="type", tag="output_text"):
 
 
 class ReasoningText(msgspec.Struct, tag_field="type", tag="reasoning_text"):
-    """The model thought this."""
+    """A text of the model's reasoning."""
 
     text: str = ""
 
@@ -56,11 +56,11 @@ class ReasoningItem(msgspec.Struct, tag_field="type", tag="reasoning"):
     status: str = "in_progress"
     summary: list[Any] = []
     content: list[ReasoningText] = []
-    encrypted_content: str | UnsetType = UNSET  # the same text, for clients that send back nothing else
+    encrypted_content: str | UnsetType = UNSET  # the same text, for clients that send back only this
 
 
 class FunctionCallItem(msgspec.Struct, tag_field="type", tag="function_call"):
-    """A call of a function, which the client makes."""
+    """A call of a function, for the client to make."""
 
     id: str
     call_id: str
@@ -71,7 +71,7 @@ class FunctionCallItem(msgspec.Struct, tag_field="type", tag="function_call"):
 
 
 class CustomCallItem(msgspec.Struct, tag_field="type", tag="custom_tool_call"):
-    """A call of a custom tool, which the client makes."""
+    """A call of a custom tool, for the client to make."""
 
     id: str
     call_id: str
@@ -81,7 +81,7 @@ class CustomCallItem(msgspec.Struct, tag_field="type", tag="custom_tool_call"):
 
 
 class CompactionItem(msgspec.Struct, tag_field="type", tag="compaction"):
-    """A summary, which stands for the conversation before it."""
+    """A summary that replaces the conversation before it."""
 
     id: str
     encrypted_content: str
@@ -91,38 +91,38 @@ Item = OutputMessage | ReasoningItem | FunctionCallItem | CustomCallItem
 
 
 class InputTokensDetails(msgspec.Struct):
-    """Tokens whose keys and values were in the prefix cache."""
+    """The number of tokens from the prefix cache."""
 
     cached_tokens: int
     cache_write_tokens: int = 0
 
 
 class OutputTokensDetails(msgspec.Struct):
-    """Tokens of the model's reasoning."""
+    """The number of tokens of the model's reasoning."""
 
     reasoning_tokens: int
-    max_tokens_cut_to: int | UnsetType = UNSET  # where the context had no room for what was asked for
+    max_tokens_cut_to: int | UnsetType = UNSET  # the new limit, if the context had no room for the requested one
 
 
 class ResponseUsage(msgspec.Struct):
-    """A response took this many tokens."""
+    """The tokens of a response."""
 
     input_tokens: int
     input_tokens_details: InputTokensDetails
     output_tokens: int
     output_tokens_details: OutputTokensDetails
     total_tokens: int
-    oaiserve_cost: Cost | UnsetType = UNSET  # where the header x-include-cost asks for it
+    oaiserve_cost: Cost | UnsetType = UNSET  # set if the header x-include-cost requests it
 
 
 class IncompleteDetails(msgspec.Struct):
-    """The answer was cut for this reason."""
+    """Why the answer was cut."""
 
     reason: str
 
 
 class ResponseError(msgspec.Struct):
-    """A response failed because of this. Its codes are others than those of HTTP errors."""
+    """Why a response failed. The codes differ from those of HTTP errors."""
 
     code: str
     message: str
@@ -152,7 +152,7 @@ class ResponseObject(msgspec.Struct, kw_only=True):
     presence_penalty: float
     frequency_penalty: float
     reasoning: dict[str, Any]
-    service_tier: str = "default"  # there is no other
+    service_tier: str = "default"  # There is no other tier.
     store: bool
     temperature: float
     text: dict[str, Any]
@@ -166,12 +166,12 @@ class ResponseObject(msgspec.Struct, kw_only=True):
     user: str | None
     safety_identifier: str | None
     prompt_cache_key: str | None
-    ignored_tools: list[str] | UnsetType = UNSET  # the types of those that run on OpenAI's servers
+    ignored_tools: list[str] | UnsetType = UNSET  # types of the tools that run on OpenAI's servers
     usage: ResponseUsage | None
 
 
 class ResponseEvent(msgspec.Struct, omit_defaults=True):
-    """An event of a stream. `type` says what happened, and which of the other fields it has."""
+    """An event of a stream. `type` says what happened, and which of the other fields are set."""
 
     type: str
     sequence_number: int
@@ -191,7 +191,7 @@ class ResponseEvent(msgspec.Struct, omit_defaults=True):
 
 
 class ResponseOutput:
-    """The items so far. At most one is open: the last one, which grows until another begins or the answer ends."""
+    """The items so far. At most one is open: the last one grows until another begins or the answer ends."""
 
     def __init__(
         self,
@@ -202,9 +202,9 @@ class ResponseOutput:
         *,
         encrypts: bool,
     ) -> None:
-        """`report` is called for each event of a stream; without it the answer is not streamed, and a broken call is
-        taken back. Log-probabilities have `num_logprobs` alternatives; None: there are none. A client that does not
-        keep the text of reasoning `encrypts` it."""
+        """`report` is called for each event of a stream. Without it the answer is not streamed, and a broken call is
+        taken back. Log-probabilities have `num_logprobs` alternatives; None: there are none. For a client that does not
+        keep the text of reasoning, it `encrypts` this text."""
         self.items: list[Item] = []
         self._unique_id = response_id.removeprefix("resp_")
         self._num_logprobs = num_logprobs
@@ -216,7 +216,7 @@ class ResponseOutput:
         self._logprobs: list[TokenLogprobs] = []  # logprobs of each message
 
     def add(self, segment: Segment, logprobs: TokenLogprobs) -> None:
-        """Take the next segment of the answer, with the log-probabilities of the its tokens."""
+        """Receive the next segment of the answer, with the log-probabilities of its tokens."""
         match segment:
             case Content(text):
                 self._add_text(text, logprobs)
@@ -233,11 +233,11 @@ class ResponseOutput:
                 else:
                     self._open(FunctionCallItem(self._new_id("fc"), own_id, inner, namespace=namespace))
             case Arguments(text) if isinstance(self.items[-1], CustomCallItem):
-                self._texts.append(text)  # in JSON: its input is sent when the call is complete
+                self._texts.append(text)  # The input is sent, in JSON, when the call is complete.
             case Arguments(text):
                 self._texts.append(text)
                 self._report("response.function_call_arguments.delta", **self._place(self.items[-1]), delta=text)
-            case CallBroken() if self._on_event is not None:  # the client has it already
+            case CallBroken() if self._on_event is not None:  # The client has already received it.
                 self.close("incomplete")
             case CallBroken(text):
                 del self.items[-1]
@@ -262,7 +262,7 @@ class ResponseOutput:
         return True
 
     def end(self, logprobs: TokenLogprobs, *, is_cut: bool, has_text: bool) -> None:
-        """Close the open item at the end of the answer. One that may have text has a message in any case."""
+        """Close the open item at the end of the answer. An answer that may have text always gets a message."""
         if has_text and not self.items:
             self._opened(OutputMessage)
         if self._is_open and isinstance(self.items[-1], OutputMessage):
@@ -366,10 +366,10 @@ class ResponseOutput:
 
 
 def item_id(prefix: str, unique_id: str, position: str) -> str:
-    """Return the id of an item: it tells of which response the item is, so that a reference to it can be followed."""
+    """Return the id of an item. It contains the response's id, so that references to the item can be followed."""
     return f"{prefix}_{unique_id}_{position}"
 
 
 def response_ids(item_ids: Iterable[str]) -> set[str]:
-    """Return the ids of the responses of items, by the items' ids."""
+    """Return the ids of the items' responses, from the ids of the items."""
     return {f"resp_{parts[1]}" for each in item_ids if len(parts := each.split("_")) == 3}

@@ -1,6 +1,7 @@
-"""What a request of /v1/responses asks: the stored turns that it goes on from, its tools, and its prompt.
+"""The input of a request of /v1/responses: the stored turns that it continues, its tools, and its prompt.
 
-With `truncation: "auto"`, a conversation beyond the context loses its first items. This file makes no answer.
+With `truncation: "auto"`, a conversation that is too long for the context loses its first items. This file makes no
+answer.
 """
 
 from __future__ import annotations
@@ -33,19 +34,20 @@ from oaiserve.routes.responses.output import item_id, response_ids
 from oaiserve.routes.responses.store import ConversationTooLarge, StoredDecoder, StoredResponse, is_conversation
 from oaiserve.routes.serving import Serving
 
-MAX_REFERENCES = 128  # to items of other responses
-ROOM_TOKENS = 1024  # for an answer without a limit, where a conversation is truncated
+MAX_REFERENCES = 128  # references to items of other responses
+ROOM_TOKENS = 1024  # room for an answer without a limit, when a conversation is truncated
 
 
 class _StoredOutput(msgspec.Struct):
-    output: list[Item] = []  # a conversation has none, only items
+    output: list[Item] = []  # missing in a conversation, which has only items
 
 
 _stored_output = StoredDecoder(_StoredOutput)
 
 
 class Earlier(NamedTuple):
-    """The stored responses for a request of their owner: those before it, and those of items to which it refers."""
+    """The stored responses for a request of their owner: earlier turns, and responses whose items the request refers
+    to."""
 
     owner: str
     turns: list[StoredResponse]
@@ -59,8 +61,8 @@ class Earlier(NamedTuple):
 async def read_earlier(
     serving: Serving, body: ResponsesBody | ResponseInputBody, owner: str, unique_id: str
 ) -> Earlier:
-    """Read the stored responses from the store: those before the response with `unique_id`. Raises InvalidRequest if
-    they are missing, or too large together."""
+    """Read the stored responses: those before the response with `unique_id`. Raises InvalidRequest if they are missing,
+    or too large together."""
     store = serving.responses
     most_bytes = serving.body_limit
     turns: list[StoredResponse] = []
@@ -116,7 +118,8 @@ async def earlier_media(
     num_bytes: int,
     known: MediaReader | None = None,
 ) -> MediaReader:
-    """Return the reader of the media of a request, and of what it goes on from. Raises as `read_media`."""
+    """Return the reader of the media of a request and of the turns that it continues. Raises the errors of
+    `read_media`."""
 
     def stored() -> Iterable[Item]:
         for turn in (*earlier.turns, *earlier.referred):
@@ -135,7 +138,7 @@ def conversed(
         serving.dialect,
         offered.tools,
         body.chat_template_kwargs or {},
-        effort=None if body.reasoning is None else body.reasoning.effort,  # a summary is never made
+        effort=None if body.reasoning is None else body.reasoning.effort,  # No summary is ever made.
         thinking_budget=integer(body, "thinking_token_budget") if isinstance(body, ResponsesBody) else None,
         is_constrained=is_constrained or text_format(body) is not None,
     )
@@ -150,7 +153,7 @@ def text_format(body: ResponsesBody | ResponseInputBody) -> Grammar | None:
 
 
 class RequestInput(NamedTuple):
-    """The items before the input and those of the input, and the prompt of them."""
+    """The items before the input and those of the input, with their prompt."""
 
     earlier: list[Item]
     items: list[Item]
@@ -182,7 +185,7 @@ def read_input(
             {
                 item["id"]: item
                 for item in (*before, *items_of(earlier.referred))
-                if item["type"] != "item_reference"  # to an item that was not there before either
+                if item["type"] != "item_reference"  # That reference led to an item that was missing then, too.
             },
             adaptations,
         )
@@ -217,9 +220,11 @@ def truncated(
     *,
     keeps_room: bool = False,
 ) -> Work[tuple[ChatPrompt, int]]:
-    """Return a prompt with room for an answer, and how many of the first items it lacks: as few as possible.
+    """Return a prompt with room for an answer, and the number of first items that it lacks, which is as small as
+    possible.
 
-    Without `keeps_room`, a whole conversation may leave as little room as a single token."""
+    Without `keeps_room`, a whole conversation may leave room for only a single token.
+    """
     limit = serving.engine.max_model_len
     items = [*request.earlier, *request.items]
     room = min(integer(body, "max_output_tokens") or ROOM_TOKENS, limit // 4)
@@ -230,7 +235,7 @@ def truncated(
     shortest = (request.prompt, 0)
     low = 0
     high = len(cuts)
-    # The first tries keep one turn, two, four and so on: to try half of a very long conversation takes long.
+    # The first tries keep one turn, two, four and so on, because trying half of a very long conversation takes long.
     step = 1
     while low < high:
         middle = (low + high) // 2 if low else max(0, len(cuts) - step)
@@ -263,10 +268,11 @@ def _stays(item: Item) -> bool:
 
 
 def _cuts(items: Sequence[Item]) -> list[int]:
-    """Return before which items a conversation may be cut: users' messages and, if there is none behind, others, but
-    never between a call and its output."""
+    """Return the indices at which a conversation may be cut: before users' messages or, if there are none after them,
+    before other items, but never between a call and its output."""
     called: dict[str, int] = {}
-    spans = [0] * (len(items) + 1)  # by how many more pairs of a call and its output are around an item
+    # For each item, the change in the number of pairs of a call and its output around it.
+    spans = [0] * (len(items) + 1)
     last_user = 0
     for number, item in enumerate(items):
         if item["type"] == "message":

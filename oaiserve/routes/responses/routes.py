@@ -1,4 +1,4 @@
-"""The routes of /v1/responses that look at an input: they answer it, or count its tokens."""
+"""The routes of /v1/responses that read an input: they answer it, or count its tokens."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ from oaiserve.routes.serving import Serving, serving_of
 from oaiserve.routes.shapes import encode
 from oaiserve.routes.tokens import answer_in_turns, encoded
 
-# Parameters that only other routes or servers have, and their equivalents here.
+# Parameters of other routes or servers, and their equivalents here.
 _ELSEWHERE = {
     "max_tokens": "use 'max_output_tokens'",
     "max_completion_tokens": "use 'max_output_tokens'",
@@ -61,7 +61,7 @@ _ELSEWHERE = {
     "return_token_ids": "a response has no place for them",
     "prompt": "this server has no stored prompts. Use 'instructions' and 'input'",
 }
-_TOOL_FIELDS = ("description", "parameters", "strict")  # null if the client has left them out
+_TOOL_FIELDS = ("description", "parameters", "strict")  # These are null if the client has left them out.
 
 
 @Operation(
@@ -73,7 +73,7 @@ _TOOL_FIELDS = ("description", "parameters", "strict")  # null if the client has
     example={"input": "What is the capital of France?", "max_output_tokens": 64},
 )
 async def responses(http: Request) -> Answer | BackgroundAnswer:
-    """Answer in two parts: between them, stored responses that the request goes on from are read."""
+    """Answer in two parts. Between them, the stored responses that the request continues are read."""
     intake = await prepare(http, ResponsesBody, lambda intake: intake, id_prefix="resp_")
     if compacts := compact.is_triggered(intake.body):
         intake = compact.for_summary(intake)
@@ -92,7 +92,7 @@ async def responses(http: Request) -> Answer | BackgroundAnswer:
 
 
 class InputTokens(msgspec.Struct):
-    """The prompt of a response would have this many tokens."""
+    """The number of tokens that the prompt of a response would have."""
 
     input_tokens: int
     object: str = "response.input_tokens"
@@ -131,7 +131,7 @@ def _answer(intake: Intake[ResponsesBody], earlier: Earlier, *, compacts: bool) 
         _check_background(body, serving)
         exchange.is_streaming = True  # to clients that follow it
         exchange.is_background = True
-        exchange.ids = None  # no other server goes on with it
+        exchange.ids = None  # No other server continues it.
     is_constrained = bool(body.stop) or constraints.is_constrained(body)
     offered, conversation = conversed(body, serving, exchange.adaptations, is_constrained=is_constrained)
     is_forced = offered.tools is not None and offered.tools.is_forced
@@ -176,11 +176,11 @@ def _answer(intake: Intake[ResponsesBody], earlier: Earlier, *, compacts: bool) 
         return StoredResponse(*ids, response, encode(items))
 
     async def store(usage: Usage) -> None:
-        """Store the answer, before the client knows of its end."""
+        """Store the answer before the client sees its end."""
         stored = turn(shape.stored(usage))
         if stores:
             await serving.responses.put(earlier.owner, stored)
-        if body.conversation is not None:  # if it has been deleted meanwhile, it stays so
+        if body.conversation is not None:  # If it has been deleted, it stays deleted.
             added = await run_in_threadpool(lambda: list(items_of([stored])))
             edit = partial(with_turn, items=added, unique_id=intake.head.unique_id, num_given=len(items))
             await change(serving.responses, earlier.owner, stored.conversation_id, edit)
@@ -196,7 +196,7 @@ def _answer(intake: Intake[ResponsesBody], earlier: Earlier, *, compacts: bool) 
 def _reported(
     intake: Intake[ResponsesBody], offered: OfferedTools, params: SamplingParams, *, stores: bool
 ) -> dict[str, Any]:
-    """Return the parameters as they took effect, for the answer."""
+    """Return the parameters that took effect, for the answer."""
     body = intake.body
     text = body.text or TextOptions()
     form = msgspec.to_builtins(text.format or PlainText())

@@ -1,6 +1,7 @@
-"""The responses that are made in the background, while they are made and afterwards: `Run`, and `Runs` by their ids.
+"""The responses that are made in the background, during and after that: `Run`, and `Runs` by their ids.
 
-They are in the memory of this process. All of this runs on the event loop, and knows nothing of HTTP or of the engine.
+They are in the memory of this process. Everything here runs on the event loop, and knows nothing of HTTP or of the
+engine.
 """
 
 from __future__ import annotations
@@ -29,8 +30,8 @@ class Run:
     def __init__(self, owner: str, state: StoredResponse) -> None:
         self.owner = owner
         self.id = state.id
-        self.state: StoredResponse | None = state  # None: it is complete, and in the store
-        self.events: list[bytes] = []  # by their sequence numbers
+        self.state: StoredResponse | None = state  # None: it is complete, and stored
+        self.events: list[bytes] = []  # indexed by their sequence numbers
         self.num_event_bytes = 0
         self.is_cancelled = asyncio.Event()
         self.is_over = asyncio.Event()
@@ -43,7 +44,7 @@ class Run:
         return self.num_event_bytes + (0 if self.state is None else self.state.num_bytes)
 
     def take(self, content: bytes) -> None:
-        """Take the next bytes of the stream. Those of an event with the response change the state."""
+        """Receive the next bytes of the stream. Events with the response update the state."""
         self._parts.append(content)
         if not content.endswith(b"\n\n"):
             return
@@ -72,7 +73,7 @@ class Run:
         self._more = asyncio.Event()
 
     async def follow(self, after: int) -> AsyncIterator[bytes]:
-        """Yield the events behind the one with this number, those to come included."""
+        """Yield the events after the one with this number, including future ones."""
         number = after + 1
         while True:
             more = self._more
@@ -84,13 +85,13 @@ class Run:
             await more.wait()
 
     async def cancel(self) -> None:
-        """Cancel the response, and return when it has ended. One that is complete by then stays so."""
+        """Cancel the response, and return when it has ended. A response that has completed stays complete."""
         self.is_cancelled.set()
         await self.is_over.wait()
 
 
 class Runs:
-    """All runs by their ids. Those that have ended keep within the limits of the store: the oldest ones are dropped."""
+    """All runs by their ids. Ended runs stay within the limits of the store: the oldest are dropped."""
 
     def __init__(self, limits: StoreLimits) -> None:
         self._limits = limits

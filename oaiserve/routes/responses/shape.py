@@ -34,7 +34,7 @@ from oaiserve.routes.shapes import Head, encode, filled, progress_comment, told_
 
 
 class ResponsesShape:
-    """Renders one answer. Whole or streamed, its last object is the same, and it goes to the store."""
+    """Renders one answer. Whole or streamed, its last object is the same, and is stored."""
 
     activity_seconds = ACTIVITY_SECONDS
     is_numbered = True
@@ -57,7 +57,7 @@ class ResponsesShape:
         self._counted_calls = counted_calls
         self._reported = reported
         self._reader = conversation.reader()
-        # The model can write nothing but calls then, so that text is a part of a call that was cut.
+        # Then the model can write nothing but calls, so any text belongs to a call that was cut.
         self._is_forced = conversation.tools is not None and conversation.tools.is_forced
         self._is_parsed = conversation.reads_calls or conversation.reads_reasoning
         report = self._add_event if stream else None
@@ -134,14 +134,14 @@ class ResponsesShape:
         return filled(encode(self.final(usage)), *self._output.fillings())
 
     def final(self, usage: Usage) -> ResponseObject:
-        """Return the complete response, with holes where its log-probabilities are."""
+        """Return the complete response, with holes for its log-probabilities."""
         if self._final is None:
             status = "incomplete" if self._is_cut else "completed"
             self._final = self._object(status, usage=self._usage_object(usage))
         return self._final
 
     def stored(self, usage: Usage) -> bytes:
-        """Return the response as it is kept: without its log-probabilities, which would take most of the room."""
+        """Return the response as it is stored: without its log-probabilities, which would take most of the space."""
         return _without_logprobs(self.final(usage))
 
     def _read(self, chunk: TokenChunk) -> None:

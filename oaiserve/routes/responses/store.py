@@ -1,7 +1,7 @@
-"""The store of the answers of /v1/responses, for clients to read, delete and go on from: `ResponseDatabase`, in SQLite.
+"""The store of the answers of /v1/responses, for clients to read, delete and continue: `ResponseDatabase`, in SQLite.
 
-It is in memory, or in a file, which survives a restart and may be shared. It has a thread of its own, because a commit
-waits for the disk: the event loop never does. A store knows bytes and ids, and nothing of HTTP or of the content of a
+It is in memory, or in a file, which survives a restart and may be shared. It has its own thread, because a commit waits
+for the disk, and the event loop must not. A store knows bytes and ids, and nothing of HTTP or of the content of a
 response.
 """
 
@@ -31,17 +31,18 @@ T = TypeVar("T")
 
 RETRY_AFTER_SECONDS = 5
 
-# Why a store drops a response: it is too old, others need its room, or it is larger than the whole store.
+# Why a store drops a response: it is too old, its space is needed for others, or it is larger than the whole store.
 DROP_REASONS = ("age", "room", "size")
 
 
 class StoredResponse(NamedTuple):
-    """One answer with its input: one turn of a conversation. A conversation of /v1/conversations is stored so, too."""
+    """One answer with its input: one turn of a conversation. Conversations of /v1/conversations are stored in this
+    form, too."""
 
     id: str
     conversation_id: str  # id of the conversation's first response
-    previous_id: str | None  # the response that it goes on from
-    response: bytes  # as JSON
+    previous_id: str | None  # the response that it continues
+    response: bytes  # in JSON
     input_items: bytes  # items of this turn only, as JSON
 
     @property
@@ -61,14 +62,14 @@ class StoreLimits(NamedTuple):
 
     number: int
     num_bytes: int
-    seconds: float  # since a response was stored, or since a conversation through it went on
+    seconds: float  # time since a response was stored, or since a conversation that includes it was continued
 
 
 class StoreCounts(NamedTuple):
     """The numbers of a store: its responses and bytes, and the responses dropped since it was opened.
 
-    If processes share a file, the former count for all of them, as of the last time this one stored or deleted; the
-    latter count for this one.
+    If processes share a file, the responses and bytes are those of all, as of the last time this process stored or
+    deleted one. Dropped responses are those of this process.
     """
 
     number: int = 0
@@ -80,7 +81,7 @@ class ConversationTooLarge(Exception):
     """The turns of a conversation have more bytes than the caller can take."""
 
 
-# The triggers keep the totals, which would otherwise be counted for each response.
+# The triggers maintain the totals, which would otherwise be counted for each response.
 _SCHEMA = (
     """
 CREATE TABLE IF NOT EXISTS responses (
@@ -118,10 +119,10 @@ _COLUMNS = "id, conversation_id, previous_id, response, input_items"
 
 
 class ResponseDatabase:
-    """A store of responses by owner, in a file, or without a path in memory: no owner finds those of another.
+    """A store of responses by owner, in a file, or in memory without a path. No owner finds those of another.
 
-    If there are more responses or bytes than allowed, the owner of most of them loses the oldest one. A response is as
-    old as the last turn of its conversations. One too large by itself is not stored.
+    If there are more responses or bytes than allowed, the owner with the most loses the oldest one. The age of a
+    response is that of the last turn of its conversations. A response that is too large by itself is not stored.
     """
 
     def __init__(self, path: Path | None, limits: StoreLimits, clock: Callable[[], float] = time.time) -> None:
@@ -133,14 +134,14 @@ class ResponseDatabase:
         self._commits = GroupCommit(self._thread, self._put_all)
         self._dropped = dict.fromkeys(DROP_REASONS, 0)
         with database.usable(path):
-            self._counts = self._count()  # replaced whole by the thread, and read by any
+            self._counts = self._count()  # The thread replaces the whole value, and any thread may read it.
 
     async def put(self, owner: str, stored: StoredResponse) -> None:
-        """Keep a response, in place of one with the same id. When this returns, a crash of the process does not lose
-        it, if the store is a file.
+        """Store a response, in place of one with the same id. If the store is a file, a crash of the process after this
+        call does not lose it.
 
-        Another server may have stored the response already, and ended before its client had all of it. The client gets
-        the end of the answer from the server that stores it last, and so must find that one.
+        Another server may have stored the response, and ended before its client had all of it. The client gets the end
+        of the answer from the server that stores it last, so it must find that version.
         """
         await self._commits.put((owner, stored))
 
@@ -148,22 +149,20 @@ class ResponseDatabase:
         return await self._in_thread(partial(self._get, owner, response_id))
 
     async def conversation(self, owner: str, response_id: str, most_bytes: int) -> list[StoredResponse]:
-        """Return the turns of a conversation up to this response, in order; none if one of them is not there.
-
-        Raises ConversationTooLarge.
-        """
+        """Return the turns of a conversation up to this response, in order; none if one of them is missing. Raises
+        ConversationTooLarge."""
         return await self._in_thread(partial(self._conversation, owner, response_id, most_bytes))
 
     async def replace(self, owner: str, old: StoredResponse, new: StoredResponse) -> bool:
-        """Keep `new` in the place of `old`, and return whether that was still there as it is."""
+        """Replace `old` by `new`, and return whether `old` was still stored unchanged."""
         return await self._in_thread(partial(self._replace, owner, old, new))
 
     async def delete(self, owner: str, response_id: str) -> bool:
-        """Forget a response, and return whether it was there."""
+        """Delete a response, and return whether it existed."""
         return await self._in_thread(partial(self._delete, owner, response_id))
 
     def counts(self) -> StoreCounts:
-        """Return the numbers of the store. Any thread may call it; it waits for nothing."""
+        """Return the numbers of the store. Any thread may call this, and it does not wait."""
         return self._counts
 
     async def close(self) -> None:
@@ -184,7 +183,7 @@ class ResponseDatabase:
         self._counts = self._count()
 
     def _insert(self, owner: str, stored: StoredResponse) -> bool:
-        """Store a response, and return whether it fits at all: a larger one would only push others out."""
+        """Store a response, and return whether it fits at all: a larger one would only evict others."""
         if stored.num_bytes > self._limits.num_bytes:
             return False
         now = self._clock()
@@ -219,11 +218,11 @@ class ResponseDatabase:
         self._dropped["size"] += too_large
         self._counts = self._count()
         if new.num_bytes < old.num_bytes:
-            self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")  # as of `_delete`
+            self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")  # see `_delete`
         return num_replaced > 0
 
     def _make_room(self) -> int:
-        """Drop responses until the rest is within the limits, and return how many they were."""
+        """Drop responses until the rest is within the limits, and return the number dropped."""
         dropped = 0
         for column, limit in (("number", self._limits.number), ("num_bytes", self._limits.num_bytes)):
             while (self._one(f"SELECT sum({column}) FROM owners")[0] or 0) > limit:
@@ -250,7 +249,7 @@ class ResponseDatabase:
         turns: list[StoredResponse] = []
         next_id: str | None = response_id
         too_large = False
-        with database.transaction(self._connection, "DEFERRED"):  # so that all of it is of one moment
+        with database.transaction(self._connection, "DEFERRED"):  # so that all numbers are of the same moment
             while next_id is not None:
                 stored = self._get(owner, next_id)
                 if stored is None:
@@ -270,11 +269,12 @@ class ResponseDatabase:
                 "DELETE FROM responses WHERE owner = ? AND id = ? AND used_at > ?", (owner, response_id, self._oldest())
             )
         self._counts = self._count()
-        self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")  # the log beside the file would still have it
+        # Otherwise the log next to the file would still have the response.
+        self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
         return deleted.rowcount > 0
 
     def _oldest(self) -> float:
-        """Return the time of which responses are too old."""
+        """Return the time before which responses are too old."""
         return self._clock() - self._limits.seconds
 
     def _one(self, query: str, *values: object) -> tuple[Any, ...]:
@@ -284,7 +284,8 @@ class ResponseDatabase:
 
 @contextmanager
 def reported() -> Iterator[None]:
-    """Turn an error of the database, such as a full disk or damaged content, into one for the client, and log it."""
+    """Turn an error of the database, such as a full disk or damaged content, into an error for the client, and log
+    it."""
     try:
         yield
     except (sqlite3.Error, msgspec.MsgspecError) as error:
@@ -297,7 +298,7 @@ def reported() -> Iterator[None]:
 
 
 class StoredDecoder(Generic[T]):
-    """Decodes what a store has kept. Raises StoreFailed if that is damaged."""
+    """Decodes stored content. Raises StoreFailed if it is damaged."""
 
     def __init__(self, kind: type[T]) -> None:
         self._decode = msgspec.json.Decoder(kind).decode
@@ -308,6 +309,6 @@ class StoredDecoder(Generic[T]):
 
 
 def check(path: Path) -> None:
-    """Raise StartupError if the file cannot be used. It is created if it is missing."""
+    """Raise StartupError if the file cannot be used. A missing file is created."""
     with closing(database.opened(path, _SCHEMA)) as connection, database.usable(path):
         database.check_pages(connection)

@@ -1,4 +1,4 @@
-"""The routes of stored responses: to read and delete them, and to list their input.
+"""The routes of stored responses: reading and deleting them, and listing their input.
 
 They make no records.
 """
@@ -48,7 +48,7 @@ class _Identified(msgspec.Struct):
     id: str
 
 
-# A list is read as texts, of which only those of one page become anything else: a million items would fill the memory.
+# A list is read as texts, and only those of one page are decoded: a million items would fill the memory.
 _texts = StoredDecoder(list[msgspec.Raw])
 _identified = StoredDecoder(_Identified)
 
@@ -99,7 +99,7 @@ async def delete(request: Request) -> Response:
     errors=(NotFound,),
 )
 async def list_input_items(request: Request) -> Response:
-    """Answer with the input of the response, newest first, without that of earlier responses."""
+    """Answer with the input of the response, newest first, without the input of earlier responses."""
     return await page(request, (await _stored(request)).input_items)
 
 
@@ -110,7 +110,7 @@ async def list_input_items(request: Request) -> Response:
     errors=(NotFound,),
 )
 async def cancel(request: Request) -> Response:
-    """Answer with the response as it has ended, whether by this or before."""
+    """Answer with the ended response, whether this request has ended it or not."""
     stored = await _stored(request)
     if (run := _run(request)) is not None:
         await run.cancel()
@@ -121,7 +121,7 @@ async def cancel(request: Request) -> Response:
 
 
 async def page(request: Request, content: bytes) -> Response:
-    """Answer with the page of the items in `content` that the query of the request asks for."""
+    """Answer with the page of the items in `content` that the query requests."""
     query = request.query_params
     order = ORDER.value(query.get(ORDER.name, "desc"))
     limit = LIMIT.value(query.get(LIMIT.name, f"{LISTED}"))

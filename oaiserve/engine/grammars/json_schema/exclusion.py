@@ -1,4 +1,4 @@
-"""Finds out whether schemas exclude each other: then "oneOf" of them is the same as "anyOf"."""
+"""Decides whether schemas exclude each other: then "oneOf" of them is the same as "anyOf"."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Formats: those of JSON Schema, and further ones of pydantic, zod and OpenAPI.
+"""Formats: those of JSON Schema, and those of pydantic, zod and OpenAPI.
 
-A format is a demand on the text, and is obeyed like a pattern. An unknown one is refused.
+A format constrains the text, and is obeyed like a pattern. An unknown one is refused.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def _uuid(version: int) -> str:
     return f"{_HEX}{{8}}-{_HEX}{{4}}-{version}{_HEX}{{3}}-[89ab]{_HEX}{{3}}-{_HEX}{{12}}"
 
 
-# The formats of strings, as regexes. None: llguidance has the same idea of it.
+# The formats of strings, as regexes. None: llguidance has the same definition.
 FORMATS: dict[str, str | None] = {
     "date": _DATE,
     "time": _TIME,
@@ -58,10 +58,10 @@ FORMATS: dict[str, str | None] = {
     "ulid": "[0-7][0-9A-HJKMNP-TV-Z]{25}",
     "nanoid": "[a-zA-Z0-9_-]{21}",
     "e164": r"\+[1-9][0-9]{6,14}",
-    # They tell the purpose of a string. Any string is one.
+    # These state the purpose of a string. Any string is valid.
     **dict.fromkeys(("password", "binary", "path", "file-path", "directory-path"), regexes.ANYTHING),
 }
-# Those of numbers, OpenAPI's and Rust's. Any number of JSON can be stored as a float.
+# Formats of numbers, from OpenAPI and Rust. Any number of JSON can be stored as a float.
 _WIDEST = LARGEST_NUMBER - 1
 NUMBER_FORMATS: dict[str, tuple[int, int] | None] = {
     **{f"int{bits}": (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1) for bits in (8, 16, 32)},

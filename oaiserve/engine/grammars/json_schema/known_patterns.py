@@ -1,7 +1,7 @@
 """Patterns of widespread libraries with look-around, each rewritten without it.
 
 A regex with look-around has no automaton, so it is refused. But these few are in the schemas of many clients, and have
-plain equivalents. Every match of the plain pattern is one of the library's.
+plain equivalents. Every match of a plain pattern also matches the library's.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _DIGITS = re.compile(
 
 
 def without_look_around(pattern: str) -> str:
-    """Return the plain pattern for a known one, and any other as it is."""
+    """Return the plain pattern for a known one, and any other pattern unchanged."""
     if pattern == _ANY:
         return r"^[+-]?\d+(?:\.\d*)?$"
     if match := _PLACES.fullmatch(pattern):

@@ -77,7 +77,7 @@ class LargeNumbers:
         except Refused:
             if leads_to_large:
                 raise
-            return self._of(_narrowed(schema))  # narrower bounds allow only valid numbers
+            return self._of(_narrowed(schema))  # Narrower bounds allow only valid numbers.
 
     def _written(self, schema: dict[str, Any]) -> str:
         keywords = set(schema)
@@ -105,7 +105,7 @@ class LargeNumbers:
     def _reference(self, name: str) -> str:
         rule = f"large_{name}"
         if rule not in self._rules:
-            self._rules[rule] = ""  # it may refer to itself
+            self._rules[rule] = ""  # The rule may refer to itself.
             self._depth += 1
             if self._depth > MOST_DEPTH:
                 raise Refused(f"the schema has a number beyond {LARGEST_NUMBER} behind more than {MOST_DEPTH} '$ref'")
@@ -139,9 +139,9 @@ class LargeNumbers:
             raise Refused(_MESSAGE)
         comma, colon = self._separators
         required = set(schema.get("required", ()))
-        later = ""  # may follow another property
-        first = ""  # may follow the opening brace
-        # As rules, because both are in those of the property before.
+        later = ""  # text that may follow another property
+        first = ""  # text that may follow the opening brace
+        # They become rules, because both are in those of the property before.
         for name, each in reversed(schema.get("properties", {}).items()):
             written = self._named(f"{_quoted(json.dumps(name, ensure_ascii=False) + colon)} {self._of(each)}")
             more = f"{_quoted(comma)} {written}"

@@ -15,11 +15,11 @@ from typing import Any
 from oaiserve.engine.grammars.json_schema.terms import TYPES, kinds_of
 from oaiserve.engine.grammars.refusal import Refused
 
-MOST_LINKED_DEPTH = 500  # schemas within each other through references, each of which is gone into once, on the stack
-MOST_COMBINED = 5_000  # schemas that are joined with others, by "allOf" or beside "$ref", and so are copied
+MOST_LINKED_DEPTH = 500  # schemas nested through references, each of which llguidance enters once, on the stack
+MOST_COMBINED = 5_000  # schemas that are joined with others by "allOf" or "$ref", and so are copied
 MOST_OPTIONS = 2_000  # alternatives of unions that are joined, each with each: a fifth of a millisecond for each
-MOST_LOOKS = 300_000  # at schemas, to find those that refer to themselves: many are put off until others are known
-MOST_FORCED = 2**14  # characters that an answer must have at some place: they are looked at in one go
+MOST_LOOKS = 300_000  # looks at schemas to find those that refer to themselves: many must wait until others are known
+MOST_FORCED = 2**14  # characters that an answer must have at some place: they are computed in one go
 
 
 @dataclass(slots=True)
@@ -32,8 +32,9 @@ class Definition:
     is_alone: bool
     prepared: dict[str, Any] | bool = True
     num_schemas: int = 0
-    links: list[tuple[int, str]] = field(default_factory=list)  # in order: how deep it is, and the name of its target
-    joined: list[str] = field(default_factory=list)  # the targets that are copied into the schemas beside them
+    # In order: the depth of a reference, and the name of its target.
+    links: list[tuple[int, str]] = field(default_factory=list)
+    joined: list[str] = field(default_factory=list)  # targets that are copied into the schemas next to them
 
 
 class SchemaLimits:
@@ -44,22 +45,22 @@ class SchemaLimits:
         places: list[tuple[dict[str, Any], str]],
         shortest: dict[str, int],
     ) -> None:
-        """`places` has each schema with its place, `shortest` the characters of the shortest match of each pattern."""
+        """`places` has each schema with its place, and `shortest` the length of the shortest match of each pattern."""
         self._root = root
         self._by_name = by_name
         self._places = places
         self._shortest = shortest
-        self._types: dict[str, frozenset[str]] = {}  # a superset of those of an instance of each definition
+        self._types: dict[str, frozenset[str]] = {}  # a superset of the types of an instance of each definition
         self._num_looks = 0
 
     def check(self) -> None:
-        """Raise Refused where a limit is exceeded."""
+        """Raise Refused if a limit is exceeded."""
         self._check_loops()
         self._check_links()
         self._check_joined()
 
     def _check_loops(self) -> None:
-        """Refuse a schema that refers to itself for the same instance, or for one within, without an end."""
+        """Refuse a schema that refers to itself endlessly, for the same instance or for one within it."""
 
         def has_types(each: Definition, done: set[str]) -> bool:
             if any(name not in done for name in _same_instance(each.prepared)):
@@ -69,7 +70,7 @@ class SchemaLimits:
 
         for each in self._never(has_types):
             raise Refused(f"the schema at {each.place} refers to itself for the same value")
-        least: dict[str, float] = {}  # the characters of the shortest instance of each definition
+        least: dict[str, float] = {}  # length of the shortest instance of each definition
 
         def can_end(each: Definition, done: set[str]) -> bool:
             least[each.name] = self._least(each.prepared, least)
@@ -125,7 +126,7 @@ class SchemaLimits:
         return max(bounds)
 
     def _possible(self, prepared: Any) -> frozenset[str]:
-        """Return a superset of the types of an instance, where those of the definitions in it are known."""
+        """Return a superset of the types of an instance, if the types of the definitions in it are known."""
         if not isinstance(prepared, dict):
             return frozenset(TYPES)
         possible = frozenset(kinds_of(prepared))
@@ -147,13 +148,13 @@ class SchemaLimits:
             depths[each.name] = max((inner + depths[name] for inner, name in each.links), default=0)
             return True
 
-        # Those that lead back to each other: each of them is gone into once.
+        # Definitions that lead back to each other. Each of them is entered once.
         loops = sum(max(inner for inner, _ in each.links) for each in self._never(is_known))
         if loops + max(depths.values(), default=0) > MOST_LINKED_DEPTH:
             raise Refused(f"the schema has more than {MOST_LINKED_DEPTH} schemas within each other, through '$ref'")
 
     def _never(self, is_done: Callable[[Definition, set[str]], bool]) -> list[Definition]:
-        """Return the definitions never done: each may depend on those done before."""
+        """Return the definitions that are never done: each may depend on those done before it."""
         done: set[str] = set()
         left = [self._root, *self._by_name.values()]
         while True:
@@ -190,7 +191,8 @@ class SchemaLimits:
                 raise Refused(f"the schema at {place} joins unions that come to more than {MOST_OPTIONS} combinations")
 
     def _num_options(self, prepared: Any) -> int:
-        """Return how many alternatives a schema has, where each of one union is joined with each of another."""
+        """Return the number of alternatives of a schema, where each one of a union is joined with each one of
+        another."""
         if not isinstance(prepared, dict):
             return 1
         num = len(prepared.get("enum", (None,)))

@@ -43,7 +43,7 @@ MOST_BYTES = 2**18
 MOST_SCHEMAS = 8_000  # in a document
 MOST_PROPERTIES = 1_000  # properties of an object
 MOST_DEPTH = 50  # schemas within each other; llguidance's reader of JSON stops at 61
-MOST_JOINED_PATTERNS = 12  # in schemas that are joined with others; to look for a common match takes exponential time
+MOST_JOINED_PATTERNS = 12  # in schemas that are joined with others; finding a common match takes exponential time
 MOST_ITEMS = 10_000  # items of an array with bounds; all such arrays together may have ten times as many
 MOST_LENGTH = 2**31 - 1
 MOST_DIGITS = 40  # digits of a number
@@ -51,7 +51,7 @@ MOST_NUMBER = 10**MOST_DIGITS - 1
 MOST_MULTIPLE = 65_536
 MOST_PLACES = 6  # decimal places of a "multipleOf"
 
-# Unsupported keywords, with the values that demand nothing.
+# Unsupported keywords, with the values that require nothing.
 REFUSED: dict[str, tuple[Any, ...]] = {
     "not": (False,),
     "if": (),

@@ -1,4 +1,4 @@
-"""One schema, rewritten: older drafts in the words of the newest, formats as patterns, contradictions refused."""
+"""Rewrites one schema: older drafts in the words of the newest, formats as patterns, contradictions refused."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def modern(schema: dict[str, Any], place: str) -> dict[str, Any]:
 def finish(prepared: dict[str, Any], place: str, is_alone: bool) -> None:
     """Check the keywords of a prepared schema against each other, and correct dependent ones."""
     _keep_values_of_types(prepared, place)
-    if isinstance(prepared.get("multipleOf"), int):  # its multiples are integers: then the end of a number is known
+    if isinstance(prepared.get("multipleOf"), int):  # Its multiples are integers, so the end of a number is known.
         kinds = prepared.get("type", list(TYPES))
         kinds = kinds if isinstance(kinds, list) else [kinds]
         prepared["type"] = list(dict.fromkeys("integer" if kind == "number" else kind for kind in kinds))
@@ -56,7 +56,7 @@ def finish(prepared: dict[str, Any], place: str, is_alone: bool) -> None:
         prepared.setdefault("additionalProperties", False)
     missing = prepared.get("minProperties", 0) - len(set(prepared.get("required", ())))
     if missing > 1:
-        # Additional names may come twice, and then count once.
+        # A name may occur twice among the additional ones, and then counts once.
         raise Refused(
             f"the keyword 'minProperties' at {step(place, 'minProperties')} is not supported where more than one "
             "of the properties is not named in 'required'",

@@ -1,4 +1,4 @@
-"""The terms in which schemas are spoken of: places, types, values, and references within a document."""
+"""The terms for schemas: places, types, values, and references within a document."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from urllib.parse import unquote
 
 from oaiserve.engine.grammars.refusal import Refused
 
-LARGEST_NUMBER = 2**53  # beyond it, libraries disagree about which number is meant
+LARGEST_NUMBER = 2**53  # above it, libraries disagree about the number that is meant
 TYPES = ("string", "number", "integer", "boolean", "null", "array", "object")
 
 
@@ -59,7 +59,7 @@ def is_of(value: Any, kinds: set[str]) -> bool:
 
 
 def kinds_of(schema: dict[str, Any]) -> set[str]:
-    """Return the types of an instance. Every integer is a number, too."""
+    """Return the types of an instance. Every integer is also a number."""
     if (values := values_of(schema)) is not None:
         return {kind for value in map(json.loads, values) for kind in TYPES if is_of(value, {kind})}
     kinds = schema.get("type", list(TYPES))
@@ -122,7 +122,7 @@ class SchemaDocument:
         return value, place
 
     def resolved(self, schema: Any) -> Any:
-        """Return the target of a schema with a reference, without the keywords beside it."""
+        """Return the target of a schema with a reference, without the keywords next to it."""
         for _ in range(10):
             if not isinstance(schema, dict) or not isinstance(schema.get("$ref"), str):
                 return schema

@@ -12,7 +12,7 @@ from oaiserve.engine.grammars.refusal import Refused
 
 MOST_LISTS = 5_000  # lists of a document
 MOST_CHARACTERS = 2**18  # characters of all these lists together
-MOST_PARTS = 100  # schemas that say together which values the items are of
+MOST_PARTS = 100  # schemas that together determine the values of the items
 _LIST = {"type", "items", "minItems", "maxItems", "uniqueItems"}
 _ANNOTATIONS = {"$comment", "$defs", "$id", "$schema", "default", "definitions", "deprecated", "description"} | {
     "examples", "readOnly", "title", "writeOnly"
