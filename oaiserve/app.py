@@ -78,8 +78,8 @@ if TYPE_CHECKING:
     from oaiserve.http.fetch import Fetcher
 
 LAG_INTERVAL_SECONDS = 0.1
-KEYS_INTERVAL_SECONDS = 1.0  # how often files of keys, and stored keys, are looked at
-EXPOSED_HEADERS = (  # to the scripts of allowed pages
+KEYS_INTERVAL_SECONDS = 1.0  # interval of checks for changed files of keys, and stored keys
+EXPOSED_HEADERS = (  # visible to the scripts of allowed pages
     *(f"x-ratelimit-{what}-{unit}" for what in ("limit", "remaining", "reset") for unit in ("requests", "tokens")),
     *(
         "x-request-id",
@@ -192,7 +192,7 @@ def _fetcher(allowed: tuple[str, ...]) -> Fetcher | None:
 
 
 def _kind(config: Config, sampling: SamplingDefaults) -> str:
-    """Return the kind of this server, for gateways; "" if the same request may get other bytes."""
+    """Return the kind of this server, for gateways; "" if the same request may get different bytes."""
     engine = config.engine
     if engine.device == "cuda" or (engine.device == "auto" and Path("/dev/nvidiactl").exists()):
         if not engine.exact:
@@ -212,10 +212,8 @@ def server_telemetry(
     responses: ResponseDatabase,
     log_limit: LogLimit | None = None,
 ) -> Telemetry:
-    """Return the telemetry of a server with these components, without `connections` if another server has these.
-
-    Raises StartupError for wrong OTEL_* variables.
-    """
+    """Return the telemetry of a server with these components, or without `connections` if another server has them.
+    Raises StartupError for wrong OTEL_* variables."""
     elsewhere: dict[names.Metric, Callable[[], Numbers]] = {
         names.ENGINE_FEATURE: lambda: {(name,): int(not reason) for name, reason in engine.features.items()},
         names.METER_JOULES: lambda: {(): engine.energy.joules} if engine.energy.is_known else {},
@@ -281,7 +279,7 @@ def store_limits(server: ServerOptions) -> StoreLimits:
 
 
 async def observe_event_loop_lag(observe: Callable[[float], None]) -> None:
-    """Measure for ever how late the event loop wakes up a sleeping task. Every stream is late by as much."""
+    """Measure for ever how late the event loop wakes a sleeping task. Every stream is late by the same time."""
     while True:
         before_ns = monotonic_ns()
         await asyncio.sleep(LAG_INTERVAL_SECONDS)
@@ -289,7 +287,7 @@ async def observe_event_loop_lag(observe: Callable[[float], None]) -> None:
 
 
 async def refresh_keys(ring: Keyring) -> None:
-    """Read changed files of keys and stored ones, for ever. Files may be slow, so a worker thread reads them."""
+    """Read changed files of keys and stored keys, for ever. Files may be slow, so a worker thread reads them."""
     while True:
         await asyncio.sleep(KEYS_INTERVAL_SECONDS)
         await run_in_threadpool(ring.refresh)
@@ -304,7 +302,7 @@ def routes(config: Config) -> list[Route]:
     else:
         adapters_closed = models.closed_route
     adapters_open = config.engine.lora_dir is not None and config.server.is_private
-    # /debug and some pages show everybody's requests, so they need an API key, or a server for this machine only, or an
+    # /debug and some pages show everyone's requests. So they need an API key, a server for this machine only, or an
     # operator who opens them.
     protected_routes = [
         Route("/debug/requests", debug.recent_requests),
@@ -392,9 +390,8 @@ def middleware(
     *,
     is_child: bool = False,
 ) -> list[Middleware]:
-    """Return the middleware, outermost first. Within CORS are `Errors` once more, so that web pages can read them.
-
-    `is_sampled` is None where another process answers, which knows the trace and the time."""
+    """Return the middleware, outermost first. `Errors` comes again inside CORS, so that web pages can read errors.
+    `is_sampled` is None if another process answers, which knows the trace and the time."""
     chain = [
         Middleware(RequestHeaders, is_sampled=is_sampled),
         Middleware(PacedRefusals),

@@ -68,13 +68,13 @@ from oaiserve.routes.sampling_defaults import SamplingDefaults, given_defaults
 from oaiserve.scale.children.settings import holds_models, models_of
 from oaiserve.screen import Screen
 
-# Serves until it is stopped, on a socket that is bound but does not listen yet, and returns the exit code.
+# Serves on a bound socket that does not listen yet, until it is stopped, and returns the exit code.
 ServeApp = Callable[[Config, socket.socket], int]
 
 logger = logging.getLogger(__name__)
 
-# For which a thread that computes in Python may keep the others from it. The engine thread needs Python some times in
-# each step of some milliseconds, so Python's own 5 ms would let one large request double the time of each step.
+# How long a thread that computes in Python may keep the others from it. The engine thread needs Python several times in
+# each step of some milliseconds, so with Python's own 5 ms, one large request could double the time of each step.
 SWITCH_SECONDS = 0.0005
 BACKLOG = 2048  # connections that the system keeps until they are accepted
 ENV_PREFIX = "OAISERVE_"
@@ -86,7 +86,7 @@ OTHER_COMMANDS = {
     "bench": "Measure a server under load.",
     "diff": "Compare two recordings of requests, and say what took more or less time.",
 }
-# Each is a file of its name in `oaiserve.commands`.
+# Each is a file of this name in `oaiserve.commands`.
 SMALL_COMMANDS = {
     "batch": "Answer all requests of a file, at low priority.",
     "chat": "Chat with a model in the terminal.",
@@ -123,7 +123,7 @@ def main(argv: Sequence[str] | None = None, serve_app: ServeApp | None = None) -
 
 
 def _with_flag_for_vllm(argv: Sequence[str]) -> list[str]:
-    """Return a command line in which `--generation-config auto` and `vllm`, as vLLM has them, are flags of ours."""
+    """Return a command line in which vLLM's `--generation-config auto` and `vllm` are flags of ours."""
     flag = flag_of("generation_config")
     meanings = {"auto": flag, "vllm": flag_of("no_generation_config")}
     result: list[str] = []
@@ -139,7 +139,8 @@ def _with_flag_for_vllm(argv: Sequence[str]) -> list[str]:
 def _with_each_name(argv: Sequence[str]) -> list[str]:
     """Return a command line with `--served-model-name a b` as `--served-model-name a --served-model-name b`.
 
-    vLLM takes several names, too. Before MODEL, the flag takes one name, because the next word is MODEL."""
+    vLLM accepts several names, too. Before MODEL, the flag takes one name, because the next word is MODEL.
+    """
     flag = flag_of("served_model_name")
     has_model = (
         argv[:1] == ["serve"] and len(argv) > 1 and (not argv[1].startswith("-") or f"{ENV_PREFIX}MODEL" in os.environ)
@@ -161,12 +162,12 @@ def small_command(name: str) -> App:
         app.command(each)
     if hasattr(module, "command"):
         app.default(module.command)
-        app["--help"].show = False  # readers of the help know it already
+        app["--help"].show = False  # Readers of the help have already found it.
     return app
 
 
 def _completed() -> App:
-    """Return the command line that shells complete: with the flags of the small commands, too."""
+    """Return the command line that shells complete, including the flags of the small commands."""
     app = command_line(_serve_app)
     app.config = ()  # --install-completion has no settings
     for name in SMALL_COMMANDS:
@@ -176,7 +177,8 @@ def _completed() -> App:
 
 
 def _bench(argv: list[str]) -> int:
-    """Run the load test and return its exit code. The product does not import it: it is a client, run as a module."""
+    """Run the load test and return its exit code. It is a client that the product does not import, so it runs as a
+    module."""
     before = sys.argv
     sys.argv = ["oaiserve bench", *argv]
     try:
@@ -204,7 +206,7 @@ def _message_for(error: CycloptsError, name: str) -> str:
 
 
 def command_line(serve_app: ServeApp, *, all_flags: bool = False) -> App:
-    """Return the command line. Without `all_flags`, the help of `serve` has those that most people use."""
+    """Return the command line. Without `all_flags`, the help of `serve` shows only the flags that most people use."""
     app = App(
         name="oaiserve",
         help="An OpenAI-compatible server for language models that accounts for every millisecond of every request.",
@@ -212,7 +214,7 @@ def command_line(serve_app: ServeApp, *, all_flags: bool = False) -> App:
         help_flags=("--help", "-h", "--help-all"),
         help_formatter=HelpFormatter(),
         help_epilogue="To try it: oaiserve serve demo",
-        # In order of precedence. Flags beat all of these, and these beat the defaults.
+        # In order of precedence. Flags override all of these, and these override the defaults.
         config=[_check_variables, Env(ENV_PREFIX, command=False, show=False), _read_config_file],
         default_parameter=Parameter(negative_iterable=(), parse=_HAS_FLAG),
     )
@@ -323,18 +325,18 @@ def _check_variables(app: App, commands: tuple[str, ...], arguments: ArgumentCol
             else:
                 hint = " 'oaiserve serve --help' lists the settings."
             raise OptionError(f"The environment variable {variable} is not a setting of oaiserve.{hint}")
-        if variable in known and not os.environ[variable].strip():  # an empty key would be a server without a key
+        if variable in known and not os.environ[variable].strip():  # An empty key would mean a server without a key.
             raise OptionError(f"The environment variable {variable} is set, but empty. Give it a value, or unset it.")
 
 
 def _read_config_file(app: App, commands: tuple[str, ...], arguments: ArgumentCollection) -> None:
-    """Take settings without a flag or a variable from the config file. Raises on unknown keys."""
+    """Take settings without a flag or a variable from the config file. Raises for unknown keys."""
     argument = arguments.get("--config")
     if argument is None or not argument.tokens:
         return
     path = Path(argument.tokens[-1].value)
     for key, value in settings_in(path).items():
-        if value == []:  # it would be ignored
+        if value == []:  # It would be ignored.
             raise OptionError(f"'{key}' in '{path}' is an empty list. Give it a value, or leave it out.")
     source = FILE_FORMATS[path.suffix](path, use_commands_as_keys=False)
     if tuple(commands) == ("serve",):
@@ -380,7 +382,7 @@ def _check_tls(certificate: Path | None, key: Path | None) -> None:
     if certificate is None:
         return
     try:
-        # The empty passphrase prevents that OpenSSL asks for one at the terminal.
+        # The empty passphrase keeps OpenSSL from asking for one at the terminal.
         ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(certificate, key, password="")
     except ssl.SSLError as error:
         raise StartupError(
@@ -422,12 +424,13 @@ def _cannot_listen(host: str, port: int, error: OSError) -> StartupError:
 def _serve_app(config: Config, sock: socket.socket, ready: Callable[[], None] | None = None) -> int:
     """Serve one model until a signal, and return the exit code.
 
-    In the process of one of several models, `ready` is called in place of the banner."""
+    In the process of one of several models, `ready` replaces the banner.
+    """
     times = StartTimes()
     times.since_begin("command line")
-    # Each collection would look at all that has been imported, again and again; all of it stays.
+    # Each collection would examine everything that has been imported, and all of that stays.
     gc.disable()
-    # torch would look for plugins for other devices in all installed packages.
+    # Otherwise torch looks for plugins for other devices in all installed packages.
     os.environ.setdefault("TORCH_DEVICE_BACKEND_AUTOLOAD", "0")
     with times.part("import of the log"):
         from oaiserve.telemetry import logs
@@ -446,10 +449,10 @@ def _serve_app(config: Config, sock: socket.socket, ready: Callable[[], None] | 
         if not demo.is_fetched():
             from oaiserve.engine.start.plan import compile_early
 
-            compile_early(config.engine, "bfloat16")  # as it is saved
-        demo.fetched()  # as long as Ctrl-C removes a half fetched model
-    # Until the server takes signals, Ctrl-C ends the process at once. An exception could be raised in a callback that
-    # ignores it, and would have Python end with threads that run native code.
+            compile_early(config.engine, "bfloat16")  # the type in the demo's files
+        demo.fetched()  # while Ctrl-C still removes a partial download
+    # Until the server handles signals, Ctrl-C ends the process at once. An exception could be raised in a callback that
+    # ignores it, and Python would end while threads run native code.
     if signal.getsignal(signal.SIGINT) != signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
     sys.setswitchinterval(SWITCH_SECONDS)
@@ -532,7 +535,7 @@ def _serve_models(
     logs.configure(server.log_level, server.log_format, address_of=_request_address(server, url))
     # A model's process logs the address of this one.
     configs = {name: replace(config, server=replace(config.server, port=port)) for name, config in configs.items()}
-    _warn_of_keys(next(iter(configs.values())))  # all have the same files
+    _warn_of_keys(next(iter(configs.values())))  # All configs have the same files.
     if any(config.model == "demo" for config in configs.values()):
         demo.fetched()
     app, gateway, models = create_gateway_of_models(server, configs, options)
@@ -585,15 +588,15 @@ def run_until_signal(
     # uvicorn restores these handlers when it has stopped. A further signal must then not kill the process, because the
     # exit code would no longer be 0.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:  # as `nohup` wants it
+        if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:  # `nohup` relies on this.
             signal.signal(number, server.handle_exit)
     _listen(options, sock, banner)
     server.run(sockets=[sock])
 
 
 def _listen(options: ServerOptions, sock: socket.socket, banner: Banner | Callable[[], None]) -> None:
-    """Listen, and print the banner, log it as JSON, or call the function in its place. Raises StartupError if another
-    process listens there."""
+    """Listen, and print the banner, log it as JSON, or call the function instead. Raises StartupError if another
+    process listens on the port."""
     from oaiserve.telemetry.logs import resolved
 
     if options.open_dashboard and not options.is_private:
@@ -602,7 +605,7 @@ def _listen(options: ServerOptions, sock: socket.socket, banner: Banner | Callab
         )
     try:
         sock.listen(BACKLOG)
-    except OSError as error:  # it has bound the port, too
+    except OSError as error:  # The other process has bound the port, too.
         raise _cannot_listen(options.host, options.port, error) from error
     if not isinstance(banner, Banner):
         banner()

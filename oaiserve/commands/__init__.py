@@ -1,4 +1,4 @@
-"""The small commands beside `serve`: models on this disk, servers that run, chat, and tools that use a server.
+"""The small commands next to `serve`: models on this disk, running servers, chat, and tools that use a server.
 
 Each file has one command, the function `command`, whose parameters are its flags.
 """

@@ -1,11 +1,12 @@
-"""The tools that `oaiserve launch` starts, and by what each asks a server here. The user's own files stay as they are.
+"""The tools that `oaiserve launch` starts, and how each is directed to a server here. The user's own files stay
+unchanged.
 
 Values are templates: $url is the server's address, $model the model's name, $context its context in tokens, $output the
-largest number of tokens in an answer, $key the key. It knows nothing of how a tool is run.
+largest number of tokens in an answer, $key the key. This file knows nothing of how a tool is run.
 
 Most tools send prompts of 6,000 to 20,000 tokens. A CPU takes minutes for that, and small models lose track. With its
-`lean` settings a tool has a shell, a few tools for files, and instructions of some lines with an example of a call.
-Without an example, small models rarely write a call that works.
+`lean` settings a tool has a shell, a few tools for files, and short instructions with an example of a call. Without an
+example, small models rarely write a call that works.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from dataclasses import dataclass, field, replace
 
 @dataclass(frozen=True, slots=True)
 class Lean:
-    """What is added to the settings of a tool so that its prompts are short. `environment` replaces variables."""
+    """Additional settings of a tool that make its prompts short. `environment` replaces variables."""
 
     environment: Mapping[str, str] = field(default_factory=dict)
     arguments: tuple[str, ...] = ()
@@ -33,8 +34,9 @@ class Agent:
     package: str
     environment: Mapping[str, str]
     arguments: tuple[str, ...] = ()  # before the user's own
-    files: Mapping[str, str] = field(default_factory=dict)  # their contents, by the variable that has the file's path
-    lean: Lean | None = None  # None: its prompts are short already
+    # Contents of files, by the variable that has the file's path.
+    files: Mapping[str, str] = field(default_factory=dict)
+    lean: Lean | None = None  # None: its prompts are already short
     is_javascript: bool = True
 
     @property
@@ -127,7 +129,7 @@ _OPENCODE_AGENTS = {
 }
 _OPENCODE_LEAN = f'{{\n  "agent": {json.dumps(_OPENCODE_AGENTS)},{_OPENCODE[1:]}'.replace(
     '{"limit"',
-    '{"temperature": true, "limit"',  # says that the model accepts one
+    '{"temperature": true, "limit"',  # This says that the model accepts a temperature.
 )
 
 AGENTS = {
@@ -156,14 +158,14 @@ AGENTS = {
         {
             "ANTHROPIC_BASE_URL": "$url",
             "ANTHROPIC_AUTH_TOKEN": "$key",
-            "ANTHROPIC_API_KEY": "",  # it would ask whether to use one
+            "ANTHROPIC_API_KEY": "",  # Otherwise it would ask whether to use one.
             "ANTHROPIC_MODEL": "$model",
-            "ANTHROPIC_DEFAULT_HAIKU_MODEL": "$model",  # for titles and the like
+            "ANTHROPIC_DEFAULT_HAIKU_MODEL": "$model",  # used for titles and similar tasks
             "CLAUDE_CODE_SUBAGENT_MODEL": "$model",
             "CLAUDE_CODE_MAX_CONTEXT_TOKENS": "$context",
             "CLAUDE_CODE_MAX_OUTPUT_TOKENS": "$output",
             "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
-            "CLAUDE_CODE_ATTRIBUTION_HEADER": "0",  # it changes with each request, at the beginning of the prompt
+            "CLAUDE_CODE_ATTRIBUTION_HEADER": "0",  # It would change with each request, at the beginning of the prompt.
             "API_TIMEOUT_MS": f"{_PATIENCE_MS}",
             "API_FORCE_IDLE_TIMEOUT": "0",
             "CLAUDE_STREAM_FIRST_BYTE_TIMEOUT_MS": f"{_PATIENCE_MS}",
@@ -206,7 +208,7 @@ AGENTS = {
         "cline",
         "cline",
         "cline",
-        {"CLINE_SESSION_BACKEND_MODE": "local"},  # else a daemon stays, whose settings are in a file that is gone
+        {"CLINE_SESSION_BACKEND_MODE": "local"},  # Otherwise a daemon stays, whose settings are in a file that is gone.
         ("-P", "openai-compatible"),
         files={
             "CLINE_PROVIDER_SETTINGS_PATH": """\

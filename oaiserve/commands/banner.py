@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from oaiserve.engine.engine import Engine  # its import is slow
 
 _LABEL_WIDTH = 10
-_LONG_NAME = 40  # characters, above which the example request leaves out the model
+_LONG_NAME = 40  # characters from which on the example request leaves out the model
 # An example for each task: a path, and a body without its model.
 _EXAMPLES: dict[Task, tuple[str, str]] = {
     "generate": ("/v1/chat/completions", '"messages": [{"role": "user", "content": "Hello!"}]'),
@@ -32,7 +32,7 @@ _EXAMPLES: dict[Task, tuple[str, str]] = {
 
 @dataclass(frozen=True, slots=True)
 class Banner:
-    """The lines of a server at its start: the title names its address, and the facts have a label each."""
+    """The lines of a server at its start: the title has its address, and each fact has a label."""
 
     title: str
     facts: Mapping[str, str]
@@ -65,7 +65,7 @@ def address(server: ServerOptions, port: int) -> str:
 
 
 def short_name(config: Config) -> str:
-    """Return the model's name for people: that of its file if no other was given."""
+    """Return the model's name for people: its file's name, if no other was given."""
     is_path = config.model_name == config.model and Path(config.model).exists()
     if is_path:
         return Path(config.model).name

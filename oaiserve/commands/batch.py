@@ -19,8 +19,8 @@ from oaiserve.errors import StartupError
 from oaiserve.files.progress import Progress
 
 POLL_SECONDS = 0.2
-INTERRUPTED = 130  # the exit code, as of a shell
-_MARK = "oaiserve_batch"  # in the metadata of a batch: the digest of its file
+INTERRUPTED = 130  # the exit code that shells use
+_MARK = "oaiserve_batch"  # the digest of the file, in the metadata of a batch
 
 
 def command(requests: Path, answers: Path, /, *, model: str | None = None, url: str | None = None) -> int:
@@ -55,7 +55,7 @@ def command(requests: Path, answers: Path, /, *, model: str | None = None, url: 
     with ExitStack() as stack:
         file = stack.enter_context(answers.open("ab"))
         bar = stack.enter_context(Progress(desc="Requests", total=len(lines), initial=len(done), unit=""))
-        begun: list[str] | None = None  # batches of this file that an earlier run has begun
+        begun: list[str] | None = None  # batches of this file that an earlier run began
         while left := [text for name, text in lines.items() if name not in done]:
             if begun is None:
                 client = server_with(stack, model, url)[0]
@@ -83,7 +83,7 @@ def command(requests: Path, answers: Path, /, *, model: str | None = None, url: 
 
 
 def _done(answers: Path) -> set[str]:
-    """Return the requests that have their answers in a file, from which the begin of a line at its end is cut off."""
+    """Return the requests whose answers are in a file, and cut off an incomplete line at its end."""
     if not answers.exists():
         return set()
     content = answers.read_bytes()
@@ -97,7 +97,7 @@ def _is_of(batch: dict[str, Any], digest: str) -> bool:
 
 
 def _begin(client: Client, content: bytes, endpoint: str, *, digest: str) -> str:
-    """Begin a batch, tell its cost, and return its id."""
+    """Begin a batch, report its cost, and return its id."""
     boundary = token_hex(16)
     part = f'--{boundary}\r\nContent-Disposition: form-data; name="%s"\r\n\r\n'
     form = f"{part % 'purpose'}batch\r\n{part % 'file'}".encode() + content + f"\r\n--{boundary}--\r\n".encode()
@@ -121,7 +121,7 @@ def _begin(client: Client, content: bytes, endpoint: str, *, digest: str) -> str
 
 
 def _pages(client: Client, batch_id: str) -> Iterator[list[bytes]]:
-    """Yield the lines of the answers of a batch as they come, up to its end."""
+    """Yield the lines of the answers of a batch as they arrive, up to its end."""
     after = 0
     while True:
         has_ended = client.ask(f"/v1/batches/{batch_id}")["status"] != "in_progress"

@@ -1,4 +1,4 @@
-"""Asks a server over HTTP, with the standard library alone: it is there in no time."""
+"""Sends requests to a server, with the standard library alone, because its import takes no time."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from oaiserve.commands import servers
 from oaiserve.errors import StartupError
 from oaiserve.hosts import is_loopback
 
-SHORT_SECONDS = 2.0  # for what a server answers at once
-CONTEXT = 32_768  # tokens, where a server does not tell
+SHORT_SECONDS = 2.0  # for answers without computation
+CONTEXT = 32_768  # tokens, if a server does not report it
 
 
 class NoAnswer(StartupError):
@@ -27,18 +27,18 @@ class ListedModel(NamedTuple):
 
     name: str
     context: int  # tokens
-    task: str  # generate, or one that writes no text
+    task: str  # generate, or a task that writes no text
     names: tuple[str, ...]  # its own name, and that of its folder or on the hub
     device: str  # cpu or cuda; "" if the server doesn't report it
 
 
 class Client:
-    """Asks one server, with the key in OPENAI_API_KEY if there is one."""
+    """A client of one server, with the key in OPENAI_API_KEY if there is one."""
 
     def __init__(self, url: str) -> None:
         self.url = url.rstrip("/").removesuffix("/v1")
         self.key = os.environ.get("OPENAI_API_KEY") or "none"
-        # What goes to this machine goes through no proxy, whatever the environment says.
+        # Requests to this machine use no proxy, whatever the environment says.
         is_here = is_loopback(urlsplit(self.url).hostname or "")
         self._opener = build_opener(*[ProxyHandler({})] if is_here else [])
 
@@ -51,7 +51,7 @@ class Client:
         content_type: str = "application/json",
         seconds: float | None = None,
     ) -> HTTPResponse:
-        """Ask, with a POST if there is a body, and return the answer, which is yet to be read. Raises NoAnswer."""
+        """Send a request, with POST if there is a body, and return the unread answer. Raises NoAnswer."""
         headers = {"authorization": f"Bearer {self.key}", "accept": accept, "content-type": content_type}
         if body is None or isinstance(body, bytes):
             data = body
@@ -71,7 +71,7 @@ class Client:
             return json.load(answer)
 
     def text(self, path: str, accept: str = "text/plain") -> str:
-        """Return the text at a path, which the server has at once. Raises NoAnswer."""
+        """Return the text at a path, which the server answers at once. Raises NoAnswer."""
         try:
             with self.open(path, accept=accept, seconds=SHORT_SECONDS) as answer:
                 return answer.read().decode(errors="replace")
@@ -79,7 +79,7 @@ class Client:
             raise NoAnswer(f"{self.url} does not answer to its end: {error}.") from error
 
     def models(self) -> list[ListedModel]:
-        """Return the models that the server has. Raises NoAnswer."""
+        """Return the models of the server. Raises NoAnswer."""
         try:
             listed = json.loads(self.text("/v1/models", "application/json"))["data"]
             return [
@@ -96,7 +96,8 @@ class Client:
             raise NoAnswer(f"{self.url} is no server of OpenAI's API: it has no list of models.") from error
 
     def model(self, name: str | None) -> ListedModel:
-        """Return the model of this name, or else the first that writes. Raises NoAnswer, and StartupError for none."""
+        """Return the model with this name, or else the first that writes text. Raises NoAnswer, and StartupError if
+        there is none."""
         listed = self.models()
         for each in listed:
             if each.name == name or (name is None and each.task == "generate"):
@@ -107,7 +108,7 @@ class Client:
 
 
 def client_for(url: str | None) -> Client:
-    """Return a client of the server at this address, or else of the one that started last here."""
+    """Return a client for the server at this address, or else for the one that started last on this machine."""
     if url is not None:
         return Client(url)
     servers_here = servers.running()

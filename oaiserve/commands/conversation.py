@@ -1,4 +1,4 @@
-"""A conversation with a model over HTTP, and where the time of its last answer went. It knows no terminal."""
+"""A conversation with a model over HTTP, and the account of its last answer's time. It knows no terminal."""
 
 from __future__ import annotations
 
@@ -31,9 +31,10 @@ class Chat:
         self._messages.clear()
 
     def answer(self, question: str) -> Iterator[tuple[str, str]]:
-        """Yield the pieces of the answer, each as `reasoning` or as `content`. What has been yielded is remembered.
+        """Yield the pieces of the answer, each as `reasoning` or as `content`. The conversation includes the pieces
+        that were yielded.
 
-        Raises NoAnswer, and then the question is not remembered.
+        Raises NoAnswer, and then the conversation does not include the question.
         """
         turns = [*self._messages, {"role": "user", "content": question}]
         if self.system:
@@ -41,7 +42,7 @@ class Chat:
         else:
             instructions = []
         body: dict[str, Any] = {"model": self.model, "messages": [*instructions, *turns], "stream": True}
-        if self._temperature is not None:  # else the server's default
+        if self._temperature is not None:  # otherwise the server's default applies
             body["temperature"] = self._temperature
         said = ""
         with self._client.open("/v1/chat/completions", body, accept="text/event-stream") as stream:
@@ -52,12 +53,12 @@ class Chat:
                         if text := _CONTROL.sub("", delta.get(field) or ""):
                             said += text if kind == "content" else ""
                             yield kind, text
-            finally:  # also where the reader stops it
+            finally:  # even if the reader stops the answer
                 if said:
                     self._messages = [*turns, {"role": "assistant", "content": said}]
 
     def _deltas(self, stream: HTTPResponse) -> Iterator[dict[str, Any]]:
-        """Yield what each event adds."""
+        """Yield the addition of each event."""
         try:
             for line in stream:
                 if not line.startswith(b"data: {"):
@@ -70,7 +71,7 @@ class Chat:
             raise NoAnswer(f"{self.url} has ended the answer: {error}.") from error
 
     def times(self) -> str:
-        """Return where the time of the last answer went, by phases and their causes. Raises NoAnswer."""
+        """Return the phases of the last answer's time and their causes. Raises NoAnswer."""
         if self._last_id is None:
             return "Nothing has been answered yet."
         account = json.loads(self._account())

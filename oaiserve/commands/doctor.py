@@ -31,11 +31,11 @@ PACKAGES = ("torch", "transformers", "tokenizers", "safetensors", "huggingface_h
 
 
 class Finding(NamedTuple):
-    """A part of this machine, and what it means for serving."""
+    """A part of this machine, and its meaning for serving."""
 
     part: str
     sentences: str
-    fails: bool = False  # no server would start
+    fails: bool = False  # whether no server would start
 
 
 def command(model: str | None = None, /) -> int:
@@ -132,10 +132,10 @@ def instruction_sets(machine: str, features: frozenset[str]) -> Finding:
 
 
 def container_bytes(root: Path = Path("/sys/fs/cgroup")) -> int | None:
-    """Return the memory that the cgroup (v2) leaves, or None where it sets no limit."""
+    """Return the memory that the cgroup (v2) leaves, or None if it sets no limit."""
     try:
         return max(0, int((root / "memory.max").read_text()) - int((root / "memory.current").read_text()))
-    except (OSError, ValueError):  # "max" is no limit
+    except (OSError, ValueError):  # "max" means no limit
         return None
 
 

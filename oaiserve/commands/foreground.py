@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
-GRACE_SECONDS = 10.0  # from a signal until the program is killed
+GRACE_SECONDS = 10.0  # time from a signal until the program is killed
 POLL_SECONDS = 0.5  # between checks of the program: another thread may have received its SIGCHLD
 _PASSED_ON = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
 # Leave the alternate screen, show the cursor, and turn off reports of the mouse, of pastes and of keys.

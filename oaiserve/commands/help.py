@@ -1,4 +1,4 @@
-"""The form of --help: no flag is broken within, and `serve --help` has the flags that most people use."""
+"""The form of --help: no flag is broken across lines, and `serve --help` shows the flags that most people use."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class HelpFormatter(DefaultFormatter):
     """Prints flags in a column that is as wide as the longest of their words."""
 
     def __init__(self, only: AbstractSet[str] | None = None) -> None:
-        """Show the flags in `only` alone, each with the first sentence of its text. None: show all, whole."""
+        """Show only the flags in `only`, each with the first sentence of its text. None: show all of them in full."""
         super().__init__()
         self._only = only
 

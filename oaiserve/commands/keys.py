@@ -23,7 +23,7 @@ from oaiserve.http.keys import Limits
 @Parameter(name="*")
 @dataclass(frozen=True, kw_only=True)
 class StoreFile:
-    """The file that has the keys, as the server's settings name it."""
+    """The file with the keys, from the server's settings."""
 
     response_store: Annotated[Path | None, Parameter(env_var="OAISERVE_RESPONSE_STORE")] = None
     """The server's file of --response-store. It is created if it is missing."""
@@ -42,7 +42,7 @@ class StoreFile:
 @Parameter(name="*")
 @dataclass(frozen=True, kw_only=True)
 class KeyOptions:
-    """The columns of a key that flags set: None leaves them as they are."""
+    """The columns of a key that flags set. None leaves a column unchanged."""
 
     role: Literal["use", "watch", "admin"] | None = None
     """use: send requests. watch: see metrics, the live page and /debug. admin: both, load adapters, and see all keys.

@@ -101,7 +101,7 @@ def listing() -> str:
 
 
 def script(agent: Agent, values: dict[str, str], arguments: Iterable[str] = ()) -> str:
-    """Return the commands of a shell that start the tool in the same way."""
+    """Return shell commands that start the tool in the same way."""
     lines = []
     for variable, content in agent.files.items():
         lines += [f"cat > {agent.program}.json <<'END'", Template(content).substitute(values), "END"]

@@ -1,4 +1,4 @@
-"""The models on this disk: the demo, those in the hub's cache, and those elsewhere that an earlier start remembers."""
+"""The models on this disk: the demo, those in the hub's cache, and those elsewhere that have been started before."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 class StoredModel:
     """A model on this disk."""
 
-    name: str  # as `serve` takes it
+    name: str  # as `serve` accepts it
     path: Path  # a folder, or the first GGUF file
     num_bytes: int
     records: list[start_cache.Record] = field(default_factory=list)
@@ -32,7 +32,7 @@ class StoredModel:
 
     @property
     def remembered(self) -> str:
-        """Return the day of the start that is remembered of the model as it is now, or nothing."""
+        """Return the day of the start record of the unchanged model, or ""."""
         return max((record.day for record in self.records if record.kind == "model" and record.holds), default="")
 
     def described(self) -> tuple[str, str]:
@@ -86,7 +86,7 @@ def _in_hub_cache() -> Iterator[StoredModel]:
 
 
 def _of_repository(cache: HFCacheInfo, repo: CachedRepoInfo) -> Iterator[StoredModel]:
-    """Find the models of a repository: each of its GGUF files is one."""
+    """Return the models of a repository: each of its GGUF files is one."""
     revision = repo.refs.get("main") or max(repo.revisions, key=lambda each: each.last_modified, default=None)
     if revision is None:
         return
@@ -121,7 +121,7 @@ def _executed(strategy: Any) -> int:
 
 
 def _short_name(repository: str, name: str, names: list[str]) -> str:
-    """Return the format in a GGUF file's name, or all of it where that is the name of several."""
+    """Return the format in a GGUF file's name, or the whole name if several files have that format."""
     whole = gguf.SHARD.sub("", name).removesuffix(".gguf")
     short = whole.rpartition("/")[2].rpartition("-")[2]
     try:

@@ -24,7 +24,8 @@ _PREFIX = re.compile(r"\S+ \S+ [A-Z]+ +\S+  ")  # start of a log line
 
 
 def server_with(stack: ExitStack, model: str | None, url: str | None) -> tuple[Client, str]:
-    """Return a client of a server that has the model, and the model's name there. If need be, one is started."""
+    """Return a client of a server that has the model, and the model's name there. A server is started if there is
+    none."""
     if url is None:
         for server in servers.running():
             client = Client(server.url)
@@ -42,12 +43,12 @@ def server_with(stack: ExitStack, model: str | None, url: str | None) -> tuple[C
 
 @contextmanager
 def own_server(model: str) -> Iterator[Client]:
-    """Run `oaiserve serve MODEL` on a free port, as long as the `with` block takes. Raises StartupError if it fails."""
-    # So that the server does not stay behind where this process is told to end.
+    """Run `oaiserve serve MODEL` on a free port during the `with` block. Raises StartupError if it fails."""
+    # A signal that ends this process must also stop the server.
     before = {number: signal.signal(number, _leave) for number in (signal.SIGTERM, signal.SIGHUP)}
     words = [sys.executable, "-m", "oaiserve", "serve", model, "--host", "127.0.0.1", "--port", "0"]
     words += ["--log-format", "console"]
-    # In a session of its own, since Ctrl-C is for an answer, not for the server.
+    # The server gets its own session, since Ctrl-C stops the answer and not the server.
     with subprocess.Popen(
         words, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, start_new_session=True
     ) as process:
@@ -65,7 +66,7 @@ def own_server(model: str) -> Iterator[Client]:
             yield client
         finally:
             process.terminate()
-            listener.join()  # to the end of what the server says
+            listener.join()  # Read the server's output to its end.
             for number, handler in before.items():
                 signal.signal(number, handler)
 
@@ -81,14 +82,14 @@ def _ready(process: subprocess.Popen[bytes]) -> Client | None:
             client = Client(server.url)
             try:
                 client.text("/health")
-            except NoAnswer:  # it does not listen yet
+            except NoAnswer:  # The server does not listen yet.
                 return None
             return client
     return None
 
 
 def _listen(process: subprocess.Popen[bytes], said: deque[str]) -> None:
-    """Keep the last line that the server says: it must not wait for a reader."""
+    """Keep the last line of the server's output, so that the server never waits for a reader."""
     assert process.stderr is not None
     for line in process.stderr:
         said.extend(filter(None, [line.decode(errors="replace").strip()]))

@@ -25,7 +25,7 @@ def command() -> int:
 
 
 def _load(url: str) -> tuple[str, str, str]:
-    """Return how many requests run and wait, and the memory of the process, as its metrics have them."""
+    """Return the running and the waiting requests, and the memory of the process, from its metrics."""
     try:
         metrics = Client(url).text("/metrics")
     except NoAnswer:

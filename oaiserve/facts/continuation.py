@@ -1,8 +1,8 @@
-"""The form in which a gateway and its replicas speak of a stream that may go on at another replica.
+"""The protocol by which a gateway and its replicas continue a stream on another replica.
 
-The gateway gives each request its ids, and a seed for its noise, so that all replicas write the same answer. Behind
-each piece of a stream a replica puts a mark: a comment with the ids of the piece's tokens, which the gateway takes out.
-When the replica ends before the stream, the gateway asks another one, with the pieces that the client has.
+The gateway gives each request its ids, and a seed for its noise, so that all replicas write the same answer. After each
+piece of a stream, a replica puts a mark: a comment with the ids of the piece's tokens, which the gateway removes. If
+the replica ends before the stream, the gateway sends the request to another one, with the pieces that the client has.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from typing import NamedTuple
 import msgspec
 
 IDS_HEADER = "x-oaiserve-stream"
-SENT_HEADER = "x-oaiserve-sent"  # how many bytes behind the body have the pieces
+SENT_HEADER = "x-oaiserve-sent"  # length of the pieces, which follow the body
 KIND_HEADER = "x-oaiserve-kind"  # kind of a replica: those of one kind write the same bytes
 _IDS = re.compile(r"([0-9a-f]{32}) (\d{1,12}) (\d{1,20})", re.ASCII)
-_MARK = b": tokens "  # the beginning of a mark, which is a block of its own
+_MARK = b": tokens "  # the beginning of a mark, which is an event of its own
 _BLANK_LINE = b"\n\n"
 
 
@@ -40,7 +40,7 @@ class StreamIds(NamedTuple):
 
 
 def ids_of(text: str) -> StreamIds | None:
-    """Return the ids in a header; None for any other text, since anybody may send one."""
+    """Return the ids in a header, or None for any other text, since anyone may send the header."""
     match = _IDS.fullmatch(text)
     if match is None:
         return None
@@ -48,7 +48,7 @@ def ids_of(text: str) -> StreamIds | None:
 
 
 BEGUN = Piece(0, [])  # the events before the first token
-NOTHING = Piece(-1, [])  # what no other server has to know of
+NOTHING = Piece(-1, [])  # bytes that no other server needs
 SIGN = Piece(-2, [])  # a numbered event without content, which shows that the stream is alive
 
 
@@ -57,9 +57,9 @@ def mark(piece: Piece) -> bytes:
 
 
 class StreamSplitter:
-    """Cuts a stream after complete events: after those with a mark, or without marks after each one.
+    """Cuts a stream after complete events: after those with a mark or, if there are no marks, after each one.
 
-    Each byte is searched once, no matter how long lines are or how the network splits the stream.
+    Each byte is searched once, however long lines are and however the network splits the stream.
     """
 
     def __init__(self, *, is_marked: bool) -> None:
@@ -68,11 +68,8 @@ class StreamSplitter:
         self._begin = 0  # where the first event in `rest` without its end begins
 
     def push(self, part: bytes) -> tuple[bytes, list[Piece]]:
-        """Take the next bytes. Return all bytes before the last cut, without marks, and the pieces of the marks except
-        NOTHING.
-
-        Raises msgspec.MsgspecError for an invalid mark.
-        """
+        """Receive the next bytes. Return all bytes before the last cut, without marks, and the pieces of the marks
+        except NOTHING. Raises msgspec.MsgspecError for an invalid mark."""
         rest = self.rest
         done = bytearray()
         pieces = []
@@ -97,7 +94,7 @@ class StreamSplitter:
 
 
 def take_sent(body: bytearray, length: str) -> tuple[Piece, ...]:
-    """Cut the pieces off the end of a body, where a header says so. Raises ValueError if they are none."""
+    """Cut the pieces off the end of a body, if a header announces them. Raises ValueError if they are invalid."""
     if not length:
         return ()
     if not length.isdecimal() or not 0 < int(length) <= len(body):

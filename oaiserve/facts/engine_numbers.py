@@ -1,4 +1,5 @@
-"""`EngineNumbers` is the table of the engine's numbers: the engine thread counts in one, and publishes copies of it.
+"""`EngineNumbers` is the table of the engine's numbers: the engine thread counts in one object, and publishes copies of
+it.
 
 Sequences are choices: a request has `prompts * n` of them. Stdlib only.
 """
@@ -15,9 +16,10 @@ from oaiserve.facts.record import HostPart
 
 
 class LoadTotals(NamedTuple):
-    """The present load with its beginning, and its sums up to then. Two of these give the mean between them.
+    """The current load since its beginning, and the sums up to then. Two of these give the mean between them.
 
-    A momentary number scatters, so that many routers who look at it flee from chance. A mean over time does not.
+    A momentary number varies so much that many routers that look at it would only follow chance. A mean over time does
+    not.
     """
 
     at_ns: int = 0
@@ -49,7 +51,7 @@ class LoadTotals(NamedTuple):
 class EngineNumbers:
     """The engine's numbers after a step. A copy that was published is never changed."""
 
-    # The numbers of the moment, which are written when they are published.
+    # Current numbers, which are written when they are published.
     num_running: int = fact("Sequences in the running batch.", metric="oaiserve_requests_running")
     num_waiting: int = fact("Sequences in the queue.", metric="oaiserve_requests_waiting")
     num_background_running: int = fact(
@@ -78,8 +80,9 @@ class EngineNumbers:
     blocks_cached: int = 0  # those of all blocks that the prefix cache can find
     blocks_reusable: int = 0  # those of the free blocks that the prefix cache can find
     blocks_total: int = 0
-    host_ns: Mapping[HostPart, int] = field(default_factory=lambda: dict.fromkeys(HostPart, 0))  # so far
-    idle_since_ns: int | None = None  # the engine thread is idle since then, which is not in `host_ns` yet
+    host_ns: Mapping[HostPart, int] = field(default_factory=lambda: dict.fromkeys(HostPart, 0))  # times so far
+    # Since when the engine thread has been idle; `host_ns` doesn't include this time yet.
+    idle_since_ns: int | None = None
     load: LoadTotals = LoadTotals()  # noqa: RUF009 - immutable
 
     num_encoding: int = fact(

@@ -1,8 +1,8 @@
 """`Fact` is a row of the table of facts: the meaning of a number or a word, and its name in each place that shows it.
 
-The table is in the records themselves. A field of `RequestRecord`, `EngineAccount` and `EngineNumbers` is declared
-with its row, and the JSON of /debug, log lines, spans and metrics are made from the rows. Reading and writing a field
-costs as much as in any other dataclass. This module needs only the standard library.
+The table is in the records themselves. A field of `RequestRecord`, `EngineAccount` and `EngineNumbers` is declared with
+its row. The rows generate the JSON of /debug, log lines, spans and metrics. Reading and writing a field takes no longer
+than in any other dataclass. This module needs only the standard library.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ class Fact:
     name: str  # name of the field
     meaning: str  # the help text of the metric, if there is one
     json: str = ""  # in the JSON of /debug/requests; "grammar.kind" is in an object of its own
-    log: str = ""  # in the line of an ended request
+    log: str = ""  # in the log line of an ended request
     span: str = ""  # the attribute of the span of the request's operation
     server_span: str = ""  # the attribute of the span of the whole request
     metric: str = ""  # at /metrics
-    # Fields of the same record. While one has no value, the log line or the span leaves this one out.
+    # Fields of the same record. As long as one has no value, the log line or the span omits this one.
     log_when: str = ""
     span_when: str = ""
 
@@ -46,10 +46,10 @@ def fact(
     span_when: str = "",
     when: str = "",
 ) -> Any:
-    """Declare a field of a dataclass with its row. `json` and `log` are True where the name is that of the field.
+    """Declare a field of a dataclass with its row. `json` and `log` are True if the name is that of the field.
 
-    `when` is both `log_when` and `span_when`, and `spans` both `span` and `server_span`. `new` makes a default that can
-    be changed. A field whose default is `...` must be given.
+    `when` is both `log_when` and `span_when`, and `spans` both `span` and `server_span`. `new` makes a mutable default.
+    A field whose default is `...` is required.
     """
     row = {"meaning": meaning, "json": json, "log": log, "metric": metric}
     row |= {"span": span or spans, "server_span": server_span or spans}

@@ -15,14 +15,14 @@ from oaiserve.facts.fact import fact
 from oaiserve.facts.times import RequestTimes
 
 FORECAST_HEADER = "x-oaiserve-forecast"
-LEVELS = (0.05, 0.5, 0.95)  # the shares of requests that come before an interval's begin, its median and its end
+LEVELS = (0.05, 0.5, 0.95)  # shares of requests that are earlier than an interval's beginning, its median and its end
 _TIMES = ("first_token_low_ns", "first_token_ns", "first_token_high_ns", "end_low_ns", "end_ns", "end_high_ns")
 _NORMAL = NormalDist()
-_HIGH_DEVIATION = _NORMAL.inv_cdf(LEVELS[2])  # from the median, in standard deviations
+_HIGH_DEVIATION = _NORMAL.inv_cdf(LEVELS[2])  # distance from the median, in standard deviations
 
 
 class Held(StrEnum):
-    """The ways in which a time can turn out beside its interval."""
+    """Whether a time was before, in or after its interval."""
 
     WITHIN = "within"
     EARLIER = "earlier"
@@ -38,7 +38,7 @@ class Forecast:
     """
 
     is_calibrated: bool = False  # enough answers were compared with their forecasts
-    first_token_low_ns: int = 0  # one request in twenty has it earlier
+    first_token_low_ns: int = 0  # One request in twenty is earlier.
     first_token_ns: int = fact(
         "The forecast time to first token: half of the requests have it earlier.",
         log="forecast_first_token_ms",
@@ -50,7 +50,7 @@ class Forecast:
         span="oaiserve.forecast.first_token_high_ns",
         span_when="is_calibrated",
     )
-    end_low_ns: int = 0  # as of the first token
+    end_low_ns: int = 0  # like those of the first token
     end_ns: int = fact(
         "The forecast time to the last token: half of the requests have it earlier.",
         log="forecast_end_ms",
@@ -116,7 +116,7 @@ class Forecast:
         )
 
     def first_token_after(self, limit_ns: int) -> float | None:
-        """Return the probability that the first token comes later than that; None while nothing is promised."""
+        """Return the probability that the first token comes later than this; None while nothing is promised."""
         return self._after(limit_ns, *self.first_token_interval_ns)
 
     def end_after(self, limit_ns: int) -> float | None:
@@ -128,7 +128,7 @@ class Forecast:
             return None
         if limit_ns <= 0:
             return 1.0
-        # On a scale of logarithms, each side of the median is taken for half of a normal distribution.
+        # On a logarithmic scale, each side of the median is treated as half of a normal distribution.
         if limit_ns > median_ns:
             width = log(high_ns / median_ns)
         else:

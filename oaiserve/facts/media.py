@@ -1,4 +1,4 @@
-"""The limits on images and sounds, as the settings have them."""
+"""The limits of images and sounds, from the settings."""
 
 from __future__ import annotations
 

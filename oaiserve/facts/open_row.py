@@ -1,5 +1,5 @@
-"""`OpenRow` describes a request that has not ended, for `/debug/requests` and the live page: its phases, its progress
-and its forecast. It has no text of prompts or answers."""
+"""`OpenRow` describes an open request for `/debug/requests` and the live page: its phases, its progress and its
+forecast. It has no text of prompts or answers."""
 
 from __future__ import annotations
 
@@ -36,7 +36,8 @@ class OpenRow(msgspec.Struct, kw_only=True):
 
     `computed_prompt_tokens` need no further computation; they include the `cached_tokens`. `forecast` was made when the
     prompt was tokenized. `first_token_now_ns` and `end_now_ns` are the current estimates; the former is null once the
-    first token is there."""
+    first token has been generated.
+    """
 
     request_id: str
     received_unix_ns: int

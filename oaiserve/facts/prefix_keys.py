@@ -1,8 +1,8 @@
-"""Prefix keys of a prompt, made of its text, because a router knows no tokens.
+"""Prefix keys of a prompt, computed from its text, because a router knows no tokens.
 
-The text is cut into blocks, and the key of a block is a hash of it and of all blocks before it, as with the blocks of
-the KV cache (engine/scheduling/blocks.py). So equal keys mean equal prefixes, and most probably the same cached blocks.
-Unlike there, a collision can only send a request to a replica with less of it cached.
+The text is cut into blocks. The key of a block is a hash of it and of all blocks before it, as for the blocks of the KV
+cache (engine/scheduling/blocks.py). So equal keys mean equal prefixes, and most probably the same cached blocks. But
+here, a collision can only send a request to a replica that has less of it cached.
 """
 
 from __future__ import annotations
@@ -15,12 +15,13 @@ from typing import Any, NamedTuple
 import msgspec
 
 BLOCK_BYTES = 256
-# Longer prefixes are not distinguished: prompts with so much in common belong together, and routing takes bounded time.
+# Longer prefixes are not distinguished: prompts with this much in common belong together, and routing takes bounded
+# time.
 MOST_BLOCKS = 256
-BYTES_PER_TOKEN = 4  # about, in English text; only sizes are estimated by it
+BYTES_PER_TOKEN = 4  # an estimate for English text, used only for sizes
 
-# The fields of a body that a prompt begins with, in the order in which most chat templates render them, and those of
-# which its text follows. A body has one of the latter.
+# Fields at the beginning of a prompt, in the order in which most chat templates render them, and fields with the text
+# that follows. A body has one of the latter.
 _FIRST_FIELDS = ("tools", "instructions", "system")
 _TEXT_FIELDS = ("messages", "input", "prompt")
 
@@ -41,7 +42,7 @@ class Prompt(NamedTuple):
     keys: Sequence[int]  # keys of its full blocks
     # Key of its text up to the end of the first user message, the same in all turns of a conversation.
     conversation: int
-    num_tokens: int  # about
+    num_tokens: int  # estimated
     model: str = ""  # as the body names it
     # Deadlines for the first token and for the end, as the body states them.
     deadlines_ms: tuple[int | None, int | None] = (None, None)
@@ -50,14 +51,14 @@ class Prompt(NamedTuple):
 def prompt_of_body(content: bytes | bytearray) -> Prompt:
     """Return a router's knowledge of the prompt in a received body, which may be anything.
 
-    Router and replica both call this, so that they give the same prompt the same keys.
+    The router and the replica both call this, so that they compute the same keys.
     """
     try:
         body = msgspec.json.decode(content)
         if isinstance(body, dict):
             return prompt_of(body)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-        pass  # the replica refuses it with the reason
+        pass  # The replica refuses it with the reason.
     return prompt_of_text(b"", bytes(content[:BLOCK_BYTES]))
 
 
@@ -89,7 +90,7 @@ def prompt_of(body: Mapping[str, Any]) -> Prompt:
 
 
 def _with_short_media(value: Any) -> Any:
-    """Return a message with a hash in the place of each image and sound, whose own text would fill all blocks."""
+    """Return a message in which a hash replaces each image and sound, whose own text would fill all blocks."""
     if not isinstance(value, dict):
         return value
     if value.get("type") in _MEDIA_TYPES:
@@ -102,7 +103,7 @@ def _with_short_media(value: Any) -> Any:
 def without_billing(content: Any) -> Any:
     """Return the content of a system message without Claude Code's billing header, its first line.
 
-    The line holds nothing for the model and changes with each request, so no two prompts would share a prefix. Gateways
+    The line means nothing to the model and changes with each request, so no two prompts would share a prefix. Gateways
     pass it on as a block or join it with the text after it.
     """
     if isinstance(content, str):
@@ -145,7 +146,7 @@ def prompt_of_text(text: bytes, salt: bytes = b"", conversation_bytes: int | Non
 
 
 def prefix_keys_of(prompt: Prompt) -> tuple[tuple[int, float], ...]:
-    """Return the keys by which a replica reports a prompt, each with its share of the whole prompt.
+    """Return the keys with which a replica reports a prompt, each with its share of the whole prompt.
 
     The share of the text stands for that of the tokens, which only the replica knows.
     """
@@ -156,15 +157,15 @@ def prefix_keys_of(prompt: Prompt) -> tuple[tuple[int, float], ...]:
 
 
 def key_of_session(session: str) -> int:
-    """Return the key of a session, by which its requests are placed."""
+    """Return the key of a session, which decides where its requests are placed."""
     return _number(blake2b(session.encode(), digest_size=8).digest())
 
 
 def marked_depths(num_blocks: int) -> Iterable[int]:
-    """Return the numbers of blocks at which holders of a prompt of `num_blocks` are noted: 28 at most, not all.
+    """Return the numbers of blocks at which holders of a prompt of `num_blocks` are noted: at most 28 of all.
 
     These are the numbers with at most three significant bits (1 to 8, 10, 12, 14, 16, 20, ...), so that the longest
-    common prefix of two prompts is known to a fifth; and the prompt's own, which the next turn continues.
+    common prefix of two prompts is known to a fifth, and the prompt's own number, from which the next turn continues.
     """
     return _MARKED_DEPTHS[min(num_blocks, MOST_BLOCKS)]
 

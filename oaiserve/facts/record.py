@@ -1,7 +1,7 @@
-"""The records of ended requests, and of the engine's steps, which are all that telemetry is made from.
+"""The records of ended requests, and of the engine's steps. All telemetry is derived from them.
 
-The engine thread fills in the account of a request while it runs, and telemetry reads it afterwards. Each fact
-is declared once, with its row (`fact.py`). Stdlib only.
+The engine thread fills in the account of a request while it runs, and telemetry reads it afterwards. Each fact is
+declared once, with its row (`fact.py`). Stdlib only.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from oaiserve.facts.forecast import NO_FORECAST, Forecast
 from oaiserve.facts.times import RequestTimes
 from oaiserve.facts.trace import TraceContext
 
-# A request keeps its first events only, because it may have a thousand prefill chunks or be preempted all the time.
+# A request keeps only its first events, because it may have a thousand prefill chunks or be preempted all the time.
 MOST_EVENTS = 64
-# Operations whose answers are vectors or scores: no token is generated, so nothing is measured of tokens.
+# Operations whose answers are vectors or scores. They generate no tokens, so nothing about tokens is measured.
 POOLING_OPERATIONS = frozenset({"embeddings", "score", "rerank"})
 
 
@@ -33,23 +33,23 @@ class Outcome(StrEnum):
 
 
 class ToolCallOutcome(StrEnum):
-    """The ways in which what looks like a call of a tool in an answer can turn out."""
+    """The outcomes for text in an answer that looks like a tool call."""
 
     CALLED = "called"  # the client got a call whose arguments are a JSON object
     UNPARSED = "unparsed"  # it does not parse, or names no tool of the request: it stayed text
-    LEFT_OUT = "left_out"  # no call, but a tool that only OpenAI hosts: the model was not told of it
+    LEFT_OUT = "left_out"  # not a call, but a tool that only OpenAI hosts: the model did not see it
 
 
 class DeadlineOutcome(StrEnum):
     """The ways in which a request with a deadline can end, unless its client leaves."""
 
     MET = "met"  # the whole answer was written in time, and so was its first token
-    MISSED = "missed"  # or it failed, or was refused for another reason
-    REFUSED = "refused"  # it would have missed it, by the forecast
+    MISSED = "missed"  # too late, or failed, or refused for another reason
+    REFUSED = "refused"  # refused, because the forecast was too late
 
 
 class WaitReason(StrEnum):
-    """The reasons why a tokenized request was not in a step yet."""
+    """The reasons why a tokenized request was not yet in a step."""
 
     STEP_UNDER_WAY = "step_under_way"  # it arrived during a step, and the engine admits requests between two steps
     BATCH_FULL = "batch_full"  # --max-running sequences were running
@@ -58,7 +58,7 @@ class WaitReason(StrEnum):
     BEHIND_OTHERS = "behind_others"  # the KV cache had no room for requests before it
     SAME_PREFIX = "same_prefix"  # another request was computing the same prefix
     PREFIX_READ = "prefix_read"  # its prefix was read from --prefix-cache-dir
-    FOREGROUND = "foreground"  # it is background work, and other requests needed all of the machine
+    FOREGROUND = "foreground"  # background work, while other requests needed the whole machine
 
 
 class Cause(StrEnum):
@@ -68,27 +68,27 @@ class Cause(StrEnum):
     `model_load` is of the phase `receive`, where a server has several models, and `refusal_delay` of the last phase.
     """
 
-    ALONE = "alone"  # what its own tokens would have taken without other requests
-    NEIGHBOUR_DECODES = "neighbour_decodes"  # what other requests that decoded added to its steps
-    NEIGHBOUR_PROMPTS = "neighbour_prompts"  # what the prompts of other requests added
-    PREEMPTION = "preemption"  # it was preempted and stood still, or was computed again
+    ALONE = "alone"  # time that its own tokens would have taken without other requests
+    NEIGHBOUR_DECODES = "neighbour_decodes"  # time that other requests' decodes added to its steps
+    NEIGHBOUR_PROMPTS = "neighbour_prompts"  # time that other requests' prompts added
+    PREEMPTION = "preemption"  # It was preempted and waited, or was computed again.
     NEIGHBOUR_MEDIA = "neighbour_media"  # images and sounds of other requests were encoded between its steps
     CONSTRAINT = "constraint"  # its steps waited for the masks of grammars
-    HOST = "host"  # between steps, and behind the last one
-    MACHINE = "machine"  # the engine was ready to run, and the machine did something else
-    UNEXPLAINED = "unexplained"  # its steps took so much longer than expected, or nothing was expected yet
+    HOST = "host"  # time between steps, and after the last one
+    MACHINE = "machine"  # The engine was ready to run, and the machine did something else.
+    UNEXPLAINED = "unexplained"  # Its steps took this much longer than expected, or nothing was expected yet.
     MODEL_LOAD = "model_load"  # its model was not loaded
     REFUSAL_DELAY = "refusal_delay"  # its client had many requests refused, so this refusal was held back
 
 
 class AccessRefusal(StrEnum):
-    """The reasons for which a request is refused before it reaches a route. It makes no record."""
+    """The reasons to refuse a request before it reaches a route. Such a request makes no record."""
 
     MISSING_KEY = "missing_key"
     UNKNOWN_KEY = "unknown_key"
-    ROLE = "role"  # its key's role has not this right
-    HOST = "host"  # it names the server by a name that is not allowed
-    ORIGIN = "origin"  # it comes from the web page of another site
+    ROLE = "role"  # Its key's role lacks the right.
+    HOST = "host"  # It addresses the server by a name that is not allowed.
+    ORIGIN = "origin"  # It comes from another site's web page.
 
 
 class EventKind(StrEnum):
@@ -114,17 +114,17 @@ class RequestEvent(NamedTuple):
 
 
 def _cost(name: str, meaning: str) -> Any:
-    """Declare a part of what a request cost, which is left out where it is not known."""
+    """Declare a part of a request's cost, which is omitted if it is unknown."""
     return fact(meaning, None, json=f"cost.{name}", log=True, span=f"oaiserve.cost.{name}", log_when=name)
 
 
 def _media(name: str, meaning: str) -> Any:
-    """Declare a fact of a request's images and sounds, which is left out where it has none."""
+    """Declare a fact about a request's images and sounds, which is omitted if it has none."""
     return fact(meaning, json=f"media.{name}", log=f"media_{name}", span=f"oaiserve.media.{name}", when="num_media")
 
 
 def _deadline(name: str, meaning: str) -> Any:
-    """Declare the time of a deadline, which is left out where a request has none."""
+    """Declare the time of a deadline, which is omitted if a request has none."""
     return fact(meaning, None, json=True, log=True, span=f"oaiserve.{name}", log_when=name)
 
 
@@ -140,12 +140,12 @@ class EngineAccount:
         "Events after the first MOST_EVENTS.", span="oaiserve.events_dropped", span_when="num_events_dropped"
     )
     waits_ns: dict[WaitReason, int] = field(default_factory=dict)  # the parts of the phase `queue`
-    # Between two tokens of a choice in the engine, of all choices; 0 where both are of one step.
+    # The times between two tokens of a choice in the engine, of all choices; 0 if both are from one step.
     inter_token_ns: array[int] = field(default_factory=lambda: array("q"))
-    # The token ids of each prompt, for hashes of them: nothing may keep these. Empty if they were never known.
+    # The token ids of each prompt, to be hashed: nothing may store them. Empty if they were never known.
     prompts: list[list[int]] = field(default_factory=list)
     cache_salt: str = ""
-    forecast: Forecast = NO_FORECAST  # made when it was tokenized; its rows are there
+    forecast: Forecast = NO_FORECAST  # made when the request was tokenized; the forecast has the rows
     num_choices: int = fact("Choices that the request asked for, over all its prompts.")
     longest_choice_tokens: int = fact("Generated tokens of the longest choice.")
     num_preemptions: int = fact(
@@ -162,17 +162,17 @@ class EngineAccount:
         span="oaiserve.preemption_stall_ns",
         span_when="num_preemptions",
     )
-    # These describe the steps from its first to its last, with the sequences of other requests included.
+    # These describe the steps from its first to its last, including other requests' sequences.
     first_step: int | None = None  # steps are numbered from 0
     num_steps: int = 0
-    model_ns: int = 0  # time of these steps; the rest is between steps, or of the step that ran when it was scheduled
+    model_ns: int = 0  # time of these steps; the rest is between steps, or in the step that ran when it was scheduled
     num_step_sequences: int = 0  # added up over the steps, like num_step_tokens
     num_step_tokens: int = 0
-    # These are the parts of the phases `prefill` and `decode`, up to the last step. They are empty with --no-explain.
+    # Parts of the phases `prefill` and `decode`, up to the last step. They are empty with --no-explain.
     prefill_causes_ns: dict[Cause, int] = field(default_factory=dict)
     decode_causes_ns: dict[Cause, int] = field(default_factory=dict)
     num_prefill_steps: int = 0  # those of `num_steps` up to the first token
-    # Its shares of what the server used, which with those of nobody add up to the meters. None with --no-explain.
+    # Its shares of what the server used. With the shares of nobody, they add up to the meters. None with --no-explain.
     core_ns: int | None = _cost(
         "core_ns", "Time of the process's cores that is its share of its steps, and of the work between them."
     )
@@ -198,7 +198,7 @@ class EngineAccount:
         log_when="num_media",
     )
     media_core_ns: int = 0  # time of cores during that
-    # The next five are of the grammar that constrains the answer, if there is one.
+    # The next five describe the grammar that constrains the answer, if there is one.
     grammar_kind: str | None = fact(
         "The kind of the grammar, as in oaiserve.engine.request.GrammarKind.",
         None,
@@ -252,12 +252,12 @@ class EngineAccount:
 
     @property
     def num_media(self) -> int:
-        """The images and sounds in its prompts."""
+        """The number of images and sounds in its prompts."""
         return self.num_images + self.num_sounds
 
     @property
     def steps(self) -> range:
-        """The numbers of the steps from the first to the last one, none if it was in no step."""
+        """The numbers of the steps from the first to the last one; none if it was in no step."""
         first = self.first_step or 0
         return range(first, first if self.first_step is None else first + self.num_steps)
 
@@ -294,7 +294,7 @@ class Origin(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class RequestRecord:
-    """The record of one ended request. Telemetry makes everything about the request from it."""
+    """The record of one ended request. All telemetry about the request is derived from it."""
 
     trace: TraceContext
     times: RequestTimes
@@ -407,7 +407,7 @@ class RequestRecord:
     routing: Mapping[str, str | int | float] = fact(
         "The decision of the router that chose this replica, if there is one.", new=dict, json=True
     )
-    # What the client of a stream saw: the tokens of each event, and the times between two events of a choice.
+    # The view of a stream's client: the tokens of each event, and the times between two events of a choice.
     event_tokens: array[int] = field(default_factory=lambda: array("q"))
     event_gaps_ns: array[int] = field(default_factory=lambda: array("q"))
     account: EngineAccount = field(default_factory=EngineAccount)
@@ -422,8 +422,8 @@ class RequestRecord:
         """Return the causes of the phases `prefill` and `decode`, if they were reached, of a `receive` that waited for
         the model, and of a phase that ended with a delayed refusal. They add up to the phase.
 
-        What passed between the last step and the end of a request that ended early is the host's time. A request that
-        ended before its first step did has no causes, and neither has any with --no-explain.
+        The time between the last step and the end of a request that ended early belongs to the host. A request that
+        ended before its first step did has no causes, and with --no-explain no request has any.
         """
         if self.model_load_ns:
             known = {"receive": {Cause.MODEL_LOAD: self.model_load_ns}}
@@ -459,7 +459,7 @@ class HostPart(StrEnum):
     ENCODE = "encode"  # it lets a part of an image or a sound be encoded
     SCHEDULE = "schedule"  # it chooses what the next step computes
     LAUNCH = "launch"  # it launches the step on the device; on a CPU, this computes the step
-    MASKS = "masks"  # it looks up which tokens grammars let come next; on a GPU, while that computes
+    MASKS = "masks"  # It computes the tokens that grammars allow next; on a GPU, during the step.
     WAIT = "wait"  # it waits for the results of a step
     PROCESS = "process"  # it turns the results into text, and ends answers
     HAND_OVER = "hand_over"  # it passes events to the event loop, and publishes its snapshot
@@ -472,8 +472,8 @@ class StepRecord:
     kind: StepKind
     started_ns: int
     duration_ns: int  # time of the model, with sampling
-    idle_ns: int  # before the step while there was work: host work, and waits for a core
+    idle_ns: int  # time before the step while there was work: host work, and waits for a core
     num_sequences: int
     num_tokens: int  # computed tokens
-    host_ns: Mapping[HostPart, int] = field(default_factory=dict)  # since the results of the step before
+    host_ns: Mapping[HostPart, int] = field(default_factory=dict)  # times since the results of the previous step
     cost_error: float | None = None  # error of its expected time, as a share of its own; None: no time was expected

@@ -1,8 +1,8 @@
-"""The form of recordings (`serve --record-requests`). The server writes them; `oaiserve diff`, the load test and tools
-read them.
+"""The form of recordings (`serve --record-requests`). The server writes them, and `oaiserve diff`, the load test and
+tools read them.
 
-A recording is JSON lines. The first one has the version, the size of blocks and the server's settings. The others are
-prompts, in the fields that docs/planning.md lists, and in between the cost of steps as far as it was learnt.
+A recording is JSON lines. The first line has the version, the size of blocks and the server's settings. The others are
+prompts, with the fields that docs/planning.md lists, and now and then the estimated cost of steps.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def head(server: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def is_recording(first_row: Mapping[str, Any]) -> bool:
-    """Return whether a file is a recording, by its first row. Raises ValueError for one of another version."""
+    """Return whether a file is a recording, from its first row. Raises ValueError if it is of another version."""
     version = first_row.get("recording")
     if version not in (None, VERSION):
         raise ValueError(f"it is a recording of version {version}, but this reads version {VERSION}")

@@ -1,7 +1,7 @@
 """A replica's report for routers: its load, and its prefix keys.
 
-A report is whole: it replaces the one before, so the next one makes up for a lost one. It is bounded: for any size of
-the cache, it has at most MOST_KEYS keys, which are 8 KiB. One a second is enough.
+A report is complete: it replaces the previous one, so the next one makes up for a lost one. Its size is bounded: for
+any cache, it has at most MOST_KEYS keys, which are 8 KiB. One per second is enough.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import msgspec
 
 if TYPE_CHECKING:
     Keys = array[int]
-else:  # msgspec reads it when a report is sent, and knows no generic array
+else:  # msgspec reads it when a report is sent, and has no generic array.
     Keys = array
 
 MOST_KEYS = 1024
@@ -28,7 +28,7 @@ ROUTER_HEADER = "x-oaiserve-router"
 
 Place = TypeVar("Place")
 
-# Larger values are not credible, and would spoil the sums of a router. A report that has one can't be read.
+# Larger values are not credible, and would spoil a router's sums. A report with one is refused.
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
 Load = Annotated[float, msgspec.Meta(ge=0, le=1e12)]
 Seconds = Annotated[float, msgspec.Meta(ge=0, le=1e6)]
@@ -43,7 +43,7 @@ class Pace(NamedTuple):
 
 
 class Within(NamedTuple):
-    """The time that is left until the deadlines of a request, in seconds; None without one."""
+    """The time left until the deadlines of a request, in seconds; None without a deadline."""
 
     first_token: float | None = None
     end: float | None = None
@@ -56,8 +56,8 @@ class ReplicaReport:
     replica: str  # the name by which requests are sent to it
     incarnation: str  # id of its process: a restarted one holds nothing any more
     number: int  # number of the report; a later one has a higher number
-    # Means since the report before: the numbers of a moment scatter so much that routers would flee from chance.
-    num_open: float  # requests that it has taken and not finished, those that wait included
+    # Means since the previous report: momentary numbers vary so much that routers would only follow chance.
+    num_open: float  # requests that it has accepted and not finished, including waiting ones
     waiting_tokens: float  # tokens of their prompts that are still to be computed
     keys: Keys  # type "Q": its prefix keys, the most useful ones first
     # Current numbers, for programs that start and stop replicas:
@@ -65,7 +65,7 @@ class ReplicaReport:
     num_waiting: int = 0  # sequences that wait for a step, or for the tokenizer
     kv_use: float = 0.0  # share of the KV cache's blocks that sequences use
     step_seconds: float = 0.0  # mean time of a step since the report before
-    models: tuple[str, ...] = ()  # the names of its model and adapters; none: it does not say
+    models: tuple[str, ...] = ()  # names of its model and adapters; none: not stated
     pace: Pace = Pace()  # noqa: RUF009 - immutable
 
     @property
@@ -88,8 +88,8 @@ class Report(msgspec.Struct):
     kv_use: Annotated[float, msgspec.Meta(ge=0, le=1)]
     is_ready: bool
     step_seconds: Seconds = 0.0
-    is_hung: bool = False  # its engine does not go on
-    # The names of its model and adapters; none if there are too many for a report.
+    is_hung: bool = False  # The engine makes no progress.
+    # Names of its model and adapters; none if there are too many for a report.
     models: Annotated[tuple[ModelName, ...], msgspec.Meta(max_length=MOST_MODELS)] = ()
     pace: Pace = Pace()
 
@@ -122,8 +122,8 @@ class HeldPrefixes(Generic[Place]):
     """The prefix keys of a replica's computed prompts, for its reports.
 
     `Place` is the cache's place of the last token of a prefix, such as the hash of its block. Keys used again, by
-    another prompt or by the next turn of a conversation, come before those used once. Either half is bounded, and loses
-    the least recently used keys first, as the cache does.
+    another prompt or by the next turn of a conversation, come before those used once. Each of the two halves is
+    bounded, and drops the least recently used keys first, as the cache does.
     """
 
     def __init__(self, most_keys: int = MOST_KEYS) -> None:
@@ -148,7 +148,7 @@ class HeldPrefixes(Generic[Place]):
                 part.popitem(last=False)
 
     def keys(self, is_cached: Callable[[Place], bool]) -> Keys:
-        """Return the keys for a report, and forget those no longer cached."""
+        """Return the keys for a report, and drop those that are no longer cached."""
         newest = array("Q")
         for part in (self._used_again, self._used_once):
             gone = [key for key, place in part.items() if not is_cached(place)]

@@ -1,4 +1,4 @@
-"""The decision of a router, and its form as a header: the chosen replica puts it into its traces."""
+"""The decision of a router, and its form as a header, which the chosen replica adds to its traces."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ _PATTERN = re.compile("; ".join(f"{name}=({pattern})" for name, (_, pattern) in 
 
 
 class Reason(StrEnum):
-    """The reasons for which a replica is chosen."""
+    """The reasons to choose a replica."""
 
     PREFIX = "prefix"  # it holds the longest known beginning of the prompt
-    SHORTER_PREFIX = "shorter_prefix"  # it holds a shorter one, and those with the longest are at the bound
-    SPILLED = "spilled"  # all that hold a beginning of the prompt are at the bound
-    NEW = "new"  # no replica is known to hold a part of the prompt that is worth it
+    SHORTER_PREFIX = "shorter_prefix"  # It holds a shorter one, and the replicas with the longest are at the bound.
+    SPILLED = "spilled"  # All replicas with a beginning of the prompt are at the bound.
+    NEW = "new"  # No replica is known to hold a useful part of the prompt.
 
 
 class Decision(NamedTuple):
@@ -37,14 +37,14 @@ class Decision(NamedTuple):
 
     replica: str
     reason: Reason
-    expected_hit_tokens: int  # about, and at least: not all lengths are known
+    expected_hit_tokens: int  # estimated, and at least: not all lengths are known
     num_holders: int  # replicas that hold the longest known beginning and can be chosen
     load: float  # load of the replica, with the request
-    bound: float  # on its load, at that moment
+    bound: float  # limit of its load at that moment
 
 
 def as_text(decision: Decision, *, names_replica: bool = True) -> str:
-    """Return a decision as text: the names of its fields, and their values; for clients without the replica's name."""
+    """Return a decision as text, with the names and values of its fields. Clients get it without the replica's name."""
     shown = {**decision._asdict(), "load": f"{decision.load:.3f}", "bound": f"{decision.bound:.3f}"}
     if not names_replica:
         del shown["replica"]
@@ -52,7 +52,7 @@ def as_text(decision: Decision, *, names_replica: bool = True) -> str:
 
 
 def of_text(text: str) -> Mapping[str, str | int | float]:
-    """Return the fields of a decision by name; none for any other text, since anybody may send one."""
+    """Return the fields of a decision by name; none for any other text, since anyone may send one."""
     match = _PATTERN.fullmatch(text)
     if match is None:
         return {}

@@ -1,4 +1,4 @@
-"""Limits that a good request keeps, as in ttft:300ms,itl:50ms, for the targets of the server and of the load test."""
+"""The limits that good requests keep, as in ttft:300ms,itl:50ms, for the targets of the server and of the load test."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Stamps the parts of a start, for one line of the log, since the process began.
+"""Stamps the parts of a start, counted from the beginning of the process, for one line of the log.
 
-Parts may overlap, as some run in threads beside the others. Stdlib only.
+Parts may overlap, since some run in threads. Stdlib only.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ class StartTimes:
         self._parts: list[StartPart] = []
 
     def since_begin(self, name: str) -> None:
-        """Count all since the begin as one part."""
+        """Count all time since the beginning as one part."""
         self._parts.append(StartPart(name, self._began_ns, monotonic_ns()))
 
     @contextmanager
     def part(self, name: str) -> Iterator[None]:
-        """Count the time of the `with` block, also where it raises."""
+        """Count the time of the `with` block, even if it raises."""
         begin_ns = monotonic_ns()
         try:
             yield
@@ -50,7 +50,7 @@ class StartTimes:
             return function(*arguments, **named)
 
     def __str__(self) -> str:
-        """Return each part with its begin and its end, in milliseconds since the process began."""
+        """Return each part with its beginning and its end, in milliseconds since the process began."""
         parts = sorted(self._parts, key=lambda part: part.begin_ns)
         return ", ".join(f"{part.name} {self._ms(part.begin_ns)} to {self._ms(part.end_ns)}" for part in parts)
 
@@ -59,7 +59,7 @@ class StartTimes:
 
 
 def _process_began_ns() -> int:
-    """Return the time at which this process began, as far as the system says it (within 10 ms on Linux)."""
+    """Return the time at which this process began, as precisely as the system states it (within 10 ms on Linux)."""
     now_ns = monotonic_ns()
     try:
         after_name = Path("/proc/self/stat").read_text().rpartition(")")[2].split()

@@ -1,7 +1,7 @@
 """`Targets` judges the times of ended requests: the time to first token (ttft) and per output token (tpot).
 
-A target is the operator's own, or a multiple of what the request would have taken alone on this machine. No fixed time
-fits both a GPU and the two cores of a laptop, nor prompts of ten and of ten thousand tokens. What a request takes alone
+A target is the operator's own, or a multiple of the time that the request would have taken alone on this machine. No
+fixed time suits both a GPU and the two cores of a laptop, or prompts of ten and of ten thousand tokens. The time alone
 is estimated from undisturbed steps, so a machine that other programs keep busy misses its targets.
 """
 

@@ -36,7 +36,7 @@ STAMPS = (
     "responded",
 )
 PHASES = ("receive", "tokenize_wait", "tokenize", "encode_media", "queue", "prefill", "decode", "respond")
-# Those of a request without images and sounds.
+# Phases of a request without images and sounds.
 TEXT_STAMPS = tuple(stamp for stamp in STAMPS if stamp != "media_encoded")
 TEXT_PHASES = tuple(phase for phase in PHASES if phase != "encode_media")
 
@@ -75,15 +75,16 @@ class RequestTimes:
 
     Each stamp is written once, by the stage that it belongs to.
 
-    `responded` ends every request, whatever its outcome. A request that ended early lacks the stamps after the
-    phase it was in, and that phase lasts until `responded`.
+    `responded` ends every request, whatever its outcome. A request that ended early lacks the stamps after its last
+    phase, and that phase lasts until `responded`.
     """
 
     received: int | None = None  # written by routes (or by the engine's caller)
     submitted: int | None = None  # written by Engine.submit
     tokenize_started: int | None = None  # written by a tokenize worker
     tokenized: int | None = None  # written by a tokenize worker
-    media_encoded: int | None = None  # written by the engine thread, like the next three; only of images and sounds
+    # Written by the engine thread, like the next three; only for requests with images or sounds.
+    media_encoded: int | None = None
     scheduled: int | None = None
     first_token: int | None = None
     last_token: int | None = None
@@ -119,7 +120,7 @@ class RequestTimes:
 
     @property
     def time_to_first_token_ns(self) -> int | None:
-        """Return the time to first token (TTFT): all phases up to `prefill`, that included."""
+        """Return the time to first token (TTFT): all phases up to and including `prefill`."""
         if self.received is None or self.first_token is None:
             return None
         return self.first_token - self.received

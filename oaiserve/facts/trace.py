@@ -58,7 +58,7 @@ class TraceContext:
 
 @dataclass(slots=True)
 class Attempt:
-    """An attempt of a gateway to have a server answer a request."""
+    """A gateway's attempt to get an answer from a server."""
 
     started_ns: int
     attributes: dict[str, str | int]
