@@ -21,7 +21,7 @@ _MOST_NAME = 500  # characters of a tensor's name
 _CONFIG = "adapter_config.json"
 _WEIGHTS = "adapter_model.safetensors"
 _DTYPE_BYTES = {"F32": 4, "F16": 2, "BF16": 2}
-# Changes of the computation other than LoRA's, by their setting.
+# Other changes of the computation than LoRA's, by their setting.
 _NOT_SUPPORTED = {
     "use_dora": "it is a DoRA adapter",
     "use_qalora": "it is a QALoRA adapter",
@@ -33,11 +33,11 @@ _NOT_SUPPORTED = {
     "layer_replication": "it repeats layers of the model",
     "lora_bias": "it has biases",
 }
-# Initializations of a training, by which the model's own weights change too.
+# Initializations of a training that also change the model's own weights.
 _CHANGES_MODEL = ("pissa", "olora", "corda", "loftq", "lora_ga")
 _TENSOR = re.compile(r"base_model\.model\.(.+)\.lora_([AB])(?:\.default)?\.weight")
 
-Scaling = Callable[[str], tuple[float, float]]  # the rank and the scale of a module, by its name
+Scaling = Callable[[str], tuple[float, float]]  # returns the rank and the scale of a module, by its name
 
 
 class BadAdapter(Exception):
@@ -109,7 +109,7 @@ def _refuse_unless_supported(config: Mapping[str, Any]) -> None:
 
 
 def _scaling(config: Mapping[str, Any]) -> Scaling:
-    """Return a function for the rank and the scale of each module, as the configuration has them."""
+    """Return a function for the rank and the scale of each module, from the configuration."""
     rank_of_others = _number(config, "r", 8)
     alpha_of_others = _number(config, "lora_alpha", 8)
     ranks = _pattern(config, "rank_pattern")
@@ -137,7 +137,7 @@ def _pattern(config: Mapping[str, Any], name: str) -> list[tuple[re.Pattern[str]
         raise BadFile(f"its {name} is not a JSON object")
     numbers = []
     for text in entries:
-        # Other expressions could take for ever.
+        # Other expressions could take unlimited time.
         plain, repeated = re.subn(r"\\d\+|\.\*", "", text)
         if len(text) > 500 or repeated > 3 or re.search(r"[*+?{(|]", plain):
             raise BadFile(

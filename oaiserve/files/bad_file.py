@@ -1,4 +1,4 @@
-"""Refuses bad files of models: sizes that their weights cannot have, and pointers of Git LFS. Stdlib only."""
+"""Refuses bad files of models: sizes that contradict their weights, and pointers of Git LFS. Stdlib only."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _AT_LEAST_ONE = _LAYERS | {
     *("vocab_size", "hidden_size", "n_embd", "num_attention_heads", "n_head"),
     *("max_position_embeddings", "n_positions", "context_length"),
 }
-# Numbers whose product is the size of one matrix, or of one in each layer: each of them is one of these names.
+# Numbers whose product is the size of one matrix, or of one in each layer. Each number has one of these names.
 _WIDTH = ("hidden_size", "n_embd", "d_model", "embedding_length")
 _INNER = ("intermediate_size", "feed_forward_length", "ffn_dim", "n_inner")
 _HEADS = ("num_attention_heads", "head_count", "n_head")
@@ -29,7 +29,7 @@ _MOST_PER_BYTE = 4  # numbers in a byte of a file: the smallest formats have two
 
 
 class BadFile(Exception):
-    """A file is broken or not supported. The message goes on after the file's name."""
+    """A file is broken or not supported. The message continues a sentence after the file's name."""
 
 
 def refuse_pointer(path: Path) -> None:
@@ -68,7 +68,7 @@ def check_numbers(config: Mapping[str, Any], num_tensors: int, num_bytes: int, p
 
 
 def _check_products(numbers: Mapping[str, Any], num_bytes: int) -> None:
-    """Raise BadFile for matrices larger than the files: each size may be possible, and their product not."""
+    """Raise BadFile if matrices are larger than the files: each size may be possible, but not their product."""
     for names in _MATRICES:
         factors = [(name, numbers[name]) for of_kind in names for name in of_kind if type(numbers.get(name)) is int]
         if len(factors) == len(names) and math.prod(value for _, value in factors) > _MOST_PER_BYTE * num_bytes:

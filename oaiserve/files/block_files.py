@@ -1,8 +1,8 @@
 """The files of KV blocks, for the disk tier of the prefix cache: one file for each block, in a private folder.
 
-A file is named by the hash of its block and that of the block before. It has a checksum, the hash, and the content. It
-is written beside its place and renamed, so a process that is killed leaves none in part; a file cut or changed by
-anything else has another checksum, and counts as missing. Stdlib only.
+A file's name has the hash of its block and that of the block before. It contains a checksum, the hash, and the content.
+It is written under another name and renamed, so a killed process leaves no partial files. A file that was cut or
+changed has another checksum, and counts as missing. Stdlib only.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ _HEAD_BYTES = 32  # a checksum in 4 bytes, the hash in 16, and the rest is 0
 class BlockFiles:
     """The files of blocks of one `kind` of server, below `folder`, with at most `most_bytes` together.
 
-    When they are full, the least recently used block goes that no other one follows. What other kinds have left in the
-    folder gets half of the bytes; the kinds used last are kept. Any thread may call the methods.
+    When they are full, the least recently used block without a successor is removed. Files of other kinds in the folder
+    get half of the bytes; those of the most recently used kinds stay. Any thread may call the methods.
     """
 
     def __init__(self, folder: Path, kind: str, content_bytes: int, most_bytes: int) -> None:
@@ -58,7 +58,7 @@ class BlockFiles:
                     self._parents.move_to_end(block_hash)
 
     def read(self, block_hash: bytes, content: memoryview) -> bool:
-        """Read the content of a block. Return False if its file is missing or broken; then it is gone."""
+        """Read the content of a block. Return False if its file is missing or broken; a broken file is removed."""
         parent = self._parents.get(block_hash)
         if parent is None:
             return False
@@ -70,7 +70,7 @@ class BlockFiles:
                 num_bytes = os.preadv(descriptor, [head, content], 0)
             finally:
                 os.close(descriptor)
-            os.utime(path)  # so that the next start knows the order, too
+            os.utime(path)  # for the order of use after the next start
         except OSError as error:
             self._failed("read", path, error)
         else:
@@ -82,15 +82,15 @@ class BlockFiles:
         return False
 
     def write(self, block_hash: bytes, parent: bytes, content: memoryview) -> bool:
-        """Write a block. `parent` is the hash of the block before, whose file must be there; b"" for a first block.
+        """Write a block. `parent` is the hash of the block before, whose file must exist; b"" for a first block.
 
-        Return False if it is not written: without its parent, nobody would find it.
+        Return False if the block is not written: without its parent, it could never be found.
         """
         with self._lock:
             if block_hash in self._parents or (parent and parent not in self._parents) or not self._most_blocks:
                 return False
             if parent:
-                self._parents.move_to_end(parent)  # or else it might be the one to go
+                self._parents.move_to_end(parent)  # Otherwise the parent might be removed.
             while len(self._parents) >= self._most_blocks:
                 self._remove(next(one for one in self._parents if not self._num_children[one]))
             if parent and parent not in self._parents:
@@ -127,7 +127,7 @@ class BlockFiles:
         self._num_children[parent] -= 1
         if self._num_children[parent] <= 0:
             del self._num_children[parent]
-        with suppress(OSError):  # if it is gone, that is what was wanted
+        with suppress(OSError):  # The file should be gone, and is.
             os.unlink(self._path(block_hash, parent))
 
     def _failed(self, what: str, path: Path, reason: object) -> None:
@@ -138,7 +138,7 @@ class BlockFiles:
             )
 
     def _find(self) -> None:
-        """Find the files of earlier starts, and remove those that nobody would ask for."""
+        """Read the files of earlier starts, and remove those that can never be used."""
         blocks: list[tuple[float, bytes, bytes]] = []
         for entry in os.scandir(self._folder):
             name, _, name_before = entry.name.partition("-")
@@ -150,10 +150,10 @@ class BlockFiles:
             if hashes[0] and stat.S_ISREG(status.st_mode) and status.st_size == _HEAD_BYTES + self._content_bytes:
                 blocks.append((status.st_mtime, *hashes))
             else:
-                with suppress(OSError):  # a folder does no harm
-                    os.unlink(entry)  # what was being written when a process was killed
+                with suppress(OSError):  # a folder, which is harmless
+                    os.unlink(entry)  # a partial file of a killed process
         for _, block_hash, parent in sorted(blocks):
-            self._remove(block_hash)  # no block follows two others
+            self._remove(block_hash)  # No block follows two others.
             self._add(block_hash, parent)
         following: dict[bytes, list[bytes]] = {}
         for block_hash, parent in self._parents.items():
@@ -191,7 +191,7 @@ def _forget_others(folder: Path, kind: str, most_bytes: int) -> int:
     for path in sorted(others, key=_changed_at, reverse=True):
         try:
             num_bytes = sum(entry.stat(follow_symlinks=False).st_size for entry in os.scandir(path))
-        except OSError:  # another process removes it
+        except OSError:  # Another process removes it.
             continue
         if kept_bytes + num_bytes > most_bytes:
             shutil.rmtree(path, ignore_errors=True)

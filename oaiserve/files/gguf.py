@@ -1,6 +1,7 @@
-"""Reads the head of a GGUF file, and refuses one whose counts, sizes or numbers cannot be true. Stdlib only.
+"""Reads the head of a GGUF file, and refuses one with impossible counts, sizes or numbers. Stdlib only.
 
-A large model may be in several files, its shards. The first one has all metadata, and each has some of the tensors.
+A large model may be split into several files, its shards. The first one has all metadata, and each has some of the
+tensors.
 """
 
 from __future__ import annotations
@@ -20,9 +21,9 @@ from oaiserve.files.bad_file import BadFile, check_numbers, refuse_pointer
 
 _STRING = 8
 _ARRAY = 9
-# By the number of the type: its format for `struct`.
+# Formats for `struct`, by the number of the type.
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
-# By the number of a tensor's type: the numbers in a quantization block, and its bytes.
+# The numbers in a quantized block, and its bytes, by the number of a tensor's type.
 _BLOCKS = {
     0: (1, 4), 1: (1, 2), 24: (1, 1), 25: (1, 2), 26: (1, 4), 27: (1, 8), 28: (1, 8), 30: (1, 2),
     2: (32, 18), 3: (32, 20), 6: (32, 22), 7: (32, 24), 8: (32, 34), 9: (32, 40), 20: (32, 18), 39: (32, 17),
@@ -33,7 +34,7 @@ _BLOCKS = {
 _ALIGNMENT = "general.alignment"
 _NUM_SHARDS = "split.count"
 SHARD = re.compile(r"-(\d{5})-of-(\d{5})(?=\.gguf$)")  # in the name of a shard
-# Architectures whose configurations transformers reads as they are served.
+# Architectures whose configurations transformers reads as this server uses them.
 READ_BY_TRANSFORMERS = {"llama", "mistral", "qwen2", "qwen2moe", "qwen3", "qwen3moe", "gemma2", "gemma3", "phi3"}
 # Readers make some objects of Python for each of these. The largest models have a tenth as many.
 _MOST_VALUES = 2**16
@@ -41,25 +42,25 @@ _MOST_TENSORS = 2**18
 _MOST_ELEMENTS = 2**21
 _MOST_NAME_BYTES = 2**16
 _MOST_TEXT_BYTES = 2**24
-# The values that are returned of a head: names and numbers of layers are short, templates and vocabularies are not.
+# Limits of the values that are returned: names and numbers of layers are short, templates and vocabularies are not.
 _MOST_KEPT_BYTES = 256
 _MOST_KEPT_NUMBERS = 1024
 _LENGTH = struct.Struct("<Q")
 
 
 class GgufTensor(NamedTuple):
-    """A tensor, and where its data begin and end, in bytes of the file."""
+    """A tensor, and the bytes of the file where its data begin and end."""
 
     begin: int
     end: int
     name: str
     kind: int  # the number of its type
-    shape: tuple[int, ...]  # the last dimension is that of neighbours
+    shape: tuple[int, ...]  # The last dimension is that of neighbours.
     shard: int = 0  # the number of its file
 
 
 class _Gguf:
-    """Reads a mapped GGUF file from its start, value by value. Raises BadFile where the file ends within a value."""
+    """Reads a mapped GGUF file from its start, value by value. Raises BadFile if the file ends within a value."""
 
     def __init__(self, data: mmap.mmap) -> None:
         self._data = data
@@ -115,7 +116,7 @@ class _Gguf:
         return None
 
     def _text_ends(self, count: int) -> list[int]:
-        """Return where each of the next texts ends. A vocabulary has hundreds of thousands."""
+        """Return the ends of the next texts. A vocabulary has hundreds of thousands."""
         at = self._at
         ends = []
         for _ in range(count):
@@ -135,7 +136,7 @@ class _Gguf:
         return count
 
     def left_behind(self, alignment: int) -> int:
-        """Return how many bytes there are from the next multiple of `alignment` on."""
+        """Return the number of bytes from the next multiple of `alignment` on."""
         return self.size - -(-self._at // alignment) * alignment
 
     def _numbers(self, count: int, form: str) -> tuple[Any, ...]:
@@ -150,7 +151,8 @@ class _Gguf:
 
 
 def shard_paths(path: Path) -> list[Path]:
-    """Return the paths of all shards of a model, by the path of the first one. Raises BadFile for that of another."""
+    """Return the paths of all shards of a model, from the path of the first one. Raises BadFile for the path of another
+    one."""
     match = SHARD.search(path.name)
     if match is None:
         return [path]
@@ -161,8 +163,8 @@ def shard_paths(path: Path) -> list[Path]:
 
 
 def digest(path: Path, counts: Callable[[GgufTensor], bool]) -> str:
-    """Return the SHA-256 of one file's head and of the tensors for which `counts` is true. Raises as
-    `read_tensors` does."""
+    """Return the SHA-256 of one file's head and of the tensors for which `counts` is true. Raises the errors of
+    `read_tensors`."""
     tensors = sorted(_read_file(path)[1])
     digested = hashlib.sha256()
     with path.open("rb") as file:
@@ -182,17 +184,14 @@ def read_tensors(path: Path) -> dict[str, GgufTensor]:
 
 
 def read_values(path: Path) -> dict[str, Any]:
-    """Return the metadata of a model by name: numbers, short texts and short lists of numbers, None for other values.
-
-    Raises as `read_tensors` does."""
+    """Return the metadata of a model by name: numbers, short texts and short lists of numbers, and None for other
+    values. Raises the errors of `read_tensors`."""
     return dict(_read(path)[0])
 
 
 def read_tokenizer(path: Path) -> dict[str, Any]:
-    """Return all metadata of a model's tokenizer by name, long ones too, and its architecture.
-
-    Raises BadFile if the head of the file cannot be true.
-    """
+    """Return all metadata of a model's tokenizer by name, including long values, and its architecture. Raises BadFile
+    if the head of the file is impossible."""
     with _opened(path) as (gguf, _, num_values):
         values: dict[str, Any] = {}
         for _ in range(num_values):
@@ -204,7 +203,7 @@ def read_tokenizer(path: Path) -> dict[str, Any]:
 
 
 def architecture(values: Mapping[str, Any]) -> str | None:
-    """Return the model's family: the prefix of its sizes' names."""
+    """Return the model's family, which is the prefix of its sizes' names."""
     count = ".block_count"
     return next((key.removesuffix(count) for key in values if key.endswith(count)), None)
 
@@ -262,7 +261,7 @@ def _opened(path: Path) -> Iterator[tuple[_Gguf, int, int]]:
         yield gguf, num_tensors, num_values
 
 
-@lru_cache(16)  # a start asks ten times, and passing over a vocabulary takes 50 ms
+@lru_cache(16)  # A start calls this ten times, and skipping a vocabulary takes 50 ms.
 def _read_version(path: Path, version_of_file: tuple[int, ...]) -> tuple[dict[str, Any], list[GgufTensor]]:
     with _opened(path) as (gguf, num_tensors, num_values):
         values: dict[str, Any] = {}
@@ -282,7 +281,7 @@ def _read_version(path: Path, version_of_file: tuple[int, ...]) -> tuple[dict[st
 
 
 def _tensor(gguf: _Gguf) -> GgufTensor:
-    """Read a tensor's entry in the head. Its place counts from the first byte behind the head."""
+    """Read a tensor's entry in the head. Its place counts from the first byte after the head."""
     name = gguf.name()
     num_dimensions = gguf.number("I")
     if num_dimensions > 8:

@@ -1,4 +1,4 @@
-"""`GroupCommit` keeps all that waits for a database at once: a slow disk makes answers later, but not fewer."""
+"""`GroupCommit` stores all waiting items together: a slow disk delays answers, but does not make them fewer."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ Item = TypeVar("Item")
 
 
 class GroupCommit(Generic[Item]):
-    """The items that wait for the thread of a database, and their callers, who wait until they are kept."""
+    """Items that wait for the thread of a database, with their callers, who wait until the items are stored."""
 
     def __init__(self, thread: Executor, keep: Callable[[list[Item]], None]) -> None:
-        """`keep` runs on `thread`, with all that waits. Its error is that of each who waits."""
+        """`keep` runs on `thread` with all waiting items. If it raises, each of their callers gets the error."""
         self._thread = thread
         self._keep = keep
         self._waiting: deque[tuple[Item, Future[None]]] = deque()
 
     async def put(self, item: Item) -> None:
-        """Wait until it is kept. Who is cancelled before its turn has nothing kept."""
+        """Wait until the item is stored. If the caller is cancelled before its turn, nothing is stored."""
         done: Future[None] = Future()
         self._waiting.append((item, done))
         self._thread.submit(self._keep_all)
@@ -36,7 +36,7 @@ class GroupCommit(Generic[Item]):
         try:
             if batch:
                 self._keep([item for item, _ in batch])
-        except Exception as error:  # each of them gets it
+        except Exception as error:  # Each caller gets the error.
             for _, done in batch:
                 done.set_exception(error)
         else:

@@ -1,4 +1,4 @@
-"""Fetch the files of a model from the Hugging Face hub into the hub's own cache, from where all starts read them.
+"""Fetches the files of a model from the Hugging Face hub into the hub's own cache, from where all starts read them.
 
 Only the files that are read are fetched: no weights of other programs, no second copy of them, and only the named one
 of a repository's many GGUF files.
@@ -38,7 +38,7 @@ _CONFIGURATIONS = (
     *("chat_template", "preprocessor_config", "processor_config", "model.safetensors.index", "modules", "sentence_"),
     "tekken",
 )
-_MODULE = re.compile(r"\d+_\w+")  # the folders of sentence-transformers' modules behind a model
+_MODULE = re.compile(r"\d+_\w+")  # folders of sentence-transformers' modules that follow a model
 _MOST_SHOWN = 12
 TIMEOUT_SECONDS = 3.0
 RETRY_SECONDS = (1.0, 3.0)  # pauses between requests to the hub, if a model is not in the cache
@@ -47,7 +47,7 @@ _WITHOUT_HUB = (
     "Without the hub you can serve a folder, a .gguf file, or the small model of 'oaiserve serve demo', which the "
     "package index has, too"
 )
-# What a status of the hub means, and what the user can do. Any other status is an error of the hub itself.
+# The meaning of the hub's status codes, and what the user can do. Any other status is an error of the hub itself.
 _STATUSES = {
     401: ("shows this model to nobody without a valid token", "Check the name, or set HF_TOKEN to a valid token"),
     403: (
@@ -81,7 +81,7 @@ class _Request(NamedTuple):
     with_media: bool
 
     def files_in(self, names: Iterable[str]) -> list[str]:
-        """Return the files to read, out of all names in the repository. The hub's names may be unsafe paths. Raises
+        """Return the files to read, from all names in the repository. The hub's names may be unsafe paths. Raises
         StartupError."""
         safe = [name for name in names if not name.startswith("/") and ".." not in PurePosixPath(name).parts]
         if not self.named:
@@ -103,7 +103,7 @@ class _Request(NamedTuple):
 def local_source(model: str | Path) -> ModelSource:
     """Return the place of a model on this machine, after fetching it if it is ID or ID:FORMAT on the hub.
 
-    If the hub does not send it, a complete copy must be in its cache. Raises StartupError if there is none.
+    If the hub does not send it, its cache must have a complete copy. Raises StartupError if there is none.
     """
     source = find_model(model)
     if source.is_local:
@@ -112,11 +112,11 @@ def local_source(model: str | Path) -> ModelSource:
 
 
 def fetched(source: ModelSource, *, with_media: bool = True) -> ModelSource:
-    """Return the place of a model of the hub on this machine, see `local_source`. With `with_media`, a GGUF file has
-    beside it what reads its images, if the repository has that."""
+    """Return the place of a hub's model on this machine, see `local_source`. With `with_media`, the file that reads
+    images for a GGUF file is next to it, if the repository has one."""
     from huggingface_hub import snapshot_download
 
-    for client in ("httpx", "httpx2"):  # whichever the hub's client has: a line for each of its requests
+    for client in ("httpx", "httpx2"):  # Either may be the hub's client. It logs each of its requests.
         logging.getLogger(client).setLevel(logging.WARNING)
     repository, _, named = source.location.partition(":")
     request = _Request(repository, named, with_media)
@@ -156,8 +156,8 @@ def fetched(source: ModelSource, *, with_media: bool = True) -> ModelSource:
 
 
 def _listed(repository: str, *, is_patient: bool) -> tuple[str, list[str]]:
-    """Return the newest commit of a repository on the hub, and the names of its files. Raises HubTrouble. With
-    `is_patient`, it tries several times before."""
+    """Return the newest commit of a repository on the hub, and the names of its files. Raises HubTrouble, after several
+    tries if `is_patient`."""
     for seconds in (*RETRY_SECONDS, None) if is_patient else (None,):
         try:
             return ask_hub(repository)
@@ -185,9 +185,9 @@ def ask_hub(repository: str) -> tuple[str, list[str]]:
 
 
 def _in_time(ask: Callable[[], T]) -> T:
-    """Call `ask` on a thread and return its result. The thread is there because resolving a host name has no timeout.
+    """Call `ask` on a thread and return its result. The thread is needed because resolving a host name has no timeout.
 
-    Raises what the function raises, and TimeoutError if there is no answer soon after the timeout of its request.
+    Raises the function's errors, and TimeoutError if there is no answer soon after the timeout of its request.
     """
     answer: Future[T] = Future()
 
@@ -232,7 +232,7 @@ def _storage(repository: str) -> Path:
 
 
 def _cached(request: _Request) -> ModelSource:
-    """Return a complete copy in the hub's cache: that of the main branch, or else the newest one. Raises StartupError
+    """Return a complete copy in the hub's cache: of the main branch, or else of the newest commit. Raises StartupError
     with the reason if there is none."""
     storage = _storage(request.repository)
     reasons = []
@@ -261,7 +261,7 @@ def _cached(request: _Request) -> ModelSource:
 
 
 def _files_by_hub(storage: Path, commit: str) -> list[str] | None:
-    """Return the names of all files of a commit as the hub lists them, if its client has stored that list."""
+    """Return the names of all files of a commit, if the hub's client has stored their list."""
     with suppress(BadFile, OSError):
         files = json_object(storage / "trees" / f"{commit}.json").get("files")
         if isinstance(files, dict):
@@ -286,7 +286,7 @@ def _further_parts(folder: Path, files: list[str]) -> list[str]:
         number = shard[2]
         needed += [f"{start}-{part + 1:05}-of-{number}.gguf" for part in range(int(number))]
     if INDEX in files and "model.safetensors" not in files:
-        with suppress(BadFile, OSError, AttributeError, KeyError):  # the load says what is wrong
+        with suppress(BadFile, OSError, AttributeError, KeyError):  # Loading the model reports the error.
             needed += {str(name) for name in json_object(folder / INDEX)["weight_map"].values()}
     return needed
 
@@ -358,7 +358,7 @@ def _shown(names: Iterable[str]) -> str:
 
 
 def is_reachable() -> bool:
-    """Return whether the hub, or the mirror that HF_ENDPOINT names, answers a request, with any status.
+    """Return whether the hub, or the mirror in HF_ENDPOINT, answers a request, with any status.
 
     Its own client would try for a minute. With HF_HUB_OFFLINE, no request is made.
     """

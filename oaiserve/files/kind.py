@@ -1,4 +1,4 @@
-"""The kind of a server: a digest of all that the bytes of its answers depend on."""
+"""The kind of a server: a digest of everything that determines the bytes of its answers."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ SAMPLE_BYTES = 4096
 
 
 def kind_of(model: str, settings: Iterable[object]) -> str:
-    """Return 16 hexadecimal digits, which two servers have in common only if they have the same model, by the sizes,
-    the first bytes and samples of its files, the same settings and the same libraries."""
+    """Return 16 hexadecimal digits. Two servers have the same ones only if they have the same model, judged by the
+    sizes, the first bytes and samples of its files, the same settings and the same libraries."""
     digest = sha256(repr([version("torch"), *settings]).encode())
     path = demo.fetched() if model == "demo" else Path(model)
     if path.is_dir():

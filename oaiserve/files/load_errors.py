@@ -1,7 +1,7 @@
 """Turns the errors of the libraries that load a model into one sentence.
 
-The files of a model can make a library raise anything. `checkpoint` refuses most of them before; the rest is for
-`reported`. Stdlib only.
+The files of a model can make a library raise anything. `checkpoint` refuses most of them before; `reported` handles the
+rest. Stdlib only.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ log = logging.getLogger(__name__)
 def reported(failure: str) -> Iterator[None]:
     """Raise StartupError in place of any error in the `with` block, as in "No model could be loaded from 'x': why".
 
-    A library may raise even a panic of Rust code, which is no Exception. The traceback is logged at --log-level debug.
+    A library may raise even a panic of Rust code, which is not an Exception. The traceback is logged at --log-level
+    debug.
     """
     try:
         yield
@@ -34,7 +35,7 @@ def reported(failure: str) -> Iterator[None]:
             reason = "it needs code that comes with the model (auto_map), and oaiserve never runs such code"
         elif isinstance(error, OSError | ValueError | RuntimeError | ImportError | BadFile) and text:
             reason = text if len(text) <= 300 else text[:300] + "…"
-        else:  # the text of other errors says nothing without their name
+        else:  # The text of other errors says nothing without their name.
             reason = named(error)
         raise StartupError(f"{failure}: {reason}") from error
 

@@ -1,4 +1,4 @@
-"""Reads the defaults of requests that a model's own files state. Stdlib only. The values are not checked here."""
+"""Reads the defaults for requests from a model's own files. Stdlib only. The values are not checked here."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ _GGUF = "general.sampling."
 def stated_defaults(source: ModelSource) -> dict[str, Any]:
     """Return the sampling parameters and the limits of answers that the files of a local model state.
 
-    Those in the metadata of a GGUF file give way to a generation_config.json in its folder. As in vLLM, `do_sample` is
-    ignored: it is meant for transformers' `generate`, and clients of a server expect sampling.
+    A generation_config.json in a GGUF file's folder takes precedence over the file's metadata. As in vLLM, `do_sample`
+    is ignored: it is meant for transformers' `generate`, and clients of a server expect sampling.
     """
     if source.gguf_file is not None:
         names = ["generation_config.json"]
@@ -54,6 +54,6 @@ def _in_metadata(source: ModelSource) -> dict[str, Any]:
         return {}
     values = gguf.read_values(source.path)
     defaults = {name: values[_GGUF + key] for name, key in SAMPLING.items() if values.get(_GGUF + key) is not None}
-    if values.get(f"{_GGUF}penalty_last_n") == 0:  # llama.cpp looks back at no token, so nothing is penalized
+    if values.get(f"{_GGUF}penalty_last_n") == 0:  # llama.cpp looks back at no token, so it penalizes nothing.
         defaults.pop("repetition_penalty", None)
     return {name: float(f"{value:.7g}") if isinstance(value, float) else value for name, value in defaults.items()}

@@ -29,10 +29,11 @@ def cache_folder() -> Path:
 
 
 def make_folder(folder: Path) -> None:
-    """Create a folder, and those above it that are missing, for this user only, whatever the umask.
+    """Create a folder, and missing folders above it, for this user only, whatever the umask.
 
-    A file or a link to nothing in its place is removed, unless it is what OAISERVE_CACHE names: the folder is one of
-    our own."""
+    A file or a dangling link in its place is removed, unless it is the value of OAISERVE_CACHE: the folder is one of
+    our own.
+    """
     if not folder.is_dir() and folder != cache_folder():
         with suppress(FileNotFoundError, NotADirectoryError):
             folder.unlink()
@@ -40,14 +41,14 @@ def make_folder(folder: Path) -> None:
     for path in reversed(missing):
         try:
             path.mkdir(FOLDER_MODE)
-        except FileExistsError:  # another process has created it meanwhile
+        except FileExistsError:  # Another process has created it.
             continue
         path.chmod(FOLDER_MODE)
 
 
 def verified(folder: Path) -> Path:
-    """Return the folder without symbolic links in its path. Raises NotPrivate if it is none, or if somebody else could
-    write to it.
+    """Return the folder without symbolic links in its path. Raises NotPrivate if it is not a folder, or if another user
+    could write to it.
 
     A user who can write to a folder above could replace this one, so all are checked. With the sticky bit, as on /tmp,
     others can write but cannot replace the files of this user.
@@ -66,7 +67,8 @@ def verified(folder: Path) -> Path:
 
 
 def write_file(path: Path, content: bytes) -> None:
-    """Write a file of a verified folder for this user only, at once: a reader finds all of the old or the new one."""
+    """Write a file of a verified folder for this user only, atomically: a reader gets the whole old file or the whole
+    new one."""
     with tempfile.NamedTemporaryFile(dir=path.parent, prefix=".", delete=False) as file:
         try:
             file.write(content)
@@ -79,8 +81,8 @@ def write_file(path: Path, content: bytes) -> None:
 
 
 def read_file(path: Path) -> bytes:
-    """Return the content of a file in a verified folder. Raises OSError, and NotPrivate if it is a symbolic link, no
-    regular file, or somebody else's."""
+    """Read the content of a file in a verified folder. Raises OSError, and NotPrivate if it is a symbolic link, not a
+    regular file, or another user's."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError as error:

@@ -1,8 +1,8 @@
 """Shows the progress of anything that takes over two seconds: the part done, the whole, and the time left.
 
-A terminal has a bar, which vanishes at the end. A log of complete lines has a line every five seconds, and one at the
-end; other outputs that are no terminal show nothing. The bars are tqdm's, since the hub's client and transformers count
-with tqdm. A level of this module's logger above INFO hides them, and one up to INFO allows lines.
+A terminal shows a bar, which vanishes at the end. A log of complete lines gets a line every five seconds, and one at
+the end; other outputs that are no terminal show nothing. The bars are tqdm's, since the hub's client and transformers
+count with tqdm. A level of this module's logger above INFO hides them, and one up to INFO allows lines.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ DRAW_SECONDS = 0.1  # between two drawings of a bar
 
 
 class Progress(tqdm):  # type: ignore[misc]
-    """A bar, which libraries may make where they would make tqdm's."""
+    """A bar, which libraries may use instead of tqdm's."""
 
     monitor_interval = 0  # no thread that stays
     last_print_t: float
@@ -93,7 +93,7 @@ class Elapsed:
 
 
 def show_transformers_progress() -> None:
-    """Have transformers make these bars."""
+    """Make transformers use these bars."""
     from transformers import modeling_gguf_pytorch_utils
     from transformers.utils import logging as bars
 
@@ -102,7 +102,7 @@ def show_transformers_progress() -> None:
 
 
 def counted(doing: str, names: Collection[str], num_bytes: Callable[[str], int]) -> Iterator[str]:
-    """Yield names, and show how many bytes of what they are names of are done."""
+    """Yield names, and show how many bytes of the named files are done."""
     sizes = {name: num_bytes(name) for name in names}
     with Progress(desc=doing, total=sum(sizes.values()), unit="B", unit_scale=True) as bar:
         for name, size in sizes.items():

@@ -28,10 +28,10 @@ class Quantization:
     """The format of a checkpoint's packed weights: integers, or floats of 8 bits."""
 
     method: Method
-    bits: int | None  # None: not the same in all matrices
-    group_size: int | None  # None: the same; -1: all of a row
-    zeros_less_one: bool = False  # the zeros are stored minus one, as GPTQ's first format has them
-    block: tuple[int, int] | None = None  # the rows and columns that share a scale, of floats of 8 bits in blocks
+    bits: int | None  # None: matrices differ
+    group_size: int | None  # None: matrices differ; -1: a whole row
+    zeros_less_one: bool = False  # the zeros are stored minus one, as in GPTQ's first format
+    block: tuple[int, int] | None = None  # rows and columns that share a scale, for 8-bit floats in blocks
 
     @property
     def name(self) -> str:
@@ -39,7 +39,8 @@ class Quantization:
 
 
 def read_quantization(config: Mapping[str, Any]) -> Quantization | None:
-    """Return the quantization of a checkpoint, or None if transformers reads its weights. Raises BadFile for others."""
+    """Return the quantization of a checkpoint, or None if transformers reads its weights. Raises BadFile for other
+    methods."""
     settings = config.get("quantization_config", config.get("compression_config"))
     if settings is None:
         return None
@@ -83,7 +84,7 @@ def _gptq(settings: Mapping[str, Any]) -> Quantization:
         raise BadFile(f"its weights are packed in {str(settings['pack_dtype'])[:100]}, not in int32")
     bits = _bits(settings.get("bits"), "GPTQ", (4, 8))
     group_size = _group_size(settings.get("group_size", 128))
-    if settings.get("dynamic"):  # patterns of names, with other settings for each
+    if settings.get("dynamic"):  # patterns of names, each with its own settings
         return Quantization("gptq", None, None, layout == "gptq")
     return Quantization("gptq", bits, group_size, layout == "gptq")
 

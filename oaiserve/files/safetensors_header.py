@@ -1,4 +1,4 @@
-"""Reads the header of a safetensors file, and refuses one at odds with the data behind it. Stdlib only."""
+"""Reads the header of a safetensors file, and refuses one that contradicts the data after it. Stdlib only."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _BITS = {
 def read_header(path: Path) -> tuple[dict[str, Any], int]:
     """Return the header of a safetensors file, by the names of the tensors, and the offset of the data in the file.
 
-    Raises BadFile unless the rest of the file is the data of the tensors, one behind the other.
+    Raises BadFile unless the rest of the file is the data of the tensors, one after the other.
     """
     size = path.stat().st_size
     with path.open("rb") as file:

@@ -1,4 +1,4 @@
-"""Find the weights that MODEL names: a folder, a GGUF file, or a repository of the Hugging Face hub. Stdlib only."""
+"""Finds the weights that MODEL names: a folder, a GGUF file, or a repository of the Hugging Face hub. Stdlib only."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 from oaiserve.errors import StartupError
 
-# A repository, and behind a colon one of its GGUF files.
+# A repository, and optionally one of its GGUF files after a colon.
 _HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?|[\w.-]+/[\w.-]+:[\w./-]+")
 
 
@@ -64,8 +64,8 @@ def find_model(model: str | Path, flag: str = "MODEL") -> ModelSource:
 
 
 def find_mmproj(source: ModelSource, named: Path | None) -> Path | None:
-    """Return the file that reads images for a GGUF file: the named one, or one beside it. Raises StartupError if there
-    is none of this name, or if the model is no GGUF file."""
+    """Return the file that reads images for a GGUF file: the named one, or one in the same folder. Raises StartupError
+    if there is none with this name, or if the model is not a GGUF file."""
     if named is not None and (source.gguf_file is None or not named.is_file()):
         if source.gguf_file is not None:
             why = "which does not exist"
@@ -86,6 +86,6 @@ def is_mmproj(name: str) -> bool:
 
 
 def best_mmproj(names: Iterable[str]) -> str | None:
-    """Return the file that reads images, of the names of files; of several, the one in float16 by preference."""
+    """Return the file that reads images, from the names of files; among several, preferably the one in float16."""
     encoders = [name for name in names if name.endswith(".gguf") and is_mmproj(name)]
     return min(encoders, key=lambda name: (re.search(r"(?<!b)f16", name.lower()) is None, name), default=None)

@@ -1,10 +1,11 @@
-"""Remembers what earlier starts have found out about a model's files, so that a later start need not do it again.
+"""Stores what earlier starts have verified about a model's files, so that later starts need not repeat it.
 
-A record holds for the files it was made of, and for the versions of what made it. A file counts as unchanged if its
-inode, size and times are the same, or else if its SHA-256 is, or that of as much of it as a subject says. Stdlib only.
+A record is valid for the files it was made from, and for the versions of the code that made it. A file counts as
+unchanged if its inode, size and times are the same, or else if the SHA-256 of the file, or of the part that its subject
+selects, is. Stdlib only.
 
-A record is one file in the user's cache: a line of JSON, then bytes, then the SHA-256 of all before it. It is read only
-where nobody else could have written it.
+A record is one file in the user's cache: a line of JSON, then bytes, then the SHA-256 of everything before. It is read
+only if no other user could have written it.
 """
 
 from __future__ import annotations
@@ -32,12 +33,12 @@ _ALIGNMENT = 64  # alignment of a record's bytes
 
 
 class NotRemembered(Exception):
-    """There is nothing to go by. The message says why, without a full stop."""
+    """There is no usable record. The message says why, without a full stop."""
 
 
 @contextmanager
 def of_record(path: Path) -> Iterator[None]:
-    """Let a record count as missing whose content cannot be read, whatever error that is. Raises NotRemembered."""
+    """Treat a record with unreadable content as missing, whatever the error. Raises NotRemembered."""
     try:
         yield
     except (FileNotFoundError, NotADirectoryError):
@@ -50,11 +51,11 @@ def of_record(path: Path) -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """Something that is found out about the files of a model."""
+    """The subject of a record: what it says about which files of a model."""
 
     kind: str
     model: Path  # a folder, or a file
-    options: Mapping[str, str]  # each combination of which has a record of its own
+    options: Mapping[str, str]  # Each combination of options has its own record.
     versions: Mapping[str, str]  # versions of the code that makes the record
     stats: Mapping[str, list[int]]  # the files that the record is made from, by name, as they were at the start
     folder: Path  # the folder of these files
@@ -65,19 +66,19 @@ class Subject:
 class StartRecord:
     data: dict[str, Any]
     content: bytearray
-    start: int  # in the content, of what places in `data` count from
+    start: int  # offset in the content, from which places in `data` count
     day: str  # the day on which it was made
     path: Path
 
 
 class Record(NamedTuple):
-    """A record, without what was found out."""
+    """A record, without its data."""
 
     path: Path
     kind: str
     model: Path  # a folder, or a file
     day: str
-    holds: bool  # for the model's files and all versions as they are now
+    holds: bool  # whether it is valid for the model's current files and all current versions
 
 
 def subject(
@@ -90,9 +91,9 @@ def subject(
     digest: Callable[[Path], str] | None = None,
     parts: Iterable[Path] = (),
 ) -> Subject:
-    """Return the subject that consists of the files with these suffixes in a model's folder, as they are now.
+    """Return the subject that consists of the current files with these suffixes in a model's folder.
 
-    A model that is a file is the subject alone, whatever its suffix, with the `parts` that are beside it.
+    If the model is a file, it is the whole subject, whatever its suffix, with the `parts` in its folder.
     """
     model = model.resolve()
     of_model = {model, *(part.resolve() for part in parts)}
@@ -114,7 +115,7 @@ def subject(
 
 
 def recall(subject: Subject) -> StartRecord:
-    """Return the record of a subject. Raises NotRemembered if that is nothing, or if anything has changed."""
+    """Return the record of a subject. Raises NotRemembered if there is none, or if anything has changed."""
     path = _path(subject)
     with of_record(path):
         return _recall(subject, path)
@@ -153,12 +154,12 @@ def _recall(subject: Subject, path: Path) -> StartRecord:
 def remember(subject: Subject, data: Mapping[str, Any], content: bytes) -> Path | None:
     """Write the record of a subject, and return its path; None if a file has changed since the start.
 
-    Places in `data` count from the start of `content`. Raises OSError, and NotPrivate if others could write there.
+    Places in `data` count from the start of `content`. Raises OSError, and NotPrivate if other users could write there.
     """
     if _has_changed(subject):
         return None
     files = {name: {"stat": stat, "sha256": _digest(subject, name)} for name, stat in subject.stats.items()}
-    if _has_changed(subject):  # while it was read
+    if _has_changed(subject):  # changed while it was read
         return None
     path = _path(subject)
     private.make_folder(path.parent)
@@ -177,7 +178,7 @@ def remember(subject: Subject, data: Mapping[str, Any], content: bytes) -> Path 
 
 
 def name_of(subject: Subject) -> str:
-    """Return a name for what is kept of a subject. It is the same at each start."""
+    """Return the name of a subject's record, which is the same at each start."""
     name = json.dumps([str(subject.model), subject.options])
     return f"{subject.kind}-{hashlib.sha256(name.encode()).hexdigest()[:16]}"
 
@@ -189,7 +190,7 @@ def _write(path: Path, header: Mapping[str, Any], content: bytes) -> None:
 
 
 def records() -> Iterator[Record]:
-    """Read what is remembered of the models that are still there."""
+    """Yield the records of models that still exist."""
     for path in sorted((cache_folder() / "remembered").glob("*-*")):
         try:
             with of_record(path):
@@ -218,12 +219,12 @@ def _forget_lost_models(records: Path) -> None:
         except NotRemembered:
             is_lost = True
         if is_lost:
-            with suppress(OSError):  # a folder, for example, which does no harm
+            with suppress(OSError):  # a folder, for example, which is harmless
                 path.unlink()
 
 
 def _header(path: Path) -> dict[str, Any]:
-    if not stat.S_ISREG(path.lstat().st_mode):  # a pipe would be waited for
+    if not stat.S_ISREG(path.lstat().st_mode):  # Reading a pipe would block.
         raise ValueError("no regular file")
     with path.open("rb") as file:
         header: dict[str, Any] = json.loads(file.readline())

@@ -32,9 +32,9 @@ __all__ = ["Measured", "Telemetry", "make_tracing"]
 
 
 def make_tracing(environ: Mapping[str, str] = os.environ, **settings: Any) -> Tracing | None:
-    """Return `Tracing` with the exporter that the environment asks for, or None if it asks for none.
+    """Return `Tracing` with the exporter that the environment selects, or None if it selects none.
 
-    Raises StartupError for an unsupported exporter, and ValueError, as the SDK, for other invalid values.
+    Raises StartupError for an unsupported exporter and, like the SDK, ValueError for other invalid values.
     """
     if (kind := exporter_kind(environ)) is None:
         return None
@@ -103,7 +103,7 @@ class Telemetry:
     def record(self, record: RequestRecord) -> None:
         """Queue the record of an ended request. The event loop calls this, so it never blocks and never raises."""
         if self._recording is None:
-            record.account.prompts = []  # many records may wait
+            record.account.prompts = []  # Many records may be waiting.
         self._recorder.record(record)
 
     def is_sampled(self, trace: TraceContext) -> bool:

@@ -1,6 +1,6 @@
 """Explains a request's time in sentences: its longest phases, and the causes of each.
 
-The causes are those of its account, and the named neighbours are among the last ended requests.
+The causes are in its account. The named neighbours are among the recent requests.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from typing import NamedTuple
 
 from oaiserve.facts.record import Cause, RequestRecord
 
-LEAST_PHASE = 0.1  # as a share of the duration, for a sentence
-LEAST_CAUSE = 0.01  # as a share of the phase
+LEAST_PHASE = 0.1  # share of the duration from which a phase gets a sentence
+LEAST_CAUSE = 0.01  # share of the phase from which a cause is named
 _SAID = {
     Cause.PREEMPTION: "it was preempted and waited, or was computed again",
     Cause.NEIGHBOUR_MEDIA: "images and sounds of other requests were encoded",
@@ -71,7 +71,7 @@ def _causes(causes_ns: Mapping[Cause, int], phase_ns: int, neighbours: list[Phas
 
 
 def _named(decodes_ns: int, prompts_ns: int, neighbours: list[PhaseNeighbour]) -> str:
-    """Return the neighbours in words, and the one that added most."""
+    """Return the neighbours in words, and the one that added the most."""
     kinds = [f"{_seconds(ns)} {kind}" for ns, kind in ((decodes_ns, "decodes"), (prompts_ns, "prompts")) if ns]
     if not neighbours:
         return f"neighbours that have not ended ({' and '.join(kinds)})"

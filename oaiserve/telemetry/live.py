@@ -62,9 +62,8 @@ class Live:
         }
 
     def costs(self) -> list[tuple[str, int, int, int, float]]:
-        """Return of each client its name, the time of the engine and of cores and the time alone, in ns, and the price.
-
-        They are those of the last sample."""
+        """Return each client's name, its time of the engine and of cores, its time alone in ns, and its price, as of
+        the last sample."""
         return self._last_costs
 
     def sample(self, snapshot: Callable[[], EngineNumbers]) -> None:
@@ -137,7 +136,8 @@ class Live:
         ]
 
     def _buckets(self, name: str) -> Totals:
-        """Return the number of values in each bucket. Other requests than finished ones say little of durations."""
+        """Return the number of values in each bucket. Only finished requests count, because the others say little about
+        durations."""
         counts = [
             child.counts
             for labels, child in self._distributions[name].children.items()

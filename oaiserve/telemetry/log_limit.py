@@ -11,7 +11,7 @@ from types import TracebackType
 
 from oaiserve.facts.times import monotonic_ns
 
-REQUESTS = "oaiserve.request"  # the logger of the lines of requests, which are not limited
+REQUESTS = "oaiserve.request"  # the logger of requests' lines, which are not limited
 
 
 @dataclass(slots=True)
@@ -25,16 +25,16 @@ class _Window:
 
 
 class LogLimit:
-    """Lets a handler write the first messages of each kind in a minute, from the level warning on, and counts the rest.
+    """Lets a handler write the first messages of each kind per minute, from the level warning on, and counts the rest.
 
     Messages are of one kind if logger, level, text without arguments, and the place of the exception are the same.
-    `tell` writes how many were left out. The lines of requests are not limited, because each is an account of its own.
-    Any thread may call any method.
+    `tell` writes how many were omitted. The lines of requests are not limited, because each is a separate account. Any
+    thread may call any method.
     """
 
     MOST = 5
     WINDOW_NS = 60_000_000_000
-    MOST_KINDS = 500  # from then on, all messages of a logger and a level are of one kind
+    MOST_KINDS = 500  # from this number on, all messages of a logger and a level are of one kind
 
     def __init__(self, handler: logging.Handler, clock_ns: Callable[[], int] = monotonic_ns) -> None:
         self._handler = handler

@@ -30,7 +30,7 @@ _STANDARD = {*vars(logging.makeLogRecord({})), "message", "asctime", "taskName",
 class JSONFormatter(logging.Formatter):
     """Formats one JSON object per line: ts (UTC), level, logger, message, the extra fields, and any `exception`.
 
-    The line of a request has the address of its page, which `address_of` returns of its id.
+    The line of a request has the address of its page, from `address_of`.
     """
 
     def __init__(self, model: str | None = None, address_of: Callable[[str], str] | None = None) -> None:
@@ -64,7 +64,7 @@ class _Handler(logging.StreamHandler[TextIO]):
 
 
 def resolved(form: LogFormat, stream: TextIO | None = None) -> LogFormat:
-    """Return the format that `auto` stands for: `short` on a terminal, else `json`."""
+    """Return the meaning of `auto`: `short` on a terminal, else `json`."""
     if form != "auto":
         return form
     if (stream or sys.stderr).isatty():
@@ -97,12 +97,12 @@ def configure(
         uvicorn_logger = logging.getLogger(name)
         uvicorn_logger.handlers.clear()
         uvicorn_logger.propagate = True
-    # The server's own lines tell of its start and its end, as uvicorn's would.
+    # The server's own lines report its start and its end, as uvicorn's would.
     least = logging.getLevelNamesMapping()[level.upper()]
     is_hidden = form == "json" or (form == "short" and not handler.stream.isatty())
     logging.getLogger("oaiserve.files.progress").setLevel(logging.ERROR if is_hidden else least)
     logging.getLogger("uvicorn.error").setLevel(logging.WARNING if least == logging.INFO else least)
-    # The line of `log_request` has more than uvicorn's access line, and is written when the answer has ended.
+    # The line of `log_request` has more than uvicorn's access line, and is written after the answer has ended.
     logging.getLogger("uvicorn.access").disabled = True
     # This logger would quote a client's malformed tracestate header, which is ignored anyway.
     logging.getLogger("opentelemetry.trace.span").setLevel(logging.ERROR)

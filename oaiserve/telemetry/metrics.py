@@ -43,12 +43,12 @@ Numbers = Mapping[LabelValues, Number]
 
 @dataclass(frozen=True)
 class Measured:
-    """The server that telemetry measures: its names, its engine, and the numbers that other parts of it keep."""
+    """The server that telemetry measures: its names, its engine, and the numbers that other components maintain."""
 
     model: str  # the served name
     version: str
     snapshot: Callable[[], EngineNumbers]
-    take_steps: Callable[[], list[StepRecord]] = list  # those of the engine since the last call
+    take_steps: Callable[[], list[StepRecord]] = list  # the engine's steps since the last call
     model_info: Mapping[str, str] = field(default_factory=dict)  # values for the labels of oaiserve_model_info
     # These are read for each page.
     elsewhere: Mapping[Metric, Callable[[], Numbers]] = field(default_factory=dict)
@@ -94,13 +94,14 @@ class Metrics:
         GCCollector(registry=registry)
         self._page = Page([*self._families, *aliases], registry)
         self._lock = Lock()
-        self._num_pages = 0  # pages that were begun
+        self._num_pages = 0  # pages whose rendering has begun
         self._pages: dict[Form, tuple[int, bytes]] = {}  # the latest page in each format, and its number
         # Amounts from threads that must not wait for the lock, such as the event loop, and the series to add them to.
         self._pending: deque[tuple[Counter | Distribution, LabelValues, int]] = deque()
 
     def _family(self, metric: Metric) -> Family:
-        """Return the family of a metric: of a number that is kept elsewhere, of one of the engine, or of a series."""
+        """Return the family of a metric, from a number that is maintained elsewhere, from a number of the engine, or
+        from a series."""
         if metric in self._elsewhere:
             return CallbackFamily(metric, self._elsewhere[metric])
         if isinstance(metric.of, str):
@@ -117,7 +118,7 @@ class Metrics:
         return CallbackFamily(metric, dict)
 
     def observe(self, record: RequestRecord) -> None:
-        """Add an ended request to the series, after the engine's steps so far, among which are all of the request."""
+        """Add an ended request to the series, after the engine's steps so far, which include the request's."""
         with self._lock:
             self._apply_pending()
             self._observed.observe(record)
@@ -145,7 +146,7 @@ class Metrics:
         num_before = self._num_pages
         with self._lock:
             number, page = self._pages.get(form, (0, b""))
-            if number <= num_before:  # the kept page was begun before this call
+            if number <= num_before:  # The stored page was begun before this call.
                 started_ns = monotonic_ns()
                 self._num_pages += 1
                 self._read()
@@ -155,7 +156,7 @@ class Metrics:
         return page, str(form)
 
     def _read(self) -> None:
-        """Bring the series up to date, and the numbers of the engine, before the families are read."""
+        """Update the series, and the numbers of the engine, before the families are read."""
         self._apply_pending()
         self._now = self._snapshot()
 
@@ -193,7 +194,7 @@ def _blocks(now: EngineNumbers) -> Numbers:
 
 
 def _lora_requests(model: str, now: EngineNumbers) -> Numbers:
-    """Return one sample, whose labels name the adapters that run and those that wait; none if no adapter is loaded."""
+    """Return one sample, whose labels name the running and the waiting adapters; none if no adapter is loaded."""
     if not now.adapters:
         return {}
     running, waiting = (

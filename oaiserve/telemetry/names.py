@@ -20,7 +20,7 @@ PHASE_BUCKETS = (
     *(0.00005, 0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05),
     *(0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 60.0, 120.0, 300.0),
 )  # fmt: skip
-# The next two contain every boundary of OpenTelemetry's gen_ai.server histograms, and continue beyond these.
+# The next two contain every boundary of OpenTelemetry's gen_ai.server histograms, and larger ones.
 TIME_TO_FIRST_TOKEN_BUCKETS = (
     *(0.001, 0.0025, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75),
     *(1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0, 160.0, 300.0),
@@ -53,7 +53,7 @@ class Metric:
     unit: str = ""
     labels: tuple[str, ...] = ()
     buckets: tuple[float, ...] = ()
-    # It shows the series of another metric, or this number of the engine. Without either, it has a series of its own.
+    # It shows the series of another metric, or this number of the engine. Without either, it has its own series.
     of: Metric | str | None = None
     where: tuple[tuple[str, str], ...] = ()  # the values that labels of the series must have
 
@@ -67,7 +67,7 @@ def unit_of(name: str) -> str:
 
 
 def _metric(name: str, help: str, labels: str = "", of: str | None = None) -> Metric:
-    """Return a counter, an info or a gauge, as the name ends."""
+    """Return a counter, an info or a gauge, depending on the end of the name."""
     kind = {"total": "counter", "info": "info"}.get(name.rpartition("_")[2], "gauge")
     return Metric(name, kind, help, unit_of(name), tuple(labels.split()), of=of)
 
@@ -204,7 +204,7 @@ PHASE_CAUSE_SECONDS = _metric(
     "phase receive in which the model was loaded has the causes model_load and host.",
     "phase cause",
 )
-# What ended requests cost. `client` is the name of the API key, empty without one.
+# The cost of ended requests. `client` is the name of the API key, empty without one.
 COST_CORE_SECONDS = _metric("oaiserve_cost_core_seconds_total", "CPU time that ended requests account for.", "client")
 COST_MACHINE_SECONDS = _metric(
     "oaiserve_cost_machine_seconds_total", "Engine time that ended requests account for.", "client"
@@ -229,7 +229,7 @@ GRAMMAR_COMPILE_SECONDS = _histogram(
     "cache",
 )
 
-# Metrics of the engine. They are read from its numbers at each scrape, except the histograms, which have every step.
+# Metrics of the engine. They are read from its numbers at each scrape, except the histograms, which include every step.
 ENGINE = {
     row.name: _metric(row.metric, row.meaning, of=row.name) for row in facts_of(EngineNumbers) if row.metric
 }  # by the field of EngineNumbers
@@ -389,7 +389,8 @@ HTTP_RESPONSE_STATUS = "http.response.status_code"
 SERVER_ADDRESS = "server.address"
 SERVER_PORT = "server.port"
 
-# What the names of spans mean, by OpenTelemetry's registry for GenAI, which has no release yet, and of the resource.
+# The meaning of the names of spans, by OpenTelemetry's registry for GenAI, which has no release yet, and of the
+# resource.
 GEN_AI_SCHEMA = "https://opentelemetry.io/schemas/gen-ai-dev/1.42.0-dev"
 RESOURCE_SCHEMA = "https://opentelemetry.io/schemas/1.44.0"  # The schema of GenAI builds on this one.
 
@@ -399,7 +400,7 @@ GEN_AI_OUTPUT_TYPE = "gen_ai.output.type"
 GEN_AI_RESPONSE_MODEL = "gen_ai.response.model"
 GEN_AI_RESPONSE_TIME_TO_FIRST_CHUNK = "gen_ai.response.time_to_first_chunk"  # seconds
 
-# The parameters that are floats by the conventions, even if a client sent an integer.
+# Parameters that are floats by the conventions, even if a client sent an integer.
 FLOATS = frozenset({"temperature", "top_p", "top_k", "frequency_penalty", "presence_penalty"})
 # The attribute of each parameter of the API.
 GEN_AI_REQUEST_PARAMS = {
@@ -410,7 +411,7 @@ GEN_AI_REQUEST_PARAMS = {
 }
 
 # -- OpenTelemetry's metrics ------------------------------------------------------------------------------------------
-# These show the series above under other names, and so do vLLM's. Where a label has another name, too:
+# These show the series above under other names, as vLLM's do. Labels whose names differ, too:
 RENAMED = {
     "model_name": "model",
     "finished_reason": "reason",
@@ -418,7 +419,7 @@ RENAMED = {
     "gen_ai_request_model": "model",
     "gen_ai_response_model": "model",
 }
-# The conventions know no operations of their own for these routes, which `http.route` tells apart.
+# The conventions have no operations for these routes, which `http.route` distinguishes.
 GEN_AI_OPERATIONS = {"messages": "chat", "responses": "chat"}
 RENAMED_VALUES = {"gen_ai_operation_name": GEN_AI_OPERATIONS}
 FINISHED = (("outcome", str(Outcome.FINISHED)),)  # only finished requests
@@ -437,7 +438,7 @@ def _gen_ai(
     return Metric(name, "histogram", help, "seconds", (*_GEN_AI_LABELS, *more), buckets, of=of, where=where)
 
 
-# Those of the conventions for a GenAI server, with the boundaries of the conventions.
+# The metrics of a GenAI server by the conventions, with their boundaries.
 GEN_AI_REQUEST_DURATION = _gen_ai(
     "gen_ai_server_request_duration_seconds",
     DURATION_SECONDS,

@@ -33,7 +33,7 @@ OTHER = "other"
 MOST_NAMES = 512  # names of adapters, and of clients, that have series of their own
 EXPLAINED = ("prefill", "decode")  # the phases that have causes
 PER_RATIO = 1_000_000  # ratios are counted in millionths, as integers
-PER_FINE_UNIT = 10**9  # so are joules and prices in billionths, of which a token may cost few
+PER_FINE_UNIT = 10**9  # joules and prices are counted in billionths, because a token may cost very few units
 # Labels of a series that only another metric shows.
 _MORE_LABELS: dict[Metric, tuple[str, ...]] = {names.DURATION_SECONDS: ("error_type",)}
 # Prometheus keeps exemplar times in milliseconds, and warns of a second exemplar that has the same bucket and time.
@@ -42,8 +42,8 @@ EXEMPLAR_SPACING_NS = 2_000_000
 
 
 class Observations:
-    """The series of all metrics, by metric, apart from numbers that are kept elsewhere. Those of `model`, the served
-    name, are there from the start, and those of adapters when they were asked."""
+    """The series of all metrics, by metric, apart from numbers that are maintained elsewhere. The series of `model`,
+    the served name, exist from the start, and those of adapters once they were used."""
 
     def __init__(self, model: str, epoch_offset_ns: int, targets: Targets | None = None) -> None:
         self._model = model
@@ -51,7 +51,7 @@ class Observations:
         self._adapters: set[str] = set()
         self._clients: set[str] = set()
         self._epoch_offset_ns = epoch_offset_ns
-        self._exemplars_unix_ns = -EXEMPLAR_SPACING_NS  # when the last request that left exemplars ended
+        self._exemplars_unix_ns = -EXEMPLAR_SPACING_NS  # when the last request ended that left exemplars
         self._error_types = frozenset(kinds_of(APIError))
 
         own = (*names.METRICS, names.INFERENCE_SECONDS, names.STEP_GAP_SECONDS)
@@ -165,7 +165,7 @@ class Observations:
             self._observe_generation(record, labels, origin)
 
     def _observe_generation(self, record: RequestRecord, labels: tuple[str, str, str], origin: Origin | None) -> None:
-        """Add the observations of generation requests alone: tokens and choices."""
+        """Add the observations of generation requests: tokens and choices."""
         account = record.account
         _, operation, model = labels
         if not record.background:
@@ -215,7 +215,7 @@ class Observations:
                 self.count(metric, labels, amount if isinstance(amount, int) else round(amount * _per_unit(metric)))
 
     def _origin(self, record: RequestRecord, ended_unix_ns: int) -> Origin | None:
-        """Return the origin of the record's exemplars, or None if another record has left exemplars a moment ago."""
+        """Return the origin of the record's exemplars, or None if another record has left exemplars just before."""
         if ended_unix_ns - self._exemplars_unix_ns < EXEMPLAR_SPACING_NS:
             return None
         self._exemplars_unix_ns = ended_unix_ns

@@ -16,10 +16,8 @@ if TYPE_CHECKING:
 
 
 def exporter_kind(environ: Mapping[str, str]) -> Literal["otlp", "console"] | None:
-    """Return the kind of exporter by the variables, or None without export.
-
-    Raises StartupError for an unsupported exporter.
-    """
+    """Return the kind of exporter from the variables, or None if there is no export. Raises StartupError for an
+    unsupported exporter."""
     if _value(environ, "OTEL_SDK_DISABLED")[1].lower() == "true":
         return None
     exporter_variable, name = _value(environ, "OTEL_TRACES_EXPORTER")
@@ -64,6 +62,6 @@ def resource(version: str, service: str = names.SERVICE_NAME) -> Resource:
 
 
 def _value(environ: Mapping[str, str], *variables: str) -> tuple[str, str]:
-    """Return name and value of the first variable with a value; an empty one counts as none."""
+    """Return name and value of the first variable with a value. An empty value counts as none."""
     values = ((name, environ[name].strip()) for name in variables if environ.get(name, "").strip())
     return next(values, (variables[0], ""))

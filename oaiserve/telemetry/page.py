@@ -37,7 +37,7 @@ class Form(StrEnum):
 
 
 def negotiate(accept: str | None) -> Form:
-    """Return the first format of ours that the Accept header asks for, or the classic text format."""
+    """Return the first of our formats that the Accept header lists, or the classic text format."""
     for media_range in (accept or "").split(","):
         kind, *params = (part.strip() for part in media_range.split(";"))
         version = next((param for param in params if param.startswith("version=")), "version=1.0.0")
@@ -46,12 +46,13 @@ def negotiate(accept: str | None) -> Form:
     return Form.TEXT
 
 
-# What the client library's own collectors have found is kept for so long: it is a third of the cost of most pages.
+# Results of the client library's own collectors are kept this long, because collecting is a third of the cost of most
+# pages.
 REGISTRY_SECONDS = 1.0
 
 
 class Page:
-    """A page renders its families, and then the metrics of `registry`, which are up to REGISTRY_SECONDS old."""
+    """Renders its families, and then the metrics of `registry`, which are up to REGISTRY_SECONDS old."""
 
     def __init__(self, families: Iterable[Family], registry: CollectorRegistry) -> None:
         self._blocks = [
@@ -59,7 +60,7 @@ class Page:
         ]
         self._registry = registry
         self._collected_ns: int | None = None
-        # Collected together, so that no counter goes back between formats.
+        # They are collected together, so that no counter goes back between formats.
         self._blocks_of_registry: list[_Numbers] = []
 
     def render(self, form: Form) -> bytes:

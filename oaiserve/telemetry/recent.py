@@ -42,8 +42,8 @@ class _Kept(NamedTuple):
 
 
 class RecentRequests:
-    """The last `size` records, as entries ready for JSON, and what is open. The telemetry thread writes them; any
-    thread may read."""
+    """The last `size` records, as entries ready for JSON, and the open requests. The telemetry thread writes the
+    records, and any thread may read them."""
 
     def __init__(
         self,
@@ -69,7 +69,7 @@ class RecentRequests:
     def get(self, request_id: str) -> Entry | None:
         """Return the newest request with this id, with the explanation of its time, its events, and its neighbours.
 
-        The id may also be that of its trace, as exemplars have it.
+        The id may also be that of its trace, which exemplars have.
         """
         ring = self._newest_first()
         for item in ring:
@@ -175,7 +175,7 @@ class RecentRequests:
 
 
 def _phase_row(name: str, duration_ns: int, causes_ns: Mapping[Cause, int]) -> list[str | int]:
-    """Return the name of a phase and its time. With known causes, its time alone follows, and that plus its
+    """Return the name of a phase and its time. If the causes are known, its time alone follows, and then that plus its
     neighbours'."""
     if not causes_ns:
         return [name, duration_ns]

@@ -2,11 +2,11 @@
 
 It does not know what the consumers do. A consumer that raises is logged and counted, and does not stop the others.
 
-The thread has a low priority, but not by a nice value: while it holds the GIL all other threads wait for it, and a
-niced thread that the system takes off its core keeps the GIL. On two cores, beside two busy processes, a thread that
+The thread has a low priority, but not by a nice value: while it holds the GIL, all other threads wait for it, and a
+niced thread that the system takes off its core keeps the GIL. On two cores, next to two busy processes, a thread that
 worked for 10 ms at a time delayed the wake-up of another sleeping thread by 9 ms (99th percentile); with nice values of
-10 and 19 the delay was 27 and 199 ms. So the telemetry thread wakes up seldom, and sleeps briefly after each record:
-the delay is then 2 to 10 ms, at any load.
+10 and 19 the delay was 27 and 199 ms. So the telemetry thread wakes up seldom, and sleeps briefly after each record.
+The delay is then 2 to 10 ms, at any load.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Recorder:
         self._tick_seconds = tick_seconds
         self._clock_ns = clock_ns
         self._queue: SimpleQueue[RequestRecord | None] = SimpleQueue()
-        self._urgent = Event()  # set by close: batches are not waited for
+        self._urgent = Event()  # set by close, so that the thread does not wait for batches
         self._logged_ns: dict[str, int] = {}
         self._thread = Thread(target=self._run, name="telemetry", daemon=True)
         self._thread.start()
@@ -73,7 +73,8 @@ class Recorder:
             self._count_error("queue")
 
     def close(self, timeout_seconds: float) -> bool:
-        """Pass the queued records to the consumers, and no later ones. Return False if the timeout comes first."""
+        """Pass the queued records to the consumers, and accept no later ones. Return False if the timeout comes
+        first."""
         self._urgent.set()
         self._queue.put(None)
         self._thread.join(timeout_seconds)

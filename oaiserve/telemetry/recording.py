@@ -25,17 +25,18 @@ from oaiserve.files.private import FILE_MODE
 
 logger = logging.getLogger(__name__)
 
-COST_EVERY = 50  # requests after which the cost of steps is written again, so that a file can be read meanwhile
+COST_EVERY = 50  # requests after which the cost of steps is written again, so that a growing file can be read
 MOST_BYTES = 64 * 2**20  # bytes of a file; the one before it is kept, too
 
 
 class Recording:
     """A file to which ended requests are added. Telemetry thread only.
 
-    While the disk is full, requests are missing from it. It goes on when there is room, and says how many it lacks.
+    While the disk is full, requests are missing from it. Once there is space, the recording continues and states how
+    many are missing.
 
-    `server` are the settings that a replay needs to know. `step_cost` returns the numbers of the learnt cost of steps,
-    or None. `epoch_offset_ns` turns stamps into Unix time. Raises StartupError if the file cannot be written to.
+    `server` has the settings that a replay needs. `step_cost` returns the numbers of the estimated cost of steps, or
+    None. `epoch_offset_ns` turns stamps into Unix time. Raises StartupError if the file cannot be written.
     """
 
     def __init__(
@@ -53,13 +54,13 @@ class Recording:
         self._epoch_offset_ns = epoch_offset_ns
         self._most_bytes = most_bytes
         self._salt = secrets.token_bytes(16)
-        self._cost: Mapping[str, Any] | None = None  # as it was written last
-        self._num_since_cost = 0  # requests
-        self._num_missing = 0  # requests, since the last one that was written
-        self._file: int | None = None  # there is none while no new one can be begun
+        self._cost: Mapping[str, Any] | None = None  # the cost that was written last
+        self._num_since_cost = 0  # requests since the cost was written
+        self._num_missing = 0  # requests lost since the last one that was written
+        self._file: int | None = None  # None while no new file can be begun
         try:
             if path.is_file() and path.stat().st_size:
-                self._rotate()  # an earlier server's recording has hashes of another salt
+                self._rotate()  # An earlier server's recording has hashes with another salt.
             self._open()
         except OSError as error:
             raise StartupError(
@@ -69,7 +70,7 @@ class Recording:
     def add(self, record: RequestRecord) -> None:
         """Add the prompts of a request, unless it was for vectors or scores.
 
-        Raises OSError, with the file's name, if the disk has no room for it. The next one is tried again.
+        Raises OSError, with the file's name, if the disk has no space for it. The next request is tried again.
         """
         if record.operation in POOLING_OPERATIONS:
             return
@@ -91,7 +92,7 @@ class Recording:
             self._write_cost()
 
     def close(self) -> None:
-        """Write the present cost of steps, if it fits on the disk, and close the file."""
+        """Write the current cost of steps, if it fits on the disk, and close the file."""
         if self._num_missing:
             logger.warning("The last requests are missing from the recording %s: %d", self._path, self._num_missing)
         if self._file is not None:
@@ -116,7 +117,7 @@ class Recording:
     def _rows(self, record: RequestRecord) -> list[dict[str, Any]]:
         account = record.account
         times = record.times
-        # Empty if it was refused before its prompts were tokenized.
+        # Empty if the request was refused before its prompts were tokenized.
         prompts: Sequence[list[int] | None] = account.prompts or [None]
         received_ns = times.phases()[0].start_ns
         num_choices = max(1, account.num_choices // len(prompts))
@@ -161,7 +162,7 @@ class Recording:
         return blake2b(content, digest_size=HASH_BYTES, key=self._salt).digest()
 
     def _open(self) -> None:
-        """Begin a file, with its head. Without disk space for it, the file is closed again, and is empty."""
+        """Begin a file, with its first line. Without disk space for that, the file is closed again, and is empty."""
         self._file = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, FILE_MODE)
         self._cost = None
         try:
@@ -182,16 +183,17 @@ class Recording:
             is_whole = os.write(self._file, content) == len(content)
         except OSError as error:
             raise OSError(error.errno, error.strerror, str(self._path)) from error
-        if not is_whole:  # half a line would spoil the next one
+        if not is_whole:  # Half a line would spoil the next one.
             os.ftruncate(self._file, before)
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self._path))
 
 
 def draft_runs(account: EngineAccount) -> list[int]:
-    """Return how many tokens of an answer in turn came one in a step, and several in a step: drafts or forced tokens.
+    """Return the lengths of alternating runs of an answer's tokens: tokens that came alone in a step, and tokens that
+    came together, from drafts or because they were forced.
 
-    The first token counts as one that came alone. Of requests with several choices it is not known which token was
-    whose, and of those without drafts there is nothing to say: both have an empty list.
+    The first token counts as one that came alone. The list is empty for requests with several choices, whose tokens
+    cannot be attributed, and for those without drafts.
     """
     if not account.num_accepted_tokens or account.num_choices != 1:
         return []
@@ -199,7 +201,7 @@ def draft_runs(account: EngineAccount) -> list[int]:
     several = False
     gaps_ns = account.inter_token_ns
     for index, gap_ns in enumerate(gaps_ns):
-        # Behind the first token of a step, which has a gap before it, the others come at the same time.
+        # After the first token of a step, which has a gap before it, the others come at the same time.
         in_several = gap_ns == 0 or (index + 1 < len(gaps_ns) and gaps_ns[index + 1] == 0)
         if in_several != several:
             runs.append(0)

@@ -82,7 +82,7 @@ class Distribution:
 
     def add(self, labels: LabelValues, value: Number, origin: Origin | None = None) -> None:
         child = self.children[labels]
-        bucket = bisect_left(self.boundaries, value)  # `le`: a boundary itself is in
+        bucket = bisect_left(self.boundaries, value)  # `le`: the bucket includes its boundary
         child.counts[bucket] += 1
         child.num += 1
         child.total += value

@@ -1,4 +1,5 @@
-"""Shows facts of a record, by their rows, and summaries, in the JSON of /debug, log lines and attributes of spans."""
+"""Shows facts of a record, through their rows, and summaries, in the JSON of /debug, log lines and attributes of
+spans."""
 
 from __future__ import annotations
 
@@ -20,9 +21,9 @@ _Row = tuple[str, str, str]
 
 
 class _Place:
-    """The rows that one place shows, grouped by the field without whose value they are left out.
+    """The rows that one place shows, grouped by the field without whose value they are omitted.
 
-    The fields of a group are read by one call into C: a line of the log has more than twenty.
+    The fields of a group are read by one call into C, since a log line has more than twenty.
     """
 
     def __init__(self, rows: Iterable[_Row]) -> None:
@@ -69,7 +70,7 @@ _SIMPLE = frozenset({int, float, str, bool, type(None)})  # types of values that
 
 
 def json_of(record: RequestRecord) -> dict[str, Any]:
-    """Return the facts of a request for JSON. Without a grammar or media, None is in its place."""
+    """Return the facts of a request for JSON. A missing grammar or medium is None."""
     grammar = _GRAMMAR.values(record)
     shown = {name: value if type(value) in _SIMPLE else _plain(value) for name, value in _JSON.values(record).items()}
     shown["grammar"] = None if grammar["kind"] is None else grammar

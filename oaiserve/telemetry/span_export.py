@@ -28,14 +28,14 @@ from oaiserve.telemetry.otel import positive_integer
 
 logger = logging.getLogger(__name__)
 
-# No span must be lost for so long before a recovery is logged: a collector that takes every other batch gets one line.
+# After this long without a lost span, a recovery is logged: a collector that accepts every other batch gets one line.
 RECOVERY_NS = 10_000_000_000
 
 CountSpans = Callable[[str, int], None]
 
 
 class BatchLimits(NamedTuple):
-    """The limits of the queue and of a batch, in spans. Those of one request stay together even beyond these."""
+    """The limits of the queue and of a batch, in spans. The spans of one request stay together even beyond these."""
 
     queue_size: int = 2048
     batch_size: int = 512
@@ -142,7 +142,7 @@ class SpanExport:
                     self._lose("failed", len(batch), failure)
 
     def _failure(self, batch: list[ReadableSpan]) -> str | None:
-        """Export spans, or return why that failed."""
+        """Export spans. Return the reason if that failed, else None."""
         self._first_warning = ""
         try:
             is_exported = self._exporter.export(batch).name == "SUCCESS"

@@ -1,7 +1,7 @@
 """`Tracing` makes OpenTelemetry spans from the records of ended requests, and exports them.
 
-The standard OTEL_* variables turn it on; without them nothing of this module runs. It does not propagate trace context:
-the ids and the parent span come with the record.
+The standard OTEL_* variables turn it on. Without them, nothing in this module runs. It does not propagate trace
+context: the ids and the parent span are in the record.
 """
 
 from __future__ import annotations
@@ -63,8 +63,8 @@ class TraceSampling:
         self.sampler = TracerProvider(sampler, resource, shutdown_on_exit=False).sampler
 
     def is_sampled(self, trace: TraceContext) -> bool:
-        """Return whether the spans of this request will be exported. It decides as for its record, since the samplers
-        of OTEL_TRACES_SAMPLER look at the trace and at the client's flag only."""
+        """Return whether the spans of this request will be exported. The decision is the same as for its record, since
+        the samplers of OTEL_TRACES_SAMPLER look only at the trace and at the client's flag."""
         decision = self.decide(trace, _client_span(trace), "", {}).decision
         return decision is Decision.RECORD_AND_SAMPLE
 
@@ -146,7 +146,7 @@ class Tracing:
     def record_passed(
         self, trace: TraceContext, whole: Phase, attributes: dict[str, AttributeValue], attempts: Sequence[Attempt]
     ) -> None:
-        """Export the spans of a request that a gateway has passed on: its own, and one for each attempt."""
+        """Export the spans of a request that a gateway has passed on: its own span, and one for each attempt."""
         parent = _client_span(trace)
         sampling = self._sampling.decide(trace, parent, whole.name, attributes)
         if sampling.decision is not Decision.RECORD_AND_SAMPLE:

@@ -10,7 +10,7 @@ from oaiserve.telemetry import names
 from oaiserve.telemetry.names import ENGINE, FINISHED, Metric
 
 ENGINE_INDEX = "0"  # index of the only engine
-MOST_ADAPTERS = 256  # in one step: all that can be loaded
+MOST_ADAPTERS = 256  # in one step: as many as can be loaded
 
 _TIME_TO_FIRST_TOKEN_BUCKETS = (*names.GEN_AI_TIME_TO_FIRST_TOKEN.buckets, 20.0, 40.0, 80.0, 160.0, 640.0, 2560.0)
 _INTER_TOKEN_BUCKETS = (*names.GEN_AI_TIME_PER_OUTPUT_TOKEN.buckets, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0)
@@ -30,7 +30,7 @@ def _metric(
     buckets: tuple[float, ...] = (),
     where: tuple[tuple[str, str], ...] = (),
 ) -> Metric:
-    """Return the metric for another one or, by its field, for a number of the engine."""
+    """Return a metric that shows another one or, by its field, a number of the engine."""
     if isinstance(of, Metric):
         kind = of.type
     elif name.endswith("_total"):
@@ -39,7 +39,7 @@ def _metric(
         kind = "gauge"
     shown = ENGINE.get(of, of) if isinstance(of, str) else of
     help = help or f"Same as {shown.name if isinstance(shown, Metric) else shown}."
-    # A histogram whose name ends as a counter's is no sum of tokens.
+    # A histogram whose name ends like a counter's is not a sum of tokens.
     if kind == "histogram" and name.endswith("_total"):
         unit = ""
     else:
@@ -48,7 +48,7 @@ def _metric(
 
 
 def _finished(name: str, of: Metric, buckets: tuple[float, ...] = names.TOKEN_BUCKETS) -> Metric:
-    """Return the metric for another one's values of finished requests."""
+    """Return a metric that shows another one's values for finished requests."""
     return _metric(name, of, f"As {of.name}, of finished requests.", buckets=buckets, where=FINISHED)
 
 

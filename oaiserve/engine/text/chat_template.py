@@ -19,7 +19,7 @@ from oaiserve.engine.text.template_abilities import abilities_of, in_turns, one_
 from oaiserve.errors import InvalidRequest, StartupError, invalid
 
 NO_SPECIAL_TEXTS = SpecialTexts(())
-# The names beside a template's variables, here or in transformers: no client may set them.
+# Names next to a template's variables, here or in transformers: no client may set them.
 RESERVED = {
     *("self", "messages", "conversation", "conversations", "chat_template", "tokenize"),
     *("add_generation_prompt", "continue_final_message"),
@@ -27,7 +27,7 @@ RESERVED = {
 
 
 class ChatTemplate:
-    """The chat template of the model. Its abilities are tried once, with a few small samples."""
+    """The chat template of the model. Its abilities are tested once, with a few small samples."""
 
     def __init__(
         self, source: str | Mapping[str, str], special_tokens: Mapping[str, str], response_template: object = None
@@ -72,7 +72,7 @@ class ChatTemplate:
         return text in two_systems and more in two_systems
 
     def generation_prompt(self, template_kwargs: Mapping[str, Any]) -> str:
-        """Return the template's text behind the last message, which asks for an answer; "" if it is unknown."""
+        """Return the template's text after the last message, which requests an answer; "" if it is unknown."""
         try:
             bare, asking = (
                 self._apply([self._hello], {**template_kwargs, "add_generation_prompt": adds}) for adds in (False, True)
@@ -135,7 +135,7 @@ class ChatTemplate:
                 add_generation_prompt=adds,
                 continue_final_message=continues,
             )
-        except Exception as error:  # a template is a program that runs on the client's data, and can raise anything
+        except Exception as error:  # A template is a program that runs on the client's data, and can raise anything.
             raise InvalidRequest(
                 f"The model's chat template rejects these messages: {str(error)[:300]}", param="messages"
             ) from error
@@ -171,7 +171,7 @@ class ChatTemplate:
         return prepared
 
     def _without_system(self, messages: list[Message]) -> list[Message]:
-        """Return messages with the text of the system message, the first one, in front of the user's."""
+        """Return messages with the text of the system message, the first one, at the beginning of the user's."""
         system, *others = messages
         text = _text(system.get("content") or "")
         if not others or others[0].get("role") != "user":
@@ -184,7 +184,7 @@ class ChatTemplate:
         return [{**others[0], "content": joined}, *others[1:]]
 
     def _described(self, tool: Mapping[str, Any]) -> Message:
-        """Return a tool with descriptions, be they empty, for a template that renders none without."""
+        """Return a tool with descriptions, even if empty, for a template that renders no tools without them."""
         function = tool.get("function")
         if not isinstance(function, Mapping):
             return dict(tool)
@@ -204,20 +204,21 @@ class ChatTemplate:
         if prepared.get("role") == "developer" and not self._knows_developer:
             prepared["role"] = "system"
         content = prepared.pop("content", None)
-        if content is not None:  # a template prints None as "None", but prints nothing for a missing key
+        if content is not None:  # A template prints None as "None", but prints nothing for a missing key.
             prepared["content"] = self._content(content)
         if prepared.get("tool_calls") and not self.abilities.joins_arguments:
             prepared["tool_calls"] = [_with_parsed_arguments(call) for call in prepared["tool_calls"]]
         return prepared
 
     def _content(self, content: str | Sequence[Mapping[str, Any]]) -> str | list[Message]:
-        """Return the content as parts for a template of parts, else as a string: others would print a list."""
+        """Return the content as parts for a template that expects parts, else as a string, because other templates
+        would print a list."""
         if isinstance(content, str):
             if self._needs_parts:
                 return [{"type": "text", "text": content}]
             return content
         if any(part.get("type") in ("image", "audio") for part in content):
-            return [dict(part) for part in content]  # a template of strings has no place for them
+            return [dict(part) for part in content]  # A template for strings has no place for them.
         text = _text(content)
         if self._takes_parts:
             return [dict(part) for part in content]
@@ -265,10 +266,7 @@ def _with_embedded_results(messages: Sequence[Message]) -> list[Message]:
 
 def _with_parsed_arguments(call: Mapping[str, Any]) -> Message:
     """Return a tool call whose arguments, a string, are parsed for the template, if they are a JSON object. The empty
-    string stands for no arguments.
-
-    Raises InvalidRequest if they are nested too deeply.
-    """
+    string stands for no arguments. Raises InvalidRequest if they are nested too deeply."""
     function = call.get("function")
     if not isinstance(function, Mapping) or not isinstance(function.get("arguments"), str):
         return dict(call)

@@ -145,7 +145,7 @@ class TokenTable:
     def detokenizer(
         self, prompt_ids: Sequence[int], *, skip_special_tokens: bool, visible_ids: frozenset[int] = frozenset()
     ) -> Detokenizer:
-        """Return a detokenizer for one choice behind `prompt_ids`. Skipped special tokens exclude `visible_ids`."""
+        """Return a detokenizer for one choice after `prompt_ids`. Special tokens are skipped, except `visible_ids`."""
         if skip_special_tokens:
             hidden = self.special_ids - visible_ids
         else:
@@ -261,7 +261,8 @@ class StopStrings:
         self._longest = max(map(len, stops), default=1)
 
     def held_from(self, text: str) -> int:
-        """Return the place of the longest beginning of a stop string at the end of the text, or the text's length."""
+        """Return the place of the longest beginning of a stop string at the end of the text, or else the text's
+        length."""
         for start in range(max(0, len(text) - self._longest + 1), len(text)):
             if (stops := self._by_first.get(text[start])) is not None:
                 end = text[start:]
@@ -299,7 +300,7 @@ class StopMatcher:
         return held[:cut], None
 
     def finish(self) -> str:
-        """Return the text held back, when the text ends for another reason."""
+        """Return the text that was held back, when the text ends for another reason."""
         held = self._held
         self._held = ""
         return held

@@ -27,11 +27,11 @@ if TYPE_CHECKING:
 
 PIECE_CHARACTERS = 2**14  # encoded within about five milliseconds
 SEARCHED_CHARACTERS = 2**20  # for a cut: the search keeps other threads waiting for some 30 milliseconds
-MOST_CANDIDATES = 64  # positions to look at for a cut; a text could have millions that are none
+MOST_CANDIDATES = 64  # positions that are tried for a cut; a text could have millions that are none
 WINDOW_CHARACTERS = 32  # on both sides of a cut, for the last check by the tokenizer itself
 SPACE = "▁"
 
-# Letters and digits to any version of Unicode that a tokenizer may know. Many more are, but these are enough.
+# Letters and digits in any version of Unicode that a tokenizer may use. There are many more, but these are enough.
 _LETTERS = "0-9A-Za-zÀ-ÖØ-öø-ÿА-яא-תぁ-んァ-ヺ一-龥가-힣"
 _SPLITTING = re.compile(f"(?<=[{_LETTERS}])(?=[ \n,.。、\uff0c])")
 _SPACES = re.compile(f"(?<=[{_LETTERS}])(?= )")
@@ -88,20 +88,21 @@ class EncodingRules:
         definition = json.loads(backend.to_str())
         self._backend = backend
         self._candidates: re.Pattern[str] | None = None  # None: there are no cuts
-        self._left: frozenset[str] | None = None  # the letters after which a cut may be; None: all of the pattern's
-        self._has_spaces = False  # it writes spaces as "▁"
-        self._drops_space = False  # the normalizer puts one before each text
-        self._added: dict[str, list[str]] = {}  # the added tokens, by their first character
+        self._left: frozenset[str] | None = None  # letters after which a cut may be; None: all of the pattern's
+        self._has_spaces = False  # whether it writes spaces as "▁"
+        self._drops_space = False  # The normalizer puts a space before each text.
+        self._added: dict[str, list[str]] = {}  # added tokens, by their first character
         self._longest_added = 0
         if definition["model"]["type"] == "BPE" and not definition["model"]["dropout"]:
             self._recognise_byte_level(definition)
             self._recognise_spaces(definition)
 
     def pieces(self, text: str, backend: tokenizers.Tokenizer | None = None) -> Iterator[str]:
-        """Yield pieces of a text, whose ids, one after the other and without special tokens, are exactly its own.
+        """Yield pieces of a text, whose ids, one after the other and without special tokens, are exactly those of the
+        text.
 
-        The text must be valid Unicode. Where no cut is certain, a piece is as long as it has to be. `backend`, if
-        given, is the same tokenizer with fewer added tokens.
+        The text must be valid Unicode. Where no cut is certain, a piece is as long as necessary. `backend`, if given,
+        is the same tokenizer with fewer added tokens.
         """
         backend = backend or self._backend
         start = 0
@@ -111,7 +112,7 @@ class EncodingRules:
         yield text[start:]
 
     def _find_cut(self, text: str, start: int, backend: tokenizers.Tokenizer) -> int | None:
-        """Return the last cut of the next piece, or else the first one after it. None: the rest has none."""
+        """Return the last cut of the next piece, or else the first one after it; None if the rest has none."""
         if self._candidates is None:
             return None
         last = start + PIECE_CHARACTERS
@@ -133,7 +134,7 @@ class EncodingRules:
         return None
 
     def _is_cut(self, text: str, at: int, backend: tokenizers.Tokenizer) -> bool:
-        """Return whether a candidate is a cut. The tokenizer has to agree, in case its definition misleads."""
+        """Return whether a candidate is a cut. The tokenizer itself must agree, in case its definition misleads."""
         if self._left is not None and text[at - 1] not in self._left:
             return False
         right = at + self._drops_space
@@ -154,7 +155,7 @@ class EncodingRules:
         around = text[first : at + self._longest_added]
         at = at - first
         if self._has_spaces:
-            around = around.replace(" ", SPACE)  # so that it does not matter in which of both texts a token is found
+            around = around.replace(" ", SPACE)  # The spelling of the space then doesn't matter to the search.
         for start in range(at + 1):
             for token in self._added.get(around[start : start + 1], ()):
                 if start + len(token) >= at and around.startswith(token, start):
@@ -179,10 +180,11 @@ class EncodingRules:
                     return
         added = definition["added_tokens"]
         if normalizer is not None and any(token["normalized"] for token in added):
-            return  # these are found in the normalized text, which is another one
+            return  # These are matched in the normalized text, which differs.
         alternatives = [set(_alternatives(pattern)) for pattern in patterns]
         is_known = all(characters <= _ALTERNATIVES for characters in alternatives)
-        # One of them must match all that may follow a cut, or the cut could be in the middle of what none matches.
+        # One of them must match any text that may follow a cut. Otherwise the cut could be inside text that none
+        # matches.
         if is_known and any(_WHITE_SPACE in characters and characters & _PUNCTUATION for characters in alternatives):
             if steps[-1]["add_prefix_space"]:
                 self._candidates = _SPACES
@@ -199,7 +201,7 @@ class EncodingRules:
         match definition["pre_tokenizer"]:
             case None if replaces:
                 pass
-            case {"type": "Split", "pattern": {"String": " "}} if replaces:  # there are none left
+            case {"type": "Split", "pattern": {"String": " "}} if replaces:  # There are no spaces left.
                 pass
             case {"type": "Metaspace", "replacement": "▁"} if not normalizers:
                 pass
@@ -227,7 +229,7 @@ def _steps(step: dict[str, Any] | None, name: str) -> list[dict[str, Any]]:
 
 
 def _alternatives(pattern: str) -> Iterator[str]:
-    """Yield the alternatives of a regular expression, as `_ALTERNATIVES` has them."""
+    """Yield the alternatives of a regular expression, in the form of `_ALTERNATIVES`."""
     pattern = re.sub(r"\\x\{([0-9a-f]+)\}", lambda match: chr(int(match[1], 16)), pattern)
     pattern = pattern.replace("\r", r"\r").replace("\n", r"\n")
     depth = 0

@@ -1,7 +1,7 @@
-"""Which tokens end an answer: the model's files often name one of them only.
+"""The tokens that end an answer: the model's files often name only one of them.
 
 A model's turn may end with another token than its texts in training, and fill-in-the-middle ends with a third one. So
-all are collected: those of the files, those with the usual names, and the token that the chat template writes after an
+all are collected: those in the files, those with the usual names, and the token that the chat template writes after an
 assistant's text.
 """
 
@@ -50,14 +50,14 @@ def text_after_answers(
     ending = _run(last, special_texts)
     if not set(ending).isdisjoint(known):
         return None
-    if not ending:  # the next turn's beginning ends an answer of GLM
+    if not ending:  # The beginning of the next turn ends an answer of GLM.
         ending = _run(_after_answer(template, [question, answered, question]), special_texts)[:1]
-    elif last.strip().removeprefix("".join(ending))[:1].strip():  # a tag, with its name behind it
+    elif last.strip().removeprefix("".join(ending))[:1].strip():  # a tag, with its name after it
         if len(ending) == 1:
             ending = [text for text in special_texts if last.rstrip().endswith(text)]
         else:
             ending = []
-    if not 0 < len(ending) <= 2 or not set(ending).isdisjoint(known):  # more of them begin another turn
+    if not 0 < len(ending) <= 2 or not set(ending).isdisjoint(known):  # More tokens would begin another turn.
         return None
     function = {"name": _NAME, "description": "A sample.", "parameters": {"type": "object", "properties": {}}}
     call = {"type": "function", "id": "abcdefghi", "function": {"name": _NAME, "arguments": "{}"}}

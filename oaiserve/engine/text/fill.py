@@ -51,7 +51,7 @@ class FillTokens:
 
 
 def fill_tokens(backend: RustTokenizer, of_file: Sequence[str] = ()) -> FillTokens | None:
-    """Return the control tokens of a vocabulary, or None if it has no set of them.
+    """Return the control tokens of a vocabulary, or None if it has no complete set.
 
     `of_file` has the tokens before the prefix, the suffix and the middle, if the model's file names them by role.
     """

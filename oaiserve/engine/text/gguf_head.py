@@ -1,9 +1,9 @@
 """Reads the head of a GGUF file for transformers without the texts of its vocabulary.
 
-transformers has the package gguf read the head for a model's configuration, and once more for its tokenizer. That makes
+The package gguf reads the head for transformers twice: for a model's configuration and for its tokenizer. That makes
 several objects for each of hundreds of thousands of tokens and merges, and takes seconds. Only the number of tokens is
-used of them: the tokenizer itself is then read by a second pass over the vocabulary, which cuts each text out of an
-array, and takes four times as long as cutting it out of memory.
+used: the tokenizer itself is then read by a second pass over the vocabulary, which cuts each text out of an array, and
+takes four times as long as cutting it out of memory.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _VOCAB_SIZE = ".vocab_size"
 class _HeadReader(GGUFReader):
     """Reads arrays of texts as arrays of empty texts, and arrays of numbers at once.
 
-    Should the package rename the methods, files are read as before.
+    If the package renames the methods, files are read as before.
     """
 
     def _get_field_parts(self, orig_offs: int, raw_type: int) -> tuple[int, list[Any], list[int], list[GGUFValueType]]:
@@ -48,7 +48,7 @@ class _HeadReader(GGUFReader):
         return begin + numbers.nbytes - orig_offs, [kind, count, *numbers[:, None]], list(range(2, 2 + number)), types
 
     def _push_field(self, field: ReaderField, skip_sum: bool = False) -> int:
-        """Keep a field; of those of the tokenizer, keep only the tokens, for their number."""
+        """Keep a field; among the tokenizer's, keep only the tokens, for their number."""
         is_counted = field.name == _TOKENS and not any(name.endswith(_VOCAB_SIZE) for name in self.fields)
         if field.name.startswith(_TOKENIZER) and len(field.data) > 1 and not is_counted:
             field = field._replace(data=[])
@@ -56,13 +56,13 @@ class _HeadReader(GGUFReader):
 
 
 _changing = Lock()
-_num_reading = 0  # blocks of `without_vocabulary` that are under way
+_num_reading = 0  # active blocks of `without_vocabulary`
 
 
 @contextmanager
 def without_vocabulary() -> Iterator[None]:
-    """Have transformers read heads in this way, within the block. Several threads may do so at once, but nothing else
-    may use gguf's reader meanwhile."""
+    """Make transformers read heads in this way within the block. Several threads may do so at once, but nothing else
+    may use gguf's reader during that time."""
     _count(1)
     try:
         yield
@@ -91,11 +91,11 @@ class _ValueReader:
     """Reads the value at a place as transformers does, with arrays of texts at once."""
 
     def __init__(self, others: Callable[..., tuple[Any, int]]) -> None:
-        """Read all but arrays of texts by `others`."""
+        """`others` reads everything except arrays of texts."""
         self.others = others
 
     def __call__(self, file: np.ndarray, place: int, kind: int, keep_strings: bool = False) -> tuple[Any, int]:
-        """Return a value, or the number of the texts unless these are wanted, and the place behind it."""
+        """Return a value, or the number of the texts unless these are wanted, and the place after it."""
         data = file.data
         if kind != GGUFValueType.ARRAY or _ARRAY.unpack_from(data, place)[0] != GGUFValueType.STRING:
             return self.others(file, place, kind, keep_strings)

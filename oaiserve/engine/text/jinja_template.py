@@ -1,8 +1,8 @@
 """Chat templates as programs in Jinja, in a sandbox: they come with models, so they are not trusted.
 
-The language is transformers', for whose renderer they are written: its settings of Jinja, its functions, its names in
-messages. It is here because importing transformers takes longer than the rest of a start; tests compare the two. It
-must not know tokens or requests.
+The language is that of transformers, for which they are written: its settings of Jinja, its functions, its names in
+messages. It is implemented here because importing transformers takes longer than the rest of a start; tests compare the
+two. It must not know tokens or requests.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from jinja2.utils import Namespace
 
 Message = dict[str, Any]
 
-# The names that a message's reasoning goes by. Templates read the first one; those of gpt-oss read "thinking".
+# Names of a message's reasoning. Templates read the first one; those of gpt-oss read "thinking".
 _REASONING = ("reasoning_content", "thinking", "reasoning")
 _END_OF_CONTINUED = "OAISERVE_END_OF_CONTINUED_MESSAGE "  # its space shows whether the template strips contents
 
@@ -33,7 +33,7 @@ MOST_CHARACTERS = 2**24  # characters of the text, twice the default limit of a 
 
 
 class TemplateLimit(TemplateError):
-    """A template takes too much with these messages."""
+    """A template takes too much time or memory with these messages."""
 
 
 _end_ns: ContextVar[int] = ContextVar("end_ns")  # this thread's CPU time at which the text under way is given up
@@ -69,7 +69,7 @@ class _Dict:
 
 
 class _Namespace(Namespace):
-    """Jinja's namespace without names with an underscore first, which could lead out of the sandbox."""
+    """Jinja's namespace without names that begin with an underscore, which could lead out of the sandbox."""
 
     def __init__(*args: Any, **kwargs: Any) -> None:  # `self` must stay free as a name
         self, *arguments = args
@@ -95,11 +95,11 @@ def _raise_exception(message: str) -> NoReturn:
 def _to_json(
     value: Any, ensure_ascii: bool = False, indent: Any = None, separators: Any = None, sort_keys: bool = False
 ) -> str:
-    """Jinja's own filter escapes text for HTML. What other filters yield one by one becomes a list."""
+    """Jinja's own filter escapes text for HTML. Generators of other filters become lists."""
     if isinstance(value, Iterator):
         value = list(value)
     encoder = json.JSONEncoder(ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
-    # Where values are deep, indents make thousands of characters of each.
+    # For deep values, indents add thousands of characters each.
     if indent is None:
         return encoder.encode(value)
     return "".join(_counted_text(encoder.iterencode(value)))
@@ -122,9 +122,9 @@ def _counted_text(parts: Iterable[str]) -> Iterator[str]:
 
 
 class _Environment(SandboxedEnvironment):
-    """Jinja's sandbox, in which loops and calls count: messages make more of these, not longer expressions.
+    """Jinja's sandbox, which counts loops and calls: messages cause more of these, not longer expressions.
 
-    Templates may change lists and objects, as some do: what they get are copies.
+    Templates may change lists and objects, as some do, because they get copies.
     """
 
     def __init__(self) -> None:
@@ -167,7 +167,7 @@ class JinjaTemplate:
     ) -> str:
         """Return the text of the messages. `variables` may have tools and documents.
 
-        Raises ValueError for messages impossible in any template, and the template's own errors.
+        Raises ValueError for messages that no template can render, and the template's own errors.
         """
         if not messages:
             raise ValueError("There are no messages.")
@@ -175,7 +175,7 @@ class JinjaTemplate:
             raise ValueError("The final message is either continued or answered, not both.")
         prepared = [_prepared(message) for message in messages]
         values = {"tools": None, "documents": None, **variables}
-        if {"functions", "datetime"} <= self._variables:  # as FireFunction has the tools
+        if {"functions", "datetime"} <= self._variables:  # FireFunction's form of tools
             functions = [tool.get("function") for tool in values["tools"] or ()]
             values = {"functions": _to_json(functions, indent=4) if functions else "", **values}
             values = {"datetime": datetime.now().strftime("%b %d %Y"), **values}
@@ -188,7 +188,7 @@ class JinjaTemplate:
         text = "".join(_counted_text(self._template.generate(values)))
         if not continue_final_message:
             return text
-        tag = _END_OF_CONTINUED.strip()  # the template may have stripped the final message
+        tag = _END_OF_CONTINUED.strip()  # The template may have stripped the final message.
         if continued.strip() not in text or tag not in text:
             raise ValueError("The template leaves out the final message, or a part of it, so it cannot be continued.")
         end = text.rindex(tag)
@@ -198,7 +198,7 @@ class JinjaTemplate:
         return beginning.rstrip()
 
     def _tag_end(self, messages: list[Message]) -> str:
-        """Put an end tag behind the final message's text, and return that text."""
+        """Put an end tag after the final message's text, and return that text."""
         final = messages[-1]
         content = final.get("content")
         if content is None or "content" not in self._source:
@@ -218,8 +218,8 @@ class JinjaTemplate:
 
 
 def _prepared(message: Mapping[str, Any]) -> Message:
-    """Return a message without keys of None, which templates would print, and with its reasoning under each name that
-    templates read."""
+    """Return a message without keys whose value is None, which templates would print, and with its reasoning under each
+    name that templates read."""
     prepared = {key: value for key, value in message.items() if value is not None}
     reasoning = next((prepared[name] for name in _REASONING if name in prepared), None)
     if reasoning is not None:

@@ -1,5 +1,5 @@
-"""Reduces the schemas of tools for simple chat templates: some fail at a list of types, at `true` in place of a schema,
-or at an object without `additionalProperties`."""
+"""Simplifies the schemas of tools for simple chat templates: some fail at a list of types, at `true` in place of a
+schema, or at an object without `additionalProperties`."""
 
 from __future__ import annotations
 

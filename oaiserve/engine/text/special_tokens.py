@@ -1,8 +1,8 @@
 """Control tokens in the contents of messages: marks within them, so that they are encoded as plain text.
 
-A chat template cannot tell its own `<|im_end|>` or `<tool_call>` from one that a client or a web page has sent, which
-would end the message or forge a call. So texts are marked before they are rendered. If a rendered text has marks, the
-control tokens that the template wrote get their ids, and everything else is encoded by a tokenizer without control
+A chat template cannot distinguish its own `<|im_end|>` or `<tool_call>` from one that a client or a web page has sent,
+which would end the message or forge a call. So texts are marked before they are rendered. If a rendered text has marks,
+the control tokens that the template wrote get their ids, and everything else is encoded by a tokenizer without control
 tokens. Texts without control tokens keep all their ids.
 """
 
@@ -14,9 +14,9 @@ from typing import Any
 
 from tokenizers import AddedToken, Tokenizer
 
-MARK = "\ufdd0\ufdd1"  # noncharacters, which no text for people has
+MARK = "\ufdd0\ufdd1"  # noncharacters, which occur in no real text
 ESCAPED_MARK = MARK.encode("unicode_escape").decode()  # in JSON of ASCII, and in Python's notation of a string
-_WRITTEN = "\ufdd2"  # takes the place of a control token that the template wrote
+_WRITTEN = "\ufdd2"  # replaces a control token that the template wrote
 _START_CHARACTERS = 3  # characters of each control token that a text is searched for: there may be thousands of tokens
 # An added token is a control token if it is special, or a tag in brackets or bars, such as `<tool_call>`, `[THINK]`
 # or `｜DSML｜`. Others are text, such as several spaces. So are tags of HTML (Gemma), unless the template writes them.
@@ -40,7 +40,7 @@ END_TEXTS = frozenset(
         *("<end_of_turn>", "<turn|>", "<|tool_response>", "<end_of_utterance>", "<｜end▁of▁sentence｜>", "[e~["),
         *("<|return|>", "<|call|>", "<|calls|>", "<|flush|>"),
         *("<eos>", "<EOT>", "_<EOT>", "▁<EOT>", "<|EOT|>", "[EOT]", "[EOS]"),
-        # After the text in a gap, a model for code goes on with another file.
+        # After the text in a gap, a model for code continues with another file.
         *("<|fim_pad|>", "<fim-pad>", "<fim_pad>", "<|repo_name|>", "<|fim_repo|>", "<fim-repo>", "<REPO>"),
         *("<reponame>", "<|file_sep|>", "<file_sep>", "<|file_separator|>"),
     }
@@ -48,8 +48,7 @@ END_TEXTS = frozenset(
 
 
 def control_tokens(tokenizer: Tokenizer, template: str, *, splits_special: bool) -> dict[str, int]:
-    """Return the ids of the control tokens by their texts. With `splits_special`, special tokens are none of these.
-
+    """Return the ids of the control tokens by their texts. With `splits_special`, special tokens are not included.
     Tokens of one character cannot be cut, and are left out."""
     return {
         token.content: token_id
@@ -64,7 +63,7 @@ def _is_control_tag(text: str, template: str) -> bool:
 
 
 class SpecialTexts:
-    """The texts of a tokenizer's control tokens, which it finds in other texts."""
+    """The texts of a tokenizer's control tokens, and the search for them in other texts."""
 
     def __init__(self, texts: Collection[str], normalize: Callable[[str], str] | None = None) -> None:
         """`normalize` is the tokenizer's, if it turns other texts into control tokens, such as full-width letters."""
@@ -145,7 +144,7 @@ class SpecialTexts:
         return text
 
     def _places(self, text: str) -> Iterator[int]:
-        """Yield where to cut each control token, also those that overlap."""
+        """Yield where to cut each control token, including overlapping ones."""
         start = 0
         while (match := self._starts.search(text, start)) is not None:
             start = match.start() + 1

@@ -28,7 +28,7 @@ _PACKAGES = ("oaiserve", "transformers", "tokenizers")
 
 @dataclass(slots=True, kw_only=True)
 class TokenizerParts:
-    """What is stored of a tokenizer besides its definition. The attributes have transformers' names."""
+    """The stored data of a tokenizer besides its definition. The attributes have transformers' names."""
 
     length: int
     split_special_tokens: bool
@@ -67,7 +67,7 @@ def recall_tokenizer(subject: Subject) -> StoredTokenizer:
 
 
 def stored(tokenizer: Any) -> StoredTokenizer:
-    """Return the data of a tokenizer of transformers. Raises StartupError if it is no Rust one."""
+    """Return the data of a transformers tokenizer. Raises StartupError if it is not a Rust one."""
     if not getattr(tokenizer, "is_fast", False):
         name = type(tokenizer).__name__
         raise StartupError(f"The tokenizer {name} has no Rust form (tokenizer.json), which this server needs.")

@@ -54,17 +54,17 @@ log = logging.getLogger(__name__)
 
 Expand = Callable[[str], str]  # may raise InvalidRequest
 _PLACES = re.compile(r"\{(\w+)\}")  # places in a FilledPrompt
-_ANCHOR = "☺"  # no token is a longer text that begins with it
+_ANCHOR = "☺"  # No token is a longer text that begins with it.
 UNCUT_CHARACTERS = 2**16  # encoded within some 30 milliseconds
 
 
 class Tokenizer:
-    """The tokenizer turns text and messages into token ids. It never changes, so any number of threads may share it."""
+    """Turns text and messages into token ids. It never changes, so any number of threads may share it."""
 
     def __init__(self, tokenizer: Any, chat_template: str | None = None) -> None:
-        """Wrap a tokenizer of transformers, or a stored one.
+        """Wrap a transformers tokenizer, or a stored one.
 
-        `chat_template` is Jinja source in place of the model's own. Raises StartupError if the tokenizer is no Rust
+        `chat_template` is Jinja source in place of the model's own. Raises StartupError if the tokenizer is not a Rust
         one, or if the template is not valid.
         """
         if not isinstance(tokenizer, StoredTokenizer):
@@ -139,7 +139,7 @@ class Tokenizer:
         self, prompt: Prompt, most_tokens: int | None = None, expand: Expand | None = None
     ) -> Generator[None, None, list[int]]:
         """Encode a prompt in turns: one for each piece of a long text, and one for the template. Return the token ids.
-        `expand` puts the texts of images into that of the template.
+        `expand` inserts the texts of images into that of the template.
 
         Raises InvalidRequest if the prompt cannot be encoded, and TooManyTokens as soon as there are certainly more
         than `most_tokens`.
@@ -175,10 +175,8 @@ class Tokenizer:
                 return (yield from self._encode_rendered(text, prompt.add_special_tokens, prompt.param, most_tokens))
 
     def encode_pair(self, prompt: PairPrompt, most_tokens: int | None = None) -> tuple[list[int], int]:
-        """Return the token ids of two texts, and the index of the second one, for models with token types.
-
-        Raises as `encode_in_pieces` does.
-        """
+        """Return the token ids of two texts, and the index of the second one, for models with token types. Raises the
+        errors of `encode_in_pieces`."""
         _check_characters(prompt.first, prompt.param)
         _check_characters(prompt.second, prompt.param)
         try:
@@ -189,7 +187,7 @@ class Tokenizer:
                 first.truncate(min(len(first.ids), max(shorter, room - len(second.ids))))
                 second.truncate(min(len(second.ids), room - len(first.ids)))
             pair = self.backend.post_process(first, second, True)
-        except Exception as error:  # the Rust encoder raises Exception itself for all its errors
+        except Exception as error:  # The Rust encoder raises Exception itself for all its errors.
             raise invalid(prompt.param, f"the model's tokenizer cannot encode it: {error}") from error
         if most_tokens is not None and len(pair.ids) > most_tokens:
             raise TooManyTokens(len(pair.ids), is_exact=True)
@@ -197,7 +195,7 @@ class Tokenizer:
         return pair.ids, types.index(1) if 1 in types else len(types)
 
     def _encode_gap(self, prompt: GapPrompt, most_tokens: int | None) -> Generator[None, None, list[int]]:
-        assert self.fill is not None  # or else the route refuses the prompt
+        assert self.fill is not None  # Otherwise the route refuses the prompt.
         if prompt.add_special_tokens and self._affixes is not None:
             start = self._affixes[0]
         else:
@@ -230,7 +228,7 @@ class Tokenizer:
     def text_parts(self, prompt: Prompt, token_ids: Sequence[int]) -> Iterator[str]:
         """Yield the part of a prompt's text that each token stands for; "" for the special tokens around it.
 
-        Joined, they are the text of a text prompt, the text before a gap, and the texts of the tokens otherwise.
+        Joined, they are the text of a text prompt or the text before a gap, and otherwise the texts of the tokens.
         """
         text = None
         shown = slice(0, len(token_ids))
@@ -244,7 +242,7 @@ class Tokenizer:
             shown = slice(len(before), len(token_ids) - len(after))
         elif isinstance(prompt, GapPrompt):
             text = prompt.prefix if isinstance(prompt.prefix, str) else None
-            assert self.fill is not None  # or else it had no token ids
+            assert self.fill is not None  # Otherwise it had no token ids.
             shown = self.fill.prefix_of(token_ids)
         yield from repeat("", shown.start)
         yield from text_parts(self._table, token_ids[shown], text, lambda: self.starts(text or ""))
@@ -259,7 +257,7 @@ class Tokenizer:
         """Yield where in a text each of its tokens starts, without special tokens around them."""
         at = 0
         for piece in self._rules.pieces(text):
-            at = text.index(piece, at)  # a space between pieces may be left out
+            at = text.index(piece, at)  # A space between pieces may be missing.
             encoding = self.backend.encode_batch([piece], add_special_tokens=False)[0]
             yield from (at + start for start, _ in encoding.offsets)
             at += len(piece)
@@ -279,7 +277,7 @@ class Tokenizer:
         return encoded
 
     def encode_plain(self, text: str) -> list[int]:
-        """Return the token ids of a text of the server's own, whose special tokens are such tokens."""
+        """Return the token ids of one of the server's own texts, in which special tokens count as tokens."""
         return self._encode(text, False, "reasoning")
 
     def _encode_rendered(
@@ -302,7 +300,7 @@ class Tokenizer:
         else:
             room = most_tokens - len(before) - len(after)
         token_ids = yield from self._encode_text(prepared.replace(MARK, ""), False, param, room, marked.backend)
-        if not marked.control_ids.isdisjoint(token_ids):  # a model of whole words or pieces may have them, too
+        if not marked.control_ids.isdisjoint(token_ids):  # A model of whole words or pieces may produce them, too.
             token_ids = yield from self._encode_text(prepared, False, param, room, marked.backend)
         return [*before, *marked.restored(token_ids, written), *after]
 
@@ -318,13 +316,13 @@ class Tokenizer:
         if len(text) <= PIECE_CHARACTERS or (add_special_tokens and self._affixes is None):
             token_ids = self._encode(text, add_special_tokens, param, backend)
         else:
-            _check_characters(text, param)  # all of it, as a cut may be next to any of them
+            _check_characters(text, param)  # All of the text is checked, since a cut may be next to any character.
             if add_special_tokens and self._affixes is not None:
                 before, after = self._affixes
             else:
                 before = []
                 after = []
-            # An array, because a list of as many integers takes nine times its memory while the others come.
+            # An array, because a list of the integers takes nine times its memory while the others are computed.
             so_far = array("i", before)
             for number, piece in enumerate(self._rules.pieces(text, backend)):
                 if most_tokens is not None and len(so_far) > most_tokens:
@@ -342,9 +340,10 @@ class Tokenizer:
     def _check_uncut(
         self, text: str, param: str, most_tokens: int, backend: RustTokenizer
     ) -> Generator[None, None, None]:
-        """Raise TooManyTokens for a long text without cuts, in a turn for each part: whole, it might take seconds.
+        """Raise TooManyTokens for a long text without cuts, in a turn for each part, because the whole might take
+        seconds.
 
-        Parts may have some tokens more than the whole, but not half as many again.
+        The parts may have some tokens more than the whole, but not half as many again.
         """
         num_tokens = 0
         for start in range(0, len(text), UNCUT_CHARACTERS):
@@ -356,7 +355,7 @@ class Tokenizer:
     def _encode_start(
         self, text: str, add_special_tokens: bool, param: str, most_tokens: int
     ) -> Generator[None, None, list[int]]:
-        """Return the token ids of a text, cut to `most_tokens` with its special tokens, which stay."""
+        """Return the token ids of a text, cut to `most_tokens` including its special tokens, which stay."""
         before, after = ([], []) if not add_special_tokens else self._affixes or ([], [])
         if add_special_tokens and self._affixes is None:
             raise invalid(
@@ -395,7 +394,7 @@ class Tokenizer:
         try:
             # Only the backend's methods for batches release the GIL. This one also skips offsets.
             return (backend or self.backend).encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
-        except Exception as error:  # the Rust encoder raises Exception itself for all its errors
+        except Exception as error:  # The Rust encoder raises Exception itself for all its errors.
             raise invalid(param, f"the model's tokenizer cannot encode it: {error}") from error
 
     def decode(self, token_ids: Sequence[int]) -> str:
@@ -408,7 +407,7 @@ class Tokenizer:
 
 
 def _load(folder: Path) -> StoredTokenizer:
-    from transformers import AutoTokenizer  # takes seconds to import
+    from transformers import AutoTokenizer  # This takes seconds to import.
 
     kind: Any = AutoTokenizer
     tokenizer = kind.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
@@ -423,7 +422,7 @@ def _load(folder: Path) -> StoredTokenizer:
 
 
 def _rewrites(backend: RustTokenizer) -> bool:
-    """Return whether the normalizer changes more than spaces, such as letters in full width."""
+    """Return whether the normalizer changes more than spaces, such as full-width letters."""
     letters = "<\uff1cAé\u212a"
     return backend.normalizer is not None and backend.normalizer.normalize_str(letters).strip("▁ ") != letters
 

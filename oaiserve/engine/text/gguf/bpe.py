@@ -29,7 +29,7 @@ def words(vocabulary: Vocabulary) -> Tokenizer:
 
 
 def spaced(vocabulary: Vocabulary, *, has_merges: bool) -> Tokenizer:
-    """Return a tokenizer that writes spaces as "▁", by the merges of the file or by its scores, as sentencepiece."""
+    """Return a tokenizer that writes spaces as "▁", with the file's merges or, like sentencepiece, its scores."""
     merges = vocabulary.merges if has_merges else _merges_by_scores(vocabulary)
     unknown = vocabulary.token_id("unknown")
     tokenizer = Tokenizer(
@@ -52,10 +52,10 @@ def spaced(vocabulary: Vocabulary, *, has_merges: bool) -> Tokenizer:
 
 
 def _merges_by_scores(vocabulary: Vocabulary) -> list[tuple[str, str]]:
-    """Return all pairs of tokens that make another one, the best scores of these first.
+    """Return all pairs of tokens that make another token, by descending score.
 
-    Sentencepiece merges the two neighbours whose token has the best score. Tokens that are no normal ones are found in
-    a text before, or never made of others.
+    Sentencepiece merges the two neighbours whose token has the best score. Special tokens are matched in a text before,
+    or are never made from others.
     """
     ids = {token: token_id for token, token_id in vocabulary.ids.items() if vocabulary.is_normal(token_id)}
     scores = vocabulary.scores

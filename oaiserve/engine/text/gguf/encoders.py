@@ -14,7 +14,7 @@ def word_piece(vocabulary: Vocabulary) -> Tokenizer:
     unknown = vocabulary.token_id("unknown")
     if unknown is None:
         raise BadFile("its tokenizer has no unknown token")
-    # Older files do not say whether the model is one of lower case. Then its tokens do.
+    # Older files do not say whether the model is for lower case. Then its tokens show it.
     is_cased = any(vocabulary.is_normal(i) and "A" <= token[:1] <= "Z" for token, i in vocabulary.ids.items())
     lowercase = bool(vocabulary.get("normalizer.lowercase", not is_cased))
     tokenizer = Tokenizer(

@@ -1,7 +1,7 @@
 """How byte-level tokenizers of GGUF files split a text before bytes are merged, by the name in the file.
 
-The name (`tokenizer.ggml.pre`) also implies some settings that older files lack. Each entry is from the model's own
-tokenizer: expressions one after the other, each of which cuts out its matches.
+The name (`tokenizer.ggml.pre`) also implies some settings that older files lack. Each entry is taken from the model's
+own tokenizer: a sequence of expressions, each of which cuts out its matches.
 """
 
 from __future__ import annotations
@@ -134,7 +134,7 @@ _SPLITS: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("jina-v1-en", "jina-v2-code", "jina-v2-de", "jina-v2-es", "mellum", "modern-bert", "mpt"), ()),
     **dict.fromkeys(("olmo", "phi-2", "roberta-bpe", "trillion"), ()),
 }
-# Tokenizers that take a part of a text that is a token as it is, without merges that make it.
+# Tokenizers that keep a part of a text that is a token, without the merges that make it.
 WHOLE_TOKENS = {
     *("falcon-h1", "falcon3", "glm4", "glm5", "granite-embed-multi-97m", "jina-v5-nano", "lfm2", "llama-bpe"),
     *("llama-v3", "llama3", "midm-2.0", "minicpm5", "pixtral", "tekken", "youtu"),
@@ -151,7 +151,7 @@ SPACED = {*GEMMA4, "sarvam-moe"}
 
 
 def expressions(name: str | None) -> tuple[str, ...]:
-    """Return the expressions by the name in a file; none of them stand for GPT-2's.
+    """Return the expressions for the name in a file; an empty sequence stands for GPT-2's.
 
     Raises BadFile for an unknown name, as wrong splits would give wrong answers.
     """

@@ -13,7 +13,7 @@ from oaiserve.engine.text.stored_tokenizer import StoredTokenizer
 from oaiserve.files.bad_file import BadFile
 from oaiserve.files.gguf import read_tokenizer
 
-# The names that templates and libraries have for tokens, by those of the metadata.
+# Names of tokens in templates and libraries, by their names in the metadata.
 _NAMES = {
     **{name: f"{name}_token" for name in ("bos", "eos", "cls", "mask")},
     "unknown": "unk_token",
@@ -66,7 +66,7 @@ def _build(vocabulary: Vocabulary) -> Tokenizer:
 
 
 def _add_tokens(tokenizer: Tokenizer, vocabulary: Vocabulary) -> None:
-    """Add the tokens that are found in a text before all else."""
+    """Add the tokens that are matched in a text before anything else."""
     is_phi3 = vocabulary.kind == "llama" and vocabulary.architecture in ("phi3", "phimoe")
     is_roberta = vocabulary.kind != "bert" and _adds_separator(vocabulary)
     mask = vocabulary.token_id("mask") if is_roberta else None
@@ -98,7 +98,7 @@ def _post_processor(vocabulary: Vocabulary) -> processors.TemplateProcessing | N
 
 
 def _affixes(vocabulary: Vocabulary) -> tuple[list[int], list[int], list[int]]:
-    """Return the ids of the special tokens before and after a text, and of more between two."""
+    """Return the ids of the special tokens before and after a text, and of those between two."""
 
     def first_of(*roles: str) -> list[int]:
         return [i for i in map(vocabulary.token_id, roles) if i is not None][:1]

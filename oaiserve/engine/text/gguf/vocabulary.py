@@ -1,4 +1,4 @@
-"""The vocabulary of a GGUF file and the settings of its tokenizer, as the metadata have them."""
+"""The vocabulary of a GGUF file and the settings of its tokenizer, from the metadata."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _ROLES = ("bos", "eos", "eot", "eom", "unknown", "padding", "seperator", "cls", 
 
 
 def _in_word_pieces(token: str, kind: int) -> str:
-    """Spell a token as BERT does: files mark the start of a word, and BERT marks what continues one."""
+    """Spell a token as BERT does: files mark the start of a word, and BERT marks its continuation."""
     if kind == CONTROL:
         return token
     if token.startswith(SPACE):
@@ -38,7 +38,7 @@ class Vocabulary:
     """The tokens of a file, in the order of their ids, and its settings."""
 
     def __init__(self, values: Mapping[str, Any]) -> None:
-        """Take the metadata of a file. Raises BadFile if some are missing or do not fit together."""
+        """Read the metadata of a file. Raises BadFile if some are missing or do not fit together."""
         self._values = values
         self.kind = str(self.get("model", ""))
         self.architecture = str(values.get("general.architecture", ""))
@@ -98,10 +98,10 @@ class Vocabulary:
 
     @cached_property
     def special_ids(self) -> frozenset[int]:
-        """The ids of the tokens that are no text: they are found in a text as they are written, and hidden in answers.
+        """The ids of tokens that are not text: they are matched in a text as they are written, and hidden in answers.
 
-        Some files have wrong types, or none. A token with a role is special in any case, but no single character, such
-        as the "!" that an unset id of 0 makes the end of texts.
+        Some files have wrong types, or none. A token with a role is always special, unless it is a single character,
+        such as the "!" that an unset id of 0 makes the end of texts.
         """
         special = {token_id for token_id, kind in self._numbered_types() if kind in (UNKNOWN, CONTROL)}
         others = {self.token_id(role) for role in _ROLES} | {self.ids.get(text) for text in END_TEXTS}
@@ -110,7 +110,7 @@ class Vocabulary:
 
     @cached_property
     def user_defined_ids(self) -> frozenset[int]:
-        """The ids of the other tokens that are found in a text as they are written."""
+        """The ids of the other tokens that are matched in a text as they are written."""
         return frozenset(i for i, kind in self._numbered_types() if kind == USER_DEFINED) - self.special_ids
 
     @property
