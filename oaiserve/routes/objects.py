@@ -209,8 +209,8 @@ ChoiceWord = Literal["none", "auto", "required"]
 ToolChoice = ChoiceWord | NamedChoice | AllowedChoice
 ResponseToolChoice = ChoiceWord | ResponseChoice
 
-# -- constraints on the answer. Parameters that are not listed here could change the answer, so they are refused.
-# ---------
+# -- constraints on the answer ----------------------------------------------------------------------------------------
+# Other parameters could change the answer, so they are refused.
 
 Schema = Annotated[dict[str, Any], described("A JSON Schema.")]
 # Clients with one type for all formats send null for the other formats' fields.
