@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from oaiserve.engine import engine as engine_module
-from oaiserve.engine.loop import Stop, Submitted
+from oaiserve.engine.loop import Submitted
 from oaiserve.engine.request import Failed, Finished, Request, SamplingParams, TextPrompt
 from oaiserve.errors import Overloaded, Unavailable
 from tests.engine.doubles import TIMEOUT_SECONDS, BlockedTokenizer, Clock, Inbox, make_engine, request, stepping
@@ -155,9 +155,11 @@ def test_stop_with_a_drain_timeout_refuses_new_requests_and_lets_open_ones_finis
 
 def test_stop_without_a_drain_timeout_fails_them_and_frees_their_blocks() -> None:
     with stepping(request(max_tokens=200), tokenize_workers=0) as (engine, runner, inbox):
-        engine._loop.post(Stop(drain=False))
+        stopper = threading.Thread(target=engine.stop)
+        stopper.start()
         runner.permit(1)
         assert inbox.wait_terminal("r")["r"].error.status == 503
+        stopper.join(TIMEOUT_SECONDS)
     assert engine.snapshot().blocks_used == 0
 
 

@@ -33,7 +33,7 @@ def admitted_in_order(memory: Memory) -> list[str]:
 
 
 def service_of(memory: Memory, client: str) -> int:
-    return memory.scheduler.foreground.waiting._clients[client].service
+    return memory.scheduler.foreground.waiting.service_of(client)
 
 
 # -- whose turn it is -------------------------------------------------------------------------------------------------
@@ -63,8 +63,7 @@ def test_prompt_tokens_that_are_cached_cost_nothing_and_others_cost_one_each() -
     add(memory, "other", prompt=2, max_tokens=1)
     admitted_in_order(memory)
     for expected in (12 + GENERATED_WEIGHT, 4 + GENERATED_WEIGHT):
-        before = memory.scheduler.foreground.waiting._clients.get("a")
-        before_service = before.service if before else service_of(memory, "other")
+        before_service = service_of(memory, "a")
         add(memory, "a", prompt=[*range(12)], max_tokens=1)
         admitted_in_order(memory)
         assert service_of(memory, "a") - before_service == expected

@@ -10,7 +10,8 @@ from oaiserve.engine.request import Aborted, Failed, Finished, Request
 from oaiserve.engine.step import Step
 from tests.engine.answers import collect
 from tests.engine.device import Device, answers, check_answers, some_requests
-from tests.engine.doubles import TIMEOUT_SECONDS, Clock, Inbox, device_is_gone, make_engine, request
+from tests.engine.doubles import Clock, Inbox, device_is_gone, make_engine, request
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.usefixtures("overlap")
 
@@ -106,7 +107,7 @@ def test_any_other_error_in_a_part_fails_the_engine() -> None:
     device = Device(has_room)
     with make_engine(device, tokenize_workers=0) as engine:
         ended = collect(engine, [request("a"), request("b")]).ended
-        assert engine._loop.join(TIMEOUT_SECONDS)
+        wait_until(lambda: engine.failure is not None)
     assert [event.error.status for event in ended.values() if isinstance(event, Failed)] == [500, 500]
     assert isinstance(engine.failure, RuntimeError)
 

@@ -31,6 +31,7 @@ from tests.engine.doubles import (
     third_step_fails,
 )
 from tests.engine.memory import launched, make, sequence
+from tests.waiting import wait_until
 
 
 def test_a_block_is_published_when_all_its_ids_are_known() -> None:
@@ -292,5 +293,5 @@ def test_a_launch_that_fails_with_a_step_under_way_ends_each_request_once() -> N
         failed = collect(engine, [request(max_tokens=9)]).ended["r"]
         assert isinstance(failed, Failed)
         assert failed.usage.completion_tokens == 1  # what had come back by then
-        assert engine._loop.join(TIMEOUT_SECONDS)
+        wait_until(lambda: engine.failure is not None)
         assert isinstance(engine.failure, RuntimeError)

@@ -1,6 +1,7 @@
 """The ring of recent requests."""
 
 import json
+import weakref
 from array import array
 
 import pytest
@@ -49,11 +50,16 @@ def test_entries_of_every_outcome_are_ready_for_json(make_record, account) -> No
 
 def test_the_gaps_between_tokens_are_not_kept(make_record) -> None:
     recent = RecentRequests(1, 0)
-    recent.add(make_record(event_gaps_ns=array("q", [5, 1, 2]), event_tokens=array("q", [1, 4])))
+    gaps = array("q", [5, 1, 2])
+    tokens = array("q", [1, 4])
+    between = array("q", [7])
+    references = [weakref.ref(each) for each in (gaps, tokens, between)]
+    account = EngineAccount(inter_token_ns=between)
+    recent.add(make_record(account=account, event_gaps_ns=gaps, event_tokens=tokens))
+    del gaps, tokens, between, account
+    assert [reference() for reference in references] == [None] * 3
     assert recent.list()[0]["token_gaps"] == {"number": 3, "p50_ns": 2, "p99_ns": 5, "max_ns": 5}
     assert recent.list()[0]["mean_event_tokens"] == 2.5
-    kept = recent._ring[0].record
-    assert [*kept.event_gaps_ns, *kept.event_tokens, *kept.account.inter_token_ns] == []
 
 
 @given(st.lists(st.tuples(st.none() | st.integers(0, 30), st.integers(0, 8)), min_size=1, max_size=40))

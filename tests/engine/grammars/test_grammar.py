@@ -23,7 +23,7 @@ from oaiserve.engine.grammars.grammar import (
 )
 from oaiserve.engine.grammars.notations import Translated, translate
 from oaiserve.engine.request import Grammar, GrammarKind
-from oaiserve.engine.text.detokenize import BYTE_LEVEL_CHARACTERS
+from oaiserve.engine.text.detokenize import BYTE_LEVEL_CHARACTERS, TokenTable
 from oaiserve.errors import InvalidRequest
 from tests.engine.grammars.plain import BACKEND, EOS, VOCAB_SIZE, allowed_ids, ids, make_grammars, mask_of, pushed
 from tests.engine.text.tokenizers_for_tests import SPECIALS, sentencepiece, wordpiece
@@ -360,11 +360,12 @@ def test_a_tokenizer_that_puts_a_space_in_front_has_exact_bytes_all_the_same() -
     backend = sentencepiece()
     grammars = Grammars(backend, vocab_size=backend.get_vocab_size(), eos_token_ids=frozenset([2]))
     matcher = grammars.compile(Grammar("json_schema", '{"const": {"hello": "é world"}}')).matcher()
+    table = TokenTable(backend)
     text = b""
     while not matcher.is_complete:
         token_id = allowed_ids(mask_of(matcher, backend.get_vocab_size()))[-1]
         matcher.push(token_id)
-        text += grammars._tokens.tokens[token_id] if grammars._tokens else b""
+        text += table.bytes_of(token_id)
     assert json.loads(text) == {"hello": "é world"}
 
 
