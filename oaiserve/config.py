@@ -86,7 +86,7 @@ def is_header_value(text: str) -> bool:
 
 
 def _refuse(flag: str, *contradictions: tuple[str, bool, str]) -> None:
-    """Refuse a setting beside the other ones that hold, each with the reason."""
+    """Refuse a setting together with the other ones that hold, each with the reason."""
     for other, holds, why in contradictions:
         if holds:
             raise OptionError(f"{flag} and {other} do not go together: {why}.")

@@ -359,7 +359,7 @@ class Engine:
         return self._tokenize.encode(prompt, most_tokens)
 
     def run_in_turns(self, work: Work[Result], *, client: str, num_bytes: int) -> Future[Result]:
-        """Run work with the tokenizer beside requests, in turns by client: each `yield` of it ends a turn.
+        """Run work with the tokenizer alongside requests, in turns by client: each `yield` of it ends a turn.
 
         Cancelling the future ends it. `num_bytes` is the size of its body. Raises Unavailable and
         Overloaded, as `submit` does.

@@ -14,7 +14,7 @@ Task = Literal["generate", "embed", "score"]  # the use of a served model
 
 @dataclass(frozen=True, slots=True)
 class Pooling:
-    """The task of a pooling model, and its settings in the files beside the weights."""
+    """The task of a pooling model, and its settings in the files next to the weights."""
 
     task: Literal["embed", "score"]
     size: int  # size of its vectors; 1 for `score`

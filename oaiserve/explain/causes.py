@@ -51,7 +51,7 @@ class RequestCauses:
     # Of the current phase:
     alone_ns: float = 0.0  # the expected time of its own tokens alone
     _recomputed: int = 0  # part of this for tokens that were computed again
-    _of_prompts: int = 0  # the expected time of its own prompts beside the decodes of its neighbours
+    _of_prompts: int = 0  # expected time of its own prompts together with its neighbours' decodes
     _rest: Parts = NOTHING  # rest of the step that was under way when it was scheduled
     _missed: Parts = NOTHING  # steps
 
@@ -90,7 +90,7 @@ class RequestCauses:
         self.is_plain = not self.may_have_missed and not self.has_several
 
     def computed(self, alone_ns: int, of_prompts_ns: int, recomputed_ns: int) -> None:
-        """Add the expected times of the request's tokens in a step: all alone, its prompts beside the step's decodes,
+        """Add the expected times of the request's tokens in a step: all alone, its prompts with the step's decodes,
         and those computed again. The last is a part of the first, for tokens that a preemption had dropped."""
         self.alone_ns += alone_ns
         self._of_prompts += of_prompts_ns

@@ -30,7 +30,7 @@ LEAST_STEPS = 4
 SURPRISE = 0.1  # a larger error
 LEAST_SURPRISING = 0.5  # weight of a step that took longer than expected
 SURPRISES = 4  # this many more than a quarter of the other steps: something is new, and the fit adapts at once
-SECOND = 100.0  # weight of a second of steps, beside the guess while nothing is known
+SECOND = 100.0  # weight of a second of steps, relative to the first guess
 # How fast old steps lose weight: steps of this many seconds say as much about a number as all before them. The first is
 # about the speed of the whole machine, by which all numbers change alike, the second about a number in relation to the
 # others; of that, only seconds count whose steps say something of the number.

@@ -25,7 +25,7 @@ WORKING = 0.25  # a thread works if it ran for this part of the time of the one 
 
 
 class MachineTime:
-    """The delays of the first calling thread, and of the native threads beside it."""
+    """The delays of the first calling thread, and of the native threads next to it."""
 
     def __init__(
         self,

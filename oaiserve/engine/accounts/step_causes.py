@@ -261,7 +261,7 @@ class StepCauses:
 def _costs_ns(
     cost: StepCost, part: Load, load: Load, expected_ns: int, decodes_ns: int, *, is_again: bool
 ) -> tuple[int, int, int]:
-    """Return three expected times of a request's tokens in a step: all alone, prompts beside the step's decodes, and
+    """Return three expected times of a request's tokens in a step: all alone, prompts with the step's decodes, and
     prompts alone if computed again."""
     if part == load:
         alone_ns = expected_ns

@@ -217,7 +217,7 @@ class ShortConvolution:
     out: Matrix
 
 
-# The mixers of layers, beside attention or in place of it. The order of such layers is that of their states.
+# The mixers of layers, next to attention or in place of it. The order of such layers is that of their states.
 Mixer = DeltaNet | Mamba2 | ShortConvolution
 
 
@@ -339,7 +339,7 @@ class InputGate:
 
 @dataclass(frozen=True, slots=True)
 class LayerInputs:
-    """Numbers of each layer that a token has beside its embedding: (norm(projection(embedding)) + table) * scale."""
+    """Numbers of each layer that a token has besides its embedding: (norm(projection(embedding)) + table) * scale."""
 
     table: Tensor | Blocks  # [vocab, layers * numbers of a layer]; tokens behind its last row have the first one
     table_scale: float
@@ -388,7 +388,7 @@ class Laurel:
 
 @dataclass(frozen=True, slots=True)
 class Scales:
-    """The factors of what the components of a layer add to the hidden state, beside the decoder's own."""
+    """The factors of the outputs that a layer adds to the hidden state, besides the decoder's own."""
 
     mixer: float = 1.0
     attention: float = 1.0

@@ -15,7 +15,7 @@ _METHOD = "noaux_tc"  # the name that files have for the choice of experts by De
 
 
 def mixture(reader: Reader, facts: Mixture, activation: str, shared: MLP | None) -> Experts:
-    """Describe the experts of a layer and the MLP that computes all tokens beside them. Raises NotKnown.
+    """Describe the experts of a layer and the MLP that computes all tokens next to them. Raises NotKnown.
 
     `activation` is the activation function of each expert, unless the mixture has its own.
     """

@@ -1,7 +1,7 @@
 """The sizes of the numbers of keys, by which a cache in eight bits divides them before it rounds them.
 
 Neighbours of a key share a scale, so a number that is always large takes the digits of the others. In some families the
-bias of the key projection makes numbers of 150 beside such of 1, or the weights of a norm do. Sizes follow from the
+bias of the key projection makes numbers of 150 next to numbers of 1, or the weights of a norm do. Sizes follow from the
 weights alone: what goes into the projection has about the size of the norm's weights, as far as nothing is known of the
 text. Numbers that are rotated together have one size, because either becomes the other at some positions.
 

@@ -58,7 +58,7 @@ _PARTS_ROTATED = {
 _GLM_ENDS = [151329, 151336, 151338]
 _ENDS = {"glm": _GLM_ENDS, "glm4": _GLM_ENDS, "cwm": [128001, 128008, 128009]}
 _OF_ROPE = {"original_max_position_embeddings", "partial_rotary_factor", "rope_scaling", "rope_theta"}
-# What no class has today: older names of the above, generation settings, and what wrappers have beside a text model.
+# Not in today's classes: older names of the above, generation settings, and settings of wrappers.
 _OLDER_KEYS = {
     *("rope_local_base_freq", "rotary_dim", "rotary_emb_base", "rotary_pct"),
     *("_attn_implementation", "cache_implementation", "max_length", "prefix", "return_dict", "task_specific_params"),

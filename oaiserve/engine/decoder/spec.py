@@ -54,7 +54,7 @@ class StateShape:
 
 @dataclass(frozen=True, slots=True)
 class LayerStateShapes:
-    """The shapes of one layer's state of a sequence, in place of keys and values or beside them."""
+    """The shapes of one layer's state of a sequence, in place of keys and values or next to them."""
 
     conv: StateShape | None  # the last inputs of its convolution: [channels, kernel size]
     recurrent: StateShape | None

@@ -83,7 +83,7 @@ class StepTime:
         return self._cost_now() is not None
 
     def begin(self, step: Step, others: Step | None = None, paces_ns: Collection[float] = ()) -> None:
-        """Begin with a step that has its decodes, or at a known cost with background work beside a step of `others`.
+        """Begin with a step that has its decodes, or, at a known cost, with background work in addition to `others`.
 
         `paces_ns` are times that it shall not exceed. Those that its decodes exceed by themselves do not count.
         """
@@ -148,7 +148,7 @@ class StepTime:
         return max(fitting, min(self._efficient, self._most_tokens))
 
     def rows_beside(self, num_rows: int) -> int:
-        """Return how many rows a step may have in all, beside decodes of clients with no more than their share."""
+        """Return how many rows a step may have in all, with decodes of clients that have at most their share."""
         cost = self._cost
         if cost is None:
             return self._most_tokens

@@ -46,7 +46,7 @@ def keep_blocks(served: ServedModel, model: Path, folder: Path, options: EngineO
 
 
 def _kind(native: NativeDecoder, model: Path, options: EngineOptions, arrays: list[np.ndarray]) -> str:
-    """Return a digest of all that the content of a block depends on beside its tokens."""
+    """Return a digest of everything but its tokens that determines a block's content."""
     code = hashlib.sha256()
     for path in sorted(_CODE.rglob("*.py")):
         code.update(path.read_bytes())

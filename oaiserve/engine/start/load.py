@@ -206,7 +206,7 @@ def _with_tensors(
 
 
 def generation_defaults(folder: Path) -> GenerationConfig | None:
-    """Read the generation settings of a folder, which transformers reads beside weights that it loads itself."""
+    """Read the generation settings of a folder, which transformers reads along with weights that it loads itself."""
     if (folder / "generation_config.json").is_file():
         return GenerationConfig.from_pretrained(folder)
     return None

@@ -47,7 +47,7 @@ def start_model(
     `default_params` are the sampling parameters of requests that set none, where the model's files state none."""
     if model == "demo":
         folder = demo.fetched()
-        # Its digests are computed beside the imports, which leave a core idle.
+        # Its digests are computed during the imports, which leave a core idle.
         with ThreadPoolExecutor(1, thread_name_prefix="digests") as beside:
             unchanged = beside.submit(times.run, "digests", demo.refuse_unless_unchanged, folder)
             try:

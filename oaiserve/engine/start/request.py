@@ -58,7 +58,7 @@ class StartRequest:
     source: ModelSource  # on this machine
     options: EngineOptions
     times: StartTimes = field(default_factory=StartTimes)
-    meanwhile: Callable[[], object] = lambda: None  # called beside the weights
+    meanwhile: Callable[[], object] = lambda: None  # called while the weights are read
     # Parameters of requests, if the model's files state none.
     default_params: Mapping[str, float] = field(default_factory=dict)
     task: Task = "generate"

@@ -1,4 +1,4 @@
-"""The families of models, each in a file, maybe beside others like it. A new file is found by itself."""
+"""The families of models. Similar ones share a file. A new file is imported automatically."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ _FOUR_NORMS: Names = {
 
 
 def _gemma(settings: Settings, function: str = "hidden_act") -> Facts:
-    settings.read.add("use_bidirectional_attention")  # PaliGemma's, which counts beside images alone
+    settings.read.add("use_bidirectional_attention")  # PaliGemma's, which matters only with images
     facts = llama(settings, function=function)
     return replace(
         facts,

@@ -1,4 +1,4 @@
-"""Gemma 4: wide heads in full layers, shared caches, inputs of layers, and experts beside an MLP."""
+"""Gemma 4: wide heads in full layers, shared caches, inputs of layers, and experts next to an MLP."""
 
 from __future__ import annotations
 

@@ -68,7 +68,7 @@ class HubTensors:
         return matrix.T.contiguous() if self._is_transposed and path.startswith("layers.") else matrix
 
     def numbers(self, path: str) -> Tensor:
-        """Return any tensor in float32, rounded to the dtype of the model, but not vectors beside blocks."""
+        """Return any tensor in float32, rounded to the dtype of the model, but not vectors next to blocks."""
         tensor = self._tensor(path)
         is_exact = self._files.has_blocks() and tensor.dim() == 1
         if is_exact:

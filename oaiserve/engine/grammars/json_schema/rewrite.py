@@ -65,7 +65,7 @@ def finish(prepared: dict[str, Any], place: str, is_alone: bool) -> None:
 
 
 def _keep_values_of_types(prepared: dict[str, Any], place: str) -> None:
-    """Drop the values of other types from "enum". llguidance gets no type beside values."""
+    """Drop the values of other types from "enum". llguidance gets no type together with values."""
     if "enum" not in prepared and "const" not in prepared:
         return
     name = "enum" if "enum" in prepared else "const"

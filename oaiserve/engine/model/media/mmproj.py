@@ -43,7 +43,7 @@ class NotRead(StartupError):
 
 
 class _Parts(NamedTuple):
-    """The parts of a configuration that a family makes of the metadata, beside the sizes that all have."""
+    """The parts of a configuration that a family derives from the metadata, besides the common sizes."""
 
     vision: Fields = {}  # noqa: RUF012 - never written to
     wrapper: Fields = {}  # noqa: RUF012

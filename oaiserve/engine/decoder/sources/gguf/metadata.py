@@ -75,7 +75,7 @@ class Metadata:
 
 
 def no_fields(_: Metadata) -> Fields:
-    """Return no fields beside the common ones."""
+    """Return no fields besides the common ones."""
     return {}
 
 
