@@ -92,7 +92,7 @@ class Hosts:
         if is_own or "*" in self._origins or origin in self._origins:
             return
         message = (
-            f"Web pages of the origin {origin[:200]!r} may not use this server. If they shall, start it with "
+            f"Web pages of the origin {origin[:200]!r} may not use this server. To allow them, start it with "
             f"--cors-origin {origin[:200]}. If a proxy stands in front of it, let that pass on the header Host."
         )
         _refuse(scope, AccessRefusal.ORIGIN, Forbidden(message, code="origin_not_allowed"), self._count, origin)

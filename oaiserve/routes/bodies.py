@@ -67,7 +67,7 @@ ReasoningFormat = Literal["none", "auto", "deepseek", "deepseek-legacy"]  # llam
 # Fields that several bodies share.
 Priority = Annotated[Integer | None, described("Lower is earlier, under --policy priority.", -MAX_INT64 - 1, MAX_INT64)]
 _TopLogprobs = Annotated[
-    Integer | None, described("Alternatives for each token, if log-probabilities are asked for.", 0, MAX_LOGPROBS)
+    Integer | None, described("Alternatives for each token, if log-probabilities are requested.", 0, MAX_LOGPROBS)
 ]
 ThinkingBudget = Annotated[
     Integer | None, described("Most tokens of the reasoning, whose end is forced then.", 0, MAX_INT32)
@@ -75,7 +75,9 @@ ThinkingBudget = Annotated[
 _AddsSpecialTokens = Annotated[
     bool | None, described("Add the tokenizer's own tokens to the prompt. Default: true, but false for messages.")
 ]
-_AddsGenerationPrompt = Annotated[bool | None, described("Ask for an answer behind the messages. Default: true.")]
+_AddsGenerationPrompt = Annotated[
+    bool | None, described("Add the template's beginning of an answer after the messages. Default: true.")
+]
 
 
 class SamplingBody(msgspec.Struct, kw_only=True):
@@ -85,7 +87,7 @@ class SamplingBody(msgspec.Struct, kw_only=True):
     n: Annotated[Integer | None, described("Choices for each prompt. Default: 1.", 1, MAX_CHOICES)] = None
     max_tokens: Annotated[Integer | None, described("Most tokens of a choice.", 1, MAX_INT32)] = None
     max_completion_tokens: Annotated[
-        Integer | None, described("Newer name of max_tokens, over which it wins.", 1, MAX_INT32)
+        Integer | None, described("Newer name of max_tokens, which it overrides.", 1, MAX_INT32)
     ] = None
     min_tokens: Annotated[
         Integer | None, described("Tokens before which a choice cannot end by itself.", 0, MAX_INT32)
@@ -111,7 +113,7 @@ class SamplingBody(msgspec.Struct, kw_only=True):
         float | None, described("Lowers the logits of tokens that are in the answer already.", -2, 2)
     ] = None
     frequency_penalty: Annotated[
-        float | None, described("The same, for each time that a token is in the answer.", -2, 2)
+        float | None, described("The same, for each occurrence of a token in the answer.", -2, 2)
     ] = None
     # The bounds keep logits finite in 32 bits. Beyond them the output is noise.
     repetition_penalty: Annotated[
@@ -136,7 +138,9 @@ class SamplingBody(msgspec.Struct, kw_only=True):
     ] = None
     stop_token_ids: Annotated[list[TokenId] | None, described("Tokens at which the answer ends.")] = None
     include_stop_str_in_output: Annotated[bool | None, described("Keep the stop in the text.")] = None
-    ignore_eos: Annotated[bool | None, described("Go on at the end of the sequence, up to max_tokens.")] = None
+    ignore_eos: Annotated[bool | None, described("Ignore the end of the sequence, and continue up to max_tokens.")] = (
+        None
+    )
     skip_special_tokens: Annotated[bool | None, described("Leave special tokens out of the text. Default: true.")] = (
         None
     )
@@ -154,15 +158,15 @@ class SamplingBody(msgspec.Struct, kw_only=True):
         dict[str, bool | None] | None, described("With stream: include_usage, include_timings, continuous_usage_stats.")
     ] = None
     return_progress: Annotated[
-        bool | None, described("With stream: while a long prompt is computed, send chunks that say how far that is.")
+        bool | None, described("With stream: while a long prompt is computed, send chunks that report the progress.")
     ] = None
     stream_interval: Annotated[Integer | None, described("Tokens of a choice in an event.", 1, MAX_INT32)] = None
     priority: Priority = None
     deadline_ms: Annotated[
         Integer | None,
-        described("Milliseconds from its receipt after which its end is of no use any more.", 1, MAX_DEADLINE_MS),
+        described("Deadline of the whole answer, in milliseconds from the receipt of the request.", 1, MAX_DEADLINE_MS),
     ] = None
-    ttft_deadline_ms: Annotated[Integer | None, described("The same of the first token.", 1, MAX_DEADLINE_MS)] = None
+    ttft_deadline_ms: Annotated[Integer | None, described("The same for the first token.", 1, MAX_DEADLINE_MS)] = None
     cache_salt: Annotated[
         str | None,
         described(
@@ -178,7 +182,7 @@ class CompletionBody(SamplingBody, kw_only=True):
     prompt: Annotated[Prompts, described("A text, a list of texts, a list of token ids, or a list of such lists.")]
     max_tokens: Annotated[Integer | None, described("Most tokens of a choice. Default: 16.", 0, MAX_INT32)] = None
     max_completion_tokens: Annotated[
-        Integer | None, described("Newer name of max_tokens, over which it wins.", 0, MAX_INT32)
+        Integer | None, described("Newer name of max_tokens, which it overrides.", 0, MAX_INT32)
     ] = None
     suffix: Annotated[
         str | None,
@@ -201,7 +205,7 @@ class ChatBody(SamplingBody, kw_only=True):
     logprobs: Annotated[bool | None, described("Send the log-probability of each token of the content.")] = None
     top_logprobs: _TopLogprobs = None
     add_generation_prompt: _AddsGenerationPrompt = None
-    continue_final_message: Annotated[bool | None, described("Go on with the last message instead.")] = None
+    continue_final_message: Annotated[bool | None, described("Continue the last message instead.")] = None
     chat_template_kwargs: Annotated[dict[str, Any] | None, described("Variables of the chat template.")] = None
     tools: Annotated[list[Tool] | None, described("Functions that the model may call.", maxItems=MAX_TOOLS)] = None
     tool_choice: Annotated[ToolChoice | None, described("Whether to call tools, and which. Default: auto.")] = None
@@ -224,9 +228,9 @@ _Choice = Annotated[ResponseToolChoice | None, described("Whether to call tools,
 _Parallel = Annotated[bool | None, described("Whether there may be several calls. Default: true.")]
 _Reasoning = Annotated[ReasoningOptions | None, described("How the model reasons.")]
 _TemplateKwargs = Annotated[dict[str, Any] | None, described("Variables of the chat template.")]
-_Previous = Annotated[str | None, described("The stored response that this one goes on from.")]
+_Previous = Annotated[str | None, described("The stored response that this one continues.")]
 _Conversation = Annotated[
-    str | ConversationId | None, described("The stored conversation that this is a turn of, by its id.")
+    str | ConversationId | None, described("The id of the stored conversation that this turn belongs to.")
 ]
 _Metadata = Annotated[
     dict[str, Annotated[str, described("At most 512 characters.", maxLength=MAX_VALUE_CHARACTERS)]] | None,
@@ -262,10 +266,10 @@ class ResponsesBody(SamplingBody, kw_only=True):
     input: _Input
     instructions: _Instructions = None
     max_output_tokens: Annotated[
-        Integer | None, described("Most tokens of the answer, those of its reasoning included.", 1, MAX_INT32)
+        Integer | None, described("Most tokens of the answer, including its reasoning.", 1, MAX_INT32)
     ] = None
     top_logprobs: _TopLogprobs = None
-    include: Annotated[list[Includable] | None, described("What else to send.")] = None
+    include: Annotated[list[Includable] | None, described("Further parts of the response.")] = None
     text: _Text = None
     tools: _Tools = None
     tool_choice: _Choice = None
@@ -286,11 +290,11 @@ class ResponsesBody(SamplingBody, kw_only=True):
         described("auto: a conversation beyond the context loses its first items. Default: it is refused."),
     ] = None
     metadata: _Metadata = None
-    user: Annotated[str | None, described("Is sent back with the response.")] = None
-    safety_identifier: Annotated[str | None, described("Is sent back with the response.")] = None
-    prompt_cache_key: Annotated[str | None, described("Is sent back with the response.")] = None
+    user: Annotated[str | None, described("Returned with the response.")] = None
+    safety_identifier: Annotated[str | None, described("Returned with the response.")] = None
+    prompt_cache_key: Annotated[str | None, described("Returned with the response.")] = None
     background: Annotated[
-        bool | None, described("Answer at once, and make the response meanwhile. It has to be stored.")
+        bool | None, described("Answer at once, and make the response in the background. It must be stored.")
     ] = None
     conversation: _Conversation = None
     prompt: Annotated[str | dict[str, Any] | None, described("Is refused: there are no stored prompts.")] = None
@@ -335,7 +339,7 @@ class TokenizeBody(msgspec.Struct, kw_only=True):
     messages: Annotated[list[GivenMessage] | None, described("A conversation.", minItems=1)] = None
     add_special_tokens: _AddsSpecialTokens = None
     add_generation_prompt: _AddsGenerationPrompt = None
-    continue_final_message: Annotated[bool | None, described("Go on with the last message instead.")] = None
+    continue_final_message: Annotated[bool | None, described("Continue the last message instead.")] = None
     chat_template_kwargs: Annotated[dict[str, Any] | None, described("Variables of the chat template.")] = None
     return_token_strs: Annotated[bool | None, described("Send the text of each token, too.")] = None
     tools: Annotated[list[Tool] | None, described("Functions in the prompt.", maxItems=MAX_TOOLS)] = None

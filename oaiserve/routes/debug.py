@@ -136,7 +136,7 @@ async def samples(request: Request) -> Response:
 
 
 @Operation(
-    summary="What a router learns of this server: its load, and the keys of the prompts in its prefix cache.",
+    summary="A replica's report for routers: its load, and the keys of the prompts in its prefix cache.",
     group="Debugging",
     answer=Report,
 )

@@ -69,7 +69,7 @@ class ModelList(msgspec.Struct):
 PAGE = (
     Parameter("limit", "With anthropic-version: models of a page. Default: 20.", is_integer=True, most=1000),
     Parameter("after_id", "With anthropic-version: the model before the page."),
-    Parameter("before_id", "With anthropic-version: the model behind the page."),
+    Parameter("before_id", "With anthropic-version: the model after the page."),
 )
 
 

@@ -95,7 +95,7 @@ class Message(msgspec.Struct, kw_only=True):
     ] = None
     name: str | None = None
     refusal: Annotated[str | None, described("The refusal in an earlier answer.")] = None
-    reasoning: Annotated[str | None, described("What the model thought before it answered.")] = None
+    reasoning: Annotated[str | None, described("The model's reasoning before its answer.")] = None
     reasoning_content: Annotated[str | None, described("Another name of reasoning.")] = None
     tool_calls: Annotated[list[dict[str, Any]] | None, described("The calls that an earlier answer made.")] = None
     function_call: Annotated[dict[str, Any] | None, described("The older form of one call.")] = None
@@ -180,7 +180,7 @@ class Allowed(msgspec.Struct):
     """Some of the tools, and whether one of them must be called."""
 
     mode: Literal["auto", "required"]
-    tools: Annotated[list[AllowedTool], described("Those that are left.", minItems=1)]
+    tools: Annotated[list[AllowedTool], described("The tools that are left.", minItems=1)]
 
 
 class AllowedChoice(msgspec.Struct, tag_field="type", tag="allowed_tools"):
@@ -318,9 +318,9 @@ class ConversationId(msgspec.Struct):
 class InputImage(msgspec.Struct, tag_field="type", tag="input_image", kw_only=True):
     """An image in a message, or in the output of a call: its URL, or the id of a file."""
 
-    image_url: Annotated[str | None, described("As of image_url in chat.")] = None
+    image_url: Annotated[str | None, described("Like that of image_url in chat.")] = None
     file_id: Annotated[str | None, described("The id of a file of /v1/files.")] = None
-    detail: Annotated[Detail, described("As of image_url in chat.")] = None
+    detail: Annotated[Detail, described("Like that of image_url in chat.")] = None
 
 
 class InputItem(msgspec.Struct, kw_only=True):

@@ -19,14 +19,14 @@ from oaiserve.routes.objects import REF, InputItem, Message
 from oaiserve.routes.operation import ErrorAnswer, Operation, operation_of
 
 STATUSES = {
-    400: "The request is invalid, or asks for something that is not supported. `param` names what.",
+    400: "The request is invalid, or uses something that is not supported. `param` names it.",
     401: "No API key, or an unknown one.",
     403: "The server does not answer to that host name, or to web pages of that origin.",
     404: "There is no such model, or nothing else of that name.",
     408: "The headers, the body or the answer took too long.",
     413: "The body is too large (`--body-limit`).",
     415: "The body is compressed, but not in zstd, gzip or deflate.",
-    429: "Too much waits already. The header `retry-after` says when to try again.",
+    429: "Too many requests are waiting. The header `retry-after` says when to try again.",
     431: "The headers are too many or too large.",
     500: "A fault of the server. Its log says more under the request id.",
     503: "The server loads, drains or has failed. The header `retry-after` says when to try again.",

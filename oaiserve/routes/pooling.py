@@ -29,7 +29,7 @@ class PoolingBody(msgspec.Struct, kw_only=True):
     model: Annotated[str | None, described("Name of the model; the one that is served, if left out.")] = None
     # The model decides about its maximum.
     truncate_prompt_tokens: Annotated[
-        Integer | None, described("Cut texts to this many tokens; -1 to as many as there can be.", -1)
+        Integer | None, described("Cut texts to this many tokens; -1: to the most that the model reads.", -1)
     ] = None
     priority: Priority = None
 

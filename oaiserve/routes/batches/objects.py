@@ -49,7 +49,7 @@ class BatchBody(MetadataBody, kw_only=True):
 
     input_file_id: Annotated[str, described("A file with the purpose batch: a request per line.")]
     endpoint: Annotated[Endpoint, described("The route of all of its requests.")]
-    completion_window: Annotated[Literal["24h"], described("What is not done by then is given up.")]
+    completion_window: Annotated[Literal["24h"], described("Requests that are not done by then are given up.")]
 
 
 class LineError(msgspec.Struct):

@@ -48,8 +48,8 @@ from oaiserve.routes.parameters import check_metadata
 MOST_FILE_BYTES = 64 * 2**20
 MOST_FORM_BYTES = 2**16  # bytes of a form in addition to its file, for a first check of its length
 LIMIT = Parameter("limit", "How many. Default: 20.", is_integer=True, most=100)
-AFTER = Parameter("after", "The id behind which to begin.")
-DONE_AFTER = Parameter("after", "How many answers the client has.", is_integer=True, least=0)
+AFTER = Parameter("after", "The id after which the page begins.")
+DONE_AFTER = Parameter("after", "The number of answers that the client has.", is_integer=True, least=0)
 PURPOSE = Parameter("purpose", "Only files for this.", allowed=(*GIVEN_PURPOSES, "batch_output"))
 
 
@@ -200,7 +200,7 @@ async def cancel(request: Request) -> Response:
 
 
 @Operation(
-    summary="The answers of a batch so far, in the order in which they came: oaiserve's own.",
+    summary="The answers of a batch so far, in the order in which they came. Only oaiserve has this route.",
     group="Batches",
     answer="application/jsonl",
     query=(DONE_AFTER,),

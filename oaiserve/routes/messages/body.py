@@ -102,16 +102,16 @@ class JSONFormat(msgspec.Struct, tag_field="type", tag="json_schema", forbid_unk
 class OutputConfig(msgspec.Struct, kw_only=True):
     """The form of the answer."""
 
-    effort: Annotated[Effort | None, described("As reasoning_effort of chat.")] = None
+    effort: Annotated[Effort | None, described("Like reasoning_effort in chat.")] = None
     format: JSONFormat | None = None
 
 
 Model = Annotated[str, described("Name of the model.")]
 Turns = Annotated[list[Turn], described("The conversation so far.", minItems=1)]
 System = Annotated[str | list[TextPart] | None, described("The system's message, before all others.")]
-Offered = Annotated[list[MessagesTool] | None, described("What the model may call.", maxItems=MAX_TOOLS)]
+Offered = Annotated[list[MessagesTool] | None, described("The tools that the model may call.", maxItems=MAX_TOOLS)]
 Choice = Annotated[MessagesToolChoice | None, described("Whether to call tools. Default: auto.")]
-Thinking = Annotated[ThinkingOptions | None, described("How the model reasons. Default: as it does.")]
+Thinking = Annotated[ThinkingOptions | None, described("How the model reasons. Default: in its own way.")]
 Output = Annotated[OutputConfig | None, described("The form of the answer.")]
 MCPServers = Annotated[list[Any] | None, described("Are left out: this server runs no tools.")]
 Thread = Annotated[dict[str, Any] | None, described("Is refused, so that the client sends the whole conversation.")]
