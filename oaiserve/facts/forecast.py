@@ -107,9 +107,9 @@ class Forecast:
         """Return the value of the header, in milliseconds, in the form of `server-timing`."""
         if not self.is_calibrated:
             return "calibrating"
-        told = {"first_token": self.first_token_interval_ns}
+        intervals = {"first_token": self.first_token_interval_ns}
         if self.has_end:
-            told["end"] = self.end_interval_ns
+            intervals["end"] = self.end_interval_ns
         return ", ".join(
             f"{name};dur={median_ns / 1e6:.1f};low={low_ns / 1e6:.1f};high={high_ns / 1e6:.1f}"
             for name, (low_ns, median_ns, high_ns) in intervals.items()

@@ -431,7 +431,7 @@ class RequestRecord:
             known = {}
         if self.account.prefill_causes_ns:
             known |= {"prefill": self.account.prefill_causes_ns, "decode": self.account.decode_causes_ns}
-        found = {}
+        causes = {}
         phases = self.times.phases()
         if self.refusal_delay_ns:
             last = phases[-1].name

@@ -300,7 +300,7 @@ async def _content(
 async def _needed_content(
     request: Request, serving: Serving, source: MediaSource, param: str, where: str, take: Callable[[int], None]
 ) -> bytes:
-    if given.file_id:
+    if source.file_id:
         files = request.app.state.batches
         if files is None:
             stored = None
@@ -317,7 +317,7 @@ async def _needed_content(
         reason = "this server fetches nothing: it runs without --allow-media-from. Send a data: URL"
         raise invalid(param, f"{reason}, got {show(source.url)}", where)
     try:
-        return await serving.fetcher.fetch(given.url, given.kind, FILE_BYTES, take)
+        return await serving.fetcher.fetch(source.url, source.kind, FILE_BYTES, take)
     except NotFetched as error:
         raise invalid(param, f"{show(source.url)} is not fetched: {error}", where) from error
 

@@ -356,7 +356,7 @@ class Answer:
         cut_to = self.exchange.max_tokens_cut_to
         headers = self.exchange.adaptations.headers()
         if cut_to is not None:
-            told["x-max-tokens-cut-to"] = f"{cut_to}"
+            headers["x-max-tokens-cut-to"] = f"{cut_to}"
         is_forecast = self.serving.config.engine.explain and not self.request.is_background
         if is_forecast and self.exchange.stream is not None:
             headers[FORECAST_HEADER] = self.exchange.stream.forecast.in_header()

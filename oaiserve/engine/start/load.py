@@ -113,7 +113,7 @@ def load_weights(checkpoint: Checkpoint, dtype: torch.dtype, *, attention: str |
         elif checkpoint.is_gguf:
             loaded, report = _load_gguf_by_transformers(checkpoint, dtype, attention)
         else:
-            loaded, found = _load_by_transformers(checkpoint, dtype, attention)
+            loaded, report = _load_by_transformers(checkpoint, dtype, attention)
         if not checkpoint.is_gguf:
             restore_padding(loaded, folder)
     if checkpoint.is_gguf and (defaults := generation_defaults(folder)) is not None:

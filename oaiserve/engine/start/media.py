@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 from pathlib import Path
 
+from torch import Tensor
+
 from oaiserve.engine.encoder import Media
 from oaiserve.engine.media import MediaKind
 from oaiserve.engine.model.checkpoints.wrapper import text_config
@@ -58,10 +60,16 @@ def load_media(request: StartRequest, mmproj: Path | None = None) -> Media | Non
     if not forms:
         return None
     device = select_device(options.device)
-    dtype = select_dtype(options.dtype, text, device, is_gguf=found is not None, for_tensor_cores=True)
+    dtype = select_dtype(options.dtype, text, device, is_gguf=mmproj_files is not None, for_tensor_cores=True)
     num_threads = options.cpu_threads or default_threads() if device.type == "cpu" else None
     limits = MediaLimits(max_pixels=options.max_image_pixels)
-    weights, name = (source.path, source.shown) if found is None else (found.weights, f"'{mmproj}'")
+    weights: Path | dict[str, Tensor]
+    if mmproj_files is None:
+        weights = source.path
+        name = source.shown
+    else:
+        weights = mmproj_files.weights
+        name = f"'{mmproj}'"
     vector_ids = {kind: form.vector_id for kind, form in forms.items()}
     try:
         tower = load_tower(weights, config, name, vector_ids, device, dtype, num_threads)

@@ -11,7 +11,7 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -88,6 +88,7 @@ class BatchRunner:
         received: SharedLimit,
         store: BatchStore,
         keys: Keyring | None,
+        clock: Callable[[], float] = time.time,
     ) -> None:
         """`routes` answers the lines: a part of `app` without the middleware for requests from outside. `received`
         counts the bytes of bodies that are being received."""
