@@ -7,7 +7,7 @@ versions of torch and transformers, too.
 
 import json
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +18,15 @@ from gguf import GGMLQuantizationType as Kind
 from numpy.typing import NDArray
 from transformers import PreTrainedConfig, PreTrainedModel
 
+from oaiserve.engine.decoder.families import FAMILIES
+from oaiserve.engine.decoder.settings import Settings
+from oaiserve.engine.decoder.sources.gguf.architecture import Architecture
+from oaiserve.engine.decoder.sources.gguf.architectures import ARCHITECTURES
+from oaiserve.engine.decoder.sources.gguf.names import GGUF
+from oaiserve.engine.decoder.sources.gguf.settings import settings_of_gguf
+from oaiserve.engine.decoder.sources.names import names_of, split_path
 from oaiserve.engine.model.checkpoints.gguf_config import config_of as config_of_metadata
-from oaiserve.engine.model.checkpoints.gguf_names import FileNames, change_of
-from oaiserve.engine.model.families import family_of
+from oaiserve.engine.model.checkpoints.gguf_weights import paths_of_parameters
 from oaiserve.files.gguf import GgufTensor
 from tests.models import small_configs
 from tests.models.decoders import random_model
@@ -86,52 +92,60 @@ class Record:
 
     def config(self) -> PreTrainedConfig:
         """Return the configuration that is read of the numbers."""
-        return config_of_metadata(
-            self.values, {name: GgufTensor(0, 0, name, 0, shape) for name, shape in self.shapes.items()}
-        )
+        return config_of_metadata(self.values, self._places())
+
+    def settings(self) -> Settings:
+        """Return the settings that are read of the numbers."""
+        return settings_of_gguf(self.values, self._places())
+
+    def _places(self) -> dict[str, GgufTensor]:
+        return {name: GgufTensor(0, 0, name, 0, shape) for name, shape in self.shapes.items()}
 
     def file_tensors(self, model: PreTrainedModel) -> dict[str, NDArray[np.float32]]:
         """Return the tensors that a file has of a model: what is undone in reading them is done here."""
-        config = self.config()
-        names = FileNames(
-            family_of(config.model_type), self.values["general.architecture"], config.num_hidden_layers, self.shapes
-        )
+        settings = self.settings()
+        family, architecture = FAMILIES[settings["model_type"]], ARCHITECTURES[self.values["general.architecture"]]
+        parameters = parameters_of(model)
+        paths = paths_of_parameters(parameters, family.names, settings["num_hidden_layers"])
         found: dict[str, NDArray[np.float32]] = {}
-        for parameter, values in parameters_of(model).items():
-            if (in_file := names.of(parameter)) is None:
-                raise ValueError(f"there is no tensor for {parameter}")
-            found |= self._in_file(config, parameter, values, in_file, found)
+        for parameter, values in parameters.items():
+            path, names = next(
+                (path, names) for path in paths[parameter] if (names := self._names_in_file(path, architecture))
+            )
+            role = split_path(path)[0].removeprefix("layers.{}.")
+            if role.endswith("norm.weight") and not role.startswith("mixer."):
+                values = values + family.facts(settings).norm.adds_one
+            if role == "mixer.A_log":
+                values = -np.exp(values)
+            of_matrix = role.removesuffix(".weight").removesuffix(".bias")
+            if (rows := architecture.rows.get(of_matrix)) is not None:
+                values = values[np.argsort(rows(settings))]
+            if (columns := architecture.columns.get(of_matrix)) is not None:
+                values = values[:, np.argsort(columns(settings))]
+            found |= self._parts(of_matrix, values, names)
         return found
 
-    def _in_file(
-        self,
-        config: PreTrainedConfig,
-        parameter: str,
-        values: NDArray[np.float32],
-        names: tuple[str, ...],
-        found: Mapping[str, NDArray[np.float32]],
-    ) -> dict[str, NDArray[np.float32]]:
-        change = change_of(config, parameter)
+    def _names_in_file(self, path: str, architecture: Architecture) -> list[str]:
+        """Return the tensors of a path; an empty list if there are none."""
+        suffix = next((end for end in (".weight", ".bias") if path.endswith(end)), "")
+        module = path.removesuffix(suffix)
+        role, numbers = split_path(module)
+        joined = architecture.joined.get(role.removeprefix("layers.{}."), ())
+        choices = [[f"blk.{numbers[0]}.{part}{suffix}" for part in parts] for parts in joined]
+        for one in (module, *(module.replace("gate_up", part) for part in ("gate", "up"))):
+            choices += [[f"{name}{suffix}"] for name in names_of(one, {**GGUF, **architecture.names})]
+        gates_and_ups = [choice[0] for choice in choices if "_exps" in choice[0] and choice[0] in self.shapes]
+        if len(gates_and_ups) == 2:
+            return gates_and_ups
+        return next((names for names in choices if all(name in self.shapes for name in names)), [])
+
+    def _parts(self, role: str, values: NDArray[np.float32], names: list[str]) -> dict[str, NDArray[np.float32]]:
+        """Return the tensors whose rows are those of a parameter."""
         shapes = [self.shapes[name] for name in names]
-        if change is not None and change.joined is not None:
-            if "kv_b_proj" in parameter:
-                heads, _, width = shapes[1]
-                of_heads = values.reshape(heads, -1, width)
-                keys, of_values = np.split(of_heads, [shapes[0][2]], axis=1)
-                return dict(zip(names, (keys.swapaxes(1, 2), of_values), strict=True))
-            stacked = np.zeros(shapes[0], np.float32) if names[0] not in found else found[names[0]]
-            stacked[int(parameter.split(".")[-2])] = values
-            return {names[0]: stacked}
-        if change is not None and change.values is not None:
-            values = values + 1 if change.values == "one added" else -np.exp(values)
-        if change is not None and change.rows is not None:
-            turned = np.empty_like(values)
-            turned[change.rows(config, parameter)] = values
-            values = turned
-        if change is not None and change.columns is not None:
-            turned = np.empty_like(values)
-            turned[:, change.columns(config)] = values
-            values = turned
+        if role == "kv_up" and len(names) == 2:
+            heads, _, width = shapes[1]
+            keys, of_values = np.split(values.reshape(heads, -1, width), [shapes[0][2]], axis=1)
+            return dict(zip(names, (keys.swapaxes(1, 2), of_values), strict=True))
         dim = 1 if len(shapes[0]) == 3 and len(shapes) > 1 else 0
         cuts = np.cumsum([shape[dim] for shape in shapes])[:-1] if len(shapes) > 1 else []
         parts = np.split(values, cuts, axis=dim)

@@ -87,6 +87,7 @@ def write_gpt2(path: Path, kind: Kind) -> PreTrainedModel:
     """Write a GGUF file of a small GPT-2, and return its model."""
     # The writer asks for the other sizes.
     sizes = {"max_position_embeddings": 128, "n_positions": 128, "num_key_value_heads": 4, "rms_norm_eps": 1e-5}
+    sizes["n_inner"] = 96
     model = make_model(config("gpt2", **sizes, rope_parameters={"rope_theta": 1e4}))
     parameters = {name: parameter.detach().numpy() for name, parameter in model.named_parameters()}
     turned = (".c_attn.weight", ".c_proj.weight", ".c_fc.weight")

@@ -25,7 +25,6 @@ from oaiserve.engine.decoder.sources.packed_weights import PackedWeights
 from oaiserve.engine.decoder.sources.tensor_files import TensorFiles
 from oaiserve.engine.model.checkpoints.empty_model import empty_model, named_parameters
 from oaiserve.engine.model.checkpoints.gguf_weights import GgufWeights, scale_frequencies
-from oaiserve.engine.model.checkpoints.weights import Weights
 from oaiserve.engine.model.model_config import is_mxfp4
 from oaiserve.engine.start.load import Checkpoint, read_checkpoint
 from oaiserve.files.source import ModelSource
@@ -39,15 +38,16 @@ class Reference:
     def __init__(self, source: ModelSource, ids: list[int], folder: Path) -> None:
         """Compute the hidden states of all tokens, or read them from `folder`, where they are stored."""
         checkpoint = read_checkpoint(source, source.shown)
-        weights = _weights(checkpoint)
         self._model = empty_model(checkpoint.config, torch.float32)
-        scale_frequencies(self._model, weights.rope_factors)
+        weights = _weights(checkpoint, self._model)
+        if isinstance(weights, GgufWeights):
+            scale_frequencies(self._model, weights.rope_factors)
         if not getattr(checkpoint.config, "attn_logit_softcapping", None) and self._model._supports_sdpa:
             self._model.set_attn_implementation("sdpa")  # This needs no memory for scores.
         self._model.tie_weights()
         self._model.eval()
         layers = {name: module for name, module in self._model.named_modules() if _LAYER.fullmatch(name)}
-        names = {name for name, _ in named_parameters(self._model)}
+        names = named_parameters(self._model).keys()
         of_layers = {name for name in names for layer in layers if name.startswith(layer + ".")}
         _fill(self._model, weights, {name: name for name in names - of_layers})
         for layer, module in layers.items():
@@ -78,11 +78,11 @@ def _base_of(model: PreTrainedModel) -> Any:
     return model.model if model.base_model is model else model.base_model
 
 
-def _weights(checkpoint: Checkpoint) -> Weights | TensorFiles:
+def _weights(checkpoint: Checkpoint, model: PreTrainedModel) -> GgufWeights | TensorFiles:
     """Map the weights of a checkpoint, which are expanded at each access."""
     _, source, config, quantization, is_wrapped = checkpoint
     if source.gguf_file is not None:
-        return GgufWeights(source.path, config)
+        return GgufWeights(source.path, named_parameters(model))
     folder = Path(source.location)
     if is_mxfp4(config):
         return Mxfp4Weights(folder)
@@ -91,7 +91,7 @@ def _weights(checkpoint: Checkpoint) -> Weights | TensorFiles:
     return TensorFiles(folder, of_wrapper=is_wrapped)
 
 
-def _fill(module: Module, weights: Weights | TensorFiles, names: dict[str, str]) -> None:
+def _fill(module: Module, weights: GgufWeights | TensorFiles, names: dict[str, str]) -> None:
     """Load the parameters of a module, given the name in the whole model of each."""
     tensors = {own: weights.tensor(name).to(torch.float32) for own, name in names.items()}
     module.load_state_dict(tensors, strict=False, assign=True)
@@ -99,7 +99,7 @@ def _fill(module: Module, weights: Weights | TensorFiles, names: dict[str, str])
         module.tie_weights()
 
 
-def _fill_while_running(layer: Module, weights: Weights | TensorFiles, names: dict[str, str]) -> None:
+def _fill_while_running(layer: Module, weights: GgufWeights | TensorFiles, names: dict[str, str]) -> None:
     """Give a layer its parameters when it is called, and take them away behind that."""
 
     def load(*_: Any) -> None:

@@ -21,22 +21,21 @@ from transformers import (
 from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
 from transformers.utils.quantization_config import Mxfp4Config
 
+from oaiserve.engine.decoder.sources.gguf.architectures import ARCHITECTURES
 from oaiserve.engine.decoder.sources.packed_weights import PackedWeights
 from oaiserve.engine.decoder.sources.tensor_files import TensorFiles
 from oaiserve.engine.decoder.sources.wrapped_names import KEYS
-from oaiserve.engine.model.checkpoints.empty_model import empty_model
+from oaiserve.engine.model.checkpoints.empty_model import empty_model, named_parameters
 from oaiserve.engine.model.checkpoints.gguf_config import read_config
 from oaiserve.engine.model.checkpoints.gguf_weights import GgufWeights, scale_frequencies
-from oaiserve.engine.model.checkpoints.weights import Weights
 from oaiserve.engine.model.checkpoints.wrapper import bring_layout, text_config
-from oaiserve.engine.model.families import family_of
 from oaiserve.engine.model.model_config import (
     is_mxfp4,
     quantization_of,
     refuse_unless_computable,
 )
 from oaiserve.errors import StartupError
-from oaiserve.files.gguf import shard_paths
+from oaiserve.files.gguf import architecture, read_values, shard_paths
 from oaiserve.files.load_errors import reported, tensors_named
 from oaiserve.files.progress import counted
 from oaiserve.files.quantization import Quantization
@@ -99,15 +98,14 @@ def load_weights(checkpoint: Checkpoint, dtype: torch.dtype, *, attention: str |
     _, source, config, quantization, is_wrapped = checkpoint
     folder = Path(source.location)
     failure = f"The weights of '{checkpoint.name}' could not be loaded"
-    family = family_of(config.model_type)
     with reported(failure), tensors_named(allows_unread=is_wrapped):
         if quantization is not None:
             packed = PackedWeights(folder, quantization, of_wrapper=is_wrapped)
             loaded, report = _load_expanded(config, packed, dtype, attention, generation_defaults(folder))
             names = checkpoint.name, quantization.name, str(dtype).removeprefix("torch.")
             log.debug("The weights of '%s', in %s, are expanded to %s", *names)
-        elif checkpoint.is_gguf and family.changes is not None:
-            in_file = GgufWeights(source.path, config)
+        elif checkpoint.is_gguf and architecture(read_values(source.path)) in ARCHITECTURES:
+            in_file = GgufWeights(source.path, named_parameters(empty_model(config, torch.bfloat16)))
             loaded, report = _load_expanded(config, in_file, dtype, attention)
             scale_frequencies(loaded, in_file.rope_factors)
         elif checkpoint.is_gguf:
@@ -152,7 +150,7 @@ def restore_padding(model: PreTrainedModel, folder: Path) -> None:
 def _load_gguf_by_transformers(
     checkpoint: Checkpoint, dtype: torch.dtype, attention: str | None
 ) -> tuple[PreTrainedModel, dict[str, Any]]:
-    """Let transformers read the weights of a GGUF file whose family's changes are not known here."""
+    """Let transformers read the weights of a GGUF file whose architecture is not known here."""
     path = checkpoint.source.path
     if len(shard_paths(path)) > 1:
         raise StartupError(
@@ -168,7 +166,7 @@ def _load_gguf_by_transformers(
 
 def _load_expanded(
     config: PreTrainedConfig,
-    weights: Weights,
+    weights: PackedWeights | GgufWeights,
     dtype: torch.dtype,
     attention: str | None,
     generation: GenerationConfig | None = None,

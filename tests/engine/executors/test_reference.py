@@ -14,7 +14,7 @@ from oaiserve.engine.decoder.description import Decoder
 from oaiserve.engine.decoder.spec import LayerStateShapes, ModelSpec
 from oaiserve.engine.executors.reference.executor import ReferenceExecutor
 from oaiserve.engine.model.batch import build_batch
-from oaiserve.engine.model.checkpoints.gguf_config import read_config
+from oaiserve.engine.model.checkpoints.empty_model import named_parameters
 from oaiserve.engine.model.checkpoints.gguf_weights import GgufWeights
 from oaiserve.engine.model.executor import Executor
 from oaiserve.engine.model.states import StateChunk
@@ -130,7 +130,7 @@ def test_so_are_those_of_models_with_the_statistics_of_trained_ones(family: str)
 def test_logits_of_quantized_files_are_those_of_transformers_with_their_weights(name: str, tmp_path: Path) -> None:
     kept = quantized(name, tmp_path)
     model, path = model_of(name), tmp_path / "model.gguf"
-    weights = GgufWeights(path, read_config(path))
+    weights = GgufWeights(path, named_parameters(model))
     model.load_state_dict({parameter: weights.tensor(parameter) for parameter in parameters_of(model)}, strict=False)
     found = errors(case_of(model, kept.spec, kept.decoder))
     assert found.median() < CUT_TABLES.get(name, MEDIAN_ERROR)

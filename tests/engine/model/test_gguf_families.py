@@ -7,7 +7,7 @@ import torch
 from gguf import GGMLQuantizationType as Kind
 from transformers import AutoModelForCausalLM
 
-from oaiserve.engine.model.checkpoints.gguf_config import read_config
+from oaiserve.engine.model.checkpoints.empty_model import named_parameters
 from oaiserve.engine.model.checkpoints.gguf_weights import GgufWeights
 from tests.models.gguf_records import Record, checksum, model_of, parameters_of, records
 
@@ -42,7 +42,7 @@ def test_a_file_has_the_numbers_of_the_model(name: str, tmp_path: Path) -> None:
     model = model_of(name)
     path = tmp_path / "model.gguf"
     record.write(path, model, lambda _: Kind.F32)
-    weights = GgufWeights(path, read_config(path))
+    weights = GgufWeights(path, named_parameters(model))
     own = parameters_of(model)
     assert weights.names() == own.keys()
     for parameter, values in own.items():

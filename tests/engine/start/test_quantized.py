@@ -177,7 +177,10 @@ def gpt_oss_file(folder: Path, asked: PreTrainedConfig = GPT_OSS, tokenizer: dic
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_a_gguf_file_of_gpt_oss_is_the_model_of_its_checkpoint(dtype: str, tmp_path: Path) -> None:
     path = gpt_oss_file(tmp_path, config("gpt_oss", **WIDE, **GPT_OSS_SIZES, swiglu_limit=7.0))
-    assert torch.equal(*(kept_logits(model, 60, dtype=dtype) for model in (path, tmp_path / "checkpoint")))
+    both = (path, tmp_path / "checkpoint")
+    assert torch.equal(*(kept_logits(model, 60, dtype=dtype) for model in both))
+    expanded = [own_logits(model_of_files(model), 60) for model in both]
+    assert difference(*expanded) < 1e-5
 
 
 def test_factors_of_rotary_frequencies_are_applied(tmp_path: Path) -> None:
@@ -196,6 +199,7 @@ def test_a_gguf_file_of_gpt2_has_its_positions_and_takes_adapters(tmp_path: Path
     adapter = random_adapter(decoder.adaptable(), 1)
     for one in (None, adapter):
         assert difference(kept_logits(path, 20, one), own_logits(model, 20, one)) < 1e-5
+    assert difference(own_logits(model_of_files(path), 20), own_logits(model, 20)) < 1e-5
 
 
 def test_an_architecture_that_nothing_reads_is_refused_with_those_that_can_be_read(tmp_path: Path) -> None:

@@ -33,8 +33,6 @@ class _Place(NamedTuple):
 class TensorFiles:
     """Reads tensors from mapped files, whose headers have been checked."""
 
-    rope_factors: Tensor | None = None  # A GGUF file may have them; here they follow from config.json.
-
     def __init__(self, folder: Path, *, of_wrapper: bool = False) -> None:
         """Read the headers, with `of_wrapper` of a wrapper's text model alone. Raises BadFile for a wrong header."""
         self._places: dict[str, _Place] = {}

@@ -32,7 +32,7 @@ def _without_data(_: Module, __: str, parameter: Parameter) -> Parameter:
     return Parameter(parameter.detach().to("meta"), requires_grad=parameter.requires_grad)
 
 
-def named_parameters(model: PreTrainedModel) -> list[tuple[str, Tensor]]:
+def named_parameters(model: PreTrainedModel) -> dict[str, Tensor]:
     """Return the parameters and buffers that a file has: all but a shared output embedding."""
     is_tied = model.config.tie_word_embeddings
-    return [(name, tensor) for name, tensor in model.state_dict().items() if not (is_tied and name == _HEAD)]
+    return {name: tensor for name, tensor in model.state_dict().items() if not (is_tied and name == _HEAD)}

@@ -13,20 +13,23 @@ from typing import Any
 
 from transformers import CONFIG_MAPPING, AutoConfig, MixtralConfig, PreTrainedConfig
 
+from oaiserve.engine.decoder.sources.gguf.architectures import ARCHITECTURES
 from oaiserve.engine.decoder.sources.gguf.metadata import Metadata
 from oaiserve.engine.decoder.sources.gguf.settings import common_fields
-from oaiserve.engine.model.families import BY_ARCHITECTURE
+from oaiserve.engine.model.checkpoints.gguf_encoders import ENCODERS
 from oaiserve.engine.text.gguf_head import without_vocabulary
 from oaiserve.errors import StartupError
 from oaiserve.files.bad_file import BadFile
 from oaiserve.files.gguf import READ_BY_TRANSFORMERS, GgufTensor, architecture, read_tensors, read_values
+
+_READ_HERE = ENCODERS | {name: one for name, one in ARCHITECTURES.items() if name not in READ_BY_TRANSFORMERS}
 
 
 def read_config(path: Path) -> PreTrainedConfig:
     """Return the configuration of a file's model. Raises StartupError for missing metadata."""
     try:
         values, tensors = read_values(path), read_tensors(path)
-        if architecture(values) in BY_ARCHITECTURE:
+        if architecture(values) in _READ_HERE:
             return config_of(values, tensors)
         config = _with_experts(_of_transformers(path, architecture(values)), values, tensors)
         config.tie_word_embeddings = "output.weight" not in tensors  # transformers looks into the first file alone
@@ -41,7 +44,7 @@ def read_config(path: Path) -> PreTrainedConfig:
 def config_of(values: Mapping[str, Any], tensors: Mapping[str, GgufTensor]) -> PreTrainedConfig:
     """Return the configuration by metadata. Raises BadFile for a file without all required ones."""
     metadata = Metadata(values, tensors)
-    of_files = BY_ARCHITECTURE[metadata.architecture]
+    of_files = _READ_HERE[metadata.architecture]
     own = of_files.fields(metadata)
     kind: Any = CONFIG_MAPPING[own.pop("model_type", of_files.type)]
     known = {field: value for field, value in common_fields(metadata).items() if hasattr(kind, field)}
@@ -58,7 +61,7 @@ def _of_transformers(path: Path, name: str | None) -> PreTrainedConfig:
     except ValueError as error:
         if "is not supported" not in str(error):
             raise
-        known = ", ".join(sorted({*READ_BY_TRANSFORMERS, *BY_ARCHITECTURE}))
+        known = ", ".join(sorted({*READ_BY_TRANSFORMERS, *_READ_HERE}))
         raise BadFile(f"its architecture is '{name}', and those that can be read are {known}") from error
     return config
 

@@ -1,13 +1,15 @@
-"""Reads the tensors of a GGUF file under transformers' names, with the changes of llama.cpp's conversion undone.
+"""Reads the tensors of a GGUF file expanded, under the names that transformers has for the parameters of a model.
 
-All tensors of a file must find a place, and all parameters. The weights of a layer's experts are one tensor in a file:
-gates and ups are two, which are one parameter, one behind the other, or in gpt-oss their rows in turns.
+All tensors of a file must find a place. The weights of a layer's experts are one tensor in a file: gates and ups are
+two, which are one parameter, one behind the other, or in gpt-oss their rows in turns.
 """
 
 from __future__ import annotations
 
 import math
 import mmap
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,124 +17,138 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from transformers import PreTrainedConfig, PreTrainedModel
+from transformers import PreTrainedModel
 
 from oaiserve.engine.decoder.blocks import expand
-from oaiserve.engine.model.checkpoints.empty_model import empty_model, named_parameters
-from oaiserve.engine.model.checkpoints.gguf_names import FileNames, change_of
-from oaiserve.engine.model.families import family_of
-from oaiserve.engine.model.families.gguf_changes import VALUES
-from oaiserve.files.gguf import GgufTensor, architecture, read_tensors, read_values, shard_paths
+from oaiserve.engine.decoder.description import NotKnown
+from oaiserve.engine.decoder.families import FAMILIES
+from oaiserve.engine.decoder.settings import settings_of
+from oaiserve.engine.decoder.sources.gguf.settings import settings_of_gguf
+from oaiserve.engine.decoder.sources.gguf.tensors import GgufTensors
+from oaiserve.engine.decoder.sources.names import Names, names_of, split_path
+from oaiserve.files.gguf import read_tensors, read_values, shard_paths
 
 _FLOAT32, _FLOAT16, _BFLOAT16 = 0, 1, 30  # formats whose numbers torch has a type for
 _DTYPES = {_FLOAT32: torch.float32, _FLOAT16: torch.float16, _BFLOAT16: torch.bfloat16}
-_ROPE_FACTORS = "rope_freqs.weight"
+_ROPE_FACTORS = "frequency_factors"
+# The ends of names in transformers, and of paths. Names of tensors of all experts say nothing of a weight.
+_ENDINGS = (("", ""), ("", ".weight"), (".weight", ".weight"), (".bias", ".bias"), ("_bias", ".bias"))
 
 
-class NotKept(Exception):
-    """The family or a tensor of the file is not known; the message says which."""
+class TensorsOfFile:
+    """The tensors of a mapped file, or of all shards of a model, as they are."""
+
+    def __init__(self, path: Path) -> None:
+        """Raises BadFile."""
+        self.tensors = read_tensors(path)
+        self._files = [_mapped(shard) for shard in shard_paths(path)]
+
+    def expanded(self, name: str) -> Tensor:
+        """Return a tensor expanded. Raises NotKnown for a format of which that is not known."""
+        tensor = self.tensors[name]
+        data = self._files[tensor.shard][tensor.begin : tensor.end]
+        if tensor.kind in _DTYPES:
+            return torch.from_numpy(np.array(data)).view(_DTYPES[tensor.kind]).view(tensor.shape)
+        try:
+            return expand(data.reshape(math.prod(tensor.shape[:-1]), -1), tensor.kind).view(tensor.shape)
+        except NotImplementedError as error:
+            raise NotKnown(f"its tensor '{name}' has a format that cannot be expanded") from error
 
 
-def mapped(path: Path) -> NDArray[np.uint8]:
-    """Map a file, or one shard of a model."""
+def _mapped(path: Path) -> NDArray[np.uint8]:
     with path.open("rb") as file:
         return np.frombuffer(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ), np.uint8)
 
 
 class GgufWeights:
-    """The weights of mapped files, expanded."""
+    """The weights of a decoder in a GGUF file, which has one of ARCHITECTURES."""
 
-    def __init__(
-        self, path: Path, config: PreTrainedConfig, model: PreTrainedModel | None = None, heads: tuple[str, ...] = ()
-    ) -> None:
-        """Map the files. Raises BadFile, and NotKept for a family, or a tensor, that is not known.
+    def __init__(self, path: Path, parameters: Mapping[str, Tensor], heads: tuple[str, ...] = ()) -> None:
+        """Map the file.
 
-        Without a `model` it is a decoder. Tensors whose names begin with one of `heads` are none of its parameters.
+        Raises BadFile, and NotKnown for a tensor that is none of the parameters, unless its name begins with one of
+        `heads`.
         """
-        self._family = family_of(config.model_type)
-        if self._family.changes is None:
-            raise NotKept(f"models of type '{config.model_type}' are only known expanded")
-        self._config = config
-        self._files = [mapped(shard) for shard in shard_paths(path)]
-        values, tensors = read_values(path), read_tensors(path)
-        factors = tensors.pop(_ROPE_FACTORS, None)
-        self._heads = {name: tensors.pop(name) for name in list(tensors) if name.startswith(heads)} if heads else {}
-        # The divisors of rotary embeddings' frequencies.
-        self.rope_factors = None
-        if factors is not None and self._family.has_rope_factors:
-            self.rope_factors = self._expanded(factors).float()
-        # The layers behind the model's guess further tokens, and are not used.
-        num_guessing = values.get(f"{architecture(values)}.nextn_predict_layers") or 0
-        guesses = tuple(f"blk.{config.num_hidden_layers + number}." for number in range(num_guessing))
-        self._tensors = {name: tensor for name, tensor in tensors.items() if not name.startswith(guesses)}
-        named = named_parameters(empty_model(config, torch.bfloat16) if model is None else model)
-        self._shapes = {name: tuple(tensor.shape) for name, tensor in named}
-        self._parts = self._find_parts(architecture(values) or "")
+        settings = settings_of_gguf(read_values(path), read_tensors(path))
+        self._family = FAMILIES[settings["model_type"]]
+        # The model's own code knows which tokens see those after them.
+        self._facts = self._family.facts(settings_of({**settings.stated, "use_bidirectional_attention": False}))
+        self._tensors = GgufTensors(path, self._family.names, settings, torch.float32)
+        self._shapes = {name: tuple(tensor.shape) for name, tensor in parameters.items()}
+        paths = paths_of_parameters(parameters, self._family.names, self._facts.num_layers)
+        self._paths = {name: found for name, choices in paths.items() if (found := self._first(choices)) is not None}
+        for read in (*self._paths.values(), [_ROPE_FACTORS]):
+            for one in read:
+                self._tensors.leave_out(one)
+        if unknown := [name for name in self._tensors.unread() if not name.startswith(heads)]:
+            raise NotKnown(f"it has a tensor '{unknown[0][:100]}', which is not known")
 
-    def _find_parts(self, of_architecture: str) -> dict[str, list[GgufTensor]]:
-        """Return the tensors of each parameter. Raises NotKept if there are more."""
-        try:
-            names = FileNames(self._family, of_architecture, self._config.num_hidden_layers, self._tensors)
-        except KeyError:
-            raise NotKept(f"the installed package gguf does not know the family '{of_architecture}'") from None
-        found = {parameter: names.of(parameter) for parameter in self._shapes}
-        by_parameter = {parameter: [self._tensors[name] for name in own] for parameter, own in found.items() if own}
-        if unknown := sorted(self._tensors.keys() - {tensor.name for own in by_parameter.values() for tensor in own}):
-            raise NotKept(f"it has a tensor '{unknown[0][:100]}', which is not known")
-        return by_parameter
+    def _first(self, choices: list[str]) -> list[str] | None:
+        """Return the tensors of a parameter in the file: one, or the gates and the ups of experts."""
+        for path in choices:
+            apart = [path.replace(".experts.gate_up.", f".experts.{part}.") for part in ("gate", "up")]
+            for tensors in ([path], apart):
+                if all(map(self._tensors.has, tensors)):
+                    return tensors
+        return None
+
+    @property
+    def rope_factors(self) -> Tensor | None:
+        """Return the divisors of rotary embeddings' frequencies, which are not in the configuration."""
+        return self._tensors.numbers(_ROPE_FACTORS) if self._tensors.has(_ROPE_FACTORS) else None
 
     def names(self) -> set[str]:
-        return set(self._parts)
-
-    def head_names(self) -> set[str]:
-        return set(self._heads)
-
-    def head(self, name: str) -> Tensor:
-        return self._expanded(self._heads[name])
+        return set(self._paths)
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """Return the shape of the parameter, or that in the file if it has another size."""
-        asked = self._shapes[name]
-        shapes = [tensor.shape for tensor in self._parts[name]]
-        if (change := change_of(self._config, name)) is not None and change.joined is not None:
-            return asked
-        if change is not None and change.rows is not None and len(shapes) == 1:
-            num_rows = len(change.rows(self._config, name))
-            if num_rows < shapes[0][0]:  # a part of a matrix
-                return (num_rows, *shapes[0][1:])
-        dim = 1 if len(shapes[0]) == 3 else 0
-        together = (*shapes[0][:dim], sum(shape[dim] for shape in shapes), *shapes[0][dim + 1 :])
-        without_ones = ([size for size in shape if size != 1] for shape in (together, asked))
-        is_same = next(without_ones) == next(without_ones) or asked == (math.prod(together),)
-        return asked if is_same else together
+        """Return the shape of the parameter."""
+        return self._shapes[name]
 
     def tensor(self, name: str) -> Tensor:
-        """Return a tensor expanded, as the model's code has it."""
-        tensors, change = [self._expanded(tensor) for tensor in self._parts[name]], change_of(self._config, name)
-        if change is not None and change.joined is not None:
-            found = change.joined(self._config, name, tensors)
-            return found if found.shape == self._shapes[name] else found.view(self._shapes[name])
-        tensor = torch.cat(tensors, dim=1 if tensors[0].dim() == 3 else 0) if len(tensors) > 1 else tensors[0]
-        if change is not None and change.rows is not None:
-            tensor = tensor[torch.from_numpy(change.rows(self._config, name))]
-        if change is not None and change.columns is not None:
-            tensor = tensor[:, torch.from_numpy(change.columns(self._config))]
-        if change is not None and change.values is not None:
-            tensor = VALUES[change.values](tensor)
-        return tensor.reshape(self.shape(name))
+        """Return a tensor in float32, as the model's code has it, or in the file's shape if it has another size."""
+        path = self._paths[name][0]
+        role = split_path(path)[0].removeprefix("layers.{}.")
+        parts = [self._tensors.numbers(one) for one in self._paths[name]]
+        tensor = parts[0]
+        if len(parts) > 1:
+            mixture = self._facts.mixture
+            is_in_turns = mixture is not None and mixture.is_in_turns
+            tensor = torch.stack(parts, dim=2).flatten(1, 2) if is_in_turns else torch.cat(parts, dim=1)
+        if role.endswith("norm.weight") and not role.startswith("mixer.") and self._facts.norm.adds_one:
+            tensor = tensor - 1
+        if role == "mixer.A_log":
+            tensor = (-tensor).log()
+        is_turned = self._family.has_transposed_experts if tensor.dim() == 3 else self._family.is_transposed
+        if tensor.dim() > 1 and is_turned and path.startswith("layers."):
+            tensor = tensor.mT
+        shape = self._shapes[name]
+        return tensor.reshape(shape) if tensor.numel() == math.prod(shape) else tensor
 
-    def _expanded(self, tensor: GgufTensor) -> Tensor:
-        return expanded(self._files[tensor.shard][tensor.begin : tensor.end], tensor)
+
+def paths_of_parameters(parameters: Mapping[str, Tensor], names: Names, num_layers: int) -> dict[str, list[str]]:
+    """Return the paths that transformers' parameters may have in a decoder, such as `layers.3.q.weight`.
+
+    Those of a model without its head may leave out the first part of their names.
+    """
+    by_module: dict[str, list[str]] = defaultdict(list)
+    for path in _paths(names, num_layers):
+        for module in names_of(path, names):
+            by_module[module].append(path)
+            by_module[module.partition(".")[2]].append(path)
+    found: dict[str, list[str]] = {}
+    for name in parameters:
+        found[name] = []
+        for suffix, last in _ENDINGS:
+            if name.endswith(suffix):
+                found[name] += [f"{path}{last}" for path in by_module.get(name.removesuffix(suffix), ())]
+    return found
 
 
-def expanded(data: NDArray[np.uint8], tensor: GgufTensor) -> Tensor:
-    """Return a tensor expanded, given its bytes. Raises NotKept for a format of which that is not known."""
-    if tensor.kind in _DTYPES:
-        return torch.from_numpy(np.array(data)).view(_DTYPES[tensor.kind]).view(tensor.shape)
-    try:
-        return expand(data.reshape(math.prod(tensor.shape[:-1]), -1), tensor.kind).view(tensor.shape)
-    except NotImplementedError as error:
-        raise NotKept(f"its tensor '{tensor.name}' has a format that cannot be expanded") from error
+def _paths(names: Names, num_layers: int) -> Iterator[str]:
+    for role in names:
+        if "{}" not in role:
+            yield role
+            yield from (f"layers.{number}.{role}" for number in range(num_layers))
 
 
 def scale_frequencies(model: PreTrainedModel, factors: Tensor | None) -> None:

@@ -18,9 +18,10 @@ import transformers
 from torch import Tensor
 from transformers import CONFIG_MAPPING, PreTrainedConfig
 
+from oaiserve.engine.decoder.description import NotKnown
+from oaiserve.engine.decoder.sources.gguf.architecture import neighbours_as_halves
 from oaiserve.engine.decoder.sources.gguf.metadata import Fields, Metadata
-from oaiserve.engine.model.checkpoints.gguf_weights import NotKept, expanded, mapped
-from oaiserve.engine.model.families.gguf_changes import TURNED
+from oaiserve.engine.model.checkpoints.gguf_weights import TensorsOfFile
 from oaiserve.engine.model.media.families import Settings
 from oaiserve.engine.model.media.tower import tower_parameters
 from oaiserve.engine.text.tokenizer import Tokenizer
@@ -198,7 +199,7 @@ def read_mmproj(path: Path, text: PreTrainedConfig, tokenizer: Tokenizer) -> Mmp
         try:
             values = {name: value for name, value in read_values(path).items() if not name.startswith("clip.audio.")}
             return _read(path, Metadata(values, read_tensors(path)), values, text, tokenizer)
-        except (BadFile, NotKept) as error:
+        except (BadFile, NotKnown) as error:
             raise StartupError(f"'{path}' cannot be used: {error}.") from error
 
 
@@ -271,11 +272,11 @@ def _width_of_mlp(metadata: Metadata) -> int:
 
 
 def _weights(path: Path, family: _Family, metadata: Metadata, config: Any) -> dict[str, Tensor]:
-    """Return the tower's parameters, without those that the file lacks. Raises NotKept, and NotRead for more."""
-    file = mapped(path)
-    hidden = metadata["embedding_length"]
+    """Return the tower's parameters, without those that the file lacks. Raises NotKnown, and NotRead for more."""
+    file = TensorsOfFile(path)
     tensors = dict(metadata.tensors)
-    if tensors["v.blk.0.ffn_down.weight"].shape[-1] == hidden:  # Older converters swapped these names.
+    # Older converters swapped these names.
+    if tensors["v.blk.0.ffn_down.weight"].shape[-1] == metadata["embedding_length"]:
         turned = {"ffn_up": "ffn_down", "ffn_down": "ffn_up"}
         tensors = {re.sub("ffn_up|ffn_down", lambda m: turned[m[0]], name): one for name, one in tensors.items()}
     names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.MMPROJ, max(metadata["block_count"], 8))
@@ -289,15 +290,16 @@ def _weights(path: Path, family: _Family, metadata: Metadata, config: Any) -> di
         if not own:
             continue
         others -= {tensor.name for tensor in own}
-        parts = [expanded(file[tensor.begin : tensor.end], tensor) for tensor in own]
+        parts = [file.expanded(tensor.name) for tensor in own]
         if len(shape) == 5:
             value = torch.stack(parts, dim=2)
         else:
             value = torch.cat(parts)
         if "soft_emb_norm" in parameter:
             value = value.float() - 1
-        if family.type == "mistral3" and TURNED.rows is not None and re.search(r"\.[qk]_proj\.", parameter):
-            value = value[torch.from_numpy(TURNED.rows(config.vision_config, ".q_proj."))]
+        if family.type == "mistral3" and re.search(r"\.[qk]_proj\.", parameter):
+            heads = config.vision_config.num_attention_heads
+            value = value[torch.from_numpy(neighbours_as_halves(heads, len(value) // heads))]
         if value.numel() == prod(shape):
             weights[parameter] = value.reshape(shape)
         else:

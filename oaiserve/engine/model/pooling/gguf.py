@@ -11,8 +11,10 @@ from torch.nn import Linear, Module
 from torch.nn.functional import gelu, layer_norm, linear
 from transformers import AutoModel, PreTrainedConfig, PreTrainedModel
 
-from oaiserve.engine.model.checkpoints.empty_model import empty_model
-from oaiserve.engine.model.checkpoints.gguf_weights import GgufWeights, NotKept, scale_frequencies
+from oaiserve.engine.decoder.description import NotKnown
+from oaiserve.engine.model.checkpoints.empty_model import empty_model, named_parameters
+from oaiserve.engine.model.checkpoints.gguf_encoders import ENCODERS, encoder_tensors
+from oaiserve.engine.model.checkpoints.gguf_weights import GgufWeights, TensorsOfFile, scale_frequencies
 from oaiserve.engine.model.pooling.heads import Head, pool
 from oaiserve.engine.model.pooling.jina_bert import JinaBert
 from oaiserve.engine.pooling import GGUF_MODES, GGUF_RANK
@@ -41,11 +43,19 @@ def load_gguf_pooler(path: Path, config: PreTrainedConfig, dtype: torch.dtype) -
     model: Any = empty_model(config, dtype, JinaBert._from_config if is_jina else AutoModel.from_config)
     if hasattr(model, "pooler"):
         model.pooler = None  # files have none
+    parameters = named_parameters(model)
+    rope_factors = None
     try:
-        weights = GgufWeights(path, config, model, heads=_HEADS)
-        tensors = {key: weights.tensor(key).to(dtype) for key in weights.names()}
-        heads = {key: weights.head(key).float() for key in weights.head_names()}
-    except NotKept as error:
+        if name in ENCODERS:
+            expanded = encoder_tensors(path, name, parameters, config.num_hidden_layers, _HEADS)
+            tensors = {key: tensor.to(dtype) for key, tensor in expanded.items()}
+        else:
+            weights = GgufWeights(path, parameters, _HEADS)
+            tensors = {key: weights.tensor(key).to(dtype) for key in weights.names()}
+            rope_factors = weights.rope_factors
+        file = TensorsOfFile(path)
+        heads = {key: file.expanded(key).float() for key in file.tensors if key.startswith(_HEADS)}
+    except NotKnown as error:
         raise StartupError(f"'{path}' cannot be used: {error}.") from error
     for key, parameter in model.state_dict().items():
         if key not in tensors and (key.endswith(".bias") or "token_type" in key):  # as good as zeros
@@ -54,7 +64,7 @@ def load_gguf_pooler(path: Path, config: PreTrainedConfig, dtype: torch.dtype) -
     if missing:
         raise StartupError(f"'{path}' has no weights for {len(missing)} tensors of its model, such as {missing[0]}.")
     model.load_state_dict(tensors, assign=True)
-    scale_frequencies(model, weights.rope_factors)
+    scale_frequencies(model, rope_factors)
     dense = [_dense(heads[key]) for key in ("dense_2.weight", "dense_3.weight") if key in heads]
     kind = values.get(f"{name}.pooling_type")
     if kind != GGUF_RANK:

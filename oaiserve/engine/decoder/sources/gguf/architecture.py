@@ -35,15 +35,15 @@ class Architecture:
     unused: tuple[str, ...] = ()  # tensors
 
 
-def _neighbours_as_halves(heads: int, head_dim: int) -> Order:
+def neighbours_as_halves(heads: int, head_dim: int) -> Order:
     """Return the rows of heads in whose file the pairs that are rotated together are neighbours."""
     return np.arange(heads * head_dim).reshape(heads, -1, 2).swapaxes(1, 2).reshape(-1)
 
 
 # llama.cpp rotates neighbours in these architectures, whose rows the conversion reorders for that.
 TURNED: Mapping[str, MakeOrder] = {
-    "q": lambda settings: _neighbours_as_halves(settings["num_attention_heads"], settings["head_dim"]),
-    "k": lambda settings: _neighbours_as_halves(settings["num_key_value_heads"], settings["head_dim"]),
+    "q": lambda settings: neighbours_as_halves(settings["num_attention_heads"], settings["head_dim"]),
+    "k": lambda settings: neighbours_as_halves(settings["num_key_value_heads"], settings["head_dim"]),
 }
 # Of architectures whose files name the norm before the MLP as Llama's modules do.
 NORM_BEFORE_MLP: Names = {"mlp_norm": "post_attention_norm", "attention_out_norm": ()}
