@@ -2,24 +2,15 @@
 
 import copy
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from oaiserve.config import EngineOptions
-from oaiserve.engine.executors.cuda.executor import CudaWeights
-from oaiserve.engine.start.described import describe_model
 from oaiserve.engine.start.gpu.trials import FEATURES, Trials
-from oaiserve.engine.start.ways.gpu import Placed
-from oaiserve.files.source import find_model
-from tests.models.decoders import FAMILIES, random_model
 from tools.gpu import summary, workload
 from tools.gpu.sections import CHECKS, NOT_ON_CPU, SECTIONS
-
-PLAIN = EngineOptions(compile=False)
 
 # The table of targets
 
@@ -104,34 +95,28 @@ def test_each_feature_that_is_off_is_named_with_its_reason_and_fails_the_check()
     trials = Trials()
     for feature in FEATURES:
         assert not trials.is_usable(feature, lambda: "it is broken")
-    wanted = set(workload.expected(placed(), EngineOptions()))
-    assert wanted == {"attention", "sampling", "fused_layers", "graphs"}
-    workload.note_off(trials.off, wanted)
+    workload.note_off(trials.off, trials.verdict.problems)
     try:
         sections = {name: {**result, "off": dict(workload.OFF)} for name, result in measured().items()}
     finally:
         workload.OFF.clear()
     assert not summary.is_correct(sections)
     text = summary.as_text(report(sections))
-    for feature in wanted:
+    for feature in FEATURES:
         assert text.count(f"**{feature} is off**: it is broken") == len(sections)
 
 
-def test_what_a_model_or_its_options_cannot_have_is_not_expected() -> None:
-    model = placed()
-    without_graphs = EngineOptions(cuda_graph=False)
-    assert set(workload.expected(model, without_graphs)) == {"attention", "sampling", "fused_layers"}
-    adapted = set(workload.expected(model, EngineOptions(lora_dir=Path("unread"))))
-    assert adapted - set(workload.expected(model, EngineOptions())) == {"adapters"}
-    with workload.saved(random_model(FAMILIES["llama"])) as files:
-        in_plain_torch = model._replace(weights=describe_model(find_model(files.folder), PLAIN).decoder)
-    assert not set(workload.expected(in_plain_torch, EngineOptions(compile=False)))
-
-
-def placed() -> Placed:
-    with workload.saved(random_model(FAMILIES["llama"])) as files:
-        spec, decoder, *_ = describe_model(find_model(files.folder), PLAIN)
-    return Placed(spec, CudaWeights(decoder, dtype=spec.dtype, device=spec.device), decoder.adaptable())
+def test_features_that_every_model_has_must_be_on() -> None:
+    off = {
+        **dict.fromkeys(workload.ALWAYS_ON, ""),
+        "attention": "Triton is not installed",
+        "adapters": "there are none",
+    }
+    workload.note_off(off)
+    try:
+        assert workload.OFF == {"attention": "Triton is not installed"}
+    finally:
+        workload.OFF.clear()
 
 
 def test_answers_that_were_not_checked_do_not_count_as_equal() -> None:

@@ -15,7 +15,6 @@ from tools.load import run_bench
 from tools.server_process import running_oaiserve
 
 FEATURE = "oaiserve_engine_feature"
-WANTED = ("attention", "sampling", "fused_layers", "graphs")
 PROMPT = {"--random-form": "words", "--input-len": 3}
 
 
@@ -34,7 +33,7 @@ def run(target: Target) -> Iterator[dict[str, Any]]:
         if target.is_gpu:
             page = parse_metrics(httpx.get(f"{server.url}/metrics", timeout=30).text)
             is_on = {dict(labels)["feature"]: on for (name, labels), on in page.items() if name == FEATURE}
-            note_off({name: "" if on else "of the server" for name, on in is_on.items()}, WANTED)
+            note_off({name: "" if on else "of the server" for name, on in is_on.items()})
     metrics = point["runs"][0]["metrics"]
     figures = {
         f"{kind}_{share}_ms": 1e3 * times[share]

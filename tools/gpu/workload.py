@@ -16,15 +16,13 @@ from transformers import PreTrainedModel
 from oaiserve.config import EngineOptions
 from oaiserve.engine.decoder.spec import ModelSpec
 from oaiserve.engine.engine import Engine
-from oaiserve.engine.executors.cuda.executor import CudaWeights
-from oaiserve.engine.model.gpu.device_experts import ExpertMatrices
 from oaiserve.engine.model.memory import cpu_sizes
 from oaiserve.engine.request import SamplingParams
 from oaiserve.engine.start.described import describe_model
 from oaiserve.engine.start.gpu.fast_paths import FastPaths
 from oaiserve.engine.start.gpu.trials import Trials
 from oaiserve.engine.start.started import Started, assemble, started_on_cpu
-from oaiserve.engine.start.ways.gpu import Placed, executor_of, place, start_on_gpu
+from oaiserve.engine.start.ways.gpu import executor_of, place, start_on_gpu
 from oaiserve.engine.text.tokenizer import Tokenizer
 from oaiserve.files.source import find_model
 from tests.models.decoders import SMALL, byte_tokenizer, random_model, real_shape
@@ -34,6 +32,7 @@ BLOCK_SIZE = 16
 IN_MEMORY = "/dev/shm"  # where files of 16 GB are written in seconds
 # The features that should have been on in this process and were not, each with its reason: the section is wrong then.
 OFF: dict[str, str] = {}
+ALWAYS_ON = ("attention", "sampling", "fused_layers")
 # Small models with packed weights, and what they are asked.
 SIZES = {**SMALL, "hidden_size": 64, "intermediate_size": 128, "head_dim": 16}
 QWEN3_MOE = {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 64, "decoder_sparse_step": 1}
@@ -91,30 +90,17 @@ def started(files: Files, options: EngineOptions) -> Started:
         executor = executor_of(model, model.spec, num_blocks, options=options, paths=FastPaths())
         sizes = {"num_blocks": num_blocks, "num_states": num_states}
         return started_on_cpu(executor, model.spec, options, model.adaptable, **sizes)
-    made = start_on_gpu(model, options, Trials())
-    note_off(made.features, expected(model, options))
+    trials = Trials()
+    made = start_on_gpu(model, options, trials)
+    if options.compile:
+        note_off(made.features, trials.verdict.problems)
     return made
 
 
-def expected(model: Placed, options: EngineOptions) -> Iterator[str]:
-    """Yield the features that must be on for a model on a GPU."""
-    if not isinstance(model.weights, CudaWeights):  # --no-compile
-        return
-    yield from ("attention", "sampling", "fused_layers")
-    has_experts = {isinstance(one, ExpertMatrices) for one in model.weights.packed}
-    if False in has_experts:
-        yield "packed_weights"
-    if True in has_experts:
-        yield "packed_experts"
-    if options.has_adapters:
-        yield "adapters"
-    if options.cuda_graph:
-        yield "graphs"
-
-
-def note_off(features: Mapping[str, str], wanted: Iterable[str]) -> None:
-    """Note the wanted features that are off. `features` has the reason by name, an empty text for one that is on."""
-    for name in wanted:
+def note_off(features: Mapping[str, str], problems: Iterable[str] = ()) -> None:
+    """Note the features that failed, and those that are off although each model has them. `features` has the reason by
+    name, an empty text for one that is on."""
+    for name in (*ALWAYS_ON, *problems):
         if reason := features.get(name, "the server does not name it"):
             OFF.setdefault(name, reason)
 
