@@ -21,7 +21,7 @@ from oaiserve.routes.models import AnyModel, in_form, list_answer
 from oaiserve.routes.models import closed_route as adapters_closed
 from oaiserve.scale.children.metrics import merged
 from oaiserve.scale.children.models import ChildModels
-from oaiserve.scale.gateway.gateway import ADAPTER_PATHS
+from oaiserve.scale.gateway.client_request import ADAPTER_PATHS
 from oaiserve.scale.gateway.lists import all_models
 from oaiserve.scale.gateway.metrics import GatewayMetrics
 from oaiserve.scale.gateway.upstream import BadAnswer, CutOff, Unreachable

@@ -12,7 +12,7 @@ import pytest
 
 from oaiserve.config import RouteOptions
 from oaiserve.scale.address import Address
-from oaiserve.scale.gateway import gateway, upstream, watch
+from oaiserve.scale.gateway import relay, upstream, watch
 from oaiserve.scale.gateway.app import create_gateway
 from oaiserve.scale.gateway.gateway import Gateway
 from oaiserve.scale.gateway.watch import Pace
@@ -148,7 +148,7 @@ def test_an_event_without_end_ends_its_stream_with_an_error(
     raw: tuple[RawReplica, httpx.Client], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     replica, http = raw
-    monkeypatch.setattr(gateway, "MOST_EVENT_BYTES", 100_000)
+    monkeypatch.setattr(relay, "MOST_EVENT_BYTES", 100_000)
     replica.answer = STREAM + b"data: " + b"a" * 300_000
     lines = http.post("/v1/completions", json={"prompt": "Hello", "stream": True}).text.splitlines()
     assert (lines[0], lines[-2]) == ("data: one", "data: [DONE]")

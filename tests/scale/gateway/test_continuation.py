@@ -20,7 +20,7 @@ from oaiserve.errors import Unavailable
 from oaiserve.facts.continuation import Piece
 from oaiserve.routes.responses.shape import ResponsesShape
 from oaiserve.routes.responses.store import ResponseDatabase, StoredResponse
-from oaiserve.scale.gateway.gateway import SIGN_OF_LIFE
+from oaiserve.scale.gateway.relay import SIGN_OF_LIFE
 from oaiserve.scale.gateway.watch import Watch
 from tests.answers import by_choice, shown
 from tests.engine.doubles import EOS, TIMEOUT_SECONDS, TOKENIZER, ScriptedRunner, make_engine, request
@@ -167,7 +167,7 @@ def test_a_stream_that_has_begun_with_the_progress_of_its_prompt_goes_on_behind_
 
 
 def test_a_client_has_signs_of_life_until_its_stream_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("oaiserve.scale.gateway.gateway.SIGN_OF_LIFE_SECONDS", 0.01)
+    monkeypatch.setattr("oaiserve.scale.gateway.relay.SIGN_OF_LIFE_SECONDS", 0.01)
     path, body = CASES["text"]
     with fleet(2, gated=True) as running, ThreadPoolExecutor(1) as threads:
         asked = running.http.build_request("POST", path, json=body | {"stream": True})
@@ -191,8 +191,8 @@ def test_a_stream_that_no_server_can_end_ends_with_an_error_after_a_few_tries(mo
         raise Unavailable("The disk is full.")
 
     monkeypatch.setattr(ResponseDatabase, "put", full)
-    monkeypatch.setattr("oaiserve.scale.gateway.gateway.GO_ON_SECONDS", 0.5)
-    monkeypatch.setattr("oaiserve.scale.gateway.gateway.PAUSE_SECONDS", 0.02)
+    monkeypatch.setattr("oaiserve.scale.gateway.relay.GO_ON_SECONDS", 0.5)
+    monkeypatch.setattr("oaiserve.scale.gateway.relay.PAUSE_SECONDS", 0.02)
     path, body = CASES["response"]
     with fleet(2) as running:
         answer = running.http.post(path, json=body | {"stream": True}).content
@@ -289,7 +289,7 @@ def test_a_request_without_a_head_moves_when_its_replica_hangs(is_told: bool) ->
 def test_a_stream_goes_on_at_a_server_of_another_kind_only_where_it_may(
     continues: ContinueStreams, kinds: tuple[str, str], is_whole: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("oaiserve.scale.gateway.gateway.GO_ON_SECONDS", 1.0)
+    monkeypatch.setattr("oaiserve.scale.gateway.relay.GO_ON_SECONDS", 1.0)
     path, body = CASES["text"]
     with fleet(2, gated=True, continues=continues) as running:
         for replica, kind in zip(running.replicas.values(), kinds, strict=True):
@@ -346,6 +346,7 @@ def test_server_of_several_models_never_warns_about_unmarked_streams(
 ) -> None:
     with fleet(1, server=OPTIONS) as running:
         running.gateway._models = OneModel()
+        running.gateway._relay._are_children = True
         with running.http.stream("GET", "/dashboard/feed") as feed:
             assert next(feed.iter_lines()) == "event: hello"
         assert running.ask(body={"stream": True}).status_code == 200

@@ -1,0 +1,169 @@
+"""`Attempts` has replicas begin the answer to a request: one after the other, until one does not refuse."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from oaiserve.errors import REASON_HEADER, BadGateway, LoopDetected
+from oaiserve.facts.continuation import KIND_HEADER, SENT_HEADER
+from oaiserve.facts.routing_decision import DECISION_HEADER, Decision, as_text
+from oaiserve.facts.times import monotonic_ns
+from oaiserve.facts.trace import Attempt
+from oaiserve.scale.gateway.client_request import ClientRequest, unless_left
+from oaiserve.scale.gateway.metrics import GatewayMetrics
+from oaiserve.scale.gateway.upstream import BadAnswer, Unreachable, Upstream, UpstreamAnswer
+from oaiserve.scale.gateway.watch import Watch
+from oaiserve.scale.router import NoReplica
+from oaiserve.scale.routers import Routers
+from oaiserve.telemetry import names
+
+if TYPE_CHECKING:
+    from oaiserve.telemetry.tracing import Tracing
+
+log = logging.getLogger(__name__)
+
+MOST_TRIES = 3  # replicas that are asked for one request
+MOVES_ON = (429, 503)  # the statuses of refusals that another replica may not have
+ROUTE_HEADER, TRACEPARENT = DECISION_HEADER.encode(), b"traceparent"
+
+
+@dataclass(frozen=True, slots=True)
+class BegunAnswer:
+    """An answer begun by a replica."""
+
+    answer: UpstreamAnswer
+    decision: Decision
+    upstream: Upstream
+    attempt: Attempt
+
+    @property
+    def is_stream(self) -> bool:
+        return self.answer.is_stream
+
+    @property
+    def may_go_on(self) -> bool:
+        """Return whether it is a stream with marks."""
+        return self.is_stream and any(name == KIND_HEADER.encode() for name, _ in self.answer.headers)
+
+    @property
+    def kind(self) -> bytes:
+        return self.answer.header(KIND_HEADER.encode())
+
+
+class Attempts:
+    """The choice of replicas, and the requests to them."""
+
+    def __init__(
+        self,
+        router: Routers,
+        watch: Watch,
+        metrics: GatewayMetrics,
+        tracing: Tracing | None,
+        *,
+        are_children: bool,
+    ) -> None:
+        self._router = router
+        self._watch = watch
+        self._metrics = metrics
+        self._tracing = tracing
+        self._are_children = are_children
+
+    async def begin(self, request: ClientRequest, left: asyncio.Task[None], *tried_before: str) -> BegunAnswer:
+        """Have a replica that was not tried begin an answer. Raises NoReplica, BadGateway and ClientDisconnect."""
+        answers: list[BegunAnswer] = []
+        try:
+            answers.append(await self._ask_in_turn(request, left, [*tried_before], answers))
+            return answers.pop()
+        finally:
+            for unused in answers:
+                unused.answer.close()
+
+    async def _ask_in_turn(
+        self, request: ClientRequest, left: asyncio.Task[None], tried: list[str], passed: list[BegunAnswer]
+    ) -> BegunAnswer:
+        """Ask replicas until one does not refuse. The answers of those before it are put into `passed`.
+
+        If one fails (500), another one gets the same request. Only where that answers is the first one to blame, and
+        not the request.
+        """
+        metrics = self._metrics
+        headers = request.headers
+        body = request.body
+        if request.sent.number:
+            sent = request.sent.as_json()
+            headers, body = [*headers, (SENT_HEADER.encode(), b"%d" % len(sent))], body + sent
+        moves = ""  # why it moves on
+        refused: BegunAnswer | None = None
+        failed: BegunAnswer | None = None
+        while len(tried) < MOST_TRIES or request.looks_for_one:
+            try:
+                within = request.within(now_ns := monotonic_ns())
+                decision = self._router.choose(request.prompt, now_ns, request.session, tried, within)
+            except NoReplica:
+                break
+            if moves:
+                metrics.moved.labels(moves).inc()
+            elif not tried:
+                metrics.choice_seconds.observe((monotonic_ns() - request.began_ns) / 1e9)
+            tried.append(decision.replica)
+            upstream = self._watch.upstreams[decision.replica]
+            metrics.choices.labels(str(upstream.number), decision.reason).inc()
+            upstream.num_open += 1
+            address = upstream.address
+            found: dict[str, str | int] = {names.SERVER_ADDRESS: address.name}
+            if address.path is None:
+                found = {names.SERVER_ADDRESS: address.ip, names.SERVER_PORT: address.port}
+            found[names.HTTP_REQUEST_METHOD] = request.method
+            request.attempts.append(attempt := Attempt(monotonic_ns(), found))
+            own = [(ROUTE_HEADER, as_text(decision).encode())]
+            own += request.deadline_headers(within, is_beside=self._are_children)
+            if self._tracing is not None:
+                is_sampled = self._tracing.is_sampled(request.trace)
+                own.append((TRACEPARENT, request.trace.traceparent(attempt.span_id, is_sampled=is_sampled).encode()))
+            try:
+                asking = upstream.ask(request.method, request.target, [*headers, *own], body)
+                begun = BegunAnswer(await unless_left(asking, left), decision, upstream, attempt)
+            except Unreachable as error:
+                moves = "unreachable"
+                attempt.end(monotonic_ns(), moves)
+                self._watch.exclude(upstream.name, str(error))
+                self._watch.failed(upstream, str(error))
+                continue
+            except BadAnswer as error:
+                attempt.end(monotonic_ns(), "no HTTP")
+                log.warning("The replica %s has answered what is no HTTP: %s", upstream.shown, error)
+                self._watch.failed(upstream, f"no HTTP: {error}")
+                raise BadGateway("The answer to this request could not be read. Please try again.") from None
+            finally:
+                upstream.num_open -= 1
+            attempt.attributes[names.HTTP_RESPONSE_STATUS] = status = begun.answer.status
+            is_failure = status >= 500 and status not in (503, LoopDetected.status)
+            if is_failure and failed is None and request.may_be_repeated:
+                passed.append(begun)
+                failed = begun
+                moves = "500"
+                attempt.end(monotonic_ns(), str(status))
+                continue
+            # Another replica may not have what the request is about, such as an earlier response.
+            is_elsewhere = status == 404 and (request.looks_for_one or failed is not None)
+            if status not in MOVES_ON and not is_elsewhere:
+                if failed is not None and status < 400:
+                    text = f"an answer of {failed.answer.status} to a request that another replica has answered"
+                    self._watch.failed(failed.upstream, text)
+                if not request.sent.number:
+                    metrics.wait_seconds.observe((monotonic_ns() - request.began_ns) / 1e9)
+                metrics.expected_hit_tokens.inc(decision.expected_hit_tokens)
+                return begun
+            passed.append(begun)
+            moves, refused = str(status), begun
+            attempt.end(monotonic_ns(), moves)
+            if status == 503 and not begun.answer.header(REASON_HEADER.encode()):
+                self._watch.exclude(upstream.name, "it takes no requests (503)")
+        last = failed or refused
+        if last is None:
+            raise NoReplica
+        passed.remove(last)
+        return last

@@ -1,0 +1,148 @@
+"""`ClientRequest`: a client's request as replicas get it. `client_request_of` makes it."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Coroutine
+from dataclasses import dataclass, field
+from random import getrandbits
+from typing import Any, TypeVar
+from urllib.parse import parse_qsl, quote, urlencode
+
+from starlette.datastructures import Headers
+from starlette.requests import ClientDisconnect
+from starlette.types import Scope
+
+from oaiserve.errors import MODELS_PATH
+from oaiserve.facts.continuation import IDS_HEADER, StreamIds
+from oaiserve.facts.prefix_keys import Prompt, prompt_of_body
+from oaiserve.facts.report import Within
+from oaiserve.facts.routing_decision import BACKGROUND_HEADER, HOPS_HEADER
+from oaiserve.facts.times import monotonic_ns
+from oaiserve.facts.trace import Attempt, TraceContext
+from oaiserve.scale.gateway.sent_pieces import SentPieces
+
+LARGE_BYTES = 64 * 1024  # larger bodies are looked at in a worker thread
+SESSION_HEADER = "x-session-id"
+DEADLINES = (b"x-ttft-deadline-ms", b"x-deadline-ms")
+# The headers of one connection, not of the next one.
+OF_CONNECTION = {
+    *(b"connection", b"keep-alive", b"proxy-authenticate", b"proxy-authorization", b"proxy-connection", b"te"),
+    *(b"trailer", b"transfer-encoding", b"upgrade", b"expect"),
+}
+# These are written anew, but for the origin, which has been checked here against a name that the replica does not know.
+_OF_BODY = {b"content-length", b"content-encoding"}
+_NOT_ASKED = OF_CONNECTION | _OF_BODY | {b"host", b"origin", b"x-request-id", b"forwarded", b"x-real-ip"}
+_NOT_A_CLIENTS = (b"x-forwarded-", b"x-oaiserve-")  # told by the gateway alone
+# What one replica keeps, unless all have one store: it is asked for until one has it.
+_KEPT_BY_ONE = (b"/v1/responses/resp_", b"/v1/conversations", b"/v1/files/", b"/v1/batches", b"/debug/requests/")
+# A replica may have stored something before it failed.
+_NOT_REPEATED = (b"/v1/conversations", b"/v1/files", b"/v1/batches")
+# Such a path means one replica, and another one's answer would mislead.
+ADAPTER_PATHS = ("/v1/load_lora_adapter", "/v1/unload_lora_adapter")
+INSIDE = ("/admin", "/debug", "/dashboard")
+OF_ONE_REPLICA = (*INSIDE, *ADAPTER_PATHS)
+
+Result = TypeVar("Result")
+
+
+@dataclass(slots=True)
+class ClientRequest:
+    """A request as replicas get it, and the pieces of its answer that the client has."""
+
+    method: str
+    target: bytes
+    headers: list[tuple[bytes, bytes]]
+    body: bytearray
+    prompt: Prompt
+    session: str | None
+    began_ns: int
+    trace: TraceContext
+    sent: SentPieces
+    attempts: list[Attempt] = field(default_factory=list)
+    status: int | None = None  # of the answer that the client has
+    deadlines_ms: tuple[int | None, int | None] = (None, None)  # of its first token and its end, since it began
+
+    def within(self, now_ns: int) -> Within | None:
+        """Return the time that is left of each of its deadlines. A stream that goes on has had its first token."""
+        first, end = self.deadlines_ms
+        if first is end is None:
+            return None
+        gone = (now_ns - self.began_ns) / 1e9
+        return Within(
+            None if first is None or self.sent.number else first / 1e3 - gone, None if end is None else end / 1e3 - gone
+        )
+
+    def deadline_headers(self, within: Within | None, *, is_beside: bool) -> list[tuple[bytes, bytes]]:
+        """Return the headers that tell a replica what is left. One beside it counts from when the request came here."""
+        left_ms = [None if left is None else max(1, int(left * 1e3)) for left in within or ()]
+        told = zip(DEADLINES, self.deadlines_ms if is_beside else left_ms, strict=False)
+        return [(name, b"%d" % milliseconds) for name, milliseconds in told if milliseconds is not None]
+
+    @property
+    def looks_for_one(self) -> bool:
+        """Return whether it is about something that one replica may have, and others not."""
+        return self.target.startswith(_KEPT_BY_ONE)
+
+    @property
+    def may_be_repeated(self) -> bool:
+        """Return whether another replica may get the request after one has failed at it."""
+        return self.method == "GET" or not self.target.startswith(_NOT_REPEATED)
+
+
+def num_hops_of(scope: Scope) -> int:
+    """Return how many gateways a request has passed. Anybody may say so, and have it refused."""
+    text = Headers(scope=scope).get(HOPS_HEADER, "")
+    return int(text) if text.isdecimal() and len(text) == 1 else 0
+
+
+async def client_request_of(
+    scope: Scope, body: bytearray, sent: SentPieces, num_hops: int, *, has_ids: bool
+) -> ClientRequest:
+    began_ns = monotonic_ns()
+    prompt = await asyncio.to_thread(prompt_of_body, body) if len(body) > LARGE_BYTES else prompt_of_body(body)
+    if scope["path"].startswith(f"{MODELS_PATH}/"):
+        prompt = prompt._replace(model=scope["path"].removeprefix(f"{MODELS_PATH}/"))
+    method = "GET" if scope["method"] == "HEAD" else scope["method"]
+    query, state = scope["query_string"], scope["state"]
+    if scope["path"].startswith(OF_ONE_REPLICA):  # of several models, it may name one
+        fields = parse_qsl(query.decode("latin-1"), keep_blank_values=True)
+        prompt = prompt._replace(model=dict(fields).get("model", ""))
+        query = urlencode([(name, value) for name, value in fields if name != "model"]).encode()
+    # The path that has been judged, and not another one that a replica may take for it.
+    target = quote(scope["path"], safe="/:@!$&'()*+,;=~").encode() + (b"?" + query if query else b"")
+    given = (header for header in scope["headers"] if header[0] not in _NOT_ASKED)
+    headers = [header for header in given if not header[0].startswith(_NOT_A_CLIENTS)]
+    headers.append((b"x-request-id", state["request_id"].encode()))
+    headers.append((b"x-forwarded-proto", scope["scheme"].encode()))
+    headers.append((HOPS_HEADER.encode(), b"%d" % (num_hops + 1)))
+    if client := state["client"]:
+        headers.append((b"x-forwarded-for", client.encode()))
+    if state.get("is_background"):
+        headers.append((BACKGROUND_HEADER.encode(), b"1"))
+    if method == "POST" and has_ids:
+        ids = StreamIds(state["unique_id"], int(time.time()), getrandbits(63))
+        headers.append((IDS_HEADER.encode(), ids.as_text.encode()))
+    session = Headers(scope=scope).get(SESSION_HEADER)
+    request = ClientRequest(method, target, headers, body, prompt, session, began_ns, state["trace"], sent)
+    # A replica counts from when it gets the request, so it is told what is left: the earlier one of header and body.
+    found = {name: int(value) for name, value in headers if name in DEADLINES and value.isdigit() and len(value) < 10}
+    found = {name: milliseconds for name, milliseconds in found.items() if milliseconds}
+    both = [(found.get(name), own) for name, own in zip(DEADLINES, prompt.deadlines_ms, strict=True)]
+    first, end = (min((one for one in two if one is not None), default=None) for two in both)
+    request.deadlines_ms = first, end
+    request.headers = [header for header in headers if header[0] not in found]
+    return request
+
+
+async def unless_left(work: Coroutine[Any, Any, Result], left: asyncio.Task[None]) -> Result:
+    """Return the result of the work, or raise its error. ClientDisconnect cancels it."""
+    task = asyncio.create_task(work)
+    try:
+        await asyncio.wait({task, left}, return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            raise ClientDisconnect
+        return task.result()
+    finally:
+        task.cancel()
