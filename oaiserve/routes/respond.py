@@ -29,12 +29,13 @@ from oaiserve.engine.request import (
 )
 from oaiserve.engine.streams import LoopStream, append
 from oaiserve.errors import APIError, InvalidRequest, Overloaded, SlowReader, StoreFailed, Unavailable, WriteTimeout
-from oaiserve.facts.continuation import BEGUN, KIND_HEADER, NOTHING, SIGN, Piece, mark
+from oaiserve.facts.continuation import KIND_HEADER
 from oaiserve.facts.forecast import FORECAST_HEADER
 from oaiserve.facts.times import monotonic_ns
 from oaiserve.http.connections import CONNECTION, WRITE_TIMED_OUT
 from oaiserve.routes import sse
 from oaiserve.routes.body import client_left
+from oaiserve.routes.continued import ContinuedShape
 from oaiserve.routes.exchange import Exchange, RequestTimings
 from oaiserve.routes.middleware import as_api_error
 from oaiserve.routes.serving import Serving
@@ -213,11 +214,10 @@ class Answer:
         headers = {**sse.HEADERS, "cache-control": "no-cache", **self._headers()}
         if self.exchange.ids is not None:
             headers[KIND_HEADER] = self.serving.kind
+            shape = ContinuedShape(shape, self.request.sent, self.request.params.n, self.exchange.num_signs)
         await send({"type": "http.response.start", "status": 200, "headers": _encoded(headers)})
         send = scope["state"]["send"]  # This bypasses the middleware, which saves 2 of 18 us per token.
         self.exchange.last_sign_ns = monotonic_ns()
-        for _ in range(self.exchange.num_signs):
-            shape.activity()
         try:
             events = await self._tell_progress(shape, send, stream, events)
             while not is_over(events):
@@ -263,9 +263,9 @@ class Answer:
             has_begun = latest is not None
             latest = next((event for event in reversed(events) if isinstance(event, PromptProgress)), latest)
             assert latest is not None
-            if not has_begun and (begun := shape.begun(latest)) and not self.request.sent:
-                await write(send, self._marked(begun, BEGUN))
-            await write(send, self._marked(shape.progress(latest), NOTHING) + self._activity(shape))
+            if not has_begun and (begun := shape.begun(latest)):
+                await write(send, begun)
+            await write(send, shape.progress(latest) + self._activity(shape))
             events = await self._next(stream, most_seconds=SIGN_OF_LIFE_SECONDS)
         return events
 
@@ -276,12 +276,7 @@ class Answer:
         if now_ns - self.exchange.last_sign_ns < shape.activity_seconds * 1e9:
             return b""
         self.exchange.last_sign_ns = now_ns
-        return self._marked(shape.activity(), SIGN if shape.is_numbered else NOTHING)
-
-    def _marked(self, body: bytes, piece: Piece) -> bytes:
-        if self.exchange.ids is None:
-            return body
-        return body + mark(piece)
+        return shape.activity()
 
     async def _write_full_pieces(self, send: Send, stream: LoopStream, parts: Iterable[bytes]) -> bytes:
         """Write each piece as soon as its parts are rendered, and return the bytes that fill no piece.
@@ -309,15 +304,11 @@ class Answer:
             if isinstance(event, TokenChunk):
                 self._note_finish_reason(event)
                 delta = shape.delta(event)
-                if not event.was_sent:  # The others only bring the shape to the point where the answer continues.
-                    self.exchange.streamed(event, is_seen=bool(delta))
-                    yield self._marked(delta, Piece(event.index, event.token_ids))
+                if not event.was_sent:
+                    self.exchange.streamed(event, is_seen=bool(delta) and not delta.startswith(b":"))
+                yield delta
             elif isinstance(event, PromptDone):
-                first = event.prompt_index * self.request.params.n
-                n = self.request.params.n
-                was_sent = any(first <= piece.choice < first + n for piece in self.request.sent)
-                parts = shape.prompt(event)
-                yield from [b"" for _ in parts] if was_sent else parts
+                yield from shape.prompt(event)
             elif (error := self._error_to_report(event)) is not None:
                 yield self.failed(shape, error)
             elif isinstance(event, Finished):
