@@ -18,6 +18,7 @@ from oaiserve.errors import StartupError
 from oaiserve.scale.address import Address
 
 READY = b"+"
+MOST_PATH_BYTES = 107  # of a Unix socket
 
 
 class ServerProcess:
@@ -87,8 +88,12 @@ class ServerProcess:
 
 
 async def start_on(config: Config, address: Address) -> ServerProcess:
-    """Start a process that listens on a Unix socket, in place of an earlier one."""
+    """Start a process that listens on a Unix socket, in place of an earlier one. Raises StartupError."""
     assert address.path is not None
+    if len(os.fsencode(address.path)) > MOST_PATH_BYTES:
+        raise StartupError(
+            f"The socket '{address.path}' has too long a path. Set TMPDIR to a folder with a shorter one."
+        )
     address.path.unlink(missing_ok=True)
     listening = socket.socket(socket.AF_UNIX)
     listening.bind(str(address.path))
