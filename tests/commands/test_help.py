@@ -54,7 +54,8 @@ def test_no_flag_is_broken_within(name: str, width: int) -> None:
 
 
 def arguments(app: App, command: App) -> list[Any]:
-    return list(command.assemble_argument_collection(default_parameter=app.default_parameter, parse_docstring=True))
+    found = command.assemble_argument_collection(default_parameter=app.default_parameter, parse_docstring=True)
+    return [argument for argument in found if argument.parse]
 
 
 def test_the_help_of_serve_has_twelve_flags_on_one_screen(capsys: pytest.CaptureFixture[str]) -> None:
