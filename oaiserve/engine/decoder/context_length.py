@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from oaiserve.engine.decoder.settings import Settings
+from collections.abc import Mapping
+from typing import Any
 
 # These scale every position by the longest sequence of the batch, so an answer would depend on other requests.
 _LENGTH_DEPENDENT = {"dynamic", "longrope"}
 MOST_POSITIONS = 2**20  # rotary tables have a row for each, all together a GiB for the largest heads
 
 
-def context_length(settings: Settings) -> int:
+def context_length(settings: Mapping[str, Any]) -> int:
     """Return the longest sequence at which the model computes as it does at shorter ones."""
     limit = settings.get("max_position_embeddings") or settings.get("max_seq_len") or 2048
     limit = min(int(limit), MOST_POSITIONS)

@@ -1,4 +1,4 @@
-"""Selects the device of a model, and moves the model there."""
+"""Selects the device of a model and its dtype, and moves the model there."""
 
 from __future__ import annotations
 
@@ -27,6 +27,16 @@ def select_device(name: str) -> torch.device:
     if name == "cuda":  # cuDNN's attention makes a plan for each new length, which takes longer than a step
         torch.backends.cuda.enable_cudnn_sdp(enabled=False)
     return torch.device(name)
+
+
+def suitable_dtype(stored: torch.dtype, device: torch.device) -> torch.dtype:
+    """Return the dtype in which a device computes weights that are stored in another one."""
+    if device.type == "cpu":
+        return torch.float32 if stored == torch.float16 else stored  # float16 is slow there, and bfloat16 less precise
+    has_bfloat16 = device.type != "cuda" or torch.cuda.get_device_capability(device) >= (8, 0)
+    if stored == torch.float16 or not has_bfloat16:
+        return torch.float16
+    return torch.bfloat16  # in float32, tensor cores are idle, and the KV cache takes twice the memory
 
 
 def move(model: PreTrainedModel, device: torch.device, name: str) -> None:

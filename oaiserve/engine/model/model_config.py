@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import logging
-
 import torch
 from transformers import PreTrainedConfig
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
+from oaiserve.engine.decoder.context_length import MOST_POSITIONS
+from oaiserve.engine.decoder.context_length import context_length as length_by_settings
+from oaiserve.engine.model.device import suitable_dtype
 from oaiserve.errors import StartupError
 from oaiserve.files.bad_file import BadFile
 from oaiserve.files.quantization import Quantization, read_quantization
-
-log = logging.getLogger(__name__)
-
-# These scale every position by the longest sequence of the batch, so an answer would depend on other requests.
-_LENGTH_DEPENDENT_ROPE = {"dynamic", "longrope"}
-_MOST_POSITIONS = 2**20  # rotary tables have a row for each, all together a GiB for the largest heads
 
 
 def refuse_unless_computable(config: PreTrainedConfig, name: str) -> None:
@@ -37,40 +32,33 @@ def refuse_unless_computable(config: PreTrainedConfig, name: str) -> None:
 def refuse_longer(max_model_len: int | None, config: PreTrainedConfig) -> None:
     """Raise StartupError for requests that may be longer than the model is good for."""
     has_attention = getattr(config, "num_attention_heads", None) is not None
-    limit = context_length(config) if has_attention else _MOST_POSITIONS  # states know no positions
+    limit = context_length(config) if has_attention else MOST_POSITIONS  # states know no positions
     if max_model_len is not None and max_model_len > limit:
         raise StartupError(f"--max-model-len is {max_model_len}, but the model is good for {limit} tokens.")
 
 
 def context_length(config: PreTrainedConfig) -> int:
-    limit = getattr(config, "max_position_embeddings", None) or getattr(config, "max_seq_len", None) or 2048
-    limit = min(int(limit), _MOST_POSITIONS)
-    rope = getattr(config, "rope_parameters", None) or {}
-    for parameters in (rope, *(of_layers for of_layers in rope.values() if isinstance(of_layers, dict))):
-        if parameters.get("rope_type") in _LENGTH_DEPENDENT_ROPE:
-            limit = min(limit, int(parameters.get("original_max_position_embeddings") or limit))
-    return limit
+    """Return the longest sequence at which the model computes as it does at shorter ones."""
+    keys = ("max_position_embeddings", "max_seq_len", "rope_parameters")
+    limit = length_by_settings({key: getattr(config, key, None) for key in keys})
+    # Within the first chunk of attention, caches have all tokens before.
+    chunk = getattr(config, "attention_chunk_size", None)
+    return limit if chunk is None else min(limit, chunk - 1)
 
 
 def select_dtype(
     name: str, config: PreTrainedConfig, device: torch.device, *, is_gguf: bool, for_tensor_cores: bool = False
 ) -> torch.dtype:
-    """Return the dtype of this name, or the one that suits the model and the device. With `for_tensor_cores`, a model
-    in float32 gets one of 16 bits on a GPU: in float32, its tensor cores are idle, and the KV cache takes twice the
-    memory.
+    """Return the dtype of this name, or the one that suits the model and the device.
+
+    On a GPU, a model in float32 gets one of 16 bits with `for_tensor_cores` alone.
     """
     if name != "auto":
         return getattr(torch, name)  # type: ignore[no-any-return]
     if is_gguf:
         return torch.bfloat16  # weights in a GGUF file have a few bits each; its config has no dtype
     dtype = config.dtype if isinstance(config.dtype, torch.dtype) else torch.float32
-    if device.type == "cpu":  # float16 is slow there, and its range is narrower than bfloat16's
-        return torch.float32 if dtype == torch.float16 else dtype
-    if device.type == "cuda" and dtype == torch.float32 and for_tensor_cores:
-        half = torch.bfloat16 if torch.cuda.get_device_capability(device) >= (8, 0) else torch.float16
-        log.debug("The model is in float32, and is served in %s: see --dtype", str(half).removeprefix("torch."))
-        return half
-    return dtype
+    return suitable_dtype(dtype, device) if for_tensor_cores or device.type == "cpu" else dtype
 
 
 def quantization_of(config: PreTrainedConfig, name: str) -> Quantization | None:

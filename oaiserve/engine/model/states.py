@@ -7,7 +7,7 @@ fixed size, which each token changes. So it is computed for each prompt of a ste
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -83,30 +83,23 @@ class States:
 
 
 class StateCache:
-    """The states of the sequences that a layer computes, in the form of the cache that transformers' code asks."""
+    """The states of the sequences that a layer computes."""
 
     def __init__(self, states: LayerStates) -> None:
         self._conv, self._recurrent = states
 
-    def get_conv_state(self, *_: Any, **__: Any) -> Tensor | None:
+    def get_conv_state(self) -> Tensor | None:
         return self._conv
 
-    def get_recurrent_state(self, *_: Any, **__: Any) -> Tensor | None:
+    def get_recurrent_state(self) -> Tensor | None:
         return self._recurrent
 
-    def update_conv_state(self, conv_states: Tensor, *_: Any, **__: Any) -> Tensor:
+    def update_conv_state(self, conv_states: Tensor) -> Tensor:
         """Keep the last inputs of a convolution, and return all that it needs for the new ones: those before, too."""
         assert self._conv is not None
         known = torch.cat([self._conv, conv_states], dim=-1)
         self._conv.copy_(known[..., -self._conv.shape[-1] :])
         return known
-
-    def update_recurrent_state(self, recurrent_states: Tensor, *_: Any, **__: Any) -> Tensor:
-        assert self._recurrent is not None
-        return self._recurrent.copy_(recurrent_states)
-
-    def is_recording_past(self, *_: Any) -> bool:
-        return False
 
 
 # Computes sequences with equally many tokens, [sequences, tokens, width], and changes their states.

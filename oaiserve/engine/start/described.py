@@ -35,6 +35,7 @@ from oaiserve.engine.model.cpu.cores import default_threads
 from oaiserve.engine.model.cpu.encoder import Encoder
 from oaiserve.engine.model.cpu.kv_layout import latent_dim
 from oaiserve.engine.model.cpu.library import Library
+from oaiserve.engine.model.device import suitable_dtype
 from oaiserve.engine.start.start_record import StartRecord
 from oaiserve.errors import StartupError
 from oaiserve.files.checkpoint import json_object
@@ -221,12 +222,7 @@ def _dtype(stored: torch.dtype, options: EngineOptions, device: torch.device) ->
     if options.dtype != "auto":
         dtype: torch.dtype = getattr(torch, options.dtype)
         return dtype
-    if device.type == "cpu":
-        return torch.float32 if stored == torch.float16 else stored  # float16 is slow there, and bfloat16 less precise
-    has_bfloat16 = device.type != "cuda" or torch.cuda.get_device_capability(device) >= (8, 0)
-    if stored == torch.float16 or not has_bfloat16:
-        return torch.float16
-    return torch.bfloat16  # in float32, tensor cores are idle, and the KV cache takes twice the memory
+    return suitable_dtype(stored, device)
 
 
 def _library(dtype: torch.dtype, options: EngineOptions, device: torch.device) -> Library | None:

@@ -98,7 +98,7 @@ def test_states_are_taken_side_by_side_or_gathered_and_written_back() -> None:
 
     def count(hidden: torch.Tensor, cache: StateCache) -> torch.Tensor:
         recurrent = cache.get_recurrent_state()
-        cache.update_recurrent_state(recurrent + hidden.sum(1)[..., None])
+        recurrent += hidden.sum(1)[..., None]
         known = cache.update_conv_state(hidden.transpose(1, 2))
         assert known.shape[-1] == 3 + hidden.shape[1]
         return hidden * 2

@@ -1,4 +1,4 @@
-"""The interface of paged attention, which backends implement, and by which `hook.py` lets transformers call it."""
+"""The interface of paged attention, which backends implement."""
 
 from __future__ import annotations
 
