@@ -109,6 +109,9 @@ OWN_DTYPES: dict[str, dict[str, torch.dtype]] = {
 _STRIDE = re.compile(r"(\w+?)_(?:(expert)_)?stride(?:_(slot|block|sequence|token|head))?")
 
 
+VARIANTS: set[tuple[Any, ...]] = set()  # the code of kernels that launches so far need, each compiled once
+
+
 class Kernel:
     """Checks the arguments of a kernel, counts its launches, and computes nothing."""
 
@@ -117,6 +120,7 @@ class Kernel:
         self._parameters = list(inspect.signature(kernel.fn).parameters)
         self._dtype = dtype
         self._launches = launches
+        self._not_specialized = kernel.kwargs.get("do_not_specialize") or ()
         self._grid: tuple[int, ...] = ()
 
     def __getitem__(self, grid: tuple[int, ...]) -> Kernel:
@@ -127,6 +131,11 @@ class Kernel:
 
     def __call__(self, *args: Any, **constants: Any) -> None:
         self._launches[self._name] += 1
+        numbers = {name: one for name, one in zip(self._parameters, args, strict=False) if type(one) is int}
+        # As Triton does: numbers that are 1, and those that are multiples of 16, have code of their own.
+        numbers = {name: min(one, 2) if one % 16 else 16 for name, one in numbers.items()}
+        special = {name: one for name, one in numbers.items() if name not in self._not_specialized}
+        VARIANTS.add((self._name, *sorted({**constants, **special}.items())))
         arguments = dict(zip(self._parameters, args, strict=False)) | constants
         missing = [name for name in self._parameters if name not in arguments]
         assert not missing, f"{self._name}: no {missing}"

@@ -25,7 +25,7 @@ from oaiserve.engine.model.gpu.step_sizes import Size
 from oaiserve.engine.model.runner import ModelRunner
 from oaiserve.engine.model.states import StateChunk, States
 from oaiserve.engine.step import Chunk, Step
-from tests.engine.executors.fake_gpu import GPU, replace_kernels, watched
+from tests.engine.executors.fake_gpu import GPU, VARIANTS, replace_kernels, watched
 from tests.engine.executors.test_cuda_packed import FILES
 from tests.engine.executors.test_cuda_packed import described as described_for_gpu
 from tests.engine.executors.test_reference_steps import with_keys_and_values
@@ -37,7 +37,7 @@ from tests.models.pinned import PINNED, pinned_model
 pytest.importorskip("triton", reason="Triton has no wheels for this system")
 
 from oaiserve.engine.model.attention import triton as triton_attention
-from oaiserve.engine.model.gpu import triton_adapters, triton_experts, triton_layers, triton_matrices, triton_states
+from oaiserve.engine.model.gpu import triton_adapters, triton_layers, triton_products, triton_states
 from oaiserve.engine.model.sampling import triton_sampling
 
 DTYPE = torch.bfloat16
@@ -78,7 +78,12 @@ class FakeGpu:
     ) -> Counter[str]:
         """Return the launches of a step: torch's operations, and kernels of ours."""
         executor = executor or self.executor(model.decoder)
-        sequences = [sequence_of([5] * 22, range(2 * place, 2 * place + 2)) for place in range(3)]
+        lengths = [0, 0, 0]
+        for place, start, count in parts:
+            lengths[place] = start + count
+        sequences = [
+            sequence_of([5] * length, [place] * (1 + length // BLOCK_SIZE)) for place, length in enumerate(lengths)
+        ]
         step = Step([Chunk(sequences[place], start, count) for place, start, count in parts])
         states = States(model.spec.state_shapes, 4, GPU) if model.spec.state_shapes else None
         with watched() as operations:
@@ -97,7 +102,7 @@ class FakeGpu:
 
 @pytest.fixture
 def gpu(monkeypatch: pytest.MonkeyPatch) -> FakeGpu:
-    of_layers = [triton_adapters, triton_experts, triton_layers, triton_matrices, triton_states]
+    of_layers = [triton_adapters, triton_layers, triton_products, triton_states]
     return FakeGpu(replace_kernels(monkeypatch, [triton_attention, triton_sampling, *of_layers], DTYPE))
 
 
@@ -155,7 +160,7 @@ def test_weights_in_blocks_take_as_many_launches(gpu: FakeGpu, tmp_path: Path) -
     gpu.launches(model, DECODES, executor)
     launches = gpu.launches(model, DECODES, executor)
     num_layers = len(model.decoder.layers)
-    assert launches["matrix_kernel"] == 4 * num_layers
+    assert launches["product_kernel"] == 4 * num_layers
     assert sum(launches.values()) == 8 * num_layers + 5, launches
 
 
@@ -165,6 +170,24 @@ def test_long_prompts_take_as_many_launches_as_short_ones(name: str, gpu: FakeGp
     executor = gpu.executor(model.decoder)
     gpu.launches(model, [(0, 0, 5)], executor)
     assert gpu.launches(model, [(0, 0, 5)], executor) == gpu.launches(model, [(0, 0, 22)], executor)
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen3_moe", "gemma3_text", "bamba", "awq"])
+def test_no_kernel_is_compiled_for_another_number_of_tokens(name: str, gpu: FakeGpu, tmp_path: Path) -> None:
+    """Prompts that are in no graph: no request shall wait for a compiler."""
+    if name == "awq":
+        found = described_for_gpu(FILES["awq"][0](tmp_path))
+        model = Model(found.spec, found.decoder)
+    else:
+        model = model_of(name)
+    executor = gpu.executor(model.decoder)
+    for parts in ([(0, 0, 1040)], [(0, 6, 1), (1, 0, 1101)]):
+        gpu.launches(model, parts, executor)
+    before = set(VARIANTS)
+    for number in (1025, 1408, 1777, 2047):  # one makes numbers of tiles that are multiples of 16
+        gpu.launches(model, [(0, 0, number)], executor)
+        gpu.launches(model, [(0, 6, 1), (1, 3, number), (2, 0, 17)], executor)
+    assert before == VARIANTS
 
 
 class Graphs:

@@ -35,7 +35,7 @@ class Kernels(NamedTuple):
 
     attention: Backend = PlainAttention
     operations: ModuleType = layer_operations  # or `triton_layers`
-    experts: ModuleType | None = None  # `triton_experts`; None: in plain torch
+    experts: ModuleType | None = None  # `triton_products`; None: in plain torch
     multiply: Multiply = expanded_product  # with matrices in quantized blocks
     recurrence: Recurrence = recurrence
 
@@ -43,6 +43,6 @@ class Kernels(NamedTuple):
 def triton_kernels() -> Kernels:
     """Return all kernels in Triton. Raises ImportError without the package."""
     from oaiserve.engine.model.attention.triton import TritonAttention
-    from oaiserve.engine.model.gpu import triton_experts, triton_layers, triton_matrices, triton_states
+    from oaiserve.engine.model.gpu import triton_layers, triton_products, triton_states
 
-    return Kernels(TritonAttention, triton_layers, triton_experts, triton_matrices.multiply, triton_states.recurrence)
+    return Kernels(TritonAttention, triton_layers, triton_products, triton_products.multiply, triton_states.recurrence)

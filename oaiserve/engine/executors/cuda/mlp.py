@@ -24,7 +24,7 @@ from oaiserve.engine.executors.cuda.kernels import Kernels
 from oaiserve.engine.executors.cuda.place import PLACED, JoiningPlacing
 from oaiserve.engine.executors.reference.experts import experts_output
 from oaiserve.engine.executors.reference.mixers import inputs_of, mixed
-from oaiserve.engine.model.gpu.device_experts import ExpertMatrices
+from oaiserve.engine.model.gpu.device_matrices import ExpertMatrices
 
 LEAST_TILE = 16  # columns that a kernel multiplies at a time
 

@@ -13,8 +13,7 @@ from oaiserve.engine.decoder.blocks import Blocks
 from oaiserve.engine.decoder.description import Matrix, Router
 from oaiserve.engine.executors.cuda.packed import packed
 from oaiserve.engine.executors.reference.place import Placing, expanded
-from oaiserve.engine.model.gpu.device_experts import ExpertMatrices, stacked
-from oaiserve.engine.model.gpu.device_matrices import PackedMatrix, joined
+from oaiserve.engine.model.gpu.device_matrices import ExpertMatrices, PackedMatrix, joined, stacked
 from oaiserve.engine.model.padded_head import aligned
 
 PLACED = Matrix(torch.empty(0, 0), None)  # in place of a matrix that is on the device already

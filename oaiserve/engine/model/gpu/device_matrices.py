@@ -5,7 +5,7 @@ Products in plain torch expand the whole matrix each time. Kernels unpack it til
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, Literal, Self
 
@@ -97,6 +97,17 @@ class PackedMatrix:
         return replace(self, **moved)
 
 
+@dataclass(frozen=True, slots=True)
+class ExpertMatrices(PackedMatrix):
+    """A matrix [n, columns] of each expert: all tensors have one more dimension in front."""
+
+    bias: Tensor | None = None  # [experts, n]
+
+    def of(self, expert: int) -> PackedMatrix:
+        zeros = None if self.zeros is None else self.zeros[expert]
+        return PackedMatrix(self.kind, self.codes[expert], self.scales[expert], zeros)
+
+
 def tile_columns(group_columns: int) -> int:
     """Return the number of columns that are unpacked at a time: a power of two that divides a group."""
     return min(TILE_COLUMNS, group_columns & -group_columns)
@@ -119,21 +130,35 @@ def of_integers(matrix: Integers | Floats) -> PackedMatrix | None:
     return PackedMatrix("int4" if matrix.bits == 4 else "int8", codes, scales, zeros, matrix.columns)
 
 
-def joined(matrices: list[PackedMatrix]) -> PackedMatrix | None:
+def joined(matrices: Sequence[PackedMatrix]) -> PackedMatrix | None:
     """Return a matrix with the rows of all of these, or None for matrices in different formats."""
     first = matrices[0]
-    for other in matrices[1:]:
-        same_zeros = (other.zeros is None) == (first.zeros is None)
-        if other.kind != first.kind or other.scales.shape[0] != first.scales.shape[0] or not same_zeros:
-            return None
-        if (other.order is None) != (first.order is None) or other.scales.dtype != first.scales.dtype:
-            return None
-        if first.order is not None and other.order is not None and not torch.equal(first.order, other.order):
-            return None
+    if len({(one.kind, len(one.scales), *_stored(one)) for one in matrices}) > 1:
+        return None
+    orders = [one.order for one in matrices if one.order is not None]
+    if len(orders) not in (0, len(matrices)) or not all(torch.equal(orders[0], order) for order in orders[1:]):
+        return None
     codes = torch.cat([one.codes.view(torch.uint8) for one in matrices]).view(first.codes.dtype)
     scales = torch.cat([one.scales for one in matrices], dim=1)
-    zeros = None if first.zeros is None else torch.cat([z for one in matrices if (z := one.zeros) is not None], dim=1)
-    return PackedMatrix(first.kind, codes, scales, zeros, first.order)
+    zeros = [one.zeros for one in matrices if one.zeros is not None]
+    return PackedMatrix(first.kind, codes, scales, torch.cat(zeros, dim=1) if zeros else None, first.order)
+
+
+def stacked(matrices: Sequence[PackedMatrix]) -> ExpertMatrices | None:
+    """Return the matrices of all experts, or None for matrices in different formats."""
+    first = matrices[0]
+    if len({(one.kind, one.shape, one.scales.shape, *_stored(one)) for one in matrices}) > 1:
+        return None
+    if first.order is not None:
+        return None
+    codes = torch.stack([one.codes.view(torch.uint8) for one in matrices]).view(first.codes.dtype)
+    zeros = [one.zeros for one in matrices if one.zeros is not None]
+    scales = torch.stack([one.scales for one in matrices])
+    return ExpertMatrices(first.kind, codes, scales, torch.stack(zeros) if zeros else None)
+
+
+def _stored(matrix: PackedMatrix) -> tuple[torch.dtype, bool, bool]:
+    return matrix.scales.dtype, matrix.zeros is None, matrix.order is None
 
 
 def expanded_product(x: Tensor, matrix: PackedMatrix, bias: Tensor | None) -> Tensor:

@@ -50,12 +50,12 @@ def find_fast_paths(spec: ModelSpec, weights: CudaWeights, options: EngineOption
     sample_ids, apply_masks = _sampling_checked(spec, trials)
 
     def of_packed() -> Any:
-        return unpacking_where_faster(weights.packed, spec.dtype, _kernels("triton_matrices").multiply)
+        return unpacking_where_faster(weights.packed, spec.dtype, _kernels("triton_products").multiply)
 
     kernels = Kernels(attention)
     if (multiply := multiply_checked(weights.packed, spec.dtype, of_packed, trials)) is not None:
         kernels = kernels._replace(multiply=multiply)
-    experts = experts_checked(weights.packed, spec.dtype, lambda: _kernels("triton_experts"), trials)
+    experts = experts_checked(weights.packed, spec.dtype, lambda: _kernels("triton_products"), trials)
     kernels = kernels._replace(experts=experts)
     if attention is PlainAttention:
         trials.off["fused_layers"] = "attention is in plain torch"

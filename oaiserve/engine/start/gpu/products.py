@@ -10,8 +10,7 @@ from types import ModuleType
 
 import torch
 
-from oaiserve.engine.model.gpu.device_experts import ExpertMatrices
-from oaiserve.engine.model.gpu.device_matrices import Multiply, PackedMatrix, expanded_product
+from oaiserve.engine.model.gpu.device_matrices import ExpertMatrices, Multiply, PackedMatrix, expanded_product
 from oaiserve.engine.start.compare import Difference, compare, layer_tolerance
 from oaiserve.engine.start.gpu.timing import Seconds, device_seconds
 from oaiserve.engine.start.gpu.trials import Trials

@@ -8,15 +8,14 @@ import torch
 
 from oaiserve.engine.decoder.blocks import FORMATS, MXFP4, Blocks
 from oaiserve.engine.executors.cuda.packed import packed as packed_in_blocks
-from oaiserve.engine.model.gpu.device_experts import ExpertMatrices, stacked
-from oaiserve.engine.model.gpu.device_matrices import of_integers
+from oaiserve.engine.model.gpu.device_matrices import ExpertMatrices, of_integers, stacked
 from oaiserve.engine.start.gpu.products import experts_checked, plain_expert_products
 from oaiserve.engine.start.gpu.trials import Trials
 from tests.engine.model.gpu.packed_matrices import floats_in_blocks, integers, numbers, relative
 
 pytest.importorskip("triton", reason="Triton has no wheels for this system")
 
-from oaiserve.engine.model.gpu import triton_experts, triton_matrices
+from oaiserve.engine.model.gpu import triton_products
 
 # exp of a large number is infinity, and the activation is the number itself, which is right.
 pytestmark = [pytest.mark.kernels, pytest.mark.filterwarnings("ignore:overflow encountered in exp")]
@@ -45,8 +44,8 @@ def packed(kind: str, n: int, columns: int, seed: int) -> ExpertMatrices:
 
 def by_kernels(given: tuple[ExpertMatrices, torch.Tensor, torch.Tensor]) -> torch.Tensor:
     matrices, x, chosen = given
-    plan = triton_experts.planned(chosen, NUM_EXPERTS)
-    return triton_experts.product(x, matrices, plan, pairs_of_row=chosen.shape[1], factors=None)
+    plan = triton_products.planned(chosen, NUM_EXPERTS)
+    return triton_products.product(x, matrices, plan, pairs_of_row=chosen.shape[1], factors=None)
 
 
 @pytest.mark.parametrize("kind", ["mxfp4", "int4", "int8", "float8"])
@@ -65,7 +64,7 @@ def test_products_of_the_kernels_are_those_of_plain_torch(kind: str) -> None:
 def test_columns_of_experts_are_split_for_few_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     given = in_mxfp4(256, 256, 1), numbers(2, 256), torch.tensor([[0, 3], [3, 1]])
     want = by_kernels(given)
-    monkeypatch.setattr(triton_matrices, "_num_multiprocessors", lambda device: 16)
+    monkeypatch.setattr(triton_products, "_num_multiprocessors", lambda device: 16)
     for _ in range(2):  # the counters are as they were
         torch.testing.assert_close(by_kernels(given), want, rtol=1e-5, atol=1e-4)
 
@@ -75,7 +74,7 @@ def test_rows_are_sorted_by_expert_and_cut_into_tiles(num_rows: int) -> None:
     generator = torch.Generator().manual_seed(3)
     chosen = torch.randint(7, (num_rows, 3), generator=generator)
     chosen[chosen == 4] = 6  # which has none
-    order, tile_expert, tile_first, tile_end, tiles = triton_experts.planned(chosen, 7)
+    order, tile_expert, tile_first, tile_end, tiles = triton_products.planned(chosen, 7)
     pairs = chosen.flatten()
     assert order.tolist() == pairs.argsort(stable=True).tolist()
     found = [
@@ -106,8 +105,8 @@ def test_a_matrix_in_mxfp4_whose_columns_are_no_multiple_of_64_is_not_packed() -
 def test_experts_that_are_wrong_are_switched_off_with_a_warning(caplog: pytest.LogCaptureFixture) -> None:
     matrices = [packed("int4", 32, WIDTH, 1)]
     doubled = SimpleNamespace(
-        planned=triton_experts.planned, product=lambda *given, **named: 2 * triton_experts.product(*given, **named)
+        planned=triton_products.planned, product=lambda *given, **named: 2 * triton_products.product(*given, **named)
     )
     assert experts_checked(matrices, torch.float32, lambda: doubled, Trials()) is None
     assert "Experts by kernels: off" in caplog.text
-    assert experts_checked(matrices, torch.float32, lambda: triton_experts, Trials()) is triton_experts
+    assert experts_checked(matrices, torch.float32, lambda: triton_products, Trials()) is triton_products

@@ -23,7 +23,7 @@ from tests.engine.model.gpu.packed_matrices import floats_in_blocks, integers, n
 
 pytest.importorskip("triton", reason="Triton has no wheels for this system")
 
-from oaiserve.engine.model.gpu import triton_matrices
+from oaiserve.engine.model.gpu import triton_products
 
 pytestmark = pytest.mark.kernels
 
@@ -53,7 +53,7 @@ def test_products_of_the_kernel_are_those_of_expanded_weights(name: str, num_row
     x = numbers(num_rows, packed.shape[1], seed=1).to(dtype)
     bias = numbers(packed.shape[0], seed=2).to(dtype) if num_rows == 20 else None
     want = expanded_product(x.float(), packed, None if bias is None else bias.float())
-    found = triton_matrices.multiply(x, packed, bias).float()
+    found = triton_products.multiply(x, packed, bias).float()
     assert relative(found, want) < {torch.float32: 1e-5, torch.float16: 2e-3}.get(dtype, 1e-2)
 
 
@@ -64,26 +64,26 @@ def test_many_rows_are_multiplied_with_weights_unpacked_part_by_part(
 ) -> None:
     packed = replace(of_integers(MATRICES[name]), order=None)
     weights = torch.full(packed.shape, math.nan, dtype=dtype)
-    triton_matrices.unpack(packed, weights)
+    triton_products.unpack(packed, weights)
     rtol = 2**-7 if dtype == torch.bfloat16 else 0  # where Triton's interpreter cuts off instead of rounding
     torch.testing.assert_close(weights, packed.expand(dtype), rtol=rtol, atol=0)
     # There is room for 64 of the 70 rows of the matrix.
     room = torch.full((64 * packed.shape[1] + 5,), math.nan, dtype=dtype)
-    monkeypatch.setattr(triton_matrices, "scratch", lambda device, dtype: room)
+    monkeypatch.setattr(triton_products, "scratch", lambda device, dtype: room)
     packed = of_integers(MATRICES[name])  # with its order
     x, bias = numbers(2, 3, packed.shape[1]).to(dtype), numbers(70).to(dtype)
     for added in (None, bias):
         want = expanded_product(x.float(), packed, None if added is None else added.float())
-        found = triton_matrices.multiply(x, packed, added, unpacked_from=6)
+        found = triton_products.multiply(x, packed, added, unpacked_from=6)
         assert relative(found.float(), want) < 5e-3
         assert not room.isnan().all()
-        assert relative(triton_matrices.multiply(x, packed, added, unpacked_from=7).float(), want) < 5e-3
+        assert relative(triton_products.multiply(x, packed, added, unpacked_from=7).float(), want) < 5e-3
 
 
 def test_a_row_is_multiplied_alike_in_255_rows_and_in_256() -> None:
     packed, x = of_integers(MATRICES["FP8 in blocks"]), numbers(256, 256).bfloat16()
-    together = triton_matrices.multiply(x, packed, None)
-    assert torch.equal(triton_matrices.multiply(x[:255], packed, None), together[:255])
+    together = triton_products.multiply(x, packed, None)
+    assert torch.equal(triton_products.multiply(x[:255], packed, None), together[:255])
 
 
 @pytest.mark.parametrize(("faster_from", "chosen"), [(1, 512), (1000, 1024), (5000, sys.maxsize)])
@@ -107,15 +107,15 @@ def test_matrices_are_unpacked_from_the_rows_on_where_that_is_faster(faster_from
 def test_columns_are_split_so_that_there_are_enough_programs(monkeypatch: pytest.MonkeyPatch) -> None:
     packed = of_integers(MATRICES["4 bits"])
     x = numbers(3, 128)
-    want = triton_matrices.multiply(x, packed, None)
-    monkeypatch.setattr(triton_matrices, "_num_multiprocessors", lambda device: 2)
+    want = triton_products.multiply(x, packed, None)
+    monkeypatch.setattr(triton_products, "_num_multiprocessors", lambda device: 2)
     for _ in range(2):  # the counters are as they were
-        torch.testing.assert_close(triton_matrices.multiply(x, packed, None), want, rtol=1e-5, atol=1e-5)
-    assert triton_matrices.num_splits(1, 4, x.device) == 4
-    monkeypatch.setattr(triton_matrices, "_num_multiprocessors", lambda device: 132)
-    assert triton_matrices.num_splits(1, 3, x.device) == 2
-    assert triton_matrices.num_splits(64, 112, x.device) == 16
-    assert triton_matrices.num_splits(1000, 112, x.device) == 1
+        torch.testing.assert_close(triton_products.multiply(x, packed, None), want, rtol=1e-5, atol=1e-5)
+    assert triton_products.num_splits(1, 4, x.device) == 4
+    monkeypatch.setattr(triton_products, "_num_multiprocessors", lambda device: 132)
+    assert triton_products.num_splits(1, 3, x.device) == 2
+    assert triton_products.num_splits(64, 112, x.device) == 16
+    assert triton_products.num_splits(1000, 112, x.device) == 1
 
 
 def test_matrices_with_small_groups_are_expanded() -> None:
@@ -160,7 +160,7 @@ def test_products_that_are_wrong_are_switched_off_with_a_warning(caplog: pytest.
         assert multiply_checked(matrices, torch.float32, no_compiler, Trials()) is None
     assert [message.partition(":")[0] for message in caplog.messages] == ["Products with packed weights"] * 2
     assert "would differ by 100.0%" in caplog.messages[0]
-    multiply = triton_matrices.multiply
+    multiply = triton_products.multiply
     assert multiply_checked(matrices, torch.float32, lambda: multiply, Trials()) is multiply
     trials = Trials()
     assert multiply_checked([], torch.float32, no_compiler, trials) is None

@@ -17,6 +17,7 @@ pytest.importorskip("triton", reason="Triton has no wheels for this system")
 ROOT = Path(__file__).parents[4]
 # Of one multiprocessor of sm_90: registers, bytes of shared memory (1,024 of each program are the system's), and warps.
 REGISTERS, SHARED_BYTES, WARPS = 65_536, 233_472, 64
+MOST_SPILLED = 320  # bytes of a thread's registers, on other cards
 
 
 def programs_at_once(kernel: Mapping[str, Any]) -> int:
@@ -26,32 +27,43 @@ def programs_at_once(kernel: Mapping[str, Any]) -> int:
     return min(by_registers, SHARED_BYTES // (kernel["shared_bytes"] + 1024), WARPS // num_warps)
 
 
-def test_all_kernels_compile_for_hopper_without_spilling_registers() -> None:
-    """Triton keeps what it has compiled in its cache, where it finds it by the kernel's source and its own version."""
+def compiled(capability: int) -> list[dict[str, Any]]:
+    """Compile all kernels for devices of a compute capability.
+
+    Triton keeps what it has compiled in its cache, where it finds it by the kernel's source and its own version.
+    """
     environment = os.environ | {"TRITON_INTERPRET": "0", "PYTHONPATH": str(ROOT)}
     script = Path(__file__).with_name("triton_compile.py")
-    run = subprocess.run([sys.executable, script], env=environment, capture_output=True, text=True)
+    run = subprocess.run([sys.executable, script, str(capability)], env=environment, capture_output=True, text=True)
     assert run.returncode == 0, run.stderr
-    found = json.loads(run.stdout)
+    found: list[dict[str, Any]] = json.loads(run.stdout)
+    for kernel in found:
+        assert kernel["shared_bytes"] <= kernel["shared_limit"], kernel
+        assert programs_at_once(kernel) >= 1, kernel
+    return found
+
+
+@pytest.mark.parametrize("capability", [86, 120])
+def test_all_kernels_compile_for_cards_with_little_shared_memory(capability: int) -> None:
+    assert max(kernel["stack_bytes"] for kernel in compiled(capability)) <= MOST_SPILLED
+
+
+def test_all_kernels_compile_for_hopper_without_spilling_registers() -> None:
+    found = compiled(90)
     assert {kernel["kernel"] for kernel in found} == {
         *("write_kernel", "prefill_kernel", "plan_kernel", "decode_kernel"),
         *("best_of_chunk_kernel", "best_kernel", "weights_kernel"),
         *("shrink_kernel", "expand_kernel", "add_and_norm_kernel", "activate_kernel"),
-        *("matrix_kernel", "unpack_kernel"),
-        *("plan_experts_kernel", "expert_kernel", "recurrence_kernel"),
+        *("product_kernel", "unpack_kernel"),
+        *("plan_experts_kernel", "recurrence_kernel"),
         *("candidates_kernel", "cut_kernel", "scores_kernel", "mask_kernel"),
     }
-    limits = {kernel["shared_limit"] for kernel in found if kernel["kernel"] == "prefill_kernel"}
-    assert limits == {99 << 10, 227 << 10}  # heads of 256 fit into less, too
     for kernel in found:
-        assert kernel["shared_bytes"] <= kernel["shared_limit"], kernel
         assert kernel["stack_bytes"] == 0, kernel
-        assert programs_at_once(kernel) >= 1, kernel
         assert not kernel["at_once"] or programs_at_once(kernel) in kernel["at_once"], kernel
         if kernel["dtype"] in ("torch.bfloat16", "torch.float16"):
             # These instructions use tensor cores, and load asynchronously.
-            matrices = {"shrink_kernel": {"HMMA"}, "expand_kernel": {"HMMA"}, "matrix_kernel": {"HGMMA"}}
-            matrices["expert_kernel"] = {"HGMMA"}
+            matrices = {"shrink_kernel": {"HMMA"}, "expand_kernel": {"HMMA"}, "product_kernel": {"HGMMA"}}
             matrices |= {"prefill_kernel": {"HGMMA", "LDGSTS"}, "decode_kernel": {"LDGSTS"}}
             found_ones = set(kernel["instructions"])
             assert matrices.get(kernel["kernel"], set()) <= found_ones, kernel

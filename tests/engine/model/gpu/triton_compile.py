@@ -1,4 +1,6 @@
-"""Compiles the Triton kernels for an H100 or H200 on a machine without a GPU, and prints their resources as JSON.
+"""Compiles the Triton kernels on a machine without a GPU, and prints their resources as JSON.
+
+    triton_compile.py CAPABILITY    (such as 90, for an H100 or H200)
 
 This runs in a process of its own, because Triton is in interpreter mode in the process of the tests.
 """
@@ -9,6 +11,7 @@ import functools
 import json
 import re
 import subprocess
+import sys
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -25,18 +28,20 @@ from oaiserve.engine.model.attention import FP8, LayerCache, ScaledCache, Scorin
 from oaiserve.engine.model.attention import triton as backend
 from oaiserve.engine.model.attention.rotation import Rotation
 from oaiserve.engine.model.batch import build_batch
-from oaiserve.engine.model.gpu import triton_adapters, triton_experts, triton_layers, triton_matrices, triton_states
-from oaiserve.engine.model.gpu.device_experts import ExpertMatrices
-from oaiserve.engine.model.gpu.device_matrices import Kind, PackedMatrix
+from oaiserve.engine.model.gpu import triton_adapters, triton_layers, triton_products, triton_states
+from oaiserve.engine.model.gpu.device_matrices import ExpertMatrices, Kind, PackedMatrix
 from oaiserve.engine.model.layer_operations import ACTIVATIONS
 from oaiserve.engine.model.sampling import triton_sampling
 from oaiserve.engine.step import Chunk, Step
 from tests.engine.model.steps import CPU, sequence_of
 
-ADA_SHARED_BYTES = 99 << 10  # also of Ampere and Blackwell cards without HBM
+CAPABILITY = int(sys.argv[1])
+# The memory that one program may share among its threads, as the device reports it.
+SHARED_BYTES = {80: 163 << 10, 86: 99 << 10, 89: 99 << 10, 90: 227 << 10, 100: 227 << 10, 120: 99 << 10}[CAPABILITY]
+HAS_FLOAT8 = CAPABILITY >= 89  # else the start refuses caches and expands matrices in eight bits
 # Whose instructions are looked at; others are not disassembled.
 ON_TENSOR_CORES = {
-    *("shrink_kernel", "expand_kernel", "matrix_kernel", "expert_kernel"),
+    *("shrink_kernel", "expand_kernel", "product_kernel"),
     *("prefill_kernel", "decode_kernel"),
 }
 CUOBJDUMP = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
@@ -46,7 +51,7 @@ class NoDevice:
     """Replaces Triton's driver, with the methods that compiling needs."""
 
     def get_current_target(self) -> GPUTarget:
-        return GPUTarget("cuda", 90, 32)
+        return GPUTarget("cuda", CAPABILITY, 32)
 
     def get_current_device(self) -> int:
         return 0
@@ -77,7 +82,7 @@ class CompileOnly:
                 "shared_bytes": compiled.metadata.shared,
                 "shared_limit": backend._shared_bytes(CPU),
                 "at_once": counted_on(name, arguments, constants),
-                "instructions": sorted(set(re.findall(r"\b(HGMMA|QGMMA|HMMA|LDGSTS)\b", code))),
+                "instructions": sorted(set(re.findall(r"\b(HGMMA|QGMMA|HMMA|LDGSTS|UTCHMMA)\b", code))),
             }
         )
 
@@ -124,6 +129,8 @@ def attend(
     cache = LayerCache(*torch.empty(2, 2, 16, kv_heads, dim, dtype=dtype))
     query, key = (torch.empty(num_tokens, number, dim, dtype=dtype) for number in (heads, kv_heads))
     batch = build_batch(step, 16, CPU)
+    if is_scaled and not HAS_FLOAT8:
+        return
     if is_scaled:
         cache = ScaledCache.of(LayerCache(*(blocks.to(FP8) for blocks in cache)), (0.5, 2.0))
     rotation = None
@@ -166,10 +173,11 @@ def multiply(columns: int, n: int, rows: int) -> None:
         PackedMatrix("int8", bytes_, scales, None),
         PackedMatrix("float8", bytes_.view(FP8), scales.float(), None),
     )
+    matrices = matrices if HAS_FLOAT8 else matrices[:-1]
     for matrix in matrices if rows == 1 else matrices[::3]:
-        triton_matrices.multiply(x, matrix, None)
+        triton_products.multiply(x, matrix, None)
     for matrix in matrices if rows == 1 else ():
-        triton_matrices.unpack(matrix, torch.empty(n, columns, dtype=torch.bfloat16))
+        triton_products.unpack(matrix, torch.empty(n, columns, dtype=torch.bfloat16))
 
 
 def expert_matrices(kind: Kind, num_experts: int, n: int, columns: int) -> ExpertMatrices:
@@ -189,21 +197,21 @@ def compute_experts(kind: Kind, num_experts: int, width: int, inner: int) -> Non
     """Compute the experts of a decode, as gpt-oss's or Qwen3's."""
     x = torch.empty(1, width, dtype=torch.bfloat16)
     chosen = torch.empty(1, 4, dtype=torch.int64)
-    plan = triton_experts.planned(chosen, num_experts)
-    both = triton_experts.product(
+    plan = triton_products.planned(chosen, num_experts)
+    both = triton_products.product(
         x, expert_matrices(kind, num_experts, 2 * inner, width), plan, pairs_of_row=4, factors=None
     )
     inner_rows = triton_layers.activate(both, "clamped", is_gated=True, alpha=1.702, limit=7.0)
     weights = torch.empty(1, 4, dtype=torch.bfloat16)
     down = expert_matrices(kind, num_experts, width, inner)
-    triton_experts.product(inner_rows, down, plan, pairs_of_row=1, factors=weights)
+    triton_products.product(inner_rows, down, plan, pairs_of_row=1, factors=weights)
 
 
 def multiply_many_rows(kind: Kind) -> None:
     """Multiply rows with their experts' matrices in the largest tiles, and with weights, which takes most registers."""
     x, weights = torch.empty(8192, 2048, dtype=torch.bfloat16), torch.empty(8192, dtype=torch.bfloat16)
-    plan = triton_experts.Plan(*torch.zeros(4, 8192, dtype=torch.int32), triton_experts.LARGEST)
-    triton_experts.product(x, expert_matrices(kind, 8, 2048, 2048), plan, pairs_of_row=1, factors=weights)
+    plan = triton_products.Plan(*torch.zeros(4, 8192, dtype=torch.int32), triton_products.LARGEST_OF_EXPERTS)
+    triton_products.product(x, expert_matrices(kind, 8, 2048, 2048), plan, pairs_of_row=1, factors=weights)
 
 
 def recur(heads: int, key_heads: int, key_dim: int, value_dim: int, *, has_rate: bool) -> None:
@@ -217,12 +225,13 @@ def recur(heads: int, key_heads: int, key_dim: int, value_dim: int, *, has_rate:
 
 def main() -> None:
     driver.set_active(NoDevice())
+    backend._shared_bytes = lambda device: SHARED_BYTES
     found: list[dict[str, Any]] = []
-    of_layers = triton_adapters, triton_experts, triton_layers, triton_matrices, triton_states
+    of_layers = triton_adapters, triton_layers, triton_products, triton_states
     for module in (backend, triton_sampling, *of_layers):
         for name in [name for name in vars(module) if name.endswith("_kernel")]:
             setattr(module, name, CompileOnly(getattr(module, name), found))
-    backend._num_multiprocessors = triton_matrices._num_multiprocessors = lambda device: 132
+    backend._num_multiprocessors = triton_products._num_multiprocessors = lambda device: 132
     attend(64, num_decodes=64, query_len=2048, dtype=torch.float16, sliding_window=512, softcap=30.0)
     attend(64, num_decodes=64, query_len=2048, dtype=torch.bfloat16, sinks=torch.ones(32))
     attend(128, num_decodes=2, query_len=2048, dtype=torch.bfloat16)
@@ -238,9 +247,7 @@ def main() -> None:
     operate(4096, 14336, 64)
     for rows in (1, 200):  # the smallest and the largest tiles
         multiply(4096, 6144, rows)
-    backend._shared_bytes = lambda device: ADA_SHARED_BYTES
     attend(256, num_decodes=0, query_len=2048, dtype=torch.bfloat16, heads=8, kv_heads=4)
-    backend._shared_bytes = lambda device: backend.HOPPER_SHARED_BYTES
     compute_experts("mxfp4", 32, 2880, 2880)
     compute_experts("dense", 128, 2048, 768)
     for kind in ("mxfp4", "int4", "dense"):

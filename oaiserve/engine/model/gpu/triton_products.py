@@ -1,7 +1,8 @@
-"""Products with packed matrices by Triton kernels: in one launch, or, with many rows, of weights unpacked for them.
+"""Products with packed matrices, and with those of experts, by one Triton kernel.
 
-Few rows take as long as reading the matrix, which is packed. Many rows take as long as their arithmetic, which cuBLAS
-does fastest, with weights of 16 bits.
+Few rows take as long as reading the matrix, which is packed. Many rows of a dense matrix take as long as their
+arithmetic, which cuBLAS does fastest, with weights of 16 bits: these are unpacked for it. Rows of experts are planned
+on the device.
 """
 
 from __future__ import annotations
@@ -10,16 +11,18 @@ import functools
 from typing import NamedTuple
 
 import torch
+import triton
 from torch import Tensor
 
-from oaiserve.engine.model.gpu.device_matrices import PackedMatrix
-from oaiserve.engine.model.gpu.triton_matrix_kernels import matrix_kernel, unpack_kernel
+from oaiserve.engine.model.gpu.device_matrices import ExpertMatrices, PackedMatrix
+from oaiserve.engine.model.gpu.triton_product_kernels import plan_experts_kernel, product_kernel, unpack_kernel
 
 PROGRAMS_PER_SM = 4  # so many programs load enough at once to keep the memory busy
 MOST_SPLITS = 16
 UNPACKED_FROM = 1024  # rows, where it has not been measured
 SCRATCH_BYTES = 128 << 20  # of weights that are unpacked at a time
 _UNPACKED_ROWS = 64  # of a matrix, by one program
+PAIRS_AT_A_TIME = 1024  # that a program of the plan looks at: always as many, so that it is compiled once
 
 
 class MatrixTiles(NamedTuple):
@@ -34,41 +37,100 @@ class MatrixTiles(NamedTuple):
         return {"TILE_ROWS": rows, "TILE_N": n, "num_warps": num_warps, "num_stages": num_stages}
 
 
+LARGEST_OF_EXPERTS = MatrixTiles(64, 128, num_warps=8, num_stages=3)  # with more rows, each at its own place, it spills
+
+
+class Plan(NamedTuple):
+    """Which rows each expert has, in tiles. All of it is on the device."""
+
+    order: Tensor
+    tile_expert: Tensor
+    tile_first: Tensor
+    tile_end: Tensor
+    tiles: MatrixTiles
+
+
 def multiply(x: Tensor, matrix: PackedMatrix, bias: Tensor | None, unpacked_from: int = UNPACKED_FROM) -> Tensor:
     """Return the product of `x` [..., columns] with the matrix. Sums are in float32. With so many rows or more, weights
     are rounded to the type of `x`."""
     if matrix.order is not None:
         x = x.index_select(-1, matrix.order)
-    rows, (n, columns) = x.reshape(-1, x.shape[-1]), matrix.shape
+    rows = x.reshape(-1, x.shape[-1])
     num_rows = len(rows)
-    out = rows.new_empty(num_rows, n)
+    out = rows.new_empty(num_rows, matrix.shape[0])
     if num_rows >= unpacked_from:
         _multiply_unpacked(rows, matrix, bias, out)
-        return out.view(*x.shape[:-1], -1)
-    tiles = tiles_for(num_rows)
-    grid = -(-n // tiles.n), -(-num_rows // tiles.rows)
-    num_tiles = columns // matrix.tile_columns
-    splits = num_splits(grid[0] * grid[1], num_tiles, rows.device)
-    partial = torch.empty(splits, num_rows, n, dtype=torch.float32, device=rows.device) if splits > 1 else out
-    zeros = matrix.scales if matrix.zeros is None else matrix.zeros  # a missing tensor is not read
-    tensors = rows, matrix.codes, matrix.scales, zeros, out if bias is None else bias
-    strides = rows.stride(0), matrix.codes.stride(0), matrix.scales.stride(0)
-    matrix_kernel[(*grid, splits)](
-        *tensors,
-        out,
-        partial,
-        counters(rows.device),
-        *(num_rows, n, columns, matrix.group_columns),
-        *strides,
-        -(-num_tiles // splits),
+    else:
+        tiles = tiles_for(num_rows)
+        _launch(rows, matrix, bias, out, tiles, -(-num_rows // tiles.rows))
+    return out.view(*x.shape[:-1], -1)
+
+
+def product(x: Tensor, matrices: ExpertMatrices, plan: Plan, *, pairs_of_row: int, factors: Tensor | None) -> Tensor:
+    """Return the products [pairs, n] of rows with the matrices of their experts, in the order of the pairs.
+
+    They are multiplied by `factors` [pairs], if there are any.
+    """
+    out = x.new_empty(len(plan.order), matrices.shape[0])
+    _launch(x, matrices, matrices.bias, out, plan.tiles, len(plan.tile_expert), plan, pairs_of_row, factors)
+    return out
+
+
+def _launch(
+    x: Tensor,
+    matrix: PackedMatrix,
+    bias: Tensor | None,
+    out: Tensor,
+    tiles: MatrixTiles,
+    num_tiles: int,
+    plan: Plan | None = None,
+    pairs_of_row: int = 1,
+    factors: Tensor | None = None,
+) -> None:
+    (n, columns), tile = matrix.shape, matrix.tile_columns
+    grid = -(-n // tiles.n), num_tiles
+    tiles_of_columns = columns // tile
+    splits = num_splits(grid[0] * grid[1], tiles_of_columns, x.device)
+    partial = torch.empty(splits, *out.shape, dtype=torch.float32, device=x.device) if splits > 1 else out
+    codes, scales = matrix.codes, matrix.scales
+    num_done = counters(x.device)
+    # A missing tensor is not read.
+    product_kernel[(*grid, splits)](
+        *(x, codes, scales, scales if matrix.zeros is None else matrix.zeros, out if bias is None else bias),
+        out if factors is None else factors.contiguous(),
+        *((num_done,) * 4 if plan is None else plan[:4]),
+        *(out, partial, num_done),
+        *(len(out), n, columns, -(-tiles_of_columns // splits), matrix.group_columns, pairs_of_row),
+        *(x.stride(0), codes.stride(0), codes.stride(-2), scales.stride(0), scales.stride(-2)),
         KIND=matrix.kind,
+        OF_EXPERTS=plan is not None,
         HAS_ZEROS=matrix.zeros is not None,
         HAS_BIAS=bias is not None,
+        HAS_FACTORS=factors is not None,
         SPLITS=splits,
-        TILE_COLUMNS=matrix.tile_columns,
+        TILE_COLUMNS=tile,
         **tiles.constants(),
     )
-    return out.view(*x.shape[:-1], -1)
+
+
+def planned(chosen: Tensor, num_experts: int) -> Plan:
+    """Sort the rows by expert. The host knows only how many tiles there can be."""
+    num_pairs = chosen.numel()
+    tiles = tiles_for(-(-num_pairs // num_experts))
+    tiles = tiles if tiles.rows < LARGEST_OF_EXPERTS.rows else LARGEST_OF_EXPERTS
+    most_tiles = min(num_pairs, num_pairs // tiles.rows + num_experts)
+    order, tile_expert, tile_first, tile_end = torch.empty(
+        num_pairs + 3 * most_tiles, dtype=torch.int32, device=chosen.device
+    ).split([num_pairs, most_tiles, most_tiles, most_tiles])
+    plan_experts_kernel[(num_experts,)](
+        *(chosen.contiguous(), order, tile_expert, tile_first, tile_end, num_pairs, most_tiles),
+        NUM_EXPERTS=num_experts,
+        BINS=triton.next_power_of_2(num_experts + 1),
+        TILE_ROWS=tiles.rows,
+        CHUNK=PAIRS_AT_A_TIME,
+        num_warps=4,
+    )
+    return Plan(order, tile_expert, tile_first, tile_end, tiles)
 
 
 def _multiply_unpacked(rows: Tensor, matrix: PackedMatrix, bias: Tensor | None, out: Tensor) -> None:

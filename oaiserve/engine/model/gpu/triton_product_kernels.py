@@ -1,4 +1,4 @@
-"""The device code of `triton_matrices`, which launches it and describes its arguments."""
+"""The device code of `triton_products`, which launches it and describes its arguments."""
 
 import triton
 import triton.language as tl
@@ -43,7 +43,7 @@ def _inputs(x, row_offset, is_row, column):
 
 
 @triton.jit
-def product_of_tiles(
+def _product_of_tiles(
     x,
     row_offset,  # int64 [TILE_ROWS], where rows of x begin
     is_row,
@@ -99,7 +99,7 @@ def product_of_tiles(
 
 
 @triton.jit
-def added_up(
+def _added_up(
     acc,  # float32 [TILE_N, TILE_ROWS], of this split
     partial,  # float32 [splits, size]
     size,
@@ -107,68 +107,92 @@ def added_up(
     is_number,
     done,  # int32, the number of splits of this tile that have ended: zero, as it is left again
     split,
-    SPLITS: tl.constexpr,
+    splits,
 ):
     """Return the sums of all splits of a tile and true in the last program to end, and false in the others."""
     tl.store(partial + split.to(tl.int64) * size + place, acc, mask=is_number)
     # All threads of this program have written theirs before one of them says so, which releases it for the others.
     tl.debug_barrier()
-    is_last = tl.atomic_add(done, 1, sem="acq_rel", scope="gpu") == SPLITS - 1
+    is_last = tl.atomic_add(done, 1, sem="acq_rel", scope="gpu") == splits - 1
     if is_last:
         tl.debug_barrier()
         tl.store(done, 0)  # for the next launch
         acc = tl.zeros_like(acc)
         part = partial + place
-        for _ in range(SPLITS):
+        for _ in range(splits):
             acc += tl.load(part, mask=is_number, other=0.0, cache_modifier=".cg")
             part += tl.full([], 1, tl.int64) * size
     return acc, is_last
 
 
-@triton.jit(do_not_specialize=["rows"])
-def matrix_kernel(
+@triton.jit(do_not_specialize=["num_rows", "tiles_each"])
+def product_kernel(
     x,  # [rows, columns]
     codes,
     scales,
     zeros,
-    bias,
-    out,  # [rows, n]
-    partial,  # float32 [splits, rows, n]
+    bias,  # [n], or [experts, n]
+    factors,  # [pairs], by which the products are multiplied
+    order,  # of experts: a plan
+    tile_expert,
+    tile_first,
+    tile_end,
+    out,  # [rows, n], or [pairs, n]
+    partial,  # float32 [splits, rows or pairs, n]
     num_done,  # int32 [tiles], zeros, which each launch leaves as it finds them
-    rows,
+    num_rows,  # of `out`
     n,
     columns,
-    group_columns,
-    x_stride,
-    codes_stride,
-    groups_stride,  # of scales and zeros, whose numbers of a group are side by side
     tiles_each,  # of columns, for each split
-    KIND: tl.constexpr,  # "int4", "int8" or "float8"
+    group_columns,
+    pairs_of_row,  # 1 if x has a row for each pair
+    x_stride,
+    codes_expert_stride,
+    codes_stride,
+    scales_expert_stride,
+    groups_stride,  # of scales and zeros, whose numbers of a group are side by side
+    KIND: tl.constexpr,
+    OF_EXPERTS: tl.constexpr,
     HAS_ZEROS: tl.constexpr,
     HAS_BIAS: tl.constexpr,
+    HAS_FACTORS: tl.constexpr,
     SPLITS: tl.constexpr,
     TILE_ROWS: tl.constexpr,
     TILE_N: tl.constexpr,
     TILE_COLUMNS: tl.constexpr,
 ):
-    """Compute x @ W^T for a tile of rows of W and a tile of rows of x. The program is (tile of W, tile of x, split).
+    """Compute x @ W^T for a tile of rows of W and a tile of rows of x, or of an expert's pairs, with its W.
 
-    W is multiplied as it is stored, and each product of a tile of columns, which is within one group, by the scale
-    afterwards. W is the first factor, so that tensor cores take it from registers, where it is unpacked. With several
-    splits, each has some of the columns, and the last one to end adds them up, in their order.
+    The program is (tile of W, tile of x, split). W is multiplied as it is stored, and each product of a tile of
+    columns, which is within one group, by the scale afterwards. W is the first factor, so that tensor cores take it
+    from registers, where it is unpacked. With several splits, each has some of the columns, and the last one to end
+    adds them up, in their order.
     """
-    tile, split = tl.program_id(0), tl.program_id(2)
-    output = tile * TILE_N + tl.arange(0, TILE_N)
+    tile, split = tl.program_id(1), tl.program_id(2)
+    if OF_EXPERTS:
+        expert = tl.load(tile_expert + tile).to(tl.int64)
+        if expert < 0:
+            return
+        place = tl.load(tile_first + tile) + tl.arange(0, TILE_ROWS)
+        is_row = place < tl.load(tile_end + tile)
+        out_row = tl.load(order + place, mask=is_row, other=0).to(tl.int64)
+        row = out_row // pairs_of_row
+        codes += expert * codes_expert_stride
+        scales += expert * scales_expert_stride
+        zeros += expert * scales_expert_stride
+        bias += expert * n
+    else:
+        out_row = tile.to(tl.int64) * TILE_ROWS + tl.arange(0, TILE_ROWS)
+        is_row = out_row < num_rows
+        row = out_row
+    output = tl.program_id(0) * TILE_N + tl.arange(0, TILE_N)
     is_output = output < n
-    row = tl.program_id(1) * TILE_ROWS + tl.arange(0, TILE_ROWS)
-    code_rows = codes + output.to(tl.int64)[:, None] * codes_stride
-    row_offset = row.to(tl.int64)
     first = split * tiles_each * TILE_COLUMNS
-    acc = product_of_tiles(
+    acc = _product_of_tiles(
         x,
-        row_offset * x_stride,
-        row < rows,
-        code_rows,
+        row * x_stride,
+        is_row,
+        codes + output.to(tl.int64)[:, None] * codes_stride,
         scales + output,
         zeros + output,
         is_output,
@@ -182,17 +206,61 @@ def matrix_kernel(
         TILE_N,
         TILE_COLUMNS,
     )
-    is_number = is_output[:, None] & (row < rows)[None, :]
-    place = row_offset[None, :] * n + output[:, None]
+    is_number = is_output[:, None] & is_row[None, :]
+    number = out_row[None, :] * n + output[:, None]
     if SPLITS > 1:
-        done = num_done + tl.program_id(1) * tl.num_programs(0) + tile
-        acc, is_last = added_up(acc, partial, rows.to(tl.int64) * n, place, is_number, done, split, SPLITS)
+        done = num_done + tile * tl.num_programs(0) + tl.program_id(0)
+        acc, is_last = _added_up(acc, partial, num_rows.to(tl.int64) * n, number, is_number, done, split, SPLITS)
     else:
         is_last = True
     if is_last:
         if HAS_BIAS:
             acc += tl.load(bias + output, mask=is_output, other=0.0).to(tl.float32)[:, None]
-        tl.store(out + place, acc.to(out.dtype.element_ty), mask=is_number)
+        if HAS_FACTORS:
+            acc *= tl.load(factors + out_row, mask=is_row, other=0.0).to(tl.float32)[None, :]
+        tl.store(out + number, acc.to(out.dtype.element_ty), mask=is_number)
+
+
+@triton.jit(do_not_specialize=["num_pairs", "num_tiles"])
+def plan_experts_kernel(
+    chosen,  # int64 [pairs], the experts of rows
+    order,  # int32 [pairs], the pairs sorted by expert
+    tile_expert,  # int32 [tiles]; -1: there is nothing to do
+    tile_first,  # int32 [tiles], where its pairs begin in the order
+    tile_end,  # int32 [tiles], and where those of its expert end
+    num_pairs,
+    num_tiles,
+    NUM_EXPERTS: tl.constexpr,
+    BINS: tl.constexpr,  # more than experts
+    TILE_ROWS: tl.constexpr,
+    CHUNK: tl.constexpr,
+):
+    """Sort pairs by expert, and cut each one's into tiles. The program is (expert): each counts all pairs itself."""
+    expert = tl.program_id(0)
+    lane = tl.arange(0, CHUNK)
+    counts = tl.zeros([BINS], tl.int32)
+    for begin in range(0, num_pairs, CHUNK):
+        found = tl.load(chosen + begin + lane, mask=begin + lane < num_pairs, other=BINS - 1).to(tl.int32)
+        counts += tl.histogram(found, BINS)
+    bins = tl.arange(0, BINS)
+    tiles = (counts + TILE_ROWS - 1) // TILE_ROWS
+    first = tl.sum(tl.where(bins < expert, counts, 0), 0)
+    end = first + tl.sum(tl.where(bins == expert, counts, 0), 0)
+    tile = tl.sum(tl.where(bins < expert, tiles, 0), 0)
+    place = first
+    for begin in range(0, num_pairs, CHUNK):
+        found = tl.load(chosen + begin + lane, mask=begin + lane < num_pairs, other=BINS - 1).to(tl.int32)
+        is_own = (found == expert).to(tl.int32)
+        tl.store(order + place + tl.cumsum(is_own, 0) - 1, begin + lane, mask=is_own > 0)
+        place += tl.sum(is_own, 0)
+    for begin in range(first, end, TILE_ROWS):
+        tl.store(tile_expert + tile, expert)
+        tl.store(tile_first + tile, begin)
+        tl.store(tile_end + tile, end)
+        tile += 1
+    if expert == NUM_EXPERTS - 1:
+        for rest in range(tile, num_tiles):
+            tl.store(tile_expert + rest, -1)
 
 
 @triton.jit
