@@ -115,8 +115,9 @@ def main() -> None:
         with subprocess.Popen(command, env=os.environ | {"OAISERVE_REPLICA_KEY": KEY}) as process:
             try:
                 with client_of(port) as gateway:
+                    up = re.compile(r"^oaiserve_gateway_replica_up\{.*\} 1\.0$", re.MULTILINE)
                     cluster.wait_until(
-                        lambda: gateway.get("/metrics").text.count("replica_up{") == REPLICAS, "the gateway's start"
+                        lambda: len(up.findall(gateway.get("/metrics").text)) == REPLICAS, "the gateway's start"
                     )
                     check_that_requests_that_begin_alike_meet_and_say_why(cluster, gateway)
                     check_that_all_replicas_are_listed(cluster)

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ray import serve
+from ray.serve.schema import LoggingConfig
 
 from oaiserve.config import Config
 from oaiserve.scale.on_ray.replica import Replica
@@ -33,7 +34,12 @@ def build(args: Mapping[str, Any]) -> serve.Application:
         graceful_shutdown_wait_loop_s=0.5,
         graceful_shutdown_timeout_s=config.server.drain_timeout_seconds + DRAIN_MARGIN_SECONDS,
     )
-    targets = serve.deployment(Targets, name=DEPLOYMENT, ray_actor_options={"num_cpus": 0})
+    targets = serve.deployment(
+        Targets,
+        name=DEPLOYMENT,
+        ray_actor_options={"num_cpus": 0},
+        logging_config=LoggingConfig(enable_access_log=False),  # else a line for each report of a replica
+    )
     return targets.bind(config.server, replica.bind(config))
 
 
