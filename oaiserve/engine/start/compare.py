@@ -12,7 +12,6 @@ from torch import Tensor
 # this, and different rounding by far less.
 FLOAT32_TOLERANCE = 1e-3
 HALF_TOLERANCE = 0.1  # bfloat16 and float16
-QUANTIZED_TOLERANCE = 0.3
 # A layer's output may differ by less than logits: it rounds its weights and its results once.
 _LAYER_TOLERANCES = {torch.float32: 1e-3, torch.float16: 0.01, torch.bfloat16: 0.03}
 _LEAST_ROW = 1e-3  # size of a row relative to the largest one; a smaller one counts as this large
@@ -69,13 +68,9 @@ def difference_by_row(values: Tensor, expected: Tensor) -> float:
     return float(apart.max())
 
 
-def tolerance(dtype: torch.dtype, *, is_quantized: bool = False) -> float:
+def tolerance(dtype: torch.dtype) -> float:
     """Choose the largest `difference` that rounding explains in logits of a model computed in `dtype`."""
-    if is_quantized:
-        return QUANTIZED_TOLERANCE
-    if dtype == torch.float32:
-        return FLOAT32_TOLERANCE
-    return HALF_TOLERANCE
+    return FLOAT32_TOLERANCE if dtype == torch.float32 else HALF_TOLERANCE
 
 
 def layer_tolerance(dtype: torch.dtype) -> float:

@@ -17,9 +17,9 @@ from transformers import AttentionInterface, PreTrainedModel
 
 from oaiserve.engine.model.pooling.attention import packed_attention
 from oaiserve.engine.start.compare import FLOAT32_TOLERANCE, Difference, difference_by_row
-from oaiserve.engine.start.float32 import InFloat32, cast
 
 _CHECKED = "oaiserve_packed_checked"
+_HALVES = (torch.bfloat16, torch.float16)
 
 Call = tuple[Module, Tensor, Tensor]  # a module that attends, and what it got and gave in the packed run: [T, width]
 
@@ -163,14 +163,18 @@ def _hooked(modules: dict[Module, str], before: Callable[..., Any], behind: Call
 @contextmanager
 def _in_float32(model: PreTrainedModel) -> Iterator[None]:
     """Compute in float32: each module has its weights in it while it runs, so there is no second copy of a model."""
-    running: list[InFloat32] = []
+    running: list[list[tuple[Tensor, Tensor]]] = []  # the tensors of each module that runs, and their own data
 
     def widen(module: Module, args: Any, kwargs: Any) -> Any:
-        running.append(InFloat32(module, recurse=False))
-        return cast(args, torch.float32), cast(kwargs, torch.float32)
+        tensors = (*module.parameters(recurse=False), *module.buffers(recurse=False))
+        running.append([(tensor, tensor.data) for tensor in tensors if tensor.dtype in _HALVES])
+        for tensor, original in running[-1]:
+            tensor.data = original.float()
+        return _widened(args), _widened(kwargs)
 
     def restore(*_: Any) -> None:
-        running.pop().restore()
+        for tensor, original in running.pop():
+            tensor.data = original
 
     if model.dtype == torch.float32:
         yield
@@ -180,4 +184,15 @@ def _in_float32(model: PreTrainedModel) -> Iterator[None]:
             yield
     finally:
         while running:
-            running.pop().restore()
+            restore()
+
+
+def _widened(value: Any) -> Any:
+    """Return the floating-point tensors of a module's arguments in float32."""
+    if isinstance(value, Tensor):
+        return value.float() if value.is_floating_point() else value
+    if type(value) in (tuple, list):
+        return type(value)(_widened(one) for one in value)
+    if type(value) is dict:
+        return {name: _widened(one) for name, one in value.items()}
+    return value
