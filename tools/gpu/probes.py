@@ -25,7 +25,7 @@ from tools.gpu.workload import model_folder
 
 AT_ONCE = 5
 LIMIT_SECONDS = 80.0
-CHECKER = ("memcheck", "/usr/local/cuda/bin/compute-sanitizer")
+CHECKER = "/usr/local/cuda/bin/compute-sanitizer"
 _AWQ = Packing("awq", group_size=128)
 _LLAMA_1B = {"hidden_size": 2048, "intermediate_size": 8192, "num_attention_heads": 32, "num_key_value_heads": 8}
 _QWEN_MOE = {
@@ -96,47 +96,42 @@ SMALL_CASES = {
 
 def run(target: Target) -> Iterator[dict[str, Any]]:
     """Probe models with real widths."""
-    yield from _all(SMALL_CASES if target.quick else CASES, COMMAND, target.device)
+    yield from _all(SMALL_CASES if target.quick else CASES, target.device, ())
 
 
 def memory(target: Target) -> Iterator[dict[str, Any]]:
     """Probe small models under NVIDIA's memory checker, if it is installed."""
     os.environ["PYTORCH_NO_CUDA_MEMORY_CACHING"] = "1"
-    with tempfile.TemporaryDirectory() as folder:
-        log = Path(folder) / "log"
-        prefix = checker(log)
-        yield {"checker": " ".join(prefix) or "compute-sanitizer is not installed"}
-        yield from _all(SMALL_CASES, (*prefix, *COMMAND), target.device)
-        yield {"log": [line for file in sorted(Path(folder).iterdir()) for line in file.read_text().splitlines()[-9:]]}
+    found = shutil.which("compute-sanitizer") or shutil.which(CHECKER)
+    yield {"checker": found or "compute-sanitizer is not installed"}
+    yield from _all(SMALL_CASES, target.device, () if found is None else (found, "--tool", "memcheck"))
 
 
-def checker(log: Path) -> tuple[str, ...]:
-    """Return the words before a command that is run under the memory checker; none where it is missing."""
-    tool, path = CHECKER
-    found = shutil.which("compute-sanitizer") or shutil.which(path)
-    if found is None:
-        return ()
-    return (found, "--tool", tool, "--error-exitcode", "99", "--log-file", f"{log}-%p")
-
-
-def _all(cases: dict[str, Case], command: tuple[str, ...], device: torch.device) -> Iterator[dict[str, Any]]:
+def _all(cases: dict[str, Case], device: torch.device, checker: tuple[str, ...]) -> Iterator[dict[str, Any]]:
     with ThreadPoolExecutor(AT_ONCE) as pool:
-        running = {name: pool.submit(_probe, case, command, device) for name, case in cases.items()}
+        running = {name: pool.submit(_probe, case, device, checker) for name, case in cases.items()}
         for name, found in running.items():
             yield {name: found.result()}
 
 
-def _probe(case: Case, command: tuple[str, ...], device: torch.device) -> dict[str, Any]:
-    """Return whether no feature has a problem, and what the reasons are."""
-    with model_folder() as folder:
+def _probe(case: Case, device: torch.device, checker: tuple[str, ...]) -> dict[str, Any]:
+    """Return whether no feature has a problem, and the checker finds none, and what the reasons are."""
+    errors: list[str] = []
+    with model_folder() as folder, tempfile.TemporaryDirectory() as logs:
         write(case, Path(folder), device)
         options = EngineOptions(dtype="bfloat16", max_running=64, **case.options)
-        verdict = probed(Order(folder, options, str(device), limit_seconds=LIMIT_SECONDS), command)
+        order = Order(folder, options, str(device), limit_seconds=LIMIT_SECONDS)
+        verdict = probed(order, (*checker, "--log-file", f"{logs}/%p", *COMMAND) if checker else COMMAND)
+        if checker:
+            lines = [line for file in Path(logs).iterdir() for line in file.read_text(errors="replace").splitlines()]
+            is_sound = any("ERROR SUMMARY: 0 errors" in line for line in lines)
+            errors = [] if is_sound else [*lines[:20], *lines[-1:]] or ["the checker wrote nothing"]
     if verdict is None:
         return {"equal": False, "problem": "the model could not be started"}
     is_on = {name: not verdict.off.get(name, "not tried") for name in ("attention", "sampling", "fused_layers")}
     problems = {name: verdict.off[name] for name in sorted(verdict.problems)}
-    return {"equal": not problems and all(is_on.values()), "problems": problems, "off": dict(verdict.off)}
+    is_right = not problems and all(is_on.values()) and not errors
+    return {"equal": is_right, "problems": problems, "off": dict(verdict.off), "errors": errors}
 
 
 def write(case: Case, folder: Path, device: torch.device) -> None:

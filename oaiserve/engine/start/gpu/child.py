@@ -27,6 +27,7 @@ log = logging.getLogger(__name__)
 COMMAND = (sys.executable, "-m", "oaiserve.engine.start.gpu.probe")
 LIMIT_SECONDS = 180.0  # of a trial: kernels are compiled in about a minute
 LIMIT_BETWEEN_SECONDS = 900.0  # of other work, such as reading weights from a slow disk
+END_LIMIT_SECONDS = 30.0  # of the end of a process that has a verdict
 KILL_LIMIT_SECONDS = 10.0  # a process that a driver holds may outlive it
 _SHOWN = 300  # characters of the last line of a probe's log
 
@@ -85,7 +86,11 @@ def _run(order: Order, command: Sequence[str]) -> _End:
         try:
             with suppress(BrokenPipeError), process.stdin:
                 process.stdin.write(pickle.dumps(order))
-            return _ended(process, lines, order, errors)
+            end = _ended(process, lines, order, errors)
+            if end.verdict is not None:  # however the process ends
+                with suppress(subprocess.TimeoutExpired):
+                    process.wait(END_LIMIT_SECONDS)
+            return end
         finally:
             process.kill()
             with suppress(subprocess.TimeoutExpired):
@@ -101,24 +106,21 @@ def _read(stdout: IO[bytes], lines: SimpleQueue[bytes]) -> None:
 
 def _ended(process: subprocess.Popen[bytes], lines: SimpleQueue[bytes], order: Order, errors: IO[bytes]) -> _End:
     feature: str | None = None
-    verdict: Verdict | None = None
-    declined = False
     try:
         while line := lines.get(timeout=order.limit_of(feature)):
             found: dict[str, Any] = json.loads(line)
             if "failed" in found:
                 return _End(None, False, feature, found["failed"])
             feature = found.get("trying")
-            declined = found.get("declined", False)
             if "off" in found:
-                verdict = Verdict(found["off"], frozenset(found["problems"]))
+                return _End(Verdict(found["off"], frozenset(found["problems"])), False, None, "")
+            if found.get("declined"):
+                return _End(None, True, None, "")
         code = process.wait(order.limit_seconds)
     except (Empty, subprocess.TimeoutExpired):
         return _End(None, False, feature, f"its trial took longer than {order.limit_of(feature):.0f} s")
     except ValueError:
         return _End(None, False, feature, "its trial wrote something else than JSON")
-    if code == 0 and (verdict is not None or declined):
-        return _End(verdict, declined, None, "")
     how = f"exit code {code}" if code >= 0 else signal.Signals(-code).name
     return _End(None, False, feature, f"its trial ended a process with {how}{_last_line(errors)}")
 

@@ -18,12 +18,12 @@ from dataclasses import fields, is_dataclass, replace
 from functools import partial
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from oaiserve.config import Bytes
 from oaiserve.engine.decoder.blocks import Blocks
 from oaiserve.engine.decoder.description import Decoder, NotKnown
+from oaiserve.engine.model.device import select_device
 from oaiserve.engine.start.described import Described, describe_model
 from oaiserve.engine.start.gpu.child import KILL_LIMIT_SECONDS, Order
 from oaiserve.engine.start.gpu.trials import Feature, TrialFailed, Trials
@@ -77,7 +77,7 @@ def probe(order: Order, trials: Trials) -> None:
 
     Raises NotKnown and StartupError for a model that cannot be started, and TrialFailed.
     """
-    device = torch.device(order.device)
+    device = select_device(order.device)
     options = replace(order.options, kv_blocks=None, kv_cache_memory=CACHE_MEMORY)
     found = first_layers(describe_model(find_model(order.model), options, device=device))
     started = start_on_gpu(place(found, options, order.model), options, trials)
