@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from oaiserve.engine.request import PromptDone, PromptProgress, TokenChunk, Usage
 from oaiserve.facts.continuation import BEGUN, NOTHING, SIGN, Piece, mark
-
-if TYPE_CHECKING:
-    from oaiserve.routes.respond import Shape, Timings
+from oaiserve.routes.shape import Shape, Timings
 
 
 class ContinuedShape:

@@ -30,9 +30,10 @@ from oaiserve.routes.exchange import COST_HEADER, Exchange
 from oaiserve.routes.invalid import invalid
 from oaiserve.routes.media import MediaReader, read_media
 from oaiserve.routes.parameters import Wanted, integer
-from oaiserve.routes.respond import Answer, RenderWhole, Shape
+from oaiserve.routes.respond import Answer
 from oaiserve.routes.sampling_defaults import NEUTRAL
 from oaiserve.routes.serving import Serving, serving_of
+from oaiserve.routes.shape import RenderWhole, Shape
 from oaiserve.routes.shapes import Head
 
 Body = TypeVar("Body", bound=msgspec.Struct)

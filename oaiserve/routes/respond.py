@@ -7,10 +7,10 @@ earlier error is a proper HTTP error. If a prompt takes long, its stream starts 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import chain
-from typing import Any, Protocol
+from typing import Any
 
 from starlette.types import Receive, Scope, Send
 
@@ -36,9 +36,10 @@ from oaiserve.http.connections import CONNECTION, WRITE_TIMED_OUT
 from oaiserve.routes import sse
 from oaiserve.routes.body import client_left
 from oaiserve.routes.continued import ContinuedShape
-from oaiserve.routes.exchange import Exchange, RequestTimings
+from oaiserve.routes.exchange import Exchange
 from oaiserve.routes.middleware import as_api_error
 from oaiserve.routes.serving import Serving
+from oaiserve.routes.shape import RenderWhole, Shape
 
 PIECE_BYTES = 64 * 1024  # most bytes that are passed to the connection at once, and so most that wait in it
 
@@ -48,50 +49,6 @@ BYTES_PER_TOKEN = 4
 OPEN_ANSWER_TOKENS = 1024
 
 SIGN_OF_LIFE_SECONDS = 10.0  # longest time between two, while a prompt is computed
-# The same for events that clients count. Codex and Claude Code ignore comments and pings, and give up after 300 s
-# without an event of another kind.
-ACTIVITY_SECONDS = 10.0
-
-Timings = Callable[[Usage], RequestTimings]  # called at the end of a stream, if the client asked for timings
-
-
-class Shape(Protocol):
-    """Renders one answer as the bytes of a route of the API, either as a stream or whole.
-
-    In a stream, `prompt` and `delta` return any number of server-sent events, or none. `finished` and `failed` return
-    the last ones, with the route's own end of streams. Large ones come in pieces, which are rendered when they are
-    written. `whole` reads the answer at once, and renders it in pieces. If a prompt takes long, `begun` returns the
-    events that `prompt` then leaves out, and `progress` a sign of life. `activity` returns an event without news that
-    resets the idle timeouts of clients.
-    """
-
-    @property
-    def activity_seconds(self) -> float: ...  # longest time without an event that clients count
-
-    @property
-    def is_numbered(self) -> bool: ...  # whether its events have numbers
-
-    def begun(self, event: PromptProgress, /) -> bytes: ...
-
-    def progress(self, event: PromptProgress, /) -> bytes: ...
-
-    def activity(self) -> bytes: ...
-
-    def prompt(self, event: PromptDone, /) -> Iterable[bytes]: ...
-
-    def delta(self, chunk: TokenChunk, /) -> bytes: ...
-
-    def finished(self, usage: Usage, timings: Timings, /) -> Iterable[bytes]: ...
-
-    def failed(self, error: Mapping[str, Any], /) -> bytes: ...
-
-    def whole(
-        self, prompts: Sequence[PromptDone], choices: Sequence[TokenChunk], usage: Usage, /
-    ) -> Iterator[bytes]: ...
-
-
-# `Shape.whole`, of the chunks of choices or the vectors of prompts, in their order.
-RenderWhole = Callable[[Sequence[PromptDone], Sequence[Any], Usage], Iterator[bytes]]
 
 
 async def write(send: Send, body: bytes, *, is_last: bool = False) -> None:

@@ -19,7 +19,7 @@ from oaiserve.routes import sse
 from oaiserve.routes.exchange import RequestTimings
 from oaiserve.routes.logprobs import PromptLogprobs
 from oaiserve.routes.parameters import Wanted
-from oaiserve.routes.respond import ACTIVITY_SECONDS, Timings
+from oaiserve.routes.shape import ACTIVITY_SECONDS, Timings
 
 encode = msgspec.json.Encoder().encode
 DONE = sse.event(b"[DONE]")
@@ -152,7 +152,7 @@ class Whole(_Object, Generic[Choice]):
 
 
 class ChoicesShape:
-    """Renders answers with choices: the part of `respond.Shape` that chat and completions share."""
+    """Renders answers with choices: the part of `Shape` that chat and completions share."""
 
     activity_seconds = ACTIVITY_SECONDS
     is_numbered = False

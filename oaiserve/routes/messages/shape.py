@@ -19,7 +19,7 @@ from oaiserve.routes.conversation import Conversation
 from oaiserve.routes.dialects.segments import Arguments, CallBegin, CallBroken, CallEnd, Content, Reasoning, Segment
 from oaiserve.routes.exchange import RequestTimings
 from oaiserve.routes.parameters import Wanted
-from oaiserve.routes.respond import Timings
+from oaiserve.routes.shape import Timings
 from oaiserve.routes.shapes import Cost, Head, call_id, encode, told_cost, told_cut
 
 

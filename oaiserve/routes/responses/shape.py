@@ -15,7 +15,6 @@ from oaiserve.routes.conversation import Conversation
 from oaiserve.routes.dialects.segments import Content
 from oaiserve.routes.logprobs import drop_end_logprob
 from oaiserve.routes.parameters import Wanted
-from oaiserve.routes.respond import ACTIVITY_SECONDS, Timings
 from oaiserve.routes.responses.offered import OfferedTools
 from oaiserve.routes.responses.output import (
     CompactionItem,
@@ -30,6 +29,7 @@ from oaiserve.routes.responses.output import (
     ResponseOutput,
     ResponseUsage,
 )
+from oaiserve.routes.shape import ACTIVITY_SECONDS, Timings
 from oaiserve.routes.shapes import Head, encode, filled, progress_comment, told_cost, told_cut
 
 
