@@ -104,11 +104,12 @@ def create_app(
     responses: ResponseDatabase | None = None,
     *,
     is_child: bool = False,
+    clock: Callable[[], float] = time.time,
 ) -> Starlette:
     """Return the application, which starts and stops the engine, and closes telemetry and the store of responses.
 
-    Without `responses`, it makes the store of the settings. A child process believes its gateway whose a request is,
-    and leaves batches to it. Raises StartupError for unusable files of keys or of
+    Without `responses`, it makes the store of the settings. Batches expire by the `clock`. A child process believes its
+    gateway whose a request is, and leaves batches to it. Raises StartupError for unusable files of keys or of
     responses.
     """
     stored = response_store(config.server) if responses is None else responses
@@ -152,7 +153,9 @@ def create_app(
         if batches is not None:
             serving = app.state.serving
             limit_bytes = int(serving.body_limit)
-            app.state.batches = BatchRunner(app, app.router, engine, limit_bytes, serving.received_bytes, batches, ring)
+            app.state.batches = BatchRunner(
+                app, app.router, engine, limit_bytes, serving.received_bytes, batches, ring, clock
+            )
             if not is_child:  # its gateway answers batches
                 tasks.append(asyncio.create_task(app.state.batches.run()))
         if ring is not None and (config.server.api_key_file or key_store is not None):

@@ -51,7 +51,7 @@ QUERIES = [
     for page in (DOCS / "slow-requests.md", DOCS / "telemetry.md")
     for query in re.findall(r"^```promql\n(.*?)\n```$", page.read_text(), re.DOTALL | re.MULTILINE)
 ]
-assert len(QUERIES) > 10, "the docs have queries"
+assert len(QUERIES) >= 3, "the docs have queries"
 QUERIES += [
     pytest.param(target["expr"], any, id=f"{board['title']}: {panel['title']}: {target['legendFormat']}")
     for board in BOARDS

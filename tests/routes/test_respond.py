@@ -21,7 +21,7 @@ from oaiserve.app import create_app
 from oaiserve.config import Bytes, Config, ServerOptions
 from oaiserve.engine.backpressure import SharedLimit
 from oaiserve.engine.request import TextPrompt, TokenChunk
-from oaiserve.engine.turn_workers import MUCH_BYTES
+from oaiserve.engine.turn_workers import MUCH_BYTES, CpuTime
 from oaiserve.errors import ContextLengthExceeded, InternalError, InvalidRequest, Overloaded, RequestTimeout
 from oaiserve.facts.record import Outcome
 from oaiserve.facts.trace import TraceContext
@@ -261,7 +261,7 @@ async def read(serving: Any, *messages: Message, client: str = "one", coding: by
 
     app = SimpleNamespace(state=SimpleNamespace(serving=serving))
     headers = [(b"content-encoding", coding)]
-    scope = {"type": "http", "headers": headers, "state": {"client": client}, "app": app}
+    scope = {"type": "http", "headers": headers, "state": {"client": client, "cpu": CpuTime()}, "app": app}
     return await read_body(Request(scope, receive), serving)
 
 

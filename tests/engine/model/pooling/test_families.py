@@ -142,9 +142,7 @@ def test_a_decoder_of_a_chat_model_can_embed(tmp_path: Path) -> None:
     [
         {"quantize": "int8"},
         {"kv_cache_dtype": "int8"},
-        {"kv_blocks": 8},
         {"kv_cache_memory": Bytes(2**20)},
-        {"attention": "reference"},
         {"max_model_len": 500},
     ],
 )
