@@ -22,7 +22,7 @@ BIN := $(VENV)/bin
 PYTEST := $(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 INSTALLED := $(VENV)/.installed
 DOCS_VENV := build/docs-venv
-OF_TRANSFORMERS := tests/engine/model tests/engine/start tests/engine/text
+OF_TRANSFORMERS := tests/engine/decoder tests/engine/executors tests/engine/model tests/engine/start tests/engine/text
 LOWEST := $(shell sed -n 's/^ *"transformers>=\([0-9.]*\),.*/\1/p' pyproject.toml)
 RANGE := $(shell sed -n 's/^ *"\(transformers>=[^"]*\)".*/\1/p' pyproject.toml)
 TESTED := $(shell sed -n 's/^transformers==//p' constraints.txt)

@@ -6,6 +6,7 @@ from itertools import product
 from typing import Any
 
 import pytest
+import transformers
 from transformers import CONFIG_MAPPING
 
 from oaiserve.engine.decoder.settings import DEFAULTS, Settings, settings_of
@@ -48,7 +49,8 @@ REFUSED_ALONE = {
     "mellum": {"num_mtp_layers"},  # has no effect here
 }
 WITHOUT_OLD_FILES = ("gemma4_text", "gemma4_unified_text", "mellum")
-GEMMA4 = {"head_dim", "num_key_value_heads"}  # these differ between layers
+GEMMA4 = {"head_dim", "num_key_value_heads"}  # which differ between layers
+WITHOUT_CHUNKS = {"model_type": "llama4_text", "attention_chunk_size": None}  # its layers still have them in 5.23
 _OF_TRAINING = {"embedding_initializer_range", "initializer_range"}
 
 
@@ -119,6 +121,8 @@ def test_each_key_has_the_effect_that_it_has_in_the_class(name: str) -> None:
     refused = set()
     for key, default in ROWS[name]["keys"].items():
         configs = [{"model_type": name, key: value} for value in other_values(default)]
+        if transformers.__version__.startswith("5.23.") and WITHOUT_CHUNKS in configs:
+            configs.remove(WITHOUT_CHUNKS)
         values = [config[key] for config in configs if is_as_in_the_class(config)]
         if values in ([], [default]):
             refused.add(key)
