@@ -116,7 +116,7 @@ def meaning(content: bytes) -> dict[tuple[str, ...], Any]:
         elif path[-1] not in BY_TIME_OR_CACHE:
             found.setdefault(path, set()).add(value)
 
-    for text in re.findall(rb"^data: (\{.*)$", re.sub(rb"[0-9a-f]{32}", b"ID", content), re.MULTILINE):
+    for text in re.findall(rb"^data: (\{.*)$", re.sub(rb"(?<=[a-z][-_])[0-9a-f]{32}", b"ID", content), re.MULTILINE):
         event = json.loads(text)
         note((event.get("type", ""),), event)
     return found
