@@ -90,19 +90,16 @@ def activate_kernel(
     alpha,
     limit,
     ACTIVATION: tl.constexpr,  # "clamped": (up + 1) * gate * sigmoid(alpha * gate), of gates and ups up to the limit
-    IS_GATED: tl.constexpr,
-    IS_INTERLEAVED: tl.constexpr,  # gates and ups are in turns, and gates first otherwise
+    IS_GATED: tl.constexpr,  # gates come first, then ups
     TILE: tl.constexpr,
 ):
     """Compute activation(gate) * up, or the activation alone. The program is (row, tile of columns)."""
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * TILE + tl.arange(0, TILE)
     is_inside = column < inner
-    step = 2 if IS_INTERLEAVED else 1
-    x = tl.load(products + row * stride + column * step, mask=is_inside, other=0.0).to(tl.float32)
+    x = tl.load(products + row * stride + column, mask=is_inside, other=0.0).to(tl.float32)
     if IS_GATED:
-        after = 1 if IS_INTERLEAVED else inner
-        up = tl.load(products + row * stride + column * step + after, mask=is_inside, other=0.0).to(tl.float32)
+        up = tl.load(products + row * stride + inner + column, mask=is_inside, other=0.0).to(tl.float32)
         if ACTIVATION == "clamped":
             x = tl.minimum(x, limit)
             x = (tl.minimum(tl.maximum(up, -limit), limit) + 1.0) * x / (1.0 + tl.exp(-alpha * x))

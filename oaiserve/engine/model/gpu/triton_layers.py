@@ -47,12 +47,10 @@ def activate(
     activation: str,
     *,
     is_gated: bool,
-    is_interleaved: bool = False,
     alpha: float = 0.0,
     limit: float = 0.0,
 ) -> Tensor:
-    """Compute `layer_operations.activate`, also of gates and ups that come in turns (`is_interleaved`), as those of
-    experts may do, and of "clamped" ones with `alpha` and `limit`, as gpt-oss has them."""
+    """Compute `layer_operations.activate`, also of "clamped" gates with `alpha` and `limit`, as gpt-oss has them."""
     rows, columns = products.shape
     inner = columns // 2 if is_gated else columns
     out = products.new_empty(rows, inner)
@@ -60,7 +58,6 @@ def activate(
         *(products, out, inner, products.stride(0), alpha, limit),
         ACTIVATION=activation,
         IS_GATED=is_gated,
-        IS_INTERLEAVED=is_interleaved,
         TILE=ACTIVATED_AT_A_TIME,
         num_warps=4,
     )
