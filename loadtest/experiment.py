@@ -251,16 +251,16 @@ def summarize(runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
         summary["steady_completion_tokens_per_second"] = _summary_entry(steady)
     summary["slo_attainment"] = _summary_entry([run["metrics"]["slo_attainment"]["all"] for run in runs])
     for name in _TIMES:
-        found = [run["metrics"]["distributions"][name] for run in runs]
-        found = [distribution for distribution in found if distribution is not None]
-        if not found:
+        distributions = [run["metrics"]["distributions"][name] for run in runs]
+        distributions = [distribution for distribution in distributions if distribution is not None]
+        if not distributions:
             continue
         for key in ("mean", *(f"p{q}" for q in QUANTILES), "max"):
-            summary[f"{name}_{key}"] = _summary_entry([distribution[key] for distribution in found])
+            summary[f"{name}_{key}"] = _summary_entry([distribution[key] for distribution in distributions])
     for name in runs[0]["metrics"]["phases"]:
-        found = [run["metrics"]["phases"][name] for run in runs if name in run["metrics"]["phases"]]
-        for key in found[0].keys() - {"n"}:
-            summary[f"phase_{name}_{key}"] = _summary_entry([distribution[key] for distribution in found])
+        distributions = [run["metrics"]["phases"][name] for run in runs if name in run["metrics"]["phases"]]
+        for key in distributions[0].keys() - {"n"}:
+            summary[f"phase_{name}_{key}"] = _summary_entry([distribution[key] for distribution in distributions])
     return summary
 
 

@@ -76,8 +76,8 @@ def render_html(report: dict[str, Any]) -> str:
 
 def _cdf(values: Sequence[float | None]) -> list[tuple[float, float]]:
     """Return the points of the empirical distribution as steps, beginning with 0 at the smallest value."""
-    found = sorted(value for value in values if value is not None)
-    return [(value, (i + up) / len(found)) for i, value in enumerate(found) for up in (0, 1)]
+    ordered = sorted(value for value in values if value is not None)
+    return [(value, (i + up) / len(ordered)) for i, value in enumerate(ordered) for up in (0, 1)]
 
 
 def _curve(points: Sequence[dict[str, Any]], name: str) -> list[tuple[float, float]]:

@@ -94,7 +94,7 @@ def histogram_change(
     labels."""
 
     def total(metrics: Metrics, suffix: str) -> float:
-        return sum(v for (n, found), v in metrics.items() if n == name + suffix and found.issuperset(labels))
+        return sum(v for (n, own_labels), v in metrics.items() if n == name + suffix and own_labels.issuperset(labels))
 
     return (
         round(total(after, "_count") - total(before, "_count")),

@@ -1,7 +1,7 @@
 """Lists the measurements and checks, or runs one: python -m tools [NAME ...]
 
 Each is a module that runs by its own name, too. What one writes with --json is a record: `name`, `command`, `created`,
-`machine` and `version`, beside its results.
+`machine` and `version`, besides its results.
 """
 
 from __future__ import annotations

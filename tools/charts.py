@@ -55,11 +55,11 @@ def chart() -> str:
     parts = [text(0, 16, title, "title")]
     y = 30
     for measure in (each for each in MEASURES if each.more_is_better and each.workload):
-        found = {name: [*table.values(each, measure).values()] for name, each in rounds.items()}
-        scale = (WIDTH - LABEL_WIDTH - FIGURES_WIDTH) / max(max(figures) for figures in found.values() if figures)
+        figures_of = {name: [*table.values(each, measure).values()] for name, each in rounds.items()}
+        scale = (WIDTH - LABEL_WIDTH - FIGURES_WIDTH) / max(max(figures) for figures in figures_of.values() if figures)
         parts.append(text(0, y + 15, f"{WORKLOADS[measure.workload].title}: {measure.title}, {measure.unit}", "quiet"))
         y += HEAD
-        for name, figures in found.items():
+        for name, figures in figures_of.items():
             if figures:
                 parts += bar(y, name, figures, scale)
                 y += BAR + GAP

@@ -20,8 +20,8 @@ _OF_ALL = {field.name for field in fields(PreTrainedConfig)}
 
 
 def main(added: list[str]) -> None:
-    kept = json.loads(DEFAULTS.read_text()) if DEFAULTS.exists() else {"types": {}}
-    types = {name: defaults_of(CONFIG_MAPPING[name]) for name in sorted({*kept["types"], *added})}
+    stored = json.loads(DEFAULTS.read_text()) if DEFAULTS.exists() else {"types": {}}
+    types = {name: defaults_of(CONFIG_MAPPING[name]) for name in sorted({*stored["types"], *added})}
     wrappers = {name: text_of(CONFIG_MAPPING[name]) for name in sorted(WRAPPERS)}
     DEFAULTS.write_text(f'{{"wrappers": {in_lines(wrappers)}, "types": {in_lines(types)}}}\n')
 
@@ -41,25 +41,25 @@ def text_of(kind: Any) -> dict[str, Any]:
         text_config(kind(**own, text_config={"model_type": text_type, **of_text})).tie_word_embeddings
         for own, of_text in (({}, {}), ({}, tied), (not_tied, tied))
     )
-    found = {"text": text_type, "tied": by_default, "tied_by_text": by_text, "against_wrapper": against_wrapper}
+    facts = {"text": text_type, "tied": by_default, "tied_by_text": by_text, "against_wrapper": against_wrapper}
     num_deep = getattr(text_config(kind()), "num_deep_layers", 0)
-    return {**found, "num_deep": num_deep} if num_deep else found
+    return {**facts, "num_deep": num_deep} if num_deep else facts
 
 
 def defaults_of(kind: Any) -> dict[str, Any]:
     """Return the facts of a class: defaults of its keys, other names of these, and its base of rotary frequencies."""
-    found: dict[str, Any] = {"keys": {}}
+    facts: dict[str, Any] = {"keys": {}}
     for field in fields(kind):
         if field.name not in _OF_ALL:
-            found["keys"][field.name] = field.default if field.default is not MISSING else field.default_factory()
-    aliases = {alias: name for alias, name in kind.attribute_map.items() if name in found["keys"]}
+            facts["keys"][field.name] = field.default if field.default is not MISSING else field.default_factory()
+    aliases = {alias: name for alias, name in kind.attribute_map.items() if name in facts["keys"]}
     # Newer files have some keys under names that are no fields of the class.
-    aliases |= {name: key for key, name in kind.attribute_map.items() if key in found["keys"] and name not in aliases}
+    aliases |= {name: key for key, name in kind.attribute_map.items() if key in facts["keys"] and name not in aliases}
     if aliases:
-        found["aliases"] = aliases
+        facts["aliases"] = aliases
     if kind.default_theta != 10_000.0:
-        found["rope_theta"] = kind.default_theta
-    return found
+        facts["rope_theta"] = kind.default_theta
+    return facts
 
 
 if __name__ == "__main__":

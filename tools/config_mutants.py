@@ -121,9 +121,9 @@ class Original:
 def try_mutant(before: Original, changes: Values) -> Iterator[tuple[str, str]]:
     """Yield what becomes of a mutant with the original's weights, and with its own if these differ; and a detail."""
     before.write(before.folder, changes)
-    found = described(before.folder)
-    if isinstance(found, Exception):
-        outcome, detail = reason_of(found)
+    result = described(before.folder)
+    if isinstance(result, Exception):
+        outcome, detail = reason_of(result)
         yield outcome, detail
         if outcome not in OF_TENSORS:
             return
@@ -131,23 +131,23 @@ def try_mutant(before: Original, changes: Values) -> Iterator[tuple[str, str]]:
         model, report = before.loaded(before.folder)
         misfits = report["missing_keys"] | report["mismatched_keys"]
         own = before.made(before.folder) if misfits or report["unexpected_keys"] else None
-        expected = logits_of(model if own is None else own, length_of(found))
+        expected = logits_of(model if own is None else own, length_of(result))
         if not expected.isfinite().all():
             raise ValueError("its logits are not finite")
     except Exception as error:  # each class refuses in its own way
-        if isinstance(found, Described):
+        if isinstance(result, Described):
             yield UNREFUSED, f"{type(error).__name__}: {error}"
         return
-    if isinstance(found, Described) and misfits:
+    if isinstance(result, Described) and misfits:
         yield MISSING if report["missing_keys"] else BY_TENSORS, str(misfits)
-    elif isinstance(found, Described):
-        yield outcome_of(found, logits_of(model, length_of(found)), before)
+    elif isinstance(result, Described):
+        yield outcome_of(result, logits_of(model, length_of(result)), before)
     if own is not None:
         with TemporaryDirectory() as folder:
             own.save_pretrained(folder)
             before.write(Path(folder), changes)
-            found = described(Path(folder))
-            yield outcome_of(found, logits_of(own, length_of(found)), before)
+            result = described(Path(folder))
+            yield outcome_of(result, logits_of(own, length_of(result)), before)
 
 
 def described(folder: Path) -> Described | Exception:
@@ -208,7 +208,7 @@ def computed(found: Described, length: int) -> Tensor:
 def measure(arguments: argparse.Namespace) -> Values:
     """Try the mutants of all types or some, and return how many had each outcome, and what is wrong, by type."""
     file: Path | None = arguments.json
-    found: Values = json.loads(file.read_text())["types"] if file is not None and file.exists() else {}
+    outcomes_by_type: Values = json.loads(file.read_text())["types"] if file is not None and file.exists() else {}
     types = arguments.types or list(FAMILIES)
     variants = [name for name in VARIANTS if "," in name and name.partition(",")[0] in types]
     for name in dict.fromkeys((*types, *variants)):
@@ -223,9 +223,9 @@ def measure(arguments: argparse.Namespace) -> Values:
                     if outcome in WRONG:
                         wrong.append(f"{changes}: {outcome}: {detail}")
                         print(f"  {wrong[-1]}", flush=True)
-        found[name] = {"outcomes": counts, "wrong": wrong}
-        write_json(file, {"types": found})
-    return {"types": found}
+        outcomes_by_type[name] = {"outcomes": counts, "wrong": wrong}
+        write_json(file, {"types": outcomes_by_type})
+    return {"types": outcomes_by_type}
 
 
 def text(found: Values) -> str:
@@ -245,9 +245,9 @@ def main(arguments: argparse.Namespace) -> int:
     transformers.utils.logging.set_verbosity(logging.CRITICAL)
     transformers.utils.logging.disable_progress_bar()
     logging.disable(logging.ERROR)
-    found = results_of(arguments, measure)
-    publish(arguments, MARKERS, found, text(found))
-    return int(any(of_type["wrong"] for of_type in found["types"].values()))
+    results = results_of(arguments, measure)
+    publish(arguments, MARKERS, results, text(results))
+    return int(any(of_type["wrong"] for of_type in results["types"].values()))
 
 
 if __name__ == "__main__":

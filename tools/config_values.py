@@ -12,7 +12,7 @@ from oaiserve.engine.decoder.settings import DEFAULTS
 
 Values = dict[str, Any]
 REMOVED = "(removed)"  # in place of a value: the file doesn't have the key
-# Settings that have an effect only beside others, by the names "TYPE, WORDS".
+# Settings that have an effect only together with others, by the names "TYPE, WORDS".
 _SHORT = {"sliding_window": 6}
 _MIXED = {**_SHORT, "layer_types": ["sliding_attention", "full_attention", "sliding_attention"]}
 _WINDOWS = {**_SHORT, "use_sliding_window": True, "max_window_layers": 1, "layer_types": REMOVED}
@@ -95,8 +95,8 @@ _ROPES = [
 @cache
 def defaults() -> Values:
     """Return the defaults of all types, and which wrappers have them."""
-    found: Values = json.loads(DEFAULTS.read_text())
-    return found
+    values: Values = json.loads(DEFAULTS.read_text())
+    return values
 
 
 def mutants(stated: Values, *, with_others: bool) -> Iterator[Values]:

@@ -1,7 +1,7 @@
 """Compares what requests cost with the machine's meters: python -m tools.costs
 
-Clients of several kinds load the demo model, and one asks the same again and again: first alone, then beside them.
-Prints the sums of the costs beside the meters, and the cost of that request alone beside what it is said to be.
+Clients of several kinds load the demo model, and one client repeats the same request: first alone, then with them.
+Prints the sums of the costs and the meters, and the cost of that request alone, as measured and as reported.
 """
 
 from __future__ import annotations
@@ -53,9 +53,9 @@ def main() -> None:
     held = sum(cost["kv_byte_seconds"] for cost in costs)
     print(f"KV cache: {held:.6g} of {meters['oaiserve_meter_kv_byte_seconds_total']:.6g} byte-seconds")
     real = statistics.median(cost["core_ns"] for cost in alone)
-    for name, found in (("alone", alone), ("beside others", beside)):
-        ratios = sorted(cost["alone_core_ns"] / real for cost in found)
-        own = statistics.median(cost["core_ns"] for cost in found)
+    for name, measured in (("alone", alone), ("beside others", beside)):
+        ratios = sorted(cost["alone_core_ns"] / real for cost in measured)
+        own = statistics.median(cost["core_ns"] for cost in measured)
         near = sum(abs(r - 1) <= 0.05 for r in ratios)
         print(f"{name}: {own / 1e6:.0f} ms of cores; said to be alone {statistics.median(ratios):.3f} of really alone")
         print(f"  {ratios[0]:.3f} to {ratios[-1]:.3f}; within 5 %: {near} of {len(ratios)}")

@@ -113,7 +113,7 @@ def complete(
 def figures(runs: Sequence[EngineRun]) -> dict[str, Any]:
     """Return medians over the runs. Percentiles are over the requests of one run."""
     rates = [len(run.requests) * run.num_tokens / run.seconds for run in runs]
-    found = {
+    values = {
         "requests": len(runs[0].requests),
         "tokens_each": runs[0].num_tokens,
         "repeats": len(runs),
@@ -124,5 +124,5 @@ def figures(runs: Sequence[EngineRun]) -> dict[str, Any]:
     for kind in ("ttft", "tpot", "submit"):
         for share in (50, 99):
             each_run = [percentile(sorted(getattr(run, f"{kind}_ms")), share) for run in runs]
-            found[f"{kind}_p{share}_ms"] = statistics.median(each_run)
-    return found
+            values[f"{kind}_p{share}_ms"] = statistics.median(each_run)
+    return values

@@ -1,4 +1,4 @@
-"""Forecasts beside what came of them, on five simulated loads or of a real server: python -m tools.forecasts
+"""Forecasts compared with the actual times, on five simulated loads or of a real server: python -m tools.forecasts
 
 The replay (tools/replay) has the engine's scheduler, fit of the cost of steps, and forecasts; only the times of
 steps and the lengths of answers are drawn. A step takes its cost times noise, on a machine whose speed drifts, and
@@ -106,9 +106,9 @@ class Simulation(LoadReplay):
         rng = self._rng
         load = self._load
         at = 0.0
-        made = 0
-        while made < self._number:
-            rate = RATES[load] * (2 if load == "jump" and made >= self._number // 2 else 1)
+        num_arrived = 0
+        while num_arrived < self._number:
+            rate = RATES[load] * (2 if load == "jump" and num_arrived >= self._number // 2 else 1)
             at += rng.expovariate(rate * ((4.0 if at % 30 < 5 else 0.4) if load == "bursts" else 1))
             kinds = (*KINDS, LONG) if load == "long" else KINDS
             if load == "agents":
@@ -116,16 +116,16 @@ class Simulation(LoadReplay):
             else:
                 kind = rng.choices(kinds, [kind.share for kind in kinds])[0]
                 drawn = self._drawn(kind, f"key-{rng.randrange(4)}", [], 0)
-            made += 1 + drawn.turns_left
+            num_arrived += 1 + drawn.turns_left
             yield at, 0, drawn
 
     def _drawn(self, kind: Kind, client: str, before: list[int], turns_left: int) -> Drawn:
         first = self._rng.randrange(2**60)
         prompt = [*before, *range(first, first + self._length(kind.prompt, CONTEXT // 2))][: CONTEXT - 64]
         limit = kind.max_tokens or CONTEXT - len(prompt)
-        asked = {"most_tokens": limit, "is_limited": kind.max_tokens is not None, "operation": kind.operation}
+        options = {"most_tokens": limit, "is_limited": kind.max_tokens is not None, "operation": kind.operation}
         own = {"grammar_kind": kind.grammar, "kind": kind, "turns_left": turns_left}
-        return Drawn(0.0, prompt, self._length(kind.answer, limit), client=client, **asked, **own)  # type: ignore[arg-type]
+        return Drawn(0.0, prompt, self._length(kind.answer, limit), client=client, **options, **own)  # type: ignore[arg-type]
 
     def _length(self, lognormal: tuple[float, float], most: int) -> int:
         return max(1, min(most, round(lognormal[0] * exp(self._rng.gauss(0, lognormal[1])))))
@@ -133,8 +133,8 @@ class Simulation(LoadReplay):
     def _seconds(self, step: Step) -> float:
         load = load_of(step)
         rng = self._rng
-        kept = exp((self._drift_at - self._now) / DRIFT_SECONDS)
-        self._drift = self._drift * kept + rng.gauss(0, DRIFT) * (1 - kept * kept) ** 0.5
+        share = exp((self._drift_at - self._now) / DRIFT_SECONDS)
+        self._drift = self._drift * share + rng.gauss(0, DRIFT) * (1 - share * share) ** 0.5
         self._drift_at = self._now
         ns = STEP.expected_ns(load) * exp(rng.gauss(0, NOISE) + self._drift)
         lost_ns = 1e9 * self._disturbance(ns / 1e9)
@@ -176,12 +176,12 @@ def promises(served: list[Served]) -> list[Promised]:
 
 def promises_of(url: str) -> list[Promised]:
     """Return the promises to the recent requests of a real server."""
-    found: list[Promised] = []
+    promised: list[Promised] = []
     for entry in httpx.get(f"{url}/debug/requests?outcome=finished", timeout=60).raise_for_status().json()["requests"]:
         respond_ns = next((phase["duration_ns"] for phase in entry["phases"] if phase["name"] == "respond"), 0)
         came = entry["time_to_first_token_ns"], entry["duration_ns"] - respond_ns
-        found.append(Promised(Forecast(**entry["forecast"]), came, "length" in entry["finish_reasons"]))
-    return found
+        promised.append(Promised(Forecast(**entry["forecast"]), came, "length" in entry["finish_reasons"]))
+    return promised
 
 
 def held_shares(promised: list[Promised], of_end: bool) -> list[tuple[float, float]]:

@@ -59,7 +59,7 @@ def arrivals(cost: Cost, rate: float, seconds: float, seed: int) -> list[Arrival
     """Return a load at a rate. With the same seed, only the pace differs."""
     rng = random.Random(seed)
     at = 0.0
-    found = []
+    drawn = []
     one = cost.step.expected_ns(Load(decodes=1, draws=1)) / 1e9 + cost.host_seconds
     while at < seconds:
         at += rng.expovariate(rate)
@@ -72,8 +72,8 @@ def arrivals(cost: Cost, rate: float, seconds: float, seed: int) -> list[Arrival
         alone = prompt_ns / 1e9 + answer * one
         deadline = 10 + 8 * alone if is_urgent else 60 + 16 * alone
         prompt = list(range(first, first + length))
-        found.append(Arrival(at, prompt, answer, 1, f"client {client}", [], deadline, MOST_TOKENS))
-    return found
+        drawn.append(Arrival(at, prompt, answer, 1, f"client {client}", [], deadline, MOST_TOKENS))
+    return drawn
 
 
 def goodput(server: RecordedServer, cost: Cost, use: UseOfDeadlines, rate: float, seconds: float, seed: int) -> float:
@@ -154,8 +154,8 @@ def rate_of_servers(cost: Cost, rate: float) -> float:
 def served_rows(cost: Cost, rate: float, seeds: range) -> list[list[str]]:
     """Return the table of what servers answer in time, in as many rounds as there are seeds."""
     rounds = [{way: served(*way, cost, SERVED_LOAD * rate, seed)[0] for way in SERVED} for seed in seeds]
-    found = [[shown(*way), spread([each[way] for each in rounds])] for way in SERVED]
-    return [["policy", f"in time, of {SERVED_LOAD * rate:.2f} a second"], *found]
+    table = [[shown(*way), spread([each[way] for each in rounds])] for way in SERVED]
+    return [["policy", f"in time, of {SERVED_LOAD * rate:.2f} a second"], *table]
 
 
 def shown(policy: str, is_told: bool) -> str:
@@ -199,7 +199,7 @@ def main() -> None:
             load: [goodput(server, cost, use, load * rate, args.seconds, seed) for seed in seeds] for load in args.loads
         }
         table.append([name, *map(spread, good.values())])
-        lines[name] = [(load, statistics.median(found)) for load, found in good.items()]
+        lines[name] = [(load, statistics.median(shares)) for load, shares in good.items()]
     print("\n".join(as_markdown(table)))
     if args.draw:
         args.draw.write_text(curves("Requests in time per second, by load", {"": lines}))

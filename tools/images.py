@@ -89,9 +89,9 @@ def measure(rounds: int, url: str, server: ServerProcess | None = None) -> None:
             three = [number, number + 1, number + 2]
             first.append(next(times(http, body(three, "What is this?", max_tokens=1))))
             again.append(next(times(http, body(three, "What is this? And why?", max_tokens=1))))
-            asked = [body([number + 10 + image], "Hi", max_tokens=1) for image in range(8)]
+            bodies = [body([number + 10 + image], "Hi", max_tokens=1) for image in range(8)]
             begun = time.perf_counter()
-            list(threads.map(lambda one: http.post("/v1/chat/completions", json=one).raise_for_status(), asked))
+            list(threads.map(lambda one: http.post("/v1/chat/completions", json=one).raise_for_status(), bodies))
             per_second.append(8 / (time.perf_counter() - begun))
             if server is None:
                 continue
@@ -113,8 +113,8 @@ def measure(rounds: int, url: str, server: ServerProcess | None = None) -> None:
         shown("mean ITL of a stream beside images, of that alone", ratios, "")
         shown("its p99, of that alone", p99s, "")
         before = peak_rss_mib(server.process.pid)
-        asked = [body([10_000 + one], "Hi", max_tokens=1) for one in range(AT_ONCE)]
-        codes = list(threads.map(lambda one: http.post("/v1/chat/completions", json=one).status_code, asked))
+        bodies = [body([10_000 + one], "Hi", max_tokens=1) for one in range(AT_ONCE)]
+        codes = list(threads.map(lambda one: http.post("/v1/chat/completions", json=one).status_code, bodies))
         peak = peak_rss_mib(server.process.pid)
         print(f"{AT_ONCE} images at once: {codes.count(200)} answered, {peak - before:.0f} MiB more")
 
@@ -124,19 +124,19 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--save", type=Path)
     parser.add_argument("--url")
-    given = parser.parse_args()
+    arguments = parser.parse_args()
     exit_on_sigterm()
-    if given.save is not None:
-        save_model(given.save)
+    if arguments.save is not None:
+        save_model(arguments.save)
         return 0
     print(sentence())
-    if given.url is not None:
-        measure(given.rounds, given.url)
+    if arguments.url is not None:
+        measure(arguments.rounds, arguments.url)
         return 0
     with TemporaryDirectory() as folder:
         save_model(Path(folder))
         with running_oaiserve("--served-model-name", "random", model=folder) as server:
-            measure(given.rounds, server.url, server)
+            measure(arguments.rounds, server.url, server)
     return 0
 
 

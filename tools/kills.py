@@ -92,17 +92,17 @@ def stream(http: httpx.Client, case: int, seed: int, came: list[float]) -> bytes
     """Return the bytes of a stream, and note when each piece came."""
     path, body = CASES[case]
     limit = {"max_output_tokens" if "input" in body else "max_tokens": TOKENS, "seed": seed, "ignore_eos": True}
-    found = b""
+    content = b""
     with http.stream("POST", path, json=limit | body | {"stream": True}) as answer:
         for part in answer.iter_raw():
             came.append(time.monotonic())
-            found += part
-    return found
+            content += part
+    return content
 
 
 def meaning(content: bytes) -> dict[tuple[str, ...], Any]:
     """Return the content of a stream without its ids and times, however it is divided into events."""
-    found: dict[tuple[str, ...], Any] = {}
+    joined: dict[tuple[str, ...], Any] = {}
 
     def note(path: tuple[str, ...], value: Any) -> None:
         if isinstance(value, dict):
@@ -112,14 +112,14 @@ def meaning(content: bytes) -> dict[tuple[str, ...], Any]:
             for each in value:
                 note(path, each)
         elif isinstance(value, list) or (isinstance(value, str) and path[-1] in TEXTS):
-            found[path] = found.get(path, type(value)()) + value
+            joined[path] = joined.get(path, type(value)()) + value
         elif path[-1] not in BY_TIME_OR_CACHE:
-            found.setdefault(path, set()).add(value)
+            joined.setdefault(path, set()).add(value)
 
     for text in re.findall(rb"^data: (\{.*)$", re.sub(rb"(?<=[a-z][-_])[0-9a-f]{32}", b"ID", content), re.MULTILINE):
         event = json.loads(text)
         note((event.get("type", ""),), event)
-    return found
+    return joined
 
 
 class Fleet:
@@ -173,15 +173,15 @@ class Fleet:
 
     def round(self, rng: random.Random, is_kill: bool) -> dict[str, Any]:
         """Disturb a server in mid-stream, and return what became of the streams."""
-        asked = [(rng.randrange(len(CASES)), rng.randrange(4)) for _ in range(STREAMS)]
-        for each in asked:
+        cases = [(rng.randrange(len(CASES)), rng.randrange(4)) for _ in range(STREAMS)]
+        for each in cases:
             if each not in self._alone:
                 self._alone[each] = meaning(stream(self._http, *each, []))
-        came: list[list[float]] = [[] for _ in asked]
+        came: list[list[float]] = [[] for _ in cases]
         before = sum(self._metric("continued_total"))
         most = STREAMS * rng.randint(1, 40)
         with ThreadPoolExecutor(STREAMS) as threads:
-            reading = [threads.submit(stream, self._http, *each, own) for each, own in zip(asked, came, strict=True)]
+            reading = [threads.submit(stream, self._http, *each, own) for each, own in zip(cases, came, strict=True)]
             while sum(map(len, came)) < most and not all(each.done() for each in reading):
                 time.sleep(0.001)
             number = self._busiest()
@@ -190,21 +190,21 @@ class Fleet:
         num_lost = int(sum(self._metric("continued_total")) - before)
         self._revive(number, is_kill=is_kill)
         pauses = sorted(max(b - a for a, b in pairwise(own)) for own in came)[STREAMS - num_lost :]
-        return self._judged(asked, answers) | {"lost": num_lost, "pauses": pauses}
+        return self._judged(cases, answers) | {"lost": num_lost, "pauses": pauses}
 
     def short_round(self, rng: random.Random) -> dict[str, Any]:
         """Kill a server among short stored answers, just when one has been stored, and return what became of them."""
-        asked = (SHORT, 0)
+        case = (SHORT, 0)
         before = sum(self._metric("continued_total"))
         most = rng.randint(20, 200)
-        if asked not in self._alone:
-            self._alone[asked] = meaning(stream(self._http, *asked, []))
+        if case not in self._alone:
+            self._alone[case] = meaning(stream(self._http, *case, []))
         answers: list[bytes] = []
         is_killed = threading.Event()
 
         def ask() -> None:
             while not is_killed.is_set():
-                answers.append(stream(self._http, *asked, []))
+                answers.append(stream(self._http, *case, []))
 
         with ThreadPoolExecutor(STREAMS) as threads:
             asking = [threads.submit(ask) for _ in range(STREAMS)]
@@ -223,9 +223,9 @@ class Fleet:
         self._revive(number, is_kill=True)
         ids = {match[1].decode() for one in answers if (match := re.search(rb'"id":"(resp_[0-9a-f]+)"', one))}
         lost = [each for each in ids if self._http.get(f"{RESPONSES}/{each}").status_code != 200]
-        found = self._judged([asked] * len(answers), answers)
-        found["differing"] += [(*asked, f"{each} is not stored") for each in lost]
-        return found | {"lost": num_lost, "pauses": []}
+        verdict = self._judged([case] * len(answers), answers)
+        verdict["differing"] += [(*case, f"{each} is not stored") for each in lost]
+        return verdict | {"lost": num_lost, "pauses": []}
 
     def _revive(self, number: int, *, is_kill: bool) -> None:
         if is_kill:
@@ -309,18 +309,18 @@ def main() -> int:
     parser.add_argument("--short", type=int, default=0, help="kills among short stored answers")
     parser.add_argument("--ray", action="store_true", help="have Ray Serve start the servers; without --short")
     parser.add_argument("--rounds", type=Path, required=True, help="a line for each round is added to this file")
-    given = parser.parse_args()
+    arguments = parser.parse_args()
     exit_on_sigterm()
-    rng = random.Random(given.seed)
-    kinds = ["kills"] * given.kills + ["stops"] * given.stops + ["kills among short answers"] * given.short
+    rng = random.Random(arguments.seed)
+    kinds = ["kills"] * arguments.kills + ["stops"] * arguments.stops + ["kills among short answers"] * arguments.short
     rng.shuffle(kinds)
     with ExitStack() as stack, given.rounds.open("a") as file:
         fleet = RayFleet(stack) if given.ray else Fleet(stack)
         for kind in kinds:
             is_short = kind == "kills among short answers"
-            found = fleet.short_round(rng) if is_short else fleet.round(rng, kind == "kills")
-            print(json.dumps(found | {"kind": kind}), file=file, flush=True)
-    rounds = [json.loads(line) for line in given.rounds.read_text().splitlines()]
+            verdict = fleet.short_round(rng) if is_short else fleet.round(rng, kind == "kills")
+            print(json.dumps(verdict | {"kind": kind}), file=file, flush=True)
+    rounds = [json.loads(line) for line in arguments.rounds.read_text().splitlines()]
     for kind in sorted({one["kind"] for one in rounds}):
         print(summary(kind, [one for one in rounds if one["kind"] == kind]))
     return int(any(one["broken"] or one["differing"] for one in rounds))

@@ -30,9 +30,9 @@ def write_between(page: Path, name: str, text: str) -> None:
     """Replace what stands between `<!-- name -->` and `<!-- end of name -->` on a page. Raises ValueError."""
     begin = f"<!-- {name} -->"
     end = f"<!-- end of {name} -->"
-    before, found, rest = page.read_text().partition(begin)
+    before, separator, rest = page.read_text().partition(begin)
     _, found_end, after = rest.partition(end)
-    if not (found and found_end):
+    if not (separator and found_end):
         raise ValueError(f"{page} has no lines '{begin}' and '{end}' to write between.")
     page.write_text(f"{before}{begin}\n\n{text.strip()}\n\n{end}{after}")
 
@@ -64,8 +64,8 @@ def results_of(arguments: Namespace, measure: Callable[[Namespace], dict[str, An
     """Return the results in the file of --show, or what is measured now, with what `write_json` adds."""
     if arguments.show is None:
         return about() | measure(arguments)
-    found: dict[str, Any] = json.loads(arguments.show.read_text())
-    return found
+    results: dict[str, Any] = json.loads(arguments.show.read_text())
+    return results
 
 
 def publish(arguments: Namespace, markers: str, results: dict[str, Any], text: str) -> None:

@@ -115,10 +115,10 @@ def check_encoder(name: str) -> str:
         return str(error)
     own = random_pooler(encoder_config(name))
     ids = [token_id for prompt in PROMPTS for token_id in prompt]
-    found = pooler.pool(ids, [0] * len(ids), list(map(len, PROMPTS)))
+    vectors = pooler.pool(ids, [0] * len(ids), list(map(len, PROMPTS)))
     with torch.inference_mode():
         outputs = [own(input_ids=torch.tensor([prompt])).last_hidden_state[0].mean(0) for prompt in PROMPTS]
-    is_equal = torch.cosine_similarity(found, torch.stack(outputs)).min() >= 0.9999
+    is_equal = torch.cosine_similarity(vectors, torch.stack(outputs)).min() >= 0.9999
     way = "packed" if isinstance(pooler.forward, PackedForward) else "one text at a time"
     return f"{'equal' if is_equal else 'DIFFERENT'}, {way}"
 
@@ -134,8 +134,8 @@ def compare(path: Path, model: PreTrainedModel) -> str:
     for compiles in (True, False):
         options = replace(OPTIONS, compile=compiles)
         for num_blocks in (64, 4):
-            found, executor = answers(path, replace(options, kv_blocks=num_blocks))
-            differs |= found != expected
+            actual, executor = answers(path, replace(options, kv_blocks=num_blocks))
+            differs |= actual != expected
         executors.append(executor)
     computed_by = " and ".join(dict.fromkeys(executors))
     return f"{'DIFFERENT' if differs else 'equal'}, {computed_by}{reason_without_description(path)}"

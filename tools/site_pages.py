@@ -45,11 +45,11 @@ def with_site_links(markdown: str, page: str, outside: Mapping[str, str]) -> str
 
     def on_site(match: re.Match[str]) -> str:
         linked = linked_file(path, match[2])
-        found = page_of(linked, outside)
-        if found is None:
+        target = page_of(linked, outside)
+        if target is None:
             raise ValueError(f"{path} links to {linked}, which is not on the site. Name it as `code` instead.")
         heading = f"#{match[3]}" if match[3] else ""
-        return match[1] + posixpath.relpath(found, posixpath.dirname(page) or ".") + heading
+        return match[1] + posixpath.relpath(target, posixpath.dirname(page) or ".") + heading
 
     done = 0
     parts = []

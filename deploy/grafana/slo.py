@@ -36,7 +36,7 @@ def _errors(slo: str, window: str) -> str:
 
 
 def _last_hour() -> list[Panel]:
-    kept = [
+    shares = [
         number(
             title,
             f"{what} Green: the objective is kept. Red: the budget is used up more than {SLOW} times too fast; see "
@@ -58,7 +58,7 @@ def _last_hour() -> list[Panel]:
         )
         for slo in OBJECTIVES
     ]
-    return kept + left
+    return shares + left
 
 
 def _goodput() -> list[Panel]:

@@ -42,12 +42,12 @@ def _causes() -> list[Panel]:
         "decode": "Mean time per request in decode, by cause. alone: what the answer takes by itself, which only fewer "
         "tokens or a faster machine change. The other causes have a row each.",
     }
-    found = []
+    panels = []
     for phase, text in texts.items():
         seconds = rate(CAUSE, f'phase="{phase}", {ENGINE}', "cause")
         query = Query(f"{seconds} / scalar({requests})", "{{cause}}")
-        found.append(lines(f"Causes of {phase}", text, "s", [query], stacked=True))
-    return found
+        panels.append(lines(f"Causes of {phase}", text, "s", [query], stacked=True))
+    return panels
 
 
 def _neighbours() -> list[Panel]:

@@ -1,6 +1,6 @@
 """Attacks a running server, one attack after the other: python -m tools.attack
 
-Each attack runs beside a well-behaved neighbour, which streams and probes all the time. What the neighbour sees with
+Each attack runs with a well-behaved neighbour, which streams and probes all the time. What the neighbour sees with
 the attack is compared with what it sees without, shortly before and after. The server is a process of its own with the
 demo model; one that ends or hangs is restarted for the next attack.
 
@@ -96,23 +96,23 @@ def chosen(only: Sequence[str]) -> list[Attack]:
     """Return the attacks whose name or family is among these, or all."""
     if unknown := set(only) - {name for attack in ATTACKS for name in (attack.name, attack.family)}:
         raise SystemExit(f"There is no attack {', '.join(sorted(unknown))}. --list shows them.")
-    found = [attack for attack in ATTACKS if not only or attack.name in only or attack.family in only]
-    kinds = list(dict.fromkeys(attack.server for attack in found))
-    return sorted(found, key=lambda attack: kinds.index(attack.server))  # few starts
+    selected = [attack for attack in ATTACKS if not only or attack.name in only or attack.family in only]
+    kinds = list(dict.fromkeys(attack.server for attack in selected))
+    return sorted(selected, key=lambda attack: kinds.index(attack.server))  # few starts
 
 
 def markdown(attacks: Sequence[dict[str, Any]]) -> str:
-    """Return a row for each class of attacks, with the worst of each figure. `found` are attacks that do not hold."""
+    """Return a row for each class of attacks, with the worst of each figure. `each` are attacks that do not hold."""
     rows = []
-    for name in dict.fromkeys(found["class"] for found in attacks):
-        ones = [found for found in attacks if found["class"] == name]
-        ratios = [found["itl_ratio"] for found in ones if found["itl_ratio"] is not None]
-        slowest = [1000 * found["itl_attack"]["p99"] for found in ones if "p99" in found["itl_attack"]]
-        num_sent = sum(found["num_sent"] for found in ones)
-        growth = max(found["rss_peak_mib"] - found["rss_before_mib"] for found in ones)
-        failed = [f"{found['name']}: {failure}" for found in ones for failure in found["failures"][:MOST_SHOWN]]
+    for name in dict.fromkeys(each["class"] for each in attacks):
+        ones = [each for each in attacks if each["class"] == name]
+        ratios = [each["itl_ratio"] for each in ones if each["itl_ratio"] is not None]
+        slowest = [1000 * each["itl_attack"]["p99"] for each in ones if "p99" in each["itl_attack"]]
+        num_sent = sum(each["num_sent"] for each in ones)
+        growth = max(each["rss_peak_mib"] - each["rss_before_mib"] for each in ones)
+        failed = [f"{each['name']}: {failure}" for each in ones for failure in each["failures"][:MOST_SHOWN]]
         rows.append(
-            (name, f"{len(ones)}", f"{num_sent:,}", f"{sum(bool(found['failures']) for found in ones)}")
+            (name, f"{len(ones)}", f"{num_sent:,}", f"{sum(bool(each['failures']) for each in ones)}")
             + ((f"{max(ratios):.2f}", number(max(slowest))) if ratios else ("no tokens", "no tokens"))
             + (f"{growth:,.0f}", verdict(failed))
         )

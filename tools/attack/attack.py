@@ -37,13 +37,13 @@ def request(
 ) -> bytes:
     """Return a well-formed request. The headers win over those that it would have."""
     content = body if isinstance(body, bytes) else json.dumps(body).encode()
-    found = {"host": "127.0.0.1", "connection": "close"}
+    headers_of_body = {"host": "127.0.0.1", "connection": "close"}
     if content or method == "POST":
-        found |= {"content-type": "application/json", "content-length": str(len(content))}
+        headers_of_body |= {"content-type": "application/json", "content-length": str(len(content))}
     if key is not None:
-        found["authorization"] = f"Bearer {key}"
-    found |= {name.lower(): value for name, value in (headers or {}).items()}
-    head = "".join(f"{name}: {value}\r\n" for name, value in found.items())
+        headers_of_body["authorization"] = f"Bearer {key}"
+    headers_of_body |= {name.lower(): value for name, value in (headers or {}).items()}
+    head = "".join(f"{name}: {value}\r\n" for name, value in headers_of_body.items())
     return f"{method} {path} HTTP/1.1\r\n{head}\r\n".encode("latin-1") + content
 
 

@@ -257,8 +257,8 @@ def with_other_kinds(file: str, content: bytes) -> Iterator[tuple[str, bytes]]:
                 if kind != before:
                     parent[place] = kind
                     added = {key for key in tree.keys() - json.loads(content).keys() if tree[key] is None}
-                    kept = {key: value for key, value in tree.items() if key not in added or key == place}
-                    yield f"{file}: {place} = {json.dumps(kind)[:20]}", json.dumps(kept).encode()
+                    others = {key: value for key, value in tree.items() if key not in added or key == place}
+                    yield f"{file}: {place} = {json.dumps(kind)[:20]}", json.dumps(others).encode()
             parent[place] = before
     for kind in KINDS:
         yield f"{file} = {json.dumps(kind)[:20]}", json.dumps(kind).encode()
@@ -456,14 +456,14 @@ def spoil_all(
     sound = work / "sound"
     starts = Starts(at_once)
     sound.mkdir()
-    found = {name: kind for name, kind in write_formats(sound).items() if not formats or name in formats}
-    for name, kind in found.items():
+    kinds = {name: kind for name, kind in write_formats(sound).items() if not formats or name in formats}
+    for name, kind in kinds.items():
         starts.begin(Start(name, "none", 0), shutil.copytree(sound / name, work / f"{name} sound"), kind)
     starts.finish()
     if wrong := [one for one in starts.ended if one.outcome != "served"]:
         raise SystemExit(f"the sound model is not served: {wrong[0].format}: {wrong[0].outcome}: {wrong[0].said}")
     starts.most_mib = max(one.peak_mib for one in starts.ended) + MOST_GROWTH_MIB
-    for name, kind in found.items():
+    for name, kind in kinds.items():
         files = [path for path in (sound / name).rglob("*config.json") if every_key]
         for path in files:
             file = str(path.relative_to(sound / name))

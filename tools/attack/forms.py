@@ -274,7 +274,7 @@ PROMPTS = {
 
 def _constraints(schema: str, others: str | None = None) -> Forms:
     """Return constraints on the answer: schemas in their place, and others in one of vLLM's."""
-    found = {f"schema: {name}": schema.replace("HERE", form) for name, form in SCHEMAS.items()}
+    fields = {f"schema: {name}": schema.replace("HERE", form) for name, form in SCHEMAS.items()}
     kinds = {
         "regex": (REGEXES, '"HERE"'),
         "grammar": (LARK, '"HERE"'),
@@ -283,8 +283,8 @@ def _constraints(schema: str, others: str | None = None) -> Forms:
     }
     for kind, (forms, place) in kinds.items() if others else ():
         field = f'"structured_outputs":{{"{kind.replace("GBNF", "grammar")}":{place}}}'
-        found |= {f"{kind}: {name}": field.replace("HERE", form) for name, form in forms.items()}
-    return found | (within('"response_format":HERE', TAGS) if others else {})
+        fields |= {f"{kind}: {name}": field.replace("HERE", form) for name, form in forms.items()}
+    return fields | (within('"response_format":HERE', TAGS) if others else {})
 
 
 HI = '{"role":"user","content":"Hi"}'
@@ -378,10 +378,10 @@ UPLOADS = {
 
 def forms() -> list[Form]:
     """Return all forms, by route."""
-    found = [Form(path, name, f"{{{fields}}}") for path, named in _fields() for name, fields in named.items()]
-    found += [Form(FILES, name, text, MULTIPART) for name, text in UPLOADS.items()]
-    for path in dict.fromkeys((*(form.path for form in found), *BARE)):
-        found += [Form(path, f"any: {name}", text) for name, text in ANY.items()]
+    all_forms = [Form(path, name, f"{{{fields}}}") for path, named in _fields() for name, fields in named.items()]
+    all_forms += [Form(FILES, name, text, MULTIPART) for name, text in UPLOADS.items()]
+    for path in dict.fromkeys((*(form.path for form in all_forms), *BARE)):
+        all_forms += [Form(path, f"any: {name}", text) for name, text in ANY.items()]
         packed = {"content-encoding": "gzip"}
-        found += [Form(path, f"any: {name}, packed", ANY[name], packed) for name in ("white space", "deep lists")]
-    return sorted(found, key=lambda form: form.path)
+        all_forms += [Form(path, f"any: {name}, packed", ANY[name], packed) for name in ("white space", "deep lists")]
+    return sorted(all_forms, key=lambda form: form.path)

@@ -80,20 +80,20 @@ class Growth:
 def failures(one: Cost, two: Cost, model_cpu_seconds: float = 0.0) -> list[str]:
     """Return the faults in the costs of n and 2n bytes. An answer of the model may cost `model_cpu_seconds` more."""
     free_cpu_seconds = FREE_CPU_SECONDS + (model_cpu_seconds if two.status[:1] == "2" else 0.0)
-    found = [f"answered {cost.status}" for cost in (one, two) if cost.status[:1] not in ("2", "4")]
+    problems = [f"answered {cost.status}" for cost in (one, two) if cost.status[:1] not in ("2", "4")]
     mib_sent = two.num_bytes / 2**20
     for what, first, second, free, most in (
         ("s of CPU", one.cpu_seconds, two.cpu_seconds, free_cpu_seconds, MOST_CPU_SECONDS_PER_MIB),
         ("MiB", one.mib, two.mib, FREE_MIB, MOST_MIB_PER_MIB),
     ):
         if second > free and second > MOST_RATIO * first:
-            found.append(f"{first:.2f} {what} became {second:.2f} with twice the bytes")
+            problems.append(f"{first:.2f} {what} became {second:.2f} with twice the bytes")
         if second > free and second > most * mib_sent + free:
-            found.append(f"{second:.2f} {what} for {mib_sent:.2f} MiB")
+            problems.append(f"{second:.2f} {what} for {mib_sent:.2f} MiB")
     slowest = max(one.health_seconds, two.health_seconds)
     if slowest > MOST_HEALTH_SECONDS:
-        found.append(f"/health took {1000 * slowest:.0f} ms")
-    return found
+        problems.append(f"/health took {1000 * slowest:.0f} ms")
+    return problems
 
 
 class Client:
@@ -173,7 +173,7 @@ def _better(one: Cost, other: Cost) -> Cost:
 
 
 def run_all(arguments: argparse.Namespace) -> list[Growth]:
-    found: list[Growth] = []
+    measured: list[Growth] = []
     chosen = [form for form in forms() if any(part in f"{form.path} {form.name}" for part in arguments.only or [""])]
     rest = iter(chosen)
     form = next(rest, None)
@@ -184,21 +184,21 @@ def run_all(arguments: argparse.Namespace) -> list[Growth]:
             state = "alive"
             while form is not None:
                 # A conversation of its own for each, so that what one adds is no cost of the next.
-                _, made = client.ask("POST", CONVERSATIONS, b"{}")
-                conversation = json.loads(made or b"{}").get("id", "none")
+                _, created = client.ask("POST", CONVERSATIONS, b"{}")
+                conversation = json.loads(created or b"{}").get("id", "none")
                 for num_bytes in arguments.bytes or NUM_BYTES:
-                    found.append(measure(client, form, conversation, num_bytes))
-                    if not found[-1].failures:
+                    measured.append(measure(client, form, conversation, num_bytes))
+                    if not measured[-1].failures:
                         continue
                     if (state := server.state()) != "alive":
-                        found[-1].failures.append(f"the server {state}")
-                    print(f"{form.path}, {form.name}: {'; '.join(found[-1].failures)}", file=sys.stderr, flush=True)
+                        measured[-1].failures.append(f"the server {state}")
+                    print(f"{form.path}, {form.name}: {'; '.join(measured[-1].failures)}", file=sys.stderr, flush=True)
                     if state != "alive":
                         break
                 form = next(rest, None)
                 if state != "alive":
                     break
-    return found
+    return measured
 
 
 def markdown(found: Sequence[Growth]) -> str:
@@ -232,10 +232,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         print("\n".join(f"{form.path} {form.name}" for form in forms()))
         return 0
     exit_on_sigterm()
-    found = run_all(arguments)
-    results: dict[str, Any] = {"bytes": arguments.bytes or NUM_BYTES, "forms": [asdict(each) for each in found]}
-    publish(arguments, MARKERS, results, markdown(found))
-    return 1 if any(one.failures for one in found) else 0
+    measured = run_all(arguments)
+    results: dict[str, Any] = {"bytes": arguments.bytes or NUM_BYTES, "forms": [asdict(each) for each in measured]}
+    publish(arguments, MARKERS, results, markdown(measured))
+    return 1 if any(one.failures for one in measured) else 0
 
 
 if __name__ == "__main__":

@@ -152,8 +152,14 @@ class Fault:
     templates: Counter[str] = field(default_factory=Counter)
 
     def as_json(self) -> dict[str, Any]:
-        found = dict(self.templates.most_common(3))
-        return {"what": self.what, "route": self.path, "templates": len(self.templates), "as": found, "body": self.body}
+        templates = dict(self.templates.most_common(3))
+        return {
+            "what": self.what,
+            "route": self.path,
+            "templates": len(self.templates),
+            "as": templates,
+            "body": self.body,
+        }
 
 
 async def shrunk(to: Target, path: str, body: Body, what: str) -> Body:

@@ -103,11 +103,11 @@ class Bodies:
     def responses(self) -> Body:
         writer = self._writer
         of = kinds(responses.ResponseInputItemParam)
-        given = [writer.object(kind) for kind in writer.some(of, 7)]
-        given = [item for item in given if item.get("type") not in ("compaction_trigger", "item_reference")]
-        given = [item for item in given if "role" in item or item.get("type")]  # a reference needs no type
-        given.append({"role": "user", "content": writer.text()})
-        body: Body = {"model": MODEL, "input": self._changed(given), "max_output_tokens": 16}
+        items = [writer.object(kind) for kind in writer.some(of, 7)]
+        items = [item for item in items if item.get("type") not in ("compaction_trigger", "item_reference")]
+        items = [item for item in items if "role" in item or item.get("type")]  # a reference needs no type
+        items.append({"role": "user", "content": writer.text()})
+        body: Body = {"model": MODEL, "input": self._changed(items), "max_output_tokens": 16}
         if self.chance(0.5):
             tools = [writer.object(kind) for kind in writer.some(kinds(responses.ToolParam), 3)]
             for number, tool in enumerate(tools):

@@ -1,4 +1,4 @@
-"""Runs one attack beside the neighbour: quiet, attack, quiet, and notes what both saw."""
+"""Runs one attack along with the neighbour: quiet, attack, quiet, and notes the results of both."""
 
 from __future__ import annotations
 
@@ -74,11 +74,11 @@ class Result:
 
     def as_json(self) -> dict[str, Any]:
         """Return the figures, with summaries in the place of long lists."""
-        found = vars(self) | {"itl_ratio": self.itl_ratio}
-        found["answers"] = dict(sorted(Counter(answer.outcome for answer in self.answers).items()))
+        fields = vars(self) | {"itl_ratio": self.itl_ratio}
+        fields["answers"] = dict(sorted(Counter(answer.outcome for answer in self.answers).items()))
         for name in ("itl_quiet", "itl_attack", "ttft_quiet", "ttft_attack"):
-            found[name] = distribution(found[name]) or {}
-        rounded: dict[str, Any] = json.loads(json.dumps(found), parse_float=lambda digits: round(float(digits), 4))
+            fields[name] = distribution(fields[name]) or {}
+        rounded: dict[str, Any] = json.loads(json.dumps(fields), parse_float=lambda digits: round(float(digits), 4))
         return rounded
 
 
@@ -148,17 +148,17 @@ def _run(attack: Attack, strike: Strike) -> None:
 
 def gaps(events: Sequence[Event], until: float) -> list[Span]:
     """Return the gaps of the streams. One that is open ends at `until`, so that a stall counts before it is over."""
-    found = []
+    spans = []
     last = None
     for event in events:
         if event.kind not in ("token", "asked", "ended"):
             continue
         if last is not None and (event.kind == "token" or event.outcome != "200"):
-            found.append(Span(last, event.at))
+            spans.append(Span(last, event.at))
         last = event.at if event.kind == "token" else None
     if last is not None:
-        found.append(Span(last, until))
-    return found
+        spans.append(Span(last, until))
+    return spans
 
 
 def _note_neighbour(result: Result, events: list[Event], num_before: int, quiet: list[Span], attacked: Span) -> None:

@@ -1,4 +1,4 @@
-"""The well-behaved client beside an attack: one stream that always decodes, and a prober that sends a small request
+"""The well-behaved client during an attack: one stream that always decodes, and a prober that sends a small request
 each second and asks /health.
 
 It is a process of its own, `python -m tools.attack.neighbour URL`, so that the work of the attackers does not delay its

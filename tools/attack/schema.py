@@ -30,17 +30,17 @@ Drawn = TypeVar("Drawn")
 
 def bodies(document: Schema) -> dict[str, str]:
     """Return the names of the schemas of bodies in JSON, by the path that they are sent to."""
-    found = {}
+    names = {}
     for path, methods in document["paths"].items():
         content = methods.get("post", {}).get("requestBody", {}).get("content", {})
         if body := content.get("application/json"):
-            found[path] = body["schema"]["$ref"].rpartition("/")[2]
-    return found
+            names[path] = body["schema"]["$ref"].rpartition("/")[2]
+    return names
 
 
 def drawn(values: st.SearchStrategy[Drawn], from_seed: int, number: int) -> list[Drawn]:
     """Return a number of values, as a function of the seed."""
-    found: list[Drawn] = []
+    values_drawn: list[Drawn] = []
 
     @seed(from_seed)
     @settings(
@@ -52,10 +52,10 @@ def drawn(values: st.SearchStrategy[Drawn], from_seed: int, number: int) -> list
     )
     @given(values)
     def collect(value: Drawn) -> None:
-        found.append(value)
+        values_drawn.append(value)
 
     collect()
-    return found
+    return values_drawn
 
 
 def fitting(

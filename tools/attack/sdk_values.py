@@ -43,7 +43,7 @@ MOST_DEPTH = 8
 @cache
 def fields(kind: Any) -> dict[str, tuple[Any, bool]]:
     """Return the type of each field of a TypedDict by its name in JSON, and whether the field is required."""
-    found = {}
+    hints = {}
     for name, hint in get_type_hints(kind, include_extras=True).items():
         is_required = kind.__total__
         while (origin := get_origin(hint)) in (Required, NotRequired, Annotated):
@@ -52,8 +52,8 @@ def fields(kind: Any) -> dict[str, tuple[Any, bool]]:
             else:
                 is_required = origin is Required
             hint = get_args(hint)[0]
-        found[name] = hint, is_required
-    return found
+        hints[name] = hint, is_required
+    return hints
 
 
 def kinds(union: Any) -> list[Any]:

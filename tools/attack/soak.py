@@ -1,4 +1,4 @@
-"""Attacks a server for a long time, beside honest clients: python -m tools.attack.soak --minutes 30
+"""Attacks a server for a long time, along with honest clients: python -m tools.attack.soak --minutes 30
 
 In each round, attackers reset connections, send half a head or half a body, read slowly, take all the room there is,
 and send bodies of the growth test and generated requests, as the seed says. Honest clients ask seeded questions
@@ -123,17 +123,17 @@ class Soak:
     async def _honest(self, until: float) -> None:
         while time.monotonic() < until:
             number = self._random.randrange(len(FORMS))
-            found = await self._honest_answer(number)
+            answer = await self._honest_answer(number)
             self.num_honest += 1
-            if found not in (self._at_rest[number], "429"):
-                self.problems[f"{FORMS[number]} got {found!s:.100} instead of {self._at_rest[number]!s:.100}"] += 1
+            if answer not in (self._at_rest[number], "429"):
+                self.problems[f"{FORMS[number]} got {answer!s:.100} instead of {self._at_rest[number]!s:.100}"] += 1
 
     async def _honest_answer(self, number: int) -> Any:
         path, fields = FORMS[number]
-        asked: dict[str, Any] = {"messages": HI} if "chat" in path else {"prompt": "Tell me of the sea"}
-        asked |= {"max_tokens": 16, "seed": 5} | fields
+        body: dict[str, Any] = {"messages": HI} if "chat" in path else {"prompt": "Tell me of the sea"}
+        body |= {"max_tokens": 16, "seed": 5} | fields
         strike = Strike(self.server.url, self.server.process.log_file, quick=True, answer_seconds=ANSWER_SECONDS)
-        answer = await strike.ask(post(path, asked, key=NEIGHBOUR_KEY))
+        answer = await strike.ask(post(path, body, key=NEIGHBOUR_KEY))
         return json.loads(answer.body)["choices"] if answer.status == 200 else answer.outcome
 
     async def _fill(self, act: Callable[[], Awaitable[None]]) -> None:
@@ -164,8 +164,8 @@ class Soak:
         await self._strike.ask(post("/v1/chat/completions", body(schema(self._random.choice(EXPLODING)))))
 
     async def _resets(self) -> None:
-        asked = {"prompt": "Tell me of the sea.", "max_tokens": 500, "ignore_eos": True, "stream": True}
-        await self._strike.leave_all([post(COMPLETIONS, asked)] * 20, 10, after_seconds=0.02)
+        body = {"prompt": "Tell me of the sea.", "max_tokens": 500, "ignore_eos": True, "stream": True}
+        await self._strike.leave_all([post(COMPLETIONS, body)] * 20, 10, after_seconds=0.02)
 
     async def _half(self) -> None:
         """Leave in the midst of a head, or of a body."""
@@ -176,8 +176,8 @@ class Soak:
     async def _slow(self) -> None:
         """Read a stream byte by byte for a while, and leave."""
         connection = await self._strike.connect()
-        asked = {"prompt": "Hi", "max_tokens": 200, "ignore_eos": True, "stream": True, "logprobs": 5}
-        await connection.send(post(COMPLETIONS, asked))
+        body = {"prompt": "Hi", "max_tokens": 200, "ignore_eos": True, "stream": True, "logprobs": 5}
+        await connection.send(post(COMPLETIONS, body))
         for _ in range(10):
             await connection.reader.read(1)
             await asyncio.sleep(0.2)
@@ -218,22 +218,22 @@ class Soak:
 
 def failures(samples: Sequence[Sample], problems: Counter[str]) -> list[str]:
     """Return a sentence for each sign of growth, and for each wrong answer."""
-    found = [sentence if number == 1 else f"{number} times: {sentence}" for sentence, number in problems.items()]
+    faults = [sentence if number == 1 else f"{number} times: {sentence}" for sentence, number in problems.items()]
     third = len(samples) // 3
     if third:
         second, last = (
             statistics.median(one.rss_mib for one in part) for part in (samples[third : 2 * third], samples[-third:])
         )
         if last - second > MOST_GROWTH_MIB:
-            found.append(f"memory grew from {second:.0f} to {last:.0f} MiB (median of the second and the last third)")
+            faults.append(f"memory grew from {second:.0f} to {last:.0f} MiB (median of the second and the last third)")
     for name in ("num_fds", "num_threads"):
         first, end = (getattr(one, name) for one in (samples[0], samples[-1]))
         if end > first + MOST_MORE:
-            found.append(f"{name.removeprefix('num_')} grew from {first} to {end}")
+            faults.append(f"{name.removeprefix('num_')} grew from {first} to {end}")
     for name in ("num_blocks", "num_requests"):
         if left := samples[-1]._asdict()[name]:
-            found.append(f"{left} {name.removeprefix('num_')} are left in use")
-    return found
+            faults.append(f"{left} {name.removeprefix('num_')} are left in use")
+    return faults
 
 
 def markdown(samples: Sequence[Sample], found: Sequence[str]) -> str:
@@ -255,12 +255,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     with oaiserve("keys", arguments.model, [*STORE, *arguments.flags]) as server:
         soak = Soak(server, arguments.seed)
         asyncio.run(soak.run(arguments.minutes))
-        found = failures(soak.samples, soak.problems)
+        faults = failures(soak.samples, soak.problems)
         if (state := server.state()) != "alive":
-            found.append(f"the server {state}")
-    results = {"seed": arguments.seed, "samples": [one._asdict() for one in soak.samples], "failures": found}
-    publish(arguments, MARKERS, results, markdown(soak.samples, found))
-    return 1 if found else 0
+            faults.append(f"the server {state}")
+    results = {"seed": arguments.seed, "samples": [one._asdict() for one in soak.samples], "failures": faults}
+    publish(arguments, MARKERS, results, markdown(soak.samples, faults))
+    return 1 if faults else 0
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ MOST_MESSAGE_CHARACTERS = 1000
 
 def failures(attack: Attack, result: Result) -> list[str]:
     """Return a sentence for each limit that was not kept."""
-    found = list(result.problems)
+    faults = list(result.problems)
     neighbour_got = {each: number for each, number in result.neighbour_outcomes.items() if each != "200"}
     num_requests = result.num_sent + sum(result.neighbour_outcomes.values())
     most_log = FREE_LOG_BYTES + MOST_LOG_BYTES_PER_REQUEST * num_requests
@@ -30,34 +30,34 @@ def failures(attack: Attack, result: Result) -> list[str]:
     peak_mib = result.rss_peak_mib - result.rss_before_mib
     slowest = max(result.ttft_attack, default=0.0)
     if result.state != "alive":
-        found.append(f"the server {result.state}")
+        faults.append(f"the server {result.state}")
     if missing:
-        found.append(f"{missing} of {result.num_sent} requests without an answer")
+        faults.append(f"{missing} of {result.num_sent} requests without an answer")
     for sentence, number in Counter(wrong(attack, answer) for answer in result.answers).items():
         if sentence is not None:
-            found.append(sentence if number == 1 else f"{number} times: {sentence}")
+            faults.append(sentence if number == 1 else f"{number} times: {sentence}")
     if result.itl_ratio is None:
-        found.append("the neighbour had no tokens to measure")
+        faults.append("the neighbour had no tokens to measure")
     elif attack.is_work:
         if (seconds := percentile(sorted(result.itl_attack), 99)) > MOST_ITL_SECONDS:
-            found.append(f"the neighbour's ITL p99 was {seconds:.2f} s (most {MOST_ITL_SECONDS:g} beside work)")
+            faults.append(f"the neighbour's ITL p99 was {seconds:.2f} s (most {MOST_ITL_SECONDS:g} beside work)")
     elif result.itl_ratio > attack.most_itl_ratio:
-        found.append(f"the neighbour's ITL p99 grew by {result.itl_ratio:.2f} (most {attack.most_itl_ratio:g})")
+        faults.append(f"the neighbour's ITL p99 grew by {result.itl_ratio:.2f} (most {attack.most_itl_ratio:g})")
     if slowest > MOST_TTFT_SECONDS:
-        found.append(f"the prober's first token took {slowest:.1f} s (most {MOST_TTFT_SECONDS:.0f})")
+        faults.append(f"the prober's first token took {slowest:.1f} s (most {MOST_TTFT_SECONDS:.0f})")
     if result.rss_growth_mib > MOST_RSS_GROWTH_MIB:
-        found.append(f"{result.rss_growth_mib:.0f} MiB stayed (most {MOST_RSS_GROWTH_MIB:.0f})")
+        faults.append(f"{result.rss_growth_mib:.0f} MiB stayed (most {MOST_RSS_GROWTH_MIB:.0f})")
     if peak_mib > MOST_RSS_PEAK_MIB:
-        found.append(f"it took {peak_mib:.0f} MiB more for a while (most {MOST_RSS_PEAK_MIB:.0f})")
+        faults.append(f"it took {peak_mib:.0f} MiB more for a while (most {MOST_RSS_PEAK_MIB:.0f})")
     if set(result.health_outcomes) - {"200"}:
-        found.append(f"/health answered {_list(result.health_outcomes)}")
+        faults.append(f"/health answered {_list(result.health_outcomes)}")
     elif result.health_seconds > MOST_HEALTH_SECONDS:
-        found.append(f"/health took {result.health_seconds:.1f} s (most {MOST_HEALTH_SECONDS:g})")
+        faults.append(f"/health took {result.health_seconds:.1f} s (most {MOST_HEALTH_SECONDS:g})")
     if neighbour_got:
-        found.append(f"the neighbour got {_list(neighbour_got)}")
+        faults.append(f"the neighbour got {_list(neighbour_got)}")
     if result.log_bytes > most_log:
-        found.append(f"{result.log_bytes:,} bytes of log (most {most_log:,})")
-    return found
+        faults.append(f"{result.log_bytes:,} bytes of log (most {most_log:,})")
+    return faults
 
 
 def wrong(attack: Attack, answer: Answer) -> str | None:

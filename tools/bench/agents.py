@@ -110,8 +110,8 @@ def measure(asked: argparse.Namespace) -> dict[str, Any]:
                     # A server may close a connection just when a tool has ended.
                     flags = ("--no-stop-on-eos", "--header", "connection: close")
                     metrics = run_bench(running.url, options, *flags)["runs"][0]["metrics"]
-                    found = {title: scale * of(metrics) for title, (scale, of) in FIGURES.items()}
-                    runs.append({"server": name, "users": users, "MiB": peak_rss_mib(running.process.pid)} | found)
+                    figures = {title: scale * of(metrics) for title, (scale, of) in FIGURES.items()}
+                    runs.append({"server": name, "users": users, "MiB": peak_rss_mib(running.process.pid)} | figures)
                     print(runs[-1], file=sys.stderr, flush=True)
     return {"runs": runs}
 
@@ -122,9 +122,9 @@ def report(results: dict[str, Any]) -> str:
     rows = [["users", "server", *keys]]
     pairs = dict.fromkeys((run["users"], run["server"]) for run in results["runs"])
     for users, server in sorted(pairs, key=lambda pair: pair[0]):
-        found = [run for run in results["runs"] if (run["users"], run["server"]) == (users, server)]
-        cells = [number(statistics.median(run[key] for run in found)) for key in keys]
-        rates = [run["sessions/hour"] for run in found]
+        matching = [run for run in results["runs"] if (run["users"], run["server"]) == (users, server)]
+        cells = [number(statistics.median(run[key] for run in matching)) for key in keys]
+        rates = [run["sessions/hour"] for run in matching]
         cells[0] += f" ({number(min(rates))}..{number(max(rates))})"
         rows.append([str(users), server, *cells])
     return "\n".join([f"{results['machine']} {results['created']}.", "", *as_markdown(rows)])

@@ -23,10 +23,10 @@ def run(server: ServerProcess, workload: Workload, seed: int) -> dict[str, Any]:
     flags = ("--no-stop-on-eos", "--header", "connection: close")
     point = run_bench(server.url, options(workload, seed), *flags, most_failed=MOST_MISSING)
     other_cores = (others_seconds(server) - others_before) / (time.monotonic() - began)
-    (found,) = point["runs"]
-    client_cores = sum(process["cpu_share"] for process in found["client"]["processes"])
+    (only_run,) = point["runs"]
+    client_cores = sum(process["cpu_share"] for process in only_run["client"]["processes"])
     used = {"other_cores": round(other_cores - client_cores, 3), "client": point["verdict"]}  # on average
-    return figures(found["metrics"], workload) | used
+    return figures(only_run["metrics"], workload) | used
 
 
 def others_seconds(server: ServerProcess) -> float:
@@ -36,7 +36,7 @@ def others_seconds(server: ServerProcess) -> float:
 
 def options(workload: Workload, seed: int) -> dict[str, Any]:
     """Return the flags of the load test. Prompts are words of about a token each, which every server takes."""
-    found = {
+    flags = {
         "--num-requests": workload.num_requests,
         "--random-form": "words",
         "--input-len": workload.input_len,
@@ -46,14 +46,14 @@ def options(workload: Workload, seed: int) -> dict[str, Any]:
         "--warmup": 0,
     }
     if workload.rate is None:
-        return found | {"--concurrency": workload.concurrency}
-    return found | {"--arrival": "poisson", "--rate": workload.rate}
+        return flags | {"--concurrency": workload.concurrency}
+    return flags | {"--arrival": "poisson", "--rate": workload.rate}
 
 
 def figures(metrics: dict[str, Any], workload: Workload) -> dict[str, Any]:
     """Return the figures of the load test's metrics by the keys of `MEASURES`."""
     wanted_tokens = workload.num_requests * workload.output_len
-    found: dict[str, Any] = {
+    values: dict[str, Any] = {
         "seconds": round(metrics["window_seconds"], 3),
         "missing_requests": workload.num_requests - metrics["num_ok"],
         "missing_tokens": wanted_tokens - metrics["completion_tokens"],
@@ -62,5 +62,5 @@ def figures(metrics: dict[str, Any], workload: Workload) -> dict[str, Any]:
     }
     for kind in ("ttft", "tpot", "itl", "latency"):
         if (distribution := metrics["distributions"][kind]) is not None:
-            found |= {f"{kind}_{share}_ms": round(distribution[share] * 1e3, 2) for share in ("p50", "p99")}
-    return found
+            values |= {f"{kind}_{share}_ms": round(distribution[share] * 1e3, 2) for share in ("p50", "p99")}
+    return values

@@ -77,8 +77,8 @@ async def characters_per_second(url: str, clients: int, seed: int) -> float:
 
     async def ask(http: httpx.AsyncClient) -> None:
         while True:
-            asked = {"model": demo.NAME, "prompt": chance.choice(PROMPTS), "max_tokens": MAX_TOKENS, "temperature": 0}
-            async with http.stream("POST", "/v1/completions", json=asked | {"stream": True}) as answer:
+            body = {"model": demo.NAME, "prompt": chance.choice(PROMPTS), "max_tokens": MAX_TOKENS, "temperature": 0}
+            async with http.stream("POST", "/v1/completions", json=body | {"stream": True}) as answer:
                 answer.raise_for_status()
                 async for line in answer.aiter_lines():
                     if line.startswith("data: {"):

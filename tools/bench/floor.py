@@ -125,5 +125,5 @@ def work(shape: DecoderShape, chunks: Sequence[tuple[int, int]]) -> dict[str, Wo
 
 
 def step_work(shape: DecoderShape, chunks: Sequence[tuple[int, int]]) -> Work:
-    """Add up the work of a step. Its floor is that of reading beside computing: less than the sum over operations."""
+    """Add up the work of a step. Its floor is less than the sum over operations, as reading and computing overlap."""
     return Work(*(sum(parts) for parts in zip(*work(shape, chunks).values(), strict=True)))

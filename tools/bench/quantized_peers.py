@@ -113,11 +113,11 @@ def _tokenizer(vocab_size: int) -> dict[str, Any]:
     """Return the demo model's tokenizer, with tokens of no text up to the size of the vocabulary."""
     all_fields = gguf.GGUFReader(prepare.gguf()).fields
     fields = {key: all_fields.get(f"tokenizer.ggml.{key}") for key in _TOKENIZER}
-    found: dict[str, Any] = {key: field.contents() for key, field in fields.items() if field is not None}
-    missing = range(len(found["tokens"]), vocab_size)
-    found["tokens"] += [f"<unused {i}>" for i in missing]
-    found["token_type"] += [5] * len(missing)
-    return found
+    metadata: dict[str, Any] = {key: field.contents() for key, field in fields.items() if field is not None}
+    missing = range(len(metadata["tokens"]), vocab_size)
+    metadata["tokens"] += [f"<unused {i}>" for i in missing]
+    metadata["token_type"] += [5] * len(missing)
+    return metadata
 
 
 if __name__ == "__main__":

@@ -59,16 +59,16 @@ def main() -> int:
         for turn in range(arguments.turns):
             for tree in both[:: -1 if turn % 2 else 1]:
                 tree.turn(turn)
-        found, now = (tree.found | {"memory, MiB": tree.memory_mib()} for tree in both)
+        earlier, now = (tree.found | {"memory, MiB": tree.memory_mib()} for tree in both)
     rows = [["figure", arguments.commit, "now", "ratio", ""]]
     failed = []
     for name, value in now.items():
-        ratio = value / found[name]
+        ratio = value / earlier[name]
         bound = COUNT_BOUND if name in COUNTS else TIME_BOUND
         failed += [name] if ratio > bound else []
-        rows.append([name, number(found[name]), number(value), f"{ratio:.3f}", "**slower**" if ratio > bound else ""])
+        rows.append([name, number(earlier[name]), number(value), f"{ratio:.3f}", "**slower**" if ratio > bound else ""])
     print("\n".join(as_markdown(rows)))
-    write_json(arguments.json, {"before": found, "now": now})
+    write_json(arguments.json, {"before": earlier, "now": now})
     return 1 if failed else 0
 
 
@@ -106,18 +106,18 @@ def measured_tree(tree: Path) -> Iterator[MeasuredTree]:
     env = os.environ | {"PYTHONPATH": str(tree)}
     port = free_port()
     program = [sys.executable, "-P", str(Path(__file__)), "--figures"]  # -P: this folder's modules are no one's
-    found = json.loads(subprocess.run([*program, "count"], env=env, cwd=tree, capture_output=True, check=True).stdout)
+    values = json.loads(subprocess.run([*program, "count"], env=env, cwd=tree, capture_output=True, check=True).stdout)
     command = [sys.executable, "-m", "oaiserve", "serve", "demo", "--drafts", "off", "--port", str(port)]
     pipe = subprocess.PIPE
     for _ in range(2):
         with running_process(command, port, env=env, cwd=tree, ready_path=CHAT, question=QUESTION) as server:
-            found["start, s"] = min(found.get("start, s", 1e9), server.start_seconds)
+            values["start, s"] = min(values.get("start, s", 1e9), server.start_seconds)
     with (
         running_process(command, port, env=env, cwd=tree, ready_path=CHAT, question=QUESTION) as server,
         subprocess.Popen([*program, "time"], env=env, cwd=tree, stdin=pipe, stdout=pipe, text=True) as engine,
     ):
         try:
-            yield MeasuredTree(engine, server, found)
+            yield MeasuredTree(engine, server, values)
         finally:
             engine.terminate()
 
@@ -130,19 +130,19 @@ def answer_turns() -> None:
 
     with Engine.from_pretrained("demo", drafts="off", kv_blocks=2048) as engine:
         for line in sys.stdin:
-            found: dict[str, float] = {}
+            durations: dict[str, float] = {}
             for count in DECODES:  # with one prompt, which the prefix cache has, so that all decode at once
                 prompts = random_prompts(1, PROMPT_TOKENS, engine.vocab_size) * count
                 complete(engine, prompts, ANSWER_TOKENS)
                 steps = [step for step in engine.take_steps() if step.kind == StepKind.DECODE]
                 full = [step for step in steps if step.num_sequences == count]
-                found[f"decode of {count}, ms"] = min(step.duration_ns for step in full) / 1e6
-                found["engine beside a step, ms"] = min(step.idle_ns for step in full) / 1e6
+                durations[f"decode of {count}, ms"] = min(step.duration_ns for step in full) / 1e6
+                durations["engine beside a step, ms"] = min(step.idle_ns for step in full) / 1e6
             for length in PROMPTS:
                 # Its seed is no other prompt's, or it would begin with that one, which is in the prefix cache.
                 complete(engine, random_prompts(1, length, engine.vocab_size, 1000 * length + int(line)), 1)
-                found[f"prompt of {length}, ms"] = sum(step.duration_ns for step in engine.take_steps()) / 1e6
-            print(json.dumps(found), flush=True)
+                durations[f"prompt of {length}, ms"] = sum(step.duration_ns for step in engine.take_steps()) / 1e6
+            print(json.dumps(durations), flush=True)
 
 
 def counts() -> dict[str, float]:

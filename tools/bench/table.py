@@ -19,13 +19,13 @@ Rounds = list[dict[str, Any]]
 
 def values(rounds: Rounds, measure: Measure) -> dict[int, float]:
     """Return the measure by number of the round, for the rounds that have it."""
-    found: dict[int, float] = {}
+    by_round: dict[int, float] = {}
     for round_number, figures in enumerate(rounds):
         if measure.workload is not None:
             figures = figures.get("workloads", {}).get(measure.workload, {})
         if (value := figures.get(measure.key)) is not None:
-            found[round_number] = value
-    return found
+            by_round[round_number] = value
+    return by_round
 
 
 def spread(found: Sequence[float]) -> str:
@@ -43,17 +43,19 @@ def comparison(servers: dict[str, Any]) -> list[str]:
     """
     rows = [["", "measure", *servers, "best peer", "ratio", "goal"]]
     for measure in MEASURES:
-        found = {name: values(server["rounds"], measure) for name, server in servers.items()}
-        if not any(found.values()):
+        by_server = {name: values(server["rounds"], measure) for name, server in servers.items()}
+        if not any(by_server.values()):
             continue
-        cells = [spread([*by_round.values()]) for by_round in found.values()]
-        medians = {name: statistics.median(one.values()) for name, one in found.items() if one and name != OURS}
+        cells = [spread([*by_round.values()]) for by_round in by_server.values()]
+        medians = {name: statistics.median(one.values()) for name, one in by_server.items() if one and name != OURS}
         best = ""
         ratio = ""
         if medians:
             best = (max if measure.more_is_better else min)(medians, key=lambda name: medians[name])
             ratios = [
-                found[OURS][place] / value for place, value in found[best].items() if value and place in found[OURS]
+                by_server[OURS][place] / value
+                for place, value in by_server[best].items()
+                if value and place in by_server[OURS]
             ]
             ratio = f"**{spread(ratios)}**" if ratios else ""
         sign = "≥" if measure.more_is_better else "≤"

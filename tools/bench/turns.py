@@ -95,8 +95,8 @@ def measure_turns(models: Mapping[str, Path], peer: Callable[..., ServerSpec], a
 def asked_seconds(server: ServerProcess, load: Load, seed: int) -> float:
     """Return how long the server takes to answer a load."""
     sizes = {"--num-requests": load.num_requests, "--input-len": load.input_len, "--max-new-tokens": load.output_len}
-    asked = sizes | {"--concurrency": load.at_once, "--seed": seed, "--warmup": 0}
-    point = run_bench(server.url, asked, "--no-stop-on-eos")
+    options = sizes | {"--concurrency": load.at_once, "--seed": seed, "--warmup": 0}
+    point = run_bench(server.url, options, "--no-stop-on-eos")
     seconds: float = point["runs"][0]["metrics"]["window_seconds"]
     return seconds
 

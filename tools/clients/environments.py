@@ -33,7 +33,7 @@ def command(name: str, client: Client) -> list[str | Path]:
     folder = installed(name, client)
     if not client.is_javascript:
         return [folder / "bin/python", SCRIPTS / client.script]
-    for script in SCRIPTS.glob("*.mjs"):  # node looks for packages beside the script
+    for script in SCRIPTS.glob("*.mjs"):  # node looks for packages next to the script
         shutil.copy(script, folder)
     return ["node", folder / client.script]
 
@@ -97,8 +97,8 @@ def version(name: str, client: Client | Agent) -> str:
     package = re.split(r"[<\[]", client.packages[0])[0]
     pins = pins_file(name, client).read_text()
     if client.is_javascript:
-        found: str = json.loads(pins)["packages"][f"node_modules/{package}"]["version"]
-        return found
+        installed_version: str = json.loads(pins)["packages"][f"node_modules/{package}"]["version"]
+        return installed_version
     pinned = (line.split("==") for line in pins.splitlines() if "==" in line)
     return {name.replace("_", "-"): number for name, number in pinned}[package]
 

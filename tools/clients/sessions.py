@@ -236,8 +236,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         if arguments.renew:
             environments.renew(name, AGENTS[name])
         file = recorded.FOLDER / f"{name}.json" if arguments.record and name in RECORDED else None
-        found = session(AGENTS[name], environments.installed(name, AGENTS[name]), file)
-        results[name] = found | {"version": environments.version(name, AGENTS[name])}
+        outcome = session(AGENTS[name], environments.installed(name, AGENTS[name]), file)
+        results[name] = outcome | {"version": environments.version(name, AGENTS[name])}
     publish(arguments, MARKERS, results, page(results))
     for name, result in results.items():
         if result["problem"]:

@@ -88,8 +88,8 @@ def tried(name: str, url: str, task: str) -> dict[str, Any]:
 
 
 def _records(url: str) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = httpx.get(f"{url}/debug/requests", trust_env=False).json()["requests"]
-    return found
+    records: list[dict[str, Any]] = httpx.get(f"{url}/debug/requests", trust_env=False).json()["requests"]
+    return records
 
 
 if __name__ == "__main__":

@@ -139,12 +139,12 @@ def ranges() -> list[tuple[int, int]]:
 
 def chosen(num_tokens: int, most: int) -> list[int]:
     """Return the positions that are compared: at most `most` of each range, evenly spaced."""
-    found: list[int] = []
+    positions: list[int] = []
     for begin, end in ranges():
         end = min(end, num_tokens)
         count = min(most, max(0, end - begin))
-        found += [begin + (end - begin) * place // count for place in range(count)]
-    return found
+        positions += [begin + (end - begin) * place // count for place in range(count)]
+    return positions
 
 
 def _native(model: Path, options: EngineOptions) -> NativeDecoder:
@@ -220,25 +220,25 @@ def compare(reference: Reference, rows: list[int], logits: Iterator[Tensor]) -> 
         computed = [next(logits).clone()]
         while (count := sum(map(len, computed))) < min(ROWS, len(rows) - num_rows):
             computed.append(next(logits).clone())
-        found = torch.cat(computed).log_softmax(-1)
+        actual = torch.cat(computed).log_softmax(-1)
         expected = reference.logits(rows[num_rows : num_rows + count]).log_softmax(-1)
-        found = found[:, : expected.shape[1]]
-        divergences.append((expected.exp() * (expected - found)).double().sum(-1))
-        is_same.append(expected.argmax(-1) == found.argmax(-1))
+        actual = actual[:, : expected.shape[1]]
+        divergences.append((expected.exp() * (expected - actual)).double().sum(-1))
+        is_same.append(expected.argmax(-1) == actual.argmax(-1))
         num_rows += count
     return Distance(torch.cat(divergences), torch.cat(is_same))
 
 
 def figures(rows: list[int], distance: Distance) -> dict[str, list[float]]:
     """Return the mean divergence and the share of same tokens of each range, by its first position."""
-    found: dict[str, list[float]] = {}
+    by_range: dict[str, list[float]] = {}
     positions = torch.tensor(rows)
     for begin, end in ranges():
         within = (begin <= positions) & (positions < end)
         if within.any():
             means = distance.divergences[within].mean(), distance.is_same[within].double().mean()
-            found[str(begin)] = [float(mean) for mean in means]
-    return found
+            by_range[str(begin)] = [float(mean) for mean in means]
+    return by_range
 
 
 def shown(run: str, way: str, found: dict[str, list[float]]) -> dict[str, list[float]]:
@@ -255,8 +255,8 @@ def table(runs: dict[str, Any]) -> str:
         for way, by_range in by_way.items():
             cells = []
             for begin, _ in ranges():
-                found = by_range.get(str(begin))
-                cells.append("" if found is None else f"{found[0]:.5f}, {found[1]:.1%}")
+                values = by_range.get(str(begin))
+                cells.append("" if values is None else f"{values[0]:.5f}, {values[1]:.1%}")
             lines.append([run, way, *cells])
     return "\n".join(as_markdown(lines))
 

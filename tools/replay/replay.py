@@ -162,7 +162,7 @@ class LoadReplay:
             seconds = self._seconds(step)
             self._now += seconds
             self._busy += seconds + host_seconds
-            arrived = self._arrived()  # their forecasts are made beside the step
+            arrived = self._arrived()  # their forecasts are made during the step
             self._under_way = None, 0
             self._numbers.num_steps += 1
             self._numbers.num_step_sequences += len(step.chunks)
@@ -284,7 +284,7 @@ class LoadReplay:
     def _forecast(self, name: str, copy: int, served: Served, turn_ns: int, ready_ns: int) -> Forecast:
         """Return the forecast that the server would make of a prompt."""
         arrival = served.arrival
-        asked = Asked(
+        question = Asked(
             name,
             arrival.client,
             operation=arrival.operation,
@@ -298,7 +298,7 @@ class LoadReplay:
             received_ns=int(served.arrived * 1e9),
             turn_ns=turn_ns,
         )
-        return self._forecaster.forecast(asked, ready_ns)
+        return self._forecaster.forecast(question, ready_ns)
 
     def _tell_end(self, sequence: Sequence, served: Served) -> None:
         """Let the forecaster and the policy learn from an answer, or from how long one has taken that is ended."""

@@ -49,11 +49,11 @@ def key_before_body(number: Number) -> list[Sent]:
               of_class="exposure and timing")  # fmt: skip
 async def prompts_of_others(strike: Strike) -> None:
     for _ in range(strike.number(20, 5)):
-        asked = {"prompt": f"{strike.num_sent} {time.monotonic_ns()} secret " * 20, "max_tokens": 1}
+        secret = {"prompt": f"{strike.num_sent} {time.monotonic_ns()} secret " * 20, "max_tokens": 1}
         for key, cached in ((NEIGHBOUR_KEY, False), (ATTACKER_KEY, False), (NEIGHBOUR_KEY, True)):
-            usage = json.loads((await strike.ask(post(COMPLETIONS, asked, key=key))).body)["usage"]
-            found = usage["prompt_tokens_details"]["cached_tokens"]
-            strike.check((found >= 16) == cached, f"{found} tokens of a prompt are cached for {key}")
+            usage = json.loads((await strike.ask(post(COMPLETIONS, secret, key=key))).body)["usage"]
+            num_cached = usage["prompt_tokens_details"]["cached_tokens"]
+            strike.check((num_cached >= 16) == cached, f"{num_cached} tokens of a prompt are cached for {key}")
 
 
 RED_OR_BLUE = {"type": "json_schema", "json_schema": {"name": "s", "schema": {"enum": ["red", "blue"]}}}
@@ -81,8 +81,8 @@ async def victims_bytes(strike: Strike) -> None:
     at_rest = [await choices(at) for at in range(len(FORMS))]
 
     async def same(at: int) -> None:
-        found = await choices(at)
-        strike.check(found in (at_rest[at], "429"), f"{FORMS[at]} got {found} instead of {at_rest[at]}")
+        answer = await choices(at)
+        strike.check(answer in (at_rest[at], "429"), f"{FORMS[at]} got {answer} instead of {at_rest[at]}")
 
     async def hostile(at: int) -> None:
         await strike.ask(seeded(at + 3, at, ATTACKER_KEY, n=4, temperature=2, frequency_penalty=2))

@@ -135,15 +135,15 @@ TOKENS = 4  # so that what is accepted is soon done
 @EXTREMES.burst("every number of every parameter: 1e308, NaN, 2**63, -1, ...", outcomes(200, 400) | FULL, 16,
                 answer_seconds=120, limit_seconds=180, is_work=True)  # fmt: skip
 def numbers(number: Number) -> list[Sent]:
-    found: list[Sent] = []
-    for path, given in ((COMPLETIONS, '"prompt": "Hi"'), (CHAT, f'"messages": {json.dumps(HI)}')):
+    sent: list[Sent] = []
+    for path, prompt in ((COMPLETIONS, '"prompt": "Hi"'), (CHAT, f'"messages": {json.dumps(HI)}')):
         for name in NUMBERS:
             for value in HUGE[:: number(1, 4)]:
                 limit = "" if name in ("max_tokens", "max_completion_tokens") else f'"max_tokens": {TOKENS}, '
                 # Only an answer that is limited otherwise ends soon; a stop string of one letter does.
                 stop = "" if limit else '"stop": ["e", " ", "a"], '
-                found.append(post(path, f'{{{limit}{stop}"{name}": {value}, {given}}}'.encode()))
-    return found
+                sent.append(post(path, f'{{{limit}{stop}"{name}": {value}, {prompt}}}'.encode()))
+    return sent
 
 
 @EXTREMES.burst("logit_bias with 100,000 entries, 10,000 stops, ...", DONE, 8, answer_seconds=60, limit_seconds=120,
@@ -178,16 +178,16 @@ def texts(number: Number) -> list[Sent]:
         "<|endoftext|>" * many, "\U0010ffff" * many, "\ufeff" * many, "\r\n" * many, "\ufdfa" * many,
         "1" * many, "-" * many, "\u0e33" * many, "a\u200b" * many, "' '" * many, "\U000e0041" * many,
     )  # fmt: skip
-    found: list[Sent] = []
+    sent: list[Sent] = []
     for text in strange:
-        found.append(post(COMPLETIONS, {"prompt": text, "max_tokens": TOKENS}))
-        found.append(post("/tokenize", {"prompt": text}))
-        found.append(post(CHAT, {"messages": [{"role": "user", "content": text}], "max_tokens": TOKENS}))
+        sent.append(post(COMPLETIONS, {"prompt": text, "max_tokens": TOKENS}))
+        sent.append(post("/tokenize", {"prompt": text}))
+        sent.append(post(CHAT, {"messages": [{"role": "user", "content": text}], "max_tokens": TOKENS}))
     for half in (b'"\\ud83d"', b'"\\ude00\\ud83d"', b'"a\\udfff"', b'"\xed\xa0\x80"'):
-        found.append(post(COMPLETIONS, b'{"prompt": %s}' % half))
-        found.append(post(CHAT, b'{"messages": [{"role": "user", "content": %s}]}' % half))
-        found.append(post(COMPLETIONS, b'{"prompt": "Hi", "max_tokens": 1, "stop": [%s]}' % half))
-    return found
+        sent.append(post(COMPLETIONS, b'{"prompt": %s}' % half))
+        sent.append(post(CHAT, b'{"messages": [{"role": "user", "content": %s}]}' % half))
+        sent.append(post(COMPLETIONS, b'{"prompt": "Hi", "max_tokens": 1, "stop": [%s]}' % half))
+    return sent
 
 
 @EXTREMES.burst("marks, quotes and line ends of 400 KB in fields that are no prompt", DONE, 4, answer_seconds=60,
@@ -195,23 +195,23 @@ def texts(number: Number) -> list[Sent]:
 def repeated(number: Number) -> list[Sent]:
     """What a parser might search again and again: half marks of streams, and places in messages of errors."""
     size = number(400_000, 100_000)
-    found: list[Sent] = []
+    sent: list[Sent] = []
     for unit in (": tokens ", ": tokens []", "\n: tokens ", "data: ", " - at `$.", '\\"', "\n", " ", "<tool_call>"):
         text = unit * (size // len(unit)) + "\n"
         schema = {"type": "object", "description": text, "properties": {"a": {"enum": ["b"]}}}
         call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": '{"a": "' + text}}
         form = {"type": "json_schema", "name": "f", "schema": schema}
-        asked: dict[str, Any] = {"messages": HI, "max_tokens": TOKENS, "stream": True}
+        chat: dict[str, Any] = {"messages": HI, "max_tokens": TOKENS, "stream": True}
         response = {"input": "Hi", "max_output_tokens": TOKENS, "stream": True, "store": False}
-        found += [
+        sent += [
             post("/v1/responses", response | {"user": text}),
             post("/v1/responses", response | {"text": {"format": form}}),
-            post(CHAT, asked | {"user": text}),
-            post(CHAT, asked | {"response_format": {"type": text}}),
-            post(CHAT, asked | {"structured_outputs": {"grammar": text}}),
-            post(CHAT, asked | {"messages": [*HI, {"role": "assistant", "tool_calls": [call]}, *HI]}),
+            post(CHAT, chat | {"user": text}),
+            post(CHAT, chat | {"response_format": {"type": text}}),
+            post(CHAT, chat | {"structured_outputs": {"grammar": text}}),
+            post(CHAT, chat | {"messages": [*HI, {"role": "assistant", "tool_calls": [call]}, *HI]}),
         ]
-    return found
+    return sent
 
 
 @EXTREMES.attack("2,000 unknown parameters, and 50,000 in one body", DONE, is_work=True)
@@ -281,12 +281,12 @@ def template_arguments(number: Number) -> list[Sent]:
 @FORMS.burst("arguments of tools nested 50,000 deep", outcomes(200, 400), 1, is_work=True, of_class="templates")
 def deep_tool_calls(number: Number) -> list[Sent]:
     """Arguments of a tool are parsed by some templates, and hold any JSON."""
-    found: list[Sent] = []
+    sent: list[Sent] = []
     as_text = b'"' + b"[" * DEPTH + b"]" * DEPTH + b'"'
     for arguments in (*DEEP[:2], as_text, b'"' + b'{\\"a\\":' * DEPTH + b'"', b'"not JSON"', b"1e999", b'"NaN"'):
         for function in (b'{"name": "f", "arguments": %s}', b'{"name": "f", "arguments": {"x": %s}}'):
             call = b'{"id": "a", "type": "function", "function": %s}' % (function % arguments)
             message = b'{"role": "assistant", "content": null, "tool_calls": [%s]}' % call
             body = b'{"messages": [{"role": "user", "content": "Hi"}, %s], "max_tokens": 1}' % message
-            found += [post(path, body) for path in (CHAT, "/tokenize")]
-    return found
+            sent += [post(path, body) for path in (CHAT, "/tokenize")]
+    return sent

@@ -41,13 +41,13 @@ HEADERS = (
 def bodies() -> dict[str, st.SearchStrategy[object]]:
     """Return strategies of the bodies that fit a route's schema, by its path: any, and such as are answered."""
     published = document(routes(Config("demo")), version="", needs_key=True)
-    found: dict[str, st.SearchStrategy[object]] = {}
+    strategies: dict[str, st.SearchStrategy[object]] = {}
     for path, name in schema.bodies(published).items():
         fields = published["components"]["schemas"][name]["properties"]
         limits = {field: LIMITS[field] for field in LIMITS.keys() & fields}
         usual = {field: USUAL[field] for field in USUAL.keys() & fields}
-        found[path] = schema.fitting(published, name, limits) | schema.fitting(published, name, limits | usual)
-    return found
+        strategies[path] = schema.fitting(published, name, limits) | schema.fitting(published, name, limits | usual)
+    return strategies
 
 
 def contents(path: str) -> st.SearchStrategy[bytes]:
@@ -65,10 +65,10 @@ def encoded(value: object) -> bytes:
 
 @st.composite
 def requests(draw: st.DrawFn) -> bytes:
-    found = [(route.path, method) for route in routes(Config("demo")) for method in sorted(route.methods or ())
+    known = [(route.path, method) for route in routes(Config("demo")) for method in sorted(route.methods or ())
              if route.path != FEED]  # fmt: skip
     # The routes with a body of their own get half of all requests.
-    path, method = draw(st.sampled_from([(path, "POST") for path in bodies()]) | st.sampled_from(found))
+    path, method = draw(st.sampled_from([(path, "POST") for path in bodies()]) | st.sampled_from(known))
     if draw(st.integers(0, 19)) == 0:
         method = draw(st.sampled_from(METHODS))
     body = draw(contents(path)) if method == "POST" else b""

@@ -1,6 +1,6 @@
 """Constraints on answers that are broken, cannot be satisfied, or take too much: schemas, regexes and grammars.
 
-What is refused must cost the streams beside it next to nothing. What is accepted is computed like other work, and so
+A refused constraint must cost the other streams almost nothing. What is accepted is computed like other work, and so
 the time of its steps is limited, as everywhere; its masks and its compiling are part of that.
 """
 

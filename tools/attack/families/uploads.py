@@ -89,9 +89,9 @@ async def hostile_lines(strike: Strike) -> None:
         if stored.status != 200:
             continue
         file_id = json.loads(stored.body)["id"]
-        asked = {"input_file_id": file_id, "endpoint": CHAT, "completion_window": "24h"}
+        batch = {"input_file_id": file_id, "endpoint": CHAT, "completion_window": "24h"}
         for _ in range(strike.number(4, 2)):
-            begun = await strike.ask(post("/v1/batches", asked))
+            begun = await strike.ask(post("/v1/batches", batch))
             if begun.status == 200:
                 await strike.ask(post(f"/v1/batches/{json.loads(begun.body)['id']}/cancel", b"{}"))
         await strike.ask(request("DELETE", f"/v1/files/{file_id}"))

@@ -33,10 +33,10 @@ def structured() -> None:
 def responses() -> None:
     openai = OpenAI(base_url=BASE_URL, api_key=API_KEY)
     asker = instructor.from_openai(openai, mode=instructor.Mode.RESPONSES_TOOLS)
-    asked = {"model": MODEL, "temperature": 0, "max_output_tokens": 200}
-    city = asker.create(City, messages=question, **asked)
+    options = {"model": MODEL, "temperature": 0, "max_output_tokens": 200}
+    city = asker.create(City, messages=question, **options)
     assert isinstance(city, City), repr(city)
-    cities = list(asker.create_partial(City, messages=question, **asked))
+    cities = list(asker.create_partial(City, messages=question, **options))
     assert len(cities) > 1
     City.model_validate(cities[-1].model_dump())
 

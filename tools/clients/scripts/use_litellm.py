@@ -70,12 +70,12 @@ def structured() -> None:
 
 
 def responses() -> None:
-    asked = {**server, "temperature": 0, "max_output_tokens": 200}
-    first = litellm.responses(**asked, input=features.QUESTION)
-    events = litellm.responses(**asked, input=features.QUESTION, stream=True)
+    options = {**server, "temperature": 0, "max_output_tokens": 200}
+    first = litellm.responses(**options, input=features.QUESTION)
+    events = litellm.responses(**options, input=features.QUESTION, stream=True)
     parts = [event.delta for event in events if event.type == "response.output_text.delta"]
     features.check_streamed(parts, first.output_text)
-    second = litellm.responses(**asked, input="And of Italy?", previous_response_id=first.id)
+    second = litellm.responses(**options, input="And of Italy?", previous_response_id=first.id)
     assert second.output_text
     assert second.usage.input_tokens > first.usage.total_tokens
 

@@ -35,14 +35,14 @@ def stream() -> None:
 
 
 def tools() -> None:
-    asked = ChatMessage(role="user", content=features.WEATHER_QUESTION)
-    answer = llm.chat_with_tools([weather_tool], user_msg=asked, tool_required=True)
+    question = ChatMessage(role="user", content=features.WEATHER_QUESTION)
+    answer = llm.chat_with_tools([weather_tool], user_msg=question, tool_required=True)
     results = []
     for call in llm.get_tool_calls_from_response(answer):
         content = str(weather_tool(**call.tool_kwargs))
         results.append(ChatMessage(role="tool", content=content, additional_kwargs={"tool_call_id": call.tool_id}))
     features.weather.check_called()
-    assert llm.chat_with_tools([weather_tool], chat_history=[asked, answer.message, *results]).message.content
+    assert llm.chat_with_tools([weather_tool], chat_history=[question, answer.message, *results]).message.content
 
 
 def tools_streamed() -> None:

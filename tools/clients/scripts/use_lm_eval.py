@@ -45,9 +45,9 @@ def loglikelihood() -> None:
     Path("capitals.jsonl").write_text("\n".join(lines))
     for line, folder in ((TRANSFORMERS, "transformers"), (LINE, "oaiserve")):
         run_program(line, "--log_samples", "--output_path", folder)
-    found, expected = ([float(answer[0][0]) for answer in answers(of, "capitals")] for of in FOLDERS)
-    differences = [abs(x - y) for x, y in zip(found, expected, strict=True)]
-    assert len(found) == 12, found
+    likelihoods, expected = ([float(answer[0][0]) for answer in answers(of, "capitals")] for of in FOLDERS)
+    differences = [abs(x - y) for x, y in zip(likelihoods, expected, strict=True)]
+    assert len(likelihoods) == 12, likelihoods
     assert max(differences) < MOST_DIFFERENCE, f"they differ by up to {max(differences):.5f}"
     written, expected_texts = (answers(of, "sentences") for of in FOLDERS)
     assert len(written) == 4, written

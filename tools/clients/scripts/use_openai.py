@@ -65,13 +65,13 @@ def structured() -> None:
 
 
 def responses() -> None:
-    asked = {"model": features.MODEL, "temperature": 0, "max_output_tokens": 200}
-    first = client.responses.create(**asked, input=features.QUESTION)
-    with client.responses.stream(**asked, input=features.QUESTION) as events:
+    options = {"model": features.MODEL, "temperature": 0, "max_output_tokens": 200}
+    first = client.responses.create(**options, input=features.QUESTION)
+    with client.responses.stream(**options, input=features.QUESTION) as events:
         parts = [event.delta for event in events if event.type == "response.output_text.delta"]
         assert events.get_final_response().usage.output_tokens == first.usage.output_tokens
     features.check_streamed(parts, first.output_text)
-    second = client.responses.create(**asked, input="And of Italy?", previous_response_id=first.id)
+    second = client.responses.create(**options, input="And of Italy?", previous_response_id=first.id)
     assert second.output_text
     assert second.usage.input_tokens > first.usage.input_tokens + first.usage.output_tokens
     assert client.responses.retrieve(second.id).output_text == second.output_text
