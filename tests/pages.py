@@ -48,8 +48,8 @@ def without_front_matter(markdown: str) -> str:
 def links(markdown: str) -> list[tuple[str, str]]:
     """Return the targets of links and images, and the headings that they name, without addresses of other hosts."""
     prose = FENCE.sub("", markdown)
-    found = [(match[2], match[3] or "") for match in TARGET.finditer(prose)]
-    return [*found, *((match[1], match[2]) for match in _HERE.finditer(prose))]
+    inline = [(match[2], match[3] or "") for match in TARGET.finditer(prose)]
+    return [*inline, *((match[1], match[2]) for match in _HERE.finditer(prose))]
 
 
 def anchors(markdown: str) -> set[str]:
@@ -59,14 +59,14 @@ def anchors(markdown: str) -> set[str]:
 
 def snippets(markdown: str, page: str) -> list[Snippet]:
     """Return the snippets of a page in their order."""
-    found = []
+    page_snippets = []
     before = ""  # the comment directly above
     for token in MARKDOWN.parse(without_front_matter(markdown)):
         if token.type == "fence":
             assert token.map is not None
             reason = _NOT_RUN.search(before)
-            found.append(
+            page_snippets.append(
                 Snippet(page, token.map[0] + 1, token.info.strip(), token.content, reason[1] if reason else None)
             )
         before = token.content if token.type == "html_block" else ""
-    return found
+    return page_snippets

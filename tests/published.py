@@ -59,8 +59,8 @@ def operation(method: str, path: str) -> Mapping[str, Any] | None:
     for template, methods in published()["paths"].items():
         pattern = re.sub(r"\\{(\w+)\\}", lambda name: ".+" if name[1] == "model_id" else "[^/]+", re.escape(template))
         if re.fullmatch(pattern, tidy) and method.lower() in methods:
-            found: Mapping[str, Any] = methods[method.lower()]
-            return found
+            description: Mapping[str, Any] = methods[method.lower()]
+            return description
     return None
 
 
@@ -68,16 +68,18 @@ def check_answer(method: str, path: str, status: int, content_type: str, content
     """Fail if the answer is none that is published for the route."""
     if method in ("HEAD", "OPTIONS") or status in (204, 304, 307, 308) or len(content) > MOST_BYTES:
         return
-    found = operation(method, path)
+    description = operation(method, path)
     media = content_type.partition(";")[0]
     if status >= 400:
         assert media == "application/json"
         check(json.loads(content), "ErrorAnswer")
         # A path that is unknown, or closed on this server, and a method that the route does not have.
-        assert status in (404, 405) or found is None or str(status) in found["responses"], f"{method} {path} {status}"
+        assert status in (404, 405) or description is None or str(status) in description["responses"], (
+            f"{method} {path} {status}"
+        )
         return
-    assert found is not None, f"{method} {path} is not published"
-    answers = found["responses"][str(status)].get("content", {})
+    assert description is not None, f"{method} {path} is not published"
+    answers = description["responses"][str(status)].get("content", {})
     if not answers:
         assert content == b""
     elif media == "text/event-stream" and (name := event_schema(method, path)) is not None:
@@ -90,8 +92,10 @@ def check_answer(method: str, path: str, status: int, content_type: str, content
 
 def event_schema(method: str, path: str) -> str | None:
     """Return the name of the schema of the data of a route's events, or None if it has none."""
-    found = operation(method, path)
-    answer = {} if found is None else found["responses"]["200"].get("content", {}).get("text/event-stream", {})
+    description = operation(method, path)
+    answer = (
+        {} if description is None else description["responses"]["200"].get("content", {}).get("text/event-stream", {})
+    )
     return _name(answer["schema"]["properties"]["data"]["anyOf"][0]["contentSchema"]) if "schema" in answer else None
 
 

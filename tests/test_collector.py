@@ -18,14 +18,14 @@ NUMBER_BY_DEFAULT = 30_000 // 700  # runs of the collector with Python's own set
 @pytest.fixture
 def runs() -> Iterator[list[str]]:
     """Return a list that gets an entry for each run of the collector from now on."""
-    found: list[str] = []
+    phases: list[str] = []
 
     def note(phase: str, _: object) -> None:
         if phase == "start":
-            found.append(phase)
+            phases.append(phase)
 
     gc.callbacks.append(note)
-    yield found
+    yield phases
     gc.callbacks.remove(note)
 
 

@@ -32,21 +32,21 @@ def pinned() -> dict[str, Version]:
 
 def imported_packages() -> set[str]:
     """Return the top-level packages that the product and the load test import, anywhere in their code."""
-    found = set()
+    packages = set()
     for path in [*(ROOT / "oaiserve").rglob("*.py"), *(ROOT / "loadtest").rglob("*.py")]:
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Import):
-                found |= {alias.name.partition(".")[0] for alias in node.names}
+                packages |= {alias.name.partition(".")[0] for alias in node.names}
             elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module is not None:
-                found.add(node.module.partition(".")[0])
-    return found - sys.stdlib_module_names - LATER_MODULES - {"oaiserve", "loadtest"}
+                packages.add(node.module.partition(".")[0])
+    return packages - sys.stdlib_module_names - LATER_MODULES - {"oaiserve", "loadtest"}
 
 
 def test_what_is_imported_is_declared_and_what_is_declared_is_imported() -> None:
     distributions = packages_distributions()
     # Ray need not be installed. Several distributions share the package opentelemetry.
     owners = {name: {canonicalize_name(one) for one in distributions.get(name, [name])} for name in imported_packages()}
-    assert {name for name, found in owners.items() if not found & declared().keys()} == set()
+    assert {name for name, names_of_owner in owners.items() if not names_of_owner & declared().keys()} == set()
     assert declared().keys() - set().union(*owners.values()) == set()
 
 

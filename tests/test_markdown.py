@@ -110,7 +110,7 @@ TABLE = "| a | b |\n|---|---|\n| 1 | 2 |\n"
     ],
 )
 def test_fault_of_form_is_found(text: str, fault: str) -> None:
-    assert any(found.startswith(fault) for found in faults(f"# Title\n\n{text}"))
+    assert any(each.startswith(fault) for each in faults(f"# Title\n\n{text}"))
 
 
 def test_sound_page_has_no_fault() -> None:

@@ -45,15 +45,15 @@ def test_the_wheel_has_each_library_that_an_installed_server_looks_for(
     wheel = build_wheel(tmp_path, monkeypatch, target=target)
     assert wheel.name.endswith(f"-py3-none-linux_{machine}.whl")
     of_machine = [variant for variant in VARIANTS if variant.machine == machine]
-    asked = {variants.library_name(kind, one): (kind, one) for kind in variants.KINDS for one in of_machine}
+    wanted = {variants.library_name(kind, one): (kind, one) for kind in variants.KINDS for one in of_machine}
     first, *lines = capfd.readouterr().out.splitlines()
-    assert first == f"Compiling {len(asked)} libraries for {machine}, {os.cpu_count()} at a time ..."
+    assert first == f"Compiling {len(wanted)} libraries for {machine}, {os.cpu_count()} at a time ..."
     compiled = {line.rpartition(" in ")[0] for line in lines}
-    assert compiled == {f"Compiled {kind} for {variant.name}" for kind, variant in asked.values()}
-    found = libraries(wheel)
-    assert found.keys() == asked.keys()
-    for name, content in found.items():
-        kind, variant = asked[name]
+    assert compiled == {f"Compiled {kind} for {variant.name}" for kind, variant in wanted.values()}
+    built = libraries(wheel)
+    assert built.keys() == wanted.keys()
+    for name, content in built.items():
+        kind, variant = wanted[name]
         path = tmp_path / name
         path.write_bytes(content)
         assert prebuilt._why_unusable(path, variants.origin(kind, variant)) is None

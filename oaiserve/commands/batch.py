@@ -76,7 +76,7 @@ def command(requests: Path, answers: Path, /, *, model: str | None = None, url: 
                     os.fsync(file.fileno())
             except KeyboardInterrupt:
                 client.ask(f"/v1/batches/{batch_id}/cancel", {})
-                print("Stopped. The same command goes on.", file=sys.stderr)
+                print("Stopped. The same command continues.", file=sys.stderr)
                 return INTERRUPTED
     print(f"'{answers}' has the answers to all of the {len(lines)} requests.", file=sys.stderr)
     return 0

@@ -23,7 +23,7 @@ def command(
     url
         The server's address.
     system
-        What the model is told before all else.
+        Text that the model gets before everything else.
     temperature
         How freely the model chooses its words: 0 always takes the likeliest. Default: the server's.
     """

@@ -17,7 +17,7 @@ from oaiserve.errors import StartupError
 
 HELP = """\
 /time           where the time of the last answer went
-/system TEXT    what the model is told before all else; without a text, nothing
+/system TEXT    text that the model gets first; without TEXT, none
 /new            forget what has been said
 /quit           leave, as Ctrl-D does. Ctrl-C stops an answer."""
 _FENCED = re.compile(r"^ *(```+|~~~+).*?(^ *\1[^\S\n]*$|\Z)", re.MULTILINE | re.DOTALL)
@@ -62,7 +62,7 @@ def _obeyed(chat: Chat, line: str) -> str:
     if name == "/system":
         chat.system = text.strip()
         if chat.system:
-            return "From now on, the model is told this first."
+            return "From now on, the model gets this text first."
         return "There is no system prompt any more."
     return HELP
 

@@ -312,4 +312,4 @@ def _check_places(tensors: list[GgufTensor], num_bytes: int, alignment: int) -> 
             raise BadFile(f"its tensor {shown} overlaps another one")
         end = tensor.end
         if end > num_bytes:
-            raise BadFile(f"its tensor {shown} ends behind the file: it is cut, or lies about its sizes")
+            raise BadFile(f"its tensor {shown} ends after the file: it is cut, or lies about its sizes")

@@ -329,7 +329,7 @@ def files_of_model(repository: str, names: list[str]) -> list[str]:
         ggufs = [name for name in names if name.endswith(".gguf")]
         if ggufs:
             raise StartupError(
-                f"'{repository}' has its weights in GGUF files. Name one of them behind a colon, by its format or by "
+                f"'{repository}' has its weights in GGUF files. Name one of them after a colon, by its format or by "
                 f"its name, such as '{repository}:{PurePosixPath(ggufs[0]).name}': it has {_shown(ggufs)}."
             )
         raise StartupError(

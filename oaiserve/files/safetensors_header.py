@@ -41,7 +41,7 @@ def read_header(path: Path) -> tuple[dict[str, Any], int]:
             if begin < end:
                 problem = "overlaps another one"
             else:
-                problem = "begins behind bytes that belong to none"
+                problem = "begins after bytes that belong to none"
             raise BadFile(f"its tensor {name[:100]!r} {problem}")
         end = next_end
     if 8 + length + end != size:

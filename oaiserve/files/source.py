@@ -70,7 +70,7 @@ def find_mmproj(source: ModelSource, named: Path | None) -> Path | None:
         if source.gguf_file is not None:
             why = "which does not exist"
         else:
-            why = "but only a GGUF file has such a file beside it"
+            why = "but only a GGUF file has such a file next to it"
         raise StartupError(f"--mmproj is '{named}', {why}.")
     if named is not None or source.gguf_file is None:
         return named

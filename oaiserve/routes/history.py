@@ -179,7 +179,7 @@ def _note_changes(messages: Sequence[Message], abilities: Abilities, adaptations
     if abilities.needs_user and "user" not in roles:
         adaptations.note(param, "an empty message of the user is added, as the chat template needs one")
     if abilities.loses_text and any(message.get("tool_calls") and message["content"] for message in messages):
-        adaptations.note(param, "text beside calls is left out, as the chat template has no place for it")
+        adaptations.note(param, "text next to calls is left out, as the chat template has no place for it")
     said = [role for role in roles if role != "system"]
     repeats = any(pair in (("user", "user"), ("assistant", "assistant"), ("tool", "user")) for pair in pairwise(said))
     if abilities.wants_turns and (repeats or said[:1] == ["assistant"]):

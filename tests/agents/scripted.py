@@ -57,12 +57,12 @@ class ScriptedServer:
 
     def records(self) -> list[RequestRecord]:
         """Return the records of the requests that have ended, in that order."""
-        found = []
+        results = []
         while True:
             try:
-                found.append(self.telemetry.records.get_nowait())
+                results.append(self.telemetry.records.get_nowait())
             except Empty:
-                return found
+                return results
 
 
 def next_turn(prompt: str, turns: Sequence[Turn], marker: str) -> str:

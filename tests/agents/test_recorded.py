@@ -59,9 +59,9 @@ def test_a_system_block_that_changes_at_each_request_spoils_no_hit() -> None:
 
 def test_the_tokens_of_a_recorded_request_are_counted_as_they_are_computed() -> None:
     path, body = next(recorded.requests("claude-code"))
-    asked = {key: value for key, value in body.items() if key not in ("stream", "max_tokens", "metadata")}
+    fields = {key: value for key, value in body.items() if key not in ("stream", "max_tokens", "metadata")}
     with scripted_server(lambda _: "Yes.") as server:
-        counted = httpx.post(f"{server.url}{path}/count_tokens", json=asked, timeout=60).json()
+        counted = httpx.post(f"{server.url}{path}/count_tokens", json=fields, timeout=60).json()
         assert httpx.post(server.url + path, json=body, timeout=60).status_code == 200
         (record,) = [record for record in server.records() if record.http_route == path]
     assert counted == {"input_tokens": record.prompt_tokens}
@@ -78,13 +78,13 @@ def said(answer: httpx.Response) -> str:
 
 def calls(answer: httpx.Response) -> list[tuple[str, Any]]:
     """Return the calls of an answer, with their arguments, as its client puts them together."""
-    found: dict[Any, list[str]] = {}
+    open_calls: dict[Any, list[str]] = {}
     for event in events(answer):
         match event:
             case {"type": "response.output_item.done", "item": {"type": "function_call"} as item}:
-                found[event["output_index"]] = [item["name"], item["arguments"]]
+                open_calls[event["output_index"]] = [item["name"], item["arguments"]]
             case {"type": "content_block_start", "content_block": {"type": "tool_use", "name": name}}:
-                found[event["index"]] = [name, ""]
+                open_calls[event["index"]] = [name, ""]
             case {"type": "content_block_delta", "delta": {"type": "input_json_delta", "partial_json": text}}:
-                found[event["index"]][1] += text
-    return [(name, json.loads(arguments)) for name, arguments in found.values()]
+                open_calls[event["index"]][1] += text
+    return [(name, json.loads(arguments)) for name, arguments in open_calls.values()]

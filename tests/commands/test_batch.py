@@ -25,9 +25,9 @@ def run(served: Served, folder: Path) -> int:
 
 
 def answered(folder: Path) -> list[str]:
-    found = [json.loads(text) for text in (folder / "out.jsonl").read_text().splitlines()]
-    assert all(one["response"] is not None for one in found)
-    return [one["custom_id"] for one in found]
+    lines = [json.loads(text) for text in (folder / "out.jsonl").read_text().splitlines()]
+    assert all(one["response"] is not None for one in lines)
+    return [one["custom_id"] for one in lines]
 
 
 def names(number: int) -> list[str]:
@@ -39,10 +39,10 @@ def test_all_requests_of_a_file_are_answered_and_their_cost_is_told_before(
 ) -> None:
     assert run(served, tmp_path) == 0
     assert sorted(answered(tmp_path)) == names(30)
-    told = capsys.readouterr().err
-    assert told.startswith("30 requests: about 2")
-    assert "at most 150 of answers, a time that is not known yet." in told
-    assert "has the answers to all of the 30 requests." in told
+    shown = capsys.readouterr().err
+    assert shown.startswith("30 requests: about 2")
+    assert "at most 150 of answers, a time that is not known yet." in shown
+    assert "has the answers to all of the 30 requests." in shown
 
 
 def test_what_has_its_answer_is_not_asked_again_and_half_a_line_is(served: Served, tmp_path: Path) -> None:

@@ -127,7 +127,7 @@ def test_a_chat_in_a_terminal(server: ScriptedServer) -> None:
         screen.types("/new\r")
         screen.shows(r"What was said is forgotten\.\n\n> $")
         screen.types("/system Be brief.\r")
-        screen.shows(r"the model is told this first\.\n\n> $")
+        screen.shows(r"the model gets this text first\.\n\n> $")
         screen.types("/what\r")
         screen.shows(r"(?s)/time .*/quit .*> $")
         screen.types("half a line")

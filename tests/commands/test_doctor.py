@@ -78,9 +78,9 @@ def test_instruction_sets_say_how_fast_it_will_be(features: set[str], said: str)
     ],
 )
 def test_limit_of_open_files_is_reported_in_a_sentence(soft: int, hard: int, said: str, fails: bool) -> None:
-    found = doctor.open_files(soft, hard)
-    assert found.sentences.endswith(said)
-    assert found.fails == fails
+    finding = doctor.open_files(soft, hard)
+    assert finding.sentences.endswith(said)
+    assert finding.fails == fails
 
 
 def test_a_file_where_the_cache_should_be_is_named_and_stays(

@@ -34,8 +34,8 @@ class Stubs:
         self.home = folder / "home"
         self._told = folder / "told"
         programs = folder / "bin"
-        for made in (self.home, programs):
-            made.mkdir()
+        for new_folder in (self.home, programs):
+            new_folder.mkdir()
         for agent in AGENTS.values():
             (programs / agent.program).write_text(STUB)
             (programs / agent.program).chmod(0o755)
@@ -62,9 +62,9 @@ def test_a_tool_is_told_the_server_its_model_and_the_key(
     arguments, environment, files = stubs.told()
     assert arguments[-2:] == ["run", "--fast"]
     new = {variable: value for variable, value in environment.items() if value != os.environ.get(variable)}
-    told = json.dumps([arguments, new, list(files.values())])
-    assert server.url in told
-    assert "demo" in told
+    everything = json.dumps([arguments, new, list(files.values())])
+    assert server.url in everything
+    assert "demo" in everything
     assert "its-key" in json.dumps([environment, files])
     assert not any(Path(environment[variable]).exists() for variable in files)  # any more
     assert list(stubs.home.iterdir()) == []

@@ -32,8 +32,8 @@ def listed(capsys: pytest.CaptureFixture[str]) -> dict[str, list[str]]:
 
 
 def remembered(folder: Path) -> Path:
-    asked = start_cache.subject("model", folder, (".json", ".safetensors"), options={}, packages=("pytest",))
-    path = start_cache.remember(asked, {}, b"")
+    subject = start_cache.subject("model", folder, (".json", ".safetensors"), options={}, packages=("pytest",))
+    path = start_cache.remember(subject, {}, b"")
     assert path is not None
     return path
 
@@ -49,10 +49,10 @@ def test_the_demo_and_models_that_were_served_are_listed(
     (cache / "models" / demo.NAME / demo.DIGESTS).touch()
     own = put_model(tmp_path / "own", quantization_config={"quant_method": "awq"})
     remembered(own)
-    found = listed(capsys)
-    assert found["demo"][2:] == ["safetensors", "f32", "llama", "no"]
-    assert found[str(own)][2:-1] == ["safetensors", "awq", "qwen3"]
-    assert found[str(own)][-1].startswith("20")
+    models = listed(capsys)
+    assert models["demo"][2:] == ["safetensors", "f32", "llama", "no"]
+    assert models[str(own)][2:-1] == ["safetensors", "awq", "qwen3"]
+    assert models[str(own)][-1].startswith("20")
     (own / "config.json").write_text("{}")  # another model than the one that was checked
     assert listed(capsys)[str(own)][-2:] == ["-", "no"]
 
@@ -88,9 +88,9 @@ def test_of_gguf_files_in_one_repository_each_is_a_model(
     (hub[0] / GGUFS[0]).write_bytes(gguf(file_type=15))
     for name in ("Q4_K_M", "Q8_0"):
         run(capsys, "pull", f"{REPOSITORY}:{name}")
-    found = listed(capsys)
-    assert found[f"{REPOSITORY}:Q4_K_M"][2:] == ["GGUF", "Q4_K_M", "llama", "no"]
-    assert found[f"{REPOSITORY}:Q8_0"][2:] == ["damaged", "-", "no"]
+    models = listed(capsys)
+    assert models[f"{REPOSITORY}:Q4_K_M"][2:] == ["GGUF", "Q4_K_M", "llama", "no"]
+    assert models[f"{REPOSITORY}:Q8_0"][2:] == ["damaged", "-", "no"]
     run(capsys, "rm", f"{REPOSITORY}:Q8_0", "--yes")
     assert list(listed(capsys)) == [f"{REPOSITORY}:Q4_K_M"]
     run(capsys, "rm", f"{REPOSITORY}:Q4_K_M", "--yes")

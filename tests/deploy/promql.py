@@ -55,13 +55,13 @@ def alerts() -> list[dict[str, Any]]:
 
 def recorded() -> dict[str, set[str]]:
     """Return the labels of each metric that a recording rule makes."""
-    found: dict[str, set[str]] = {}
+    labels_of_record: dict[str, set[str]] = {}
     for rule in rules():
         if "record" in rule:
             by = re.findall(r"\bby \(([^)]*)\)", rule["expr"])
             labels = {*rule.get("labels", {}), *(label.strip() for label in ",".join(by).split(",") if label.strip())}
-            found.setdefault(rule["record"], set()).update(labels)
-    return found
+            labels_of_record.setdefault(rule["record"], set()).update(labels)
+    return labels_of_record
 
 
 def selectors(query: str) -> Iterator[tuple[str, set[str]]]:

@@ -79,12 +79,12 @@ def queries(board: dict[str, Any]) -> list[str]:
 @pytest.mark.parametrize("board", BOARDS.values(), ids=BOARDS)
 def test_a_board_asks_for_known_metrics_and_labels_whatever_others_rename(board: dict[str, Any]) -> None:
     """Boards ask for our own names, which stay. Those of OpenTelemetry's conventions, and of vLLM, may change."""
-    asked = queries(board)
-    asked += [note["expr"] for note in board["annotations"]["list"] if "expr" in note]
+    expressions = queries(board)
+    expressions += [note["expr"] for note in board["annotations"]["list"] if "expr" in note]
     variables = "\n".join(str(variable["query"]) for variable in board["templating"]["list"])
-    asked += re.findall(r"^label_values\((.*), \w+\)$", variables, re.MULTILINE)
-    assert len(asked) > 4
-    assert [name for expr in asked for name in promql.unknown_names(expr, without=("gen_ai_", "vllm:"))] == []
+    expressions += re.findall(r"^label_values\((.*), \w+\)$", variables, re.MULTILINE)
+    assert len(expressions) > 4
+    assert [name for expr in expressions for name in promql.unknown_names(expr, without=("gen_ai_", "vllm:"))] == []
 
 
 def test_every_phase_has_a_heatmap() -> None:

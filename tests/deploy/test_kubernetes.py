@@ -126,6 +126,6 @@ def test_the_operator_names_the_job_as_the_alerts_expect() -> None:
 def test_the_prometheusrule_has_the_rules_of_prometheus() -> None:
     rule = MANIFESTS["prometheusrule.yaml"]
     assert (FOLDER / "prometheusrule.yaml").read_text() == build.page(), "run python -m deploy.kubernetes.build"
-    assert [made for group in rule["spec"]["groups"] for made in group["rules"]] == promql.rules()
+    assert [rule_written for group in rule["spec"]["groups"] for rule_written in group["rules"]] == promql.rules()
     assert rule["metadata"] == MANIFESTS["servicemonitor.yaml"]["metadata"]
     assert rule["apiVersion"] == MANIFESTS["servicemonitor.yaml"]["apiVersion"]

@@ -60,9 +60,9 @@ def open_page(browser: Browser) -> Iterator[OpenPage]:
 
 def weak_contrasts(page: Page, least_texts: int = 0) -> list[str]:
     """Return the visible texts whose contrast is less than WCAG asks for. There must be more than `least_texts`."""
-    found = page.evaluate(_CONTRASTS)
-    assert len(found) > least_texts
-    return [named for ratio, named in found if ratio < 4.5]
+    contrasts = page.evaluate(_CONTRASTS)
+    assert len(contrasts) > least_texts
+    return [named for ratio, named in contrasts if ratio < 4.5]
 
 
 def fits_the_width(page: Page) -> bool:

@@ -1,7 +1,7 @@
 """A server that holds each step until the test permits it, and in which any part can fail for one request.
 
 Server and engine are real. The runner, the tokenizer and the receivers of events are doubles. The prompt of a request
-decides what goes wrong for it. Companions run beside it, and their answers must stay the same.
+decides what goes wrong for it. Companions run next to it, and their answers must stay the same.
 """
 
 from __future__ import annotations
@@ -256,10 +256,10 @@ class Harness:
 
     def check_no_side_effects(self) -> None:
         """Check that the companions still run and get the same answers as alone, and that nothing is left."""
-        assert not any(asked.done() for asked in self.companions.values())
+        assert not any(companion.done() for companion in self.companions.values())
         self.release()
-        for name, asked in self.companions.items():
-            texts = texts_of(asked.result(TIMEOUT_SECONDS))
+        for name, companion in self.companions.items():
+            texts = texts_of(companion.result(TIMEOUT_SECONDS))
             assert all(text and text == alphabet(len(text)) for text in texts)
             record = self.record(name)
             assert (record.outcome, record.finish_reasons) == (Outcome.FINISHED, ("stop",) * len(texts))

@@ -38,8 +38,8 @@ class Prometheus:
 
     def wait_for(self, promql: str, expected: dict[Labels, float]) -> None:
         deadline = time.monotonic() + WAIT_SECONDS
-        while (found := self.query(promql)) != expected:
-            assert time.monotonic() < deadline, f"{promql} is {found} and not {expected}"
+        while (values := self.query(promql)) != expected:
+            assert time.monotonic() < deadline, f"{promql} is {values} and not {expected}"
             time.sleep(0.05)  # Prometheus gives no notice of a scrape
 
     def trace_ids(self, promql: str) -> set[str]:

@@ -31,8 +31,8 @@ def under_prefix(url: str, prefix: str) -> Iterator[str]:
         headers = [pair for pair in request.headers.items() if pair[0] not in HOP_HEADERS]
         path = request.scope["raw_path"].decode().removeprefix(prefix)
         target = httpx.URL(path, query=request.scope["query_string"])
-        asked = http.build_request(request.method, target, headers=headers, content=await request.body())
-        answer = await http.send(asked, stream=True)
+        request_to_server = http.build_request(request.method, target, headers=headers, content=await request.body())
+        answer = await http.send(request_to_server, stream=True)
         response = StreamingResponse(answer.aiter_raw(), answer.status_code, background=BackgroundTask(answer.aclose))
         response.raw_headers = [pair for pair in answer.headers.raw if pair[0].decode().lower() not in HOP_HEADERS]
         return response

@@ -76,9 +76,9 @@ def compare(page: Page) -> None:
 
 def bodies(page: Page) -> list[dict[str, Any]]:
     """Return a list that gets the bodies that the page sends from now on."""
-    found: list[dict[str, Any]] = []
-    page.on("request", lambda sent: found.append(sent.post_data_json) if sent.method == "POST" else None)
-    return found
+    sent_bodies: list[dict[str, Any]] = []
+    page.on("request", lambda sent: sent_bodies.append(sent.post_data_json) if sent.method == "POST" else None)
+    return sent_bodies
 
 
 def send(page: Page, text: str = "Hi") -> None:
@@ -192,8 +192,8 @@ def test_a_message_goes_with_its_settings_its_files_and_what_was_said_before(pag
     send(page, "Read <b>this</b>.")
     assert page.locator("#attached li").count() == 0
     (body,) = sent
-    asked = {"role": "user", "content": "Read <b>this</b>.\n\nThe file notes.txt:\n````\none ``` two\n````"}
-    assert body["messages"] == [{"role": "system", "content": "Be kind."}, asked]
+    question = {"role": "user", "content": "Read <b>this</b>.\n\nThe file notes.txt:\n````\none ``` two\n````"}
+    assert body["messages"] == [{"role": "system", "content": "Be kind."}, question]
     named = {"max_completion_tokens": 5, "temperature": 0.5, "top_p": 0.9, "seed": 7, "reasoning_effort": "low"}
     assert {name: body[name] for name in named} == named
     assert page.inner_text(".asked .bubble > .text") == "Read <b>this</b>."
@@ -265,8 +265,8 @@ def test_pictures_are_chosen_dropped_and_pasted_and_go_with_later_turns_too(seei
     assert seeing.locator(f"{LAST} .account .row").first.all_inner_texts() == ["Encode media\n8.0 ms"]
     reopen(seeing)
     send(seeing, "And now?")
-    asked, answer, last = sent[1]["messages"]
-    assert (asked, answer["content"]) == (sent[0]["messages"][0], "Teal.")
+    question, answer, last = sent[1]["messages"]
+    assert (question, answer["content"]) == (sent[0]["messages"][0], "Teal.")
     assert last["content"] == "And now?"
 
 
@@ -411,9 +411,9 @@ def test_tools_are_called_and_their_results_go_back(page: Page) -> None:
     page.click("text=Send the result")
     page.wait_for_selector(f"{LAST} .bar >> nth=1")
     ended(page)
-    _, asked, result = sent[-1]["messages"]
+    _, with_call, result = sent[-1]["messages"]
     assert (result["role"], result["content"]) == ("tool", "21 °C")
-    assert asked["tool_calls"][0]["id"] == result["tool_call_id"]
+    assert with_call["tool_calls"][0]["id"] == result["tool_call_id"]
     assert (sent[0]["tool_choice"]["function"]["name"], sent[-1]["tool_choice"]) == ("get_weather", "auto")
     assert call.locator("pre").all_inner_texts()[1] == "21 °C"
 
@@ -494,7 +494,7 @@ https://plain.example/a file.py mailto:a@b.example a@b.example
 
 def test_text_of_models_becomes_no_html_of_theirs(page: Page) -> None:
     """`open_page` fails where anything is asked of another server, and where a style or a script is refused."""
-    found = page.evaluate(
+    seen = page.evaluate(
         """async (text) => {
       const { showMarkdown } = await import("/dashboard/static/markdown.js");
       const box = document.getElementById("turns");
@@ -510,17 +510,17 @@ def test_text_of_models_becomes_no_html_of_theirs(page: Page) -> None:
         HOSTILE,
     )
     tags = "a p table thead tbody tr th td div pre code button svg path br span"
-    assert set(found["tags"]) <= {*tags.split()}
+    assert set(seen["tags"]) <= {*tags.split()}
     ours = {"class", "href", "rel", "target", "title", "type", "tabindex", "aria-label", "aria-hidden", "viewBox", "d"}
-    assert set(found["attributes"]) <= ours
-    assert [(href, text) for href, _, text in found["links"]] == [
+    assert set(seen["attributes"]) <= ours
+    assert [(href, text) for href, _, text in seen["links"]] == [
         ("http://evil", "http://evil"),  # its text, within the HTML that stays text
         ("https://evil.example/pixel.png", "image: track"),
         ("https://good.example/?%22onmouseover=alert(1)", "h"),
         ("https://plain.example/a", "https://plain.example/a"),
     ]
-    assert {rel for _, rel, _ in found["links"]} == {"noopener noreferrer"}
-    assert found["code"] == "<script>alert(2)</script>\n"
+    assert {rel for _, rel, _ in seen["links"]} == {"noopener noreferrer"}
+    assert seen["code"] == "<script>alert(2)</script>\n"
 
 
 @pytest.mark.parametrize("has_clipboard", [True, False])  # pages of other machines have it with HTTPS only

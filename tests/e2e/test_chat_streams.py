@@ -174,8 +174,8 @@ def test_shaded_tokens_keep_the_markdown_around_them(page: Page, script: Script)
     before = page.text_content(f"{LAST} .markdown")
     page.click(".account summary")
     page.click(".views [value=certainty]")
-    found = page.locator(f"{LAST} .markdown [data-token]").evaluate_all("spans => spans.map((s) => s.dataset.token)")
-    assert sorted(set(found)) == ["0", "1", "2", "3", "4"]
+    tokens = page.locator(f"{LAST} .markdown [data-token]").evaluate_all("spans => spans.map((s) => s.dataset.token)")
+    assert sorted(set(tokens)) == ["0", "1", "2", "3", "4"]
     assert page.locator(f"{LAST} strong .shade-2").all_text_contents() == ["bo", "ld"]
     assert page.locator(f"{LAST} .hljs-keyword .shade-2").first.text_content() == "if"
     assert page.locator(f"{LAST} .markdown li").all_text_contents() == ["one", "two"]

@@ -28,12 +28,12 @@ def test_sigterm_lets_a_stream_finish_with_all_its_spans(small_model: Path, tmp_
             http.stream("POST", "/v1/completions", json=body) as answer,
         ):
             lines = answer.iter_lines()
-            assert server.url in [found.url for found in running()]
+            assert server.url in [listed.url for listed in running()]
             first = next(lines)
             server.process.terminate()
             *chunks, last, done = [line.removeprefix("data: ") for line in (first, *lines) if line]
             assert server.process.wait(STOP_SECONDS) == 0
-    assert server.url not in [found.url for found in running()]
+    assert server.url not in [listed.url for listed in running()]
     assert done == "[DONE]"
     assert json.loads(last)["choices"][0]["finish_reason"] == "length"
     assert not any("error" in json.loads(chunk) for chunk in chunks)

@@ -99,10 +99,10 @@ def test_bars_of_requests_lie_on_one_time_axis(server: LiveServer, page: Page) -
     with streams(server.url, NUM_STREAMS, max_tokens=40):
         page.wait_for_selector("#requests a >> nth=20")
         page.click("#pause")
-        found = httpx.get(f"{server.url}/debug/requests", timeout=60).json()["requests"]
+        requests = httpx.get(f"{server.url}/debug/requests", timeout=60).json()["requests"]
     shown = page.locator("#requests a").evaluate_all(BARS)
     assert len(shown) > 20
-    entries = {entry["request_id"]: entry for entry in found}
+    entries = {entry["request_id"]: entry for entry in requests}
     phases = {
         request_id: [
             (start_ns := entries[request_id]["received_unix_ns"] + phase["start_ns"], start_ns + phase["duration_ns"])
@@ -369,8 +369,8 @@ def test_quantiles_are_those_of_prometheus(scripts: Page) -> None:
       return cases.map((counts) => quantile(counts, boundaries, q));
     }"""
     for q in (0.5, 0.95, 0.99, 1):
-        found = scripts.evaluate(ask, [[list(map(list, counts.items())) for counts in cases], boundaries, q])
-        assert found == pytest.approx([reference_quantile(counts, boundaries, q) for counts in cases]), q
+        quantiles = scripts.evaluate(ask, [[list(map(list, counts.items())) for counts in cases], boundaries, q])
+        assert quantiles == pytest.approx([reference_quantile(counts, boundaries, q) for counts in cases]), q
 
 
 def reference_quantile(counts: dict[int, int], boundaries: list[float], q: float) -> float | None:
@@ -400,8 +400,8 @@ def test_json_gets_the_lines_that_pythons_would_have(scripts: Page) -> None:
     @given(JSON_VALUES, st.sampled_from([(",", ":"), (" ,\n", " : ")]))
     @settings(max_examples=50)
     def check(value: Any, separators: tuple[str, str]) -> None:
-        found = scripts.evaluate(ask, json.dumps(value, ensure_ascii=False, separators=separators))
-        assert found == json.dumps(value, ensure_ascii=False, indent=2)
+        text = scripts.evaluate(ask, json.dumps(value, ensure_ascii=False, separators=separators))
+        assert text == json.dumps(value, ensure_ascii=False, indent=2)
 
     check()
 

@@ -74,9 +74,9 @@ CASES = [(fault, stream) for fault in FAULTS for stream in ((True, False) if fau
 @pytest.mark.parametrize(("fault", "stream"), CASES, ids=[f"{f.prompt}-{'stream' if s else 'whole'}" for f, s in CASES])
 def test_a_failing_part_fails_only_one_request(fault: Fault, stream: bool) -> None:
     with running_harness() as harness:
-        asked = harness.ask("victim", stream=stream, **fault.body_and_path())
-        harness.run_until(asked.done)
-        answer = asked.result()
+        victim = harness.ask("victim", stream=stream, **fault.body_and_path())
+        harness.run_until(victim.done)
+        answer = victim.result()
         harness.check_no_side_effects()
         record = harness.record("victim")
     check_error(answer, fault.error, fault.message, fault.texts if stream else None)
@@ -87,10 +87,10 @@ def test_a_failing_part_fails_only_one_request(fault: Fault, stream: bool) -> No
 @WAYS
 def test_an_answer_that_cannot_be_rendered_fails_only_its_request(stream: bool) -> None:
     with running_harness() as harness:
-        asked = harness.ask("victim", prompt="rendering raises", stream=stream, max_tokens=9)
+        victim = harness.ask("victim", prompt="rendering raises", stream=stream, max_tokens=9)
         harness.run_until_in_step("rendering raises")
         harness.run_steps(1 if stream else 9)
-        answer = asked.result()
+        answer = victim.result()
         if stream:
             harness.wait_for_abort()
         harness.check_no_side_effects()
@@ -108,9 +108,9 @@ def check_error(answer: httpx.Response, error: type[APIError], message: str, tex
     else:
         assert answer.status_code == error.status
         content = answer.text
-    found = json.loads(content)["error"]
-    assert (found["type"], found["code"]) == (error.type, error.code)
-    assert message in found["message"]
+    details = json.loads(content)["error"]
+    assert (details["type"], details["code"]) == (error.type, error.code)
+    assert message in details["message"]
 
 
 # -- the client disconnects -------------------------------------------------------------------------------------------
@@ -206,15 +206,15 @@ def test_an_error_in_a_step_ends_all_requests_and_refuses_new_ones(error: BaseEx
     with running_harness() as harness:
         harness.start_companion()
         harness.start_companion()  # now the batch is full
-        asked = harness.companions | {"queued": harness.ask("queued", prompt="queued", stream=True)}
+        open_requests = harness.companions | {"queued": harness.ask("queued", prompt="queued", stream=True)}
         harness.run_until(lambda: harness.engine.snapshot().num_waiting == 1)
-        asked["tokenized"] = harness.ask("tokenized", prompt="this blocks")
+        open_requests["tokenized"] = harness.ask("tokenized", prompt="this blocks")
         assert harness.tokenizer.entered.wait(TIMEOUT_SECONDS)
         harness.runner.error = error
         harness.runner.permit()
-        streamed, *others = [future.result() for future in asked.values()]
+        streamed, *others = [future.result() for future in open_requests.values()]
         (text,) = texts_in(events_of(streamed)[:-2])
-        records = [harness.record(request_id) for request_id in asked]
+        records = [harness.record(request_id) for request_id in open_requests]
         harness.tokenizer.release.set()
         assert harness.server.has_ended.wait(TIMEOUT_SECONDS)
         late = {path: asyncio.run(ask_app(harness, path)) for path in ("/ready", "/health", COMPLETIONS)}

@@ -30,9 +30,9 @@ def test_limits_of_stored_keys_change_while_the_server_runs(small_model: Path, t
     alice, bob = (command(store, "add", name, "--requests-per-day", "12") for name in ("alice", "bob"))
     flags = ("--kv-cache-memory", "12MiB", "--stored-keys", "--response-store", str(store))
     with serve_process(str(small_model), tmp_path / "log", *flags) as server, ThreadPoolExecutor(8) as pool:
-        found = list(pool.map(lambda _: complete(server.url, alice), range(30)))
-        assert sorted(rest for status, rest in found if status == 200) == sorted(str(number) for number in range(12))
-        assert [status for status, _ in found].count(429) == 18
+        answers = list(pool.map(lambda _: complete(server.url, alice), range(30)))
+        assert sorted(rest for status, rest in answers if status == 200) == sorted(str(number) for number in range(12))
+        assert [status for status, _ in answers].count(429) == 18
         used = r"alice +use .* 12 requests, 60 tokens, cost [0-9.e-]*[1-9]"
         wait_until(lambda: re.search(used, command(store, "list")))
         command(store, "limit", "alice", "--requests-per-day", "13")

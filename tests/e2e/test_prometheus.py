@@ -161,7 +161,7 @@ def test_prometheus_has_every_value_of_the_page(watched: Watched) -> None:
     moving = f"{names.EVENT_LOOP_LAG_SECONDS.name}|{names.SCRAPE_DURATION_SECONDS.name}|{host_seconds}"
     moving = f"({moving})_.*|{names.CONNECTIONS.name}"
     selector = f'{{job="oaiserve", __name__=~"(oaiserve_|gen_ai_|vllm:).*", __name__!~"{moving}"}}'
-    found = {
+    stored = {
         frozenset((label, value) for label, value in labels if label not in ("job", "instance")): number
         # The last values, because on a busy machine a scrape may fail, after which Prometheus shows none for a moment.
         for labels, number in watched.prometheus.query(f"last_over_time({selector}[5m])").items()
@@ -174,7 +174,7 @@ def test_prometheus_has_every_value_of_the_page(watched: Watched) -> None:
         if re.fullmatch("(oaiserve_|gen_ai_|vllm:).*", sample.name) and not re.fullmatch(moving, sample.name)
     }
     assert len(on_page) > 500
-    assert found == on_page
+    assert stored == on_page
 
 
 WITHOUT_SERIES = (  # in a server without errors, adapters and a meter of energy
@@ -184,11 +184,11 @@ WITHOUT_SERIES = (  # in a server without errors, adapters and a meter of energy
 
 
 def test_prometheus_has_every_documented_metric_except_the_count_of_errors(watched: Watched) -> None:
-    found = set(watched.prometheus.get("label/__name__/values"))
+    names_there = set(watched.prometheus.get("label/__name__/values"))
     for metric in METRICS:
         suffixes = {"histogram": ("_bucket", "_count", "_sum"), "summary": ("_count", "_sum")}.get(metric.type, ("",))
-        assert {metric.name + suffix for suffix in suffixes} <= found or metric in WITHOUT_SERIES
-    assert names.TELEMETRY_ERRORS.name not in found
+        assert {metric.name + suffix for suffix in suffixes} <= names_there or metric in WITHOUT_SERIES
+    assert names.TELEMETRY_ERRORS.name not in names_there
 
 
 def test_prometheus_logged_no_problems_and_all_rules_are_healthy(watched: Watched) -> None:
@@ -243,13 +243,13 @@ def test_a_recording_rule_has_a_finite_value_for_each_objective_and_an_alert_doe
 
 @pytest.mark.parametrize("board", BOARDS, ids=lambda board: board["title"])
 def test_the_variables_of_a_dashboard_find_model_and_instance(watched: Watched, board: dict[str, Any]) -> None:
-    found = {}
+    values = {}
     for variable in board["templating"]["list"]:
         if match := re.fullmatch(r"label_values\((.*), (\w+)\)", str(variable["query"])):
             selector, label = match.groups()
-            found[label] = watched.prometheus.get(f"label/{label}/values", **{"match[]": filled_in(selector)})
-    assert found["model"] == [MODEL]
-    assert [instance.split(":")[0] for instance in found["instance"]] == ["127.0.0.1"]
+            values[label] = watched.prometheus.get(f"label/{label}/values", **{"match[]": filled_in(selector)})
+    assert values["model"] == [MODEL]
+    assert [instance.split(":")[0] for instance in values["instance"]] == ["127.0.0.1"]
 
 
 def test_the_annotation_is_a_valid_query(watched: Watched) -> None:
@@ -263,7 +263,7 @@ def test_the_annotation_is_a_valid_query(watched: Watched) -> None:
 
 @pytest.mark.parametrize("metric", [names.TIME_TO_FIRST_TOKEN_SECONDS, names.PHASE_SECONDS], ids=lambda m: m.name)
 def test_exemplars_lead_to_the_traces_of_the_requests(watched: Watched, metric: names.Metric) -> None:
-    found = watched.prometheus.trace_ids(f"{metric.name}_bucket")
-    assert found
-    assert found <= set(watched.trace_ids)
-    assert found <= {span.trace_id.hex() for span in watched.collector.spans}
+    ids = watched.prometheus.trace_ids(f"{metric.name}_bucket")
+    assert ids
+    assert ids <= set(watched.trace_ids)
+    assert ids <= {span.trace_id.hex() for span in watched.collector.spans}

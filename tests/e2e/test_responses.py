@@ -9,12 +9,12 @@ ASKED: dict[str, Any] = {"model": "demo", "temperature": 0, "input": "What is th
 
 
 def test_a_talk_that_goes_on_is_found_in_the_prefix_cache(live: LiveServer) -> None:
-    asked = ASKED | {"max_output_tokens": 48, "input": "And then?"}
+    followup = ASKED | {"max_output_tokens": 48, "input": "And then?"}
     with live.sdk() as sdk:
         story = "Tell me a story of a lighthouse, its keeper and the sea, please."
-        first = sdk.responses.create(**asked | {"input": story})
-        second = sdk.responses.create(**asked, previous_response_id=first.id)
-        third = sdk.responses.create(**asked, previous_response_id=second.id)
+        first = sdk.responses.create(**followup | {"input": story})
+        second = sdk.responses.create(**followup, previous_response_id=first.id)
+        third = sdk.responses.create(**followup, previous_response_id=second.id)
     for before, after in ((first, second), (second, third)):
         # The whole conversation, including the last answer, except for the block in which it ends.
         so_far = before.usage.input_tokens + before.usage.output_tokens

@@ -17,12 +17,12 @@ def pieces(choice: dict[str, Any]) -> list[str]:
     text = choice["text"]
     logprobs = choice["logprobs"]
     offsets = logprobs["text_offset"]
-    found = [text[start:end] for start, end in zip(offsets, [*offsets[1:], len(text)], strict=True)]
-    assert "".join(found) == text
-    for part, name, top in zip(found, logprobs["tokens"], logprobs["top_logprobs"], strict=True):
+    parts = [text[start:end] for start, end in zip(offsets, [*offsets[1:], len(text)], strict=True)]
+    assert "".join(parts) == text
+    for part, name, top in zip(parts, logprobs["tokens"], logprobs["top_logprobs"], strict=True):
         assert name == part or (part == "" and name in SPECIAL)
         assert top is None or name in top
-    return found
+    return parts
 
 
 def streamed(server: LiveServer, body: dict[str, Any]) -> list[dict[str, Any]]:

@@ -45,9 +45,9 @@ class Answers:
         """
         for request_id in expected.ended:
             if isinstance(self.ended[request_id], Finished):
-                found, numbers = self._seen(request_id)
+                actual, numbers = self._seen(request_id)
                 wanted, wanted_numbers = expected._seen(request_id)
-                assert found == wanted, request_id
+                assert actual == wanted, request_id
                 assert numbers == pytest.approx(wanted_numbers, abs=error)
         for key, token_ids in self.token_ids.items():
             if key[0] in expected.ended:
@@ -66,9 +66,9 @@ class Answers:
 def collect(engine: Engine, requests: list[Request], inbox: Inbox | None = None) -> Answers:
     """Have a running engine answer requests that come all at once."""
     inbox = inbox or Inbox()
-    for asked in requests:
-        engine.submit(asked, inbox)
-    ended = inbox.wait_terminal(*(asked.request_id for asked in requests))
+    for each in requests:
+        engine.submit(each, inbox)
+    ended = inbox.wait_terminal(*(each.request_id for each in requests))
     chunks: dict[tuple[str, int], list[TokenChunk]] = {}
     prompt_logprobs = {}
     for event in (event for events in inbox.hand_overs for event in events):
@@ -92,9 +92,9 @@ def collect(engine: Engine, requests: list[Request], inbox: Inbox | None = None)
 def run_to_the_end(engine: Engine, requests: list[Request], leaves_after: dict[str, int] | None = None) -> Answers:
     """Start an engine for some requests, and check that nothing is left behind. Some are aborted after some tokens."""
     with engine:
-        found = collect(engine, requests, Leaver(engine, leaves_after or {}))
+        outcome = collect(engine, requests, Leaver(engine, leaves_after or {}))
     assert engine.failure is None
     scheduler = engine._loop._scheduler
     scheduler.check_integrity()
     assert (scheduler.pool.num_used, len(scheduler.running), scheduler.num_waiting, scheduler.num_parked) == (0,) * 4
-    return found
+    return outcome

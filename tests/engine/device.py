@@ -188,7 +188,7 @@ def some_requests(rng: random.Random, number: int = 40) -> list[Request]:
     requests = []
     for i in range(number):
         prompt = [*range(rng.randrange(3) * 6), *(rng.randrange(50) for _ in range(rng.randint(1, 30)))]
-        asked = rng.choice([*[{}] * 4, {"logprobs": 0}, {"prompt_logprobs": 0}, {"repetition_penalty": 1.2}])
+        options = rng.choice([*[{}] * 4, {"logprobs": 0}, {"prompt_logprobs": 0}, {"repetition_penalty": 1.2}])
         ends = rng.choice([*[{}] * 3, {"stop": ("a", "bc", "xyz")}, {"stop_token_ids": (LETTERS[3], LETTERS[4])}])
         params = SamplingParams(
             max_tokens=rng.choice([0, 1, 2, 8, 16]),
@@ -197,7 +197,7 @@ def some_requests(rng: random.Random, number: int = 40) -> list[Request]:
             reasoning=rng.choice(REASONING),
             min_tokens=rng.choice([0, 0, 0, 4]),
             ignore_eos=rng.random() < 0.1,
-            **asked,
+            **options,
             **ends,
         )
         requests.append(Request(f"r{i}", (TokenPrompt(prompt),), params))
@@ -209,10 +209,10 @@ def check_answers(
 ) -> Answers:
     """Check that clients get the same from a device as from one with much memory, even if others leave."""
     expected = answers(Device(), requests, kv_blocks=400, max_model_len=80)
-    leaves = {asked.request_id: rng.randint(1, 6) for asked in requests if rng.random() < share_leaving}
-    found = answers(device, requests, leaves, **{"kv_blocks": 400, "max_model_len": 80, **options})
-    found.check(expected)
-    return found
+    leaves = {each.request_id: rng.randint(1, 6) for each in requests if rng.random() < share_leaving}
+    outcome = answers(device, requests, leaves, **{"kv_blocks": 400, "max_model_len": 80, **options})
+    outcome.check(expected)
+    return outcome
 
 
 def answers(
@@ -226,6 +226,6 @@ def answers(
     """Run requests on a device and return their answers. Check that nothing is left behind."""
     engine = make_engine(device, **{"max_running": 8, "max_step_tokens": 48, "tokenize_workers": 0, **options})
     engine._loop._stepper._drafts = drafts
-    found = run_to_the_end(engine, requests, leaves_after)
+    outcome = run_to_the_end(engine, requests, leaves_after)
     assert engine.snapshot().num_out_of_memory <= device.num_copies_refused + sum(not fits for _, fits in device.tried)
-    return found
+    return outcome

@@ -81,8 +81,8 @@ class Cache:
             for position, slot in enumerate(self.slots_of(sequence, chunk.start, chunk.end), chunk.start):
                 self.slots[slot] = tuple(ids[: position + 1])
             if sequence.state is not None:
-                found = self.states[sequence.state] if chunk.start else ()
-                assert found == tuple(ids[: chunk.start]), f"the state of {sequence.request_id} is of other tokens"
+                result = self.states[sequence.state] if chunk.start else ()
+                assert result == tuple(ids[: chunk.start]), f"the state of {sequence.request_id} is of other tokens"
                 self.states[sequence.state] = tuple(ids)
         for chunk in step.chunks:
             sequence = chunk.sequence

@@ -58,13 +58,13 @@ def request(name: str, adapter: int, *, num_tokens: int = 6, n: int = 1) -> Requ
 
 def test_requests_with_several_adapters_and_none_are_answered_together(engine: Engine) -> None:
     numbers = {name: engine.load_adapter(name, Path(name)).number for name in ADAPTERS}
-    asked = [request("base", 0), request("one", numbers["one"]), request("two", numbers["two"], n=2)]
+    requests = [request("base", 0), request("one", numbers["one"]), request("two", numbers["two"], n=2)]
     for _ in range(2):  # the second time, all of their prompts are in the prefix cache
-        found = collect(engine, asked)
-        for (name, _), answer in found.token_ids.items():
+        outcome = collect(engine, requests)
+        for (name, _), answer in outcome.token_ids.items():
             model = merged(MODEL, ADAPTERS[name]) if name in ADAPTERS else MODEL
             assert [answer] == generate(model, [PROMPT], 6)
-    assert all(isinstance(end, Finished) and end.usage.cached_tokens == 32 for end in found.ended.values())
+    assert all(isinstance(end, Finished) and end.usage.cached_tokens == 32 for end in outcome.ended.values())
 
 
 def test_the_prefix_cache_is_not_shared_between_adapters(engine: Engine) -> None:

@@ -15,7 +15,7 @@ from oaiserve.explain.step_cost import KNOTS, StepCost
 from oaiserve.facts.record import WaitReason
 from tests.engine.memory import Memory, memory_of, sequence
 
-# Weights are read for 5 ms, and rows are cheap beside that; or each costs as much as the one before.
+# Weights are read for 5 ms, and rows are cheap compared to that; or each costs as much as the one before.
 CHEAP_ROWS = StepCost(tuple(5e6 + 2e4 * knot for knot in KNOTS), decode_context_ns=100.0, draw_ns=1_000.0)
 FLAT_BY_CHANCE = StepCost(tuple(5e6 if knot < 8 else 1e6 * knot for knot in KNOTS))
 DEAR_ROWS = StepCost(tuple(1e6 * knot for knot in KNOTS), prompt_context_ns=1_000.0)
@@ -78,8 +78,8 @@ def test_others_are_scheduled_as_if_there_were_no_background_work(
                 assert (load_of(step) if cost is None else cost.expected_ns(load_of(step))) <= most_ns
             elif step is not None:
                 assert not step.chunks, "it has held them up"
-            for memory, made in ((both, step), (alone, reference)):
-                memory.settle() if made is None else memory.execute(made)
+            for memory, next_step in ((both, step), (alone, reference)):
+                memory.settle() if next_step is None else memory.execute(next_step)
         for memory in (both,) if is_background else (both, alone):
             fields = {"priority": number, "client_name": client, "is_background": is_background}
             memory.add(sequence(f"{place}", prompt, max_tokens, **fields))
@@ -117,7 +117,7 @@ def test_beside_others_it_has_the_rows_that_the_learnt_cost_allows_and_they_take
 
 
 def test_background_decodes_of_two_clients_take_turns_beside_the_foreground() -> None:
-    cost = StepCost(tuple(5e6 + 1e5 * knot for knot in KNOTS))  # one row fits beside the foreground
+    cost = StepCost(tuple(5e6 + 1e5 * knot for knot in KNOTS))  # one row fits in addition to the foreground
     later = [sequence(f"a{n}", 4, 9, is_background=True, client_name="a") for n in range(60)]
     later.append(sequence("b", 4, 9, is_background=True, client_name="b"))
     options = {"policy": POLICIES["fair"], "max_running": 80, "max_step_tokens": 256, "kv_blocks": 400}

@@ -13,9 +13,9 @@ from oaiserve.engine.data_url import base64_decoded, is_bare_image, percent_deco
 
 
 def read(url: str) -> bytes:
-    found = read_data_url(url)
-    assert found is not None
-    return b"".join((base64_decoded if found.is_base64 else percent_decoded)(found.data))
+    result = read_data_url(url)
+    assert result is not None
+    return b"".join((base64_decoded if result.is_base64 else percent_decoded)(result.data))
 
 
 @pytest.mark.parametrize(
@@ -42,9 +42,9 @@ def read(url: str) -> bytes:
     ],
 )
 def test_a_data_url_is_read_as_browsers_do(url: str, kind: str, content: bytes) -> None:
-    found = read_data_url(url)
-    assert found is not None
-    assert (found.type, read(url)) == (kind, content)
+    result = read_data_url(url)
+    assert result is not None
+    assert (result.type, read(url)) == (kind, content)
 
 
 @pytest.mark.parametrize("text", ["", "data:", "data:image/png;base64", "https://a.test/data:,x", "data:" + "x" * 2000])

@@ -103,12 +103,12 @@ def test_beneath_a_small_cache_answers_stay_the_same_whatever_is_read_and_writte
     with start(prefix_cache_dir=None) as engine:
         expected = greedy_answers(engine, prompts)
     with start(kv_blocks=20) as engine:
-        found = [answer for i in range(0, 40, 4) for answer in greedy_answers(engine, prompts[i : i + 4])]
+        outcome = [answer for i in range(0, 40, 4) for answer in greedy_answers(engine, prompts[i : i + 4])]
         num_read = engine.snapshot().num_blocks_read
     with start(kv_blocks=20) as engine:  # what the first one wrote at its end is on disk
-        found += [answer for prompt in prompts for answer in greedy_answers(engine, [prompt])]
+        outcome += [answer for prompt in prompts for answer in greedy_answers(engine, [prompt])]
         assert num_read + engine.snapshot().num_blocks_read > 0
-    assert found == expected * 2
+    assert outcome == expected * 2
 
 
 @pytest.mark.parametrize(
@@ -251,5 +251,5 @@ def test_a_short_beginning_is_computed(tier: Tier) -> None:
 
 def test_a_chain_is_written_in_its_order(tier: Tier) -> None:
     hashes = tier.written(5)
-    found = {path.name for path in tier.tier._files._folder.iterdir()}
-    assert found == {f"{hashes[0].hex()}-", *(f"{b.hex()}-{a.hex()}" for a, b in pairwise(hashes))}
+    result = {path.name for path in tier.tier._files._folder.iterdir()}
+    assert result == {f"{hashes[0].hex()}-", *(f"{b.hex()}-{a.hex()}" for a, b in pairwise(hashes))}

@@ -85,14 +85,16 @@ def ids(ended: list[Ended]) -> list[str]:
 def test_a_medium_of_several_requests_is_encoded_once_and_its_pixels_are_freed(
     encoder: Encoder, tower: FakeTower
 ) -> None:
-    asked = [tokenized("a", b"1", b"2"), tokenized("b", b"2"), tokenized("c", b"1")]
-    for one in asked:
+    requests = [tokenized("a", b"1", b"2"), tokenized("b", b"2"), tokenized("c", b"1")]
+    for one in requests:
         encoder.add(one)
     ended = turns(encoder)
     assert ids(ended) == ["a", "b", "c"]
     assert tower.begun == [b"1", b"2"]
     assert [sorted(one.encoding.encoded) for one in ended] == [[b"1", b"2"], [b"2"], [b"1"]]
-    assert not any(medium.inputs for one in asked for media in one.media if media is not None for medium in media.media)
+    assert not any(
+        medium.inputs for one in requests for media in one.media if media is not None for medium in media.media
+    )
     assert encoder.add(tokenized("d", b"1")) == 1
     assert ids(turns(encoder)) == ["d"]
     assert tower.begun == [b"1", b"2"]
@@ -150,16 +152,16 @@ def test_the_cache_of_vectors_keeps_the_last_used_within_its_bytes(added: list[t
     vectors = Vectors(250)
     order = dict[bytes, int]()
     for key, num_bytes in ((bytes([key]), num_bytes) for key, num_bytes in added):
-        if (kept := vectors.get(key)) is not None:
+        if (stored := vectors.get(key)) is not None:
             vectors.touch(key)
             order[key] = order.pop(key)
         else:
-            assert kept is None
+            assert stored is None
             vectors.add(key, Encoded(Floats(num_bytes)))
             order[key] = num_bytes
             while sum(order.values()) > 250:
                 del order[next(iter(order))]
-        assert {one: found.num_bytes for one in order if (found := vectors.get(one)) is not None} == order
+        assert {one: result.num_bytes for one in order if (result := vectors.get(one)) is not None} == order
         assert vectors.num_bytes == sum(order.values())
 
 

@@ -64,8 +64,8 @@ def test_end_of_sequence_stops_without_its_text() -> None:
 
 def test_a_stop_token_is_named_and_its_text_shown_only_on_request() -> None:
     for include, text in ((False, "ab"), (True, "abc")):
-        asked = request(max_tokens=9, stop_token_ids=(letter_id("c"),), include_stop_str_in_output=include)
-        events = events_of(make_engine(), asked)
+        one_request = request(max_tokens=9, stop_token_ids=(letter_id("c"),), include_stop_str_in_output=include)
+        events = events_of(make_engine(), one_request)
         assert "".join(texts(events)) == text
         assert (events[-2].finish_reason, events[-2].stop_reason) == ("stop", letter_id("c"))
         assert events[-2].has_end_token is not include
@@ -150,8 +150,8 @@ def test_stream_interval_is_the_number_of_tokens_in_a_chunk(interval: int, expec
 
 def test_prompt_logprobs_come_before_the_first_chunk_also_when_the_prompt_is_chunked() -> None:
     params = SamplingParams(max_tokens=1, prompt_logprobs=0, n=2)
-    asked = Request("r", (TextPrompt("abcdefghijklmnopqrstuvwxyz"),), params)
-    done, *_ = events_of(make_engine(max_step_tokens=8), asked)
+    one_request = Request("r", (TextPrompt("abcdefghijklmnopqrstuvwxyz"),), params)
+    done, *_ = events_of(make_engine(max_step_tokens=8), one_request)
     _, texts, values = zip(*done.logprobs.tokens(), strict=True)
     assert b"".join(texts) == b"abcdefghijklmnopqrstuvwxyz"
     assert list(values[1:]) == [-float(i) for i in range(1, 26)]

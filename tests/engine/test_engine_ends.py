@@ -69,8 +69,8 @@ def test_each_choice_of_a_request_waits_but_a_request_of_any_size_is_taken_if_no
 
 
 def test_aborted_and_failed_choices_wait_no_longer() -> None:
-    asked = [request("runs", n=3), request("waits", n=4), request("bad", n=2, logit_bias={10**6: 1.0})]
-    with stepping(*asked, max_running=1, max_waiting=100) as (engine, runner, inbox):
+    requests = [request("runs", n=3), request("waits", n=4), request("bad", n=2, logit_bias={10**6: 1.0})]
+    with stepping(*requests, max_running=1, max_waiting=100) as (engine, runner, inbox):
         engine.abort("waits")
         engine.abort("runs")
         runner.permit(100)
@@ -97,10 +97,10 @@ def test_bodies_in_the_tokenizer_are_bounded_but_never_the_first(monkeypatch: py
 
 
 def test_a_request_that_waits_too_long_gets_503_and_one_that_takes_too_long_408() -> None:
-    asked = [request("runs", max_tokens=50), request("waits")]
+    requests = [request("runs", max_tokens=50), request("waits")]
     clock = Clock()
     options = {"max_running": 1, "tokenize_workers": 0, "queue_timeout_seconds": 5, "request_timeout_seconds": 60}
-    with stepping(*asked, clock_ns=clock, **options) as (engine, runner, inbox):
+    with stepping(*requests, clock_ns=clock, **options) as (engine, runner, inbox):
         clock.move(6)
         runner.permit(1)
         waited = inbox.wait_terminal("waits")["waits"]
@@ -121,11 +121,11 @@ def test_a_request_that_waits_too_long_gets_503_and_one_that_takes_too_long_408(
 def test_a_request_ends_at_a_deadline_of_its_own_whether_it_waits_or_runs(field: str, says: str) -> None:
     clock = Clock()
     soon = {field: clock() + 6 * 10**9}
-    asked = [
+    requests = [
         replace(request(name, max_tokens=50), received_ns=clock(), **limit)
         for name, limit in (("runs", soon), ("waits", soon), ("last", {}))
     ]
-    with stepping(*asked, clock_ns=clock, max_running=1, tokenize_workers=0) as (_, runner, inbox):
+    with stepping(*requests, clock_ns=clock, max_running=1, tokenize_workers=0) as (_, runner, inbox):
         runner.permit(1)
         runner.started.get(timeout=TIMEOUT_SECONDS)
         clock.move(6)
@@ -192,12 +192,12 @@ def test_background_work_takes_no_room_of_others_and_has_its_own_limit_and_no_ti
 
 
 def test_as_many_requests_in_the_background_are_open_as_others_may_wait() -> None:
-    asked = [replace(request(f"{number}"), is_background=True) for number in range(3)]
-    with stepping(*asked[:2], max_waiting=2) as (engine, runner, inbox):
+    requests = [replace(request(f"{number}"), is_background=True) for number in range(3)]
+    with stepping(*requests[:2], max_waiting=2) as (engine, runner, inbox):
         runner.permit(1)
         while engine._loop.requests.num_background < 2:
             runner.started.get(timeout=TIMEOUT_SECONDS)
         with pytest.raises(Overloaded, match="2 requests in the background are open already"):
-            engine.submit(asked[2], inbox)
+            engine.submit(requests[2], inbox)
         runner.permit(100)
         inbox.wait_terminal("0", "1")

@@ -80,8 +80,8 @@ def test_what_is_computed_again_after_a_preemption_is_not_charged_again() -> Non
 
 @pytest.mark.parametrize("policy", ["fair", "priority"])
 def test_the_engine_knows_whose_request_it_is_and_how_urgent(policy: str) -> None:
-    asked = [replace(request(name), client=name[0], priority=-ord(name[0])) for name in ("a0", "a1", "a2", "b0")]
-    with stepping(*asked, max_running=1, tokenize_workers=0, policy=policy) as (_, runner, inbox):
+    requests = [replace(request(name), client=name[0], priority=-ord(name[0])) for name in ("a0", "a1", "a2", "b0")]
+    with stepping(*requests, max_running=1, tokenize_workers=0, policy=policy) as (_, runner, inbox):
         runner.permit(100)
         inbox.wait_terminal("a0", "a1", "a2", "b0")
     order = dict.fromkeys(request_id for step in runner.steps for request_id, _, _ in step)
@@ -311,7 +311,7 @@ class Prompt:
 
 
 def computed_by_turns(arrivals: list[tuple[int, int]], step_tokens: int) -> list[Prompt]:
-    """Compute prompts (the step of its arrival, its length) of one client, and, beside that, with equal shares."""
+    """Compute prompts (the step of its arrival, its length) of one client, and again with equal shares."""
     memory = memory_of(kv_blocks=600, block_size=4, max_running=64, max_step_tokens=step_tokens, policy=fair)
     prompts: list[Prompt] = []
     left: dict[int, float] = {}  # tokens that each prompt would still need

@@ -28,12 +28,12 @@ def test_answers_are_those_of_a_device_with_memory(
     rng = random.Random(seed)
     requests = some_requests(rng, 100 if share_leaving else 40)
     device = Device(lambda step: step.num_tokens <= rng.choice(rooms), seed=seed)
-    found = check_answers(rng, requests, device, share_leaving=share_leaving, kv_blocks=kv_blocks)
+    outcome = check_answers(rng, requests, device, share_leaving=share_leaving, kv_blocks=kv_blocks)
     assert sum(not fits for _, fits in device.tried) > 20
     assert device.num_copied > 0
-    kinds = {type(event) for event in found.ended.values()}
+    kinds = {type(event) for event in outcome.ended.values()}
     assert kinds == ({Finished, Failed, Aborted} if share_leaving else {Finished})
-    errors = [event.error for event in found.ended.values() if isinstance(event, Failed)]
+    errors = [event.error for event in outcome.ended.values() if isinstance(event, Failed)]
     assert {(error.status, error.code) for error in errors} <= {(503, "service_unavailable")}
 
 
@@ -55,13 +55,13 @@ def test_where_there_are_states_a_step_without_memory_ends_what_runs(seed: int) 
     device = Device(seed=seed)
     with make_engine(device, tokenize_workers=0, num_states=8, max_step_tokens=512, kv_blocks=100) as engine:
         *_, first = list(engine.stream(request("a", prompt_len=130)))
-        *_, kept = list(engine.stream(request("b", prompt_len=130)))
+        *_, cached = list(engine.stream(request("b", prompt_len=130)))
         device.has_room = lambda step: not any(chunk.sequence.num_generated == 2 for chunk in step.chunks)
         *_, failed = engine.stream(request("c", prompt_len=130, max_tokens=9, n=2, ignore_eos=True))
         device.has_room = lambda step: True
         *_, finished = list(engine.stream(request("d", prompt_len=130)))
     assert (failed.error.status, failed.error.code) == (503, "service_unavailable")
-    assert [event.usage.cached_tokens for event in (first, kept, finished)] == [0, 128, 0]
+    assert [event.usage.cached_tokens for event in (first, cached, finished)] == [0, 128, 0]
 
 
 def test_later_steps_are_smaller_for_a_while_and_no_request_starves(caplog: pytest.LogCaptureFixture) -> None:
@@ -93,8 +93,8 @@ def test_decodes_that_did_not_fit_in_one_step_are_not_tried_in_one_step_again() 
     device = Device()
     device.has_room = lambda step: len(step.chunks) <= 20
     requests = [request(f"r{i}", prompt_len=2, max_tokens=20, ignore_eos=True) for i in range(40)]
-    found = answers(device, requests, clock_ns=Clock(), max_running=40, max_step_tokens=80, kv_blocks=400)
-    assert all(event.usage.completion_tokens == 20 for event in found.ended.values())
+    outcome = answers(device, requests, clock_ns=Clock(), max_running=40, max_step_tokens=80, kv_blocks=400)
+    assert all(event.usage.completion_tokens == 20 for event in outcome.ended.values())
     assert sum(not fits for _, fits in device.tried) < 6
 
 
@@ -131,9 +131,9 @@ def test_blocks_are_copied_in_parts_where_there_is_little_memory() -> None:
     rng = random.Random(1)
     device = Device()
     device.can_copy = lambda copies: len(copies) <= 1
-    found = check_answers(rng, [copying_request(), *some_requests(rng)], device)
+    outcome = check_answers(rng, [copying_request(), *some_requests(rng)], device)
     assert device.num_copied > 0
-    assert all(isinstance(event, Finished) for event in found.ended.values())
+    assert all(isinstance(event, Finished) for event in outcome.ended.values())
 
 
 def test_a_block_that_cannot_be_copied_ends_the_requests_of_its_step_and_no_later_one() -> None:

@@ -48,7 +48,7 @@ def test_a_block_is_published_when_all_its_ids_are_known() -> None:
 
 
 class TimedDevice(ScriptedRunner):
-    """A device that computes one step after the other beside the host. Each takes `step_seconds` of the clock."""
+    """A device that computes one step after the other while the host works. Each takes `step_seconds` of the clock."""
 
     def __init__(self, clock: Clock, step_seconds: float, token_of: Callable[[Sequence], int] = next_letter) -> None:
         super().__init__(token_of, is_asynchronous=True)
@@ -156,8 +156,8 @@ def test_an_end_that_only_the_token_shows_costs_one_step_and_leaks_nothing(edits
     for overlap in (False, True):
         device = TimedDevice(Clock(), 0.01, lambda s: EOS if s.num_generated == 2 else letter_id("x"))
         with make_engine(device, overlap=overlap, tokenize_workers=0) as engine:
-            asked = request(max_tokens=50, logprobs=1, **edits)
-            events.append(list(engine.stream(asked)))
+            one_request = request(max_tokens=50, logprobs=1, **edits)
+            events.append(list(engine.stream(one_request)))
             for _ in range(3 + overlap):
                 device.started.get(timeout=TIMEOUT_SECONDS)
             snapshot = engine.snapshot()
@@ -203,8 +203,8 @@ def batch_of_8(*, penalty: bool, overlap: bool = True) -> tuple[TimedDevice, lis
             if isinstance(events[-1], Finished):
                 for number in range(8):
                     edits = {"repetition_penalty": 1.1} if penalty and number == 5 else {}
-                    asked = request(f"{number}", prompt_len=1 + number % 2, max_tokens=12, **edits)
-                    engine.submit(asked, inbox)
+                    one_request = request(f"{number}", prompt_len=1 + number % 2, max_tokens=12, **edits)
+                    engine.submit(one_request, inbox)
 
         engine.submit(request("first", max_tokens=1), submit_all)
         inbox.wait_terminal(*(f"{number}" for number in range(8)))
@@ -224,7 +224,7 @@ def test_one_row_that_waits_for_ids_leaves_the_overlap_of_the_others_as_it_is() 
     in_order = [("launch", 1), ("draw", 1), *(call for calls in per_step for call in calls), ("collect", 12)]
     assert device.calls[3:] == without.calls[3:] == in_order
     times, times_without = (
-        [(step.started_ns, step.duration_ns, step.idle_ns) for step in found] for found in (steps, steps_without)
+        [(step.started_ns, step.duration_ns, step.idle_ns) for step in each] for each in (steps, steps_without)
     )
     assert times == times_without
     assert [(duration_ns, idle_ns) for _, duration_ns, idle_ns in times[1:]] == [(10_000_000, 0)] * 12

@@ -13,23 +13,23 @@ def reported(*, seconds_per_step: float = 1.0, prompts: tuple[int, ...] = (80,),
     """Return the reports of one request with prompts of these lengths, of which a step computes 16 tokens."""
     clock = Clock()
     engine = make_engine(ScriptedRunner(computing=lambda _: clock.move(seconds_per_step)), clock_ns=clock)
-    given = tuple(TokenPrompt([number + 1] * length) for number, length in enumerate(prompts))
-    asked = replace(request(**more), prompts=given, reports_progress=True)
+    prompts_of_tokens = tuple(TokenPrompt([number + 1] * length) for number, length in enumerate(prompts))
+    one_request = replace(request(**more), prompts=prompts_of_tokens, reports_progress=True)
     with engine:
-        events = list(engine.stream(asked))
+        events = list(engine.stream(one_request))
     assert len([event for event in events if isinstance(event, PromptDone)]) == len(prompts)
-    found = [event for event in events if isinstance(event, PromptProgress)]
-    assert [*map(type, events[: len(found)])] == [PromptProgress] * len(found)
-    return found
+    results = [event for event in events if isinstance(event, PromptProgress)]
+    assert [*map(type, events[: len(results)])] == [PromptProgress] * len(results)
+    return results
 
 
 def test_reports_come_when_a_prompt_enters_a_step_and_then_each_second() -> None:
-    found = reported()
-    assert [event.num_computed for event in found] == [0, 16, 32, 48, 64]
-    assert [event.elapsed_ns for event in found] == [second * 10**9 for second in range(5)]
-    assert [event.rest_ns for event in found] == [None, 4 * 10**9, 3 * 10**9, 2 * 10**9, 10**9]
-    assert {(event.num_tokens, event.num_cached) for event in found} == {(80, 0)}
-    assert all(event.times.scheduled is not None and event.times.first_token is None for event in found)
+    result = reported()
+    assert [event.num_computed for event in result] == [0, 16, 32, 48, 64]
+    assert [event.elapsed_ns for event in result] == [second * 10**9 for second in range(5)]
+    assert [event.rest_ns for event in result] == [None, 4 * 10**9, 3 * 10**9, 2 * 10**9, 10**9]
+    assert {(event.num_tokens, event.num_cached) for event in result} == {(80, 0)}
+    assert all(event.times.scheduled is not None and event.times.first_token is None for event in result)
     assert [event.num_computed for event in reported(seconds_per_step=0.4)] == [0, 48]
 
 
@@ -38,9 +38,9 @@ def test_a_short_prompt_gets_none_however_slow_it_is() -> None:
 
 
 def test_choices_do_not_count_twice_and_prompts_do() -> None:
-    found = reported(prompts=(80, 100), n=2)
-    assert {event.num_tokens for event in found} == {180}
-    assert [event.num_computed for event in found] == sorted(event.num_computed for event in found)
+    result = reported(prompts=(80, 100), n=2)
+    assert {event.num_tokens for event in result} == {180}
+    assert [event.num_computed for event in result] == sorted(event.num_computed for event in result)
 
 
 def test_the_first_report_leaves_before_the_step_is_computed() -> None:
@@ -56,6 +56,6 @@ def test_the_first_report_leaves_before_the_step_is_computed() -> None:
 def test_cached_tokens_are_told_apart() -> None:
     with make_engine() as engine:
         list(engine.stream(request(prompt_len=33)))
-        asked = replace(request("again", prompt_len=120), reports_progress=True)
-        (first, *_) = [event for event in engine.stream(asked) if isinstance(event, PromptProgress)]
+        one_request = replace(request("again", prompt_len=120), reports_progress=True)
+        (first, *_) = [event for event in engine.stream(one_request) if isinstance(event, PromptProgress)]
     assert (first.num_tokens, first.num_cached, first.num_computed) == (120, 32, 32)

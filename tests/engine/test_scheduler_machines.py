@@ -237,8 +237,8 @@ MACHINES: dict[str, dict[str, object]] = {
 @pytest.mark.parametrize("fields", MACHINES.values(), ids=MACHINES)
 def test_whatever_happens_the_promises_are_kept(fields: dict[str, object]) -> None:
     examples = int(os.environ.get("SCHEDULER_EXAMPLES", "20"))
-    kept = settings(max_examples=examples, stateful_step_count=50, deadline=None)
-    run_state_machine_as_test(type("Machine", (SchedulerMachine,), fields), settings=kept)  # type: ignore[no-untyped-call]
+    profile = settings(max_examples=examples, stateful_step_count=50, deadline=None)
+    run_state_machine_as_test(type("Machine", (SchedulerMachine,), fields), settings=profile)  # type: ignore[no-untyped-call]
 
 
 @pytest.mark.parametrize("most_draws", [1, 4])

@@ -24,8 +24,8 @@ def test_answers_are_those_of_one_token_a_step(seed: int, kv_blocks: int) -> Non
     requests = some_requests(rng, 60)
     rooms = [8, 24, 48, 48, 48]
     device = Device(lambda step: step.num_tokens <= rng.choice(rooms), seed=seed, max_draws=1 + seed % 4)
-    found = check_answers(rng, requests, device, share_leaving=0.2, kv_blocks=kv_blocks)
-    assert all(isinstance(event, Finished | Aborted) for event in found.ended.values())
+    outcome = check_answers(rng, requests, device, share_leaving=0.2, kv_blocks=kv_blocks)
+    assert all(isinstance(event, Finished | Aborted) for event in outcome.ended.values())
 
 
 def test_a_device_that_draws_nothing_at_times_computes_void_chunks_and_draws_that_waited(
@@ -35,8 +35,8 @@ def test_a_device_that_draws_nothing_at_times_computes_void_chunks_and_draws_tha
     device = Device(max_draws=2)
     edits = [{}, {"repetition_penalty": 1.2}]
     requests = [request(f"{i}", max_tokens=30, ignore_eos=True, **edits[i % 2]) for i in range(8)]
-    found = answers(device, requests, kv_blocks=400, max_model_len=80)
-    assert all(len(token_ids) == 30 for token_ids in found.token_ids.values())
+    outcome = answers(device, requests, kv_blocks=400, max_model_len=80)
+    assert all(len(token_ids) == 30 for token_ids in outcome.token_ids.values())
     assert device.num_void > 10
     assert device.num_waited > 10
 
@@ -66,9 +66,9 @@ def test_the_account_of_a_sequence_that_left_and_waits_again_has_a_stall() -> No
     clock = Clock()
     drawn = iter([[], [letter_id("x")]])
     engine = make_engine(timed(clock, lambda _: next(drawn)), clock_ns=clock, tokenize_workers=0)
-    found = run_to_the_end(engine, [request(prompt_len=4, max_tokens=1)])
-    ended = found.ended["r"]
-    assert found.num_preemptions == 1
+    outcome = run_to_the_end(engine, [request(prompt_len=4, max_tokens=1)])
+    ended = outcome.ended["r"]
+    assert outcome.num_preemptions == 1
     kinds = [event.kind for event in ended.account.events if event.kind is not EventKind.PREFILL_CHUNK]
     assert kinds == [EventKind.PREEMPTED, EventKind.RESUMED, EventKind.FIRST_TOKEN, EventKind.FINISHED]
     assert (ended.account.num_preemptions, len(ended.account.inter_token_ns)) == (1, 0)

@@ -78,8 +78,8 @@ def test_only_a_chunk_that_does_not_fit_alone_has_no_result(sizes: list[int], da
     stuck = data.draw(st.sets(st.sampled_from([chunk.sequence for chunk in step.chunks])))
     pairs = zip(step.chunks, results_of(step), strict=True)
     expected = [None if chunk.sequence in stuck else result for chunk, result in pairs]
-    found, _ = in_parts(step, step.num_tokens, lambda part: stuck.isdisjoint(chunk.sequence for chunk in part.chunks))
-    assert found == expected
+    actual, _ = in_parts(step, step.num_tokens, lambda part: stuck.isdisjoint(chunk.sequence for chunk in part.chunks))
+    assert actual == expected
 
 
 def test_a_chunk_that_fits_only_in_part_has_no_result() -> None:

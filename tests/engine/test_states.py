@@ -19,26 +19,26 @@ def test_a_pool_hands_out_each_state_once_and_the_lowest_first(num_states: int, 
     """Each choice allocates, releases what was allocated at some time before, or keeps one of a few hashes."""
     pool = StatePool(num_states)
     used = list[int]()
-    kept = dict[BlockHash, int]()
+    held = dict[BlockHash, int]()
     for choice in choices:
-        free = {*range(num_states)} - {*used} - {*kept.values()}
-        expected = min(free) if free else next(iter(kept.values()), None)  # or else the least recently used
+        free = {*range(num_states)} - {*used} - {*held.values()}
+        expected = min(free) if free else next(iter(held.values()), None)  # or else the least recently used
         if choice % 3 == 1 and used:
             pool.release(used.pop(choice % len(used)))
             continue
-        if choice % 3 == 2 and (block_hash := BlockHash(bytes([choice]))) in kept:
+        if choice % 3 == 2 and (block_hash := BlockHash(bytes([choice]))) in held:
             assert pool.keep(block_hash) is None
-            assert pool.find(block_hash) == kept[block_hash]
-            kept[block_hash] = kept.pop(block_hash)
+            assert pool.find(block_hash) == held[block_hash]
+            held[block_hash] = held.pop(block_hash)
             continue
         state = pool.allocate() if choice % 3 != 2 else pool.keep(block_hash)
         assert state == expected
-        kept = {one: place for one, place in kept.items() if place != state}
+        held = {one: place for one, place in held.items() if place != state}
         if state is not None and choice % 3 == 2:
-            kept[block_hash] = state
+            held[block_hash] = state
         elif state is not None:
             used.append(state)
-        assert (pool.num_owned, pool.num_kept) == (len(used), len(kept))
+        assert (pool.num_owned, pool.num_kept) == (len(used), len(held))
 
 
 def test_a_state_that_is_free_cannot_be_released() -> None:

@@ -178,13 +178,13 @@ async def test_if_no_reader_is_behind_the_largest_answer_that_is_kept_is_cut() -
     held = HeldTokens(limit=12)
     engine = FakeEngine()
     writes = await reader_that_stopped(held, engine, "writes", "abcdef")
-    kept = [await reader_that_stopped(held, engine, name, name) for name in ("four", "three")]
-    waits = [asyncio.create_task(stream.next(keeps=True)) for stream in kept]
+    stalled = [await reader_that_stopped(held, engine, name, name) for name in ("four", "three")]
+    waits = [asyncio.create_task(stream.next(keeps=True)) for stream in stalled]
     await asyncio.sleep(0)
     held.check()
     assert (engine.aborted, writes.too_slow, held.number) == (["three"], False, 10)
-    kept[1].push(chunk("more"))
-    kept[1].push(Aborted("three", USAGE, TIMES, ACCOUNT))
+    stalled[1].push(chunk("more"))
+    stalled[1].push(Aborted("three", USAGE, TIMES, ACCOUNT))
     assert await waits[1] == [Aborted("three", USAGE, TIMES, ACCOUNT)]
     assert held.number == 10
     waits[0].cancel()

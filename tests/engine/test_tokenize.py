@@ -347,7 +347,7 @@ def test_the_end_of_all_that_is_taken_is_told_once_however_it_comes() -> None:
     ended: list[str] = []
     with running() as stage:
         with Held(stage.stage):
-            kept = stage.stage.run(pieces(["a"], []), client="", num_bytes=1, on_end=lambda: ended.append("kept"))
+            work = stage.stage.run(pieces(["a"], []), client="", num_bytes=1, on_end=lambda: ended.append("kept"))
             dropped = stage.stage.run(pieces(["a"], []), client="", num_bytes=1, on_end=lambda: ended.append("dropped"))
             stage.stage.submit(request("tokenized"), on_end=lambda: ended.append("tokenized"))
             stage.stage.submit(request("aborted"), on_end=lambda: ended.append("aborted"))
@@ -356,7 +356,7 @@ def test_the_end_of_all_that_is_taken_is_told_once_however_it_comes() -> None:
             dropped.cancel()
             assert ended == []
             assert stage.stage.num_waiting == 5
-        kept.result(60)
+        work.result(60)
         for _ in range(3):
             stage.result()
         assert sorted(ended) == ["aborted", "dropped", "failed", "kept", "tokenized"]

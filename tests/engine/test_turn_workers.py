@@ -76,11 +76,11 @@ def test_pieces_that_take_long_keep_no_other_work_waiting_and_take_turns() -> No
         assert [end.get(timeout=TIMEOUT_SECONDS) for end in others] == ["other"] * 3
         assert order == []
         go.set()
-        found = {ends.get(timeout=TIMEOUT_SECONDS) for _ in range(3)}
+        result = {ends.get(timeout=TIMEOUT_SECONDS) for _ in range(3)}
     assert order[0] == "a0"
     assert order.count("a0") == order.count("a1") == 2
-    assert {"b dropped", "test-large"} < found
-    assert all(str(each).startswith(("test-", "b")) and "long" not in str(each) for each in found)
+    assert {"b dropped", "test-large"} < result
+    assert all(str(each).startswith(("test-", "b")) and "long" not in str(each) for each in result)
 
 
 def test_only_the_thread_for_large_work_rests_after_a_piece(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -99,17 +99,17 @@ def test_only_the_thread_for_large_work_rests_after_a_piece(monkeypatch: pytest.
 
 
 def test_freed_memory_is_given_back_once_after_the_last_of_some_large_bodies() -> None:
-    given: SimpleQueue[int] = SimpleQueue()
-    with running(give_back=lambda: given.put(1), give_back_seconds=0.5) as workers:
+    returned: SimpleQueue[int] = SimpleQueue()
+    with running(give_back=lambda: returned.put(1), give_back_seconds=0.5) as workers:
         add(workers, lambda: "a", num_bytes=MUCH_BYTES - 1).get(timeout=TIMEOUT_SECONDS)
         assert workers._give_back_at_ns is None
         ends = [add(workers, lambda: "a", num_bytes=MUCH_BYTES) for _ in range(3)]
         assert [end.get(timeout=TIMEOUT_SECONDS) for end in ends] == ["a"] * 3
-        given.get(timeout=TIMEOUT_SECONDS)
+        returned.get(timeout=TIMEOUT_SECONDS)
         add(workers, lambda: "a").get(timeout=TIMEOUT_SECONDS)
-        assert given.empty()
+        assert returned.empty()
         workers.give_back_later()
-        given.get(timeout=TIMEOUT_SECONDS)
+        returned.get(timeout=TIMEOUT_SECONDS)
 
 
 CLIENTS = st.sampled_from("abcd")

@@ -78,10 +78,10 @@ def serve(asked: list[Request]) -> None:
 
 @pytest.mark.usefixtures("overlap")
 def test_requests_are_unchanged_after_they_have_ended() -> None:
-    asked = requests()
-    before = [described(request) for request in asked]
-    serve(asked)
-    assert [described(request) for request in asked] == before
+    submitted = requests()
+    before = [described(request) for request in submitted]
+    serve(submitted)
+    assert [described(request) for request in submitted] == before
 
 
 @pytest.mark.parametrize("reason", ["the step fails", "the server stops"])

@@ -55,8 +55,8 @@ def test_an_engine_that_hangs_is_not_ready_until_it_goes_on(
     with pytest.raises(Unavailable):
         engine.submit(request("late"), inbox)
     looks(dog, 1000)
-    (told,) = [one.getMessage() for one in caplog.records if "hangs" in one.getMessage()]
-    assert all(part in told for part in ("engine:\n", "stepper.py", "MainThread:\n"))
+    (message,) = [one.getMessage() for one in caplog.records if "hangs" in one.getMessage()]
+    assert all(part in message for part in ("engine:\n", "stepper.py", "MainThread:\n"))
     runner.permit(1000)
     assert isinstance(inbox.wait_terminal("held")["held"], Finished)
     assert (looks(dog, 1), engine.is_ready, engine.snapshot().num_hangs) == ("", True, 1)

@@ -63,9 +63,9 @@ def test_nothing_is_expected_before_the_first_steps() -> None:
 
 def test_the_cost_of_steps_is_learnt_despite_noise_and_steps_that_were_held_up() -> None:
     rng = random.Random(1)
-    found = errors(taught(rng, 600, noise=0.03, outliers=0.05).cost, rng)
-    assert statistics.median(found) < 0.025
-    assert found[int(0.95 * len(found))] < 0.08
+    relative = errors(taught(rng, 600, noise=0.03, outliers=0.05).cost, rng)
+    assert statistics.median(relative) < 0.025
+    assert relative[int(0.95 * len(relative))] < 0.08
 
 
 def test_steps_that_lacked_a_core_teach_little_beside_others_and_all_if_there_are_no_others() -> None:

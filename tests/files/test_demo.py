@@ -101,10 +101,10 @@ def test_pip_runs_installed_or_not(is_installed: bool) -> None:
 def test_the_hub_is_asked_for_one_revision_and_its_files_are_compared(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked: dict[str, object] = {}
+    call: dict[str, object] = {}
 
     def download(repository: str, *, local_dir: Path, allow_patterns: list[str], revision: str, **_: object) -> None:
-        asked.update(repository=repository, revision=revision, files=sorted(allow_patterns))
+        call.update(repository=repository, revision=revision, files=sorted(allow_patterns))
         local_dir.mkdir()
         for name in allow_patterns:
             (local_dir / name).write_text(name)
@@ -113,7 +113,7 @@ def test_the_hub_is_asked_for_one_revision_and_its_files_are_compared(
     monkeypatch.setattr("huggingface_hub.snapshot_download", download)
     with pytest.raises(StartupError, match=r"not fetched as published: config\.json has the SHA-256 [0-9a-f]{64} "):
         demo.fetched(tmp_path)
-    assert asked == {"repository": demo.HUB_ID, "revision": demo.HUB_REVISION, "files": sorted(demo.HUB_SHA256)}
+    assert call == {"repository": demo.HUB_ID, "revision": demo.HUB_REVISION, "files": sorted(demo.HUB_SHA256)}
     assert list((tmp_path / "models").iterdir()) == []
     digests = {name: hashlib.sha256(name.encode()).hexdigest() for name in demo.HUB_SHA256}
     monkeypatch.setattr(demo, "HUB_SHA256", digests)

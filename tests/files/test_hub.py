@@ -139,12 +139,12 @@ def test_of_a_repository_only_what_is_read_is_fetched(
 ) -> None:
     folder, sent = hub
     put(folder, MODEL + NOT_READ)
-    found = local_source(REPOSITORY)
-    assert found == ModelSource(found.location, None, is_local=True)
+    source = local_source(REPOSITORY)
+    assert source == ModelSource(source.location, None, is_local=True)
     assert sorted(sent) == sorted(MODEL)
-    assert all((Path(found.location) / name).read_text() == f"content of {name}" for name in MODEL)
+    assert all((Path(source.location) / name).read_text() == f"content of {name}" for name in MODEL)
     num_requests = Hub.num_requests
-    assert local_source(REPOSITORY) == found
+    assert local_source(REPOSITORY) == source
     assert (len(sent), Hub.num_requests) == (len(MODEL), num_requests + 1)
 
 
@@ -154,11 +154,11 @@ def test_a_cached_model_starts_at_once_when_the_hub_has_trouble(
 ) -> None:
     put(hub[0], MODEL + GGUFS)
     models = (REPOSITORY, f"{REPOSITORY}:Q4_K_M", f"{REPOSITORY}:Q8_0")
-    found = [local_source(model) for model in models]
+    sources = [local_source(model) for model in models]
     break_hub(trouble, monkeypatch)
     Hub.num_requests = 0
     caplog.set_level("WARNING", "oaiserve")
-    assert [local_source(model) for model in models] == found
+    assert [local_source(model) for model in models] == sources
     assert Hub.num_requests == (len(models) if isinstance(trouble, int) else 0)
     warnings = [record.getMessage() for record in caplog.records]
     assert len(warnings) == (0 if trouble == "HF_HUB_OFFLINE" else len(models))
@@ -290,17 +290,17 @@ def test_a_cached_model_starts_when_the_hub_has_other_files_now(
 def test_the_gguf_file_that_is_named_is_fetched(hub: tuple[Path, list[str]], monkeypatch: pytest.MonkeyPatch) -> None:
     folder, sent = hub
     put(folder, GGUFS)
-    found = local_source(f"{REPOSITORY}:q4_k_m")
+    source = local_source(f"{REPOSITORY}:q4_k_m")
     assert sorted(sent) == ["mmproj-Q4_K_M.gguf", "model-Q4_K_M.gguf"]  # the former reads images
-    assert found.path.name == "model-Q4_K_M.gguf"
-    assert found.path.read_text() == "content of model-Q4_K_M.gguf"
+    assert source.path.name == "model-Q4_K_M.gguf"
+    assert source.path.read_text() == "content of model-Q4_K_M.gguf"
     parts = local_source(f"{REPOSITORY}:Q8_0")
     assert sorted(sent[2:]) == GGUFS[3:5]
     assert parts.path.name == "model-Q8_0-00001-of-00002.gguf"
     fetched(find_model(f"{REPOSITORY}:UD-Q4_K_XL"), with_media=False)
     assert sent[4:] == ["model-UD-Q4_K_XL.gguf"]
     break_hub("no connection", monkeypatch)
-    assert local_source(f"{REPOSITORY}:Q4_K_M") == found
+    assert local_source(f"{REPOSITORY}:Q4_K_M") == source
     with pytest.raises(StartupError, match=r"not answer.* its cache lacks model-IQ4_XS\.gguf"):
         local_source(f"{REPOSITORY}:IQ4_XS")
 
@@ -345,7 +345,7 @@ def test_how_a_gguf_file_is_named(named: str, files: list[str]) -> None:
             for named in ("Q4_K", "XS", "Q5_K_M", "model")
         ),
         (["a-Q8.gguf", "b-Q8.gguf"], "Q8", r"more than one GGUF file of the name 'Q8': it has a-Q8.gguf, b-Q8.gguf\."),
-        (GGUFS, "", r"behind a colon, .* such as 'a/b:model-Q4_K_M\.gguf': it has Q8_0/"),
+        (GGUFS, "", r"after a colon, .* such as 'a/b:model-Q4_K_M\.gguf': it has Q8_0/"),
         (["config.json", "pytorch_model.bin"], "", "there are neither safetensors nor GGUF files"),
     ],
 )

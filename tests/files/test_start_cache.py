@@ -27,12 +27,12 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    made = tmp_path / "model"
-    made.mkdir()
-    (made / "config.json").write_text("{}")
-    (made / "weights.safetensors").write_text("weights")
-    (made / "README.md").write_text("read me")
-    return made
+    model = tmp_path / "model"
+    model.mkdir()
+    (model / "config.json").write_text("{}")
+    (model / "weights.safetensors").write_text("weights")
+    (model / "README.md").write_text("read me")
+    return model
 
 
 def ask(folder: Path, **options: str) -> Subject:
@@ -56,11 +56,11 @@ def overwrite_weights(folder: Path) -> None:
 def test_what_was_found_out_is_there_for_the_next_start(folder: Path) -> None:
     remembered_path(folder)
     (folder / "README.md").write_text("changed")  # The record was not made from this file.
-    found = recall(ask(folder))
-    assert found.data == DATA
-    start = found.start
+    record = recall(ask(folder))
+    assert record.data == DATA
+    start = record.start
     assert start % 64 == 0
-    assert found.content[start : start + len(CONTENT)] == CONTENT
+    assert record.content[start : start + len(CONTENT)] == CONTENT
 
 
 @pytest.mark.parametrize(
@@ -88,8 +88,8 @@ def test_files_that_were_written_again_are_read_once(folder: Path, monkeypatch: 
     sha256 = remembered.sha256_of
     monkeypatch.setattr(remembered, "sha256_of", lambda path: (read.append(path.name), sha256(path))[1])
     for _ in range(2):
-        found = recall(ask(folder))
-        assert (found.data, bytes(found.content[found.start :][: len(CONTENT)])) == (DATA, CONTENT)
+        record = recall(ask(folder))
+        assert (record.data, bytes(record.content[record.start :][: len(CONTENT)])) == (DATA, CONTENT)
     assert sorted(read) == ["config.json", "weights.safetensors"]
 
 
@@ -110,9 +110,9 @@ def test_each_combination_of_options_is_remembered_apart(folder: Path) -> None:
 
 
 def test_nothing_is_remembered_of_a_file_that_changed_during_the_start(folder: Path, cache: Path) -> None:
-    asked = ask(folder)
+    subject = ask(folder)
     (folder / "config.json").write_text("{ }")
-    assert remember(asked, DATA, CONTENT) is None
+    assert remember(subject, DATA, CONTENT) is None
     assert not cache.exists()
 
 

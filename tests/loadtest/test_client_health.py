@@ -48,8 +48,8 @@ def test_delays_that_are_usual_on_shared_cores_are_notes() -> None:
     for lag_ms in (4, 6, 21, 81):
         processes = [ProcessHealth(wall_ns=10**9, cpu_ns=10**8, loop_lag_ns=[lag_ms * 10**6] * 9).summary()]
         judged[lag_ms] = verdict(metrics, facts, processes, shares_cores=True)
-    assert [found["verdict"] for found in judged.values()] == ["valid", "valid", "suspect", "invalid"]
-    assert [len(found["notes"]) for found in judged.values()] == [0, 1, 0, 0]
+    assert [result["verdict"] for result in judged.values()] == ["valid", "valid", "suspect", "invalid"]
+    assert [len(result["notes"]) for result in judged.values()] == [0, 1, 0, 0]
     for said in (judged[6]["notes"][0], judged[21]["reasons"][0]):
         assert said.endswith("; this is usual if client and server share cores")
 

@@ -158,9 +158,9 @@ def test_the_sampled_flag_is_set_for_a_share_of_the_requests() -> None:
     def flags(share: float, count: int) -> list[str]:
         target = HttpTarget(HttpOptions(model="m", trace_share=share), Workload())
         prepared = [target.prepare(0, Call([1], 1)) for _ in range(count)]
-        found = [p.request.headers["traceparent"].rpartition("-")[2] for p in prepared]
-        assert [flag == "01" for flag in found] == [p.is_traced for p in prepared]
-        return found
+        trace_flags = [p.request.headers["traceparent"].rpartition("-")[2] for p in prepared]
+        assert [flag == "01" for flag in trace_flags] == [p.is_traced for p in prepared]
+        return trace_flags
 
     assert set(flags(0, 50)) == {"00"}
     assert set(flags(1, 50)) == {"01"}

@@ -110,11 +110,11 @@ def greedy(model: PreTrainedModel, prompts: list[list[int]], answers: list[list[
     They are the answers if, and only if, these are what `generate` returns, which takes a forward for each token: this
     takes one for each prompt.
     """
-    found = []
+    results = []
     for prompt, answer in zip(prompts, answers, strict=True):
         ids = torch.tensor([[*prompt, *answer[:-1]]], device=model.device)
-        found.append(model(ids, use_cache=False).logits[0, len(prompt) - 1 :].argmax(dim=-1).tolist())
-    return found
+        results.append(model(ids, use_cache=False).logits[0, len(prompt) - 1 :].argmax(dim=-1).tolist())
+    return results
 
 
 def vocabulary(first: list[str], size: int) -> dict[str, int]:

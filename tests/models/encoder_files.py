@@ -46,17 +46,17 @@ Shapes = dict[str, tuple[int, ...]]
 
 
 def _layers(weights: Shapes, norms: tuple[str, ...], *, biases: bool, norm_biases: bool) -> Shapes:
-    found: Shapes = {}
+    shapes: Shapes = {}
     for layer in range(LAYERS):
         for name, shape in weights.items():
-            found[f"blk.{layer}.{name}.weight"] = shape
+            shapes[f"blk.{layer}.{name}.weight"] = shape
             if biases:
-                found[f"blk.{layer}.{name}.bias"] = shape[:1]
+                shapes[f"blk.{layer}.{name}.bias"] = shape[:1]
         for name in norms:
-            found[f"blk.{layer}.{name}.weight"] = (SIZE,)
+            shapes[f"blk.{layer}.{name}.weight"] = (SIZE,)
             if norm_biases:
-                found[f"blk.{layer}.{name}.bias"] = (SIZE,)
-    return found
+                shapes[f"blk.{layer}.{name}.bias"] = (SIZE,)
+    return shapes
 
 
 _BERT = (
@@ -237,8 +237,8 @@ def _by_llama_server(server: str, path: Path, *, is_ranker: bool) -> Any:
                 except OSError:
                     time.sleep(0.1)
             if is_ranker:
-                found = _post(f"{url}/v1/rerank", {"query": PAIR[0], "documents": [PAIR[1]]})
-                return found["results"][0]["relevance_score"]
+                result = _post(f"{url}/v1/rerank", {"query": PAIR[0], "documents": [PAIR[1]]})
+                return result["results"][0]["relevance_score"]
             answers = [_post(f"{url}/embedding", {"content": text}) for text in TEXTS]
             return [[round(number, 6) for number in answer[0]["embedding"][0]] for answer in answers]
         finally:

@@ -30,7 +30,7 @@ from oaiserve.engine.decoder.description import (
 )
 from oaiserve.engine.decoder.spec import KVShape, LayerStateShapes, ModelSpec, StateShape
 
-# What serving needs to know of a model, beside its description.
+# Facts that serving needs besides a model's description.
 _OF_MODEL = ("name", "dtype", "vocab_size", "max_model_len", "eos_token_ids", "kv_shapes", "state_shapes")
 _IN_ONE_LINE = (
     *(AttentionParameters, ClampedGate, Convolution, KVShape, LayerStateShapes, Matrix, Norm, RotaryTable, Rows),
@@ -50,7 +50,7 @@ def fingerprint(decoder: Decoder, spec: ModelSpec) -> str:
 
 
 def text_of(decoder: Decoder) -> str:
-    """Return a description as text, without what serving needs to know beside it."""
+    """Return a description as text, without the other facts for serving."""
     text = _Text()
     lines: list[str] = []
     attentions = [layer.attention for layer in decoder.layers if layer.attention is not None]
@@ -118,15 +118,15 @@ class _Text:
             return _blocks(part)
         if not is_dataclass(part):
             return repr(sorted(part) if isinstance(part, frozenset) else part)
-        found = []
+        results = []
         for field in fields(part):
             value = getattr(part, field.name)
             is_default = field.default is not MISSING and value == field.default
             if not _is_nothing(value) and not (is_default and isinstance(part, _WITHOUT_DEFAULTS)):
-                found.append(f"{field.name}={self.value(f'{path}.{field.name}', value)}")
+                results.append(f"{field.name}={self.value(f'{path}.{field.name}', value)}")
         if isinstance(part, RotaryTable):
-            found.append(_angles(part))
-        return f"({', '.join(found)})"
+            results.append(_angles(part))
+        return f"({', '.join(results)})"
 
 
 def _is_nothing(value: Any) -> bool:

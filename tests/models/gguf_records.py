@@ -36,7 +36,7 @@ from tests.models.small_configs import sizes_of
 RECORDS = Path(__file__).parent.parent / "engine" / "model" / "gguf_records"
 _WINDOW = {"sliding_window": 6}
 _MIXED = {**_WINDOW, "layer_types": ["sliding_attention", "full_attention", "sliding_attention"]}
-# By transformers' type of the model: sizes beside those that `small_configs` has for it.
+# By transformers' type of the model: sizes besides those in `small_configs`.
 _SIZES: dict[str, dict[str, Any]] = {
     "cohere2": {**_WINDOW, "num_hidden_layers": 5},
     "deepseek_v3": {"num_hidden_layers": 4, "first_k_dense_replace": 2},
@@ -75,20 +75,20 @@ def model_of(name: str) -> PreTrainedModel:
 
 def parameters_of(model: PreTrainedModel) -> dict[str, NDArray[np.float32]]:
     """Return the parameters of a model that its file has."""
-    found = {name: tensor.float().numpy() for name, tensor in model.state_dict().items()}
+    parameters = {name: tensor.float().numpy() for name, tensor in model.state_dict().items()}
     if model.config.tie_word_embeddings:
-        found.pop("lm_head.weight", None)
-    return found
+        parameters.pop("lm_head.weight", None)
+    return parameters
 
 
 class Record:
     """A record has what llama.cpp's converter has written of a small model."""
 
     def __init__(self, name: str) -> None:
-        found = json.loads((RECORDS / f"{name}.json").read_text())
-        self.values: dict[str, Any] = found["values"]
-        self.shapes: dict[str, tuple[int, ...]] = {key: tuple(shape) for key, (shape, _) in found["tensors"].items()}
-        self.checksums: dict[str, int] = {key: checksum for key, (_, checksum) in found["tensors"].items()}
+        result = json.loads((RECORDS / f"{name}.json").read_text())
+        self.values: dict[str, Any] = result["values"]
+        self.shapes: dict[str, tuple[int, ...]] = {key: tuple(shape) for key, (shape, _) in result["tensors"].items()}
+        self.checksums: dict[str, int] = {key: checksum for key, (_, checksum) in result["tensors"].items()}
 
     def config(self) -> PreTrainedConfig:
         """Return the configuration that is read of the numbers."""

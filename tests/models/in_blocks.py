@@ -154,10 +154,10 @@ def own_logits(model: PreTrainedModel, num_tokens: int, adapter: Adapter | None 
 
 def kept_logits(path: Path, num_tokens: int, adapter: Adapter | None = None, **changes: Any) -> torch.Tensor:
     """Return the logits that the native step computes of the files in a folder, or of a GGUF file."""
-    found = describe_model(find_model(path), replace(OPTIONS, **changes))
+    described = describe_model(find_model(path), replace(OPTIONS, **changes))
     sizes = {"num_blocks": 8, "block_size": BLOCK_SIZE, "num_threads": 1}
-    native = native_of(found, **sizes, has_adapters=adapter is not None)
-    return native.forward(batch_of(num_tokens, found.spec.vocab_size, adapter)).clone()
+    native = native_of(described, **sizes, has_adapters=adapter is not None)
+    return native.forward(batch_of(num_tokens, described.spec.vocab_size, adapter)).clone()
 
 
 def with_expanded_blocks(decoder: Decoder) -> Decoder:
@@ -167,15 +167,15 @@ def with_expanded_blocks(decoder: Decoder) -> Decoder:
     def expand(part: Any) -> Any:
         if id(part) in known:
             return known[id(part)]
-        found = part
+        result = part
         if isinstance(part, Blocks):
-            found = part.expand()
+            result = part.expand()
         elif isinstance(part, list):
-            found = [expand(one) for one in part]
+            result = [expand(one) for one in part]
         elif is_dataclass(part) and not isinstance(part, type):
-            found = replace(part, **{field.name: expand(getattr(part, field.name)) for field in fields(part)})
-        known[id(part)] = found
-        return found
+            result = replace(part, **{field.name: expand(getattr(part, field.name)) for field in fields(part)})
+        known[id(part)] = result
+        return result
 
     expanded: Decoder = expand(decoder)
     return expanded
@@ -190,8 +190,8 @@ def with_plain_experts(model: PreTrainedModel, *, in_blocks: bool, together: int
     def plain(experts: Any) -> Any:
         def product(x: torch.Tensor, name: str, expert: int) -> torch.Tensor:
             weight = getattr(experts, name)[expert]
-            found = x @ (weight if experts.is_transposed else weight.T)
-            return found + getattr(experts, f"{name}_bias")[expert] if experts.has_bias else found
+            result = x @ (weight if experts.is_transposed else weight.T)
+            return result + getattr(experts, f"{name}_bias")[expert] if experts.has_bias else result
 
         def forward(x: torch.Tensor, chosen: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
             out = torch.zeros_like(x)

@@ -33,7 +33,7 @@ def save_folder(name: str, folder: Path, **text: int) -> SeeingModel:
 
 
 def write_pair(name: str, seeing: SeeingModel, folder: Path, kind: Kind = Kind.F32) -> Path:
-    """Write a model and its tower beside it, whose matrices have this format. Return the path of the model."""
+    """Write a model and its tower next to it, whose matrices have this format. Return the path of the model."""
     config = seeing.model.config
     tokenizer = seeing.tokenizer
     path = folder / "model.gguf"
@@ -100,10 +100,10 @@ def write_tower(name: str, seeing: SeeingModel, path: Path, kind: Kind = Kind.F3
         if _OF_TEXT.search(key):
             continue
         for own, values in _as_converted(name, key, tensor.numpy(), vision):
-            found = names.get_name(own, try_suffixes=(".weight", ".bias")) or own
-            is_whole = values.ndim != 2 or values.shape[-1] % 32 != 0 or "embd" in found
+            result = names.get_name(own, try_suffixes=(".weight", ".bias")) or own
+            is_whole = values.ndim != 2 or values.shape[-1] % 32 != 0 or "embd" in result
             own_kind = Kind.F32 if is_whole else kind
-            writer.add_tensor(found, gguf.quantize(np.ascontiguousarray(values), own_kind), raw_dtype=own_kind)
+            writer.add_tensor(result, gguf.quantize(np.ascontiguousarray(values), own_kind), raw_dtype=own_kind)
     finish(writer)
 
 

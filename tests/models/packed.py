@@ -81,31 +81,31 @@ class Packing:
         codes, zeros, scales, group_of = matrix
         in_type = torch.from_numpy(scales).to(self.scales)
         if self.layout == "awq":
-            found = {"qweight": packed(codes.T, 4, _AWQ_ORDER), "qzeros": packed(zeros.T, 4, _AWQ_ORDER)}
-            found["scales"] = in_type.T.contiguous()
+            tensors_of_matrix = {"qweight": packed(codes.T, 4, _AWQ_ORDER), "qzeros": packed(zeros.T, 4, _AWQ_ORDER)}
+            tensors_of_matrix["scales"] = in_type.T.contiguous()
         elif self.layout in ("gptq", "gptq_v2"):
             stored = zeros - 1 & (1 << self.bits) - 1 if self.layout == "gptq" else zeros
-            found = {
+            tensors_of_matrix = {
                 "qweight": packed(codes, self.bits).T.contiguous(),
                 "qzeros": packed(stored.T, self.bits),
                 "scales": in_type.T.contiguous(),
                 "g_idx": torch.from_numpy(group_of).int(),
             }
         elif self.layout == "pack-quantized":
-            found = {
+            tensors_of_matrix = {
                 "weight_packed": packed(codes, self.bits),
                 "weight_scale": in_type,
                 "weight_shape": torch.tensor(codes.shape),
             }
             if not self.is_symmetric:
-                found["weight_zero_point"] = packed(zeros.T, self.bits).T.contiguous()
+                tensors_of_matrix["weight_zero_point"] = packed(zeros.T, self.bits).T.contiguous()
         else:
-            found = {"weight": torch.from_numpy(codes - 128).to(torch.int8), "weight_scale": in_type}
+            tensors_of_matrix = {"weight": torch.from_numpy(codes - 128).to(torch.int8), "weight_scale": in_type}
             if not self.is_symmetric:
-                found["weight_zero_point"] = torch.from_numpy(zeros - 128).to(torch.int8)
+                tensors_of_matrix["weight_zero_point"] = torch.from_numpy(zeros - 128).to(torch.int8)
         if self.has_act_order and self.layout in ("pack-quantized", "int-quantized"):
-            found["weight_g_idx"] = torch.from_numpy(group_of).int()
-        return {f"{name}.{part}": tensor for part, tensor in found.items()}
+            tensors_of_matrix["weight_g_idx"] = torch.from_numpy(group_of).int()
+        return {f"{name}.{part}": tensor for part, tensor in tensors_of_matrix.items()}
 
     def config(self) -> dict[str, Any]:
         """Return the quantization_config of config.json."""
@@ -143,13 +143,13 @@ def _expert_tensors(name: str, parameter: Tensor, packing: Packing) -> dict[str,
         base = base.replace(".mlp.", ".block_sparse_moe.")
     gate, up, down = packing.expert_names
     names = [gate, up] if last == "gate_up_proj" else [down]
-    found: dict[str, Tensor] = {}
+    stored: dict[str, Tensor] = {}
     for index, matrices in enumerate(parameter.data):
         for part, rows in zip(names, matrices.chunk(len(names)), strict=True):
             matrix = packing.quantize(rows.float().numpy())
             rows.copy_(torch.from_numpy(matrix.weights()))
-            found |= packing.tensors(f"{base}.{index}.{part}", matrix)
-    return found
+            stored |= packing.tensors(f"{base}.{index}.{part}", matrix)
+    return stored
 
 
 def write_checkpoint(folder: Path, model: PreTrainedModel, packing: Packing) -> None:
@@ -198,7 +198,7 @@ def write_fp8(folder: Path, model: PreTrainedModel, layout: Fp8Layout) -> None:
         base = name.removesuffix(".weight")
         n, k = parameter.shape
         scale = _fp8_scale(n, k, layout)
-        found[f"{base}.weight_scale_inv" if layout == "blocks" else f"{base}.weight_scale"] = scale
+        stored[f"{base}.weight_scale_inv" if layout == "blocks" else f"{base}.weight_scale"] = scale
         whole = scale.repeat_interleave(BLOCK, 0)[:n].repeat_interleave(BLOCK, 1) if layout == "blocks" else scale
         found[name] = (parameter.detach() / whole).to(torch.float8_e4m3fn)
         parameter.data = found[name].to(parameter.dtype) * whole

@@ -98,8 +98,8 @@ PINNED = {
 
 def pinned_model(name: str) -> PreTrainedModel:
     """Make the model of one of PINNED."""
-    asked = PINNED[name]
-    return model_with_numbers(asked.config, asked.dtype)
+    pinned = PINNED[name]
+    return model_with_numbers(pinned.config, pinned.dtype)
 
 
 def model_with_numbers(config: PreTrainedConfig, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
@@ -130,8 +130,8 @@ def text_of(name: str) -> str:
     dtype: Any = str(PINNED[name].dtype).removeprefix("torch.")
     with TemporaryDirectory() as folder:
         pinned_model(name).save_pretrained(folder)
-        found = describe_model(find_model(folder), EngineOptions(dtype=dtype, compile=False))
-        return fingerprint(found.decoder, found.spec)
+        described = describe_model(find_model(folder), EngineOptions(dtype=dtype, compile=False))
+        return fingerprint(described.decoder, described.spec)
 
 
 def quantized(name: str, folder: Path) -> Described:
@@ -158,8 +158,8 @@ def main(names: list[str]) -> None:
         file_of(name).write_text(text_of(name))
     for name in records() if not names else ():
         with TemporaryDirectory() as folder:
-            kept = quantized(name, Path(folder))
-            file_of(name, is_gguf=True).write_text(fingerprint(kept.decoder, kept.spec))
+            model = quantized(name, Path(folder))
+            file_of(name, is_gguf=True).write_text(fingerprint(model.decoder, model.spec))
 
 
 if __name__ == "__main__":

@@ -130,12 +130,12 @@ def save(
 @torch.inference_mode()
 def vectors(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, texts: list[str], mode: str) -> np.ndarray:
     """Return the vectors of the texts, of length 1."""
-    found = []
+    results = []
     for text in texts:
         hidden = model(**tokenizer(text, return_tensors="pt")).last_hidden_state[0]
         vector = {"cls": hidden[0], "lasttoken": hidden[-1], "mean": hidden.mean(0), "max": hidden.amax(0)}[mode]
-        found.append(torch.nn.functional.normalize(vector, dim=0).numpy())
-    return np.stack(found)
+        results.append(torch.nn.functional.normalize(vector, dim=0).numpy())
+    return np.stack(results)
 
 
 @torch.inference_mode()

@@ -32,7 +32,7 @@ _VISION = ["<|vision_start|>", "<|vision_end|>", "<|video_pad|>"]
 
 
 class Kind(NamedTuple):
-    """The tokens and sizes of a family's small model beside the common ones."""
+    """The tokens and sizes of a family's small model besides the common ones."""
 
     image: str  # the placeholder in the template
     vector: str  # the token in whose place a vector comes
@@ -240,5 +240,5 @@ def expected_answer(name: str, seeing: SeeingModel, prompt: list[int], media: Me
     if name.startswith(("gemma", "qwen")) and kind.vector:
         types = (ids == id_of(kind.vector)) + 3 * (ids == (id_of(kind.audio) if kind.audio else -1))
         fields["token_type_ids" if name == "gemma3" else "mm_token_type_ids"] = types
-    kept = {field: value for field, value in fields.items() if field not in unused}
-    return continued(seeing.model, prompt, number, **kept)
+    inputs = {field: value for field, value in fields.items() if field not in unused}
+    return continued(seeing.model, prompt, number, **inputs)

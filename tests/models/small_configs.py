@@ -20,5 +20,5 @@ def sizes_of(name: str) -> dict[str, Any]:
 def config_of(name: str, **changes: Any) -> PreTrainedConfig:
     """Return the configuration of a small model of a type."""
     sizes = {key: value for key, value in (sizes_of(name) | changes).items() if value is not None}
-    found: PreTrainedConfig = AutoConfig.for_model(name, **sizes)
-    return found
+    result: PreTrainedConfig = AutoConfig.for_model(name, **sizes)
+    return result

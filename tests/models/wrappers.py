@@ -40,7 +40,7 @@ _QUARTER = _mrope(1, 1, 0, mrope_interleaved=True, partial_rotary_factor=0.25)
 _INTERLEAVED = _mrope(2, 3, 3, mrope_interleaved=True)
 _EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
 
-# What the text model of a wrapper needs beside the common sizes to run.
+# Settings besides the common sizes that the text model of a wrapper needs.
 _EXTRA: dict[str, dict[str, Any]] = {
     "aria_text": {"moe_num_experts": 4, "moe_topk": 2, "moe_num_shared_experts": 1},
     **{key: {"query_pre_attn_scalar": 8, "sliding_window": 6} for key in ("gemma2", "gemma3_text")},
@@ -62,7 +62,7 @@ _EXTRA: dict[str, dict[str, Any]] = {
     "qwen3_vl_text": _INTERLEAVED,
 }  # fmt: skip
 
-# What a wrapper needs beside its parts: sizes of these, and the id of a token that published configurations have.
+# Settings of a wrapper besides its parts': their sizes, and the id of a token that published configurations have.
 _OF_WRAPPER: dict[str, dict[str, Any]] = {
     **{key: {"hidden_size": 64, "vocab_size": 97} for key in ("ovis2", "paligemma")},
     "qwen2_5_omni_thinker": {"vision_start_token_id": 151652},

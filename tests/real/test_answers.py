@@ -88,7 +88,7 @@ def test_a_gap_is_filled_and_ends(coder: LiveServer, before: str, after: str, fi
 def by_chat(server: LiveServer) -> list[tuple[str, str]]:
     client = server.sdk()
     messages = []
-    found = []
+    results = []
     tools: Any = [WEATHER]
     for city in CITIES:
         messages.append({"role": "user", "content": question(city)})
@@ -99,14 +99,14 @@ def by_chat(server: LiveServer) -> list[tuple[str, str]]:
         messages.append(called.model_dump(exclude_none=True))
         messages.append({"role": "tool", "tool_call_id": call.id, "content": result(city)})
         messages.append({"role": "assistant", "content": told(city)})
-        found.append((call.function.name, call.function.arguments))
-    return found
+        results.append((call.function.name, call.function.arguments))
+    return results
 
 
 def by_responses(server: LiveServer) -> list[tuple[str, str]]:
     client = server.sdk()
     items = []
-    found = []
+    results = []
     tools: Any = [{"type": "function", **WEATHER["function"]}]
     settings: Any = {"model": "coder", "tools": tools, "temperature": 0, "max_output_tokens": 80, "store": False}
     for city in CITIES:
@@ -120,13 +120,13 @@ def by_responses(server: LiveServer) -> list[tuple[str, str]]:
         items.append(call.model_dump(exclude_none=True))
         items.append({"type": "function_call_output", "call_id": call.call_id, "output": result(city)})
         items.append({"role": "assistant", "content": told(city)})
-        found.append((call.name, call.arguments))
-    return found
+        results.append((call.name, call.arguments))
+    return results
 
 
 def by_messages(server: LiveServer) -> list[tuple[str, str]]:
     messages = []
-    found = []
+    results = []
     function = WEATHER["function"]
     tool = {"name": function["name"], "description": function["description"], "input_schema": function["parameters"]}
     with server.http() as http:
@@ -145,8 +145,8 @@ def by_messages(server: LiveServer) -> list[tuple[str, str]]:
             block = {"type": "tool_result", "tool_use_id": call["id"], "content": result(city)}
             messages.append({"role": "user", "content": [block]})
             messages.append({"role": "assistant", "content": told(city)})
-            found.append((call["name"], json.dumps(call["input"])))
-    return found
+            results.append((call["name"], json.dumps(call["input"])))
+    return results
 
 
 def question(city: str) -> str:

@@ -28,8 +28,8 @@ TEXTS = [
 
 def vectors(engine: Engine, texts: list[str]) -> np.ndarray:
     request = Request("r", tuple(map(TextPrompt, texts)), SamplingParams(max_tokens=0))
-    found = {event.index: np.array(event.vector) for event in engine.stream(request) if isinstance(event, Pooled)}
-    return np.stack([found[index] for index in range(len(texts))])
+    by_index = {event.index: np.array(event.vector) for event in engine.stream(request) if isinstance(event, Pooled)}
+    return np.stack([by_index[index] for index in range(len(texts))])
 
 
 def cosines(first: np.ndarray, second: np.ndarray) -> np.ndarray:
@@ -51,11 +51,11 @@ def test_vectors_of_a_folder_equal_those_of_transformers(name: str, request: pyt
     """MPNet's attention cannot be packed; its folder has a desktop.ini, too."""
     folder = request.getfixturevalue(name)
     with Engine.from_pretrained(folder) as engine:
-        found = vectors(engine, TEXTS)
+        actual_vectors = vectors(engine, TEXTS)
         alone = vectors(engine, TEXTS[:1])
-    assert cosines(found, by_transformers(folder, TEXTS)).min() >= 0.9999
-    assert np.array_equal(alone[0], found[0])
-    assert np.array_equal(found[4], found[0])
+    assert cosines(actual_vectors, by_transformers(folder, TEXTS)).min() >= 0.9999
+    assert np.array_equal(alone[0], actual_vectors[0])
+    assert np.array_equal(actual_vectors[4], actual_vectors[0])
 
 
 # The vectors of a Q8_0 file differ by the rounding of its weights.
@@ -67,5 +67,5 @@ def test_vectors_of_a_gguf_file_equal_those_of_its_folder(
     converter = [sys.executable, str(llama_cpp / "convert_hf_to_gguf.py"), str(minilm)]
     subprocess.run([*converter, "--outtype", kind, "--outfile", str(path)], check=True, capture_output=True)
     with Engine.from_pretrained(path) as engine:
-        found = vectors(engine, TEXTS)
-    assert cosines(found, by_transformers(minilm, TEXTS)).min() >= least
+        actual_vectors = vectors(engine, TEXTS)
+    assert cosines(actual_vectors, by_transformers(minilm, TEXTS)).min() >= least

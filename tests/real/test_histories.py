@@ -82,30 +82,30 @@ def templates(llama_cpp: Path) -> list[Path]:
 def faults(
     path: Path, loaded: tuple[ChatTemplate, Dialect], name: str, messages: Sequence[dict[str, Any]]
 ) -> list[str]:
-    found = []
+    results = []
     for tools in ({"tools": [CLOCK]}, {}):
         try:
             prompt = rendered(*loaded, {"messages": messages, **tools})
         except InvalidRequest as refused:
-            found.append(f"{path.stem}, {name}: {refused}")
+            results.append(f"{path.stem}, {name}: {refused}")
         else:
             said = {one["content"] for one in messages if isinstance(one.get("content"), str)}
             texts = {"ask-second", "got-first", "got-second", "said-first"} & said
             if any(one in path.stem for one in CALL_ALONE) and name == "answers in a row":
                 texts.discard("said-first")
-            found += [f"{path.stem}, {name}: lacks {text}" for text in texts if text not in prompt]
-    return found
+            results += [f"{path.stem}, {name}: lacks {text}" for text in texts if text not in prompt]
+    return results
 
 
 def test_no_template_rejects_a_damaged_history(llama_cpp: Path) -> None:
-    found = []
+    results = []
     for path in templates(llama_cpp):
         both = loaded(path)
         for name, messages in HISTORIES.items():
-            found += faults(path, both, name, [USER, *messages])
+            results += faults(path, both, name, [USER, *messages])
         for name, messages in ALONE.items():
-            found += faults(path, both, name, messages)
-    assert "\n".join(found) == ""
+            results += faults(path, both, name, messages)
+    assert "\n".join(results) == ""
 
 
 def as_message(answer: Read) -> dict[str, Any]:
@@ -120,16 +120,16 @@ def as_message(answer: Read) -> dict[str, Any]:
 
 
 def test_every_template_takes_the_answers_of_its_own_dialect_cut_anywhere(llama_cpp: Path) -> None:
-    found = []
+    collected = []
     tools = [FORECAST["function"], CLOCK["function"]]
     shown = Tools([CLOCK], {tool["name"]: tool["parameters"] for tool in tools}, "auto", only_one=False)
-    given = {"zone": 'zone "utc"\n</x> {', "more": [1, {"a": None}]}
+    arguments = {"zone": 'zone "utc"\n</x> {', "more": [1, {"a": None}]}
     for path in templates(llama_cpp):
         both = loaded(path)
         random = Random(path.stem)
         dialect = both[1]
         family = dialect.calls or HERMES
-        written = own_form(family, "clock", given)
+        written = own_form(family, "clock", arguments)
         opening, closing = ("<think>", "</think>") if dialect.reasoning is None else dialect.reasoning.tags
         for whole in (
             written,
@@ -142,5 +142,5 @@ def test_every_template_takes_the_answers_of_its_own_dialect_cut_anywhere(llama_
                 answer = read(segments_of(conversation.reader(), [whole[:cut]], is_cut=True))
                 message = as_message(answer)
                 results = [result("got-first", number) for number in range(len(answer.calls))]
-                found += faults(path, both, f"{whole[:cut]!r}", [USER, message, *results, AGAIN])
-    assert "\n".join(found) == ""
+                collected += faults(path, both, f"{whole[:cut]!r}", [USER, message, *results, AGAIN])
+    assert "\n".join(collected) == ""

@@ -20,9 +20,9 @@ def model(request: pytest.FixtureRequest) -> RealModel:
 
 
 def test_the_right_description_differs_by_much_less_than_is_allowed(model: RealModel) -> None:
-    found = model.differences(lambda decoder: decoder)
-    assert len(found) == len(model.described.decoder.layers) + 1
-    assert max(part.apart for part in found) < LIMIT / 5
+    result = model.differences(lambda decoder: decoder)
+    assert len(result) == len(model.described.decoder.layers) + 1
+    assert max(part.apart for part in result) < LIMIT / 5
 
 
 @pytest.mark.parametrize("name", MUTANTS)

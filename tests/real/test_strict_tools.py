@@ -67,29 +67,29 @@ def arguments_streamed(route: str, events: list[Any]) -> list[Any]:
 
 
 def asked(server: LiveServer, route: str, *, strict: bool, stream: bool) -> list[Any]:
-    found: list[Any] = []
+    results: list[Any] = []
     for prompt in PROMPTS:
         body = {**body_of(route, prompt, strict=strict), "temperature": 0, "stream": stream}
         response = httpx.post(f"{server.url}{route}", json=body, timeout=120)
         assert response.status_code == 200, response.text
         if stream:
             lines = [line.removeprefix("data: ") for line in response.text.splitlines() if line.startswith("data: {")]
-            found += arguments_streamed(route, [json.loads(line) for line in lines])
+            results += arguments_streamed(route, [json.loads(line) for line in lines])
         else:
-            found += arguments_in(route, response.json())
-    return found
+            results += arguments_in(route, response.json())
+    return results
 
 
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
 @pytest.mark.parametrize("route", ROUTES)
 def test_arguments_of_a_strict_tool_obey_its_schema(server: LiveServer, route: str, *, stream: bool) -> None:
-    found = asked(server, route, strict=True, stream=stream)
-    assert len(found) == len(PROMPTS)
-    for arguments in found:
+    result = asked(server, route, strict=True, stream=stream)
+    assert len(result) == len(PROMPTS)
+    for arguments in result:
         jsonschema.validate(arguments, SCHEMA)
 
 
 def test_the_same_model_disobeys_where_the_tool_is_not_strict(server: LiveServer) -> None:
-    found = asked(server, ROUTES[0], strict=False, stream=False)
+    result = asked(server, ROUTES[0], strict=False, stream=False)
     validator = jsonschema.Draft202012Validator(SCHEMA)
-    assert any(not validator.is_valid(arguments) for arguments in found)
+    assert any(not validator.is_valid(arguments) for arguments in result)

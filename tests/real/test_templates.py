@@ -243,7 +243,7 @@ def test_each_template_renders_each_request(llama_cpp: Path) -> None:
             wanted += [tool["function"]["name"] for tool in body.get("tools", ())]
             faults += [f"{path.stem}, {request}: lacks {text!r}" for text in wanted if text not in prompt]
             faults += [f"{path.stem}, {request}: repeats {text!r}" for text in texts if prompt.count(text) > 1]
-            faults += [f"{path.stem}, {request}: has {found!r}" for found in NOTATION.findall(prompt)]
+            faults += [f"{path.stem}, {request}: has {each!r}" for each in NOTATION.findall(prompt)]
     assert "\n".join(faults) == ""
 
 

@@ -164,8 +164,8 @@ def test_answers_end_with_each_token_that_ends_them(
 ) -> None:
     source = (llama_cpp / f"models/templates/{template}.jinja").read_text() if template else None
     tokenizer = Tokenizer.from_pretrained(vocabulary(llama_cpp, name), source)
-    found = end_token_ids(tokenizer, tokenizer.eos_token_ids)
-    assert {tokenizer.backend.id_to_token(token_id) for token_id in found} == expected
+    actual = end_token_ids(tokenizer, tokenizer.eos_token_ids)
+    assert {tokenizer.backend.id_to_token(token_id) for token_id in actual} == expected
 
 
 def test_answers_of_gemma_and_qwen_end_with_their_turns_and_files(gemma_270m: Path, qwen_05b: Path) -> None:
@@ -174,8 +174,8 @@ def test_answers_of_gemma_and_qwen_end_with_their_turns_and_files(gemma_270m: Pa
         (qwen_05b, {"<|im_end|>", "<|endoftext|>", "<|fim_pad|>", "<|repo_name|>", "<|file_sep|>"}),
     ):
         tokenizer = Tokenizer.from_pretrained(path)
-        found = end_token_ids(tokenizer, tokenizer.eos_token_ids)
-        assert {tokenizer.backend.id_to_token(token_id) for token_id in found} == expected
+        actual = end_token_ids(tokenizer, tokenizer.eos_token_ids)
+        assert {tokenizer.backend.id_to_token(token_id) for token_id in actual} == expected
 
 
 @pytest.mark.parametrize(

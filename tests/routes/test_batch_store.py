@@ -19,9 +19,9 @@ async def stored_file(store: BatchStore, owner: str = "", content: bytes = b"{}"
     """Store a file, and return its number."""
     file = FileObject(id=f"file-{uuid4().hex}", bytes=len(content), created_at=0, filename="a", purpose="batch")
     await store.add_file(owner, file, BytesIO(content))
-    found = await store.file(owner, file.id)
-    assert found is not None
-    return found[1]
+    stored = await store.file(owner, file.id)
+    assert stored is not None
+    return stored[1]
 
 
 def batch_of(name: str) -> BatchObject:

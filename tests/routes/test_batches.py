@@ -29,8 +29,8 @@ CHAT = "/v1/chat/completions"
 
 
 def line(number: int, url: str = CHAT, **body: Any) -> dict[str, Any]:
-    asked = {"messages": [{"role": "user", "content": f"Number {number}"}], "max_tokens": 5} | body
-    return {"custom_id": f"line-{number}", "method": "POST", "url": url, "body": asked}
+    fields = {"messages": [{"role": "user", "content": f"Number {number}"}], "max_tokens": 5} | body
+    return {"custom_id": f"line-{number}", "method": "POST", "url": url, "body": fields}
 
 
 def jsonl(*lines: object) -> bytes:
@@ -76,14 +76,14 @@ def test_a_batch_is_answered_in_the_background_and_openais_client_reads_it(serve
     counts = batch.request_counts
     assert (batch.status, counts.total, counts.completed, counts.failed) == ("completed", 300, 300, 0)
     assert (batch.usage.input_tokens, batch.usage.output_tokens, batch.usage.total_tokens) == (900, 600, 1500)
-    found = answers(sdk, batch.output_file_id)
-    assert [one["custom_id"] for one in found] == [f"line-{number}" for number in range(1, 301)]
-    assert {one["response"]["body"]["choices"][0]["message"]["content"] for one in found} == {"Hello world"}
-    assert all(one["response"]["status_code"] == 200 and one["error"] is None for one in found)
-    assert len({one["id"] for one in found}) == len({one["response"]["request_id"] for one in found}) == 300
+    lines = answers(sdk, batch.output_file_id)
+    assert [one["custom_id"] for one in lines] == [f"line-{number}" for number in range(1, 301)]
+    assert {one["response"]["body"]["choices"][0]["message"]["content"] for one in lines} == {"Hello world"}
+    assert all(one["response"]["status_code"] == 200 and one["error"] is None for one in lines)
+    assert len({one["id"] for one in lines}) == len({one["response"]["request_id"] for one in lines}) == 300
     assert batch.error_file_id is None
-    asked = [served.engine.submitted.get_nowait() for _ in range(300)]
-    assert all(one.is_background for one in asked)
+    requests = [served.engine.submitted.get_nowait() for _ in range(300)]
+    assert all(one.is_background for one in requests)
     assert all(served.telemetry.records.get_nowait().background for _ in range(300))
 
 
@@ -135,8 +135,8 @@ def test_a_line_that_is_refused_is_in_the_file_of_errors_and_the_others_go_on(sd
 def test_each_answer_is_one_line_however_lines_are_split(served: Served, sdk: OpenAI) -> None:
     breaks = "a\x85b\u2028c\u2029d\r\n\x0b\x0c\x1c\x1d\x1ee"
     served.engine.script = says(breaks)
-    (found,) = answers(sdk, ended(sdk, begin(sdk, line(1) | {"custom_id": breaks})).output_file_id)
-    assert found["custom_id"] == found["response"]["body"]["choices"][0]["message"]["content"] == breaks
+    (answered,) = answers(sdk, ended(sdk, begin(sdk, line(1) | {"custom_id": breaks})).output_file_id)
+    assert answered["custom_id"] == answered["response"]["body"]["choices"][0]["message"]["content"] == breaks
 
 
 @pytest.mark.parametrize(
@@ -213,19 +213,19 @@ def test_a_line_that_the_server_has_no_room_for_comes_again(
 def test_answers_are_read_while_they_come(served: Served, sdk: OpenAI) -> None:
     served.engine.script = waits_for(3)
     batch = begin(sdk, *map(line, range(1, 8)))
-    found = b""
+    content = b""
     after = "0"
 
     def read_more() -> bool:
-        nonlocal found, after
+        nonlocal content, after
         answer = served.http.get(f"/v1/batches/{batch.id}/answers", params={"after": after})
-        found += answer.content
+        content += answer.content
         after = answer.headers["x-after"]
-        return found.count(b"\n") >= 3
+        return content.count(b"\n") >= 3
 
     wait_until(read_more)
     assert after == "3"
-    assert {json.loads(text)["custom_id"] for text in found.splitlines()} == {"line-1", "line-2", "line-3"}
+    assert {json.loads(text)["custom_id"] for text in content.splitlines()} == {"line-1", "line-2", "line-3"}
     sdk.batches.cancel(batch.id)
 
 
@@ -255,14 +255,14 @@ def test_a_server_without_batches_says_why() -> None:
 def test_what_a_gateway_asks_for_again_is_made_once(serve: Serve) -> None:
     """A server may end after the write and before its answer. Then the gateway asks another one of the same store."""
     served = serve(trusted_proxy=("127.0.0.1",))
-    asked: list[tuple[str, dict[str, Any]]] = [
+    repeated: list[tuple[str, dict[str, Any]]] = [
         ("files", {"files": {"file": jsonl(line(0))}, "data": {"purpose": "batch"}}),
         ("batches", {"json": {"endpoint": CHAT, "completion_window": "24h"}}),
         ("conversations", {"json": {"items": [{"role": "user", "content": "Hi"}]}}),
         ("conversations/{}/items", {"json": {"items": [{"role": "user", "content": "You"}]}}),
     ]
     ids: dict[str, str] = {}
-    for number, (path, content) in enumerate(asked):
+    for number, (path, content) in enumerate(repeated):
         if path == "batches":
             content["json"]["input_file_id"] = ids["files"]
         headers = {IDS_HEADER: StreamIds(f"{number}" * 32, 1, 2).as_text}
@@ -323,8 +323,8 @@ def test_wherever_servers_end_no_line_is_lost_or_doubled(
                 wait_for_answers(sdk, batch, done)
                 continue
             batch = ended(sdk, batch)
-            found = answers(sdk, batch.output_file_id)
-    assert [one["custom_id"] for one in found] == [f"line-{number}" for number in range(1, 1 + total)]
+            lines = answers(sdk, batch.output_file_id)
+    assert [one["custom_id"] for one in lines] == [f"line-{number}" for number in range(1, 1 + total)]
     assert (batch.request_counts.completed, batch.request_counts.failed) == (total, 0)
     assert batch.usage.output_tokens == 2 * total, "what was begun twice counts once"
 

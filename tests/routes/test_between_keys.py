@@ -80,8 +80,8 @@ def made(path: str, **body: Any) -> Callable[[httpx.Client], str]:
 
 
 def batch(http: httpx.Client) -> str:
-    asked = {"endpoint": CHAT, "completion_window": "24h", "input_file_id": upload(http, b"not a line")}
-    return str(http.post("/v1/batches", json=asked, headers=ONE).json()["id"])
+    fields = {"endpoint": CHAT, "completion_window": "24h", "input_file_id": upload(http, b"not a line")}
+    return str(http.post("/v1/batches", json=fields, headers=ONE).json()["id"])
 
 
 ITEMS = [{"role": "user", "content": "Hi"}]
@@ -109,19 +109,19 @@ FOLDERS = {"file": "/v1/files", "batch": "/v1/batches", "conversation": "/v1/con
 @pytest.mark.parametrize("kind", KEPT)
 def test_what_a_key_has_stored_is_for_another_as_if_it_were_not_there(serve: Serve, kind: str) -> None:
     served = serve(api_key=("one", "two"))
-    kept = KEPT[kind]
-    name = kept.make(served.http)
+    stored = KEPT[kind]
+    name = stored.make(served.http)
     folder = FOLDERS.get(kind, RESPONSES)
     unknown = name[:-1] + ("0" if name[-1] != "0" else "1")
-    for method, rest in kept.asked:
+    for method, rest in stored.asked:
 
         def ask(which: str, method: str = method, rest: str = rest) -> tuple[int, str]:
-            body = None if kept.body is None or method != "POST" else kept.body
+            body = None if stored.body is None or method != "POST" else stored.body
             answer = served.http.request(method, f"{folder}/{which}{rest}", json=body, headers=TWO)
             return answer.status_code, answer.json()["error"]["message"].replace(which, "ID")
 
         assert ask(name) == ask(unknown)
         assert ask(name)[0] == 404
-    if kept.listed:
-        assert served.http.get(kept.listed, headers=TWO).json()["data"] == []
+    if stored.listed:
+        assert served.http.get(stored.listed, headers=TWO).json()["data"] == []
     assert served.http.get(f"{folder}/{name}", headers=ONE).status_code == 200

@@ -55,17 +55,17 @@ def test_arguments_become_an_object(arguments: object, expected: dict[str, Any],
 def test_a_cut_object_keeps_its_whole_members(whole: dict[str, Any], data: st.DataObject) -> None:
     text = json.dumps(whole)
     cut = data.draw(st.integers(1, len(text) - 1))
-    found = json.loads(object_text(text[:cut])[0])
+    read_again = json.loads(object_text(text[:cut])[0])
     members = [*whole.items()]
-    kept = [(name, json.dumps(value)) for name, value in members[: max(0, len(found) - 1)]]
-    assert [(name, json.dumps(value)) for name, value in found.items()][: len(kept)] == kept
+    whole_members = [(name, json.dumps(value)) for name, value in members[: max(0, len(read_again) - 1)]]
+    assert [(name, json.dumps(value)) for name, value in read_again.items()][: len(whole_members)] == whole_members
 
 
 @given(st.text() | st.text('{}[]",:\\0a'))
 def test_whatever_the_text_it_becomes_an_object_that_can_be_encoded(text: str) -> None:
-    found, _ = object_text(text)
-    assert isinstance(json.loads(found), dict)
-    found.encode()
+    text_of_object, _ = object_text(text)
+    assert isinstance(json.loads(text_of_object), dict)
+    text_of_object.encode()
 
 
 @pytest.mark.parametrize("text", ["[" * 10**6, '{"a":' * 10**5, '{"a": "' + "\\" * 10**6, "{'a': " + "(" * 16000])

@@ -93,8 +93,8 @@ def test_usage_can_be_in_every_chunk(served: Served) -> None:
 
 
 def test_usage_tells_the_tokens_of_images_and_sounds_if_there_are_any() -> None:
-    found = usage_object(Usage(90, 4, 1, image_tokens=77, audio_tokens=5)).prompt_tokens_details
-    assert json.loads(msgspec.json.encode(found)) == {"cached_tokens": 4, "image_tokens": 77, "audio_tokens": 5}
+    details = usage_object(Usage(90, 4, 1, image_tokens=77, audio_tokens=5)).prompt_tokens_details
+    assert json.loads(msgspec.json.encode(details)) == {"cached_tokens": 4, "image_tokens": 77, "audio_tokens": 5}
     assert msgspec.json.encode(usage_object(Usage(90, 4, 1)).prompt_tokens_details) == b'{"cached_tokens":4}'
 
 

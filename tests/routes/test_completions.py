@@ -112,8 +112,8 @@ def test_best_of_returns_the_likeliest_candidates_of_each_prompt_best_first(serv
         (3, "Ho77", None),
     ]
     assert answer["usage"]["completion_tokens"] == 16  # tokens of all candidates
-    asked = served.engine.submitted.get().params
-    assert (asked.n, asked.logprobs, asked.prompt_logprobs) == (4, 0, None)
+    params = served.engine.submitted.get().params
+    assert (params.n, params.logprobs, params.prompt_logprobs) == (4, 0, None)
 
 
 def test_best_of_shows_logprobs_if_the_client_asked_for_them(served: Served) -> None:
@@ -165,16 +165,16 @@ def test_usage_can_be_in_every_chunk(served: Served) -> None:
 
 def test_a_streamed_echo_comes_first(served: Served) -> None:
     choices = [chunk["choices"][0] for chunk in stream_of(served, prompt=["Hi", "Ho"], echo=True)[:3]]
-    found = [(choice["index"], choice["text"]) for choice in choices]
-    assert found == [(0, "Hi"), (1, "Ho"), (0, "Hello world")]
+    pieces = [(choice["index"], choice["text"]) for choice in choices]
+    assert pieces == [(0, "Hi"), (1, "Ho"), (0, "Hello world")]
 
 
 def test_tokens_that_are_ready_together_leave_in_one_event(served: Served) -> None:
     served.engine.script = says("a", "b", "c")
     chunks = stream_of(served, n=2, logprobs=1, return_token_ids=True)
     choices = [c["choices"][0] for c in chunks if c["choices"][0]["text"]]
-    found = [(choice["index"], choice["text"], choice["token_ids"]) for choice in choices]
-    assert found == [(index, "abc", [10, 11, 12]) for index in (0, 1)]
+    pieces = [(choice["index"], choice["text"], choice["token_ids"]) for choice in choices]
+    assert pieces == [(index, "abc", [10, 11, 12]) for index in (0, 1)]
     assert choices[0]["logprobs"]["tokens"] == ["a", "b", "c"]
     assert choices[0]["logprobs"]["text_offset"] == [0, 1, 2]
 
@@ -246,10 +246,10 @@ def test_the_answer_has_the_stop_reason(served: Served) -> None:
 def test_a_suffix_makes_a_gap_and_control_tokens_end_the_answer(served: Served) -> None:
     served.engine.tokenizer.fill = FillTokens((7, 8, 9), ("<a>", "<b>", "<c>"), suffix_first=False)
     choice = served.complete(prompt=["Hi", "Ho"], suffix="!", echo=True, stop_token_ids=[5]).json()["choices"][1]
-    asked = served.engine.submitted.get()
-    assert asked.prompts == (GapPrompt("Hi", "!"), GapPrompt("Ho", "!"))
-    assert asked.params.stop_token_ids == (5, 7, 8, 9)
+    submitted = served.engine.submitted.get()
+    assert submitted.prompts == (GapPrompt("Hi", "!"), GapPrompt("Ho", "!"))
+    assert submitted.params.stop_token_ids == (5, 7, 8, 9)
     assert choice["text"] == "HoHello world"  # without the suffix
     served.complete(prompt=[5, 6], suffix="!", ignore_eos=True)
-    asked = served.engine.submitted.get()
-    assert (asked.prompts, asked.params.stop_token_ids) == ((GapPrompt([5, 6], "!"),), ())
+    submitted = served.engine.submitted.get()
+    assert (submitted.prompts, submitted.params.stop_token_ids) == ((GapPrompt([5, 6], "!"),), ())

@@ -71,15 +71,15 @@ def test_the_root_is_the_chat_for_browsers_and_links_for_others(serve: Serve) ->
     served = serve(api_key=(KEY,), guard_all=True)
     chat = served.http.get("/", headers=BROWSER)
     assert (chat.status_code, chat.headers["vary"]) == (200, "accept")
-    told = served.http.get("/").json()
-    assert told["needs_key"]
-    assert "version" not in told  # --guard-all
+    root = served.http.get("/").json()
+    assert root["needs_key"]
+    assert "version" not in root  # --guard-all
     served = serve()
-    told = served.http.get("/").json()
-    assert told.keys() == {"name", "version", "links", "needs_key"}
-    assert not told["needs_key"]
+    root = served.http.get("/").json()
+    assert root.keys() == {"name", "version", "links", "needs_key"}
+    assert not root["needs_key"]
     known = {"authorization": f"Bearer {KEY}"}
-    for link in (told["links"][name] for name in ("models", "schema", "health", "metrics", "page")):
+    for link in (root["links"][name] for name in ("models", "schema", "health", "metrics", "page")):
         assert served.http.get(link, headers=known).status_code == 200
 
 
@@ -171,10 +171,10 @@ def test_the_feed_has_the_same_numbers_as_debug_requests(served: Served) -> None
 
 def test_a_feed_ends_when_the_server_shuts_down(served: Served) -> None:
     with served.http.stream("GET", "/dashboard/feed") as feed:
-        found = messages(feed)
-        next(found)
+        events = messages(feed)
+        next(events)
         served.engine.drain()
-        assert len(list(found)) <= 1
+        assert len(list(events)) <= 1
 
 
 def test_the_feed_answers_head(served: Served) -> None:
@@ -232,12 +232,12 @@ async def test_the_number_of_viewers_is_limited_and_a_viewer_that_leaves_frees_i
 
 
 async def test_viewers_share_each_message_and_without_viewers_none_is_made() -> None:
-    made = count()
+    numbers = count()
     threads = set()
 
     def render() -> bytes:
         threads.add(threading.get_ident())
-        return str(next(made)).encode()
+        return str(next(numbers)).encode()
 
     feed = Feed(render, interval_seconds=0)
     for number in range(3):

@@ -108,8 +108,8 @@ def test_open_requests_are_in_the_list_and_have_an_account_so_far(
         "failed=true": False,
         "outcome=finished": False,
     }.items():
-        found = some.http.get(f"/debug/requests?{query}").json()
-        assert found["open"] == ([shown] if is_shown else []), query
+        listed = some.http.get(f"/debug/requests?{query}").json()
+        assert listed["open"] == ([shown] if is_shown else []), query
 
 
 def test_rows_of_a_list_agree_with_the_whole_accounts(some: Served) -> None:

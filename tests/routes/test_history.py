@@ -138,9 +138,9 @@ CASES: dict[str, tuple[list[Any], list[Any], str]] = {
 
 @pytest.mark.parametrize("name", CASES)
 def test_a_damaged_history_of_chat_is_repaired(serve: Serve, name: str) -> None:
-    given, expected, note = CASES[name]
-    found, notes = prompt_of(serve(template=HYBRID), CHAT, [*HI, *given, *HI])
-    assert found == [*HI, *expected, *HI]
+    damaged, expected, note = CASES[name]
+    repaired, notes = prompt_of(serve(template=HYBRID), CHAT, [*HI, *damaged, *HI])
+    assert repaired == [*HI, *expected, *HI]
     assert note in notes
     assert bool(note) == bool(notes)
 
@@ -148,8 +148,8 @@ def test_a_damaged_history_of_chat_is_repaired(serve: Serve, name: str) -> None:
 def test_only_a_call_that_is_to_be_answered_gets_a_result(serve: Serve) -> None:
     served = serve(template=HYBRID)
     for asks, expected in ((True, [result(NO_RESULT)]), (False, [])):
-        found, _ = prompt_of(served, CHAT, [*HI, calling(call())], add_generation_prompt=asks)
-        assert found == [*HI, calling(call()), *expected]
+        repaired, _ = prompt_of(served, CHAT, [*HI, calling(call())], add_generation_prompt=asks)
+        assert repaired == [*HI, calling(call()), *expected]
 
 
 def test_routes_that_count_tokens_note_what_they_read_differently(serve: Serve) -> None:
@@ -259,16 +259,16 @@ HOSTED: dict[str, tuple[list[dict[str, Any]], list[Any], str]] = {
 def test_items_of_hosted_tools_are_shown_as_calls_and_results_or_left_out(serve: Serve, name: str) -> None:
     items, expected, note = HOSTED[name]
     served = serve(template=HYBRID)
-    found, notes = prompt_of(served, RESPONSES, [*HI, *items, *HI])
-    assert (found[0], found[-1]) == (HI[0], HI[0])
+    repaired, notes = prompt_of(served, RESPONSES, [*HI, *items, *HI])
+    assert (repaired[0], repaired[-1]) == (HI[0], HI[0])
     if expected:
-        _, assistant, answer, _ = found
-        (made,) = assistant["tool_calls"]
+        _, assistant, answer, _ = repaired
+        (call_shown,) = assistant["tool_calls"]
         content = answer["content"] if isinstance(answer["content"], str) else answer["content"][0]["text"]
-        assert [made["function"]["name"], content] == expected
-        assert answer["tool_call_id"] == made["id"]
+        assert [call_shown["function"]["name"], content] == expected
+        assert answer["tool_call_id"] == call_shown["id"]
     else:
-        assert len(found) == 2
+        assert len(repaired) == 2
     assert note in notes
 
 
@@ -277,20 +277,20 @@ def test_the_stored_items_of_a_response_keep_their_texts(serve: Serve) -> None:
     items, _, _ = HOSTED["local shell"]
     first = answered(served.post(RESPONSES, input=[*HI, *items]))
     before = list(submitted(served)[1].messages)
-    found, notes = prompt_of(served, RESPONSES, "How many?", previous_response_id=first["id"])
-    assert found[: len(before)] == before
+    repaired, notes = prompt_of(served, RESPONSES, "How many?", previous_response_id=first["id"])
+    assert repaired[: len(before)] == before
     assert "a stored item: local_shell_call is shown" in notes
 
 
 def test_other_fields_of_a_text_reach_the_template_from_responses_too(served: Served) -> None:
     part = {"type": "input_text", "text": "Hallo", "source_lang_code": "de"}
-    found, _ = prompt_of(served, RESPONSES, [{"role": "user", "content": [part]}])
-    assert found == [{"role": "user", "content": [{**part, "type": "text"}]}]
+    repaired, _ = prompt_of(served, RESPONSES, [{"role": "user", "content": [part]}])
+    assert repaired == [{"role": "user", "content": [{**part, "type": "text"}]}]
     deep: Any = {}
     for _ in range(20):
         deep = [deep]
-    found, notes = prompt_of(served, RESPONSES, [{"role": "user", "content": [{**part, "source_lang_code": deep}]}])
-    assert found == [{"role": "user", "content": "Hallo"}]
+    repaired, notes = prompt_of(served, RESPONSES, [{"role": "user", "content": [{**part, "source_lang_code": deep}]}])
+    assert repaired == [{"role": "user", "content": "Hallo"}]
     assert "too deep, and left out" in notes
 
 
@@ -331,10 +331,10 @@ ITEMS: dict[str, tuple[list[dict[str, Any]], list[Any]]] = {
 @pytest.mark.parametrize("name", ITEMS)
 def test_damaged_items_of_responses_are_repaired(serve: Serve, name: str) -> None:
     items, results = ITEMS[name]
-    found, _ = prompt_of(serve(template=HYBRID), RESPONSES, [*HI, *items, *HI])
-    assert [message["content"] for message in found if message["role"] == "tool"] == results
+    repaired, _ = prompt_of(serve(template=HYBRID), RESPONSES, [*HI, *items, *HI])
+    assert [message["content"] for message in repaired if message["role"] == "tool"] == results
     if not results:
-        assert ORPHANED in found
+        assert ORPHANED in repaired
 
 
 def test_missing_texts_of_items_are_noted(serve: Serve) -> None:
@@ -348,12 +348,17 @@ def test_input_without_readable_items_is_refused(serve: Serve) -> None:
 
 
 def test_items_in_chats_form_are_calls_and_results(serve: Serve) -> None:
-    given = [calling(call(arguments="{}")), result(), calling(call(call_id="c2"), content="Wait."), result("18", "c2")]
+    chat_items = [
+        calling(call(arguments="{}")),
+        result(),
+        calling(call(call_id="c2"), content="Wait."),
+        result("18", "c2"),
+    ]
     served = serve(template=HYBRID)
-    found, notes = prompt_of(served, RESPONSES, [*HI, *given, *HI])
-    assert found == [*HI, *given, *HI]
+    repaired, notes = prompt_of(served, RESPONSES, [*HI, *chat_items, *HI])
+    assert repaired == [*HI, *chat_items, *HI]
     assert notes == "; ".join(f"input[{number}]: is read in chat's form" for number in range(1, 5))
-    made = served.post("/v1/conversations", items=[*HI, *given])
-    assert made.headers[HEADER] == notes.replace("input", "items")
-    found, _ = prompt_of(served, RESPONSES, "Go on", conversation=answered(made)["id"])
-    assert found == [*HI, *given, {"role": "user", "content": "Go on"}]
+    conversation = served.post("/v1/conversations", items=[*HI, *chat_items])
+    assert conversation.headers[HEADER] == notes.replace("input", "items")
+    repaired, _ = prompt_of(served, RESPONSES, "Go on", conversation=answered(conversation)["id"])
+    assert repaired == [*HI, *chat_items, {"role": "user", "content": "Go on"}]

@@ -166,11 +166,11 @@ def test_files_that_were_uploaded_are_read_by_their_ids(served: Served) -> None:
 @pytest.fixture
 def site() -> Iterator[tuple[str, list[str]]]:
     """Return the URL of a site whose images are their paths, or a number of bytes, and the list of requests to it."""
-    asked: list[str] = []
+    paths: list[str] = []
 
     class Site(Handler):
         def do_GET(self) -> None:
-            asked.append(self.path)
+            paths.append(self.path)
             self.send_response(404 if self.path == "/none" else 200)
             self.send_header("content-type", "image/png")
             self.end_headers()
@@ -178,7 +178,7 @@ def site() -> Iterator[tuple[str, list[str]]]:
             self.wfile.write(bytes(int(path)) if path.isdigit() else self.path.encode())
 
     with running_http(Site) as url:
-        yield url, asked
+        yield url, paths
 
 
 def test_urls_are_fetched_once_each_where_their_host_is_allowed(serve: Serve, site: tuple[str, list[str]]) -> None:
@@ -276,16 +276,16 @@ def test_what_is_no_image_is_refused_by_its_form(served: Served, url: str, words
 
 def sent(served: Served, path: str, *turns: list[str]) -> httpx.Response:
     """Send turns of the user with images by their URLs, each answered but the last one."""
-    given: list[dict[str, Any]] = []
+    messages: list[dict[str, Any]] = []
     for urls in turns:
         if path == MESSAGES:
             parts: list[dict[str, Any]] = [{"type": "image", "source": _source(url)} for url in urls]
         else:
             parts = [{"type": "input_image", "image_url": url} if path == RESPONSES else image(url) for url in urls]
-        given += [user(*parts), {"role": "assistant", "content": "Seen."}]
+        messages += [user(*parts), {"role": "assistant", "content": "Seen."}]
     if path == RESPONSES:
-        return served.post(path, input=given[:-1])
-    return served.post(path, model="org/demo", messages=given[:-1], max_tokens=9)
+        return served.post(path, input=messages[:-1])
+    return served.post(path, model="org/demo", messages=messages[:-1], max_tokens=9)
 
 
 def _source(url: str) -> dict[str, str]:

@@ -329,8 +329,8 @@ def test_thinking_is_the_switch_of_the_template(
 
 @pytest.mark.parametrize("name", ["output_config", "output_format"])
 def test_a_format_is_a_grammar(served: Served, name: str) -> None:
-    given = {"type": "json_schema", "schema": PARAMETERS}
-    request, _ = submitted(served, **{name: given if name == "output_format" else {"format": given}})
+    output_format = {"type": "json_schema", "schema": PARAMETERS}
+    request, _ = submitted(served, **{name: output_format if name == "output_format" else {"format": output_format}})
     assert (request.params.grammar.kind, json.loads(request.params.grammar.text)) == ("json_schema", PARAMETERS)
 
 

@@ -55,13 +55,13 @@ def test_the_document_is_served_as_json(served: Served) -> None:
 
 
 def test_the_document_is_made_once_and_only_when_it_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    made = []
-    monkeypatch.setattr(openapi, "document", lambda *args, **kwargs: made.append(args) or {})
+    calls = []
+    monkeypatch.setattr(openapi, "document", lambda *args, **kwargs: calls.append(args) or {})
     (route,) = [route for route in routes(EVERYTHING) if route.path == "/openapi.json"]
-    assert made == []
+    assert calls == []
     for _ in range(2):
         assert asyncio.run(route.endpoint(Request({"type": "http", "headers": []}))).body == b"{}"
-    assert len(made) == 1
+    assert len(calls) == 1
 
 
 def test_browsers_get_the_document_indented(served: Served) -> None:
@@ -75,7 +75,7 @@ def test_browsers_get_the_document_indented(served: Served) -> None:
 
 def test_groups_of_routes_are_listed_in_their_order() -> None:
     named = [group["name"] for group in published()["tags"]]
-    used = {found["tags"][0] for methods in published()["paths"].values() for found in methods.values()}
+    used = {described["tags"][0] for methods in published()["paths"].values() for described in methods.values()}
     assert named[:3] == ["Chat", "Completions", "Responses"]
     assert sorted(named) == sorted(used)  # each route is in a group that the list has
 
@@ -84,13 +84,13 @@ def test_all_references_and_schemas_are_valid() -> None:
     whole = published()
     for part in walk(whole):
         if "$ref" in part:
-            found: Any = whole
+            target: Any = whole
             for name in part["$ref"].removeprefix("#/").split("/"):
-                found = found[name]
-            assert found
+                target = target[name]
+            assert target
     for schema in whole["components"]["schemas"].values():
         Draft202012Validator.check_schema(schema)
-    ids = [found["operationId"] for methods in whole["paths"].values() for found in methods.values()]
+    ids = [target["operationId"] for methods in whole["paths"].values() for target in methods.values()]
     assert len(set(ids)) == len(ids)
 
 
@@ -107,9 +107,9 @@ def test_a_key_is_asked_for_where_the_document_says_so(serve: Serve) -> None:
         served = serve(api_key=("secret",), guard_all=guard_all)
         headers = {"authorization": "Bearer secret"}
         for path, methods in served.http.get("/openapi.json", headers=headers).json()["paths"].items():
-            for method, found in methods.items():
+            for method, described in methods.items():
                 with served.http.stream(method.upper(), path.replace("{name}", "live.js")) as response:
-                    assert (response.status_code == 401) == (found["security"] == [{"api_key": []}]), path
+                    assert (response.status_code == 401) == (described["security"] == [{"api_key": []}]), path
 
 
 @pytest.mark.parametrize(("path", "body"), [("/v1/chat/completions", ChatBody), ("/v1/completions", CompletionBody)])
@@ -117,7 +117,7 @@ def test_what_is_beyond_a_published_range_is_refused_and_its_ends_are_not(
     served: Served, path: str, body: type[ChatBody]
 ) -> None:
     schemas = published()["components"]["schemas"]
-    given = {"messages": [{"role": "user", "content": "Hi"}]} if body is ChatBody else {"prompt": "Hi"}
+    fields_of_body = {"messages": [{"role": "user", "content": "Hi"}]} if body is ChatBody else {"prompt": "Hi"}
     fields = {"logprobs": True} if body is ChatBody else {}
     assert len(ranges(body)) >= 15
     for name, (low, high) in ranges(body).items():
@@ -126,7 +126,7 @@ def test_what_is_beyond_a_published_range_is_refused_and_its_ends_are_not(
         for value, is_allowed in ((low - 1, False), (low, True), (high, True), (high + 1, False)):
             more = {"max_tokens": value} if name == "min_tokens" and is_allowed and value else {}
             more |= {"n": 1, "best_of": value} if name == "best_of" else {}
-            response = served.post(path, **{**given, **fields, **more, name: value})
+            response = served.post(path, **{**fields_of_body, **fields, **more, name: value})
             refused_for = None if response.status_code == 200 else response.json()["error"]["param"]
             assert (refused_for != name) is is_allowed, (name, value, response.text[:300])
 
@@ -163,9 +163,11 @@ SCHEMAS = {
 
 @pytest.mark.parametrize(("page", "path", "body"), list(bodies()))
 def test_each_documented_body_has_the_schema_of_its_route(page: str, path: str, body: str) -> None:
-    found = operation("POST", path)
-    assert found is not None
-    check(json.loads(body), found["requestBody"]["content"]["application/json"]["schema"]["$ref"].rpartition("/")[2])
+    description = operation("POST", path)
+    assert description is not None
+    check(
+        json.loads(body), description["requestBody"]["content"]["application/json"]["schema"]["$ref"].rpartition("/")[2]
+    )
 
 
 @pytest.mark.parametrize(("page", "answer"), list(answers()))
@@ -188,14 +190,14 @@ def test_the_example_of_each_route_is_answered(served: Served) -> None:
     file_id = served.http.post("/v1/files", **form).json()["id"]
     for pattern, methods in published()["paths"].items():
         path = pattern.replace("{conversation_id}", begun)
-        for method, found in methods.items():
-            content = found.get("requestBody", {}).get("content", {})
+        for method, described in methods.items():
+            content = described.get("requestBody", {}).get("content", {})
             if "application/json" in content and "lora" not in path:  # Only some servers have the routes of adapters.
                 example = content["application/json"]["example"]
                 example |= {"tokens": [97]} if "tokens" in example else {}  # the vocabulary of the tests is small
                 example |= {"model": "org/demo"} if "model" in example else {}
                 example |= {"input_file_id": file_id} if "input_file_id" in example else {}
-                if found["tags"] == ["Embeddings and scores"]:
+                if described["tags"] == ["Embeddings and scores"]:
                     served.engine.pooling = Pooling("embed", 2)
                     served.engine.script = pools(*[[0.6, 0.8]] * 3)
                 assert served.http.request(method, path, json=example).status_code == 200, path

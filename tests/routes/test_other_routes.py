@@ -91,11 +91,11 @@ def test_texts_and_lists_of_ids_of_any_context_are_counted_but_not_of_any_length
 
 def test_work_with_the_tokenizer_ends_when_its_client_leaves(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     future: Future[bytes] = Future()
-    asked = threading.Event()
+    began = threading.Event()
     ended = threading.Event()
 
     def never(work: object, *, client: str, num_bytes: int) -> Future[bytes]:
-        asked.set()
+        began.set()
         return future
 
     future.add_done_callback(lambda _: ended.set())
@@ -104,7 +104,7 @@ def test_work_with_the_tokenizer_ends_when_its_client_leaves(served: Served, mon
         body = b'{"prompt": "ab"}'
         head = b"POST /tokenize HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
         client.sendall(head + b"content-length: %d\r\n\r\n" % len(body) + body)
-        assert asked.wait(60)
+        assert began.wait(60)
     assert ended.wait(60)
     assert future.cancelled()
 

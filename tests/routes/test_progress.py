@@ -46,9 +46,11 @@ def soon(serve: Serve) -> Served:
 @contextmanager
 def streaming(served: Served, path: str, headers: dict[str, str] | None = None, **more: Any) -> Iterator[Any]:
     """Ask for a stream. Give the request, once its prompt is long, the answer, and the events that come."""
-    asked = served.http.build_request("POST", path, json={**BODIES[path], "stream": True, **more}, headers=headers)
+    request_sent = served.http.build_request(
+        "POST", path, json={**BODIES[path], "stream": True, **more}, headers=headers
+    )
     served.engine.script = lambda request: [[progress(request, 20)]]
-    answer = served.http.send(asked, stream=True)
+    answer = served.http.send(request_sent, stream=True)
     request = served.engine.submitted.get(timeout=60)
     try:
         yield request, answer, blocks(answer)

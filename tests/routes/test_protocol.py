@@ -88,9 +88,9 @@ def test_an_unknown_name_is_logged_once_and_shown_short_and_escaped(caplog: pyte
     strange = json.dumps({"prompt": "Hi", "a\n\x1b[2Jb": 1, "c" * 1000: 1}).encode()
     for body in (b'{"prompt": "Hi", "temprature": 1, "user": "me"}', strange) * 2:
         at_once(parse(CompletionBody, body))
-    told = "Clients sent an unknown parameter, which is ignored: "
+    message = "Clients sent an unknown parameter, which is ignored: "
     shown = ("'temprature'", "'a\\n\\x1b[2Jb'", f"'{'c' * 59}...")
-    assert sorted(caplog.messages) == sorted(told + name for name in shown)
+    assert sorted(caplog.messages) == sorted(message + name for name in shown)
 
 
 def test_of_many_unknown_names_few_are_logged(caplog: pytest.LogCaptureFixture) -> None:

@@ -130,10 +130,10 @@ def test_an_answer_says_that_its_trace_is_sampled_if_its_spans_are_exported(serv
 def test_more_tokens_than_the_context_has_are_cut_and_told(
     served: Served, path: str, name: str, details: str, stream: bool
 ) -> None:
-    for asked, told in ((4093, None), (4094, 4093)):  # the context has 4,096 tokens, the prompt 3
+    for wanted, shown in ((4093, None), (4094, 4093)):  # the context has 4,096 tokens, the prompt 3
         options = {"stream_options": {"include_usage": True}} if stream else {}
-        response = served.post(path, **BODIES[path] | {name: asked}, stream=stream, **options)
-        assert response.headers.get("x-max-tokens-cut-to") == (None if told is None else f"{told}")
+        response = served.post(path, **BODIES[path] | {name: wanted}, stream=stream, **options)
+        assert response.headers.get("x-max-tokens-cut-to") == (None if shown is None else f"{shown}")
         answer = last_usage(response.text) if stream else response.json()["usage"]
         assert (answer.get(details) or {}).get("max_tokens_cut_to") == told
 
@@ -141,8 +141,8 @@ def test_more_tokens_than_the_context_has_are_cut_and_told(
 def last_usage(text: str) -> dict[str, Any]:
     """Return the last usage in the events of a stream."""
     events = [json.loads(line[6:]) for line in text.splitlines() if line.startswith("data: {")]
-    found = [event.get("response", event).get("usage") for event in events]
-    return next(usage for usage in reversed(found) if usage)
+    usages = [event.get("response", event).get("usage") for event in events]
+    return next(usage for usage in reversed(usages) if usage)
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -61,9 +61,9 @@ def test_without_generation_config_the_defaults_are_openais_and_the_operators() 
     ],
 )
 def test_wrong_default_in_model_files_is_ignored_with_the_error_of_a_request(value: object, problem: str) -> None:
-    found = defaults({"temperature": value, "top_k": 5})
-    assert found.of_request() == NEUTRAL | {"top_k": 5}
-    assert found.ignored == (f"Invalid 'temperature': {problem}.",)
+    defaults_left = defaults({"temperature": value, "top_k": 5})
+    assert defaults_left.of_request() == NEUTRAL | {"top_k": 5}
+    assert defaults_left.ignored == (f"Invalid 'temperature': {problem}.",)
 
 
 @pytest.mark.parametrize(

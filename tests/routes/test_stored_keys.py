@@ -65,17 +65,17 @@ def limits(headers: Any) -> list[str]:
 
 
 def test_every_route_of_a_group_needs_the_right_of_that_group() -> None:
-    found: dict[str, set[Right]] = {}
+    rights_of_group: dict[str, set[Right]] = {}
     for route in routes(Config("demo", ServerOptions(stored_keys=True, response_store=Path("store")))):
         group = operation.group if (operation := operation_of(route.endpoint)) is not None else ""
         if not is_open(route.path, guard_all=True):
-            found.setdefault(group, set()).add(right_for(route.path))
-    assert found.pop("Server") == {Right(0), Right.WATCH}  # probes, and metrics
-    assert found.pop("Debugging") == {Right.WATCH, Right.KEYS}
-    assert found.pop("Pages") == {Right.WATCH}
-    assert Right.ADAPTERS in found.pop("")  # the adapters' routes, which this server has not
-    assert found.pop("Models") == {Right(0)}
-    assert {right for rights in found.values() for right in rights} == {Right.USE}
+            rights_of_group.setdefault(group, set()).add(right_for(route.path))
+    assert rights_of_group.pop("Server") == {Right(0), Right.WATCH}  # probes, and metrics
+    assert rights_of_group.pop("Debugging") == {Right.WATCH, Right.KEYS}
+    assert rights_of_group.pop("Pages") == {Right.WATCH}
+    assert Right.ADAPTERS in rights_of_group.pop("")  # the adapters' routes, which this server has not
+    assert rights_of_group.pop("Models") == {Right(0)}
+    assert {right for rights in rights_of_group.values() for right in rights} == {Right.USE}
 
 
 PATHS = {"/v1/completions": 1, "/debug/requests": 2, "/debug/report": 2, "/dashboard/feed": 2, "/admin/keys": 3}
@@ -230,11 +230,11 @@ def test_a_key_may_ask_for_its_models_only(run: RunServer, table: KeyTable, tmp_
 
 def test_a_request_gets_no_better_priority_than_its_key(run: RunServer, table: KeyTable) -> None:
     with asking(run, table.add("alice", {"priority": 5})) as served:
-        found = []
-        for asked in ({}, {"priority": 1}, {"priority": 9}):
-            served.complete(**asked)
-            found.append(served.engine.submitted.get(timeout=60).priority)
-    assert found == [5, 5, 9]
+        priorities = []
+        for wanted in ({}, {"priority": 1}, {"priority": 9}):
+            served.complete(**wanted)
+            priorities.append(served.engine.submitted.get(timeout=60).priority)
+    assert priorities == [5, 5, 9]
 
 
 # -- changes and failures ----------------------------------------------------------------------------------------------
@@ -289,5 +289,5 @@ def test_a_table_that_fails_refuses_keys_with_limits_and_counts_the_others_later
         wait_until(lambda: "The table of keys does not work" in caplog.text)
         connection.execute("PRAGMA query_only = OFF")
         wait_until(lambda: sum(key["tokens_today"] for key in table.listed()) == 5)
-    found = {key["name"]: key["requests_today"] for key in table.listed()}
-    assert found == {"limited": 0, "free": 1}
+    counts = {key["name"]: key["requests_today"] for key in table.listed()}
+    assert counts == {"limited": 0, "free": 1}

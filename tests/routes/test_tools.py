@@ -367,11 +367,11 @@ class GetTime(BaseModel):
 
 def test_the_sdk_reads_streams_and_parses_calls(served: Served) -> None:
     served.engine.script = says("Well: ", *(piece.replace("get_time", "GetTime") for piece in (*PIECES, "\n", CALL)))
-    asked: dict[str, Any] = {"model": "org/demo", "messages": HI, "tools": [pydantic_function_tool(GetTime)]}
+    fields: dict[str, Any] = {"model": "org/demo", "messages": HI, "tools": [pydantic_function_tool(GetTime)]}
     with served.sdk() as client:
-        answer = client.chat.completions.create(**asked).choices[0]
-        parsed = client.chat.completions.parse(**asked).choices[0]
-        with client.chat.completions.stream(**asked) as stream:
+        answer = client.chat.completions.create(**fields).choices[0]
+        parsed = client.chat.completions.parse(**fields).choices[0]
+        with client.chat.completions.stream(**fields) as stream:
             events = list(stream)
             final = stream.get_final_completion().choices[0]
     assert [call.function.arguments for call in answer.message.tool_calls or ()] == [ZONE, ZONE]

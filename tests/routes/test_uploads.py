@@ -209,8 +209,8 @@ def announced(url: str, head: bytes, **headers: str) -> tuple[int, str]:
 def test_what_cannot_be_stored_is_refused_before_it_has_arrived(
     served: Served, head: bytes, headers: dict[str, str], status: int, reason: str
 ) -> None:
-    found = announced(served.url, head, **headers)
-    assert (found[0], reason in found[1]) == (status, True)
+    answer = announced(served.url, head, **headers)
+    assert (answer[0], reason in answer[1]) == (status, True)
 
 
 def test_a_file_that_finds_no_room_is_refused_before_it_has_arrived(serve: Serve) -> None:
@@ -232,11 +232,11 @@ def test_a_large_upload_takes_no_memory_and_comes_back_as_it_was(served: Served,
         tracemalloc.stop()
     assert (answer.status_code, answer.json()["bytes"]) == (200, len(content))
     assert peak < 4 * 2**20
-    found = hashlib.sha256()
+    digest = hashlib.sha256()
     with served.http.stream("GET", f"/v1/files/{answer.json()['id']}/content") as answered:
         for part in answered.iter_raw():
-            found.update(part)
-    assert found.digest() == hashlib.sha256(content).digest()
+            digest.update(part)
+    assert digest.digest() == hashlib.sha256(content).digest()
     assert served.http.delete(f"/v1/files/{answer.json()['id']}").status_code == 200
 
 

@@ -104,8 +104,8 @@ def constrained() -> EngineAccount:
         num_masked_draws=3,
         num_forced_tokens=2,
     )
-    told = {"compile_ns": 2_000_003, "cache": "miss", "kind": "json_schema"}
-    account.events.append(RequestEvent(EventKind.GRAMMAR_COMPILED, STAMPS_NS[2] + 2_500_001, None, told))
+    details = {"compile_ns": 2_000_003, "cache": "miss", "kind": "json_schema"}
+    account.events.append(RequestEvent(EventKind.GRAMMAR_COMPILED, STAMPS_NS[2] + 2_500_001, None, details))
     return account
 
 

@@ -54,12 +54,12 @@ def samples(metrics: Metrics, form: str = TEXT) -> dict[Key, float]:
 
 def samples_on(page: bytes, form: str = TEXT) -> dict[Key, float]:
     """Return the samples of a page by name and labels, with the same spelling of `le` in both formats."""
-    found: dict[Key, float] = {}
+    samples: dict[Key, float] = {}
     for family in families(page, form):
         for sample in family.samples:
             labels = dict(sample.labels)
             if "le" in labels:
                 labels["le"] = str(float(labels["le"]))
-            assert key(sample.name, **labels) not in found, f"{sample.name} {labels} is there twice"
-            found[key(sample.name, **labels)] = sample.value
-    return found
+            assert key(sample.name, **labels) not in samples, f"{sample.name} {labels} is there twice"
+            samples[key(sample.name, **labels)] = sample.value
+    return samples

@@ -38,15 +38,15 @@ TOKENS = st.one_of(st.integers(0, 20), st.sampled_from([999, 1000, 1001]), st.in
 @st.composite
 def causes(draw: st.DrawFn, times: RequestTimes) -> dict[str, dict[Cause, int]]:
     """Return the fields of an account with the causes of the phases that were reached, or a part of these."""
-    found: dict[str, dict[Cause, int]] = {}
+    fields: dict[str, dict[Cause, int]] = {}
     for phase in times.phases():
         if phase.name in ("prefill", "decode"):
-            parts = found.setdefault(f"{phase.name}_causes_ns", {})
+            parts = fields.setdefault(f"{phase.name}_causes_ns", {})
             left_ns = phase.duration_ns
             for cause in draw(st.lists(st.sampled_from(Cause), unique=True, max_size=3)):
                 parts[cause] = draw(st.integers(0, left_ns))
                 left_ns -= parts[cause]
-    return found
+    return fields
 
 
 @st.composite
@@ -139,25 +139,25 @@ def expected(records: Iterable[RequestRecord]) -> dict[Key, float]:
                 continue
             assert set(labels) == set(metric.labels)
             counters[key(metric.name, **labels)] += amount
-    found: dict[Key, float] = {name: float(amount) for name, amount in counters.items() if amount}
+    numbers: dict[Key, float] = {name: float(amount) for name, amount in counters.items() if amount}
     for (name, labels), values in histograms(records).items():
         for bound in (*by_name[name].buckets, float("inf")):
             number = len(values) if bound == float("inf") else sum(value <= Fraction(repr(bound)) for value in values)
-            found[f"{name}_bucket", labels | {("le", str(bound))}] = number
-        found[f"{name}_count", labels] = len(values)
-        found[f"{name}_sum", labels] = float(sum(values))
-    return found
+            numbers[f"{name}_bucket", labels | {("le", str(bound))}] = number
+        numbers[f"{name}_count", labels] = len(values)
+        numbers[f"{name}_sum", labels] = float(sum(values))
+    return numbers
 
 
 def histograms(records: Iterable[RequestRecord]) -> dict[Key, list[Value]]:
     """Return the values of each histogram."""
-    found: defaultdict[Key, list[Value]] = defaultdict(list)
+    values: defaultdict[Key, list[Value]] = defaultdict(list)
     for record in records:
         for metric, labels, value in histogram_values(record):
             if not is_left_out(record, metric):
                 assert set(labels) == set(metric.labels)
-                found[key(metric.name, **labels)].append(value)
-    return found
+                values[key(metric.name, **labels)].append(value)
+    return values
 
 
 def is_left_out(record: RequestRecord, metric: names.Metric) -> bool:
@@ -258,7 +258,7 @@ def counted(record: RequestRecord) -> Iterator[tuple[names.Metric, dict[str, str
     yield vllm_names.PROMPT_TOKENS, vllm, record.prompt_tokens
     if record.deadline is not None:
         yield n.DEADLINES, {"outcome": str(record.deadline)}, 1
-    told = record.account.forecast
+    forecast = record.account.forecast
     times = record.times
     intervals = (
         ("first_token", times.first_token, told.first_token_low_ns, told.first_token_high_ns),

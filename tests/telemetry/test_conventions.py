@@ -65,18 +65,20 @@ def test_every_attribute_of_the_conventions_is_in_the_registry_and_current() -> 
 def test_attributes_have_the_types_of_the_registry_and_values_of_its_enumerations(record: Any) -> None:
     operations = {str(one.value) for one in gen_ai_attributes.GenAiOperationNameValues}
     for span in spans_of(record):
-        found = {name: value for name, value in span.attributes.items() if name.startswith("gen_ai.")}
-        assert {name: type(value) for name, value in found.items()} == {name: TYPE_OF[name] for name in found}
-        assert found.get("gen_ai.output.type", "text") in {one.value for one in gen_ai_attributes.GenAiOutputTypeValues}
-        assert found.get("gen_ai.operation.name", "chat") in operations
+        registered = {name: value for name, value in span.attributes.items() if name.startswith("gen_ai.")}
+        assert {name: type(value) for name, value in registered.items()} == {name: TYPE_OF[name] for name in registered}
+        assert registered.get("gen_ai.output.type", "text") in {
+            one.value for one in gen_ai_attributes.GenAiOutputTypeValues
+        }
+        assert registered.get("gen_ai.operation.name", "chat") in operations
 
 
 def test_numbers_are_floats_where_a_client_sent_integers(make_record) -> None:
     sent = dict.fromkeys(("temperature", "top_p", "top_k", "frequency_penalty", "presence_penalty"), 1)
     span = spans_of(make_record(params=sent | {"seed": 7, "n": 2, "max_tokens": 3}))[1]
-    found = {name: type(value) for name, value in span.attributes.items() if name.startswith("gen_ai.request.")}
-    assert found == {name: TYPE_OF[name] for name in found}
-    assert len(found) == 10
+    types = {name: type(value) for name, value in span.attributes.items() if name.startswith("gen_ai.request.")}
+    assert types == {name: TYPE_OF[name] for name in types}
+    assert len(types) == 10
 
 
 def test_an_operation_has_a_name_of_the_registry_if_that_knows_it() -> None:

@@ -198,7 +198,7 @@ def test_every_step_is_counted_once(drain: Callable[[Metrics], Any]) -> None:
 @pytest.mark.parametrize("form", FORMS)
 def test_every_metric_in_names_is_on_the_page_and_no_other(form: str, full: Metrics) -> None:
     suffix = {"counter": "_total", "info": "_info"}
-    found = {
+    on_page = {
         (family.name + suffix.get(family.type, ""), family.type, family.documentation): {
             frozenset(sample.labels.keys() - {"le"}) for sample in family.samples
         }
@@ -206,7 +206,7 @@ def test_every_metric_in_names_is_on_the_page_and_no_other(form: str, full: Metr
         if not family.name.startswith(("process_", "python_"))
     }
     kinds = {} if "openmetrics" in form else {"info": "gauge"}
-    assert found == {(m.name, kinds.get(m.type, m.type), m.help): {frozenset(m.labels)} for m in ALL}
+    assert on_page == {(m.name, kinds.get(m.type, m.type), m.help): {frozenset(m.labels)} for m in ALL}
 
 
 def test_openmetrics_has_the_units(full: Metrics) -> None:
@@ -261,8 +261,10 @@ def test_a_bounded_number_of_adapters_have_series(make_record, monkeypatch: pyte
     for name in ("a", "b", "c", "d", "a"):
         metrics.observe(make_record(model=name, adapter=name))
     count = f"{names.DURATION_SECONDS.name}_count"
-    found = {model: samples(metrics).get(key(count, **LABELS | {"model": model})) for model in ("a", "b", "c", "other")}
-    assert found == {"a": 2, "b": 1, "c": None, "other": 2}
+    counts = {
+        model: samples(metrics).get(key(count, **LABELS | {"model": model})) for model in ("a", "b", "c", "other")
+    }
+    assert counts == {"a": 2, "b": 1, "c": None, "other": 2}
 
 
 def test_a_lone_surrogate_in_a_name_does_not_break_the_page() -> None:
@@ -293,16 +295,16 @@ def test_labels_have_few_values_whatever_records_say(hostile: list[RequestRecord
 def test_an_exemplar_is_the_last_value_of_its_bucket_at_the_end_of_its_request(metrics: Metrics, make_record) -> None:
     for last in [make_record() for _ in range(3)]:
         metrics.observe(last)
-    found = {
+    exemplars = {
         (sample.name, sample.labels["le"]): sample.exemplar
         for family in families(metrics.render(OPENMETRICS)[0], OPENMETRICS)
         for sample in family.samples
         if sample.exemplar and family.name in (names.DURATION_SECONDS.name, vllm_names.DURATION.name)
     }
     shown = (names.DURATION_SECONDS, vllm_names.DURATION)
-    assert found.keys() == {(f"{metric.name}_bucket", "0.5") for metric in shown}
+    assert exemplars.keys() == {(f"{metric.name}_bucket", "0.5") for metric in shown}
     assert b"trace_id" not in metrics.render(None)[0]
-    for exemplar in found.values():
+    for exemplar in exemplars.values():
         assert exemplar.labels == {"trace_id": f"{0xABC:032x}"}
         assert exemplar.value == last.times.duration_ns / 1e9
         assert float(exemplar.timestamp) == pytest.approx(1_700_000_000 + last.times.responded / 1e9, abs=1e-6)
@@ -316,9 +318,9 @@ def test_requests_that_end_within_two_milliseconds_leave_exemplars_of_the_first_
     for later_ns, span_id in ((0, 1), (1_999_999, 2), (-5_000_000, 3), (2_000_000, 4), (2_500_000, 5)):
         times = replace(record.times, responded=record.times.responded + later_ns)
         metrics.observe(replace(record, times=times, trace=replace(record.trace, trace_id=span_id)))
-        found = set(re.findall(rb'trace_id="0*(\d+)"', metrics.render(OPENMETRICS)[0]))
-        assert found in ({b"1"}, {b"4"}, {b"1", b"4"}), "the others ended too soon after these"
-        assert (b"4" in found) == (span_id >= 4)
+        traces = set(re.findall(rb'trace_id="0*(\d+)"', metrics.render(OPENMETRICS)[0]))
+        assert traces in ({b"1"}, {b"4"}, {b"1", b"4"}), "the others ended too soon after these"
+        assert (b"4" in traces) == (span_id >= 4)
 
 
 @pytest.mark.parametrize(
@@ -380,12 +382,12 @@ def test_callers_that_arrive_while_a_page_is_rendered_share_the_next() -> None:
     with ThreadPoolExecutor(1 + len(forms)) as threads:
         threads.submit(metrics.render, TEXT)
         assert is_making.wait(60)
-        asked = [threads.submit(metrics.render, form) for form in forms]
+        renderings = [threads.submit(metrics.render, form) for form in forms]
         assert all(lock.came.acquire(timeout=60) for _ in range(1 + len(forms)))
         go_on.set()
     assert len(snapshots) == 1 + len(FORMS)
     for form in FORMS:
-        page, *others = [one.result()[0] for one, of_form in zip(asked, forms, strict=True) if of_form == form]
+        page, *others = [one.result()[0] for one, of_form in zip(renderings, forms, strict=True) if of_form == form]
         assert all(other is page for other in others)
         assert page.endswith(b"# EOF\n") is ("openmetrics" in form)
 

@@ -70,11 +70,11 @@ def test_neighbours_are_the_requests_with_shared_steps(make_record, ranges: list
     steps = [set() if first is None else set(range(first, first + number)) for first, number in ranges]
     expected = {str(index): len(steps[0] & steps[index]) for index in range(1, len(ranges)) if steps[0] & steps[index]}
     entry = recent.get("0")
-    found = {other["request_id"]: other["num_shared_steps"] for other in entry["neighbours"]}
+    shares = {other["request_id"]: other["num_shared_steps"] for other in entry["neighbours"]}
     assert entry["num_neighbours"] == len(expected)
-    assert len(found) == min(len(expected), MOST_NEIGHBOURS)
-    assert found.items() <= expected.items()
-    assert list(found.values()) == sorted(expected.values(), reverse=True)[:MOST_NEIGHBOURS]
+    assert len(shares) == min(len(expected), MOST_NEIGHBOURS)
+    assert shares.items() <= expected.items()
+    assert list(shares.values()) == sorted(expected.values(), reverse=True)[:MOST_NEIGHBOURS]
 
 
 def test_a_neighbour_of_the_same_id_is_another_request(make_record) -> None:

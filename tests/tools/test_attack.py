@@ -74,8 +74,8 @@ def test_a_verdict_holds_where_all_limits_are_kept() -> None:
 )
 def test_a_verdict_fails_for_each_limit(changes: dict[str, Any], says: str) -> None:
     result = replace(GOOD, **changes)
-    (found,) = failures(ATTACK, result)
-    assert says in found
+    (failure,) = failures(ATTACK, result)
+    assert says in failure
     assert "**fails**" in markdown([as_json(ATTACK, result)])
 
 
@@ -94,8 +94,8 @@ def test_a_verdict_fails_for_each_limit(changes: dict[str, Any], says: str) -> N
     ],
 )
 def test_a_verdict_fails_for_a_wrong_answer(answer: Answer, says: str) -> None:
-    (found,) = failures(ATTACK, replace(GOOD, answers=[Answer("200"), answer]))
-    assert says in found
+    (failure,) = failures(ATTACK, replace(GOOD, answers=[Answer("200"), answer]))
+    assert says in failure
 
 
 def test_gaps_lie_within_a_stream_and_a_stall_counts_before_it_is_over() -> None:
@@ -188,7 +188,7 @@ uvicorn.run(Starlette(routes=routes), port=int(sys.argv[-1]), log_level="critica
 
 @pytest.fixture(scope="module")
 def attacked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[bytes], list[str]]]:
-    """Return a function that sends a body to the small server beside a real neighbour, and returns the verdict."""
+    """Return a function that sends a body to the small server next to a real neighbour, and returns the verdict."""
     port = free_port()
     log_file = Path(tmp_path_factory.mktemp("attack")) / "log"
     command = [sys.executable, "-c", SERVE, str(port)]

@@ -36,7 +36,7 @@ def test_floors_of_the_demo_model_are_those_worked_out_by_hand() -> None:
     assert floors_ms[8] == pytest.approx((269e6 + 8 * 192 * 23_040) / 52e9 * 1e3, rel=0.03)
     assert floors_ms[64] == pytest.approx(2 * 134.5e6 * 64 / 890e9 * 1e3, rel=0.05)
     parts_ms = [work.seconds(MACHINE) * 1e3 for work in floor.work(DEMO, [(191, 192)] * 64).values()]
-    assert max(parts_ms) < floors_ms[64] < sum(parts_ms)  # reading and computing go on beside each other
+    assert max(parts_ms) < floors_ms[64] < sum(parts_ms)  # reading and computing overlap
 
 
 @given(st.lists(st.tuples(st.integers(0, 20), st.integers(1, 20)), min_size=1, max_size=4))
@@ -55,6 +55,6 @@ def test_points_that_do_not_fit_are_left_out_and_named() -> None:
 @given(st.lists(st.tuples(st.floats(0, 1), st.floats(0, 1)), min_size=5, max_size=30))
 def test_parts_add_up_to_the_step_and_outliers_do_not_count(times: list[tuple[float, float]]) -> None:
     rows = [{"step": a + b, "first": a, "second": b} for a, b in times]
-    found = middle([*rows, {"step": 100.0, "first": 100.0, "second": 0.0}])
-    assert found["step"] == pytest.approx(found["first"] + found["second"])
-    assert found["step"] <= 2000
+    medians = middle([*rows, {"step": 100.0, "first": 100.0, "second": 0.0}])
+    assert medians["step"] == pytest.approx(medians["first"] + medians["second"])
+    assert medians["step"] <= 2000

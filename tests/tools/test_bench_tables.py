@@ -26,9 +26,9 @@ def test_a_ratio_is_to_the_best_median_of_a_peer_in_rounds_that_both_have() -> N
     ours = server(10, None, 30)
     best = server(5, 5, 10, start_seconds=8)
     servers = {"oaiserve": ours, "a": server(1, 50, 2), "b": best, "c": server()}
-    found = "\n".join(table.comparison(servers))
-    assert "| b | **2.50 (2.00..3.00)** | ≥ 1.25 times |" in found
-    assert "| a | **1.00 (1.00..1.00)** | ≤ 2 s |" in found
+    text = "\n".join(table.comparison(servers))
+    assert "| b | **2.50 (2.00..3.00)** | ≥ 1.25 times |" in text
+    assert "| a | **1.00 (1.00..1.00)** | ≤ 2 s |" in text
     assert "| W1 | output, tokens/s | 90.0 |  |  | ≥ 1.25 times |" in table.comparison({"oaiserve": server(90.0)})
 
 

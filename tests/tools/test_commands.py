@@ -21,7 +21,7 @@ def test_the_list_has_the_commands_that_there_are() -> None:
         for path in (ROOT / "tools").rglob("*.py")
         if 'if __name__ == "__main__"' in path.read_text() and "scripts" not in path.parts
     }
-    assert found - PARTS == {f"tools.{name}" for name in COMMANDS}
+    assert modules - PARTS == {f"tools.{name}" for name in COMMANDS}
 
 
 def test_a_command_runs_by_its_name_in_the_list() -> None:
@@ -33,7 +33,7 @@ def test_a_command_runs_by_its_name_in_the_list() -> None:
 def test_results_are_written_with_what_they_are_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "argv", ["x", "--quick"])
     write_json(tmp_path / "a/results.json", {"rows": [1], "machine": "another"})
-    found = json.loads((tmp_path / "a/results.json").read_text())
-    assert found.keys() == {"name", "command", "created", "machine", "version", "rows"}
-    assert (found["machine"], found["rows"]) == ("another", [1])
-    assert found["command"].endswith(" --quick")
+    record = json.loads((tmp_path / "a/results.json").read_text())
+    assert record.keys() == {"name", "command", "created", "machine", "version", "rows"}
+    assert (record["machine"], record["rows"]) == ("another", [1])
+    assert record["command"].endswith(" --quick")

@@ -47,8 +47,8 @@ def test_outcomes_of_mutants(
 
 def test_a_family_that_ignores_a_key_is_found(originals: dict[str, Original], monkeypatch: pytest.MonkeyPatch) -> None:
     def facts(settings: Settings) -> Facts:
-        found = llama(settings)
-        return replace(found, norm=replace(found.norm, epsilon=1e-6))
+        of_llama = llama(settings)
+        return replace(of_llama, norm=replace(of_llama.norm, epsilon=1e-6))
 
     monkeypatch.setitem(FAMILIES, "llama", replace(FAMILIES["llama"], facts=facts))
     assert [outcome for outcome, _ in try_mutant(originals["llama"], {"rms_norm_eps": 0.1})] == [DIFFERENT]

@@ -15,8 +15,8 @@ FLAT = [Sample(minute, 500.0, 600.0, 30, 20, 0, 0, 10 * minute, minute) for minu
 
 def test_a_form_holds_that_costs_twice_as_much() -> None:
     assert growth.failures(ONE, TWO) == []
-    found = growth.markdown([Growth("/v1/responses", "a form", [ONE, TWO], [])])
-    assert "| /v1/responses | a form | 400 | 2,048 | 1.00 | 2.10 | 100 | 190 | 20 | holds |" in found
+    text = growth.markdown([Growth("/v1/responses", "a form", [ONE, TWO], [])])
+    assert "| /v1/responses | a form | 400 | 2,048 | 1.00 | 2.10 | 100 | 190 | 20 | holds |" in text
 
 
 @pytest.mark.parametrize(
@@ -30,13 +30,13 @@ def test_a_form_holds_that_costs_twice_as_much() -> None:
     ],
 )
 def test_a_form_fails_that_costs_more(change: dict[str, float | str], says: str) -> None:
-    (found,) = growth.failures(ONE, TWO._replace(**change))
-    assert says in found
+    (failure,) = growth.failures(ONE, TWO._replace(**change))
+    assert says in failure
 
 
 def test_much_for_few_bytes_fails_even_if_it_grows_with_them() -> None:
-    (found,) = growth.failures(ONE._replace(cpu_seconds=10.0), TWO._replace(cpu_seconds=20.0))
-    assert found == "20.00 s of CPU for 2.00 MiB"
+    (failure,) = growth.failures(ONE._replace(cpu_seconds=10.0), TWO._replace(cpu_seconds=20.0))
+    assert failure == "20.00 s of CPU for 2.00 MiB"
 
 
 def test_work_of_the_model_is_free_only_if_it_answers() -> None:
@@ -60,8 +60,8 @@ def test_a_flat_soak_holds() -> None:
     ],
 )
 def test_what_grows_or_is_left_over_fails_a_soak(change: dict[str, float], says: str) -> None:
-    (found,) = soak.failures([*FLAT[:6], *(one._replace(**change) for one in FLAT[6:])], Counter())
-    assert says in found
+    (failure,) = soak.failures([*FLAT[:6], *(one._replace(**change) for one in FLAT[6:])], Counter())
+    assert says in failure
 
 
 def test_a_wrong_answer_fails_a_soak() -> None:

@@ -21,8 +21,8 @@ def test_reference_is_transformers_with_expanded_weights(family: str, tmp_path: 
     ids = prompt(40, model.config.vocab_size, BLOCK_SIZE).chunks[0].sequence.token_ids
     expected = torch.cat([own_logits(model, count) for count in (1, 8, 40)])
     for _ in ("computed", "stored"):
-        found = Reference(find_model(path), ids, tmp_path / "stored").logits([0, 7, 39])
-        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+        logits = Reference(find_model(path), ids, tmp_path / "stored").logits([0, 7, 39])
+        torch.testing.assert_close(logits, expected, rtol=1e-4, atol=1e-4)
 
 
 class _Uniform:
@@ -50,7 +50,7 @@ def test_positions_are_spread_over_each_range() -> None:
 
 
 def test_text_is_long_enough_and_has_prose_and_code() -> None:
-    found = text(20_000)
-    assert 20_000 <= len(found) < 30_000
-    assert "statement" in found
-    assert "JSONDecodeError" in found
+    sample = text(20_000)
+    assert 20_000 <= len(sample) < 30_000
+    assert "statement" in sample
+    assert "JSONDecodeError" in sample

@@ -88,8 +88,8 @@ def test_the_disturbance_is_found_with_which_a_load_was_recorded(monkeypatch: py
     load = load_of_one_second(40)
     disturbed = run(*load.arrivals, cost=LINEAR, server=load.server, disturbance_share=0.1)
     tpots = [one.tpot for one in disturbed.served if one.tpot is not None]
-    found = calibrated(replace(load, tpot_seconds=sum(tpots) / len(tpots))).cost
-    assert found.disturbance_share == pytest.approx(0.1, rel=0.3)
+    calibration = calibrated(replace(load, tpot_seconds=sum(tpots) / len(tpots))).cost
+    assert calibration.disturbance_share == pytest.approx(0.1, rel=0.3)
     assert calibrated(load) == load
 
 
@@ -105,7 +105,7 @@ def test_late_prompts_are_computed_ended_or_refused() -> None:
     server = RecordedServer(max_running=1, policy="deadline", prefix_cache=False)
     arrivals = [(0.0, index, Arrival(0, prompt(8, 100 * index), 10, deadline_seconds=0.501)) for index in range(20)]
     replayed = {use: LoadReplay(server, Cost(FLAT), use).run(arrivals) for use in ("ignored", "ended", "kept")}
-    assert [sum(one.is_in_time for one in found.served) for found in replayed.values()] == [5] * 3
+    assert [sum(one.is_in_time for one in outcome.served) for outcome in replayed.values()] == [5] * 3
     assert [one.latency is not None for one in replayed["ignored"].served] == [True] * 20
     assert [one.latency is not None for one in replayed["ended"].served] == [True] * 5 + [False] * 15
     assert (replayed["ignored"].num_late, replayed["ended"].num_late) == (0, 15)
@@ -116,10 +116,10 @@ def test_a_calibrated_forecast_refuses_what_would_be_late() -> None:
     server = RecordedServer(max_running=1, policy="fcfs", prefix_cache=False)
     calm = [(index * 0.2, index, Arrival(0, prompt(8, 100 * index), 10, deadline_seconds=9)) for index in range(250)]
     crowd = [(60.0, index, Arrival(0, prompt(8, 100 * index), 10, deadline_seconds=0.45)) for index in range(250, 270)]
-    ended, kept = (LoadReplay(server, Cost(FLAT), use).run([*calm, *crowd]) for use in ("ended", "kept"))
-    assert (ended.num_late, kept.num_late) == (16, 0)
-    assert sum(one.is_in_time for one in kept.served) == sum(one.is_in_time for one in ended.served) == 254
-    assert kept.num_refused_late == 16
+    ended, refusing = (LoadReplay(server, Cost(FLAT), use).run([*calm, *crowd]) for use in ("ended", "kept"))
+    assert (ended.num_late, refusing.num_late) == (16, 0)
+    assert sum(one.is_in_time for one in refusing.served) == sum(one.is_in_time for one in ended.served) == 254
+    assert refusing.num_refused_late == 16
 
 
 def test_the_more_requests_there_are_the_more_are_within_their_deadlines_though_most_cannot_be() -> None:

@@ -18,26 +18,26 @@ def main() -> int:
     parser.add_argument("--first", type=int, default=0, help="the first of them")
     parser.add_argument("--seconds", type=float, default=3600, help="of simulated life for each seed")
     parser.add_argument("--seed", type=int, help="one seed, with its trace")
-    given = parser.parse_args()
+    arguments = parser.parse_args()
     from tests.world.hour import live
 
-    if given.seed is not None:
-        found = live(given.seed, given.seconds, keeps_trace=True)
-        print(*found.lines, f"trace {found.trace}, {len(found.wrong)} wrong", *found.wrong, sep="\n")
-        return bool(found.wrong)
+    if arguments.seed is not None:
+        result = live(arguments.seed, arguments.seconds, keeps_trace=True)
+        print(*result.lines, f"trace {result.trace}, {len(result.wrong)} wrong", *result.wrong, sep="\n")
+        return bool(result.wrong)
     began = time.monotonic()
     counts = Counter[str]()
     failed = 0
-    seeds = range(given.first, given.first + given.seeds)
+    seeds = range(arguments.first, arguments.first + arguments.seeds)
     with multiprocessing.get_context("fork").Pool(os.cpu_count()) as pool:
-        for found in pool.imap_unordered(partial(live, seconds=given.seconds), seeds):
-            counts.update(found.counts, seeds=1, hours=found.hours)
-            if found.wrong:
+        for result in pool.imap_unordered(partial(live, seconds=arguments.seconds), seeds):
+            counts.update(result.counts, seeds=1, hours=result.hours)
+            if result.wrong:
                 failed += 1
-                told = f"seed {found.seed} (trace {found.trace}): {len(found.wrong)} wrong"
-                print(told, *found.wrong[:3], sep="\n  ")
+                summary = f"seed {result.seed} (trace {result.trace}): {len(result.wrong)} wrong"
+                print(summary, *result.wrong[:3], sep="\n  ")
     seconds = time.monotonic() - began
-    print(f"{counts.pop('seeds')} seeds in {seconds:.0f} s, {given.seeds / seconds:.2f} a second, {failed} failed")
+    print(f"{counts.pop('seeds')} seeds in {seconds:.0f} s, {arguments.seeds / seconds:.2f} a second, {failed} failed")
     hours = counts.pop("hours")
     print(f"{hours:.0f} hours of simulated life: " + ", ".join(f"{n} {of}" for of, n in counts.most_common()))
     return bool(failed)

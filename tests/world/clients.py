@@ -183,17 +183,17 @@ class Judge:
 
 
 def _begins(events: dict[int, list[bytes]], whole: Any) -> bool:
-    return all(found == whole.get(choice, [])[: len(found)] for choice, found in events.items())
+    return all(each == whole.get(choice, [])[: len(each)] for choice, each in events.items())
 
 
 async def references(world: World, ip: str) -> dict[str, list[Answer]]:
     """Return the answers of an undisturbed server: several of requests without a seed."""
-    found: dict[str, list[Answer]] = {}
+    answers: dict[str, list[Answer]] = {}
     for case, (_, body) in CASES.items():
         seeds = [{}] if "seed" in body else [{"seed": seed} for seed in SEEDS]
-        found[case] = [await ask(case, ip, **seed) for seed in seeds]
-        assert all(answer.status == 200 and answer.is_complete for answer in found[case]), (found, world.wrong)
-    return found
+        answers[case] = [await ask(case, ip, **seed) for seed in seeds]
+        assert all(answer.status == 200 and answer.is_complete for answer in answers[case]), (answers, world.wrong)
+    return answers
 
 
 def process_of(world: World, number: int) -> Process:

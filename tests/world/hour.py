@@ -290,8 +290,8 @@ class Life:
         self._must_be_zero("the network", ends=max(0, len(self.network.ends) - most))
         for process in self.world.processes:
             self._must_be_zero(process.name, tasks=max(0, len(process.tasks) - 12 * (process.state is State.RUNNING)))
-        kept = {row[0] for one in self.replicas for row in one.store._connection.execute("SELECT id FROM responses")}
-        self._must_be_zero("what clients were told to be stored", lost=len({*self._stored} - kept))
+        stored = {row[0] for one in self.replicas for row in one.store._connection.execute("SELECT id FROM responses")}
+        self._must_be_zero("what clients were told to be stored", lost=len({*self._stored} - stored))
 
     def _must_be_zero(self, name: str, **numbers: float) -> None:
         for what, number in numbers.items():
@@ -348,11 +348,11 @@ def judge() -> Judge:
 
 def live(seed: int, seconds: float = 3600.0, *, keeps_trace: bool = False) -> Result:
     """Live for so long from a seed, and return what has happened."""
-    found = judge()
+    result = judge()
     world = World(seed, keeps_trace)
     with TemporaryDirectory(dir=SHARED_MEMORY if SHARED_MEMORY.exists() else None) as folder, _in(world):
         try:
-            world.run_until_complete(Life(world, found, Path(folder)).hour(seconds))
+            world.run_until_complete(Life(world, result, Path(folder)).hour(seconds))
         except Exception as error:
             world.blame(f"the world ended: {error!r}")
             if keeps_trace:

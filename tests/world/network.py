@@ -81,7 +81,7 @@ class Network:
 
     def kill(self, process: Process, how: str) -> None:
         """Close what a dead process had, by a `reset`, or in silence when the `power` of its machine fails."""
-        self.listeners = {place: found for place, found in self.listeners.items() if found[0] is not process}
+        self.listeners = {place: each for place, each in self.listeners.items() if each[0] is not process}
         if how == "power":
             self.switch_off(process.ip)
         for end in [end for end in self.ends if end.process is process]:

@@ -90,15 +90,15 @@ class Model:
         size = self._size
         ids = sequence.token_ids
         blocks = sequence.blocks
-        found = self._slots[blocks[(chunk.start - 1) // size]][(chunk.start - 1) % size] if chunk.start else 0
+        result = self._slots[blocks[(chunk.start - 1) // size]][(chunk.start - 1) % size] if chunk.start else 0
         for position in range(chunk.start, chunk.end):
-            found = _mixed(found, ids[position])
-            self._slots.setdefault(blocks[position // size], [0] * size)[position % size] = found
+            result = _mixed(result, ids[position])
+            self._slots.setdefault(blocks[position // size], [0] * size)[position % size] = result
         if not chunk.max_draws:
             return ChunkResult()
         for block in blocks[: (chunk.end - 1) // size]:  # attention reads them all
-            found ^= self._slots[block][-1]
-        return ChunkResult([self._token(ids[chunk.end - 1], _mixed(found, sequence.draw_key % NUM_KEYS))])
+            result ^= self._slots[block][-1]
+        return ChunkResult([self._token(ids[chunk.end - 1], _mixed(result, sequence.draw_key % NUM_KEYS))])
 
     def _token(self, last: int, drawn: int) -> int:
         if last == _E_ACUTE[0]:
@@ -412,6 +412,6 @@ def put_in_place(patch: pytest.MonkeyPatch) -> None:
     """Let engines have loops without threads. The schema of the API is made once: it takes as long as ten requests."""
     patch.setattr(engine_module, "EngineLoop", Loop)
     patch.setattr(app_module, "run_in_threadpool", _in_thread)
-    made = app_module.published
-    published = cache(lambda **named: made([], **named))
+    publish = app_module.published
+    published = cache(lambda **named: publish([], **named))
     patch.setattr(app_module, "published", lambda table, **named: published(**named))

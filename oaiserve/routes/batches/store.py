@@ -87,7 +87,7 @@ class BatchStore:
                 self._lock = os.open(f"{path}-batches", os.O_RDWR | os.O_CREAT, FILE_MODE)
         except OSError as error:
             raise StartupError(
-                f"'{path}-batches', beside --response-store, cannot be opened: {error.strerror}."
+                f"'{path}-batches', next to --response-store, cannot be opened: {error.strerror}."
             ) from error
         self.is_shared = path is not None  # Other processes may have opened the file, too.
         self._computes = self._lock is None

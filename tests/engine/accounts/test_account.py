@@ -111,8 +111,8 @@ def test_steps_are_counted_from_the_first_of_a_request_to_its_last(overlap: bool
 
 
 def test_a_request_with_too_many_events_keeps_the_first() -> None:
-    asked = request("a", prompt_len=4 * MOST_EVENTS, max_tokens=1)
-    one = run(asked, max_step_tokens=2, max_running=1, kv_blocks=128).ended["a"]
+    one_request = request("a", prompt_len=4 * MOST_EVENTS, max_tokens=1)
+    one = run(one_request, max_step_tokens=2, max_running=1, kv_blocks=128).ended["a"]
     assert len(one.account.events) == MOST_EVENTS
     assert one.account.num_events_dropped == 2 * MOST_EVENTS + 2 - MOST_EVENTS
 

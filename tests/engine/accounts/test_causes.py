@@ -23,11 +23,11 @@ def test_settled_parts_keep_their_sum_and_none_is_below_zero(parts: dict[Cause, 
         with pytest.raises(ValueError, match="less than nothing"):
             settled(parts)
         return
-    found = settled(parts)
-    assert sum(found.values()) == total
-    assert all(ns > 0 for ns in found.values())
+    result = settled(parts)
+    assert sum(result.values()) == total
+    assert all(ns > 0 for ns in result.values())
     if min(parts.values(), default=0) >= 0:
-        assert found == {cause: ns for cause, ns in parts.items() if ns}
+        assert result == {cause: ns for cause, ns in parts.items() if ns}
 
 
 def test_time_that_was_expected_and_did_not_pass_is_taken_from_what_was_expected() -> None:

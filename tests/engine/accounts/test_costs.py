@@ -1,4 +1,4 @@
-"""What a request costs beside others, and what it would have cost alone."""
+"""The cost of a request that runs with others, and its cost alone."""
 
 from collections.abc import Iterator
 
@@ -20,8 +20,8 @@ def lab() -> Iterator[Lab]:
 def beside(lab: Lab, number: int, prompt_len: int, **params: int) -> EngineAccount:
     """Return the account of the same request, which begins next to others."""
     others = [request(f"{i}", prompt_len=prompt_len, max_tokens=200) for i in range(number)]
-    asked = request("same", prompt_len=300, **{"max_tokens": 40, **params})
-    return lab.run(*others, asked, after=3 if number else 0)["same"].account
+    own = request("same", prompt_len=300, **{"max_tokens": 40, **params})
+    return lab.run(*others, own, after=3 if number else 0)["same"].account
 
 
 @pytest.mark.parametrize("params", [{}, {"n": 4}, {"max_tokens": 1}])

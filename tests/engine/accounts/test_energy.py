@@ -36,7 +36,7 @@ def test_shares_of_an_hour_add_up_to_what_the_meter_has_counted_though_it_wraps(
     package = Package(tmp_path)
     clock = Clock()
     energy = Energy(rapl_counters(tmp_path), [], num_cores=2, clock_ns=clock)
-    used = given = 0.0
+    used = total = 0.0
     energy.read()
     assert energy.joules_of(10**9, 0) is None
     for number in range(360):  # ten seconds each
@@ -45,9 +45,9 @@ def test_shares_of_an_hour_add_up_to_what_the_meter_has_counted_though_it_wraps(
         used += joules
         clock.move(10)
         energy.read()
-        given += energy.joules_of(2 * 10**10, 10**10)
+        total += energy.joules_of(2 * 10**10, 10**10)
     assert energy.joules == pytest.approx(used)
-    assert given == pytest.approx(used, rel=0.02)
+    assert total == pytest.approx(used, rel=0.02)
 
 
 def test_idle_cores_and_other_processes_are_nobodys(tmp_path: Path) -> None:

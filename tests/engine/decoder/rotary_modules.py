@@ -78,8 +78,8 @@ def module_of(config: PreTrainedConfig) -> Any:
         return getattr(import_module(f"transformers.models.{package}.modeling_{package}"), of_class)(config)
     model = MODEL_MAPPING[type(config)]
     members = vars(import_module(model.__module__)).items()
-    (found,) = (kind for key, kind in members if key.endswith("RotaryEmbedding") and "Vision" not in key)
-    return found(config)
+    (result,) = (kind for key, kind in members if key.endswith("RotaryEmbedding") and "Vision" not in key)
+    return result(config)
 
 
 def text_module_of(config: dict[str, Any]) -> Any:
@@ -92,8 +92,8 @@ def text_module_of(config: dict[str, Any]) -> Any:
 
 def of_module(module: Any, positions: Tensor, layer_type: str) -> tuple[Tensor, Tensor]:
     """Return cosines and sines [positions, pairs], which most modules have twice."""
-    asked = [layer_type] if "layer_type" in signature(module.forward).parameters else []
-    tables = module(torch.zeros(1), positions[None], *asked)
+    layer_types = [layer_type] if "layer_type" in signature(module.forward).parameters else []
+    tables = module(torch.zeros(1), positions[None], *layer_types)
     if isinstance(tables, Tensor):
         return tables[0].real, tables[0].imag
     cosines, sines = (table[0] for table in tables)

@@ -19,16 +19,16 @@ def lengths(config: dict[str, Any]) -> tuple[int, int]:
 
 @pytest.mark.parametrize("name", ROWS)
 def test_a_type_without_further_keys_has_the_length_of_its_class(name: str) -> None:
-    found, expected = lengths({"model_type": name})
-    assert found == expected
+    actual, expected = lengths({"model_type": name})
+    assert actual == expected
 
 
 @pytest.mark.parametrize("name", ROTATING)
 def test_the_kind_of_rotary_embeddings_limits_the_length(name: str) -> None:
     for kind in kinds_of(name):
         for original in ({}, {ORIGINAL_KEY: SHORT}):
-            found, expected = lengths(config_with(name, kind, **original))
-            assert found == expected
+            actual, expected = lengths(config_with(name, kind, **original))
+            assert actual == expected
 
 
 @pytest.mark.parametrize(

@@ -56,8 +56,8 @@ def test_embeddings_of_fewer_positions_than_a_sequence_may_have_are_refused(tmp_
     ],
 )
 def test_settings_of_gpt2_scale_its_scores(changes: dict[str, Any], scalings: list[float], tmp_path: Path) -> None:
-    found = [one.parameters.scaling for one in attention_of(described(tmp_path, "gpt2", **changes))]
-    assert found == pytest.approx(scalings, rel=1e-12)
+    description = [one.parameters.scaling for one in attention_of(described(tmp_path, "gpt2", **changes))]
+    assert description == pytest.approx(scalings, rel=1e-12)
 
 
 @pytest.mark.parametrize(("model_type", "softcap"), [("gemma2", 2.0), ("vaultgemma", 2.0), ("gemma3_text", None)])
@@ -72,9 +72,9 @@ def test_gpt_bigcode_with_keys_for_each_head_sorts_rows_by_head(tmp_path: Path) 
     model = random_model(config_of("gpt_bigcode", multi_query=False))
     model.save_pretrained(tmp_path)
     stored = model.transformer.h[0].attn.c_attn.weight.detach().view(4, 3, 16, 64)  # by head: query, key, value
-    found = attention_of(read(tmp_path))[0]
-    (matrix,) = matrices_of(found)
-    assert found.shape.kv_heads == 4
+    result = attention_of(read(tmp_path))[0]
+    (matrix,) = matrices_of(result)
+    assert result.shape.kv_heads == 4
     assert torch.equal(torch.as_tensor(matrix.weight), stored.transpose(0, 1).reshape(192, 64))
 
 
@@ -101,9 +101,9 @@ def test_layers_of_granite_have_rotary_tables_of_their_own(tmp_path: Path) -> No
 def test_layers_have_windows_and_rotate_by_the_rules_of_their_family(
     model_type: str, changes: dict[str, Any], windows: list[int | None], rotates: str, tmp_path: Path
 ) -> None:
-    found = attention_of(described(tmp_path, model_type, num_hidden_layers=5, **changes))
-    assert [one.parameters.sliding_window for one in found] == windows
-    assert [one.rotary is not None for one in found] == [digit == "1" for digit in rotates]
+    description = attention_of(described(tmp_path, model_type, num_hidden_layers=5, **changes))
+    assert [one.parameters.sliding_window for one in description] == windows
+    assert [one.rotary is not None for one in description] == [digit == "1" for digit in rotates]
 
 
 def test_a_tied_head_keeps_its_bias(tmp_path: Path) -> None:

@@ -57,12 +57,12 @@ def test_each_setting_has_the_effect_that_it_has_in_transformers(name: str, tmp_
         keys = ", ".join(changes)
         model = make_model(config_of(name, **{**_ALWAYS.get(name, {}), **changes}))
         try:
-            found = error(model, tmp_path / keys)
+            result = error(model, tmp_path / keys)
         except NotKnown:
             refused.add(keys)
         else:
-            if found >= TOLERANCE:
-                wrong[keys] = found
+            if result >= TOLERANCE:
+                wrong[keys] = result
     assert wrong == {}
     assert refused == _REFUSED.get(name, set())
 

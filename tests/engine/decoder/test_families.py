@@ -69,12 +69,12 @@ def _compare_with_pinned(name: str, folder: Path) -> None:
 
 def described(name: str, folder: Path, dtype: torch.dtype | None = None, settings: Settings | None = None) -> Decoder:
     """Describe one of PINNED from its files, with the settings in the same folder unless there are some."""
-    asked = PINNED[name]
-    family = FAMILIES[asked.config.model_type]
+    pinned = PINNED[name]
+    family = FAMILIES[pinned.config.model_type]
     tensors = HubTensors(
         TensorFiles(folder),
         family.names,
-        asked.dtype if dtype is None else dtype,
+        pinned.dtype if dtype is None else dtype,
         is_transposed=family.is_transposed,
         has_transposed_experts=family.has_transposed_experts,
     )

@@ -157,13 +157,13 @@ def test_the_readme_has_a_row_for_each_file() -> None:
 
 def _text_of_class(file: dict[str, Any]) -> PreTrainedConfig:
     """Return the class's configuration of the text model."""
-    made = of_class(file)
+    config = of_class(file)
     if not is_wrapper(file):
-        return made
-    text: PreTrainedConfig = made.get_text_config(decoder=True)
+        return config
+    text: PreTrainedConfig = config.get_text_config(decoder=True)
     if getattr(text, "rope_parameters", None):
         text.standardize_rope_params()
-    served = text_config(made)
+    served = text_config(config)
     assert served is not None
     for key in ("dtype", "tie_word_embeddings"):  # The wrapper may state these.
         setattr(text, key, getattr(served, key))

@@ -85,13 +85,13 @@ def test_a_file_that_has_changed_is_not_found(folder: Path) -> None:
 
 
 def test_files_that_no_start_has_used_for_longest_make_room(folder: Path) -> None:
-    found = {name: made(name, most_bytes=3 * SIZE) for name in "abc"}
-    for second, (name, identity) in enumerate(found.items()):
+    identities = {name: made(name, most_bytes=3 * SIZE) for name in "abc"}
+    for second, (name, identity) in enumerate(identities.items()):
         os.utime(folder / name, ns=(second, identity.written_ns))
-    assert find(found["a"]) is not None
+    assert find(identities["a"]) is not None
     made("d", most_bytes=3 * SIZE)
     assert sorted(path.name for path in folder.iterdir()) == ["a", "c", "d"]
-    assert find(found["a"]) is not None
+    assert find(identities["a"]) is not None
     made("e", most_bytes=SIZE)
     assert [path.name for path in folder.iterdir()] == ["e"]
 

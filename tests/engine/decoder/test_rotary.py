@@ -87,11 +87,11 @@ def test_a_part_of_each_head_is_rotated_as_in_the_module_or_refused(name: str) -
         config = config_with(name, kind, partial_rotary_factor=0.5)
         settings = settings_of(config)
         expected = of_module(text_module_of(config), torch.arange(8), "full_attention")
-        found = table_or_refusal(settings)
-        if isinstance(found, str):  # since the module ignores it
-            assert "its partial_rotary_factor is 0.5" in found
-            found = rotary_table(settings_of(config_with(name, kind)), 8, layer_type="full_attention")
-        assert_equal(found, expected)
+        actual = table_or_refusal(settings)
+        if isinstance(actual, str):  # since the module ignores it
+            assert "its partial_rotary_factor is 0.5" in actual
+            actual = rotary_table(settings_of(config_with(name, kind)), 8, layer_type="full_attention")
+        assert_equal(actual, expected)
 
 
 def table_or_refusal(settings: dict[str, Any]) -> RotaryTable | str | None:
@@ -176,6 +176,6 @@ def assert_axes(settings: dict[str, Any], module: Any) -> None:
     positions = torch.tensor([5, 9, 14])
     table = rotary_table(settings, 32)
     of_token = [part[positions[table.axes], torch.arange(len(table.axes))] for part in (table.cosines, table.sines)]
-    for found, (expected,) in zip(of_token, module(torch.zeros(1), positions[:, None, None]), strict=True):
-        twice = (torch.cat([found, found]), found.repeat_interleave(2))
+    for each, (expected,) in zip(of_token, module(torch.zeros(1), positions[:, None, None]), strict=True):
+        twice = (torch.cat([each, each]), each.repeat_interleave(2))
         assert any(torch.equal(one, expected[0]) for one in twice)

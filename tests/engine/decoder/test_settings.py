@@ -56,11 +56,11 @@ _OF_TRAINING = {"embedding_initializer_range", "initializer_range"}
 
 def of_class(config: dict[str, Any]) -> Any:
     """Make the class's own configuration of a file."""
-    given = deepcopy({key: value for key, value in config.items() if key != "model_type"})
-    made = CONFIG_MAPPING[config["model_type"]](**given)
-    if getattr(made, "rope_parameters", None):
-        made.standardize_rope_params()  # as each module does that reads them
-    return made
+    fields = deepcopy({key: value for key, value in config.items() if key != "model_type"})
+    instance = CONFIG_MAPPING[config["model_type"]](**fields)
+    if getattr(instance, "rope_parameters", None):
+        instance.standardize_rope_params()  # as each module does that reads them
+    return instance
 
 
 def plain(value: Any) -> Any:
@@ -200,11 +200,11 @@ def test_the_text_model_of_a_wrapper_has_the_settings_of_its_own_class(name: str
     config = wrapper_config(name)
     wrapped = json.loads(json.dumps(config.to_dict(), default=str))
     own = config.get_text_config(decoder=True)
-    found = settings_of(wrapped)
+    settings = settings_of(wrapped)
     expected = settings_of(json.loads(json.dumps(own.to_dict(), default=str)))
-    differing = {key for key in ROWS[own.model_type]["keys"] if found[key] != expected[key]}
+    differing = {key for key in ROWS[own.model_type]["keys"] if settings[key] != expected[key]}
     assert differing <= {"tie_word_embeddings", "eos_token_id"}
-    assert found["eos_token_id"] == text_config(config).eos_token_id
+    assert settings["eos_token_id"] == text_config(config).eos_token_id
 
 
 @pytest.mark.parametrize("name", WRAPPERS)
@@ -221,9 +221,9 @@ def test_older_wrappers_have_the_settings_of_the_text_model_among_their_own() ->
     rope = {"rope_theta": 12345.0, "rope_scaling": {"type": "mrope", "mrope_section": [16, 24, 24]}}
     flat = {"model_type": "qwen2_vl", "hidden_size": 96, "num_attention_heads": 4, "vision_config": {}, **rope}
     expected = of_class(flat).get_text_config()
-    found = settings_of(flat)
+    settings = settings_of(flat)
     keys = ROWS["qwen2_vl_text"]["keys"]
-    assert {key: found[key] for key in keys} == {key: getattr(expected, key) for key in keys}
+    assert {key: settings[key] for key in keys} == {key: getattr(expected, key) for key in keys}
 
 
 def test_a_text_model_may_have_the_type_of_its_first_release() -> None:

@@ -124,17 +124,17 @@ def test_names_of_olmo_hybrid_may_be_those_of_its_modules(tmp_path: Path) -> Non
 
 
 def _with_names_of_modules(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    found = {}
+    renamed = {}
     for name, tensor in tensors.items():
         place, is_norm, _ = name.partition("attention_layer_norm")
         name = f"{place}input_layernorm.weight" if is_norm else name
-        found[name.replace("feedforward_layer_norm", "post_attention_layernorm")] = tensor
+        renamed[name.replace("feedforward_layer_norm", "post_attention_layernorm")] = tensor
     for layer in (0, 2):
         place = f"model.layers.{layer}.linear_attn."
         names = [f"{place}{part}_conv1d.weight" for part in "qkv"]
-        channels = torch.cat([found[name] for name in names])
-        found |= dict(zip(names, (part.contiguous() for part in channels.split([32, 32, 128])), strict=True))
-    return found
+        channels = torch.cat([renamed[name] for name in names])
+        renamed |= dict(zip(names, (part.contiguous() for part in channels.split([32, 32, 128])), strict=True))
+    return renamed
 
 
 def test_each_kind_of_time_limit_is_read(tmp_path: Path) -> None:

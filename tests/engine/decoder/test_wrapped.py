@@ -77,8 +77,8 @@ def test_the_text_model_of_a_wrapper_is_described_as_the_plain_one(name: str, tm
     assert axes_of(decoder) == _AXES.get(text_type)
     assert decoder.num_deep == name.startswith(("qwen3_vl", "qwen3_omni"))
     left_out = _LEFT_OUT + _MISSING.get(text_type, "")
-    found, expected = (re.sub(left_out, "", text) for text in (text_of(decoder), file_of(plain).read_text()))
-    assert expected.endswith(f"\n{found}")
+    actual, expected = (re.sub(left_out, "", text) for text in (text_of(decoder), file_of(plain).read_text()))
+    assert expected.endswith(f"\n{actual}")
 
 
 def test_matrices_of_all_experts_may_have_their_columns_first(tmp_path: Path) -> None:

@@ -34,10 +34,10 @@ def test_answers_are_those_without_drafts(kv_blocks: int, share_right: float) ->
     requests = [*some_requests(rng, 60), *constrained_requests(rng, 20)]
     device = Device(lambda step: step.num_tokens <= rng.choice([8, 48, 48, 48]), seed=1)
     drafts = Guesses(1, share_right)
-    found = check_answers(rng, requests, device, share_leaving=0.1, drafts=drafts, kv_blocks=kv_blocks)
-    assert all(isinstance(event, Finished | Aborted) for event in found.ended.values())
-    num_verified = found.total("num_draft_tokens")
-    num_accepted = found.total("num_accepted_tokens")
+    outcome = check_answers(rng, requests, device, share_leaving=0.1, drafts=drafts, kv_blocks=kv_blocks)
+    assert all(isinstance(event, Finished | Aborted) for event in outcome.ended.values())
+    num_verified = outcome.total("num_draft_tokens")
+    num_accepted = outcome.total("num_accepted_tokens")
     assert drafts.num_verified > 50
     assert num_verified <= drafts.num_verified, "what is verified for a request that has ended counts nowhere"
     assert num_accepted <= drafts.num_right
@@ -52,13 +52,13 @@ def test_parts_of_answers_obey_their_grammar_with_drafts_as_without(kv_blocks: i
     requests = [
         Request(f"r{i}", (TokenPrompt([i % 7, i]),), SamplingParams(max_tokens=60, grammar=grammar)) for i in range(30)
     ]
-    found = [
+    outcome = [
         answers(Device(), requests, drafts=drafts, kv_blocks=kv_blocks, max_model_len=80)
         for drafts in (None, Guesses(1, 0.8))
     ]
-    texts = [[each.choices[one.request_id, 0].text for one in requests] for each in found]
+    texts = [[each.choices[one.request_id, 0].text for one in requests] for each in outcome]
     assert texts[0] == texts[1]
-    assert overlap or found[1].total("num_accepted_tokens") > 30
+    assert overlap or outcome[1].total("num_accepted_tokens") > 30
     joined = " ".join(texts[0])
     num_parts = len(re.findall("a|bc", joined))
     assert num_parts > 10
@@ -72,11 +72,11 @@ def test_by_default_there_are_drafts_only_where_a_token_is_computed_alike_in_all
 ) -> None:
     monkeypatch.setattr(Device, "is_exact", is_exact)
     monkeypatch.setattr(StepTimes, "expected", lambda _: [1.0] * (MOST_STEP_TOKENS + 1))  # so drafts cost nothing
-    asked = [request(max_tokens=40, ignore_eos=True)]
+    requests = [request(max_tokens=40, ignore_eos=True)]
     device = Device()
     drafts = Drafts(only_if_exact=only_if_exact)
-    found = answers(device, asked, drafts=drafts, kv_blocks=400, max_model_len=80)
-    assert (found.ended["r"].account.num_draft_tokens > 0) == (is_exact or not only_if_exact)
+    outcome = answers(device, requests, drafts=drafts, kv_blocks=400, max_model_len=80)
+    assert (outcome.ended["r"].account.num_draft_tokens > 0) == (is_exact or not only_if_exact)
 
 
 # -- the scheduler ----------------------------------------------------------------------------------------------------
@@ -155,10 +155,10 @@ def plain_guess(ids: list[int], most: int) -> list[int]:
     for size in SIZES:
         for place in range(len(ids) - 1, size - 1, -1):
             if ids[place - size : place] == ids[-size:]:
-                found = ids[place:]
-                while len(found) < most:
-                    found += found[: most - len(found)]
-                return found[:most]
+                result = ids[place:]
+                while len(result) < most:
+                    result += result[: most - len(result)]
+                return result[:most]
     return []
 
 

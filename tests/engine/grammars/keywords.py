@@ -411,8 +411,8 @@ def table() -> str:
         notes: dict[str, list[str]] = {}
         for row in group:
             notes.setdefault(row.keyword, []).extend([row.note] if row.note else [])
-        bare = ", ".join(keyword for keyword, found in notes.items() if not found)
-        for keyword, found in [(bare, []), *((keyword, found) for keyword, found in notes.items() if found)]:
+        bare = ", ".join(keyword for keyword, each in notes.items() if not each)
+        for keyword, each in [(bare, []), *((keyword, each) for keyword, each in notes.items() if each)]:
             names = ", ".join(name if name == "..." else f"`{name}`" for name in keyword.split(", "))
-            rows.append((names, title, "; ".join(found)))
+            rows.append((names, title, "; ".join(each)))
     return "\n".join(as_markdown(rows))

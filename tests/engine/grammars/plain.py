@@ -85,7 +85,7 @@ def mask_of(matcher: Matcher, vocab_size: int) -> np.ndarray:
 
 def constraint(matcher: OneOf | None, *, thinking: Thinking | None = None, **params: object) -> Constraint:
     """Return the constraint of a choice, whose end-of-sequence id is 0."""
-    asked = SamplingParams(**params)
-    ends = frozenset() if asked.ignore_eos else frozenset([0])
-    stop_ids = ends | set(asked.stop_token_ids)
-    return Constraint(matcher, asked, thinking=thinking, eos_token_ids=frozenset([0]), stop_ids=stop_ids)
+    sampling = SamplingParams(**params)
+    ends = frozenset() if sampling.ignore_eos else frozenset([0])
+    stop_ids = ends | set(sampling.stop_token_ids)
+    return Constraint(matcher, sampling, thinking=thinking, eos_token_ids=frozenset([0]), stop_ids=stop_ids)

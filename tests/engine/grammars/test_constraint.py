@@ -63,10 +63,10 @@ def test_ids_are_forced_where_nothing_else_is_asked_or_may_forbid_them(
 
 
 def test_an_end_of_sequence_ends_an_answer_under_a_grammar_also_if_it_is_ignored() -> None:
-    made = constraint(OneOf([5]), ignore_eos=True)
-    assert (made.is_free, made.ends_with(0), made.ends_with(5), made.forced_ids()) == (False, True, False, [5])
-    made.push(5)
-    assert made.is_complete
+    own = constraint(OneOf([5]), ignore_eos=True)
+    assert (own.is_free, own.ends_with(0), own.ends_with(5), own.forced_ids()) == (False, True, False, [5])
+    own.push(5)
+    assert own.is_complete
 
 
 # -- the masks of a step
@@ -74,8 +74,8 @@ def test_an_end_of_sequence_ends_an_answer_under_a_grammar_also_if_it_is_ignored
 
 def chunk(matcher: OneOf | None, **params: object) -> Chunk:
     """Return a chunk that ends with the third token of a sequence. Its prompt has two."""
-    made = None if matcher is None else constraint(matcher, **params)
-    one = Sequence("r", 0, [1, 2], SamplingParams(), max_len=9, constraint=made)
+    own = None if matcher is None else constraint(matcher, **params)
+    one = Sequence("r", 0, [1, 2], SamplingParams(), max_len=9, constraint=own)
     one.token_ids = [1, 2, 3]
     return Chunk(one, 2, 1)
 
@@ -89,12 +89,12 @@ def test_each_chunk_that_is_constrained_now_has_a_row() -> None:
     ]
     masks, failed = fill_masks(chunks, VOCAB)
     assert masks.words.shape == (3, 3)
-    found = {
+    rows = {
         place: allowed_ids(masks.words[masks.rows[c.sequence]])
         for place, c in enumerate(chunks)
         if c.sequence in masks.rows
     }
-    assert (found, failed) == ({0: [5, 69], 2: [3], 3: [0, 3]}, [])
+    assert (rows, failed) == ({0: [5, 69], 2: [3], 3: [0, 3]}, [])
 
 
 def test_without_a_constrained_chunk_there_are_no_masks() -> None:

@@ -242,19 +242,19 @@ def test_an_allowed_token_may_lead_beyond_a_limit_of_the_library(monkeypatch: py
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     """Return a clock between two of whose reads a mask is made, which takes `taken_ns`."""
-    made = SimpleNamespace(taken_ns=0, seconds=0)
-    reads = accumulate(iter(lambda: made.taken_ns, None))
+    fake = SimpleNamespace(taken_ns=0, seconds=0)
+    reads = accumulate(iter(lambda: fake.taken_ns, None))
     monkeypatch.setattr(grammar_module, "thread_time_ns", lambda: next(reads))
-    monkeypatch.setattr(grammar_module, "monotonic_ns", lambda: made.seconds * 10**9)
-    return made
+    monkeypatch.setattr(grammar_module, "monotonic_ns", lambda: fake.seconds * 10**9)
+    return fake
 
 
 def test_all_answers_of_a_client_share_the_time_that_grammars_may_exceed(clock: SimpleNamespace) -> None:
-    made = make_grammars()
+    grammars = make_grammars()
     texts = ("[a-y]*", "[a-x]*", "[a-x]*")
     clients = ("one", "one", "other")
     pairs = zip(texts, clients, strict=True)
-    first, second, others = (made.compile(Grammar("regex", text), client).matcher() for text, client in pairs)
+    first, second, others = (grammars.compile(Grammar("regex", text), client).matcher() for text, client in pairs)
     clock.taken_ns = grammar_module.TOKEN_NS + 20_000_000
     for matcher in [first, second] * 6:
         allowed(matcher)

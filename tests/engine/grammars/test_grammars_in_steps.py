@@ -108,15 +108,15 @@ def test_answers_are_those_of_a_plain_loop(few_tokens: int, kv_blocks: int, monk
     rng = random.Random(few_tokens)
     requests = constrained_requests(rng, 40)
     device = Device()
-    found = answers(device, requests, kv_blocks=kv_blocks, max_model_len=80)
-    for asked in requests:
-        expected = plain_answer(asked)
-        for choice in range(asked.params.n):
-            key = (asked.request_id, choice)
-            answer = found.choices[key]
+    outcome = answers(device, requests, kv_blocks=kv_blocks, max_model_len=80)
+    for each in requests:
+        expected = plain_answer(each)
+        for choice in range(each.params.n):
+            key = (each.request_id, choice)
+            answer = outcome.choices[key]
             assert (answer.token_ids, answer.finish_reason) == expected
             assert answer.text == TOKENIZER.backend.decode(answer.token_ids)
-    assert (found.total("num_forced_tokens") > 50) == (few_tokens > 0)
+    assert (outcome.total("num_forced_tokens") > 50) == (few_tokens > 0)
     assert (device.num_superseded > 5) == (few_tokens > 0 and device.is_asynchronous)
 
 
@@ -173,8 +173,8 @@ def obeying(letters: str) -> Callable[[Sequence], int]:
 
 @in_both_ways
 def test_a_stop_string_goes_before_the_end_of_a_grammar() -> None:
-    asked = request(max_tokens=20, grammar=Grammar("choice", '["abc"]'), stop=("bc",), logprobs=0)
-    text, chunks, _ = events_of(ScriptedRunner(obeying("abc")), asked)
+    one_request = request(max_tokens=20, grammar=Grammar("choice", '["abc"]'), stop=("bc",), logprobs=0)
+    text, chunks, _ = events_of(ScriptedRunner(obeying("abc")), one_request)
     assert (text, chunks[-1].stop_reason) == ("a", "bc")
 
 
@@ -183,8 +183,8 @@ def test_forced_tokens_are_not_drawn_and_come_with_the_token_before() -> None:
     answer = '{"abcd":"xx"}'
     runner = ScriptedRunner(obeying(answer + "!"))
     schema = {"properties": {"abcd": {"enum": ["xx", "yy"]}}, "required": ["abcd"], "additionalProperties": False}
-    asked = request(max_tokens=20, grammar=Grammar("json_schema", json.dumps({"type": "object", **schema})))
-    text, chunks, end = events_of(runner, asked)
+    one_request = request(max_tokens=20, grammar=Grammar("json_schema", json.dumps({"type": "object", **schema})))
+    text, chunks, end = events_of(runner, one_request)
     assert text == answer
     sizes = [len(chunk.token_ids) for chunk in chunks]
     assert (max(sizes), sum(sizes)) == (8, len(answer))
@@ -198,8 +198,8 @@ def test_forced_tokens_are_not_drawn_and_come_with_the_token_before() -> None:
 
 @in_both_ways
 def test_a_forced_token_that_other_parameters_forbid_ends_the_request_with_an_error() -> None:
-    asked = request(max_tokens=20, grammar=Grammar("choice", '["ab"]'), allowed_token_ids=(letter_id("a"),))
-    _, _, end = events_of(ScriptedRunner(obeying("ab")), asked)
+    one_request = request(max_tokens=20, grammar=Grammar("choice", '["ab"]'), allowed_token_ids=(letter_id("a"),))
+    _, _, end = events_of(ScriptedRunner(obeying("ab")), one_request)
     assert end.account.num_forced_tokens == 0
 
 
@@ -232,11 +232,11 @@ def test_a_grammar_that_fails_fails_its_request_and_no_other(error: Exception, m
 @in_both_ways
 def test_the_account_of_a_request_says_how_its_grammar_was_compiled_and_what_came_of_it() -> None:
     schema = json.dumps({"enum": ["abcd", "axyz"]})
-    asked = [request(name, max_tokens=9, n=2, grammar=Grammar("json_schema", schema)) for name in "ab"]
+    requests = [request(name, max_tokens=9, n=2, grammar=Grammar("json_schema", schema)) for name in "ab"]
     engine = make_engine(Device(), tokenize_workers=0)
     shown = parts_entered(engine)
     with engine:
-        ended = [list(engine.stream(one))[-1] for one in (*asked, request("plain", max_tokens=9))]
+        ended = [list(engine.stream(one))[-1] for one in (*requests, request("plain", max_tokens=9))]
         snapshot = engine.snapshot()
     *constrained, plain = [end.account for end in ended]
     for end, cache in zip(ended, ("miss", "hit"), strict=False):

@@ -74,7 +74,7 @@ def chain(length: int, end: Any, **beside: Any) -> dict[str, Any]:
         ({"multipleOf": 0}, "$.multipleOf must be greater than 0"),
         ({"multipleOf": 1e-7}, "$.multipleOf must have at most 6 decimal places, got 1e-07"),
         ({"multipleOf": 655.37}, "$.multipleOf must be at most 65536, and so must its digits as a whole number"),
-        ({"allOf": [{"multipleOf": 1.01}]*2}, "must be at most 100, and so must its digits as a whole number, beside"),
+        ({"allOf": [{"multipleOf": 1.01}]*2}, "must be at most 100, and so must its digits as a whole number, to"),
         ({"uniqueItems": 1}, "$.uniqueItems must be true or false, got a number"),
         ({"type": "array", "items": {"enum": list(range(9))}, "uniqueItems": True}, "up to 5000 different lists"),
         ({"type": "array", "items": {"enum": list(range(8000))}, "uniqueItems": True}, "a lower 'maxItems'"),
@@ -140,7 +140,7 @@ def test_what_cannot_be_obeyed_is_refused_with_its_place(schema: Any, says: str)
 
 
 def test_definitions_that_double_at_each_level_are_refused_at_once() -> None:
-    """Where a reference stands beside other keywords, its target is copied."""
+    """If a schema has a reference and other keywords, the target is copied."""
     both = {"x": {"$ref": "", "type": "object"}, "y": {"$ref": "", "type": "object"}}
     definitions = {}
     for i in range(60):

@@ -33,9 +33,9 @@ def texts(alphabet: str, longest: int) -> list[str]:
 def test_the_plain_pattern_matches_the_same_strings(pattern: str, alphabet: str) -> None:
     plain = without_look_around(pattern)
     regexes.search(plain)
-    found = [(bool(re.search(pattern, text)), bool(re.search(plain, text))) for text in texts(alphabet, 6)]
-    assert all(one == other for one, other in found)
-    assert (True, True) in found
+    results = [(bool(re.search(pattern, text)), bool(re.search(plain, text))) for text in texts(alphabet, 6)]
+    assert all(one == other for one, other in results)
+    assert (True, True) in results
 
 
 @pytest.mark.parametrize(
@@ -57,9 +57,9 @@ def test_decimals_are_those_that_the_pattern_matches_and_have_so_many_digits(
     plain = without_look_around(pattern)
     regexes.search(plain)
     assert all(re.search(plain, text) for text in valid)
-    found = [text for text in texts("+-.01", 6) if re.search(plain, text)]
-    assert all(re.search(pattern, text) for text in found)
-    for text in found:
+    results = [text for text in texts("+-.01", 6) if re.search(plain, text)]
+    assert all(re.search(pattern, text) for text in results)
+    for text in results:
         whole, _, fraction = text.lstrip("+-").partition(".")
         assert places is None or len(fraction) <= places
         assert digits is None or len((whole + fraction).lstrip("0")) <= digits

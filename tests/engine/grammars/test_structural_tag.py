@@ -124,10 +124,10 @@ def test_each_trigger_of_the_older_form_begins_a_structure(text: str, is_allowed
 
 
 def test_the_form_of_structured_outputs_is_the_same_as_json_or_as_an_object() -> None:
-    given = {"type": "structural_tag", "format": TRIGGERED}
-    for value in (given, json.dumps(given)):
-        found = asked(structured_outputs={"structural_tag": value})
-        assert (found.kind, found.text) == ("structural_tag", constraint(format=TRIGGERED).text)
+    tag_of_body = {"type": "structural_tag", "format": TRIGGERED}
+    for value in (tag_of_body, json.dumps(tag_of_body)):
+        result = asked(structured_outputs={"structural_tag": value})
+        assert (result.kind, result.text) == ("structural_tag", constraint(format=TRIGGERED).text)
 
 
 def nested(depth: int) -> Fields:

@@ -29,7 +29,7 @@ def some_requests(seed: int, number: int = 120, share_edited: float = 0.3) -> li
         prompt = [*range(rng.randrange(3) * 6), *(rng.randrange(97) for _ in range(rng.randint(1, 16)))]
         edits = rng.choice(EDITS) if rng.random() < share_edited else {}
         ends: dict[str, Any] = rng.choice([*[{}] * 3, {"stop": ("A", "bc", "7")}, {"stop_token_ids": (11, 12, 13)}])
-        asked = rng.choice([{"logprobs": 2}, {"prompt_logprobs": 1}]) if rng.random() < share_edited else {}
+        options = rng.choice([{"logprobs": 2}, {"prompt_logprobs": 1}]) if rng.random() < share_edited else {}
         params = SamplingParams(
             max_tokens=rng.choice([0, 1, 2, 8, 16]),
             seed=i,
@@ -38,7 +38,7 @@ def some_requests(seed: int, number: int = 120, share_edited: float = 0.3) -> li
             **rng.choice(DRAWS),
             **edits,
             **ends,
-            **asked,
+            **options,
         )
         requests.append(Request(f"r{i}", (TokenPrompt(prompt),), params))
     return requests
@@ -58,6 +58,6 @@ def run(
     sizes = IN_SMALL_BLOCKS | {"max_running": max_running, "max_step_tokens": max_step_tokens}
     engine = make_engine(loaded, runner, num_blocks, eos=EOS, **sizes)
     engine._loop._stepper._drafts = drafts
-    found = run_to_the_end(engine, requests)
-    assert all(isinstance(event, Finished) for event in found.ended.values()), found.ended
-    return found
+    outcome = run_to_the_end(engine, requests)
+    assert all(isinstance(event, Finished) for event in outcome.ended.values()), outcome.ended
+    return outcome

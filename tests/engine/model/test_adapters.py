@@ -39,8 +39,8 @@ def test_answers_with_adapters_are_those_of_merged_weights(family: str, kernels:
     runner = ModelRunner(executor, CPU, 16)
     for number, adapter in adapters.items():
         runner.add_adapter(number, adapter)
-    found = decode(runner, PROMPTS, [1, 0, 2, 1], 4)
-    for prompt, number, answer in zip(PROMPTS, [1, 0, 2, 1], found, strict=True):
+    result = decode(runner, PROMPTS, [1, 0, 2, 1], 4)
+    for prompt, number, answer in zip(PROMPTS, [1, 0, 2, 1], result, strict=True):
         reference = merged(model, adapters[number]) if number else model
         assert answer == generate(reference, [prompt], 4)[0]
 
@@ -72,16 +72,16 @@ def test_triton_adds_what_plain_torch_adds(dtype: torch.dtype) -> None:
         x = torch.randn(43, columns, generator=generator).to(dtype)
         products = torch.randn(43, rows, generator=generator).to(dtype)
         expected = products.clone()
-        found = products.clone()
+        actual = products.clone()
         add_in_torch(name, x, expected)
-        add_in_triton(name, x, found)
+        add_in_triton(name, x, actual)
         tolerance: dict[str, Any] = (
             {"rtol": 1e-4, "atol": 1e-4} if dtype == torch.float32 else {"rtol": 0.03, "atol": 0.06}
         )
-        torch.testing.assert_close(found, expected, **tolerance)
-        assert torch.equal(found[1], products[1])  # the row without an adapter
+        torch.testing.assert_close(actual, expected, **tolerance)
+        assert torch.equal(actual[1], products[1])  # the row without an adapter
         if name == "narrow":
-            assert torch.equal(found[22:25], products[22:25])  # those whose adapter has nothing for this layer
+            assert torch.equal(actual[22:25], products[22:25])  # those whose adapter has nothing for this layer
 
 
 @pytest.mark.compiler

@@ -16,9 +16,9 @@ from tests.engine.model.steps import CPU, sequence_of
 
 
 def sequence(prompt: list[int], blocks: list[int], num_pending: int = 0) -> Sequence:
-    made = sequence_of(prompt, blocks)
-    made.num_tokens += num_pending
-    return made
+    one = sequence_of(prompt, blocks)
+    one.num_tokens += num_pending
+    return one
 
 
 def a_step() -> tuple[Step, dict[Sequence, int]]:
@@ -104,15 +104,15 @@ def test_media_take_their_places_in_any_chunks(seed: int, has_axes: bool, has_ru
         kinds: dict[str, Any] = {"has_axes": has_axes, "has_runs": has_runs, "num_deep": 1}
         prompt_len = rng.randint(1, 40)
         num_more = rng.randrange(8)
-        made = sequence_with_media(rng, prompt_len, num_more, range(20 * i, 20 * i + 20), hidden=2, **kinds)
+        one = sequence_with_media(rng, prompt_len, num_more, range(20 * i, 20 * i + 20), hidden=2, **kinds)
         if rng.random() < 0.3:
-            made = sequence_of(made.token_ids, made.blocks)
-        inside = {j for run in made.media.runs for j in range(*run) if j + 1 < run[1]} if made.media else set()
-        ends = [end for end in range(1, len(made.token_ids) + 1) if end - 1 not in inside]
+            one = sequence_of(one.token_ids, one.blocks)
+        inside = {j for run in one.media.runs for j in range(*run) if j + 1 < run[1]} if one.media else set()
+        ends = [end for end in range(1, len(one.token_ids) + 1) if end - 1 not in inside]
         end = rng.choice(ends)
-        draft = (1,) * rng.randrange(3) if end == len(made.token_ids) else ()
+        draft = (1,) * rng.randrange(3) if end == len(one.token_ids) else ()
         start = rng.randrange(end)
-        chunks.append(Chunk(made, start, end - start + len(draft), draft=draft))
+        chunks.append(Chunk(one, start, end - start + len(draft), draft=draft))
     chunks.sort(key=lambda chunk: chunk.num_tokens > 1)
     for sequence, start, num_tokens, *_ in chunks:
         for j in range(start, start + num_tokens):
@@ -135,8 +135,8 @@ def test_media_take_their_places_in_any_chunks(seed: int, has_axes: bool, has_ru
     own = [j for chunk in chunks for j in range(chunk.start, chunk.end)]
     assert (own if batch.last_visible is None else batch.last_visible.tolist()) == lasts
     with_vectors = {row: vectors for row, (_, vectors, _) in enumerate(expected) if vectors}
-    found = {}
+    vectors_by_row = {}
     if batch.media is not None:
         parts = (batch.media.rows, batch.media.vectors, *batch.media.deep)
-        found = {row: list(vectors) for row, *vectors in zip(*(part.tolist() for part in parts), strict=True)}
-    assert found == with_vectors
+        vectors_by_row = {row: list(vectors) for row, *vectors in zip(*(part.tolist() for part in parts), strict=True)}
+    assert vectors_by_row == with_vectors

@@ -52,10 +52,10 @@ def test_answers_are_those_without_drafts(
     runner = eager_runner(loaded, num_blocks=num_blocks, block_size=4)
     drafts = Known(expected, share_right=0.85)
     runner.is_asynchronous = overlap  # steps overlap as on a GPU
-    found = run(loaded, runner, some_requests(1), num_blocks, drafts=drafts)
-    found.check(expected)
+    actual = run(loaded, runner, some_requests(1), num_blocks, drafts=drafts)
+    actual.check(expected)
     # How many depends on which requests meet in a step, and so on threads: 20 to 53 in a dozen runs with little memory.
-    assert 5 < found.total("num_accepted_tokens") <= drafts.num_right
+    assert 5 < actual.total("num_accepted_tokens") <= drafts.num_right
 
 
 # -- one step ---------------------------------------------------------------------------------------------------------
@@ -94,18 +94,18 @@ EDITS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("num_right", [0, 2, 4])
 def test_a_step_draws_as_many_tokens_as_are_right_and_one_more(loaded: SmallModel, kind: str, num_right: int) -> None:
     runner = eager_runner(loaded, num_blocks=8, block_size=4)
-    asked = EDITS[kind]
-    stops = frozenset(range(0, 97, 2)) if "min_tokens" in asked else frozenset()
+    edits = EDITS[kind]
+    stops = frozenset(range(0, 97, 2)) if "min_tokens" in edits else frozenset()
 
     def sequence() -> Sequence:
-        return drawn(8, stop_ids=stops, **asked)
+        return drawn(8, stop_ids=stops, **edits)
 
     whole = one_by_one(runner, sequence(), 5)
     draft = [*whole.token_ids[:num_right], *((token_id + 1) % 97 for token_id in whole.token_ids[num_right:4])]
-    (found,) = runner.collect(runner.launch(Step([drafted(sequence(), draft)]))).chunks
-    assert found.token_ids == whole.token_ids[: num_right + 1]
-    assert [row.token_id for row in found.logprobs or []] == (found.token_ids if "logprobs" in asked else [])
-    for row, other in zip(found.logprobs or [], whole.logprobs or [], strict=False):
+    (outcome,) = runner.collect(runner.launch(Step([drafted(sequence(), draft)]))).chunks
+    assert outcome.token_ids == whole.token_ids[: num_right + 1]
+    assert [row.token_id for row in outcome.logprobs or []] == (outcome.token_ids if "logprobs" in edits else [])
+    for row, other in zip(outcome.logprobs or [], whole.logprobs or [], strict=False):
         assert (row.logprob, row.top_ids) == (pytest.approx(other.logprob, abs=1e-4), other.top_ids)
 
 
@@ -115,10 +115,10 @@ def test_a_bad_word_that_ends_behind_a_draft_is_banned(loaded: SmallModel) -> No
     held = drawn(temperature=0.0, bad_words=[free.token_ids[:3]])
     launched = runner.launch(Step([drafted(held, free.token_ids[:2])]))
     runner.draw(launched)
-    (found,) = runner.collect(launched).chunks
-    assert found.token_ids[:2] == free.token_ids[:2]
-    assert len(found.token_ids) == 3
-    assert found.token_ids[2] != free.token_ids[2]
+    (outcome,) = runner.collect(launched).chunks
+    assert outcome.token_ids[:2] == free.token_ids[:2]
+    assert len(outcome.token_ids) == 3
+    assert outcome.token_ids[2] != free.token_ids[2]
 
 
 def test_each_draw_of_a_draft_has_its_own_mask(loaded: SmallModel) -> None:
@@ -150,5 +150,5 @@ def test_logits_that_are_not_finite_behind_a_draft_end_the_result_but_not_the_se
             return logits
 
         executor.forward = broken
-        (found,) = runner.collect(runner.launch(Step([drafted(drawn(temperature=0.0), [first, 1])]))).chunks
-        assert (found.token_ids, found.error) == (tokens, error)
+        (outcome,) = runner.collect(runner.launch(Step([drafted(drawn(temperature=0.0), [first, 1])]))).chunks
+        assert (outcome.token_ids, outcome.error) == (tokens, error)

@@ -18,9 +18,9 @@ IDS = torch.arange(5, 25)[None]
 def test_names_and_changes_are_those_of_the_converter(name: str) -> None:
     record = Record(name)
     model = model_of(name)
-    found = record.file_tensors(model)
-    assert found.keys() == record.shapes.keys()
-    assert {key: checksum(values) for key, values in found.items()} == record.checksums
+    result = record.file_tensors(model)
+    assert result.keys() == record.shapes.keys()
+    assert {key: checksum(values) for key, values in result.items()} == record.checksums
 
 
 @pytest.mark.parametrize("name", records())
@@ -31,8 +31,8 @@ def test_a_model_of_the_numbers_in_a_file_answers_as_that_of_the_checkpoint(name
     again = AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation="eager").eval()
     again.load_state_dict(model.state_dict())
     with torch.inference_mode():
-        expected, found = (one(IDS, use_cache=False).logits for one in (model, again))
-    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+        expected, logits = (one(IDS, use_cache=False).logits for one in (model, again))
+    torch.testing.assert_close(logits, expected, rtol=1e-4, atol=1e-4)
     assert config.eos_token_id == 2
 
 

@@ -56,7 +56,7 @@ def cut(rng: Random, sequence: Sequence) -> list[Chunk]:
 def logits_of(executor: Executor, chunks: list[list[Chunk]], states: States | None = None) -> list[torch.Tensor]:
     """Return the logits of all tokens of sequences, whose chunks are computed side by side."""
     places = {of_one[0].sequence: place for place, of_one in enumerate(chunks)}
-    found: dict[Sequence, list[torch.Tensor]] = {of_one[0].sequence: [] for of_one in chunks}
+    logits_of_sequence: dict[Sequence, list[torch.Tensor]] = {of_one[0].sequence: [] for of_one in chunks}
     waiting = [list(of_one) for of_one in chunks]
     while any(waiting):
         step = Step(sorted((of_one.pop(0) for of_one in waiting if of_one), key=lambda chunk: chunk.num_tokens > 1))
@@ -65,8 +65,8 @@ def logits_of(executor: Executor, chunks: list[list[Chunk]], states: States | No
         if states is not None:
             batch.states = states.of_step([StateChunk(places[c.sequence], c.start, c.num_tokens) for c in step.chunks])
         for chunk, logits in zip(step.chunks, executor.forward(batch).clone().split(batch.query_lens), strict=True):
-            found[chunk.sequence].append(logits)
-    return [torch.cat(parts) for parts in found.values()]
+            logits_of_sequence[chunk.sequence].append(logits)
+    return [torch.cat(parts) for parts in logits_of_sequence.values()]
 
 
 def sequences_of(rng: Random, kinds: dict[str, Any]) -> list[Sequence]:
@@ -203,5 +203,5 @@ def test_answers_are_the_same_with_prefixes_drafts_choices_and_preemptions(
         assert sequence.generated_ids == logits[length - 1 : -1, :IMAGE].argmax(dim=-1).tolist()
     of_prompt = logits_by_transformers(wrapper, sequences[4])[: length - 1].log_softmax(dim=-1)
     expected = of_prompt.gather(1, torch.tensor(sequences[4].token_ids[1:length])[:, None])[:, 0]
-    found = torch.tensor([logprobs[index] for index in range(length - 1)])
-    torch.testing.assert_close(found, expected, atol=1e-3, rtol=1e-3)
+    actual = torch.tensor([logprobs[index] for index in range(length - 1)])
+    torch.testing.assert_close(actual, expected, atol=1e-3, rtol=1e-3)

@@ -47,11 +47,11 @@ def step_of(*params: dict[str, Any]) -> Step:
 
 def test_logprobs_of_prompts_and_tokens_are_those_of_the_model(loaded: SmallModel) -> None:
     model = random_model(copy.deepcopy(FAMILIES["llama"]))  # a model changes its config
-    asked = [(2, None), (None, 3), (0, 0), (None, None)]
-    params = [{"temperature": 0.0, "logprobs": a, "prompt_logprobs": b} for a, b in asked]
+    numbers = [(2, None), (None, 3), (0, 0), (None, None)]
+    params = [{"temperature": 0.0, "logprobs": a, "prompt_logprobs": b} for a, b in numbers]
     runner = eager_runner(loaded, num_blocks=8, block_size=4)
     results = runner.collect(runner.launch(step_of(*params))).chunks
-    for prompt, (num_top, num_prompt_top), result in zip(PROMPTS, asked, results, strict=True):
+    for prompt, (num_top, num_prompt_top), result in zip(PROMPTS, numbers, results, strict=True):
         with torch.inference_mode():
             expected = model(torch.tensor([prompt])).logits[0].log_softmax(-1)
         (token_id,) = result.token_ids
@@ -61,9 +61,9 @@ def test_logprobs_of_prompts_and_tokens_are_those_of_the_model(loaded: SmallMode
             (logprobs,) = result.logprobs
             check(logprobs, token_id, num_top, expected[-1])
         rows = result.prompt_logprobs or []
-        for found, token_id, of_position in zip(rows, prompt[1:], expected, strict=False):
-            check(found, token_id, num_prompt_top, of_position)
-            assert found.rank == (of_position > of_position[token_id]).sum() + 1
+        for each, token_id, of_position in zip(rows, prompt[1:], expected, strict=False):
+            check(each, token_id, num_prompt_top, of_position)
+            assert each.rank == (of_position > of_position[token_id]).sum() + 1
         assert len(rows) == (0 if num_prompt_top is None else len(prompt) - 1)
 
 
@@ -113,8 +113,8 @@ def decode_two_steps(loaded: SmallModel, *, overlap: bool, count: CountingRows) 
     runner = eager_runner(loaded, num_blocks=8, block_size=4, sample_ids=count)
     runner.is_asynchronous = overlap
     sequences = [
-        sequence_of(prompt, [2 * i, 2 * i + 1], name=str(i), draw_key=i, **asked)
-        for i, (prompt, asked) in enumerate(zip(PROMPTS, IN_TWO_STEPS, strict=True))
+        sequence_of(prompt, [2 * i, 2 * i + 1], name=str(i), draw_key=i, **options)
+        for i, (prompt, options) in enumerate(zip(PROMPTS, IN_TWO_STEPS, strict=True))
     ]
     first = runner.launch(Step([Chunk(s, 0, s.prompt_len) for s in sequences]))
     runner.draw(first)
@@ -195,7 +195,7 @@ def prompts_under_grammars() -> tuple[Step, list[Sequence]]:
 def test_rows_with_a_mask_draw_from_it_and_the_others_as_ever(
     loaded: SmallModel, overlap: bool, rows: list[int]
 ) -> None:
-    """Where the device computes beside the host, the others draw at once."""
+    """If the device computes while the host does, the others draw at once."""
     count = CountingRows()
     runner = eager_runner(loaded, num_blocks=8, block_size=4, sample_ids=count)
     runner.is_asynchronous = overlap

@@ -25,7 +25,7 @@ from tests.models.described import SmallModel, described
 from tests.models.small_configs import config_of
 
 PROMPT = [5, 9, 3, 17, 60, 2, 2, 41, 8, 33, 71, 12]
-# One of each kind: the scan of Mamba 2, the delta rule, convolutions, states beside attention.
+# One of each kind: the scan of Mamba 2, the delta rule, convolutions, states next to attention.
 KINDS = ["mamba2", "falcon_h1", "qwen3_next", "lfm2"]
 SHAPES = {0: LayerStateShapes(StateShape((2, 3), torch.float32), StateShape((2, 2), torch.float64))}
 
@@ -73,8 +73,8 @@ def test_a_sequence_does_not_see_the_others_of_its_steps(runner: ModelRunner) ->
     computed(runner, (first, 4, 5), (second, 5, 6), (third, 0, 5))
     computed(runner, (third, 5, 6), (first, 5, 6), (fourth, 0, 6))
     together = computed(runner, (fourth, 6, 7), (second, 6, 7), (first, 6, 7), (third, 6, 7))
-    for found, expected in zip(together, (alone[3], alone[1], alone[0], alone[2]), strict=True):
-        assert close(found, expected)
+    for each, expected in zip(together, (alone[3], alone[1], alone[0], alone[2]), strict=True):
+        assert close(each, expected)
 
 
 def test_a_state_that_was_used_before_begins_anew(runner: ModelRunner) -> None:

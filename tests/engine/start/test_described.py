@@ -104,8 +104,8 @@ def test_adapters_answer_as_if_merged(asked: Any, options: dict[str, Any], tmp_p
     with started(tmp_path / "model", **OPTIONS, **options, lora=(f"small={folder}",), lora_dir=tmp_path) as engine:
         engine.load_adapter("other", folder)
         for name, expected in (("small", merged(model, adapter)), (None, model), ("other", merged(model, adapter))):
-            (found,) = engine.generate([PROMPT], greedy(12), adapter=name)
-            assert [found.token_ids] == generate(expected, [PROMPT], 12)
+            (actual,) = engine.generate([PROMPT], greedy(12), adapter=name)
+            assert [actual.token_ids] == generate(expected, [PROMPT], 12)
 
 
 def test_plain_pytorch_computes_in_the_dtype_of_the_model(tmp_path: Path) -> None:

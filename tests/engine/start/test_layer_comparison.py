@@ -45,13 +45,13 @@ def printed(capsys: pytest.CaptureFixture[str], model: Path, code: int) -> list[
 
 @pytest.mark.parametrize("name", ["llama", "gpt2", "gemma3_text", "deepseek_v3", "mixtral", "qwen3_5_text", "mamba2"])
 def test_all_parts_of_a_right_description_are_right(name: str, tmp_path: Path) -> None:
-    asked = with_all_bytes(FAMILIES[name])
-    save(make_model(asked), tmp_path)
-    found = list(compare_layers(find_model(tmp_path)))
+    config = with_all_bytes(FAMILIES[name])
+    save(make_model(config), tmp_path)
+    result = list(compare_layers(find_model(tmp_path)))
     # The last layer is compared with the logits.
-    layers = [f"layer {number}" for number in range(asked.num_hidden_layers - 1)]
-    assert [part.part for part in found] == ["embedding", *layers, "logits"]
-    assert max(part.apart for part in found) < LIMIT / 10
+    layers = [f"layer {number}" for number in range(config.num_hidden_layers - 1)]
+    assert [part.part for part in result] == ["embedding", *layers, "logits"]
+    assert max(part.apart for part in result) < LIMIT / 10
 
 
 def test_a_right_model_passes(llama: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -61,8 +61,8 @@ def test_a_right_model_passes(llama: Path, capsys: pytest.CaptureFixture[str]) -
 
 
 def test_a_gguf_file_passes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    asked = config("llama", **WIDE | {"vocab_size": len(TOKENS)})
-    assert printed(capsys, file_of(asked, tmp_path, MIX, Kind.Q4_0, tokenizer=TOKENIZER), 0)[-1] == RIGHT
+    small = config("llama", **WIDE | {"vocab_size": len(TOKENS)})
+    assert printed(capsys, file_of(small, tmp_path, MIX, Kind.Q4_0, tokenizer=TOKENIZER), 0)[-1] == RIGHT
 
 
 def _with_facts(**changes: Any) -> Callable[[Family], Family]:
@@ -71,8 +71,8 @@ def _with_facts(**changes: Any) -> Callable[[Family], Family]:
 
 def _without_rotary_in(wrong: int) -> Callable[[Family], Family]:
     def described(reader: Any, facts: Any, settings: Any, rotary: Any, number: int) -> Attention:
-        found = attention(reader, facts, settings, rotary, number)
-        return replace(found, rotary=None) if number == wrong else found
+        description = attention(reader, facts, settings, rotary, number)
+        return replace(description, rotary=None) if number == wrong else description
 
     return lambda family: replace(family, attention=described)
 

@@ -153,8 +153,8 @@ def test_mxfp4_weights_are_expanded_to_bfloat16(tmp_path: Path) -> None:
     found = dict(model_of_files(tmp_path, torch.bfloat16).named_parameters())
     assert len(expected) == 6
     for name, numbers in expected.items():
-        assert found[name].dtype == torch.bfloat16
-        torch.testing.assert_close(found[name].float(), numbers, rtol=0, atol=0)
+        assert actual[name].dtype == torch.bfloat16
+        torch.testing.assert_close(actual[name].float(), numbers, rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("is_packed", [False, True])

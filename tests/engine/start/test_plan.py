@@ -219,7 +219,7 @@ def test_garbage_is_frozen_only_after_an_import_of_transformers(
     calls: list[str] = []
     collector = SimpleNamespace(isenabled=lambda: False, freeze=lambda: calls.append("freeze"))
     monkeypatch.setattr("oaiserve.engine.start.plan.gc", collector)
-    for asked, expected in ((FAMILIES["llama"], []), (UNKNOWN, ["freeze"])):
-        folder = tmp_path / asked.model_type
-        answer(save(make_model(asked), folder), **OPTIONS)
+    for small, expected in ((FAMILIES["llama"], []), (UNKNOWN, ["freeze"])):
+        folder = tmp_path / small.model_type
+        answer(save(make_model(small), folder), **OPTIONS)
         assert calls == expected

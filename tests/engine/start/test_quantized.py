@@ -80,9 +80,9 @@ def test_logits_are_those_of_transformers_with_expanded_weights(family: str, tmp
 def test_adapters_are_added_to_products_with_blocks(family: str, tmp_path: Path) -> None:
     path = file_of(FAMILIES[family], tmp_path)
     adapter = random_adapter(describe_model(find_model(path), OPTIONS).decoder.adaptable(), 1)
-    found = kept_logits(path, 20, adapter)
-    assert difference(found, expanded_logits(path, 20, adapter)) < 0.02
-    assert difference(found, kept_logits(path, 20)) > 0.3
+    logits = kept_logits(path, 20, adapter)
+    assert difference(logits, expanded_logits(path, 20, adapter)) < 0.02
+    assert difference(logits, kept_logits(path, 20)) > 0.3
 
 
 @pytest.mark.parametrize(
@@ -98,22 +98,22 @@ def test_adapters_are_added_to_products_with_blocks(family: str, tmp_path: Path)
 def test_experts_stay_in_blocks_if_gates_are_like_up_projections(
     family: str, in_blocks: bool, kinds: tuple[Kind, ...], tmp_path: Path
 ) -> None:
-    asked = MIXTURES[family]
+    small = MIXTURES[family]
     mix = dict(zip(("gate_exps", "up_exps", "down_exps"), kinds, strict=True))
-    path = file_of(asked, tmp_path, mix=mix, rest=Kind.Q8_0)
-    model = dequantized(asked, mix)
+    path = file_of(small, tmp_path, mix=mix, rest=Kind.Q8_0)
+    model = dequantized(small, mix)
     with_plain_experts(model, in_blocks=in_blocks)
     assert difference(kept_logits(path, 20), own_logits(model, 20)) < 0.02
 
 
 def test_rows_of_formats_with_256_weights_in_a_block_are_rounded_256_numbers_at_a_time(tmp_path: Path) -> None:
     wide = {"hidden_size": 256, "intermediate_size": 256, "num_hidden_layers": 1}
-    asked = config("mixtral", **wide, num_experts_per_tok=2, num_local_experts=2, tie_word_embeddings=False)
+    small = config("mixtral", **wide, num_experts_per_tok=2, num_local_experts=2, tie_word_embeddings=False)
     mix = {"attn_v": Kind.Q6_K, "down_exps": Kind.Q6_K, "attn_output": Kind.F16}
     path = tmp_path / "model.gguf"
     rng = np.random.default_rng(1)
     scales = {Kind.Q4_K: 3e-4, Kind.Q6_K: 7e-5}
-    parameters = [(name, parameter.detach().numpy()) for name, parameter in make_model(asked).named_parameters()]
+    parameters = [(name, parameter.detach().numpy()) for name, parameter in make_model(small).named_parameters()]
 
     def kind_of(name: str) -> Kind:
         return next((kind for part, kind in mix.items() if part in name), Kind.Q4_K)
@@ -186,9 +186,9 @@ def test_a_gguf_file_of_gpt_oss_is_the_model_of_its_checkpoint(dtype: str, tmp_p
 def test_factors_of_rotary_frequencies_are_applied(tmp_path: Path) -> None:
     factors = np.array([1, 1, 2, 3, 4, 6, 8, 8], np.float32)
     path = file_of(FAMILIES["llama"], tmp_path, rope_factors=factors)
-    found = kept_logits(path, 60)
-    assert difference(found, expanded_logits(path, 60)) < 0.02
-    assert difference(found, kept_logits(file_of(FAMILIES["llama"], tmp_path), 60)) > 0.02
+    logits = kept_logits(path, 60)
+    assert difference(logits, expanded_logits(path, 60)) < 0.02
+    assert difference(logits, kept_logits(file_of(FAMILIES["llama"], tmp_path), 60)) > 0.02
 
 
 def test_a_gguf_file_of_gpt2_has_its_positions_and_takes_adapters(tmp_path: Path) -> None:
@@ -239,8 +239,8 @@ def test_a_model_in_several_files_has_the_numbers_of_one_file(tmp_path: Path) ->
 
 
 def test_a_gguf_file_of_gpt_oss_has_its_tokenizer_and_the_token_that_ends_a_text(tmp_path: Path) -> None:
-    asked = config("gpt_oss", **WIDE | {"vocab_size": len(TOKENS)}, **GPT_OSS_SIZES)
-    path = gpt_oss_file(tmp_path, asked, TOKENIZER)
+    small = config("gpt_oss", **WIDE | {"vocab_size": len(TOKENS)}, **GPT_OSS_SIZES)
+    path = gpt_oss_file(tmp_path, small, TOKENIZER)
     tokenizer = Tokenizer.from_pretrained(path)
     assert len(tokenizer.encode(TextPrompt("hello"))) == 2
     assert read_config(path).eos_token_id == tokenizer.eos_token_id == len(TOKENS) - 1

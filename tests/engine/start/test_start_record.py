@@ -31,9 +31,9 @@ def folder(tmp_path: Path, empty_cache: Path) -> Path:
 
 
 def recalled(folder: Path, **options: Any) -> StartRecord:
-    asked = subject_of(folder, EngineOptions(**OPTIONS | options))
-    assert asked is not None
-    return recall_start(asked)
+    subject = subject_of(folder, EngineOptions(**OPTIONS | options))
+    assert subject is not None
+    return recall_start(subject)
 
 
 def records(cache: Path) -> list[Path]:

@@ -16,7 +16,7 @@ def ends(special: Sequence[str], template: str | None = None, of_files: Sequence
     """Return the texts of the tokens that end answers of a model with these special tokens."""
     backend = byte_level()
     backend.add_special_tokens([*special])
-    made = StoredTokenizer(
+    stored = StoredTokenizer(
         backend_tokenizer=backend,
         length=backend.get_vocab_size(),
         split_special_tokens=False,
@@ -26,7 +26,7 @@ def ends(special: Sequence[str], template: str | None = None, of_files: Sequence
         response_template=None,
     )
     named = frozenset(backend.token_to_id(text) for text in of_files)
-    return {backend.id_to_token(i) for i in end_token_ids(Tokenizer(made), named)} - {"<|endoftext|>", "<|im_end|>"}
+    return {backend.id_to_token(i) for i in end_token_ids(Tokenizer(stored), named)} - {"<|endoftext|>", "<|im_end|>"}
 
 
 def test_the_tokens_of_the_files_and_those_with_usual_names_end_an_answer() -> None:

@@ -104,5 +104,5 @@ def test_a_long_side_is_encoded_in_pieces() -> None:
     tokenizer = made(*QWEN)
     prefix = "hello wow " * 5000
     suffix = "wow hello " * 5000
-    found = tokenizer.decode(tokenizer.encode(GapPrompt(prefix, suffix)))
-    assert found == f"<|fim_prefix|>{prefix}<|fim_suffix|>{suffix}<|fim_middle|>"
+    result = tokenizer.decode(tokenizer.encode(GapPrompt(prefix, suffix)))
+    assert result == f"<|fim_prefix|>{prefix}<|fim_suffix|>{suffix}<|fim_middle|>"

@@ -30,8 +30,8 @@ STRIPPING = "{% for m in messages %}<{{ m.role }}:{{ m.content | trim }}>{% endf
 
 def by_transformers(source: str, messages: list[Any], variables: dict[str, Any], **options: bool) -> str:
     # As `apply_chat_template` prepares messages.
-    given = [{key: value for key, value in message.items() if value is not None} for message in messages]
-    (text,), _ = render_jinja_template([given], chat_template=source, **options, **variables)
+    with_values = [{key: value for key, value in message.items() if value is not None} for message in messages]
+    (text,), _ = render_jinja_template([with_values], chat_template=source, **options, **variables)
     return text
 
 

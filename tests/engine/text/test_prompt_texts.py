@@ -49,8 +49,8 @@ def test_a_split_character_belongs_to_its_last_token(tokenizer: Tokenizer, text:
 @given(text=st.text(st.sampled_from("helo é🙂▁<s>e\u0301\u200d\n") | st.characters(codec="utf-8"), max_size=20))
 def test_the_parts_of_a_text_are_the_text(tokenizer: Tokenizer, text: str) -> None:
     token_ids = tokenizer.encode(TextPrompt(text))
-    found = list(tokenizer.text_parts(TextPrompt(text), token_ids))
-    assert (len(found), "".join(found)) == (len(token_ids), text)
+    result = list(tokenizer.text_parts(TextPrompt(text), token_ids))
+    assert (len(result), "".join(result)) == (len(token_ids), text)
 
 
 def test_the_parts_of_a_long_text_are_the_text_where_the_tokenizer_has_changed_it() -> None:
@@ -62,10 +62,10 @@ def test_the_parts_of_a_long_text_are_the_text_where_the_tokenizer_has_changed_i
 @given(data=st.data())
 def test_the_parts_of_token_ids_are_their_own_texts(tokenizer: Tokenizer, data: st.DataObject) -> None:
     token_ids = data.draw(st.lists(st.integers(0, tokenizer.vocab_size - 1), min_size=1, max_size=20))
-    found = list(tokenizer.text_parts(TokenPrompt(token_ids), token_ids))
-    assert len(found) == len(token_ids)
-    if "\ufffd" not in "".join(found):
-        assert "".join(found) == tokenizer.decode(token_ids)
+    result = list(tokenizer.text_parts(TokenPrompt(token_ids), token_ids))
+    assert len(result) == len(token_ids)
+    if "\ufffd" not in "".join(result):
+        assert "".join(result) == tokenizer.decode(token_ids)
 
 
 @any_kind
@@ -74,7 +74,7 @@ def test_the_first_tokens_of_a_text_are_so_many(tokenizer: Tokenizer, number: in
     for text in ("hello hello 🙂 hello", "hello " * 9000):
         whole = tokenizer.encode(TextPrompt(text, add_special_tokens=False))
         cut = tokenizer.first_tokens(text, number, "documents")
-        found = tokenizer.encode(TextPrompt(cut, add_special_tokens=False))
-        assert found == whole[: len(found)]
-        assert number - 4 < len(found) <= number or found == whole
+        result = tokenizer.encode(TextPrompt(cut, add_special_tokens=False))
+        assert result == whole[: len(result)]
+        assert number - 4 < len(result) <= number or result == whole
         assert text.startswith(cut)

@@ -130,9 +130,9 @@ def harmless(value: Any) -> Any:
     if isinstance(value, str):
         return "x" if value else ""
     if isinstance(value, dict):
-        kept = ("role", "type")
+        unchanged = ("role", "type")
         return {
-            name: one if name in kept else {"y": "z"} if name == "parameters" else harmless(one)
+            name: one if name in unchanged else {"y": "z"} if name == "parameters" else harmless(one)
             for name, one in value.items()
         }
     return [harmless(one) for one in value]
@@ -210,8 +210,8 @@ def test_tags_around_reasoning_stay_tokens_at_the_start_of_an_assistants_message
     tags = ["<think>", "</think>"][: content.count("</think>") or 1]
     for role, expected in (("assistant", tags), ("user", [])):
         for value in (content, [{"type": "text", "text": content}]):
-            found = controls_in(tokenizer, ChatPrompt(({"role": role, "content": value},)))
-            assert list(map(tokenizer.backend.id_to_token, found)) == expected
+            actual = controls_in(tokenizer, ChatPrompt(({"role": role, "content": value},)))
+            assert list(map(tokenizer.backend.id_to_token, actual)) == expected
         assert tokenizer.decode(tokenizer.encode(ChatPrompt(({"role": role, "content": content},)))) == content
 
 

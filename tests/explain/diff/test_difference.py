@@ -25,11 +25,11 @@ def accounts(rng: random.Random, number: int, **more_ms: float) -> list[Account]
 
 def test_the_part_that_changed_is_certain_and_the_others_are_not() -> None:
     rng = random.Random(1)
-    found = difference(accounts(rng, 200), accounts(rng, 200, decode=50))
-    assert [part for part, change in found.parts.items() if change.is_certain] == [("decode", "neighbour_decodes")]
-    assert found.parts["decode", "neighbour_decodes"].change == pytest.approx(0.05, abs=0.005)
-    assert found.duration.is_certain
-    assert found.load["requests/s"].before == 1
+    result = difference(accounts(rng, 200), accounts(rng, 200, decode=50))
+    assert [part for part, change in result.parts.items() if change.is_certain] == [("decode", "neighbour_decodes")]
+    assert result.parts["decode", "neighbour_decodes"].change == pytest.approx(0.05, abs=0.005)
+    assert result.duration.is_certain
+    assert result.load["requests/s"].before == 1
 
 
 def test_intervals_hold_the_truth_as_often_as_they_say() -> None:
@@ -48,8 +48,8 @@ ACCOUNTS = st.lists(ANY_PARTS.map(lambda parts: Account(0.0, 1, 0, 1, parts)), m
 @settings(max_examples=30)
 @given(ACCOUNTS, ACCOUNTS)
 def test_the_changes_of_parts_add_up(before: list[Account], after: list[Account]) -> None:
-    found = difference(before, after)
-    assert sum(change.change for change in found.parts.values()) == pytest.approx(found.duration.change, abs=1e-9)
+    result = difference(before, after)
+    assert sum(change.change for change in result.parts.values()) == pytest.approx(result.duration.change, abs=1e-9)
 
 
 def recorded(path: Path, decode_ms: int, number: int = 40, model: str = "demo") -> Path:

@@ -303,10 +303,10 @@ def test_calls_of_any_arguments_are_read_as_they_were_written(
     calls: list[tuple[str, dict[str, object]]], before: str, indent: int | None
 ) -> None:
     written = [
-        f"<tool_call>\n{json.dumps({'name': name, 'arguments': given}, indent=indent)}\n</tool_call>"
-        for name, given in calls
+        f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments}, indent=indent)}\n</tool_call>"
+        for name, arguments in calls
     ]
     text = before + "\n".join(written)
     result = whole(HermesCalls, text)
-    assert [(name, json.loads(given)) for name, given in result.calls] == calls
+    assert [(name, json.loads(arguments)) for name, arguments in result.calls] == calls
     assert result.content == (before if not calls or not before.isspace() else "")

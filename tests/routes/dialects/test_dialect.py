@@ -52,7 +52,7 @@ def test_declared_marks_are_read_as_transformers_reads_them() -> None:
     result = read(segments_of(parser, text))
     message = parse_response(text, DECLARED, prefix="")
     assert (result.reasoning, result.content) == (message["thinking"], message["content"])
-    assert [{"name": name, "arguments": json.loads(given)} for name, given in result.calls] == [
+    assert [{"name": name, "arguments": json.loads(arguments)} for name, arguments in result.calls] == [
         call["function"] for call in message["tool_calls"]
     ]
     assert chosen.visible_ids(calls=True, reasoning=True) == {7, 8, 9}

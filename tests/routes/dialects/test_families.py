@@ -88,7 +88,7 @@ def test_what_is_written_is_allowed_by_the_grammar_and_read_by_the_parser(
     text = written(family, calls)
     assert accepts(family, text) == (len(calls) == 1 or not family.by_channels)
     assert accepts(family, text, only_one=True) == (len(calls) == 1)
-    assert calls_in(family, text) == Read(calls=[(name, json.dumps(given)) for name, given in calls])
+    assert calls_in(family, text) == Read(calls=[(name, json.dumps(arguments)) for name, arguments in calls])
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -108,7 +108,7 @@ def test_whatever_the_grammar_lets_a_model_write_is_read_as_calls(family: CallFa
     result = calls_in(family, backend.decode(token_ids, skip_special_tokens=False))
     assert result.calls
     assert result.content == ""
-    assert accepts(family, written(family, [(name, json.loads(given)) for name, given in result.calls]))
+    assert accepts(family, written(family, [(name, json.loads(arguments)) for name, arguments in result.calls]))
 
 
 FLAT = {
@@ -138,8 +138,8 @@ def test_forced_calls_may_have_the_familys_own_form(family: CallFamily, is_speci
     for good in (rome, {**rome, "class": "b c"}):
         call = own_form(family, "book", good)
         assert is_allowed(call)
-        ((name, given),) = read(segments_of(AnswerReader(None, family.parser(FLAT)), call)).calls
-        assert (name, json.loads(given)) == ("book", good)
+        ((name, arguments),) = read(segments_of(AnswerReader(None, family.parser(FLAT)), call)).calls
+        assert (name, json.loads(arguments)) == ("book", good)
     if family is not MINIMAX_M3:  # Its closing tags have the names, too, so that they can't be free.
         assert is_allowed(own_form(family, "any", {"x": 1, "y": 2}))
     for bad in ({"city": "Rome"}, {**rome, "nights": "two"}, {**rome, "class": "c"}, {**rome, "more": "1"}):

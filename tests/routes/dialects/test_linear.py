@@ -124,9 +124,9 @@ def test_searching_the_leads_of_strict_calls_takes_linear_time(family: CallFamil
     begin = '{"tool_call_id": "' if unit == "x" else (*family.parser.opening_tags, "{")[0]
 
     def search(size: int) -> None:
-        found = Leads(leads, table, frozenset())
+        leads_in_text = Leads(leads, table, frozenset())
         for token_id in ids(begin + unit * (size // len(unit))):
-            found.push(token_id)
-            found.find()
+            leads_in_text.push(token_id)
+            leads_in_text.find()
 
     assert is_linear(search, 800)

@@ -181,8 +181,8 @@ def test_calls_within_reasoning_obey_as_well() -> None:
         ThinkingParser(ReasoningMode(THINK, is_open=False), lambda: HERMES.parser(STRICT, strict=frozenset(STRICT))),
         HERMES.parser(STRICT, strict=frozenset(STRICT)),
     )
-    found: Read = read(segments_of(reader, [answer]))
-    ((_, arguments),) = found.calls
+    answer_read: Read = read(segments_of(reader, [answer]))
+    ((_, arguments),) = answer_read.calls
     jsonschema.validate(json.loads(arguments), STRICT["get"])
 
 

@@ -153,7 +153,7 @@ def test_calls_are_read_whole_and_cut_at_every_character(
 ) -> None:
     whole = segments(name, text, ())
     result = read(whole)
-    assert (result.content, [(called, json.loads(given)) for called, given in result.calls]) == (content, calls)
+    assert (result.content, [(called, json.loads(arguments)) for called, arguments in result.calls]) == (content, calls)
     for at in range(1, len(text)):
         assert segments(name, text, (at,)) == whole
     assert segments(name, text, tuple(range(1, len(text)))) == whole
@@ -163,7 +163,7 @@ def test_calls_of_a_history_are_read_as_they_are_written_in_python() -> None:
     calls = [("book", json.dumps(HARD)), ("get-time", "{}")]
     reader = AnswerReader(None, named("lfm2").parser(TOOLS))
     read_again = read(segments_of(reader, [f"<|tool_call_start|>{as_python(calls)}<|tool_call_end|>"])).calls
-    assert [(name, json.loads(given)) for name, given in read_again] == [("book", HARD), ("get-time", {})]
+    assert [(name, json.loads(arguments)) for name, arguments in read_again] == [("book", HARD), ("get-time", {})]
     assert as_python([("book", "no JSON")]) == '[book(arguments="no JSON")]'
 
 
@@ -190,9 +190,9 @@ def test_each_dialect_does_the_same_in_each_case(family: CallFamily) -> None:
             mode = ReasoningMode(THINK, is_open=False)
             return AnswerReader(ThinkingParser(mode) if thinks else None, family.parser(TOOLS, only_one=only_one))
 
-        found = read(segments_of(reader(), [text], is_cut=is_cut))
-        assert found == read(segments_of(reader(), text, is_cut=is_cut))  # by the character
-        return found.reasoning, found.content, found.calls
+        answer_read = read(segments_of(reader(), [text], is_cut=is_cut))
+        assert answer_read == read(segments_of(reader(), text, is_cut=is_cut))  # by the character
+        return answer_read.reasoning, answer_read.content, answer_read.calls
 
     call = family.written([("book", json.dumps(ROME))])
     hard = json.dumps(HARD)
@@ -200,7 +200,7 @@ def test_each_dialect_does_the_same_in_each_case(family: CallFamily) -> None:
     two = family.written([("book", hard), ("get-time", "{}")])
     assert outcome(two) == ("", "", [("book", hard), ("get-time", "{}")])
     assert outcome(two, only_one=True)[2] == [("book", hard)]
-    assert [json.loads(given) for _, given in outcome(own_form(family, "book", HARD))[2]] == [HARD]
+    assert [json.loads(arguments) for _, arguments in outcome(own_form(family, "book", HARD))[2]] == [HARD]
     has_tags = family not in (LLAMA, LLAMA4, FUNCTIONARY_HEADED)  # without one, text before a call makes it a text
     assert outcome(f"Sure. {call}") == ("", "Sure. " if has_tags else f"Sure. {call}", called if has_tags else [])
     assert outcome(f"{call}\nDone.") == ("", "\nDone.", called)

@@ -249,12 +249,12 @@ def test_a_shutdown_waits_for_a_response_or_ends_it() -> None:
 
 def test_openais_client_polls_streams_and_cancels(served: Served) -> None:
     with served.sdk() as client:
-        made = client.responses.create(model="org/demo", input="Hi", background=True)
-        assert made.status == "queued"
-        with client.responses.retrieve(made.id, stream=True, starting_after=1) as stream:
+        response = client.responses.create(model="org/demo", input="Hi", background=True)
+        assert response.status == "queued"
+        with client.responses.retrieve(response.id, stream=True, starting_after=1) as stream:
             types = [event.type for event in stream]
         assert (types[0], types[-1]) == ("response.in_progress", "response.completed")
-        assert client.responses.retrieve(made.id).output_text == "Hello world"
+        assert client.responses.retrieve(response.id).output_text == "Hello world"
         served.engine.script = starts("Hel")
         running = client.responses.create(model="org/demo", input="Hi", background=True, stream=True)
         first = next(iter(running))

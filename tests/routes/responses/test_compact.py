@@ -36,9 +36,9 @@ def texts(messages: Any) -> list[tuple[str, str]]:
 def test_a_summary_stands_for_all_but_the_messages_of_the_user_and_of_the_system(serve: Serve) -> None:
     served = serve(template=CHATML, script=says(" It is", " noon.\n"))
     answer = compacted(served, input=[SYSTEM, USER, CALLED, RESULT, {"role": "assistant", "content": "Noon."}])
-    *kept, item = answer["output"]
-    found = [(each["type"], each["role"], each["content"][0]["text"]) for each in kept]
-    assert found == [("message", "developer", "Obey."), ("message", "user", "Hi")]
+    *staying, item = answer["output"]
+    shown = [(each["type"], each["role"], each["content"][0]["text"]) for each in staying]
+    assert shown == [("message", "developer", "Obey."), ("message", "user", "Hi")]
     assert item.pop("id") == f"cmp_{answer['id'].removeprefix('resp_')}_0"
     assert summary_in(item) == b"It is noon."
     assert item == {"type": "compaction", "encrypted_content": item["encrypted_content"]}
@@ -85,9 +85,9 @@ def test_a_stored_response_is_made_shorter_with_its_conversation(served: Served)
 
 
 def test_a_conversation_beyond_the_context_loses_its_first_items_for_the_summary_only(served: Served) -> None:
-    for text, kept in (("a" * 3000, [("user", "a" * 3000)]), ("a" * 4000, [])):
+    for text, staying in (("a" * 3000, [("user", "a" * 3000)]), ("a" * 4000, [])):
         answer = compacted(served, input=[{"role": "user", "content": text}, {"role": "assistant", "content": "b"}])
-        assert texts(last_request(served)[1].messages)[:-1] == [*kept, ("assistant", "b")]
+        assert texts(last_request(served)[1].messages)[:-1] == [*staying, ("assistant", "b")]
         assert answer["output"][0]["content"][0]["text"] == text
 
 
@@ -160,9 +160,9 @@ def test_there_must_be_something_to_make_shorter(served: Served, body: dict[str,
 
 def test_openais_client_makes_a_conversation_shorter(served: Served) -> None:
     with served.sdk() as client:
-        made = client.responses.compact(model="org/demo", input="One", instructions="Be brief.")
-        assert made.output[-1].type == "compaction"
+        compacted = client.responses.compact(model="org/demo", input="One", instructions="Be brief.")
+        assert compacted.output[-1].type == "compaction"
         # The client's types know the messages of answers only, and warn of those of users.
-        items = made.model_dump(warnings=False, exclude_unset=True)["output"]
+        items = compacted.model_dump(warnings=False, exclude_unset=True)["output"]
         response = client.responses.create(model="org/demo", input=items)
     assert response.output_text == "Hello world"

@@ -28,20 +28,22 @@ def texts_of(served: Served, name: str) -> list[str]:
 
 def test_the_sdk_begins_changes_reads_and_deletes_conversations(served: Served) -> None:
     client = served.sdk()
-    made = client.conversations.create(items=[HI], metadata={"a": "b"})
-    assert client.conversations.retrieve(made.id) == made
-    changed = client.conversations.update(made.id, metadata={"c": "d"})
-    assert (changed.metadata, changed.created_at) == ({"c": "d"}, made.created_at)
-    added = client.conversations.items.create(made.id, items=[{"role": "user", "content": text} for text in "ab"])
-    first, *others = client.conversations.items.list(made.id, order="asc", limit=2)  # it turns the page
+    conversation = client.conversations.create(items=[HI], metadata={"a": "b"})
+    assert client.conversations.retrieve(conversation.id) == conversation
+    changed = client.conversations.update(conversation.id, metadata={"c": "d"})
+    assert (changed.metadata, changed.created_at) == ({"c": "d"}, conversation.created_at)
+    added = client.conversations.items.create(
+        conversation.id, items=[{"role": "user", "content": text} for text in "ab"]
+    )
+    first, *others = client.conversations.items.list(conversation.id, order="asc", limit=2)  # it turns the page
     assert others == added.data
-    assert client.conversations.items.retrieve(first.id or "", conversation_id=made.id) == first
-    assert client.conversations.items.delete(first.id or "", conversation_id=made.id).id == made.id
-    assert texts_of(served, made.id) == ["a", "b"]
-    gone = served.http.get(f"{CONVERSATIONS}/{made.id}/items/{first.id}")
+    assert client.conversations.items.retrieve(first.id or "", conversation_id=conversation.id) == first
+    assert client.conversations.items.delete(first.id or "", conversation_id=conversation.id).id == conversation.id
+    assert texts_of(served, conversation.id) == ["a", "b"]
+    gone = served.http.get(f"{CONVERSATIONS}/{conversation.id}/items/{first.id}")
     refused(gone, "item_id", "There is no item", status=404)
-    assert client.conversations.delete(made.id).deleted
-    refused(served.http.get(f"{CONVERSATIONS}/{made.id}"), "conversation_id", "no conversation", status=404)
+    assert client.conversations.delete(conversation.id).deleted
+    refused(served.http.get(f"{CONVERSATIONS}/{conversation.id}"), "conversation_id", "no conversation", status=404)
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -1,4 +1,4 @@
-"""Tests the tools of /v1/responses beside plain functions: namespaces, custom tools, and those that OpenAI hosts."""
+"""Tests the tools of /v1/responses besides plain functions: namespaces, custom tools, and those that OpenAI hosts."""
 
 import json
 from base64 import b64encode

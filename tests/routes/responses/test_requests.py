@@ -122,8 +122,8 @@ def test_truncation_drops_the_first_items_that_the_context_has_no_room_for(
     answer = ask(served, input=items, truncation="auto", instructions="Be brief.")
     assert answer.get("truncated_items") == (None if dropped is None else len(dropped))
     _, truncated = last_request(served)
-    kept = [item for number, item in enumerate(items) if number not in (dropped or ())]
-    _, expected = submitted(served, input=kept, instructions="Be brief.")
+    staying = [item for number, item in enumerate(items) if number not in (dropped or ())]
+    _, expected = submitted(served, input=staying, instructions="Be brief.")
     assert truncated == expected
 
 

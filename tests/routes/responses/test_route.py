@@ -225,7 +225,7 @@ def test_a_call_of_no_tool_stays_text(serve: Serve) -> None:
 
 def test_answers_report_the_effective_parameters(serve: Serve) -> None:
     served = serve(default_params="temperature=0.25,top_p=0.5")
-    told = {
+    effective = {
         "frequency_penalty": 0.5,
         "instructions": "Be brief.",
         "max_output_tokens": 7,
@@ -246,15 +246,15 @@ def test_answers_report_the_effective_parameters(serve: Serve) -> None:
         "truncation": "auto",
         "user": "me",
     }
-    asked = {key: value for key, value in told.items() if key != "temperature"}
+    sent = {key: value for key, value in effective.items() if key != "temperature"}
     as_sent = {
         "tools": TOOLS,
         "reasoning": {"effort": "low", "summary": "auto"},
         "service_tier": "flex",
         "text": {"format": {"type": "json_schema", "name": "n", "schema": {}}},
     }
-    answer = ask(served, **asked | as_sent)
-    assert {key: answer[key] for key in told} == told
+    answer = ask(served, **sent | as_sent)
+    assert {key: answer[key] for key in effective} == effective
 
 
 # Errors and accounts.

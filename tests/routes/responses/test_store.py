@@ -46,15 +46,15 @@ def turn(response_id: str, previous_id: str | None = None, num_bytes: int = 10) 
 
 @pytest.fixture(params=["memory", "file"])
 def make_store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[MakeStore]:
-    made: list[ResponseDatabase] = []
+    stores: list[ResponseDatabase] = []
 
     def make(limits: StoreLimits = WIDE, clock: Callable[[], float] | None = None) -> ResponseDatabase:
         clock = clock or Clock()
-        made.append(ResponseDatabase(None if request.param == "memory" else tmp_path / "responses.db", limits, clock))
-        return made[-1]
+        stores.append(ResponseDatabase(None if request.param == "memory" else tmp_path / "responses.db", limits, clock))
+        return stores[-1]
 
     yield make
-    for store in made:
+    for store in stores:
         run(store.close())
 
 
@@ -93,9 +93,9 @@ class ListStore:
         return turns[::-1] if turns and turns[-1].previous_id is None else []
 
     def delete(self, owner: str, response_id: str) -> bool:
-        found = self.get(owner, response_id)
-        self._rows = [row for row in self._rows if row[:2] != (owner, found)]
-        return found is not None
+        stored_row = self.get(owner, response_id)
+        self._rows = [row for row in self._rows if row[:2] != (owner, stored_row)]
+        return stored_row is not None
 
     def counts(self) -> tuple[int, int]:
         return len(self._rows), sum(turn.num_bytes for _, turn, _ in self._rows)
@@ -191,8 +191,8 @@ def test_a_store_counts_why_it_drops(make_store: MakeStore, limits: StoreLimits,
     store = make_store(limits)
     for number in range(3):
         run(store.put("me", turn(f"r{number}")))
-    kept = 0 if reason == "size" else 1
-    assert store.counts() == (kept, 10 * kept, {"age": 0, "room": 0, "size": 0} | {reason: 3 - kept})
+    num_left = 0 if reason == "size" else 1
+    assert store.counts() == (num_left, 10 * num_left, {"age": 0, "room": 0, "size": 0} | {reason: 3 - num_left})
 
 
 def test_a_store_counts_what_became_too_old(make_store: MakeStore) -> None:
@@ -215,8 +215,8 @@ def test_a_response_is_replaced_only_as_it_is_known(make_store: MakeStore) -> No
     async def replace() -> list[bool]:
         await store.put("a", old)
         await store.put("a", turn("2"))
-        asked = [("b", old, new), ("a", old, new), ("a", old, other)]
-        return [await store.replace(*each) for each in asked]
+        replacements = [("b", old, new), ("a", old, new), ("a", old, other)]
+        return [await store.replace(*each) for each in replacements]
 
     assert run(replace()) == [False, True, False]
     assert (run(store.get("a", "1")), store.counts().number, store.counts().num_bytes) == (new, 2, 100)
@@ -360,9 +360,9 @@ def test_a_store_that_is_spoiled_while_it_is_used_fails_for_its_clients(tmp_path
             run(store.put("", turn(f"r{number}", num_bytes=2000)))
     with opened(path) as store:
         _overwrite(path, 4096, path.stat().st_size - 4096)
-        for asked in (store.put("", turn("new")), store.get("", "r1"), store.delete("", "r1")):
+        for call in (store.put("", turn("new")), store.get("", "r1"), store.delete("", "r1")):
             with pytest.raises(StoreFailed, match="the server's log says why"):
-                run(asked)  # type: ignore[arg-type]
+                run(call)  # type: ignore[arg-type]
 
 
 def test_content_that_is_spoiled_in_a_store_fails_for_its_client() -> None:

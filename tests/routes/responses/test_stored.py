@@ -135,16 +135,16 @@ def test_input_items_are_listed_in_pages(served: Served) -> None:
         page = stored(served, answer["id"], "/input_items", **query).json()
         return [item["content"][0]["text"] for item in page["data"]], page
 
-    found, page = listed()
+    listed_texts, page = listed()
     ids = [item["id"] for item in page["data"]]
-    assert found == texts[::-1]
+    assert listed_texts == texts[::-1]
     assert (page["object"], page["first_id"], page["last_id"], page["has_more"]) == ("list", ids[0], ids[-1], False)
     assert all(id_.startswith("msg_") for id_ in ids)
     assert listed(order="asc")[0] == texts
-    found, page = listed(order="asc", limit=2)
-    assert (found, page["has_more"]) == (["a", "b"], True)
-    found, page = listed(order="asc", limit=2, after=page["last_id"])
-    assert (found, page["has_more"]) == (["c"], False)
+    listed_texts, page = listed(order="asc", limit=2)
+    assert (listed_texts, page["has_more"]) == (["a", "b"], True)
+    listed_texts, page = listed(order="asc", limit=2, after=page["last_id"])
+    assert (listed_texts, page["has_more"]) == (["c"], False)
     for query in ({"order": "up"}, {"limit": "0"}, {"limit": "101"}, {"limit": "x"}, {"after": "msg_0"}):
         refused(stored(served, answer["id"], "/input_items", **query), next(iter(query)))
 

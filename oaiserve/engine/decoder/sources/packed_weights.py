@@ -183,7 +183,7 @@ class PackedWeights(TensorFiles):
     def _part(self, found_by: str, last: str) -> Tensor:
         part = self._optional(found_by.rpartition(".")[0], last)
         if part is None:
-            raise self.refusal(found_by, f"has no {last} beside it")
+            raise self.refusal(found_by, f"has no {last} next to it")
         return part
 
     def _optional(self, base: str, last: str) -> Tensor | None:

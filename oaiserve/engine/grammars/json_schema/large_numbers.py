@@ -108,7 +108,7 @@ class LargeNumbers:
             self._rules[rule] = ""  # The rule may refer to itself.
             self._depth += 1
             if self._depth > MOST_DEPTH:
-                raise Refused(f"the schema has a number beyond {LARGEST_NUMBER} behind more than {MOST_DEPTH} '$ref'")
+                raise Refused(f"the schema has a number over {LARGEST_NUMBER} after more than {MOST_DEPTH} '$ref'")
             self._rules[rule] = self._of(self._definitions[name])
             self._depth -= 1
         return rule

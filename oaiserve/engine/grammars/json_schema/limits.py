@@ -181,7 +181,7 @@ class SchemaLimits:
                 total += self._joined_size(definition, sizes, ())
             if total > MOST_COMBINED:
                 raise Refused(
-                    f"the schema joins more than {MOST_COMBINED} schemas with others, by 'allOf' or beside '$ref', "
+                    f"the schema joins more than {MOST_COMBINED} schemas with others, by 'allOf' or next to '$ref', "
                     f"at {definition.place}"
                 )
 
@@ -207,7 +207,7 @@ class SchemaLimits:
 
     def _joined_size(self, definition: Definition, sizes: dict[str, int], around: tuple[str, ...]) -> int:
         if definition.name in around or len(around) > MOST_LINKED_DEPTH:
-            raise Refused(f"a '$ref' at {definition.place} leads back to itself, by 'allOf' or beside other keywords")
+            raise Refused(f"a '$ref' at {definition.place} leads back to itself, by 'allOf' or next to other keywords")
         if definition.name not in sizes:
             size = definition.num_schemas
             for name in definition.joined:

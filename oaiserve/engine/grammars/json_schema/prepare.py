@@ -384,7 +384,7 @@ class _Preparation:
         if max(value, int("".join(map(str, decimal.digits)))) > most:
             raise Refused(
                 f"{where} must be at most {most}, and so must its digits as a whole number"
-                f"{'' if is_alone else ', beside other schemas'}; got {shown(value)}"
+                f"{'' if is_alone else ', together with other schemas'}; got {shown(value)}"
             )
         if value == int(value):
             return int(value)

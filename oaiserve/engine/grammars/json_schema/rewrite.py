@@ -27,7 +27,7 @@ def modern(schema: dict[str, Any], place: str) -> dict[str, Any]:
     if isinstance(schema.get("items"), list):  # before 2020-12
         if "prefixItems" in schema:
             raise Refused(
-                f"the keyword 'items' at {step(place, 'items')} must not be a list beside 'prefixItems'", "items"
+                f"the keyword 'items' at {step(place, 'items')} must not be a list together with 'prefixItems'", "items"
             )
         changed = {("prefixItems" if name == "items" else name): value for name, value in changed.items()}
         if "additionalItems" in schema:

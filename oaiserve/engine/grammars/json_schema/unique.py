@@ -48,7 +48,7 @@ class UniqueItems:
         low = schema.get("minItems", 0)
         high = schema.get("maxItems", len(items))
         if not isinstance(low, int) or not isinstance(high, int) or not 0 <= low <= min(high, len(items)):
-            raise Refused(f"there is no list with the items at {step(place, 'items')} for the 'minItems' beside it")
+            raise Refused(f"there is no list with the items at {step(place, 'items')} for the 'minItems' next to it")
         lengths = range(low, min(high, len(items)) + 1)
         self._count(items, lengths, where)
         rest = {name: value for name, value in others.items() if name not in _LIST}

@@ -99,7 +99,7 @@ class ExpertOperations:
         operations = self._operations
         _, hidden, normed, branch, mlp = self._buffers
         if mixture.shared is None or out_norm is None:
-            raise NotKnown("its experts have norms, but no MLP beside them, or no norm behind both")
+            raise NotKnown("its experts have norms, but no MLP next to them, or no norm after both")
         operations.project_inner(mixture.shared, normed, mlp)
         operations.project("down", mlp, branch, [mixture.shared.down])
         operations.add("norm", "norm_floats", branch, self._both, Normalize.of(norms.shared_out), False)

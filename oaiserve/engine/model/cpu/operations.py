@@ -132,7 +132,7 @@ class Operations:
         operations = self._operations
         if isinstance(table, Blocks):
             if position is not None:
-                raise NotKnown("it has an embedding of positions beside one in blocks")
+                raise NotKnown("it has an embedding of positions next to a quantized one")
             weights = operations.weights.pack_blocks([table])
             operations.add("embed", "embed_blocks", out, weights, scale)
             return

@@ -107,10 +107,10 @@ def test_logits_are_those_of_transformers_with_quantized_weights(
     model = saved(tmp_path, family, **changes)
     whole = own_logits(model, 20)
     expected = own_logits(with_quantized_weights(model, tmp_path, in_4_bits=quantize == "int4"), 20)
-    found = kept_logits(tmp_path, 20, quantize=quantize)
+    logits = kept_logits(tmp_path, 20, quantize=quantize)
     bound = max(0.02, 2 * effect_of_noise(model, 20))
-    assert difference(found, expected) < bound
-    assert difference(found, whole) > (bound if quantize == "int4" else 1e-4)
+    assert difference(logits, expected) < bound
+    assert difference(logits, whole) > (bound if quantize == "int4" else 1e-4)
 
 
 @pytest.mark.compiler

@@ -82,9 +82,9 @@ def test_a_description_of_what_the_converter_writes_is_the_pinned_one(name: str,
     decoder = described(path)
     shapes = state_shapes(decoder, torch.float32)
     spec = model_spec(SETTINGS[name], decoder, dtype=torch.float32, device=torch.device("cpu"), state_shapes=shapes)
-    found = fingerprint(decoder, spec)
+    actual = fingerprint(decoder, spec)
     _, *expected = pinned.file_of(name, is_gguf=True).read_text().splitlines()  # a file has no name of the class
-    assert found.splitlines()[1:] == expected
+    assert actual.splitlines()[1:] == expected
 
 
 @pytest.mark.parametrize(("mix", "rest"), [(MIX, Kind.Q4_0), (MIX, Kind.BF16), ({}, Kind.F16)])
@@ -152,8 +152,8 @@ def test_keys_and_values_of_latent_vectors_may_be_one_tensor(tmp_path: Path, mon
 def latent_matrices(record: Record, path: Path) -> torch.Tensor:
     """Write a record's file, and return the matrices of keys and values in its description."""
     record.write(path, model_of("deepseek_v2"), lambda _: Kind.F32)
-    found = [layer.attention.qkv for layer in described(path).layers if layer.attention is not None]
-    weights = [one.up.weight for one in found if isinstance(one, LatentProjection)]
+    description = [layer.attention.qkv for layer in described(path).layers if layer.attention is not None]
+    weights = [one.up.weight for one in description if isinstance(one, LatentProjection)]
     return torch.stack([weight for weight in weights if isinstance(weight, torch.Tensor)])
 
 
@@ -170,9 +170,9 @@ def test_large_matrices_in_the_dtype_of_the_model_are_those_of_the_file(tmp_path
 def test_frequencies_are_divided_by_the_factors_in_the_file(tmp_path: Path) -> None:
     factors = np.array([1, 1, 2, 3, 4, 6, 8, 8], np.float32)
     sines = []
-    for name, given in (("plain", None), ("scaled", factors)):
+    for name, rope_factors in (("plain", None), ("scaled", factors)):
         (tmp_path / name).mkdir()
-        decoder = described(file_of(SMALL["llama"], tmp_path / name, rope_factors=given))
+        decoder = described(file_of(SMALL["llama"], tmp_path / name, rope_factors=rope_factors))
         table = decoder.layers[0].attention.rotary
         sines.append(table.sines[1].asin())
     torch.testing.assert_close(sines[1], sines[0] / torch.from_numpy(factors), rtol=1e-4, atol=1e-7)
@@ -268,8 +268,8 @@ def test_text_models_of_wrappers_are_plain_ones_with_axes_and_layers_that_images
     expected = {**settings_of_gguf(values, tensors), "rope_axes": axes, "num_deep_layers": deep}
     values = {re.sub(rf"^{plain}\.", f"{architecture}.", key): value for key, value in values.items()}
     values |= {f"{architecture}.rope.dimension_sections": [2, 3, 3, 0], f"{architecture}.n_deepstack_layers": 3}
-    found = settings_of_gguf(values, tensors)
-    assert {key: found.get(key) for key in expected} == expected
+    settings = settings_of_gguf(values, tensors)
+    assert {key: settings.get(key) for key in expected} == expected
 
 
 def assert_same(found: Settings, config: PreTrainedConfig) -> None:

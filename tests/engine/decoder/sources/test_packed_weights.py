@@ -203,7 +203,7 @@ BROKEN: dict[str, tuple[Packing, str, Change, str]] = {
     "rows of awq": (AWQ, "qweight", lambda own: own[:40], "has 2 groups for 40 columns; config.json says 32 for each"),
     "columns of awq": (AWQ, "qweight", lambda own: own[:, :5], "but its scales are for 64 rows"),
     "zeros of awq": (AWQ, "qzeros", lambda own: own[:1], "has qzeros of the shape (1, 8), and not (2, 8)"),
-    "no zeros": (AWQ, "qzeros", None, "has no qzeros beside it"),
+    "no zeros": (AWQ, "qzeros", None, "has no qzeros next to it"),
     "floats": (AWQ, "qweight", torch.Tensor.float, "of torch.float32, and not 2 of int32"),
     "rows of gptq": (GPTQ, "qweight", lambda own: own[:7], "has a group for each of 64 columns, and not 56"),
     "groups": (GPTQ, "scales", lambda own: own[:1], "has qzeros of the shape (2, 8), and not (1, 8)"),

@@ -1,4 +1,4 @@
-"""Adapters beside grammars, drafts, preemptions, the prefix cache and a KV cache in eight bits: no answer changes."""
+"""Adapters with grammars, drafts, preemptions, the prefix cache and a KV cache in eight bits: no answer changes."""
 
 import weakref
 from functools import cache
@@ -68,11 +68,11 @@ def with_adapters(kv_cache_dtype: KVCacheDtype, num_blocks: int, **options: Any)
 @cache
 def answers_alone(kv_cache_dtype: KVCacheDtype) -> dict[tuple[str, int], list[int]]:
     """Return the tokens of each request that is answered alone, a token a step, from an empty cache."""
-    found: dict[tuple[str, int], list[int]] = {}
+    token_ids: dict[tuple[str, int], list[int]] = {}
     with with_adapters(kv_cache_dtype, 64, drafts="off", prefix_cache=False) as engine:
         for request in REQUESTS:
-            found |= collect(engine, [request]).token_ids
-    return found
+            token_ids |= collect(engine, [request]).token_ids
+    return token_ids
 
 
 @pytest.mark.parametrize("kv_cache_dtype", ["auto", "int8"])

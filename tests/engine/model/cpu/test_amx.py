@@ -79,12 +79,12 @@ def test_the_emulator_adds_and_rounds_in_the_order_of_the_manual(emulated: ctype
     a = a.bfloat16()
     b = b.bfloat16()
     a[3, 5] = 1e-39  # counts as zero
-    found = add_products(emulated, a, b, sums)
-    np.testing.assert_array_equal(found.numpy(), expected_sums(a, b, sums))
+    result = add_products(emulated, a, b, sums)
+    np.testing.assert_array_equal(result.numpy(), expected_sums(a, b, sums))
     if scale == 1:
         in_one_order = sums + a.float() @ b.float()
-        assert not torch.equal(found, in_one_order)
-        torch.testing.assert_close(found, in_one_order)
+        assert not torch.equal(result, in_one_order)
+        torch.testing.assert_close(result, in_one_order)
 
 
 @pytest.mark.compiler
@@ -137,10 +137,10 @@ def test_the_compiler_makes_the_instructions_of_amx(tmp_path: Path) -> None:
         # for x86-64: `make wheel` fails with its message.
         pytest.skip("this g++ has no AMX: version 11 has it, for x86-64")
     assert run.returncode == 0, run.stderr
-    found = Counter(re.findall(r"^\s+(\w+)", assembly.read_text(), re.MULTILINE))
-    assert found.keys() >= {"ldtilecfg", "tileloadd", "tileloaddt1", "tilestored", "tilerelease"}
-    assert found.keys() >= {"tdpbf16ps", "tdpbssd", "tdpbsud"}
-    assert not found["vdpbf16ps"], "a row that does not go through tiles would be summed in another order"
+    result = Counter(re.findall(r"^\s+(\w+)", assembly.read_text(), re.MULTILINE))
+    assert result.keys() >= {"ldtilecfg", "tileloadd", "tileloaddt1", "tilestored", "tilerelease"}
+    assert result.keys() >= {"tdpbf16ps", "tdpbssd", "tdpbsud"}
+    assert not result["vdpbf16ps"], "a row that does not go through tiles would be summed in another order"
 
 
 # -- whether it may be used -------------------------------------------------------------------------------------------

@@ -68,7 +68,7 @@ class Product:
         groups = library.add_groups(self._decoder, k, 1)
         rows = padded(np.concatenate([part.addresses() for part in parts]), 32)
         kinds = np.concatenate([np.full(-(-len(part) // 32), part.kind, np.int32) for part in parts])
-        scales = None if (found := matrix.scale_addresses()) is None else padded(found, 32)
+        scales = None if (result := matrix.scale_addresses()) is None else padded(result, 32)
         packed = (rows.ctypes.data, None if scales is None else scales.ctypes.data, kinds.ctypes.data)
         self.weights = library.add_blocks(self._decoder, self._pool, *packed, n, k, None)
 
@@ -147,12 +147,12 @@ def inputs() -> torch.Tensor:
 def test_packed_weights_are_those_of_the_reference(library: Library, kind: int) -> None:
     matrix = random_matrix(kind)
     product = Product(library, matrix, torch.zeros(1, K), 1)
-    found = np.stack([product.row(index, K) for index in range(N)])
+    actual = np.stack([product.row(index, K) for index in range(N)])
     if kind in OUR_KINDS:
-        assert (found == matrix.expand().numpy()[:, matrix.columns]).all()
+        assert (actual == matrix.expand().numpy()[:, matrix.columns]).all()
     else:
         expected = gguf.dequantize(matrix.data, Kind(kind))[matrix.rows]
-        np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-7)
+        np.testing.assert_allclose(actual, expected, rtol=1e-6, atol=1e-7)
 
 
 @pytest.mark.parametrize("bits", [4, 8])
@@ -204,8 +204,8 @@ def test_products_are_those_of_the_reference_and_do_not_depend_on_rows_or_thread
     columns = np.arange(K) if matrix.columns is None else matrix.columns
     rounded = in_integers(table.numpy()[:, columns], kind, in_tiles=bool(library.has_integer_tiles()))
     weights = matrix.expand().double().numpy()[:, columns].T
-    for row, found in zip(rounded, together, strict=True):
-        np.testing.assert_allclose(found, row @ weights, atol=2e-5 * np.abs(row @ weights).max())
+    for row, each in zip(rounded, together, strict=True):
+        np.testing.assert_allclose(each, row @ weights, atol=2e-5 * np.abs(row @ weights).max())
     for rows in ([3], [0, 14], [5, 4, 3, 2, 1, 0], list(range(1, 14))):
         assert (product.of(rows) == together[rows]).all()
     assert (Product(library, matrix, table, 3).of(list(range(ROWS))) == together).all()
@@ -254,11 +254,11 @@ def test_the_largest_sums_have_no_error(library: Library, kind: int) -> None:
         table = torch.ones(ROWS, K)
         table[1::2] = -1
         if kind != LONG_KIND and not library.has_integer_tiles():  # those have one scale for 256
-            table[::5, 64:256] *= 8  # shifted by three, beside others that are not
+            table[::5, 64:256] *= 8  # shifted by three, next to others that are not
             table[::7, 256:288] *= 8
         expected = table.double().numpy() @ matrix.expand().double().numpy().T
-        found = Product(library, matrix, table, 1).of(list(range(ROWS)))
-        np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-6 * np.abs(expected).max())
+        actual = Product(library, matrix, table, 1).of(list(range(ROWS)))
+        np.testing.assert_allclose(actual, expected, rtol=1e-6, atol=1e-6 * np.abs(expected).max())
 
 
 def apart(matrix: Blocks) -> Blocks:
@@ -275,7 +275,7 @@ def test_mxfp4_of_checkpoints_is_that_of_gguf_files_in_another_order(library: Li
     assert other.shape == matrix.shape
     assert torch.equal(other.expand(), matrix.expand())
     table = torch.randn(ROWS, K, generator=torch.Generator().manual_seed(1))
-    products = [Product(library, found, table, 2) for found in (matrix, other)]
+    products = [Product(library, each, table, 2) for each in (matrix, other)]
     assert (products[0].of(list(range(ROWS))) == products[1].of(list(range(ROWS)))).all()
     for row in (0, 33, N - 1):
         np.testing.assert_array_equal(products[1].row(row, K), matrix.expand()[row])
@@ -294,6 +294,6 @@ def test_numbers_that_are_not_finite_make_products_that_are_not(library: Library
     table = torch.ones(3, K)
     table[1, 7] = float("inf")
     table[2, 300] = float("nan")
-    found = Product(library, random_matrix(int(Kind.Q4_K)), table, 1).of([0, 1, 2])
-    assert np.isfinite(found[0]).all()
-    assert not np.isfinite(found[1:]).any()
+    result = Product(library, random_matrix(int(Kind.Q4_K)), table, 1).of([0, 1, 2])
+    assert np.isfinite(result[0]).all()
+    assert not np.isfinite(result[1:]).any()

@@ -52,9 +52,9 @@ def steps_at_best(x: NDArray[np.float64], last: int) -> NDArray[np.float64]:
             terms = np.stack([q[row], np.ones(32)], 1) * root[:, None]
             scale, minimum = np.linalg.lstsq(terms, x[row] * root, rcond=None)[0].astype(np.float16).astype(float)
             fitted = q[row] * scale + minimum
-            if (found := error(x[row], fitted)) < least[row]:
+            if (result := error(x[row], fitted)) < least[row]:
                 best[row] = fitted
-                least[row] = found
+                least[row] = result
     return best
 
 
@@ -67,9 +67,9 @@ def codebook_at_best(x: NDArray[np.float64]) -> NDArray[np.float64]:
             entries = CODEBOOK[np.abs(scaled[:, None] - CODEBOOK).argmin(1)]
             weighted = importance(block) * entries
             fitted = entries * float(np.float16((weighted * block).sum() / (weighted * entries).sum()))
-            if (found := error(block, fitted)) < least[row]:
+            if (result := error(block, fitted)) < least[row]:
                 best[row] = fitted
-                least[row] = found
+                least[row] = result
     return best
 
 
@@ -78,18 +78,18 @@ def test_errors_are_those_of_a_plain_search(library: Library) -> None:
     blocks = weights.double().numpy().reshape(-1, 32)
     references = {IQ4_NL: codebook_at_best(blocks), Q5_1: steps_at_best(blocks, 31)}
     for kind, reference in references.items():
-        found = Encoder(library, 2)(weights, kind).expand().double().numpy().reshape(-1, 32)
+        result = Encoder(library, 2)(weights, kind).expand().double().numpy().reshape(-1, 32)
         # Where two scales are as good as each other, either may be taken.
-        np.testing.assert_allclose(error(blocks, found).sum(), error(blocks, reference).sum(), rtol=2e-3)
-        assert (error(blocks, found) <= 1.05 * error(blocks, reference) + 1e-12).all()
+        np.testing.assert_allclose(error(blocks, result).sum(), error(blocks, reference).sum(), rtol=2e-3)
+        assert (error(blocks, result) <= 1.05 * error(blocks, reference) + 1e-12).all()
 
 
 def test_eight_bits_are_rounded_to_the_nearest(library: Library) -> None:
     weights = random_weights()
-    found = Encoder(library, 1)(weights, Q8_0).expand()
+    result = Encoder(library, 1)(weights, Q8_0).expand()
     steps = weights.unflatten(1, (-1, 32)).abs().amax(-1, keepdim=True) / 127
     # The scale in 16 bits adds a little to half of a step.
-    assert ((found - weights).unflatten(1, (-1, 32)).abs() <= 0.57 * steps).all()
+    assert ((result - weights).unflatten(1, (-1, 32)).abs() <= 0.57 * steps).all()
 
 
 def test_a_search_loses_less_than_rounding(library: Library) -> None:
@@ -98,8 +98,8 @@ def test_a_search_loses_less_than_rounding(library: Library) -> None:
     blocks = weights.unflatten(1, (-1, 32))
     step = blocks.abs().amax(-1, keepdim=True) / 7
     plain = (blocks / step).round() * step
-    found = Encoder(library, 2)(weights, IQ4_NL).expand().unflatten(1, (-1, 32))
-    assert (found - blocks).square().mean() < 0.9 * (plain - blocks).square().mean()
+    result = Encoder(library, 2)(weights, IQ4_NL).expand().unflatten(1, (-1, 32))
+    assert (result - blocks).square().mean() < 0.9 * (plain - blocks).square().mean()
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: FORMATS[kind].name)
@@ -119,6 +119,6 @@ def test_blocks_with_few_different_weights_are_exact_or_near(library: Library, k
     rows[3, :16] = 0.125
     rows[4] = -1e-3
     rows[5] = 1000.0
-    found = Encoder(library, 1)(rows, kind).expand()
-    assert torch.equal(found[0], rows[0])
-    assert ((found - rows).abs() <= 0.01 * rows.abs().amax(1, keepdim=True)).all()
+    result = Encoder(library, 1)(rows, kind).expand()
+    assert torch.equal(result[0], rows[0])
+    assert ((result - rows).abs() <= 0.01 * rows.abs().amax(1, keepdim=True)).all()

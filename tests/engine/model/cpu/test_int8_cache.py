@@ -129,12 +129,12 @@ def test_attention_is_that_of_the_keys_and_values_that_were_written(
             qkv = native.qkv(x)
             key, value = read(native.cache, native.layer.shape, batch.slots)
             value_dim = native.layer.shape.value_dim
-            for found, wanted, group in ((key, qkv.key, KEY_GROUP), (value, qkv.value, value_dim)):
-                assert ((found.numbers - wanted).abs() <= 0.5001 * found.scales).all()
+            for each, wanted, group in ((key, qkv.key, KEY_GROUP), (value, qkv.value, value_dim)):
+                assert ((each.numbers - wanted).abs() <= 0.5001 * each.scales).all()
                 # A number in the middle between two integers may be rounded up by one of both only.
-                differences = (found.numbers - rounded(wanted, group)).abs()
-                assert (differences <= 1.0001 * found.scales).all()
-                from_middle = ((wanted / found.scales).abs() % 1 - 0.5).abs()
+                differences = (each.numbers - rounded(wanted, group)).abs()
+                assert (differences <= 1.0001 * each.scales).all()
+                from_middle = ((wanted / each.scales).abs() % 1 - 0.5).abs()
                 is_other = differences > 1e-5 * wanted.abs().max()
                 assert (from_middle[is_other] < 1e-3).all()
                 assert is_other.sum() <= max(2, 1 + 0.01 * wanted.numel())
@@ -153,8 +153,8 @@ def test_bfloat16_reads_the_same_cache(layer: Layer) -> None:
     batch = build_batch(step, BLOCK_SIZE, CPU)
     natives = [NativeLayer(layer, dtype) for dtype in (torch.float32, torch.bfloat16)]
     x = natives[0].inputs(len(batch.slots), generator)
-    exact, found = (native.forward(batch, x) for native in natives)
-    assert (found - exact).norm() < 0.005 * exact.norm()
+    exact, logits = (native.forward(batch, x) for native in natives)
+    assert (logits - exact).norm() < 0.005 * exact.norm()
     for one, other in zip(*(read(native.cache, layer.shape, batch.slots) for native in natives), strict=True):
         assert torch.equal(one.numbers, other.numbers)
 
@@ -170,11 +170,11 @@ def test_what_is_not_finite_reaches_those_who_see_it_and_no_others(kind: int, is
     x = native.inputs(60, torch.Generator().manual_seed(2))
     expected = native.forward(batch, x)
     native.make_infinite(x[25], kind)
-    found = native.forward(batch, x)
+    logits = native.forward(batch, x)
     saw = torch.zeros(60, dtype=torch.bool)
     saw[25 : 26 if kind == 0 else 40] = True
-    assert found[saw].isnan().all()
-    assert torch.equal(found[~saw], expected[~saw])
+    assert logits[saw].isnan().all()
+    assert torch.equal(logits[~saw], expected[~saw])
 
 
 def test_numbers_that_are_all_zero_stay_zero() -> None:

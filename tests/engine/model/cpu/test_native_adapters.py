@@ -47,8 +47,10 @@ def batch_of(rows: list[tuple[list[int], int, Adapter | None]]) -> Batch:
 def logits_of(native: NativeDecoder, batch: Batch) -> list[Tensor]:
     """Return the logits of all tokens of each chunk."""
     logits = native.forward(batch).clone()
-    found = [logits[row : row + 1] for row in range(len(batch.sample_chunks))]
-    return [torch.cat([logits[first : first + count], found[index]]) for index, first, count in batch.prompt_rows]
+    actual_logits = [logits[row : row + 1] for row in range(len(batch.sample_chunks))]
+    return [
+        torch.cat([logits[first : first + count], actual_logits[index]]) for index, first, count in batch.prompt_rows
+    ]
 
 
 def prompts_for(vocab_size: int, lengths: list[int], seed: int = 0) -> list[list[int]]:
@@ -74,14 +76,16 @@ def test_several_adapters_in_one_batch_are_each_the_model_with_merged_weights(fa
     native = decoder(loaded)
     sites = [[site] if isinstance(site, HeadRows) else site for site in native._operations.sites]
     assert {part.module for parts in sites for part in parts} == shapes.keys()
-    found = logits_of(native, batch_of([(ids, 0, one) for ids, one in zip(prompts, adapters, strict=True)]))
-    for ids, adapter, logits in zip(prompts, adapters, found, strict=True):
+    actual_logits = logits_of(native, batch_of([(ids, 0, one) for ids, one in zip(prompts, adapters, strict=True)]))
+    for ids, adapter, logits in zip(prompts, adapters, actual_logits, strict=True):
         reference = model if adapter is None else merged(model, adapter)
         with torch.inference_mode():
             expected = reference(torch.tensor([ids])).logits[0]
         # DeepSeek V2's small model multiplies what rounding leaves: torch in float32 is 3e-5 from itself in float64.
         assert difference(logits, expected) < (2e-4 if family == "deepseek_v2" else 2e-5)
-    assert difference(found[0], model(torch.tensor([prompts[0]])).logits[0].detach()) > 0.05  # the adapter counts
+    assert (
+        difference(actual_logits[0], model(torch.tensor([prompts[0]])).logits[0].detach()) > 0.05
+    )  # the adapter counts
 
 
 CASES = {
@@ -113,8 +117,8 @@ def test_a_row_is_bitwise_the_same_whatever_adapters_are_beside_it(case: str) ->
             rows = [(ids, 0, one) for ids, one in zip(prompts, chosen, strict=True)]
             order = rng.sample(range(len(rows)), len(rows))
             order.sort(key=lambda index: len(prompts[index]) > 1)  # single tokens come first
-            found = logits_of(native, batch_of([rows[index] for index in order]))
-            for index, logits in zip(order, found, strict=True):
+            actual_logits = logits_of(native, batch_of([rows[index] for index in order]))
+            for index, logits in zip(order, actual_logits, strict=True):
                 assert torch.equal(logits, alone[index]), index
 
 

@@ -90,8 +90,8 @@ def test_an_unsupported_model_is_logged_and_served_in_another_way(
     case: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.DEBUG)
-    asked, reason = NOT_KNOWN[case]
-    model = make_model(asked)
+    config, reason = NOT_KNOWN[case]
+    model = make_model(config)
     options = {"device": "cpu", "kv_blocks": 16, "cpu_threads": 1, "block_size": 8 if case == "small blocks" else 16}
     assert answer(save(model, tmp_path), **options) == generate(model, PROMPTS[:1], 12)
     lines = [text for name, _, text in caplog.record_tuples if name.startswith("oaiserve")]
@@ -113,8 +113,8 @@ def test_bfloat16_is_as_close_to_float32_as_in_transformers(family: str) -> None
         ids = batch.input_ids[None].long()
         own = model(ids).logits[0].float()
         exact = model.float()(ids).logits[0]
-        found = native(loaded, num_blocks=8).forward(batch).clone()
-    found = torch.cat([found[1:], found[:1]])  # the row that samples comes first
-    own_error, error = (float((logits - exact).norm() / exact.norm()) for logits in (own, found))
+        result = native(loaded, num_blocks=8).forward(batch).clone()
+    result = torch.cat([result[1:], result[:1]])  # the row that samples comes first
+    own_error, error = (float((logits - exact).norm() / exact.norm()) for logits in (own, result))
     assert own_error > 1e-3, "bfloat16 must make a difference"
     assert error < 1.1 * own_error

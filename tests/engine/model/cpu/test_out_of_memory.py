@@ -101,8 +101,8 @@ def test_a_step_can_be_repeated(fail_allocation: FailAllocation) -> None:
         return [lambda step=step: native.forward(step).clone() for step in BATCHES]
 
     expected = [step() for step in steps()]
-    found = list(results_with_failures(fail_allocation, steps))
-    assert len(found) > 30
-    for results in found:
+    actual = list(results_with_failures(fail_allocation, steps))
+    assert len(actual) > 30
+    for results in actual:
         for logits, wanted in zip(results, expected, strict=True):
             torch.testing.assert_close(logits, wanted, rtol=0, atol=0)

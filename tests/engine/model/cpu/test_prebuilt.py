@@ -106,8 +106,8 @@ def test_a_feature_counts_if_all_cores_have_it(tmp_path: Path) -> None:
 
 def test_the_library_of_dtype_and_cpu_is_found(wheel: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG)
-    found = [build.library_path(dtype) for dtype in (torch.bfloat16, torch.float32)]
-    assert found == [library(wheel, name) for name in ("bf16", "float")]
+    results = [build.library_path(dtype) for dtype in (torch.bfloat16, torch.float32)]
+    assert results == [library(wheel, name) for name in ("bf16", "float")]
     assert set(caplog.messages) == {"The native code is the wheel's for x86-64-v4"}
     assert build.is_built(torch.float32)
 

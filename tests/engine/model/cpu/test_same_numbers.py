@@ -120,7 +120,7 @@ class Native(NamedTuple):
 @pytest.fixture(scope="module", params=CASES)
 def natives(request: pytest.FixtureRequest) -> dict[int, Native]:
     """Return native steps by their numbers of threads."""
-    asked, dtype, instructions = CASES[request.param]
+    config, dtype, instructions = CASES[request.param]
     make: Callable[..., NativeDecoder] = blocks_decoder if "in blocks" in request.param else native_decoder
     cache: KVCacheDtype = "int8" if request.param.startswith("cache in eight bits") else "auto"
     loaded = load(asked, dtype=dtype).with_cache(cache)
@@ -128,8 +128,8 @@ def natives(request: pytest.FixtureRequest) -> dict[int, Native]:
     with compiled_for(instructions):
         for threads, block_size in BLOCK_SIZES.items():
             decoder = make(loaded, num_blocks=NUM_BLOCKS, block_size=block_size, num_threads=threads)
-            found[threads] = Native(decoder, block_size, states_of(loaded))
-    return found
+            by_threads[threads] = Native(decoder, block_size, states_of(loaded))
+    return by_threads
 
 
 def blocks_decoder(loaded: SmallModel, **sizes: int) -> NativeDecoder:
@@ -156,9 +156,9 @@ def blocks_decoder(loaded: SmallModel, **sizes: int) -> NativeDecoder:
         of_expert = isinstance(part, Expert)
         return type(part)(**{name: in_blocks(one, of_expert=of_expert) for name, one in inner.items()})
 
-    found = described_by_files(loaded)
-    decoder = replace(in_blocks(found.decoder), embedding=blocks(found.decoder.embedding.shape))
-    return native_of(found._replace(decoder=decoder), **sizes)
+    described = described_by_files(loaded)
+    decoder = replace(in_blocks(described.decoder), embedding=blocks(described.decoder.embedding.shape))
+    return native_of(described._replace(decoder=decoder), **sizes)
 
 
 def new_sequence(index: int, ids: list[int], blocks: list[int]) -> Sequence:
@@ -193,15 +193,15 @@ def compute(native: Native, step: Step, found: dict[tuple[str, int], Tensor]) ->
 
 def alone(native: Native, prompts: list[list[int]]) -> dict[tuple[str, int], Tensor]:
     """Compute each prompt by itself, in one step."""
-    found: dict[tuple[str, int], Tensor] = {}
+    logits: dict[tuple[str, int], Tensor] = {}
     for index, ids in enumerate(prompts):
-        compute(native, Step([chunk_of(new_sequence(index, ids, list(range(NUM_BLOCKS))), len(ids))]), found)
-    return found
+        compute(native, Step([chunk_of(new_sequence(index, ids, list(range(NUM_BLOCKS))), len(ids))]), logits)
+    return logits
 
 
 def in_company(native: Native, prompts: list[list[int]], rng: random.Random) -> dict[tuple[str, int], Tensor]:
     """Compute the prompts together, in random pieces, in blocks in random order."""
-    found: dict[tuple[str, int], Tensor] = {}
+    logits: dict[tuple[str, int], Tensor] = {}
     blocks = iter(rng.sample(range(NUM_BLOCKS), NUM_BLOCKS))
     sequences = [
         new_sequence(index, ids, [next(blocks) for _ in range(-(-len(ids) // native.block_size))])
@@ -213,8 +213,8 @@ def in_company(native: Native, prompts: list[list[int]], rng: random.Random) -> 
             most = len(sequence.token_ids) - sequence.num_computed
             num_tokens = min(most, rng.choice([1, 2, 7, 16, rng.randint(1, 130), most]))
             step.chunks.append(chunk_of(sequence, num_tokens))
-        compute(native, step, found)
-    return found
+        compute(native, step, logits)
+    return logits
 
 
 @given(
@@ -233,9 +233,9 @@ def test_logits_of_each_token_are_those_of_its_prompt_alone(
     prompts = [[rng.randrange(SMALL["vocab_size"]) for _ in range(length)] for length in lengths]
     expected = alone(natives[1], prompts)
     for num_threads, native in natives.items():
-        found = in_company(native, prompts, rng)
-        assert found.keys() == expected.keys()
-        differing = [key for key in expected if not torch.equal(found[key], expected[key])]
+        actual = in_company(native, prompts, rng)
+        assert actual.keys() == expected.keys()
+        differing = [key for key in expected if not torch.equal(actual[key], expected[key])]
         assert not differing, f"with {num_threads} threads, (sequence, position): {differing[:5]}"
 
 
@@ -248,12 +248,12 @@ def test_decoding_token_by_token_gives_the_logits_of_the_prompt_as_a_whole(nativ
     ids = [rng.randrange(SMALL["vocab_size"]) for _ in range(sum(PIECES))]
     expected = alone(natives[1], [ids])
     for native in natives.values():
-        found: dict[tuple[str, int], Tensor] = {}
+        logits: dict[tuple[str, int], Tensor] = {}
         sequence = new_sequence(0, ids, list(range(NUM_BLOCKS)))
         for num_tokens in PIECES:
-            compute(native, Step([chunk_of(sequence, num_tokens)]), found)
-        assert found.keys() == expected.keys()
-        assert all(torch.equal(found[key], expected[key]) for key in expected)
+            compute(native, Step([chunk_of(sequence, num_tokens)]), logits)
+        assert logits.keys() == expected.keys()
+        assert all(torch.equal(logits[key], expected[key]) for key in expected)
 
 
 SHORT = [[*range(20, 60), 4], [5, 9, 3, 17], list(range(20, 75)), [7] * 20, [90], [11, 40, 11], list(range(30, 64))]
@@ -286,7 +286,7 @@ def test_requests_get_the_same_logits_alone_together_from_the_cache_and_after_pr
 ) -> None:
     loaded = load(asked, dtype=torch.bfloat16).with_cache(cache)
     prompts = [*SHORT, LONG_ENOUGH] if loaded.state_shapes else SHORT
-    found: list[tuple[list[list[int]], dict[tuple[int, ...], set[bytes]], EngineNumbers]] = []
+    results: list[tuple[list[list[int]], dict[tuple[int, ...], set[bytes]], EngineNumbers]] = []
     for num_blocks, limits in (
         (64, {"max_running": 1, "prefix_cache": False}),
         (64, {"max_running": 16, "max_step_tokens": 100}),
@@ -297,8 +297,8 @@ def test_requests_get_the_same_logits_alone_together_from_the_cache_and_after_pr
         runner = RecordingRunner(decoder, CPU, BLOCK_SIZE, states=states_of(loaded))
         with make_engine(loaded, runner, num_blocks=num_blocks, **limits) as engine:
             answers = [ids for _ in range(2) for ids in greedy_answers(engine, prompts, 14, n=n)[::n]]
-            found.append((answers, runner.logits, engine.snapshot()))
-    (alone, logits, _), together, preempted = found
+            results.append((answers, runner.logits, engine.snapshot()))
+    (alone, logits, _), together, preempted = results
     assert together[2].num_prefix_hits > 0
     assert preempted[2].num_preemptions > 0
     assert all(len(kinds) == 1 for kinds in logits.values())

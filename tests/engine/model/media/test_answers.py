@@ -81,8 +81,8 @@ def made_of(path: Path, *, compiled: bool = False, **options: Any) -> Engine:
 def engine(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[tuple[str, SeeingModel, Engine]]:
     name, _, native = request.param.partition(" ")
     seeing = save_seeing(name, tmp_path)
-    with made_of(tmp_path, compiled=bool(native)) as made:
-        yield name, seeing, made
+    with made_of(tmp_path, compiled=bool(native)) as own:
+        yield name, seeing, own
 
 
 IN_NATIVE_STEP = [pytest.param(f"{name} native", marks=pytest.mark.compiler) for name in ("qwen3_vl", "gemma4")]
@@ -90,10 +90,10 @@ IN_NATIVE_STEP = [pytest.param(f"{name} native", marks=pytest.mark.compiler) for
 
 @pytest.mark.parametrize("engine", [*KINDS, *IN_NATIVE_STEP], indirect=True)
 def test_answers_to_images_are_those_of_transformers(engine: tuple[str, SeeingModel, Engine]) -> None:
-    name, seeing, made = engine
-    answer = ask(made, [FIRST, SECOND], "first")
+    name, seeing, own = engine
+    answer = ask(own, [FIRST, SECOND], "first")
     assert answer.token_ids == expected_answer(name, seeing, answer.prompt, [FIRST, SECOND], NUM_TOKENS)
-    swapped = ask(made, [SECOND, FIRST], "swapped")
+    swapped = ask(own, [SECOND, FIRST], "swapped")
     assert swapped.token_ids == expected_answer(name, seeing, swapped.prompt, [SECOND, FIRST], NUM_TOKENS)
     assert swapped.token_ids != answer.token_ids, "the answers must be able to differ"
     vector_id = seeing.tokenizer.convert_tokens_to_ids(KINDS[name].vector)
@@ -118,9 +118,9 @@ def test_the_native_step_answers_as_transformers_does_and_so_does_a_start_from_t
 ) -> None:
     seeing = save_seeing(name, tmp_path)
     for _ in range(2):
-        with made_of(tmp_path, compiled=True) as made:
+        with made_of(tmp_path, compiled=True) as own:
             for media in ([FIRST, SECOND], [SECOND, FIRST]):
-                answer = ask(made, media, "r")
+                answer = ask(own, media, "r")
                 assert answer.token_ids == expected_answer(name, seeing, answer.prompt, media, NUM_TOKENS)
 
 
@@ -128,16 +128,16 @@ def test_the_native_step_answers_as_transformers_does_and_so_does_a_start_from_t
 def test_a_second_turn_over_the_same_images_finds_their_blocks_and_vectors(
     engine: tuple[str, SeeingModel, Engine],
 ) -> None:
-    _, _, made = engine
-    first = ask(made, [FIRST, SECOND], "first")
-    again = ask(made, [FIRST, SECOND], "again")
+    _, _, own = engine
+    first = ask(own, [FIRST, SECOND], "first")
+    again = ask(own, [FIRST, SECOND], "again")
     assert again.token_ids == first.token_ids
     assert again.cached_tokens == (len(first.prompt) - 1) // 16 * 16
     assert (again.end.account.num_media_cached, again.end.account.media_encode_ns) == (2, 0)
     files = tuple(MediaFile("image", png(image)) for image in (FIRST, SECOND))
-    work = made.encode(ChatPrompt(MESSAGES, media=files), 4096)
-    assert made.run_in_turns(work, client="", num_bytes=0).result(60) == first.prompt
-    salted = ask(made, [FIRST, SECOND], "salted", salt="other")
+    work = own.encode(ChatPrompt(MESSAGES, media=files), 4096)
+    assert own.run_in_turns(work, client="", num_bytes=0).result(60) == first.prompt
+    salted = ask(own, [FIRST, SECOND], "salted", salt="other")
     assert salted.token_ids == first.token_ids
     assert salted.cached_tokens == 0  # it shares neither blocks nor vectors
 
@@ -146,13 +146,13 @@ def test_a_second_turn_over_the_same_images_finds_their_blocks_and_vectors(
 def test_what_is_no_image_or_has_no_place_is_refused_and_the_next_request_is_answered(
     engine: tuple[str, SeeingModel, Engine],
 ) -> None:
-    _, _, made = engine
+    _, _, own = engine
     with pytest.raises(InvalidRequest, match=r"are \[image\], for which .* template has places \[image, image\]"):
-        ask(made, [FIRST], "one too few")
+        ask(own, [FIRST], "one too few")
     files = (MediaFile("image", png(FIRST)), MediaFile("image", png(SECOND)[:99]))
     with pytest.raises(InvalidRequest, match="cut off, or damaged"):
-        made.generate([ChatPrompt(MESSAGES, media=files)], SamplingParams(max_tokens=1))
-    assert len(ask(made, [FIRST, SECOND], "right").token_ids) == NUM_TOKENS
+        own.generate([ChatPrompt(MESSAGES, media=files)], SamplingParams(max_tokens=1))
+    assert len(ask(own, [FIRST, SECOND], "right").token_ids) == NUM_TOKENS
 
 
 LOW = sine(220, 0.5)
@@ -172,10 +172,10 @@ def test_answers_to_sounds_are_those_of_transformers(name: str, more: Media, nat
     answers = []
     seen = 1 + len(more)
     cases = ([LOW, *more, HIGH], 0), ([HIGH, *more, LOW], 1 + seen), ([*more, LOW, HIGH[:1600]], seen)
-    with made_of(tmp_path, compiled=native) as made:
-        assert made.media == {"audio", *(["image"] if more else [])}
+    with made_of(tmp_path, compiled=native) as own:
+        assert own.media == {"audio", *(["image"] if more else [])}
         for media, cached in cases:
-            answer = ask(made, media, str(len(answers)), messages=messages_of(media))
+            answer = ask(own, media, str(len(answers)), messages=messages_of(media))
             assert answer.token_ids == expected_answer(name, hearing, answer.prompt, media, NUM_TOKENS)
             account = answer.end.account
             assert (account.num_sounds, account.num_images, account.num_media_cached) == (2, len(more), cached)
@@ -183,12 +183,12 @@ def test_answers_to_sounds_are_those_of_transformers(name: str, more: Media, nat
             answers.append(answer.token_ids)
         assert answers[0] != answers[1], "the answers must be able to differ"
         with pytest.raises(InvalidRequest, match="longer than 30 seconds"):
-            ask(made, [sine(220, 30.1)], "long", messages=messages_of([LOW]))
+            ask(own, [sine(220, 30.1)], "long", messages=messages_of([LOW]))
         if more:
             with pytest.raises(InvalidRequest, match=r"are \[image, audio\], .* places \[audio, image\]"):
-                ask(made, [FIRST, LOW], "in another order", messages=messages_of([LOW, FIRST]))
+                ask(own, [FIRST, LOW], "in another order", messages=messages_of([LOW, FIRST]))
             with pytest.raises(InvalidRequest, match="too short"):
-                ask(made, [LOW[:100]], "short", messages=messages_of([LOW]))
+                ask(own, [LOW[:100]], "short", messages=messages_of([LOW]))
 
 
 def test_without_soundfile_a_model_reads_no_sound(

@@ -82,8 +82,8 @@ def test_an_image_has_the_pixels_that_transformers_reads(form: str, mode: str) -
         content = saved(image, form, **({"exif": exif} if form in ("PNG", "JPEG", "WEBP", "TIFF") else {}))
         in_base64 = b64encode(content).decode()
         expected = load_image(in_base64)
-        for given in (content, in_base64):
-            assert np.array_equal(np.asarray(image_of(given)), np.asarray(expected))
+        for data in (content, in_base64):
+            assert np.array_equal(np.asarray(image_of(data)), np.asarray(expected))
 
 
 def test_an_animation_is_its_first_frame_however_many_there_are() -> None:
@@ -120,9 +120,9 @@ def test_what_is_transparent_has_the_color_that_the_models_processor_gives_it(mo
     assert image.has_transparency_data
     processor = Qwen2VLImageProcessorPil(do_convert_rgb=converts)
     form = Form("image", IMAGES["qwen2_vl"], Settings({}, {}, processor, "<|image_pad|>"), 0)
-    found = form.fields(MediaFile("image", content), MediaLimits())
+    actual = form.fields(MediaFile("image", content), MediaLimits())
     expected = processor(images=[image if converts else image.convert("RGB")], return_tensors="pt")
-    assert torch.equal(found["pixel_values"], expected["pixel_values"])
+    assert torch.equal(actual["pixel_values"], expected["pixel_values"])
 
 
 def png(width: int, height: int) -> bytes:
@@ -163,10 +163,10 @@ def test_a_large_photo_is_decoded_at_a_fraction_of_its_size(
     if expected is None:
         assert "are decoded (--max-image-pixels)" in refusal(content)
         return
-    found = image_of(content)
-    assert found.size == image_size(MediaFile("image", content), 10**6, 10**6)[::-1] == expected[::-1]
-    upright = gradient.transpose(Image.Transpose.ROTATE_270).resize(found.size, Image.Resampling.BOX)
-    assert np.abs(np.asarray(found, np.int16) - np.asarray(upright, np.int16)).max() < 8
+    actual = image_of(content)
+    assert actual.size == image_size(MediaFile("image", content), 10**6, 10**6)[::-1] == expected[::-1]
+    upright = gradient.transpose(Image.Transpose.ROTATE_270).resize(actual.size, Image.Resampling.BOX)
+    assert np.abs(np.asarray(actual, np.int16) - np.asarray(upright, np.int16)).max() < 8
 
 
 def test_the_images_of_a_prompt_have_a_limit_of_pixels_together_before_any_is_decoded() -> None:
@@ -230,10 +230,10 @@ def sound(samples: np.ndarray, rate: int, form: str = "WAV", **more: object) -> 
 @pytest.mark.parametrize("rate", [16000, 44100])
 def test_a_sound_is_the_mean_of_its_channels_at_the_rate_that_is_asked_for(form: str, rate: int) -> None:
     both = np.stack((wave(1, rate), wave(1, rate, 660)), axis=1)
-    found = samples_of(sound(both, rate, form), 16000, 60)
+    actual = samples_of(sound(both, rate, form), 16000, 60)
     expected = (wave(1) + wave(1, hertz=660)) / 2
-    assert abs(len(found) - len(expected)) < 3000  # an MP3 has whole frames
-    assert np.abs(found[1000:15000] - expected[1000:15000]).max() < (0.02 if form == "MP3" else 1e-3)
+    assert abs(len(actual) - len(expected)) < 3000  # an MP3 has whole frames
+    assert np.abs(actual[1000:15000] - expected[1000:15000]).max() < (0.02 if form == "MP3" else 1e-3)
 
 
 @pytest.mark.parametrize("rate", [8000, 22050, 44100, 48000, 11025, 44101])
@@ -242,16 +242,18 @@ def test_a_new_rate_keeps_what_it_can_and_drops_what_it_cannot_have(rate: int) -
         whole = wave(1, rate, hertz)
         return np.concatenate(list(resampled(np.split(whole, [10, 11, 3000]), rate, 16000)))
 
-    kept = at_16000(3000)
-    assert np.abs(kept - wave(1, hertz=3000)[: len(kept)])[500:-500].max() < 1e-4
-    assert len(kept) == 16000
+    below = at_16000(3000)
+    assert np.abs(below - wave(1, hertz=3000)[: len(below)])[500:-500].max() < 1e-4
+    assert len(below) == 16000
     if rate > 2 * 9000:
         assert np.abs(at_16000(9000))[500:-500].max() < 1e-4
 
 
 def test_a_sound_is_decoded_in_a_process_of_its_own() -> None:
-    found = decode_sound(MediaFile("audio", b64encode(sound(wave(), 16000, subtype="FLOAT")).decode()), 16000, 1, 10**6)
-    assert np.array_equal(found, wave())
+    result = decode_sound(
+        MediaFile("audio", b64encode(sound(wave(), 16000, subtype="FLOAT")).decode()), 16000, 1, 10**6
+    )
+    assert np.array_equal(result, wave())
     with pytest.raises(
         InvalidRequest, match=r"Invalid 'messages\[0\].content\[1\]': the sound is longer than 0.1 seconds."
     ):

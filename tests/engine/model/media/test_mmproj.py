@@ -1,4 +1,4 @@
-"""A GGUF file with a tower beside it answers about images as the folder does that both were made of."""
+"""A GGUF file with a tower next to it answers about images like the folder that both were made from."""
 
 from pathlib import Path
 
@@ -56,11 +56,11 @@ def test_the_tower_of_qwen3_5_is_that_of_qwen3_vl_without_deep_vectors(tmp_path:
     write_tower("qwen3_5", seeing, tmp_path / MMPROJ)
     text = text_config(seeing.model.config)
     assert text is not None
-    found = read_mmproj(tmp_path / MMPROJ, text, Tokenizer.from_pretrained(tmp_path / "folder"))
-    assert found.config.model_type == "qwen3_5"
+    result = read_mmproj(tmp_path / MMPROJ, text, Tokenizer.from_pretrained(tmp_path / "folder"))
+    assert result.config.model_type == "qwen3_5"
     own = {name: tensor for name, tensor in seeing.model.state_dict().items() if ".visual." in name}
-    assert found.weights.keys() == own.keys()
-    assert all(torch.equal(found.weights[name], tensor) for name, tensor in own.items())
+    assert result.weights.keys() == own.keys()
+    assert all(torch.equal(result.weights[name], tensor) for name, tensor in own.items())
     assert Record("qwen3_5_text").config().rope_axes == [0, 1, 2] * 10 + [0, 1]
 
 
@@ -68,10 +68,10 @@ def test_the_tower_of_qwen3_5_is_that_of_qwen3_vl_without_deep_vectors(tmp_path:
 def test_matrices_of_the_tower_may_have_fewer_bits(kind: Kind, tmp_path: Path) -> None:
     seeing = save_folder("idefics3", tmp_path / "folder")
     path = write_pair("idefics3", seeing, tmp_path, kind)
-    found = vectors(path, tmp_path / MMPROJ)
+    actual_vectors = vectors(path, tmp_path / MMPROJ)
     expected = vectors(tmp_path / "folder")
-    assert not torch.equal(found, expected)
-    assert (found - expected).norm() < 0.05 * expected.norm()
+    assert not torch.equal(actual_vectors, expected)
+    assert (actual_vectors - expected).norm() < 0.05 * expected.norm()
 
 
 def test_a_tower_of_another_width_is_refused_with_both_numbers(tmp_path: Path) -> None:

@@ -17,9 +17,9 @@ def test_rows_of_products_in_parts_are_those_of_the_whole_and_pause_between() ->
     cut_products(model)
     with torch.inference_mode():
         assert torch.equal(model(x), expected)  # nobody works in pieces
-    *pauses, found = in_pieces(lambda: model(x), 8 * 16 * 5, None)
+    *pauses, actual = in_pieces(lambda: model(x), 8 * 16 * 5, None)
     assert pauses == [None] * (5 + 3)  # 21 rows in parts of 5, and of 10
-    torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(actual, expected)
     assert not torch.is_inference_mode_enabled()
 
 
@@ -31,9 +31,9 @@ def test_convolutions_in_parts_are_those_of_the_whole(stride: int, padding: int)
     with torch.inference_mode():
         expected = model(x)
     cut_products(torch.nn.Sequential(model))
-    *pauses, found = in_pieces(lambda: model(x), 2 * 4 * 6 * 3 * 7, None)
+    *pauses, actual = in_pieces(lambda: model(x), 2 * 4 * 6 * 3 * 7, None)
     assert len(pauses) == -(-expected.shape[-1] // 7)
-    torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(actual, expected)
 
 
 @pytest.mark.parametrize("masked", ["", "for all", "for each"])
@@ -45,12 +45,12 @@ def test_attention_in_parts_is_that_of_the_whole(masked: str) -> None:
         mask = torch.rand(1 if masked == "for all" else 2, 1, 9, 9) > 0.3
         mask |= torch.eye(9, dtype=torch.bool)
     attend = AttentionInterface()[ATTENTION]
-    *pauses, found = in_pieces(
+    *pauses, actual = in_pieces(
         lambda: attend(torch.nn.Identity(), query, key, value, mask, 0.5)[0], 2 * 3 * 9 * 8 * 4, None
     )
     assert len(pauses) == 2 * 3
     expected = functional.scaled_dot_product_attention(query, key, value, mask, scale=0.5).transpose(1, 2)
-    torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(actual, expected)
 
 
 def test_an_error_of_the_code_comes_out_of_the_piece_in_which_it_is_raised() -> None:
@@ -84,5 +84,5 @@ def test_work_that_is_dropped_between_two_pieces_leaves_nothing_behind() -> None
     del pieces
     assert ended == [True]
     assert not torch.is_inference_mode_enabled()
-    *_, found = in_pieces(run, 16, None)
-    assert found.shape == (4, 4)
+    *_, result = in_pieces(run, 16, None)
+    assert result.shape == (4, 4)

@@ -49,10 +49,10 @@ def test_vectors_equal_those_of_transformers(name: str, caplog: pytest.LogCaptur
     assert type(pooler.forward) is (PackedForward if name in PACKED else OwnForward)
     says = [record.message for record in caplog.records if "computes one text at a time" in record.message]
     assert [name in said for said in says] == [True] * (name in OWN)
-    found = pooled(pooler, TEXTS)
-    assert torch.cosine_similarity(found, expected).min() >= 0.9999
+    vectors = pooled(pooler, TEXTS)
+    assert torch.cosine_similarity(vectors, expected).min() >= 0.9999
     for place in (0, 2, 4):
-        assert torch.equal(pooled(pooler, [TEXTS[place]])[0], found[place]), "the same bytes alone and in company"
+        assert torch.equal(pooled(pooler, [TEXTS[place]])[0], vectors[place]), "the same bytes alone and in company"
 
 
 CLASSIFIED = [

@@ -33,8 +33,8 @@ PAIRS = [("aa ab", text) for text in TEXTS] + [(TEXTS[1], "ad"), (TEXTS[4], TEXT
 def pooled(engine: Engine, prompts: Sequence[Prompt]) -> np.ndarray:
     """Return the engine's result for each prompt."""
     request = Request("r", tuple(prompts), SamplingParams(max_tokens=0))
-    found = {event.index: np.array(event.vector) for event in engine.stream(request) if isinstance(event, Pooled)}
-    return np.stack([found[index] for index in range(len(prompts))])
+    vectors = {event.index: np.array(event.vector) for event in engine.stream(request) if isinstance(event, Pooled)}
+    return np.stack([vectors[index] for index in range(len(prompts))])
 
 
 def cosines(first: np.ndarray, second: np.ndarray) -> np.ndarray:
@@ -55,9 +55,9 @@ def test_vectors_equal_those_of_each_text_alone(family: str, mode: str, tmp_path
     folder = save(tmp_path, family, model, pooling=mode)
     for max_step_tokens in (16, 512):
         with Engine.from_pretrained(folder, max_running=16, max_step_tokens=max_step_tokens, device="cpu") as engine:
-            found = pooled(engine, [TextPrompt(text) for text in TEXTS])
+            actual_vectors = pooled(engine, [TextPrompt(text) for text in TEXTS])
         assert (engine.pooling.task, engine.pooling.size) == ("embed", 32)
-        assert cosines(found, expected).min() >= 0.9999
+        assert cosines(actual_vectors, expected).min() >= 0.9999
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -66,9 +66,9 @@ def test_scores_are_the_sigmoid_of_each_pairs_logit(family: str, tmp_path: Path)
     expected = logits(model, word_tokenizer(family, model.config.vocab_size), PAIRS)
     assert max(expected) - min(expected) > 0.1, "the scores must be able to differ"
     with Engine.from_pretrained(save(tmp_path, family, model), max_running=8, max_step_tokens=64) as engine:
-        found = pooled(engine, [PairPrompt(*pair) for pair in PAIRS])
+        vectors = pooled(engine, [PairPrompt(*pair) for pair in PAIRS])
     assert engine.pooling.task == "score"
-    np.testing.assert_allclose(found[:, 0], torch.tensor(expected).sigmoid().numpy(), atol=2e-4)
+    np.testing.assert_allclose(vectors[:, 0], torch.tensor(expected).sigmoid().numpy(), atol=2e-4)
 
 
 def test_a_config_can_leave_scores_as_they_are(tmp_path: Path) -> None:
@@ -76,8 +76,8 @@ def test_a_config_can_leave_scores_as_they_are(tmp_path: Path) -> None:
     model.config.sentence_transformers = {"activation_fn": "torch.nn.modules.linear.Identity"}
     expected = logits(model, word_tokenizer("bert", model.config.vocab_size), PAIRS)
     with Engine.from_pretrained(save(tmp_path, "bert", model)) as engine:
-        found = pooled(engine, [PairPrompt(*pair) for pair in PAIRS])
-    np.testing.assert_allclose(found[:, 0], expected, atol=2e-4)
+        vectors = pooled(engine, [PairPrompt(*pair) for pair in PAIRS])
+    np.testing.assert_allclose(vectors[:, 0], expected, atol=2e-4)
 
 
 def test_adapters_are_refused(tmp_path: Path) -> None:
@@ -97,13 +97,13 @@ def test_linear_layers_are_packed_where_onednn_can_unless_compile_is_off(dtype: 
     folder = save(tmp_path, "bert", random_pooler(FAMILIES["bert"]), pooling="mean")
     ids = [5, 9, 30, 7, 8, 9]
     lengths = [2, 4]
-    found = []
+    results = []
     for compiles in (False, True):
         pooler = load_pooler(folder, "embed", EngineOptions(compile=compiles, dtype=dtype))
         is_packed = any(isinstance(module, OneDnnLinear) for module in pooler.model.modules())
         assert is_packed == (compiles and ONEDNN_PACKS[dtype])
-        found.append(pooler.pool(ids, [0] * 6, lengths).numpy())
-    assert cosines(*found).min() >= (0.9999 if dtype == "float32" else 0.99)
+        results.append(pooler.pool(ids, [0] * 6, lengths).numpy())
+    assert cosines(*results).min() >= (0.9999 if dtype == "float32" else 0.99)
 
 
 def test_a_window_is_computed_in_bands(tmp_path: Path) -> None:
@@ -131,10 +131,10 @@ def test_a_decoder_of_a_chat_model_can_embed(tmp_path: Path) -> None:
     model = random_model(copy.deepcopy(FAMILIES["qwen3"]))
     folder = save(tmp_path, "qwen3", model)
     with Engine.from_pretrained(folder, EngineOptions(task="embed")) as engine:
-        found = pooled(engine, [TextPrompt(text) for text in TEXTS])
+        actual_vectors = pooled(engine, [TextPrompt(text) for text in TEXTS])
     base = AutoModel.from_pretrained(folder, attn_implementation="eager").eval()
     expected = vectors(base, word_tokenizer("qwen3", base.config.vocab_size), TEXTS, "lasttoken")
-    assert cosines(found, expected).min() >= 0.9999
+    assert cosines(actual_vectors, expected).min() >= 0.9999
 
 
 @pytest.mark.parametrize(

@@ -27,18 +27,18 @@ def test_vectors_equal_those_of_llama_cpp(name: str, tmp_path: Path) -> None:
     path = write_encoder(tmp_path, name)
     pooler = load_pooler(path, "embed", EngineOptions())
     ids = [token_id for text in TEXTS for token_id in text]
-    found = pooler.pool(ids, [0] * len(ids), [len(text) for text in TEXTS])
+    actual = pooler.pool(ids, [0] * len(ids), [len(text) for text in TEXTS])
     expected = torch.tensor(RECORDED[name])
-    assert pooler.pooling.size == found.shape[1] == expected.shape[1]
+    assert pooler.pooling.size == actual.shape[1] == expected.shape[1]
     assert torch.cosine_similarity(expected[:1], expected[1:]) < 0.9, "the vectors must be able to differ"
-    assert torch.cosine_similarity(found, expected).min() >= 0.9999
+    assert torch.cosine_similarity(actual, expected).min() >= 0.9999
 
 
 @pytest.mark.parametrize("name", ["bert-rank", "modern-bert-rank"])
 def test_scores_are_the_sigmoid_of_llama_cpps_logits(name: str, tmp_path: Path) -> None:
     path = write_encoder(tmp_path, name)
-    found = load_pooler(path, "score", EngineOptions()).pool(PAIR_IDS, [0] * len(PAIR_IDS), [len(PAIR_IDS)])
-    assert float(found.logit()) == pytest.approx(RECORDED[name], abs=3e-3)  # llama.cpp rounds inside its GELU
+    result = load_pooler(path, "score", EngineOptions()).pool(PAIR_IDS, [0] * len(PAIR_IDS), [len(PAIR_IDS)])
+    assert float(result.logit()) == pytest.approx(RECORDED[name], abs=3e-3)  # llama.cpp rounds inside its GELU
 
 
 def test_a_reranker_with_a_template_gives_llama_cpps_probability(tmp_path: Path) -> None:

@@ -57,12 +57,12 @@ def plain_distribution(
     weights = [w if w >= min_p * max(weights) else 0.0 for w in weights]
     if 0 < p.top_k < len(scores) or top_p < 1.0:
         ids = sorted(ids, key=lambda i: (-weights[i], i))[: int(p.top_k) or None]
-        kept = 0
+        num_kept = 0
         mass = 0.0
         total = sum(weights[i] for i in ids)
-        while kept == 0 or (kept < len(ids) and mass < top_p * total):
-            mass += weights[ids[kept]]
-            kept += 1
-        ids = ids[:kept]
+        while num_kept == 0 or (num_kept < len(ids) and mass < top_p * total):
+            mass += weights[ids[num_kept]]
+            num_kept += 1
+        ids = ids[:num_kept]
     total = sum(weights[i] for i in ids)
     return {i: weights[i] / total for i in ids if weights[i]}

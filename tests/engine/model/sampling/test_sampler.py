@@ -36,8 +36,8 @@ def sequence(
 ) -> Sequence:
     """Return a sequence. With `mask`, these ids are what its grammar lets come next, and id 0 is its end."""
     params = params or SamplingParams()
-    asked = {"min_tokens": params.min_tokens, "stop_token_ids": (3,)}
-    made = Sequence(
+    limits = {"min_tokens": params.min_tokens, "stop_token_ids": (3,)}
+    one = Sequence(
         "r",
         0,
         list(prompt),
@@ -46,11 +46,13 @@ def sequence(
         stop_ids=frozenset([0, 3]),
         draw_key=key,
         bad_words=[list(word) for word in bad_words],
-        constraint=None if mask is None else constraint(OneOf(*([i] for i in mask if i), *[[]] * (0 in mask)), **asked),
+        constraint=None
+        if mask is None
+        else constraint(OneOf(*([i] for i in mask if i), *[[]] * (0 in mask)), **limits),
     )
-    made.token_ids += generated
-    made.num_tokens += len(generated)
-    return made
+    one.token_ids += generated
+    one.num_tokens += len(generated)
+    return one
 
 
 # -- the plain sampler: one row, one token after the other, by the rules of the API
@@ -165,17 +167,17 @@ def test_every_row_gets_the_plain_samplers_token_and_logprobs(
             continue
         assert sampled.token_ids[i] in answers
         num_top = row.params.logprobs
-        found = sampled.logprobs[i]
-        assert (found is None) == (num_top is None)
-        if found is not None:
+        actual = sampled.logprobs[i]
+        assert (actual is None) == (num_top is None)
+        if actual is not None:
             expected = plain_logprobs(logits[i].tolist())
-            assert found.token_id == sampled.token_ids[i]
-            assert found.logprob == pytest.approx(expected[found.token_id], abs=1e-5)
-            assert len(set(found.top_ids)) == num_top
-            in_order = sorted(range(num_top), key=lambda j: (-found.top_logprobs[j], found.top_ids[j]))
+            assert actual.token_id == sampled.token_ids[i]
+            assert actual.logprob == pytest.approx(expected[actual.token_id], abs=1e-5)
+            assert len(set(actual.top_ids)) == num_top
+            in_order = sorted(range(num_top), key=lambda j: (-actual.top_logprobs[j], actual.top_ids[j]))
             assert in_order == list(range(num_top))
-            assert found.top_logprobs == pytest.approx([expected[j] for j in found.top_ids], abs=1e-5)
-            assert found.top_logprobs == pytest.approx(sorted(expected)[::-1][:num_top], abs=1e-5)
+            assert actual.top_logprobs == pytest.approx([expected[j] for j in actual.top_ids], abs=1e-5)
+            assert actual.top_logprobs == pytest.approx(sorted(expected)[::-1][:num_top], abs=1e-5)
 
 
 @settings(max_examples=100)
@@ -223,10 +225,10 @@ def test_a_token_whose_id_is_not_known_yet_counts_for_min_tokens(min_tokens: int
     for row in unknown:
         row.num_tokens += 1
     logits = torch.randn(99, VOCAB, generator=generator)
-    found = sample(logits.clone(), unknown)
+    actual_logits = sample(logits.clone(), unknown)
     expected = sample(logits.clone(), known)
-    assert found == expected
-    assert bool({0, 3} & set(found.token_ids)) == (min_tokens < 3), (
+    assert actual_logits == expected
+    assert bool({0, 3} & set(actual_logits.token_ids)) == (min_tokens < 3), (
         "ids that end an answer are banned before min_tokens"
     )
 
@@ -273,10 +275,10 @@ def test_logprobs_are_those_of_the_unmodified_logits_best_first() -> None:
     sampled = sample(logits, [sequence(biased), sequence(SamplingParams(temperature=0.0))], [(0, 2), (1, 0)])
     assert sampled.token_ids == [0, 1]
     assert sampled.logprobs[1] is None
-    for found in (sampled.logprobs[0], sampled.known_logprobs[0]):
-        assert (found.token_id, found.logprob) == (0, pytest.approx(expected[0]))
-        assert found.top_ids == [1, 2]
-        assert found.top_logprobs == pytest.approx([expected[1], expected[2]])
+    for each in (sampled.logprobs[0], sampled.known_logprobs[0]):
+        assert (each.token_id, each.logprob) == (0, pytest.approx(expected[0]))
+        assert each.top_ids == [1, 2]
+        assert each.top_logprobs == pytest.approx([expected[1], expected[2]])
     last = sampled.known_logprobs[1]
     assert (last.token_id, last.logprob, last.top_ids) == (1, pytest.approx(expected[1]), [])
 
@@ -296,10 +298,10 @@ def test_no_rows_give_empty_results() -> None:
 
 def test_rows_may_be_several_positions_of_one_sequence() -> None:
     """So it is where a draft is checked: each position has its own noise, in any order and batch."""
-    given: list[DrawRow] = []
+    draw_rows: list[DrawRow] = []
 
     def keep(logits: torch.Tensor, rows: list[DrawRow]) -> SampledIds:
-        given.extend(rows)
+        draw_rows.extend(rows)
         return numpy_sampling.sample_ids(logits, rows)
 
     one = sequence(SamplingParams(top_p=0.9), key=5)
@@ -310,9 +312,9 @@ def test_rows_may_be_several_positions_of_one_sequence() -> None:
         one_by_one += sample(row[None].clone(), [one], sample_ids=keep).token_ids
         one.token_ids.append(one_by_one[-1])
         one.num_tokens += 1
-    together, _ = numpy_sampling.sample_ids(logits.flip(0), given[::-1])
+    together, _ = numpy_sampling.sample_ids(logits.flip(0), draw_rows[::-1])
     assert together.tolist() == one_by_one[::-1]
-    assert [row.seed for row in given] == [noise_seed(5, position) for position in range(2, 8)]
+    assert [row.seed for row in draw_rows] == [noise_seed(5, position) for position in range(2, 8)]
 
 
 # -- cost
