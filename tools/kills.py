@@ -314,8 +314,8 @@ def main() -> int:
     rng = random.Random(arguments.seed)
     kinds = ["kills"] * arguments.kills + ["stops"] * arguments.stops + ["kills among short answers"] * arguments.short
     rng.shuffle(kinds)
-    with ExitStack() as stack, given.rounds.open("a") as file:
-        fleet = RayFleet(stack) if given.ray else Fleet(stack)
+    with ExitStack() as stack, arguments.rounds.open("a") as file:
+        fleet = RayFleet(stack) if arguments.ray else Fleet(stack)
         for kind in kinds:
             is_short = kind == "kills among short answers"
             verdict = fleet.short_round(rng) if is_short else fleet.round(rng, kind == "kills")

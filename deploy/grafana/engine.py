@@ -373,11 +373,13 @@ def _process() -> list[Panel]:
             "Connections",
             "Open connections, and those refused per second by reason. `all` and `address`: the limits of connections. "
             "`header_timeout`, `handshake` and `invalid`: clients that sent nothing, too slowly, or no HTTP. If `all` "
-            "is not zero, see OaiserveConnectionsFull in the runbook.",
+            "is not zero, see OaiserveConnectionsFull in the runbook. `held back`: seconds per second that the 4xx of "
+            "clients with many refusals wait.",
             "short",
             [
                 Query(f"oaiserve_connections{{{ENGINE}}}", "open {{instance}}"),
                 Query(rate("oaiserve_connections_refused_total", ENGINE, "reason"), "{{reason}}"),
+                Query(rate("oaiserve_refusal_delay_seconds_total", ENGINE), "held back, s/s"),
             ],
         ),
         lines(

@@ -198,7 +198,7 @@ def write_fp8(folder: Path, model: PreTrainedModel, layout: Fp8Layout) -> None:
         base = name.removesuffix(".weight")
         n, k = parameter.shape
         scale = _fp8_scale(n, k, layout)
-        stored[f"{base}.weight_scale_inv" if layout == "blocks" else f"{base}.weight_scale"] = scale
+        found[f"{base}.weight_scale_inv" if layout == "blocks" else f"{base}.weight_scale"] = scale
         whole = scale.repeat_interleave(BLOCK, 0)[:n].repeat_interleave(BLOCK, 1) if layout == "blocks" else scale
         found[name] = (parameter.detach() / whole).to(torch.float8_e4m3fn)
         parameter.data = found[name].to(parameter.dtype) * whole

@@ -135,7 +135,7 @@ def test_more_tokens_than_the_context_has_are_cut_and_told(
         response = served.post(path, **BODIES[path] | {name: wanted}, stream=stream, **options)
         assert response.headers.get("x-max-tokens-cut-to") == (None if shown is None else f"{shown}")
         answer = last_usage(response.text) if stream else response.json()["usage"]
-        assert (answer.get(details) or {}).get("max_tokens_cut_to") == told
+        assert (answer.get(details) or {}).get("max_tokens_cut_to") == shown
 
 
 def last_usage(text: str) -> dict[str, Any]:

@@ -261,8 +261,8 @@ def counted(record: RequestRecord) -> Iterator[tuple[names.Metric, dict[str, str
     forecast = record.account.forecast
     times = record.times
     intervals = (
-        ("first_token", times.first_token, told.first_token_low_ns, told.first_token_high_ns),
-        ("end", times.last_token, told.end_low_ns, told.end_high_ns),
+        ("first_token", times.first_token, forecast.first_token_low_ns, forecast.first_token_high_ns),
+        ("end", times.last_token, forecast.end_low_ns, forecast.end_high_ns),
     )
     for time, came, low_ns, high_ns in intervals:
         if came is not None and high_ns:

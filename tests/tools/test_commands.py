@@ -16,7 +16,7 @@ PARTS = {"tools", "tools.attack.neighbour", "tools.gpu.section"}
 
 
 def test_the_list_has_the_commands_that_there_are() -> None:
-    found = {
+    modules = {
         ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__main__")
         for path in (ROOT / "tools").rglob("*.py")
         if 'if __name__ == "__main__"' in path.read_text() and "scripts" not in path.parts

@@ -150,7 +150,7 @@ def test_mxfp4_weights_are_expanded_to_bfloat16(tmp_path: Path) -> None:
     asked = config_of("gpt_oss", intermediate_size=32, dtype="bfloat16")
     expected = save_in_mxfp4(random_model(asked, dtype=torch.bfloat16), tmp_path)
     refuse_unless_sound(find_model(tmp_path))
-    found = dict(model_of_files(tmp_path, torch.bfloat16).named_parameters())
+    actual = dict(model_of_files(tmp_path, torch.bfloat16).named_parameters())
     assert len(expected) == 6
     for name, numbers in expected.items():
         assert actual[name].dtype == torch.bfloat16

@@ -124,7 +124,7 @@ def test_rows_of_formats_with_256_weights_in_a_block_are_rounded_256_numbers_at_
         blocks = random_blocks(rng, kind, values.size // 256, 256, scales[kind])
         return blocks.reshape(*values.shape[:-1], -1)
 
-    write_gguf(path, asked, parameters, kind_of, quantize=quantize)
+    write_gguf(path, small, parameters, kind_of, quantize=quantize)
     model = model_of_files(path)
     with_plain_experts(model, in_blocks=True, together=256)
     for name, module in model.named_modules():

@@ -123,8 +123,8 @@ def natives(request: pytest.FixtureRequest) -> dict[int, Native]:
     config, dtype, instructions = CASES[request.param]
     make: Callable[..., NativeDecoder] = blocks_decoder if "in blocks" in request.param else native_decoder
     cache: KVCacheDtype = "int8" if request.param.startswith("cache in eight bits") else "auto"
-    loaded = load(asked, dtype=dtype).with_cache(cache)
-    found = {}
+    loaded = load(config, dtype=dtype).with_cache(cache)
+    by_threads = {}
     with compiled_for(instructions):
         for threads, block_size in BLOCK_SIZES.items():
             decoder = make(loaded, num_blocks=NUM_BLOCKS, block_size=block_size, num_threads=threads)
