@@ -64,7 +64,8 @@ GPU = torch.device("meta")  # matrices for it are not read before they are place
 GGUF_CONFIGS = [*FILES.values(), config("mistral", **WIDE)]  # of models that are written as files
 # The largest error of logits in float32, relative to their norm; and the median of tokens where weights are rounded, or
 # what they are multiplied with, which gives some tokens of random models other experts.
-EXACT, ROUNDED = 1e-4, 0.5
+EXACT = 1e-4
+ROUNDED = 0.5
 
 
 class File(NamedTuple):
@@ -81,7 +82,8 @@ def safetensors(original: Original, _: Path) -> File:
 
 def gguf(original: Original, folder: Path) -> File | None:
     """Write a small model of the type that a converted file is known of."""
-    name, path = original.stated["model_type"], folder / "model.gguf"
+    name = original.stated["model_type"]
+    path = folder / "model.gguf"
     asked = next((one for one in GGUF_CONFIGS if one.model_type == name), None)
     kind = GGMLQuantizationType.Q8_0
     if name in records():

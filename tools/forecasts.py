@@ -169,7 +169,8 @@ class Promised(NamedTuple):
 def promises(served: list[Served]) -> list[Promised]:
     found = []
     for one in served:
-        drawn, came_ns = cast(Drawn, one.arrival), (round(1e9 * (one.ttft or 0)), round(1e9 * (one.latency or 0)))
+        drawn = cast(Drawn, one.arrival)
+        came_ns = (round(1e9 * (one.ttft or 0)), round(1e9 * (one.latency or 0)))
         found.append(Promised(one.forecast, came_ns, drawn.answer_tokens == drawn.most_tokens))
     return found
 
@@ -222,7 +223,8 @@ def main() -> None:
     if args.server:
         print("\n".join(as_markdown([HEAD, *rows_of("server", promises_of(args.server))])))
         return
-    table, seconds = [list(HEAD)], list[float]()
+    table = [list(HEAD)]
+    seconds = list[float]()
     held: dict[str, list[tuple[float, float]]] = {"as promised": [(0.0, 0.0), (1.0, 1.0)]}
     for load in args.load or RATES:
         simulation = Simulation(load, args.number, args.seed)
@@ -237,8 +239,10 @@ def main() -> None:
     if args.draw:
         title = "Intervals of forecasts: the share that held, by the share promised"
         args.draw.write_text(curves(title, {"First token": held}))
-    median_us, last_us = 1e6 * median(seconds), 1e6 * sorted(seconds)[int(0.99 * len(seconds))]
-    ended, times = deque[Ended](maxlen=10**5), RequestTimes()
+    median_us = 1e6 * median(seconds)
+    last_us = 1e6 * sorted(seconds)[int(0.99 * len(seconds))]
+    ended = deque[Ended](maxlen=10**5)
+    times = RequestTimes()
     at_end = min(repeat(lambda: ended.append(Ended("r", times, 1, True)), number=10**4)) * 100
     print(f"\nA forecast takes a tokenize worker {median_us:.0f} us (99th {last_us:.0f} us).")
     print(f"The engine thread leaves the end of a request for it in {at_end:.2f} us.")

@@ -35,7 +35,9 @@ from loadtest.intervals import percentile
 from loadtest.metrics_page import values_of
 from tools.server_process import exit_on_sigterm, free_port, running_process
 
-SERVERS, STREAMS, TOKENS = 3, 8, 150
+SERVERS = 3
+STREAMS = 8
+TOKENS = 150
 KEY = "a-key"  # of all servers
 FLAGS = ("--kv-cache-memory", "64MiB", "--cpu-threads", "1", "--trusted-proxy", "127.0.0.1", "--log-level", "warning",
          "--served-model-name", "small", "--api-key", KEY)  # fmt: skip

@@ -370,7 +370,8 @@ class Connection(HttpToolsProtocol):
 def _without_chunks(cycle: RequestResponseCycle) -> Callable[[Any], Coroutine[Any, Any, None]]:
     """Return a `send` for a client of HTTP/1.0, which knows no chunks: the connection ends after each of its answers,
     so it is the end of one without a length."""
-    send, has_length = cycle.send, True
+    send = cycle.send
+    has_length = True
 
     async def send_without_chunks(message: Any) -> None:
         nonlocal has_length

@@ -27,7 +27,8 @@ FEWEST_CONNECTIONS = 8
 # functions: `cut()` ends the connection, whatever waits in it; `awaits_body()` returns whether the body of the request
 # that is being answered has not come to its end; `refused` is `Refusals.charge`. The second is present once the server
 # has cut the connection for that.
-CONNECTION, WRITE_TIMED_OUT = "oaiserve.http.connection", "oaiserve.write_timed_out"
+CONNECTION = "oaiserve.http.connection"
+WRITE_TIMED_OUT = "oaiserve.write_timed_out"
 
 
 class Refusal(StrEnum):
@@ -53,7 +54,8 @@ class Connections:
         self.refused: dict[str, int] = dict.fromkeys(
             Refusal, 0
         )  # all reasons from the start, so that its size never changes
-        self._most, self._most_per_address = most, most_per_address
+        self._most = most
+        self._most_per_address = most_per_address
         self._by_client: dict[bytes, int] = {}
 
     def admit(self, address: str) -> Refusal | None:

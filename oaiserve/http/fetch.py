@@ -28,7 +28,8 @@ MOST_SECONDS = 10.0  # for one file, its redirects included
 MOST_REDIRECTS = 3
 MOST_URL_CHARACTERS = 4096
 # Addresses of IPv6 that are of the internet, but for those in which an address of IPv4 is hidden.
-_IPV6, _HIDING_IPV4 = ip_network("2000::/3"), (ip_network("2001::/32"), ip_network("2002::/16"))
+_IPV6 = ip_network("2000::/3")
+_HIDING_IPV4 = (ip_network("2001::/32"), ip_network("2002::/16"))
 _URL = re.compile(r"([Hh][Tt]{2}[Pp][Ss]?)://([A-Za-z0-9._:\[\]-]+)(?:([/?][^\s\\#]*))?(?:#\S*)?")
 _LABEL = re.compile(r"[^.]{1,63}")  # the only labels that a resolver accepts
 _ASCII = "".join(map(chr, range(0x21, 0x7F)))
@@ -70,7 +71,8 @@ class Fetcher:
         self._named = {host.name for _, host in self._allowed}
         self.look_up = look_up or _look_up
         self.network = network or httpcore.AnyIOBackend()
-        self._tls, self._seconds = tls or _tls, seconds
+        self._tls = tls or _tls
+        self._seconds = seconds
 
     async def fetch(self, url: str, kind: str, max_bytes: int, take: Callable[[int], None]) -> bytes:
         """Return the file of this kind ('image' or 'audio') at a URL. `take` is told of the bytes as they come, and may
@@ -114,7 +116,8 @@ class Fetcher:
         host = parse_authority(match[2]) if match is not None else None
         if match is None or host is None or host.port == 0 or not all(map(_LABEL.fullmatch, host.name.split("."))):
             raise NotFetched("it is no URL of the form http[s]://HOST[:PORT][/PATH]")
-        scheme, target = match[1].lower(), match[3] or "/"
+        scheme = match[1].lower()
+        target = match[3] or "/"
         target = quote(target if target.startswith("/") else f"/{target}", safe=_ASCII, errors="replace")
         url = _Url(scheme, host.name, host.port or _PORTS[scheme], target)
         if not any(_is_allowed(url, is_any, allowed) for is_any, allowed in self._allowed):

@@ -29,7 +29,8 @@ class KeyStore:
 
     def __init__(self, table: KeyTable) -> None:
         self._table = table
-        self._version, self._valid = table.version(), table.valid()
+        self._version = table.version()
+        self._valid = table.valid()
         self._thread = ThreadPoolExecutor(1, "key-store")
         # Each with what somebody waits for, or None where a use is settled.
         self._waiting: deque[tuple[Use, Callable[[], None], Future[None] | None]] = deque()
@@ -100,7 +101,8 @@ class KeyStore:
             text = "The limits of the API key cannot be checked at the moment; the server's log says why."
             for use, _, done in batch:
                 if done is not None:
-                    use.admitted, errors[done] = None, Unavailable(text, retry_after_seconds=5)
+                    use.admitted = None
+                    errors[done] = Unavailable(text, retry_after_seconds=5)
         for _, _, done in batch:
             if done is not None and done in errors:
                 done.set_exception(errors[done])
@@ -110,7 +112,8 @@ class KeyStore:
     def _refreshed(self) -> Mapping[bytes, Key]:
         try:
             if (version := self._table.version()) != self._version:
-                self._version, self._valid = version, self._table.valid()
+                self._valid = self._table.valid()
+                self._version = version
                 logger.info("The stored keys have changed: %d are valid.", len(self._valid))
         except Exception as error:  # whatever it is, the next look may succeed
             logger.error("The table of keys cannot be read: %s. The keys that it had before stay valid.", error)

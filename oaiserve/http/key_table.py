@@ -22,7 +22,9 @@ from oaiserve.errors import RateLimited, StartupError
 from oaiserve.files.database import opened, transaction, usable
 from oaiserve.http.keys import NAME_RULE, ROLES, Key, Limits, is_name
 
-SECOND, MINUTE, DAY = 1, 60, 86_400
+SECOND = 1
+MINUTE = 60
+DAY = 86_400
 KEPT_PERIODS = 62  # seconds, and days, of which there are rows
 _SCHEMA = (
     f"""
@@ -182,7 +184,9 @@ class KeyTable:
             if left.used + wanted.get(left.unit, 0) > left.limit or left.used >= left.limit:
                 use.headers = _headers(all_left, now)
                 raise _refusal(use.key, left, wanted.get(left.unit, 0), now)
-        use.admitted, use.requests, use.tokens = now, 1, tokens
+        use.admitted = now
+        use.requests = 1
+        use.tokens = tokens
         self._add(use, 1, tokens, 0.0, now)
         use.headers = _headers(self._left(use.key, now), now)
 
@@ -196,7 +200,8 @@ class KeyTable:
 
         What is left over was never used, and what was used beyond it is so now."""
         if use.admitted is not None:
-            now, more = self.clock(), tokens - use.tokens
+            now = self.clock()
+            more = tokens - use.tokens
             self._add(use, 1 - use.requests, more, cost, use.admitted if more < 0 else now)
             old = "DELETE FROM uses WHERE key = ? AND start < ? - ? * period"
             self._connection.execute(old, (use.key.number, now, KEPT_PERIODS))

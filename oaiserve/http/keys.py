@@ -131,7 +131,8 @@ class _KeyFile:
 
     def refresh(self) -> None:
         version = _version(self._path)
-        has_settled, self._seen = version == self._seen, version
+        has_settled = version == self._seen
+        self._seen = version
         if version == self._read or not has_settled:
             return
         self._read = version

@@ -101,8 +101,11 @@ class Router:
         if replica.is_available:
             self._total_rest += rest - replica.rest
         replica.rest = rest
-        replica.num_tokens, replica.step_seconds, replica.pace = report.waiting_tokens, report.step_seconds, report.pace
-        before, after = set(replica.reported), set(report.keys)
+        replica.num_tokens = report.waiting_tokens
+        replica.step_seconds = report.step_seconds
+        replica.pace = report.pace
+        before = set(replica.reported)
+        after = set(report.keys)
         for key in after - before:
             self._holders.add(key, replica)
         if not report.is_full:  # otherwise it may hold them still
@@ -139,7 +142,8 @@ class Router:
         longest = num_holders = 0
         for depth, replicas in self._holders_of(prompt, without):
             if not longest:
-                longest, num_holders = depth, len(replicas)
+                longest = depth
+                num_holders = len(replicas)
             hit_tokens = _num_tokens(prompt, depth)
             most_load = bound - _weight(prompt.num_tokens - hit_tokens)
             in_order = sorted(replicas, key=lambda replica: -score(own, replica.seed))
@@ -218,7 +222,8 @@ class Router:
             for replica in self._members.values():
                 replica.sent *= exp(-exponent)
             self._total_sent *= exp(-exponent)
-            self._fading_since_ns, exponent = now_ns, 0.0
+            self._fading_since_ns = now_ns
+            exponent = 0.0
         return exp(exponent)
 
     def _find_available(self, now_ns: int) -> None:

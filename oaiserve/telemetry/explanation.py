@@ -31,7 +31,8 @@ class PhaseNeighbour(NamedTuple):
 
 def sentences(record: RequestRecord, others: Sequence[RequestRecord]) -> Iterator[str]:
     """Yield a sentence for each phase of a tenth of the request's time or more, the longest first."""
-    duration_ns, causes_ns = max(1, record.times.duration_ns), record.causes_ns
+    duration_ns = max(1, record.times.duration_ns)
+    causes_ns = record.causes_ns
     in_order = record.times.phases()
     phases = sorted(in_order, key=lambda phase: -phase.duration_ns)
     for phase in phases:

@@ -62,7 +62,8 @@ class Metrics:
     """All metrics of the server. Only the telemetry thread calls `observe` and `update`; any may call the rest."""
 
     def __init__(self, measured: Measured, *, epoch_offset_ns: int) -> None:
-        self._snapshot, self._take_steps = measured.snapshot, measured.take_steps
+        self._snapshot = measured.snapshot
+        self._take_steps = measured.take_steps
         self._now = EngineNumbers()  # those of the page that is being rendered
         observed = Observations(measured.model, epoch_offset_ns, measured.targets)
         self._observed = observed

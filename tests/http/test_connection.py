@@ -68,7 +68,8 @@ class Client(socket.socket):
 
     def statuses(self) -> list[int]:
         """Read answers until the server closes the connection, and return their statuses."""
-        received, statuses = self.rest(), []
+        received = self.rest()
+        statuses = []
         reader = Replay(received)
         while reader.tell() < len(received):
             response = HTTPResponse(reader)  # type: ignore[arg-type]
@@ -269,7 +270,8 @@ def test_half_a_head_gets_408_and_dribbling_does_not_help(serve: Serve) -> None:
     impatient = serve(header_timeout_seconds=SHORT_SECONDS)
     with Client(impatient) as client:
         client.settimeout(SHORT_SECONDS / 20)
-        received, sent = b"", b"GET /version HTTP/1.1\r\na: "
+        received = b""
+        sent = b"GET /version HTTP/1.1\r\na: "
         while not received:  # a byte now and then, until the server has had enough
             client.sendall(sent)
             sent = b"b"

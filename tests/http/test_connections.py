@@ -16,7 +16,8 @@ ADDRESSES = ("192.0.2.1", "192.0.2.2", "2001:db8::1")
 
 @given(st.integers(1, 6), st.integers(0, 3), st.lists(st.tuples(st.booleans(), st.sampled_from(ADDRESSES))))
 def test_limits_hold_whatever_is_opened_and_closed(most: int, most_per_address: int, events: list) -> None:
-    connections, open_by = Connections(most, most_per_address), Counter[str]()
+    connections = Connections(most, most_per_address)
+    open_by = Counter[str]()
     for opens, address in events:
         if opens:
             refusal = connections.admit(address)

@@ -40,7 +40,8 @@ class Stream(httpcore.AsyncNetworkStream):
             if not self._world.answers:
                 await asyncio.Event().wait()
             self._answer = self._world.answers.pop(0)
-        part, self._answer = self._answer[:max_bytes], self._answer[max_bytes:]
+        part = self._answer[:max_bytes]
+        self._answer = self._answer[max_bytes:]
         return part
 
     async def aclose(self) -> None:

@@ -18,7 +18,8 @@ class Gated(KeyTable):
 
     def __init__(self, path: Path) -> None:
         super().__init__(path)
-        self.is_asked, self.may_go_on = threading.Event(), threading.Event()
+        self.is_asked = threading.Event()
+        self.may_go_on = threading.Event()
 
     def reserve(self, use: Use, tokens: int) -> None:
         self.is_asked.set()
@@ -30,7 +31,8 @@ async def test_a_request_that_is_given_up_while_it_is_admitted_is_settled_after_
     table = Gated(tmp_path / "store")
     table.add("alice", {"tokens_per_day": 300})
     (key,) = table.valid().values()
-    store, use = KeyStore(table), Use(key)
+    store = KeyStore(table)
+    use = Use(key)
     asking = asyncio.create_task(store.reserve(use, 100))
     assert await asyncio.to_thread(table.is_asked.wait, 60)
     asking.cancel()

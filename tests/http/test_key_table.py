@@ -202,7 +202,8 @@ def test_headers_tell_of_the_limit_with_the_least_left(table: KeyTable, clock: C
 
 
 def test_rows_of_the_past_go(table: KeyTable, clock: Clock, tmp_path: Path) -> None:
-    key, free = added(table, requests_per_minute=5), added(table, "free")
+    key = added(table, requests_per_minute=5)
+    free = added(table, "free")
     for _ in range(300):
         clock.now += 12.5
         settled(table, reserved(table, key, 10), 5)
@@ -239,7 +240,8 @@ class Processes(RuleBasedStateMachine):
 
     def used(self, seconds: float) -> dict[str, int]:
         """Return what counts against each limit, where a minute has so many seconds."""
-        since, midnight = self.clock.now - seconds, self.clock.now // DAY * DAY
+        since = self.clock.now - seconds
+        midnight = self.clock.now // DAY * DAY
         recent, today = ([one for one in self.all if one.at >= start] for start in (since, midnight))
         beyond = sum(one.beyond for one in self.all if one.beyond_at >= since)
         tokens = sum(one.tokens for one in recent) + beyond, sum(one.tokens + one.beyond for one in today)
@@ -267,7 +269,8 @@ class Processes(RuleBasedStateMachine):
     def end(self, process: int, asked: Asked | None, used: int) -> None:
         if asked is not None:
             settled(self.tables[process], asked.use, used)
-            asked.beyond, asked.beyond_at = max(0, used - asked.tokens), self.clock.now
+            asked.beyond = max(0, used - asked.tokens)
+            asked.beyond_at = self.clock.now
             asked.tokens = min(used, asked.tokens)
 
     @rule(process=st.integers(0, 1))

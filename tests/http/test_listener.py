@@ -24,7 +24,8 @@ pytestmark = pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl
 @pytest.fixture(scope="module")
 def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     folder = tmp_path_factory.mktemp("certificate")
-    certificate, key = folder / "certificate.pem", folder / "key.pem"
+    certificate = folder / "certificate.pem"
+    key = folder / "key.pem"
     command = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
     command += ["-subj", "/CN=localhost", "-days", "1", "-keyout", str(key), "-out", str(certificate)]
     subprocess.run(command, check=True, capture_output=True)
@@ -43,7 +44,8 @@ def server(certificate: tuple[Path, Path]) -> Iterator[tuple[tuple[str, int], Ru
 
 def ask(address: tuple[str, int]) -> bytes:
     context = ssl.create_default_context()
-    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE
     with socket.create_connection(address, TIMEOUT_SECONDS) as sock, context.wrap_socket(sock) as tls:
         tls.sendall(b"GET /version HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n")
         return tls.recv(12)

@@ -31,9 +31,11 @@ def test_an_occasional_mistake_is_answered_at_once() -> None:
 @pytest.mark.parametrize(("at_once", "cpu_ms"), [(1, 0), (16, 0), (4, 10), (100, 0), (16, 5)])
 def test_a_flood_of_refusals_takes_a_small_share_of_a_core(at_once: int, cpu_ms: int) -> None:
     """Each of the client's connections sends the next request as soon as it has the answer."""
-    clock, seconds = Clock(), 60
+    clock = Clock()
+    seconds = 60
     accounts = Refusals(clock)
-    began_ns, cpu_ns = clock.now_ns, 0
+    began_ns = clock.now_ns
+    cpu_ns = 0
     waiting = [began_ns] * at_once
     while waiting[0] < began_ns + seconds * 1000 * MS:
         clock.now_ns = heapq.heappop(waiting)

@@ -104,7 +104,8 @@ class Record:
     def file_tensors(self, model: PreTrainedModel) -> dict[str, NDArray[np.float32]]:
         """Return the tensors that a file has of a model: what is undone in reading them is done here."""
         settings = self.settings()
-        family, architecture = FAMILIES[settings["model_type"]], ARCHITECTURES[self.values["general.architecture"]]
+        family = FAMILIES[settings["model_type"]]
+        architecture = ARCHITECTURES[self.values["general.architecture"]]
         parameters = parameters_of(model)
         paths = paths_of_parameters(parameters, family.names, settings["num_hidden_layers"])
         found: dict[str, NDArray[np.float32]] = {}

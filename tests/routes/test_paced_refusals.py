@@ -104,7 +104,8 @@ def test_the_engine_work_for_a_refused_request_is_charged(start: Callable[..., S
 
 
 def test_a_body_that_is_not_read_is_charged_by_its_length(start: Callable[..., Served], charges: Charges) -> None:
-    url, length = httpx.URL(start().url), 2**40
+    url = httpx.URL(start().url)
+    length = 2**40
     with socket.create_connection((url.host, url.port), timeout=60) as client:
         head = f"POST {COMPLETIONS} HTTP/1.1\r\nhost: localhost\r\ncontent-length: {length}\r\n\r\n"
         client.sendall(head.encode())

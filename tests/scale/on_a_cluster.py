@@ -22,7 +22,8 @@ from tests.scale.ray_cluster.local import LocalCluster, start_local
 from tools.kills import make_model
 from tools.server_process import exit_on_sigterm, free_port
 
-REPLICAS, CLIENTS = 3, 8
+REPLICAS = 3
+CLIENTS = 8
 CALM_SECONDS = 3.0  # before a fault, and after all is there again
 KEY = "a-key"
 HEADERS = {"authorization": f"Bearer {KEY}"}
@@ -42,7 +43,8 @@ def client_of(port: int) -> httpx.Client:
 def check_that_requests_that_begin_alike_meet_and_say_why(cluster: LocalCluster, gateway: httpx.Client) -> None:
     text = "The same long beginning of a prompt. " * 30
     for number in range(4):
-        body, headers = {"prompt": f"{text} {number}", "max_tokens": 2}, {"x-request-id": f"alike-{number}"}
+        body = {"prompt": f"{text} {number}", "max_tokens": 2}
+        headers = {"x-request-id": f"alike-{number}"}
         gateway.post("/v1/completions", json=body, headers=headers).raise_for_status()
     found: dict[str, Any] = {}
     give_up = time.monotonic() + 5

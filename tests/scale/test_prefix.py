@@ -25,7 +25,8 @@ texts = st.binary(max_size=4 * BLOCK_BYTES)
 
 @given(common=texts, one=texts, other=texts)
 def test_keys_are_equal_as_far_as_the_full_blocks_are(common: bytes, one: bytes, other: bytes) -> None:
-    first, second = prompt_of_text(common + one), prompt_of_text(common + other)
+    first = prompt_of_text(common + one)
+    second = prompt_of_text(common + other)
     for depth, (a, b) in enumerate(zip(first.keys, second.keys, strict=False), 1):
         end = depth * BLOCK_BYTES
         assert (a == b) == ((common + one)[:end] == (common + other)[:end])
@@ -87,7 +88,8 @@ def test_the_turns_of_claude_code_have_the_keys_of_those_before() -> None:
         messages[-1]["content"][0]["cache_control"] = {"type": "ephemeral", "ttl": "1h"}
         return prompt_of({"system": [billing, {"type": "text", "text": LONG}], "messages": messages, "tools": TOOLS})
 
-    before, after = turn(1, "hello", LONG), turn(2, "hello", LONG, "and then?")
+    before = turn(1, "hello", LONG)
+    after = turn(2, "hello", LONG, "and then?")
     assert after.keys[: len(before.keys)] == before.keys
     assert turn(1, "hello").conversation == after.conversation
     assert prompt_of({"system": "be brief " + LONG, "messages": []}).keys != prompt_of({"system": LONG}).keys
@@ -116,7 +118,8 @@ def test_the_order_of_fields_in_a_message_does_not_matter() -> None:
 
 @pytest.mark.parametrize("fields", [{"model": "adapter"}, {"cache_salt": "tenant"}, {"tools": TOOLS}])
 def test_adapter_salt_and_tools_make_other_keys(fields: dict[str, Any]) -> None:
-    plain, other = prompt_of(chat(LONG)), prompt_of(chat(LONG, **fields))
+    plain = prompt_of(chat(LONG))
+    other = prompt_of(chat(LONG, **fields))
     assert plain.keys
     assert not {*plain.keys} & {*other.keys}
 
@@ -175,7 +178,8 @@ def of_images(api: str, *images: str, marked: bool = False) -> dict[str, Any]:
 @pytest.mark.parametrize("api", ["chat", "responses", "messages"])
 def test_images_have_keys_of_their_content_and_do_not_fill_all_blocks(api: str) -> None:
     one, two, three = ("A" * 10**6 + end for end in ("AAAA", "AAAB", "AAAC"))
-    first, second = prompt_of(of_images(api, one, two)), prompt_of(of_images(api, one, two, three, marked=True))
+    first = prompt_of(of_images(api, one, two))
+    second = prompt_of(of_images(api, one, two, three, marked=True))
     other = prompt_of(of_images(api, one, three))
     assert second.keys[: len(first.keys)] == first.keys
     assert second.conversation == first.conversation == other.conversation

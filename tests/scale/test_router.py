@@ -168,7 +168,8 @@ def test_when_a_replica_leaves_or_joins_only_its_own_talks_move() -> None:
             chosen.append(router.choose(one, 0, session=f"session {one.conversation}").replica)
         return chosen
 
-    with_it, without_it = places(NAMES), places(NAMES[1:])
+    with_it = places(NAMES)
+    without_it = places(NAMES[1:])
     pairs = [*zip(with_it, without_it, strict=True)]
     assert all(a == b for a, b in pairs if a != NAMES[0])
     assert 20 < with_it.count(NAMES[0]) < 90
@@ -241,7 +242,9 @@ class RouterMachine(RuleBasedStateMachine):
     @rule(names=st.sets(st.sampled_from(NAMES)))
     def change(self, names: set[str]) -> None:
         for name in names - self.members:
-            self.heard_ns[name], self.sent[name], self.rest[name] = self.now_ns, [], 0.0
+            self.heard_ns[name] = self.now_ns
+            self.sent[name] = []
+            self.rest[name] = 0.0
             self.excluded.discard(name)
             self.reported.discard(name)
         self.members = names
@@ -328,7 +331,9 @@ def test_a_replica_that_has_refused_a_request_is_not_chosen_for_it_again() -> No
 
 def test_a_request_with_a_deadline_goes_where_it_is_expected_to_be_met() -> None:
     """The replica of its session is full of prompts."""
-    router, asked, pace = make(), prompt("system", "talk"), Pace(0.001, 2.0)
+    router = make()
+    asked = prompt("system", "talk")
+    pace = Pace(0.001, 2.0)
     first = router.choose(asked, 0, session="s").replica
     for name in NAMES[:4]:
         router.learn(replace(report(name), waiting_tokens=5000.0 if name == first else 0.0, pace=pace), 0)
@@ -341,7 +346,8 @@ def test_a_request_with_a_deadline_goes_where_it_is_expected_to_be_met() -> None
 
 
 def test_prompts_sent_since_a_report_count_and_cached_ones_do_not() -> None:
-    router, talk = make(NAMES[:2]), prompt("system", *(f"turn {number}" for number in range(8)))
+    router = make(NAMES[:2])
+    talk = prompt("system", *(f"turn {number}" for number in range(8)))
     pace = Pace(prompt_token=1 / talk.num_tokens)  # each has a second for the talk
     for name in NAMES[:2]:
         router.learn(replace(report(name), pace=pace), 0)

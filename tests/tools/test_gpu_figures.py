@@ -57,7 +57,8 @@ def test_each_target_is_met_or_not_by_what_was_measured_and_by_no_dry_run() -> N
 
 def test_the_floor_of_a_step_is_that_of_what_takes_longer_reading_or_arithmetic() -> None:
     sections = measured()
-    reads, computes = {"bytes": 4e9, "operations": 9e11}, {"bytes": 4e9, "operations": 5e12}
+    reads = {"bytes": 4e9, "operations": 9e11}
+    computes = {"bytes": 4e9, "operations": 5e12}
     assert [summary.floor_ms(sections, step) for step in (reads, computes)] == pytest.approx([1.0, 5.0])
 
 

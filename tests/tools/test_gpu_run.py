@@ -56,7 +56,8 @@ def test_a_section_that_raises_keeps_its_results_and_reports_its_last_lines(tmp_
 def test_processes_that_a_section_has_started_end_with_it(tmp_path: Path) -> None:
     # The child holds the log open, as it would hold a device.
     ended(f"import subprocess, sys; subprocess.Popen([sys.executable, '-c', {HANGS!r}])", tmp_path)
-    began, log = time.monotonic(), str(tmp_path / "first.log")
+    began = time.monotonic()
+    log = str(tmp_path / "first.log")
     while any(_has_open(process, log) for process in Path("/proc").iterdir() if process.name.isdigit()):
         assert time.monotonic() < began + 30
 
@@ -69,7 +70,8 @@ def _has_open(process: Path, name: str) -> bool:
 
 
 def test_other_sections_run_after_one_that_fails_and_none_for_longer_than_is_left(tmp_path: Path) -> None:
-    codes, limits = {"first": "raise SystemExit(2)", "second": WRITES}, []
+    codes = {"first": "raise SystemExit(2)", "second": WRITES}
+    limits = []
 
     def run(section: Section, out: Path, limit_seconds: float) -> list[str]:
         limits.append(limit_seconds)
@@ -130,7 +132,9 @@ exit 1
 
 
 def test_the_packed_check_installs_once_resumes_and_returns_few_files(tmp_path: Path) -> None:
-    folder, out, python = tmp_path / "oaiserve-gpu", tmp_path / "out", tmp_path / "python"
+    folder = tmp_path / "oaiserve-gpu"
+    out = tmp_path / "out"
+    python = tmp_path / "python"
     folder.mkdir()
     (folder / "check.sh").write_text(SCRIPT.read_text())
     (tmp_path / "gpu_check.json").write_text("of another machine\n")

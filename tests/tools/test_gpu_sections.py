@@ -156,7 +156,8 @@ def test_answers_may_differ_only_from_a_tie_on() -> None:
     prompt = random_prompts(1, 12, model.config.vocab_size)[0]
     with torch.inference_mode():
         order = model(torch.tensor([prompt])).logits[0, -1].argsort(descending=True).tolist()
-    best, worst = order[0], order[-1]
+    best = order[0]
+    worst = order[-1]
     assert answers.tie_distance(model, prompt, best, best) == 0
     (difference,) = answers.compare(model, [prompt], [[best, 1, 2]], [[worst, 1, 2]])
     assert difference["token"] == 0

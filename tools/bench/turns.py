@@ -20,7 +20,8 @@ from tools.load import run_bench
 from tools.markdown import add_publishing, as_markdown, number, publish, results_of
 from tools.server_process import ServerProcess, exit_on_sigterm
 
-CLIENTS, MAX_LEN = 8, 4096
+CLIENTS = 8
+MAX_LEN = 4096
 
 
 class Load(NamedTuple):
@@ -68,13 +69,15 @@ def publish_turns(
 
 def measure_turns(models: Mapping[str, Path], peer: Callable[..., ServerSpec], asked: Namespace) -> dict[str, Any]:
     """Return the figures of both servers, by model and round: tokens per second by load, memory and start."""
-    loads, most = asked.loads, max(CLIENTS, *(load.at_once for load in asked.loads))
+    loads = asked.loads
+    most = max(CLIENTS, *(load.at_once for load in asked.loads))
     sizes = ("--max-running", str(most), "--max-model-len", str(MAX_LEN))
     runs: list[dict[str, Any]] = []
     for round_number in range(asked.repeats):
         for title, path in models.items():
             print(f"round {round_number + 1}: {title}", file=sys.stderr, flush=True)
-            ours, theirs = oaiserve(path, *sizes), peer(path, most)
+            ours = oaiserve(path, *sizes)
+            theirs = peer(path, most)
             # The model may have no chat template.
             first = ("/v1/completions", {"prompt": "Hello", "max_tokens": 1})
             with ours.running(*first) as our_server, theirs.running(*first) as their_server:

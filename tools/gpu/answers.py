@@ -82,7 +82,8 @@ def check_model(model: PreTrainedModel, files: Files, modes: list[dict[str, bool
     """Compare greedy answers with `generate`, and drawn ones with the first mode's: in float32, batched, in chunks."""
     expected = generate(model, PROMPTS, NUM_TOKENS)
     sampled = replace(greedy(NUM_TOKENS), temperature=0.9, top_p=0.95, seed=7)
-    different, drawn = [], []
+    different = []
+    drawn = []
     settings = {"block_size": 4, "kv_blocks": 64, "max_running": 8, "max_step_tokens": 9}
     for mode in modes:
         with running_engine(files, **settings, **mode) as engine:
@@ -102,7 +103,9 @@ def check_shape(name: str, dtype: torch.dtype, target: Target) -> dict[str, Any]
     rounding moves the borders between tokens.
     """
     model = random_model(real_shape(name, tiny=target.quick), dtype=dtype, device=target.device)
-    count, length, num_tokens = 16, 32, 32
+    count = 16
+    length = 32
+    num_tokens = 32
     prompts = random_prompts(count, length, model.config.vocab_size)
     sampled = replace(greedy(num_tokens), temperature=0.8, top_k=50, top_p=0.9, seed=11)
     kv_blocks = 2 * blocks_for(count, length + num_tokens)

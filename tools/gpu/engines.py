@@ -114,7 +114,8 @@ def arrival_figures(records: list[StepRecord], count: int) -> dict[str, Any]:
     )
     if not steady or not mixed:
         raise RuntimeError(f"There are {len(steady)} steps of decodes, and {len(mixed)} with prompts beside them.")
-    median, itl_p99_ms = statistics.median(steady), percentile(sorted([*steady, *mixed]), 99)
+    median = statistics.median(steady)
+    itl_p99_ms = percentile(sorted([*steady, *mixed]), 99)
     return {
         "steps": len(steady) + len(mixed),
         "mixed_steps": len(mixed),

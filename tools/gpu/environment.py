@@ -46,7 +46,8 @@ def run(target: Target) -> Iterator[dict[str, Any]]:
         "nvidia_smi": nvidia_smi(),
     }
     warm_clock(device)
-    moved, multiplied = bandwidth(device), products(device)
+    moved = bandwidth(device)
+    multiplied = products(device)
     yield {
         "ceilings": {
             "bytes_per_second": max(moved.values()),

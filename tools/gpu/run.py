@@ -46,7 +46,8 @@ def run_all(
 
 def run_one(section: Section, command: Command, folder: Path, limit_seconds: float) -> dict[str, Any]:
     """Return what the section had found when it ended, with `status`, `seconds` and, unless it is done, `problem`."""
-    out, log = folder / f"{section.name}.json", folder / f"{section.name}.log"
+    out = folder / f"{section.name}.json"
+    log = folder / f"{section.name}.log"
     out.unlink(missing_ok=True)
     started = time.monotonic()
     with log.open("w") as output:

@@ -147,7 +147,8 @@ def prefill_figures(shape: DecoderShape, records: Sequence[StepRecord], chunk: i
 def profiled(runner: ModelRunner, step: Step, device: torch.device) -> dict[str, Any]:
     """Return the host's time to launch a step and its time until the results are there, and the kernels that take most
     of the device's time."""
-    launched, whole = [], []
+    launched = []
+    whole = []
     for _ in range(12):
         began = time.perf_counter()
         handle = runner.launch(step)

@@ -104,12 +104,14 @@ def targets_table(report: dict[str, Any]) -> list[list[str]]:
     """Return a row for each target, after the head."""
     rows = [["", "measured", "target", "met"]]
     for what, sign, limit, unit, find in SPEED_TARGETS:
-        measured, met = report["is_dry_run"] or "missing", ""
+        measured = report["is_dry_run"] or "missing"
+        met = ""
         if not report["is_dry_run"]:
             with suppress(KeyError, StopIteration):
                 value = find(report["sections"])
                 is_met = value >= limit if sign == "≥" else value <= limit
-                measured, met = f"{number(value)} {unit}", "yes" if is_met else "**no**"
+                measured = f"{number(value)} {unit}"
+                met = "yes" if is_met else "**no**"
         rows.append([what, measured, f"{sign} {number(limit)} {unit}", met])
     return rows
 

@@ -71,8 +71,10 @@ def watched() -> Iterator[None]:
 
 
 def sequence(number: int, name: str, asked: dict[str, Any]) -> Sequence:
-    ids, bad_words = [(3 * i + number) % 97 for i in range(PROMPT_TOKENS)], [[9], [5, 6]] * (name == "bad_words")
-    params, stop_ids = SamplingParams(**asked), frozenset([2])
+    ids = [(3 * i + number) % 97 for i in range(PROMPT_TOKENS)]
+    bad_words = [[9], [5, 6]] * (name == "bad_words")
+    params = SamplingParams(**asked)
+    stop_ids = frozenset([2])
     made = Sequence(str(number), 0, ids, params, max_len=99, stop_ids=stop_ids, bad_words=bad_words)
     made.wants_prompt_logprobs = "prompt_logprobs" in asked
     made.blocks = list(range(4 * number, 4 * number + 4))

@@ -75,7 +75,8 @@ class Ahead(NamedTuple):
 
     def decode_ns(self, steps: float) -> float:
         """Return how long so many steps behind the first token take."""
-        step, (last_step, last_ns) = self.times[0][0] + steps, self.times[-1]
+        step = self.times[0][0] + steps
+        (last_step, last_ns) = self.times[-1]
         if step >= last_step:
             return last_ns + (step - last_step) * self.pace_ns - self.first_token_ns
         place = bisect_right(self.times, (step, inf))
@@ -278,7 +279,10 @@ def follow(
     Prompts of a client are in the order in which they are due. `step_time` is one of its own.
     """
     turns = _Turns(step_time, rules, decodes, prompts, expected)
-    has_waited, num_parts, before, times = False, 0, turns.ahead_of(place), list[tuple[int, float]]()
+    has_waited = False
+    num_parts = 0
+    before = turns.ahead_of(place)
+    times = list[tuple[int, float]]()
     while num_parts < MOST_PARTS and (not times or turns.step < times[0][0] + most_steps):
         turns.arrive()
         turns.fill()

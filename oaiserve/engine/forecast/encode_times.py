@@ -13,7 +13,8 @@ class EncodeTimes:
     """The times in which the media of the last requests were encoded, one request after the other."""
 
     def __init__(self) -> None:
-        self._row_ns, self._ends_ns = LastValues(LAST), LastValues(LAST)
+        self._row_ns = LastValues(LAST)
+        self._ends_ns = LastValues(LAST)
 
     def learn(self, num_rows: int, tokenized_ns: int, encoded_ns: int) -> None:
         """Learn of a request whose `num_rows` tokens of media were encoded between these stamps. Until the request

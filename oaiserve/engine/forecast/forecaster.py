@@ -38,7 +38,8 @@ WINDOW_NS = 5_000_000_000  # of the mean time of a step
 PACES = (4, 16, 64, 256)  # requests of late: by the number whose mean gap fits best, others are expected
 MOST_OPEN = 65_536  # requests whose forecasts wait for what comes
 
-_due, _fit = attrgetter("due"), attrgetter("fit")
+_due = attrgetter("due")
+_fit = attrgetter("fit")
 log = logging.getLogger(__name__)
 
 
@@ -249,7 +250,8 @@ class Forecaster:
         most_steps: float = 0.0,
         expected: Expected | None = None,
     ) -> Ahead:
-        prompts, own = [turn.prompt for turn in order], order[place].prompt
+        prompts = [turn.prompt for turn in order]
+        own = order[place].prompt
         scheduling = self._scheduler.order
         num_shorter = scheduling.num_shorter_steps(
             scheduling.foreground.num_shorter_steps,
@@ -262,7 +264,8 @@ class Forecaster:
 
     def _expected(self, prompt: Prompt, now_ns: int) -> Expected | None:
         """Return the requests that are expected, by those that have come, with this prompt."""
-        gap_ns, self._came_ns = now_ns - self._came_ns, now_ns
+        gap_ns = now_ns - self._came_ns
+        self._came_ns = now_ns
         self._clients.append(prompt.client)
         self._mean_prompt += 0.02 * (prompt.tokens_left - self._mean_prompt)
         for pace in self._paces if len(self._clients) > 1 else ():
@@ -282,15 +285,18 @@ class Forecaster:
 
     def _steps(self, now_ns: int) -> tuple[float, float, float]:
         """Return the mean time of a step of late, that between two of them, and the tokens of a sequence in a step."""
-        before, now = self._before, self._numbers()
+        before = self._before
+        now = self._numbers()
         before.append((now_ns, now))
         while len(before) > 2 and before[1][0] < now_ns - WINDOW_NS:
             before.popleft()
         then = before[0][1]
-        num_steps, num_sequences = now.num_steps - then.num_steps, now.num_step_sequences - then.num_step_sequences
+        num_steps = now.num_steps - then.num_steps
+        num_sequences = now.num_step_sequences - then.num_step_sequences
         if not num_steps or not num_sequences:
             return 0.0, 0.0, 1.0
-        model_ns, host_ns = now.model_ns - then.model_ns, now.idle_with_work_ns - then.idle_with_work_ns
+        model_ns = now.model_ns - then.model_ns
+        host_ns = now.idle_with_work_ns - then.idle_with_work_ns
         num_accepted = now.num_accepted_tokens - then.num_accepted_tokens
         return (model_ns + host_ns) / num_steps, host_ns / num_steps, 1 + num_accepted / num_sequences
 
@@ -315,7 +321,8 @@ class Forecaster:
             done = sequence.num_computed
             if num_tokens and done == start:  # the step is not counted yet
                 done += num_tokens
-            left, tokens = sequence.num_tokens - done, self._tokens_left(sequence)
+            left = sequence.num_tokens - done
+            tokens = self._tokens_left(sequence)
             if left > 1:
                 prompt = Prompt(left, done, tokens, True, self._scheduler.order.client_of(sequence.client_name))
                 turns.append(_Turn(sequence.key[0], prompt, sequence.request_id))
@@ -327,7 +334,8 @@ class Forecaster:
     def _tokens_left(self, sequence: Sequence) -> int:
         """Return the expected number of tokens that a sequence will still draw. Each has another quantile of its class,
         so that all together are like the class."""
-        limit, so_far = sequence.max_len - sequence.prompt_len, max(0, sequence.num_tokens - sequence.prompt_len)
+        limit = sequence.max_len - sequence.prompt_len
+        so_far = max(0, sequence.num_tokens - sequence.prompt_len)
         opened = self._open.get(sequence.request_id)
         if opened is None or opened.curve is None:
             return limit - so_far
@@ -336,7 +344,9 @@ class Forecaster:
 
     def _turn(self, asked: Asked, answer_tokens: int) -> _Turn:
         """Return the turn of a new request: its first prompt, as far as it is not cached."""
-        size, find, token_ids = self._scheduler.pool.block_size, self._scheduler.pool.find, asked.prompts[0]
+        size = self._scheduler.pool.block_size
+        find = self._scheduler.pool.find
+        token_ids = asked.prompts[0]
         parent: BlockHash | None = None
         num_cached = 0
         if self._scheduler.memory.has_prefix_cache:
@@ -352,14 +362,18 @@ class Forecaster:
 
     def _learn(self, ended: Ended) -> None:
         opened = self._open.pop(ended.request_id, None)
-        received, first, last = ended.times.received, ended.times.first_token, ended.times.last_token
-        tokenized_ns, encoded_ns = ended.times.tokenized, ended.times.media_encoded
+        received = ended.times.received
+        first = ended.times.first_token
+        last = ended.times.last_token
+        tokenized_ns = ended.times.tokenized
+        encoded_ns = ended.times.media_encoded
         if opened is not None and tokenized_ns is not None and encoded_ns is not None:
             self._encode_times.learn(opened.asked.media_rows, tokenized_ns, encoded_ns)
         if opened is not None and received is not None and ended.late_ns is not None:
             # It would have come later. If it is not later than was told, it says nothing.
             late_ns = ended.late_ns - received
-            first_told, end_told = opened.told[0], opened.told[-1]
+            first_told = opened.told[0]
+            end_told = opened.told[-1]
             opened.learn((None if first is not None else max(late_ns, first_told[1]), max(late_ns, end_told[1])))
         if opened is None or received is None or first is None:
             return

@@ -94,7 +94,8 @@ def _shares(classes: list[_Class]) -> list[float]:
         for place, (ended, reached, wider) in enumerate(zip(learnt.ended, learnt.reached, hazards, strict=False)):
             hazards[place] = (ended + LEAN * wider) / (at_risk + LEAN) if at_risk > 0 else wider
             at_risk -= ended + reached
-    shares, left = [], 1.0
+    shares = []
+    left = 1.0
     for hazard in hazards:
         left *= 1 - hazard
         shares.append(1 - left)

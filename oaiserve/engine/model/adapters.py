@@ -19,7 +19,8 @@ from oaiserve.errors import StartupError
 from oaiserve.files.adapters import AdapterFiles, BadAdapter, StoredTensor, read_adapter
 
 _DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
-_PROBE_RANK, _PROBE_SCALE = 3, 0.3  # about half as large as usual weights
+_PROBE_RANK = 3  # about half as large as usual weights
+_PROBE_SCALE = 0.3
 
 
 @dataclass(frozen=True, slots=True)

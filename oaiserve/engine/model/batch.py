@@ -219,9 +219,11 @@ def _media_lists(
     last_visible: list[int] = []
     if not with_media:
         return rows, [], last_visible
-    heights, widths = list(positions), list(positions)
+    heights = list(positions)
+    widths = list(positions)
     for first, (sequence, start, num_tokens, *_) in with_media:
-        media, end = sequence.media, start + num_tokens
+        media = sequence.media
+        end = start + num_tokens
         assert media is not None
         places = media.rows_in(start, end)
         rows += [place - start + first for place in media.places[places.start : places.stop]]
@@ -242,7 +244,8 @@ def _vectors(with_media: list[tuple[int, Chunk]]) -> tuple[torch.Tensor, tuple[t
     parts: list[tuple[Any, ...]] = []  # the vectors of each medium, and then those of each layer
     for _, (sequence, start, num_tokens, *_) in with_media:
         assert sequence.media is not None
-        rows, first = sequence.media.rows_in(start, start + num_tokens), 0
+        rows = sequence.media.rows_in(start, start + num_tokens)
+        first = 0
         for encoded in sequence.encoded:
             end = first + len(encoded.vectors)
             if first < rows.stop and rows.start < end:

@@ -41,7 +41,9 @@ def prompt_of(ids: list[int], block_size: int, *, start: int = 0) -> Step:
 def prompts_and_decodes(lengths: list[int], vocab_size: int, block_size: int) -> tuple[Step, Step]:
     """Return a step that computes sequences of these lengths, 3 or more, up to their last token, and one that decodes
     that. Each sequence has blocks of its own, from the first block on."""
-    prompts, decodes, num_blocks = Step(), Step(), 0
+    prompts = Step()
+    decodes = Step()
+    num_blocks = 0
     for index, length in enumerate(lengths):
         ids = [(7 * position + 13 * index + 3) % vocab_size for position in range(length)]
         sequence = Sequence("rehearsal", index, ids, SamplingParams(temperature=0.0), max_len=length + 1)
@@ -73,7 +75,8 @@ def largest_step(*, max_step_tokens: int, max_running: int, longest: int, block_
     All of them draw a token, in the way that takes the most memory. They have one token each, except for those that
     prefill with the rest of the step's tokens. All their blocks are the first block: the results mean nothing.
     """
-    token_ids, blocks = [0] * longest, [0] * -(-longest // block_size)
+    token_ids = [0] * longest
+    blocks = [0] * -(-longest // block_size)
     prefills: list[Chunk] = []
     decodes: list[Chunk] = []
     left = max_step_tokens
@@ -81,6 +84,8 @@ def largest_step(*, max_step_tokens: int, max_running: int, longest: int, block_
         num_tokens = max(1, min(longest, left - (max_running - index - 1)))
         left -= num_tokens
         sequence = Sequence("rehearsal", index, [0], _COSTLY, max_len=longest + 1)
-        sequence.token_ids, sequence.num_tokens, sequence.blocks = token_ids, longest, blocks
+        sequence.token_ids = token_ids
+        sequence.num_tokens = longest
+        sequence.blocks = blocks
         (decodes if num_tokens == 1 else prefills).append(Chunk(sequence, longest - num_tokens, num_tokens))
     return Step(decodes + prefills)

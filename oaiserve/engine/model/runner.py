@@ -174,7 +174,8 @@ class ModelRunner:
         rows = list(range(len(launched.sample_chunks)))
         if launched.waiting_rows and not self.is_asynchronous:
             # Where the forward has been computed by now, all rows are drawn together, which saves copies of logits.
-            launched.waiting_rows, launched.waiting_known = rows, known
+            launched.waiting_rows = rows
+            launched.waiting_known = known
             return
         waiting = set(launched.waiting_rows)
         rows = [row for row in rows if row not in waiting]
@@ -186,7 +187,8 @@ class ModelRunner:
         """Make the late draws that still count, after the step has been settled."""
         if not launched.waiting_rows:
             return
-        chunks, of_row = launched.step.chunks, launched.sample_chunks
+        chunks = launched.step.chunks
+        of_row = launched.sample_chunks
         rows = [row for row in launched.waiting_rows if chunks[of_row[row]].draw in (Draw.AT_LAUNCH, Draw.LATE)]
         try:
             self._sample(launched, rows, launched.waiting_known, masks)
@@ -209,7 +211,8 @@ class ModelRunner:
             for row, token_id, is_finite, logprobs in zip(
                 rows, sampled.token_ids, sampled.are_finite, sampled.logprobs, strict=True
             ):
-                result, draft = results[launched.sample_chunks[row]], launched.draws[row].draft
+                result = results[launched.sample_chunks[row]]
+                draft = launched.draws[row].draft
                 if result.token_ids != [*draft]:
                     continue  # it was drawn behind a draft that has not come true
                 if is_finite:

@@ -119,7 +119,9 @@ class StepStates:
     ) -> None:
         self._layers = layers
         self.places = places
-        self._num_decodes, self._decodes, self._prompts = num_decodes, decodes, prompts
+        self._num_decodes = num_decodes
+        self._decodes = decodes
+        self._prompts = prompts
 
     def addresses(self) -> list[int]:
         """Return the addresses of the two tensors of all states, layer by layer; 0 for a missing one."""
@@ -127,7 +129,8 @@ class StepStates:
 
     def mix(self, layer: int, hidden: Tensor, mixer: Mixer) -> Tensor:
         """Compute a layer for all tokens of the step, [1, tokens, width], sequence by sequence."""
-        states, out = self._layers[layer], []
+        states = self._layers[layer]
+        out = []
         if num_decodes := self._num_decodes:
             chosen = LayerStates(*(None if tensor is None else tensor[self._decodes] for tensor in states))
             out.append(mixer(hidden[0, :num_decodes, None], StateCache(chosen))[:, 0])

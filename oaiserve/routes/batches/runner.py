@@ -210,7 +210,8 @@ class BatchRunner:
         await asyncio.gather(*under_way, return_exceptions=True)
 
     async def _answer(self, one: _Open, line: Line) -> None:
-        batch, owned = one.owned.batch, one.owned
+        batch = one.owned.batch
+        owned = one.owned
         task = asyncio.current_task()
         num_refused = num_unavailable = 0
         if not (request := await self._request(owned, line)):
@@ -264,7 +265,8 @@ class BatchRunner:
         def cut() -> None:
             nonlocal status, retries
             error = Unavailable("The server that wrote this answer has ended.")
-            status, retries = error.status, True
+            status = error.status
+            retries = True
             parts[:] = [msgspec.json.encode(error.body(path))]
 
         async def send(message: Message) -> None:

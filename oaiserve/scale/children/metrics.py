@@ -31,7 +31,8 @@ def merged(own: str, texts: Mapping[str, str], models: Iterable[Model]) -> str:
 def _labelled(line: str, label: str) -> str:
     found = _NAME.match(line)
     assert found is not None
-    metric, rest = found[0], line[found.end() :]
+    metric = found[0]
+    rest = line[found.end() :]
     return f"{metric}{{{label},{rest[1:]}" if rest.startswith("{") else f"{metric}{{{label}}}{rest}"
 
 

@@ -21,7 +21,8 @@ from oaiserve.scale.children.process import ServerProcess
 log = logging.getLogger(__name__)
 
 LOOK_SECONDS = 1.0  # between two looks at what is idle
-LEAST_PAUSE_SECONDS, MOST_PAUSE_SECONDS = 1.0, 60.0  # after a failed load, before the next one
+LEAST_PAUSE_SECONDS = 1.0  # after a failed load, before the next one
+MOST_PAUSE_SECONDS = 60.0
 STABLE_SECONDS = 60.0  # after which the end of a process has nothing to do with the one before
 
 
@@ -196,7 +197,8 @@ class ChildModels:
                 began_ns = self._clock_ns()
                 process = await self._start(model.config, model.address)
                 await process.ready()
-                model.process, model.num_failures = process, 0
+                model.process = process
+                model.num_failures = 0
                 model.used_ns = self._clock_ns()
                 model.num_loads += 1
                 with suppress(OSError):  # it has ended already, which is seen below
@@ -258,7 +260,8 @@ class ChildModels:
         return used + num_bytes - self._options.memory_budget
 
     async def _unload(self, model: Model, why: str) -> None:
-        process, model.process = model.process, None
+        process = model.process
+        model.process = None
         if process is None:
             return
         await self._changed()

@@ -27,7 +27,8 @@ log = logging.getLogger(__name__)
 
 MOST_TRIES = 3  # replicas that are asked for one request
 MOVES_ON = (429, 503)  # the statuses of refusals that another replica may not have
-ROUTE_HEADER, TRACEPARENT = DECISION_HEADER.encode(), b"traceparent"
+ROUTE_HEADER = DECISION_HEADER.encode()
+TRACEPARENT = b"traceparent"
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +95,8 @@ class Attempts:
         body = request.body
         if request.sent.number:
             sent = request.sent.as_json()
-            headers, body = [*headers, (SENT_HEADER.encode(), b"%d" % len(sent))], body + sent
+            headers = [*headers, (SENT_HEADER.encode(), b"%d" % len(sent))]
+            body = body + sent
         moves = ""  # why it moves on
         refused: BegunAnswer | None = None
         failed: BegunAnswer | None = None
@@ -158,7 +160,8 @@ class Attempts:
                 metrics.expected_hit_tokens.inc(decision.expected_hit_tokens)
                 return begun
             passed.append(begun)
-            moves, refused = str(status), begun
+            moves = str(status)
+            refused = begun
             attempt.end(monotonic_ns(), moves)
             if status == 503 and not begun.answer.header(REASON_HEADER.encode()):
                 self._watch.exclude(upstream.name, "it takes no requests (503)")

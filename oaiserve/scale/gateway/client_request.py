@@ -105,7 +105,8 @@ async def client_request_of(
     if scope["path"].startswith(f"{MODELS_PATH}/"):
         prompt = prompt._replace(model=scope["path"].removeprefix(f"{MODELS_PATH}/"))
     method = "GET" if scope["method"] == "HEAD" else scope["method"]
-    query, state = scope["query_string"], scope["state"]
+    query = scope["query_string"]
+    state = scope["state"]
     if scope["path"].startswith(OF_ONE_REPLICA):  # of several models, it may name one
         fields = parse_qsl(query.decode("latin-1"), keep_blank_values=True)
         prompt = prompt._replace(model=dict(fields).get("model", ""))

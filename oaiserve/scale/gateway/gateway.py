@@ -120,7 +120,8 @@ class Gateway:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request. Raises the gateway's own errors, before the status line."""
-        ending, began_ns = Ending.REFUSED, monotonic_ns()
+        ending = Ending.REFUSED
+        began_ns = monotonic_ns()
         try:
             ending = await self._pass_on(scope, receive, send)
         except ClientDisconnect:
@@ -145,7 +146,8 @@ class Gateway:
                 self._tracing.record_passed(request.trace, whole, found, request.attempts)
 
     async def _pass_on(self, scope: Scope, receive: Receive, send: Send) -> Ending:
-        path, client = scope["path"], scope["state"]["client"]
+        path = scope["path"]
+        client = scope["state"]["client"]
         if self._refuses(path) or not {".", ".."}.isdisjoint(path.split("/")):
             raise NotFound(f"{path[:100]} is about one replica. Ask that one itself.")
         if self.is_draining:

@@ -111,10 +111,12 @@ async def all_kept(watch: Watch, target: bytes, headers: Headers) -> Response:
     """
     path, _, query = target.partition(b"?")
     fields = {"limit": "20"} | dict(parse_qsl(query.decode(errors="replace")))
-    after, limit = fields.pop("after", None), PAGE_ITEMS
+    after = fields.pop("after", None)
+    limit = PAGE_ITEMS
     # A replica refuses other limits.
     if fields["limit"] in {str(number) for number in range(1, PAGE_ITEMS + 1)}:
-        limit, fields["limit"] = int(fields["limit"]), str(PAGE_ITEMS)
+        limit = int(fields["limit"])
+        fields["limit"] = str(PAGE_ITEMS)
     names = sorted(watch.joined - watch.silent)
     answers = await asyncio.gather(
         *(_listed(watch, name, _Stored, path, headers, fields, MOST_LIST_BYTES) for name in names)

@@ -86,7 +86,9 @@ def _not_loaded(model: Model) -> dict[str, Any]:
 
 def _shown(upstream: Upstream, watch: Watch, routers: Routers, sent: dict[str, int]) -> dict[str, Any]:
     """Return a replica as the page shows it. The numbers from its reports are null without one."""
-    name, number, report = upstream.name, upstream.number, upstream.report
+    name = upstream.name
+    number = upstream.number
+    report = upstream.report
     is_up = False
     if name not in watch.joined:
         state = "Not reached yet"

@@ -28,9 +28,11 @@ from oaiserve.scale.router import NoReplica
 log = logging.getLogger(__name__)
 
 NO_BODY = (204, 304)  # statuses of answers without a body, whatever their length says
-GO_ON_SECONDS, PAUSE_SECONDS = 60.0, 0.2  # in which a replica must be found for a stream that was cut off
+GO_ON_SECONDS = 60.0  # in which a replica must be found for a stream that was cut off
+PAUSE_SECONDS = 0.2
 UNLIKE = b": the answer goes on at a server of another kind\n\n"
-SIGN_OF_LIFE, SIGN_OF_LIFE_SECONDS = b": the answer is about to go on\n\n", 2.0
+SIGN_OF_LIFE = b": the answer is about to go on\n\n"
+SIGN_OF_LIFE_SECONDS = 2.0
 MOST_EVENT_BYTES = 16 * 2**20  # of one event of a stream: the last one of /v1/responses has the whole answer
 _NOT_ANSWERED = OF_CONNECTION | {b"date", b"x-request-id", b"x-content-type-options", KIND_HEADER.encode()}
 
@@ -71,7 +73,8 @@ class Relay:
         self, scope: Scope, send: Send, request: ClientRequest, begun: BegunAnswer, left: asyncio.Task[None]
     ) -> Ending:
         """Send an answer as it comes, until its end. Raises ClientDisconnect."""
-        answer, kind = begun.answer, begun.kind
+        answer = begun.answer
+        kind = begun.kind
         request.status = answer.status
         dropped = _NOT_ANSWERED | {b"content-length"} if answer.status in NO_BODY else _NOT_ANSWERED
         if not self._shows_requests:
@@ -80,12 +83,15 @@ class Relay:
         headers.append((ROUTE_HEADER, as_text(begun.decision, names_replica=False).encode()))
         await send({"type": "http.response.start", "status": answer.status, "headers": headers})
         send_part: Send = scope["state"]["send"]  # past the layers around this, which would cost each part some time
-        is_stream, may_go_on = begun.is_stream, begun.may_go_on
+        is_stream = begun.is_stream
+        may_go_on = begun.may_go_on
         # Streams of GET, such as the live page's, are never continued.
         if is_stream and not may_go_on and request.method == "POST":
             self._warn_of_unmarked(begun.upstream)
         signs: asyncio.Task[None] | None = None  # of life, in the pause of a stream that was cut off
-        num_sent, num_cuts, give_up_ns = -1, 0, 0  # pieces at the last cut, and cuts since there was a further piece
+        num_sent = -1  # pieces at the last cut, and cuts since there was a further piece
+        num_cuts = 0
+        give_up_ns = 0
         # These have cut off the stream. If none can go on with it, it is to blame, and not they.
         cutters: list[tuple[Upstream, str]] = []
         while True:
@@ -118,12 +124,14 @@ class Relay:
                 if not is_stream:
                     scope["extensions"][CONNECTION]["cut"]()  # no status can say it any more
                     return Ending.CUT_OFF
-                ending, why = Ending.CUT_OFF, "The replica that wrote this answer has ended. Please try again."
+                ending = Ending.CUT_OFF
+                why = "The replica that wrote this answer has ended. Please try again."
                 rest = _last_events(scope, why)
             except asyncio.CancelledError:  # the shutdown cuts off running requests
                 if not is_stream:
                     raise
-                ending, rest = Ending.CUT_OFF, _last_events(scope, "The server is shutting down. Please try again.")
+                ending = Ending.CUT_OFF
+                rest = _last_events(scope, "The server is shutting down. Please try again.")
             if signs is not None:
                 signs.cancel()
             await send_part({"type": "http.response.body", "body": rest, "more_body": False})
@@ -210,7 +218,8 @@ async def _show_signs_of_life(send_part: Send, left: asyncio.Task[None]) -> None
 def _last_events(scope: Scope, message: str) -> bytes:
     """Return the end of a stream without an end from its replica."""
     state = scope["state"]
-    path, ids = scope["path"], {"request_id": state["request_id"], "trace_id": state["trace"].trace_id_hex}
+    path = scope["path"]
+    ids = {"request_id": state["request_id"], "trace_id": state["trace"].trace_id_hex}
     body = Unavailable(message).body(path, **ids)
     if path.startswith(ANTHROPIC_PATH):
         return sse.event(msgspec.json.encode(body), "error")

@@ -83,7 +83,8 @@ class UpstreamAnswer:
                 await self._waiter
             finally:
                 self._waiter = None
-        parts, self._parts = self._parts, []
+        parts = self._parts
+        self._parts = []
         self._num_bytes = 0
         self._resume()
         part = parts[0] if len(parts) == 1 else b"".join(parts)
@@ -132,7 +133,8 @@ class Upstream:
     """The connections to one replica."""
 
     def __init__(self, address: Address, number: int) -> None:
-        self.address, self.name = address, address.name
+        self.address = address
+        self.name = address.name
         self.number = number  # which is shown in place of the address
         self.shown = f"{number} ({self.name})"  # to operators
         self.num_failures = self.num_pauses = 0  # since its last answer
@@ -299,7 +301,8 @@ class _Connection(asyncio.Protocol):
         self._stop_head_timer()
         self._upstream._forget(self)
         if self._answer is not None:
-            answer, self._answer = self._answer, None
+            answer = self._answer
+            self._answer = None
             answer.lost(Unreachable("the replica has ended the connection" if exc is None else str(exc)))
 
     # -- callbacks of the parser --------------------------------------------------------------------------------------
@@ -339,7 +342,8 @@ class _Connection(asyncio.Protocol):
     def on_message_complete(self) -> None:
         if self._answer is None or not self._answer.head.done():  # behind an interim answer
             return
-        answer, self._answer = self._answer, None
+        answer = self._answer
+        self._answer = None
         answer.completed()
         if self._parser.should_keep_alive():
             self._upstream._keep(self)

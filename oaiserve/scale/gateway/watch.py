@@ -27,7 +27,9 @@ log = logging.getLogger(__name__)
 
 # A replica is silent when a report takes so many times as long as its reports do, or as its steps, which may keep it
 # from answering. What took long is remembered, but for this share a second.
-SLOW_ANSWERS, SLOW_STEPS, REMEMBERED = 10, 20, 0.9
+SLOW_ANSWERS = 10
+SLOW_STEPS = 20
+REMEMBERED = 0.9
 MOST_FAILURES = 3  # of requests of a replica in a row, before it gets none for a while
 MOST_PAUSE_SECONDS = 60.0
 MOST_NUMBERS = 4096  # of replicas that are gone, which get their numbers again when they are back
@@ -132,7 +134,8 @@ class Watch:
     def failed(self, upstream: Upstream, why: str) -> None:
         """Note that a request has failed. A replica whose requests keep failing gets none for a while, however well it
         reports: for twice as long each time, and with at most half of the replicas out."""
-        name, now_ns = upstream.name, monotonic_ns()
+        name = upstream.name
+        now_ns = monotonic_ns()
         upstream.num_failures += 1
         num_out = sum(now_ns < other.out_until_ns for other in self.upstreams.values())
         is_enough = upstream.num_failures >= MOST_FAILURES and now_ns >= upstream.out_until_ns
@@ -147,7 +150,8 @@ class Watch:
         self._router.exclude(name, now_ns)
 
     async def _poll(self, upstream: Upstream) -> None:
-        pace, number = self._pace, 0
+        pace = self._pace
+        number = 0
         slow_seconds = pace.answer_seconds
         while True:
             number += 1
@@ -182,7 +186,8 @@ class Watch:
                 self._learn(await self._ask(upstream, 0), upstream)
 
     def _learn(self, report: ReplicaReport, upstream: Upstream) -> None:
-        name, now_ns = report.replica, monotonic_ns()
+        name = report.replica
+        now_ns = monotonic_ns()
         if name not in self.joined:
             log.log(self._log_level, "Replica %s is ready for requests", upstream.shown)
             self.joined.add(name)

@@ -267,7 +267,8 @@ def test_draws_are_a_graph_of_few_launches(params: dict[str, Any], num_launches:
 def test_decodes_beside_a_prompt_read_each_matrix_once(gpu: FakeGpu) -> None:
     """In a graph, and where the prompt is too long for one."""
     graphs = Graphs(model_of("llama"), gpu)
-    (forward, _), alone = graphs.launches([(0, 6, 1), (1, 0, 17)])[1], graphs.launches(DECODES)[1][0]
+    (forward, _) = graphs.launches([(0, 6, 1), (1, 0, 17)])[1]
+    alone = graphs.launches(DECODES)[1][0]
     assert forward["mm"] == alone["mm"] > 0
     by_host, replayed = graphs.launches([(0, 6, 1), (1, 0, 22), (2, 0, 5)])
     assert not replayed

@@ -77,9 +77,12 @@ def is_close(found: torch.Tensor, expected: torch.Tensor) -> bool:
 
 @pytest.mark.parametrize("name", TYPES)
 def test_chunks_beside_other_sequences_have_the_logits_of_the_whole_text(name: str) -> None:
-    runner, other = runner_of(name), TEXT[::-1]
-    first, second = held(TEXT, 2), held(other, 5)
-    of_first, of_second = own_logits(name, TEXT), own_logits(name, other)
+    runner = runner_of(name)
+    other = TEXT[::-1]
+    first = held(TEXT, 2)
+    second = held(other, 5)
+    of_first = own_logits(name, TEXT)
+    of_second = own_logits(name, other)
     assert is_close(logits_of(runner, (first, 0, 4)), of_first[[3]])
     assert is_close(logits_of(runner, (first, 4, 9), (second, 0, 5)), torch.stack([of_first[8], of_second[4]]))
     for end in (10, 11, 12):
@@ -91,15 +94,18 @@ def test_chunks_beside_other_sequences_have_the_logits_of_the_whole_text(name: s
 
 def test_a_copied_cache_goes_on_by_itself() -> None:
     """The layers of this model have both keys and values, which grow, and states, which are changed in place."""
-    runner, expected = runner_of("falcon_h1"), own_logits("falcon_h1", TEXT)
-    leader, copy = held([*TEXT[:8], 90, 91], 2), held(TEXT, 6)
+    runner = runner_of("falcon_h1")
+    expected = own_logits("falcon_h1", TEXT)
+    leader = held([*TEXT[:8], 90, 91], 2)
+    copy = held(TEXT, 6)
     logits_of(runner, (leader, 0, 8))
     runner.launch(Step([Chunk(leader, 8, 2)], state_copies=[(2, 6)]))
     assert is_close(logits_of(runner, (copy, 8, 12)), expected[[11]])
 
 
 def test_logits_of_a_prompt_follow_those_of_the_draws() -> None:
-    runner, expected = runner_of("llama"), own_logits("llama", TEXT)
+    runner = runner_of("llama")
+    expected = own_logits("llama", TEXT)
     asking = held(TEXT, 1, prompt_logprobs=1, wants_prompt_logprobs=True)
     drawing = held(TEXT[:5], 2)
     step = Step([Chunk(asking, 0, 7, max_draws=0), Chunk(drawing, 0, 5)])
@@ -110,11 +116,14 @@ def test_logits_of_a_prompt_follow_those_of_the_draws() -> None:
 
 @torch.inference_mode()
 def test_vectors_of_media_take_the_places_of_tokens() -> None:
-    runner, model = runner_of("llama"), model_of("llama")
-    vectors, rows = torch.randn(2, 64, generator=torch.Generator().manual_seed(0)), torch.tensor([3, 4])
+    runner = runner_of("llama")
+    model = model_of("llama")
+    vectors = torch.randn(2, 64, generator=torch.Generator().manual_seed(0))
+    rows = torch.tensor([3, 4])
     batch = build_batch(Step([Chunk(held(TEXT, 0), 0, 8)]), 4, torch.device("cpu"))
     batch.input_ids[rows] = 10**6  # which is outside of the vocabulary
-    batch.media, batch.states = BatchMedia(rows, vectors), runner._states.of_step([StateChunk(0, 0, 8)])
+    batch.media = BatchMedia(rows, vectors)
+    batch.states = runner._states.of_step([StateChunk(0, 0, 8)])
     embeddings = model.get_input_embeddings()(torch.tensor([TEXT[:8]])).index_copy(1, rows, vectors[None])
     assert is_close(runner._executor.forward(batch), model(inputs_embeds=embeddings).logits[0, -1:])
 

@@ -22,7 +22,10 @@ from tests.engine.executors.fake_gpu import GPU
 from tests.engine.executors.test_cuda import on_cpu
 from tests.models.decoders import FAMILIES, random_model
 
-HIDDEN, INNER, VOCAB, KEYS = 8192, 28_672, 128_256, 1024  # of Llama 3.1 70B
+HIDDEN = 8192  # of Llama 3.1 70B
+INNER = 28_672
+VOCAB = 128_256
+KEYS = 1024
 # On a GPU, a tensor of another dtype is converted on the host: 2 GiB for the embedding, in addition to this.
 LIMIT_GIB = 1
 

@@ -129,7 +129,8 @@ def test_so_are_those_of_models_with_the_statistics_of_trained_ones(family: str)
 @pytest.mark.parametrize("name", records())
 def test_logits_of_quantized_files_are_those_of_transformers_with_their_weights(name: str, tmp_path: Path) -> None:
     kept = quantized(name, tmp_path)
-    model, path = model_of(name), tmp_path / "model.gguf"
+    model = model_of(name)
+    path = tmp_path / "model.gguf"
     weights = GgufWeights(path, named_parameters(model))
     model.load_state_dict({parameter: weights.tensor(parameter) for parameter in parameters_of(model)}, strict=False)
     found = errors(case_of(model, kept.spec, kept.decoder))

@@ -17,7 +17,11 @@ from oaiserve.engine.model.attention import FP8, LayerCache, ScaledCache
 from oaiserve.engine.model.batch import Batch
 from tests.engine.model.attention_inputs import make_inputs
 
-BLOCK_SIZE, HEADS, KV_HEADS, KEY_DIM, VALUE_DIM = 4, 6, 2, 8, 5
+BLOCK_SIZE = 4
+HEADS = 6
+KV_HEADS = 2
+KEY_DIM = 8
+VALUE_DIM = 5
 
 
 def plain_attention(
@@ -83,7 +87,8 @@ def test_it_equals_softmax_over_all_keys_for_any_mix_of_prefill_and_decode(
             for numbers, scale in zip(cache, cache.scales, strict=True)
         )
         rows = slice(first, first + count)
-        own, places = torch.arange(start, end)[:, None], torch.arange(end)
+        own = torch.arange(start, end)[:, None]
+        places = torch.arange(end)
         last = batch.last_visible[rows, None] if looks_ahead and batch.last_visible is not None else own
         visible = (places <= last) & (own - places < (window or math.inf))
         if chunk is not None:
@@ -116,7 +121,8 @@ class Sizes(NamedTuple):
     value_dim: int
 
 
-LLAMA_3_1_8B, LATENT_OF_DEEPSEEK = Sizes(32, 8, 128, 128), Sizes(128, 1, 576, 512)
+LLAMA_3_1_8B = Sizes(32, 8, 128, 128)
+LATENT_OF_DEEPSEEK = Sizes(128, 1, 576, 512)
 
 
 def largest_bytes(

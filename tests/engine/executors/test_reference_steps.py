@@ -78,7 +78,8 @@ def test_adapters_in_one_batch_are_each_the_model_with_merged_weights(name: str)
     adapters = [None, random_adapter(shapes, 1), random_adapter(some, 2, rank=30)]
     decoder = loaded.decoder
     executor = reference(decoder if family == name else with_keys_and_values(decoder))
-    ids, cuts = prompts([9, 21, 5]), [8, 18, 3]
+    ids = prompts([9, 21, 5])
+    cuts = [8, 18, 3]
     first = batch_of([(own[:cut], 0) for own, cut in zip(ids, cuts, strict=True)])
     second = batch_of(list(zip(ids, cuts, strict=True)))
     first.adapters = second.adapters = adapters

@@ -92,7 +92,8 @@ def test_it_is_within_a_step_of_the_real_scheduler(seed: int) -> None:
         scheduler.add(sequences[-1])
     asked = [Prompt(size, 0, 40) for size in sizes]
     forecast = [ahead([], asked, place, Rules(scheduler.order, {})).first_token_ns for place in range(len(sizes))]
-    now_ns, came = 0, dict[Sequence, int]()
+    now_ns = 0
+    came = dict[Sequence, int]()
     while (step := scheduler.schedule()) is not None:
         now_ns += COST.expected_ns(load_of(step))
         scheduler.advance(step)

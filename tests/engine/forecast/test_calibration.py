@@ -21,7 +21,8 @@ from oaiserve.engine.forecast.calibration import ENOUGH, Calibration
 def test_nine_in_ten_intervals_hold_and_half_of_the_medians_are_too_low(
     error: Callable[[random.Random, int], float],
 ) -> None:
-    rng, calibration = random.Random(2), Calibration()
+    rng = random.Random(2)
+    calibration = Calibration()
     inside = above = num = 0
     for number in range(6000):
         raw = 1e8, 1.2e8, 2e8

@@ -34,9 +34,12 @@ def lab() -> Any:
 
 
 def test_a_request_with_media_begins_later_by_their_time_and_that_of_others_before_them(lab: Lab) -> None:
-    engine, numbers = lab.engine, EngineNumbers()
+    engine = lab.engine
+    numbers = EngineNumbers()
     loop = engine._loop
-    cost, scheduler, step_time = engine.step_cost, loop._scheduler, loop._scheduler.step_time.copy()
+    cost = engine.step_cost
+    scheduler = loop._scheduler
+    step_time = loop._scheduler.step_time.copy()
     forecaster = Forecaster(scheduler, step_time, lambda: cost, lambda: numbers, lambda: (None, 0))
     text = Asked("t", "", "chat", None, [[1] * 40], 10, True, False, 1, "", received_ns=0)
 

@@ -24,7 +24,8 @@ from tests.engine.doubles import Inbox, make_engine
 def answer(engine: Engine, request_id: str, num_tokens: int = 3) -> tuple[PromptDone, Finished]:
     asked = Request(request_id, (TokenPrompt([5, 6, 7]),), SamplingParams(max_tokens=num_tokens, ignore_eos=True))
     events = list(engine.stream(asked))
-    prompt, end = events[0], events[-1]
+    prompt = events[0]
+    end = events[-1]
     assert isinstance(prompt, PromptDone)
     assert isinstance(end, Finished)
     return prompt, end

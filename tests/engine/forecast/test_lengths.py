@@ -12,12 +12,14 @@ CLASSES = ((), ("chat", "key"))
 
 
 def test_the_learnt_distribution_is_that_of_the_answers_although_limits_cut_some_of_them() -> None:
-    rng, lengths = random.Random(1), Lengths()
+    rng = random.Random(1)
+    lengths = Lengths()
     drawn = [round(rng.lognormvariate(5, 0.6)) for _ in range(400)]
     for length in drawn:
         limit = rng.choice([100, 200, 400, 10_000])  # a quarter of the answers at least is cut at 100 tokens
         lengths.observe(CLASSES, min(length, limit), has_ended=length < limit)
-    curve, whole = lengths.curve(CLASSES), sorted(drawn)
+    curve = lengths.curve(CLASSES)
+    whole = sorted(drawn)
     for level in (0.25, 0.5, 0.75, 0.9):
         assert curve.at(level, 10_000) == pytest.approx(whole[int(level * len(whole))], rel=0.25)
 

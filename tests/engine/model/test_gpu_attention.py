@@ -59,7 +59,8 @@ def attend(inputs: Inputs, scoring: Scoring) -> torch.Tensor:
 
 def check(inputs: Inputs, **scoring: Any) -> None:
     how = Scoring(inputs.query.shape[2] ** -0.5, **scoring)
-    want, got = expected(inputs, how), attend(inputs, how)
+    want = expected(inputs, how)
+    got = attend(inputs, how)
     tolerance = TOLERANCE[got.dtype]
     torch.testing.assert_close(got.float(), want, rtol=tolerance, atol=tolerance)
 
@@ -164,7 +165,8 @@ def test_padded_rows_of_a_captured_batch_write_nothing_and_get_zeros(wanted: int
     scoring = Scoring(0.25, sinks=of_heads(inputs) if has_sinks else None)
     want = expected(inputs, scoring)
     query, key, value, cache, batch = inputs
-    batch.seq_lens[1], batch.slots[1] = 0, -1
+    batch.seq_lens[1] = 0
+    batch.slots[1] = -1
     untouched = cache.keys[batch.block_tables[1]].clone()
     out = torch.full_like(want, math.nan)
     plan = triton.plan_decodes(batch, 0, wanted, 2, least_tokens=16, alignment=16)
@@ -194,7 +196,8 @@ def test_a_plan_covers_each_token_once_in_few_items_of_about_the_same_size(
     for row, length in enumerate(lengths):
         own = items[first_items[row] : first_items[row + 1]]
         assert {(item[0], item[3]) for item in own} == {(row, len(own))}
-        begins, ends = [item[1] for item in own], [item[2] for item in own]
+        begins = [item[1] for item in own]
+        ends = [item[2] for item in own]
         assert begins == [length - seen[row], *ends[:-1]]
         assert ends[-1] == length
         assert all(begin < end <= begin + largest for begin, end in zip(begins, ends, strict=True)) or not seen[row]

@@ -137,7 +137,8 @@ def collect_into(sequences: list[Sequence], runner: ModelRunner, launched: Launc
 
 
 def test_only_rows_that_need_the_ids_before_wait_for_them(loaded: SmallModel) -> None:
-    in_turn, waiting = CountingRows(), CountingRows()
+    in_turn = CountingRows()
+    waiting = CountingRows()
     expected = decode_two_steps(loaded, overlap=False, count=in_turn)
     assert in_turn.rows == [4, 4], "all ids are known"
     assert decode_two_steps(loaded, overlap=True, count=waiting) == expected

@@ -29,7 +29,8 @@ QUICK = Pace(report_seconds=0.05, least_answer_seconds=5.0, resolve_seconds=0.02
 OPTIONS = ServerOptions(drain_timeout_seconds=0)
 BEHIND_A_GATEWAY = ServerOptions(drain_timeout_seconds=0, trusted_proxy=("127.0.0.1",))
 ROUTE = RouteOptions()
-SIGNATURE, SEEN_CLIENT = "x-signature", "x-seen-client"
+SIGNATURE = "x-signature"
+SEEN_CLIENT = "x-seen-client"
 SEEN_PATHS: list[str] = []  # of requests that the gateway passed on
 
 
@@ -51,7 +52,8 @@ class Signed:
             if message["type"] == "http.response.start":
                 host, port = scope["server"]
                 headers = MutableHeaders(scope=message)
-                headers[SIGNATURE], headers[SEEN_CLIENT] = f"{host}:{port}", scope["client"][0]
+                headers[SIGNATURE] = f"{host}:{port}"
+                headers[SEEN_CLIENT] = scope["client"][0]
             await send(message)
 
         await self.app(scope, receive, signed_send)

@@ -29,7 +29,9 @@ from tests.engine.remembered import save
 from tests.scale.gateway.doubles import BEHIND_A_GATEWAY, OPTIONS, QUICK, SIGNATURE, Fleet, fleet
 from tests.waiting import wait_until
 
-CHAT, COMPLETIONS, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"
+CHAT = "/v1/chat/completions"
+COMPLETIONS = "/v1/completions"
+RESPONSES = "/v1/responses"
 MESSAGES = "/v1/messages"
 ASKED = [{"role": "user", "content": "Hi"}]
 TOOLS = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {}}}}]
@@ -174,7 +176,8 @@ def test_a_client_has_signs_of_life_until_its_stream_goes_on(monkeypatch: pytest
         asking = threads.submit(running.http.send, asked, stream=True)
         first, other = running.begun()
         first.runner.permit(3)
-        answer, found = asking.result(TIMEOUT_SECONDS), b""
+        answer = asking.result(TIMEOUT_SECONDS)
+        found = b""
         first.server.kill()
         for part in answer.iter_raw():
             found += part

@@ -48,7 +48,8 @@ from tests.scale.gateway.doubles import (
 )
 from tests.waiting import wait_until
 
-COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
+COMPLETIONS = "/v1/completions"
+CHAT = "/v1/chat/completions"
 LONG = "It is a truth universally acknowledged, that a single man in possession of a good fortune. " * 6
 
 
@@ -92,7 +93,8 @@ def test_an_answer_is_the_replicas_own(four: Fleet, method: str, path: str, body
         return http.request(method, path, json=body or None, headers={"x-request-id": "mine"})
 
     with httpx.Client(base_url=f"http://{next(iter(four.replicas))}", timeout=TIMEOUT_SECONDS) as alone:
-        expected, got = ask(alone), ask(four.http)
+        expected = ask(alone)
+        got = ask(four.http)
     assert meaning(got) == meaning(expected)
     assert got.headers["x-request-id"] == "mine"
     assert replica_of(got) in four.replicas
@@ -152,7 +154,8 @@ PARTS = ("", "", ".", "..", "%2e%2e", "debug", "%64ebug", "requests", "dashboard
 
 def test_no_spelling_of_a_path_reaches_what_is_about_one_replica(four: Fleet) -> None:
     """A replica must read each path as the gateway has judged it: 500 of them."""
-    rng, known = random.Random(0), len(SEEN_PATHS)
+    rng = random.Random(0)
+    known = len(SEEN_PATHS)
     paths = ["//debug/report", "/%2fdebug/report", "/debug//report/", "/debug/requests/../report"]
     paths += ["/" + "/".join(rng.choices(PARTS, k=rng.randint(1, 5))) for _ in range(500)]
     found = [raw_answer(four, path) for path in paths]
@@ -285,7 +288,8 @@ def test_where_a_deadline_would_be_missed_another_replica_is_asked_with_what_is_
         headers = {"x-session-id": "one", "x-deadline-ms": "40000"}
         met = running.ask(headers=headers, body={"ttft_deadline_ms": 45_000, "deadline_ms": 50_000})
         assert (met.status_code, replica_of(met)) == (200, second.name)
-        refused, answered = first.telemetry, second.telemetry
+        refused = first.telemetry
+        answered = second.telemetry
         while (record := refused.next_record()).deadline is None:
             pass
         assert record.deadline is DeadlineOutcome.REFUSED

@@ -74,7 +74,8 @@ def sdk(two_models: Fleet) -> Iterator[OpenAI]:
 
 
 def test_files_and_batches_are_found_at_whichever_server_has_them(two_models: Fleet, sdk: OpenAI) -> None:
-    files, batches = [], []
+    files = []
+    batches = []
     for number in range(20):  # so that each server gets some: all but certain
         line = {"custom_id": "a", "method": "POST", "url": "/v1/completions", "body": {"prompt": "Hello"}}
         content = json.dumps(line).encode()

@@ -23,7 +23,8 @@ class ReferenceAttention:
     def __call__(
         self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, cache: LayerCache, scoring: Scoring
     ) -> torch.Tensor:
-        batch, kind = self._batch, (scoring.sliding_window, scoring.looks_ahead)
+        batch = self._batch
+        kind = (scoring.sliding_window, scoring.looks_ahead)
         for blocks, new, scale in zip(cache, (key, value), cache.scales, strict=True):
             _write(blocks.flatten(0, 1), batch.slots, new, scale)
         if kind not in self._masks:
@@ -49,7 +50,8 @@ class ReferenceAttention:
 def _masks(batch: Batch, sliding_window: int | None, looks_ahead: bool) -> list[torch.Tensor]:
     """Return one mask for all decodes together, if the batch has decodes, then one mask for each prefill."""
     masks = []
-    num_decodes, last_visible = batch.num_decodes, batch.last_visible if looks_ahead else None
+    num_decodes = batch.num_decodes
+    last_visible = batch.last_visible if looks_ahead else None
     if num_decodes:
         length = max(batch.context_lens[:num_decodes])
         masks.append(_mask(batch.seq_lens[:num_decodes, None] - 1, length, sliding_window))
@@ -119,7 +121,8 @@ def _attention(
         return scaled_dot_product_attention(rows, key, value, attn_mask=mask, scale=scaling).flatten(1, 2).unsqueeze(2)
     if is_plain:
         return scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=scaling, enable_gqa=True)
-    key, value = key.repeat_interleave(groups, dim=1), value.repeat_interleave(groups, dim=1)
+    key = key.repeat_interleave(groups, dim=1)
+    value = value.repeat_interleave(groups, dim=1)
     scores = query @ key.transpose(2, 3) * scaling
     if softcap is not None:
         scores = (scores / softcap).tanh() * softcap

@@ -39,7 +39,8 @@ class Rotation(NamedTuple):
             return x.to(heads.dtype)
         pairs = self.cosines.shape[1]
         step = 2 if self.apart == 1 else 1
-        first, second = slice(0, step * pairs, step), slice(self.apart, self.apart + step * pairs, step)
+        first = slice(0, step * pairs, step)
+        second = slice(self.apart, self.apart + step * pairs, step)
         cosines, sines = (table[self.positions][:, None] for table in (self.cosines, self.sines))
         out = x.clone()
         out[..., first] = x[..., first] * cosines - x[..., second] * sines

@@ -76,7 +76,8 @@ class TritonAttention:
         if has_prefills:
             write(key, value, cache, batch.slots, first_token=num_decodes, query=query, rotation=rotation)
         if num_decodes:
-            window, kv_heads = scoring.sliding_window or 0, key.shape[1]
+            window = scoring.sliding_window or 0
+            kv_heads = key.shape[1]
             wanted = num_items(kv_heads, programs_per_sm(query.shape[1] // kv_heads, cache), query.device)
             if (window, kv_heads, wanted) not in self._plans:
                 self._plans[window, kv_heads, wanted] = plan_decodes(batch, window, wanted, kv_heads)
@@ -141,7 +142,8 @@ def plan_decodes(
     alignment: int = ITEM_ALIGNMENT,
 ) -> DecodePlan:
     """Cut the decodes of a batch into about `num_wanted` items, or more if there are more sequences."""
-    num_rows, device = batch.num_decodes, batch.seq_lens.device
+    num_rows = batch.num_decodes
+    device = batch.seq_lens.device
     plan = DecodePlan(
         torch.empty(num_rows + num_wanted, 4, dtype=torch.int32, device=device),
         torch.empty(num_rows + 1, dtype=torch.int32, device=device),
@@ -248,11 +250,14 @@ def decode(
     rotation: Rotation | None = None,
 ) -> None:
     """Compute the first `batch.num_decodes` rows of `out`, [T, heads, value_dim], and write their keys and values."""
-    num_rows, heads, kv_heads = batch.num_decodes, query.shape[1], key.shape[1]
+    num_rows = batch.num_decodes
+    heads = query.shape[1]
+    kv_heads = key.shape[1]
     constants = _constants(heads // kv_heads, cache.keys.shape[3], cache.values.shape[3], cache.keys.shape[1])
     tile_dims = constants["TILE_KEY_DIM"] + constants["TILE_VALUE_DIM"]
     tile = tile or decode_tile(constants["GROUP"], tile_dims, query.element_size())
-    most_items, (factor, softcap) = plan.items.shape[0], _scalars(scoring)
+    most_items = plan.items.shape[0]
+    (factor, softcap) = _scalars(scoring)
     key_scale, value_scale = cache.scales
     partial = torch.empty(most_items, heads, out.shape[2], dtype=torch.float32, device=out.device)
     log_weights = torch.empty(most_items, heads, dtype=torch.float32, device=out.device)
@@ -301,7 +306,8 @@ def prefill(
     num_sequences = len(batch.query_lens) - batch.num_decodes
     # The most that there can be of so many tokens, see `_sequence_of`.
     num_tiles = (len(query) - batch.num_decodes) // (tile.rows // constants["GROUP"]) + num_sequences
-    (factor, softcap), (key_scale, value_scale) = _scalars(scoring), cache.scales
+    (factor, softcap) = _scalars(scoring)
+    (key_scale, value_scale) = cache.scales
     prefill_kernel[(kv_heads, num_tiles)](
         *(query, out, *cache, batch.query_start, batch.seq_lens, batch.block_tables, batch.table_rows),
         batch.slots if batch.last_visible is None else batch.last_visible,  # unread where there is none
@@ -340,8 +346,10 @@ def _constants(group: int, key_dim: int, value_dim: int, block_size: int) -> dic
 @functools.cache
 def _write_constants(heads: int, kv_heads: int, key_dim: int, value_dim: int, is_turned: bool) -> dict[str, int]:
     """Return the constants of the kernel that writes into the cache."""
-    tile_heads, tile_kv_heads = triton.next_power_of_2(heads), triton.next_power_of_2(kv_heads)
-    tile_key_dim, tile_value_dim = triton.next_power_of_2(key_dim), triton.next_power_of_2(value_dim)
+    tile_heads = triton.next_power_of_2(heads)
+    tile_kv_heads = triton.next_power_of_2(kv_heads)
+    tile_key_dim = triton.next_power_of_2(key_dim)
+    tile_value_dim = triton.next_power_of_2(value_dim)
     numbers = (tile_heads if is_turned else tile_kv_heads) * max(tile_key_dim, tile_value_dim)
     return {
         "HEADS": heads,

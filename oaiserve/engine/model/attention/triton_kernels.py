@@ -47,7 +47,8 @@ def _turned(
         HALF: tl.constexpr = ROTARY_DIM // 2
         if APART == 1:
             is_rotated = dim < ROTARY_DIM
-            is_first, pair = dim % 2 == 0, dim // 2
+            is_first = dim % 2 == 0
+            pair = dim // 2
         else:
             is_first = dim < HALF
             is_rotated = is_first | ((dim >= APART) & (dim < APART + HALF))
@@ -353,7 +354,8 @@ def prefill_kernel(
     values += kv_head * values_stride_head
     table = block_tables + tl.load(table_rows + row) * table_stride
     state = _first_state(_of_heads(sinks, head, is_row, MASKED, HAS_SINKS), TILE_ROWS, TILE_VALUE_DIM, HAS_SINKS)
-    seen, last = position, first_position + num_tokens
+    seen = position
+    last = first_position + num_tokens
     if LOOKS_AHEAD:  # a token sees no less than those before it
         seen = tl.load(last_visible + first_token + token, mask=is_row, other=0)
         last = tl.load(last_visible + first_token + num_tokens - 1).to(tl.int32) + 1
@@ -529,7 +531,9 @@ def decode_kernel(
         return
     item = items + number * 4
     sequence = tl.load(item).to(tl.int64)
-    first, last, num_items = tl.load(item + 1), tl.load(item + 2), tl.load(item + 3)
+    first = tl.load(item + 1)
+    last = tl.load(item + 2)
+    num_items = tl.load(item + 3)
     seq_len = tl.load(seq_lens + sequence).to(tl.int32)
 
     key_dim = tl.arange(0, TILE_KEY_DIM)
@@ -622,7 +626,8 @@ def _combine(
     """Combine the results of a sequence's items for a query head, each weighted by its sum of weights."""
     value_dim = tl.arange(0, TILE_VALUE_DIM)
     is_dim = value_dim < VALUE_DIM
-    highest, total = tl.full([], MASKED, tl.float32), 0.0
+    highest = tl.full([], MASKED, tl.float32)
+    total = 0.0
     acc = tl.zeros([TILE_VALUE_DIM], tl.float32)
     for begin in range(0, num_items, TILE_ITEMS):
         item = begin + tl.arange(0, TILE_ITEMS)

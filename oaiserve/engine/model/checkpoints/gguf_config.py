@@ -28,7 +28,8 @@ _READ_HERE = ENCODERS | {name: one for name, one in ARCHITECTURES.items() if nam
 def read_config(path: Path) -> PreTrainedConfig:
     """Return the configuration of a file's model. Raises StartupError for missing metadata."""
     try:
-        values, tensors = read_values(path), read_tensors(path)
+        values = read_values(path)
+        tensors = read_tensors(path)
         if architecture(values) in _READ_HERE:
             return config_of(values, tensors)
         config = _with_experts(_of_transformers(path, architecture(values)), values, tensors)

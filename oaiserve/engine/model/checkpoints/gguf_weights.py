@@ -28,7 +28,9 @@ from oaiserve.engine.decoder.sources.gguf.tensors import GgufTensors
 from oaiserve.engine.decoder.sources.names import Names, names_of, split_path
 from oaiserve.files.gguf import read_tensors, read_values, shard_paths
 
-_FLOAT32, _FLOAT16, _BFLOAT16 = 0, 1, 30  # formats whose numbers torch has a type for
+_FLOAT32 = 0  # formats whose numbers torch has a type for
+_FLOAT16 = 1
+_BFLOAT16 = 30
 _DTYPES = {_FLOAT32: torch.float32, _FLOAT16: torch.float16, _BFLOAT16: torch.bfloat16}
 _ROPE_FACTORS = "frequency_factors"
 # The ends of names in transformers, and of paths. Names of tensors of all experts say nothing of a weight.

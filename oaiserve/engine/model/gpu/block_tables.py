@@ -69,10 +69,12 @@ class BlockTables:
         rows: list[int] = []
         places: list[int] = []
         values: list[int] = []
-        known, block_size = self._rows, self._block_size
+        known = self._rows
+        block_size = self._block_size
         for sequence, start, num_tokens, *_ in step.chunks:
             blocks = sequence.blocks
-            first, last = start // block_size, (start + num_tokens - 1) // block_size
+            first = start // block_size
+            last = (start + num_tokens - 1) // block_size
             row = known.get(sequence)
             if row is None:
                 if not self._free:
@@ -80,7 +82,8 @@ class BlockTables:
                     self._release(one for one in known if one not in computed)
                 row = known[sequence] = _Row(self._free.pop(), blocks)
             elif row.blocks is not blocks:
-                row.blocks, row.num_known = blocks, 0
+                row.blocks = blocks
+                row.num_known = 0
             elif first == last == row.num_known - 1 and blocks[last] == row.last:
                 rows.append(row.index)
                 continue
@@ -89,7 +92,8 @@ class BlockTables:
             begin = row.index * self._width
             places += range(begin + first, begin + last + 1)
             values += blocks[first : last + 1]
-            row.num_known, row.last = last + 1, blocks[last]
+            row.num_known = last + 1
+            row.last = blocks[last]
             rows.append(row.index)
         if len(known) > len(rows):
             self._release(sequence for sequence in known if not sequence.blocks)

@@ -69,7 +69,8 @@ class PackedMatrix:
         """Return the weights [n, columns] in plain torch."""
         if self.kind == "dense":
             return self.codes.to(dtype)
-        codes, scales = self.codes, self.scales
+        codes = self.codes
+        scales = self.scales
         if self.is_in_halves:
             tiles = codes.unflatten(1, (-1, self.tile_columns // 2))
             codes = torch.cat([tiles & 15, tiles >> 4], dim=2).flatten(1)
@@ -123,7 +124,8 @@ def of_integers(matrix: Integers | Floats) -> PackedMatrix | None:
     scales = matrix.scales.T.contiguous()
     if isinstance(matrix, Floats):
         return PackedMatrix("float8", matrix.codes, scales, None)
-    zeros, codes = None if matrix.zeros is None else matrix.zeros.T.contiguous(), matrix.codes
+    zeros = None if matrix.zeros is None else matrix.zeros.T.contiguous()
+    codes = matrix.codes
     if matrix.bits == 4:
         halves = codes.view(n, columns // tile, 2, tile // 2)
         codes = (halves[:, :, 0] | halves[:, :, 1] << 4).flatten(1)

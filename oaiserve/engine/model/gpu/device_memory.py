@@ -43,7 +43,8 @@ class CudaMemory:
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats(device)
         free, total = torch.cuda.mem_get_info(device)
-        in_tensors, reserved = torch.cuda.memory_allocated(device), torch.cuda.memory_reserved(device)
+        in_tensors = torch.cuda.memory_allocated(device)
+        reserved = torch.cuda.memory_reserved(device)
         return MemoryReading(total, free, reserved, in_tensors, peak_in_tensors)
 
 

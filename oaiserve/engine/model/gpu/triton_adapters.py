@@ -116,13 +116,20 @@ class Addition:
 
     def __init__(self, own: TritonAdapters, modules: Collection[str], tiles: Tensor, products: Tensor) -> None:
         self.modules = modules
-        self._own, self._tiles, self._products = own, tiles, products
+        self._own = own
+        self._tiles = tiles
+        self._products = products
 
     def __call__(self, module: str, x: Tensor, out: Tensor) -> None:
         """Add to the products `out` [tokens, rows of W] of a module, given its input [tokens, columns]."""
-        columns, num_columns, (num_tiles, _) = x.shape[1], out.shape[1], self._tiles.shape
-        table, products, widest = self._own.table[:, self._own.places[module]], self._products, self._products.shape[1]
-        shared, sizes = (self._tiles, table, table.stride(0)), {"ROWS": ROWS, "RANKS": RANKS}
+        columns = x.shape[1]
+        num_columns = out.shape[1]
+        (num_tiles, _) = self._tiles.shape
+        table = self._own.table[:, self._own.places[module]]
+        products = self._products
+        widest = self._products.shape[1]
+        shared = (self._tiles, table, table.stride(0))
+        sizes = {"ROWS": ROWS, "RANKS": RANKS}
         shrink_kernel[num_tiles, triton.cdiv(widest, RANKS)](
             x, *shared, products, x.stride(0), columns, widest, COLUMNS=SHRINK_COLUMNS, **sizes
         )

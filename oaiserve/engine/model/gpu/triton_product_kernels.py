@@ -168,7 +168,8 @@ def product_kernel(
     from registers, where it is unpacked. With several splits, each has some of the columns, and the last one to end
     adds them up, in their order.
     """
-    tile, split = tl.program_id(1), tl.program_id(2)
+    tile = tl.program_id(1)
+    split = tl.program_id(2)
     if OF_EXPERTS:
         expert = tl.load(tile_expert + tile).to(tl.int64)
         if expert < 0:
@@ -291,7 +292,8 @@ def unpack_kernel(
     half = tl.arange(0, HALF)[None, :]
     if KIND == "int4":
         packed = tl.load(code_rows + begin // 2 + half, mask=is_row[:, None], other=0)
-        low, high = _less(packed & 15, zero, tl.float32), _less(packed >> 4, zero, tl.float32)
+        low = _less(packed & 15, zero, tl.float32)
+        high = _less(packed >> 4, zero, tl.float32)
         tl.store(out_rows + half, (low * scale[:, None]).to(out.dtype.element_ty), mask=is_row[:, None])
         tl.store(out_rows + HALF + half, (high * scale[:, None]).to(out.dtype.element_ty), mask=is_row[:, None])
     else:

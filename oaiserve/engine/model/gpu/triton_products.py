@@ -87,12 +87,14 @@ def _launch(
     pairs_of_row: int = 1,
     factors: Tensor | None = None,
 ) -> None:
-    (n, columns), tile = matrix.shape, matrix.tile_columns
+    (n, columns) = matrix.shape
+    tile = matrix.tile_columns
     grid = -(-n // tiles.n), num_tiles
     tiles_of_columns = columns // tile
     splits = num_splits(grid[0] * grid[1], tiles_of_columns, x.device)
     partial = torch.empty(splits, *out.shape, dtype=torch.float32, device=x.device) if splits > 1 else out
-    codes, scales = matrix.codes, matrix.scales
+    codes = matrix.codes
+    scales = matrix.scales
     num_done = counters(x.device)
     # A missing tensor is not read.
     product_kernel[(*grid, splits)](
@@ -176,7 +178,8 @@ def tiles_for(num_rows: int) -> MatrixTiles:
 
 def num_splits(num_programs: int, num_tiles: int, device: torch.device) -> int:
     """Return the number of splits of the columns, a power of two, for enough programs."""
-    splits, enough = 1, _num_multiprocessors(device) * PROGRAMS_PER_SM
+    splits = 1
+    enough = _num_multiprocessors(device) * PROGRAMS_PER_SM
     while splits < MOST_SPLITS and num_programs * splits < enough:
         splits *= 2
     return min(splits, 1 << num_tiles.bit_length() - 1)

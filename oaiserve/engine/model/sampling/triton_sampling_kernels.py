@@ -165,11 +165,15 @@ def candidates_kernel(
     These are the tokens from the highest floor with enough of them on, in the order of ids, after those of the chunks
     before. If neither top_k nor top_p can exclude a token, nothing is stored.
     """
-    row, chunk, num_chunks = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.num_programs(1)
-    top_k, top_p = tl.load(top_ks + row), tl.load(top_ps + row)
+    row = tl.program_id(0).to(tl.int64)
+    chunk = tl.program_id(1)
+    num_chunks = tl.num_programs(1)
+    top_k = tl.load(top_ks + row)
+    top_p = tl.load(top_ps + row)
     if not _is_cut(top_k, top_p, vocab):
         return
-    chunks, floors = tl.arange(0, TILE_CHUNKS), tl.arange(0, NUM_FLOORS)
+    chunks = tl.arange(0, TILE_CHUNKS)
+    floors = tl.arange(0, NUM_FLOORS)
     place = (row * num_chunks + chunks[:, None]) * NUM_FLOORS + floors[None, :]
     is_chunk = (chunks < num_chunks)[:, None]
     counts = tl.load(floor_counts + place, mask=is_chunk, other=0)
@@ -238,7 +242,9 @@ def _cut(
     there. It does not go beyond the `last_count` first candidates with `last_weight`.
     """
     weight = tl.maximum(_threshold(weights, num, goal, lowest, highest, OF_COUNTS, TILE), last_weight)
-    mass, num_above, num_equal = 0.0, 0.0, 0.0
+    mass = 0.0
+    num_above = 0.0
+    num_equal = 0.0
     for start in range(0, num, TILE):
         place = start + tl.arange(0, TILE)
         x = tl.load(weights + place, mask=place < num, other=-1.0)
@@ -288,7 +294,8 @@ def cut_kernel(
         place = start + tl.arange(0, TILE)
         lowest = tl.minimum(lowest, tl.min(tl.load(weights + place, mask=place < num, other=float("inf")), 0))
         highest = tl.maximum(highest, tl.max(tl.load(weights + place, mask=place < num, other=0.0), 0))
-    weight, count = lowest, num.to(tl.float32)
+    weight = lowest
+    count = num.to(tl.float32)
     chunks = tl.arange(0, TILE_CHUNKS)
     mass = tl.sum(tl.load(masses + row * num_chunks + chunks, mask=chunks < num_chunks, other=0.0), 0)
     if (top_k > 0) & (top_k < vocab):

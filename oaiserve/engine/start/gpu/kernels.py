@@ -47,13 +47,15 @@ def attention_problem(spec: ModelSpec, weights: CudaWeights, backend: Backend, b
     *lengths, longest = (max(3, min(length, spec.max_model_len)) for length in LENGTHS)
     prompts, decodes = prompts_and_decodes([*lengths, longest], spec.vocab_size, block_size)
     # The longest goes on with some tokens while the others decode.
-    sequence, start = decodes.chunks.pop().sequence, longest - min(CHUNK_TOKENS, longest - 1)
+    sequence = decodes.chunks.pop().sequence
+    start = longest - min(CHUNK_TOKENS, longest - 1)
     prompts.chunks[-1] = Chunk(sequence, 0, start, max_draws=0)
     decodes.chunks.append(Chunk(sequence, start, longest - start))
     found: list[float] = []  # differences of results, and the share of keys and values that differ
 
     def of_step(batch: Batch) -> StepAttention:
-        reference, fast = PlainAttention(batch), backend(batch)
+        reference = PlainAttention(batch)
+        fast = backend(batch)
 
         def attend(
             query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, cache: LayerCache, scoring: Scoring

@@ -54,7 +54,8 @@ def long_prompts_checked(
 ) -> Attend | None:
     """Return the library's function if it is used for long prompts. `triton_attention` is the backend, which takes it,
     too."""
-    num_keys, shapes = NUM_KEYS, spec.kv_shapes.values()
+    num_keys = NUM_KEYS
+    shapes = spec.kv_shapes.values()
     has_its_shapes = bool(shapes) and all(shape.key_dim == shape.value_dim for shape in shapes)
     if spec.dtype == torch.float32 or not has_its_shapes or spec.max_model_len < num_keys:
         trials.off["long_prompts"] = f"it is for 16 bits, {num_keys:,} tokens or more, and keys as wide as values"

@@ -47,7 +47,9 @@ def load(request: StartRequest, device: torch.device) -> PreTrainedModel:
     """Load a model of transformers. Raises StartupError for one that its code cannot compute."""
     if device.type == "cpu":  # transformers would ask for packages that have kernels for GPUs
         logging.getLogger("transformers.integrations.hub_kernels").setLevel(logging.ERROR)
-    source, options, name = request.source, request.options, request.source.gguf_file or request.source.location
+    source = request.source
+    options = request.options
+    name = request.source.gguf_file or request.source.location
     checkpoint = read_checkpoint(source, name)
     config = checkpoint.config
     if options.media and (hasattr(config, "rope_axes") or hasattr(config, "num_deep_layers")):

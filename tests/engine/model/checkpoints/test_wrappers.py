@@ -32,7 +32,8 @@ from tests.models.packed import Packing, write_checkpoint
 from tests.models.wrappers import random_wrapper, save_wrapper, wrapper_config
 
 PROMPTS = [[5, 9, 3, 17], list(range(20, 51)), [90], [7] * 12]
-NUM_TOKENS, NUM_BLOCKS = 12, 16
+NUM_TOKENS = 12
+NUM_BLOCKS = 16
 
 
 def answers(spec: ModelSpec, executor: Executor) -> list[list[int]]:
@@ -129,8 +130,10 @@ def test_the_chat_template_may_be_that_of_the_processor(tmp_path: Path) -> None:
 
 def test_the_type_and_the_last_token_come_from_the_wrapper_where_the_text_has_none() -> None:
     config = wrapper_config("llava")
-    config.dtype, config.text_config.dtype = torch.bfloat16, None
-    config.eos_token_id, config.text_config.eos_token_id = 7, None
+    config.dtype = torch.bfloat16
+    config.text_config.dtype = None
+    config.eos_token_id = 7
+    config.text_config.eos_token_id = None
     text = text_config(config)
     assert (text.model_type, text.dtype, text.eos_token_id) == ("llama", torch.bfloat16, 7)
 

@@ -138,9 +138,11 @@ class GraphRunner(ModelRunner):
 def check_replayed(runner: GraphRunner, expected: ModelRunner, step: Step) -> Launched:
     """Check that a step is replayed, and has the logits and the tokens of a runner without graphs."""
     before = len(runner.replayed)
-    launched, want = runner.launch(step), expected.launch(step)
+    launched = runner.launch(step)
+    want = expected.launch(step)
     assert len(runner.replayed) == before + 1
     torch.testing.assert_close(launched.logits, want.logits, rtol=1e-4, atol=1e-4)
-    found, wanted = runner.collect(launched).chunks, expected.collect(want).chunks
+    found = runner.collect(launched).chunks
+    wanted = expected.collect(want).chunks
     assert [chunk.token_ids for chunk in found] == [chunk.token_ids for chunk in wanted]
     return launched

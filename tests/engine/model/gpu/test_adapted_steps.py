@@ -62,7 +62,8 @@ def with_adapters(runner: ModelRunner, adapters: dict[int, Adapter]) -> ModelRun
 
 def test_decodes_draw_the_same_tokens_with_whichever_adapters(llama: Model, adapters: dict[int, Adapter]) -> None:
     """The table has room for two, so that they take each other's places."""
-    runner, plain = graph_runner(llama, adapters, most=2), expected_runner(llama, adapters)
+    runner = graph_runner(llama, adapters, most=2)
+    plain = expected_runner(llama, adapters)
     assert runner.graphs.num_captured == 2 * len(SIZES)
     for numbers in ([1, 0, 2, 1], [0, 2, 0, 0], [0, 0, 0, 0], [3, 1, 0, 3], [3, 3, 3, 1]):
         assert decode(runner, PROMPTS, numbers, 3) == decode(plain, PROMPTS, numbers, 3)

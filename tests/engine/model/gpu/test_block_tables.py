@@ -52,7 +52,8 @@ class Machine(RuleBasedStateMachine):
     def compute(self, indices: list[int], counts: list[int]) -> None:
         step = Step()
         for index, count in zip(indices, [*counts, 1, 1, 1], strict=False):
-            start, one = self.lengths[index], self.sequences[index]
+            start = self.lengths[index]
+            one = self.sequences[index]
             count = min(count, 12 * BLOCK_SIZE - start)
             if count:
                 one.blocks += self._blocks(max(0, -(-(start + count) // BLOCK_SIZE) - len(one.blocks)))
@@ -63,7 +64,8 @@ class Machine(RuleBasedStateMachine):
 
     @rule(index=st.integers(0, 5))
     def preempt(self, index: int) -> None:
-        self.sequences[index].blocks, self.lengths[index] = [], 0
+        self.sequences[index].blocks = []
+        self.lengths[index] = 0
 
     @rule(index=st.integers(0, 5))
     def copy_the_block_that_is_written_next(self, index: int) -> None:

@@ -82,7 +82,8 @@ def test_rows_are_sorted_by_expert_and_cut_into_tiles(num_rows: int) -> None:
         for expert, first, end in zip(*(one.tolist() for one in (tile_expert, tile_first, tile_end)), strict=True)
         if expert >= 0
     ]
-    wanted, begin = [], 0
+    wanted = []
+    begin = 0
     for expert, count in enumerate(pairs.bincount(minlength=7).tolist()):
         wanted += [(expert, first, begin + count) for first in range(begin, begin + count, tiles.rows)]
         begin += count

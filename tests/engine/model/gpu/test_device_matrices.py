@@ -71,7 +71,8 @@ def test_many_rows_are_multiplied_with_weights_unpacked_part_by_part(
     room = torch.full((64 * packed.shape[1] + 5,), math.nan, dtype=dtype)
     monkeypatch.setattr(triton_products, "scratch", lambda device, dtype: room)
     packed = of_integers(MATRICES[name])  # with its order
-    x, bias = numbers(2, 3, packed.shape[1]).to(dtype), numbers(70).to(dtype)
+    x = numbers(2, 3, packed.shape[1]).to(dtype)
+    bias = numbers(70).to(dtype)
     for added in (None, bias):
         want = expanded_product(x.float(), packed, None if added is None else added.float())
         found = triton_products.multiply(x, packed, added, unpacked_from=6)
@@ -81,7 +82,8 @@ def test_many_rows_are_multiplied_with_weights_unpacked_part_by_part(
 
 
 def test_a_row_is_multiplied_alike_in_255_rows_and_in_256() -> None:
-    packed, x = of_integers(MATRICES["FP8 in blocks"]), numbers(256, 256).bfloat16()
+    packed = of_integers(MATRICES["FP8 in blocks"])
+    x = numbers(256, 256).bfloat16()
     together = triton_products.multiply(x, packed, None)
     assert torch.equal(triton_products.multiply(x[:255], packed, None), together[:255])
 

@@ -89,7 +89,8 @@ def test_masks_of_grammars_make_nothing_wait() -> None:
 
 
 def test_the_double_finds_what_waits() -> None:
-    logits, index = torch.empty(2, VOCAB, device=GPU), torch.tensor([1])
+    logits = torch.empty(2, VOCAB, device=GPU)
+    index = torch.tensor([1])
     with watched():
         with pytest.raises(AssertionError, match="waits"):
             index.to(GPU)

@@ -122,7 +122,8 @@ class Drive:
         launched = self.runner.launch(Step(chunks))
         for sequence, *_ in chunks:
             sequence.num_tokens += 1
-        before, self._launched = self._launched, launched
+        before = self._launched
+        self._launched = launched
         if before is not None:
             self._collect(before)
         self.runner.draw(launched)
@@ -170,7 +171,8 @@ def test_steps_that_fit_are_replayed(runners: tuple[ModelRunner, GraphRunner]) -
     assert graphs.find(Step([decode, Chunk(second, 4, 1)])) == Size(4, 0), "it is behind the image"
     assert graphs.find(Step([decode, Chunk(second, 3, 1)])) is None, "its embedding may be a vector"
     assert graphs.find(Step([Chunk(second, 0, 4)])) is None, "its embeddings may be vectors"
-    second.media, second.wants_prompt_logprobs = None, True
+    second.media = None
+    second.wants_prompt_logprobs = True
     assert graphs.find(Step([decode, Chunk(second, 3, 1)])) is None
 
 
@@ -215,7 +217,8 @@ def text(number: int, length: int) -> Sequence:
 
 
 def test_a_draft_is_verified_in_a_graph(runners: tuple[ModelRunner, GraphRunner]) -> None:
-    one, two = text(0, 9), text(1, 6)
+    one = text(0, 9)
+    two = text(1, 6)
     for runner in runners:
         runner.collect(runner.launch(Step([Chunk(one, 0, 8, max_draws=0), Chunk(two, 0, 5, max_draws=0)])))
     step = Step([Chunk(one, 8, 1), Chunk(two, 5, 4, draft=(9, 3, 7))])
@@ -223,7 +226,8 @@ def test_a_draft_is_verified_in_a_graph(runners: tuple[ModelRunner, GraphRunner]
 
 
 def test_prompts_in_parts_draw_after_their_last_part_alone(runners: tuple[ModelRunner, GraphRunner]) -> None:
-    one, two = text(2, 17), text(3, 3)
+    one = text(2, 17)
+    two = text(3, 3)
     for step in (
         Step([Chunk(one, 0, 9, max_draws=0), Chunk(two, 0, 3)]),
         Step([Chunk(one, 9, 7, max_draws=0)]),

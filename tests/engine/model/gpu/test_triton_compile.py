@@ -16,7 +16,9 @@ pytest.importorskip("triton", reason="Triton has no wheels for this system")
 
 ROOT = Path(__file__).parents[4]
 # Of one multiprocessor of sm_90: registers, bytes of shared memory (1,024 of each program are the system's), and warps.
-REGISTERS, SHARED_BYTES, WARPS = 65_536, 233_472, 64
+REGISTERS = 65_536
+SHARED_BYTES = 233_472
+WARPS = 64
 MOST_SPILLED = 320  # bytes of a thread's registers, on other cards
 
 

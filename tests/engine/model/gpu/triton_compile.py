@@ -64,13 +64,15 @@ class CompileOnly:
     """Replaces a kernel, and compiles it when it would be launched."""
 
     def __init__(self, kernel: Any, found: list[dict[str, Any]]) -> None:
-        self._kernel, self._found = kernel, found
+        self._kernel = kernel
+        self._found = found
 
     def __getitem__(self, grid: tuple[int, ...]) -> CompileOnly:
         return self
 
     def __call__(self, *arguments: Any, **constants: Any) -> None:
-        name, compiled = self._kernel.fn.__name__, self._kernel.warmup(*arguments, grid=(1,), **constants)
+        name = self._kernel.fn.__name__
+        compiled = self._kernel.warmup(*arguments, grid=(1,), **constants)
         code = dump(compiled.asm["cubin"], *["--dump-sass"] * (name in ON_TENSOR_CORES))
         self._found.append(
             {
@@ -135,7 +137,8 @@ def attend(
         cache = ScaledCache.of(LayerCache(*(blocks.to(FP8) for blocks in cache)), (0.5, 2.0))
     rotation = None
     if is_rotated or has_norms:
-        table, norm = (torch.empty(4096, dim // 2) if is_rotated else None), torch.empty(dim) if has_norms else None
+        table = torch.empty(4096, dim // 2) if is_rotated else None
+        norm = torch.empty(dim) if has_norms else None
         rotation = Rotation(batch.positions, table, table, dim // 2, norm, norm, 1e-6)
     attention = backend.TritonAttention(batch)
     attention(query, key, key, cache, Scoring(0.1, **scoring), rotation)
@@ -146,14 +149,17 @@ def adapt(dtype: torch.dtype) -> None:
     part = AdapterPart(torch.empty(16, 4096, dtype=dtype), torch.empty(14336, 16, dtype=dtype), 1.0)
     batch = build_batch(Step([Chunk(sequence_of([0] * 100, range(7)), 0, 100)]), 16, CPU)
     batch.adapters = [Adapter("a", {"up": part})]
-    x, out = torch.empty(100, 4096, dtype=dtype), torch.empty(100, 14336, dtype=dtype)
+    x = torch.empty(100, 4096, dtype=dtype)
+    out = torch.empty(100, 14336, dtype=dtype)
     triton_adapters.TritonAdapters(["up"], 1, CPU).of_batch(batch)("up", x, out)
 
 
 def operate(width: int, inner: int, rows: int) -> None:
     """Compute sums, norms and activations of rows, as layers of several families have them."""
-    x, products = torch.empty(rows, width, dtype=torch.bfloat16), torch.empty(rows, 2 * inner, dtype=torch.bfloat16)
-    rms, mean = (Norm(torch.empty(width), None, 1e-5, False), Norm(torch.empty(width), torch.empty(width), 1e-5, True))
+    x = torch.empty(rows, width, dtype=torch.bfloat16)
+    products = torch.empty(rows, 2 * inner, dtype=torch.bfloat16)
+    rms = Norm(torch.empty(width), None, 1e-5, False)
+    mean = Norm(torch.empty(width), torch.empty(width), 1e-5, True)
     triton_layers.add_and_norm(x, (), None, rms)
     triton_layers.add_and_norm(x, (x,), None, rms)
     triton_layers.add_and_norm(x, (x,), rms, rms)
@@ -164,7 +170,8 @@ def operate(width: int, inner: int, rows: int) -> None:
 
 def multiply(columns: int, n: int, rows: int) -> None:
     """Multiply rows with packed matrices of each kind."""
-    bytes_, scales = torch.empty(n, columns, dtype=torch.uint8), torch.empty(columns // 128, n, dtype=torch.float16)
+    bytes_ = torch.empty(n, columns, dtype=torch.uint8)
+    scales = torch.empty(columns // 128, n, dtype=torch.float16)
     zeros = torch.empty(columns // 128, n, dtype=torch.uint8)
     x = torch.empty(rows, columns, dtype=torch.bfloat16)
     matrices = (
@@ -209,7 +216,8 @@ def compute_experts(kind: Kind, num_experts: int, width: int, inner: int) -> Non
 
 def multiply_many_rows(kind: Kind) -> None:
     """Multiply rows with their experts' matrices in the largest tiles, and with weights, which takes most registers."""
-    x, weights = torch.empty(8192, 2048, dtype=torch.bfloat16), torch.empty(8192, dtype=torch.bfloat16)
+    x = torch.empty(8192, 2048, dtype=torch.bfloat16)
+    weights = torch.empty(8192, dtype=torch.bfloat16)
     plan = triton_products.Plan(*torch.zeros(4, 8192, dtype=torch.int32), triton_products.LARGEST_OF_EXPERTS)
     triton_products.product(x, expert_matrices(kind, 8, 2048, 2048), plan, pairs_of_row=1, factors=weights)
 

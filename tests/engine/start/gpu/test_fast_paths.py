@@ -59,7 +59,8 @@ from tests.models.decoders import FAMILIES, LLAMA_OF_ONE_LAYER, byte_tokenizer, 
 from tests.models.described import SmallModel, described
 from tests.models.pinned import pinned_model
 
-NUM_BLOCKS, BLOCK_SIZE = 64, 4
+NUM_BLOCKS = 64
+BLOCK_SIZE = 4
 NO_COMPILER = "Failed to find C compiler. Please specify via CC environment variable."
 
 
