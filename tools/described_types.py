@@ -61,7 +61,7 @@ LENGTH = 60
 SIZES: dict[str, int] = {"num_blocks": 8, "block_size": BLOCK_SIZE}
 OPTIONS = EngineOptions(dtype="float32", device="cpu", block_size=BLOCK_SIZE, cpu_threads=1, media=False)
 GPU = torch.device("meta")  # matrices for it are not read before they are placed
-GGUF_CONFIGS = [*FILES.values(), config("mistral", **WIDE)]  # of models that are written as files
+GGUF_CONFIGS = [*FILES.values(), config("mistral", **WIDE)]  # models that are written as files
 # The largest error of logits in float32, relative to their norm; and the median of tokens where weights are rounded, or
 # what they are multiplied with, which gives some tokens of random models other experts.
 EXACT = 1e-4
@@ -246,7 +246,7 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def text(found: dict[str, Any]) -> str:
-    """Return what is published: types with the same executors in one row, and kinds of files in one column."""
+    """Return the published table: types with the same executors in one row, and kinds of files in one column."""
     rows: dict[tuple[str, ...], list[str]] = {}
     for name, of_type in found["types"].items():
         rows.setdefault(cells(of_type), []).append(name)

@@ -38,7 +38,7 @@ from tools.server_process import exit_on_sigterm, free_port, running_process
 SERVERS = 3
 STREAMS = 8
 TOKENS = 150
-KEY = "a-key"  # of all servers
+KEY = "a-key"  # the key of all servers
 FLAGS = ("--kv-cache-memory", "64MiB", "--cpu-threads", "1", "--trusted-proxy", "127.0.0.1", "--log-level", "warning",
          "--served-model-name", "small", "--api-key", KEY)  # fmt: skip
 # What a server imports, so that it starts in a moment.

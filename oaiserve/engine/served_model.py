@@ -37,9 +37,9 @@ class ServedModel:
     warm_up: Callable[[], None] = lambda: None  # called on the engine thread before the first step
     # Called on the engine thread when an error has ended it. Returns whether the device has failed, too.
     failed: Callable[[BaseException], bool] = lambda error: False
-    block_bytes: int = 0  # of a block of the KV cache
-    weight_bytes: int = 0  # that a step reads
-    path: Path | None = None  # of its folder or GGUF file
+    block_bytes: int = 0  # size of a block
+    weight_bytes: int = 0  # weights that each step reads
+    path: Path | None = None  # its folder or GGUF file
     # for telemetry
     device: str = ""
     dtype: str = ""

@@ -17,7 +17,7 @@ class ContinuedShape:
     """
 
     def __init__(self, shape: Shape, sent: Sequence[Piece], num_choices: int, num_signs: int) -> None:
-        """The client has the `sent` pieces, and so many numbered signs of life. Each prompt has so many choices."""
+        """The client has the `sent` pieces and `num_signs` numbered signs of life. A prompt has `num_choices`."""
         self._shape = shape
         self._sent = {piece.choice for piece in sent}
         self._num_choices = num_choices

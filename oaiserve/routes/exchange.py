@@ -59,7 +59,7 @@ class Exchange:
     model_load_ns: int = 0  # how long it waited for the model to be loaded, before this process had it
     http_status: int | None = None
     error: APIError | None = None  # as reported to the client, where it could be
-    refusal_delay_ns: int = 0  # for which its refusal is held back
+    refusal_delay_ns: int = 0  # time for which its refusal is held back
     client_left: bool = False  # before it had the whole answer
     adapter: ServedAdapter | None = None  # the adapter that the request names as its model
     stream: LoopStream | None = None  # the engine's events, once the request was accepted

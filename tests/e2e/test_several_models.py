@@ -70,7 +70,7 @@ def test_each_model_is_loaded_when_it_is_asked_for(two_models: LiveServer) -> No
 
 @pytest.mark.browser
 def test_pages_talk_to_all_models_and_show_all_or_the_chosen_one(two_models: LiveServer, open_page: OpenPage) -> None:
-    page = open_page(f"{two_models.url}/", may_log=True)  # that a key is missing
+    page = open_page(f"{two_models.url}/", may_log=True)  # The browser logs that a key is missing.
     page.fill("#key", API_KEY)
     page.keyboard.press("Enter")
     page.wait_for_selector("#status[data-state=live]")

@@ -121,7 +121,7 @@ def _name_in_file(config: PreTrainedConfig, parameter: str) -> str:
 
 
 def _kind(name_in_file: str, kind_of: Callable[[str], Kind]) -> Kind:
-    is_small = "ffn_gate_inp" in name_in_file or name_in_file.endswith(".bias")  # of a router, or of experts
+    is_small = "ffn_gate_inp" in name_in_file or name_in_file.endswith(".bias")  # routers and biases
     return Kind.F32 if is_small else kind_of(name_in_file)
 
 

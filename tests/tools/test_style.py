@@ -31,9 +31,7 @@ def test_longest_conditional_expressions_are_reported_when_there_are_too_many() 
     ]
 
 
-def test_sources_are_read_from_all_folders_without_those_for_later(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(style, "LATER", ("oaiserve/engine/",))
+def test_sources_are_read_from_all_folders() -> None:
     paths = style.read().keys()
     assert {path.split("/")[0] for path in paths} == set(style.FOLDERS)
     assert "oaiserve/app.py" in paths
-    assert not any(path.startswith("oaiserve/engine/") for path in paths)

@@ -49,7 +49,7 @@ class Agent:
     packages: tuple[str, ...]  # the version of the first is shown
     command: str  # shell command, run in the folder of the project
     turns: tuple[Turn, ...]
-    marker: str  # which prompts of its loop have, and others not
+    marker: str  # Prompts of the tool's loop have this text, and others don't.
     is_javascript: bool = True
     needs_torch: bool = False
     made_by: None = None

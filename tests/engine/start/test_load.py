@@ -159,7 +159,7 @@ def test_mxfp4_weights_are_expanded_to_bfloat16(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("is_packed", [False, True])
 def test_the_padding_token_of_youtu_has_the_row_of_its_files(is_packed: bool, tmp_path: Path) -> None:
-    model = model_with_numbers(config_of("youtu", pad_token_id=10))  # which is in the text that is compared
+    model = model_with_numbers(config_of("youtu", pad_token_id=10))  # The compared text has this token.
     if is_packed:
         write_checkpoint(tmp_path, model, Packing("awq", group_size=-1))
     else:

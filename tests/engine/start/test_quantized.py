@@ -64,7 +64,7 @@ GPT_OSS = config("gpt_oss", **WIDE, **GPT_OSS_SIZES, swiglu_limit=1.5)
 def expanded_logits(path: Path, num_tokens: int, adapter: Adapter | None = None) -> torch.Tensor:
     model = model_of_files(path)
     for name, module in model.named_modules():
-        if isinstance(module, torch.nn.Linear) and "o_proj" not in name:  # whose weights have no blocks
+        if isinstance(module, torch.nn.Linear) and "o_proj" not in name:  # Weights of o_proj have no blocks.
             round_inputs(module)
     return own_logits(model, num_tokens, adapter)
 
