@@ -21,7 +21,7 @@ from oaiserve.http.fetch import Fetcher
 
 OPEN = "127.0.0.2"
 CLOSED = "127.0.0.3"
-ANSWERS = [[OPEN], [CLOSED], [OPEN, CLOSED], [CLOSED, OPEN], [OPEN], [OPEN], []]  # of look-ups, in turn
+ANSWERS = [[OPEN], [CLOSED], [OPEN, CLOSED], [CLOSED, OPEN], [OPEN], [OPEN], []]  # results of look-ups, in turn
 NUM_FETCHES = 70
 HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: image/png\r\ncontent-length: 9\r\n\r\n"
 

@@ -124,7 +124,7 @@ def test_other_codings_are_refused_with_those_that_are_read() -> None:
 
 
 ZEROS = bytes(2**26)
-EMPTY_BLOCKS = b"\0\0\0\xff\xff"  # of deflate, which stand for nothing
+EMPTY_BLOCKS = b"\0\0\0\xff\xff"  # a deflate block that decodes to nothing
 BOMBS = {
     "gzip": ("gzip", gzip.compress(ZEROS)),
     "deflate": ("deflate", zlib.compress(ZEROS)),

@@ -366,7 +366,7 @@ def test_a_rest_that_does_not_come_ends_the_connection(served: Served, monkeypat
 
 @pytest.mark.parametrize("stream", [b"true", b"false"])
 def test_a_client_of_http_1_0_gets_no_chunks_and_reads_to_the_end(stream: bytes, served: Served) -> None:
-    served.engine.script = says(*"abc", "d" * 200_000)  # which has no length in the header
+    served.engine.script = says(*"abc", "d" * 200_000)  # sent without a content-length
     with Client(served) as client:
         request = post("connection: keep-alive", body=b'{"prompt": "Hi", "stream": %b}' % stream)
         client.sendall(request.replace(b"HTTP/1.1", b"HTTP/1.0"))
@@ -391,7 +391,7 @@ def test_a_client_of_http_1_0_gets_no_chunks_and_reads_to_the_end(stream: bytes,
 def test_a_connection_too_many_gets_503_and_a_closed_one_makes_room(
     options: dict[str, int], reason: Refusal, serve: Serve
 ) -> None:
-    served = serve(**{"max_connections_per_address": 0, **options})  # which only this test uses
+    served = serve(**{"max_connections_per_address": 0, **options})  # the server of this test alone
     with ExitStack() as stack:
         clients = [stack.enter_context(Client(served)) for _ in range(3)]
         for client in clients:

@@ -136,7 +136,7 @@ def test_a_file_comes_from_the_very_address_that_was_checked_and_tls_checks_the_
         ("a.test", "file:///a.test", False),
         ("a.test", "gopher://a.test:80/", False),
         ("a.test", "http://a.test/" + 5000 * "x", False),
-        ("a.test", "http\u017f://a.test/", False),  # which ignoring case takes for https
+        ("a.test", "http\u017f://a.test/", False),  # equals https if case is ignored
         ("*.a.test", "http://\u212a.a.test/", False),
         ("*.a.test", "http://.a.test/", False),
         ("*.a.test", "http://b..a.test/", False),

@@ -44,7 +44,7 @@ async def test_a_request_that_is_given_up_while_it_is_admitted_is_settled_after_
     assert (listed["requests_today"], listed["tokens_today"]) == (1, 0)
 
 
-GIVEN_UP = st.sampled_from([None, 0, 1, 3])  # after so many turns of the event loop
+GIVEN_UP = st.sampled_from([None, 0, 1, 3])  # turns of the event loop before the caller gives up
 
 
 @settings(max_examples=40)

@@ -24,7 +24,7 @@ from oaiserve.http.key_table import DAY, KeyTable, Use
 from oaiserve.http.keys import Key, Limits, Right
 from oaiserve.routes.responses import store
 
-ENVIRONMENT = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}  # of processes that share the file
+ENVIRONMENT = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}  # for the processes that share the file
 MIDNIGHT = 20_000 * DAY  # a day's first second
 
 
@@ -216,7 +216,7 @@ def test_rows_of_the_past_go(table: KeyTable, clock: Clock, tmp_path: Path) -> N
 class Asked:
     use: Use
     at: float
-    tokens: int  # that are reserved, then used
+    tokens: int  # first reserved, then used
     beyond: int = 0
     beyond_at: float = 0.0
 
@@ -239,7 +239,7 @@ class Processes(RuleBasedStateMachine):
         self.all: list[Asked] = []
 
     def used(self, seconds: float) -> dict[str, int]:
-        """Return what counts against each limit, where a minute has so many seconds."""
+        """Return the use that counts against each limit, if a minute has this many seconds."""
         since = self.clock.now - seconds
         midnight = self.clock.now // DAY * DAY
         recent, today = ([one for one in self.all if one.at >= start] for start in (since, midnight))

@@ -92,7 +92,7 @@ def check_that_streams_go_on_when_a_replica_is_killed_or_stopped_by_ray(
         try:
             time.sleep(CALM_SECONDS)
             replicas = cluster.replicas()
-            name = max(replicas, key=lambda name: num_running(replicas[name]))  # of an idle one, nobody would see it
+            name = max(replicas, key=lambda name: num_running(replicas[name]))  # killing an idle one goes unnoticed
             os.kill(cluster.pid_of(replicas[name]), signal.SIGKILL)
             cluster.wait_until(
                 lambda: name not in cluster.replicas() and len(cluster.replicas()) == REPLICAS, "the repair"

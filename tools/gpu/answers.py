@@ -34,7 +34,7 @@ from tools.gpu.workload import (
 )
 
 NUM_TOKENS = 12
-HYBRIDS = ("falcon_h1", "lfm2")  # which keep a state in some layers
+HYBRIDS = ("falcon_h1", "lfm2")  # families with a state in some layers
 # Quantized checkpoints: the type of the model, and how its matrices are packed.
 PACKED = {
     "AWQ": ("llama", Packing("awq")),
@@ -57,7 +57,7 @@ def families(target: Target) -> Iterator[dict[str, Any]]:
     for name, (family, packing) in PACKED.items():
         model = random_model(AutoConfig.for_model(family, **SIZES, **(QWEN3_MOE if family == "qwen3_moe" else {})))
         with model_folder() as folder:
-            write_checkpoint(Path(folder), model, packing)  # which gives the model the weights that it has there
+            write_checkpoint(Path(folder), model, packing)  # also sets the model's weights to the packed ones
             yield {name: check_model(model, described(folder, target.device), [{}])}
 
 

@@ -67,7 +67,7 @@ def _ragged(files: Files, shape: DecoderShape, target: Target) -> Iterator[dict[
         for name, lengths in {"even": [short] * count, "uneven": [long] + [short] * (count - 1)}.items():
             prompts = [random_prompts(1, length, files.spec.vocab_size, seed)[0] for seed, length in enumerate(lengths)]
             found = measure_decodes(engine, prompts, num_tokens, repeats=1)
-            middles = [length + num_tokens // 2 for length in lengths]  # of their lengths in the run
+            middles = [length + num_tokens // 2 for length in lengths]  # lengths halfway through the run
             work = step_work(shape, [(middle - 1, middle) for middle in middles])
             yield {name: {"context": max(lengths), "bytes": work.num_bytes, "operations": work.flops, **found}}
         engine.take_steps()

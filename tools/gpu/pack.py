@@ -28,7 +28,7 @@ SOURCES = ("oaiserve", "tools", "loadtest", "tests")
 SCRIPT = Path(__file__).with_name("check.sh")
 THERE = ("torch", "triton", "numpy")  # and all that these need
 GLIBC = range(17, 32)  # minor versions that wheels may need; the machine has at least the last one
-MOST_BYTES = 64 << 20  # that travel
+MOST_BYTES = 64 << 20  # the largest archive
 COMMAND = "mkdir -p build && tar xzf {archive} -C build && sh build/oaiserve-gpu/check.sh"
 
 
@@ -66,14 +66,14 @@ def download(python: str, folder: Path) -> list[str]:
 
 
 def packages() -> list[str]:
-    """Return what oaiserve needs beside THERE, as `name==version`, by what is installed here."""
+    """Return oaiserve's dependencies except THERE, as `name==version`, in the versions installed here."""
     there: dict[str, str] = {}
     for name in THERE:
         _closure(name, there)
     needed: dict[str, str] = {}
     for requirement in tomllib.loads(Path("pyproject.toml").read_text())["project"]["dependencies"]:
         _closure(Requirement(requirement).name, needed)
-    _closure("psutil", needed)  # of tools.bench
+    _closure("psutil", needed)  # tools.bench needs it
     return [f"{name}=={version}" for name, version in needed.items() if name not in there]
 
 

@@ -45,7 +45,7 @@ def run_all(
 
 
 def run_one(section: Section, command: Command, folder: Path, limit_seconds: float) -> dict[str, Any]:
-    """Return what the section had found when it ended, with `status`, `seconds` and, unless it is done, `problem`."""
+    """Return the section's results when it ended, with `status`, `seconds` and, unless it is done, `problem`."""
     out = folder / f"{section.name}.json"
     log = folder / f"{section.name}.log"
     out.unlink(missing_ok=True)

@@ -31,7 +31,7 @@ class Section:
     run: str  # module:function
     limit_seconds: float = 170
     arguments: Mapping[str, str] = field(default_factory=dict)
-    is_check: bool = False  # of answers: it measures no time, so it may run beside other checks
+    is_check: bool = False  # checks answers: measures no time, so it may run next to other checks
     is_alone: bool = False  # it needs the device's memory for itself
     needs_gpu: bool = False
 

@@ -162,7 +162,7 @@ def _correctness(sections: Sections) -> list[str]:
 
 
 def _with_floors(sections: Sections, found: Any) -> Any:
-    """Return what was found, with the floor of each step beside it where the ceilings are known."""
+    """Return the result, with the floor of each step added where the ceilings are known."""
     if isinstance(found, list):
         return [_with_floors(sections, row) for row in found]
     if not isinstance(found, dict):

@@ -133,5 +133,5 @@ def release() -> None:
 
 
 def blocks_for(sequences: int, tokens: int) -> int:
-    """Return the number of KV blocks for so many sequences of so many tokens, with one to spare for each."""
+    """Return the number of KV blocks for these sequences of `tokens` tokens each, with one to spare per sequence."""
     return sequences * (-(-tokens // BLOCK_SIZE) + 1)

@@ -31,7 +31,7 @@ class Copies(TorchDispatchMode):
 
     def __init__(self) -> None:
         super().__init__()
-        self.launches = Counter[str]()  # of torch's operations on the device, by name
+        self.launches = Counter[str]()  # torch's operations on the device, by name
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None

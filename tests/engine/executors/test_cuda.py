@@ -193,7 +193,7 @@ def test_bfloat16_is_almost_as_close_to_float32_as_the_reference(name: str) -> N
 
 @torch.inference_mode()
 def test_joined_weights_are_on_the_device_once() -> None:
-    decoder = load(FAMILIES["gemma"]).decoder  # whose head is its embedding
+    decoder = load(FAMILIES["gemma"]).decoder  # Gemma's head is its embedding
     weights = CudaWeights(decoder, dtype=torch.float32, device=CPU)
     assert weights._head.weight.data_ptr() == weights._embedding.data_ptr()
     matrices = [layer.attention.out for layer in decoder.layers] + [layer.mlp.down for layer in decoder.layers]

@@ -121,7 +121,7 @@ def test_vectors_of_media_take_the_places_of_tokens() -> None:
     vectors = torch.randn(2, 64, generator=torch.Generator().manual_seed(0))
     rows = torch.tensor([3, 4])
     batch = build_batch(Step([Chunk(held(TEXT, 0), 0, 8)]), 4, torch.device("cpu"))
-    batch.input_ids[rows] = 10**6  # which is outside of the vocabulary
+    batch.input_ids[rows] = 10**6  # no token of the vocabulary
     batch.media = BatchMedia(rows, vectors)
     batch.states = runner._states.of_step([StateChunk(0, 0, 8)])
     embeddings = model.get_input_embeddings()(torch.tensor([TEXT[:8]])).index_copy(1, rows, vectors[None])

@@ -22,7 +22,7 @@ from tests.engine.executors.fake_gpu import GPU
 from tests.engine.executors.test_cuda import on_cpu
 from tests.models.decoders import FAMILIES, random_model
 
-HIDDEN = 8192  # of Llama 3.1 70B
+HIDDEN = 8192  # sizes of Llama 3.1 70B
 INNER = 28_672
 VOCAB = 128_256
 KEYS = 1024

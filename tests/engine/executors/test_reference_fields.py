@@ -30,13 +30,13 @@ COVERING = (
     *("deepseek_v3", "gemma4_text with experts", "qwen3_next", "bamba", "lfm2"),
 )
 UNSEEN = {
-    # of adapters, which test_reference_steps.py has, and of quantized files
+    # adapters, which test_reference_steps.py covers, and quantized files
     *("Matrix.module", "Matrix.first_row", "Matrix.heads", "Matrix.parts", "Matrix.copy_of", "Router.module"),
     *(f"{one.__name__}.{field.name}" for one in (Blocks, HeadRows, Rows) for field in fields(one)),
-    # of media, which test_media_steps.py has
+    # media, which test_media_steps.py covers
     *("Decoder.vector_scale", "Decoder.padding_id", "Decoder.num_deep"),
     *("RotaryTable.axes", "AttentionParameters.looks_ahead"),
-    # of caches in eight bits
+    # caches in eight bits
     *("KVShape.scales", "Attention.key_sizes"),
     "AttentionParameters.has_sinks",  # if there are any, the layer has them
     "LayerInputs.scale",  # the norm of InputGate divides it out
@@ -100,7 +100,7 @@ def covering_models() -> Iterator[tuple[Decoder, ModelSpec]]:
     for family in COVERING:
         loaded = load(FAMILIES[family])
         yield loaded.decoder, loaded
-    of_files: dict[str, dict[str, Any]] = {  # which only their files describe
+    of_files: dict[str, dict[str, Any]] = {  # families that only their files describe
         "falcon_h1": {},
         "kimi_linear": {},
         "llama4_text": {"attention_chunk_size": 16},

@@ -175,7 +175,7 @@ def test_forms_of_caches_that_it_does_not_keep_are_refused() -> None:
 
 
 def test_what_is_shared_stays_shared_in_another_dtype() -> None:
-    decoder = load(FAMILIES["gemma"]).decoder  # whose head is its embedding
+    decoder = load(FAMILIES["gemma"]).decoder  # Gemma's head is its embedding
     executor = reference(decoder, dtype=torch.bfloat16)
     placed = executor._decoder
     assert placed.embedding is placed.head.weight

@@ -12,10 +12,10 @@ from oaiserve.engine.forecast.calibration import ENOUGH, Calibration
 @pytest.mark.parametrize(
     "error",
     [
-        lambda rng, _: rng.gauss(0.5, 0.3),  # of one kind, and not around 0
-        lambda rng, number: rng.gauss(0, 0.1) + number / 2000,  # that drift
-        lambda rng, number: rng.gauss(0, 0.1 if number % 1000 < 500 else 0.8),  # that jump
-        lambda rng, _: rng.gauss(-0.7, 0.01) if rng.random() < 0.3 else rng.expovariate(3),  # of two kinds
+        lambda rng, _: rng.gauss(0.5, 0.3),  # errors of one kind, not around 0
+        lambda rng, number: rng.gauss(0, 0.1) + number / 2000,  # errors that drift
+        lambda rng, number: rng.gauss(0, 0.1 if number % 1000 < 500 else 0.8),  # errors that jump
+        lambda rng, _: rng.gauss(-0.7, 0.01) if rng.random() < 0.3 else rng.expovariate(3),  # errors of two kinds
     ],
 )
 def test_nine_in_ten_intervals_hold_and_half_of_the_medians_are_too_low(

@@ -1,4 +1,4 @@
-"""The time in which media will be encoded is the median of late, for each of their tokens, and moves first tokens."""
+"""The expected time to encode media is the recent median per media row, and it delays the forecast first token."""
 
 from dataclasses import replace
 from typing import Any

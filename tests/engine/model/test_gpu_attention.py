@@ -112,7 +112,7 @@ def test_a_cache_in_eight_bits_has_the_numbers_of_the_reference(window: int | No
     caches = [ScaledCache.of(content.copy(), SCALES) for _ in range(2)]
     scoring = Scoring(0.25, window)
     query, key, value, _, batch = inputs
-    value[3] = 1e4  # which the cache cannot hold
+    value[3] = 1e4  # too large for the cache's eight bits
     want = ReferenceAttention(batch)(query.float(), key.float(), value.float(), caches[0], scoring)
     got = triton.TritonAttention(batch)(query, key, value, caches[1], scoring)
     torch.testing.assert_close(got.float(), want, rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype] * 10)

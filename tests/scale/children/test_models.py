@@ -147,7 +147,7 @@ async def test_idle_models_are_unloaded(monkeypatch: pytest.MonkeyPatch) -> None
         assert machine.loaded == "ab"
         machine.now_ns += 10**9
         await settle()
-        assert machine.loaded == "b"  # whose request is under way
+        assert machine.loaded == "b"  # its request is still open
     watching.cancel()
     assert await machine.use("a") == 0
     assert machine.loads == "aba"

@@ -31,7 +31,7 @@ BEHIND_A_GATEWAY = ServerOptions(drain_timeout_seconds=0, trusted_proxy=("127.0.
 ROUTE = RouteOptions()
 SIGNATURE = "x-signature"
 SEEN_CLIENT = "x-seen-client"
-SEEN_PATHS: list[str] = []  # of requests that the gateway passed on
+SEEN_PATHS: list[str] = []  # paths of the requests that the gateway passed on
 
 
 def address_of(server: RunningServer) -> Address:
@@ -163,7 +163,7 @@ def fleet(
     route: RouteOptions = ROUTE,
     **options: Any,
 ) -> Iterator[Fleet]:
-    """Run a gateway in front of so many replicas, with these options of their engines."""
+    """Run a gateway in front of `number` replicas, whose engines have these options."""
     with ExitStack() as stack:
         fleet = Fleet(stack, token_of=token_of, server=server)
         for _ in range(number):

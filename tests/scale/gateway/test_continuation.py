@@ -84,7 +84,7 @@ def scripted(sequence: Sequence) -> int:
 def run_stream(
     running: Fleet, path: str, body: dict[str, Any], disturb: Callable[[str], Any] | None, after: int
 ) -> bytes:
-    """Return the bytes of a stream. After so many steps behind the first piece, its replica is disturbed."""
+    """Return the bytes of a stream whose replica is disturbed `after` steps after the first piece."""
     runners = [replica.runner for replica in running.replicas.values()]
     with ThreadPoolExecutor(2) as threads:
         asked = running.http.build_request("POST", path, json=body | {"stream": True})

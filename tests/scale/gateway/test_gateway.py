@@ -60,7 +60,7 @@ def four() -> Iterator[Fleet]:
 
 
 def meaning(answer: httpx.Response) -> tuple[int, str, list[str]]:
-    """Return what is the same in two answers to one request."""
+    """Return the parts that two answers to one request have in common."""
     text = re.sub(r"[0-9a-f]{32}|\"created\":\d+", "", answer.text)
     text = re.sub(r'"(cached_tokens|duration_ns|\w+_ms|\w+_ns)":[0-9.]+', "", text)
     return answer.status_code, text, sorted({*answer.headers} - {"x-oaiserve-route"})
@@ -161,9 +161,9 @@ def test_no_spelling_of_a_path_reaches_what_is_about_one_replica(four: Fleet) ->
     found = [raw_answer(four, path) for path in paths]
     seen = [re.sub("/+", "/", path) for path in SEEN_PATHS[known:]]
     assert len(seen) > 50
-    seen = [path for path in seen if not path.startswith("/debug/requests")]  # which are of all replicas
+    seen = [path for path in seen if not path.startswith("/debug/requests")]  # read from all replicas
     assert not [path for path in seen if path.startswith(("/debug", "/dashboard", "/v1/unload")) or "/../" in path]
-    assert {status for status, _ in found} <= {200, 308, 400, 404, 405}  # of /: it leads to the page
+    assert {status for status, _ in found} <= {200, 308, 400, 404, 405}  # 308: a page whose path ends in slashes
     assert [status for status, _ in found[:4]] == [404] * 4
     assert raw_answer(four, "/v1//models/")[0] == 200
     assert b"oaiserve_gateway_" in raw_answer(four, "//metrics")[1], "it is the gateway's own"

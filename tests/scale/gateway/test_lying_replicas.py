@@ -22,7 +22,7 @@ from tests.scale.gateway.doubles import OPTIONS, QUICK
 from tests.scale.gateway.test_bad_answers import BROKEN, GOOD, RawReplica, gateway_before
 from tests.waiting import wait_until
 
-MOST_IN_FLIGHT_BYTES = 16 * 2**20  # of sockets' buffers on both sides
+MOST_IN_FLIGHT_BYTES = 16 * 2**20  # socket buffers on both sides
 Content = bytes | Iterable[bytes]
 REPORT: dict[str, Any] = {
     "incarnation": "a",

@@ -88,7 +88,7 @@ class LocalCluster:
 
 @contextmanager
 def start_local(*, num_cpus: int) -> Iterator[LocalCluster]:
-    """Run a head and one more node with so many places for replicas each, until the end of the block."""
+    """Run a head and another node, each with `num_cpus` CPUs for replicas, until the end of the block."""
     os.environ.update(SETTINGS)
     import ray
     from ray import serve

@@ -73,7 +73,7 @@ def test_columns_of_experts_are_split_for_few_rows(monkeypatch: pytest.MonkeyPat
 def test_rows_are_sorted_by_expert_and_cut_into_tiles(num_rows: int) -> None:
     generator = torch.Generator().manual_seed(3)
     chosen = torch.randint(7, (num_rows, 3), generator=generator)
-    chosen[chosen == 4] = 6  # which has none
+    chosen[chosen == 4] = 6  # expert 4 has no rows
     order, tile_expert, tile_first, tile_end, tiles = triton_products.planned(chosen, 7)
     pairs = chosen.flatten()
     assert order.tolist() == pairs.argsort(stable=True).tolist()

@@ -191,7 +191,7 @@ def test_steps_that_fit_are_replayed(runners: tuple[ModelRunner, GraphRunner]) -
 def test_decodes_alone_and_beside_prompts_draw_the_same_tokens(
     runners: tuple[ModelRunner, GraphRunner], steps: list[tuple[list[int], list[int]]], overlap: bool
 ) -> None:
-    """Beside the decodes of a step, sequences are computed anew, whole or in part, as after a preemption."""
+    """Next to the decodes of a step, sequences are recomputed, whole or in part, as after a preemption."""
     found = []
     for runner, is_overlapping in ((runners[0], False), (runners[1], overlap)):
         drive = Drive(runner, overlap=is_overlapping)

@@ -15,7 +15,7 @@ pytestmark = pytest.mark.kernels
 pytest.importorskip("triton", reason="Triton has no wheels for this system")
 
 ROOT = Path(__file__).parents[4]
-# Of one multiprocessor of sm_90: registers, bytes of shared memory (1,024 of each program are the system's), and warps.
+# One multiprocessor of sm_90 has these registers, bytes of shared memory (1,024 per program are reserved) and warps.
 REGISTERS = 65_536
 SHARED_BYTES = 233_472
 WARPS = 64

@@ -99,7 +99,7 @@ def test_attention_that_computes_the_same_has_no_problem(family: str) -> None:
     assert attention_differs(place(described(random_model(FAMILIES[family]))), ReferenceAttention) is None
 
 
-@pytest.mark.filterwarnings("ignore:invalid value encountered in subtract")  # of rows that are not finite
+@pytest.mark.filterwarnings("ignore:invalid value encountered in subtract")  # from rows that are not finite
 def test_triton_attention_and_sampling_have_no_problem() -> None:
     pytest.importorskip("triton", reason="Triton has no wheels for this system")
     placed = place(described(random_model(LLAMA_OF_ONE_LAYER)))
@@ -397,7 +397,7 @@ def from_files(device: FakeGpu) -> Callable[..., ServedModel]:
     def probed(order: Order) -> Verdict:
         trials = Trials()
         probe.probe(order, trials)
-        device.set(fast_paths, "attention_problem", pytest.fail)  # which only probes call
+        device.set(fast_paths, "attention_problem", pytest.fail)  # only probes may call these two
         device.set(fast_paths, "logits_problem", pytest.fail)
         return trials.verdict
 

@@ -35,7 +35,7 @@ def test_a_verdict_replaces_trials(caplog: pytest.LogCaptureFixture) -> None:
     assert trials.tried("sampling", lambda: never("it is made"), lambda _: None) is None
     assert not trials.is_usable("adapters", lambda: never("it is tried"))
     assert trials.tried("graphs", broken, lambda _: None) is None  # no memory for it, for example
-    assert trials.is_usable("long_prompts", lambda: None)  # of which the verdict says nothing
+    assert trials.is_usable("long_prompts", lambda: None)  # not in the verdict, so it is tried
     assert [message.partition(":")[0] for message in caplog.messages] == [
         "Sampling by Triton's kernels",
         "CUDA graphs",
@@ -50,7 +50,7 @@ def test_trials_are_reported_before_and_after() -> None:
     assert not trials.is_usable("sampling", lambda: "wrong draws")
     with trials.blamed_on("attention"):
         pass
-    with trials.blamed_on("sampling"):  # which is off
+    with trials.blamed_on("sampling"):  # sampling is off
         pass
     assert reported == ["attention", None, "sampling", None, "attention", None]
 
