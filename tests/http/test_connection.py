@@ -391,7 +391,7 @@ def test_a_client_of_http_1_0_gets_no_chunks_and_reads_to_the_end(stream: bytes,
 def test_a_connection_too_many_gets_503_and_a_closed_one_makes_room(
     options: dict[str, int], reason: Refusal, serve: Serve
 ) -> None:
-    served = serve(**{"max_connections_per_address": 0, **options})  # the server of this test alone
+    served = serve(**{"max_connections_per_address": 0, **options})  # a server that only this test uses
     with ExitStack() as stack:
         clients = [stack.enter_context(Client(served)) for _ in range(3)]
         for client in clients:
