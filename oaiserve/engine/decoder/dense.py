@@ -123,7 +123,7 @@ def attention(reader: Reader, facts: Facts, _settings: Settings, rotary: Rotary,
 def _head_norm(reader: Reader, facts: Facts, role: str, number: int) -> Norm | None:
     """Return the norm of queries or of keys, if the layer has one."""
     if facts.has_weightless_qk_norms:
-        norm = Norm(torch.ones(facts.head_dim), None, facts.norm.epsilon, subtracts_mean=False)
+        norm = Norm(torch.ones(facts.head_dim, dtype=torch.float32), None, facts.norm.epsilon, subtracts_mean=False)
         if facts.rotates[number]:
             return norm
         return None

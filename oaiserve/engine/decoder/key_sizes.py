@@ -74,7 +74,7 @@ def _projected(attention: Attention, input_norm: Norm | None) -> Tensor:
         else:
             weight = keys.weight.float()
         if keys.bias is None:
-            mean = torch.zeros(len(weight))
+            mean = torch.zeros(len(weight), dtype=torch.float32)
         else:
             mean = keys.bias.float()
         if input_norm is not None:
@@ -91,7 +91,9 @@ def _normed(sizes: Tensor, norm: Norm | None) -> Tensor:
         return sizes
     normed = sizes.view(-1, len(norm.weight))
     normed = normed / normed.square().mean(-1, keepdim=True).sqrt() * norm.weight
-    return torch.hypot(normed, torch.zeros(1) if norm.bias is None else norm.bias).view(sizes.shape)
+    return torch.hypot(normed, torch.zeros(1, dtype=torch.float32) if norm.bias is None else norm.bias).view(
+        sizes.shape
+    )
 
 
 def _paired(sizes: Tensor, attention: Attention) -> Tensor:

@@ -115,7 +115,9 @@ class Reader:
 
     def norm(self, role: str, kind: NormKind) -> Norm:
         if kind.width_without_weights:
-            return Norm(torch.ones(kind.width_without_weights), None, kind.epsilon, kind.subtracts_mean)
+            return Norm(
+                torch.ones(kind.width_without_weights, dtype=torch.float32), None, kind.epsilon, kind.subtracts_mean
+            )
         path = f"{self._place}{role}"
         weight = self.tensors.numbers(f"{path}.weight")
         if weight.dim() > 1:

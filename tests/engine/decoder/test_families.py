@@ -93,3 +93,15 @@ def test_a_tensor_that_the_family_does_not_read_declines_the_description(tmp_pat
     model.save_pretrained(tmp_path)
     with pytest.raises(NotKnown, match=r"'model\.layers\.1\.mlp\.strange'"):
         described("mistral", tmp_path)
+
+
+@pytest.mark.parametrize("name", ["gemma4_text", "falcon_h1", "llama"])
+def test_descriptions_do_not_depend_on_the_default_dtype(name: str, tmp_path: Path) -> None:
+    """Code of transformers changes it while it loads a model, in any thread."""
+    pinned_model(name).save_pretrained(tmp_path)
+    expected = text_of(described(name, tmp_path))
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        assert text_of(described(name, tmp_path)) == expected
+    finally:
+        torch.set_default_dtype(torch.float32)

@@ -51,7 +51,12 @@ def _mixer(reader: Reader, facts: Facts, settings: Settings) -> Mamba2:
     of_gates, of_x, of_b, of_c, of_times = (read * factor for factor in settings["ssm_multipliers"])
     sizes = (mixer.heads * mixer.head_dim, *[mixer.groups * mixer.state_dim] * 2)
     # Factors of x, B and C are those of the numbers in float32 that come next.
-    channels = torch.cat([torch.full((size,), factor) for size, factor in zip(sizes, (of_x, of_b, of_c), strict=True)])
+    channels = torch.cat(
+        [
+            torch.full((size,), factor, dtype=torch.float32)
+            for size, factor in zip(sizes, (of_x, of_b, of_c), strict=True)
+        ]
+    )
     convolution = replace(mixer.convolution, weight=mixer.convolution.weight * channels)
     projections = [inner, _scaled(gates, of_gates), _scaled(times, of_times)]
     return replace(mixer, projections=projections, convolution=convolution)

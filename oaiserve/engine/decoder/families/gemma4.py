@@ -113,7 +113,9 @@ def shared_attention(reader: Reader, facts: Facts, settings: Settings, rotary: R
         shape=KVShape(kv_heads, head_dim, head_dim),
         query_norm=reader.norm("q_norm", facts.norm),
         key_norm=reader.norm("k_norm", facts.norm) if owner is None else None,
-        value_norm=Norm(torch.ones(head_dim), None, facts.norm.epsilon, False) if owner is None else None,
+        value_norm=Norm(torch.ones(head_dim, dtype=torch.float32), None, facts.norm.epsilon, False)
+        if owner is None
+        else None,
         rotary=rotary.of_layer(number),
         rotary_offset=0,
         rotates_before_norms=False,
