@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 import torch
@@ -99,6 +100,10 @@ def run(target: Target) -> Iterator[dict[str, Any]]:
     yield from _all(SMALL_CASES if target.quick else CASES, target.device, ())
 
 
+# transformers changes the default dtype of the process while it makes a model, so threads take turns.
+_MAKES_MODEL = Lock()
+
+
 def memory(target: Target) -> Iterator[dict[str, Any]]:
     """Probe small models under NVIDIA's memory checker, if it is installed."""
     os.environ["PYTORCH_NO_CUDA_MEMORY_CACHING"] = "1"
@@ -118,7 +123,8 @@ def _probe(case: Case, device: torch.device, checker: tuple[str, ...]) -> dict[s
     """Return whether no feature has a problem, and the checker finds none, and what the reasons are."""
     errors: list[str] = []
     with model_folder() as folder, tempfile.TemporaryDirectory() as logs:
-        write(case, Path(folder), device)
+        with _MAKES_MODEL:
+            write(case, Path(folder), device)
         options = EngineOptions(dtype="bfloat16", max_running=64, **case.options)
         order = Order(folder, options, str(device), limit_seconds=LIMIT_SECONDS)
         verdict = probed(order, (*checker, "--log-file", f"{logs}/%p", *COMMAND) if checker else COMMAND)
