@@ -173,8 +173,8 @@ class StepGraphs:
         rows = [draw_row(draw.sequence, draw.end) for draw in draws] if is_plain else []
         is_drawn = not all(row.is_greedy for row in rows)
         inputs = self._inputs[size]
-        words = inputs.packed(step, self._block_size, table_rows, drawn_rows, rows if is_drawn else [])
-        on_device = self._words[inputs.first : inputs.first + len(words)]
+        begin, words = inputs.packed(step, self._block_size, table_rows, drawn_rows, rows if is_drawn else [])
+        on_device = self._words[begin : begin + len(words)]
         on_device.copy_(pinned(torch.frombuffer(words, dtype=torch.int64), on_device.device), non_blocking=True)
         if self._states is not None:
             self._states.begin([chunk.sequence.state or 0 for chunk in step.chunks if chunk.start == 0])

@@ -21,6 +21,8 @@ _PARAMETER_PADDING = GREEDY[:-1]  # all but the seed
 class InputViews(NamedTuple):
     """The inputs of one size on the device, as in `Batch`."""
 
+    seeds: torch.Tensor  # [R], of the noise of draws
+    parameters: torch.Tensor  # float32 [4, R], of draws
     ids: torch.Tensor  # [T], those that the host knows
     sources: torch.Tensor  # [T], where each token's id is in the tensor of all inputs: here, or among the drawn ones
     positions: torch.Tensor
@@ -29,47 +31,51 @@ class InputViews(NamedTuple):
     query_start: torch.Tensor
     seq_lens: torch.Tensor
     logits_rows: torch.Tensor
-    seeds: torch.Tensor  # [R], of the noise of draws
     places: torch.Tensor  # [B], of states, where layers have any
-    parameters: torch.Tensor  # float32 [4, R], of draws
 
 
 class StepInputs:
-    """The places of the inputs of one size, from word `first` on. The inputs of all sizes have the same first word."""
+    """The places of the inputs of one size, from word `first` on. The inputs of all sizes have the same first word.
+
+    Those of draws come first: sizes with as many sequences share the graphs of draws, so their places must not depend
+    on the number of tokens.
+    """
 
     def __init__(self, size: Size, first: int, states: States | None) -> None:
-        self.first = first
+        self._first = first
         self._size = size
         self._has_states = states is not None
         num_tokens = size.num_tokens
         number = size.num_sequences
-        # The size of each column but the parameters, and what padding has there.
+        self._parameters = first + aligned_size(number)
+        # Two of these fit into one int64.
+        self.begin = self._parameters + len(_PARAMETER_PADDING) * aligned_size(number) // 2  # behind those of draws
+        # The size of each column but those of draws, and what padding has there.
         self._columns = [
-            *((num_tokens, filler) for filler in (0, first, 0, -1)),
-            *((number, 0), (number + 1, 0), (number, 0), (number, 0), (number, GREEDY.seed)),
+            *((num_tokens, filler) for filler in (0, self.begin, 0, -1)),
+            *((number, 0), (number + 1, 0), (number, 0), (number, 0)),
             (0, 0) if states is None else (number, states.last),
         ]
-        self._parameters = first + sum(aligned_size(column) for column, _ in self._columns)
-        # Two of these fit into one int64.
-        self.end = self._parameters + len(_PARAMETER_PADDING) * aligned_size(number) // 2
+        self.end = self.begin + sum(aligned_size(column) for column, _ in self._columns)
 
     def views(self, words: torch.Tensor) -> InputViews:
-        views = []
-        begin = self.first
+        number = self._size.num_sequences
+        parameters = words[self._parameters : self.begin].view(torch.float32).view(len(_PARAMETER_PADDING), -1)
+        views = [words[self._first : self._first + number], parameters[:, :number]]
+        begin = self.begin
         for column, _ in self._columns:
             views.append(words[begin : begin + column])
             begin += aligned_size(column)
-        parameters = words[self._parameters : self.end].view(torch.float32).view(len(_PARAMETER_PADDING), -1)
-        views.append(parameters[:, : self._size.num_sequences])
         return InputViews(*views)
 
     def fill(self, words: torch.Tensor) -> None:
         """Make all inputs padding."""
-        *columns, parameters = self.views(words)
-        for column, (_, filler) in zip(columns, self._columns, strict=True):
-            column.fill_(filler)
+        seeds, parameters, *columns = self.views(words)
+        seeds.fill_(GREEDY.seed)
         for row, number in zip(parameters, _PARAMETER_PADDING, strict=True):
             row.fill_(number)
+        for column, (_, filler) in zip(columns, self._columns, strict=True):
+            column.fill_(filler)
 
     def packed(
         self,
@@ -78,8 +84,9 @@ class StepInputs:
         table_rows: list[int],
         drawn_rows: Mapping[Sequence, int],
         rows: list[DrawRow],
-    ) -> array[int]:
-        """Return the words of a step. `rows` are the parameters of its draws, which are left out if there are none."""
+    ) -> tuple[int, array[int]]:
+        """Return the words of a step, and where they begin: behind the inputs of draws if there are no `rows`, which
+        are the parameters of its draws."""
         lists = lists_of(step, block_size, drawn_rows)
         num_decodes = lists.num_decodes
         missing = self._size.rows - num_decodes
@@ -89,7 +96,7 @@ class StepInputs:
             return [*values[:num_decodes], *[filler] * missing, *values[num_decodes:]]
 
         ids = spread(lists.input_ids)
-        sources = list(range(self.first, self.first + len(ids)))
+        sources = list(range(self.begin, self.begin + len(ids)))
         for row, drawn in zip(lists.unknown_rows, lists.drawn_rows, strict=True):
             sources[row] = drawn
         starts = [*range(self._size.rows), *(start + missing for start in lists.query_start[num_decodes:])]
@@ -98,18 +105,21 @@ class StepInputs:
             *(ids, sources, spread(lists.positions), spread(lists.slots, -1)),
             *(spread(table_rows), starts, spread([chunk.end for chunk in step.chunks])),
             [row if row < num_decodes else row + missing for row in lists.logits_rows],
-            seeds(rows).tolist(),
             [chunk.sequence.state or 0 for chunk in step.chunks] if self._has_states else [],
         ]
+        packed = self._packed_draws(rows) if rows else array("q")
         words: list[int] = []
         end = 0
         for values, (column, filler) in zip(columns, self._columns, strict=True):
             words += values
             end += aligned_size(column)
             words += [filler] * (end - len(words))
-        packed = array("q", words)
-        if rows:
-            width = aligned_size(self._size.num_sequences)
-            for own, number in zip(numbers(rows).tolist(), _PARAMETER_PADDING, strict=True):
-                packed.frombytes(array("f", [*own, *[number] * (width - len(own))]).tobytes())
+        packed.extend(words)
+        return (self._first if rows else self.begin), packed
+
+    def _packed_draws(self, rows: list[DrawRow]) -> array[int]:
+        num_missing = self._parameters - self._first - len(rows)
+        packed = array("q", [*seeds(rows).tolist(), *[GREEDY.seed] * num_missing])
+        for own, filler in zip(numbers(rows).tolist(), _PARAMETER_PADDING, strict=True):
+            packed.frombytes(array("f", [*own, *[filler] * num_missing]).tobytes())
         return packed
