@@ -104,6 +104,10 @@ class ModelSpec:
         return replace(self, kv_shapes=shapes)
 
     @property
+    def has_float8_cache(self) -> bool:
+        return any(shape.scales is not None for shape in self.kv_shapes.values())
+
+    @property
     def has_latent_cache(self) -> bool:
         return any(shape.latent_dim for shape in self.kv_shapes.values())
 

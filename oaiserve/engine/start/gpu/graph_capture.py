@@ -20,7 +20,10 @@ from oaiserve.engine.model.gpu.cuda_capture import Capture
 from oaiserve.engine.model.gpu.step_graphs import StepGraphs
 from oaiserve.engine.model.gpu.step_sizes import Size, step_sizes
 from oaiserve.engine.model.rehearsal import prompts_and_decodes
+from oaiserve.engine.model.sampling import numpy_sampling
+from oaiserve.engine.model.sampling.draw_rows import draw_row
 from oaiserve.engine.model.states import StateChunk, States
+from oaiserve.engine.request import SamplingParams
 from oaiserve.engine.start.compare import Difference, difference, tolerance
 from oaiserve.engine.start.gpu.trials import Trials
 from oaiserve.engine.start.started import GPU_STEP_TOKENS
@@ -33,6 +36,12 @@ if TYPE_CHECKING:  # which needs Triton
 log = logging.getLogger(__name__)
 
 COMPARED_LENGTHS = (9, 40, 17)  # of the sequences whose replayed steps are compared
+# How their tokens are drawn. The first sequence is also compared alone.
+_COMPARED_PARAMS = (
+    SamplingParams(temperature=0.7, top_k=40, top_p=0.9),
+    SamplingParams(temperature=0.0),
+    SamplingParams(temperature=1.0),
+)
 # These estimate the memory that graphs take. All graphs share one pool, whose size follows from the largest graph.
 LAYER_BYTES = 64 << 10  # what the driver keeps for the launches of one layer, in each forward
 POOL_BYTES = 96 << 20  # hidden states of the largest graph, cuBLAS's workspace, and fragmentation
@@ -120,7 +129,7 @@ def _captured(own: Captured, options: EngineOptions) -> StepGraphs:
 @torch.inference_mode()
 def replay_problem(own: Captured, graphs: StepGraphs) -> str | None:
     """Compare replayed steps with the same ones launched operation by operation."""
-    limit = tolerance(own.spec.dtype)
+    limit = tolerance(own.spec.dtype, has_float8_cache=own.spec.has_float8_cache)
     for what, step, adapters in _compared(own):
         size = graphs.find(step, adapters)
         if size is None:
@@ -135,8 +144,9 @@ def replay_problem(own: Captured, graphs: StepGraphs) -> str | None:
         if found.is_beyond_rounding:
             return str(found)
         assert replayed is not None
-        if replayed.wait().token_ids != logits.argmax(dim=-1).tolist():
-            return "other tokens than the best would be drawn"
+        want_ids, _ = numpy_sampling.sample_ids(logits, [draw_row(draw.sequence, draw.end) for draw in draws])
+        if replayed.wait().token_ids != want_ids.tolist():
+            return f"other tokens of {what} would be drawn"
     return None
 
 
@@ -150,6 +160,7 @@ def _compared(own: Captured) -> Iterator[tuple[str, Step, list[Adapter | None]]]
     prompts, decodes = prompts_and_decodes(lengths, own.spec.vocab_size, own.block_size)
     for place, chunk in enumerate(prompts.chunks):
         chunk.sequence.state = place
+        chunk.sequence.params = _COMPARED_PARAMS[place]
     whole = [Chunk(chunk.sequence, 0, chunk.sequence.prompt_len) for chunk in prompts.chunks]
     probes: list[list[Adapter | None]] = [[]]
     if own.adapters is not None:

@@ -96,7 +96,7 @@ def logits_problem(spec: ModelSpec, weights: CudaWeights, kernels: Kernels, bloc
         last = torch.full_like(batches[1].positions, spec.max_model_len - 1)
         batches.append(replace(batches[1], positions=last))
         found.append([executor.forward(batch).clone() for batch in batches])
-    limit = tolerance(spec.dtype)
+    limit = tolerance(spec.dtype, has_float8_cache=spec.has_float8_cache)
     return worst(Difference("the outputs", difference(*pair), limit) for pair in zip(*reversed(found), strict=True))
 
 

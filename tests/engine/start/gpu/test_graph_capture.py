@@ -212,6 +212,20 @@ def test_graphs_of_each_kind_of_step_are_compared(device: FakeCuda, llama: Model
     assert f"the outputs of {what}" in trials.off["graphs"]
 
 
+def test_graphs_that_draw_with_other_parameters_are_not_used(
+    device: FakeCuda, llama: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from oaiserve.engine.model.sampling import triton_sampling
+
+    def draw(logits: torch.Tensor, parameters: torch.Tensor, seeds: torch.Tensor, **options: Any) -> None:
+        PlainSampler().draw(logits, parameters, seeds + 1, **options)
+
+    monkeypatch.setattr(triton_sampling, "draw", draw)
+    trials = Trials()
+    assert capture_graphs(captured(llama, run_again), OPTIONS, trials) is None
+    assert "other tokens of a sequence would be drawn" in trials.off["graphs"]
+
+
 def test_with_adapters_each_size_is_captured_twice(device: FakeCuda, llama: Model) -> None:
     from oaiserve.engine.model.gpu.triton_adapters import TritonAdapters
 
