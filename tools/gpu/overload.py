@@ -94,7 +94,8 @@ def out_of_memory(target: Target) -> dict[str, Any]:
     """
     if not target.is_gpu:
         return {"problem": NOT_ON_CPU}
-    model = random_model(real_shape("llama-3.2-1b"), dtype=torch.bfloat16, device=target.device)
+    # In float32: in bfloat16, steps of other sizes round so much away that some answers differ.
+    model = random_model(real_shape("llama-3.2-1b"), dtype=torch.float32, device=target.device)
     prompts = random_prompts(8, 1000, model.config.vocab_size)
     settings: dict[str, Any] = {"kv_blocks": blocks_for(16, 1100), "max_step_tokens": 8192, "max_running": 16}
     settings["prefix_cache"] = False  # else the second run reuses the KV cache of the first
@@ -113,11 +114,9 @@ def out_of_memory(target: Target) -> dict[str, Any]:
         finally:
             torch.cuda.set_per_process_memory_fraction(1.0)
         num_short = engine.snapshot().num_out_of_memory
-    # Steps of other sizes round otherwise in bfloat16, so answers may differ from a tie on.
     different = list(compare(model, prompts, expected, got))
     return {
-        "equal": all(difference["is_near_tie"] for difference in different),
-        "same_ids": not different,
+        "equal": not different,
         "needed_bytes": needed,
         "steps_out_of_memory": num_short,
         "different": different,
