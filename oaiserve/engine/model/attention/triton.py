@@ -25,10 +25,11 @@ from oaiserve.engine.model.batch import Batch
 # The keys and values of all sequences are cut into about so many items for each program that the device runs at once.
 # With more, the last ones end sooner after each other; with fewer, there is less to combine.
 ITEMS_PER_PROGRAM = 2
-LEAST_ITEM_TOKENS = 256  # in a smaller item, to combine it takes longer than it saves
-ITEM_ALIGNMENT = 64  # tokens: a multiple of those that a program reads at a time
+LEAST_ITEM_TOKENS = 512  # in a smaller item, to combine it takes longer than it saves
+ITEM_ALIGNMENT = 128  # tokens: a multiple of those that a program reads at a time
 PLANNED_AT_A_TIME = 256  # sequences that a program of the plan looks at, and items that it writes, at a time
 WIDE_PREFILL_BYTES = 106_496  # shared memory of the tile for heads of 256, which Ada and Blackwell cards lack
+LONG_PREFILL_BYTES = 140 << 10  # that of the tile of 128 keys, which fits on A100, H100 and B200
 HOPPER_SHARED_BYTES = 227 << 10
 COMBINED_AT_A_TIME = 16  # items
 WRITE_NUMBERS = 8192  # of queries or keys, normed and rotated by a program with the most warps
@@ -122,9 +123,9 @@ class DecodePlan(NamedTuple):
 
 def programs_per_sm(group: int, cache: LayerCache) -> int:
     """Return how many programs of the decode kernel fit into an SM, as a test that compiles it has it."""
-    if cache.keys.shape[3] + cache.values.shape[3] <= 128:
-        return 5 if cache.keys.itemsize == 1 and group <= 16 else 4
-    return 3 if group <= 16 else 2
+    if group > 16:
+        return 2
+    return 4 if cache.keys.itemsize == 1 else 3
 
 
 def num_items(kv_heads: int, programs: int, device: torch.device) -> int:
@@ -168,7 +169,7 @@ def plan_decodes(
 def decode_tile(group: int, tile_dims: int, itemsize: int) -> Tile:
     """Return the decode tile for `group` query heads per key head, and keys and values of `tile_dims` in total."""
     token_bytes = triton.next_power_of_2(tile_dims * itemsize)
-    tokens = min(64, max(16, DECODE_BYTES // token_bytes))
+    tokens = min(128, max(16, DECODE_BYTES // token_bytes))
     num_stages = 3 if tokens * token_bytes >= DECODE_BYTES else 4
     rows = max(16, triton.next_power_of_2(group))
     if rows >= 64:  # each thread has several rows, and registers for fewer keys
@@ -189,6 +190,8 @@ def prefill_tile(group: int, tile_dims: int, itemsize: int, longest_query: int, 
         return Tile(max(64, triton.next_power_of_2(group)), tokens=32, num_warps=8, num_stages=2)
     if tile_dims > 256:
         return Tile(rows, tokens=32, num_warps=8, num_stages=2)
+    if tile_dims <= 128 and rows == 128 and shared_bytes >= LONG_PREFILL_BYTES:
+        return Tile(rows, tokens=128, num_warps=4, num_stages=3)
     return Tile(rows, tokens=64, num_warps=4 if rows == 64 or tile_dims <= 128 else 8, num_stages=3)
 
 

@@ -19,6 +19,10 @@ from oaiserve.engine.step import OutOfMemory
 from oaiserve.errors import StartupError
 
 
+# Attention reads keys in pieces: a step with a longer context takes more time, not more memory.
+MOST_CONTEXT = 8192
+
+
 class MemoryReading(NamedTuple):
     """A reading of one GPU's memory, in bytes."""
 
@@ -64,7 +68,7 @@ def measure(
     CUDA graphs will take. Raises StartupError if there is not enough memory for that step.
     """
     before = memory.read()
-    longest = max(1, min(spec.max_model_len, before.total // max(1, spec.kv_bytes_per_token)))
+    longest = min(spec.max_model_len, max(MOST_CONTEXT, max_step_tokens))
     step = largest_step(
         max_step_tokens=max_step_tokens, max_running=options.max_running, longest=longest, block_size=options.block_size
     )
@@ -77,8 +81,8 @@ def measure(
         raise StartupError(
             f"The model's weights take {gib(before.in_tensors)} GiB, and the {gib(before.free)} GiB that are free "
             f"beside them are too little for its largest step, of {step.num_tokens} tokens of {len(step.chunks)} "
-            f"sequences with {longest} tokens each: lower --max-step-tokens, --max-running or --max-model-len, end "
-            "what else uses this GPU (nvidia-smi lists it), or take a smaller --dtype or quantized weights."
+            "sequences: lower --max-step-tokens or --max-running, end what else uses this GPU (nvidia-smi lists it), "
+            "or take a smaller --dtype or quantized weights."
         ) from error
     del executor, runner, states
     after = memory.read()

@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,12 +16,14 @@ from oaiserve.engine.executors.cuda.executor import CudaExecutor, CudaWeights
 from oaiserve.engine.executors.cuda.kernels import Kernels, PlainAttention
 from oaiserve.engine.model.attention.reference import ReferenceAttention
 from oaiserve.engine.model.batch import build_batch
+from oaiserve.engine.model.gpu import device_memory
 from oaiserve.engine.model.gpu.device_memory import MemoryReading, measure
 from oaiserve.engine.model.memory import MemoryUse
 from oaiserve.engine.model.rehearsal import largest_step
 from oaiserve.engine.model.sampling.sampler import NUM_TOP
 from oaiserve.engine.start.gpu import kv_cache
 from oaiserve.engine.start.gpu.kv_cache import gpu_sizes
+from oaiserve.engine.step import Step
 from oaiserve.errors import StartupError
 from tests.models.described import SmallModel
 
@@ -89,6 +92,18 @@ def test_the_uses_of_memory_are_measured_separately(loaded: SmallModel) -> None:
     assert set(steps) == {(40, 6, 1, loaded.max_model_len)}  # all sequences share one block
 
 
+def test_the_step_that_is_measured_has_a_bounded_context(loaded: SmallModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = []
+
+    def recorded(*, longest: int, **sizes: int) -> Step:
+        found.append(longest)
+        return largest_step(longest=loaded.max_model_len, **sizes)
+
+    monkeypatch.setattr(device_memory, "largest_step", recorded)
+    measured(replace(loaded, max_model_len=1_000_000), PlainAttention)
+    assert found == [device_memory.MOST_CONTEXT]
+
+
 def test_the_cache_gets_the_rest_and_the_other_uses_are_logged(
     loaded: SmallModel, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -114,7 +129,7 @@ def test_a_gpu_without_memory_for_the_largest_step_stops_the_start(loaded: Small
         measured(loaded, prepare)
     assert str(error.value).startswith(
         "The model's weights take 15.0 GiB, and the 60.0 GiB that are free beside them are too little for its largest "
-        f"step, of 40 tokens of 6 sequences with {loaded.max_model_len} tokens each: lower --max-step-tokens"
+        "step, of 40 tokens of 6 sequences: lower --max-step-tokens or --max-running"
     )
 
 
