@@ -70,7 +70,8 @@ def _figures(model: str, files: Files, target: Target) -> Iterator[dict[str, Any
     runner = (made := started(files, options)).runner
     made.warm_up()
     yield {"start": {"seconds_to_ready": time.perf_counter() - began}}
-    steps = {"decode": [(context - 1, 1)] * sequences, "prefill": [(0, prompt)]}
+    decode_one = [(context - 1, 1)]
+    steps = {"decode": decode_one * sequences, "decode of one": decode_one, "prefill": [(0, prompt)]}
     profiles = {
         name: profiled(runner, random_step(lengths, BLOCK_SIZE, files.spec.vocab_size), target.device)
         for name, lengths in steps.items()
