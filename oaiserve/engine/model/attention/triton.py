@@ -22,9 +22,6 @@ from oaiserve.engine.model.attention.rotation import Rotation
 from oaiserve.engine.model.attention.triton_kernels import decode_kernel, plan_kernel, prefill_kernel, write_kernel
 from oaiserve.engine.model.batch import Batch
 
-# The keys and values of all sequences are cut into about so many items for each program that the device runs at once.
-# With more, the last ones end sooner after each other; with fewer, there is less to combine.
-ITEMS_PER_PROGRAM = 2
 LEAST_ITEM_TOKENS = 512  # in a smaller item, to combine it takes longer than it saves
 ITEM_ALIGNMENT = 128  # tokens: a multiple of those that a program reads at a time
 PLANNED_AT_A_TIME = 256  # sequences that a program of the plan looks at, and items that it writes, at a time
@@ -34,7 +31,7 @@ HOPPER_SHARED_BYTES = 227 << 10
 COMBINED_AT_A_TIME = 16  # items
 WRITE_NUMBERS = 8192  # of queries or keys, normed and rotated by a program with the most warps
 
-DECODE_BYTES = 32 << 10  # the keys and values that a program of the decode kernel loads at once
+DECODE_BYTES = 32 << 10  # the keys and values of wide heads that a program of the decode kernel loads at once
 
 
 class Tile(NamedTuple):
@@ -129,9 +126,9 @@ def programs_per_sm(group: int, cache: LayerCache) -> int:
 
 
 def num_items(kv_heads: int, programs: int, device: torch.device) -> int:
-    """Return the number of items for the decodes of a step, unless they become too small. An SM runs so many programs
-    at once."""
-    return max(1, _num_multiprocessors(device) * programs * ITEMS_PER_PROGRAM // kv_heads)
+    """Return the number of items for the decodes of a step, unless they become too small: as many as an SM runs
+    programs at once, for all of them. With more items, there is more to combine."""
+    return max(1, _num_multiprocessors(device) * programs // kv_heads)
 
 
 def plan_decodes(
@@ -169,8 +166,13 @@ def plan_decodes(
 def decode_tile(group: int, tile_dims: int, itemsize: int) -> Tile:
     """Return the decode tile for `group` query heads per key head, and keys and values of `tile_dims` in total."""
     token_bytes = triton.next_power_of_2(tile_dims * itemsize)
-    tokens = min(128, max(16, DECODE_BYTES // token_bytes))
-    num_stages = 3 if tokens * token_bytes >= DECODE_BYTES else 4
+    # These were the fastest of 18 on an H100. More keys at a time with fewer stages beat fewer keys with more.
+    if token_bytes <= 512:
+        tokens = 128
+        num_stages = 3 if token_bytes <= 256 else 2
+    else:
+        tokens = max(16, DECODE_BYTES // token_bytes)
+        num_stages = 3
     rows = max(16, triton.next_power_of_2(group))
     if rows >= 64:  # each thread has several rows, and registers for fewer keys
         return Tile(rows, min(tokens, 32), num_warps=8, num_stages=2)
