@@ -12,8 +12,8 @@ from torch import Tensor
 # this, and different rounding by far less.
 FLOAT32_TOLERANCE = 1e-3
 HALF_TOLERANCE = 0.1  # bfloat16 and float16
-# Keys in floats of eight bits are 6 to 12 % apart, and a last bit of bfloat16 decides which of two one becomes. Noise of
-# that size in queries, keys and values moved the logits of small models by up to 15 %.
+# Keys in floats of eight bits are 6 to 12 % apart, and a last bit of bfloat16 decides which of two one becomes. Noise
+# of that size in queries, keys and values moved the logits of small models by up to 15 %.
 FLOAT8_CACHE_TOLERANCE = 0.3
 # A layer's output may differ by less than logits: it rounds its weights and its results once.
 _LAYER_TOLERANCES = {torch.float32: 1e-3, torch.float16: 0.01, torch.bfloat16: 0.03}

@@ -18,7 +18,6 @@ from oaiserve.engine.executors.cuda.kernels import PlainAttention
 from oaiserve.engine.executors.cuda.select import select_backend
 from oaiserve.engine.model.attention import FP8, FP8_MAX, LayerCache, ScaledCache, Scoring
 from oaiserve.engine.model.attention.paged_prompts import paged_prompts, takes_layer
-from oaiserve.engine.model.attention.reference import ReferenceAttention
 from oaiserve.errors import StartupError
 from tests.engine.model.attention_inputs import Inputs, make_inputs
 from tests.engine.model.steps import CPU
@@ -49,7 +48,7 @@ def expected(inputs: Inputs, scoring: Scoring) -> torch.Tensor:
     """Return the reference's result in float32, for the same inputs. It works on a copy of the cache."""
     query, key, value, cache, batch = inputs
     copies = LayerCache(cache.keys.float().nan_to_num(), cache.values.float().nan_to_num())
-    return ReferenceAttention(batch)(query.float(), key.float(), value.float(), copies, scoring)
+    return PlainAttention(batch)(query.float(), key.float(), value.float(), copies, scoring)
 
 
 def attend(inputs: Inputs, scoring: Scoring) -> torch.Tensor:
@@ -113,7 +112,7 @@ def test_a_cache_in_eight_bits_has_the_numbers_of_the_reference(window: int | No
     scoring = Scoring(0.25, window)
     query, key, value, _, batch = inputs
     value[3] = 1e4  # too large for the cache's eight bits
-    want = ReferenceAttention(batch)(query.float(), key.float(), value.float(), caches[0], scoring)
+    want = PlainAttention(batch)(query.float(), key.float(), value.float(), caches[0], scoring)
     got = triton.TritonAttention(batch)(query, key, value, caches[1], scoring)
     torch.testing.assert_close(got.float(), want, rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype] * 10)
     for one, other in zip(*caches, strict=True):
@@ -283,7 +282,7 @@ def test_long_prompts_are_computed_by_a_library_if_there_is_one(window: int | No
     query, key, value, cache, batch = make_inputs(MIXED)
     cache = LayerCache(*(blocks.nan_to_num() for blocks in cache))
     scoring = Scoring(0.25, window)
-    want = ReferenceAttention(batch)(query, key, value, cache.copy(), scoring)
+    want = PlainAttention(batch)(query, key, value, cache.copy(), scoring)
     got = triton.TritonAttention(batch, library, least_tokens=44)(query, key, value, cache.copy(), scoring)
     torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4)
     assert library.call_count == 1

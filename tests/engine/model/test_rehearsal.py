@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from oaiserve.engine.model.attention.reference import ReferenceAttention
+from oaiserve.engine.executors.cuda.kernels import PlainAttention
 from oaiserve.engine.model.rehearsal import sampling_steps
 from oaiserve.engine.model.sampling.draw_rows import DrawRow, SampledIds
 from oaiserve.engine.start.compare import difference, tolerance
@@ -29,9 +29,9 @@ def test_rehearsal_steps_cover_all_ways_to_sample_and_the_smallest_prompt() -> N
         ways.add((way, logits.dtype))
         return plain_sampling.sample_ids(logits, rows)
 
-    def prepare_attention(batch: Any) -> ReferenceAttention:
+    def prepare_attention(batch: Any) -> PlainAttention:
         shapes.add(tuple(batch.query_lens))
-        return ReferenceAttention(batch)
+        return PlainAttention(batch)
 
     runner = eager_runner(loaded, num_blocks=1, block_size=1, backend=prepare_attention, sample_ids=sample_ids)
     for step in sampling_steps():

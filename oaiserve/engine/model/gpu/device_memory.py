@@ -18,7 +18,6 @@ from oaiserve.engine.model.states import States
 from oaiserve.engine.step import OutOfMemory
 from oaiserve.errors import StartupError
 
-
 # Attention reads keys in pieces: a step with a longer context takes more time, not more memory.
 MOST_CONTEXT = 8192
 

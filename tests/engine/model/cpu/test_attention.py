@@ -6,7 +6,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from oaiserve.engine.decoder.spec import KVShape
-from oaiserve.engine.model.attention.reference import ReferenceAttention
+from oaiserve.engine.executors.cuda.kernels import PlainAttention
 from oaiserve.engine.model.batch import build_batch
 from tests.engine.model.cpu.attention_layers import NUM_BLOCKS, QKV, Layer, NativeLayer
 from tests.engine.model.steps import BLOCK_SIZE, CPU, Shape, shapes, two_steps
@@ -40,7 +40,7 @@ def test_every_layer_equals_the_reference(natives: list[NativeLayer], shape: Sha
     caches = [native.plain_cache() for native in natives]
     for step in two_steps(shape, generator, num_blocks=NUM_BLOCKS):
         batch = build_batch(step, BLOCK_SIZE, CPU)
-        attend = ReferenceAttention(batch)
+        attend = PlainAttention(batch)
         for native, cache in zip(natives, caches, strict=True):
             x = native.inputs(len(batch.slots), generator)
             expected = native.expected(x, native.qkv(x), attend, cache)
@@ -57,7 +57,7 @@ def test_bfloat16_is_as_close_to_float32_as_the_reference(layer: Layer) -> None:
         batch = build_batch(step, BLOCK_SIZE, CPU)
         x = native.inputs(len(batch.slots), generator)
         qkv = native.qkv(x)
-        exact = native.expected(x, qkv, ReferenceAttention(batch), exact_cache)
-        own = native.expected(x, QKV(*(part.bfloat16() for part in qkv)), ReferenceAttention(batch), cache)
+        exact = native.expected(x, qkv, PlainAttention(batch), exact_cache)
+        own = native.expected(x, QKV(*(part.bfloat16() for part in qkv)), PlainAttention(batch), cache)
         own_error, error = (float((out - exact).norm() / exact.norm()) for out in (own, native.forward(batch, x)))
         assert error < max(1.5 * own_error, 0.004)

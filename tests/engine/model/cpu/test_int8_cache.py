@@ -14,8 +14,8 @@ from oaiserve.config import KVCacheDtype
 from oaiserve.engine.decoder.description import Norm
 from oaiserve.engine.decoder.spec import KEY_GROUP, KVShape
 from oaiserve.engine.engine import Engine
+from oaiserve.engine.executors.cuda.kernels import PlainAttention
 from oaiserve.engine.model.attention import LayerCache
-from oaiserve.engine.model.attention.reference import ReferenceAttention
 from oaiserve.engine.model.batch import build_batch
 from oaiserve.engine.model.cpu.kv_layout import LANES, new_cache
 from oaiserve.engine.model.cpu.native import NativeDecoder
@@ -121,7 +121,7 @@ def test_attention_is_that_of_the_keys_and_values_that_were_written(
     generator = torch.Generator().manual_seed(seed)
     for step in two_steps(shape, torch.Generator().manual_seed(seed), num_blocks=NUM_BLOCKS):
         batch = build_batch(step, BLOCK_SIZE, CPU)
-        reference = ReferenceAttention(batch)
+        reference = PlainAttention(batch)
         for (native, other), cache in zip(natives, caches, strict=True):
             x = native.inputs(len(batch.slots), generator)
             result = native.forward(batch, x)

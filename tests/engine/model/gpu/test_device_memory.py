@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 from oaiserve.config import Bytes, EngineOptions
 from oaiserve.engine.executors.cuda.executor import CudaExecutor, CudaWeights
 from oaiserve.engine.executors.cuda.kernels import Kernels, PlainAttention
-from oaiserve.engine.model.attention.reference import ReferenceAttention
-from oaiserve.engine.model.batch import build_batch
+from oaiserve.engine.model.batch import Batch, build_batch
 from oaiserve.engine.model.gpu import device_memory
 from oaiserve.engine.model.gpu.device_memory import MemoryReading, measure
 from oaiserve.engine.model.memory import MemoryUse
@@ -81,7 +80,11 @@ def making(loaded: SmallModel, backend: Callable[..., Any]) -> Callable[[int], C
 def test_the_uses_of_memory_are_measured_separately(loaded: SmallModel) -> None:
     steps = []
 
-    class Attention(ReferenceAttention):
+    class Attention(PlainAttention):
+        def __init__(self, batch: Batch) -> None:
+            super().__init__(batch)
+            self._batch = batch
+
         def __call__(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, cache: Any, how: Any) -> Any:
             batch = self._batch
             steps.append((len(query), len(batch.query_lens), cache.keys.shape[0], max(batch.context_lens)))
