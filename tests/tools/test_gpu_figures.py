@@ -110,12 +110,12 @@ def test_each_feature_that_is_off_is_named_with_its_reason_and_fails_the_check()
 def test_features_that_every_model_has_must_be_on() -> None:
     off = {
         **dict.fromkeys(workload.ALWAYS_ON, ""),
-        "attention": "Triton is not installed",
+        "kernels": "Triton is not installed",
         "adapters": "there are none",
     }
     workload.note_off(off)
     try:
-        assert workload.OFF == {"attention": "Triton is not installed"}
+        assert workload.OFF == {"kernels": "Triton is not installed"}
     finally:
         workload.OFF.clear()
 

@@ -91,7 +91,7 @@ rm "$log.said"
 PROBE = """
 import json, pickle, sys
 order = pickle.load(sys.stdin.buffer)
-off = {"attention": "", "sampling": "", "fused_layers": "", "adapters": "there are none"}
+off = {"kernels": "", "sampling": "", "adapters": "there are none"}
 problems = []
 if order.options.kv_cache_dtype == "fp8":
     off["sampling"] = "wrong draws"

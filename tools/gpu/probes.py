@@ -134,7 +134,7 @@ def _probe(case: Case, device: torch.device, checker: tuple[str, ...]) -> dict[s
             errors = [] if is_sound else [*lines[:20], *lines[-1:]] or ["the checker wrote nothing"]
     if verdict is None:
         return {"equal": False, "problem": "the model could not be started"}
-    is_on = {name: not verdict.off.get(name, "not tried") for name in ("attention", "sampling", "fused_layers")}
+    is_on = {name: not verdict.off.get(name, "not tried") for name in ("kernels", "sampling")}
     problems = {name: verdict.off[name] for name in sorted(verdict.problems)}
     is_right = not problems and all(is_on.values()) and not errors
     return {"equal": is_right, "problems": problems, "off": dict(verdict.off), "errors": errors}

@@ -32,7 +32,7 @@ BLOCK_SIZE = 16
 IN_MEMORY = "/dev/shm"  # where files of 16 GB are written in seconds
 # The features that should have been on in this process and were not, each with its reason: the section is wrong then.
 OFF: dict[str, str] = {}
-ALWAYS_ON = ("attention", "sampling", "fused_layers")
+ALWAYS_ON = ("kernels", "sampling")
 # Small models with packed weights, and what they are asked.
 SIZES = {**SMALL, "hidden_size": 64, "intermediate_size": 128, "head_dim": 16}
 QWEN3_MOE = {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 64, "decoder_sparse_step": 1}

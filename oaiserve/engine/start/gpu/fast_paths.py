@@ -7,21 +7,22 @@ something else, is switched off, and the log says so; the start goes on.
 from __future__ import annotations
 
 from functools import partial
-from importlib import import_module
 from importlib.util import find_spec
 from typing import Any, NamedTuple
+
+import torch
 
 from oaiserve.config import EngineOptions
 from oaiserve.engine.decoder.spec import ModelSpec
 from oaiserve.engine.executors.cuda.executor import CudaWeights
-from oaiserve.engine.executors.cuda.kernels import Kernels, PlainAttention
+from oaiserve.engine.executors.cuda.kernels import Kernels, PlainAttention, triton_kernels
 from oaiserve.engine.executors.cuda.select import select_backend
 from oaiserve.engine.model.attention import Backend
 from oaiserve.engine.model.sampling.draw_rows import SampleIds
 from oaiserve.engine.model.sampling.logit_edits import ApplyMasks
-from oaiserve.engine.start.gpu.kernels import attention_problem, logits_problem, sampling_problem
+from oaiserve.engine.start.gpu.kernels import logits_problem, sampling_problem
 from oaiserve.engine.start.gpu.long_prompts import long_prompts_checked
-from oaiserve.engine.start.gpu.products import experts_checked, multiply_checked, unpacking_where_faster
+from oaiserve.engine.start.gpu.products import unpacking_where_faster
 from oaiserve.engine.start.gpu.trials import FEATURES, Trials
 
 
@@ -46,53 +47,31 @@ def no_fast_paths(reason: str, trials: Trials) -> FastPaths:
 
 def find_fast_paths(spec: ModelSpec, weights: CudaWeights, options: EngineOptions, trials: Trials) -> FastPaths:
     """Try all fast paths."""
-    attention = _attention(spec, weights, options, trials)
     sample_ids, apply_masks = _sampling_checked(spec, trials)
-
-    def of_packed() -> Any:
-        return unpacking_where_faster(weights.packed, spec.dtype, _kernels("triton_products").multiply)
-
-    kernels = Kernels(attention)
-    if (multiply := multiply_checked(weights.packed, spec.dtype, of_packed, trials)) is not None:
-        kernels = kernels._replace(multiply=multiply)
-    experts = experts_checked(weights.packed, spec.dtype, lambda: _kernels("triton_products"), trials)
-    kernels = kernels._replace(experts=experts)
+    attention = select_backend(spec.device, options.attention)
+    kernels: Kernels | None = None
     if attention is PlainAttention:
-        trials.off["fused_layers"] = "attention is in plain torch"
+        trials.off["kernels"] = "attention is in plain torch"
     else:
-        kernels = (
-            trials.tried(
-                "fused_layers",
-                lambda: kernels._replace(
-                    operations=_kernels("triton_layers"), recurrence=_kernels("triton_states").recurrence
-                ),
-                lambda fused: logits_problem(spec, weights, fused, options.block_size),
-            )
-            or kernels
+        kernels = trials.tried(
+            "kernels",
+            partial(_kernels, attention, weights, spec.dtype),
+            lambda made: logits_problem(spec, weights, made, options.block_size),
         )
-    if attention is PlainAttention:
-        trials.off["long_prompts"] = "attention is in plain torch"
-        return FastPaths(kernels, sample_ids, apply_masks)
-    triton_attention: Any = attention
-    library = long_prompts_checked(spec, weights, triton_attention, options.block_size, trials)
+    if kernels is None:
+        trials.off["long_prompts"] = "there are no other kernels"
+        return FastPaths(Kernels(), sample_ids, apply_masks)
+    triton_attention: Any = kernels.attention
+    library = long_prompts_checked(spec, weights, kernels, options.block_size, trials)
     if library is not None:
         kernels = kernels._replace(attention=partial(triton_attention, library=library))
     return FastPaths(kernels, sample_ids, apply_masks)
 
 
-def _attention(spec: ModelSpec, weights: CudaWeights, options: EngineOptions, trials: Trials) -> Backend:
-    """Return the backend: kernels, unless they differ."""
-    backend = select_backend(spec.device, options.attention)
-    if backend is PlainAttention:
-        trials.off["attention"] = "attention is in plain torch, without triton"
-        return backend
-
-    def problem() -> object | None:
-        found = attention_problem(spec, weights, backend, options.block_size)
-        # Norms and rotation are in kernels of attention only in whole layers.
-        return found or logits_problem(spec, weights, Kernels(backend), options.block_size)
-
-    return backend if trials.is_usable("attention", problem) else PlainAttention
+def _kernels(attention: Backend, weights: CudaWeights, dtype: torch.dtype) -> Kernels:
+    """Return all kernels. Raises ImportError without Triton."""
+    kernels = triton_kernels()._replace(attention=attention)
+    return kernels._replace(multiply=unpacking_where_faster(weights.packed, dtype, kernels.multiply))
 
 
 def _sampling_checked(spec: ModelSpec, trials: Trials) -> tuple[SampleIds | None, ApplyMasks | None]:
@@ -117,8 +96,3 @@ def _sampling() -> tuple[SampleIds | None, ApplyMasks | None]:
     from oaiserve.engine.model.sampling import triton_sampling
 
     return triton_sampling.sample_ids, triton_sampling.apply_masks
-
-
-def _kernels(module: str) -> Any:
-    """Import a module of kernels. Raises ImportError without Triton."""
-    return import_module(f"oaiserve.engine.model.gpu.{module}")

@@ -1,4 +1,4 @@
-"""Compares kernels of attention, draws and adapters with plain torch."""
+"""Compares kernels of layers, draws and adapters with plain torch."""
 
 from __future__ import annotations
 
@@ -11,12 +11,11 @@ import torch
 
 from oaiserve.engine.decoder.spec import ModelSpec
 from oaiserve.engine.executors.cuda.executor import CudaExecutor, CudaWeights
-from oaiserve.engine.executors.cuda.kernels import Kernels, PlainAttention
+from oaiserve.engine.executors.cuda.kernels import Kernels
 from oaiserve.engine.model.adapters import Adapter, AdapterPart
-from oaiserve.engine.model.attention import Backend, LayerCache, Scoring, StepAttention
 from oaiserve.engine.model.batch import Batch, build_batch
 from oaiserve.engine.model.plain_adapters import AddTo, plain
-from oaiserve.engine.model.rehearsal import prompts_and_decodes
+from oaiserve.engine.model.rehearsal import prompt, prompts_and_decodes
 from oaiserve.engine.model.sampling import numpy_sampling
 from oaiserve.engine.model.sampling.draw_rows import GREEDY, DrawRow, SampleIds
 from oaiserve.engine.model.sampling.logit_edits import ApplyMasks, apply_masks_in_torch
@@ -24,9 +23,10 @@ from oaiserve.engine.model.states import StateChunk, States
 from oaiserve.engine.start.compare import Difference, compare, difference, layer_tolerance, tolerance, worst
 from oaiserve.engine.step import Chunk, Step
 
-LENGTHS = (3, 20, 600, 75)  # of sequences whose attention is compared; one is read by several programs
-LOGITS_LENGTHS = (9, 40, 17, 600)
-CHUNK_TOKENS = 5  # of the longest, in a step in which the others decode
+LENGTHS = (9, 40, 17, 600)  # of sequences whose logits are compared; the keys of the last are read by several programs
+CHUNK_TOKENS = 5  # of the last, in a step in which the others decode
+# Of prompts alone. Products have tiles of their own for each of these, and unpack matrices for the most of them.
+ROWS = (20, 40, 100, 300, 2048)
 ADAPTED_LENGTHS = [3, 20, 9]
 ADAPTER_RANKS = (8, 24)
 _DRAWS = [
@@ -40,64 +40,34 @@ _DRAWS = [
 
 
 @torch.inference_mode()
-def attention_problem(spec: ModelSpec, weights: CudaWeights, backend: Backend, block_size: int) -> Difference | None:
-    """Compare attention with that in plain torch in the model's layers, in prompts, chunks and decodes."""
-    if not spec.kv_shapes:
-        return None
-    *lengths, longest = (max(3, min(length, spec.max_model_len)) for length in LENGTHS)
-    prompts, decodes = prompts_and_decodes([*lengths, longest], spec.vocab_size, block_size)
-    # The longest goes on with some tokens while the others decode.
-    sequence = decodes.chunks.pop().sequence
-    start = longest - min(CHUNK_TOKENS, longest - 1)
-    prompts.chunks[-1] = Chunk(sequence, 0, start, max_draws=0)
-    decodes.chunks.append(Chunk(sequence, start, longest - start))
-    found: list[float] = []  # differences of results, and the share of keys and values that differ
-
-    def of_step(batch: Batch) -> StepAttention:
-        reference = PlainAttention(batch)
-        fast = backend(batch)
-
-        def attend(
-            query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, cache: LayerCache, scoring: Scoring
-        ) -> torch.Tensor:
-            copies = cache.copy()
-            got = fast(query, key, value, copies, scoring)
-            want = reference(query, key, value, cache, scoring)
-            found.append(difference(got, want))
-            for copy, kept in zip(copies, cache, strict=True):
-                found.append(float((copy.float() != kept.float()).float().mean()))
-            return want
-
-        return attend
-
-    sizes = {"num_blocks": sequence.blocks[-1] + 1, "block_size": block_size}
-    executor = CudaExecutor(weights, spec.kv_shapes, **sizes, kernels=Kernels(attention=of_step))
-    states = _states(spec, len(prompts.chunks))
-    for step in (prompts, decodes):
-        executor.forward(_batch(step, spec, states, block_size))
-    limit = layer_tolerance(spec.dtype)
-    return worst(Difference("attention in a layer", apart, limit) for apart in found)
-
-
-@torch.inference_mode()
 def logits_problem(spec: ModelSpec, weights: CudaWeights, kernels: Kernels, block_size: int) -> Difference | None:
-    """Compare the logits of prompts and decodes with those in plain torch, also at the model's last position, where
-    rotary tables end."""
-    lengths = [max(3, min(length, spec.max_model_len)) for length in LOGITS_LENGTHS]
-    steps = prompts_and_decodes(lengths, spec.vocab_size, block_size)
-    num_blocks = max(block for chunk in steps[0].chunks for block in chunk.sequence.blocks) + 1
+    """Compare the logits of prompts, decodes and both together with those in plain torch, also at the model's last
+    position, where rotary tables end."""
+    lengths = [_possible(length, spec) for length in LENGTHS]
+    prompts, decodes = prompts_and_decodes(lengths, spec.vocab_size, block_size)
+    whole = Step([chunk._replace(max_draws=1) for chunk in prompts.chunks])
+    *others, longest = decodes.chunks
+    start = max(0, longest.end - CHUNK_TOKENS)
+    mixed = Step([*others, Chunk(longest.sequence, start, longest.end - start)])
+    alone = [prompt(_possible(length, spec), spec.vocab_size, block_size) for length in ROWS]
+    steps = [whole, decodes, mixed, *alone]
+    num_blocks = 1 + max(block for step in steps for chunk in step.chunks for block in chunk.sequence.blocks)
+    sizes = {"num_blocks": num_blocks, "block_size": block_size}
     found: list[list[torch.Tensor]] = []
     for which in (Kernels(), kernels):
-        sizes = {"num_blocks": num_blocks, "block_size": block_size}
         executor = CudaExecutor(weights, spec.kv_shapes, **sizes, kernels=which)
         states = _states(spec, len(lengths))
-        whole = Step([chunk._replace(max_draws=1) for chunk in steps[0].chunks])
-        batches = [_batch(step, spec, states, block_size) for step in (whole, steps[1])]
-        last = torch.full_like(batches[1].positions, spec.max_model_len - 1)
-        batches.append(replace(batches[1], positions=last))
-        found.append([executor.forward(batch).clone() for batch in batches])
+        logits = [executor.forward(_batch(step, spec, states, block_size)).clone() for step in steps]
+        last = _batch(decodes, spec, states, block_size)
+        last = replace(last, positions=torch.full_like(last.positions, spec.max_model_len - 1))
+        found.append([*logits, executor.forward(last).clone()])
     limit = tolerance(spec.dtype, has_float8_cache=spec.has_float8_cache)
     return worst(Difference("the outputs", difference(*pair), limit) for pair in zip(*reversed(found), strict=True))
+
+
+def _possible(length: int, spec: ModelSpec) -> int:
+    """Return a length that `prompts_and_decodes` and the model take."""
+    return max(3, min(length, spec.max_model_len))
 
 
 def _states(spec: ModelSpec, number: int) -> States | None:

@@ -13,13 +13,14 @@ from torch.nn import attention
 
 from oaiserve.engine.decoder.spec import ModelSpec
 from oaiserve.engine.executors.cuda.executor import CudaWeights
+from oaiserve.engine.executors.cuda.kernels import Kernels
 from oaiserve.engine.executors.reference.place import new_cache
 from oaiserve.engine.model.attention import Backend, Scoring
 from oaiserve.engine.model.attention.paged_prompts import Attend
 from oaiserve.engine.model.batch import build_batch
 from oaiserve.engine.model.rehearsal import prompt
 from oaiserve.engine.start.compare import Difference
-from oaiserve.engine.start.gpu.kernels import attention_problem
+from oaiserve.engine.start.gpu.kernels import logits_problem
 from oaiserve.engine.start.gpu.timing import Seconds, device_seconds
 from oaiserve.engine.start.gpu.trials import Trials
 
@@ -46,14 +47,13 @@ def flash_attention() -> Attend | None:
 def long_prompts_checked(
     spec: ModelSpec,
     weights: CudaWeights,
-    triton_attention: Callable[..., Any],
+    kernels: Kernels,
     block_size: int,
     trials: Trials,
     find: Callable[[], Attend | None] = flash_attention,
     seconds: Seconds = device_seconds,
 ) -> Attend | None:
-    """Return the library's function if it is used for long prompts. `triton_attention` is the backend, which takes it,
-    too."""
+    """Return the library's function if it is used for long prompts. The attention of `kernels` takes it, too."""
     num_keys = NUM_KEYS
     shapes = spec.kv_shapes.values()
     has_its_shapes = bool(shapes) and all(shape.key_dim == shape.value_dim for shape in shapes)
@@ -67,8 +67,9 @@ def long_prompts_checked(
     slower: list[str] = []
 
     def problem(attend: Attend) -> Difference | None:
+        triton_attention: Any = kernels.attention
         by_library = partial(triton_attention, library=attend, least_tokens=0)
-        found = attention_problem(spec, weights, by_library, block_size)
+        found = logits_problem(spec, weights, kernels._replace(attention=by_library), block_size)
         if found is None:
             ways: tuple[Backend, ...] = triton_attention, by_library
             ours, theirs = (

@@ -16,26 +16,14 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 # The names under which /metrics says what is on.
-Feature = Literal[
-    "attention",
-    "long_prompts",
-    "sampling",
-    "packed_weights",
-    "packed_experts",
-    "fused_layers",
-    "adapters",
-    "graphs",
-]
+Feature = Literal["kernels", "long_prompts", "sampling", "adapters", "graphs"]
 _PLAIN = "plain torch computes it, which is much slower and has no CUDA graphs"
 # What each one is called, and what computes where it is off.
 FEATURES: Mapping[Feature, tuple[str, str]] = MappingProxyType(
     {
-        "attention": ("Attention by Triton's kernels", _PLAIN),
+        "kernels": ("Triton's kernels", _PLAIN),
         "long_prompts": ("Long prompts by FlashAttention", "Triton's kernels compute them"),
         "sampling": ("Sampling by Triton's kernels", _PLAIN),
-        "packed_weights": ("Products with packed weights", "each one expands its matrix, which is much slower"),
-        "packed_experts": ("Experts by kernels", "plain torch computes them one by one, which is much slower"),
-        "fused_layers": ("Fused layers", "plain torch runs operation by operation"),
         "adapters": ("Adapters by Triton's kernels", "plain torch adds them, which is slower"),
         "graphs": ("CUDA graphs", "operations are launched one by one, which is slower (--no-cuda-graph does not try)"),
     }

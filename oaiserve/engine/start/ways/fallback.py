@@ -101,7 +101,7 @@ def start_fallback(model: PreTrainedModel, options: EngineOptions, name: str) ->
         CPU_STEP_TOKENS if spec.is_on_cpu else GPU_STEP_TOKENS,
         num_states=num_caches,
         weight_bytes=executor.weight_bytes,
-        features={"native_step" if spec.is_on_cpu else "fused_layers": "transformers' own code computes the steps"},
+        features={"native_step" if spec.is_on_cpu else "kernels": "transformers' own code computes the steps"},
     )
 
 

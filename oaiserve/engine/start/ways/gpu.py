@@ -134,7 +134,7 @@ def start_on_gpu(model: Placed, options: EngineOptions, trials: Trials) -> Start
         graph_bytes = graph_memory_bytes(spec, options, weights.widest)
     make = partial(executor_of, model, spec, options=options, paths=paths)
     # Measuring runs the largest step, whose keys and rows no step before had.
-    with trials.blamed_on("attention"):
+    with trials.blamed_on("kernels"):
         num_blocks, num_states = gpu_sizes(spec, options, make, sample_ids=paths.sample_ids, graph_bytes=graph_bytes)
     executor = make(num_blocks)
     refuse_unless_finite(executor, spec, options.block_size)

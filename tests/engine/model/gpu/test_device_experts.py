@@ -1,16 +1,12 @@
 """Matrices of experts on a GPU: what the kernels compute, in Triton's interpreter, is what plain torch does."""
 
-from types import SimpleNamespace
-
 import numpy as np
 import pytest
 import torch
 
 from oaiserve.engine.decoder.blocks import FORMATS, MXFP4, Blocks
 from oaiserve.engine.executors.cuda.packed import packed as packed_in_blocks
-from oaiserve.engine.model.gpu.device_matrices import ExpertMatrices, of_integers, stacked
-from oaiserve.engine.start.gpu.products import experts_checked, plain_expert_products
-from oaiserve.engine.start.gpu.trials import Trials
+from oaiserve.engine.model.gpu.device_matrices import ExpertMatrices, expanded_product, of_integers, stacked
 from tests.engine.model.gpu.packed_matrices import floats_in_blocks, integers, numbers, relative
 
 pytest.importorskip("triton", reason="Triton has no wheels for this system")
@@ -42,6 +38,17 @@ def packed(kind: str, n: int, columns: int, seed: int) -> ExpertMatrices:
     return stacked([of_integers(made[kind]()) for _ in range(NUM_EXPERTS)])
 
 
+def plain_products(given: tuple[ExpertMatrices, torch.Tensor, torch.Tensor]) -> torch.Tensor:
+    """Return the products [pairs, n] of rows [T, columns] with the matrices of their experts [T, top_k]."""
+    matrices, x, chosen = given
+    out = x.new_empty(chosen.numel(), matrices.shape[0])
+    for expert in chosen.unique().tolist():
+        pairs = (chosen.flatten() == expert).nonzero()[:, 0]
+        bias = None if matrices.bias is None else matrices.bias[expert]
+        out[pairs] = expanded_product(x[pairs // chosen.shape[1]], matrices.of(expert), bias)
+    return out
+
+
 def by_kernels(given: tuple[ExpertMatrices, torch.Tensor, torch.Tensor]) -> torch.Tensor:
     matrices, x, chosen = given
     plan = triton_products.planned(chosen, NUM_EXPERTS)
@@ -56,7 +63,7 @@ def test_products_of_the_kernels_are_those_of_plain_torch(kind: str) -> None:
             generator = torch.Generator().manual_seed(num_rows)
             x = torch.randn(num_rows, columns, generator=generator).to(dtype)
             chosen = torch.stack([torch.randperm(NUM_EXPERTS - 1, generator=generator)[:2] for _ in range(num_rows)])
-            want = plain_expert_products((matrices, x.float(), chosen))
+            want = plain_products((matrices, x.float(), chosen))
             found = by_kernels((matrices, x, chosen)).float()
             assert relative(found, want) < (1e-5 if dtype == torch.float32 else 2e-2)
 
@@ -100,14 +107,3 @@ def test_a_matrix_in_mxfp4_whose_columns_are_no_multiple_of_64_is_not_packed() -
     blocks = Blocks(np.zeros((8, 3 * FORMATS[MXFP4].num_bytes), np.uint8), MXFP4, np.arange(8))
     assert blocks.shape == (8, 96)
     assert packed_in_blocks(blocks, torch.device("cpu")) is None
-
-
-@torch.inference_mode()
-def test_experts_that_are_wrong_are_switched_off_with_a_warning(caplog: pytest.LogCaptureFixture) -> None:
-    matrices = [packed("int4", 32, WIDTH, 1)]
-    doubled = SimpleNamespace(
-        planned=triton_products.planned, product=lambda *given, **named: 2 * triton_products.product(*given, **named)
-    )
-    assert experts_checked(matrices, torch.float32, lambda: doubled, Trials()) is None
-    assert "Experts by kernels: off" in caplog.text
-    assert experts_checked(matrices, torch.float32, lambda: triton_products, Trials()) is triton_products

@@ -1,11 +1,9 @@
 """Packed matrices on a GPU: products of the kernel are those of the expanded weights, for every format that is read."""
 
-import logging
 import math
 import sys
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 import pytest
 import torch
@@ -17,8 +15,7 @@ from oaiserve.engine.model.gpu.device_matrices import (
     joined,
     of_integers,
 )
-from oaiserve.engine.start.gpu.products import multiply_checked, unpacking_where_faster
-from oaiserve.engine.start.gpu.trials import Trials
+from oaiserve.engine.start.gpu.products import unpacking_where_faster
 from tests.engine.model.gpu.packed_matrices import floats_in_blocks, integers, numbers, relative
 
 pytest.importorskip("triton", reason="Triton has no wheels for this system")
@@ -145,25 +142,3 @@ def test_scales_of_blocks_that_do_not_fit_are_refused(
 ) -> None:
     with pytest.raises(BadLayout, match=problem):
         floats(torch.zeros(70, 96, dtype=torch.float8_e4m3fn), torch.zeros(shape), block)
-
-
-@torch.inference_mode()
-def test_products_that_are_wrong_are_switched_off_with_a_warning(caplog: pytest.LogCaptureFixture) -> None:
-    matrices = [of_integers(MATRICES[name]) for name in ("4 bits", "4 bits, any order", "FP8 by row")]
-
-    def doubled(x: torch.Tensor, matrix: PackedMatrix, bias: torch.Tensor | None) -> torch.Tensor:
-        return 2 * expanded_product(x, matrix, bias)
-
-    def no_compiler() -> Any:
-        raise RuntimeError("Failed to find C compiler")
-
-    with caplog.at_level(logging.WARNING):
-        assert multiply_checked(matrices, torch.float32, lambda: doubled, Trials()) is None
-        assert multiply_checked(matrices, torch.float32, no_compiler, Trials()) is None
-    assert [message.partition(":")[0] for message in caplog.messages] == ["Products with packed weights"] * 2
-    assert "would differ by 100.0%" in caplog.messages[0]
-    multiply = triton_products.multiply
-    assert multiply_checked(matrices, torch.float32, lambda: multiply, Trials()) is multiply
-    trials = Trials()
-    assert multiply_checked([], torch.float32, no_compiler, trials) is None
-    assert trials.off["packed_weights"] == "the model has none"

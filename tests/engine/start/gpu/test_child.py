@@ -127,11 +127,11 @@ def test_a_probe_that_cannot_run_leaves_all_features_off() -> None:
     verdict = probed(Order("a model", EngineOptions(), "cuda"), (sys.executable, "-c", "raise SystemExit('no torch')"))
     assert verdict is not None
     assert verdict.problems == set(FEATURES)
-    assert "no torch" in verdict.off["attention"]
+    assert "no torch" in verdict.off["kernels"]
 
 
 def test_no_process_is_left(log: Path) -> None:
-    run("hangs", "attention", 1.0)
+    run("hangs", "kernels", 1.0)
     for folder in Path("/proc").glob("[0-9]*"):
         try:
             words = (folder / "cmdline").read_bytes()

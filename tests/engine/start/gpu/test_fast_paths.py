@@ -19,13 +19,13 @@ from oaiserve.config import EngineOptions
 from oaiserve.engine.decoder.spec import ModelSpec
 from oaiserve.engine.engine import Engine
 from oaiserve.engine.executors.cuda.executor import CudaWeights
-from oaiserve.engine.executors.cuda.kernels import PlainAttention
+from oaiserve.engine.executors.cuda.kernels import Kernels, PlainAttention, triton_kernels
 from oaiserve.engine.executors.reference.executor import ReferenceExecutor
-from oaiserve.engine.executors.reference.mixers import recurrence
 from oaiserve.engine.model import layer_operations
 from oaiserve.engine.model.attention import Backend, Scoring
 from oaiserve.engine.model.batch import Batch
 from oaiserve.engine.model.gpu.cuda_capture import Run
+from oaiserve.engine.model.gpu.device_matrices import PackedMatrix, expanded_product
 from oaiserve.engine.model.gpu.step_graphs import StepGraphs
 from oaiserve.engine.model.plain_adapters import plain
 from oaiserve.engine.model.runner import ModelRunner
@@ -37,7 +37,7 @@ from oaiserve.engine.start.compare import Difference
 from oaiserve.engine.start.described import Described, describe_model
 from oaiserve.engine.start.gpu import fast_paths, probe, usable
 from oaiserve.engine.start.gpu.child import Order
-from oaiserve.engine.start.gpu.kernels import adapters_problem, attention_problem, sampling_problem
+from oaiserve.engine.start.gpu.kernels import adapters_problem, logits_problem, sampling_problem
 from oaiserve.engine.start.gpu.kv_cache import scale_for, with_measured_scales
 from oaiserve.engine.start.gpu.long_prompts import long_prompts_checked
 from oaiserve.engine.start.gpu.trials import FEATURES, Trials
@@ -56,6 +56,8 @@ from tests.engine.model.runners import eager_runner, greedy, make_engine
 from tests.engine.remembered import save
 from tests.models.decoders import FAMILIES, LLAMA_OF_ONE_LAYER, byte_tokenizer, random_model
 from tests.models.described import SmallModel, described
+from tests.models.in_blocks import written
+from tests.models.packed import Packing
 from tests.models.pinned import pinned_model
 
 NUM_BLOCKS = 64
@@ -74,9 +76,9 @@ def placed(loaded: SmallModel) -> Placed:
     return place(loaded)
 
 
-def attention_differs(placed: Placed, backend: Backend, block_size: int = 4) -> Difference | None:
+def logits_differ(placed: Placed, kernels: Kernels, block_size: int = BLOCK_SIZE) -> Difference | None:
     assert isinstance(placed.weights, CudaWeights)
-    return attention_problem(placed.spec, placed.weights, backend, block_size)
+    return logits_problem(placed.spec, placed.weights, kernels, block_size)
 
 
 def broken(*_: Any, **__: Any) -> Any:
@@ -97,25 +99,24 @@ def without_the_last_key(batch: Batch) -> PlainAttention:
 def test_attention_that_differs_by_rounding_has_no_problem(family: str) -> None:
     def rounds(batch: Batch) -> Any:
         plain = PlainAttention(batch)
-        return lambda *given: plain(*given) * (1 + 1e-4)
+        return lambda *given: plain(*given) * (1 + 1e-5)
 
-    assert attention_differs(place(described(random_model(FAMILIES[family]))), rounds) is None
+    assert logits_differ(place(described(random_model(FAMILIES[family]))), Kernels(rounds)) is None
 
 
 @pytest.mark.filterwarnings("ignore:invalid value encountered in subtract")  # from rows that are not finite
-def test_triton_attention_and_sampling_have_no_problem() -> None:
+def test_triton_kernels_have_no_problem() -> None:
     pytest.importorskip("triton", reason="Triton has no wheels for this system")
     placed = place(described(random_model(LLAMA_OF_ONE_LAYER)))
-    from oaiserve.engine.model.attention.triton import TritonAttention
     from oaiserve.engine.model.sampling import triton_sampling
 
-    assert attention_differs(placed, TritonAttention, 16) is None
+    assert logits_differ(placed, triton_kernels(), 16) is None
     assert sampling_problem(placed.spec, triton_sampling.sample_ids, triton_sampling.apply_masks) is None
 
 
 def test_attention_that_computes_something_else_is_found(placed: Placed) -> None:
-    found = str(attention_differs(placed, without_the_last_key))
-    assert found.startswith("attention in a layer would differ by ")
+    found = str(logits_differ(placed, Kernels(without_the_last_key)))
+    assert found.startswith("the outputs would differ by ")
     assert found.endswith(" (allowed: 0.1%)")
 
 
@@ -127,7 +128,22 @@ def test_attention_that_leaves_the_cache_as_it_was_is_found(placed: Placed) -> N
 
         return attend
 
-    assert attention_differs(placed, forgets) is not None
+    assert logits_differ(placed, Kernels(forgets)) is not None
+
+
+def test_products_with_packed_weights_that_are_wrong_are_found(tmp_path: Path) -> None:
+    written(tmp_path, Packing("awq"))
+    options = EngineOptions(dtype="float32", max_model_len=128)
+    found = describe_model(find_model(tmp_path), options, device=torch.device("meta"))
+    weights = CudaWeights(found.decoder, dtype=torch.float32, device=torch.device("cpu"))
+    assert weights.packed
+    packed = Placed(replace(found.spec, device=weights.device), weights, {})
+
+    def doubled(x: torch.Tensor, matrix: PackedMatrix, bias: torch.Tensor | None) -> torch.Tensor:
+        return 2 * expanded_product(x, matrix, bias)
+
+    assert logits_differ(packed, Kernels()) is None
+    assert logits_differ(packed, Kernels(multiply=doubled)) is not None
 
 
 def test_draws_and_masks_that_are_others_are_found(loaded: SmallModel) -> None:
@@ -175,11 +191,8 @@ class FakeGpu:
         self.set(triton_sampling, "draw", self.sampler.draw)
         self.set(torch.cuda, "empty_cache", lambda: None)
         self.set(torch.cuda, "mem_get_info", lambda device: (1 << 30, 2 << 30))
-        self.kernels: dict[str, Any] = {
-            "triton_layers": layer_operations,
-            "triton_states": SimpleNamespace(recurrence=recurrence),
-        }
-        self.set(fast_paths, "_kernels", lambda name: self.kernels[name])
+        self.kernels = Kernels()
+        self.set(fast_paths, "_kernels", lambda attention, *_: self.kernels._replace(attention=attention))
         self.set(start_on_gpu, "CudaCapture", lambda device: self.capture)
         self.backend: Backend = padded_attention
 
@@ -213,7 +226,7 @@ def answers(engine: Engine) -> list[list[int]]:
     return [choice.token_ids for params in (greedy(6), drawn) for choice in engine.generate(prompts, params)]
 
 
-ON = frozenset({"attention", "sampling", "fused_layers", "graphs"})
+ON = frozenset({"kernels", "sampling", "graphs"})
 
 
 def on(engine: Engine) -> set[str]:
@@ -232,16 +245,20 @@ WRONG_LAYERS = SimpleNamespace(add_and_norm=lambda hidden, *_: (hidden, hidden),
         (lambda device: None, set(), None),
         (
             lambda device: device.set(device, "backend", broken),
-            {"attention", "fused_layers", "graphs"},
-            f"Attention by Triton's kernels: off, .*{re.escape(NO_COMPILER)}",
+            {"kernels", "graphs"},
+            f"Triton's kernels: off, .*{re.escape(NO_COMPILER)}",
         ),
         (
             lambda device: device.set(fast_paths, "_sampling", lambda: WRONG_SAMPLING),
             {"sampling", "graphs"},
             "Sampling by Triton's kernels",
         ),
-        (lambda device: device.kernels.update(triton_layers=WRONG_LAYERS), {"fused_layers"}, "Fused layers"),
-        (lambda device: device.kernels.clear(), {"fused_layers"}, "Fused layers"),
+        (
+            lambda device: device.set(device, "kernels", Kernels(operations=WRONG_LAYERS)),
+            {"kernels", "graphs"},
+            "Triton's kernels: off, .* the outputs would differ",
+        ),
+        (lambda device: device.set(fast_paths, "_kernels", broken), {"kernels", "graphs"}, "Triton's kernels"),
         (
             lambda device: device.set(device, "capture", lambda run: run() or (lambda: None)),
             {"graphs"},
@@ -316,11 +333,11 @@ def test_a_library_is_used_if_it_computes_the_same_and_faster(
     left = list(times)
     trials = Trials()
     with caplog.at_level(logging.WARNING):
-        found = long_prompts_checked(spec, weights, backend, 16, trials, lambda: broken, seconds)
+        found = long_prompts_checked(spec, weights, Kernels(backend), 16, trials, lambda: broken, seconds)
     assert found == (None if reason else broken)
     assert reason in trials.off["long_prompts"]
     assert [message.partition(":")[0] for message in caplog.messages] == ["Long prompts by FlashAttention"] * warned
-    assert long_prompts_checked(replace(spec, max_model_len=8191), weights, backend, 16, trials) is None
+    assert long_prompts_checked(replace(spec, max_model_len=8191), weights, Kernels(backend), 16, trials) is None
 
 
 def test_without_a_package_long_prompts_are_for_the_kernels_and_nothing_warns(
@@ -328,7 +345,7 @@ def test_without_a_package_long_prompts_are_for_the_kernels_and_nothing_warns(
 ) -> None:
     trials = Trials()
     spec = replace(placed.spec, dtype=torch.bfloat16, max_model_len=8192)
-    assert long_prompts_checked(spec, placed.weights, PlainAttention, 16, trials) is None
+    assert long_prompts_checked(spec, placed.weights, Kernels(), 16, trials) is None
     assert trials.off["long_prompts"] == "no package with FlashAttention 3 or 4 is installed"
     assert torch.nn.attention.current_flash_attention_impl() is None
     assert not caplog.messages
@@ -338,7 +355,7 @@ def test_everything_can_be_switched_off(device: FakeGpu, loaded: SmallModel, pla
     device.backend = PlainAttention
     with started(placed, cuda_graph=False, attention="reference") as engine:
         assert on(engine) == {"sampling"}
-        assert "plain torch" in engine.features["attention"]
+        assert "plain torch" in engine.features["kernels"]
         assert "--no-cuda-graph" in engine.features["graphs"]
 
 
@@ -358,7 +375,7 @@ def test_decodes_with_adapters_are_captured_only_if_they_compute_the_same(device
     if not is_right:
         device.set(TritonAdapters, "upload", lambda *_: None)
     with started(place(described(random_model(LLAMA_OF_ONE_LAYER))), lora_dir=Path("unread")) as engine:
-        assert on(engine) == {"attention", "sampling", "fused_layers", "adapters", *["graphs"] * is_right}
+        assert on(engine) == {"kernels", "sampling", "adapters", *["graphs"] * is_right}
         assert is_right or "with adapters would differ" in engine.features["graphs"]
 
 
@@ -400,8 +417,7 @@ def from_files(device: FakeGpu) -> Callable[..., ServedModel]:
     def probed(order: Order) -> Verdict:
         trials = Trials()
         probe.probe(order, trials)
-        device.set(fast_paths, "attention_problem", pytest.fail)  # only probes may call these two
-        device.set(fast_paths, "logits_problem", pytest.fail)
+        device.set(fast_paths, "logits_problem", pytest.fail)  # only probes may call it
         return trials.verdict
 
     device.set(start_on_gpu, "select_device", lambda name: torch.device("cpu"))

@@ -28,10 +28,10 @@ def broken(*_: Any) -> Any:
 
 
 def test_a_verdict_replaces_trials(caplog: pytest.LogCaptureFixture) -> None:
-    off = {"attention": "", "sampling": "it is wrong", "adapters": "there are none", "graphs": ""}
+    off = {"kernels": "", "sampling": "it is wrong", "adapters": "there are none", "graphs": ""}
     trials = Trials(Verdict(off, frozenset(["sampling"])))
     never = pytest.fail
-    assert trials.is_usable("attention", lambda: never("it is tried"))
+    assert trials.is_usable("kernels", lambda: never("it is tried"))
     assert trials.tried("sampling", lambda: never("it is made"), lambda _: None) is None
     assert not trials.is_usable("adapters", lambda: never("it is tried"))
     assert trials.tried("graphs", broken, lambda _: None) is None  # no memory for it, for example
@@ -46,13 +46,13 @@ def test_a_verdict_replaces_trials(caplog: pytest.LogCaptureFixture) -> None:
 def test_trials_are_reported_before_and_after() -> None:
     reported: list[str | None] = []
     trials = Trials(report=reported.append)
-    assert trials.is_usable("attention", lambda: None)
+    assert trials.is_usable("kernels", lambda: None)
     assert not trials.is_usable("sampling", lambda: "wrong draws")
-    with trials.blamed_on("attention"):
+    with trials.blamed_on("kernels"):
         pass
     with trials.blamed_on("sampling"):  # sampling is off
         pass
-    assert reported == ["attention", None, "sampling", None, "attention", None]
+    assert reported == ["kernels", None, "sampling", None, "kernels", None]
 
 
 def test_an_error_ends_a_probe_because_later_trials_could_fail_by_what_it_left() -> None:
@@ -68,7 +68,7 @@ def test_what_the_user_asks_for_in_vain_is_an_error() -> None:
         raise StartupError("Attention by triton needs ...")
 
     with pytest.raises(StartupError):
-        Trials().is_usable("attention", refuse)
+        Trials().is_usable("kernels", refuse)
 
 
 # -- the verdict of earlier starts ------------------------------------------------------------------------------------
@@ -134,7 +134,7 @@ def test_a_gpu_that_fails_gets_no_kernels_at_the_next_start(probes: Probes, monk
         broken()
     second = start()
     assert set(second.verdict.problems) == set(FEATURES)
-    assert "--recheck" in second.verdict.off["attention"]
+    assert "--recheck" in second.verdict.off["kernels"]
     with pytest.raises(StartupError) as raised, second.watched():  # plain torch fails, too
         broken()
     assert not isinstance(raised.value, DeviceLost)
@@ -170,7 +170,7 @@ def test_a_spoiled_verdict_counts_as_missing(tmp_path: Path, content: str | None
 
 def test_a_verdict_is_read_as_it_was_written(tmp_path: Path) -> None:
     path = tmp_path / "probed-gpus" / "verdict"
-    verdict = Verdict({"attention": "", "sampling": "wrong"}, frozenset(["sampling"]))
+    verdict = Verdict({"kernels": "", "sampling": "wrong"}, frozenset(["sampling"]))
     assert remember(path, verdict)
     assert recall(path) == verdict
 
