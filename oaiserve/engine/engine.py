@@ -136,7 +136,7 @@ class Engine:
         self._disk = model.kept_blocks and DiskTier(model.kept_blocks, pool, lambda read: self._loop.post(read))
         step_time: StepTime | None = None
         if options.explain:  # otherwise the cost of steps isn't fitted
-            step_time = StepTime(lambda: self.step_cost, None, limits.max_step_tokens, options.itl_target_seconds)
+            step_time = StepTime(lambda: self.step_cost, limits.max_step_tokens, options.itl_target_seconds)
         scheduler = Scheduler(
             pool,
             limits,

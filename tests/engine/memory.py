@@ -6,11 +6,25 @@ from typing import Any
 from oaiserve.engine.request import SamplingParams
 from oaiserve.engine.scheduling.blocks import BlockPool, StatePool
 from oaiserve.engine.scheduling.limits import Limits
-from oaiserve.engine.scheduling.pacing import StepTime
+from oaiserve.engine.scheduling.pacing import UNIT, StepTime
 from oaiserve.engine.scheduling.policy import fcfs
 from oaiserve.engine.scheduling.scheduler import Scheduler
 from oaiserve.engine.sequence import Sequence
 from oaiserve.engine.step import Chunk, Draw, Step
+from oaiserve.explain.step_cost import StepCost
+
+
+class FixedTarget(StepTime):
+    """Step times with a target that doesn't follow from the cost. Few rows make a step efficient."""
+
+    def __init__(
+        self, cost: Callable[[], StepCost | None], seconds: float, most_tokens: int, itl_seconds: float | None = None
+    ) -> None:
+        super().__init__(cost, most_tokens, itl_seconds)
+        self._seconds = seconds
+
+    def target(self, cost: StepCost) -> tuple[int, float]:
+        return UNIT, self._seconds * 1e9
 
 
 def make(

@@ -23,7 +23,7 @@ DEAR_ROWS = StepCost(tuple(1e6 * knot for knot in KNOTS), prompt_context_ns=1_00
 
 def memory_with(*sequences: Sequence, cost: StepCost | None = CHEAP_ROWS, **options: Any) -> Memory:
     options = {"kv_blocks": 200, "max_step_tokens": 64, **options}
-    return memory_of(*sequences, step_time=StepTime(lambda: cost, None, options["max_step_tokens"]), **options)
+    return memory_of(*sequences, step_time=StepTime(lambda: cost, options["max_step_tokens"]), **options)
 
 
 def of_others(step: Step | None) -> Step:

@@ -141,7 +141,7 @@ def test_prompts_leave_answers_the_time_that_they_need_unless_that_is_too_little
     policy: Policy, seconds: float, is_met: bool
 ) -> None:
     known = StepCost(tuple(1e7 + 1e6 * k for k in KNOTS))
-    step_time = StepTime(lambda: known, None, 512)
+    step_time = StepTime(lambda: known, 512)
     memory = memory_of(kv_blocks=2000, max_step_tokens=512, policy=policy, step_time=step_time)
     memory.add(answer := due("answer", None, prompt=2, max_tokens=20, deadline_ns=int(seconds * SECOND_NS)))
     memory.execute(memory.scheduler.schedule(0))

@@ -10,14 +10,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from oaiserve.engine.scheduling.pacing import StepTime
 from oaiserve.engine.scheduling.policy import Policy, fair, fcfs
 from oaiserve.engine.scheduling.waiting import GENERATED_WEIGHT, MOST_ABSENT, WaitingQueue
 from oaiserve.engine.sequence import Place, Sequence
 from oaiserve.explain.step_cost import KNOTS, StepCost
 from oaiserve.facts.record import WaitReason
 from tests.engine.doubles import request, stepping
-from tests.engine.memory import Memory, memory_of, sequence
+from tests.engine.memory import FixedTarget, Memory, memory_of, sequence
 
 
 def add(memory: Memory, client: str, number: int = 1, prompt: int | list[int] = 4, **fields: Any) -> None:
@@ -179,7 +178,7 @@ def test_a_request_gets_a_place_from_one_of_its_client_that_has_several_and_keep
 
 def test_where_decodes_take_all_the_time_only_requests_without_a_place_get_one() -> None:
     cost = StepCost(tuple(1e6 * knot for knot in KNOTS))
-    memory = memory_of(kv_blocks=64, max_running=8, policy=fair, step_time=StepTime(lambda: cost, 0.002, 8))
+    memory = memory_of(kv_blocks=64, max_running=8, policy=fair, step_time=FixedTarget(lambda: cost, 0.002, 8))
     memory.add(*(sequence("large", 2, 40, client_name="only") for _ in range(8)))
     for _ in range(6):
         memory.run()
@@ -191,7 +190,7 @@ def test_where_decodes_take_all_the_time_only_requests_without_a_place_get_one()
 def crowded(num_large: int, *others: int) -> Memory:
     """Return a memory in which sequences of a client decode, and some of others; a row takes 10 ms."""
     cost = StepCost(tuple(1e7 * knot for knot in KNOTS))
-    step_time = StepTime(lambda: cost, 100.0, 512)
+    step_time = FixedTarget(lambda: cost, 100.0, 512)
     memory = memory_of(kv_blocks=1024, max_running=64, max_step_tokens=512, policy=fair, step_time=step_time)
     for name, number in zip(("large", *"abc"), (num_large, *others), strict=False):
         add(memory, name, number, max_tokens=60)

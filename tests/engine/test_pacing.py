@@ -11,7 +11,7 @@ from oaiserve.engine.scheduling.policy import Policy, fair, fcfs
 from oaiserve.engine.sequence import Sequence
 from oaiserve.engine.step import Step
 from oaiserve.explain.step_cost import KNOTS, StepCost
-from tests.engine.memory import Memory, memory_of, sequence
+from tests.engine.memory import FixedTarget, Memory, memory_of, sequence
 
 
 def cost(ns_per_row: float, least_ns: float = 0.0) -> StepCost:
@@ -19,7 +19,7 @@ def cost(ns_per_row: float, least_ns: float = 0.0) -> StepCost:
 
 
 def paced(known: StepCost, seconds: float, *sequences: Sequence, itl_seconds: float | None = None) -> Memory:
-    step_time = StepTime(lambda: known, seconds, 512, itl_seconds)
+    step_time = FixedTarget(lambda: known, seconds, 512, itl_seconds)
     return memory_of(*sequences, kv_blocks=900, max_step_tokens=512, policy=fair, step_time=step_time)
 
 
@@ -27,7 +27,7 @@ def paced(known: StepCost, seconds: float, *sequences: Sequence, itl_seconds: fl
 @given(lengths=st.lists(st.integers(1, 150), min_size=1, max_size=6), policy=st.sampled_from([fair, fcfs]))
 def test_no_step_takes_longer_than_its_target_and_prompts_go_on(lengths: list[int], policy: Policy) -> None:
     known = cost(1e6)
-    pace = StepTime(lambda: known, 0.04, 512)
+    pace = FixedTarget(lambda: known, 0.04, 512)
     some = [sequence(f"{number}", length, 20) for number, length in enumerate(lengths)]
     memory = memory_of(*some, kv_blocks=300, max_step_tokens=512, policy=policy, step_time=pace)
     while (step := memory.scheduler.schedule()) is not None:
@@ -61,14 +61,14 @@ def test_a_step_with_decodes_keeps_the_target_of_itl_and_prompts_go_on(
     ],
 )
 def test_the_target_is_the_time_of_the_smallest_efficient_step(known: StepCost, seconds: float) -> None:
-    pace = StepTime(lambda: known, None, 2048)
+    pace = StepTime(lambda: known, 2048)
     pace.begin(Step())
     assert pace.target_ns == pytest.approx(seconds * 1e9)
 
 
 def test_prompts_are_cut_small_while_nobody_knows_what_a_step_costs() -> None:
     learnt: list[StepCost] = []
-    step_time = StepTime(lambda: learnt[0] if learnt else None, 1.0, 512)
+    step_time = FixedTarget(lambda: learnt[0] if learnt else None, 1.0, 512)
     memory = memory_of(sequence("a", 1300), kv_blocks=900, max_step_tokens=512, policy=fair, step_time=step_time)
     assert [memory.run() for _ in range(2)] == [[("a", FIRST)]] * 2
     learnt.append(cost(1e3))

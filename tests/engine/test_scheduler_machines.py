@@ -12,13 +12,12 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from oaiserve.engine.media import PromptMedia
 from oaiserve.engine.scheduling.blocks import StatePool
-from oaiserve.engine.scheduling.pacing import StepTime
 from oaiserve.engine.scheduling.policy import POLICIES
 from oaiserve.engine.scheduling.slack import turn_ns
 from oaiserve.engine.sequence import Place, Sequence
 from oaiserve.engine.step import Draw
 from oaiserve.explain.step_cost import KNOTS, StepCost
-from tests.engine.memory import Memory, make, sequence
+from tests.engine.memory import FixedTarget, Memory, make, sequence
 
 LAST_TOKEN = 3  # The tokens drawn are 0 to 3.
 
@@ -48,7 +47,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             policy=POLICIES[self.policy],
             prefix_cache=self.prefix_cache,
             states=None if self.num_states is None else StatePool(self.num_states, self.shortest_kept),
-            step_time=StepTime(lambda: cost, 0.003, 6) if self.has_time else None,
+            step_time=FixedTarget(lambda: cost, 0.003, 6) if self.has_time else None,
         )
         self.memory = Memory(self.scheduler, last_token=LAST_TOKEN)
         self.memory.overlap = self.overlap

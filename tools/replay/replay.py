@@ -120,7 +120,7 @@ class LoadReplay:
         self._numbers = EngineNumbers()
         self._rng = random.Random(0)
         limits = Limits(server.max_running, max(server.max_step_tokens, server.max_running))
-        step_time = StepTime(self.known_cost, None, limits.max_step_tokens, server.itl_target_seconds)
+        step_time = StepTime(self.known_cost, limits.max_step_tokens, server.itl_target_seconds)
         self._scheduler = Scheduler(
             BlockPool(server.kv_blocks, server.block_size),
             limits,

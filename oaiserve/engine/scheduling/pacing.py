@@ -42,15 +42,10 @@ class StepTime:
     def __init__(
         self,
         cost: Callable[[], StepCost | None],
-        target_seconds: float | None,
         most_tokens: int,
         itl_target_seconds: float | None = None,
     ) -> None:
         self._cost_now = cost
-        if target_seconds is None:
-            self._given_ns = None
-        else:
-            self._given_ns = target_seconds * 1e9
         if itl_target_seconds is None:
             self._itl_ns = None
         else:
@@ -94,15 +89,17 @@ class StepTime:
         cost = self._cost_now()
         if cost is not self._cost and cost is not None:
             self._cost = cost
-            self._efficient, efficient_ns = efficient(cost, self._most_tokens)
-            self.target_ns = self._given_ns or max(LEAST_SECONDS * 1e9, efficient_ns)
-            if self._given_ns is not None:
-                self._efficient = UNIT
+            self._efficient, self.target_ns = self.target(cost)
         if others is not None and cost is not None:
             self._others = load = load_of(others)
             self._alone_ns = cost.expected_ns(load)
             self._row_ns = (cost.expected_ns(load._replace(decodes=load.decodes + SMOOTH)) - self._alone_ns) / SMOOTH
             self._most_ns = BESIDE_FOREGROUND * self._alone_ns
+
+    def target(self, cost: StepCost) -> tuple[int, float]:
+        """Return the rows that a step may always have, and its target."""
+        rows, ns = efficient(cost, self._most_tokens)
+        return rows, max(LEAST_SECONDS * 1e9, ns)
 
     def begin_with(self, decodes: Load) -> None:
         """Begin with a step that is only thought of."""

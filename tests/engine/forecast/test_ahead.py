@@ -34,7 +34,7 @@ def ahead(
     steps: int = 0,
     expected: Expected | None = None,
 ) -> Ahead:
-    return follow(COST, StepTime(lambda: COST, None, 512), rules, decodes, prompts, place, steps, expected)
+    return follow(COST, StepTime(lambda: COST, 512), rules, decodes, prompts, place, steps, expected)
 
 
 def test_a_prompt_alone_takes_its_steps() -> None:
@@ -82,7 +82,7 @@ def test_prompts_get_only_part_of_a_step_where_the_scheduler_shortens_it(policy:
 def test_it_is_within_a_step_of_the_real_scheduler(seed: int) -> None:
     """A crowd of prompts comes at once to a server with decodes. The answers' lengths are known here."""
     rng = random.Random(seed)
-    step_time = StepTime(lambda: COST, None, 512)
+    step_time = StepTime(lambda: COST, 512)
     scheduler = Scheduler(BlockPool(4096, 16), Limits(16, 512), policy=POLICIES["fair"], step_time=step_time)
     sizes = sorted(rng.randrange(20, 800) for _ in range(24))
     sequences = []
