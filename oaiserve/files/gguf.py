@@ -34,8 +34,6 @@ _BLOCKS = {
 _ALIGNMENT = "general.alignment"
 _NUM_SHARDS = "split.count"
 SHARD = re.compile(r"-(\d{5})-of-(\d{5})(?=\.gguf$)")  # in the name of a shard
-# Architectures whose configurations transformers reads as this server uses them.
-READ_BY_TRANSFORMERS = {"llama", "mistral", "qwen2", "qwen2moe", "qwen3", "qwen3moe", "gemma2", "gemma3", "phi3"}
 # Readers make some objects of Python for each of these. The largest models have a tenth as many.
 _MOST_VALUES = 2**16
 _MOST_TENSORS = 2**18

@@ -1,17 +1,16 @@
 """The configuration of a GGUF file's model, as transformers has it for a checkpoint.
 
-Most fields are the same metadata in all families; the others are the family's own. Transformers reads the files of some
-families itself, except for their experts.
+Most fields are the same metadata in all families; the others are the family's own. Transformers reads the files of
+families that have no description.
 """
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from transformers import CONFIG_MAPPING, AutoConfig, MixtralConfig, PreTrainedConfig
+from transformers import CONFIG_MAPPING, AutoConfig, PreTrainedConfig
 
 from oaiserve.engine.decoder.sources.gguf.architectures import ARCHITECTURES
 from oaiserve.engine.decoder.sources.gguf.metadata import Metadata
@@ -20,9 +19,9 @@ from oaiserve.engine.model.checkpoints.gguf_encoders import ENCODERS
 from oaiserve.engine.text.gguf_head import without_vocabulary
 from oaiserve.errors import StartupError
 from oaiserve.files.bad_file import BadFile
-from oaiserve.files.gguf import READ_BY_TRANSFORMERS, GgufTensor, architecture, read_tensors, read_values
+from oaiserve.files.gguf import GgufTensor, architecture, read_tensors, read_values
 
-_READ_HERE = ENCODERS | {name: one for name, one in ARCHITECTURES.items() if name not in READ_BY_TRANSFORMERS}
+_READ_HERE = ENCODERS | ARCHITECTURES
 
 
 def read_config(path: Path) -> PreTrainedConfig:
@@ -32,7 +31,7 @@ def read_config(path: Path) -> PreTrainedConfig:
         tensors = read_tensors(path)
         if architecture(values) in _READ_HERE:
             return config_of(values, tensors)
-        config = _with_experts(_of_transformers(path, architecture(values)), values, tensors)
+        config = _of_transformers(path, architecture(values))
         config.tie_word_embeddings = "output.weight" not in tensors  # transformers looks into the first file alone
         width = values.get(f"{architecture(values)}.attention.key_length")
         if width is not None and hasattr(config, "head_dim"):  # which it takes from its defaults for some types
@@ -48,7 +47,8 @@ def config_of(values: Mapping[str, Any], tensors: Mapping[str, GgufTensor]) -> P
     of_files = _READ_HERE[metadata.architecture]
     own = of_files.fields(metadata)
     kind: Any = CONFIG_MAPPING[own.pop("model_type", of_files.type)]
-    known = {field: value for field, value in common_fields(metadata).items() if hasattr(kind, field)}
+    fields = common_fields(metadata).items()
+    known = {field: value for field, value in fields if field == "head_dim" or hasattr(kind, field)}  # not all list it
     config: PreTrainedConfig = kind(**known | own)
     return config
 
@@ -62,21 +62,6 @@ def _of_transformers(path: Path, name: str | None) -> PreTrainedConfig:
     except ValueError as error:
         if "is not supported" not in str(error):
             raise
-        known = ", ".join(sorted({*READ_BY_TRANSFORMERS, *_READ_HERE}))
+        known = ", ".join(sorted(_READ_HERE))
         raise BadFile(f"its architecture is '{name}', and those that can be read are {known}") from error
     return config
-
-
-def _with_experts(config: PreTrainedConfig, values: dict[str, Any], tensors: dict[str, GgufTensor]) -> PreTrainedConfig:
-    """Return a configuration with the metadata of experts that transformers does not read."""
-    gates = tensors.get("blk.0.ffn_gate_exps.weight")
-    if config.model_type in ("llama", "mistral") and gates is not None:
-        sizes = {key: value for key, value in config.to_dict().items() if key not in ("model_type", "architectures")}
-        if (top_k := values.get("llama.expert_used_count")) is None:
-            raise BadFile("it has no number llama.expert_used_count")
-        return MixtralConfig(**sizes, num_local_experts=gates.shape[0], num_experts_per_tok=top_k)
-    found = copy.deepcopy(config)
-    for name, field in (("exps", "moe_intermediate_size"), ("shexp", "shared_expert_intermediate_size")):
-        if (downs := tensors.get(f"blk.0.ffn_down_{name}.weight")) is not None and hasattr(config, field):
-            setattr(found, field, downs.shape[-1])
-    return found

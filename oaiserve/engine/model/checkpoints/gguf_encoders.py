@@ -11,8 +11,8 @@ from torch import Tensor
 
 from oaiserve.engine.decoder.description import NotKnown
 from oaiserve.engine.decoder.sources.gguf.architecture import Architecture
+from oaiserve.engine.decoder.sources.gguf.file import GgufFile
 from oaiserve.engine.decoder.sources.gguf.metadata import Fields, Metadata, windows
-from oaiserve.engine.model.checkpoints.gguf_weights import TensorsOfFile
 
 # Tensors of a layer that the package gguf does not know: those of Nomic's BERT.
 _OTHERS = {
@@ -83,7 +83,7 @@ def encoder_tensors(
 
     Raises NotKnown for a tensor that is none of them, unless its name begins with one of `heads`.
     """
-    file = TensorsOfFile(path)
+    file = GgufFile(path)
     number = {name: number for number, name in gguf.MODEL_ARCH_NAMES.items()}[architecture]
     names = gguf.get_tensor_name_map(number, num_layers)
     unknown = {name for name in file.tensors if not name.startswith(heads)}
@@ -93,7 +93,7 @@ def encoder_tensors(
         if name is None:
             continue
         unknown.discard(name)
-        tensor = file.expanded(name)
+        tensor = file.expanded(file.tensors[name])
         if ".attn_qkv." in name and (part := re.search(r"\.([qkv])_proj\.", parameter)):
             tensor = tensor.chunk(3)["qkv".index(part[1])]
         found[parameter] = tensor.reshape(model.shape) if tensor.numel() == model.numel() else tensor
@@ -102,7 +102,7 @@ def encoder_tensors(
     return found
 
 
-def _name_in_file(parameter: str, names: gguf.TensorNameMap, file: TensorsOfFile) -> str | None:
+def _name_in_file(parameter: str, names: gguf.TensorNameMap, file: GgufFile) -> str | None:
     module, _, last = parameter.rpartition(".")
     if (layer := re.fullmatch(r"(?:.*\.)?layers\.(\d+)\.(.+)", module)) and layer[2] in _OTHERS:
         name = f"blk.{layer[1]}.{_OTHERS[layer[2]]}.{last}"

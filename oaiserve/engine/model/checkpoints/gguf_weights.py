@@ -7,59 +7,26 @@ two, which are one parameter, one behind the other, or in gpt-oss their rows in 
 from __future__ import annotations
 
 import math
-import mmap
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from oaiserve.engine.decoder.blocks import expand
 from oaiserve.engine.decoder.description import NotKnown
 from oaiserve.engine.decoder.families import FAMILIES
 from oaiserve.engine.decoder.settings import settings_of
 from oaiserve.engine.decoder.sources.gguf.settings import settings_of_gguf
 from oaiserve.engine.decoder.sources.gguf.tensors import GgufTensors
 from oaiserve.engine.decoder.sources.names import Names, names_of, split_path
-from oaiserve.files.gguf import read_tensors, read_values, shard_paths
+from oaiserve.files.gguf import read_tensors, read_values
 
-_FLOAT32 = 0  # formats whose numbers torch has a type for
-_FLOAT16 = 1
-_BFLOAT16 = 30
-_DTYPES = {_FLOAT32: torch.float32, _FLOAT16: torch.float16, _BFLOAT16: torch.bfloat16}
 _ROPE_FACTORS = "frequency_factors"
 # The ends of names in transformers, and of paths. Names of tensors of all experts say nothing of a weight.
 _ENDINGS = (("", ""), ("", ".weight"), (".weight", ".weight"), (".bias", ".bias"), ("_bias", ".bias"))
-
-
-class TensorsOfFile:
-    """The tensors of a mapped file, or of all shards of a model, as they are."""
-
-    def __init__(self, path: Path) -> None:
-        """Raises BadFile."""
-        self.tensors = read_tensors(path)
-        self._files = [_mapped(shard) for shard in shard_paths(path)]
-
-    def expanded(self, name: str) -> Tensor:
-        """Return a tensor expanded. Raises NotKnown for a format of which that is not known."""
-        tensor = self.tensors[name]
-        data = self._files[tensor.shard][tensor.begin : tensor.end]
-        if tensor.kind in _DTYPES:
-            return torch.from_numpy(np.array(data)).view(_DTYPES[tensor.kind]).view(tensor.shape)
-        try:
-            return expand(data.reshape(math.prod(tensor.shape[:-1]), -1), tensor.kind).view(tensor.shape)
-        except NotImplementedError as error:
-            raise NotKnown(f"its tensor '{name}' has a format that cannot be expanded") from error
-
-
-def _mapped(path: Path) -> NDArray[np.uint8]:
-    with path.open("rb") as file:
-        return np.frombuffer(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ), np.uint8)
 
 
 class GgufWeights:

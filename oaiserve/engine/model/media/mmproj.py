@@ -20,8 +20,8 @@ from transformers import CONFIG_MAPPING, PreTrainedConfig
 
 from oaiserve.engine.decoder.description import NotKnown
 from oaiserve.engine.decoder.sources.gguf.architecture import neighbours_as_halves
+from oaiserve.engine.decoder.sources.gguf.file import GgufFile
 from oaiserve.engine.decoder.sources.gguf.metadata import Fields, Metadata
-from oaiserve.engine.model.checkpoints.gguf_weights import TensorsOfFile
 from oaiserve.engine.model.media.families import Settings
 from oaiserve.engine.model.media.tower import tower_parameters
 from oaiserve.engine.text.tokenizer import Tokenizer
@@ -273,7 +273,7 @@ def _width_of_mlp(metadata: Metadata) -> int:
 
 def _weights(path: Path, family: _Family, metadata: Metadata, config: Any) -> dict[str, Tensor]:
     """Return the tower's parameters, without those that the file lacks. Raises NotKnown, and NotRead for more."""
-    file = TensorsOfFile(path)
+    file = GgufFile(path)
     tensors = dict(metadata.tensors)
     # Older converters swapped these names.
     if tensors["v.blk.0.ffn_down.weight"].shape[-1] == metadata["embedding_length"]:
@@ -290,7 +290,7 @@ def _weights(path: Path, family: _Family, metadata: Metadata, config: Any) -> di
         if not own:
             continue
         others -= {tensor.name for tensor in own}
-        parts = [file.expanded(tensor.name) for tensor in own]
+        parts = [file.expanded(tensor) for tensor in own]
         if len(shape) == 5:
             value = torch.stack(parts, dim=2)
         else:

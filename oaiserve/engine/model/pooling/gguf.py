@@ -12,9 +12,10 @@ from torch.nn.functional import gelu, layer_norm, linear
 from transformers import AutoModel, PreTrainedConfig, PreTrainedModel
 
 from oaiserve.engine.decoder.description import NotKnown
+from oaiserve.engine.decoder.sources.gguf.file import GgufFile
 from oaiserve.engine.model.checkpoints.empty_model import empty_model, named_parameters
 from oaiserve.engine.model.checkpoints.gguf_encoders import ENCODERS, encoder_tensors
-from oaiserve.engine.model.checkpoints.gguf_weights import GgufWeights, TensorsOfFile, scale_frequencies
+from oaiserve.engine.model.checkpoints.gguf_weights import GgufWeights, scale_frequencies
 from oaiserve.engine.model.pooling.heads import Head, pool
 from oaiserve.engine.model.pooling.jina_bert import JinaBert
 from oaiserve.engine.pooling import GGUF_MODES, GGUF_RANK
@@ -53,8 +54,8 @@ def load_gguf_pooler(path: Path, config: PreTrainedConfig, dtype: torch.dtype) -
             weights = GgufWeights(path, parameters, _HEADS)
             tensors = {key: weights.tensor(key).to(dtype) for key in weights.names()}
             rope_factors = weights.rope_factors
-        file = TensorsOfFile(path)
-        heads = {key: file.expanded(key).float() for key in file.tensors if key.startswith(_HEADS)}
+        file = GgufFile(path)
+        heads = {key: file.expanded(one).float() for key, one in file.tensors.items() if key.startswith(_HEADS)}
     except NotKnown as error:
         raise StartupError(f"'{path}' cannot be used: {error}.") from error
     for key, parameter in model.state_dict().items():

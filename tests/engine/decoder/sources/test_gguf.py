@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from gguf import GGMLQuantizationType as Kind
-from transformers import PreTrainedConfig, PreTrainedModel
+from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
 
 from oaiserve.engine.decoder.blocks import Blocks
 from oaiserve.engine.decoder.describe import describe
@@ -50,7 +50,6 @@ SETTINGS = {
 }
 _CHOSEN = {"num_experts_per_tok": 2, "moe_intermediate_size": 32, "decoder_sparse_step": 1}
 _IN_TURNS = ["sliding_attention", "full_attention", "sliding_attention"]
-# The files whose settings transformers reads, and gpt-oss.
 FILES = {
     **SMALL,
     # Files say neither what pads texts nor what scales the scores of Gemma 2.
@@ -226,9 +225,21 @@ def test_settings_of_a_file_are_those_of_its_configuration(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_settings_are_those_that_transformers_reads_of_a_file(name: str, tmp_path: Path) -> None:
+def test_settings_of_a_file_are_those_of_the_configuration_that_is_made_of_it(name: str, tmp_path: Path) -> None:
     path = file_of(FILES[name], tmp_path)
     assert_same(settings_of_gguf(read_values(path), read_tensors(path)), read_config(path))
+
+
+@pytest.mark.parametrize("name", ["llama", "llama, tied", "qwen2", "qwen3", "qwen3_moe", "phi3", "gemma2", "gemma3"])
+def test_settings_are_those_that_transformers_reads_of_a_file(name: str, tmp_path: Path) -> None:
+    path = file_of(FILES[name], tmp_path)
+    tensors = read_tensors(path)
+    config = AutoConfig.from_pretrained(tmp_path, gguf_file=path.name)
+    config.tie_word_embeddings = "output.weight" not in tensors
+    if name == "qwen3_moe":  # transformers reads neither of these
+        config.head_dim = read_values(path)["qwen3moe.attention.key_length"]
+        config.moe_intermediate_size = 32
+    assert_same(settings_of_gguf(read_values(path), tensors), config)
 
 
 def test_what_files_do_not_say_or_say_otherwise_is_as_in_a_config_json(tmp_path: Path) -> None:

@@ -7,56 +7,25 @@ are taken as the file has them: as a step needs them.
 from __future__ import annotations
 
 import math
-import mmap
-from functools import cached_property
 from pathlib import Path
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
-from oaiserve.engine.decoder.blocks import FORMATS, Blocks, expand, one_behind_the_other
+from oaiserve.engine.decoder.blocks import FORMATS, Blocks, one_behind_the_other
 from oaiserve.engine.decoder.description import NotKnown
 from oaiserve.engine.decoder.settings import Settings
 from oaiserve.engine.decoder.sources.gguf.architecture import Order
 from oaiserve.engine.decoder.sources.gguf.architectures import ARCHITECTURES
+from oaiserve.engine.decoder.sources.gguf.file import GgufFile
 from oaiserve.engine.decoder.sources.gguf.names import GGUF
 from oaiserve.engine.decoder.sources.names import Names, names_of, split_path
-from oaiserve.files.gguf import GgufTensor, architecture, read_tensors, read_values, shard_paths
+from oaiserve.files.gguf import GgufTensor, architecture, read_values
 
-_DTYPES = {0: torch.float32, 1: torch.float16, 30: torch.bfloat16}  # by the formats that torch has a type for
 # What the file has with dimensions more, or fewer: vectors, and the weights of convolutions.
 _VECTORS = ("choice_bias", "mixer.A_log", "mixer.D", "mixer.norm")
 _CONVOLUTION = "mixer.conv.weight"
-_MAPPED_BYTES = 2**20
-
-
-class _File:
-    """A mapped file, or one part of a model."""
-
-    def __init__(self, path: Path) -> None:
-        self.name = path.resolve().name
-        self._path = path
-        with path.open("rb") as file:
-            self.map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-        self.data = np.frombuffer(self.map, np.uint8)
-
-    def bytes_of(self, tensor: GgufTensor) -> NDArray[np.uint8]:
-        return self.data[tensor.begin : tensor.end]
-
-    def floats(self, tensor: GgufTensor, dtype: torch.dtype) -> Tensor:
-        """Return a tensor in a type of torch, whose memory is the file's if it is a large one."""
-        num_bytes = tensor.end - tensor.begin
-        if num_bytes < _MAPPED_BYTES or tensor.begin % dtype.itemsize:
-            return torch.from_numpy(self.bytes_of(tensor).copy()).view(dtype).view(tensor.shape)
-        # The map is private, because torch warns of memory that it must not write to. The system may refuse such a map
-        # of more bytes than it has memory, as a whole file may have.
-        start = tensor.begin // mmap.ALLOCATIONGRANULARITY * mmap.ALLOCATIONGRANULARITY
-        with self._path.open("rb") as file:
-            mapped = mmap.mmap(file.fileno(), tensor.end - start, access=mmap.ACCESS_COPY, offset=start)
-        data = torch.frombuffer(mapped, dtype=torch.uint8, count=num_bytes, offset=tensor.begin - start)
-        return data.view(dtype).view(tensor.shape)
 
 
 class GgufTensors:
@@ -66,19 +35,19 @@ class GgufTensors:
     bias_dtype = torch.float32
 
     def __init__(self, path: Path, names: Names, settings: Settings, dtype: torch.dtype) -> None:
-        """Map the file, and the other parts of its model. Raises BadFile.
+        """Read which tensors the file has, and the other parts of its model. Raises BadFile.
 
         `names` are those of the family on the hub, by which adapters name modules. `dtype` is that of matrices which
         are not in blocks.
         """
         self.dtype = dtype
-        self._path = path
         self._names_on_hub = names
         self._settings = settings
         values = read_values(path)
         self._architecture = ARCHITECTURES[architecture(values) or ""]
         self._names = {**GGUF, **self._architecture.names}
-        self._tensors = read_tensors(path)
+        self._file = GgufFile(path)
+        self._tensors = self._file.tensors
         for name in self._architecture.unused:
             self._tensors.pop(name, None)
         # The layers behind the model's guess further tokens.
@@ -87,23 +56,8 @@ class GgufTensors:
         guessing = tuple(f"blk.{num_layers + number}." for number in range(num_guessing))
         self._unread = {name for name in self._tensors if not name.startswith(guessing)}
 
-    @cached_property
-    def _files(self) -> list[_File]:
-        return [_File(shard) for shard in shard_paths(self._path)]
-
     def has(self, path: str) -> bool:
         return bool(self._find(path))
-
-    def shape(self, path: str) -> tuple[int, ...]:
-        """Return the shape on the hub."""
-        tensors = self._found(path)
-        role = _role(path)
-        if role in self._architecture.make:
-            return tuple(self._expanded(path).shape)
-        first = tensors[0].shape
-        if len(tensors) > 1:
-            first = (sum(tensor.shape[0] for tensor in tensors), *first[1:])
-        return _shape_on_hub(path, first)
 
     def matrix(self, path: str) -> Tensor | Blocks:
         """Return a matrix [n, k]."""
@@ -115,8 +69,7 @@ class GgufTensors:
             if expanded.dim() > 1:
                 return expanded
             return expanded[None]
-        matrices = [self._blocks(tensor) for tensor in tensors]
-        blocks = one_behind_the_other(matrices)
+        blocks = one_behind_the_other([self._file.blocks(tensor) for tensor in tensors])
         if (rows := self._rows(role)) is not None:
             blocks = blocks[rows]
         if (columns := self._columns(role)) is not None:
@@ -134,7 +87,7 @@ class GgufTensors:
         num_bytes = (tensor.end - tensor.begin) // experts
         begins = [tensor.begin + number * num_bytes for number in range(experts)]
         return [
-            self._blocks(tensor._replace(begin=begin, end=begin + num_bytes, shape=(rows, tensor.shape[2])))
+            self._file.blocks(tensor._replace(begin=begin, end=begin + num_bytes, shape=(rows, tensor.shape[2])))
             for begin in begins
         ]
 
@@ -214,17 +167,11 @@ class GgufTensors:
         tensor = self._expanded(path)
         return tensor.reshape(_shape_on_hub(path, tuple(tensor.shape)))
 
-    def _blocks(self, tensor: GgufTensor) -> Blocks:
-        file = self._files[tensor.shard]
-        rows = file.bytes_of(tensor).reshape(tensor.shape[0], -1)
-        part = file.name if len(self._files) > 1 else None
-        return Blocks(rows, tensor.kind, np.arange(tensor.shape[0]), file.map, tensor.begin, part=part)
-
     def _expanded(self, path: str) -> Tensor:
         """Return a tensor in the order of the hub, in a dtype of the file or in float32."""
         tensors = self._found(path)
         role = _role(path)
-        parts = [self._floats(tensor) for tensor in tensors]
+        parts = [self._file.expanded(tensor) for tensor in tensors]
         if len(parts) > 1 and role in self._architecture.make:
             return self._architecture.make[role]([part.float() for part in parts])
         whole = torch.cat(parts) if len(parts) > 1 else parts[0]
@@ -233,16 +180,6 @@ class GgufTensors:
         if (columns := self._columns(role)) is not None and whole.dim() > 1:
             whole = whole[:, torch.from_numpy(columns)]
         return whole
-
-    def _floats(self, tensor: GgufTensor) -> Tensor:
-        file = self._files[tensor.shard]
-        if tensor.kind in _DTYPES:
-            return file.floats(tensor, _DTYPES[tensor.kind])
-        try:
-            rows = file.bytes_of(tensor).reshape(math.prod(tensor.shape[:-1]), -1)
-            return expand(rows, tensor.kind).view(tensor.shape)
-        except NotImplementedError as error:
-            raise NotKnown(f"its tensor '{tensor.name[:100]}' has a format that cannot be expanded") from error
 
 
 def _role(path: str) -> str:

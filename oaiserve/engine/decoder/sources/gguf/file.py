@@ -1,0 +1,79 @@
+"""The tensors of a GGUF file, mapped: in blocks, or expanded."""
+
+from __future__ import annotations
+
+import math
+import mmap
+from functools import cached_property
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from oaiserve.engine.decoder.blocks import Blocks, expand
+from oaiserve.engine.decoder.description import NotKnown
+from oaiserve.files.gguf import GgufTensor, read_tensors, shard_paths
+
+_DTYPES = {0: torch.float32, 1: torch.float16, 30: torch.bfloat16}  # by the formats that torch has a type for
+_MAPPED_BYTES = 2**20
+
+
+class _Part(NamedTuple):
+    """A mapped file, one of those that have a model."""
+
+    path: Path
+    map: mmap.mmap
+    data: NDArray[np.uint8]
+
+
+class GgufFile:
+    """The tensors of a file, or of all parts of a model, as they are."""
+
+    def __init__(self, path: Path) -> None:
+        """Read which tensors there are. Raises BadFile."""
+        self.tensors = read_tensors(path)
+        self._path = path
+
+    @cached_property
+    def _parts(self) -> list[_Part]:
+        return [_mapped(shard) for shard in shard_paths(self._path)]
+
+    def blocks(self, tensor: GgufTensor) -> Blocks:
+        """Return a matrix in quantized blocks."""
+        path, mapped, data = self._parts[tensor.shard]
+        rows = data[tensor.begin : tensor.end].reshape(tensor.shape[0], -1)
+        part = path.resolve().name if len(self._parts) > 1 else None
+        return Blocks(rows, tensor.kind, np.arange(tensor.shape[0]), mapped, tensor.begin, part=part)
+
+    def expanded(self, tensor: GgufTensor) -> Tensor:
+        """Return a tensor in a dtype of the file or in float32. Raises NotKnown for a format that is not known."""
+        path, _, data = self._parts[tensor.shard]
+        if (dtype := _DTYPES.get(tensor.kind)) is not None:
+            return _floats(path, data, tensor, dtype).view(dtype).view(tensor.shape)
+        try:
+            rows = data[tensor.begin : tensor.end].reshape(math.prod(tensor.shape[:-1]), -1)
+            return expand(rows, tensor.kind).view(tensor.shape)
+        except NotImplementedError as error:
+            raise NotKnown(f"its tensor '{tensor.name[:100]}' has a format that cannot be expanded") from error
+
+
+def _mapped(path: Path) -> _Part:
+    with path.open("rb") as file:
+        mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    return _Part(path, mapped, np.frombuffer(mapped, np.uint8))
+
+
+def _floats(path: Path, data: NDArray[np.uint8], tensor: GgufTensor, dtype: torch.dtype) -> Tensor:
+    """Return the bytes of a tensor, whose memory is the file's if it is a large one."""
+    num_bytes = tensor.end - tensor.begin
+    if num_bytes < _MAPPED_BYTES or tensor.begin % dtype.itemsize:
+        return torch.from_numpy(data[tensor.begin : tensor.end].copy())
+    # The map is private, because torch warns of memory that it must not write to. The system may refuse such a map of
+    # more bytes than it has memory, as a whole file may have.
+    start = tensor.begin // mmap.ALLOCATIONGRANULARITY * mmap.ALLOCATIONGRANULARITY
+    with path.open("rb") as file:
+        mapped = mmap.mmap(file.fileno(), tensor.end - start, access=mmap.ACCESS_COPY, offset=start)
+    return torch.frombuffer(mapped, dtype=torch.uint8, count=num_bytes, offset=tensor.begin - start)
