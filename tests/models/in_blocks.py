@@ -157,7 +157,8 @@ def kept_logits(path: Path, num_tokens: int, adapter: Adapter | None = None, **c
     described = describe_model(find_model(path), replace(OPTIONS, **changes))
     sizes = {"num_blocks": 8, "block_size": BLOCK_SIZE, "num_threads": 1}
     native = native_of(described, **sizes, has_adapters=adapter is not None)
-    return native.forward(batch_of(num_tokens, described.spec.vocab_size, adapter)).clone()
+    prepared = None if adapter is None else native.prepare(adapter)
+    return native.forward(batch_of(num_tokens, described.spec.vocab_size, prepared)).clone()
 
 
 def with_expanded_blocks(decoder: Decoder) -> Decoder:

@@ -104,21 +104,17 @@ def build(dtype: torch.dtype) -> Path:
 def build_beside(dtype: torch.dtype) -> Thread:
     """Build the library in a thread, which is returned, unless it is there. `load` will report errors.
 
-    The library for float32 is built in another thread, since a first start compares in it. A failing start waits for
-    neither.
+    A failing start does not wait for it.
     """
 
-    def run(dtype: torch.dtype) -> None:
+    def run() -> None:
         with suppress(BuildError, NotPrivate):
             if not is_built(dtype):
                 build(dtype)
 
-    threads = [
-        Thread(target=run, args=(each,), name="compile", daemon=True) for each in dict.fromkeys((dtype, torch.float32))
-    ]
-    for thread in threads:
-        thread.start()
-    return threads[0]
+    thread = Thread(target=run, name="compile", daemon=True)
+    thread.start()
+    return thread
 
 
 def _compile(path: Path, dtype: torch.dtype) -> Path:

@@ -36,14 +36,11 @@ class NativeDecoder:
         block_size: int,
         has_adapters: bool = False,
         reserved: ReservedMemory | None = None,
-        is_passing: bool = False,
     ) -> None:
-        """Copy the weights, except for the embeddings, into `reserved` if it is there.
+        """Copy the weights, except for the embeddings, into `reserved` if it is there. The rest of it is given back.
 
-        The rest of it is given back, or left for the decoder after one that `is_passing`. With `has_adapters`, rows of
-        a step may have adapters.
-
-        Raises NotKnown for sizes that the native code does not support, and MemoryError.
+        With `has_adapters`, rows of a step may have adapters. Raises NotKnown for sizes that the native code does not
+        support, and MemoryError.
         """
         self._library = library
         self.library_name = library.name
@@ -57,13 +54,8 @@ class NativeDecoder:
             raise MemoryError(f"The system has no memory for a decoder, or does not start {num_threads} threads.")
         self._reserved = reserved  # as long as the decoder
         if reserved is not None:
-            if not is_passing:
-                reserved.stop()
-            if is_passing:
-                lent_bytes = reserved.taken_bytes
-            else:
-                lent_bytes = reserved.num_bytes
-            library.lend_memory(self._handle, reserved.address, lent_bytes)
+            reserved.stop()
+            library.lend_memory(self._handle, reserved.address, reserved.num_bytes)
         self._operations = Operations(
             library,
             self._handle,
@@ -73,7 +65,7 @@ class NativeDecoder:
             block_size=block_size,
             has_adapters=has_adapters,
         )
-        if reserved is not None and not is_passing:
+        if reserved is not None:
             reserved.keep(library.lent_bytes(self._handle))
         self.caches = self._operations.caches
         self.weight_bytes = self._operations.weight_bytes
@@ -109,7 +101,7 @@ class NativeDecoder:
             logits.data_ptr(),
         )
         if batch.adapters:
-            packed = {adapter: self._packed_of(adapter) for adapter in batch.adapters if adapter is not None}
+            packed = {adapter: self._packed[adapter] for adapter in batch.adapters if adapter is not None}
             places = {adapter: place for place, adapter in enumerate(packed)}
             handles = np.array([one.handle for one in packed.values()], np.uintp)
             of_chunks = [-1 if adapter is None else places[adapter] for adapter in batch.adapters]
@@ -143,13 +135,6 @@ class NativeDecoder:
         ready = Adapter(adapter.name, {})
         self._packed[ready] = PackedAdapter(self._library, adapter, self._operations.sites)
         return ready
-
-    def _packed_of(self, adapter: Adapter) -> PackedAdapter:
-        """Return an adapter packed for native code. That of the check is packed here."""
-        packed = self._packed.get(adapter)
-        if packed is None:
-            packed = self._packed[adapter] = PackedAdapter(self._library, adapter, self._operations.sites)
-        return packed
 
     def durations_seconds(self) -> dict[str, float]:
         """Return the seconds of the operations of each kind in all steps so far."""

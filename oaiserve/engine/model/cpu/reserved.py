@@ -35,7 +35,6 @@ class ReservedMemory:
         self._advise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
         self._advise(self.address, self.num_bytes, mmap.MADV_HUGEPAGE)  # without huge pages, reading is only slower
         self._is_enough = Event()
-        self.taken_bytes = 0  # from the first one on
         self._thread = Thread(target=self._take, name="reserve", daemon=True)
         self._thread.start()
 
@@ -55,9 +54,7 @@ class ReservedMemory:
         for begin in range(0, self.num_bytes, _PIECE_BYTES):
             if self._is_enough.is_set():
                 return
-            piece_bytes = min(_PIECE_BYTES, self.num_bytes - begin)
-            ctypes.memset(self.address + begin, 0, piece_bytes)
-            self.taken_bytes = begin + piece_bytes
+            ctypes.memset(self.address + begin, 0, min(_PIECE_BYTES, self.num_bytes - begin))
 
 
 def reserve(num_bytes: int) -> ReservedMemory | None:

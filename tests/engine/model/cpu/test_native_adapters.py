@@ -46,6 +46,8 @@ def batch_of(rows: list[tuple[list[int], int, Adapter | None]]) -> Batch:
 @torch.inference_mode()
 def logits_of(native: NativeDecoder, batch: Batch) -> list[Tensor]:
     """Return the logits of all tokens of each chunk."""
+    prepared = {adapter: native.prepare(adapter) for adapter in {*batch.adapters} - {None}}
+    batch.adapters = [prepared.get(adapter) for adapter in batch.adapters]
     logits = native.forward(batch).clone()
     actual_logits = [logits[row : row + 1] for row in range(len(batch.sample_chunks))]
     return [
