@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -27,9 +26,6 @@ from oaiserve.engine.decoder.reader import Reader
 from oaiserve.engine.decoder.rotary import query_factors, rotary_table
 from oaiserve.engine.decoder.settings import Settings
 from oaiserve.engine.decoder.spec import KVShape
-
-if TYPE_CHECKING:
-    pass
 
 
 class Rotary:
@@ -89,32 +85,26 @@ def attention(reader: Reader, facts: Facts, _settings: Settings, rotary: Rotary,
     rows = sum(len(matrix.weight) for matrix in qkv)
     if rows != (facts.heads + 2 * facts.kv_heads) * facts.head_dim:
         raise NotKnown(f"its projections have {rows} rows for {facts.heads} heads of {facts.head_dim} numbers")
-    sinks = reader.numbers_or_none("sinks")
     if facts.scaling_falls:
         scaling = facts.scaling / (number + 1)
     else:
         scaling = facts.scaling
     return Attention(
         qkv=qkv,
-        cache_of=None,
-        values_of_keys=False,
         gate=gate,
         out=reader.matrix("out"),
         heads=facts.heads,
         shape=KVShape(facts.kv_heads, facts.head_dim, facts.head_dim),
         query_norm=_head_norm(reader, facts, "q_norm", number),
         key_norm=_head_norm(reader, facts, "k_norm", number),
-        value_norm=None,
         rotary=rotary.of_layer(number),
-        rotary_offset=0,
         rotates_before_norms=facts.rotates_before_norms,
         query_factors=rotary.query_factors_of_layer(number),
-        sinks=sinks,
+        sinks=reader.numbers_or_none("sinks"),
         parameters=AttentionParameters(
             scaling,
             facts.windows[number],
             facts.softcap,
-            has_sinks=sinks is not None,
             chunk=None if facts.chunks is None else facts.chunks[number],
         ),
     )
@@ -152,7 +142,7 @@ def _query_and_gate(together: Matrix, facts: Facts) -> list[Matrix]:
 
 def mlp(reader: Reader, facts: Facts, number: int) -> MLP | Experts:
     """Describe the MLP of a layer, or its experts."""
-    if facts.mixture is None or not facts.mixture.layers[number]:
+    if facts.mixture is None or not facts.mixture.is_in(number):
         dense = dense_mlp(reader, facts.activation)
         if facts.gate_sparsity is None:
             return dense

@@ -114,7 +114,6 @@ class AttentionParameters:
     scaling: float
     sliding_window: int | None
     softcap: float | None
-    has_sinks: bool = False
     looks_ahead: bool = True  # tokens of an image see those behind them, where there are such
     chunk: int | None = None  # sequences are cut into chunks of this many tokens; a token sees only its own chunk
 
@@ -135,23 +134,25 @@ class LatentProjection:
     up: Matrix  # The rows of each head make the other numbers of the key, and then the value.
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Attention:
     qkv: list[Matrix] | LatentProjection  # matrices whose rows follow each other
-    cache_of: int | None  # the layer to whose keys and values it attends, so that it has only queries; None: its own
-    values_of_keys: bool  # values are the keys before norm and rotation, and have no rows of their own
-    gate: Matrix | None  # [numbers that `out` reads, width], the sigmoid of whose product multiplies these
+    cache_of: int | None = (
+        None  # the layer to whose keys and values it attends, so that it has only queries; None: its own
+    )
+    values_of_keys: bool = False  # values are the keys before norm and rotation, and have no rows of their own
+    gate: Matrix | None = None  # [numbers that `out` reads, width], the sigmoid of whose product multiplies these
     out: Matrix
     heads: int
     shape: KVShape
-    query_norm: Norm | None  # as wide as one head, which it norms separately, or as all heads together
-    key_norm: Norm | None
-    value_norm: Norm | None  # as wide as one head
-    rotary: RotaryTable | None  # None: this layer does not rotate queries and keys by position
-    rotary_offset: int  # first number of each head that is rotated
-    rotates_before_norms: bool  # queries and keys are rotated before their norms
-    query_factors: Tensor | None  # float32 [positions], by which queries are multiplied
-    sinks: Tensor | None  # float32 [heads], the score of a key more, whose value is 0
+    query_norm: Norm | None = None  # as wide as one head, which it norms separately, or as all heads together
+    key_norm: Norm | None = None
+    value_norm: Norm | None = None  # as wide as one head
+    rotary: RotaryTable | None = None  # None: this layer does not rotate queries and keys by position
+    rotary_offset: int = 0  # first number of each head that is rotated
+    rotates_before_norms: bool = False  # queries and keys are rotated before their norms
+    query_factors: Tensor | None = None  # float32 [positions], by which queries are multiplied
+    sinks: Tensor | None = None  # float32 [heads], the score of a key more, whose value is 0
     parameters: AttentionParameters
     key_sizes: Tensor | None = None  # float32 [kv_heads, key_dim], see key_sizes.py; None: all are 1
 
@@ -251,11 +252,6 @@ class Router:
     @property
     def matrix(self) -> Matrix:
         return Matrix(self.weight, self.logits_bias, self.module)
-
-    def __call__(self, x: Tensor) -> Tensor:
-        """Return the weights float32 [tokens, experts] for x float32 [tokens, width], 0 for those not chosen."""
-        logits = x @ self.weight.float().T
-        return self.weights(logits if self.logits_bias is None else logits + self.logits_bias)
 
     def weights(self, logits: Tensor) -> Tensor:
         """Return the weights float32 [tokens, experts] for the logits of all experts, 0 for those not chosen."""
@@ -412,18 +408,18 @@ class Layer:
     altup: AltUp | None = None  # in all layers of a decoder with several hidden states
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Decoder:
     embedding: Tensor | Blocks  # [vocab, width]
-    embedding_scale: float
-    position_embedding: Tensor | None  # [positions, width]
-    layer_inputs: LayerInputs | None
+    embedding_scale: float = 1.0
+    position_embedding: Tensor | None = None  # [positions, width]
+    layer_inputs: LayerInputs | None = None
     layers: list[Layer]
-    residual_scale: float  # the factor of a layer's additions to the hidden state
+    residual_scale: float = 1.0  # the factor of a layer's additions to the hidden state
     final_norm: Norm
     head: Matrix
-    logits_scale: float
-    logits_softcap: float
+    logits_scale: float = 1.0
+    logits_softcap: float = 0.0
     # Vectors in the places of tokens: their factor, and the token whose other inputs these tokens get.
     vector_scale: float = 1.0
     padding_id: int = 0

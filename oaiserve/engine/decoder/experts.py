@@ -79,12 +79,6 @@ def _router(reader: Reader, facts: Mixture) -> Router:
     )
 
 
-def in_all_layers(settings: Settings) -> tuple[bool, ...]:
-    """Return that all layers have experts."""
-    num_layers: int = settings["num_hidden_layers"]
-    return (True,) * num_layers
-
-
 def after_dense_layers(settings: Settings) -> tuple[bool, ...]:
     """Return which layers have experts: all but the first few."""
     return tuple(number >= settings["first_k_dense_replace"] for number in range(settings["num_hidden_layers"]))
@@ -95,8 +89,8 @@ def by_mlp_types(settings: Settings) -> tuple[bool, ...]:
     return tuple(kind == "sparse" for kind in settings["mlp_layer_types"])
 
 
-def grouped_mixture(settings: Settings, layers: tuple[bool, ...], num_experts: int) -> Mixture:
-    """Return the facts of mixtures like DeepSeek V3's in these layers. Raises NotKnown."""
+def grouped_mixture(settings: Settings, layers: tuple[bool, ...] | None, num_experts: int) -> Mixture:
+    """Return the facts of mixtures like DeepSeek V3's in these layers, or in all. Raises NotKnown."""
     method = settings.get("topk_method")
     if method not in (None, _METHOD):
         raise NotKnown(f"it chooses experts by the method '{method}'")

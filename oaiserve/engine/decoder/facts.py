@@ -26,7 +26,7 @@ _ACTIVATIONS = {
 class Mixture:
     """The facts of the mixtures of experts of one decoder, whose defaults are Mixtral's."""
 
-    layers: tuple[bool, ...]  # layers with experts in place of an MLP
+    layers: tuple[bool, ...] | None = None  # layers with experts in place of an MLP; None: all
     num_experts: int | None = None  # experts that the files must have in each layer; None: any number
     top_k: int
     is_sigmoid: bool = False  # scores are sigmoids, else a softmax
@@ -45,6 +45,10 @@ class Mixture:
     is_in_turns: bool = False  # rows of gates and ups, where they are one matrix
     activation: str | ClampedGate | None = None  # None: that of an MLP
     scales_inputs: bool = False  # the weight of an expert multiplies its input, and not its output
+
+    def is_in(self, layer: int) -> bool:
+        """Return whether a layer has experts."""
+        return self.layers is None or self.layers[layer]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

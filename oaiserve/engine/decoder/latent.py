@@ -27,21 +27,12 @@ def latent_attention(
         raise NotKnown("its keys and values are made from latent vectors with a bias")
     return Attention(
         qkv=qkv,
-        cache_of=None,
-        values_of_keys=False,
-        gate=None,
         out=reader.matrix("out"),
         heads=facts.heads,
         shape=KVShape(
             facts.heads, sizes.own_dim + sizes.shared_dim, sizes.value_dim, latent_dim=sizes.rank + sizes.shared_dim
         ),
-        query_norm=None,
-        key_norm=None,
-        value_norm=None,
         rotary=rotary,
         rotary_offset=sizes.own_dim,
-        rotates_before_norms=False,
-        query_factors=None,
-        sinks=None,
         parameters=AttentionParameters(facts.scaling, window, facts.softcap),
     )

@@ -32,7 +32,7 @@ def model_spec(
         dtype=dtype,
         vocab_size=decoder.head.weight.shape[0],
         max_model_len=context_length(settings),
-        eos_token_ids=_ids(settings.get("eos_token_id")) | _ids((generation or {}).get("eos_token_id")),
+        eos_token_ids=ids_of(settings.get("eos_token_id")) | ids_of((generation or {}).get("eos_token_id")),
         kv_shapes=kv_shapes(decoder),
         state_shapes=state_shapes,
     )
@@ -52,7 +52,8 @@ def kv_shapes(decoder: Decoder) -> dict[int, KVShape]:
     return {number: one.shape for number, one in attention if one is not None and one.cache_of is None}
 
 
-def _ids(value: int | list[int] | None) -> frozenset[int]:
+def ids_of(value: int | list[int] | None) -> frozenset[int]:
+    """Return the ids of end tokens, of which a file has one, several or none."""
     if value is None:
         return frozenset()
     return frozenset([value] if isinstance(value, int) else value)

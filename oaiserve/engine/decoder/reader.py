@@ -21,8 +21,6 @@ class Tensors(Protocol):
 
     def has(self, path: str) -> bool: ...
 
-    def shape(self, path: str) -> tuple[int, ...]: ...
-
     def matrix(self, path: str) -> Tensor | Blocks:
         """Return a matrix [n, k]."""
 

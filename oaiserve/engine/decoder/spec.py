@@ -56,7 +56,7 @@ class StateShape:
 class LayerStateShapes:
     """The shapes of one layer's state of a sequence, in place of keys and values or next to them."""
 
-    conv: StateShape | None  # the last inputs of its convolution: [channels, kernel size]
+    conv: StateShape  # the last inputs of its convolution: [channels, kernel size]
     recurrent: StateShape | None
 
     @property

@@ -20,8 +20,12 @@ from oaiserve.engine.model.transfer import on_device
 class LayerStates(NamedTuple):
     """The states that one layer keeps of all sequences. The first dimension is the place in the pool of states."""
 
-    conv: Tensor | None  # [num_states, channels, kernel size]
+    conv: Tensor  # [num_states, channels, kernel size]
     recurrent: Tensor | None  # [num_states, ...]
+
+    def at(self, places: slice | Tensor) -> LayerStates:
+        """Return the states at these places: views of them, or copies if `places` is a tensor."""
+        return LayerStates(self.conv[places], None if self.recurrent is None else self.recurrent[places])
 
 
 class StateChunk(NamedTuple):
@@ -46,10 +50,13 @@ class States:
     """The states of `num_states` sequences in all layers."""
 
     def __init__(self, shapes: Mapping[int, LayerStateShapes], num_states: int, device: torch.device) -> None:
-        def tensor(state: StateShape | None) -> Tensor | None:
-            return None if state is None else zeroed((num_states, *state.shape), state.dtype, device)
+        def tensor(state: StateShape) -> Tensor:
+            return zeroed((num_states, *state.shape), state.dtype, device)
 
-        self._layers = {layer: LayerStates(tensor(kept.conv), tensor(kept.recurrent)) for layer, kept in shapes.items()}
+        self._layers = {
+            layer: LayerStates(tensor(shape.conv), None if shape.recurrent is None else tensor(shape.recurrent))
+            for layer, shape in shapes.items()
+        }
         self._tensors = [tensor for layer in self._layers.values() for tensor in layer if tensor is not None]
         self._device = device
         self.last = num_states - 1
@@ -82,28 +89,8 @@ class States:
                 tensor.index_fill_(0, indices, 0)
 
 
-class StateCache:
-    """The states of the sequences that a layer computes."""
-
-    def __init__(self, states: LayerStates) -> None:
-        self._conv, self._recurrent = states
-
-    def get_conv_state(self) -> Tensor | None:
-        return self._conv
-
-    def get_recurrent_state(self) -> Tensor | None:
-        return self._recurrent
-
-    def update_conv_state(self, conv_states: Tensor) -> Tensor:
-        """Keep the last inputs of a convolution, and return all that it needs for the new ones: those before, too."""
-        assert self._conv is not None
-        known = torch.cat([self._conv, conv_states], dim=-1)
-        self._conv.copy_(known[..., -self._conv.shape[-1] :])
-        return known
-
-
 # Computes sequences with equally many tokens, [sequences, tokens, width], and changes their states.
-Mixer = Callable[[Tensor, StateCache], Tensor]
+Mixer = Callable[[Tensor, LayerStates], Tensor]
 
 
 class StepStates:
@@ -132,15 +119,15 @@ class StepStates:
         states = self._layers[layer]
         out = []
         if num_decodes := self._num_decodes:
-            chosen = LayerStates(*(None if tensor is None else tensor[self._decodes] for tensor in states))
-            out.append(mixer(hidden[0, :num_decodes, None], StateCache(chosen))[:, 0])
+            chosen = states.at(self._decodes)
+            out.append(mixer(hidden[0, :num_decodes, None], chosen)[:, 0])
             if isinstance(self._decodes, Tensor):
                 for tensor, changed in zip(states, chosen, strict=True):
                     if tensor is not None and changed is not None:
                         tensor.index_copy_(0, self._decodes, changed)
         first = num_decodes
         for state, _, num_tokens in self._prompts:
-            own = LayerStates(*(None if tensor is None else tensor[state : state + 1] for tensor in states))
-            out.append(mixer(hidden[:, first : first + num_tokens], StateCache(own))[0])
+            own = states.at(slice(state, state + 1))
+            out.append(mixer(hidden[:, first : first + num_tokens], own)[0])
             first += num_tokens
         return torch.cat(out)[None]

@@ -8,7 +8,6 @@ import torch
 
 from oaiserve.engine.decoder.description import NotKnown
 from oaiserve.engine.decoder.spec import ModelSpec
-from oaiserve.engine.model.adapters import Adapter
 from oaiserve.engine.model.batch import Batch, build_batch
 from oaiserve.engine.model.executor import Executor
 from oaiserve.engine.model.rehearsal import prompt
@@ -18,11 +17,10 @@ NUM_TOKENS = 9
 _LARGEST_LOGIT = 1e30  # next to a larger one, those of other tokens overflow
 
 
-def batches(spec: ModelSpec, block_size: int, adapter: Adapter | None = None) -> list[Batch]:
+def batches(spec: ModelSpec, block_size: int) -> list[Batch]:
     """Return batches with a prompt, with the token after it, and with the same token at the model's last position.
 
-    At the last position rotary tables end, and values that grow with the position are large. With an `adapter`, all
-    tokens have it.
+    At the last position rotary tables end, and values that grow with the position are large.
     """
     steps = (
         prompt(NUM_TOKENS - 1, spec.vocab_size, block_size),
@@ -33,10 +31,7 @@ def batches(spec: ModelSpec, block_size: int, adapter: Adapter | None = None) ->
         states = States(spec.state_shapes, 1, spec.device)
         for batch, start in zip(built, (0, NUM_TOKENS - 1), strict=True):
             batch.states = states.of_step([StateChunk(0, start, len(batch.input_ids))])
-    built.append(replace(built[-1], positions=torch.tensor([spec.max_model_len - 1], device=spec.device)))
-    if adapter is None:
-        return built
-    return [replace(batch, adapters=[adapter]) for batch in built]
+    return [*built, replace(built[-1], positions=torch.tensor([spec.max_model_len - 1], device=spec.device))]
 
 
 @torch.inference_mode()

@@ -89,15 +89,9 @@ class ProbeLayers:
     def _decoder(self, layer: Layer) -> Decoder:
         return Decoder(
             embedding=self._weights(VOCAB_SIZE, _WIDTH, scale=1.0),
-            embedding_scale=1.0,
-            position_embedding=None,
-            layer_inputs=None,
             layers=[layer],
-            residual_scale=1.0,
             final_norm=self._norm(),
             head=self._matrix(VOCAB_SIZE, _WIDTH),
-            logits_scale=1.0,
-            logits_softcap=0.0,
         )
 
     def _normal(self, *shape: int) -> Tensor:
@@ -137,26 +131,18 @@ class ProbeLayers:
         rows = (_HEADS * _HEAD_DIM, _KV_HEADS * _HEAD_DIM, _KV_HEADS * _HEAD_DIM)
         return Attention(
             qkv=[self._matrix(n, _WIDTH, has_bias=True) for n in rows],
-            cache_of=None,
-            values_of_keys=False,
-            gate=None,
             out=self._matrix(_WIDTH, _HEADS * _HEAD_DIM),
             heads=_HEADS,
             shape=KVShape(_KV_HEADS, _HEAD_DIM, _HEAD_DIM),
             query_norm=self._norm(_HEAD_DIM),
             key_norm=self._norm(_HEAD_DIM),
-            value_norm=None,
             rotary=self._rotary(_HEAD_DIM // 2),
-            rotary_offset=0,
-            rotates_before_norms=False,
-            query_factors=None,
-            sinks=None,
             parameters=AttentionParameters(_HEAD_DIM**-0.5, None, None),
         )
 
     def _windowed(self) -> Layer:
         """Return a layer of older kinds: norms that subtract the mean, a window, a softcap, sinks, and no gate."""
-        parameters = AttentionParameters(_HEAD_DIM**-0.5, _WINDOW, 20.0, has_sinks=True)
+        parameters = AttentionParameters(_HEAD_DIM**-0.5, _WINDOW, 20.0)
         attention = replace(
             self._attention(),
             query_norm=None,

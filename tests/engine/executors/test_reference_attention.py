@@ -71,7 +71,7 @@ def test_it_equals_softmax_over_all_keys_for_any_mix_of_prefill_and_decode(
     if is_in_eight_bits:
         cache = ScaledCache.of(LayerCache(*(blocks.to(FP8) for blocks in cache)), (0.5, 2.0))
     sinks = torch.linspace(0.1, 2.0, HEADS) if has_sinks else None
-    parameters = AttentionParameters(KEY_DIM**-0.5, window, softcap, has_sinks, looks_ahead, chunk)
+    parameters = AttentionParameters(KEY_DIM**-0.5, window, softcap, looks_ahead, chunk)
     with pytest.MonkeyPatch.context() as patch:
         for name, size in (("PIECE_TOKENS", 16), ("TILE_QUERIES", 4), ("GROUP_DECODES", 2)):
             patch.setattr(attention, name, size)

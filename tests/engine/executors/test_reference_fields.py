@@ -38,7 +38,6 @@ UNSEEN = {
     *("RotaryTable.axes", "AttentionParameters.looks_ahead"),
     # caches in eight bits
     *("KVShape.scales", "Attention.key_sizes"),
-    "AttentionParameters.has_sinks",  # if there are any, the layer has them
     "LayerInputs.scale",  # the norm of InputGate divides it out
 }
 

@@ -8,8 +8,8 @@ import torch
 
 from oaiserve.engine.engine import Engine
 from oaiserve.engine.executors.cuda.kernels import PlainAttention
+from oaiserve.engine.executors.reference.products import Products
 from oaiserve.engine.model.batch import build_batch
-from oaiserve.engine.model.plain_adapters import plain
 from oaiserve.engine.model.runner import ModelRunner
 from oaiserve.engine.step import Chunk, Step
 from oaiserve.errors import StartupError
@@ -66,7 +66,7 @@ def test_triton_adds_what_plain_torch_adds(dtype: torch.dtype) -> None:
     batch = build_batch(Step(chunks), 16, CPU)
     batch.adapters = [first, None, second, third, first]
     generator = torch.Generator().manual_seed(4)
-    add_in_torch = plain(batch)
+    add_in_torch = Products(batch).add_to
     add_in_triton = TritonAdapters(shapes, 3, CPU).of_batch(batch)
     for name, (rows, columns) in shapes.items():
         x = torch.randn(43, columns, generator=generator).to(dtype)

@@ -11,7 +11,7 @@ from oaiserve.config import EngineOptions
 from oaiserve.engine.decoder.spec import LayerStateShapes, StateShape
 from oaiserve.engine.engine import Engine
 from oaiserve.engine.model.runner import ModelRunner
-from oaiserve.engine.model.states import StateCache, StateChunk, States
+from oaiserve.engine.model.states import LayerStates, StateChunk, States
 from oaiserve.engine.sequence import Sequence
 from oaiserve.engine.start.described import describe_model
 from oaiserve.engine.step import Chunk, Step
@@ -96,11 +96,9 @@ def test_a_copied_state_goes_on_by_itself(runner: ModelRunner) -> None:
 def test_states_are_taken_side_by_side_or_gathered_and_written_back() -> None:
     states = States(SHAPES, 4, torch.device("cpu"))
 
-    def count(hidden: torch.Tensor, cache: StateCache) -> torch.Tensor:
-        recurrent = cache.get_recurrent_state()
-        recurrent += hidden.sum(1)[..., None]
-        known = cache.update_conv_state(hidden.transpose(1, 2))
-        assert known.shape[-1] == 3 + hidden.shape[1]
+    def count(hidden: torch.Tensor, own: LayerStates) -> torch.Tensor:
+        own.recurrent.add_(hidden.sum(1)[..., None])
+        own.conv.copy_(torch.cat([own.conv, hidden.transpose(1, 2)], dim=-1)[..., -3:])
         return hidden * 2
 
     hidden = torch.arange(10.0).view(1, 5, 2)

@@ -18,7 +18,6 @@ from oaiserve.engine.decoder.description import (
     Norm,
     NotKnown,
 )
-from oaiserve.engine.decoder.experts import in_all_layers
 from oaiserve.engine.decoder.facts import Facts, Mixture, llama, windows_by_type
 from oaiserve.engine.decoder.families.family import Family
 from oaiserve.engine.decoder.reader import Reader
@@ -53,8 +52,10 @@ NAMES: Names = {
 def _facts(settings: Settings) -> Facts:
     if settings["use_bidirectional_attention"] == "all":
         raise NotKnown("its tokens see those behind them")
-    has_experts = settings.get("enable_moe_block", False)
-    return replace(common_facts(settings), mixture=_mixture(settings) if has_experts else None)
+    mixture = None
+    if settings.get("enable_moe_block", False):
+        mixture = Mixture(top_k=settings["top_k_experts"], is_router_adaptable=True, has_shared=True)
+    return replace(common_facts(settings), mixture=mixture)
 
 
 def common_facts(settings: Settings) -> Facts:
@@ -66,12 +67,6 @@ def common_facts(settings: Settings) -> Facts:
         embedding_scale=settings["hidden_size"] ** 0.5,
         rounds_embedding_scale=True,
         logits_softcap=settings["final_logit_softcapping"] or 0.0,
-    )
-
-
-def _mixture(settings: Settings) -> Mixture:
-    return Mixture(
-        layers=in_all_layers(settings), top_k=settings["top_k_experts"], is_router_adaptable=True, has_shared=True
     )
 
 
@@ -107,7 +102,6 @@ def shared_attention(reader: Reader, facts: Facts, settings: Settings, rotary: R
         qkv=qkv,
         cache_of=owner,
         values_of_keys=values_of_keys,
-        gate=None,
         out=reader.matrix("out"),
         heads=facts.heads,
         shape=KVShape(kv_heads, head_dim, head_dim),
@@ -117,10 +111,6 @@ def shared_attention(reader: Reader, facts: Facts, settings: Settings, rotary: R
         if owner is None
         else None,
         rotary=rotary.of_layer(number),
-        rotary_offset=0,
-        rotates_before_norms=False,
-        query_factors=None,
-        sinks=None,
         parameters=AttentionParameters(facts.scaling, facts.windows[number], None),
     )
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 
 from oaiserve.engine.decoder.description import ClampedGate
-from oaiserve.engine.decoder.experts import in_all_layers
 from oaiserve.engine.decoder.facts import Facts, Mixture, llama, windows_by_type
 from oaiserve.engine.decoder.families.family import Family
 from oaiserve.engine.decoder.settings import Settings
@@ -13,7 +12,6 @@ from oaiserve.engine.decoder.settings import Settings
 
 def _gpt_oss(settings: Settings) -> Facts:
     mixture = Mixture(
-        layers=in_all_layers(settings),
         num_experts=settings["num_local_experts"],
         top_k=settings["num_experts_per_tok"],
         is_in_turns=True,

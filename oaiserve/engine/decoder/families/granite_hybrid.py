@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from oaiserve.engine.decoder.experts import in_all_layers
 from oaiserve.engine.decoder.facts import Facts, Mixture, with_mixers
 from oaiserve.engine.decoder.families.family import Family
 from oaiserve.engine.decoder.families.granite_moe import NAMES
@@ -18,7 +17,7 @@ _WITHOUT_EXPERTS = {"gate_up": "shared_mlp.input_linear", "down": "shared_mlp.ou
 
 def _facts(settings: Settings) -> Facts:
     has_shared = settings["shared_intermediate_size"] > 0
-    mixture = Mixture(layers=in_all_layers(settings), top_k=settings["num_experts_per_tok"], has_shared=has_shared)
+    mixture = Mixture(top_k=settings["num_experts_per_tok"], has_shared=has_shared)
     rotates = settings["position_embedding_type"] == "rope"
     return replace(
         with_mixers(granite(settings), settings),

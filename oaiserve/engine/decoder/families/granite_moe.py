@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from oaiserve.engine.decoder.experts import in_all_layers
 from oaiserve.engine.decoder.facts import Facts, Mixture
 from oaiserve.engine.decoder.families.family import Family
 from oaiserve.engine.decoder.families.llama import granite, granite_swa
@@ -36,7 +35,6 @@ def _granitemoe_swa(settings: Settings) -> Facts:
 
 def _mixture(settings: Settings, *, has_shared: bool) -> Mixture:
     return Mixture(
-        layers=in_all_layers(settings),
         num_experts=settings["num_local_experts"],
         top_k=settings["num_experts_per_tok"],
         has_shared=has_shared,

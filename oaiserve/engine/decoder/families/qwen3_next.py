@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from oaiserve.engine.decoder.experts import in_all_layers
 from oaiserve.engine.decoder.facts import Facts, Mixture, llama, with_mixers
 from oaiserve.engine.decoder.families.family import Family
 from oaiserve.engine.decoder.families.softmax_experts import QWEN, qwen_mixture
@@ -32,9 +31,7 @@ def _qwen3_next(settings: Settings) -> Facts:
 
 
 def _qwen3_5_moe(settings: Settings) -> Facts:
-    mixture = Mixture(
-        layers=in_all_layers(settings), top_k=settings["num_experts_per_tok"], has_shared=True, has_shared_gate=True
-    )
+    mixture = Mixture(top_k=settings["num_experts_per_tok"], has_shared=True, has_shared_gate=True)
     return replace(_facts(settings), mixture=mixture)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from oaiserve.engine.decoder.experts import after_dense_layers, by_mlp_types, grouped_mixture, in_all_layers
+from oaiserve.engine.decoder.experts import after_dense_layers, by_mlp_types, grouped_mixture
 from oaiserve.engine.decoder.facts import Facts, Mixture, llama, windows_by_type
 from oaiserve.engine.decoder.families.family import Family
 from oaiserve.engine.decoder.families.softmax_experts import MIXTRAL
@@ -20,7 +20,6 @@ _EXAONE: Names = {"choice_bias": ("mlp.gate.e_score_correction_bias", "mlp.e_sco
 
 def _minimax_m2(settings: Settings) -> Facts:
     mixture = Mixture(
-        layers=in_all_layers(settings),
         num_experts=settings["num_local_experts"],
         top_k=settings["num_experts_per_tok"],
         is_sigmoid=True,
@@ -52,9 +51,7 @@ def _exaone_moe(settings: Settings) -> Facts:
 
 
 def _solar_open(settings: Settings) -> Facts:
-    return replace(
-        llama(settings), mixture=grouped_mixture(settings, in_all_layers(settings), settings["n_routed_experts"])
-    )
+    return replace(llama(settings), mixture=grouped_mixture(settings, None, settings["n_routed_experts"]))
 
 
 FAMILIES = (

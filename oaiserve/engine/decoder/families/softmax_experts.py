@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from oaiserve.engine.decoder.description import NotKnown
-from oaiserve.engine.decoder.experts import by_mlp_types, in_all_layers
+from oaiserve.engine.decoder.experts import by_mlp_types
 from oaiserve.engine.decoder.facts import Facts, Mixture, llama, windows_by_type, windows_of_all
 from oaiserve.engine.decoder.families.family import Family
 from oaiserve.engine.decoder.families.llama import HUNYUAN_NORMS
@@ -48,7 +48,6 @@ _ERNIE: Names = {
 
 def _mixtral(settings: Settings) -> Facts:
     mixture = Mixture(
-        layers=in_all_layers(settings),
         num_experts=settings["num_local_experts"],
         top_k=settings["num_experts_per_tok"],
     )
@@ -99,7 +98,6 @@ def _olmoe(settings: Settings) -> Facts:
     if settings.get("clip_qkv") is not None:
         raise NotKnown("it limits queries, keys and values")
     mixture = Mixture(
-        layers=in_all_layers(settings),
         num_experts=settings["num_experts"],
         top_k=settings["num_experts_per_tok"],
         renormalizes=settings["norm_topk_prob"],
@@ -109,7 +107,6 @@ def _olmoe(settings: Settings) -> Facts:
 
 def _hunyuan(settings: Settings) -> Facts:
     mixture = Mixture(
-        layers=in_all_layers(settings),
         num_experts=_of_all_layers(settings["num_experts"]),
         top_k=_of_all_layers(settings["moe_topk"]),
         is_float32=True,
@@ -147,7 +144,6 @@ def _ernie(settings: Settings) -> Facts:
 
 def _aria(settings: Settings) -> Facts:
     mixture = Mixture(
-        layers=in_all_layers(settings),
         num_experts=settings["moe_num_experts"],
         top_k=settings["moe_topk"],
         has_shared=True,
@@ -178,8 +174,7 @@ def _cohere2_moe(settings: Settings) -> Facts:
         norm=NormKind(epsilon=facts.norm.epsilon, subtracts_mean=not has_rms),
         windows=windows,
         rotates=tuple(
-            window is not None or (dense_rotate and not has_experts)
-            for window, has_experts in zip(windows, mixture.layers, strict=True)
+            window is not None or (dense_rotate and not mixture.is_in(layer)) for layer, window in enumerate(windows)
         ),
         is_interleaved=True,
         is_parallel=True,

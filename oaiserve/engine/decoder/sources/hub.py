@@ -52,9 +52,6 @@ class HubTensors:
     def has(self, path: str) -> bool:
         return self._find(path) is not None
 
-    def shape(self, path: str) -> tuple[int, ...]:
-        return self._files.shape(self._found(path))
-
     def matrix(self, path: str) -> Tensor | Blocks:
         """Return a matrix [n, k] in blocks, or a tensor, which has the file's memory unless its dtype was another.
 
@@ -101,7 +98,7 @@ class HubTensors:
 
     def _is_turned(self, path: str, stacked: Tensor) -> bool:
         """Return whether a tensor of all experts is [experts, k, n], as files of Qwen3-VL have it."""
-        width = self.shape("embedding.weight")[1]
+        width = self._files.shape(self._found("embedding.weight"))[1]
         _, rows, columns = stacked.shape
         if path.endswith(".down.weight"):
             return columns == width != rows

@@ -58,10 +58,6 @@ class Mxfp4Weights(TensorFiles):
             return self._matrices(name)
         return None
 
-    def codes_and_scales(self, name: str) -> tuple[Tensor, Tensor]:
-        """Return a tensor's codes uint8 [experts, rows, groups, 16], two in a byte, and its scales without the 16."""
-        return super().tensor(f"{name}{_CODES}"), super().tensor(f"{name}{_SCALES}")
-
     def tensor(self, name: str) -> Tensor:
         """Return a tensor expanded, as the model's code has it."""
         if name not in self._experts:
@@ -69,10 +65,11 @@ class Mxfp4Weights(TensorFiles):
         return torch.stack([matrix.expand().T for matrix in self._matrices(name)])
 
     def _matrices(self, name: str) -> list[Blocks]:
-        """Return the matrix of each expert."""
+        """Return the matrix of each expert, whose codes are [rows, groups, 16], two in a byte."""
         file, begin = self.place(f"{name}{_CODES}")
+        parts = (super(Mxfp4Weights, self).tensor(f"{name}{part}").numpy() for part in (_CODES, _SCALES))
         matrices: list[Blocks] = []
-        for codes, scales in zip(*(part.numpy() for part in self.codes_and_scales(name)), strict=True):
+        for codes, scales in zip(*parts, strict=True):
             offset = begin + len(matrices) * codes.nbytes
             rows = np.arange(len(scales))
             matrices.append(Blocks(codes.reshape(len(scales), -1), MXFP4, rows, file, offset, scales))

@@ -68,16 +68,13 @@ class PackedWeights(TensorFiles):
         others = {name for name in self._places if name.rpartition(".")[2] not in _NO_PARAMETERS}
         return others | self._found_by.keys()
 
-    def has_blocks(self) -> bool:
-        return self.has_integers()
-
     def zero_biases(self) -> set[str]:
         """Return those that AutoAWQ adds to every matrix."""
         found_by = self._found_by.keys()
         biases = {bias for name in found_by if (bias := f"{name.removesuffix('.weight')}.bias") in self}
         return {name for name in biases if not self.tensor(name).any()}
 
-    def has_integers(self) -> bool:
+    def has_blocks(self) -> bool:
         """Tell integers, which quantization blocks can hold, from floats of 8 bits."""
         return any(self.kind(found_by) != "F8_E4M3" for found_by in self._found_by.values())
 

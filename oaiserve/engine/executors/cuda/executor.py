@@ -33,7 +33,7 @@ from oaiserve.engine.executors.cuda.attention import CudaStep, attention_layer
 from oaiserve.engine.executors.cuda.kernels import Kernels
 from oaiserve.engine.executors.cuda.mlp import MixerLayer, MixtureLayer, MLPLayer
 from oaiserve.engine.executors.cuda.place import JoiningPlacing
-from oaiserve.engine.executors.reference.place import new_cache, refuse_latent_biases
+from oaiserve.engine.executors.reference.place import new_cache
 from oaiserve.engine.model.adapters import Adapter, AdapterPart
 from oaiserve.engine.model.attention import LayerCache
 from oaiserve.engine.model.batch import Batch, CapturedAdapters
@@ -103,9 +103,8 @@ class CudaWeights:
         """Copy the weights one by one, after which the description is not needed any more.
 
         Without `takes_float8`, matrices in floats of eight bits are expanded. Raises NotKnown for what has no
-        kernels, and for keys and values that are made from latent vectors with a bias.
+        kernels.
         """
-        refuse_latent_biases(decoder)
         refuse_without_kernels(decoder)
         self.dtype = dtype
         self.device = device

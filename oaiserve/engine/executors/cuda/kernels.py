@@ -26,7 +26,7 @@ class PlainAttention:
         for blocks, new, scale in zip(cache, (key, value), cache.scales, strict=True):
             self._paged.write(blocks, new, scale)
         scaling, window, softcap, sinks, looks_ahead = scoring
-        parameters = AttentionParameters(scaling, window, softcap, sinks is not None, looks_ahead)
+        parameters = AttentionParameters(scaling, window, softcap, looks_ahead)
         return self._paged.attend(query, cache, parameters, sinks).to(query.dtype)
 
 

@@ -38,7 +38,7 @@ class ReferenceExecutor:
     ) -> None:
         """Copy the tensors that are not on the device in this dtype yet.
 
-        Raises NotKnown for a cache in integers, and for keys and values that are made from latent vectors with a bias.
+        Raises NotKnown for a cache in integers.
         """
         self.caches = {
             index: new_cache(layer.attention.shape, dtype, device, num_blocks=num_blocks, block_size=block_size)

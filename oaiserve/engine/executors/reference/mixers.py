@@ -23,7 +23,7 @@ from oaiserve.engine.decoder.description import (
 )
 from oaiserve.engine.executors.reference.products import Products
 from oaiserve.engine.model.layer_operations import ACTIVATIONS
-from oaiserve.engine.model.states import StateCache, StepStates
+from oaiserve.engine.model.states import LayerStates, StepStates
 
 
 def mixer_output(mixer: Mixer, x: Tensor, products: Products, states: StepStates, layer: int) -> Tensor:
@@ -89,7 +89,7 @@ def mixed(mixer: Mixer, rows: Tensor, states: StepStates, layer: int, recur: Rec
     return states.mix(layer, rows[None], mix)[0]
 
 
-def _delta_net(net: DeltaNet, recur: Recurrence, rows: Tensor, cache: StateCache) -> Tensor:
+def _delta_net(net: DeltaNet, recur: Recurrence, rows: Tensor, states: LayerStates) -> Tensor:
     """Return [sequences, tokens, value heads * value_dim] of a gated delta net (Yang et al. 2024, arXiv:2412.06464).
 
     The state of a head is a matrix S [key_dim, value_dim]. Each token changes it, and reads it by its query. Its decay
@@ -100,7 +100,7 @@ def _delta_net(net: DeltaNet, recur: Recurrence, rows: Tensor, cache: StateCache
     channels = 2 * num_keys + num_values
     sizes = [channels, num_values, net.value_heads, len(net.speeds)]
     convolved, gates, rates, decays = rows.split(sizes, dim=-1)
-    convolved = _convolved(net.convolution, convolved, cache)
+    convolved = _convolved(net.convolution, convolved, states)
     query, key, value = convolved.split([num_keys, num_keys, num_values], dim=-1)
     query, key = (_unit_vectors(part.unflatten(-1, (net.key_heads, -1))) for part in (query, key))
     query = query * net.key_dim**-0.5
@@ -109,11 +109,10 @@ def _delta_net(net: DeltaNet, recur: Recurrence, rows: Tensor, cache: StateCache
     decay = (net.speeds * softplus(decays + net.biases)).exp()
     if net.decays is not None:
         decay = decay.unflatten(-1, (net.value_heads, -1))
-    state = cache.get_recurrent_state()
-    assert state is not None
+    assert states.recurrent is not None
     gates = gates.unflatten(-1, (net.value_heads, -1))
     gates = gates.sigmoid() if net.has_sigmoid_gates else silu(gates)
-    return (net.norm(recur(state, decay, key, value, query, rate)) * gates).flatten(-2)
+    return (net.norm(recur(states.recurrent, decay, key, value, query, rate)) * gates).flatten(-2)
 
 
 def _unit_vectors(x: Tensor) -> Tensor:
@@ -121,7 +120,7 @@ def _unit_vectors(x: Tensor) -> Tensor:
     return x * (x.square().sum(-1, keepdim=True) + 1e-6).rsqrt()
 
 
-def _mamba2(mixer: Mamba2, recur: Recurrence, rows: Tensor, cache: StateCache) -> Tensor:
+def _mamba2(mixer: Mamba2, recur: Recurrence, rows: Tensor, states: LayerStates) -> Tensor:
     """Return [sequences, tokens, heads * head_dim] of a mixer of Mamba 2 (Dao and Gu 2024, arXiv:2405.21060).
 
     The state of a head is a matrix S [head_dim, state_dim]. Heads of a group share B and C [state_dim].
@@ -131,15 +130,14 @@ def _mamba2(mixer: Mamba2, recur: Recurrence, rows: Tensor, cache: StateCache) -
     numbers = mixer.heads * mixer.head_dim
     of_groups = mixer.groups * mixer.state_dim
     convolved, gates, times = rows.split([numbers + 2 * of_groups, numbers, mixer.heads], dim=-1)
-    convolved = _convolved(mixer.convolution, convolved, cache)
+    convolved = _convolved(mixer.convolution, convolved, states)
     x, b, c = convolved.split([numbers, of_groups, of_groups], dim=-1)
     x = x.unflatten(-1, (mixer.heads, -1))
     b, c = (part.unflatten(-1, (mixer.groups, -1)) for part in (b, c))
     time = softplus(times + mixer.biases).clamp(mixer.least_time, mixer.most_time)
     decay = (mixer.speeds * time).exp()
-    state = cache.get_recurrent_state()
-    assert state is not None
-    out = recur(state.mT, decay, b, x * time[..., None], c, None) + mixer.skips[:, None] * x
+    assert states.recurrent is not None
+    out = recur(states.recurrent.mT, decay, b, x * time[..., None], c, None) + mixer.skips[:, None] * x
     gated: Tensor = out.flatten(-2) * silu(gates)
     if mixer.norm is None:
         return gated
@@ -148,19 +146,20 @@ def _mamba2(mixer: Mamba2, recur: Recurrence, rows: Tensor, cache: StateCache) -
     return normed.flatten(-2) * mixer.norm.weight
 
 
-def _short_convolution(mixer: ShortConvolution, rows: Tensor, cache: StateCache) -> Tensor:
+def _short_convolution(mixer: ShortConvolution, rows: Tensor, states: LayerStates) -> Tensor:
     inputs, gates, out_gates = rows.chunk(3, dim=-1)
-    return _convolved(mixer.convolution, inputs * gates, cache) * out_gates
+    return _convolved(mixer.convolution, inputs * gates, states) * out_gates
 
 
-def _convolved(convolution: Convolution, x: Tensor, cache: StateCache) -> Tensor:
+def _convolved(convolution: Convolution, x: Tensor, states: LayerStates) -> Tensor:
     """Return the convolution of `x` [sequences, tokens, channels], and store its last inputs.
 
     Inputs are rounded to the dtype of the state, so that it doesn't matter where a prompt is cut.
     """
-    before = cache.get_conv_state()
-    assert before is not None
-    inputs = cache.update_conv_state(x.mT.to(before.dtype)).float()  # [sequences, channels, taps + tokens]
+    before = states.conv
+    known = torch.cat([before, x.mT.to(before.dtype)], dim=-1)  # [sequences, channels, taps + tokens]
+    before.copy_(known[..., -before.shape[-1] :])
+    inputs = known.float()
     windows = inputs[..., 1:].unfold(-1, len(convolution.weight), 1)  # [sequences, channels, tokens, taps]
     out = torch.einsum("nctk,kc->ntc", windows, convolution.weight).contiguous()
     if convolution.bias is not None:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from oaiserve.engine.decoder.blocks import Blocks
-from oaiserve.engine.decoder.description import Decoder, LatentProjection, LayerInputs, Matrix, NotKnown, Router
+from oaiserve.engine.decoder.description import Decoder, LayerInputs, Matrix, NotKnown, Router
 from oaiserve.engine.decoder.spec import KVShape
 from oaiserve.engine.model.attention import FP8, LayerCache, ScaledCache
 from oaiserve.engine.model.kv_cache import zeroed
@@ -44,10 +44,8 @@ def new_cache(
 def placed(decoder: Decoder, dtype: torch.dtype, device: torch.device) -> Decoder:
     """Return the decoder with its tensors on the device, and weights of matrices and embeddings in the dtype.
 
-    Blocks are expanded, and tensors that were shared stay so. Raises NotKnown if keys and values are made from latent
-    vectors with a bias, for which attention over the vectors themselves has no place.
+    Blocks are expanded, and tensors that were shared stay so.
     """
-    refuse_latent_biases(decoder)
     on_device: Decoder = Placing(dtype, device).part(decoder)
     return on_device
 
@@ -57,12 +55,6 @@ def expanded(weight: Tensor | Blocks, dtype: torch.dtype) -> Tensor:
     if isinstance(weight, Blocks):
         return weight.expand(dtype)
     return weight
-
-
-def refuse_latent_biases(decoder: Decoder) -> None:
-    projections = [layer.attention.qkv for layer in decoder.layers if layer.attention is not None]
-    if any(isinstance(qkv, LatentProjection) and qkv.up.bias is not None for qkv in projections):
-        raise NotKnown("its keys and values are made from latent vectors with a bias")
 
 
 class Placing:

@@ -59,6 +59,11 @@ class Products:
             out.index_add_(0, adapted, added.float() * part.scale)
         return out
 
+    def add_to(self, module: str, x: Tensor, out: Tensor) -> None:
+        """Add to the products `out` [T, n] of a whole module, whose input is `x` [T, k]."""
+        for rows, part in self.parts_of(module):
+            out.index_add_(0, rows, part.added(x[rows]))
+
     def parts_of(self, module: str) -> Iterator[tuple[Tensor, AdapterPart]]:
         """Yield the rows int64 of each adapter that has a part for this module, and that part."""
         for adapter, rows in self._rows:

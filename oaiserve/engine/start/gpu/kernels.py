@@ -12,9 +12,9 @@ import torch
 from oaiserve.engine.decoder.spec import ModelSpec
 from oaiserve.engine.executors.cuda.executor import CudaExecutor, CudaWeights
 from oaiserve.engine.executors.cuda.kernels import Kernels
+from oaiserve.engine.executors.reference.products import Products
 from oaiserve.engine.model.adapters import Adapter, AdapterPart
 from oaiserve.engine.model.batch import Batch, build_batch
-from oaiserve.engine.model.plain_adapters import AddTo, plain
 from oaiserve.engine.model.rehearsal import prompt, prompts_and_decodes
 from oaiserve.engine.model.sampling import numpy_sampling
 from oaiserve.engine.model.sampling.draw_rows import GREEDY, DrawRow, SampleIds
@@ -29,6 +29,8 @@ CHUNK_TOKENS = 5  # of the last, in a step in which the others decode
 ROWS = (20, 40, 100, 300, 2048)
 ADAPTED_LENGTHS = [3, 20, 9]
 ADAPTER_RANKS = (8, 24)
+# Adds to the products `out` [tokens, rows of W] of a module of this name, given its input [tokens, columns].
+AddTo = Callable[[str, torch.Tensor, torch.Tensor], None]
 _DRAWS = [
     GREEDY,
     DrawRow(1.0, 0.0, 0.0, 1.0, 11),
@@ -140,4 +142,4 @@ def adapters_problem(
         (f"products of '{name}'", (name, rows, numbers(len(batch.input_ids), columns) * math.sqrt(columns)))
         for (rows, columns), name in shapes.items()
     )
-    return compare(added_by(add(batch)), added_by(plain(batch)), named, layer_tolerance(spec.dtype))
+    return compare(added_by(add(batch)), added_by(Products(batch).add_to), named, layer_tolerance(spec.dtype))

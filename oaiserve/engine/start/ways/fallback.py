@@ -8,6 +8,7 @@ import torch
 from transformers import PreTrainedModel
 
 from oaiserve.config import EngineOptions
+from oaiserve.engine.decoder.model_spec import ids_of
 from oaiserve.engine.decoder.spec import ModelSpec
 from oaiserve.engine.executors.fallback import CachedForward, FallbackExecutor
 from oaiserve.engine.model.cpu.cores import default_threads
@@ -86,7 +87,8 @@ def start_fallback(model: PreTrainedModel, options: EngineOptions, name: str) ->
         dtype=model.dtype,
         vocab_size=measured.vocab_size,
         max_model_len=options.max_model_len or context_length(model.config),
-        eos_token_ids=_ids(model.config.eos_token_id) | _ids(getattr(model.generation_config, "eos_token_id", None)),
+        eos_token_ids=ids_of(model.config.eos_token_id)
+        | ids_of(getattr(model.generation_config, "eos_token_id", None)),
         kv_shapes={},
     )
     num_caches, longest, num_blocks = sizes_of_caches(measured.cache, spec, options, _room(spec, options))
@@ -123,9 +125,3 @@ def _room(spec: ModelSpec, options: EngineOptions) -> float:
             f"--kv-cache-memory is {options.kv_cache_memory}, but only {gib(free)} GiB are free on {spec.device}."
         )
     return options.kv_cache_memory
-
-
-def _ids(value: int | list[int] | None) -> frozenset[int]:
-    if value is None:
-        return frozenset()
-    return frozenset([value] if isinstance(value, int) else value)

@@ -92,33 +92,20 @@ class NativeLayer:
         layer = self.layer
         attention = Attention(
             qkv=[Matrix(weight, None) for weight in self._qkv],
-            cache_of=None,
-            values_of_keys=False,
-            gate=None,
             out=Matrix(self._out, None),
             heads=layer.heads,
             shape=layer.shape,
             query_norm=norm_of_heads,
             key_norm=norm_of_heads,
             value_norm=norm_of_heads,
-            rotary=None,
-            rotary_offset=0,
-            rotates_before_norms=False,
-            query_factors=None,
             sinks=layer.sinks(),
-            parameters=AttentionParameters(_SCALING, layer.sliding_window, layer.softcap, has_sinks=layer.has_sinks),
+            parameters=AttentionParameters(_SCALING, layer.sliding_window, layer.softcap),
         )
         return Decoder(
             embedding=torch.zeros(1, self.width, dtype=self.dtype),
-            embedding_scale=1.0,
-            position_embedding=None,
-            layer_inputs=None,
             layers=[DecoderLayer(attention=attention)],
-            residual_scale=1.0,
             final_norm=self._norm,
             head=Matrix(torch.eye(self.width, dtype=self.dtype)[-_OUTPUTS:], None),
-            logits_scale=1.0,
-            logits_softcap=0.0,
         )
 
     def inputs(self, num_tokens: int, generator: torch.Generator) -> Tensor:

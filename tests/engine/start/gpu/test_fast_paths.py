@@ -21,13 +21,13 @@ from oaiserve.engine.engine import Engine
 from oaiserve.engine.executors.cuda.executor import CudaWeights
 from oaiserve.engine.executors.cuda.kernels import Kernels, PlainAttention, triton_kernels
 from oaiserve.engine.executors.reference.executor import ReferenceExecutor
+from oaiserve.engine.executors.reference.products import Products
 from oaiserve.engine.model import layer_operations
 from oaiserve.engine.model.attention import Backend, Scoring
 from oaiserve.engine.model.batch import Batch
 from oaiserve.engine.model.gpu.cuda_capture import Run
 from oaiserve.engine.model.gpu.device_matrices import PackedMatrix, expanded_product
 from oaiserve.engine.model.gpu.step_graphs import StepGraphs
-from oaiserve.engine.model.plain_adapters import plain
 from oaiserve.engine.model.runner import ModelRunner
 from oaiserve.engine.model.sampling.draw_rows import DrawRow, SampledIds
 from oaiserve.engine.model.sampling.logit_edits import apply_masks_in_torch
@@ -167,7 +167,8 @@ def test_adapters_of_triton_have_no_problem_and_others_do(placed: Placed) -> Non
 
     def of_the_first_alone(batch: Batch) -> Any:
         first = batch.adapters[0]
-        return plain(replace(batch, adapters=[adapter if adapter is first else None for adapter in batch.adapters]))
+        of_first = [adapter if adapter is first else None for adapter in batch.adapters]
+        return Products(replace(batch, adapters=of_first)).add_to
 
     assert "would differ" in str(adapters_problem(placed.spec, shapes, of_the_first_alone, BLOCK_SIZE))
 
