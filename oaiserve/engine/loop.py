@@ -308,7 +308,7 @@ class EngineLoop:
 
     def _publish(self) -> None:
         requests = self.requests
-        requests.drain_rate.observe(requests.num_left_waiting, self._scheduler.num_waiting, self._clock_ns())
+        requests.drain_rate.observe(requests.num_left_waiting, self._scheduler.foreground.num_waiting, self._clock_ns())
         numbers = self._account.numbers
         numbers.num_waiting_tokens = requests.num_waiting_tokens
         numbers.drain_rate = requests.drain_rate.per_second

@@ -37,7 +37,7 @@ class Chunk(NamedTuple):
     """A sequence's part in a step: the keys and values of tokens `start` to `start + num_tokens`.
 
     With `max_draws`, the last known token of the sequence is in the chunk, so that tokens after it are drawn: at most
-     0: the rest of the sequence is computed in later steps.
+    `max_draws`, at least one unless the sequence cannot go on. 0: the rest of the sequence is computed in later steps.
 
     The last tokens of a chunk may be a `draft`: a guess at the next tokens, computed with the known ones to draw behind
     each of them. Draws count up to the first token that is not the draft's.

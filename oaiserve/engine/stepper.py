@@ -120,7 +120,7 @@ class Stepper:
                 now_ns,
                 "The KV cache is full: %d preemptions so far. What they lose is computed again; more --kv-cache-memory "
                 "or a lower --max-running avoids that.",
-                self._scheduler.num_preemptions,
+                self._scheduler.foreground.num_preemptions,
             )
         newcomers = self._requests.scheduled(step, now_ns)
         if any(opened.progress_ns is not None for opened in newcomers):

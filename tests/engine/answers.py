@@ -96,5 +96,10 @@ def run_to_the_end(engine: Engine, requests: list[Request], leaves_after: dict[s
     assert engine.failure is None
     scheduler = engine._loop._scheduler
     scheduler.check_integrity()
-    assert (scheduler.pool.num_used, len(scheduler.running), scheduler.num_waiting, scheduler.num_parked) == (0,) * 4
+    assert (
+        scheduler.pool.num_used,
+        len(scheduler.running),
+        scheduler.foreground.num_waiting,
+        scheduler.foreground.num_parked,
+    ) == (0,) * 4
     return outcome

@@ -151,7 +151,7 @@ def test_it_gives_up_places_and_blocks_and_goes_on_later_with_the_same_tokens() 
     assert [one.place for one in later].count(Place.WAITING) >= 1
     memory.run_out()
     assert [one.generated_ids for one in later] == [[7] * 12] * 2
-    assert memory.scheduler.num_preemptions == 0, "nobody else was preempted"
+    assert memory.scheduler.foreground.num_preemptions == 0, "nobody else was preempted"
 
 
 def test_what_others_have_cached_stays_while_background_work_has_blocks_of_its_own_to_use_again() -> None:

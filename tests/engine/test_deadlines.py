@@ -213,7 +213,7 @@ def test_without_a_free_block_the_one_with_more_slack_gives_way() -> None:
     patient = due("patient", 25, max_tokens=8)
     urgent = due("urgent", 5, max_tokens=8)
     memory.add(patient, urgent)
-    while memory.scheduler.num_preemptions == 0:
+    while memory.scheduler.foreground.num_preemptions == 0:
         memory.run()
     assert (patient.place, urgent.place) == (Place.WAITING, Place.RUNNING)
     assert admitted(memory, second=30) == ["patient"]

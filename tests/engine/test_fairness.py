@@ -51,7 +51,7 @@ def test_a_client_that_was_idle_has_earned_nothing() -> None:
     add(memory, "idle", max_tokens=1)
     admitted_in_order(memory)
     add(memory, "busy", 4)
-    while memory.scheduler.num_waiting > 2:
+    while memory.scheduler.foreground.num_waiting > 2:
         memory.run()
     add(memory, "idle", 3)
     assert admitted_in_order(memory) == ["idle0", "busy2", "idle1", "busy3", "idle2"]
@@ -73,7 +73,7 @@ def test_what_is_computed_again_after_a_preemption_is_not_charged_again() -> Non
     add(memory, "a", prompt=4, max_tokens=8)
     add(memory, "b", prompt=4, max_tokens=8)
     admitted_in_order(memory)
-    assert memory.scheduler.num_preemptions > 0
+    assert memory.scheduler.foreground.num_preemptions > 0
     assert service_of(memory, "a") == service_of(memory, "b") == 4 + GENERATED_WEIGHT * 8
 
 
@@ -111,7 +111,7 @@ def test_without_a_free_block_the_client_that_got_most_is_preempted_even_if_it_c
     memory.add(polite)
     for _ in range(7):
         memory.run()
-    assert memory.scheduler.num_preemptions > 0
+    assert memory.scheduler.foreground.num_preemptions > 0
     assert polite.num_preemptions == 0
 
 
@@ -126,7 +126,7 @@ def test_a_client_with_nothing_running_gets_a_place_while_another_one_has_severa
     assert Counter(one.client_name for one in memory.scheduler.running) == {"greedy": 2, "polite": 1}
     for _ in range(2):
         memory.run()
-    assert memory.scheduler.num_preemptions == 1, "it has a place now, and waits for the next one"
+    assert memory.scheduler.foreground.num_preemptions == 1, "it has a place now, and waits for the next one"
 
 
 def test_a_client_with_nothing_running_gets_blocks_while_another_one_has_several_sequences() -> None:
@@ -172,7 +172,7 @@ def test_a_request_gets_a_place_from_one_of_its_client_that_has_several_and_keep
     for _ in range(3):
         memory.run()
     assert Counter(one.request_id for one in memory.scheduler.running) == {"large": 1, "b": 1, "c": 1}
-    assert memory.scheduler.num_preemptions == 2
+    assert memory.scheduler.foreground.num_preemptions == 2
     memory.run_out()
 
 
@@ -246,7 +246,7 @@ def test_a_single_place_is_never_taken_away() -> None:
     memory.run()
     add(memory, "second", max_tokens=20)
     memory.run_out()
-    assert memory.scheduler.num_preemptions == 0
+    assert memory.scheduler.foreground.num_preemptions == 0
 
 
 # -- memory -----------------------------------------------------------------------------------------------------------

@@ -282,7 +282,7 @@ def test_1000_steps_of_arrivals_departures_and_preemptions_leave_nothing_behind(
     for left in alive:
         memory.remove(left)
     scheduler.check_integrity()
-    assert (scheduler.pool.num_used, scheduler.num_waiting, scheduler.num_parked) == (0, 0, 0)
-    assert scheduler.num_preemptions > 25
+    assert (scheduler.pool.num_used, scheduler.foreground.num_waiting, scheduler.foreground.num_parked) == (0, 0, 0)
+    assert scheduler.foreground.num_preemptions > 25
     assert num_arrived > 250
     assert (10 < memory.num_accepted < memory.num_drafted) == (most_draws > 1)

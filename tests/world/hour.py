@@ -260,7 +260,9 @@ class Life:
                 body_bytes=engine._body_bytes.total,
                 received_bytes=serving.received_bytes.total,
                 aborted=len(engine._tokenize._aborted),
-                running=len(scheduler.foreground.owners) + scheduler.num_waiting + scheduler.num_parked,
+                running=len(scheduler.foreground.owners)
+                + scheduler.foreground.num_waiting
+                + scheduler.foreground.num_parked,
                 blocks=scheduler.pool.num_used,
                 streams=len(serving.streams) + len(serving.streams.held.streams),
                 held_tokens=serving.streams.held.number,

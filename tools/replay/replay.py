@@ -151,7 +151,7 @@ class LoadReplay:
             self._add(self._arrived())
             self._end_late()
             if self._drafts is not None:
-                self._drafts.propose(scheduler.running, others_wait=scheduler.num_waiting > 0)
+                self._drafts.propose(scheduler.running, others_wait=scheduler.foreground.num_waiting > 0)
             step = scheduler.schedule(int(self._now * 1e9))
             if step is None:
                 if not self._coming:
@@ -175,7 +175,7 @@ class LoadReplay:
             self._served.append(Served(ready - self._cost.before_queue_seconds, arrival))
         hit_share = scheduler.memory.num_prefix_hits / max(1, scheduler.memory.num_prefix_queries)
         busy_share = self._busy / max(self._now, 1e-9)
-        counts = (scheduler.num_preemptions, self._num_refused, self._num_late, self._num_refused_late)
+        counts = (scheduler.foreground.num_preemptions, self._num_refused, self._num_late, self._num_refused_late)
         return ReplayedLoad(self._served, busy_share, hit_share, *counts)
 
     def _come(self, at: float, copy: int, arrival: Arrival) -> None:

@@ -257,13 +257,13 @@ class StepAccount:
         numbers = self.numbers
         pool = scheduler.pool
         numbers.num_running = num_running = len(scheduler.running)
-        numbers.num_waiting = scheduler.num_waiting + scheduler.num_parked
+        numbers.num_waiting = scheduler.foreground.num_waiting + scheduler.foreground.num_parked
         numbers.by_adapter = scheduler.by_adapter()
         numbers.blocks_used = pool.num_used
         numbers.blocks_total = pool.num_blocks
         numbers.blocks_cached = pool.num_cached
         numbers.blocks_reusable = pool.num_reusable
-        numbers.num_preemptions = scheduler.num_preemptions
+        numbers.num_preemptions = scheduler.foreground.num_preemptions
         numbers.num_prefix_queries = scheduler.memory.num_prefix_queries
         numbers.num_prefix_hits = scheduler.memory.num_prefix_hits
         numbers.num_background_running = len(scheduler.background.running)

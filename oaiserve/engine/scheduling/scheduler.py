@@ -73,19 +73,6 @@ class Scheduler:
         self._now_ns = 0
 
     @property
-    def num_waiting(self) -> int:
-        """Return how many sequences wait in the foreground. The other counts here leave out background work, too."""
-        return self.foreground.num_waiting
-
-    @property
-    def num_parked(self) -> int:
-        return self.foreground.num_parked
-
-    @property
-    def num_preemptions(self) -> int:
-        return self.foreground.num_preemptions
-
-    @property
     def has_work(self) -> bool:
         """Return whether any sequence runs or waits, including background work."""
         return self.foreground.has_work or self.background.has_work
@@ -343,17 +330,14 @@ class Scheduler:
         if sequence.media is not None:  # a step grows for tokens that see each other
             start = sequence.num_computed
             num_tokens = sequence.media.whole_end(start, start + num_tokens) - start
-        ends = num_tokens >= sequence.num_uncomputed
-        if ends:
+        draft: tuple[int, ...] = ()
+        draw = Draw.AT_LAUNCH
+        max_draws = 0
+        if num_tokens >= sequence.num_uncomputed:
             draft = self._fitting_draft(lane, sequence, budget - num_tokens)
-        else:
-            draft = ()
-        num_tokens += len(draft)
-        max_draws = 1 + len(draft) if ends else 0
-        if ends:
             draw = planned_draw(sequence, sequence.num_tokens)
-        else:
-            draw = Draw.AT_LAUNCH
+            max_draws = 1 + len(draft)
+        num_tokens += len(draft)
         chunk = Chunk(sequence, sequence.num_computed, num_tokens, max_draws, draft, draw)
         lane.waiting.charge_prompt(chunk)
         if lane.step_time is not None:
@@ -397,14 +381,10 @@ class Scheduler:
 
     def _take_from_background(self, lane: Lane) -> bool:
         """Take the place and blocks of one background sequence for the foreground. Return False if there is none."""
-        if lane is self.foreground:
-            victim = self.order.preempted_in_background()
-        else:
-            victim = None
-        if victim is None:
-            return False
-        self.background.preempt(victim)
-        return True
+        victim = self.order.preempted_in_background() if lane is self.foreground else None
+        if victim is not None:
+            self.background.preempt(victim)
+        return victim is not None
 
     def _allocate(self, lane: Lane, num_blocks: int, shared: list[int]) -> list[int] | None:
         while (blocks := self.pool.allocate(num_blocks, shared)) is None and self._take_from_background(lane):

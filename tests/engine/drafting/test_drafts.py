@@ -130,7 +130,7 @@ def test_no_sequence_is_preempted_for_a_draft_and_others_keep_the_blocks_that_th
     one.draft = [NEVER] * 7
     step = scheduler.schedule()
     assert [len(chunk.draft) for chunk in step.chunks] == [0, 0], "two blocks are free, and two sequences may need them"
-    assert scheduler.num_preemptions == 0
+    assert scheduler.foreground.num_preemptions == 0
 
 
 def test_service_counts_the_tokens_that_came_true() -> None:

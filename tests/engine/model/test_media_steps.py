@@ -195,7 +195,7 @@ def test_answers_are_the_same_with_prefixes_drafts_choices_and_preemptions(
                 logprobs |= {index: row.logprob for index, row in rows}
         scheduler.check_integrity()
     assert overlap or num_drafted > 10
-    assert scheduler.num_preemptions > 0
+    assert scheduler.foreground.num_preemptions > 0
     cached = {sequence.num_cached for sequence in sequences[2:] if sequence.num_cached < length - 1}
     assert any(end - 1 in media.places and end in media.places for end in cached), "no prefix ends inside an image"
     for sequence in sequences:
