@@ -37,7 +37,7 @@ subjectAltName = DNS:{1}
 @pytest.fixture(scope="module")
 def certificates(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Return self-signed certificates of kinds, each in a file with its key."""
-    if shutil.which("openssl") is None:
+    if shutil.which("openssl") is None:  # Python's own library makes no certificates; nearly all systems have openssl
         pytest.skip("there is no openssl to make certificates with: install it")
     made = {}
     for kind, name, end in [

@@ -156,6 +156,15 @@ class Attention:
     parameters: AttentionParameters
     key_sizes: Tensor | None = None  # float32 [kv_heads, key_dim], see key_sizes.py; None: all are 1
 
+    @property
+    def sizes(self) -> tuple[int, int, int]:
+        """Return how many numbers `qkv` makes for a token's queries, keys and values."""
+        shape = self.shape
+        has_keys = self.cache_of is None
+        num_keys = shape.kv_heads * shape.key_dim if has_keys else 0
+        num_values = shape.kv_heads * shape.value_dim if has_keys and not self.values_of_keys else 0
+        return self.heads * shape.key_dim, num_keys, num_values
+
 
 @dataclass(frozen=True, slots=True)
 class Convolution:

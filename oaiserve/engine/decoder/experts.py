@@ -52,17 +52,13 @@ def _gate_and_up(both: Matrix, *, is_in_turns: bool) -> tuple[Matrix, Matrix]:
 
 
 def _router(reader: Reader, facts: Mixture) -> Router:
-    def numbers(name: str, *, is_float32: bool) -> Tensor:
-        if is_float32:
-            return reader.exact(name)
-        return reader.numbers(name).to(reader.tensors.dtype)
-
-    weight = numbers("router.weight", is_float32=facts.is_float32)
+    weight = _numbers(reader, "router.weight", is_float32=facts.is_float32)
     if facts.num_experts not in (None, len(weight)):
         raise NotKnown(f"its config.json states {facts.num_experts} experts, but its files have {len(weight)}")
     choice_bias = None
     if facts.has_choice_bias:
-        choice_bias = numbers("choice_bias", is_float32=facts.is_float32 or facts.has_float32_bias).float().flatten()
+        is_float32 = facts.is_float32 or facts.has_float32_bias
+        choice_bias = _numbers(reader, "choice_bias", is_float32=is_float32).float().flatten()
     return Router(
         weight=weight,
         module=reader.module("router") if facts.is_router_adaptable else "",
@@ -77,6 +73,10 @@ def _router(reader: Reader, facts: Mixture) -> Router:
         scale=facts.scale,
         factors=None,
     )
+
+
+def _numbers(reader: Reader, name: str, *, is_float32: bool) -> Tensor:
+    return reader.exact(name) if is_float32 else reader.in_dtype(name)
 
 
 def after_dense_layers(settings: Settings) -> tuple[bool, ...]:

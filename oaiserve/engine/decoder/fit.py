@@ -207,8 +207,6 @@ def _experts(experts: Experts, width: int) -> Sizes:
     for one in experts.experts:
         yield from _shapes(inner, width, one.gate, one.up)
         yield from _shapes(width, inner, one.down)
-        yield from _lengths(inner, one.up.bias, None if one.gate is None else one.gate.bias)
-        yield from _lengths(width, one.down.bias)
     yield router.weight.shape, (number, width)
     yield from _lengths(number, router.logits_bias, router.bias, router.factors)
     yield 0 < router.top_k <= number // router.groups * router.top_groups, True

@@ -95,10 +95,7 @@ class AttentionLayer:
         self._has_keys = attention.cache_of is None
         self._has_gate = attention.gate is not None
         shape = attention.shape
-        num_keys = shape.kv_heads * shape.key_dim if self._has_keys else 0
-        num_values = shape.kv_heads * shape.value_dim if self._has_keys and not attention.values_of_keys else 0
-        num_gates = attention.heads * shape.value_dim if self._has_gate else 0
-        self._sizes = [attention.heads * shape.key_dim, num_keys, num_values, num_gates]
+        self._sizes = [*attention.sizes, attention.heads * shape.value_dim if self._has_gate else 0]
         self._can_rotate_inside = self._has_keys and attention.rotary_offset == 0 and not attention.rotates_before_norms
         self._has_norms = attention.query_norm is not None or attention.key_norm is not None
         self._can_norm_inside = attention.query_factors is None and _are_of_heads(

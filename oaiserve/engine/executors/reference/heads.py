@@ -36,26 +36,16 @@ class Attending:
 
     def _plain(self, attention: Attention, qkv: list[Matrix], x: Tensor, cache: LayerCache) -> Tensor:
         heads = attention.heads
-        shape = attention.shape
-        has_keys = attention.cache_of is None
-        num_keys = shape.kv_heads * shape.key_dim if has_keys else 0
-        if has_keys and not attention.values_of_keys:
-            num_values = shape.kv_heads * shape.value_dim
-        else:
-            num_values = 0
+        kv_heads = attention.shape.kv_heads
         rows = torch.cat([self.products(x, matrix) for matrix in qkv], dim=-1)
-        query, key, value = rows.split([heads * shape.key_dim, num_keys, num_values], dim=-1)
+        query, key, value = rows.split(attention.sizes, dim=-1)
         query = normed_and_rotated(attention, query.unflatten(1, (heads, -1)), attention.query_norm, self.batch)
-        if has_keys:
-            key = key.unflatten(1, (shape.kv_heads, -1))
-            if attention.values_of_keys:
-                value = key
-            else:
-                value = value.unflatten(1, (shape.kv_heads, -1))
-            value = normed(value, attention.value_norm)
-            key = normed_and_rotated(attention, key, attention.key_norm, self.batch)
-            return self._attend_new(attention, query, key, value, cache)
-        return self._attend(attention, query, cache)
+        if attention.cache_of is not None:
+            return self._attend(attention, query, cache)
+        key = key.unflatten(1, (kv_heads, -1))
+        value = normed(key if attention.values_of_keys else value.unflatten(1, (kv_heads, -1)), attention.value_norm)
+        key = normed_and_rotated(attention, key, attention.key_norm, self.batch)
+        return self._attend_new(attention, query, key, value, cache)
 
     def _latent(self, attention: Attention, qkv: LatentProjection, x: Tensor, cache: LayerCache) -> Tensor:
         """Return the attention of heads whose keys and values are made from one latent vector of a token.

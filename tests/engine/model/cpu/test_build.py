@@ -154,7 +154,7 @@ def writable_for_others(path: Path) -> str:
 
 
 def of_another_user(path: Path) -> str:
-    if os.geteuid() != 0:
+    if os.geteuid() != 0:  # `.ci/run` is root in a container; other users run the five cases that they can bring about
         pytest.skip("only root can give files away: .ci/run is root in a container")
     os.chown(path, 12345, -1)
     return f"other users can write to {path}"
