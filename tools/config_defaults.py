@@ -13,10 +13,10 @@ from typing import Any
 
 from transformers import CONFIG_MAPPING, PreTrainedConfig
 
-from oaiserve.engine.decoder.settings import DEFAULTS
+from oaiserve.engine.decoder.settings import DEFAULTS, WITHOUT_USE
 from oaiserve.engine.model.checkpoints.wrapper import WRAPPERS, text_config
 
-_OF_ALL = {field.name for field in fields(PreTrainedConfig)}
+_LEFT_OUT = {field.name for field in fields(PreTrainedConfig)} | WITHOUT_USE
 
 
 def main(added: list[str]) -> None:
@@ -41,16 +41,16 @@ def text_of(kind: Any) -> dict[str, Any]:
         text_config(kind(**own, text_config={"model_type": text_type, **of_text})).tie_word_embeddings
         for own, of_text in (({}, {}), ({}, tied), (not_tied, tied))
     )
-    facts = {"text": text_type, "tied": by_default, "tied_by_text": by_text, "against_wrapper": against_wrapper}
     num_deep = getattr(text_config(kind()), "num_deep_layers", 0)
-    return {**facts, "num_deep": num_deep} if num_deep else facts
+    facts = {"tied": by_default, "tied_by_text": by_text, "against_wrapper": against_wrapper, "num_deep": num_deep}
+    return {"text": text_type} | {name: fact for name, fact in facts.items() if fact}
 
 
 def defaults_of(kind: Any) -> dict[str, Any]:
     """Return the facts of a class: defaults of its keys, other names of these, and its base of rotary frequencies."""
     facts: dict[str, Any] = {"keys": {}}
     for field in fields(kind):
-        if field.name not in _OF_ALL:
+        if field.name not in _LEFT_OUT:
             facts["keys"][field.name] = field.default if field.default is not MISSING else field.default_factory()
     aliases = {alias: name for alias, name in kind.attribute_map.items() if name in facts["keys"]}
     # Newer files have some keys under names that are no fields of the class.

@@ -9,8 +9,9 @@ import torch
 
 from oaiserve.engine.decoder.context_length import context_length
 from oaiserve.engine.decoder.description import Decoder
+from oaiserve.engine.decoder.mixers import state_shapes
 from oaiserve.engine.decoder.settings import Settings
-from oaiserve.engine.decoder.spec import KVShape, LayerStateShapes, ModelSpec
+from oaiserve.engine.decoder.spec import KVShape, ModelSpec
 
 
 def model_spec(
@@ -19,13 +20,9 @@ def model_spec(
     *,
     dtype: torch.dtype,
     device: torch.device,
-    state_shapes: dict[int, LayerStateShapes],
     generation: Mapping[str, Any] | None = None,
 ) -> ModelSpec:
-    """Return the spec of a model that computes in `dtype`.
-
-    `state_shapes` are those of the decoder's mixers, and `generation` is its generation_config.json.
-    """
+    """Return the spec of a model that computes in `dtype`. `generation` is its generation_config.json."""
     return ModelSpec(
         name=(settings.get("architectures") or [settings["model_type"]])[0],
         device=device,
@@ -34,7 +31,7 @@ def model_spec(
         max_model_len=context_length(settings),
         eos_token_ids=ids_of(settings.get("eos_token_id")) | ids_of((generation or {}).get("eos_token_id")),
         kv_shapes=kv_shapes(decoder),
-        state_shapes=state_shapes,
+        state_shapes=state_shapes(decoder, dtype),
     )
 
 

@@ -7,7 +7,7 @@ names and forms over the years, and some follow from others. The result has one 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from copy import deepcopy
 from functools import cache
 from pathlib import Path
@@ -66,47 +66,29 @@ _OLDER_KEYS = {
     *("audio_config", "image_token_id", "num_deep_layers", "video_token_id", "vision_config", "vision_end_token_id"),
     *("vision_start_token_id", "vision_token_id"),
 }
+# Keys that many types have, and that nothing computes with: they have no place in the table.
+WITHOUT_USE = frozenset(
+    {
+        *("attention_dropout", "initializer_range", "output_router_logits", "pretraining_tp", "router_aux_loss_coef"),
+        "use_cache",
+    }
+)
 _WITH_LENGTH = ("llama3", "yarn", "longrope")  # kinds of rotation that compare the length with an original one
 _FORMER_TYPES = ("exaone4_5_text",)  # Text models of first releases had this type.
 
 
-class Settings(Mapping[str, Any]):
-    """The settings of a text model, which note the keys that are read."""
+class Settings(dict[str, Any]):
+    """The settings of a text model, which note the keys that are read, and those that others follow from."""
 
-    def __init__(self, values: Values, stated: Mapping[str, Any], read: set[str]) -> None:
-        """`stated` are those that the file itself has, under its names. `read` are those that others follow from."""
-        self.stated = stated
-        self.read = read
-        self._values = values
-
-    def __getitem__(self, key: str) -> Any:
-        self.read.add(key)
-        return self._values[key]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._values)
-
-    def __len__(self) -> int:
-        return len(self._values)
-
-    def __contains__(self, key: object) -> bool:
-        return key in self._values
-
-
-class _Noting(dict[str, Any]):
-    """Values that note which of them a rule reads."""
-
-    def __init__(self, values: Values) -> None:
+    def __init__(self, values: Values, stated: Mapping[str, Any]) -> None:
+        """`stated` are those that the file itself has, under its names."""
         super().__init__(values)
+        self.stated = stated
         self.read: set[str] = set()
 
     def __getitem__(self, key: str) -> Any:
         self.read.add(key)
         return super().__getitem__(key)
-
-    def __contains__(self, key: object) -> bool:
-        self.read.add(str(key))
-        return super().__contains__(key)
 
     def get(self, key: str, default: Any = None) -> Any:
         self.read.add(key)
@@ -124,27 +106,20 @@ class _Noting(dict[str, Any]):
 def settings_of(config: Mapping[str, Any]) -> Settings:
     """Return the settings of the text model in a config.json. Raises KeyError for a type without defaults."""
     stated = _with_floats(_text_of(config))
-    values, read = _values_of(stated)
-    return Settings(values, stated, read)
-
-
-def _values_of(config: Mapping[str, Any]) -> tuple[Values, set[str]]:
-    """Return the settings, and the keys that others follow from."""
-    name = config["model_type"]
+    name = stated["model_type"]
     row = _table()["types"][name]
-    values = deepcopy({**row["keys"], **config})
+    values = Settings(deepcopy({**row["keys"], **stated}), stated)
     aliases = row.get("aliases", {})
-    values |= {key: values[alias] for alias, key in aliases.items() if alias in config}
+    values |= {key: values[alias] for alias, key in aliases.items() if alias in stated}
     values |= {alias: values[key] for alias, key in aliases.items()}
     values["dtype"] = values.get("dtype") or values.pop("torch_dtype", None)
     if name in _ENDS and values["eos_token_id"] is None:
         values["eos_token_id"] = list(_ENDS[name])
     _heads(name, values, row)
-    read: set[str] = set()
+    values.read.clear()
     if (rule := RULES.get(name)) is not None:
-        values = _Noting(values)
         rule(values)
-        read |= values.read
+    read = values.read.copy()
     if values.get("layer_types") is not None:
         values["layer_types"] = [LAYER_TYPES.get(kind, kind) for kind in values["layer_types"]]
     if "rope_parameters" in row["keys"] or "rope_theta" in row["keys"]:
@@ -154,7 +129,9 @@ def _values_of(config: Mapping[str, Any]) -> tuple[Values, set[str]]:
         of_all = [values["rope_parameters"]["rope_theta"]] * values["num_hidden_layers"]
         if values["layer_rope_theta"] is None:
             values["layer_rope_theta"] = of_all
-    return values | {alias: values[key] for alias, key in aliases.items()}, read
+    values |= {alias: values[key] for alias, key in aliases.items()}
+    values.read = read
+    return values
 
 
 def keys_of(model_type: str) -> frozenset[str]:
@@ -188,7 +165,8 @@ def default_of(model_type: str, key: str) -> Any:
 def known_keys() -> frozenset[str]:
     """Return the keys that any type has or had."""
     rows = _table()["types"].values()
-    return frozenset(key for row in rows for key in (*row["keys"], *row.get("aliases", ()))) | _OLDER_KEYS
+    of_rows = {key for row in rows for key in (*row["keys"], *row.get("aliases", ()))}
+    return WITHOUT_USE | _OLDER_KEYS | of_rows
 
 
 def is_wrapper(config: Mapping[str, Any]) -> bool:
@@ -216,8 +194,8 @@ def _text_of(config: Mapping[str, Any]) -> Mapping[str, Any]:
         text["model_type"] = row["text"]
     is_tied = wrapper.get("tie_word_embeddings")
     if not is_tied and text.get("tie_word_embeddings"):  # In some wrappers, this value counts.
-        is_tied = row["tied_by_text" if is_tied is None else "against_wrapper"]
-    text["tie_word_embeddings"] = row["tied"] if is_tied is None else is_tied
+        is_tied = row.get("tied_by_text" if is_tied is None else "against_wrapper", False)
+    text["tie_word_embeddings"] = row.get("tied", False) if is_tied is None else is_tied
     vision = wrapper.get("vision_config") or {}
     deep = "deepstack_visual_indexes"
     if deep in vision:

@@ -77,8 +77,8 @@ def _or(key: str, value: Callable[[Values], Any]) -> Callable[[Values], None]:
 
 def _renamed(old: str, key: str) -> Callable[[Values], None]:
     def rule(values: Values) -> None:
-        if old in values:
-            values[key] = values.pop(old)
+        if (value := values.pop(old, ...)) is not ...:
+            values[key] = value
 
     return rule
 

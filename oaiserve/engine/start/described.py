@@ -19,7 +19,6 @@ from oaiserve.engine.decoder.families import FAMILIES
 from oaiserve.engine.decoder.families.family import Family
 from oaiserve.engine.decoder.key_sizes import with_key_sizes
 from oaiserve.engine.decoder.keys import refuse_ignored, unknown
-from oaiserve.engine.decoder.mixers import state_shapes
 from oaiserve.engine.decoder.model_spec import model_spec, stored_dtype
 from oaiserve.engine.decoder.quantized_file import QuantizedFile
 from oaiserve.engine.decoder.settings import Settings, is_wrapper, settings_of
@@ -100,7 +99,6 @@ def describe_model(
         decoder,
         dtype=tensors.dtype,
         device=device,
-        state_shapes=state_shapes(decoder, tensors.dtype),
         generation=_generation(Path(source.location)),
     )
     refuse_ignored(settings)

@@ -13,7 +13,6 @@ from oaiserve.engine.decoder.context_length import context_length
 from oaiserve.engine.decoder.describe import describe
 from oaiserve.engine.decoder.description import Decoder, Experts, NotKnown
 from oaiserve.engine.decoder.families import FAMILIES
-from oaiserve.engine.decoder.mixers import state_shapes
 from oaiserve.engine.decoder.model_spec import model_spec
 from oaiserve.engine.decoder.settings import Settings, settings_of
 from oaiserve.engine.decoder.sources.hub import HubTensors
@@ -61,9 +60,7 @@ def restore_routers(model: PreTrainedModel, decoder: Decoder) -> None:
 
 def _compare_with_pinned(name: str, folder: Path) -> None:
     decoder = described(name, folder)
-    dtype = PINNED[name].dtype
-    shapes = state_shapes(decoder, dtype)
-    spec = model_spec(settings_in(folder), decoder, dtype=dtype, device=torch.device("cpu"), state_shapes=shapes)
+    spec = model_spec(settings_in(folder), decoder, dtype=PINNED[name].dtype, device=torch.device("cpu"))
     assert fingerprint(decoder, spec) == file_of(name).read_text()
 
 

@@ -34,13 +34,6 @@ def test_an_answer_ends_with_the_ids_of_the_model_or_its_generation_settings(
 ) -> None:
     settings = settings_of({"model_type": "llama", "eos_token_id": of_model})
     decoder = described(tmp_path, "llama")
-    spec = model_spec(
-        settings,
-        decoder,
-        dtype=torch.float32,
-        device=torch.device("cpu"),
-        state_shapes={},
-        generation=of_generation,
-    )
+    spec = model_spec(settings, decoder, dtype=torch.float32, device=torch.device("cpu"), generation=of_generation)
     assert spec.eos_token_ids == ids
     assert spec.name == "llama"  # The file names no architecture.

@@ -137,7 +137,7 @@ def test_nothing_in_the_file_declines_the_description(name: str) -> None:
     )
     decoder = describe(tensors, settings, family, length=64)
     refuse_ignored(settings)
-    spec = model_spec(settings, decoder, dtype=torch.bfloat16, device=torch.device("cpu"), state_shapes={})
+    spec = model_spec(settings, decoder, dtype=torch.bfloat16, device=torch.device("cpu"))
     assert len(decoder.layers) == _text_of_class(file).num_hidden_layers
     assert spec.vocab_size == _text_of_class(file).vocab_size
     assert " ".join(unknown(settings)) == UNKNOWN.get(name, "")

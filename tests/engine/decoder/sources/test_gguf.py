@@ -27,7 +27,6 @@ from oaiserve.engine.decoder.description import (
 )
 from oaiserve.engine.decoder.families import FAMILIES
 from oaiserve.engine.decoder.keys import refuse_ignored, unknown
-from oaiserve.engine.decoder.mixers import state_shapes
 from oaiserve.engine.decoder.model_spec import model_spec
 from oaiserve.engine.decoder.settings import Settings, keys_of, settings_of
 from oaiserve.engine.decoder.sources.gguf.settings import settings_of_gguf
@@ -79,8 +78,7 @@ def test_a_description_of_what_the_converter_writes_is_the_pinned_one(name: str,
     path = tmp_path / "model.gguf"
     Record(name).write(path, model_of(name), lambda _: Kind.Q8_0)
     decoder = described(path)
-    shapes = state_shapes(decoder, torch.float32)
-    spec = model_spec(SETTINGS[name], decoder, dtype=torch.float32, device=torch.device("cpu"), state_shapes=shapes)
+    spec = model_spec(SETTINGS[name], decoder, dtype=torch.float32, device=torch.device("cpu"))
     actual = fingerprint(decoder, spec)
     _, *expected = pinned.file_of(name, is_gguf=True).read_text().splitlines()  # a file has no name of the class
     assert actual.splitlines()[1:] == expected
