@@ -1,16 +1,16 @@
 """Writes the description of a model as text in which each difference shows, in few lines.
 
 A line has a field and its value: floats as `repr` writes them, of a tensor the dtype, the shape and a hash of its
-bytes, of blocks the format, the shape, their place in the file and a hash. What is None, False or 0 has no line. A norm
-or a tensor that occurs again is written as the path of its first place. Layers, or experts, that differ from an earlier
-one only in their numbers are said to be like it, with one hash of all theirs.
+bytes, of blocks the format, the shape, their place in the file and a hash. What is None, False, 0 or the default of its
+field is left out. A norm or a tensor that occurs again is written as the path of its first place. Layers, or experts,
+that differ from an earlier one only in their numbers are said to be like it, with one hash of all theirs.
 """
 
 import hashlib
 import math
 import re
 from collections.abc import Iterator
-from dataclasses import MISSING, fields, is_dataclass
+from dataclasses import MISSING, Field, fields, is_dataclass
 from typing import Any
 
 import numpy as np
@@ -36,7 +36,6 @@ _IN_ONE_LINE = (
     *(AttentionParameters, ClampedGate, Convolution, KVShape, LayerStateShapes, Matrix, Norm, RotaryTable, Rows),
     *(StateShape, Blocks),
 )
-_WITHOUT_DEFAULTS = (KVShape, Matrix)  # fields that have the default value are left out
 _DTYPES = {torch.float32: "f32", torch.bfloat16: "bf16", torch.int32: "i32"}
 _HASH = re.compile("[#@][0-9a-f]+")  # a hash of bytes, or their place in a file
 
@@ -58,7 +57,9 @@ def text_of(decoder: Decoder) -> str:
     for number, table in enumerate({_identity(table): table for table in tables}.values()):
         lines += text.lines(f"table.{number}", f"table.{number}", table)
     for field in fields(decoder):
-        lines += text.lines(field.name, field.name, getattr(decoder, field.name))
+        value = getattr(decoder, field.name)
+        if not _is_left_out(field, value):
+            lines += text.lines(field.name, field.name, value)
     return "".join(f"{line}\n" for line in lines)
 
 
@@ -82,9 +83,10 @@ class _Text:
         elif is_dataclass(part) and not isinstance(part, _IN_ONE_LINE):
             yield f"{name} {type(part).__name__}"
             for field in fields(part):
-                below = self.lines(field.name, f"{path}.{field.name}", getattr(part, field.name))
-                yield from (f" {line}" for line in below)
-        elif not _is_nothing(part):
+                value = getattr(part, field.name)
+                if not _is_left_out(field, value):
+                    yield from (f" {line}" for line in self.lines(field.name, f"{path}.{field.name}", value))
+        else:
             yield f"{name} {self.value(path, part)}"
 
     def _all(self, name: str, path: str, parts: dict[int, Any]) -> Iterator[str]:
@@ -121,16 +123,17 @@ class _Text:
         results = []
         for field in fields(part):
             value = getattr(part, field.name)
-            is_default = field.default is not MISSING and value == field.default
-            if not _is_nothing(value) and not (is_default and isinstance(part, _WITHOUT_DEFAULTS)):
+            if not _is_left_out(field, value):
                 results.append(f"{field.name}={self.value(f'{path}.{field.name}', value)}")
         if isinstance(part, RotaryTable):
             results.append(_angles(part))
         return f"({', '.join(results)})"
 
 
-def _is_nothing(value: Any) -> bool:
-    return value is None or (isinstance(value, int | float) and value == 0)
+def _is_left_out(field: Field[Any], value: Any) -> bool:
+    if field.default is MISSING or field.default is None:
+        return value is None or (isinstance(value, int | float) and value == 0)
+    return bool(value == field.default)
 
 
 def _identity(part: torch.Tensor | Blocks | Norm | RotaryTable) -> object:
