@@ -1,1 +1,1 @@
-"""Executors of descriptions: each computes the steps of any described decoder, in a way of its own."""
+"""Executors: each computes the steps of any described decoder in its own way, or of any model in transformers' code."""

@@ -1,7 +1,7 @@
 """The fallback executor: transformers' own code computes the steps of a model that has no description.
 
-It is called through its public interface alone: the forward of a model, and the cache that this makes for a sequence.
-To the engine, such a model has layers that keep a state of each sequence, and no KV cache. That state is the cache.
+It calls only the public interface of that code: a model's forward, and the cache that this makes for a sequence. To the
+engine, such a model has no KV cache, but layers with a state of each sequence. That state is transformers' cache.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ class NoCache(ValueError):
 
 
 class CachedForward:
-    """The forward of a model over one text, of which earlier tokens are in a cache."""
+    """The forward of a model over one text, whose earlier tokens are in a cache."""
 
-    _cache_name: str  # name of the argument, and of the output
+    _cache_name: str  # name of both the argument and the output
 
     def __init__(self, model: Module) -> None:
         self.model = model
@@ -41,7 +41,7 @@ class CachedForward:
         """
         arguments: dict[str, Any] = {"inputs_embeds" if text.is_floating_point() else "input_ids": text[None]}
         arguments["use_cache"] = True
-        if "position_ids" in self._parameters:  # the code of some models takes wrong ones from their caches
+        if "position_ids" in self._parameters:  # Some models derive wrong positions from their caches.
             arguments["position_ids"] = torch.arange(start, start + len(text), device=text.device)[None]
         indices = torch.tensor(rows or [0], device=text.device)
         if "logits_to_keep" in self._parameters:
@@ -49,7 +49,7 @@ class CachedForward:
         if cache is not None:
             arguments[self._cache_name] = cache
         output = self.model(**arguments)
-        # Versions of transformers, and models, have different names for it.
+        # Its name differs between models and versions of transformers.
         names = [name for name in output if name in self._parameters]
         if len(names) != 1:
             raise NoCache("the forward of its code returns no cache that it takes again")
@@ -87,13 +87,13 @@ class _Part(NamedTuple):
 
 
 class FallbackExecutor:
-    """Computes the sequences of a step one after the other. `caches` are the states that its runner needs."""
+    """Computes the sequences of a step one by one. `caches` are the states that its runner needs."""
 
     is_exact = False  # matrix products round by the number of rows
 
     def __init__(self, forward: CachedForward, num_sequences: int, *, continues_chunks: bool = True) -> None:
-        """Hold the caches of `num_sequences`. Without `continues_chunks`, the model's code takes only one token at a
-        time after the first chunk."""
+        """Reserve the caches of `num_sequences`. Without `continues_chunks`, the model's code accepts only one token at
+        a time after the first chunk."""
         self.caches = Caches(num_sequences)
         self.weight_bytes = sum(each.nbytes for each in (*forward.model.parameters(), *forward.model.buffers()))
         self._forward = forward
@@ -107,7 +107,7 @@ class FallbackExecutor:
         num_predicted = {chunk: number for chunk, _, number in batch.prompt_rows}
         texts = self._texts(batch).split(batch.query_lens)
         draws: list[Tensor] = []
-        predictions: list[Tensor] = []  # predictions for tokens of prompts
+        predictions: list[Tensor] = []  # for the tokens of prompts
         for chunk, (text, end, place) in enumerate(zip(texts, batch.context_lens, batch.states.places, strict=True)):
             number = num_predicted.get(chunk, 0)
             last = [len(text) - 1] if chunk in drawing else []
@@ -120,7 +120,7 @@ class FallbackExecutor:
         """Return the ids [T] of a batch; with media, embeddings [T, hidden size], of which some are replaced."""
         if (media := batch.media) is None:
             return batch.input_ids
-        ids = batch.input_ids.index_fill(0, media.rows, 0)  # those of images may be outside of the vocabulary
+        ids = batch.input_ids.index_fill(0, media.rows, 0)  # Ids of images may be outside the vocabulary.
         embeddings: Tensor = self._forward.model.get_input_embeddings()(ids)  # type: ignore[operator]
         return embeddings.index_copy(0, media.rows, media.vectors.to(embeddings.dtype))
 

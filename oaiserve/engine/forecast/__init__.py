@@ -1,1 +1,1 @@
-"""Forecasts of requests: how long their answers are, when they begin and end, and how far to trust that."""
+"""Forecasts of requests: the lengths of their answers, when these begin and end, and how far to trust that."""

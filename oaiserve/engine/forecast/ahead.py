@@ -1,7 +1,7 @@
-"""Follows the queue ahead of a request, and then its answer, step by step, by the learned cost of steps.
+"""Simulates the queue ahead of a request, and then its answer, step by step, with the learned cost of steps.
 
-Who is next, who passes and who takes how much of a step are questions to the scheduler's own `Order`. Blocks, drafts
-and preemptions are left out. Steps in which nothing changes are skipped. Plain arithmetic, no clock.
+The scheduler's own `Order` decides which prompt is next and how many of its tokens a step computes. The simulation
+ignores blocks, drafts and preemptions, and takes equal steps at once. Plain arithmetic, no clock.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from oaiserve.engine.scheduling.pacing import StepTime
 from oaiserve.engine.scheduling.waiting import GENERATED_WEIGHT
 from oaiserve.explain.step_cost import Load, StepCost
 
-# Parts of prompts that are followed up to the first token, each for some microseconds; half as many behind it. What is
-# left takes as long, for each token, as what went before.
+# Parts of prompts that a simulation computes up to the first token, at some microseconds each; half as many after it.
+# The remaining tokens are assumed to take as long as those before them.
 MOST_PARTS = 96
 NOTHING_RUNS = RequestTurn()  # the turn of a request with nothing running
 
@@ -31,17 +31,17 @@ class Rules(NamedTuple):
 
     order: Order
     services: Mapping[str, int]  # by client: the counters by which they take turns
-    num_shorter_steps: int = 0  # in which prompts get only part of their time
-    host_ns: float = 0.0  # between two steps
+    num_shorter_steps: int = 0  # the next steps, in which prompts get only part of their time
+    host_ns: float = 0.0  # time between two steps
 
 
 class Expected(NamedTuple):
-    """The requests that are expected to come meanwhile: one in each gap, as those of late."""
+    """The requests that are expected to arrive meanwhile: one after each gap, like the recent ones."""
 
     gap_ns: float
     prompt_tokens: int
     answer_tokens: int
-    clients: tuple[str, ...]  # of one after the other
+    clients: tuple[str, ...]  # The requests take these in turn.
 
 
 class Decoding(NamedTuple):
@@ -56,25 +56,25 @@ class Prompt(NamedTuple):
     """A sequence whose prompt is not computed."""
 
     tokens_left: int
-    start: int  # tokens before, which it attends to
+    start: int  # earlier tokens, which it attends to
     answer_tokens: int
-    has_place: bool = False  # or else it waits for one
+    has_place: bool = False  # whether it runs; otherwise it waits
     client: str = ""
 
 
 class Ahead(NamedTuple):
-    """The forecast of a request by the queue ahead of it, from the end of the step under way."""
+    """The forecast of a request from the queue ahead of it, counted from the end of the current step."""
 
-    times: list[tuple[int, float]]  # steps and nanoseconds: of its first token, and of later ones
-    pace_ns: float  # of the steps behind the last of these
-    has_waited: bool  # for a place
+    times: list[tuple[int, float]]  # steps and nanoseconds up to its first token, and up to later ones
+    pace_ns: float  # time of each step after the last of these
+    has_waited: bool  # whether it waited before it ran
 
     @property
     def first_token_ns(self) -> float:
         return self.times[0][1]
 
     def decode_ns(self, steps: float) -> float:
-        """Return how long so many steps behind the first token take."""
+        """Return how long this number of steps after the first token takes."""
         step = self.times[0][0] + steps
         (last_step, last_ns) = self.times[-1]
         if step >= last_step:
@@ -92,7 +92,7 @@ class _Client:
     num_decodes: int = 0
     under_way: list[_Prompt] = field(default_factory=list)
     waiting: list[_Prompt] = field(default_factory=list)
-    num_spare: int = 0  # each sequence is taken for a request of its own
+    num_spare: int = 0  # Each sequence counts as a request of its own.
 
     @property
     def num_running(self) -> int:
@@ -103,7 +103,7 @@ class _Client:
 class _Prompt:
     """A simulated prompt, as `Order` sees it."""
 
-    key: int  # its place
+    key: int  # its place in the list of prompts
     client: _Client
     num_computed: int
     num_uncomputed: int
@@ -129,8 +129,8 @@ class _Turns:
         self.now_ns = 0.0
         self.context = 0
         self.step_time = step_time
-        self.taken: list[tuple[_Prompt, int]] = []  # by the step that is filled, and how many tokens of each
-        self.budget = 0  # further tokens of that step
+        self.taken: list[tuple[_Prompt, int]] = []  # the prompts in the next step, and the number of tokens of each
+        self.budget = 0  # tokens that still fit into that step
         self.clients: dict[str, _Client] = {}
         self.ends: list[tuple[int, int, int, _Client]] = []  # a heap of decodes: step and context at their end, id
         self.prompts: list[_Prompt] = []
@@ -201,7 +201,7 @@ class _Turns:
     def _take(self, prompt: _Prompt, next_prompt: _Prompt | None = None) -> bool:
         """Take a prompt into the step. Return False if there is no room."""
         if self.budget <= 0 or not self.step_time.has_room(prompt.num_uncomputed):
-            self.budget = 0  # nor for others
+            self.budget = 0  # The step is full for all others, too.
             return False
         is_shorter = self.step < self.rules.num_shorter_steps
         part = self.rules.order.num_tokens(prompt, self.budget, next_prompt, self.step_time, is_shorter=is_shorter)
@@ -212,8 +212,8 @@ class _Turns:
         return True
 
     def go(self, ns: float) -> list[_Prompt]:
-        """Go on by the filled step, which takes this long, and by the following ones that are alike. Return the prompts
-        that have ended."""
+        """Advance by the filled step, which takes this long, and by the equal steps after it. Return the prompts that
+        have ended."""
         taken = self.taken
         ended = [prompt for prompt, part in taken if part >= prompt.num_uncomputed]
         steps = 1 if ended or len(taken) > 1 else self._num_alike(ns)
@@ -240,7 +240,7 @@ class _Turns:
         return ended
 
     def _num_alike(self, ns: float) -> int:
-        """Return how many steps are like the filled one, which takes this long and has one prompt at most."""
+        """Return the number of equal steps, with the filled one, which takes this long and has at most one prompt."""
         limits = [(prompt.num_uncomputed - 1) // part for prompt, part in self.taken]
         if self.ends:
             limits.append(self.ends[0][0] - self.step)
@@ -253,8 +253,8 @@ class _Turns:
         return max(1, steps)
 
     def ahead_of(self, place: int) -> int:
-        """Return about how many prompt tokens are computed up to the first token of the prompt at this place, its own
-        included. Each other client gets as many as its own client at most."""
+        """Return about how many prompt tokens are computed up to the first token of the prompt at this place, including
+        its own. No client gets more of them than the client of this prompt."""
         last = self.prompts[place]
         totals = dict.fromkeys(self.clients.values(), 0)
         for prompt in self.prompts:
@@ -274,9 +274,9 @@ def follow(
     most_steps: float = 0.0,
     expected: Expected | None = None,
 ) -> Ahead:
-    """Return when the prompt at this place has its first token, and those of at most so many steps after it.
+    """Return when the prompt at this place has its first token, and its tokens of at most `most_steps` steps after it.
 
-    Prompts of a client are in the order in which they are due. `step_time` is one of its own.
+    Prompts of a client are in the order in which they are due. `step_time` is not shared, because it is changed.
     """
     turns = _Turns(step_time, rules, decodes, prompts, expected)
     has_waited = False
@@ -287,7 +287,7 @@ def follow(
         turns.arrive()
         turns.fill()
         num_parts += len(turns.taken) + 1
-        if not turns.taken and not turns.ends:  # nothing may ever run: only a limit of the cache could say when
+        if not turns.taken and not turns.ends:  # Nothing can run: the prompts wait for room in the cache.
             break
         has_waited = has_waited or (not times and not turns.taken)
         ended = turns.go(cost.expected_ns(step_time.load))

@@ -1,10 +1,10 @@
-"""The online calibration of forecasts, so that nine in ten intervals hold whatever the load does. Stdlib only.
+"""Calibrates forecasts online, so that nine in ten intervals hold whatever the load does. Stdlib only.
 
-What came is compared with what was forecast, on a scale of logarithms: the score. A quantile is the forecast moved by a
-quantile of the last scores. Which quantile of them is taken adapts by what held (Gibbs and Candes, "Adaptive conformal
-inference under distribution shift", 2021), one by one for the bounds of the interval and its median, as for conformal
-quantile regression (Romano, Patterson and Candes, 2019). So the share that holds is right in the long run without any
-assumption about errors; how narrow an interval is depends on the forecast.
+The score of a forecast is the logarithm of the actual time divided by the forecast one. Each bound of an interval is
+the forecast, moved by a quantile of the last scores. The level of that quantile rises or falls with each bound that was
+exceeded or held (Gibbs and Candes, "Adaptive conformal inference under distribution shift", 2021), separately for both
+bounds and the median, as in conformal quantile regression (Romano, Patterson and Candes, 2019). So the share of
+intervals that hold is right in the long run without any assumption about errors. Good forecasts make them narrow.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from math import exp, log
 from oaiserve.engine.forecast.last_values import LastValues
 from oaiserve.facts.forecast import LEVELS
 
-ENOUGH = 100  # scores, before anything is promised
-MOST_SCORES = 400  # of the last requests
-PACE = 0.01  # by which a level adapts
-BEYOND = 0.2  # on the scale of logarithms: how far a bound moves beyond all scores for a level that is out by one
+ENOUGH = 100  # Fewer scores don't make a promise.
+MOST_SCORES = 400  # The scores of earlier requests are dropped.
+PACE = 0.01  # step of a level's adaptation
+BEYOND = 0.2  # how far a bound moves past all scores, as a logarithm, for a level that exceeds its range by one
 
 Three = tuple[float, float, float]
 
@@ -45,9 +45,9 @@ class _Bound:
 
 
 class Calibration:
-    """The calibration of one time of the requests of a kind, such as the first token behind several others.
+    """The calibration of one time of one kind of request, such as the first token after several other prompts.
 
-    As long as it knows too few of its kind, that of a wider kind answers for it.
+    Until it has enough scores of its own, it uses the calibration of a wider kind.
     """
 
     def __init__(self, wider: Calibration | None = None) -> None:
@@ -63,14 +63,14 @@ class Calibration:
         return len(self._bounds[0].last.in_order) >= ENOUGH
 
     def calibrated(self, raw: Three) -> Three:
-        """Return the low, median and high value of a forecast, moved by what is known of its errors."""
+        """Return the low, median and high value of a forecast, moved by the errors of earlier ones."""
         if self._wider is not None and not self._knows_enough:
             return self._wider.calibrated(raw)
         moved = sorted(value * exp(bound.offset) for value, bound in zip(raw, self._bounds, strict=True))
         return moved[0], moved[1], moved[2]
 
     def learn(self, raw: Three, told: Three, came: float) -> None:
-        """Learn from the time that came, the forecast before calibration, and what was told of it."""
+        """Learn from the actual time, the forecast before calibration, and the calibrated forecast."""
         for bound, value, bound_told in zip(self._bounds, raw, told, strict=True):
             bound.learn(log(max(came, 1.0) / max(value, 1.0)), was_below=came <= bound_told)
         if self._wider is not None:

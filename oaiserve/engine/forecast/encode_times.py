@@ -1,4 +1,4 @@
-"""`EncodeTimes` tells how long images and sounds will take to be encoded, by how long others took. Stdlib only."""
+"""`EncodeTimes` estimates how long images and sounds will take to encode, from the last ones. Stdlib only."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ class EncodeTimes:
         self._ends_ns = LastValues(LAST)
 
     def learn(self, num_rows: int, tokenized_ns: int, encoded_ns: int) -> None:
-        """Learn of a request whose `num_rows` tokens of media were encoded between these stamps. Until the request
-        before it was done, it waited."""
+        """Learn from a request whose `num_rows` tokens of media were encoded between these stamps. Time in which the
+        request before it was still being encoded doesn't count."""
         ends_ns = self._ends_ns.in_order
         place = bisect_left(ends_ns, encoded_ns)
         since_ns = max(tokenized_ns, ends_ns[place - 1]) if place else tokenized_ns
@@ -27,6 +27,6 @@ class EncodeTimes:
             self._row_ns.add((encoded_ns - since_ns) / num_rows)
 
     def expected_ns(self, num_rows: int) -> float:
-        """Return how long so many tokens of media will take: by the median, or 0 while nothing is known."""
+        """Return how long `num_rows` tokens of media will take, by the median; 0 before the first request."""
         in_order = self._row_ns.in_order
         return num_rows * in_order[len(in_order) // 2] if in_order else 0.0

@@ -1,8 +1,8 @@
-"""`Forecaster` makes the forecast of each request when its prompt is known, and learns from how it came.
+"""`Forecaster` makes the forecast of each request once its prompt is tokenized, and learns from the actual times.
 
-It runs on the threads that have tokenized the prompts. Of the engine thread's work it reads integers, without a lock: a
-number that is a step old only makes a forecast a little worse. The engine thread leaves the ends of requests in a
-queue, and does nothing else for it.
+It runs on the threads that tokenized the prompts. It reads numbers of the engine thread without a lock: one that is a
+step old only makes a forecast a little worse. The engine thread puts the ends of requests into a queue, and does
+nothing else for it.
 """
 
 from __future__ import annotations
@@ -34,9 +34,10 @@ from oaiserve.facts.forecast import LEVELS, NO_FORECAST, Forecast
 from oaiserve.facts.open_row import OpenForecast
 from oaiserve.facts.times import RequestTimes
 
-WINDOW_NS = 5_000_000_000  # of the mean time of a step
-PACES = (4, 16, 64, 256)  # requests of late: by the number whose mean gap fits best, others are expected
-MOST_OPEN = 65_536  # requests whose forecasts wait for what comes
+WINDOW_NS = 5_000_000_000  # The mean time of a step is over this window.
+# Numbers of recent requests. The one whose mean gap fits best determines when the next requests are expected.
+PACES = (4, 16, 64, 256)
+MOST_OPEN = 65_536  # requests with a forecast that have not ended
 
 _due = attrgetter("due")
 _fit = attrgetter("fit")
@@ -44,25 +45,25 @@ log = logging.getLogger(__name__)
 
 
 class Asked(NamedTuple):
-    """The facts of a request by which it is forecast, once its prompts are tokenized."""
+    """The facts of a request that its forecast is based on, once its prompts are tokenized."""
 
     request_id: str
     client: str
     operation: str
     grammar_kind: str | None
     prompts: list[list[int]]
-    limit: int  # of each answer, in tokens
-    is_limited: bool  # by the client, and not by the context
-    ends_early: bool  # it may end before its limit
+    limit: int  # most tokens of each answer
+    is_limited: bool  # whether the client set the limit, not the context
+    ends_early: bool  # whether it may end before its limit
     num_choices: int
-    cache_salt: str  # as of its sequences
+    cache_salt: str  # the same as in its sequences
     received_ns: int
-    turn_ns: int = 0  # where the policy asks for it
-    media_rows: int = 0  # tokens of images and sounds that have to be encoded before
+    turn_ns: int = 0  # when its turn comes, under policies that order by it
+    media_rows: int = 0  # tokens of images and sounds to encode before the prompt
 
     @property
     def classes(self) -> tuple[Hashable, ...]:
-        """Return the classes of requests that it is like, from the widest to its own."""
+        """Return the classes of similar requests, from the widest to its own."""
         kind = (self.operation, self.grammar_kind, self.limit if self.is_limited else None)
         size = sum(map(len, self.prompts)).bit_length()
         return ((), kind, (*kind, self.client), (*kind, self.client, size))
@@ -73,13 +74,13 @@ class Ended(NamedTuple):
 
     request_id: str
     times: RequestTimes
-    num_tokens: int = 0  # of its longest choice
-    is_whole: bool = False  # or else it was cut off, and would have gone on
-    late_ns: int | None = None  # when it was cut off at its deadline
+    num_tokens: int = 0  # length of its longest choice
+    is_whole: bool = False  # whether it ended by itself; otherwise it was cut off
+    late_ns: int | None = None  # the time at which its deadline cut it off
 
 
 class _Turn(NamedTuple):
-    """A prompt among those of its client that are computed or wait."""
+    """A prompt that runs or waits, and its place in the order of its client's prompts."""
 
     due: float
     prompt: Prompt
@@ -88,13 +89,13 @@ class _Turn(NamedTuple):
 
 @dataclass(slots=True)
 class _Open:
-    """A forecast that waits for what comes."""
+    """The forecast of an open request."""
 
     asked: Asked  # without its prompts
     classes: tuple[Hashable, ...]
     curve: LengthCurve | None  # None: its answers end at their limit
     turn: _Turn
-    # Of the first token, and of the end if the answer's length is known.
+    # These are of the first token, and of the end if the answer's length is known.
     kinds: tuple[Calibration, ...]
     raw: tuple[Three, ...]
     told: tuple[Three, ...]
@@ -108,11 +109,11 @@ class _Open:
 
     @property
     def usual(self) -> list[float]:
-        """Return by which factor the calibration moves each median."""
+        """Return the factor by which calibration moves each median."""
         return [told[1] / raw[1] for told, raw in zip(self.told, self.raw, strict=True)]
 
     def learn(self, came_ns: Iterable[float | None]) -> None:
-        """Learn when the first token and the end came, as far as they did."""
+        """Learn the actual times of the first token and the end, as far as there were any."""
         for kind, raw, told, ns in zip(self.kinds, self.raw, self.told, came_ns, strict=False):
             if ns is not None:
                 kind.learn(raw, told, ns)
@@ -120,7 +121,7 @@ class _Open:
 
 @dataclass(slots=True)
 class _Pace:
-    """The mean gap between requests, of about so many of late, and how well it fits the next gap."""
+    """The mean gap between about `most` recent requests, and how well it predicts the next gap."""
 
     most: int
     gap_ns: float = 0.0
@@ -145,7 +146,8 @@ class Forecaster:
         numbers: Callable[[], EngineNumbers],
         under_way: Callable[[], tuple[Step | None, int]],
     ) -> None:
-        """`step_time` is one of its own. `under_way` returns the step that is computed, if one is, and its begin."""
+        """`step_time` is not shared, because it is changed. `under_way` returns the current step, if any, and its
+        begin."""
         self._scheduler = scheduler
         self._step_time = step_time
         self._cost = cost
@@ -156,16 +158,16 @@ class Forecaster:
         self._encode_times = EncodeTimes()
         self._calibrations: dict[Hashable, Calibration] = {}
         self._open: dict[str, _Open] = {}
-        self._mean_tokens = 100.0  # of an answer
-        self._mean_prompt = 100.0  # without what is cached
+        self._mean_tokens = 100.0  # mean length of an answer
+        self._mean_prompt = 100.0  # mean number of uncached prompt tokens
         self._paces = [_Pace(number) for number in PACES]
-        self._clients: deque[str] = deque(maxlen=PACES[2])  # of the last requests
+        self._clients: deque[str] = deque(maxlen=PACES[2])  # clients of the last requests
         self._came_ns = 0
         self._before: deque[tuple[int, EngineNumbers]] = deque()
         self.ended: deque[Ended] = deque(maxlen=MOST_OPEN)  # filled by the engine thread
 
     def forecast(self, asked: Asked, now_ns: int) -> Forecast:
-        """Return the forecast of a request that goes to the engine thread now. What fails makes no promise."""
+        """Return the forecast of a request that goes to the engine thread now, or none after an error."""
         with self._lock:
             try:
                 while self.ended:
@@ -174,12 +176,12 @@ class Forecaster:
                     return NO_FORECAST
                 opened = self._open[asked.request_id] = self._made(asked, cost, now_ns)
                 return opened.forecast
-            except Exception:  # a request is answered without a forecast, too
+            except Exception:  # A request doesn't need its forecast.
                 log.exception("A request got no forecast")
                 return NO_FORECAST
 
     def open_now(self, now_ns: int, request_ids: Collection[str]) -> dict[str, OpenForecast]:
-        """Return the forecasts of those of these open requests that have one, and the current estimates of their
+        """Return the forecasts of these open requests, for those that have one, and the current estimates of their
         times."""
         with self._lock:
             while self.ended:
@@ -194,7 +196,7 @@ class Forecaster:
         so_far = {one.request_id: one.num_tokens - one.prompt_len for one in self._scheduler.running.copy()}
         found = {}
         for request_id, opened in shown.items():
-            first_ns = 0.0  # counted from now
+            first_ns = 0.0  # time from now to the first token
             if (place := places.get(request_id)) is not None:
                 ahead = self._first_token(cost, self._step_time.copy(), decodes, turns, place, host_ns)
                 first_ns = residual_ns + ahead.first_token_ns
@@ -203,7 +205,7 @@ class Forecaster:
             first_ns = first_ns * usual[0]
             first_token_now_ns = elapsed_ns + round(first_ns)
             end_now_ns: int | None = None
-            if len(usual) > 1:  # the rest of the answer comes on top, so its end is never before its first token
+            if len(usual) > 1:  # The rest is added to the first token's time, so the end can't precede that token.
                 num_left = opened.asked.limit - max(0, so_far.get(request_id, 0))
                 end_now_ns = first_token_now_ns + round(max(0.0, num_left) / tokens * mean_ns * usual[1])
             found[request_id] = OpenForecast(opened.forecast, first_token_now_ns if first_ns else None, end_now_ns)
@@ -214,17 +216,17 @@ class Forecaster:
         curve = self._lengths.curve(classes) if asked.ends_early else None
         shares = [level ** (1 / asked.num_choices) for level in LEVELS]
         shortest, length, _ = (asked.limit if curve is None else curve.at(share, asked.limit) for share in shares)
-        is_known = shortest == asked.limit  # nearly all answers like it end at their limit
+        is_known = shortest == asked.limit  # Nearly all similar answers end at their limit.
         _, host_ns, tokens = self._steps(now_ns)
         decodes, turns, residual_ns = self._present(cost, host_ns, now_ns)
         own = self._turn(asked, length)
         order = sorted([*turns, own], key=_due)
         place = order.index(own)
-        steps = max(0, length - 1) / tokens if is_known else 0.0  # an answer may be empty
+        steps = max(0, length - 1) / tokens if is_known else 0.0  # An answer may be empty.
         expected = self._expected(own.prompt, now_ns)
         found = self._first_token(cost, self._step_time, decodes, order, place, host_ns, steps, expected)
         first_ns = residual_ns + found.first_token_ns
-        if asked.media_rows:  # meanwhile, the queue goes on without it
+        if asked.media_rows:  # The queue advances while its media are encoded.
             rows = asked.media_rows + self._numbers().num_waiting_media_rows
             first_ns = max(first_ns, self._encode_times.expected_ns(rows) + alone_ns(cost, own.prompt.tokens_left))
         first_ns += now_ns - asked.received_ns
@@ -263,7 +265,7 @@ class Forecaster:
         return follow(cost, step_time, rules, decodes, prompts, place, most_steps, expected)
 
     def _expected(self, prompt: Prompt, now_ns: int) -> Expected | None:
-        """Return the requests that are expected, by those that have come, with this prompt."""
+        """Return the expected requests, after counting the request with this prompt, which has just arrived."""
         gap_ns = now_ns - self._came_ns
         self._came_ns = now_ns
         self._clients.append(prompt.client)
@@ -276,7 +278,7 @@ class Forecaster:
         return Expected(max(self._paces, key=_fit).gap_ns, *sizes, tuple(self._clients))
 
     def _kind(self, time: str, *kind: int) -> Calibration:
-        """Return the calibration of the requests of this kind, or of a wider one until enough of them are known."""
+        """Return the calibration of this kind of request, which falls back on wider kinds."""
         found = self._calibrations.get((time, *kind))
         if found is None:
             found = Calibration(self._kind(time, *kind[:-1]) if kind else None)
@@ -284,7 +286,7 @@ class Forecaster:
         return found
 
     def _steps(self, now_ns: int) -> tuple[float, float, float]:
-        """Return the mean time of a step of late, that between two of them, and the tokens of a sequence in a step."""
+        """Return the recent means of a step's time, the time between steps, and the tokens of a sequence in a step."""
         before = self._before
         now = self._numbers()
         before.append((now_ns, now))
@@ -301,13 +303,13 @@ class Forecaster:
         return (model_ns + host_ns) / num_steps, host_ns / num_steps, 1 + num_accepted / num_sequences
 
     def _present(self, cost: StepCost, host_ns: float, now_ns: int) -> tuple[list[Decoding], list[_Turn], float]:
-        """Return the sequences that decode after the step under way, the prompts without a first token by then, and the
-        time until its end.
+        """Return the sequences that decode after the current step, the prompts without a first token by then, and the
+        time until the step's end.
 
-        A sequence with a forecast that does not run waits, or is on its way to the engine thread.
+        Requests with a forecast that don't run yet count as prompts.
         """
         step, since_ns = self._under_way()
-        computed: dict[Sequence, tuple[int, int]] = {}  # from where, and how many tokens
+        computed: dict[Sequence, tuple[int, int]] = {}  # the first token in the step, and the number of them
         residual_ns = 0.0
         if step is not None:
             computed = {chunk.sequence: (chunk.start, chunk.num_tokens) for chunk in step.chunks}
@@ -319,7 +321,7 @@ class Forecaster:
             running.add(sequence.request_id)
             start, num_tokens = computed.get(sequence, (0, 0))
             done = sequence.num_computed
-            if num_tokens and done == start:  # the step is not counted yet
+            if num_tokens and done == start:  # The sequence doesn't count the current step yet.
                 done += num_tokens
             left = sequence.num_tokens - done
             tokens = self._tokens_left(sequence)
@@ -332,8 +334,8 @@ class Forecaster:
         return decodes, turns, residual_ns
 
     def _tokens_left(self, sequence: Sequence) -> int:
-        """Return the expected number of tokens that a sequence will still draw. Each has another quantile of its class,
-        so that all together are like the class."""
+        """Return the expected number of tokens that a sequence will still draw. Each sequence has a quantile of its
+        own, so that together they are distributed like their class."""
         limit = sequence.max_len - sequence.prompt_len
         so_far = max(0, sequence.num_tokens - sequence.prompt_len)
         opened = self._open.get(sequence.request_id)
@@ -343,7 +345,7 @@ class Forecaster:
         return opened.curve.at(share, limit, so_far) - so_far
 
     def _turn(self, asked: Asked, answer_tokens: int) -> _Turn:
-        """Return the turn of a new request: its first prompt, as far as it is not cached."""
+        """Return the turn of a new request, with its prompts less the cached start of the first one."""
         size = self._scheduler.pool.block_size
         find = self._scheduler.pool.find
         token_ids = asked.prompts[0]
@@ -370,7 +372,7 @@ class Forecaster:
         if opened is not None and tokenized_ns is not None and encoded_ns is not None:
             self._encode_times.learn(opened.asked.media_rows, tokenized_ns, encoded_ns)
         if opened is not None and received is not None and ended.late_ns is not None:
-            # It would have come later. If it is not later than was told, it says nothing.
+            # The actual time is unknown, but later than this. A median that is later still counts as right.
             late_ns = ended.late_ns - received
             first_told = opened.told[0]
             end_told = opened.told[-1]

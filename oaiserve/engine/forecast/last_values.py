@@ -1,4 +1,4 @@
-"""`LastValues` are the newest values of a series, in order, for quantiles of what was of late. Stdlib only."""
+"""`LastValues` holds the newest values of a series in order, for recent quantiles. Stdlib only."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections import deque
 
 
 class LastValues:
-    """The last values of a series, at most so many, kept in order: adding one does not sort them again."""
+    """The last values of a series, up to a maximum number, in order. Adding one doesn't sort them again."""
 
     __slots__ = ("_in_time", "_most", "in_order")
 

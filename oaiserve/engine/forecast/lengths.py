@@ -1,8 +1,8 @@
-"""The learnt lengths of answers, as a distribution for each class of like requests. No text is kept. Stdlib only.
+"""Learns the lengths of answers, as a distribution for each class of similar requests. Stores no text. Stdlib only.
 
-An answer that ends at its limit, or with its client, would have been longer by an unknown number of tokens. So what is
-learnt is the share that ends at each length of those that get there (Kaplan and Meier, "Nonparametric estimation from
-incomplete observations", 1958). A class with few answers leans on the wider class that it is in.
+An answer that was cut off at its limit, or by its client, would have been longer by an unknown number of tokens. So a
+class counts how many answers reach each length, and the share of these that end there (Kaplan and Meier,
+"Nonparametric estimation from incomplete observations", 1958). A class with few answers leans on a wider class.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from collections import OrderedDict
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 
-# Lengths are told apart up to a tenth: up to 16 each one, then eight in each doubling.
+# One bucket per length up to 16, then eight per doubling: a resolution of about a tenth.
 _BOUNDS: list[int] = [*range(16), *(round(16 * 2.0 ** (eighth / 8)) for eighth in range(8 * 16 + 1))]
-MOST_CLASSES = 4096  # the least recently used are forgotten: 2 KB each
-MEMORY = 256.0  # answers that a class remembers: older ones fade
-LEAN = 8.0  # answers' worth of the wider class in a class of its own
+MOST_CLASSES = 4096  # 2 KB each; the least recently used are dropped
+MEMORY = 256.0  # At twice this number of answers, a class halves its counts, so that older answers fade.
+LEAN = 8.0  # The wider class has the weight of this number of answers.
 
 
 def _place(num_tokens: int) -> int:
@@ -26,20 +26,20 @@ def _place(num_tokens: int) -> int:
 @dataclass(slots=True)
 class _Class:
     ended: list[float] = field(default_factory=lambda: [0.0] * len(_BOUNDS))
-    reached: list[float] = field(default_factory=lambda: [0.0] * (len(_BOUNDS) + 1))  # and did not end, by place
+    reached: list[float] = field(default_factory=lambda: [0.0] * (len(_BOUNDS) + 1))  # answers cut off at each place
     weight: float = 0.0
     version: int = 0
 
 
 class LengthCurve:
-    """The distribution of an answer's length: the share that has ended at each place, without a limit."""
+    """The distribution of an answer's length without a limit: the share of answers that have ended at each place."""
 
     def __init__(self, shares: list[float]) -> None:
         self._shares = shares
 
     def at(self, level: float, limit: int, so_far: int = 0) -> int:
-        """Return the length in tokens that this share of the answers does not exceed, of those with so many and more
-        tokens. None exceeds the limit."""
+        """Return the length in tokens, at most the limit, that this share of answers does not exceed. Only answers with
+        more than `so_far` tokens count."""
         gone = self._shares[_place(so_far)] if so_far else 0.0
         place = bisect_left(self._shares, gone + level * (1 - gone))
         if place >= len(_BOUNDS):
@@ -48,7 +48,7 @@ class LengthCurve:
 
 
 class Lengths:
-    """The distributions by class. A request has classes from the widest to its own, as any values that compare."""
+    """The distributions by class. A request has classes from the widest to its own, which are any hashable values."""
 
     def __init__(self) -> None:
         self._classes: OrderedDict[Hashable, _Class] = OrderedDict()
@@ -87,7 +87,7 @@ class Lengths:
 
 
 def _shares(classes: list[_Class]) -> list[float]:
-    """Return the shares of answers that have ended at each place, by the last class, and by the wider ones before."""
+    """Return the shares of answers that have ended at each place, by the last class and the wider ones before it."""
     hazards = [0.01] * len(_BOUNDS)
     for learnt in classes:
         at_risk = learnt.weight

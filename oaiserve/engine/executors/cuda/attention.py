@@ -1,4 +1,4 @@
-"""Attention by a backend: one product for queries, keys and values, and norms and rotation inside where it has them."""
+"""Attention by a backend, with one product for queries, keys and values. The backend may also norm and rotate them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class CudaStep:
     def __init__(
         self, batch: Batch, dtype: torch.dtype, kernels: Kernels, adapters: CapturedAdapters | None = None
     ) -> None:
-        """`adapters` add to products, in place of the batch's own."""
+        """`adapters` add to products, in place of those of the batch."""
         self.batch = batch
         self.dtype = dtype
         self.kernels = kernels
@@ -40,7 +40,7 @@ class CudaStep:
         """Return rows int64 [T] of cosines and sines float32 [rows, pairs], by which the step's tokens are rotated."""
         if table.axes is None or self.batch.axes is None:
             return self.batch.positions, table.cosines, table.sines
-        if id(table) not in self._angles:  # each token has angles of its own
+        if id(table) not in self._angles:  # Each token has its own angles.
             places = self.batch.axes.index_select(0, table.axes).T
             rows = torch.arange(len(places), device=places.device)
             self._angles[id(table)] = rows, table.cosines.gather(0, places), table.sines.gather(0, places)
@@ -62,7 +62,7 @@ class CudaStep:
 
     @cached_property
     def _slots(self) -> Tensor:
-        return self.batch.slots.clamp(min=0)  # padded rows have none
+        return self.batch.slots.clamp(min=0)  # Padded rows have no slot.
 
     @cached_property
     def latent(self) -> LatentAttending:
@@ -119,7 +119,7 @@ class AttentionLayer:
             if self._has_norms and not self._can_norm_inside:
                 query = _normed(query, attention.query_norm, step)
                 key = _normed(key, attention.key_norm, step)
-            query = scaled_queries(attention, query, step.batch).to(x.dtype)  # before their rotation, which is linear
+            query = scaled_queries(attention, query, step.batch).to(x.dtype)  # The rotation after this is linear.
             if attention.rotary is not None or self._can_norm_inside:
                 options["rotation"] = self._rotation(step)
         else:
@@ -178,7 +178,7 @@ def attention_layer(attention: Attention, placing: JoiningPlacing) -> AttentionL
 
 
 def _normed(heads: Tensor, norm: Norm | None, step: CudaStep) -> Tensor:
-    """Return heads [T, heads, dim], normed each by itself, or all heads of a token together."""
+    """Return heads [T, heads, dim], each normed by itself, or all heads of a token together."""
     if norm is None:
         return heads
     rows = heads.flatten(1) if len(norm.weight) > heads.shape[2] else heads.reshape(-1, heads.shape[2])

@@ -1,8 +1,8 @@
-"""Runs a description on a GPU, by joined products, kernels and an attention backend.
+"""Runs a description on a GPU, with joined products, kernels and an attention backend.
 
-A layer of a decode is four products, one kernel for attention with norms and rotation, two for sums with the norms
-after them, and one for the activation. Parts without a kernel are computed as in the reference. The host reads nothing
-from the device, so that decodes can be captured in a graph.
+In a decode, a layer is four products, one kernel for attention with norms and rotation, two kernels for sums with the
+norms after them, and one for the activation. Parts without a kernel are computed as in the reference. The host reads
+nothing from the device, so that decodes can be captured in a graph.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class CudaExecutor:
             layer: new_cache(shape, weights.dtype, weights.device, **sizes) for layer, shape in kv_shapes.items()
         }
         self.kernels = kernels
-        # Adds a batch's adapters with kernels; None: in plain torch.
+        # Returns a batch's adapters, to be added with kernels. If this is None, plain torch adds them.
         self.add_adapters: Callable[[Batch], CapturedAdapters] | None = None
         self.weight_bytes = weights.num_bytes
         self._weights = weights
@@ -90,7 +90,7 @@ class CudaExecutor:
         return Adapter(adapter.name, parts)
 
     def copy_blocks(self, copies: list[tuple[int, int]]) -> None:
-        if self.caches:  # or else no layer has attention
+        if self.caches:  # Without caches, no layer has attention.
             copy_blocks(self.caches.values(), copies)
 
 
@@ -100,9 +100,9 @@ class CudaWeights:
     def __init__(
         self, decoder: Decoder, *, dtype: torch.dtype, device: torch.device, takes_float8: bool = True
     ) -> None:
-        """Copy the weights one by one, after which the description is not needed any more.
+        """Copy the weights one by one. Afterwards, the description is no longer needed.
 
-        Without `takes_float8`, matrices in floats of eight bits are expanded. Raises NotKnown for what has no
+        Without `takes_float8`, matrices in floats of eight bits are expanded. Raises NotKnown for parts without
         kernels.
         """
         refuse_without_kernels(decoder)
@@ -113,7 +113,7 @@ class CudaWeights:
         self._vocab_size = len(decoder.head.weight)
         self._positions: Tensor | None = placing.part(decoder.position_embedding, dtype)
         self._inputs: LayerInputs | None = placing.part(decoder.layer_inputs)
-        # Before each layer, and before the head.
+        # One norm precedes each layer, and one the head.
         self._norms: list[Norm | None] = placing.part(
             [*(one.attention_norm for one in decoder.layers), decoder.final_norm]
         )
@@ -138,7 +138,7 @@ class CudaWeights:
     def __call__(self, step: CudaStep, caches: dict[int, LayerCache]) -> Tensor:
         media = step.batch.media
         ids = step.batch.input_ids
-        if media is not None:  # the ids of images may be outside of the vocabulary
+        if media is not None:  # The ids of images may be outside the vocabulary.
             ids = ids.index_fill(0, media.rows, self._padding_id)
         hidden = self._embedded(ids, step)
         inputs = None if self._inputs is None else self._layer_inputs(self._inputs, ids, hidden, step)
@@ -283,5 +283,5 @@ def added(step: CudaStep, hidden: Tensor, additions: list[Addition], norm: Norm 
 
 
 def _rows(ids: Tensor, table: Tensor) -> Tensor:
-    """Return rows [T, width] of a table. Ids beyond its last row get the first one."""
+    """Return rows [T, width] of a table. Ids past its last row get the first one."""
     return embedding(ids.masked_fill(ids >= len(table), 0), table)

@@ -100,7 +100,7 @@ class MixtureLayer:
         num_tokens, top_k = chosen.shape
         plan = experts.planned(chosen, len(self._gate_up.codes))
         factors: Tensor | None = weights
-        if self._mixture.scales_inputs:  # each pair of a token and an expert has a row of its own
+        if self._mixture.scales_inputs:  # Each pair of a token and an expert has a row of its own.
             x = (x[:, None] * weights[..., None].to(x.dtype)).flatten(0, 1)
             top_k = 1
             factors = None
@@ -135,7 +135,7 @@ class _Views(Sequence[Expert]):
 
 
 def _parts(matrices: ExpertMatrices, number: int, dtype: torch.dtype, count: int) -> list[Matrix]:
-    """Return the matrix of one expert in parts of as many rows each."""
+    """Return the matrix of one expert in `count` parts with equally many rows."""
     weights = matrices.of(number).expand(dtype).chunk(count)
     biases = [None] * count if matrices.bias is None else matrices.bias[number].chunk(count)
     return [Matrix(weight, bias) for weight, bias in zip(weights, biases, strict=True)]
@@ -145,7 +145,7 @@ class MixerLayer:
     """A mixer with states. The reference computes it, except for its products and its recurrence."""
 
     def __init__(self, mixer: Mixer, placing: JoiningPlacing, layer: int) -> None:
-        matrices = [part for part in inputs_of(mixer) if isinstance(part, Matrix)]  # `CudaWeights` refuses others
+        matrices = [part for part in inputs_of(mixer) if isinstance(part, Matrix)]  # `CudaWeights` refuses other types.
         self._inputs = placing.joined(matrices)
         self._out = placing.joined([mixer.out])
         emptied = replace(mixer, projections=[], out=PLACED)

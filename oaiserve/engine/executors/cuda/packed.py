@@ -1,4 +1,4 @@
-"""Brings matrices in quantized blocks to a GPU as they are: a few bits a weight, in the order that kernels read."""
+"""Copies matrices in quantized blocks to a GPU, with a few bits per weight, in the order in which kernels read them."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ def _mxfp4(weight: Blocks, device: torch.device) -> PackedMatrix | None:
     if columns % MXFP4_TILE:
         return None
     data = _rows(weight.data, weight.rows, device)
-    if weight.scales is None:  # each block begins with its scale, and byte i has codes i and i + 16
+    if weight.scales is None:  # Each block begins with its scale, and byte i has codes i and i + 16.
         blocks = data.view(n, -1, FORMATS[MXFP4].num_bytes)
         scales = blocks[..., 0]
         pairs = blocks[..., 1:]
         codes = torch.cat([pairs & 15, pairs >> 4], dim=-1)
-    else:  # neighbours are in a byte
+    else:  # Each byte has two neighbouring codes.
         scales = _rows(weight.scales, weight.rows, device)
         pairs = data.view(n, -1, 16)
         codes = torch.stack([pairs & 15, pairs >> 4], dim=-1).flatten(-2)

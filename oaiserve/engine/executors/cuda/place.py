@@ -1,4 +1,4 @@
-"""Places a description on a GPU. Matrices with the same input are joined there, and each weight is there once."""
+"""Places a description on a GPU. Joins the matrices that have the same input, and stores each weight once."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from oaiserve.engine.executors.reference.place import Placing, expanded
 from oaiserve.engine.model.gpu.device_matrices import ExpertMatrices, PackedMatrix, joined, stacked
 from oaiserve.engine.model.padded_head import aligned
 
-PLACED = Matrix(torch.empty(0, 0), None)  # in place of a matrix that is on the device already
+PLACED = Matrix(torch.empty(0, 0), None)  # It replaces a matrix that is on the device already.
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +147,7 @@ class JoiningPlacing(Placing):
 
 def _unless_any_is_none(matrices: Iterable[PackedMatrix | None]) -> list[PackedMatrix] | None:
     found = []
-    for matrix in matrices:  # which are read one by one, up to the first None
+    for matrix in matrices:  # Matrices are read one by one, up to the first without blocks.
         if matrix is None:
             return None
         found.append(matrix)

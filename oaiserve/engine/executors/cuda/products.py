@@ -46,7 +46,7 @@ class StepProducts(Products):
         """Return the product float32 [T, n] of `x` [T, k] with a matrix that is not joined."""
         out = super().__call__(x, matrix)
         if self._captured is not None and matrix.module in self._captured.modules:
-            added = torch.zeros_like(out, dtype=self._dtype)  # in the dtype of adapters, which kernels read
+            added = torch.zeros_like(out, dtype=self._dtype)  # Kernels need the dtype of adapters.
             self._add_captured(matrix.module, matrix.first_row, x.to(self._dtype), added)
             out += added
         return out

@@ -13,7 +13,7 @@ from oaiserve.errors import StartupError
 
 
 def select_backend(device: torch.device, name: Attention = "auto") -> Backend:
-    """Return this backend, or the fastest on the device. Raises StartupError without support or package."""
+    """Return this backend, or the fastest on the device. Raises StartupError if the device or a package lacks it."""
     has_triton = find_spec("triton") is not None
     if name == "auto":
         name = "triton" if device.type == "cuda" and has_triton else "reference"

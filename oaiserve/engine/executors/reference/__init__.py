@@ -1,1 +1,1 @@
-"""The reference executor: plain torch, in any dtype and on any device. Others are judged by it."""
+"""The reference executor: plain torch, in any dtype and on any device. Other executors are compared with it."""

@@ -125,7 +125,7 @@ def _attend(
             end = min(first + TILE_QUERIES, num_queries)
             last_query = group.end - num_queries + end - 1
             if (last is None and first_key > last_query) or end_key <= _first_key(group.start + first, window, chunk):
-                continue  # no query of the tile sees a key of the piece
+                continue  # No query of the tile sees a key of the piece.
             tile = slice(first, end)
             own = group.queries[:, tile, None]
             visible = places <= (own if last is None else last[:, tile, None])
@@ -175,6 +175,6 @@ def _gather(cache: LayerCache, group: _Group, first: int, end: int) -> tuple[Ten
 
 def in_float32(numbers: Tensor, rows: Tensor, scale: float) -> Tensor:
     """Return a copy of some rows of keys or values in float32."""
-    if numbers.dtype == FP8:  # torch can't copy these by their index
+    if numbers.dtype == FP8:  # torch can't index these.
         return numbers.view(torch.uint8).index_select(0, rows).view(FP8).float() * scale
     return numbers.index_select(0, rows).float()

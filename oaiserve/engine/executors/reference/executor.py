@@ -64,7 +64,7 @@ class ReferenceExecutor:
         return adapter  # It is used as it is.
 
     def copy_blocks(self, copies: list[tuple[int, int]]) -> None:
-        if self.caches:  # or else no layer has attention
+        if self.caches:  # Without caches, no layer has attention.
             copy_blocks(self.caches.values(), copies)
 
 
@@ -81,7 +81,7 @@ class _Forward(NamedTuple):
         decoder = self.decoder
         media = self.batch.media
         ids = self.batch.input_ids
-        if media is not None:  # the ids of images may be outside of the vocabulary
+        if media is not None:  # The ids of images may be outside the vocabulary.
             ids = ids.index_fill(0, media.rows, decoder.padding_id)
         hidden = _embedded(ids, decoder.embedding) * decoder.embedding_scale
         if decoder.position_embedding is not None:
@@ -175,7 +175,7 @@ class _Forward(NamedTuple):
 
 
 def _embedded(ids: Tensor, table: Tensor | Blocks) -> Tensor:
-    """Return the rows float32 [T, width] of a table. Ids beyond its last row get the first one."""
+    """Return the rows float32 [T, width] of a table. Ids past its last row get the first one."""
     assert isinstance(table, Tensor)
     return table[ids.where(ids < len(table), 0)].float()
 

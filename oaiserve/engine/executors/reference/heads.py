@@ -1,4 +1,4 @@
-"""Everything of a layer's attention but the scores: projections to heads, their norms, rotation, latent vectors."""
+"""The parts of a layer's attention around the scores: projections to heads, their norms, rotation, latent vectors."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from oaiserve.engine.model.batch import Batch
 
 @dataclass(frozen=True, slots=True)
 class Attending:
-    """What all attention layers of one step use."""
+    """The parts of one step that all its attention layers use."""
 
     batch: Batch
     products: Products
@@ -48,7 +48,7 @@ class Attending:
         return self._attend_new(attention, query, key, value, cache)
 
     def _latent(self, attention: Attention, qkv: LatentProjection, x: Tensor, cache: LayerCache) -> Tensor:
-        """Return the attention of heads whose keys and values are made from one latent vector of a token.
+        """Return the attention of heads whose keys and values are made from one latent vector per token.
 
         The cache has keys and values, or the latent vector and the shared numbers of keys. In the latter case, a head's
         query is multiplied by the rows that would make its keys, q (W c) = (q W) c, and the sum of latent vectors by

@@ -20,8 +20,8 @@ def new_cache(
 ) -> LayerCache:
     """Return the cache of one layer, filled with zeros.
 
-    Where a token has a latent vector in place of keys and values, that is its only key. Raises NotKnown for keys and
-    values in integers, whose layout belongs to native code.
+    A latent vector in place of keys and values is a token's only key. Raises NotKnown for keys and values in integers,
+    whose layout only native code knows.
     """
     if shape.is_int8:
         raise NotKnown("its KV cache has integers of eight bits")
@@ -44,7 +44,7 @@ def new_cache(
 def placed(decoder: Decoder, dtype: torch.dtype, device: torch.device) -> Decoder:
     """Return the decoder with its tensors on the device, and weights of matrices and embeddings in the dtype.
 
-    Blocks are expanded, and tensors that were shared stay so.
+    Blocks are expanded, and shared tensors stay shared.
     """
     on_device: Decoder = Placing(dtype, device).part(decoder)
     return on_device
@@ -58,22 +58,22 @@ def expanded(weight: Tensor | Blocks, dtype: torch.dtype) -> Tensor:
 
 
 class Placing:
-    """Places the parts of one description, each tensor once. The description must live as long."""
+    """Places the parts of one description, each tensor once. The description must live as long as this object."""
 
     def __init__(self, dtype: torch.dtype, device: torch.device) -> None:
         self.dtype = dtype
         self.device = device
-        # By class, the tensors whose dtype changes. Routers multiply in float32: rounding must not change the choice.
+        # Tensors whose dtype changes, by class. Routers stay in float32, so that rounding doesn't change their choice.
         self._dtypes: dict[type, dict[str, torch.dtype]] = {
             Decoder: {"embedding": dtype, "position_embedding": dtype},
             LayerInputs: {"table": dtype},
             Matrix: {"weight": dtype},
             Router: {"weight": torch.float32},
         }
-        self._tensors: dict[object, Tensor] = {}  # by what the original is, and the dtype
+        self._tensors: dict[object, Tensor] = {}  # by the identity of the original, and the dtype
 
     def part(self, part: Any, dtype: torch.dtype | None = None) -> Any:
-        """Return a part of a description, with its own tensor in the dtype if it is one."""
+        """Return a part of a description on the device; if it is a tensor, in the dtype."""
         if isinstance(part, Tensor | Blocks):
             return self._tensor(part, dtype)
         if isinstance(part, list):
@@ -92,7 +92,7 @@ class Placing:
             key: object = (id(part), dtype)
             if key not in self._tensors:
                 self._tensors[key] = part.expand(dtype).to(self.device)
-        else:  # two tensors may have the same memory, such as an embedding and a head that is tied to it
+        else:  # Two tensors may share memory, such as an embedding and a tied head.
             key = (part.data_ptr() or id(part), part.shape, part.stride(), part.dtype, dtype)
             if key not in self._tensors:
                 self._tensors[key] = part.to(self.device, dtype or part.dtype)
