@@ -1,4 +1,4 @@
-"""Low-rank adapters (LoRA) as tensors: additions to the products of some linear layers of a model, and their loading.
+"""Low-rank adapters (LoRA) as tensors, which add to the products of some linear layers of a model, and their loading.
 
 A layer with weights W computes x W^T + scale * (x A^T) B^T for the rows of a step with the adapter.
 """
@@ -40,7 +40,7 @@ class AdapterPart:
         return (x @ self.a.T * self.scale) @ self.b.T
 
 
-@dataclass(frozen=True, eq=False)  # each is a key, by its identity
+@dataclass(frozen=True, eq=False)  # Adapters are keys, compared by identity.
 class Adapter:
     """An adapter, by the names of its modules."""
 
@@ -54,7 +54,7 @@ class Adapter:
 
 
 def probe_adapter(shapes: Mapping[str, tuple[int, int]], dtype: torch.dtype) -> Adapter:
-    """Return an adapter for layers of these shapes, by name, that changes results, and is the same each time."""
+    """Return an adapter for layers of these shapes, by name, that changes results. It is the same in each call."""
     generator = torch.Generator().manual_seed(0)
     parts = {}
     for name, (rows, columns) in sorted(shapes.items()):
@@ -67,7 +67,7 @@ def probe_adapter(shapes: Mapping[str, tuple[int, int]], dtype: torch.dtype) -> 
 def refuse_unless_they_fit(adapters: Mapping[str, Path], adaptable: Mapping[str, tuple[int, int]]) -> None:
     """Raise StartupError if one of these folders, by its adapter's name, has an adapter for another model.
 
-    No weights are read: this is for the beginning of a start, which may then take minutes.
+    It reads no weights, so that a start, which may take minutes, can check the adapters first.
     """
     for name, path in adapters.items():
         try:
@@ -97,7 +97,7 @@ def load_adapter(
             flat = torch.frombuffer(mapped, dtype=_DTYPES[stored.dtype], count=count, offset=stored.offset)
         except ValueError as error:
             raise BadAdapter(f"'{files.weights}': it has changed while it was read") from error
-        # A copy, so that nothing of the file is needed any more.
+        # After this copy, the file is no longer needed.
         tensor = flat.view(stored.shape).to(device, dtype, copy=True)
         if not tensor.isfinite().all():
             raise BadAdapter(f"'{files.weights}': its tensor '{stored.name[:200]}' has numbers that are not finite")

@@ -16,12 +16,12 @@ from oaiserve.engine.model.transfer import on_device
 from oaiserve.engine.sequence import Sequence
 from oaiserve.engine.step import Chunk, Step
 
-ALIGNMENT = 16  # in integers: each tensor of a batch begins at a multiple of 128 bytes, which suits kernels
+ALIGNMENT = 16  # Each tensor of a batch begins at a multiple of 16 integers, 128 bytes, which suits kernels.
 _NONE = torch.empty(0, dtype=torch.int64)
 
 
 def aligned_size(size: int) -> int:
-    """Return the size rounded up so that what comes behind begins at an aligned address."""
+    """Return the size rounded up so that the next tensor begins at an aligned address."""
     return -(-size // ALIGNMENT) * ALIGNMENT
 
 
@@ -29,13 +29,13 @@ def aligned_size(size: int) -> int:
 class BatchMedia:
     """The vectors of images and sounds that take the places of the embeddings of some tokens of a step."""
 
-    rows: torch.Tensor  # [M] int64, these tokens, ascending
+    rows: torch.Tensor  # [M] int64, the rows of these tokens, ascending
     vectors: torch.Tensor  # [M, hidden size], in the model's dtype
-    deep: tuple[torch.Tensor, ...] = ()  # [M, hidden size] each: added to the outputs of the first layers
+    deep: tuple[torch.Tensor, ...] = ()  # [M, hidden size] each, added to the outputs of the first layers
 
 
 class CapturedAdapters(Protocol):
-    """The addition of whichever adapters a replay has."""
+    """Adds the adapters of a captured step, which may change with each replay."""
 
     modules: Collection[str]
 
@@ -47,14 +47,14 @@ class CapturedAdapters(Protocol):
 class Batch:
     """A batch has T tokens of B sequences. The first `num_decodes` sequences have one token each.
 
-    A token's *slot* is its place in the cache: block * block_size + offset. Lengths are also kept in lists on the host,
+    A token's *slot* is its place in the cache: block * block_size + offset. The host has lists of the lengths, too,
     since attention needs them for shapes and must not read them back from the device.
     """
 
     input_ids: torch.Tensor  # [T] int64; 0 for ids that only the device has
-    positions: torch.Tensor  # [T] int64, by which queries and keys are rotated: where an image is, not their indices
+    positions: torch.Tensor  # [T] int64; they rotate queries and keys. In an image, they are not the tokens' indices.
     slots: torch.Tensor  # [T] int64
-    block_tables: torch.Tensor  # [N, M] int64; only the blocks that a sequence has are read of a row
+    block_tables: torch.Tensor  # [N, M] int64; only the first entries of a row are read, the blocks of its sequence
     table_rows: torch.Tensor  # [B] int64, the row of each sequence in the block tables
     query_start: torch.Tensor  # [B + 1] int64, offsets into T
     seq_lens: torch.Tensor  # [B] int64, cached tokens including this step's
@@ -62,19 +62,19 @@ class Batch:
     num_decodes: int
     query_lens: list[int]
     context_lens: list[int]  # seq_lens on the host
-    # Tokens whose ids only the device has, and their places in the ids that the step before draws: int64 [P] each.
+    # Tokens whose ids only the device has, and their places in the ids that the previous step draws: int64 [P] each.
     unknown_rows: torch.Tensor = _NONE
     drawn_rows: torch.Tensor = _NONE
-    # The chunk of each draw, in order: their logits are the first rows. A chunk with a draft draws several times.
+    # The chunk of each draw, in order. Draws have the first rows of logits. A chunk with a draft draws several times.
     sample_chunks: list[int] = field(default_factory=list)
     # (chunk, first row, number of rows) for log-probabilities of prompts
     prompt_rows: list[tuple[int, int, int]] = field(default_factory=list)
-    adapters: list[Adapter | None] = field(default_factory=list)  # of each chunk; empty if none has one
-    captured_adapters: CapturedAdapters | None = None  # of captured work, whose adapters change from replay to replay
-    states: StepStates | None = None  # of models with layers that keep one
+    adapters: list[Adapter | None] = field(default_factory=list)  # each chunk's adapter; empty if no chunk has one
+    captured_adapters: CapturedAdapters | None = None  # the adapters of captured steps, in place of those above
+    states: StepStates | None = None  # None if the model's layers keep no states
     media: BatchMedia | None = None
     axes: torch.Tensor | None = None  # [3, T] int64: positions by time, height and width; None: all are `positions`
-    # [T] int64: the index of the last token of its sequence that each token sees; None: each one's own.
+    # [T] int64: the last token of its sequence that each token sees, by index. If this is None, it is the token itself.
     last_visible: torch.Tensor | None = None
 
     def own_tables(self) -> torch.Tensor:
@@ -83,7 +83,7 @@ class Batch:
 
 
 def rows_of(adapters: Sequenced[Adapter | None], query_lens: list[int]) -> dict[Adapter, list[int]]:
-    """Return the rows of tokens of each adapter, given those of sequences, and their numbers of tokens."""
+    """Return the rows of each adapter's tokens, given the adapters of sequences and their numbers of tokens."""
     rows: dict[Adapter, list[int]] = {}
     first = 0
     for adapter, num_tokens in zip(adapters, query_lens, strict=True):
@@ -95,7 +95,7 @@ def rows_of(adapters: Sequenced[Adapter | None], query_lens: list[int]) -> dict[
 
 @dataclass(slots=True)
 class StepLists:
-    """The tokens of a step, and what of them is wanted, as in `Batch`."""
+    """The tokens of a step and the wanted logits, as lists of the fields of `Batch`."""
 
     input_ids: list[int] = field(default_factory=list)
     positions: list[int] = field(default_factory=list)
@@ -106,15 +106,15 @@ class StepLists:
     unknown_rows: list[int] = field(default_factory=list)
     drawn_rows: list[int] = field(default_factory=list)
     sample_chunks: list[int] = field(default_factory=list)
-    prompt_rows: list[tuple[int, int, int]] = field(default_factory=list)  # whose rows count from 0
+    prompt_rows: list[tuple[int, int, int]] = field(default_factory=list)  # Their rows count from 0.
     num_decodes: int = 0
     with_media: list[tuple[int, Chunk]] = field(default_factory=list)  # the first token of each prompt with media
 
 
 def lists_of(step: Step, block_size: int, drawn_rows: Mapping[Sequence, int] | None = None) -> StepLists:
-    """Return the tokens of a step. `drawn_rows` is needed if the ids of some are not on the host yet.
+    """Return the tokens of a step. `drawn_rows` is needed if the host doesn't have the ids of all of them yet.
 
-    It maps each sequence that drew a token in the step before to its row among the ids of that step.
+    It maps each sequence that drew a token in the previous step to its row among the ids of that step.
     """
     lists = StepLists()
     for index, (sequence, start, num_tokens, max_draws, draft, _) in enumerate(step.chunks):
@@ -164,13 +164,13 @@ def build_batch(
 ) -> Batch:
     """Pack a step into tensors on the device.
 
-    `tables` are block tables on the device, and the row of each chunk in them. Without these, the batch
-    has its own, padded to the longest. For `drawn_rows` see `lists_of`.
+    `tables` are block tables on the device, and the row of each chunk in them. Without these, the batch gets tables of
+    its own, padded to the longest. For `drawn_rows` see `lists_of`.
     """
     lists = lists_of(step, block_size, drawn_rows)
     own_tables: list[int] = []
     table_rows = list(range(len(step.chunks))) if tables is None else tables[1]
-    if tables is None:  # those of all sequences, padded to the longest
+    if tables is None:  # The tables of all sequences are padded to the longest one.
         width = max(len(chunk.sequence.blocks) for chunk in step.chunks)
         for chunk in step.chunks:
             own_tables += chunk.sequence.blocks
@@ -211,7 +211,7 @@ def build_batch(
 def _media_lists(
     step: Step, with_media: list[tuple[int, Chunk]], positions: list[int]
 ) -> tuple[list[int], list[int], list[int]]:
-    """Return the rows of vectors, the positions by three axes, and the last tokens that tokens see, as Batch has them.
+    """Return the rows of vectors, the positions on three axes, and the last tokens that tokens see, as in Batch.
 
     A list is empty if no chunk needs it.
     """
@@ -240,8 +240,8 @@ def _media_lists(
 
 
 def _vectors(with_media: list[tuple[int, Chunk]]) -> tuple[torch.Tensor, tuple[torch.Tensor, ...]]:
-    """Return the vectors that take places in these chunks, in order, and what is added to the outputs of layers."""
-    parts: list[tuple[Any, ...]] = []  # the vectors of each medium, and then those of each layer
+    """Return the vectors that replace embeddings of these chunks, in order, and those added to outputs of layers."""
+    parts: list[tuple[Any, ...]] = []  # For each medium, these are its vectors, and then those for each layer.
     for _, (sequence, start, num_tokens, *_) in with_media:
         assert sequence.media is not None
         rows = sequence.media.rows_in(start, start + num_tokens)
@@ -257,7 +257,7 @@ def _vectors(with_media: list[tuple[int, Chunk]]) -> tuple[torch.Tensor, tuple[t
 
 
 def _upload(lists: list[list[int]], device: torch.device) -> list[torch.Tensor]:
-    """Return each list as an int64 tensor on the device. All are parts of one tensor, so that there is one copy."""
+    """Return each list as an int64 tensor on the device. They are parts of one tensor, so that one copy is enough."""
     packed: list[int] = []
     sizes: list[int] = []
     for values in lists:
@@ -265,6 +265,6 @@ def _upload(lists: list[list[int]], device: torch.device) -> list[torch.Tensor]:
         packed += values
         packed += [0] * padding
         sizes += len(values), padding
-    # Making an array from a list is over three times as fast as making a tensor from it.
+    # An array is made from a list over three times as fast as a tensor is.
     tensor = on_device(torch.frombuffer(array("q", packed), dtype=torch.int64), device)
     return list(tensor.split(sizes))[::2]

@@ -12,8 +12,8 @@ from oaiserve.errors import StartupError
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-# oneDNN compiles code for each shape of a bfloat16 product, nearly a MiB with all that belongs to it, and keeps it for
-# the 1,024 shapes used last; torch keeps as many in a list of its own. A step of another size has about five.
+# oneDNN compiles code for each shape of a bfloat16 product, which takes nearly a MiB, and caches the 1,024 shapes that
+# were used last. torch caches as many itself. A step of another size has about five new shapes.
 _CODE_LIMITS = ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY")
 _MOST_SHAPES = 128
 
@@ -24,7 +24,7 @@ def select_device(name: str) -> torch.device:
         name = "cuda" if torch.cuda.is_available() else "cpu"
     if name == "cuda" and not torch.cuda.is_available():
         raise StartupError("--device cuda: torch sees no CUDA device here; use --device cpu, or install a CUDA build.")
-    if name == "cuda":  # cuDNN's attention makes a plan for each new length, which takes longer than a step
+    if name == "cuda":  # cuDNN's attention plans each new length for longer than a step.
         torch.backends.cuda.enable_cudnn_sdp(enabled=False)
     return torch.device(name)
 
@@ -32,11 +32,13 @@ def select_device(name: str) -> torch.device:
 def suitable_dtype(stored: torch.dtype, device: torch.device) -> torch.dtype:
     """Return the dtype in which a device computes weights that are stored in another one."""
     if device.type == "cpu":
-        return torch.float32 if stored == torch.float16 else stored  # float16 is slow there, and bfloat16 less precise
+        return (
+            torch.float32 if stored == torch.float16 else stored
+        )  # CPUs are slow in float16, bfloat16 is less precise.
     has_bfloat16 = device.type != "cuda" or torch.cuda.get_device_capability(device) >= (8, 0)
     if stored == torch.float16 or not has_bfloat16:
         return torch.float16
-    return torch.bfloat16  # in float32, tensor cores are idle, and the KV cache takes twice the memory
+    return torch.bfloat16  # In float32, tensor cores are idle, and the KV cache takes twice the memory.
 
 
 def move(model: PreTrainedModel, device: torch.device, name: str) -> None:
@@ -54,7 +56,7 @@ def move(model: PreTrainedModel, device: torch.device, name: str) -> None:
             f"{free / 2**30:.1f} of {total / 2**30:.1f} GiB were free on {device}: end what else uses this GPU "
             "(nvidia-smi lists it), or take a smaller --dtype, quantized weights or another --device."
         ) from error
-    except RuntimeError as error:  # for example, other programs have left no memory for CUDA itself
+    except RuntimeError as error:  # For example, CUDA itself has no memory because of other programs.
         text = " ".join(str(error).split()) or type(error).__name__
         text = text if len(text) <= 300 else text[:300] + "…"
         raise StartupError(f"--device {device}: CUDA does not start there: {text}") from error

@@ -11,9 +11,9 @@ from oaiserve.engine.model.batch import Batch
 
 
 class Executor(Protocol):
-    """Runs the model, and owns the KV cache in a layout of its own."""
+    """Runs the model, and owns the KV cache in its own layout."""
 
-    is_exact: bool  # a token's logits are bitwise the same in any step
+    is_exact: bool  # whether a token's logits are bitwise the same in any step
 
     def forward(self, batch: Batch) -> torch.Tensor:
         """Return the logits [R, vocab] of `batch.logits_rows`, writable, until the next call overwrites them."""
@@ -22,4 +22,4 @@ class Executor(Protocol):
         """Copy the keys and values of whole blocks (from, to). Raises torch.OutOfMemoryError before any copy."""
 
     def prepare(self, adapter: Adapter) -> Adapter:
-        """Return an adapter ready for steps, from any thread: without weights, where the executor has its own copy."""
+        """Return an adapter ready for steps, without weights if the executor copies them. Any thread may call this."""

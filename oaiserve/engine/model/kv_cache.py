@@ -10,10 +10,10 @@ import torch
 
 from oaiserve.engine.model.transfer import on_device
 
-ALIGNMENT = 64  # a line of a CPU's caches, so that native code reads no vector from two of them
-# Linux finds and zeroes a huge page when it is first written to. The caches of all layers fill up alike, and if each
-# began at the same place of a huge page, all would need a new one in the same step, which took 0.1 s longer. The system
-# puts large allocations next to each other, so with these bytes behind each one, fifty of them begin at fifty places.
+ALIGNMENT = 64  # Native code then never reads a vector from two lines of a CPU's cache.
+# Linux allocates and zeroes a huge page at the first write to it. All layers' caches fill up equally. If all began at
+# the same place of a huge page, all would need a new page in the same step, which took 0.1 s longer. The system puts
+# large allocations next to each other, so with this many bytes after each, fifty of them begin at fifty places.
 HUGE_PAGE_BYTES = 2 << 20
 APART_BYTES = 36 << 10
 
@@ -37,7 +37,7 @@ def copy_blocks(caches: Iterable[tuple[torch.Tensor, torch.Tensor]], copies: lis
     In each tensor, all blocks are read before any is written, so a block may be copied from and to. Raises
     torch.OutOfMemoryError before any block is copied.
     """
-    # Torch copies no floats of eight bits by their index, and bytes are as good.
+    # Torch can't index floats of eight bits, but it can index their bytes.
     all_blocks = [blocks.view(torch.uint8) if blocks.itemsize == 1 else blocks for cache in caches for blocks in cache]
     source, target = on_device(copies, all_blocks[0].device).T
     # All memory is allocated before the first block is copied: if there is none, all blocks stay as they are.

@@ -1,4 +1,4 @@
-"""The operations of a layer beside matrix products and attention, each in plain torch: norms with the sums before them,
+"""The operations of a layer other than matrix products and attention, in plain torch: norms with the sums before them,
 and activations. `triton_layers` computes each in one kernel."""
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 
 def add_and_norm(
     hidden: Tensor,  # [T, width]
-    added: tuple[Tensor, ...],  # of the same shape, up to two
+    added: tuple[Tensor, ...],  # at most two, [T, width] each
     out_norm: Norm | None,
     norm: Norm | None,
     scale: float = 1.0,

@@ -1,4 +1,4 @@
-"""Decides on the numbers of blocks of the KV cache and of states: from a GPU's rest, or a share of the main memory."""
+"""Decides how many blocks of the KV cache and states there are, from a GPU's free memory or a share of main memory."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from oaiserve.errors import StartupError
 log = logging.getLogger(__name__)
 
 CPU_SHARE = 0.25
-STATES_SHARE = 0.5  # the share of this memory, or of a GPU's rest, that states may take from the KV cache
-# On a CPU, other programs need memory too. A cache of more tokens than this would only serve the prefix cache: a CPU
-# computes too slowly to have more in use.
+STATES_SHARE = 0.5  # share of this memory, or of a GPU's free memory, that states may take from the KV cache
+# On a CPU, other programs need memory too. Running requests don't use more tokens than this, because a CPU computes too
+# slowly. More would only help the prefix cache.
 CPU_TOKENS = 65_536
 CPU_LONGEST_REQUESTS = 8
-FEW_CACHES = 4  # of whole sequences: requests are limited to lengths at which so many fit
+FEW_CACHES = 4  # Requests are limited to a length at which this many caches fit.
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,11 +28,11 @@ class MemoryUse:
 
     total: int
     weights: int
-    step: int  # of the largest step, in addition to the weights
+    step: int  # memory of the largest step, in addition to the weights
     graphs: int  # an estimate for CUDA graphs
-    others: int  # memory outside this process's tensors: of the driver and of other programs
+    others: int  # memory outside this process's tensors: the driver's and other programs'
     utilization: float
-    states: int = 0  # of sequences, in layers that keep one
+    states: int = 0  # memory of the states of sequences
 
     @property
     def left(self) -> int:
@@ -52,8 +52,8 @@ class MemoryUse:
 def num_states(spec: ModelSpec, options: EngineOptions, use: MemoryUse | None = None) -> int:
     """Return the number of states of sequences: 0 if the model's layers have none.
 
-    Each running sequence needs one. With a prefix cache there are twice as many as may run, if they fit. `use` is given
-    for a model on a GPU. Raises StartupError if not even one fits.
+    Each running sequence needs one. With a prefix cache there are twice as many as may run, if they fit. A model on a
+    GPU needs `use`. Raises StartupError if not even one fits.
     """
     if not spec.state_shapes:
         return 0
@@ -88,12 +88,12 @@ def kv_blocks(
 ) -> int:
     """Return the number of blocks of the KV cache.
 
-    The options give that number, or the memory of the blocks. Otherwise the cache gets as many blocks as fit, but not
-    more than all running sequences can use. `use` is given for a model on a GPU. `state_bytes` go to states. Raises
+    The options may set that number, or the memory of the blocks. Otherwise the cache gets as many blocks as fit, but
+    not more than all running sequences can use. A model on a GPU needs `use`. States take `state_bytes`. Raises
     StartupError if the options demand more than there is, or if `least_tokens` do not fit on a GPU.
     """
     block_bytes = spec.kv_bytes_per_token * options.block_size
-    if not block_bytes:  # no layer has attention: blocks only count tokens, and take no memory
+    if not block_bytes:  # No layer has attention, so blocks only count tokens, and take no memory.
         return options.kv_blocks or options.max_running * -(-max_model_len // options.block_size)
     if use is not None:
         use = replace(use, states=state_bytes)
@@ -120,7 +120,7 @@ def kv_blocks(
 
 
 def cpu_sizes(spec: ModelSpec, options: EngineOptions) -> tuple[int, int]:
-    """Return the numbers of blocks of the KV cache and of states on a CPU: those of `kv_blocks` and `num_states`."""
+    """Return the numbers of KV cache blocks and of states on a CPU, as `kv_blocks` and `num_states` count them."""
     most_states = num_states(spec, options)
     state_bytes = most_states * spec.state_bytes
     return kv_blocks(spec, options, spec.max_model_len, state_bytes=state_bytes), most_states
@@ -128,16 +128,16 @@ def cpu_sizes(spec: ModelSpec, options: EngineOptions) -> tuple[int, int]:
 
 @dataclass(frozen=True, slots=True)
 class CacheSize:
-    """The size of a cache that transformers' code keeps of one sequence, in bytes."""
+    """The size of the cache in which transformers' code stores one sequence, in bytes."""
 
-    fixed: int  # of states, and of what else does not grow
+    fixed: int  # states, and other parts that don't grow
     per_token: float
 
     def of(self, num_tokens: int) -> float:
         return self.fixed + num_tokens * self.per_token
 
     def most_tokens(self, num_bytes: float) -> int:
-        """Return the tokens of the longest sequence whose cache takes at most so many bytes."""
+        """Return the tokens of the longest sequence whose cache takes at most `num_bytes`."""
         room = max(0.0, num_bytes - self.fixed)
         return int(room / self.per_token) if self.per_token else int(room and sys.maxsize)
 

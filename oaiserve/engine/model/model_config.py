@@ -1,4 +1,4 @@
-"""Reads from a model's configuration whether it can be served, and how: its longest request, its dtype, its packing."""
+"""Reads from a model's configuration whether it can be served, its longest request, its dtype and its packing."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from oaiserve.files.quantization import Quantization, read_quantization
 
 
 def refuse_unless_computable(config: PreTrainedConfig, name: str) -> None:
-    """Raise StartupError for a model that is no text model, or whose code or weights transformers does not have."""
+    """Raise StartupError for a model that is not a text model, or whose code or weights transformers does not have."""
     problem = None
     if "/" in str(config._attn_implementation):
         problem = f"it names code from the Hub for its attention ({config._attn_implementation})"
@@ -30,18 +30,18 @@ def refuse_unless_computable(config: PreTrainedConfig, name: str) -> None:
 
 
 def refuse_longer(max_model_len: int | None, config: PreTrainedConfig) -> None:
-    """Raise StartupError for requests that may be longer than the model is good for."""
+    """Raise StartupError if requests may be longer than the model supports."""
     has_attention = getattr(config, "num_attention_heads", None) is not None
-    limit = context_length(config) if has_attention else MOST_POSITIONS  # states know no positions
+    limit = context_length(config) if has_attention else MOST_POSITIONS  # States have no positions.
     if max_model_len is not None and max_model_len > limit:
         raise StartupError(f"--max-model-len is {max_model_len}, but the model is good for {limit} tokens.")
 
 
 def context_length(config: PreTrainedConfig) -> int:
-    """Return the longest sequence at which the model computes as it does at shorter ones."""
+    """Return the length of the longest sequence that the model computes in the same way as shorter ones."""
     keys = ("max_position_embeddings", "max_seq_len", "rope_parameters")
     limit = length_by_settings({key: getattr(config, key, None) for key in keys})
-    # Within the first chunk of attention, caches have all tokens before.
+    # Within the first chunk of attention, caches have all earlier tokens.
     chunk = getattr(config, "attention_chunk_size", None)
     return limit if chunk is None else min(limit, chunk - 1)
 
@@ -51,18 +51,18 @@ def select_dtype(
 ) -> torch.dtype:
     """Return the dtype of this name, or the one that suits the model and the device.
 
-    On a GPU, a model in float32 gets one of 16 bits with `for_tensor_cores` alone.
+    On a GPU, a model in float32 gets a dtype of 16 bits only with `for_tensor_cores`.
     """
     if name != "auto":
         return getattr(torch, name)  # type: ignore[no-any-return]
     if is_gguf:
-        return torch.bfloat16  # weights in a GGUF file have a few bits each; its config has no dtype
+        return torch.bfloat16  # Weights in a GGUF file have a few bits each, and its configuration has no dtype.
     dtype = config.dtype if isinstance(config.dtype, torch.dtype) else torch.float32
     return suitable_dtype(dtype, device) if for_tensor_cores or device.type == "cpu" else dtype
 
 
 def quantization_of(config: PreTrainedConfig, name: str) -> Quantization | None:
-    """Return the quantization of a checkpoint, or None. Raises StartupError for a kind that is not read."""
+    """Return the quantization of a checkpoint, or None. Raises StartupError for an unsupported kind."""
     try:
         return read_quantization(vars(config))
     except BadFile as error:

@@ -1,7 +1,7 @@
-"""The size of a model's head with padding, so that each row of logits on a GPU begins at an aligned address.
+"""Pads the size of a model's head, so that each row of logits on a GPU begins at an aligned address.
 
-A vocabulary of an odd size, such as GPT-2's 50,257, makes matrix products write their rows unaligned, and kernels read
-them number by number. A model's logits are a view without the padding.
+With a vocabulary of an odd size, such as GPT-2's 50,257, matrix products would write unaligned rows, which kernels read
+number by number. A model's logits are a view without the padding.
 """
 
 ALIGNMENT = 64  # rows: 128 bytes of logits in bfloat16

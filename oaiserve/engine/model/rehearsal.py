@@ -1,7 +1,7 @@
-"""Makes rehearsal steps: artificial prompts and decodes that are computed before the first request, and thrown away.
+"""Makes rehearsal steps: artificial prompts and decodes whose results are dropped, before the first request.
 
-They show what a model's layers keep, whether another way to compute it gives the same logits, and how much memory the
-largest step takes, and get kernels compiled. Their blocks must not hold the keys of a request yet.
+They show what a model's layers store, whether another way to compute it gives the same logits, and how much memory the
+largest step takes, and they compile kernels. They overwrite blocks, so no request may have begun.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from oaiserve.engine.request import SamplingParams
 from oaiserve.engine.sequence import Sequence
 from oaiserve.engine.step import Chunk, Step
 
-# The ways to draw a token that have kernels of their own, each for the model's logits and for edited ones.
+# These ways to draw a token have different kernels. Each is used on the model's logits and on edited ones.
 _WAYS = (
     SamplingParams(temperature=0.0),
     SamplingParams(temperature=1.0),
     SamplingParams(temperature=1.0, top_k=50, top_p=0.9),
 )
 _BIASES: tuple[dict[int, float], ...] = ({}, {0: 1.0})
-# Everything that makes drawing a token take memory. Log-probabilities of prompts take more, in the steps that compute
-# them; if these do not fit, they are computed in parts.
+# These parameters make drawing a token take the most memory. Log-probabilities of prompts take more, in the steps that
+# compute them; if they don't fit, they are computed in parts.
 _COSTLY = SamplingParams(temperature=1.0, top_k=50, top_p=0.9, min_p=0.01, logit_bias={0: 1.0}, logprobs=NUM_TOP)
 
 
@@ -39,8 +39,8 @@ def prompt_of(ids: list[int], block_size: int, *, start: int = 0) -> Step:
 
 
 def prompts_and_decodes(lengths: list[int], vocab_size: int, block_size: int) -> tuple[Step, Step]:
-    """Return a step that computes sequences of these lengths, 3 or more, up to their last token, and one that decodes
-    that. Each sequence has blocks of its own, from the first block on."""
+    """Return a step that computes sequences of these lengths, 3 or more, up to their last token, and a step that
+    decodes the last token. Each sequence has its own blocks, from the first block on."""
     prompts = Step()
     decodes = Step()
     num_blocks = 0
@@ -56,7 +56,7 @@ def prompts_and_decodes(lengths: list[int], vocab_size: int, block_size: int) ->
 
 
 def sampling_steps() -> list[Step]:
-    """Return one step for each way to draw a token that has kernels of its own. They write into the first block."""
+    """Return a step for each way to draw a token that has its own kernels. They write into the first block."""
     steps = []
     for params, logit_bias in product(_WAYS, _BIASES):
         chunks = []
@@ -72,8 +72,8 @@ def sampling_steps() -> list[Step]:
 def largest_step(*, max_step_tokens: int, max_running: int, longest: int, block_size: int) -> Step:
     """Return the step that takes the most memory: as many sequences as may run, each at the end of `longest` tokens.
 
-    All of them draw a token, in the way that takes the most memory. They have one token each, except for those that
-    prefill with the rest of the step's tokens. All their blocks are the first block: the results mean nothing.
+    All of them draw a token, in the way that takes the most memory. They have one token each, except for some that
+    prefill with the rest of the step's tokens. All their blocks are the first block, so the results mean nothing.
     """
     token_ids = [0] * longest
     blocks = [0] * -(-longest // block_size)

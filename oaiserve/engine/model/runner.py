@@ -1,6 +1,6 @@
-"""The model runner: it builds the batch of a step, has it computed by an executor, and samples.
+"""The model runner builds the batch of a step, passes it to an executor, and samples.
 
-Steps are computed one after the other, on one stream, so each step sees everything that earlier steps have written.
+Steps are computed one by one on one stream, so each step sees everything that earlier steps have written.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ class Launched:
     step: Step
     logits: torch.Tensor  # [R, vocab], valid until the next launch
     sample_chunks: list[int]  # as in Batch: the chunk that row i belongs to
-    draws: list[Chunk]  # that chunk, up to the token that row i follows
+    draws: list[Chunk]  # the chunk of row i, cut after the token that the row follows
     prompt_rows: list[tuple[int, int, int]]  # as in Batch
     waiting_rows: list[int]  # rows that `draw` draws
     waiting_known: list[tuple[int, int]]  # prompt tokens that `draw` looks up, as in `Sampling`
-    # On a CUDA device: when the device had this step's inputs, and when the step before ended.
+    # On a CUDA device: when the device had this step's inputs, and when the previous step ended.
     began: torch.cuda.Event | None
     ended_before: torch.cuda.Event | None
-    samplings: list[tuple[list[int], Sampling | Replayed]] = field(default_factory=list)  # with their rows
+    samplings: list[tuple[list[int], Sampling | Replayed]] = field(default_factory=list)  # each with its rows
     rows_without_memory: list[int] = field(default_factory=list)
     ended: torch.cuda.Event | None = None  # on a CUDA device: when the results of all draws so far were on the host
 
@@ -54,7 +54,7 @@ class ModelRunner:
 
     `sample_ids` and `apply_masks` replace NumPy and plain torch, see `Sampling`. `graphs` are captured from the
     executor, and run the steps that they can. `tables` are a GPU's block tables of sequences, which `graphs` read, too.
-    `states` are those of a model with layers with states.
+    `states` are needed if the model's layers have states.
     """
 
     def __init__(
@@ -79,8 +79,8 @@ class ModelRunner:
         self._tables = tables
         self._states = states
         self._adapters: dict[int, Adapter] = {}  # by their numbers
-        # These belong to the step that was launched last: the ids that it draws, the row of each sequence among them,
-        # and when the step ends.
+        # The next fields belong to the last launched step: the ids that it draws, the row of each sequence among them,
+        # and the event of its end.
         self._drawn_ids: torch.Tensor | None = None
         self._drawn_rows: dict[Sequence, int] = {}
         self._ended: torch.cuda.Event | None = None
@@ -92,7 +92,7 @@ class ModelRunner:
 
     @property
     def native(self) -> NativeDecoder | None:
-        """Return the native step, if steps are computed by it."""
+        """Return the native step, if it computes the steps."""
         return self._executor if isinstance(self._executor, NativeDecoder) else None
 
     def add_adapter(self, number: int, adapter: Adapter) -> None:
@@ -100,7 +100,7 @@ class ModelRunner:
         self._adapters[number] = self._executor.prepare(adapter)
 
     def drop_adapter(self, number: int) -> None:
-        """Forget an adapter without sequences. Only the thread that runs the steps may call this."""
+        """Remove an adapter that no sequence uses. Only the thread that runs the steps may call this."""
         del self._adapters[number]
 
     def copy_blocks(self, copies: list[tuple[int, int]]) -> None:
@@ -108,17 +108,18 @@ class ModelRunner:
         _without_torch(lambda: self._executor.copy_blocks(copies))
 
     def launch(self, step: Step) -> Launched:
-        """Launch a step, with the draws AT_LAUNCH. On CUDA, the host waits for nothing.
+        """Launch a step, with the draws AT_LAUNCH. On CUDA, the host doesn't wait.
 
-        Ids not yet on the host are taken from the draws of the step before, on the device. Raises OutOfMemory
-        if the device has no memory for the step.
+        Ids that the host doesn't have yet are read from the draws of the previous step, on the device. Raises
+        OutOfMemory if the device has no memory for the step.
         """
         return _without_torch(lambda: self._launch(step))
 
     def _launch(self, step: Step) -> Launched:
-        # The step begins when the device has its inputs: the time to make them on the host belongs to the gap before.
+        # The step begins when the device has its inputs. The time in which the host makes them counts as the gap
+        # before.
         began = torch.cuda.Event(enable_timing=True) if self._device.type == "cuda" else None
-        adapters: list[Adapter | None] = []  # of each chunk, if one has any
+        adapters: list[Adapter | None] = []  # each chunk's adapter; empty if no chunk has one
         if self._adapters and any(chunk.sequence.adapter for chunk in step.chunks):
             numbers = [chunk.sequence.adapter for chunk in step.chunks]
             adapters = [self._adapters[number] if number else None for number in numbers]
@@ -157,23 +158,23 @@ class ModelRunner:
         return launched
 
     def _pack(self, step: Step, table_rows: list[int] | None) -> Batch:
-        """Return the batch of a step, with the draws of the step before and the states of its sequences."""
+        """Return the batch of a step, with the draws of the previous step and the states of its sequences."""
         tables = None if self._tables is None or table_rows is None else (self._tables.on_device, table_rows)
         batch = build_batch(step, self._block_size, self._device, self._drawn_rows, tables)
         if len(batch.unknown_rows):
             assert self._drawn_ids is not None
             batch.input_ids[batch.unknown_rows] = self._drawn_ids[batch.drawn_rows]
         if self._states is not None:
-            # The sequences of rehearsals have no state of their own: any one will do.
+            # The sequences of rehearsals have no state of their own, so they use any.
             parts = [StateChunk(chunk.sequence.state or 0, chunk.start, chunk.num_tokens) for chunk in step.chunks]
             batch.states = self._states.of_step(parts)
         return batch
 
     def _sample_what_can_be(self, launched: Launched, known: list[tuple[int, int]]) -> None:
-        """Sample from the rows, except for waiting ones."""
+        """Sample from all rows except those that wait for `draw`."""
         rows = list(range(len(launched.sample_chunks)))
         if launched.waiting_rows and not self.is_asynchronous:
-            # Where the forward has been computed by now, all rows are drawn together, which saves copies of logits.
+            # The forward is complete, so all rows are drawn together, which saves copies of logits.
             launched.waiting_rows = rows
             launched.waiting_known = known
             return
@@ -184,7 +185,7 @@ class ModelRunner:
 
     @torch.inference_mode()
     def draw(self, launched: Launched, masks: Masks | None = None) -> None:
-        """Make the late draws that still count, after the step has been settled."""
+        """Make those late draws that still count after the step has been settled."""
         if not launched.waiting_rows:
             return
         chunks = launched.step.chunks
@@ -193,7 +194,7 @@ class ModelRunner:
         try:
             self._sample(launched, rows, launched.waiting_known, masks)
         except torch.OutOfMemoryError:
-            # Row by row, with the least memory: drawn rows do not allow to launch the step again.
+            # Once rows are drawn, the step can't be launched again, so the rest is drawn with the least memory.
             for row in rows:
                 torch.cuda.empty_cache()
                 try:
@@ -214,13 +215,13 @@ class ModelRunner:
                 result = results[launched.sample_chunks[row]]
                 draft = launched.draws[row].draft
                 if result.token_ids != [*draft]:
-                    continue  # it was drawn behind a draft that has not come true
+                    continue  # This token was drawn after a draft that was wrong.
                 if is_finite:
                     result.token_ids.append(token_id)
                     if logprobs is not None:
                         result.logprobs = [*(result.logprobs or []), logprobs]
-                elif not draft:  # or else the next step, which draws behind the same tokens, finds the same
-                    result.error = BAD_LOGITS  # or the request's own parameters leave no token
+                elif not draft:  # After a draft, the next step draws after the same tokens and reports the same.
+                    result.error = BAD_LOGITS  # Or the request's own parameters leave no token.
             known_logprobs += sampled.known_logprobs
         for row in launched.rows_without_memory:
             if not launched.draws[row].draft:
@@ -240,20 +241,20 @@ class ModelRunner:
         """Sample from these rows of the logits, and look up the prompt tokens `known` in the rows after all chunks."""
         logits = launched.logits
         num_rows = len(launched.sample_chunks)
-        if len(rows) < num_rows:  # sampling overwrites its logits, so it gets a copy
+        if len(rows) < num_rows:  # Sampling overwrites its logits, so it gets a copy.
             logits = take(logits, [*rows, *range(num_rows, num_rows + len(known))])
         chunks = [launched.draws[row] for row in rows]
         sampling = Sampling(logits, chunks, known, self._sample_ids, masks=masks, apply_masks=self._apply_masks)
         launched.samplings.append((rows, sampling))
 
     def _keep_drawn(self, launched: Launched) -> None:
-        """Keep the draws of this step, which are all launched, for the next one."""
+        """Store the draws of this step, which are all launched, for the next step."""
         samplings = [sampling for _, sampling in launched.samplings]
         rows = [row for rows, _ in launched.samplings for row in rows]
         ids = [sampling.token_ids for sampling in samplings]
         self._drawn_ids = None if not ids else ids[0] if len(ids) == 1 else torch.cat(ids)
         self._drawn_rows = {launched.draws[row].sequence: place for place, row in enumerate(rows)}
-        # Read-backs arrive in the order in which they were launched.
+        # Read-backs arrive in launch order.
         self._ended = launched.ended = samplings[-1].read_back.arrived if samplings else None
 
 
@@ -264,7 +265,7 @@ def _without_torch(run: Callable[[], T]) -> T:
             return run()
     except torch.OutOfMemoryError as error:
         reason = str(error)
-    # The exception has been freed by now, and with its traceback the tensors of the step.
+    # The exception has been freed, and so have the tensors of the step, which its traceback held.
     torch.cuda.empty_cache()
     raise OutOfMemory(reason)
 

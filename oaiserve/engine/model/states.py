@@ -1,7 +1,7 @@
-"""The states of sequences in layers with states: the memory of all, and a layer's view of those of a step.
+"""Stores the states of all sequences, and gives a layer those of a step.
 
-Such a layer does not look back at its sequence, as attention does: its only memory of the tokens before is a state of
-fixed size, which each token changes. So it is computed for each prompt of a step alone, and for all decodes together.
+A layer with states does not look back at its sequence, as attention does. Its only memory of earlier tokens is a state
+of fixed size, which each token changes. So each prompt of a step is computed alone, and all decodes together.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from oaiserve.engine.model.transfer import on_device
 
 
 class LayerStates(NamedTuple):
-    """The states that one layer keeps of all sequences. The first dimension is the place in the pool of states."""
+    """The states of all sequences in one layer. The first dimension is the place in the pool of states."""
 
     conv: Tensor  # [num_states, channels, kernel size]
     recurrent: Tensor | None  # [num_states, ...]
@@ -37,13 +37,13 @@ class StateChunk(NamedTuple):
 
 
 class KeptStates(Protocol):
-    """What is kept of sequences between steps, in numbered places: tensors, or something else that an executor has."""
+    """States of sequences between steps, in numbered places: tensors, or other objects of an executor."""
 
     def copy(self, copies: Iterable[tuple[int, int]]) -> None:
         """Copy states (from, to), in this order."""
 
     def of_step(self, parts: list[StateChunk]) -> StepStates:
-        """Return the states of a step, of which sequences with one token come first."""
+        """Return the states of a step, whose sequences with one token come first."""
 
 
 class States:
@@ -68,21 +68,21 @@ class States:
                 tensor[target].copy_(tensor[source])
 
     def of_step(self, parts: list[StateChunk]) -> StepStates:
-        """Return the states of a step, of which sequences with one token come first. A sequence begins with zeros."""
+        """Return the states of a step, whose sequences with one token come first. New sequences begin with zeros."""
         self.begin([part.state for part in parts if part.start == 0])
         decodes = [part.state for part in parts if part.num_tokens == 1]
-        # States that lie side by side, in order, are changed in place. Others are gathered, and written back.
+        # Adjacent states in order are changed in place. Others are gathered, and written back.
         first = decodes[0] if decodes else 0
         end = first + len(decodes)
         chosen = slice(first, end) if decodes == [*range(first, end)] else on_device(decodes, self._device)
         return StepStates(self._layers, chosen, len(decodes), parts[len(decodes) :], [part.state for part in parts])
 
     def of_rows(self, places: Tensor) -> StepStates:
-        """Return the states of sequences with one token each. It reads their places when layers are computed."""
+        """Return the states of sequences with one token each. Their places are read when layers are computed."""
         return StepStates(self._layers, places, len(places))
 
     def begin(self, places: list[int]) -> None:
-        """Make the states of new sequences zeros."""
+        """Fill the states of new sequences with zeros."""
         if places:
             indices = on_device(places, self._device)
             for tensor in self._tensors:
@@ -102,7 +102,7 @@ class StepStates:
         decodes: slice | Tensor,  # their places in the pool
         num_decodes: int,
         prompts: Sequence[StateChunk] = (),
-        places: Sequence[int] = (),  # of all sequences, in their order, where the host knows them
+        places: Sequence[int] = (),  # the places of all sequences in order, if the host has them
     ) -> None:
         self._layers = layers
         self.places = places
@@ -111,7 +111,7 @@ class StepStates:
         self._prompts = prompts
 
     def addresses(self) -> list[int]:
-        """Return the addresses of the two tensors of all states, layer by layer; 0 for a missing one."""
+        """Return the addresses of both tensors of states, layer by layer; 0 for a missing one."""
         return [0 if tensor is None else tensor.data_ptr() for layer in self._layers.values() for tensor in layer]
 
     def mix(self, layer: int, hidden: Tensor, mixer: Mixer) -> Tensor:

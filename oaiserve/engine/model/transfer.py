@@ -33,7 +33,7 @@ class ReadBack:
         if tensors[0].device.type == "cpu":
             return
         packed = pack(tensors)
-        self._packed = packed.to("cpu", non_blocking=True)  # into pinned memory
+        self._packed = packed.to("cpu", non_blocking=True)  # This copies into pinned memory.
         if packed.is_cuda:
             self.arrived = torch.cuda.Event(enable_timing=True)
             self.arrived.record()

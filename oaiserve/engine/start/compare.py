@@ -8,8 +8,8 @@ from typing import NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
-# Two ways to compute logits may differ by so much, relative to their norm. A wrong computation differs by more than
-# this, and different rounding by far less.
+# Two ways to compute logits may differ by this much, relative to their norm. A wrong computation differs by more, and
+# different rounding by far less.
 FLOAT32_TOLERANCE = 1e-3
 HALF_TOLERANCE = 0.1  # bfloat16 and float16
 # Keys in floats of eight bits are 6 to 12 % apart, and a last bit of bfloat16 decides which of two one becomes. Noise

@@ -50,17 +50,17 @@ class ScaledCache(LayerCache):
 
 
 class Scoring(NamedTuple):
-    """Scoring says how a layer makes scores of queries and keys."""
+    """The way in which a layer computes scores from queries and keys."""
 
     scaling: float
-    sliding_window: int | None = None  # a token attends only to so many last tokens
+    sliding_window: int | None = None  # number of last tokens that a token attends to
     softcap: float | None = None  # squashes scores to the range from -softcap to softcap
-    sinks: torch.Tensor | None = None  # float32 [heads], scores of a key more, which all tokens see; its value is 0
-    looks_ahead: bool = True  # up to `Batch.last_visible`, if there is one; else each token sees those before it
+    sinks: torch.Tensor | None = None  # float32 [heads], scores of an extra key with the value 0, which all tokens see
+    looks_ahead: bool = True  # whether tokens see others up to `Batch.last_visible`, or only earlier ones
 
 
 class StepAttention(Protocol):
-    """The attention of one step. It is called once for each layer, and holds the data of the batch for all layers."""
+    """The attention of one step. It is called once per layer, and holds the data of the batch for all layers."""
 
     def __call__(
         self,
@@ -70,7 +70,7 @@ class StepAttention(Protocol):
         cache: LayerCache,
         scoring: Scoring,
     ) -> torch.Tensor:  # [T, heads, value_dim]
-        """Write the keys and values into the cache, and let each token attend to its own sequence, up to itself or its
+        """Write the keys and values into the cache. Then each token attends to its own sequence, up to itself or its
         `Batch.last_visible`."""
 
 

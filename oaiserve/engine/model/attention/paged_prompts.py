@@ -10,11 +10,11 @@ from oaiserve.engine.model.attention import FP8, LayerCache, Scoring
 from oaiserve.engine.model.batch import Batch
 
 Attend = Callable[..., torch.Tensor]  # as torch.nn.attention.varlen.varlen_attn
-LEAST_TOKENS = 1024  # of a step's prompts: more than captured steps have
+LEAST_TOKENS = 1024  # Fewer prompt tokens in a step are left to the Triton kernel, as in captured steps.
 
 
 class PagedPrompts:
-    """The attention of the prompts of one step, which come behind its decodes."""
+    """The attention of the prompts of one step, which follow its decodes."""
 
     def __init__(self, attend: Attend, batch: Batch) -> None:
         first = batch.num_decodes
@@ -26,7 +26,7 @@ class PagedPrompts:
         self._keys = {"seqused_k": batch.seq_lens[first:].int(), "block_table": batch.own_tables()[first:].int()}
 
     def __call__(self, query: torch.Tensor, cache: LayerCache, out: torch.Tensor, scoring: Scoring) -> None:
-        """Compute the rows of prompts, whose keys and values are in the cache already, in `out` [T, heads, dim]."""
+        """Write the rows of prompts into `out` [T, heads, dim]. Their keys and values must be in the cache already."""
         before = -1 if scoring.sliding_window is None else scoring.sliding_window - 1
         how = {"scale": scoring.scaling, "window_size": (before, 0), "enable_gqa": True}
         first = self._first
@@ -34,7 +34,7 @@ class PagedPrompts:
 
 
 def paged_prompts(attend: Attend | None, batch: Batch, least_tokens: int = LEAST_TOKENS) -> PagedPrompts | None:
-    """Return the attention of a step's prompts; None: they are short, or tokens see those behind them."""
+    """Return the attention of a step's prompts, or None if they are short or some tokens see later ones."""
     if attend is None or batch.last_visible is not None:
         return None
     if sum(batch.query_lens[batch.num_decodes :]) <= least_tokens:
@@ -43,6 +43,6 @@ def paged_prompts(attend: Attend | None, batch: Batch, least_tokens: int = LEAST
 
 
 def takes_layer(cache: LayerCache, scoring: Scoring) -> bool:
-    """Return whether FlashAttention computes a layer like this."""
+    """Return whether FlashAttention supports such a layer."""
     has_its_cache = cache.keys.dtype != FP8 and cache.keys.shape == cache.values.shape
     return has_its_cache and scoring.softcap is None and scoring.sinks is None

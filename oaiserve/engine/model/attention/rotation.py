@@ -8,14 +8,14 @@ from torch import Tensor
 
 
 class Rotation(NamedTuple):
-    """A layer norms each head of its queries and keys in this way, if it does, and then rotates it, if it does."""
+    """The norm of each head of a layer's queries and keys, if any, and then its rotation, if any."""
 
-    positions: Tensor  # [T] int64, of the step's tokens
-    cosines: Tensor | None  # float32 [positions, pairs]; None: nothing is rotated
+    positions: Tensor  # [T] int64, the positions of the step's tokens
+    cosines: Tensor | None  # float32 [positions, pairs], or None without a rotation
     sines: Tensor | None
-    apart: int  # number i is rotated with number i + apart; 1: with its neighbour, in pairs
+    apart: int  # Number i is rotated with number i + apart. If this is 1, neighbours are pairs.
     query_norm: Tensor | None = None  # float32 [key_dim], the weights of a root mean square norm
-    key_norm: Tensor | None = None  # there are both or none
+    key_norm: Tensor | None = None  # Either both norms are None, or neither is.
     epsilon: float = 0.0
 
     @property

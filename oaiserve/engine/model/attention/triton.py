@@ -309,7 +309,7 @@ def prefill(
         longest = max(batch.query_lens[batch.num_decodes :])
         tile = prefill_tile(constants["GROUP"], tile_dims, query.element_size(), longest, _shared_bytes(query.device))
     num_sequences = len(batch.query_lens) - batch.num_decodes
-    # The most that there can be of so many tokens, see `_sequence_of`.
+    # The host doesn't know the number of tiles. This is an upper bound for this number of tokens, see `_sequence_of`.
     num_tiles = (len(query) - batch.num_decodes) // (tile.rows // constants["GROUP"]) + num_sequences
     (factor, softcap) = _scalars(scoring)
     (key_scale, value_scale) = cache.scales

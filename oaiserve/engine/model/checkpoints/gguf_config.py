@@ -1,4 +1,4 @@
-"""The configuration of a GGUF file's model, as transformers has it for a checkpoint.
+"""Makes transformers' configuration for the model of a GGUF file.
 
 Most fields are the same metadata in all families; the others are the family's own. Transformers reads the files of
 families that have no description.
@@ -34,7 +34,7 @@ def read_config(path: Path) -> PreTrainedConfig:
         config = _of_transformers(path, architecture(values))
         config.tie_word_embeddings = "output.weight" not in tensors  # transformers looks into the first file alone
         width = values.get(f"{architecture(values)}.attention.key_length")
-        if width is not None and hasattr(config, "head_dim"):  # which it takes from its defaults for some types
+        if width is not None and hasattr(config, "head_dim"):  # For some types, transformers ignores the file's.
             config.head_dim = width
         return config
     except BadFile as error:
@@ -42,7 +42,7 @@ def read_config(path: Path) -> PreTrainedConfig:
 
 
 def config_of(values: Mapping[str, Any], tensors: Mapping[str, GgufTensor]) -> PreTrainedConfig:
-    """Return the configuration by metadata. Raises BadFile for a file without all required ones."""
+    """Return the configuration that these metadata describe. Raises BadFile if required ones are missing."""
     metadata = Metadata(values, tensors)
     of_files = _READ_HERE[metadata.architecture]
     own = of_files.fields(metadata)

@@ -1,4 +1,4 @@
-"""Encoders that GGUF files hold for embeddings and scores: their configurations and their tensors."""
+"""Reads the configurations and tensors of encoders for embeddings and scores from GGUF files."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from oaiserve.engine.decoder.sources.gguf.architecture import Architecture
 from oaiserve.engine.decoder.sources.gguf.file import GgufFile
 from oaiserve.engine.decoder.sources.gguf.metadata import Fields, Metadata, windows
 
-# Tensors of a layer that the package gguf does not know: those of Nomic's BERT.
+# The package gguf lacks these tensors of a layer of Nomic's BERT.
 _OTHERS = {
     "post_attention_layernorm": "attn_output_norm",
     "post_mlp_layernorm": "layer_output_norm",
@@ -30,7 +30,7 @@ def _bert(metadata: Metadata) -> Fields:
 
 
 def _jina_bert(metadata: Metadata) -> Fields:
-    """Read the fields of BERT, and the names of what its layers have, which differs between its files."""
+    """Read the fields of BERT, and the names of the parts of its layers, which differ between files."""
     start = "blk.0."
     parts = {name.removeprefix(start).rpartition(".")[0] for name in metadata.tensors if name.startswith(start)}
     widened = metadata.shape(r"^blk\.0\.ffn_up\.weight$")
@@ -54,7 +54,7 @@ def _modern_bert(metadata: Metadata) -> Fields:
     return layers | {
         "norm_eps": metadata["attention.layer_norm_epsilon"],
         "hidden_activation": act,
-        # Tokens on each side, of both of which the file has the number.
+        # This is the number of tokens on each side; the file has that of both sides.
         "sliding_window": metadata.get("attention.sliding_window", 2 * metadata["context_length"]) // 2,
         "rope_parameters": {
             "full_attention": {"rope_type": "default", "rope_theta": theta},
@@ -81,7 +81,7 @@ def encoder_tensors(
 ) -> dict[str, Tensor]:
     """Return the parameters of an encoder that its file has, expanded.
 
-    Raises NotKnown for a tensor that is none of them, unless its name begins with one of `heads`.
+    Raises NotKnown for a tensor of no parameter, unless its name begins with one of `heads`.
     """
     file = GgufFile(path)
     number = {name: number for number, name in gguf.MODEL_ARCH_NAMES.items()}[architecture]

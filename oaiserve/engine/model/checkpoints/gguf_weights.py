@@ -1,7 +1,7 @@
-"""Reads the tensors of a GGUF file expanded, under the names that transformers has for the parameters of a model.
+"""Reads and expands the tensors of a GGUF file, under the names of transformers' parameters.
 
-All tensors of a file must find a place. The weights of a layer's experts are one tensor in a file: gates and ups are
-two, which are one parameter, one behind the other, or in gpt-oss their rows in turns.
+Each tensor of a file must belong to a parameter. In a file, the experts of a layer share one tensor for gates and one
+for ups. Transformers joins both to one parameter: first all gates, or in gpt-oss alternating rows.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from oaiserve.engine.decoder.sources.names import Names, names_of, split_path
 from oaiserve.files.gguf import read_tensors, read_values
 
 _ROPE_FACTORS = "frequency_factors"
-# The ends of names in transformers, and of paths. Names of tensors of all experts say nothing of a weight.
+# The ends of names in transformers, and of paths. Names of tensors of all experts don't end with "weight".
 _ENDINGS = (("", ""), ("", ".weight"), (".weight", ".weight"), (".bias", ".bias"), ("_bias", ".bias"))
 
 
@@ -35,12 +35,11 @@ class GgufWeights:
     def __init__(self, path: Path, parameters: Mapping[str, Tensor], heads: tuple[str, ...] = ()) -> None:
         """Map the file.
 
-        Raises BadFile, and NotKnown for a tensor that is none of the parameters, unless its name begins with one of
-        `heads`.
+        Raises BadFile, and NotKnown for a tensor of no parameter, unless its name begins with one of `heads`.
         """
         settings = settings_of_gguf(read_values(path), read_tensors(path))
         self._family = FAMILIES[settings["model_type"]]
-        # The model's own code knows which tokens see those after them.
+        # The model's own code decides which tokens see later ones.
         self._facts = self._family.facts(settings_of({**settings.stated, "use_bidirectional_attention": False}))
         self._tensors = GgufTensors(path, self._family.names, settings, torch.float32)
         self._shapes = {name: tuple(tensor.shape) for name, tensor in parameters.items()}
@@ -63,7 +62,7 @@ class GgufWeights:
 
     @property
     def rope_factors(self) -> Tensor | None:
-        """Return the divisors of rotary embeddings' frequencies, which are not in the configuration."""
+        """Return the divisors of the rotary embeddings' frequencies, which the configuration lacks."""
         return self._tensors.numbers(_ROPE_FACTORS) if self._tensors.has(_ROPE_FACTORS) else None
 
     def names(self) -> set[str]:
@@ -74,7 +73,7 @@ class GgufWeights:
         return self._shapes[name]
 
     def tensor(self, name: str) -> Tensor:
-        """Return a tensor in float32, as the model's code has it, or in the file's shape if it has another size."""
+        """Return a tensor in float32, in the parameter's shape, or in the file's if their sizes differ."""
         path = self._paths[name][0]
         role = split_path(path)[0].removeprefix("layers.{}.")
         parts = [self._tensors.numbers(one) for one in self._paths[name]]
@@ -97,7 +96,7 @@ class GgufWeights:
 def paths_of_parameters(parameters: Mapping[str, Tensor], names: Names, num_layers: int) -> dict[str, list[str]]:
     """Return the paths that transformers' parameters may have in a decoder, such as `layers.3.q.weight`.
 
-    Those of a model without its head may leave out the first part of their names.
+    In a model without its head, parameters may lack the first part of their names.
     """
     by_module: dict[str, list[str]] = defaultdict(list)
     for path in _paths(names, num_layers):
@@ -121,7 +120,7 @@ def _paths(names: Names, num_layers: int) -> Iterator[str]:
 
 
 def scale_frequencies(model: PreTrainedModel, factors: Tensor | None) -> None:
-    """Divide the frequencies of a model's rotary embeddings by the factors of a file, if it has some."""
+    """Divide the frequencies of a model's rotary embeddings by the factors of a file, if it has any."""
     if factors is not None:
         rotary: Any = model.base_model.rotary_emb
         rotary.inv_freq /= factors

@@ -1,8 +1,8 @@
-"""Finds the text model inside of a multimodal checkpoint: it is served, without the modules for images or sound.
+"""Finds the text model in a multimodal checkpoint. It is served without the modules for images or sound.
 
-Where a text model gives each token three positions, for time, height and width, these are one and the same in text. So
-it computes the same as the plain text model of its family, and is loaded as that. `rope_axes` of the configuration
-says by which of the three each pair of numbers is rotated.
+Some text models give each token three positions, for time, height and width. In text, all three are equal, so such a
+model computes the same as the plain text model of its family, and is loaded as that. `rope_axes` of the configuration
+says which of the three positions rotates each pair of numbers.
 """
 
 from __future__ import annotations
@@ -14,8 +14,9 @@ from transformers.conversion_mapping import get_checkpoint_conversion_mapping, r
 
 from oaiserve.engine.decoder.sources.gguf.metadata import rope_axes
 
-# The wrappers whose text model reads a text as it does without the wrapper. Others have layers for images between those
-# of the text model. PaliGemma reads the text beside an image in both directions, and text alone from left to right.
+# In these wrappers, the text model computes a text as it does without the wrapper. Others have layers for images
+# between those of the text model. PaliGemma reads text with an image in both directions, and text alone from left to
+# right.
 WRAPPERS = {
     *("aria", "aya_vision", "cohere2_vision", "deepseek_vl", "deepseek_vl_hybrid", "exaone4_5", "gemma3", "gemma3n"),
     *("gemma4", "gemma4_unified", "glm46v", "glm4v", "glm4v_moe", "glm_ocr", "glmga", "got_ocr2", "idefics2"),
@@ -31,7 +32,7 @@ _PLAIN = {
     **dict.fromkeys(("qwen3_omni_moe_text", "qwen3_vl_moe_text"), "qwen3_moe"),
     "qwen3_vl_text": "qwen3",
 }
-# What the code of a text model does whatever its configuration says, which that of the plain one goes by.
+# Settings that the code of a wrapped text model ignores and has fixed. The plain model's code obeys its configuration.
 _SETTINGS: dict[str, dict[str, Any]] = {
     "glm_ocr_text": {"attention_bias": False},
     "qwen3_omni_moe_text": {"norm_topk_prob": True},
@@ -41,13 +42,13 @@ _OF_THE_WRAPPER = {"architectures", "auto_map", "dtype", "model_type", "transfor
 
 
 def text_config(config: PreTrainedConfig) -> PreTrainedConfig | None:
-    """Return the configuration of the text model in a wrapper, or None if `config` is of no wrapper that is known."""
-    wrapper: PreTrainedConfig = getattr(config, "thinker_config", config)  # which another model speaks for
+    """Return the configuration of the text model in a wrapper, or None if `config` is not of a known wrapper."""
+    wrapper: PreTrainedConfig = getattr(config, "thinker_config", config)  # Another model speaks the thinker's text.
     if wrapper.model_type not in WRAPPERS:
         return None
     text = wrapper.get_text_config(decoder=True)
     values = {key: value for key, value in text.to_dict().items() if key not in _OF_THE_WRAPPER}
-    of_both = (getattr(one, "tie_word_embeddings", None) for one in (wrapper, text))  # not all have one
+    of_both = (getattr(one, "tie_word_embeddings", None) for one in (wrapper, text))  # Some lack it.
     values["tie_word_embeddings"] = next((is_tied for is_tied in of_both if is_tied is not None), False)
     values["eos_token_id"] = values.get("eos_token_id") or getattr(wrapper, "eos_token_id", None)
     rope = dict(values.get("rope_parameters") or {})
@@ -66,7 +67,7 @@ def text_config(config: PreTrainedConfig) -> PreTrainedConfig | None:
 
 
 def bring_layout(config: PreTrainedConfig) -> None:
-    """Have transformers load the plain text model from tensors as a wrapper has them, where the layouts differ."""
-    if config.model_type == "qwen3_vl_moe":  # its experts may have their columns before their rows
+    """Let transformers load the plain text model from a wrapper's tensors, where their layouts differ."""
+    if config.model_type == "qwen3_vl_moe":  # Its experts may have columns before rows.
         layouts = [get_checkpoint_conversion_mapping(name) or [] for name in ("qwen3_moe", "qwen3_vl_moe")]
         register_checkpoint_conversion_mapping("Qwen3MoeForCausalLM", [*layouts[0], *layouts[1]], overwrite=True)

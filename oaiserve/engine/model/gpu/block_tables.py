@@ -1,7 +1,7 @@
-"""The block tables of sequences on the device, which gets only new entries.
+"""Block tables of sequences on the device, to which the host sends only new entries.
 
-Each sequence has a row for as long as steps compute it. A decode needs a new entry when it begins a block, so for most
-steps the host sends nothing, for sequences of any length.
+Each sequence has a row for as long as steps compute it. A decode needs a new entry only when it begins a block, so the
+host sends nothing for most steps, however long the sequences are.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from oaiserve.engine.model.transfer import on_device
 from oaiserve.engine.sequence import Sequence
 from oaiserve.engine.step import Step
 
-LEAST_ROWS = 3  # the sequences of a step that warms up or compares, which may be more than are to run
+LEAST_ROWS = 3  # Steps that warm up or compare have this many sequences, even if fewer may run.
 
 
 @dataclass(slots=True)
@@ -24,15 +24,15 @@ class _Row:
     """The entries of a sequence's blocks on the device."""
 
     index: int
-    blocks: list[int]  # the very list: a sequence that has lost its blocks gets another one
-    num_known: int = 0  # blocks
-    last: int = 0  # the last of these
+    blocks: list[int]  # the same list as the sequence's, which gets a new list if it loses its blocks
+    num_known: int = 0  # number of blocks on the device
+    last: int = 0  # the last of these blocks
 
 
 class BlockTables:
     """Tables of up to `most` sequences, of up to `width` blocks of `block_size` tokens each.
 
-    Launched work reads the entries of its launch: all copies are in the order of the stream.
+    Launched work reads the entries as of its launch, because all copies are in stream order.
     """
 
     def __init__(self, most: int, width: int, block_size: int, device: torch.device) -> None:
@@ -44,7 +44,7 @@ class BlockTables:
 
     @classmethod
     def with_room(cls, max_running: int, max_model_len: int, block_size: int, device: torch.device) -> Self:
-        """Make the tables of so many sequences, of so many tokens each."""
+        """Make the tables of `max_running` sequences of `max_model_len` tokens each."""
         return cls(max(max_running, LEAST_ROWS), -(-max_model_len // block_size), block_size, device)
 
     def update(self, step: Step) -> list[int]:
@@ -55,12 +55,12 @@ class BlockTables:
                 on_both = on_device([places, blocks], self.on_device.device)
                 self.on_device.view(-1).index_copy_(0, on_both[0], on_both[1])
         except BaseException:
-            self.forget()  # the entries on the device are unknown
+            self.forget()  # The entries on the device are unknown.
             raise
         return rows
 
     def forget(self) -> None:
-        """Mark all entries as missing on the device, so that the next step brings them all."""
+        """Mark all entries as missing on the device, so that the next step copies all of them."""
         self._free += [row.index for row in self._rows.values()]
         self._rows.clear()
 
@@ -87,7 +87,7 @@ class BlockTables:
             elif first == last == row.num_known - 1 and blocks[last] == row.last:
                 rows.append(row.index)
                 continue
-            # The block to be written may have become a copy. Those before it stay the same.
+            # The block to be written may have been replaced by a copy. Earlier blocks stay the same.
             first = min(first, row.num_known)
             begin = row.index * self._width
             places += range(begin + first, begin + last + 1)

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 import torch
 
 Run = Callable[[], object]
-Capture = Callable[[Run], Run]  # runs its argument, and returns a function that launches the same work again
+Capture = Callable[[Run], Run]  # It runs its argument, and returns a function that launches the same work again.
 
 
 class CudaCapture:
@@ -23,7 +23,7 @@ class CudaCapture:
         """Run `run`, capture it, and return a function that replays it. Raises RuntimeError if that is impossible."""
         self._rehearse(run)
         graph = torch.cuda.CUDAGraph()
-        # Without torch.cuda.graph, which waits for the device and empties the caches of its memory before each capture.
+        # torch.cuda.graph would wait for the device and empty torch's cached memory before each capture.
         with self._on_stream():
             graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
             try:
@@ -33,10 +33,10 @@ class CudaCapture:
         return graph.replay
 
     def _rehearse(self, run: Run) -> None:
-        """Run `run` before its capture: kernels are compiled, and libraries allocate their memory.
+        """Run `run` before its capture, so that kernels are compiled, and libraries allocate their memory.
 
-        An operation that waits for the device, which no capture allows, raises an error that leaves torch usable: in
-        any thread, so no other one may use the device.
+        An operation that waits for the device can't be captured. Here, it raises an error that leaves torch usable.
+        This applies to all threads, so no other thread may use the device.
         """
         with self._on_stream():
             with warnings.catch_warnings():

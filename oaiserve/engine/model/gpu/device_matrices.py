@@ -1,6 +1,6 @@
-"""Matrices that stay on a GPU as a checkpoint has them: integers of 4 or 8 bits, and floats of 8 bits.
+"""Stores matrices on a GPU as in the checkpoint: integers of 4 or 8 bits, and floats of 8 bits.
 
-Products in plain torch expand the whole matrix each time. Kernels unpack it tile by tile.
+In plain torch, each product expands the whole matrix. Kernels unpack it tile by tile.
 """
 
 from __future__ import annotations
@@ -16,28 +16,29 @@ from torch.nn.functional import linear
 from oaiserve.engine.decoder.sources.integer_layouts import Floats, Integers
 
 Multiply = Callable[[Tensor, "PackedMatrix", Tensor | None], Tensor]
-Kind = Literal["int4", "int8", "float8", "mxfp4", "dense"]  # the last two for experts alone
-TILE_COLUMNS = 128  # the most columns that are unpacked at a time
+Kind = Literal["int4", "int8", "float8", "mxfp4", "dense"]  # The last two are only for experts.
+TILE_COLUMNS = 128  # most columns that are unpacked at a time
 LEAST_COLUMNS = 32
 DENSE_TILE = 64  # columns of weights in 16 bits
-MXFP4_TILE = 64  # columns, of two groups
+MXFP4_TILE = 64  # columns, which are two groups
 FLOATS_OF_4_BITS = (0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6)  # by their codes
 
 
 @dataclass(frozen=True, slots=True)
 class PackedMatrix:
-    """A matrix [n, columns], whose weights are (code - zero) * scale. All columns of a group have the same of both.
+    """A matrix [n, columns], whose weights are (code - zero) * scale. All columns of a group share zero and scale.
 
-    Codes of four bits are two in a byte: in each tile of columns, byte i has column i in its lower half, and in its
-    upper half column i of the other half of the tile.
+    A byte has two codes of four bits. In each tile of columns, byte i has column i in its lower half, and in its upper
+    half column i of the second half of the tile.
     """
 
     kind: Kind
-    # uint8 [n, columns / 2], uint8 [n, columns], or float8_e4m3fn [n, columns]; the weights themselves, if it is dense
+    # uint8 [n, columns / 2], uint8 [n, columns], or float8_e4m3fn [n, columns]; the weights themselves of a dense
+    # matrix
     codes: Tensor
-    scales: Tensor  # [groups, n]; unread if it is dense
-    zeros: Tensor | None  # uint8 [groups, n]; None: half of the range of integers, or 0
-    order: Tensor | None = None  # int64 [columns], which column of x each one is multiplied with; None: the same
+    scales: Tensor  # [groups, n]; not read for a dense matrix
+    zeros: Tensor | None  # uint8 [groups, n]; if None, half of the range of integers, or 0
+    order: Tensor | None = None  # int64 [columns], the column of x for each column; if None, the same
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -46,7 +47,7 @@ class PackedMatrix:
 
     @property
     def is_in_halves(self) -> bool:
-        """Is true if two codes are in a byte."""
+        """Return whether a byte has two codes."""
         return self.kind in ("int4", "mxfp4")
 
     @property
@@ -76,7 +77,7 @@ class PackedMatrix:
             codes = torch.cat([tiles & 15, tiles >> 4], dim=2).flatten(1)
         if self.kind == "mxfp4":
             numbers = torch.tensor(FLOATS_OF_4_BITS, device=codes.device)[codes.int()]
-            scales = (scales.int() << 23).view(torch.float32)  # exponents plus 127
+            scales = (scales.int() << 23).view(torch.float32)  # The scales are exponents plus 127.
         else:
             numbers = codes.float()
         numbers = numbers.unflatten(1, (len(scales), -1))
@@ -88,7 +89,7 @@ class PackedMatrix:
         return weights if self.order is None else torch.empty_like(weights).index_copy_(1, self.order, weights)
 
     def rows(self, begin: int, end: int) -> PackedMatrix:
-        """Return the matrix of some rows, as views of these tensors."""
+        """Return the matrix of some rows as views of these tensors."""
         zeros = None if self.zeros is None else self.zeros[:, begin:end]
         return PackedMatrix(self.kind, self.codes[begin:end], self.scales[:, begin:end], zeros, self.order)
 
@@ -100,7 +101,7 @@ class PackedMatrix:
 
 @dataclass(frozen=True, slots=True)
 class ExpertMatrices(PackedMatrix):
-    """A matrix [n, columns] of each expert: all tensors have one more dimension in front."""
+    """A matrix [n, columns] for each expert. All tensors have a first dimension for the experts."""
 
     bias: Tensor | None = None  # [experts, n]
 
@@ -115,7 +116,7 @@ def tile_columns(group_columns: int) -> int:
 
 
 def of_integers(matrix: Integers | Floats) -> PackedMatrix | None:
-    """Return a matrix as a GPU keeps it, or None if its groups are no multiples of 32 columns."""
+    """Return a matrix for a GPU, or None if its groups are not multiples of 32 columns."""
     n, columns = matrix.codes.shape
     groups = matrix.scales.shape[1]
     tile = tile_columns(columns // groups)
@@ -133,7 +134,7 @@ def of_integers(matrix: Integers | Floats) -> PackedMatrix | None:
 
 
 def joined(matrices: Sequence[PackedMatrix]) -> PackedMatrix | None:
-    """Return a matrix with the rows of all of these, or None for matrices in different formats."""
+    """Return a matrix with the rows of all these, or None for matrices in different formats."""
     first = matrices[0]
     if len({(one.kind, len(one.scales), *_stored(one)) for one in matrices}) > 1:
         return None

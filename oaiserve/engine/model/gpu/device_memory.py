@@ -23,11 +23,11 @@ MOST_CONTEXT = 8192
 
 
 class MemoryReading(NamedTuple):
-    """A reading of one GPU's memory, in bytes."""
+    """The use of one GPU's memory, in bytes."""
 
     total: int
-    free: int  # not in use by any program
-    reserved: int  # by torch
+    free: int  # memory that no program uses
+    reserved: int  # memory that torch has reserved
     in_tensors: int  # the part of the reserved memory that tensors use
     peak_in_tensors: int  # the most that tensors used at any time since the previous reading
 
@@ -39,7 +39,7 @@ class CudaMemory:
         self._device = device
 
     def read(self) -> MemoryReading:
-        """Return a reading, made after torch has freed unused memory."""
+        """Let torch free unused memory, and return the use then."""
         device = self._device
         torch.cuda.synchronize(device)
         peak_in_tensors = torch.cuda.max_memory_allocated(device)
@@ -63,8 +63,8 @@ def measure(
 ) -> MemoryUse:
     """Compute the largest step with a KV cache of one block, and return the uses of the memory.
 
-    `make` returns an executor with so many blocks. For `sample_ids` see `ModelRunner`; `graph_bytes` is the memory that
-    CUDA graphs will take. Raises StartupError if there is not enough memory for that step.
+    `make` returns an executor with a number of blocks. For `sample_ids` see `ModelRunner`. `graph_bytes` is the memory
+    that CUDA graphs will take. Raises StartupError if there is not enough memory for that step.
     """
     before = memory.read()
     longest = min(spec.max_model_len, max(MOST_CONTEXT, max_step_tokens))

@@ -1,8 +1,8 @@
-"""Runs steps as graphs: a step is launched as one graph instead of hundreds of kernels, and its draws as another.
+"""Runs steps as CUDA graphs: one for the forward of a step, instead of hundreds of kernels, and one for its draws.
 
-The forward of a step is captured for some numbers of decodes and of prompt tokens, and replayed for as many or fewer,
-with inputs at fixed addresses. Padding makes up for the difference and writes nothing. All graphs are captured at the
-start. Steps without a graph are launched operation by operation.
+The forward is captured for some numbers of decodes and of prompt tokens, with inputs at fixed addresses, and replayed
+for steps of at most these numbers. Padding fills the rest and writes nothing. All graphs are captured at the start.
+Steps without a graph are launched operation by operation.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ from oaiserve.engine.model.transfer import ReadBack, pinned
 from oaiserve.engine.sequence import Sequence
 from oaiserve.engine.step import Chunk, Draw, Step
 
-if TYPE_CHECKING:  # which needs Triton
+if TYPE_CHECKING:  # The import needs Triton.
     from oaiserve.engine.model.gpu.triton_adapters import TritonAdapters
 
 
 @dataclass(frozen=True, slots=True)
 class Draws:
-    """The graphs of draws for one number of rows: one for each kind of sampling.
+    """The graphs of draws for one number of rows, one for each kind of sampling.
 
-    With the forward in the same graph, it would have to be captured again for each kind of sampling.
+    If they included the forward, it would be captured again for each kind of sampling.
     """
 
     take_best: Run
@@ -50,16 +50,16 @@ class Draws:
 class Replayed:
     """The drawn tokens of a replayed step, while the device computes them. Other steps have a `Sampling` instead.
 
-    `drawn` is int64. It has the ids of the step's rows first, and from `first_finite` on whether their logits were
-    finite.
+    `drawn` is int64. It begins with the ids of the step's rows. From `first_finite` on, it has whether their logits
+    were finite.
     """
 
     def __init__(self, drawn: torch.Tensor, num_rows: int, first_finite: int) -> None:
-        self.token_ids = drawn[:num_rows]  # on the device; the next replayed step overwrites them
+        self.token_ids = drawn[:num_rows]  # They are on the device. The next replayed step overwrites them.
         self._num_rows = num_rows
         self._first_finite = first_finite
         results = drawn[: first_finite + num_rows]
-        # On a CPU, where nothing is copied to the host, the next step would overwrite the results.
+        # On a CPU, nothing is copied to the host, so the next step would overwrite the results.
         self.read_back = ReadBack([results.clone() if results.device.type == "cpu" else results])
 
     def wait(self) -> Sampled:
@@ -72,9 +72,9 @@ class Replayed:
 class StepGraphs:
     """The steps that can be replayed, and their draws, for `sizes` in ascending order.
 
-    `forward` is the one of an executor whose attention writes nothing for padded rows, and reads lengths and `tables`
-    on the device. `sampler` is the module `triton_sampling`, whose draws can be captured. The KV cache has blocks of
-    `block_size` tokens. The last of `states` is for padding. With `adapters`, each size is captured twice. The
+    `forward` belongs to an executor whose attention writes nothing for padded rows, and reads lengths and `tables` on
+    the device. `sampler` is the module `triton_sampling`, whose draws can be captured. The KV cache has blocks of
+    `block_size` tokens. Padding uses the last of `states`. With `adapters`, each size is captured twice. The
     constructor raises the errors of `capture`.
     """
 
@@ -98,19 +98,19 @@ class StepGraphs:
         self._states = states
         self._adapters = adapters
         most_rows = max(size.num_sequences for size in sizes)
-        # One tensor has the draws of the last step, ids and whether logits were finite, followed by all inputs from the
-        # host. So a single look-up can take ids from either part.
+        # One tensor has the ids of the last step's draws, whether their logits were finite, and then all inputs from
+        # the host. So a single look-up can read ids from either part.
         first = 2 * aligned_size(most_rows)
         self._inputs = {size: StepInputs(size, first, states) for size in sizes}
         num_words = max(inputs.end for inputs in self._inputs.values())
         self._words = torch.zeros(num_words, dtype=torch.int64, device=spec.device)
-        # Rows that begin at aligned addresses, see `padded_head`.
+        # Its rows begin at aligned addresses, see `padded_head`.
         logits = torch.zeros(most_rows, aligned(spec.vocab_size), dtype=spec.dtype, device=spec.device)
         self.logits = logits[:, : spec.vocab_size]
         self._token_ids: torch.Tensor | None = None  # the ids of the step that was replayed last
         self._draws: dict[int, Draws] = {}  # by the number of rows
-        self._graphs: dict[tuple[Size, bool], Run] = {}  # with adapters, or without
-        # The largest is captured first: all others fit into the memory that it has allocated.
+        self._graphs: dict[tuple[Size, bool], Run] = {}  # by size, and whether with adapters
+        # The largest is captured first, because all others fit into the memory that it allocates.
         for size in reversed(sizes):
             for additions in [None, adapters] if adapters is not None else [None]:
                 batch = self._padding(size, tables, additions)
@@ -125,11 +125,11 @@ class StepGraphs:
     def find(self, step: Step, adapters: Sequenced[Adapter | None] = ()) -> Size | None:
         """Return the smallest size for a step, or None if it cannot be replayed.
 
-        `adapters` are those of all chunks; empty if none has one.
+        `adapters` has the adapter of each chunk; it is empty if no chunk has one.
         """
         num_rows = 0
         num_tokens = 0
-        num_draws = 0  # of other chunks than those of one token
+        num_draws = 0  # draws of chunks with several tokens
         for sequence, start, count, max_draws, draft, _ in step.chunks:
             if sequence.wants_prompt_logprobs or (sequence.media is not None and start < sequence.prompt_len):
                 return None
@@ -159,9 +159,9 @@ class StepGraphs:
     ) -> tuple[torch.Tensor, Replayed | None]:
         """Launch a step without waiting, and return its logits [R, vocab], which the next launch overwrites.
 
-        `size` is the one that `find` returned, and `draws` are the chunks up to each token before a draw. If none of
-        these needs edits of logits or log-probabilities, sampling is launched too, and its result is returned.
-        `table_rows` are those of `tables` for the step. `drawn_ids` int64 [R] are the ids of the step before; for
+        `size` is the one that `find` returned, and `draws` are the chunks, each cut after a token that a draw follows.
+        If no draw needs edits of logits or log-probabilities, sampling is launched too, and its result is returned.
+        `table_rows` are the step's rows of `tables`. `drawn_ids` int64 [R] are the ids of the previous step. For
         `drawn_rows` see `build_batch`. `began` is recorded when the device has the step's inputs.
         """
         has_adapters = any(adapters)
@@ -196,9 +196,9 @@ class StepGraphs:
         return logits, replayed
 
     def _padding(self, size: Size, tables: BlockTables, adapters: TritonAdapters | None) -> Callable[[], Batch]:
-        """Make all inputs padding, and return what makes the batch that reads them in place.
+        """Fill all inputs with padding, and return a function that makes the batch that reads them in place.
 
-        Lengths on the host only decide which kernels are used: those for one prompt of all tokens.
+        Lengths on the host only select kernels, here those for one prompt with all tokens.
         """
         inputs = self._inputs[size]
         inputs.fill(self._words)
@@ -246,12 +246,12 @@ class StepGraphs:
 
 
 def _is_plain(draw: Chunk) -> bool:
-    """Return whether a draw needs nothing but the logits and the parameters of its row."""
+    """Return whether a draw needs only the logits and the parameters of its row."""
     return draw.draw is Draw.AT_LAUNCH and draw.sequence.params.logprobs is None and not is_edited(draw)
 
 
 def _placed(step: Step, adapters: Iterable[Adapter | None], size: Size) -> tuple[list[Adapter | None], list[int]]:
-    """Return the adapters of the sequences of a replayed step, and their numbers of tokens, with those of padding."""
+    """Return the adapters of a replayed step's sequences, with padding, and their numbers of tokens."""
     lengths = [chunk.num_tokens for chunk in step.chunks]
     num_rows = lengths.count(1)
     of_sequences = list(adapters)

@@ -1,4 +1,4 @@
-"""The inputs of a captured step: where each is in one tensor of int64, and the numbers of a step in that order."""
+"""The inputs of a captured step: their places in one int64 tensor, and the numbers of a step in that order."""
 
 from __future__ import annotations
 
@@ -15,30 +15,30 @@ from oaiserve.engine.model.states import States
 from oaiserve.engine.sequence import Sequence
 from oaiserve.engine.step import Step
 
-_PARAMETER_PADDING = GREEDY[:-1]  # all but the seed
+_PARAMETER_PADDING = GREEDY[:-1]  # all parameters except for the seed
 
 
 class InputViews(NamedTuple):
     """The inputs of one size on the device, as in `Batch`."""
 
-    seeds: torch.Tensor  # [R], of the noise of draws
-    parameters: torch.Tensor  # float32 [4, R], of draws
-    ids: torch.Tensor  # [T], those that the host knows
-    sources: torch.Tensor  # [T], where each token's id is in the tensor of all inputs: here, or among the drawn ones
+    seeds: torch.Tensor  # [R], seeds of the draws' noise
+    parameters: torch.Tensor  # float32 [4, R], parameters of draws
+    ids: torch.Tensor  # [T], the ids that the host knows
+    sources: torch.Tensor  # [T], the place of each token's id in the tensor of all inputs: in `ids`, or among drawn ids
     positions: torch.Tensor
-    slots: torch.Tensor  # -1: padding
+    slots: torch.Tensor  # -1 for padding
     table_rows: torch.Tensor
     query_start: torch.Tensor
     seq_lens: torch.Tensor
     logits_rows: torch.Tensor
-    places: torch.Tensor  # [B], of states, where layers have any
+    places: torch.Tensor  # [B], places of states, if layers have any
 
 
 class StepInputs:
-    """The places of the inputs of one size, from word `first` on. The inputs of all sizes have the same first word.
+    """The places of the inputs of one size, from word `first` on, which is the same for all sizes.
 
-    Those of draws come first: sizes with as many sequences share the graphs of draws, so their places must not depend
-    on the number of tokens.
+    Inputs of draws come first. Sizes with equally many sequences share the graphs of draws, so these places must not
+    depend on the number of tokens.
     """
 
     def __init__(self, size: Size, first: int, states: States | None) -> None:
@@ -48,9 +48,9 @@ class StepInputs:
         num_tokens = size.num_tokens
         number = size.num_sequences
         self._parameters = first + aligned_size(number)
-        # Two of these fit into one int64.
-        self.begin = self._parameters + len(_PARAMETER_PADDING) * aligned_size(number) // 2  # behind those of draws
-        # The size of each column but those of draws, and what padding has there.
+        # Two parameters fit into one int64. `begin` is the first word after the inputs of draws.
+        self.begin = self._parameters + len(_PARAMETER_PADDING) * aligned_size(number) // 2
+        # The size and the padding of each column that is not for draws.
         self._columns = [
             *((num_tokens, filler) for filler in (0, self.begin, 0, -1)),
             *((number, 0), (number + 1, 0), (number, 0), (number, 0)),
@@ -69,7 +69,7 @@ class StepInputs:
         return InputViews(*views)
 
     def fill(self, words: torch.Tensor) -> None:
-        """Make all inputs padding."""
+        """Fill all inputs with padding."""
         seeds, parameters, *columns = self.views(words)
         seeds.fill_(GREEDY.seed)
         for row, number in zip(parameters, _PARAMETER_PADDING, strict=True):
@@ -85,8 +85,8 @@ class StepInputs:
         drawn_rows: Mapping[Sequence, int],
         rows: list[DrawRow],
     ) -> tuple[int, array[int]]:
-        """Return the words of a step, and where they begin: behind the inputs of draws if there are no `rows`, which
-        are the parameters of its draws."""
+        """Return the words of a step, and the first one's place. `rows` are the parameters of its draws. Without them,
+        the words begin after the inputs of draws."""
         lists = lists_of(step, block_size, drawn_rows)
         num_decodes = lists.num_decodes
         missing = self._size.rows - num_decodes
@@ -100,7 +100,7 @@ class StepInputs:
         for row, drawn in zip(lists.unknown_rows, lists.drawn_rows, strict=True):
             sources[row] = drawn
         starts = [*range(self._size.rows), *(start + missing for start in lists.query_start[num_decodes:])]
-        starts += [starts[-1]] * (self._size.num_sequences + 1 - len(starts))  # of prompts that are not there
+        starts += [starts[-1]] * (self._size.num_sequences + 1 - len(starts))  # Missing prompts have no tokens.
         columns = [
             *(ids, sources, spread(lists.positions), spread(lists.slots, -1)),
             *(spread(table_rows), starts, spread([chunk.end for chunk in step.chunks])),

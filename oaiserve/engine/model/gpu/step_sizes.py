@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-MOST_PROMPTS = 64  # in a step that is replayed, and draws after their tokens
-# Larger prompts keep the device busy for longer than the host takes to launch their operations.
+MOST_PROMPTS = 64  # most prompts in a replayed step, and most draws after their tokens
+# Longer prompts keep the device busy for longer than the host takes to launch their operations.
 MOST_TOKENS = 1024
 _MIXED_ROWS = 64
 _MIXED_TOKENS = (64, 128, 192, 256, 384)
@@ -15,7 +15,7 @@ class Size(NamedTuple):
     """The size of a step that is captured."""
 
     rows: int  # sequences that compute one token each
-    tokens: int  # of the other sequences
+    tokens: int  # all tokens of the other sequences
 
     @property
     def num_prompts(self) -> int:
@@ -32,10 +32,10 @@ class Size(NamedTuple):
 
 
 def step_sizes(max_running: int, max_step_tokens: int, *, has_states: bool = False) -> list[Size]:
-    """Return the sizes to capture, ascending: of decodes alone, of prompts alone, and a few of both together.
+    """Return the sizes to capture, ascending: only decodes, only prompts, and a few with both.
 
-    A row of padding reads no keys, and up to some hundred rows a matrix product takes as long as reading its weights.
-    So a few rows of padding cost hardly any time. Layers with states compute each prompt by itself.
+    A row of padding reads no keys, and with up to some hundred rows, a matrix product takes as long as reading its
+    weights. So a few rows of padding cost hardly any time. Layers with states compute each prompt by itself.
     """
     rows = [1, 2, 4, *range(8, 64, 8), *range(64, 256, 16), *range(256, max_running, 64)]
     rows = [number for number in rows if number < max_running] + [max_running]

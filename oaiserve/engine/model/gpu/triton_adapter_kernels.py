@@ -1,7 +1,7 @@
 """The device code of `triton_adapters`, which launches it and describes its arguments.
 
-Rows with adapters are sorted into tiles of one adapter each, so that a program multiplies with the weights of one. A
-tile is the adapter's number and its rows. The table has four words for each number: where the adapter's weights are.
+Rows with adapters are sorted into tiles of one adapter each, so that a program reads the weights of only one. A tile
+has the adapter's number, and then its rows. The table has four words for each number: see `TritonAdapters.table`.
 """
 
 import triton
@@ -28,7 +28,7 @@ def shrink_kernel(
     tile = tl.program_id(0)
     entry = table + tl.load(tiles + tile * (1 + ROWS)) * table_stride
     rank = tl.load(entry + 2)
-    # An adapter that is narrower than the widest one, or has nothing for this layer, has no ranks here.
+    # An adapter that is narrower than the widest one, or has no part for this layer, has no ranks here.
     if tl.program_id(1) * RANKS >= rank:
         return
     ranks = tl.program_id(1) * RANKS + tl.arange(0, RANKS)

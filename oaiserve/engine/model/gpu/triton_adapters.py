@@ -1,6 +1,6 @@
-"""Adapters with Triton kernels: two launches add all rows' adapters to the product of a linear layer.
+"""Adds adapters with Triton kernels: two launches add the adapters of all rows to the product of a linear layer.
 
-The rows of a step are sorted into tiles on the host, once for all layers. The host waits for nothing.
+The host sorts the rows of a step into tiles, once for all layers. It never waits for the device.
 """
 
 from __future__ import annotations
@@ -18,32 +18,32 @@ from oaiserve.engine.model.batch import Batch, rows_of
 from oaiserve.engine.model.gpu.triton_adapter_kernels import expand_kernel, shrink_kernel
 from oaiserve.engine.model.transfer import on_device, pinned
 
-ROWS = 16  # of a tile: the least that tensor cores take
+ROWS = 16  # rows of a tile, the fewest that tensor cores accept
 RANKS = 16
 SHRINK_COLUMNS = 128
 EXPAND_COLUMNS = 128
-# In a step that is replayed: the most adapters, and the largest rank of one.
+# Limits of a replayed step: the number of its adapters, and the rank of each.
 MOST_REPLAYED = 16
 WIDEST_REPLAYED = 128
 
 
 def most_tiles(num_tokens: int) -> int:
-    """Return the most tiles that so many rows can take in a step that is replayed."""
+    """Return the most tiles that this number of rows can take in a replayed step."""
     return min(num_tokens, (num_tokens + (ROWS - 1) * MOST_REPLAYED) // ROWS)
 
 
 class TritonAdapters:
-    """The adapters that steps use, in a table of the addresses of their weights, for `most` at once.
+    """A table of the addresses of adapters' weights, for up to `most` adapters at once.
 
-    `modules` may be adapted. Captured work of up to `captured_tokens` tokens reads its tiles at fixed addresses, to
-    which `upload` brings those of a step. Sums are in float32.
+    `modules` may be adapted. Captured steps of up to `captured_tokens` tokens read their tiles at fixed addresses, to
+    which `upload` copies the tiles of a step. Sums are in float32.
     """
 
     def __init__(self, modules: Iterable[str], most: int, device: torch.device, captured_tokens: int = 0) -> None:
         self.places = {module: place for place, module in enumerate(modules)}
-        # The addresses of A and of B, the rank, and the bits of the scale. Number 0 is no adapter.
+        # The four words are the addresses of A and of B, the rank, and the bits of the scale. Number 0 is no adapter.
         self.table = torch.zeros(most + 1, len(self.places), 4, dtype=torch.int64, device=device)
-        self._numbers: WeakKeyDictionary[Adapter, int] = WeakKeyDictionary()  # an unloaded one gives its memory back
+        self._numbers: WeakKeyDictionary[Adapter, int] = WeakKeyDictionary()  # An unloaded adapter can be freed.
         number = most_tiles(captured_tokens)
         self._tiles = torch.zeros(number, 1 + ROWS, dtype=torch.int64, device=device)
         self._products = torch.zeros(number * ROWS, WIDEST_REPLAYED, dtype=torch.float32, device=device)
@@ -60,9 +60,9 @@ class TritonAdapters:
     # -- captured work ------------------------------------------------------------------------------------------------
 
     def captured(self, num_tokens: int) -> Addition:
-        """Return the addition for captured work of so many tokens. None has an adapter until the next upload.
+        """Return the addition for captured work of `num_tokens` tokens. Until the next upload, they have no adapter.
 
-        It adds to all modules: which ones a replay has adapters of changes.
+        It adds to all modules, because each replay may adapt other ones.
         """
         self._tiles.zero_()
         return Addition(self, self.places.keys(), self._tiles[: most_tiles(num_tokens)], self._products)
@@ -76,7 +76,7 @@ class TritonAdapters:
         return True
 
     def upload(self, adapters: Sequence[Adapter | None], query_lens: list[int], num_tokens: int) -> None:
-        """Bring the tiles of sequences with these adapters to where captured work of `num_tokens` tokens reads them."""
+        """Copy the tiles of sequences with these adapters to where captured work of `num_tokens` tokens reads them."""
         tiles = self._sorted(rows_of(adapters, query_lens))
         tiles += [[0] + [-1] * ROWS] * (most_tiles(num_tokens) - len(tiles))
         self._tiles[: len(tiles)].copy_(pinned(torch.tensor(tiles), self._tiles.device), non_blocking=True)
@@ -84,7 +84,8 @@ class TritonAdapters:
     # -----------------------------------------------------------------------------------------------------------------
 
     def _bring(self, adapters: Collection[Adapter]) -> None:
-        """Bring the addresses of new adapters to the device: if the table is full, in place of others than these."""
+        """Copy the addresses of new adapters to the device. In a full table, they replace adapters that are not in
+        use."""
         new = [adapter for adapter in adapters if adapter not in self._numbers]
         if not new:
             return
@@ -101,7 +102,7 @@ class TritonAdapters:
             self.table[number].copy_(pinned(torch.from_numpy(entries), self.table.device), non_blocking=True)
 
     def _sorted(self, rows: dict[Adapter, list[int]]) -> list[list[int]]:
-        """Return tiles of rows with one adapter each: its number, then the rows, -1 for none."""
+        """Return tiles of rows with one adapter each: its number, then the rows, padded with -1."""
         tiles = []
         for adapter, indices in rows.items():
             number = self._numbers[adapter]

@@ -6,7 +6,7 @@ import triton.language as tl
 
 @triton.jit
 def _normed(x, is_inside, weight, bias, column, epsilon, width, HAS_BIAS: tl.constexpr, HAS_MEAN: tl.constexpr):
-    """Return the norm of a row, float32 [TILE], with 0 beyond its end."""
+    """Return the norm of a row, float32 [TILE], with zeros after its end."""
     if HAS_MEAN:
         x = tl.where(is_inside, x - tl.sum(x, 0) / width, 0.0)
     x = x * tl.rsqrt(tl.sum(x * x, 0) / width + epsilon)
@@ -55,7 +55,7 @@ def add_and_norm_kernel(
             added = _normed(
                 added, is_inside, out_weight, out_bias, column, out_epsilon, width, HAS_OUT_BIAS, HAS_OUT_MEAN
             )
-        # Rounded as it is stored, so that the norm is one of the next layer's input.
+        # The sum is rounded as it is stored, so that the norm is that of the next layer's input.
         x = (x + scale * added).to(hidden.dtype.element_ty)
         tl.store(hidden + row * hidden_stride + column, x, mask=is_inside)
         x = x.to(tl.float32)
@@ -93,7 +93,7 @@ def activate_kernel(
     IS_GATED: tl.constexpr,  # gates come first, then ups
     TILE: tl.constexpr,
 ):
-    """Compute activation(gate) * up, or the activation alone. The program is (row, tile of columns)."""
+    """Compute activation(gate) * up, or only the activation. The program is (row, tile of columns)."""
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * TILE + tl.arange(0, TILE)
     is_inside = column < inner

@@ -1,4 +1,4 @@
-"""The operations of `layer_operations` as Triton kernels: one launch for each."""
+"""The operations of `layer_operations` as Triton kernels, each in one launch."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def activate(
     alpha: float = 0.0,
     limit: float = 0.0,
 ) -> Tensor:
-    """Compute `layer_operations.activate`, also of "clamped" gates with `alpha` and `limit`, as gpt-oss has them."""
+    """Compute `layer_operations.activate`, also for gpt-oss's "clamped" gates with `alpha` and `limit`."""
     rows, columns = products.shape
     inner = columns // 2 if is_gated else columns
     out = products.new_empty(rows, inner)

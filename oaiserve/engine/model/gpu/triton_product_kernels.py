@@ -8,18 +8,18 @@ from oaiserve.engine.model.gpu.triton_tiles import dot
 
 @triton.jit
 def _less(code, zero, dtype: tl.constexpr):
-    """Return small integers less a zero. In the lowest bits of 2^23, an integer adds its value without conversion."""
+    """Return small integers minus a zero. In the lowest bits of 2^23, an integer adds its value without conversion."""
     return ((code.to(tl.int32) | 0x4B000000).to(tl.float32, bitcast=True) - (8388608.0 + zero)).to(dtype)
 
 
 @triton.jit
 def _float4(code, exponent, dtype):
-    """Return floats of four bits times powers of two, of which the exponents plus 127 are given.
+    """Return floats of four bits times powers of two. `exponent` is the exponent plus 127.
 
     These floats are E2M1: a sign, two bits of the exponent and one of the fraction."""
     size = (code & 7).to(tl.int16)
-    # From 1 on, exponent and fraction are those of bfloat16, whose exponents begin 126 lower. Below are 0 and 0.5. A
-    # power of two is added to the exponent.
+    # From 1 on, exponent and fraction are those of bfloat16, whose exponents begin 126 lower. The smaller numbers are 0
+    # and 0.5. The power of two is added to the exponent.
     bits = tl.where(size < 2, 0x3F00, (size << 6) + (126 << 7)) + ((exponent.to(tl.int16) - 127) << 7)
     bits = tl.where(size == 0, 0, bits).to(tl.int16) | ((code & 8).to(tl.int16) << 12)
     return bits.to(tl.bfloat16, bitcast=True).to(dtype)
@@ -45,10 +45,10 @@ def _inputs(x, row_offset, is_row, column):
 @triton.jit
 def _product_of_tiles(
     x,
-    row_offset,  # int64 [TILE_ROWS], where rows of x begin
+    row_offset,  # int64 [TILE_ROWS], offsets of rows of x
     is_row,
-    code_rows,  # [TILE_N, 1], where rows of codes begin
-    scales,  # [TILE_N], those of the first group
+    code_rows,  # [TILE_N, 1], offsets of rows of codes
+    scales,  # [TILE_N], scales of the first group
     zeros,
     is_output,
     first,
@@ -68,7 +68,7 @@ def _product_of_tiles(
     column = tl.arange(0, TILE_COLUMNS)
     for begin in range(first, last, TILE_COLUMNS):
         nothing = tl.zeros([TILE_N, TILE_ROWS], tl.float32)
-        if KIND == "mxfp4":  # each half of a tile is a group
+        if KIND == "mxfp4":  # Each half of a tile is a group.
             group = begin // HALF * groups_stride
             packed = tl.load(code_rows + (begin // 2 + half)[None, :], mask=is_output[:, None], other=0)
             exponent = tl.load(scales + group, mask=is_output, other=127)[:, None]
@@ -84,7 +84,7 @@ def _product_of_tiles(
             group = begin // group_columns * groups_stride
             scale, zero = _scale_and_zero(scales, zeros, group, is_output, KIND, HAS_ZEROS)
             if KIND == "int4":
-                # Bytes of a tile have its first columns in their lower halves, and the others in their upper ones.
+                # The lower halves of a tile's bytes have its first columns, and the upper halves have the others.
                 packed = tl.load(code_rows + (begin // 2 + half)[None, :], mask=is_output[:, None], other=0)
                 low = _less(packed & 15, zero, x.dtype.element_ty)
                 product = dot(low, _inputs(x, row_offset, is_row, begin + half), nothing)
@@ -100,23 +100,23 @@ def _product_of_tiles(
 
 @triton.jit
 def _added_up(
-    acc,  # float32 [TILE_N, TILE_ROWS], of this split
+    acc,  # float32 [TILE_N, TILE_ROWS], the sum of this split
     partial,  # float32 [splits, size]
     size,
-    place,  # where numbers of the tile are in `size`
+    place,  # places of the tile's numbers in `partial`
     is_number,
-    done,  # int32, the number of splits of this tile that have ended: zero, as it is left again
+    done,  # int32, the number of splits of this tile that have ended; the last one resets it to zero
     split,
     splits,
 ):
-    """Return the sums of all splits of a tile and true in the last program to end, and false in the others."""
+    """Return the sums of all splits of a tile, and whether this program is the last to end, which has them."""
     tl.store(partial + split.to(tl.int64) * size + place, acc, mask=is_number)
-    # All threads of this program have written theirs before one of them says so, which releases it for the others.
+    # All threads of this program write their numbers before one of them counts the split, which publishes the numbers.
     tl.debug_barrier()
     is_last = tl.atomic_add(done, 1, sem="acq_rel", scope="gpu") == splits - 1
     if is_last:
         tl.debug_barrier()
-        tl.store(done, 0)  # for the next launch
+        tl.store(done, 0)  # The next launch needs a zero.
         acc = tl.zeros_like(acc)
         part = partial + place
         for _ in range(splits):
@@ -132,25 +132,25 @@ def product_kernel(
     scales,
     zeros,
     bias,  # [n], or [experts, n]
-    factors,  # [pairs], by which the products are multiplied
-    order,  # of experts: a plan
+    factors,  # [pairs], factors of the products
+    order,  # The next arguments are a plan of experts.
     tile_expert,
     tile_first,
     tile_end,
     out,  # [rows, n], or [pairs, n]
     partial,  # float32 [splits, rows or pairs, n]
-    num_done,  # int32 [tiles], zeros, which each launch leaves as it finds them
-    num_rows,  # of `out`
+    num_done,  # int32 [tiles], zeros before and after each launch
+    num_rows,  # rows of `out`
     n,
     columns,
-    tiles_each,  # of columns, for each split
+    tiles_each,  # tiles of columns in each split
     group_columns,
     pairs_of_row,  # 1 if x has a row for each pair
     x_stride,
     codes_expert_stride,
     codes_stride,
     scales_expert_stride,
-    groups_stride,  # of scales and zeros, whose numbers of a group are side by side
+    groups_stride,  # stride of scales and zeros, in which the numbers of a group are adjacent
     KIND: tl.constexpr,
     OF_EXPERTS: tl.constexpr,
     HAS_ZEROS: tl.constexpr,
@@ -163,10 +163,10 @@ def product_kernel(
 ):
     """Compute x @ W^T for a tile of rows of W and a tile of rows of x, or of an expert's pairs, with its W.
 
-    The program is (tile of W, tile of x, split). W is multiplied as it is stored, and each product of a tile of
-    columns, which is within one group, by the scale afterwards. W is the first factor, so that tensor cores take it
-    from registers, where it is unpacked. With several splits, each has some of the columns, and the last one to end
-    adds them up, in their order.
+    The program is (tile of W, tile of x, split). A tile of columns is within one group. The stored codes of W are
+    multiplied with x, and their product with the scale afterwards. W is the first factor, so that tensor cores read it
+    from registers, where it is unpacked. With several splits, each computes some of the columns, and the last one to
+    end adds up all of them in order.
     """
     tile = tl.program_id(1)
     split = tl.program_id(2)
@@ -226,9 +226,9 @@ def product_kernel(
 def plan_experts_kernel(
     chosen,  # int64 [pairs], the experts of rows
     order,  # int32 [pairs], the pairs sorted by expert
-    tile_expert,  # int32 [tiles]; -1: there is nothing to do
-    tile_first,  # int32 [tiles], where its pairs begin in the order
-    tile_end,  # int32 [tiles], and where those of its expert end
+    tile_expert,  # int32 [tiles], -1 for an unused tile
+    tile_first,  # int32 [tiles], the place of its first pair in the order
+    tile_end,  # int32 [tiles], the place after the last pair of its expert
     num_pairs,
     num_tiles,
     NUM_EXPERTS: tl.constexpr,
@@ -236,7 +236,7 @@ def plan_experts_kernel(
     TILE_ROWS: tl.constexpr,
     CHUNK: tl.constexpr,
 ):
-    """Sort pairs by expert, and cut each one's into tiles. The program is (expert): each counts all pairs itself."""
+    """Sort pairs by expert, and cut each expert's pairs into tiles. The program is (expert) and counts all pairs."""
     expert = tl.program_id(0)
     lane = tl.arange(0, CHUNK)
     counts = tl.zeros([BINS], tl.int32)
@@ -275,12 +275,12 @@ def unpack_kernel(
     group_columns,
     codes_stride,
     groups_stride,
-    KIND: tl.constexpr,  # as above
+    KIND: tl.constexpr,  # as in `product_kernel`
     HAS_ZEROS: tl.constexpr,
     TILE_N: tl.constexpr,
     TILE_COLUMNS: tl.constexpr,
 ):
-    """Write a tile of W as the numbers that it stands for. The program is (tile of rows, tile of columns)."""
+    """Write the numbers of a tile of W, unpacked. The program is (tile of rows, tile of columns)."""
     row = tl.program_id(0) * TILE_N + tl.arange(0, TILE_N)
     is_row = row < n
     begin = tl.program_id(1) * TILE_COLUMNS

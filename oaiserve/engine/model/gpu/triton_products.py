@@ -1,8 +1,8 @@
-"""Products with packed matrices, and with those of experts, by one Triton kernel.
+"""Multiplies with packed matrices, and with those of experts, in one Triton kernel.
 
-Few rows take as long as reading the matrix, which is packed. Many rows of a dense matrix take as long as their
-arithmetic, which cuBLAS does fastest, with weights of 16 bits: these are unpacked for it. Rows of experts are planned
-on the device.
+With few rows, a product takes as long as reading the packed matrix. With many rows, it takes as long as its arithmetic.
+cuBLAS does that fastest, with weights of 16 bits, so these are unpacked for it, except for experts. Rows of experts are
+planned on the device.
 """
 
 from __future__ import annotations
@@ -17,22 +17,22 @@ from torch import Tensor
 from oaiserve.engine.model.gpu.device_matrices import ExpertMatrices, PackedMatrix
 from oaiserve.engine.model.gpu.triton_product_kernels import plan_experts_kernel, product_kernel, unpack_kernel
 
-PROGRAMS_PER_SM = 4  # so many programs load enough at once to keep the memory busy
+PROGRAMS_PER_SM = 4  # With this many programs, enough loads are under way to keep the memory busy.
 MOST_SPLITS = 16
-UNPACKED_FROM = 1024  # rows, where it has not been measured
-SCRATCH_BYTES = 128 << 20  # of weights that are unpacked at a time
-_UNPACKED_ROWS = 64  # of a matrix, by one program
-PAIRS_AT_A_TIME = 1024  # that a program of the plan looks at: always as many, so that it is compiled once
+UNPACKED_FROM = 1024  # Matrices are unpacked for this many rows of x, unless a measurement found another number.
+SCRATCH_BYTES = 128 << 20  # memory for weights that are unpacked at a time
+_UNPACKED_ROWS = 64  # rows of a matrix that one program unpacks
+PAIRS_AT_A_TIME = 1024  # pairs that a program of the plan reads at a time; a constant, so that it is compiled once
 
 
 class MatrixTiles(NamedTuple):
-    rows: int  # of x
+    rows: int  # rows of x
     n: int  # rows of the matrix
     num_warps: int
     num_stages: int
 
     def constants(self) -> dict[str, int]:
-        """Return the arguments of kernels that say this."""
+        """Return these tiles as arguments of kernels."""
         rows, n, num_warps, num_stages = self
         return {"TILE_ROWS": rows, "TILE_N": n, "num_warps": num_warps, "num_stages": num_stages}
 
@@ -41,7 +41,7 @@ LARGEST_OF_EXPERTS = MatrixTiles(64, 128, num_warps=8, num_stages=3)  # with mor
 
 
 class Plan(NamedTuple):
-    """Which rows each expert has, in tiles. All of it is on the device."""
+    """The rows of each expert, cut into tiles. All of it is on the device."""
 
     order: Tensor
     tile_expert: Tensor
@@ -51,8 +51,8 @@ class Plan(NamedTuple):
 
 
 def multiply(x: Tensor, matrix: PackedMatrix, bias: Tensor | None, unpacked_from: int = UNPACKED_FROM) -> Tensor:
-    """Return the product of `x` [..., columns] with the matrix. Sums are in float32. With so many rows or more, weights
-    are rounded to the type of `x`."""
+    """Return the product of `x` [..., columns] with the matrix. Sums are in float32. From `unpacked_from` rows on,
+    weights are rounded to the dtype of `x`."""
     if matrix.order is not None:
         x = x.index_select(-1, matrix.order)
     rows = x.reshape(-1, x.shape[-1])
@@ -67,9 +67,8 @@ def multiply(x: Tensor, matrix: PackedMatrix, bias: Tensor | None, unpacked_from
 
 
 def product(x: Tensor, matrices: ExpertMatrices, plan: Plan, *, pairs_of_row: int, factors: Tensor | None) -> Tensor:
-    """Return the products [pairs, n] of rows with the matrices of their experts, in the order of the pairs.
-
-    They are multiplied by `factors` [pairs], if there are any.
+    """Return the products [pairs, n] of rows with the matrices of their experts, in the order of the pairs, times
+    `factors` [pairs], if there are any.
     """
     out = x.new_empty(len(plan.order), matrices.shape[0])
     _launch(x, matrices, matrices.bias, out, plan.tiles, len(plan.tile_expert), plan, pairs_of_row, factors)
@@ -116,7 +115,7 @@ def _launch(
 
 
 def planned(chosen: Tensor, num_experts: int) -> Plan:
-    """Sort the rows by expert. The host knows only how many tiles there can be."""
+    """Sort the rows by expert. The host knows only an upper bound of the number of tiles."""
     num_pairs = chosen.numel()
     tiles = tiles_for(-(-num_pairs // num_experts))
     tiles = tiles if tiles.rows < LARGEST_OF_EXPERTS.rows else LARGEST_OF_EXPERTS
@@ -136,11 +135,11 @@ def planned(chosen: Tensor, num_experts: int) -> Plan:
 
 
 def _multiply_unpacked(rows: Tensor, matrix: PackedMatrix, bias: Tensor | None, out: Tensor) -> None:
-    """Write the product of rows with the matrix, as many rows of which are unpacked at a time as there is room for."""
+    """Write the product of rows with the matrix, after unpacking as many of its rows at a time as there is room for."""
     n, columns = matrix.shape
     room = scratch(rows.device, rows.dtype)
     parts = -(-n // (len(room) // columns // _UNPACKED_ROWS * _UNPACKED_ROWS))
-    size = -(-n // parts // _UNPACKED_ROWS) * _UNPACKED_ROWS  # of about the same size
+    size = -(-n // parts // _UNPACKED_ROWS) * _UNPACKED_ROWS  # The parts have about the same size.
     for begin in range(0, n, size):
         end = min(n, begin + size)
         weights = room[: (end - begin) * columns].view(-1, columns)
@@ -152,9 +151,9 @@ def _multiply_unpacked(rows: Tensor, matrix: PackedMatrix, bias: Tensor | None, 
 
 
 def unpack(matrix: PackedMatrix, out: Tensor) -> None:
-    """Write the weights [n, columns] of a matrix, in the order in which it has its columns."""
+    """Write the weights [n, columns] of a matrix, in the order of its stored columns."""
     n, columns = matrix.shape
-    zeros = matrix.scales if matrix.zeros is None else matrix.zeros  # a missing tensor is not read
+    zeros = matrix.scales if matrix.zeros is None else matrix.zeros  # A missing tensor is not read.
     unpack_kernel[-(-n // _UNPACKED_ROWS), columns // matrix.tile_columns](
         *(matrix.codes, matrix.scales, zeros, out),
         *(n, columns, matrix.group_columns, matrix.codes.stride(0), matrix.scales.stride(0)),
@@ -166,7 +165,7 @@ def unpack(matrix: PackedMatrix, out: Tensor) -> None:
 
 
 def tiles_for(num_rows: int) -> MatrixTiles:
-    """Return the tiles for a product with so many rows. Up to 64 rows, it takes as long as reading the matrix."""
+    """Return the tiles for a product with `num_rows` rows. Up to 64 rows, it takes as long as reading the matrix."""
     if num_rows <= 16:
         return MatrixTiles(16, 64, num_warps=4, num_stages=4)
     if num_rows <= 32:
@@ -187,7 +186,7 @@ def num_splits(num_programs: int, num_tiles: int, device: torch.device) -> int:
 
 @functools.cache
 def scratch(device: torch.device, dtype: torch.dtype) -> Tensor:
-    """Return the room for unpacked weights, which all products share."""
+    """Return the memory for unpacked weights, which all products share."""
     return torch.empty(SCRATCH_BYTES // dtype.itemsize, dtype=dtype, device=device)
 
 

@@ -7,11 +7,11 @@ from torch import Tensor
 
 from oaiserve.engine.model.gpu.triton_state_kernels import recurrence_kernel
 
-TILE_NUMBERS = 4096  # of a state, by one program
+TILE_NUMBERS = 4096  # numbers of a state that one program computes
 
 
 def recurrence(state: Tensor, decay: Tensor, key: Tensor, value: Tensor, query: Tensor, rate: Tensor | None) -> Tensor:
-    """Compute `executors.reference.mixers.recurrence`, with the state in float32 meanwhile."""
+    """Compute `executors.reference.mixers.recurrence`. In between, the state is in float32."""
     num_sequences, num_tokens, heads, value_dim = value.shape
     key_heads, key_dim = key.shape[2:]
     key, query, value = (_with_numbers_in_one_piece(part) for part in (key, query, value))

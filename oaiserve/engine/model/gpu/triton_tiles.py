@@ -9,7 +9,7 @@ IS_INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
 @triton.jit
 def dot(a, b, acc):
     """Return a @ b + acc in float32, without TF32."""
-    if IS_INTERPRETED:  # the interpreter would multiply the bits of bfloat16 as integers
+    if IS_INTERPRETED:  # The interpreter would multiply the bits of bfloat16 as integers.
         a = a.to(tl.float32)
         b = b.to(tl.float32)
     return tl.dot(a, b, acc, input_precision="ieee")
@@ -19,9 +19,9 @@ def dot(a, b, acc):
 def to_float8(numbers, dtype: tl.constexpr):
     """Return float32 numbers as floats of eight bits (E4M3), the nearest ones. Larger numbers become the largest."""
     numbers = tl.minimum(tl.maximum(numbers, -448.0), 448.0)
-    if IS_INTERPRETED:  # the interpreter would forget to carry when it rounds up
+    if IS_INTERPRETED:  # The interpreter doesn't carry when it rounds up.
         bits = numbers.to(tl.int32, bitcast=True)
         normal = ((bits + ((bits >> 20) & 1) + 0x7FFFF) & 0x7FF00000 | bits & -0x80000000).to(tl.float32, bitcast=True)
-        small = (numbers + 24576.0) - 24576.0  # to multiples of 2^-9
+        small = (numbers + 24576.0) - 24576.0  # This rounds to multiples of 2^-9.
         numbers = tl.where(tl.abs(numbers) < 0.015625, small, normal)
     return numbers.to(dtype)

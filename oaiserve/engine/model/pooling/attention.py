@@ -1,4 +1,4 @@
-"""Attention among the texts of one step, which lie one behind the other in a row, without padding and without a cache.
+"""Attention among the texts of one step, which follow each other in one row, without padding and without a cache.
 
 transformers looks up `packed_attention` by its registered name, `PACKED`. It gets the texts' lengths as a keyword
 argument of the model's forward.
@@ -14,7 +14,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
 
 PACKED = "oaiserve_packed"
-BAND_TOKENS = 256  # queries that share a mask, where a layer sees only the neighbourhood of a token
+BAND_TOKENS = 256  # queries that share a mask, in layers whose tokens see only their neighbourhood
 
 Runs = list[tuple[int, int]]  # (number of texts, tokens of each), in the order of the row
 
@@ -40,8 +40,8 @@ def packed_attention(
 ) -> tuple[torch.Tensor, None]:
     """Compute a layer's attention text by text, with the signature of transformers' attention functions.
 
-    The mask is not used. A causal layer has an attribute of its own; with `sliding_window`, a token sees only tokens
-    less than so far away.
+    The mask is not used. A causal layer has an attribute of its own. With `sliding_window`, a token sees only tokens
+    that are less than this far away.
     """
     if softcap is not None:
         raise TypeError("packed attention has no softcap")
@@ -70,7 +70,7 @@ def packed_attention(
 def _in_bands(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scaling: float | None, window: int, *, causal: bool
 ) -> torch.Tensor:
-    """Attend to tokens less than `window` away. The time grows with the length, and not with its square."""
+    """Attend to tokens less than `window` away. The time grows with the length, not with its square."""
     length = query.shape[2]
     parts = []
     for first in range(0, length, BAND_TOKENS):

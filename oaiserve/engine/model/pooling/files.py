@@ -1,4 +1,4 @@
-"""Reads the files in which sentence-transformers keeps how the vectors of a model are made, and finds its task."""
+"""Reads sentence-transformers' files, which say how to make a model's vectors, and finds the model's task."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _LENGTH_FILES = ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-ro
 class PoolingFiles:
     """The settings of an embedding model in sentence-transformers' files."""
 
-    mode: str | None = None  # one of MODES; None: they do not say
+    mode: str | None = None  # one of MODES, or None if the files name none
     dense_folders: tuple[str, ...] = ()  # folders of the linear layers after the pooling
     max_tokens: int | None = None  # tokens of a text
     prompts: Mapping[str, str] = field(default_factory=dict)
@@ -43,7 +43,7 @@ def read_files(source: ModelSource) -> PoolingFiles:
             mode = _pooling_mode(source, read_json(source, f"{folder}/config.json") or {})
         elif kind == "Dense":
             dense_folders.append(folder)
-        elif kind not in ("Transformer", "Normalize"):  # vectors are brought to length 1 anyway
+        elif kind not in ("Transformer", "Normalize"):  # All vectors get length 1 anyway.
             raise _unfit(
                 source,
                 f"its modules.json has a module {kind!r}; these are known: Transformer, Pooling, Dense, Normalize",
@@ -83,7 +83,8 @@ def find_file(source: ModelSource, name: str) -> Path | None:
 
 
 def _pooling_mode(source: ModelSource, config: dict[str, Any]) -> str:
-    """Return how the hidden states of a text become one vector. The file has one name, or a switch for each mode."""
+    """Return the mode that turns the hidden states of a text into one vector. The file has its name, or a switch for
+    each mode."""
     if not config.get("include_prompt", True):
         raise _unfit(source, "its prompts are left out of the pooling (include_prompt)")
     named = config.get("pooling_mode")

@@ -22,28 +22,28 @@ from oaiserve.engine.pooling import GGUF_MODES, GGUF_RANK
 from oaiserve.errors import StartupError
 from oaiserve.files.gguf import architecture, read_tokenizer, read_values
 
-_HEADS = ("cls.", "dense_", "output.weight")  # how the names of tensors after the layers begin
+_HEADS = ("cls.", "dense_", "output.weight")  # beginnings of the names of tensors after the layers
 
 
 class GgufPooler(NamedTuple):
-    """The layers of a model, and what comes after them."""
+    """The layers of a model, and the modules after them."""
 
     model: PreTrainedModel
-    mode: str | None  # mode of pooling; None: the file does not say
-    dense: list[Module]  # after the pooling
+    mode: str | None  # mode of pooling, or None if the file names none
+    dense: list[Module]  # layers after the pooling
     score_head: Head | None  # the head of a reranker
     gives_probabilities: bool  # whether its scores need no activation
-    pair_template: str  # as of `Pooling`
+    pair_template: str  # the same as in `Pooling`
 
 
 def load_gguf_pooler(path: Path, config: PreTrainedConfig, dtype: torch.dtype) -> GgufPooler:
-    """Load the weights of a file, expanded. Raises BadFile, and StartupError for a file that lacks some."""
+    """Load and expand the weights of a file. Raises BadFile, and StartupError for a file that lacks some."""
     values = read_values(path)
     name = architecture(values)
     is_jina = name == "jina-bert-v2"
     model: Any = empty_model(config, dtype, JinaBert._from_config if is_jina else AutoModel.from_config)
     if hasattr(model, "pooler"):
-        model.pooler = None  # files have none
+        model.pooler = None  # Files have no pooler.
     parameters = named_parameters(model)
     rope_factors = None
     try:
@@ -59,7 +59,7 @@ def load_gguf_pooler(path: Path, config: PreTrainedConfig, dtype: torch.dtype) -
     except NotKnown as error:
         raise StartupError(f"'{path}' cannot be used: {error}.") from error
     for key, parameter in model.state_dict().items():
-        if key not in tensors and (key.endswith(".bias") or "token_type" in key):  # as good as zeros
+        if key not in tensors and (key.endswith(".bias") or "token_type" in key):  # They count as zeros.
             tensors[key] = torch.zeros(parameter.shape, dtype=dtype)
     missing = sorted(model.state_dict().keys() - tensors.keys())
     if missing:
@@ -85,7 +85,7 @@ def _dense(weight: Tensor) -> Module:
 
 
 def _rank_head(heads: dict[str, Tensor], mode: str, *, is_modern: bool) -> Head:
-    """Return the head of a reranker: a layer with an activation, and the output. Some files have the output alone."""
+    """Return the head of a reranker: a layer with an activation, and the output. Some files have only the output."""
     middle = heads.get("cls.weight")
     middle_bias = heads.get("cls.bias")
     output = heads.get("cls.output.weight")
@@ -111,6 +111,6 @@ def _rank_head(heads: dict[str, Tensor], mode: str, *, is_modern: bool) -> Head:
             if (norm := on_device(heads.get("cls.norm.weight"))) is not None:
                 states = layer_norm(states, norm.shape, norm)
         scores = linear(states, on_device(output), on_device(output_bias))
-        return scores.softmax(-1)[:, :1] if scores.shape[1] == 2 else scores  # yes, and not no
+        return scores.softmax(-1)[:, :1] if scores.shape[1] == 2 else scores  # the probability of "yes"
 
     return logits

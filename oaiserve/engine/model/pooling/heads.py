@@ -44,7 +44,7 @@ def embedding_head(mode: str, dense: list[torch.nn.Module]) -> Head:
 
 
 def load_dense(config: dict[str, Any], weights: Path | None, name: str) -> torch.nn.Module:
-    """Return sentence-transformers' linear layer behind the pooling, with its activation."""
+    """Return sentence-transformers' linear layer after the pooling, with its activation."""
     if weights is None:
         raise StartupError(f"'{name}' cannot be served: a dense layer of it has no model.safetensors.")
     kind = str(config.get("activation_function", "Tanh")).rpartition(".")[2]
@@ -57,7 +57,7 @@ def load_dense(config: dict[str, Any], weights: Path | None, name: str) -> torch
 
 
 def score_head(model: PreTrainedModel) -> Head:
-    """Return the head of a classifier, which pools at a place of its own; it is checked when the model is loaded."""
+    """Return the head of a classifier, which each family stores elsewhere. It is checked when the model is loaded."""
     parts: Any = model._modules
     pooler: Any = getattr(model.base_model, "pooler", None)
     mode = str(getattr(model.config, "classifier_pooling", "cls"))
@@ -78,7 +78,7 @@ def score_head(model: PreTrainedModel) -> Head:
 
 
 def score_activation(config: Any, name: str) -> torch.nn.Module:
-    """Return the function from the logit of a cross-encoder to its score: the config's, or else a sigmoid."""
+    """Return the function from the logit of a cross-encoder to its score: the configuration's, or a sigmoid."""
     stated = (getattr(config, "sentence_transformers", None) or {}).get("activation_fn")
     stated = stated or getattr(config, "sbert_ce_default_activation_function", None) or "Sigmoid"
     kind = str(stated).rpartition(".")[2]

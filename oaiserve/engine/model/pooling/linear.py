@@ -1,6 +1,7 @@
-"""Linear layers on a CPU by oneDNN, with weights packed once.
+"""Computes linear layers on a CPU with oneDNN, whose weights are packed once.
 
-torch's own ones call MKL in float32, which does not use the widest instructions of every CPU, and pack again each time.
+torch's own layers call MKL in float32, which doesn't use the widest instructions of every CPU, and pack weights again
+in each call.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ def pack_linears(model: torch.nn.Module, device: torch.device, dtype: torch.dtyp
         return
     try:
         OneDnnLinear(torch.nn.Linear(16, 16, dtype=dtype))(torch.zeros(1, 2, 16, dtype=dtype))
-    except (AttributeError, RuntimeError, TypeError) as error:  # these functions of torch are not for the public
+    except (AttributeError, RuntimeError, TypeError) as error:  # These functions of torch are private.
         log.debug("Linear layers are torch's own: %s", error)
         return
     for module in list(model.modules()):

@@ -18,7 +18,7 @@ BAD_VECTOR = "The model produced no usable numbers (NaN or infinity) for this re
 
 
 class Forward(Protocol):
-    """Computes the vectors [texts, size], or logits, of texts that lie one after the other, in float32."""
+    """Computes the vectors [texts, size], or logits, of texts that follow each other, in float32."""
 
     def __call__(self, ids: list[int], types: list[int], lengths: list[int]) -> torch.Tensor: ...
 
@@ -27,10 +27,10 @@ class Forward(Protocol):
 class PackedForward:
     """Computes all texts of a step in one row, with packed attention."""
 
-    layers: PreTrainedModel  # up to the hidden states
+    layers: PreTrainedModel  # the model up to the hidden states
     head: Head
-    first_position: int  # first position of a text: RoBERTa counts from after the padding's
-    takes_types: bool  # whether token types tell the two texts of a pair apart
+    first_position: int  # first position of a text; RoBERTa counts from after the padding's
+    takes_types: bool  # whether token types distinguish the two texts of a pair
 
     def __call__(self, ids: list[int], types: list[int], lengths: list[int]) -> torch.Tensor:
         return self.head(self.hidden(ids, types, lengths), lengths)
@@ -60,7 +60,7 @@ class OwnForward:
     """
 
     model: PreTrainedModel
-    head: Head | None  # head on the hidden states; None: the model's own, which gives logits
+    head: Head | None  # head on the hidden states; if None, the model's own head returns logits
     takes_types: bool
 
     def __call__(self, ids: list[int], types: list[int], lengths: list[int]) -> torch.Tensor:
@@ -83,8 +83,8 @@ class OwnForward:
         return result
 
     def _use_attention_for(self, length: int) -> None:
-        """Let BigBird have its sparse attention for a long text: at the first short one it changes to full attention,
-        and stays there."""
+        """Set BigBird's sparse attention for a long text. At the first short text, BigBird changes to full attention
+        and never changes back."""
         layers: Any = self.model.base_model
         config = layers.config
         if hasattr(layers, "set_attention_type") and length > config.block_size * (5 + 2 * config.num_random_blocks):
@@ -105,7 +105,7 @@ class LoadedPooler:
 
     @torch.inference_mode()
     def pool(self, ids: list[int], types: list[int], lengths: list[int]) -> torch.Tensor:
-        """Return the vectors [texts, size] of texts that lie one after the other, in float32."""
+        """Return the vectors [texts, size] of texts that follow each other, in float32."""
         vectors = self.forward(ids, types, lengths)
         return vectors if self.activation is None else self.activation(vectors)
 
@@ -127,7 +127,7 @@ class PoolingRunner:
         raise AssertionError("a model that pools has no KV cache")
 
     def launch(self, step: Step) -> StepResult:
-        """Compute the texts of a step. Texts of equal length lie side by side: attention takes them together."""
+        """Compute the texts of a step, sorted so that attention computes texts of equal length together."""
         order = sorted(range(len(step.chunks)), key=lambda index: step.chunks[index].num_tokens)
         ids: list[int] = []
         types: list[int] = []

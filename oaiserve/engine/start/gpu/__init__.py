@@ -1,1 +1,1 @@
-"""What a start on a GPU tries, compares and measures before the first request."""
+"""The trials, comparisons and measurements of a start on a GPU, before the first request."""

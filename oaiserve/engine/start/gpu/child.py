@@ -1,6 +1,6 @@
-"""Runs probes of a GPU in child processes: a kernel that hangs or corrupts memory does not take the server with it.
+"""Runs probes of a GPU in child processes, so that a kernel that hangs or corrupts memory does no harm to the server.
 
-A probe reads its order from stdin, and writes lines of JSON to stdout: the feature that it tries, and then its verdict.
+A probe reads its order from stdin, and writes lines of JSON to stdout: each feature before its trial, and the verdict.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ from oaiserve.engine.start.gpu.verdict import Verdict
 log = logging.getLogger(__name__)
 
 COMMAND = (sys.executable, "-m", "oaiserve.engine.start.gpu.probe")
-LIMIT_SECONDS = 180.0  # of a trial: kernels are compiled in about a minute
-LIMIT_BETWEEN_SECONDS = 900.0  # of other work, such as reading weights from a slow disk
-END_LIMIT_SECONDS = 30.0  # of the end of a process that has a verdict
-KILL_LIMIT_SECONDS = 10.0  # a process that a driver holds may outlive it
+LIMIT_SECONDS = 180.0  # time limit of a trial, in which compiling kernels takes about a minute
+LIMIT_BETWEEN_SECONDS = 900.0  # time limit of other work, such as reading weights from a slow disk
+END_LIMIT_SECONDS = 30.0  # time in which a process with a verdict must end
+KILL_LIMIT_SECONDS = 10.0  # A process may live on after this, if the driver blocks its end.
 _SHOWN = 300  # characters of the last line of a probe's log
 
 
 class Order(NamedTuple):
-    """The model whose layers are probed, and what is known of its features."""
+    """The model whose layers are probed, and the verdict so far."""
 
-    model: str  # a folder, or a file
+    model: str  # a folder or a file
     options: EngineOptions
     device: str
     verdict: Verdict = Verdict()
@@ -48,18 +48,18 @@ class Order(NamedTuple):
 
 
 class _End(NamedTuple):
-    """How a probe has ended."""
+    """The end of a probe."""
 
-    verdict: Verdict | None  # None: it failed
-    declined: bool  # the model cannot be started, for a reason that the start itself will find
-    feature: str | None  # which was tried at that time
+    verdict: Verdict | None  # None if it failed
+    declined: bool  # whether the model cannot be started, for a reason that the start itself will find
+    feature: str | None  # the feature that was being tried
     reason: str
 
 
 def probed(order: Order, command: Sequence[str] = COMMAND) -> Verdict | None:
     """Return the verdict on each feature. Return None for a model that cannot be started anyway.
 
-    A feature whose trial ends a probe, or takes too long, is left out of the next one. If a probe ends in no trial, all
+    If a trial ends a probe or takes too long, the next probe skips that feature. If a probe ends outside of trials, all
     features are off.
     """
     known = Verdict(dict(order.verdict.off), order.verdict.problems)
@@ -87,7 +87,7 @@ def _run(order: Order, command: Sequence[str]) -> _End:
             with suppress(BrokenPipeError), process.stdin:
                 process.stdin.write(pickle.dumps(order))
             end = _ended(process, lines, order, errors)
-            if end.verdict is not None:  # however the process ends
+            if end.verdict is not None:  # The verdict counts, however the process ends.
                 with suppress(subprocess.TimeoutExpired):
                     process.wait(END_LIMIT_SECONDS)
             return end

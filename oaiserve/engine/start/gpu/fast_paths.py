@@ -1,7 +1,7 @@
-"""Finds out when a model starts on a GPU which faster ways to compute it are used.
+"""Decides which faster ways to compute a model are used when it starts on a GPU.
 
-Each of them is optional: it is tried on the device, and compared with a plain way in torch. One that fails, or computes
-something else, is switched off, and the log says so; the start goes on.
+Each way is optional. It is tried on the device, and its results are compared with those of plain torch. A way that
+fails or differs is switched off, with a line in the log, and the start continues.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from oaiserve.engine.start.gpu.trials import FEATURES, Trials
 
 
 class FastPaths(NamedTuple):
-    """The fast paths by which a GPU computes a model."""
+    """The fast paths with which a GPU computes a model."""
 
     kernels: Kernels = Kernels()
-    sample_ids: SampleIds | None = None  # None: in plain torch
+    sample_ids: SampleIds | None = None  # If None, plain torch samples.
     apply_masks: ApplyMasks | None = None
 
     @property
@@ -40,7 +40,7 @@ class FastPaths(NamedTuple):
 
 
 def no_fast_paths(reason: str, trials: Trials) -> FastPaths:
-    """Switch all fast paths off, for a reason."""
+    """Switch all fast paths off for a reason."""
     trials.off |= dict.fromkeys(FEATURES, reason)
     return FastPaths()
 
@@ -75,7 +75,8 @@ def _kernels(attention: Backend, weights: CudaWeights, dtype: torch.dtype) -> Ke
 
 
 def _sampling_checked(spec: ModelSpec, trials: Trials) -> tuple[SampleIds | None, ApplyMasks | None]:
-    """Return the functions that sample: kernels, unless they differ; None for both without Triton."""
+    """Return the functions that sample with kernels. Both are None if they differ from plain torch, or without
+    Triton."""
 
     def problem() -> str | None:
         sample_ids, apply_masks = _sampling()
@@ -90,7 +91,7 @@ def _sampling_checked(spec: ModelSpec, trials: Trials) -> tuple[SampleIds | None
 
 
 def _sampling() -> tuple[SampleIds | None, ApplyMasks | None]:
-    """Return the functions that sample with Triton kernels, or None for both where there is no Triton."""
+    """Return the functions that sample with Triton kernels. Both are None without Triton."""
     if find_spec("triton") is None:
         return None, None
     from oaiserve.engine.model.sampling import triton_sampling

@@ -1,4 +1,4 @@
-"""Captures steps as CUDA graphs, and compares what they compute."""
+"""Captures steps as CUDA graphs, and checks their results."""
 
 from __future__ import annotations
 
@@ -30,34 +30,34 @@ from oaiserve.engine.start.started import GPU_STEP_TOKENS
 from oaiserve.engine.step import Chunk, Step
 from oaiserve.facts.times import monotonic_ns
 
-if TYPE_CHECKING:  # which needs Triton
+if TYPE_CHECKING:  # The import needs Triton.
     from oaiserve.engine.model.gpu.triton_adapters import TritonAdapters
 
 log = logging.getLogger(__name__)
 
-COMPARED_LENGTHS = (9, 40, 17)  # of the sequences whose replayed steps are compared
-# How their tokens are drawn. The first sequence is also compared alone.
+COMPARED_LENGTHS = (9, 40, 17)  # lengths of the sequences whose replayed steps are compared
+# Their parameters for drawing tokens. The first sequence is also compared alone.
 _COMPARED_PARAMS = (
     SamplingParams(temperature=0.7, top_k=40, top_p=0.9),
     SamplingParams(temperature=0.0),
     SamplingParams(temperature=1.0),
 )
-# These estimate the memory that graphs take. All graphs share one pool, whose size follows from the largest graph.
-LAYER_BYTES = 64 << 10  # what the driver keeps for the launches of one layer, in each forward
+# These estimate the memory of graphs. All graphs share one pool, whose size follows from the largest graph.
+LAYER_BYTES = 64 << 10  # memory of the driver for the launches of one layer, in each forward
 POOL_BYTES = 96 << 20  # hidden states of the largest graph, cuBLAS's workspace, and fragmentation
-WIDE_TENSORS = 4  # tensors of a layer that are there at once, each as wide as the widest
-DRAW_BYTES = 12  # for each logit: its weight, and a candidate's weight and id for top_k and top_p
+WIDE_TENSORS = 4  # tensors of a layer that exist at once, each counted as wide as the widest
+DRAW_BYTES = 12  # bytes for each logit: its weight, and a candidate's weight and id for top_k and top_p
 
 
 def graph_memory_bytes(spec: ModelSpec, options: EngineOptions, widest: int) -> int:
-    """Return an estimate of the device memory that `capture_graphs` will take in all.
+    """Return an estimate of all device memory that `capture_graphs` will take.
 
     `widest` is the most rows or columns of a layer's matrix.
     """
     sizes = _sizes(spec, options)
     most_rows = max(size.num_sequences for size in sizes)
-    logit_bytes = 2 * spec.dtype.itemsize + DRAW_BYTES  # the model's output, and the copy that is kept
-    # States are gathered for a layer, and written back.
+    logit_bytes = 2 * spec.dtype.itemsize + DRAW_BYTES  # the model's output and its stored copy
+    # A layer's states are gathered, and written back.
     state_bytes = WIDE_TENSORS * max((layer.num_bytes for layer in spec.state_shapes.values()), default=0)
     table_bytes = -(-spec.max_model_len // options.block_size) * 8
     row_bytes = spec.vocab_size * logit_bytes + table_bytes + state_bytes
@@ -69,7 +69,7 @@ def graph_memory_bytes(spec: ModelSpec, options: EngineOptions, widest: int) -> 
 
 @dataclass(frozen=True, slots=True)
 class Captured:
-    """The forward of a model that is captured, with the block tables and the sizes that it is captured for."""
+    """A model's forward to be captured, with the block tables and the sizes for which it is captured."""
 
     executor: Executor
     spec: ModelSpec
@@ -77,7 +77,7 @@ class Captured:
     capture: Capture
     num_blocks: int
     block_size: int
-    states: States | None = None  # of layers that keep one
+    states: States | None = None  # None if the model's layers keep no states
     adapters: TritonAdapters | None = None
     adaptable: Mapping[str, tuple[int, int]] = field(default_factory=dict)  # the modules that adapters may name
 
@@ -85,13 +85,13 @@ class Captured:
 def capture_graphs(own: Captured, options: EngineOptions, trials: Trials) -> StepGraphs | None:
     """Capture the steps of a model, and write into the first blocks of its cache.
 
-    Return None if they cannot be captured, or compute something else then; the reason is in the log.
+    Return None if they cannot be captured, or if replays give other results. The log has the reason.
     """
     began_ns = monotonic_ns()
     torch.cuda.empty_cache()
     free_bytes, _ = torch.cuda.mem_get_info(own.spec.device)
     graphs: StepGraphs | None = trials.tried("graphs", partial(_captured, own, options), partial(replay_problem, own))
-    torch.cuda.empty_cache()  # each size ran once before its capture, in other memory than the graphs'
+    torch.cuda.empty_cache()  # Each size ran once before its capture, in memory that the graphs don't use.
     if graphs is None:
         return None
     left_bytes, _ = torch.cuda.mem_get_info(own.spec.device)
@@ -122,7 +122,7 @@ def _captured(own: Captured, options: EngineOptions) -> StepGraphs:
             adapters=own.adapters,
         )
     except RuntimeError as error:
-        # After a capture has failed, ending it fails too, with an error that does not have the reason.
+        # After a failed capture, ending it fails too, with an error that lacks the reason.
         raise error.__context__ or error from None
 
 
@@ -136,8 +136,8 @@ def replay_problem(own: Captured, graphs: StepGraphs) -> str | None:
             continue
         _compute_before(own, step)
         want = own.executor.forward(_batch(step, own, adapters)).clone()
-        _compute_before(own, step)  # the decodes have changed states
-        graphs.logits.zero_()  # a replay that computes nothing would leave the right ones
+        _compute_before(own, step)  # The decodes have changed the states.
+        graphs.logits.zero_()  # Otherwise a replay that computes nothing would leave the right logits.
         draws = [draw for chunk in step.chunks for draw in chunk.draws()]
         logits, replayed = graphs.launch(size, step, draws, own.tables.update(step), None, {}, adapters=adapters)
         found = Difference(f"the outputs of {what}", difference(logits, want), limit)
@@ -151,7 +151,8 @@ def replay_problem(own: Captured, graphs: StepGraphs) -> str | None:
 
 
 def _compared(own: Captured) -> Iterator[tuple[str, Step, list[Adapter | None]]]:
-    """Return steps of as many sequences as the cache has room for, and the adapters of their chunks."""
+    """Yield steps of as many sequences as fit into the cache, with their descriptions and the adapters of their
+    chunks."""
     most = min(len(COMPARED_LENGTHS), own.num_blocks // -(-max(COMPARED_LENGTHS) // own.block_size))
     most = most if own.states is None else min(most, own.states.last)
     if most == 0:
@@ -182,7 +183,7 @@ def _compute_before(own: Captured, step: Step) -> None:
 
 
 def _probe(own: Captured) -> Adapter:
-    """Return an adapter of all modules that may have one."""
+    """Return an adapter for all modules that may have one."""
     adapter = probe_adapter(own.adaptable, own.spec.dtype)
     device = own.spec.device
     parts = {name: replace(part, a=part.a.to(device), b=part.b.to(device)) for name, part in adapter.parts.items()}
@@ -190,7 +191,7 @@ def _probe(own: Captured) -> Adapter:
 
 
 def _batch(step: Step, own: Captured, adapters: Sequence[Adapter | None] = ()) -> Batch:
-    """Return the batch of a step, which reads the tables that graphs read."""
+    """Return the batch of a step, with the block tables that graphs read."""
     rows = own.tables.update(step)
     batch = build_batch(step, own.block_size, own.spec.device, tables=(own.tables.on_device, rows))
     batch.adapters = list(adapters)

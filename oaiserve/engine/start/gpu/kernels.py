@@ -36,8 +36,8 @@ _DRAWS = [
     DrawRow(1.0, 0.0, 0.0, 1.0, 11),
     DrawRow(0.7, 0.05, 0.0, 1.0, 12),
     DrawRow(0.7, 0.0, 40.0, 0.9, 13),
-    DrawRow(3.0, 0.0, 0.0, 0.9, 15),  # so flat that most ids are candidates
-    DrawRow(1.0, 0.0, 0.0, 1.0, 14),  # from logits that are not finite
+    DrawRow(3.0, 0.0, 0.0, 0.9, 15),  # The distribution is so flat that most ids are candidates.
+    DrawRow(1.0, 0.0, 0.0, 1.0, 14),  # Its logits are not finite.
 ]
 
 
@@ -77,7 +77,7 @@ def _states(spec: ModelSpec, number: int) -> States | None:
 
 
 def _batch(step: Step, spec: ModelSpec, states: States | None, block_size: int) -> Batch:
-    """Return a batch of a step, with decodes before prompts. Each sequence has the state of its place in the step."""
+    """Return the batch of a step, with decodes before prompts. Each sequence has the state of its place in the step."""
     order = sorted(enumerate(step.chunks), key=lambda numbered: numbered[1].num_tokens > 1)
     batch = build_batch(Step([chunk for _, chunk in order]), block_size, spec.device)
     if states is not None:
@@ -87,12 +87,12 @@ def _batch(step: Step, spec: ModelSpec, states: States | None, block_size: int) 
 
 @torch.inference_mode()
 def sampling_problem(spec: ModelSpec, sample_ids: SampleIds, apply_masks: ApplyMasks) -> str | None:
-    """Compare draws and masks with those in plain torch; return the difference as text, or None."""
+    """Compare draws and masks with those of plain torch. Return the difference as text, or None."""
     generator = torch.Generator().manual_seed(0)
     numbers = torch.randn(len(_DRAWS), spec.vocab_size, generator=generator) * 3
     logits = numbers.to(spec.device, spec.dtype)
     logits[-1] = torch.inf
-    for rows in (_DRAWS[:1], _DRAWS[:3], _DRAWS):  # each has kernels of its own
+    for rows in (_DRAWS[:1], _DRAWS[:3], _DRAWS):  # Each of them uses other kernels.
         some = logits[: len(rows)]
         got_ids, got_finite = sample_ids(some, rows)
         want_ids, want_finite = numpy_sampling.sample_ids(some, rows)
@@ -111,9 +111,9 @@ def sampling_problem(spec: ModelSpec, sample_ids: SampleIds, apply_masks: ApplyM
 def adapters_problem(
     spec: ModelSpec, adaptable: Mapping[str, tuple[int, int]], add: Callable[[Batch], AddTo], block_size: int
 ) -> Difference | None:
-    """Compare products with adapters with those in plain torch, for one layer of each shape.
+    """Compare products with adapters with those of plain torch, for one layer of each shape.
 
-    In a step, one sequence has an adapter, one another of a larger rank, and one none.
+    In the step, one sequence has an adapter, one has another with a larger rank, and one has none.
     """
     prompts, _ = prompts_and_decodes(ADAPTED_LENGTHS, spec.vocab_size, block_size)
     shapes = {shape: name for name, shape in adaptable.items()}

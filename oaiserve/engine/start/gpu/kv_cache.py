@@ -1,4 +1,4 @@
-"""The KV cache of a model on a GPU: its blocks and states, beside all else that memory holds, and its scales in FP8."""
+"""Sizes the KV cache of a model on a GPU: its blocks and states from the free memory, and its scales in FP8."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ from oaiserve.errors import StartupError
 
 log = logging.getLogger(__name__)
 
-NUM_TOKENS = 64  # of the rehearsal that scales follow from
-# Keys of other texts may be larger than those of the rehearsal. What is larger still is cut off. A float keeps as many
-# digits of small numbers, so the room costs nothing until they are 2^-15 of the largest.
+NUM_TOKENS = 64  # length of the rehearsal that determines the scales
+# Keys of other texts may be larger than those of the rehearsal, up to this factor. Even larger ones are cut off. Small
+# floats have as many digits as large ones, so the room costs nothing down to 2^-15 of the largest.
 ROOM = 4
 FLOAT8_CAPABILITY = (8, 9)
 
@@ -44,8 +44,8 @@ def gpu_sizes(
 ) -> tuple[int, int]:
     """Measure the memory of the GPU, log its uses, and return how many blocks and states it has room for.
 
-    The arguments are those of `measure`. Raises StartupError if the memory is too small for that step, or for what the
-    options ask for.
+    The arguments are those of `measure`. Raises StartupError if the memory is too small for the largest step, or for
+    the sizes in the options.
     """
     max_step_tokens = options.step_tokens(GPU_STEP_TOKENS)
     use = measure(
@@ -75,10 +75,10 @@ def gpu_sizes(
 
 @torch.inference_mode()
 def with_measured_scales(spec: ModelSpec, weights: CudaWeights, block_size: int) -> ModelSpec:
-    """Return the model with a scale for the keys and one for the values of each layer: powers of two, such that the
-    largest of a rehearsal is a fourth of what the cache can hold, or less.
+    """Return the model with a scale for the keys and one for the values of each layer. They are powers of two, such
+    that the largest number of a rehearsal is at most a fourth of the largest in the cache.
 
-    Raises StartupError for a GPU that does not compute with floats of eight bits.
+    Raises StartupError for a GPU that cannot compute with floats of eight bits.
     """
     refuse_unless_float8(spec.device)
     plain = spec.with_cache("auto")
@@ -118,7 +118,7 @@ def takes_float8(device: torch.device) -> bool:
 
 
 def refuse_unless_float8(device: torch.device) -> None:
-    """Raise StartupError for a GPU that has no floats of eight bits."""
+    """Raise StartupError for a GPU that cannot compute with floats of eight bits."""
     if not takes_float8(device):
         needed, found = (
             ".".join(map(str, one)) for one in (FLOAT8_CAPABILITY, torch.cuda.get_device_capability(device))

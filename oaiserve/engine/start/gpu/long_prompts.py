@@ -1,4 +1,4 @@
-"""Tries FlashAttention for long prompts, which is used if it computes the same as Triton's kernels, and faster."""
+"""Tries FlashAttention for long prompts. It is used if it agrees with Triton's kernels and is faster."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ from oaiserve.engine.start.gpu.kernels import logits_problem
 from oaiserve.engine.start.gpu.timing import Seconds, device_seconds
 from oaiserve.engine.start.gpu.trials import Trials
 
-NUM_KEYS = 8192  # of the prompt that is measured
-NUM_TOKENS = 2048  # at its end
+NUM_KEYS = 8192  # length of the measured prompt
+NUM_TOKENS = 2048  # tokens at its end that are computed
 
 
 def flash_attention() -> Attend | None:
-    """Return torch's function, computed by FlashAttention 3 or 4 on blocks of a cache; None: there is no package."""
+    """Return torch's function, which FlashAttention 3 or 4 computes on blocks of a cache, or None without a package."""
     from torch.nn.attention import varlen
 
     function: Any = varlen.varlen_attn
-    if "block_table" not in inspect.signature(function).parameters:  # before torch 2.12
+    if "block_table" not in inspect.signature(function).parameters:  # torch before 2.12 lacks it.
         return None
     for name in ("FA3", "FA4"):
         with suppress(ImportError):
@@ -91,7 +91,7 @@ def long_prompts_checked(
 def _layer_seconds(
     spec: ModelSpec, heads: int, way: Backend, num_keys: int, block_size: int, seconds: Seconds
 ) -> float:
-    """Return the time of the first layer's attention for the end of a prompt."""
+    """Return the time of the first layer's attention at the end of a prompt."""
     shape = next(iter(spec.kv_shapes.values()))
     num_blocks = -(-num_keys // block_size)
     cache = new_cache(shape, spec.dtype, spec.device, num_blocks=num_blocks, block_size=block_size)

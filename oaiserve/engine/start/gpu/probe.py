@@ -1,9 +1,9 @@
-"""Probes a GPU with some layers of a model: starts them as the server does, and writes which features are usable.
+"""Probes a GPU with some layers of a model: starts them as the server does, and reports which features are usable.
 
     python -m oaiserve.engine.start.gpu.probe
 
-`child` runs it, in a process that may hang or crash. The kinds of layers are those of the model, with its own weights;
-each kind is there once.
+`child` runs it, in a process that may hang or crash. It uses the first layers of the model, enough for one of each
+kind.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ from oaiserve.engine.start.ways.gpu import place, start_on_gpu
 from oaiserve.errors import StartupError
 from oaiserve.files.source import find_model
 
-LEAST_LAYERS = 2  # sums are computed with the norm of the layer behind them
+LEAST_LAYERS = 2  # One kernel computes a layer's sums and the norm of the next layer.
 CACHE_MEMORY = Bytes("1GiB")
-_OF_PLACE = ("module", "first_row", "cache_of")  # fields that tell layers of a kind apart
+_OF_PLACE = ("module", "first_row", "cache_of")  # fields that differ between layers of a kind
 
 
 def kind_of(part: Any) -> Any:
-    """Return what a part of a description has in common with others of its kind: all but numbers and names."""
+    """Return the features that all parts of this kind share: everything except for numbers and names."""
     if isinstance(part, Tensor):
         return tuple(part.shape), str(part.dtype)
     if isinstance(part, Blocks):
@@ -59,9 +59,9 @@ def kinds_of(decoder: Decoder) -> dict[Any, int]:
 
 
 def first_layers(found: Described) -> Described:
-    """Return a model with the first layers, so many that all kinds are among them."""
+    """Return a model with its first layers, as many as are needed for all kinds."""
     decoder = found.decoder
-    if decoder.layer_inputs is not None:  # which have numbers for each layer
+    if decoder.layer_inputs is not None:  # These have numbers for each layer.
         return found
     number = max(LEAST_LAYERS, 1 + max(kinds_of(decoder).values()))
     spec = replace(
@@ -73,7 +73,7 @@ def first_layers(found: Described) -> Described:
 
 
 def probe(order: Order, trials: Trials) -> None:
-    """Start the first layers of a model, and run the largest step and all that a warm-up runs.
+    """Start the first layers of a model, and run the largest step and the whole warm-up.
 
     Raises NotKnown and StartupError for a model that cannot be started, and TrialFailed.
     """
@@ -87,7 +87,7 @@ def probe(order: Order, trials: Trials) -> None:
 
 def main() -> None:
     lines = os.fdopen(os.dup(sys.stdout.fileno()), "w", buffering=1)
-    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # for all else that is printed
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # Other output goes to the log.
     order: Order = pickle.load(sys.stdin.buffer)
     report: Callable[[Feature | None], None] = partial(_report, lines, order)
     report(None)
@@ -106,7 +106,7 @@ def main() -> None:
 
 
 def _report(lines: Any, order: Order, feature: Feature | None) -> None:
-    # The server ends a probe earlier, unless it is gone itself.
+    # The server ends a probe earlier, unless the server has ended.
     faulthandler.dump_traceback_later(order.limit_of(feature) + KILL_LIMIT_SECONDS, exit=True)
     print(json.dumps({"trying": feature}), file=lines)
 

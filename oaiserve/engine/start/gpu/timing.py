@@ -1,4 +1,4 @@
-"""Measures how long the device takes for two ways to compute the same, of which the faster one is used."""
+"""Measures how long the device takes, to choose the faster of two ways to compute the same."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Seconds = Callable[[Callable[[], object]], float]
 
 
 def device_seconds(call: Callable[[], object]) -> float:
-    """Return the least time of a call on the GPU. A call before compiles and is not counted."""
+    """Return the least time of a call on the GPU. The first call compiles, and doesn't count."""
     call()
     best_ms = math.inf
     for _ in range(REPEATS):

@@ -1,4 +1,4 @@
-"""Decides which faster ways to compute are used on a GPU: those that were tried, and showed no problem."""
+"""Decides which faster ways to compute are used on a GPU: those whose trial shows no problem."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ T = TypeVar("T")
 # The names under which /metrics says what is on.
 Feature = Literal["kernels", "long_prompts", "sampling", "adapters", "graphs"]
 _PLAIN = "plain torch computes it, which is much slower and has no CUDA graphs"
-# What each one is called, and what computes where it is off.
+# For each feature: its name in the log, and the consequence if it is off.
 FEATURES: Mapping[Feature, tuple[str, str]] = MappingProxyType(
     {
         "kernels": ("Triton's kernels", _PLAIN),
@@ -31,14 +31,14 @@ FEATURES: Mapping[Feature, tuple[str, str]] = MappingProxyType(
 
 
 class TrialFailed(Exception):
-    """A trial in a probe raised an error, which the message names. Later ones could fail because of what it left."""
+    """A trial in a probe raised an error, which the message names. Later trials could fail because of this one."""
 
 
 class Trials:
-    """The features of one start: which are on, and why the others are off.
+    """The features of one start: which of them are on, and why the others are off.
 
-    Those that a verdict names are not tried again. A probe has `report`, which is called with the name of a feature
-    before its trial, and with None after it.
+    Features in the verdict are not tried again. In a probe, `report` is called with the name of a feature before its
+    trial, and with None after it.
     """
 
     def __init__(
@@ -56,14 +56,14 @@ class Trials:
         return Verdict(dict(self.off), frozenset(self._problems))
 
     def is_usable(self, feature: Feature, problem: Callable[[], object | None]) -> bool:
-        """Decide whether a feature is used: by the verdict, or because `problem` finds none. Its finding is logged.
+        """Return whether a feature is used: the verdict says so, or `problem` returns None. Other results are logged.
 
-        Raises TrialFailed, and what is for the user: StartupError.
+        Raises TrialFailed, and StartupError for the user.
         """
         return self.tried(feature, lambda: True, lambda _: problem()) is not None
 
     def tried(self, feature: Feature, make: Callable[[], T], problem: Callable[[T], object | None]) -> T | None:
-        """Make a faster way to compute, and return it if it is usable as `is_usable` says."""
+        """Make a faster way to compute, and return it if `is_usable` says so."""
         reason = self._verdict.off.get(feature)
         is_problem = feature in self._verdict.problems
         made: T | None = None
@@ -73,9 +73,9 @@ class Trials:
                     made = make()
                     found = problem(made) if reason is None else None
                     reason = "" if found is None else str(found)
-                except StartupError:  # what was asked for is not possible
+                except StartupError:  # An option of the user is impossible.
                     raise
-                except Exception as error:  # a compiler or a driver can raise anything, and the server runs without it
+                except Exception as error:  # Compilers and drivers can raise anything, and the feature is optional.
                     reason = named(error)
                     if self._report is not None:
                         raise TrialFailed(reason) from error
@@ -89,7 +89,7 @@ class Trials:
 
     @contextmanager
     def blamed_on(self, feature: Feature) -> Iterator[None]:
-        """Report a trial in the block, or other work that needs a feature, unless this is off."""
+        """Report the block as a trial of a feature, or as work that needs it, unless the feature is off."""
         if self._report is None or self.off[feature] not in ("", "not tried"):
             yield
             return

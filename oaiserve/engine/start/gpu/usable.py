@@ -1,4 +1,4 @@
-"""Decides which faster ways to compute a start uses: those that a probe found usable, unless the GPU has failed."""
+"""Decides which faster ways to compute a start uses: those that passed a probe, unless the GPU has failed."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Usable:
             return verdict
         log.info("Another process computes some layers of the model, to find out which kernels are usable on this GPU")
         verdict = probed(Order(str(request.source.path), options, str(self._device)))
-        if verdict is None:  # the start itself will find out why
+        if verdict is None:  # The start itself will fail with the reason.
             return _all_off("the probe could not start the model")
         if len(verdict.problems) < len(FEATURES):
             remember(self._path, verdict)
@@ -48,7 +48,7 @@ class Usable:
 
     @contextmanager
     def watched(self) -> Iterator[None]:
-        """Raise DeviceLost if the device fails in the block, and the next start will use none of the features."""
+        """Raise DeviceLost if the device fails in the block. The next start then uses none of the features."""
         try:
             yield
         except (NotKnown, StartupError):
@@ -61,7 +61,7 @@ class Usable:
             raise kind(f"The GPU failed, and fails from now on: {named(error)}.") from error
 
     def forbid_if_failed(self, error: BaseException) -> bool:
-        """If the device has failed for good in this process, have the next start use none of the features."""
+        """If this process can't use the device any more, let the next start use none of the features."""
         try:
             torch.cuda.synchronize(self._device)
         except Exception:
@@ -76,7 +76,7 @@ def _all_off(reason: str) -> Verdict:
 
 
 def _about(request: StartRequest, spec: ModelSpec) -> list[str]:
-    """Return all on which the verdict depends."""
+    """Return everything on which the verdict depends."""
     options = request.options
     sizes = (options.block_size, options.max_running, options.max_step_tokens, options.max_model_len)
     ways = (options.attention, options.cuda_graph, options.kv_cache_dtype, options.has_adapters, spec.dtype)

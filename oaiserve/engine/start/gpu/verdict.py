@@ -1,6 +1,6 @@
-"""The verdict of a probe: which faster ways to compute are usable on this GPU. Later starts read it from a file.
+"""Stores the verdict of a probe, which faster ways to compute are usable on this GPU, for later starts.
 
-A file holds for one model, one GPU, its driver, and the versions that make the kernels. Stdlib only.
+A file is valid for one model, one GPU, its driver, and the versions of the packages that make kernels. Stdlib only.
 """
 
 from __future__ import annotations
@@ -21,20 +21,21 @@ _DRIVER = Path("/proc/driver/nvidia/version")
 
 
 class Verdict(NamedTuple):
-    """Why features are off, by name: an empty text for one that is on. Features that are missing were not tried."""
+    """The reasons why features are off, by name. A feature that is on has an empty text; a missing one was not
+    tried."""
 
     off: Mapping[str, str] = MappingProxyType({})
     problems: frozenset[str] = frozenset()  # the features that are off because they failed
 
 
 def verdict_path(about: Iterable[str]) -> Path:
-    """Return the file for all that a verdict depends on."""
+    """Return the path of the verdict that depends on these."""
     name = hashlib.sha256("\n".join(about).encode()).hexdigest()[:16]
     return private.cache_folder() / "probed-gpus" / name
 
 
 def driver_version() -> str:
-    """Return a line with the version of NVIDIA's driver; empty where the system has none."""
+    """Return a line with the version of NVIDIA's driver, or an empty one if the system has none."""
     try:
         return _DRIVER.read_text().partition("\n")[0]
     except OSError:
@@ -42,7 +43,7 @@ def driver_version() -> str:
 
 
 def recall(path: Path) -> Verdict | None:
-    """Read a verdict. Return None if there is none, or none that can be trusted."""
+    """Read a verdict. Return None if it is missing or broken."""
     try:
         private.verified(path.parent)
         found = json.loads(private.read_file(path))

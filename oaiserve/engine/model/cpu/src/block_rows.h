@@ -1,12 +1,14 @@
-// Rows of x in integers, as products with weights in the formats of GGUF files read them.
+// Rows of x as integers, for products with weights in quantized blocks.
 //
-// Weights whose scales are floats of 32 neighbours are multiplied with groups of 32 numbers of x that share a scale.
-// In some formats, the scale of a weight is an integer times a float that 256 neighbours share. There, 256 numbers of x share
-// a scale, too, but each group of 32 may be finer by a power of two: a few numbers of a model are very large, and would leave
-// the others no bits. The sum of 256 products, each times the integer scale of its run and shifted, is an exact integer.
+// Where 32 neighbouring weights share a scale, 32 neighbouring numbers of x share one, too. They are a *group*.
 //
-// With weights whose scales are floats of 128 neighbours, 256 numbers of x share a scale, too, but have eleven bits: checkpoints
-// with such weights are made for products with floats, and eight bits for that many numbers would make answers worse.
+// In some formats, 256 neighbouring weights share a float, and the scale of each run of them is an integer times this float.
+// There, 256 numbers of x share a scale. They are a *super*. Each 32 of them may be finer by a power of two, because some
+// models have a few very large numbers, which would leave no bits for the others. The sum of the 256 products, each times
+// the integer scale of its run and shifted, is an exact integer.
+//
+// Where 128 neighbouring weights share a scale, 256 numbers of x share one, too, but have eleven bits. They are a *long*.
+// Checkpoints with such weights are made for products with floats, and with eight bits, answers would be worse.
 #pragma once
 
 #include <type_traits>
@@ -23,14 +25,14 @@
 
 namespace oaiserve {
 
-// Which of these weights read. A matrix whose panels have several formats may read several.
+// The forms of x that a matrix reads. A matrix whose panels have several formats may read several.
 struct RowForms {
   bool groups = false, supers = false, longs = false;
-  bool rests = false;  // of supers, where rows need them: see quantize_rests
+  bool rests = false;  // Supers have rests where rows need them: see quantize_rests.
 };
 
-// 64 bytes of a row. A row of k numbers has its supers and its longs first, if k is a multiple of 256, and then its
-// groups. Those that are not read have no values.
+// 64 bytes of a row. A row of k numbers begins with supers and longs, if k is a multiple of 256. Groups follow. Forms that
+// are not read have no values.
 struct alignas(64) RowLine {
   char bytes[64];
 };
@@ -38,15 +40,15 @@ struct alignas(64) RowLine {
 // 32 numbers: value[i] * scale.
 struct alignas(64) QuantizedGroup {
   float scale;
-  int32_t sum;  // of the values
+  int32_t sum;  // the sum of the values
   float scaled_sum;
   int32_t unused[5];
   int8_t values[BLOCK_GROUP];
 };
 static_assert(sizeof(QuantizedGroup) == sizeof(RowLine));
 
-constexpr int MOST_SHIFT = 3;  // for which sums of QuantizedSuper have room
-// The least sum of shifts in 256 numbers for which shifting pays. AMX tiles can't shift.
+constexpr int MOST_SHIFT = 3;  // Sums of QuantizedSuper have no room for larger shifts.
+// Shifting pays from this sum of shifts in 256 numbers on. AMX tiles can't shift.
 #if defined(WITH_INTEGER_TILES)
 constexpr int LEAST_FINER = MOST_SHIFT * (SUPER / BLOCK_GROUP) + 1;
 #else
@@ -57,25 +59,25 @@ constexpr int LEAST_FINER = 4;
 struct alignas(64) QuantizedSuper {
   int8_t values[SUPER];
   int32_t shifts[SUPER / BLOCK_GROUP];
-  int16_t sums[SUPER / 32], half_sums[SUPER / 16];  // of the shifted values, by runs of 32 and of 16
+  int16_t sums[SUPER / 32], half_sums[SUPER / 16];  // sums of the shifted values, by runs of 32 and of 16
   float scale;
-  bool is_shifted, has_rests;  // the second one of the whole row, in its first
+  bool is_shifted, has_rests;  // The first super of a row says whether any has rests.
 #if defined(WITH_SHORT_SUMS)
   // For runs of 16, the negated sums of the values whose products are summed in one lane of sixteen bits.
   int16_t minus_pairs[SUPER / 16][2];
 #elif defined(WITH_INTEGER_TILES)
-  // The sums of runs of 16 as two bfloat16 each, whose sum is exact: what a tile multiplies with minimums.
+  // Tiles multiply the sums of runs of 16 with minimums. Each is stored as two bfloat16, which together are exact.
   bf16 parts[SUPER / 16][2];
 #endif
 };
 
-constexpr int HIGH_LEVEL = 8;  // what a number of the high level counts
+constexpr int HIGH_LEVEL = 8;  // the factor of a number of the high level
 
 // 256 numbers in two levels: (high[i] * 8 + low[i]) * scale.
 struct alignas(64) QuantizedLong {
   int8_t high[SUPER], low[SUPER];
   float scale;
-  int32_t sums[SUPER / 128];  // of high * 8 + low, by runs of 128
+  int32_t sums[SUPER / 128];  // sums of high * 8 + low, by runs of 128
   int32_t unused[13];
 };
 static_assert(sizeof(QuantizedLong) == 9 * sizeof(RowLine));
@@ -84,11 +86,11 @@ constexpr long SUPER_LINES = sizeof(QuantizedSuper) / sizeof(RowLine);
 constexpr long LONG_LINES = sizeof(QuantizedLong) / sizeof(RowLine);
 inline long lines_of_supers(long k) { return k % SUPER == 0 ? k / SUPER * SUPER_LINES : 0; }
 inline long lines_of_longs(long k) { return k % SUPER == 0 ? k / SUPER * LONG_LINES : 0; }
-// The rests of supers are supers, too, and lie where longs would: no matrix reads both.
+// The rests of supers are supers, too. They take the place of longs, because no matrix reads both.
 inline const RowLine* rests_in(const RowLine* row, long k) { return row + lines_of_supers(k); }
 inline RowLine* rests_in(RowLine* row, long k) { return row + lines_of_supers(k); }
 static_assert(SUPER_LINES <= LONG_LINES);
-// Number of lines that hold rows of k numbers or fewer.
+// The number of lines for a row of k numbers or fewer.
 inline long most_lines(long k) { return (k + SUPER - 1) / SUPER * (SUPER_LINES + LONG_LINES) + k / BLOCK_GROUP; }
 
 template <class Line>  // RowLine, or const RowLine
@@ -137,7 +139,7 @@ void quantize_group(const T* x, QuantizedGroup& out) {
   const float most = largest(x, BLOCK_GROUP), per_value = most > 0 ? 127 / most : 0;
   float total = 0;
   for (long i = 0; i < BLOCK_GROUP; i += LANES) total += quantize_lanes(x + i, per_value, out.values + i);
-  // Numbers that are not finite make the total NaN, and so the scale and all that is computed with it.
+  // Numbers that are not finite make the total NaN, and with it the scale and all results.
   out.scale = most / 127 + total * 0.0f;
   out.sum = total == total ? int32_t(total) : 0;
   out.scaled_sum = total * out.scale;
@@ -145,7 +147,7 @@ void quantize_group(const T* x, QuantizedGroup& out) {
 
 template <class T>
 void quantize_super(const T* x, QuantizedSuper& out) {
-  [[maybe_unused]] constexpr float PART = 64;  // of which a sum of 16 has at most 32, and less than that is left
+  [[maybe_unused]] constexpr float PART = 64;  // A sum of 16 is at most 32 times this, plus a rest of less than this.
   constexpr long GROUPS = SUPER / BLOCK_GROUP;
   float most[GROUPS], most_of_all = 0;
   for (long i = 0; i < GROUPS; i++) most_of_all = std::max(most_of_all, most[i] = largest(x + i * BLOCK_GROUP, BLOCK_GROUP));
@@ -204,12 +206,12 @@ void quantize_long(const T* x, QuantizedLong& out) {
   out.scale = most / MOST + whole * 0.0f;
 }
 
-// A number this many times the mean of its 256 leaves too few bits for the others. Real models have such numbers in the MLP
-// inputs of their first token.
+// If a number exceeds the mean of its 256 numbers by this factor, too few bits are left for the others. Real models have
+// such numbers in the MLP inputs of their first token.
 constexpr float FAR = 64;
 
-// Rounds what supers left of a row, if it has a number that is far from the others. Its products are added to those of
-// the row, which then has fifteen bits.
+// Rounds the rests, which are the difference between a row and its supers, if one of the row's numbers is far from the
+// others. The products of the rests are added to those of the row, which then has fifteen bits.
 template <class T>
 void quantize_rests(const T* x, long k, RowLine* out) {
   bool& has_rests = supers_in(out)->has_rests;
@@ -227,8 +229,8 @@ void quantize_rests(const T* x, long k, RowLine* out) {
   }
 }
 
-// out, a row of k numbers in the forms that are read, gets `count` of them from `first` on: x [count]. Both are multiples
-// of how many share a scale. The first part comes first, and only whole rows have rests.
+// Writes x [count] into out, a row of k numbers in the forms that are read, from number `first` on. `first` and `count` are
+// multiples of the numbers that share a scale. Parts are written in order, and only whole rows have rests.
 template <class T>
 void quantize_part(const T* x, long first, long count, long k, RowForms forms, RowLine* out) {
   for (long i = 0; forms.supers && i < count; i += SUPER) quantize_super(x + i, supers_in(out)[(first + i) / SUPER]);
