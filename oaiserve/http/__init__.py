@@ -1,1 +1,1 @@
-"""Connections, and who may ask: the listening socket, uvicorn's server, limits of connections, and keys."""
+"""Connections and access: the listening socket, uvicorn's server, limits of connections, and keys."""

@@ -1,8 +1,8 @@
 """Content codings: decodes compressed bodies in pieces and within bounds, and compresses the pages of metrics.
 
-A decompression bomb is refused early: no coding of a list may decode to more than the limit of the body.
-`backports.zstd` is the module of Python 3.14 for earlier versions; unlike other packages, it bounds what one call
-returns.
+Decompression bombs are refused early: no coding of a list may decode to more than the limit of the body.
+`backports.zstd` is the module of Python 3.14 for earlier versions. Unlike other packages, it limits the size of each
+result.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from starlette.responses import Response
 from oaiserve.errors import BodyTooLarge, InvalidRequest, UnsupportedMedia
 
 CODINGS = ("zstd", "gzip", "deflate")
-MOST_CODINGS = 3  # of one body
-MOST_MEMBERS = 10_000  # of gzip or zstd in one body: each needs a new decoder
-PIECE_BYTES = 2**16  # decoded in one turn
-_INPUT_BYTES = 2**14  # given to a decoder at once
-_LEAST_TURN_BYTES = 2**12  # A piece counts as at least this much of a turn: even an empty one takes time.
-_WINDOW_LOG = 23  # of zstd: the limit for HTTP by RFC 9659
+MOST_CODINGS = 3  # most codings of one body
+MOST_MEMBERS = 10_000  # most members of gzip or zstd in one body, because each needs a new decoder
+PIECE_BYTES = 2**16  # bytes that are decoded in one turn
+_INPUT_BYTES = 2**14  # bytes that a decoder gets at once
+_LEAST_TURN_BYTES = 2**12  # A piece counts as at least this much of a turn, because even an empty one takes time.
+_WINDOW_LOG = 23  # zstd's limit for HTTP in RFC 9659
 WINDOW_BYTES = 2**_WINDOW_LOG  # the most memory that a decoder holds
 _GZIP_LEVEL = 4
 _NO_GZIP = re.compile(r"q\s*=\s*0(\.0*)?")
@@ -66,7 +66,7 @@ class _Inflate:
 
 
 def codings_of(headers: Iterable[str]) -> list[str]:
-    """Return the codings of a body by its headers content-encoding, in the order in which they were applied. Raises
+    """Return the codings of a body from its content-encoding headers, in the order in which they were applied. Raises
     UnsupportedMedia."""
     named = [name.strip().lower().removeprefix("x-") for name in ",".join(headers).split(",")]
     codings = [name for name in named if name not in ("", "identity")]
@@ -106,7 +106,7 @@ class Decoding:
 
     def __init__(self, codings: list[str], limit_bytes: int) -> None:
         self._given = b""
-        self._is_used = False  # all that was given
+        self._is_used = False  # whether all input has been decoded
         self._has_ended = False
         pieces: Iterator[bytes] = self._source()
         for coding in reversed(codings):
@@ -127,7 +127,7 @@ class Decoding:
         return self.feed(b"")
 
     def _source(self) -> Iterator[bytes]:
-        """Yield what is given, each time followed by an empty piece, with which control returns to `feed`."""
+        """Yield the input, followed each time by an empty piece, which returns control to `feed`."""
         while True:
             data = self._given
             self._given = b""
@@ -143,7 +143,7 @@ def _without(coding: str, pieces: Iterator[bytes], limit_bytes: int) -> Iterator
     num_bytes = num_members = 0
     for data in pieces:
         if not data:
-            yield data  # so that many empty members of another coding are decoded in turns, too
+            yield data  # Many empty members of another coding are then decoded in turns, too.
         while data:
             if decoder is None:
                 if num_members and coding == "deflate":
@@ -155,7 +155,7 @@ def _without(coding: str, pieces: Iterator[bytes], limit_bytes: int) -> Iterator
             while True:
                 try:
                     piece = decoder.decompress(data, PIECE_BYTES)
-                except Exception as error:  # zlib's and zstd's own
+                except Exception as error:  # zlib and zstd have different types.
                     raise InvalidRequest(f"The body is not valid {coding}: {error}.") from None
                 num_bytes += len(piece)
                 if num_bytes > limit_bytes:

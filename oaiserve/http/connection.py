@@ -19,10 +19,10 @@ from oaiserve.errors import APIError, HeadersTooLarge, InvalidRequest, MethodNot
 from oaiserve.facts.times import monotonic_ns
 from oaiserve.http.connections import CONNECTION, WRITE_TIMED_OUT, Refusal, client_of
 
-MOST_HEAD_BYTES = 64 * 1024  # of a request line with its headers, and of the trailers of a body
-MOST_HEADERS = 128  # trailers included
+MOST_HEAD_BYTES = 64 * 1024  # limit of a request line with its headers, and of the trailers of a body
+MOST_HEADERS = 128  # limit that includes trailers
 MOST_PIPELINED = 64  # requests that wait for the answer to an earlier one
-GOODBYE_SECONDS = 5.0  # for which further bytes of a client are discarded before its connection is closed
+GOODBYE_SECONDS = 5.0  # A client's further bytes are discarded for this long before its connection is closed.
 
 Headers = Iterable[tuple[bytes, bytes]]
 
@@ -30,7 +30,7 @@ Headers = Iterable[tuple[bytes, bytes]]
 class Reading(Enum):
     """The part of a request for which a connection is waiting."""
 
-    NOTHING = auto()  # a request may begin
+    NOTHING = auto()  # between requests
     HEAD = auto()
     BODY = auto()
 
@@ -39,7 +39,7 @@ class Wait(Enum):
     """The event for which a connection waits while no answer is under way, within a time limit."""
 
     HEAD = auto()  # the complete head of a request
-    IDLE = auto()  # a further request
+    IDLE = auto()  # another request
     GOODBYE = auto()  # the client to close the connection, after the last answer
 
 
@@ -49,7 +49,7 @@ class AnswerTransport:
     __slots__ = ("close", "is_closing", "write")
 
     def __init__(self, transport: asyncio.Transport, close: Callable[[], None]) -> None:
-        self.write = transport.write  # the transport's own method: an answer may have thousands of chunks
+        self.write = transport.write  # The transport's own method is fast; an answer may have thousands of chunks.
         self.is_closing = transport.is_closing
         self.close = close
 
@@ -82,16 +82,16 @@ class Connection(HttpToolsProtocol):
         self._wait: Wait | None = None
         self._wait_timer: asyncio.TimerHandle | None = None
         self._reading = Reading.NOTHING
-        self._has_begun = False  # a first request
-        self._running: RequestResponseCycle | None = None  # the request that is being answered, or was last
-        self._is_deaf = False  # further data is discarded, because the connection will be closed
-        self._last_words: bytes | None = None  # to be sent when all answers are complete, before the end
-        self._parsing_ns = 0  # time for the data in which the client's mistake was
+        self._has_begun = False  # whether a first request has begun
+        self._running: RequestResponseCycle | None = None  # the current or the last request
+        self._is_deaf = False  # whether further data is discarded, because the connection will be closed
+        self._last_words: bytes | None = None  # an error to send after all answers, before the connection ends
+        self._parsing_ns = 0  # parsing time of the data with the client's mistake
         self._last_words_timer: asyncio.TimerHandle | None = None
-        # The size so far of the present head, or of the trailers of the present body.
+        # The size so far of the current head, or of the trailers of the current body.
         self._num_headers = 0
         self._head_bytes = 0
-        # Bytes since the parser last made something of them. Without a bound, one header could go on for ever.
+        # Bytes since the parser last completed something. Without a limit, one header could go on for ever.
         self._has_progressed = False
         self._unused_bytes = 0
 
@@ -99,8 +99,8 @@ class Connection(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        # Writing pauses as soon as the kernel accepts no more data, and resumes when it has accepted all. So a pause
-        # lasts as long as the client does not read, and little more than one piece of a body is ever buffered.
+        # Writing pauses as soon as the kernel accepts no more data, and resumes when it has accepted everything. So a
+        # pause lasts until the client reads, and little more than one piece of a body is ever buffered.
         transport.set_write_buffer_limits(high=1, low=0)
         self._answer_transport = AnswerTransport(transport, self._close_after_answer)
         self._watch()
@@ -112,7 +112,7 @@ class Connection(HttpToolsProtocol):
             self._last_words_timer.cancel()
         running = self._running
         if running is not None and not running.response_complete:
-            # With pipelined requests, it is not the `cycle` that uvicorn tells.
+            # With pipelined requests, uvicorn marks another `cycle`.
             running.disconnected = True
             running.message_event.set()
         super().connection_lost(exc)
@@ -152,7 +152,7 @@ class Connection(HttpToolsProtocol):
         return self._running is not None and not self._running.response_complete
 
     def _watch(self) -> None:
-        """Start the timer for the present wait of the connection, unless it runs already."""
+        """Start the timer for the connection's current wait, unless it runs already."""
         if self._is_answering():
             self._wait_for(None)
         elif self._reading is Reading.HEAD or not self._has_begun:
@@ -203,7 +203,7 @@ class Connection(HttpToolsProtocol):
             self._refuse(error, Refusal.INVALID)
         except httptools.HttpParserError as error:
             self._parsing_ns = monotonic_ns() - began_ns
-            # An exception of ours, raised in a callback of the parser, is its context.
+            # Our own exception, raised in a callback of the parser, is the context of the parser's.
             own = error.__context__
             if not isinstance(own, APIError):
                 own = InvalidRequest(f"This is not a valid HTTP request: {error}.")
@@ -214,8 +214,8 @@ class Connection(HttpToolsProtocol):
     def _parse(self, data: bytes | memoryview) -> None:
         """Pass the data to the parser.
 
-        After a request for another protocol, the parser takes no more. This server speaks none, and HTTP permits to
-        ignore the wish: a fresh parser reads the request without it, as plain HTTP with a body.
+        After a request for another protocol, the parser takes no more data. This server speaks only HTTP, which permits
+        ignoring such a request. So a new parser reads it as plain HTTP with a body.
         """
         while True:
             try:
@@ -228,7 +228,7 @@ class Connection(HttpToolsProtocol):
                 head = [b"%b %b HTTP/%b\r\n" % (method, self.url, self.parser.get_http_version().encode())]
                 head += [b"%b: %b\r\n" % header for header in self.headers if header[0] != b"upgrade"]
                 self.parser = httptools.HttpRequestParser(self)
-                self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn does
+                self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # uvicorn does the same.
                 self.parser.feed_data(b"".join([*head, b"\r\n"]))
                 data = memoryview(data)[upgrade.args[0] :]
 
@@ -251,19 +251,19 @@ class Connection(HttpToolsProtocol):
         self._head_bytes += len(name) + len(value)
         if self._head_bytes > MOST_HEAD_BYTES or self._num_headers > MOST_HEADERS:
             raise _headers_too_large()
-        if self._reading is Reading.HEAD:  # a trailer is none of the headers that have been checked, and is dropped
+        if self._reading is Reading.HEAD:  # Trailers are dropped, because headers have been checked already.
             super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
         self._has_progressed = True
         if self.parser.should_upgrade():
-            return  # `_parse` reads the head again
+            return  # `_parse` will read the head again.
         if len(self.pipeline) >= MOST_PIPELINED:
-            self.pipeline.clear()  # or else one refusal would cost 64 answers
+            self.pipeline.clear()  # Otherwise one refusal would cost 64 answers.
             raise InvalidRequest(f"At most {MOST_PIPELINED} requests may wait for an answer on one connection.")
         encodings = [value.lower() for name, value in self.headers if name == b"transfer-encoding"]
         if encodings not in ([], [b"chunked"]):
-            # A proxy in front may have read another length from it: a body here would be a request there.
+            # A proxy may have read another length, so that it would see a request where this server sees a body.
             raise InvalidRequest("The transfer encoding must be 'chunked', once, or there must be none.")
         super().on_headers_complete()
         self.cycle.transport = self._answer_transport  # type: ignore[assignment]
@@ -291,7 +291,7 @@ class Connection(HttpToolsProtocol):
         super()._start_asgi_task(cycle, app)
 
     def on_response_complete(self) -> None:
-        """Go on with the next request. This stands in for uvicorn's method, which knows one timer only."""
+        """Continue with the next request. This replaces uvicorn's method, which has only one timer."""
         self.server_state.total_requests += 1
         if self.transport.is_closing() or self._wait is Wait.GOODBYE:
             return
@@ -301,7 +301,7 @@ class Connection(HttpToolsProtocol):
         elif self._last_words is not None:
             self._say_last_words()
         elif self._reading is Reading.BODY:
-            self._say_goodbye()  # nobody reads the rest
+            self._say_goodbye()  # Nobody reads the rest.
         else:
             self.flow.resume_reading()
             self._watch()
@@ -313,7 +313,7 @@ class Connection(HttpToolsProtocol):
             self._say_goodbye()
 
     def _refuse(self, error: APIError, refusal: Refusal) -> None:
-        """Answer the unfinished request with the error, after all before it, and end the connection."""
+        """Answer the unfinished request with the error, after all earlier answers, and end the connection."""
         self._count(refusal)
         self._is_deaf = True
         self._last_words = closing_answer(error, self.server_state.default_headers)
@@ -325,7 +325,7 @@ class Connection(HttpToolsProtocol):
             self._say_last_words()
 
     def _give_up_body(self) -> None:
-        """Take the request, whose body is broken, from the app, which must not answer it, too."""
+        """Take the request, whose body is broken, away from the app, so that only one of us answers it."""
         cycle = self.cycle
         if self.pipeline and self.pipeline[0][0] is cycle:
             self.pipeline.popleft()
@@ -338,7 +338,7 @@ class Connection(HttpToolsProtocol):
             self._running = None
 
     def _say_last_words(self) -> None:
-        """Send the error, but hold it back from a client with many. Nothing is read meanwhile."""
+        """Send the error, after a delay for a client with many errors. Nothing is read meanwhile."""
         address, _ = self.client or ("", 0)
         delay_ns = self._charge(client_of(address), self._parsing_ns) if self._last_words else 0
         if delay_ns:
@@ -355,9 +355,9 @@ class Connection(HttpToolsProtocol):
         self._say_goodbye()
 
     def _say_goodbye(self) -> None:
-        """End the connection, but discard for a while the further bytes of the client.
+        """End the connection, after discarding the client's further bytes for a while.
 
-        If a connection is closed while data comes, the client's system may drop the answer before it has been read."""
+        If a connection is closed while data arrives, the client's system may drop the answer before it is read."""
         if self.transport.is_closing():
             return
         self._is_deaf = True
@@ -368,8 +368,8 @@ class Connection(HttpToolsProtocol):
 
 
 def _without_chunks(cycle: RequestResponseCycle) -> Callable[[Any], Coroutine[Any, Any, None]]:
-    """Return a `send` for a client of HTTP/1.0, which knows no chunks: the connection ends after each of its answers,
-    so it is the end of one without a length."""
+    """Return a `send` for a client of HTTP/1.0, which has no chunks. The end of the connection marks the end of an
+    answer without a length."""
     send = cycle.send
     has_length = True
 
@@ -379,7 +379,7 @@ def _without_chunks(cycle: RequestResponseCycle) -> Callable[[Any], Coroutine[An
             has_length = any(name.lower() == b"content-length" for name, _ in message.get("headers", ()))
             cycle.chunked_encoding = None if has_length else False
         elif not has_length:
-            cycle.expected_content_length = len(message.get("body", b""))  # uvicorn counts it down
+            cycle.expected_content_length = len(message.get("body", b""))  # uvicorn counts this down.
         await send(message)
 
     return send_without_chunks
@@ -392,7 +392,7 @@ def _headers_too_large() -> HeadersTooLarge:
 
 
 def closing_answer(error: APIError, headers: Headers) -> bytes:
-    """Return a whole HTTP response with the error, after which the connection is closed. It needs no request."""
+    """Return a whole HTTP response with the error, for a connection that is then closed. It needs no request."""
     body = json.dumps(error.body()).encode()
     own = {
         "content-type": "application/json",

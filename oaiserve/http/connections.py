@@ -1,6 +1,6 @@
-"""`Connections` counts the open connections, and refuses one too many: of all, or of its address.
+"""`Connections` counts the open connections, and refuses more than a limit, in total and per address.
 
-The limit follows from the number of files that the process may open. This file knows neither sockets nor HTTP.
+The total limit follows from the number of files that the process may open. This file knows neither sockets nor HTTP.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from oaiserve.http.refusals import Refusals
 
 log = logging.getLogger(__name__)
 
-MOST_CONNECTIONS = 8192  # by default: an idle one takes 11 KiB, one with an incomplete head up to 75 KiB
-SPARE_FILES = 64  # files that the server may open while it serves, as for collectors
+MOST_CONNECTIONS = 8192  # the default; an idle connection takes 11 KiB, one with an incomplete head up to 75 KiB
+SPARE_FILES = 64  # files that the server may open while it serves, for example for collectors
 FEWEST_CONNECTIONS = 8
 # The ASGI extensions by which the server and its routes speak about a request's connection. The first is a mapping of
 # functions: `cut()` ends the connection, whatever waits in it; `awaits_body()` returns whether the body of the request
@@ -42,7 +42,7 @@ class Refusal(StrEnum):
 
 
 class Connections:
-    """The open connections as numbers: in all and by address. `most_per_address` 0 means no limit by address.
+    """The number of open connections, in total and per address. A `most_per_address` of 0 means no limit per address.
 
     An IPv6 client usually has a network of 2**64 addresses, so these count as one address. Only the event loop calls
     the methods; any thread may read `num_open` and `refused`.
@@ -50,10 +50,10 @@ class Connections:
 
     def __init__(self, most: int, most_per_address: int, clock_ns: Callable[[], int] = monotonic_ns) -> None:
         self.num_open = 0
-        self.refusals = Refusals(clock_ns)  # of requests
+        self.refusals = Refusals(clock_ns)  # refused requests
         self.refused: dict[str, int] = dict.fromkeys(
             Refusal, 0
-        )  # all reasons from the start, so that its size never changes
+        )  # It has all reasons from the start, so its size never changes.
         self._most = most
         self._most_per_address = most_per_address
         self._by_client: dict[bytes, int] = {}
@@ -88,7 +88,8 @@ class Connections:
 
 
 def client_of(address: str) -> bytes:
-    """Return the address as bytes: of IPv6 only the network, and an IPv4 address in IPv6's form as itself."""
+    """Return the address as bytes: only the network of an IPv6 address, and an IPv4 address in IPv6's form as
+    itself."""
     if ":" not in address:
         return address.encode()
     packed = socket.inet_pton(socket.AF_INET6, address.partition("%")[0])
@@ -123,7 +124,7 @@ def _raise_open_files(wanted: int) -> int:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     target = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
     if soft != resource.RLIM_INFINITY and soft < target:
-        with suppress(ValueError, OSError):  # a system may allow less than the hard limit says
+        with suppress(ValueError, OSError):  # A system may allow less than the hard limit says.
             resource.setrlimit(resource.RLIMIT_NOFILE, (target, hard))
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return target if soft == resource.RLIM_INFINITY else soft

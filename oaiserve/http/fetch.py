@@ -1,8 +1,8 @@
 """Fetches images and sounds that requests name by URL, from hosts that the operator allows. It knows no requests.
 
-Clients must not reach through the server what they could not reach themselves. So a URL has one reading, a name is
-looked up once, the connection goes to the very address that was checked (TLS checks the name all the same), and each
-redirect is checked like the URL before it. Nothing of the client, and no cookie, is sent.
+Clients must not use the server to reach hosts that they could not reach themselves. So a URL is parsed only once, a
+name is looked up once, the connection goes to the address that was checked (TLS still checks the name), and each
+redirect is checked like the first URL. The server sends nothing from the client, and no cookie.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ import httpcore
 from oaiserve.errors import NotFetched
 from oaiserve.hosts import Authority, parse_authority
 
-MOST_SECONDS = 10.0  # for one file, its redirects included
+MOST_SECONDS = 10.0  # time limit for one file, including redirects
 MOST_REDIRECTS = 3
 MOST_URL_CHARACTERS = 4096
-# Addresses of IPv6 that are of the internet, but for those in which an address of IPv4 is hidden.
+# The IPv6 addresses of the internet, and those among them that contain an IPv4 address.
 _IPV6 = ip_network("2000::/3")
 _HIDING_IPV4 = (ip_network("2001::/32"), ip_network("2002::/16"))
 _URL = re.compile(r"([Hh][Tt]{2}[Pp][Ss]?)://([A-Za-z0-9._:\[\]-]+)(?:([/?][^\s\\#]*))?(?:#\S*)?")
 _LABEL = re.compile(r"[^.]{1,63}")  # the only labels that a resolver accepts
 _ASCII = "".join(map(chr, range(0x21, 0x7F)))
 _PORTS = {"http": 80, "https": 443}
-_ANY_DATA = ("application/octet-stream", "binary/octet-stream")  # as stores of files have it
+_ANY_DATA = ("application/octet-stream", "binary/octet-stream")  # Object stores send these.
 
-# Apart from the event loop's own threads: a resolver that hangs, hangs for longer than the request waits.
+# The event loop's own threads are not used, because a resolver may hang for longer than a request waits.
 _LOOK_UPS = ThreadPoolExecutor(16, "look-up")
 
 LookUp = Callable[[str, int], Awaitable[Sequence[str]]]
@@ -44,7 +44,7 @@ LookUp = Callable[[str, int], Awaitable[Sequence[str]]]
 
 class _Url(NamedTuple):
     scheme: str
-    host: str  # in lower case; an address as short as it can be
+    host: str  # in lower case; an address in its shortest form
     port: int
     target: str
 
@@ -54,7 +54,7 @@ class _Url(NamedTuple):
 
 
 class Fetcher:
-    """The hosts from which files are fetched, and how they are reached."""
+    """Fetches files from allowed hosts."""
 
     def __init__(
         self,
@@ -65,7 +65,7 @@ class Fetcher:
         tls: Callable[[], ssl.SSLContext] | None = None,
         seconds: float = MOST_SECONDS,
     ) -> None:
-        """`allowed` is as in --allow-media-from. All others are for tests."""
+        """`allowed` is as in --allow-media-from. The other arguments are for tests."""
         parsed = [(name.startswith("*."), parse_authority(name.removeprefix("*."))) for name in allowed]
         self._allowed = [(is_any, host) for is_any, host in parsed if host is not None]
         self._named = {host.name for _, host in self._allowed}
@@ -75,22 +75,22 @@ class Fetcher:
         self._seconds = seconds
 
     async def fetch(self, url: str, kind: str, max_bytes: int, take: Callable[[int], None]) -> bytes:
-        """Return the file of this kind ('image' or 'audio') at a URL. `take` is told of the bytes as they come, and may
-        raise. Raises NotFetched."""
+        """Return the file of this kind ('image' or 'audio') at a URL. `take` gets the number of bytes as they arrive,
+        and may raise. Raises NotFetched."""
         try:
             async with asyncio.timeout(self._seconds):
                 return await self._fetched(url, kind, max_bytes, take)
         except TimeoutError:
             raise NotFetched(f"it did not come within {self._seconds:g} seconds") from None
         except (httpcore.NetworkError, httpcore.ProtocolError, httpcore.TimeoutException, OSError) as error:
-            cause = error.args[0] if error.args else None  # httpcore wraps an error of TLS so
+            cause = error.args[0] if error.args else None  # httpcore wraps errors of TLS.
             if isinstance(cause, ssl.SSLCertVerificationError):
                 reason = cause.verify_message.rstrip(".")
                 raise NotFetched(f"the certificate of its host is not accepted: {reason}") from error
             raise NotFetched(f"its host cannot be reached, or speaks no HTTP ({type(error).__name__})") from error
 
     async def _fetched(self, text: str, kind: str, max_bytes: int, take: Callable[[int], None]) -> bytes:
-        tls = await asyncio.to_thread(self._tls)  # the first time, it reads a file
+        tls = await asyncio.to_thread(self._tls)  # The first call reads a file.
         for _ in range(1 + MOST_REDIRECTS):
             url = self.checked(text)
             headers: dict[bytes | str, bytes | str] = {
@@ -125,10 +125,10 @@ class Fetcher:
         return url
 
     def may_reach(self, address: str) -> bool:
-        """Return whether an address is of the internet, or is named itself."""
+        """Return whether an address is on the internet, or is allowed itself."""
         try:
             ip = ip_address(address)
-        except ValueError:  # with a zone, so of the local network
+        except ValueError:  # It has a zone, so it is in the local network.
             return False
         if ip.version == 6 and ip.ipv4_mapped is not None:
             ip = ip.ipv4_mapped
@@ -139,7 +139,7 @@ class Fetcher:
 
 
 def _redirect(url: str, location: str) -> str:
-    """Return the URL to which a host redirects, not checked yet. Bytes outside ASCII are Latin-1 in `location`. Raises
+    """Return the URL to which a host redirects, unchecked. In `location`, bytes outside ASCII are Latin-1. Raises
     NotFetched."""
     if not location:
         raise NotFetched("it is redirected without a 'location'")
@@ -155,9 +155,10 @@ def _is_allowed(url: _Url, is_any: bool, allowed: Authority) -> bool:
 
 
 class _CheckedNetwork(httpcore.AsyncNetworkBackend):
-    """A network in which a name stands for its addresses at one look-up, if all of these are allowed.
+    """A network that looks each name up once, and connects only if all its addresses are allowed.
 
-    Its connections are closed with `streams`, since httpcore leaves one open whose TLS handshake is cancelled.
+    Its connections are closed with `streams`, since httpcore leaves a connection open if its TLS handshake is
+    cancelled.
     """
 
     def __init__(self, fetcher: Fetcher, streams: AsyncExitStack) -> None:
@@ -190,7 +191,7 @@ async def _look_up(host: str, port: int) -> list[str]:
 @cache
 def _tls() -> ssl.SSLContext:
     context = httpcore.default_ssl_context()
-    context.load_default_certs()  # the system's, in addition
+    context.load_default_certs()  # The system's certificates are added.
     return context
 
 

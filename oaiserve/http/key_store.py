@@ -1,8 +1,8 @@
-"""`KeyStore` is the table of keys for a server that runs: which are valid, and what each request may use and has used.
+"""`KeyStore` connects a running server to the table of keys: which keys are valid, and what requests may and did use.
 
-It has a thread of its own, because the table is a file: the event loop waits for nothing, and a request with limits for
-its turn in a transaction, which all that wait have together. If the file does not work, keys with limits are not
-served, others are, and what they have used is counted later.
+The table is a file, so the store has its own thread, and the event loop never waits. A request whose key has limits
+waits for a transaction, which all waiting requests share. If the file doesn't work, requests of keys with limits are
+refused. Others are served, and their use is counted later.
 """
 
 from __future__ import annotations
@@ -21,42 +21,42 @@ from oaiserve.http.keys import NO_LIMITS, Key
 
 logger = logging.getLogger(__name__)
 
-MOST_UNSETTLED = 100_000  # uses that are kept for a file that does not work; older ones count as they were reserved
+MOST_UNSETTLED = 100_000  # uses that wait for a broken file; older ones stay as reserved
 
 
 class KeyStore:
-    """Stored keys, and the uses of those by requests."""
+    """The stored keys, and their uses by requests."""
 
     def __init__(self, table: KeyTable) -> None:
         self._table = table
         self._version = table.version()
         self._valid = table.valid()
         self._thread = ThreadPoolExecutor(1, "key-store")
-        # Each with what somebody waits for, or None where a use is settled.
+        # Each use has the future that a request waits for, or None if the use is being settled.
         self._waiting: deque[tuple[Use, Callable[[], None], Future[None] | None]] = deque()
 
     def valid(self) -> Mapping[bytes, Key]:
-        """Return the keys that are valid now, and try again to count what could not be counted. This blocks."""
+        """Return the keys that are valid now, and retry to count uses that could not be counted. This blocks."""
         return self._thread.submit(self._refreshed).result()
 
     async def reserve(self, use: Use, tokens: int) -> None:
-        """Admit a request, and reserve so many tokens for it if its key has limits. Raises RateLimited, Unavailable."""
+        """Admit a request, and reserve `tokens` for it if its key has limits. Raises RateLimited, Unavailable."""
         if use.key.limits == NO_LIMITS:
             use.admitted = self._table.clock()
         else:
             await self._done(use, partial(self._table.reserve, use, tokens))
 
     async def look(self, use: Use) -> None:
-        """Let a use know what its key has left. Raises Unavailable."""
+        """Store in a use what its key has left. Raises Unavailable."""
         if use.key.limits != NO_LIMITS:
             await self._done(use, partial(self._table.look, use))
 
     def settle(self, use: Use, tokens: int, cost: float) -> None:
-        """Count what a request has used, soon, in place of what was reserved for it. Call it once for each."""
+        """Count soon what a request has used, in place of its reservation. Call it once per request."""
         self._add(use, partial(self._table.settle, use, tokens, cost), None)
 
     async def listed(self) -> list[dict[str, Any]]:
-        """Return all keys for people. Raises Unavailable."""
+        """Return all keys to show to people. Raises Unavailable."""
         try:
             return await asyncio.get_running_loop().run_in_executor(self._thread, self._table.listed)
         except StartupError as error:
@@ -66,7 +66,7 @@ class KeyStore:
             ) from error
 
     async def close(self) -> None:
-        """Count what waits, and close the file."""
+        """Count all waiting uses, and close the file."""
         await asyncio.get_running_loop().run_in_executor(self._thread, self._table.close)
         self._thread.shutdown()
 
@@ -80,7 +80,7 @@ class KeyStore:
         self._thread.submit(self._do_all)
 
     def _do_all(self) -> None:
-        """Do all that waits in one transaction, but for reservations that nobody waits for any more."""
+        """Do all waiting work in one transaction, except for reservations whose request has gone."""
         batch = []
         while self._waiting:
             use, work, done = self._waiting.popleft()
@@ -95,7 +95,7 @@ class KeyStore:
                             work()
                         except RateLimited as error:
                             errors[done] = error
-        except Exception as error:  # whatever it is, somebody waits
+        except Exception as error:  # After any error, the waiting requests need an answer.
             logger.error("The table of keys does not work: %s: %s", type(error).__name__, error)
             self._waiting.extendleft([one for one in reversed(batch) if one[2] is None][:MOST_UNSETTLED])
             text = "The limits of the API key cannot be checked at the moment; the server's log says why."
@@ -115,7 +115,7 @@ class KeyStore:
                 self._valid = self._table.valid()
                 self._version = version
                 logger.info("The stored keys have changed: %d are valid.", len(self._valid))
-        except Exception as error:  # whatever it is, the next look may succeed
+        except Exception as error:  # After any error, the next attempt may succeed.
             logger.error("The table of keys cannot be read: %s. The keys that it had before stay valid.", error)
         self._do_all()
         return self._valid

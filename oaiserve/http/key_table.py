@@ -1,6 +1,6 @@
-"""`KeyTable` has stored keys and what they have used, in the small database: what one process writes, all others count.
+"""`KeyTable` stores keys and their uses in the small database, which all processes share.
 
-A minute is the last 60 seconds, of which each has a row. A day begins at midnight, UTC.
+A minute is the last 60 seconds. Each second has a row. A day begins at midnight, UTC.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from oaiserve.http.keys import NAME_RULE, ROLES, Key, Limits, is_name
 SECOND = 1
 MINUTE = 60
 DAY = 86_400
-KEPT_PERIODS = 62  # seconds, and days, of which there are rows
+KEPT_PERIODS = 62  # number of seconds, and of days, whose rows are stored
 _SCHEMA = (
     f"""
 CREATE TABLE IF NOT EXISTS keys (
@@ -64,7 +64,7 @@ INSERT INTO uses VALUES (?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO UPDATE SET
 
 
 class Left(NamedTuple):
-    """The rest of one limit of a key. `free` has the Unix times at which used parts of it come back."""
+    """The rest of one limit of a key. `free` has the Unix times at which used parts become free again."""
 
     unit: str
     per: str
@@ -73,7 +73,7 @@ class Left(NamedTuple):
     free: list[tuple[float, float]]
 
     def back_at(self, wanted: float) -> float:
-        """Return the time at which so much is free."""
+        """Return the time at which `wanted` is free."""
         used = accumulate(amount for _, amount in self.free)
         return next(
             at for (at, _), so_far in zip(self.free, used, strict=True) if self.used - so_far + wanted <= self.limit
@@ -82,17 +82,17 @@ class Left(NamedTuple):
 
 @dataclass(slots=True)
 class Use:
-    """The use of a key by one request: what is reserved for it, if it has limits, and what its answer tells of them."""
+    """The use of a key by one request: its reservation, if the key has limits, and their headers in its answer."""
 
     key: Key
-    admitted: float | None = None  # Unix time; None: it was not, and counts nothing
-    requests: int = 0  # that have been counted
-    tokens: int = 0  # likewise
+    admitted: float | None = None  # Unix time; None if it was refused and doesn't count
+    requests: int = 0  # requests counted so far
+    tokens: int = 0  # tokens counted so far
     headers: dict[str, str] = field(default_factory=dict)
 
 
 class KeyTable:
-    """The table of keys of a file. Only one thread at a time may call its methods."""
+    """The table of keys in a file. Only one thread at a time may call its methods."""
 
     def __init__(self, path: Path, clock: Callable[[], float] = time.time) -> None:
         """Open the file, and create it if it is missing. Raises StartupError."""
@@ -111,7 +111,7 @@ class KeyTable:
         return version
 
     def valid(self) -> dict[bytes, Key]:
-        """Return the keys that are valid, by digest. Raises StartupError if the table cannot be read."""
+        """Return the valid keys by digest. Raises StartupError if the table cannot be read."""
         columns = f"name, digest, role, number, priority, models, {', '.join(Limits._fields)}"
         found = {}
         with usable(self._path):
@@ -122,7 +122,7 @@ class KeyTable:
         return found
 
     def listed(self) -> list[dict[str, Any]]:
-        """Return all keys for people, with their use of today. Raises StartupError if the table cannot be read."""
+        """Return all keys to show to people, with today's use. Raises StartupError if the table cannot be read."""
         query = f"""
             SELECT name, role, priority, models, {", ".join(Limits._fields)}, created, revoked,
                 coalesce(requests, 0) AS requests_today, coalesce(tokens, 0) AS tokens_today,
@@ -151,7 +151,7 @@ class KeyTable:
         return key
 
     def change(self, name: str, values: Mapping[str, Any]) -> None:
-        """Give a valid key other values. Raises StartupError."""
+        """Change values of a valid key. Raises StartupError."""
         columns = _checked(values)
         changes = ", ".join(f"{column} = ?" for column in columns)
         if not changes:
@@ -176,11 +176,11 @@ class KeyTable:
     # -- uses: call them in a transaction ------------------------------------------------------------------------------
 
     def reserve(self, use: Use, tokens: int) -> None:
-        """Count a request of so many tokens, if its key has so much left, and note it in its use. Raises
+        """Count a request of `tokens` tokens, if its key has that many left, and store this in its use. Raises
         RateLimited."""
         now = self.clock()
         wanted = {"requests": 1, "tokens": tokens}
-        for left in reversed(all_left := self._left(use.key, now)):  # a day's limits hold longer
+        for left in reversed(all_left := self._left(use.key, now)):  # Limits of a day last longer.
             if left.used + wanted.get(left.unit, 0) > left.limit or left.used >= left.limit:
                 use.headers = _headers(all_left, now)
                 raise _refusal(use.key, left, wanted.get(left.unit, 0), now)
@@ -191,14 +191,14 @@ class KeyTable:
         use.headers = _headers(self._left(use.key, now), now)
 
     def look(self, use: Use) -> None:
-        """Note what a key has left for its answer, as `reserve` does, without counting anything."""
+        """Store what a key has left in a use, as `reserve` does, without counting anything."""
         now = self.clock()
         use.headers = _headers(self._left(use.key, now), now)
 
     def settle(self, use: Use, tokens: int, cost: float) -> None:
-        """Count what a request has used in place of what was reserved, and forget what its key used long ago.
+        """Count what a request has used in place of its reservation, and delete old rows of its key.
 
-        What is left over was never used, and what was used beyond it is so now."""
+        Unused tokens of the reservation count from the time of admission, and tokens beyond it from now."""
         if use.admitted is not None:
             now = self.clock()
             more = tokens - use.tokens
@@ -207,7 +207,7 @@ class KeyTable:
             self._connection.execute(old, (use.key.number, now, KEPT_PERIODS))
 
     def _add(self, use: Use, requests: int, tokens: int, cost: float, second: float) -> None:
-        """Add requests, tokens and cost to two rows of a key: of a second, and of the day of the admission."""
+        """Add requests, tokens and cost to two rows of a key: its second, and the day of the admission."""
         for period, at in ((SECOND, second), (DAY, use.admitted or 0.0)):
             row = (use.key.number, period, _start(at, period), requests, tokens, cost, self.clock())
             self._connection.execute(_ADD_USE, row)
@@ -218,7 +218,8 @@ class KeyTable:
             SELECT period, start, requests, tokens, cost FROM uses
             WHERE key = ? AND ((period = 1 AND start BETWEEN ? AND ?) OR (period = ? AND start = ?)) ORDER BY start
         """
-        # A second counts until all of it is 60 seconds old. Beyond the next 60, the clock has been set back.
+        # A second counts until all of it is 60 seconds old. Rows more than 60 seconds ahead mean that the clock was set
+        # back.
         seconds = int(now) - MINUTE, int(now) + MINUTE
         rows = self._connection.execute(query, (key.number, *seconds, DAY, _start(now, DAY))).fetchall()
         found = []
@@ -238,7 +239,7 @@ def _start(at: float, period: int) -> int:
 
 
 def _checked(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the columns for given values, in which 0 is no limit. Raises StartupError."""
+    """Return the columns for these values, in which 0 means no limit. Raises StartupError."""
     columns = {name: value for name, value in values.items() if value is not None}
     for name in columns.keys() & {*Limits._fields}:
         if not 0 <= columns[name] < math.inf:
@@ -262,7 +263,7 @@ def _refusal(key: Key, left: Left, wanted: float, now: float) -> RateLimited:
 
 
 def _headers(lefts: list[Left], now: float) -> dict[str, str]:
-    """Return OpenAI's headers: of requests and of tokens, each by the limit with the least left."""
+    """Return OpenAI's headers for requests and for tokens, each from the limit with the least left."""
     headers = {}
     for unit in ("requests", "tokens"):
         of_unit = [left for left in lefts if left.unit == unit]

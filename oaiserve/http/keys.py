@@ -1,6 +1,6 @@
-"""`Keyring` knows the valid API keys and their rights: of the settings, of files, and of the table of keys.
+"""`Keyring` holds the valid API keys and their rights, from the settings, from files, and from the table of keys.
 
-It keeps only digests of keys, and no message contains a key or a part of one.
+It stores only digests of keys, and no message contains a key or a part of one.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from oaiserve.errors import Forbidden, StartupError
 
 logger = logging.getLogger(__name__)
 
-MOST_BYTES = 2**20  # of a file of keys
+MOST_BYTES = 2**20  # limit of a file of keys
 _NAME = re.compile(r"[A-Za-z0-9._@:+/-]{1,64}")
 NAME_RULE = "a name must be 1 to 64 letters, digits or ._@:+/-"
 
 
 class Right(Flag):
-    """The kinds of routes that a key may ask for. Some routes are for every key."""
+    """The kinds of routes that a key may use. Some routes are for every key."""
 
-    USE = auto()  # ask the model, and have what the key has stored
+    USE = auto()  # ask the model, and read what the key has stored
     WATCH = auto()  # see times, sizes and ids of all requests
     ADAPTERS = auto()  # load and unload adapters
     KEYS = auto()  # see all stored keys
@@ -40,7 +40,7 @@ ROLES = {"use": Right.USE, "watch": Right.WATCH, "admin": OF_LISTED | Right.KEYS
 
 
 class Limits(NamedTuple):
-    """The most that a key may use. A name is a column of the table of keys, and a flag of `oaiserve keys`."""
+    """The limits of a key. Each name is a column of the table of keys, and a flag of `oaiserve keys`."""
 
     requests_per_minute: int | None = None
     tokens_per_minute: int | None = None
@@ -54,32 +54,32 @@ NO_LIMITS = Limits()
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """A valid key: whose it is, and what it may ask for."""
+    """A valid key, with its owner and its rights."""
 
     name: str
     digest: bytes = field(repr=False)
     rights: Right = OF_LISTED
-    number: int | None = None  # in the table of keys, which counts its uses; None: it is of the settings or of a file
+    number: int | None = None  # in the table of keys, which counts its uses; None for keys of settings and files
     limits: Limits = NO_LIMITS
-    priority: int | None = None  # of its requests that name none, and the best of those that do
-    models: tuple[str, ...] = ()  # and adapters; none: all
+    priority: int | None = None  # the priority of requests that name none, and the best that they can name
+    models: tuple[str, ...] = ()  # allowed models and adapters; if empty, all
 
     def check_model(self, *names: str) -> None:
-        """Raise Forbidden if the key may ask for none of these names of one model."""
+        """Raise Forbidden if the key allows none of these names of one model."""
         if self.models and not {*names} & {*self.models}:
             shown = ", ".join(map(repr, self.models))
-            message = f"The key '{self.name}' may not ask for the model {names[0][:200]!r}, but for {shown}."
+            message = f"The key '{self.name}' may not use the model {names[0][:200]!r}. It may use {shown}."
             raise Forbidden(message, param="model", code="model_not_found")
 
     def priority_for(self, asked: int | None) -> int:
-        """Return the priority of a request: a lower one is earlier, and none is below that of the key."""
+        """Return the priority of a request. A lower one is served earlier, but none is below the key's."""
         if self.priority is None:
             return asked or 0
         return self.priority if asked is None else max(asked, self.priority)
 
 
 class Keyring:
-    """The keys that are valid now. Any thread may call `find`; only one at a time may call `refresh`."""
+    """The valid keys. Any thread may call `find`; only one at a time may call `refresh`."""
 
     def __init__(
         self,
@@ -97,7 +97,8 @@ class Keyring:
         self._gather()
 
     def find(self, key: bytes) -> Key | None:
-        """Return the key, or None if it is unknown. By its digest, time tells nothing of a nearly right one."""
+        """Return the key, or None if it is unknown. It compares digests, so its time doesn't reveal a nearly right
+        key."""
         return self.of_digest(sha256(key).digest())
 
     def of_digest(self, digest: bytes) -> Key | None:
@@ -107,8 +108,8 @@ class Keyring:
         """Read the files and the table that have changed. It may block, so call it about once a second in a worker
         thread.
 
-        A file is read when it was the same in two calls, so an unfinished one is left alone. A broken file leaves its
-        former keys valid, and is an error in the log.
+        A file is read once it was the same in two calls, so an unfinished file is not read. After a broken file, its
+        former keys stay valid, and the log has an error.
         """
         for file in self._files:
             file.refresh()
@@ -123,7 +124,7 @@ class _KeyFile:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._seen: object = _version(path)
-        self._read: object = None  # a file that changes right after it was read may keep its time, so read it once more
+        self._read: object = None  # A file that changes right after it is read may keep its time, so it is read twice.
         try:
             self.keys = _read(path)
         except ValueError as error:
@@ -152,9 +153,9 @@ def is_name(text: str) -> bool:
 
 
 def exposure(path: Path) -> str | None:
-    """Return a warning if other users of the machine can read the file or change it, and None if they cannot.
+    """Return a warning if other users of the machine can read or change the file, or None if they cannot.
 
-    The file's group may read it, so that a service can get somebody else's file.
+    The file's group may read it, so that a service can use another user's file.
     """
     try:
         mode = stat.S_IMODE(path.stat().st_mode)

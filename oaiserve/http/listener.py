@@ -1,7 +1,7 @@
-"""`Listener` accepts connections as far as `Connections` admits them.
+"""`Listener` accepts the connections that `Connections` admits.
 
-The listener accepts them itself, instead of the event loop: a connection counts from its first moment on, even without
-a handshake, and one too many never becomes more than an accepted socket.
+It replaces the event loop's own accepting, so that a connection counts from its first moment on, even before a
+handshake, and a refused one never becomes more than an accepted socket.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from oaiserve.http.connections import Connections
 
 log = logging.getLogger(__name__)
 
-MOST_AT_ONCE = 128  # accepted in one turn of the event loop
-RETRY_SECONDS = 1.0  # after the system has refused to accept
-MOST_BYTES_READ = 64 * 1024  # from a refused client
+MOST_AT_ONCE = 128  # connections that are accepted in one turn of the event loop
+RETRY_SECONDS = 1.0  # pause after the system refuses to accept
+MOST_BYTES_READ = 64 * 1024  # bytes that are read from a refused client
 
 
 class Listener:
     """Accepts connections from a listening socket until `close`, and passes admitted ones to `begin`.
 
-    `refusal` returns the bytes for a client that is one too many. Without it, as with TLS, it gets none: it could not
-    read them before a handshake.
+    `refusal` returns the bytes for a client that exceeds a limit. Without it, as with TLS, such a client gets no bytes,
+    because it could not read them before a handshake.
     """
 
     def __init__(
@@ -59,13 +59,13 @@ class Listener:
                 client, address = self._sock.accept()
             except (BlockingIOError, InterruptedError, ConnectionAbortedError):
                 return
-            except OSError as error:  # no descriptor, no memory: asking again at once would keep a core busy
+            except OSError as error:  # No descriptor or no memory is left. Retrying at once would keep a core busy.
                 log.error("Cannot accept connections (%s), trying again in %g s", error, RETRY_SECONDS)
                 self._loop.remove_reader(self._sock)
                 self._retry = self._loop.call_later(RETRY_SECONDS, self._listen)
                 return
             client.setblocking(False)
-            host = address[0] if address else ""  # clients of a Unix socket have no address
+            host = address[0] if address else ""  # Clients of a Unix socket have no address.
             if self._connections.admit(host) is None:
                 self._begin(client, host)
             else:
@@ -76,8 +76,8 @@ class Listener:
             if self._refusal is None:
                 return
             try:
-                client.send(self._refusal())  # few bytes, which always fit into the empty buffer of the kernel
+                client.send(self._refusal())  # These few bytes always fit into the kernel's empty buffer.
                 client.shutdown(socket.SHUT_WR)
-                client.recv(MOST_BYTES_READ)  # a close over unread data might take the answer back
+                client.recv(MOST_BYTES_READ)  # Closing with unread data might discard the answer.
             except OSError:
-                pass  # the client has left, or has sent nothing yet
+                pass  # The client has gone, or has sent nothing yet.

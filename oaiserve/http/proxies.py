@@ -1,4 +1,4 @@
-"""`TrustedProxies` lets only the operator's proxies and gateways say whose a request is, and how to answer it."""
+"""`TrustedProxies` accepts a request's client address and gateway headers only from the operator's proxies."""
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ HOPS = HOPS_HEADER.encode()
 class TrustedProxies:
     """Takes the client's address from `x-forwarded-for` of a trusted peer.
 
-    Of any other, the headers of gateways (x-oaiserve-*) are dropped: clients must choose neither the ids of their
-    answers nor what was sent of them. The count of gateways stays, since a gateway need not trust itself.
+    From all other peers, the headers of gateways (x-oaiserve-*) are dropped, because clients must choose neither the
+    ids of their answers nor which part of them was sent. The count of gateways stays, since a gateway need not trust
+    itself.
     """
 
     def __init__(self, app: ASGIApp, trusted: Iterable[str]) -> None:

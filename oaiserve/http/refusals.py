@@ -1,4 +1,4 @@
-"""`Refusals` holds back the refusals of clients that send little else, so that these cannot take much of the CPU.
+"""`Refusals` delays the refusals of clients that send little else, so that these cannot use much of the CPU.
 
 Each client has an account of the CPU time that its refused requests took. A part of it is free, and the rest is paid
 off at a small share of one core. A refusal waits until its client's account is paid off, but only for a moment. This
@@ -12,13 +12,13 @@ from collections.abc import Callable
 
 from oaiserve.facts.times import monotonic_ns
 
-SHARE = 0.05  # of a core, for the refusals of one client
-FREE_NS = 20_000_000  # CPU time of refusals without any delay: 13 to 40 at once
+SHARE = 0.05  # share of a core for the refusals of one client
+FREE_NS = 20_000_000  # CPU time of refusals without any delay, which is enough for 13 to 40 at once
 MOST_DELAY_NS = 2_000_000_000
 REFUSAL_NS = 500_000  # CPU time of the event loop for a small refused request, with its connection
-RECORDED_NS = 1_000_000  # beyond that, for one with an account, which has a record and may reach the engine
+RECORDED_NS = 1_000_000  # additional CPU time for a request that has a record and may have reached the engine
 UNREAD_NS = 0.2  # CPU time to discard a byte of a body that was refused unread
-MOST_CLIENTS = 10_000  # accounts; beyond that, the client whose last refusal is the oldest is forgotten
+MOST_CLIENTS = 10_000  # most accounts; then the client with the oldest last refusal is dropped
 
 
 class Refusals:
@@ -26,12 +26,12 @@ class Refusals:
 
     def __init__(self, clock_ns: Callable[[], int] = monotonic_ns) -> None:
         self.num_delayed = 0
-        self.delay_ns = 0  # in all
+        self.delay_ns = 0  # total delay
         self._clock_ns = clock_ns
-        self._paid_off_ns: OrderedDict[bytes, int] = OrderedDict()  # when each account will be
+        self._paid_off_ns: OrderedDict[bytes, int] = OrderedDict()  # the time at which each account is paid off
 
     def charge(self, client: bytes, cpu_ns: float = 0) -> int:
-        """Charge a client for a refusal that took so much CPU time beyond REFUSAL_NS. Return how many nanoseconds to
+        """Charge a client for a refusal that took `cpu_ns` in addition to REFUSAL_NS. Return how many nanoseconds to
         hold it back."""
         now_ns = self._clock_ns()
         free_ns = int(FREE_NS / SHARE)

@@ -1,4 +1,4 @@
-"""uvicorn with a listener of ours and an orderly shutdown, which waits for running requests and cuts off the rest.
+"""uvicorn with our own listener and an orderly shutdown, which waits for running requests and then cuts them off.
 
 This module knows neither the engine nor the API. Callables report a failure to it and learn of the shutdown from it.
 """
@@ -27,17 +27,17 @@ from oaiserve.http.proxies import TrustedProxies
 
 log = logging.getLogger(__name__)
 
-CUT_SECONDS = 1.0  # the time that clients have to read the error when the shutdown cuts them off
+CUT_SECONDS = 1.0  # time in which clients can read the error when the shutdown cuts them off
 POLL_SECONDS = 0.02
-TLS_GOODBYE_SECONDS = 5.0  # that a client has to answer the end of TLS, before its connection is cut
-RETRY_AFTER_SECONDS = 5  # for clients whose connection is one too many
-HEADERS = [("x-content-type-options", "nosniff")]  # of every answer: a browser must not guess its type
+TLS_GOODBYE_SECONDS = 5.0  # time in which a client must answer the end of TLS before its connection is cut
+RETRY_AFTER_SECONDS = 5  # for clients whose connection exceeds a limit
+HEADERS = [("x-content-type-options", "nosniff")]  # Every answer has this, so that browsers don't guess its type.
 
 
 class Server(uvicorn.Server):
     """A uvicorn server that serves until a signal arrives or `failure()` returns an exception.
 
-    `on_drain` is called when the shutdown begins. The call may come from a signal handler, and more than once. With
+    `on_drain` is called when the shutdown begins, maybe from a signal handler, and maybe more than once. With
     `trusts_peers`, every peer is trusted as a gateway: the server listens on a socket that only its gateway can reach.
     """
 
@@ -70,7 +70,7 @@ class Server(uvicorn.Server):
         self._options = options
         self._listeners: list[Listener] = []
         self._tls_options: dict[str, Any] = {}
-        self._beginning: set[asyncio.Task[None]] = set()  # connections before their end of the handshake
+        self._beginning: set[asyncio.Task[None]] = set()  # connections during their handshake
         self._is_closed = False
         self._on_drain = on_drain
         self._failure = failure
@@ -88,7 +88,7 @@ class Server(uvicorn.Server):
             self._on_drain()
 
     async def startup(self, sockets: Sequence[socket.socket] | None = None) -> None:
-        """Start the app, then accept connections. This stands in for uvicorn's method, which has no limit on them."""
+        """Start the app, then accept connections. This replaces uvicorn's method, which doesn't limit them."""
         await self.lifespan.startup()
         if self.lifespan.should_exit:
             sys.exit(STARTUP_FAILURE)
@@ -110,7 +110,7 @@ class Server(uvicorn.Server):
         task.add_done_callback(self._beginning.discard)
 
     async def _connect(self, client: socket.socket, address: str) -> None:
-        """Connect an admitted socket with its protocol, after the handshake if there is TLS."""
+        """Connect an admitted socket with its protocol, with TLS after the handshake."""
         is_lost = False
 
         def on_lost() -> None:
@@ -131,7 +131,7 @@ class Server(uvicorn.Server):
         loop = asyncio.get_running_loop()
         try:
             transport, _ = await loop.connect_accepted_socket(lambda: connection, client, **self._tls_options)
-        except OSError as error:  # an ssl.SSLError, too
+        except OSError as error:  # This includes ssl.SSLError.
             log.debug("A connection has failed before its first request: %s", error)
             self.connections.count(Refusal.HANDSHAKE)
             on_lost()
@@ -156,7 +156,7 @@ class Server(uvicorn.Server):
             sock.close()
         connections = self.server_state.connections
         for connection in list(connections):
-            connection.shutdown()  # an idle connection closes now, any other after its answer
+            connection.shutdown()  # An idle connection closes now, others after their answer.
         running = {connection for connection in connections if not connection.transport.is_closing()}
         log_shutdown(len(running), self._options.drain_timeout_seconds)
         await self._wait_until_idle(self._options.drain_timeout_seconds, may_skip=True)
@@ -194,7 +194,7 @@ def log_end(num_finished: int, num_cut_off: int) -> None:
 
 
 def too_many_connections(headers: Iterable[tuple[bytes, bytes]]) -> bytes:
-    """Return the answer to a connection one too many, with these headers."""
+    """Return the answer to a connection that exceeds a limit, with these headers."""
     error = Unavailable(
         "The server has too many open connections. Please try again later, and reuse connections.",
         retry_after_seconds=RETRY_AFTER_SECONDS,
