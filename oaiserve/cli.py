@@ -6,12 +6,10 @@ the settings, the port and the certificate have been checked.
 
 from __future__ import annotations
 
-import difflib
 import gc
 import json
 import logging
 import os
-import re
 import runpy
 import signal
 import socket
@@ -42,6 +40,8 @@ from oaiserve.commands.banner import Banner
 from oaiserve.commands.help import HelpFormatter
 from oaiserve.commands.servers import announced
 from oaiserve.config import (
+    HAS_FLAG,
+    WITHOUT_FLAG,
     Config,
     EngineOptions,
     ModelsOptions,
@@ -54,7 +54,7 @@ from oaiserve.config import (
 from oaiserve.engine.pooling import Task
 from oaiserve.errors import DeviceLost, StartupError
 from oaiserve.explain import commands
-from oaiserve.explain.commands import FILE_FORMATS, message_of, settings_in
+from oaiserve.explain.commands import FILE_FORMATS, message_of, settings_in, suggestion
 from oaiserve.facts.start_times import StartTimes
 from oaiserve.files import demo
 from oaiserve.files.adapters import BadAdapter, read_adapter
@@ -79,8 +79,6 @@ SWITCH_SECONDS = 0.0005
 BACKLOG = 2048  # connections that the system keeps until they are accepted
 ENV_PREFIX = "OAISERVE_"
 VARIABLES_WITHOUT_FLAG = {"OAISERVE_CACHE"}  # read by `oaiserve.files.private`
-WITHOUT_FLAG = {each.name for each in fields(EngineOptions) if not each.metadata.get("has_flag", True)}
-_HAS_FLAG = re.compile(rf"\A(?!(?:{'|'.join(sorted(WITHOUT_FLAG))})\Z)")
 # Commands with a command line of their own, without the settings of a server, and their help.
 OTHER_COMMANDS = {
     "bench": "Measure a server under load.",
@@ -216,7 +214,7 @@ def command_line(serve_app: ServeApp, *, all_flags: bool = False) -> App:
         help_epilogue="To try it: oaiserve serve demo",
         # In order of precedence. Flags override all of these, and these override the defaults.
         config=[_check_variables, Env(ENV_PREFIX, command=False, show=False), _read_config_file],
-        default_parameter=Parameter(negative_iterable=(), parse=_HAS_FLAG),
+        default_parameter=Parameter(negative_iterable=(), parse=HAS_FLAG),
     )
     app.register_install_completion_command(
         help="Let your shell complete commands and flags (--shell bash, zsh, fish)."
@@ -319,12 +317,8 @@ def _check_variables(app: App, commands: tuple[str, ...], arguments: ArgumentCol
     known = {ENV_PREFIX + flag.lstrip("-").upper().replace("-", "_") for flag in flags}
     for variable in sorted(os.environ):
         if variable.startswith(ENV_PREFIX) and variable not in known | VARIABLES_WITHOUT_FLAG:
-            close = difflib.get_close_matches(variable, known, n=1)
-            if close:
-                hint = f" Did you mean {close[0]}?"
-            else:
-                hint = " 'oaiserve serve --help' lists the settings."
-            raise OptionError(f"The environment variable {variable} is not a setting of oaiserve.{hint}")
+            hint = suggestion(variable, known) or "'oaiserve serve --help' lists the settings."
+            raise OptionError(f"The environment variable {variable} is not a setting of oaiserve. {hint}")
         if variable in known and not os.environ[variable].strip():  # An empty key would mean a server without a key.
             raise OptionError(f"The environment variable {variable} is set, but empty. Give it a value, or unset it.")
 

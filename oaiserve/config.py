@@ -647,3 +647,8 @@ class Config:
     def model_names(self) -> tuple[str, ...]:
         """Return the names that requests may give to the model."""
         return tuple(dict.fromkeys(self.server.served_model_name)) or (self.model,)
+
+
+WITHOUT_FLAG = {each.name for each in fields(EngineOptions) if not each.metadata.get("has_flag", True)}
+# For cyclopts, which reads only parameters of these names from the command line, the environment and files.
+HAS_FLAG = re.compile(rf"\A(?!(?:{'|'.join(sorted(WITHOUT_FLAG))})\Z)")

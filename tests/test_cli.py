@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from oaiserve import __version__, cli
-from oaiserve.config import Bytes, Config, EngineOptions, ServerOptions, TelemetryOptions
+from oaiserve.config import WITHOUT_FLAG, Bytes, Config, EngineOptions, ServerOptions, TelemetryOptions
 from oaiserve.errors import StartupError
 from oaiserve.foreign_flags import OUR_FLAGS
 from oaiserve.routes.sampling_defaults import given_defaults
@@ -74,7 +74,7 @@ def test_every_option_is_a_flag_with_a_help_text(
     text = capsys.readouterr().out
     for group in (ServerOptions, EngineOptions, TelemetryOptions):
         for option in fields(group):
-            assert (f"--{option.name.replace('_', '-')} " in text) == (option.name not in cli.WITHOUT_FLAG)
+            assert (f"--{option.name.replace('_', '-')} " in text) == (option.name not in WITHOUT_FLAG)
     assert "[default: 256MiB]" in text
     assert "[default: ]" not in text
 
@@ -154,6 +154,7 @@ def test_several_names_may_follow_one_flag_after_the_model(
             for value in ("", " ")
         ),
         ("MAX_RUNING", "3", "OAISERVE_MAX_RUNING is not a setting of oaiserve. Did you mean OAISERVE_MAX_RUNNING?"),
+        ("STEP_TARGET_SECONDS", "3", "is not a setting of oaiserve. 'oaiserve serve --help' lists the settings."),
     ],
 )
 def test_a_wrong_variable_is_refused(
@@ -235,6 +236,9 @@ def test_files_with_keys_are_known_so_that_the_log_warns_if_others_can_read_them
         (["route", "--replica", "http://a:1", "--port", "65536"], "--port is 65536, but must be between 0 and 65535."),
         (["route", "--replica", "http://a:1", "--host", "192.0.2.1"], "Cannot listen on 192.0.2.1 port 8000"),
         (["serve", "demo", "--max-runing", "3"], "Unknown option --max-runing. Did you mean --max-running?"),
+        (["serve", "demo", "--tls-cert", "x"], "Unknown option --tls-cert. Did you mean --tls-certificate?"),
+        (["serve", "demo", "--step-target-seconds", "3"], "--step-target-seconds. See 'oaiserve serve --help'."),
+        (["serve", "demo", "--strict-max-tokens"], "Unknown option --strict-max-tokens. See 'oaiserve serve --help'."),
         (["serve", "demo", "--max-num-seqs", "3"], "Unknown option --max-num-seqs. Here it is --max-running."),
         (["serve", "demo", "--ctx-size=3"], "Unknown option --ctx-size. Here it is --max-model-len."),
         (["serve", "demo", "--max-running", "x"], 'Invalid value for --max-running: unable to convert "x" into int.'),
@@ -271,7 +275,7 @@ def test_flags_of_other_servers_are_answered_with_flags_that_there_are(capsys: p
         "--" + field.name.replace("_", "-")
         for options in (ServerOptions, EngineOptions)
         for field in fields(options)
-        if field.name not in cli.WITHOUT_FLAG
+        if field.name not in WITHOUT_FLAG
     }
     named = {flag for ours in OUR_FLAGS.values() for flag in re.findall(r"--[a-z-]+", ours)}
     assert named <= flags

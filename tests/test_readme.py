@@ -11,8 +11,15 @@ from loadtest.cli import RunOptions, Search
 from loadtest.http_target import HttpOptions
 from loadtest.prompts import Workload
 from oaiserve.app import routes
-from oaiserve.cli import WITHOUT_FLAG
-from oaiserve.config import Config, EngineOptions, ModelsOptions, RouteOptions, ServerOptions, TelemetryOptions
+from oaiserve.config import (
+    WITHOUT_FLAG,
+    Config,
+    EngineOptions,
+    ModelsOptions,
+    RouteOptions,
+    ServerOptions,
+    TelemetryOptions,
+)
 from tests.pages import PAGES, ROOT, anchors, links
 
 FLAGS = {

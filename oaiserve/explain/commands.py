@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from difflib import get_close_matches
@@ -21,7 +22,10 @@ from cyclopts.config import Json, Toml, Yaml
 from oaiserve.config import OptionError
 from oaiserve.errors import StartupError
 
-LEAST_LIKENESS = 0.7  # likeness of a suggested name, from 0 to 1
+# Likeness of a suggested name, and of each word of the unknown name to one of its words, from 0 to 1.
+LEAST_LIKENESS = 0.7
+LEAST_WORD_LIKENESS = 0.6
+MOST_COMPARED = 5  # names, the nearest first
 FILE_FORMATS: dict[str, type[Toml | Yaml | Json]] = {".toml": Toml, ".yaml": Yaml, ".yml": Yaml, ".json": Json}
 
 
@@ -48,19 +52,36 @@ def message_of(error: CycloptsError, name: str) -> str:
     if isinstance(error, UnknownCommandError) and error.app is not None and error.unused_tokens:
         unknown = error.unused_tokens[0]
         commands = [name for name in error.app if not name.startswith("-")]
-        return f"Unknown command '{unknown}'. {_nearest(unknown, commands) or see}"
-    if isinstance(error, UnknownOptionError) and error.token.source == "cli":
-        unknown = (error.token.keyword or error.token.value).partition("=")[0]
+        return f"Unknown command '{unknown}'. {suggestion(unknown, commands) or see}"
+    if isinstance(error, UnknownOptionError):
+        unknown = (error.token.keyword or error.token.value).partition("=")[0].strip("[]")
         names = [name for argument in error.argument_collection if argument.parse for name in argument.names]
-        return f"Unknown option {unknown}. {_nearest(unknown, names) or see}"
+        if error.token.source == "cli":
+            return f"Unknown option {unknown}. {suggestion(unknown, names) or see}"
+        return f"Unknown option '{unknown}' in {error.token.source}. {suggestion(f'--{unknown}', names) or see}"
     return str(error)
 
 
-def _nearest(unknown: str, names: Iterable[str]) -> str:
-    nearest = get_close_matches(unknown, names, n=1, cutoff=LEAST_LIKENESS)
-    if nearest:
-        return f"Did you mean {nearest[0]}?"
+def suggestion(unknown: str, names: Iterable[str]) -> str:
+    """Return the question whether the nearest name was meant; "" if none is near.
+
+    Each word of the unknown name must be like a word of the suggested one: --step-target-seconds isn't a misspelt
+    --itl-target-seconds, although most of their letters are the same.
+    """
+    for name in get_close_matches(unknown, names, n=MOST_COMPARED, cutoff=LEAST_LIKENESS):
+        words = _words(name)
+        if all(_is_like_one(word, words) for word in _words(unknown)):
+            return f"Did you mean {name}?"
     return ""
+
+
+def _words(name: str) -> list[str]:
+    return re.findall(r"[A-Za-z0-9]+", name)
+
+
+def _is_like_one(word: str, words: Sequence[str]) -> bool:
+    is_beginning = any(each.startswith(word) for each in words)
+    return is_beginning or bool(get_close_matches(word, words, cutoff=LEAST_WORD_LIKENESS))
 
 
 def run(app: App, argv: Sequence[str], message_for: Callable[[CycloptsError, str], str] = message_of) -> int:

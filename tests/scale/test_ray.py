@@ -43,6 +43,7 @@ def test_texts_and_typed_values_give_the_same_settings() -> None:
         ({}, "'model' is missing"),
         ({"model": "demo", "port": 80}, "'port' is not a setting of a replica"),
         ({"model": "demo", "max_runing": 4}, "Did you mean --max-running?"),
+        ({"model": "demo", "block_size": 4}, "Unknown option 'block-size' in Ray's arguments"),
         ({"model": "demo", "max_running": "many"}, 'unable to convert "many" into int'),
         ({"model": "demo", "max_running": 0}, "--max-running is 0"),
         ({"model": "demo", "policy": "best"}, 'Choose from: "fair"'),

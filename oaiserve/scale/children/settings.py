@@ -14,7 +14,16 @@ from typing import Annotated, Any
 
 from cyclopts import App, CycloptsError, Parameter
 
-from oaiserve.config import Config, EngineOptions, ListenerOptions, OptionError, ServerOptions, TelemetryOptions
+from oaiserve.config import (
+    HAS_FLAG,
+    Config,
+    EngineOptions,
+    ListenerOptions,
+    OptionError,
+    ServerOptions,
+    TelemetryOptions,
+)
+from oaiserve.explain.commands import message_of
 from oaiserve.files.source import find_model
 
 _NAMED = re.compile(r"([\w.-]+)=(.+)")
@@ -110,7 +119,7 @@ def _parsed(name: str, table: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
         else:
             texts = [json.dumps(value)] if isinstance(value, dict) else value if isinstance(value, list) else [value]
             arguments += [f"--{flag}={each}" for each in texts]
-    app = App(default_parameter=Parameter(negative_iterable=()))
+    app = App(default_parameter=Parameter(negative_iterable=(), parse=HAS_FLAG))
 
     @app.default
     def read(
@@ -124,7 +133,9 @@ def _parsed(name: str, table: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     try:
         options = app(arguments, exit_on_error=False, print_error=False, result_action="return_value")
     except CycloptsError as error:
-        raise OptionError(f"[models.{name}] in the config file is wrong: {error}") from error
+        raise OptionError(
+            f"[models.{name}] in the config file is wrong: {message_of(error, 'oaiserve serve')}"
+        ) from error
     return {
         group: {field.name: getattr(options[group], field.name) for field in fields(kind) if field.name in given}
         for group, kind in _OPTIONS.items()

@@ -12,7 +12,8 @@ from typing import Any
 from cyclopts import App, CycloptsError, Parameter
 from cyclopts.config import Dict
 
-from oaiserve.config import Config, EngineOptions, OptionError, ServerOptions, TelemetryOptions
+from oaiserve.config import HAS_FLAG, Config, EngineOptions, OptionError, ServerOptions, TelemetryOptions
+from oaiserve.explain.commands import message_of
 
 # Replicas choose their ports, and the gateway in front has the others.
 LISTENER_SETTINGS = {"host", "port", "tls-certificate", "tls-key"}
@@ -28,7 +29,10 @@ def config_of(args: Mapping[str, Any]) -> Config:
         raise OptionError(
             f"'{name}' is not a setting of a replica, which chooses its port: clients reach it by `oaiserve route`."
         )
-    app = App(config=Dict(given, source="Ray's arguments"), default_parameter=Parameter(name="*", negative_iterable=()))
+    app = App(
+        config=Dict(given, source="Ray's arguments"),
+        default_parameter=Parameter(name="*", negative_iterable=(), parse=HAS_FLAG),
+    )
 
     @app.default
     def config(
@@ -43,5 +47,5 @@ def config_of(args: Mapping[str, Any]) -> Config:
     try:
         made: Config = app(["--host", "0.0.0.0"], print_error=False, exit_on_error=False, result_action="return_value")
     except CycloptsError as error:
-        raise OptionError(str(error)) from error
+        raise OptionError(message_of(error, "oaiserve serve")) from error
     return made
