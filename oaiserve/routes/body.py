@@ -9,6 +9,7 @@ import asyncio
 from codecs import BOM_UTF8
 from collections.abc import Awaitable, Callable, Generator, Iterable, Mapping
 from functools import partial
+from threading import Lock
 from typing import Any, TypeVar
 
 import msgspec
@@ -34,19 +35,59 @@ Body = TypeVar("Body", bound=msgspec.Struct)
 Result = TypeVar("Result")
 
 
+class HeldBytes:
+    """The bytes of bodies that one request holds of a limit for all. The end of the `with` block gives them back.
+
+    A worker thread may still decode a body whose client has left, so `take` fails after that.
+    """
+
+    def __init__(self, received: SharedLimit, client: str) -> None:
+        self.number = 0
+        self._received = received
+        self._client = client
+        self._lock = Lock()
+        self._has_ended = False
+
+    def __enter__(self) -> HeldBytes:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        with self._lock:
+            self._has_ended = True
+            self._received.give_back(self._client, self.number)
+
+    def take(self, number: int) -> None:
+        """Hold more bytes. Raises Overloaded, and ClientDisconnect after the end."""
+        with self._lock:
+            if self._has_ended:
+                raise ClientDisconnect
+            if not self._received.take(self._client, number):
+                raise Overloaded(TOO_MANY_BODIES, retry_after_seconds=RETRY_AFTER_SECONDS)
+            self.number += number
+
+    async def keep(self, body: bytearray, part: bytes) -> None:
+        """Append a part to a body, and hold its bytes. Raises Overloaded."""
+        self.take(len(part))
+        body += part
+
+    def give_back(self, number: int) -> None:
+        with self._lock:
+            self.number -= number
+            self._received.give_back(self._client, number)
+
+
 async def read_body(request: Request, serving: Serving) -> bytearray:
     """Read the whole JSON body of the request and undo its content codings. Raises the errors of both, Overloaded if
     clients send too many large bodies at once, and ClientDisconnect."""
     codings = codings_of(request.headers.getlist("content-encoding"))
     limit_bytes = serving.body_limit
     body = bytearray()  # one buffer that grows: joining the parts would copy all of them
-    client: str = request.state.client
     is_whole = False
     try:
-        await receive(request, limit_bytes, partial(keep, serving.received_bytes, client, body))
+        with HeldBytes(serving.received_bytes, request.state.client) as held:
+            await receive(request, limit_bytes, partial(held.keep, body))
         is_whole = True
     finally:
-        serving.received_bytes.give_back(client, len(body))
         if not is_whole:
             num_bytes = len(body)
             body.clear()
@@ -91,16 +132,11 @@ async def pass_body(request: Request, received: SharedLimit, limit_bytes: int, u
             pieces = (part,) if decoding is None else decoding.feed(part)
             await run_in_threadpool(at_once, cpu.of(use_all(pieces)))
 
-    client = request.state.client
-    window_bytes = len(codings) * WINDOW_BYTES
-    if not received.take(client, window_bytes):
-        raise Overloaded(TOO_MANY_BODIES, retry_after_seconds=RETRY_AFTER_SECONDS)
-    try:
+    with HeldBytes(received, request.state.client) as held:
+        held.take(len(codings) * WINDOW_BYTES)
         await receive(request, limit_bytes, pass_part)
         if decoding is not None:
             await run_in_threadpool(at_once, cpu.of(use_all(decoding.end())))
-    finally:
-        received.give_back(client, window_bytes)
 
 
 async def receive(request: Request, limit_bytes: int, use: Callable[[bytes], Awaitable[None]]) -> None:
@@ -129,34 +165,16 @@ def announced_bytes(headers: Headers) -> int:
     return int(length[:15]) if length.isdecimal() else 0
 
 
-async def keep(received: SharedLimit, client: str, body: bytearray, part: bytes) -> None:
-    """Append a part to a client's body, and count its bytes. Raises Overloaded."""
-    if not received.take(client, len(part)):
-        raise Overloaded(TOO_MANY_BODIES, retry_after_seconds=RETRY_AFTER_SECONDS)
-    body += part
-
-
 async def _decoded(request: Request, body: bytearray, codings: list[str], limit_bytes: int) -> bytearray:
     """Return a body without its codings: at once for a small one, in the tokenize stage for a large one."""
-    received = serving_of(request).received_bytes
-    client = request.state.client
-    num_bytes = 0
-
-    def take(number: int) -> None:
-        nonlocal num_bytes
-        if not received.take(client, number):
-            raise Overloaded(TOO_MANY_BODIES, retry_after_seconds=RETRY_AFTER_SECONDS)
-        num_bytes += number
-
-    work = decoded(body, codings, limit_bytes, take)
-    try:
-        next(work)
+    with HeldBytes(serving_of(request).received_bytes, request.state.client) as held:
+        work = decoded(body, codings, limit_bytes, held.take)
+        try:
+            next(work)
+        except StopIteration as stop:
+            whole: bytearray = stop.value
+            return whole
         return await in_turns(request, work, max(len(body), LARGE_BYTES + 1))
-    except StopIteration as stop:
-        whole: bytearray = stop.value
-        return whole
-    finally:
-        received.give_back(client, num_bytes)
 
 
 async def read_parsed(
@@ -208,44 +226,28 @@ async def in_turns(request: Request, work: Work[Result], num_bytes: int) -> Resu
         del result, both  # An error in them refers to this frame, and so to the body.
 
 
-async def read_into(body: bytearray, request: Request, received: SharedLimit, limit_bytes: int) -> None:
-    """Read a body without an engine: worker threads undo its content codings. The caller gives back its bytes to
-    `received`. Raises an APIError, and ClientDisconnect."""
+async def read_into(body: bytearray, request: Request, held: HeldBytes, limit_bytes: int) -> None:
+    """Read a body without an engine: worker threads undo its content codings. `held` has its bytes until the caller
+    gives them back. Raises an APIError, and ClientDisconnect."""
     codings = codings_of(request.headers.getlist("content-encoding"))
-    client = request.state.client
-    await receive(request, limit_bytes, partial(keep, received, client, body))
-    if not codings or not body:
-        return
-    num_bytes = 0
-
-    def take(number: int) -> None:
-        nonlocal num_bytes
-        if not received.take(client, number):
-            raise Overloaded(TOO_MANY_BODIES, retry_after_seconds=RETRY_AFTER_SECONDS)
-        num_bytes += number
-
-    work = decoded(body, codings, limit_bytes, take)
-    try:
-        whole = await run_in_threadpool(at_once, work)
-    except BaseException:
-        received.give_back(client, num_bytes)
-        raise
-    received.give_back(client, len(body))
-    body[:] = whole
+    await receive(request, limit_bytes, partial(held.keep, body))
+    if codings and body:
+        whole = await run_in_threadpool(at_once, decoded(body, codings, limit_bytes, held.take))
+        held.give_back(len(body))
+        body[:] = whole
 
 
 async def read_without_engine(request: Request, received: SharedLimit, limit_bytes: int, kind: type[Body]) -> Body:
     """Read and parse a body as `read_parsed` does, without an engine."""
     body = bytearray()
-    try:
-        await read_into(body, request, received, limit_bytes)
-        check_type(request, "application/json")
-        content = body.removeprefix(BOM_UTF8)
-        return await run_in_threadpool(at_once, protocol.parse(kind, content))
-    except RecursionError:
-        raise InvalidRequest("The body is nested too deeply.") from None
-    finally:
-        received.give_back(request.state.client, len(body))
+    with HeldBytes(received, request.state.client) as held:
+        try:
+            await read_into(body, request, held, limit_bytes)
+            check_type(request, "application/json")
+            content = body.removeprefix(BOM_UTF8)
+            return await run_in_threadpool(at_once, protocol.parse(kind, content))
+        except RecursionError:
+            raise InvalidRequest("The body is nested too deeply.") from None
 
 
 async def client_left(receive: Receive) -> None:

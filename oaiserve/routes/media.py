@@ -14,10 +14,10 @@ from starlette.requests import Request
 
 from oaiserve.engine.data_url import is_bare_image, is_data_url, is_for_urls, percent_decoded, read_data_url
 from oaiserve.engine.media import Detail, MediaFile, MediaKind
-from oaiserve.errors import InvalidRequest, NotFetched, Overloaded
+from oaiserve.errors import InvalidRequest, NotFetched
 from oaiserve.facts.media import FILE_BYTES
 from oaiserve.routes.adaptations import STORED, Adaptations
-from oaiserve.routes.body import RETRY_AFTER_SECONDS, TOO_MANY_BODIES, in_turns_if_large
+from oaiserve.routes.body import HeldBytes, in_turns_if_large
 from oaiserve.routes.exchange import Exchange
 from oaiserve.routes.foreign import text_of
 from oaiserve.routes.invalid import invalid, show
@@ -253,7 +253,6 @@ def first_asked(roles: Sequence[object]) -> int:
 
 async def _fetched(request: Request, serving: Serving, named: Named) -> dict[str, bytes]:
     reader = MediaReader(serving)
-    client = request.state.client
     most = serving.body_limit
     named = {name: each for name, each in named.items() if each[1].is_needed or reader.reads(each[0].kind)}
     for source, place in named.values():
@@ -264,25 +263,21 @@ async def _fetched(request: Request, serving: Serving, named: Named) -> dict[str
     others = [name for name, each in named.items() if not each[1].is_needed]
     for name in others[: max(0, len(named) - limit)]:
         del named[name]
-    taken = 0
+    with HeldBytes(serving.received_bytes, request.state.client) as held:
 
-    def take(num_bytes: int) -> None:
-        """Count bytes like those of a body: all media that are only named may be as large as one body."""
-        nonlocal taken
-        if taken + num_bytes > most:
-            raise InvalidRequest(f"The files that the request names have more than {most} bytes (--body-limit).")
-        if not serving.received_bytes.take(client, num_bytes):
-            raise Overloaded(TOO_MANY_BODIES, retry_after_seconds=RETRY_AFTER_SECONDS)
-        taken += num_bytes
+        def take(num_bytes: int) -> None:
+            """Count bytes like those of a body: all media that are only named may be as large as one body."""
+            if held.number + num_bytes > most:
+                raise InvalidRequest(f"The files that the request names have more than {most} bytes (--body-limit).")
+            held.take(num_bytes)
 
-    tasks = [asyncio.create_task(_content(request, serving, *each, take)) for each in named.values()]
-    try:
-        contents = dict(zip(named, await asyncio.gather(*tasks), strict=True))
-        return {name: content for name, content in contents.items() if content is not None}
-    finally:
-        for task in tasks:
-            task.cancel()
-        serving.received_bytes.give_back(client, taken)
+        tasks = [asyncio.create_task(_content(request, serving, *each, take)) for each in named.values()]
+        try:
+            contents = dict(zip(named, await asyncio.gather(*tasks), strict=True))
+            return {name: content for name, content in contents.items() if content is not None}
+        finally:
+            for task in tasks:
+                task.cancel()
 
 
 async def _content(

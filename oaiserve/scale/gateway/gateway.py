@@ -26,7 +26,7 @@ from oaiserve.facts.routing_decision import OWNER_HEADER
 from oaiserve.facts.times import WAITED_HEADER, Phase, monotonic_ns
 from oaiserve.http.keys import Key
 from oaiserve.routes.batches.routes import MOST_FILE_BYTES
-from oaiserve.routes.body import client_left, read_into
+from oaiserve.routes.body import HeldBytes, client_left, read_into
 from oaiserve.routes.serving import MEDIA_BODY_BYTES, MOST_RECEIVED_BYTES
 from oaiserve.scale.children.models import ChildModels
 from oaiserve.scale.gateway.attempts import TRACEPARENT, Attempts, BegunAnswer
@@ -160,9 +160,9 @@ class Gateway:
                 log.error(text, num_hops)
             raise LoopDetected(f"The request has passed {num_hops} gateways, and at most {MOST_HOPS} are allowed.")
         body = bytearray()
-        try:
+        with HeldBytes(self._received, client) as held:
             limit_bytes = MOST_FILE_BYTES if path == "/v1/files" else self.body_limit
-            await read_into(body, Request(scope, receive), self._received, limit_bytes)  # routing needs the prompt
+            await read_into(body, Request(scope, receive), held, limit_bytes)  # routing needs the prompt
             left = asyncio.create_task(client_left(receive))
             try:
                 sent = SentPieces(self._kept, client)
@@ -182,13 +182,11 @@ class Gateway:
                     if path in ADAPTER_PATHS:  # the next request may name the adapter
                         await self._watch.refresh(begun.upstream)
                     if not begun.may_go_on:
-                        self._received.give_back(client, len(body))
+                        held.give_back(held.number)
                         request.body = body = bytearray()  # nobody needs it any more
                     return await self._relay.pass_on(scope, send, request, begun, left)
             finally:
                 left.cancel()
-        finally:
-            self._received.give_back(client, len(body))
 
     def _refuses(self, path: str) -> bool:
         """Return whether a path is about one replica, so that a gateway refuses it. Of child processes, a request names
