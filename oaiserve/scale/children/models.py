@@ -20,10 +20,10 @@ from oaiserve.scale.children.process import ServerProcess
 
 log = logging.getLogger(__name__)
 
-LOOK_SECONDS = 1.0  # between two looks at what is idle
+LOOK_SECONDS = 1.0  # interval of checks for idle models
 LEAST_PAUSE_SECONDS = 1.0  # after a failed load, before the next one
 MOST_PAUSE_SECONDS = 60.0
-STABLE_SECONDS = 60.0  # after which the end of a process has nothing to do with the one before
+STABLE_SECONDS = 60.0  # A process that has run for longer starts again without a pause.
 
 
 @dataclass(slots=True)
@@ -77,6 +77,7 @@ class ChildModels:
         self._room = asyncio.Lock()  # one model after the other makes itself room and loads
         self._watching: set[asyncio.Task[None]] = set()
         self._is_closed = False
+        self.is_draining = False  # set by a signal handler: processes that end are started again only for requests
 
     @property
     def names(self) -> Iterable[str]:
@@ -148,16 +149,17 @@ class ChildModels:
                 model.free.set()
 
     async def loaded(self, name: str) -> None:
-        """Wait until a model is loaded. All who wait for the same one wait for the same load.
+        """Wait until a model is loaded. All requests for it wait for the same load.
 
         Raises ModelNotFound and Unavailable."""
         model = self._model(self.name_for(name))
-        if model.process is not None:
-            return
-        if (wait_ns := model.retry_ns - self._clock_ns()) > 0:
-            text = f"The model '{model.name}' could not be loaded: {model.failure} The server's log says why."
-            raise Unavailable(text, retry_after_seconds=-(-wait_ns // 10**9))
         if model.loading is None:
+            if model.process is not None:
+                return
+            if self._is_closed:
+                raise Unavailable("The server is shutting down. Please try again.")
+            if (wait_ns := model.retry_ns - self._clock_ns()) > 0:
+                raise _not_loaded(model, retry_after_seconds=-(-wait_ns // 10**9))
             model.loading = asyncio.create_task(self._load(model))
         await asyncio.shield(model.loading)
 
@@ -197,18 +199,14 @@ class ChildModels:
                 began_ns = self._clock_ns()
                 process = await self._start(model.config, model.address)
                 await process.ready()
-                model.process = process
+                with suppress(OSError):  # The process has ended already, which the next line sees.
+                    model.num_bytes = process.num_bytes
+                await self._join(model, process)
                 model.num_failures = 0
                 model.used_ns = self._clock_ns()
                 model.num_loads += 1
-                with suppress(OSError):  # it has ended already, which is seen below
-                    model.num_bytes = process.num_bytes
-                await self._changed()
-            log.info(
-                "Loaded the model %s in %.1f s; it takes %d MiB",
-                model.name,
-                *_shown(self._clock_ns() - began_ns, model),
-            )
+            seconds = (model.used_ns - began_ns) / 1e9
+            log.info("Loaded the model %s in %.1f s; it takes %d MiB", model.name, seconds, model.num_bytes >> 20)
             watching = asyncio.create_task(self._see_end(model, process))
             self._watching.add(watching)
             watching.add_done_callback(self._watching.discard)
@@ -217,15 +215,29 @@ class ChildModels:
             model.retry_ns = self._clock_ns() + _pause_ns(model.num_failures)
             model.failure = str(error)
             log.error("The model %s could not be loaded: %s", model.name, error)
-            raise Unavailable(
-                f"The model '{model.name}' could not be loaded: {error} The server's log says why."
-            ) from None
+            raise _not_loaded(model) from None
         except asyncio.CancelledError:
             if process is not None:
                 await process.end(model.config.server.drain_timeout_seconds)
             raise
         finally:
             model.loading = None
+
+    async def _join(self, model: Model, process: ServerProcess) -> None:
+        """Let a process take requests. Raises StartupError if it ends before it can."""
+        model.process = process
+        joining = asyncio.ensure_future(self._changed())
+        ending = asyncio.ensure_future(process.ended())
+        try:
+            await asyncio.wait((joining, ending), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            has_joined = joining.done()
+            joining.cancel()
+            ending.cancel()
+        if not has_joined:
+            model.process = None
+            await self._changed()
+            raise StartupError(f"Its process has ended {process.how_ended}.")
 
     async def _make_room(self, model: Model) -> None:
         """Unload others, the least recently used first, until there is room for a model. A busy one is waited for,
@@ -293,7 +305,7 @@ class ChildModels:
                 await self.loaded(model.name)
 
     def _is_needed(self, model: Model) -> bool:
-        stays = not self._options.load_on_demand and self._excess(model.num_bytes) <= 0
+        stays = not (self._options.load_on_demand or self.is_draining) and self._excess(model.num_bytes) <= 0
         return stays or model.num_users > 0
 
 
@@ -302,5 +314,6 @@ def _pause_ns(num_failures: int) -> int:
     return int(min(MOST_PAUSE_SECONDS, LEAST_PAUSE_SECONDS * 2 ** min(num_failures - 1, 10)) * 1e9)
 
 
-def _shown(took_ns: int, model: Model) -> tuple[float, int]:
-    return took_ns / 1e9, model.num_bytes >> 20
+def _not_loaded(model: Model, retry_after_seconds: int | None = None) -> Unavailable:
+    text = f"The model '{model.name}' could not be loaded: {model.failure} The server's log says why."
+    return Unavailable(text, retry_after_seconds=retry_after_seconds)

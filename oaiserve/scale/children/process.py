@@ -19,6 +19,7 @@ from oaiserve.scale.address import Address
 
 READY = b"+"
 MOST_PATH_BYTES = 107  # of a Unix socket
+GOODBYE_SECONDS = 8.0  # after the drain timeout, in which a server cuts off requests, and exports telemetry
 
 
 class ServerProcess:
@@ -52,11 +53,12 @@ class ServerProcess:
     async def ready(self) -> None:
         """Wait until it serves. Raises StartupError if it has ended before."""
         if await self._reader.read(1) != READY:
-            await self._process.wait()
+            await self.ended()
             raise StartupError(f"Its process has ended {self.how_ended}.")
 
     async def ended(self) -> None:
         await self._process.wait()
+        self._writer.close()
 
     @property
     def has_ended(self) -> bool:
@@ -74,17 +76,16 @@ class ServerProcess:
         lines = Path(f"/proc/{self._process.pid}/smaps_rollup").read_text().splitlines()
         return sum(int(line.split()[1]) * 1024 for line in lines if line.startswith("Pss:"))
 
-    async def end(self, limit_seconds: float) -> None:
-        """End the process in order, or kill it after the limit."""
+    async def end(self, drain_seconds: float) -> None:
+        """End the process in order, or kill it if it takes longer than its drain timeout and GOODBYE_SECONDS."""
         if self._process.returncode is None:
             self._process.send_signal(SIGTERM)
         try:
-            async with asyncio.timeout(limit_seconds):
-                await self._process.wait()
+            async with asyncio.timeout(drain_seconds + GOODBYE_SECONDS):
+                await self.ended()
         except TimeoutError:
             self._process.kill()
-            await self._process.wait()
-        self._writer.close()
+            await self.ended()
 
 
 async def start_on(config: Config, address: Address) -> ServerProcess:

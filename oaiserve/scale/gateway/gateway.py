@@ -117,6 +117,8 @@ class Gateway:
     def drain(self) -> None:
         """Take no further requests. A signal handler may call this."""
         self.is_draining = True
+        if self._models is not None:
+            self._models.is_draining = True
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request. Raises the gateway's own errors, before the status line."""

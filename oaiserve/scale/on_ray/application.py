@@ -9,13 +9,14 @@ from ray import serve
 from ray.serve.schema import LoggingConfig
 
 from oaiserve.config import Config
-from oaiserve.scale.on_ray.replica import Replica
+from oaiserve.scale.children.process import GOODBYE_SECONDS
+from oaiserve.scale.on_ray.replica import REPORT_LIMIT_SECONDS, Replica
 from oaiserve.scale.on_ray.settings import config_of
 from oaiserve.scale.on_ray.targets import DEPLOYMENT, Targets
 
 HEALTH_SECONDS = 1.0  # between two checks of its health
 SILENT_SECONDS = 10.0  # for which a check may wait; after three of these, the replica is replaced
-DRAIN_MARGIN_SECONDS = 5
+DRAIN_MARGIN_SECONDS = REPORT_LIMIT_SECONDS + GOODBYE_SECONDS  # for what a replica does besides draining
 
 
 def build(args: Mapping[str, Any]) -> serve.Application:

@@ -29,7 +29,7 @@ class Process:
     async def ended(self) -> None:
         await self._ended.wait()
 
-    async def end(self, limit_seconds: float, /) -> None:
+    async def end(self, drain_seconds: float, /) -> None:
         self._ended.set()
 
     def crash(self) -> None:
@@ -45,6 +45,8 @@ class Machine:
         self.fails: set[str] = set()
         self.gate = asyncio.Event()
         self.gate.set()
+        self.joins = asyncio.Event()  # unless set, no process can take requests yet
+        self.joins.set()
         self.adapters: dict[str, list[str]] = {}  # by the address of a model
         models = [Model(name, Config(name), Address("127.0.0.1", 1, name), SIZE) for name in names]
         start: Any = self.start
@@ -61,7 +63,8 @@ class Machine:
         return process
 
     async def changed(self) -> None:
-        pass
+        if self.loaded:
+            await self.joins.wait()
 
     @property
     def loaded(self) -> str:
@@ -175,6 +178,55 @@ async def test_it_is_a_failure_if_no_model_can_be_loaded() -> None:
     machine.fails = {"a", "b"}
     await machine.models.load_all()
     assert isinstance(machine.models.failure, StartupError)
+
+
+async def test_process_that_ends_before_it_can_take_requests_is_a_failed_load_and_holds_up_nobody() -> None:
+    machine = Machine("ab")
+    machine.joins.clear()
+    first = asyncio.create_task(machine.use("a"))
+    second = asyncio.create_task(machine.use("b"))
+    await settle()
+    machine.started[0][1].crash()
+    with pytest.raises(Unavailable, match="'a' could not be loaded: Its process has ended with exit code 1"):
+        await first
+    machine.joins.set()
+    assert await second == 0
+    assert machine.loaded == "b"
+    await machine.models.close()
+
+
+async def test_requests_wait_until_the_process_can_take_them() -> None:
+    machine = Machine("a")
+    machine.joins.clear()
+    using = [asyncio.create_task(machine.use("a"))]
+    await settle()
+    assert machine.loaded == "a"
+    using.append(asyncio.create_task(machine.use("a")))
+    await settle()
+    assert not any(each.done() for each in using)
+    machine.joins.set()
+    assert await asyncio.gather(*using) == [0, 0]
+    await machine.models.close()
+
+
+async def test_nothing_is_loaded_after_the_end() -> None:
+    machine = Machine("a")
+    await machine.models.close()
+    with pytest.raises(Unavailable, match="shutting down"):
+        await machine.use("a")
+    assert machine.loads == ""
+
+
+async def test_process_that_ends_during_the_drain_is_started_again_only_for_its_requests() -> None:
+    machine = Machine("ab")
+    await machine.use("b")
+    async with machine.models.in_use("a"):
+        machine.models.is_draining = True
+        for _, process in [*machine.started]:
+            process.crash()
+        await settle()
+        assert machine.loads == "baa"
+    await machine.models.close()
 
 
 async def test_process_that_ends_is_started_again_at_once() -> None:

@@ -110,13 +110,19 @@ class Child:
         self.server = RunningServer(self.app, config.server, path=address.path)
         self._ended = asyncio.Event()
 
+    def crash(self) -> None:
+        self.server.kill()
+        self.server.__exit__()
+        self._loop.call_soon_threadsafe(self._ended.set)
+
     async def ready(self) -> None:
+        self._loop = asyncio.get_running_loop()
         await asyncio.to_thread(self.server.__enter__)
 
     async def ended(self) -> None:
         await self._ended.wait()
 
-    async def end(self, limit_seconds: float, /) -> None:
+    async def end(self, drain_seconds: float, /) -> None:
         await asyncio.to_thread(self.server.__exit__)
         self._ended.set()
 
@@ -177,8 +183,7 @@ def test_line_whose_process_ends_is_sent_again(monkeypatch: pytest.MonkeyPatch) 
         first.engine.script = None  # type: ignore[assignment]
         batch = begin(sdk, line(1, model="a"))
         wait_until(first.engine.submitted.qsize)
-        first.server.kill()
-        first._ended._loop.call_soon_threadsafe(first._ended.set)  # type: ignore[attr-defined]
+        first.crash()
         batch = ended(sdk, batch)
         assert (batch.status, batch.request_counts.completed) == ("completed", 1)
         assert children["a"] is not first
