@@ -254,9 +254,9 @@ def command_line(serve_app: ServeApp, *, all_flags: bool = False) -> App:
         first = model[0] if model else ""
         if len(model) > 1 or tables or models.are_set or holds_models(first):
             configs = models_of(model, tables, Config("models", server, engine, telemetry, file=config))
-            _check_files(server, engine, telemetry)
+            _check_tls(server.tls_certificate, server.tls_key)
             for each in configs.values():
-                given_defaults(each.server.default_params)
+                _check_files(each.server, each.engine, each.telemetry)
             with _bind(server.host, server.port) as sock:
                 return _serve_models(server, configs, models, sock)
         settings = Config(first, server, engine, telemetry, file=config)
@@ -539,7 +539,7 @@ def _serve_models(
             app,
             server,
             sock,
-            allowed_connections(server),
+            allowed_connections(server, files_each=2),
             banner,
             on_drain=gateway.drain,
             failure=lambda: models.failure,
@@ -560,7 +560,8 @@ def _route(options: RouteOptions, sock: socket.socket) -> int:
     url = banners.address(server, sock.getsockname()[1])
     banner = banners.of_gateway(options, url)
     with announced(url, f"those of {len(options.replica)} servers"):
-        run_until_signal(app, server, sock, allowed_connections(server), banner, on_drain=gateway.drain)
+        connections = allowed_connections(server, files_each=2)
+        run_until_signal(app, server, sock, connections, banner, on_drain=gateway.drain)
     return 0
 
 

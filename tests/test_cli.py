@@ -482,3 +482,11 @@ def test_default_params_may_be_a_table_of_the_config_file(value: str, tmp_path: 
     assert given_defaults(served.config.server.default_params) == {"temperature": 0.2, "top_k": 5}
     own = models_of([], {"a": {"model": "demo", "default-params": {"top_k": 5}}}, Config("models"))["a"]
     assert given_defaults(own.server.default_params) == {"top_k": 5}
+
+
+def test_missing_file_in_the_table_of_a_model_is_refused_at_the_start(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "config.toml"
+    path.write_text('[models.a]\nmodel = "demo"\nchat-template = "no-such.jinja"\n')
+    assert "--chat-template is 'no-such.jinja'" in refusal(capsys, "serve", "--config", str(path), *FREE_PORT)

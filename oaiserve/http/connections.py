@@ -51,24 +51,23 @@ class Connections:
     def __init__(self, most: int, most_per_address: int, clock_ns: Callable[[], int] = monotonic_ns) -> None:
         self.num_open = 0
         self.refusals = Refusals(clock_ns)  # refused requests
-        self.refused: dict[str, int] = dict.fromkeys(
-            Refusal, 0
-        )  # It has all reasons from the start, so its size never changes.
-        self._most = most
-        self._most_per_address = most_per_address
+        # It has all reasons from the start, so its size never changes.
+        self.refused: dict[str, int] = dict.fromkeys(Refusal, 0)
+        self.most = most
+        self.most_per_address = most_per_address
         self._by_client: dict[bytes, int] = {}
 
     def admit(self, address: str) -> Refusal | None:
         """Count a connection from the address as open and return None, or refuse it and return why."""
         client = client_of(address)
         of_client = self._by_client.get(client, 0)
-        if self.num_open >= self._most:
-            log.warning("Refused a connection: all %d of --max-connections are open", self._most)
+        if self.num_open >= self.most:
+            log.warning("Refused a connection: all %d of --max-connections are open", self.most)
             self.count(Refusal.ALL)
             return Refusal.ALL
-        if self._most_per_address and of_client >= self._most_per_address:
+        if self.most_per_address and of_client >= self.most_per_address:
             text = "Refused a connection: %s has the %d of --max-connections-per-address open"
-            log.warning(text, address, self._most_per_address)
+            log.warning(text, address, self.most_per_address)
             self.count(Refusal.ADDRESS)
             return Refusal.ADDRESS
         self.num_open += 1
@@ -96,25 +95,28 @@ def client_of(address: str) -> bytes:
     return packed[12:] if packed.startswith(b"\0" * 10 + b"\xff\xff") else packed[:8]
 
 
-def allowed_connections(options: ServerOptions) -> Connections:
+def allowed_connections(options: ServerOptions, files_each: int = 1) -> Connections:
     """Raise the limit of open files, and return `Connections` with limits by the options and the files left.
 
-    Call it once the model is loaded: files open by then are taken. Raises StartupError if too few are left.
+    Call it once the model is loaded: files open by then are taken. A connection takes `files_each`, 2 in a gateway,
+    which has a connection to a replica for each. Raises StartupError if too few are left.
     """
     num_open_files = len(os.listdir("/dev/fd"))
     reserve = num_open_files + SPARE_FILES
-    asked = options.max_connections
-    limit = _raise_open_files(reserve + (asked or MOST_CONNECTIONS))
-    available = limit - reserve
-    if available < (asked or FEWEST_CONNECTIONS):
-        what = (
-            f"--max-connections is {asked}" if asked else f"at least {FEWEST_CONNECTIONS} connections must be possible"
-        )
+    requested = options.max_connections
+    limit = _raise_open_files(reserve + files_each * (requested or MOST_CONNECTIONS))
+    available = (limit - reserve) // files_each
+    if available < (requested or FEWEST_CONNECTIONS):
+        if requested:
+            what = f"--max-connections is {requested}"
+        else:
+            what = f"at least {FEWEST_CONNECTIONS} connections must be possible"
         raise StartupError(
-            f"This process may have {limit} files open and needs {reserve} itself, which leaves {max(0, available)} "
-            f"for connections, but {what}. Raise the limit with 'ulimit -n', LimitNOFILE or --ulimit nofile."
+            f"This process may have {limit} files open and needs {reserve} itself, which leaves room for "
+            f"{max(0, available)} connections, but {what}. Raise the limit with 'ulimit -n', LimitNOFILE or "
+            "--ulimit nofile."
         )
-    most = asked or min(available, MOST_CONNECTIONS)
+    most = requested or min(available, MOST_CONNECTIONS)
     per_address = options.max_connections_per_address
     return Connections(most, max(1, most // 2) if per_address is None else per_address)
 

@@ -54,8 +54,16 @@ def test_each_refusal_is_counted_and_says_which_limit_it_keeps(caplog: pytest.Lo
 def test_the_default_leaves_files_to_the_server_and_half_of_the_rest_to_an_address() -> None:
     connections = allowed_connections(ServerOptions())
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    assert 0 < connections._most <= min(MOST_CONNECTIONS, limit - 64)
-    assert connections._most_per_address == connections._most // 2
+    assert 0 < connections.most <= min(MOST_CONNECTIONS, limit - 64)
+    assert connections.most_per_address == connections.most // 2
+
+
+def test_a_gateway_leaves_a_file_for_each_connection_to_a_replica(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("oaiserve.http.connections._raise_open_files", lambda wanted: min(wanted, 1000))
+    alone = allowed_connections(ServerOptions()).most
+    assert alone // 2 - 1 <= allowed_connections(ServerOptions(), files_each=2).most <= alone // 2
+    with pytest.raises(StartupError, match=f"room for .* connections, but --max-connections is {alone}"):
+        allowed_connections(ServerOptions(max_connections=alone), files_each=2)
 
 
 def test_more_connections_than_files_stop_the_start() -> None:

@@ -92,11 +92,12 @@ def _of_model(name: str, model: str, table: Mapping[str, Any], base: Config) -> 
         served_model_name=base.server.served_model_name or (name, *further_names),
         host="127.0.0.1",
         trusted_proxy=("127.0.0.1",),
-        # Whoever can ask the front can ask this: the front has checked names, origins and the number of connections.
+        # The gateway has checked names, origins and the number of connections, and its own requests need some more.
         tls_certificate=None,
         tls_key=None,
         allowed_host=(),
         cors_origin=(),
+        max_connections=None,
         max_connections_per_address=0,
         share_prefix_cache=base.server.shares_prefix_cache,
     )

@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import shutil
-import tempfile
 import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from secrets import token_urlsafe
+from tempfile import TemporaryDirectory
 
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
@@ -64,7 +63,7 @@ class Children:
 
     models: ChildModels
     options: ModelsOptions
-    folder: Path  # private to this user
+    folder: TemporaryDirectory[str]  # with their sockets, private to this user
     ring: Keyring | None
     key_store: KeyStore | None
     batches: BatchStore | None
@@ -94,7 +93,7 @@ class Children:
             await self.models.close()
             if self.batches is not None:
                 await self.batches.close()
-            shutil.rmtree(self.folder)
+            self.folder.cleanup()
             if self.key_store is not None:
                 await self.key_store.close()
 
@@ -125,9 +124,10 @@ def create_gateway_of_models(
     Raises StartupError for files of keys."""
     ring, key_store = keyring(server)
     own_key = token_urlsafe() if server.needs_key else None  # for reports and metrics
-    folder = Path(tempfile.mkdtemp(prefix="oaiserve-"))
+    folder = TemporaryDirectory(prefix="oaiserve-")  # which is removed even if the server does not start
+    inside = Path(folder.name)
     if server.stores_responses and server.response_store is None:
-        server = replace(server, response_store=folder / "responses")  # which all processes share
+        server = replace(server, response_store=inside / "responses")  # which all processes share
     batches = BatchStore(server.response_store, store_limits(server)) if server.stores_responses else None
     routers = Routers(is_strict=True)
 
@@ -137,7 +137,7 @@ def create_gateway_of_models(
             await asyncio.sleep(JOIN_SECONDS)
 
     children = [
-        Model(name, _of_child(config, server, own_key), Address.of_socket(folder / f"{number}.sock"), _size(config))
+        Model(name, _of_child(config, server, own_key), Address.of_socket(inside / f"{number}.sock"), _size(config))
         for number, (name, config) in enumerate(configs.items(), start=1)
     ]
     models = ChildModels(children, options, start_on, changed, routers.models_of)
@@ -172,7 +172,7 @@ def _create(
         if models is None:
             content = await run_in_threadpool(metrics.render)
         else:
-            content = await model_routes.all_metrics(metrics, watch, models)
+            content = await model_routes.all_metrics(metrics, watch, models.models.values())
         return await page_response(request, content, CONTENT_TYPE)
 
     @asynccontextmanager

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
+from collections.abc import Iterable
 from contextlib import suppress
 
 from starlette.concurrency import run_in_threadpool
@@ -20,9 +22,9 @@ from oaiserve.routes.middleware import json_response
 from oaiserve.routes.models import AnyModel, in_form, list_answer
 from oaiserve.routes.models import closed_route as adapters_closed
 from oaiserve.scale.children.metrics import merged
-from oaiserve.scale.children.models import ChildModels
+from oaiserve.scale.children.models import ChildModels, Model
 from oaiserve.scale.gateway.client_request import ADAPTER_PATHS
-from oaiserve.scale.gateway.lists import all_models
+from oaiserve.scale.gateway.lists import LIST_SECONDS, all_models
 from oaiserve.scale.gateway.metrics import GatewayMetrics
 from oaiserve.scale.gateway.upstream import BadAnswer, CutOff, Unreachable
 from oaiserve.scale.gateway.watch import Watch
@@ -73,15 +75,21 @@ def routes(
     ]
 
 
-async def all_metrics(metrics: GatewayMetrics, watch: Watch, models: ChildModels) -> bytes:
+async def all_metrics(metrics: GatewayMetrics, watch: Watch, models: Iterable[Model]) -> bytes:
     """Return the metrics of the gateway, and those of each child process with its model as a label."""
-    texts = {}
-    for model in models.models.values():
-        if model.process is not None:
-            with suppress(Unreachable, BadAnswer, CutOff, KeyError):  # it has just ended
-                upstream = watch.upstreams[model.address.name]
-                _, content = await upstream.get(b"/metrics", watch.headers, MOST_METRICS_BYTES)
-                texts[model.name] = content.decode()
-    all_models = [*models.models.values()]
-    text = await run_in_threadpool(lambda: merged(metrics.render().decode(), texts, all_models))
+    all_models = [*models]
+    loaded = [model for model in all_models if model.process is not None]
+    texts = await asyncio.gather(*(_metrics_of(model, watch) for model in loaded))
+    by_name = {model.name: text for model, text in zip(loaded, texts, strict=True)}
+    text = await run_in_threadpool(lambda: merged(metrics.render().decode(), by_name, all_models))
     return text.encode()
+
+
+async def _metrics_of(model: Model, watch: Watch) -> str:
+    """Return the metrics of a child process; none if it has just ended, or does not answer in time."""
+    with suppress(TimeoutError, Unreachable, BadAnswer, CutOff, KeyError):
+        async with asyncio.timeout(LIST_SECONDS):
+            upstream = watch.upstreams[model.address.name]
+            status, content = await upstream.get(b"/metrics", watch.headers, MOST_METRICS_BYTES)
+        return content.decode() if status == 200 else ""
+    return ""

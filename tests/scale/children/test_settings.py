@@ -10,7 +10,7 @@ from oaiserve.scale.children.settings import holds_models, models_of
 
 BASE = Config(
     "models",
-    ServerOptions(host="0.0.0.0", port=9, api_key=("one", "two")),
+    ServerOptions(host="0.0.0.0", port=9, api_key=("one", "two"), max_connections=8),
     EngineOptions(max_running=5),
     TelemetryOptions(record_requests=Path("load.jsonl")),
 )
@@ -31,6 +31,7 @@ def test_a_process_listens_for_this_machine_alone_and_has_the_keys() -> None:
     server = models_of(["demo"], {}, BASE)["demo"].server
     assert (server.host, server.trusted_proxy, server.api_key) == ("127.0.0.1", ("127.0.0.1",), ("one", "two"))
     assert not server.shares_prefix_cache  # as without a further key
+    assert server.max_connections is None, "reports and batches need connections besides those of clients"
 
 
 def test_a_folder_stands_for_the_models_in_it(tmp_path: Path) -> None:

@@ -5,6 +5,9 @@ The processes are doubles: real servers on Unix sockets, in threads, with script
 
 import asyncio
 import json
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -97,6 +100,11 @@ def test_requests_of_an_unknown_model_are_not_found(name: str) -> None:
 # -- with processes ---------------------------------------------------------------------------------------------------
 
 
+class Metrics(FakeTelemetry):
+    def render(self, accept: str) -> tuple[bytes, str]:
+        return b"# TYPE up gauge\nup 1\n", "text/plain"
+
+
 class Child:
     """A double of a child process."""
 
@@ -106,7 +114,7 @@ class Child:
     def __init__(self, config: Config, address: Address) -> None:
         self.engine = FakeEngine()
         self.engine.script = says(config.model_name)
-        self.app = create_app(config, self.engine, FakeTelemetry(), is_child=True)  # type: ignore[arg-type]
+        self.app = create_app(config, self.engine, Metrics(), is_child=True)  # type: ignore[arg-type]
         self.server = RunningServer(self.app, config.server, path=address.path)
         self._ended = asyncio.Event()
 
@@ -187,6 +195,26 @@ def test_line_whose_process_ends_is_sent_again(monkeypatch: pytest.MonkeyPatch) 
         batch = ended(sdk, batch)
         assert (batch.status, batch.request_counts.completed) == ("completed", 1)
         assert children["a"] is not first
+
+
+def test_metrics_of_all_models_come_although_one_process_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("oaiserve.scale.gateway.model_routes.LIST_SECONDS", 0.2)
+    with running(monkeypatch, "ab") as (http, children):
+        for model in "ab":
+            assert http.post("/v1/completions", json={"model": model, "prompt": "Hi"}).status_code == 200
+        with children["a"].server.hanging():
+            text = http.get("/metrics").text
+        assert 'oaiserve_model_loaded{served_model="a"} 1' in text
+        assert [model for model in "ab" if f'up{{served_model="{model}"}} 1' in text] == ["b"]
+
+
+def test_gateway_that_never_starts_leaves_no_folder(tmp_path: Path) -> None:
+    code = (
+        "from oaiserve.scale.gateway.app import *\n"
+        "create_gateway_of_models(ServerOptions(), {'demo': Config('demo')}, ModelsOptions())"
+    )
+    subprocess.run([sys.executable, "-c", code], env=os.environ | {"TMPDIR": str(tmp_path)}, check=True)
+    assert [*tmp_path.iterdir()] == []
 
 
 def test_adapter_is_loaded_into_the_model_that_the_query_names(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
