@@ -392,12 +392,14 @@ def middleware(
     is_sampled: Callable[[TraceContext], bool] | None,
     *,
     is_child: bool = False,
+    count_delay: Callable[[int], None] = lambda delay_ns: None,
 ) -> list[Middleware]:
     """Return the middleware, outermost first. `Errors` comes again inside CORS, so that web pages can read errors.
-    `is_sampled` is None if another process answers, which knows the trace and the time."""
+    `is_sampled` is None if another process answers, which knows the trace and the time. `count_delay` gets the
+    nanoseconds for which each refusal is held back."""
     chain = [
         Middleware(RequestHeaders, is_sampled=is_sampled),
-        Middleware(PacedRefusals),
+        Middleware(PacedRefusals, is_child=is_child, count_delay=count_delay),
         Middleware(TidyPath),
         Middleware(Errors),
         Middleware(

@@ -12,6 +12,8 @@ DECISION_HEADER = "x-oaiserve-route"
 # These reach a child process only from its gateway, which has checked the key.
 OWNER_HEADER = "x-oaiserve-owner"  # the digest of the request's API key
 BACKGROUND_HEADER = "x-oaiserve-background"  # the request can wait: it is a line of a batch
+# A child process sends this with a refusal, for which its gateway charges the client.
+REFUSAL_CPU_HEADER = "x-oaiserve-refusal-cpu-ns"
 _FORMS = {
     "replica": (str, r"[\w./:\[\]-]{1,110}"),  # with a port, or a Unix socket
     "reason": (str, r"[a-z_]{1,20}"),

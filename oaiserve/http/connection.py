@@ -66,7 +66,7 @@ class Connection(HttpToolsProtocol):
         *args: Any,
         options: ServerOptions,
         count: Callable[[Refusal], None] = lambda refusal: None,
-        charge: Callable[[bytes, float], int] = lambda client, cpu_ns: 0,
+        charge: Callable[[bytes, int], int] = lambda client, cpu_ns: 0,
         on_lost: Callable[[], None] = lambda: None,
         **kwargs: Any,
     ) -> None:

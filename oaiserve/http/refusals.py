@@ -22,10 +22,9 @@ MOST_CLIENTS = 10_000  # most accounts; then the client with the oldest last ref
 
 
 class Refusals:
-    """The accounts by client. Only the event loop calls `charge`; any thread may read the totals."""
+    """The accounts by client. Only the event loop calls `charge`; any thread may read `delay_ns`."""
 
     def __init__(self, clock_ns: Callable[[], int] = monotonic_ns) -> None:
-        self.num_delayed = 0
         self.delay_ns = 0  # total delay
         self._clock_ns = clock_ns
         self._paid_off_ns: OrderedDict[bytes, int] = OrderedDict()  # the time at which each account is paid off
@@ -40,7 +39,6 @@ class Refusals:
         self._paid_off_ns[client] = paid_off_ns
         self._forget(now_ns)
         delay_ns = max(0, paid_off_ns - free_ns - now_ns)
-        self.num_delayed += delay_ns > 0
         self.delay_ns += delay_ns
         return delay_ns
 

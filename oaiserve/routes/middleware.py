@@ -36,7 +36,7 @@ from oaiserve.errors import (
     Unavailable,
 )
 from oaiserve.facts.continuation import IDS_HEADER, ids_of
-from oaiserve.facts.routing_decision import DECISION_HEADER, of_text
+from oaiserve.facts.routing_decision import DECISION_HEADER, REFUSAL_CPU_HEADER, of_text
 from oaiserve.facts.times import monotonic_ns
 from oaiserve.facts.trace import TraceContext
 from oaiserve.hosts import is_address
@@ -133,37 +133,55 @@ class PacedRefusals:
     """Holds back refusals of clients that get many, as `Refusals` says, and notes the delay in the request's account.
 
     The 429 of a full server comes at once, so that another one can be tried, and so does the 408 of a request that has
-    waited for long.
+    waited for long. A child process holds nothing back: its gateway charges the client for both.
     """
 
-    def __init__(self, app: ASGIApp) -> None:
+    def __init__(
+        self, app: ASGIApp, *, is_child: bool = False, count_delay: Callable[[int], None] = lambda delay_ns: None
+    ) -> None:
         self.app = app
+        self._is_child = is_child
+        self._count_delay = count_delay
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return await self.app(scope, receive, send)
-        state = scope["state"]
         connection = scope.get("extensions", {}).get(CONNECTION)
 
         async def paced_send(message: Message) -> None:
             if connection is not None and message["type"] == "http.response.start" and is_refusal(message["status"]):
-                address, _ = scope.get("client") or ("", 0)
-                client = state["owner"].encode() or (client_of(address) if is_address(address) else b"")
-                cpu_ns = state["cpu"].ns
-                if "exchange" in state:
-                    cpu_ns += RECORDED_NS
-                if connection["awaits_body"]():
-                    cpu_ns += UNREAD_NS * announced_bytes(Headers(scope=scope))
-                delay_ns = connection["refused"](client, cpu_ns)
-                if delay_ns:
-                    began_ns = monotonic_ns()
-                    with suppress(asyncio.CancelledError):  # the server shuts down: the client gets its answer now
-                        await asyncio.sleep(delay_ns / 1e9)
-                    if "exchange" in state:
-                        state["exchange"].held_back(began_ns)
+                cpu_ns = _cpu_ns(scope)
+                if self._is_child:
+                    MutableHeaders(scope=message)[REFUSAL_CPU_HEADER] = str(cpu_ns)
+                else:
+                    await self._hold_back(scope, cpu_ns)
             await send(message)
 
         await self.app(scope, receive, paced_send)
+
+    async def _hold_back(self, scope: Scope, cpu_ns: int) -> None:
+        state = scope["state"]
+        address, _ = scope.get("client") or ("", 0)
+        client = state["owner"].encode() or (client_of(address) if is_address(address) else b"")
+        delay_ns = scope["extensions"][CONNECTION]["refused"](client, cpu_ns)
+        if delay_ns:
+            self._count_delay(delay_ns)
+            began_ns = monotonic_ns()
+            with suppress(asyncio.CancelledError):  # The server shuts down: the client gets its answer now.
+                await asyncio.sleep(delay_ns / 1e9)
+            if "exchange" in state:
+                state["exchange"].held_back(began_ns)
+
+
+def _cpu_ns(scope: Scope) -> int:
+    """Return the CPU time of a refused request, beyond what every one takes."""
+    state = scope["state"]
+    cpu_ns: int = state["cpu"].ns
+    if "exchange" in state:
+        cpu_ns += RECORDED_NS
+    if scope["extensions"][CONNECTION]["awaits_body"]():
+        cpu_ns += int(UNREAD_NS * announced_bytes(Headers(scope=scope)))
+    return cpu_ns
 
 
 def is_refusal(status: int) -> bool:

@@ -110,7 +110,7 @@ def test_a_body_that_is_not_read_is_charged_by_its_length(start: Callable[..., S
         head = f"POST {COMPLETIONS} HTTP/1.1\r\nhost: localhost\r\ncontent-length: {length}\r\n\r\n"
         client.sendall(head.encode())
         assert client.recv(12).endswith(b"413")
-    assert charges == [(LOCAL, RECORDED_NS + UNREAD_NS * length)]
+    assert charges == [(LOCAL, RECORDED_NS + int(UNREAD_NS * length))]
 
 
 # -- while an answer is held back --------------------------------------------------------------------------------------

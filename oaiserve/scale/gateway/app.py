@@ -207,7 +207,13 @@ def _create(
             *page.routes(watch, routers, metrics, server, models, gateway),
             Mount("", gateway),
         ],
-        middleware=middleware(server, None if children is None else children.ring, count_refused, None),
+        middleware=middleware(
+            server,
+            None if children is None else children.ring,
+            count_refused,
+            None,
+            count_delay=lambda delay_ns: metrics.refusal_delay.inc(delay_ns / 1e9),
+        ),
         exception_handlers={HTTPException: render_http_exception},
         lifespan=lifespan,
     )

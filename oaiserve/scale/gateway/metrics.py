@@ -54,6 +54,7 @@ class GatewayMetrics:
         self.continued = counter("continued", "Streams that another replica goes on with, or failed.", "result")
         self.spans = counter("spans", "Spans: ended, and then exported, failed or dropped.", "result")
         self.refused_access = counter("refused_access", "Requests by a forbidden name, or web page.", "reason")
+        self.refusal_delay = counter("refusal_delay_seconds", "Time for which refusals were held back.")
         self.choice_seconds = histogram("choice", "Time to make a prompt's keys, and to choose.", CHOICE_SECONDS)
         self.wait_seconds = histogram("wait", "Time from a body to the head of its answer.", WAIT_SECONDS)
         for metric, values in (  # these start at 0, so that PromQL's `rate` sees their first increment

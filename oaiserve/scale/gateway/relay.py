@@ -14,7 +14,7 @@ from starlette.types import Scope, Send
 from oaiserve.config import ContinueStreams
 from oaiserve.errors import ANTHROPIC_PATH, REASON_HEADER, BadGateway, Unavailable
 from oaiserve.facts.continuation import KIND_HEADER, StreamSplitter
-from oaiserve.facts.routing_decision import as_text
+from oaiserve.facts.routing_decision import REFUSAL_CPU_HEADER, as_text
 from oaiserve.facts.times import monotonic_ns
 from oaiserve.http.connections import CONNECTION
 from oaiserve.routes import sse
@@ -34,7 +34,10 @@ UNLIKE = b": the answer goes on at a server of another kind\n\n"
 SIGN_OF_LIFE = b": the answer is about to go on\n\n"
 SIGN_OF_LIFE_SECONDS = 2.0
 MOST_EVENT_BYTES = 16 * 2**20  # of one event of a stream: the last one of /v1/responses has the whole answer
-_NOT_ANSWERED = OF_CONNECTION | {b"date", b"x-request-id", b"x-content-type-options", KIND_HEADER.encode()}
+_REFUSAL_CPU = REFUSAL_CPU_HEADER.encode()
+_NOT_ANSWERED = OF_CONNECTION | {
+    *(b"date", b"x-request-id", b"x-content-type-options", KIND_HEADER.encode(), _REFUSAL_CPU)
+}
 
 
 class Relay:
@@ -81,6 +84,8 @@ class Relay:
             dropped = dropped | {b"link"}  # to the page of its request
         headers = [header for header in answer.headers if header[0] not in dropped]
         headers.append((ROUTE_HEADER, as_text(begun.decision, names_replica=False).encode()))
+        if self._are_children:
+            scope["state"]["cpu"].ns += int(answer.header(_REFUSAL_CPU) or 0)
         await send({"type": "http.response.start", "status": answer.status, "headers": headers})
         send_part: Send = scope["state"]["send"]  # past the layers around this, which would cost each part some time
         is_stream = begun.is_stream

@@ -21,6 +21,7 @@ from starlette.testclient import TestClient
 from oaiserve.app import create_app
 from oaiserve.config import Config, EngineOptions, ModelsOptions, ServerOptions
 from oaiserve.http.key_table import KeyTable
+from oaiserve.http.refusals import RECORDED_NS, Refusals
 from oaiserve.routes.batches import runner
 from oaiserve.scale.address import Address
 from oaiserve.scale.children.settings import models_of
@@ -206,6 +207,24 @@ def test_metrics_of_all_models_come_although_one_process_hangs(monkeypatch: pyte
             text = http.get("/metrics").text
         assert 'oaiserve_model_loaded{served_model="a"} 1' in text
         assert [model for model in "ab" if f'up{{served_model="{model}"}} 1' in text] == ["b"]
+
+
+def test_refusal_of_a_process_is_held_back_once_and_charged_to_the_client(monkeypatch: pytest.MonkeyPatch) -> None:
+    charges: list[tuple[bytes, float]] = []
+
+    def charge(_: Refusals, client: bytes, cpu_ns: float = 0) -> int:
+        charges.append((client, cpu_ns))
+        return 1_000_000
+
+    monkeypatch.setattr(Refusals, "charge", charge)
+    with running(monkeypatch, "a") as (http, _):
+        answer = http.post("/v1/completions", json={"prompt": 7}, headers={"x-forwarded-for": "192.0.2.7"})
+        assert answer.status_code == 400
+        assert not any(name.startswith("x-oaiserve-refusal") for name in answer.headers)
+        assert "oaiserve_gateway_refusal_delay_seconds_total 0.001" in http.get("/metrics").text
+    ((client, cpu_ns),) = charges
+    assert client == b"127.0.0.1"
+    assert cpu_ns >= RECORDED_NS
 
 
 def test_gateway_that_never_starts_leaves_no_folder(tmp_path: Path) -> None:
