@@ -52,7 +52,7 @@ class Router:
 
     def __init__(self, *, most_prefixes: int = MOST_PREFIXES, silent_ns: int = SILENT_NS) -> None:
         self._silent_ns = silent_ns
-        self._holders = Holders(most_prefixes)
+        self.holders = Holders(most_prefixes)
         self._members: dict[str, _Replica] = {}
         # Those that can be chosen, by name, so that every router has them in the same order.
         self._available: list[_Replica] = []
@@ -107,10 +107,10 @@ class Router:
         before = set(replica.reported)
         after = set(report.keys)
         for key in after - before:
-            self._holders.add(key, replica)
+            self.holders.add(key, replica)
         if not report.is_full:  # otherwise it may hold them still
             for key in before - after:
-                self._holders.discard(key, replica)
+                self.holders.discard(key, replica)
         replica.reported = report.keys
 
     def choose(
@@ -155,7 +155,7 @@ class Router:
         key = own
         if session is None and longest:  # it is soon where it spills to, if it always spills in the same order
             key = prompt.keys[longest - 1]
-        elif session is None and prompt.keys and not self._holders.find(prompt.keys[0]):
+        elif session is None and prompt.keys and not self.holders.find(prompt.keys[0]):
             key = prompt.keys[0]  # several routers that see something new agree on where it begins
         everywhere = (self._available[position] for position in order(key, self._seeds))
         allowed = (replica for replica in everywhere if replica.name not in without)
@@ -187,7 +187,7 @@ class Router:
         for depth in range(len(prompt.keys), 0, -1):
             if _num_tokens(prompt, depth) < LEAST_PART * prompt.num_tokens:
                 return
-            holders = self._holders.find(prompt.keys[depth - 1])
+            holders = self.holders.find(prompt.keys[depth - 1])
             if len(holders) > num_before:  # otherwise they are the same, since a holder of more holds this, too
                 num_before = len(holders)
                 if replicas := [one for one in holders if one.is_available and one.name not in without]:
@@ -212,7 +212,7 @@ class Router:
         replica.num_tokens += max(0, prompt.num_tokens - hit_tokens)
         self._total_sent += weight * fading
         for depth in marked_depths(len(prompt.keys)):
-            self._holders.add(prompt.keys[depth - 1], replica)
+            self.holders.add(prompt.keys[depth - 1], replica)
         return replica.load(fading)
 
     def _fading(self, now_ns: int) -> float:
@@ -302,6 +302,9 @@ class Holders:
     def __init__(self, most_keys: int) -> None:
         self._most_keys = most_keys
         self._holders: OrderedDict[int, tuple[_Replica, ...]] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._holders)
 
     def find(self, key: int) -> tuple[_Replica, ...]:
         return self._holders.get(key, ())

@@ -22,10 +22,10 @@ class Routers:
     def __init__(self, *, is_strict: bool = False) -> None:
         """If it is strict, a model that no replica has reported has no replica."""
         self._is_strict = is_strict
-        self._all = Router()  # of all replicas, for models that none is known to have
+        self.fleet = Router()  # of all replicas, for models that none is known to have
         self._having: dict[str, tuple[str, ...]] = {}  # replicas by model; empty while all replicas serve the same
         self._by_model: dict[str, Router] = {}  # up to MOST_ROUTERS different ones
-        self._routers: list[Router] = [self._all]
+        self._routers: list[Router] = [self.fleet]
         self._models: dict[str, tuple[str, ...]] = {}  # by replica, as it has reported them
         self._present: tuple[str, ...] = ()
 
@@ -66,7 +66,7 @@ class Routers:
         if router is None:
             if self._is_strict and prompt.model and prompt.model not in self._having:
                 raise NoReplica(f"no replica has the model {prompt.model}")
-            router = self._all
+            router = self.fleet
             if having := self._having.get(prompt.model):
                 without = {*without, *self._present}.difference(set(having).difference(without))
         return router.choose(prompt, now_ns, session, without, within)
@@ -93,7 +93,7 @@ class Routers:
                 groups[names] = router
             if router is not None:
                 self._by_model[model] = router
-        self._routers = [self._all, *groups.values()]
-        self._all.update_replicas(self._present, now_ns)
+        self._routers = [self.fleet, *groups.values()]
+        self.fleet.update_replicas(self._present, now_ns)
         for names, router in groups.items():
             router.update_replicas(names, now_ns)

@@ -55,7 +55,7 @@ def test_the_least_recently_used_keys_are_forgotten_first() -> None:
     for key in (1, 2, 1, 3):
         holders.add(key, "a")
     assert [holders.find(key) for key in (1, 2, 3)] == [("a",), (), ("a",)]
-    assert len(holders._holders) == 2
+    assert len(holders) == 2
 
 
 def test_holders_of_a_key_are_bounded_and_the_newest_stay() -> None:
@@ -66,4 +66,4 @@ def test_holders_of_a_key_are_bounded_and_the_newest_stay() -> None:
     assert holders.find(1) == (*range(5, MOST_HOLDERS + 5),)
     for number in range(MOST_HOLDERS + 5):
         holders.discard(1, number)
-    assert len(holders._holders) == 0
+    assert len(holders) == 0

@@ -144,7 +144,7 @@ def test_reports_say_where_a_prefix_is(reports: list[ReplicaReport], expected: t
     name, reason = expected
     assert decision.reason is reason
     assert decision.replica in NAMES[:4] if name is None else decision.replica == name
-    assert len(router._holders._holders) == 3
+    assert len(router.holders) == 3
 
 
 def test_a_silent_replica_is_chosen_only_if_all_are_silent_and_again_when_it_reports() -> None:
@@ -301,7 +301,7 @@ class RouterMachine(RuleBasedStateMachine):
         assert decision.load <= bound + 1e-4, "it was busy"
         assert decision.bound == pytest.approx(bound, abs=1e-4)
         assert decision.expected_hit_tokens <= 64 * len(words)
-        assert len(self.router._holders._holders) <= self.MOST_PREFIXES
+        assert len(self.router.holders) <= self.MOST_PREFIXES
 
 
 TestRouter = RouterMachine.TestCase

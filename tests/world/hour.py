@@ -272,18 +272,18 @@ class Life:
             )
         gateway = self.gateway.gateway
         watch = self.gateway.watch
-        endings = [s.value for m in gateway._metrics.requests.collect() for s in m.samples]
+        endings = [s.value for m in gateway.metrics.requests.collect() for s in m.samples]
         upstreams = watch.upstreams.values()
         num_tries = sum(
-            s.value for m in gateway._metrics.choices.collect() for s in m.samples if s.name.endswith("_total")
+            s.value for m in gateway.metrics.choices.collect() for s in m.samples if s.name.endswith("_total")
         )
         self._must_be_zero(
             "the gateway",
-            received_bytes=gateway._received.total,
+            received_bytes=gateway.received.total,
             tries=max(0, num_tries - MOST_TRIES * sum(endings)),
             open_requests=sum(upstream.num_open for upstream in upstreams),
             silent=len(watch.silent) + len(self.replicas) - len(watch.joined),
-            connections=sum(max(0, len(upstream._all) - 1) for upstream in upstreams),
+            connections=sum(max(0, len(upstream.connections) - 1) for upstream in upstreams),
             of_clients=len(self.gateway.server.server_state.connections),
             tasks=len(self.gateway.server.server_state.tasks),
             lost_requests=self.gateway.num_begun - sum(endings),

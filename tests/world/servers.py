@@ -398,7 +398,7 @@ class GatewayHost(Host):
 
     @property
     def watch(self) -> Any:
-        return self.gateway._watch
+        return self.gateway.watch
 
 
 async def _in_thread(work: Any, *given: Any) -> Any:

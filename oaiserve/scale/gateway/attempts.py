@@ -54,23 +54,15 @@ class BegunAnswer:
         return self.answer.header(KIND_HEADER.encode())
 
 
+@dataclass(frozen=True, slots=True)
 class Attempts:
-    """The choice of replicas, and the requests to them."""
+    """The choice of replicas, and the requests to them. The replicas may be child processes of this gateway."""
 
-    def __init__(
-        self,
-        router: Routers,
-        watch: Watch,
-        metrics: GatewayMetrics,
-        tracing: Tracing | None,
-        *,
-        are_children: bool,
-    ) -> None:
-        self._router = router
-        self._watch = watch
-        self._metrics = metrics
-        self._tracing = tracing
-        self._are_children = are_children
+    router: Routers
+    watch: Watch
+    metrics: GatewayMetrics
+    tracing: Tracing | None
+    are_children: bool
 
     async def begin(self, request: ClientRequest, left: asyncio.Task[None], *tried_before: str) -> BegunAnswer:
         """Have a replica that was not tried begin an answer. Raises NoReplica, BadGateway and ClientDisconnect."""
@@ -90,7 +82,7 @@ class Attempts:
         If one fails (500), another one gets the same request. Only where that answers is the first one to blame, and
         not the request.
         """
-        metrics = self._metrics
+        metrics = self.metrics
         headers = request.headers
         body = request.body
         if request.sent.number:
@@ -103,7 +95,7 @@ class Attempts:
         while len(tried) < MOST_TRIES or request.looks_for_one:
             try:
                 within = request.within(now_ns := monotonic_ns())
-                decision = self._router.choose(request.prompt, now_ns, request.session, tried, within)
+                decision = self.router.choose(request.prompt, now_ns, request.session, tried, within)
             except NoReplica:
                 break
             if moves:
@@ -111,7 +103,7 @@ class Attempts:
             elif not tried:
                 metrics.choice_seconds.observe((monotonic_ns() - request.began_ns) / 1e9)
             tried.append(decision.replica)
-            upstream = self._watch.upstreams[decision.replica]
+            upstream = self.watch.upstreams[decision.replica]
             metrics.choices.labels(str(upstream.number), decision.reason).inc()
             upstream.num_open += 1
             address = upstream.address
@@ -121,9 +113,9 @@ class Attempts:
             found[names.HTTP_REQUEST_METHOD] = request.method
             request.attempts.append(attempt := Attempt(monotonic_ns(), found))
             own = [(ROUTE_HEADER, as_text(decision).encode())]
-            own += request.deadline_headers(within, is_beside=self._are_children)
-            if self._tracing is not None:
-                is_sampled = self._tracing.is_sampled(request.trace)
+            own += request.deadline_headers(within, is_beside=self.are_children)
+            if self.tracing is not None:
+                is_sampled = self.tracing.is_sampled(request.trace)
                 own.append((TRACEPARENT, request.trace.traceparent(attempt.span_id, is_sampled=is_sampled).encode()))
             try:
                 asking = upstream.ask(request.method, request.target, [*headers, *own], body)
@@ -131,13 +123,13 @@ class Attempts:
             except Unreachable as error:
                 moves = "unreachable"
                 attempt.end(monotonic_ns(), moves)
-                self._watch.exclude(upstream.name, str(error))
-                self._watch.failed(upstream, str(error))
+                self.watch.exclude(upstream.name, str(error))
+                self.watch.failed(upstream, str(error))
                 continue
             except BadAnswer as error:
                 attempt.end(monotonic_ns(), "no HTTP")
                 log.warning("The replica %s has answered what is no HTTP: %s", upstream.shown, error)
-                self._watch.failed(upstream, f"no HTTP: {error}")
+                self.watch.failed(upstream, f"no HTTP: {error}")
                 raise BadGateway("The answer to this request could not be read. Please try again.") from None
             finally:
                 upstream.num_open -= 1
@@ -154,7 +146,7 @@ class Attempts:
             if status not in MOVES_ON and not is_elsewhere:
                 if failed is not None and status < 400:
                     text = f"an answer of {failed.answer.status} to a request that another replica has answered"
-                    self._watch.failed(failed.upstream, text)
+                    self.watch.failed(failed.upstream, text)
                 if not request.sent.number:
                     metrics.wait_seconds.observe((monotonic_ns() - request.began_ns) / 1e9)
                 metrics.expected_hit_tokens.inc(decision.expected_hit_tokens)
@@ -164,7 +156,7 @@ class Attempts:
             refused = begun
             attempt.end(monotonic_ns(), moves)
             if status == 503 and not begun.answer.header(REASON_HEADER.encode()):
-                self._watch.exclude(upstream.name, "it takes no requests (503)")
+                self.watch.exclude(upstream.name, "it takes no requests (503)")
         last = failed or refused
         if last is None:
             raise NoReplica

@@ -83,35 +83,28 @@ class Gateway:
         models: ChildModels | None = None,
     ) -> None:
         """`models` are those of its child processes, if these are its replicas."""
-        self._router = router
+        self.router = router
         self._models = models
-        self._watch = watch
-        self._metrics = metrics
+        self.watch = watch
+        self.metrics = metrics
         self._tracing = tracing
         self._shows_requests = server.shows_dashboard  # of its replicas
         self.body_limit = options.body_limit or MEDIA_BODY_BYTES
         self._continues = options.continue_streams
-        self._received = SharedLimit(MOST_RECEIVED_BYTES)  # bodies of requests without an answer
-        self._kept = SharedLimit(MOST_KEPT_BYTES)  # pieces of streams
+        self.received = SharedLimit(MOST_RECEIVED_BYTES)  # bodies of requests without an answer
+        self.kept = SharedLimit(MOST_KEPT_BYTES)  # pieces of streams
         self._listing = asyncio.Semaphore(MOST_LISTS)
         self._is_told_loop = False
         self.is_draining = False
-        are_children = models is not None
-        self._attempts = Attempts(router, watch, metrics, tracing, are_children=are_children)
+        self._attempts = Attempts(router, watch, metrics, tracing, are_children=models is not None)
         self._relay = Relay(
-            self._attempts,
-            watch,
-            metrics,
-            options.continue_streams,
-            lambda: self.is_draining,
-            are_children=are_children,
-            shows_requests=self._shows_requests,
+            self._attempts, options.continue_streams, lambda: self.is_draining, shows_requests=self._shows_requests
         )
 
     @property
     def is_ready(self) -> bool:
         """Return whether it takes requests. Requests for a model that is not loaded wait for its process."""
-        has_replicas = self._models is not None or bool(self._watch.joined - self._watch.silent)
+        has_replicas = self._models is not None or bool(self.watch.joined - self.watch.silent)
         return has_replicas and not self.is_draining
 
     def drain(self) -> None:
@@ -134,7 +127,7 @@ class Gateway:
             raise Unavailable(f"{text}; try again later.", retry_after_seconds=5) from None
         finally:
             if not scope["path"].startswith(REQUESTS_PATH):  # the page polls it
-                self._metrics.requests.labels(ending).inc()
+                self.metrics.requests.labels(ending).inc()
             request = scope["state"].pop("request", None)  # a connection that is kept open keeps the scope
             if request is not None:
                 request.sent.clear()
@@ -162,12 +155,12 @@ class Gateway:
                 log.error(text, num_hops)
             raise LoopDetected(f"The request has passed {num_hops} gateways, and at most {MOST_HOPS} are allowed.")
         body = bytearray()
-        with HeldBytes(self._received, client) as held:
+        with HeldBytes(self.received, client) as held:
             limit_bytes = MOST_FILE_BYTES if path == "/v1/files" else self.body_limit
             await read_into(body, Request(scope, receive), held, limit_bytes)  # routing needs the prompt
             left = asyncio.create_task(client_left(receive))
             try:
-                sent = SentPieces(self._kept, client)
+                sent = SentPieces(self.kept, client)
                 request = await client_request_of(scope, body, sent, num_hops, has_ids=self._continues != "never")
                 scope["state"]["request"] = request
                 if listing := self._listing_for(scope, request):
@@ -182,7 +175,7 @@ class Gateway:
                         await self._have_model(request, scope["state"]["key"], self._models, stack, left)
                     begun = await self._begin(request, left)
                     if path in ADAPTER_PATHS:  # the next request may name the adapter
-                        await self._watch.refresh(begun.upstream)
+                        await self.watch.refresh(begun.upstream)
                     if not begun.may_go_on:
                         held.give_back(held.number)
                         request.body = body = bytearray()  # nobody needs it any more
@@ -207,13 +200,13 @@ class Gateway:
             and not (self._models is not None and request.prompt.model)
         ):
             query = scope["query_string"].decode("latin-1")
-            return partial(all_requests, self._watch, query, request.headers)
-        if scope["path"] == MODELS_PATH and self._router.differ:
-            return partial(models_answer, self._watch, self._router, scope, request.headers)
+            return partial(all_requests, self.watch, query, request.headers)
+        if scope["path"] == MODELS_PATH and self.router.differ:
+            return partial(models_answer, self.watch, self.router, scope, request.headers)
         if scope["path"] == SCHEMA_PATH and self._models is None:
-            return partial(schema_answer, self._watch, self._refuses, request.headers)
+            return partial(schema_answer, self.watch, self._refuses, request.headers)
         if scope["path"] in _LISTS and request.method == "GET":
-            return partial(all_kept, self._watch, request.target, request.headers)
+            return partial(all_kept, self.watch, request.target, request.headers)
         return None
 
     async def _in_turn(self, listing: Callable[[], Awaitable[Response]]) -> Response:

@@ -39,7 +39,7 @@ class GatewayMetrics:
 
     def __init__(self, watch: Watch) -> None:
         disable_created_metrics()  # type: ignore[no-untyped-call]  # a second series for each counter
-        self._registry = registry = CollectorRegistry()
+        self.registry = registry = CollectorRegistry()
 
         def counter(name: str, text: str, *labels: str) -> Counter:
             return Counter(f"oaiserve_gateway_{name}_total", text, labels, registry=registry)
@@ -70,7 +70,7 @@ class GatewayMetrics:
         ProcessCollector(registry=registry)
 
     def render(self) -> bytes:
-        return generate_latest(self._registry)
+        return generate_latest(self.registry)
 
 
 def counts(counter: Counter, label: str) -> dict[str, int]:

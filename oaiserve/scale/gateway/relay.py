@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass, field
 
 import msgspec
 from starlette.requests import ClientDisconnect
@@ -20,9 +21,8 @@ from oaiserve.http.connections import CONNECTION
 from oaiserve.routes import sse
 from oaiserve.scale.gateway.attempts import ROUTE_HEADER, Attempts, BegunAnswer
 from oaiserve.scale.gateway.client_request import OF_CONNECTION, ClientRequest, unless_left
-from oaiserve.scale.gateway.metrics import Ending, GatewayMetrics
+from oaiserve.scale.gateway.metrics import Ending
 from oaiserve.scale.gateway.upstream import CutOff, Upstream
-from oaiserve.scale.gateway.watch import Watch
 from oaiserve.scale.router import NoReplica
 
 log = logging.getLogger(__name__)
@@ -40,35 +40,21 @@ _NOT_ANSWERED = OF_CONNECTION | {
 }
 
 
+@dataclass(frozen=True, slots=True)
 class Relay:
-    """Passes answers on. With `are_children`, replicas trust this gateway, and one that is started again keeps its
-    address. `shows_requests` keeps links to the pages of requests."""
+    """Passes the answers of `attempts` on."""
 
-    def __init__(
-        self,
-        attempts: Attempts,
-        watch: Watch,
-        metrics: GatewayMetrics,
-        continues: ContinueStreams,
-        is_draining: Callable[[], bool],
-        *,
-        are_children: bool,
-        shows_requests: bool,
-    ) -> None:
-        self._attempts = attempts
-        self._watch = watch
-        self._metrics = metrics
-        self._continues = continues
-        self._is_draining = is_draining
-        self._are_children = are_children
-        self._shows_requests = shows_requests
-        self._unmarked: set[str] = set()  # replicas whose streams cannot go on
+    attempts: Attempts
+    continues: ContinueStreams
+    is_draining: Callable[[], bool]
+    shows_requests: bool  # Answers keep their links to the pages of requests.
+    unmarked: set[str] = field(default_factory=set)  # replicas whose streams cannot go on
 
     def _warn_of_unmarked(self, upstream: Upstream) -> None:
-        """Warn once about a replica whose streams have no marks. Not about the processes of several models: they trust
-        this one, so their streams lack marks for other reasons."""
-        if not self._are_children and self._continues != "never" and upstream.name not in self._unmarked:
-            self._unmarked.add(upstream.name)
+        """Warn once about a replica whose streams have no marks. A child process trusts this gateway, so its streams
+        lack marks for other reasons."""
+        if not self.attempts.are_children and self.continues != "never" and upstream.name not in self.unmarked:
+            self.unmarked.add(upstream.name)
             text = "Streams of replica %s end with it, unless its --trusted-proxy has the address of this gateway"
             log.warning(text, upstream.shown)
 
@@ -80,11 +66,11 @@ class Relay:
         kind = begun.kind
         request.status = answer.status
         dropped = _NOT_ANSWERED | {b"content-length"} if answer.status in NO_BODY else _NOT_ANSWERED
-        if not self._shows_requests:
+        if not self.shows_requests:
             dropped = dropped | {b"link"}  # to the page of its request
         headers = [header for header in answer.headers if header[0] not in dropped]
         headers.append((ROUTE_HEADER, as_text(begun.decision, names_replica=False).encode()))
-        if self._are_children:
+        if self.attempts.are_children:
             scope["state"]["cpu"].ns += int(answer.header(_REFUSAL_CPU) or 0)
         await send({"type": "http.response.start", "status": answer.status, "headers": headers})
         send_part: Send = scope["state"]["send"]  # past the layers around this, which would cost each part some time
@@ -111,7 +97,7 @@ class Relay:
                 num_cuts += 1
                 if request.sent.number > num_sent:
                     self._blame(cutters)
-                    self._watch.exclude(begun.upstream.name, f"it has cut off an answer: {error}")
+                    self.attempts.watch.exclude(begun.upstream.name, f"it has cut off an answer: {error}")
                     num_sent = request.sent.number
                     num_cuts = 0
                     give_up_ns = monotonic_ns() + int(GO_ON_SECONDS * 1e9)
@@ -144,7 +130,7 @@ class Relay:
 
     def _blame(self, cutters: list[tuple[Upstream, str]]) -> None:
         for upstream, why in cutters:
-            self._watch.failed(upstream, why)
+            self.attempts.watch.failed(upstream, why)
         cutters.clear()
 
     async def _send_parts(
@@ -195,22 +181,22 @@ class Relay:
         """Have another replica go on with a stream. Return None if none does in time. Raises ClientDisconnect."""
         with suppress(asyncio.CancelledError):  # of the shutdown: then the stream ends with an error
             # A child process that is started again has the same address.
-            cutters = [cut.decision.replica] if not self._are_children else []
+            cutters = [cut.decision.replica] if not self.attempts.are_children else []
             if num_cuts:  # replicas cut it off one after the other
                 await unless_left(asyncio.sleep(PAUSE_SECONDS * 2 ** min(num_cuts, 5)), left)
-            while monotonic_ns() < give_up_ns and not self._is_draining():
+            while monotonic_ns() < give_up_ns and not self.is_draining():
                 with suppress(NoReplica, BadGateway):
-                    begun = await self._attempts.begin(request, left, *cutters)
+                    begun = await self.attempts.begin(request, left, *cutters)
                     is_alike = bool(kind) and begun.kind == kind
-                    if begun.answer.status == 200 and begun.may_go_on and (is_alike or self._continues == "any"):
-                        self._metrics.continued.labels("alike" if is_alike else "unlike").inc()
+                    if begun.answer.status == 200 and begun.may_go_on and (is_alike or self.continues == "any"):
+                        self.attempts.metrics.continued.labels("alike" if is_alike else "unlike").inc()
                         return begun
                     begun.answer.close()
                     is_of_store = begun.answer.header(REASON_HEADER.encode()) == b"store"
                     if is_of_store or (begun.answer.status < 500 and begun.answer.status != 429):
                         break
                 await unless_left(asyncio.sleep(PAUSE_SECONDS), left)
-        self._metrics.continued.labels("failed").inc()
+        self.attempts.metrics.continued.labels("failed").inc()
         return None
 
 

@@ -143,8 +143,8 @@ class Upstream:
         self.report: Report | None = None  # its last one
         self.num_open = 0  # requests that have no complete answer yet; written by whoever asks
         self._tls = None if address.tls_name is None else ssl.create_default_context()
-        self._idle: list[_Connection] = []
-        self._all: set[_Connection] = set()
+        self.idle: list[_Connection] = []
+        self.connections: set[_Connection] = set()
         self._is_closed = False
         self.turns = asyncio.Lock()  # of large parts of its streams
 
@@ -157,7 +157,7 @@ class Upstream:
         lines.append(b"content-length: %d\r\n\r\n" % len(body))
         head = b"".join(lines)
         while True:
-            kept = self._idle.pop() if self._idle else None
+            kept = self.idle.pop() if self.idle else None
             connection = kept or await self._connect()
             answer = connection.send(head, body)
             try:
@@ -187,15 +187,15 @@ class Upstream:
 
     def abandon(self) -> None:
         """Cut off all connections, because the replica is silent: its requests can move, and its streams go on."""
-        for connection in [*self._all]:
+        for connection in [*self.connections]:
             connection.transport.abort()
 
     def close(self) -> None:
         """Close all idle connections, and keep none from now on."""
         self._is_closed = True
-        for connection in self._idle:
+        for connection in self.idle:
             connection.transport.close()
-        self._idle.clear()
+        self.idle.clear()
 
     async def _connect(self) -> _Connection:
         address = self.address
@@ -220,16 +220,16 @@ class Upstream:
             raise Unreachable(str(error)) from None
         return connection
 
-    def _keep(self, connection: _Connection) -> None:
-        if self._is_closed or len(self._idle) >= MOST_IDLE:
+    def keep(self, connection: _Connection) -> None:
+        if self._is_closed or len(self.idle) >= MOST_IDLE:
             connection.transport.close()
         else:
-            self._idle.append(connection)
+            self.idle.append(connection)
 
-    def _forget(self, connection: _Connection) -> None:
-        self._all.discard(connection)
+    def forget(self, connection: _Connection) -> None:
+        self.connections.discard(connection)
         with suppress(ValueError):
-            self._idle.remove(connection)
+            self.idle.remove(connection)
 
 
 class _Connection(asyncio.Protocol):
@@ -266,7 +266,7 @@ class _Connection(asyncio.Protocol):
         for name, value in KEEPALIVE.items() if self._upstream.address.path is None else ():
             if (option := getattr(socket, name, None)) is not None:  # not every system has all
                 sock.setsockopt(socket.SOL_SOCKET if name.startswith("SO") else socket.IPPROTO_TCP, option, value)
-        self._upstream._all.add(self)
+        self._upstream.connections.add(self)
 
     def data_received(self, data: bytes) -> None:
         answer = self._answer
@@ -299,7 +299,7 @@ class _Connection(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_head_timer()
-        self._upstream._forget(self)
+        self._upstream.forget(self)
         if self._answer is not None:
             answer = self._answer
             self._answer = None
@@ -346,6 +346,6 @@ class _Connection(asyncio.Protocol):
         self._answer = None
         answer.completed()
         if self._parser.should_keep_alive():
-            self._upstream._keep(self)
+            self._upstream.keep(self)
         else:
             self.transport.close()

@@ -128,7 +128,7 @@ class Fleet:
 
     @property
     def watch(self) -> Any:
-        return self.gateway._watch
+        return self.gateway.watch
 
     def wait_until_known(self) -> None:
         """Wait until the gateway has heard of all replicas, and of no others."""
@@ -149,7 +149,7 @@ class Fleet:
         return str(self.watch.upstreams[name].number)
 
     def metric(self, name: str, **labels: str) -> float:
-        return self.gateway._metrics._registry.get_sample_value(name, labels) or 0.0
+        return self.gateway.metrics.registry.get_sample_value(name, labels) or 0.0
 
 
 @contextmanager

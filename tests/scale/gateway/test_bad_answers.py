@@ -76,7 +76,7 @@ def gateway_before(*replicas: RawReplica, pace: Pace = QUICK, **options: Any) ->
         RunningServer(app, OPTIONS, on_drain=made.drain) as server,
         httpx.Client(base_url=server.url, timeout=TIMEOUT_SECONDS) as http,
     ):
-        wait_until(lambda: len(made._watch.joined) == len(replicas))
+        wait_until(lambda: len(made.watch.joined) == len(replicas))
         yield made, http
 
 
@@ -175,20 +175,20 @@ def test_a_replica_whose_requests_fail_is_left_out_for_longer_each_time(
     broken.answer = BROKEN
     with gateway_before(*two, pace=QUICK._replace(pause_seconds=100)) as (made, http), caplog.at_level("WARNING"):
         monkeypatch.setattr(watch, "MOST_PAUSE_SECONDS", 250)
-        out = made._watch.upstreams[broken.address.name]
+        out = made.watch.upstreams[broken.address.name]
         for times, seconds in enumerate((100, 200, 250), start=1):
             # The other one is silent, too, behind the leap in time: until its next report, any is as good as it.
-            wait_until(lambda: out.name not in made._watch.silent and good.num_reports > 2)
+            wait_until(lambda: out.name not in made.watch.silent and good.num_reports > 2)
             assert ask_some(http) == {200}, "the other one answers in its place"
             lines = [line for line in caplog.messages if "because they keep failing" in line]
             assert (len(lines), f"gets no requests for {seconds} s" in lines[-1]) == (times, True)
             labels = {"replica": str(out.number)}
-            assert made._metrics._registry.get_sample_value("oaiserve_gateway_ejected_total", labels) == times
+            assert made.metrics.registry.get_sample_value("oaiserve_gateway_ejected_total", labels) == times
             assert broken.num_asked == watch.MOST_FAILURES + times - 1
             later_ns[0] += seconds * 10**9
             good.num_reports = 0
         broken.answer = GOOD
-        wait_until(lambda: out.name not in made._watch.silent)
+        wait_until(lambda: out.name not in made.watch.silent)
         assert ask_some(http) == {200}
         assert out.num_pauses == 0
 
@@ -198,7 +198,7 @@ def test_of_replicas_that_all_fail_half_are_left_out(two: tuple[RawReplica, RawR
         replica.answer = b"SMTP 220 hello\r\n"
     with gateway_before(*two, pace=QUICK._replace(pause_seconds=1000)) as (made, http):
         assert ask_some(http) == {502}
-        assert len(made._watch.silent) == 1
+        assert len(made.watch.silent) == 1
 
 
 @pytest.mark.parametrize("number", [1, 2])
@@ -210,9 +210,9 @@ def test_a_request_at_which_all_replicas_fail_puts_none_out(two: tuple[RawReplic
             for session in "abcd":
                 answer = http.post(path, json={}, headers={"x-session-id": session})
                 assert answer.status_code == 500
-        assert not made._watch.silent
+        assert not made.watch.silent
         assert sum(replica.num_asked for replica in two) == (8 * number + 8), "two at most are asked for each"
-        assert [one.num_failures for one in made._watch.upstreams.values()] == [0] * number
+        assert [one.num_failures for one in made.watch.upstreams.values()] == [0] * number
 
 
 def test_a_failure_is_not_hidden_by_a_replica_that_does_not_know_what_it_is_about(
@@ -224,7 +224,7 @@ def test_a_failure_is_not_hidden_by_a_replica_that_does_not_know_what_it_is_abou
     with gateway_before(*two) as (made, http):
         # On a busy machine, one of them may be silent for a moment.
         wait_until(lambda: seen.update(ask_some(http, 4)) or seen == {404, 500})
-        assert not any(one.num_failures for one in made._watch.upstreams.values())
+        assert not any(one.num_failures for one in made.watch.upstreams.values())
 
 
 def test_the_answer_that_is_not_passed_on_is_not_held(two: tuple[RawReplica, RawReplica]) -> None:
@@ -233,8 +233,8 @@ def test_the_answer_that_is_not_passed_on_is_not_held(two: tuple[RawReplica, Raw
         for status in (500, 503, 429):
             two[0].answer = endless % status
             assert ask_some(http, 8) == {200}
-        bad = made._watch.upstreams[two[0].address.name]
-        wait_until(lambda: not bad._all - {*bad._idle})
+        bad = made.watch.upstreams[two[0].address.name]
+        wait_until(lambda: not bad.connections - {*bad.idle})
 
 
 def test_no_reports_are_logged_once(two: tuple[RawReplica, RawReplica], caplog: pytest.LogCaptureFixture) -> None:

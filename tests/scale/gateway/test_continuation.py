@@ -2,9 +2,9 @@
 
 import json
 import sqlite3
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import asynccontextmanager, nullcontext
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -328,32 +328,6 @@ def test_only_the_peers_that_the_operator_names_choose_ids(caplog: pytest.LogCap
             assert [running.ask(body={"stream": True}).status_code for _ in range(2)] == [200, 200]
         assert (answer["id"] == f"cmpl-{'ab' * 16}", answer["created"] == 5) == (is_trusted, is_trusted)
     assert sum("--trusted-proxy" in record.getMessage() for record in caplog.records) == 1
-
-
-class OneModel:
-    """The model of a front of several models, in place of its processes."""
-
-    def name_for(self, given: str) -> str:
-        return "m"
-
-    @asynccontextmanager
-    async def in_use(self, name: str) -> AsyncIterator[int]:
-        yield 0
-
-    async def loaded(self, name: str) -> None:
-        pass
-
-
-def test_server_of_several_models_never_warns_about_unmarked_streams(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    with fleet(1, server=OPTIONS) as running:
-        running.gateway._models = OneModel()
-        running.gateway._relay._are_children = True
-        with running.http.stream("GET", "/dashboard/feed") as feed:
-            assert next(feed.iter_lines()) == "event: hello"
-        assert running.ask(body={"stream": True}).status_code == 200
-    assert "--trusted-proxy" not in caplog.text
 
 
 def test_what_was_sent_must_be_the_begin_of_an_answer() -> None:

@@ -119,7 +119,7 @@ def test_the_record_of_a_request_has_its_id_its_trace_and_why_it_came_here_whate
 
 
 def test_the_requests_of_a_session_stay_together(four: Fleet) -> None:
-    router = four.gateway._router._all
+    router = four.gateway.router.fleet
     wait_until(lambda: all(one.load(router._fading(time.monotonic_ns())) < 0.5 for one in router._available))
     # So few make no replica busy, however fast they come.
     assert len({replica_of(four.ask(f"{number}", headers={"x-session-id": "one"})) for number in range(4)}) == 1
@@ -131,7 +131,7 @@ def test_what_a_replica_computed_for_others_is_known_from_its_reports(four: Flee
     key = prompt_of({"prompt": text}).keys[0]
     with httpx.Client(base_url=f"http://{owner.name}", timeout=TIMEOUT_SECONDS) as http:
         assert http.post(COMPLETIONS, json={"prompt": text, "max_tokens": 2}).status_code == 200
-    wait_until(lambda: bool(four.gateway._router._all._holders.find(key)))
+    wait_until(lambda: bool(four.gateway.router.fleet.holders.find(key)))
     answer = four.ask(text)
     assert (replica_of(answer), reason_of(answer)) == (owner.name, "prefix")
     assert answer.json()["usage"]["prompt_tokens_details"]["cached_tokens"] > 400
@@ -205,7 +205,7 @@ def test_a_compressed_body_is_decoded_for_its_prompt(four: Fleet, coding: str) -
         four.http.base_url.join(COMPLETIONS), content=compress(b"{}")[:-1], headers=headers, timeout=60
     )
     assert (damaged.status_code, "cut off" in damaged.text) == (400, True)
-    wait_until(lambda: four.gateway._received.total == 0)
+    wait_until(lambda: four.gateway.received.total == 0)
 
 
 def test_health_readiness_and_metrics_are_its_own(four: Fleet) -> None:
@@ -358,7 +358,7 @@ def test_a_client_that_leaves_takes_its_request_along(stream: bool) -> None:
 def test_a_server_that_gives_no_reports_is_used_all_the_same() -> None:
     with fleet(2) as running:
         running.watch._mute |= running.replicas.keys()
-        members = running.gateway._router._all._members
+        members = running.gateway.router.fleet._members
         wait_until(lambda: all(member.incarnation == "" for member in members.values()))
         answers = [running.ask(f"{LONG}{number}") for number in range(4)]
         assert len({replica_of(answer) for answer in answers}) == 1

@@ -18,7 +18,7 @@ def two_models() -> Iterator[Fleet]:
     with fleet(2) as running:
         running.add(model="other")
         running.wait_until_known()
-        wait_until(lambda: running.gateway._router.differ)
+        wait_until(lambda: running.gateway.router.differ)
         yield running
 
 

@@ -92,7 +92,7 @@ def test_report_that_cannot_be_read_counts_as_none(
     sound.answers[b"/debug/report"] = as_page(REPORT)
     with gateway_before(*replicas) as (made, http):
         wait_until(lambda: liar.num_reports > 4)
-        upstreams = made._watch.upstreams
+        upstreams = made.watch.upstreams
         assert upstreams[sound.address.name].report is not None
         assert upstreams[liar.address.name].report is None
         answers = {http.post("/v1/completions", json={"prompt": f"{number}"}).text for number in range(20)}
@@ -168,7 +168,7 @@ def test_odd_models_are_left_out(replicas: tuple[RawReplica, RawReplica], api: d
         replica.answers[b"/debug/report"] = as_page(REPORT | {"models": [replica.address.name]})
         replica.answers[b"/v1/models"] = as_page({"data": models})
     with gateway_before(*replicas) as (made, http):
-        wait_until(lambda: made._router.differ)
+        wait_until(lambda: made.router.differ)
         answer = http.get("/v1/models", headers=api)
         liar.answers[b"/v1/models"] = BROKEN
         without = http.get("/v1/models", headers=api)
@@ -203,7 +203,7 @@ def test_marks_without_an_end_are_forgotten(
         cut = http.post("/v1/completions", json=asked).text
         assert cut.startswith("data: a\n\n" * 100)
         assert "service_unavailable" in cut, "it can't go on elsewhere without its pieces"
-        assert made._kept.total == 0
+        assert made.kept.total == 0
 
 
 def test_marks_without_an_end_take_turns(
@@ -213,7 +213,7 @@ def test_marks_without_an_end_take_turns(
     liar, _ = replicas
     liar.answers[b"/v1/flood"] = endless(mark(Piece(0, [1])) * 1000, STREAM)
     with gateway_before(liar) as (made, http):
-        upstream_of_liar = made._watch.upstreams[liar.address.name]
+        upstream_of_liar = made.watch.upstreams[liar.address.name]
         with http.stream("GET", "/v1/flood"):
             wait_until(upstream_of_liar.turns.locked)
             assert [http.get("/health").status_code for _ in range(9)] == [200] * 9
@@ -273,9 +273,9 @@ def test_gateway_that_is_its_own_replica_refuses_at_last(replicas: tuple[RawRepl
     with RunningServer(app, OPTIONS) as server, httpx.Client(base_url=server.url, timeout=TIMEOUT_SECONDS) as http:
         own = Address("127.0.0.1", server.port, f"127.0.0.1:{server.port}")
         listed.append(own)
-        wait_until(lambda: made._watch.joined == {sound.address.name, own.name})
+        wait_until(lambda: made.watch.joined == {sound.address.name, own.name})
         assert http.post("/v1/completions", json={"prompt": "Hello"}).text == "good"
-        made._watch.exclude = lambda *_: None  # nobody notices that the sound one is gone
+        made.watch.exclude = lambda *_: None  # nobody notices that the sound one is gone
         listed.remove(sound.address)
-        wait_until(lambda: made._watch.joined == {own.name})
+        wait_until(lambda: made.watch.joined == {own.name})
         assert http.post("/v1/completions", json={"prompt": "Hello"}).status_code == 508
