@@ -154,7 +154,7 @@ def create_app(
             serving = app.state.serving
             limit_bytes = int(serving.body_limit)
             app.state.batches = BatchRunner(
-                app, app.router, engine, limit_bytes, serving.received_bytes, batches, ring, clock
+                app, app.router, engine, limit_bytes, serving.received_bytes, batches, ring, serving.has_others, clock
             )
             if not is_child:  # its gateway answers batches
                 tasks.append(asyncio.create_task(app.state.batches.run()))

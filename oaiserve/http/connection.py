@@ -76,7 +76,7 @@ class Connection(HttpToolsProtocol):
         self._charge = charge
         self._on_lost = on_lost
         self._extensions: dict[str, dict[object, object]] = {
-            CONNECTION: {"cut": self._cut, "awaits_body": self._awaits_body, "refused": charge}
+            CONNECTION: {"cut": self._cut, "awaits_body": self._awaits_body, "charge": charge}
         }
         self._write_timer: asyncio.TimerHandle | None = None
         self._wait: Wait | None = None

@@ -25,7 +25,7 @@ SPARE_FILES = 64  # files that the server may open while it serves, for example 
 FEWEST_CONNECTIONS = 8
 # The ASGI extensions by which the server and its routes speak about a request's connection. The first is a mapping of
 # functions: `cut()` ends the connection, whatever waits in it; `awaits_body()` returns whether the body of the request
-# that is being answered has not come to its end; `refused` is `Refusals.charge`. The second is present once the server
+# that is being answered has not come to its end; `charge` is `Refusals.charge`. The second is present once the server
 # has cut the connection for that.
 CONNECTION = "oaiserve.http.connection"
 WRITE_TIMED_OUT = "oaiserve.write_timed_out"

@@ -115,8 +115,8 @@ def check_type(request: Request, kind: str) -> None:
 
 
 async def pass_body(request: Request, received: SharedLimit, limit_bytes: int, use: Callable[[bytes], None]) -> None:
-    """Pass the body on as it arrives, without its content codings: `use` gets each piece in a worker thread, so that
-    the body is never in memory. Raises the errors of `read_body`, and those of `use`."""
+    """Pass the body on as it arrives, without its content codings, so that it is never in memory. `use` gets each piece,
+    in a worker thread unless the body is small. Raises the errors of `read_body`, and those of `use`."""
     codings = codings_of(request.headers.getlist("content-encoding"))
     decoding = Decoding(codings, limit_bytes) if codings else None
 
@@ -126,10 +126,15 @@ async def pass_body(request: Request, received: SharedLimit, limit_bytes: int, u
         yield None
 
     cpu: CpuTime = request.state.cpu
+    is_small = decoding is None and 0 < announced_bytes(request.headers) <= MOST_LOOP_BYTES
 
     async def pass_part(part: bytes) -> None:
-        if part:
-            pieces = (part,) if decoding is None else decoding.feed(part)
+        if not part:
+            return
+        pieces = (part,) if decoding is None else decoding.feed(part)
+        if is_small:
+            at_once(cpu.of(use_all(pieces)))
+        else:
             await run_in_threadpool(at_once, cpu.of(use_all(pieces)))
 
     with HeldBytes(received, request.state.client) as held:

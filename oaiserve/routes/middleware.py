@@ -131,6 +131,8 @@ def lasting_id(request: Request) -> str:
 
 class PacedRefusals:
     """Holds back refusals of clients that get many, as `Refusals` says, and notes the delay in the request's account.
+    Accepted requests are held back, too, if their route sets `scope["state"]["charged_ns"]`, the CPU time that `cpu`
+    doesn't count.
 
     The 429 of a full server comes at once, so that another one can be tried, and so does the 408 of a request that has
     waited for long. A child process holds nothing back: its gateway charges the client for both.
@@ -149,7 +151,8 @@ class PacedRefusals:
         connection = scope.get("extensions", {}).get(CONNECTION)
 
         async def paced_send(message: Message) -> None:
-            if connection is not None and message["type"] == "http.response.start" and is_refusal(message["status"]):
+            is_start = connection is not None and message["type"] == "http.response.start"
+            if is_start and (is_refusal(message["status"]) or "charged_ns" in scope["state"]):
                 cpu_ns = _cpu_ns(scope)
                 if self._is_child:
                     MutableHeaders(scope=message)[REFUSAL_CPU_HEADER] = str(cpu_ns)
@@ -163,7 +166,7 @@ class PacedRefusals:
         state = scope["state"]
         address, _ = scope.get("client") or ("", 0)
         client = state["owner"].encode() or (client_of(address) if is_address(address) else b"")
-        delay_ns = scope["extensions"][CONNECTION]["refused"](client, cpu_ns)
+        delay_ns = scope["extensions"][CONNECTION]["charge"](client, cpu_ns)
         if delay_ns:
             self._count_delay(delay_ns)
             began_ns = monotonic_ns()
@@ -174,9 +177,9 @@ class PacedRefusals:
 
 
 def _cpu_ns(scope: Scope) -> int:
-    """Return the CPU time of a refused request, beyond what every one takes."""
+    """Return the CPU time of a request that is charged, beyond what every refused one takes."""
     state = scope["state"]
-    cpu_ns: int = state["cpu"].ns
+    cpu_ns: int = state["cpu"].ns + state.get("charged_ns", 0)
     if "exchange" in state:
         cpu_ns += RECORDED_NS
     if scope["extensions"][CONNECTION]["awaits_body"]():

@@ -85,6 +85,10 @@ class Serving:
     def body_limit(self) -> int:
         return self.config.server.body_limit or (MEDIA_BODY_BYTES if self.engine.media else BODY_BYTES)
 
+    def has_others(self, client: str) -> bool:
+        """Return whether other clients have open requests."""
+        return any(exchange.client != client for exchange in self.exchanges.values())
+
     def check_task(self, *tasks: Task) -> None:
         """Raise InvalidRequest, with the right command, if the model is for none of these tasks."""
         if self.task not in tasks:

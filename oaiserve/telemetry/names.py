@@ -288,7 +288,7 @@ CONNECTIONS_REFUSED = _metric(
 )
 REFUSAL_DELAY_SECONDS = _metric(
     "oaiserve_refusal_delay_seconds_total",
-    "Time for which refusals were held back, because their client had many requests refused.",
+    "Time for which refusals, and answers to uploads, were held back, because their client had sent many.",
 )
 STORED_RESPONSES = _metric(
     "oaiserve_stored_responses",

@@ -15,7 +15,7 @@ from oaiserve.config import Config, ServerOptions
 from oaiserve.engine.turn_workers import CpuTime
 from oaiserve.errors import InvalidRequest, Overloaded
 from oaiserve.facts.record import Cause
-from oaiserve.http.refusals import RECORDED_NS, UNREAD_NS, Refusals
+from oaiserve.http.refusals import RECORDED_NS, STORED_BYTE_NS, STORED_NS, UNREAD_NS, Refusals
 from oaiserve.routes import body
 from tests.routes.asking import CHAT, COMPLETIONS, bearer
 from tests.routes.conftest import Served, serving
@@ -25,6 +25,7 @@ DELAY_NS = 300_000_000
 LEAST_NS = DELAY_NS - 2_000_000  # a timer of uvloop may be a millisecond early
 LOCAL = b"127.0.0.1"
 KEY = "a-key-of-the-tests"
+OTHER_KEY = "another-key-of-the-tests"
 
 
 class Charges(list[tuple[bytes, float]]):
@@ -111,6 +112,30 @@ def test_a_body_that_is_not_read_is_charged_by_its_length(start: Callable[..., S
         client.sendall(head.encode())
         assert client.recv(12).endswith(b"413")
     assert charges == [(LOCAL, RECORDED_NS + int(UNREAD_NS * length))]
+
+
+def test_uploads_are_charged_while_other_clients_have_open_requests(
+    start: Callable[..., Served], charges: Charges, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(CpuTime, "of", lambda self, work: work)
+    served = start(api_key=(KEY, OTHER_KEY))
+    served.engine.script = lambda _: []  # it never ends
+    url = httpx.URL(served.url)
+    body = b'{"prompt": "Hi"}'
+    head = f"POST {COMPLETIONS} HTTP/1.1\r\nhost: localhost\r\nauthorization: Bearer {KEY}\r\n"
+
+    def upload(key: str) -> None:
+        form: dict[str, Any] = {"data": {"purpose": "user_data"}, "files": {"file": ("a", b"x" * 100)}}
+        assert served.http.post("/v1/files", headers=bearer(key), **form).status_code == 200
+
+    upload(OTHER_KEY)
+    with socket.create_connection((url.host, url.port), timeout=60) as client:
+        client.sendall(f"{head}content-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n".encode() + body)
+        served.engine.submitted.get(timeout=60)
+        upload(KEY)
+        assert charges == []
+        upload(OTHER_KEY)
+    assert [cpu_ns for _, cpu_ns in charges] == [STORED_NS + 100 * STORED_BYTE_NS]
 
 
 # -- while an answer is held back --------------------------------------------------------------------------------------

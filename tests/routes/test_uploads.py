@@ -22,12 +22,15 @@ import httpx
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from starlette.concurrency import run_in_threadpool
 
 from oaiserve.errors import InvalidRequest
+from oaiserve.routes import body
 from oaiserve.routes.adaptations import Adaptations
+from oaiserve.routes.batches import routes as batch_routes
 from oaiserve.routes.batches.form import UploadForm
 from oaiserve.routes.batches.objects import Line, LineError, LineReader
-from oaiserve.routes.batches.store import MOST_ARRIVING, BatchStore
+from oaiserve.routes.batches.store import MOST_ARRIVING, PIECE_BYTES, BatchStore
 from oaiserve.routes.responses.store import StoreLimits
 from tests.routes.conftest import Serve, Served
 
@@ -276,9 +279,35 @@ def test_charsets_of_names_that_nobody_has_leave_nothing_behind() -> None:
 def test_a_full_disk_is_named_with_what_was_to_be_kept(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     full = "/dev/full"
     monkeypatch.setattr(tempfile, "TemporaryFile", lambda **_: open(full, "w+b", buffering=0))  # noqa: SIM115
-    answer = served.http.post("/v1/files", data={"purpose": "user_data"}, files={"file": ("a", b"x")})
+    large = b"x" * (PIECE_BYTES + 1)
+    answer = served.http.post("/v1/files", data={"purpose": "user_data"}, files={"file": ("a", large)})
     assert (answer.status_code, answer.headers["retry-after"]) == (503, "5")
     assert "store of responses, conversations, files and batches failed" in answer.json()["error"]["message"]
+
+
+def test_a_small_upload_needs_neither_a_file_nor_another_thread_until_it_is_stored(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened: list[Any] = []
+    hops: list[Any] = []
+    open_file = TemporaryFile
+
+    def counted_file(**options: Any) -> Any:
+        opened.append(options)
+        return open_file(**options)
+
+    async def counted_hop(work: Any, *values: Any) -> Any:
+        hops.append(work)
+        return await run_in_threadpool(work, *values)
+
+    monkeypatch.setattr(tempfile, "TemporaryFile", counted_file)
+    monkeypatch.setattr(body, "run_in_threadpool", counted_hop)
+    monkeypatch.setattr(batch_routes, "run_in_threadpool", counted_hop)
+    for num_bytes, is_small in ((1, True), (4096, True), (PIECE_BYTES + 1, False)):
+        content = os.urandom(num_bytes)
+        answer = served.http.post("/v1/files", data={"purpose": "user_data"}, files={"file": ("a", content)})
+        assert served.http.get(f"/v1/files/{answer.json()['id']}/content").content == content
+        assert (not opened, not hops) == (is_small, is_small)
 
 
 def test_a_server_that_is_killed_in_an_upload_leaves_no_file(tmp_path: Path) -> None:

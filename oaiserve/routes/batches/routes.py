@@ -14,6 +14,7 @@ from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
 from oaiserve.errors import BodyTooLarge, InvalidRequest, NotFound, Overloaded, UnsupportedMedia
+from oaiserve.http.refusals import STORED_BYTE_NS, STORED_NS
 from oaiserve.routes.adaptations import Adaptations
 from oaiserve.routes.batches.form import UploadForm
 from oaiserve.routes.batches.objects import (
@@ -29,7 +30,7 @@ from oaiserve.routes.batches.objects import (
     LineReader,
 )
 from oaiserve.routes.batches.runner import BatchRunner
-from oaiserve.routes.batches.store import Owned
+from oaiserve.routes.batches.store import PIECE_BYTES, Owned
 from oaiserve.routes.body import (
     RETRY_AFTER_SECONDS,
     TOO_MANY_BODIES,
@@ -64,7 +65,8 @@ PURPOSE = Parameter("purpose", "Only files for this.", allowed=(*GIVEN_PURPOSES,
     errors=(NotFound, BodyTooLarge, UnsupportedMedia, Overloaded),
 )
 async def upload(request: Request) -> Response:
-    """Answer with the file. Its content is written to the disk as it arrives."""
+    """Answer with the file. Its content is written to the disk as it arrives. While other clients' requests are open,
+    many uploads of one client are held back."""
     runner = _runner(request)
     store = runner.store
     owner = request.state.owner
@@ -101,10 +103,13 @@ async def upload(request: Request) -> Response:
                 purpose=form.purpose,
             )
             await store.add_file(owner, file, content)
-            await run_in_threadpool(content.close)  # This takes milliseconds for a large file.
+            if file.bytes > PIECE_BYTES:
+                await run_in_threadpool(content.close)  # This takes milliseconds for a large file.
     finally:
         store.arriving_bytes.give_back(client, taken)
         store.arriving_files.give_back(client, 1)
+    if runner.has_others(client):
+        request.state.charged_ns = STORED_NS + STORED_BYTE_NS * file.bytes
     return json_response(file, headers=adaptations.headers())
 
 

@@ -88,16 +88,19 @@ class BatchRunner:
         received: SharedLimit,
         store: BatchStore,
         keys: Keyring | None,
+        has_others: Callable[[str], bool],
         clock: Callable[[], float] = time.time,
     ) -> None:
         """`routes` answers the lines: a part of `app` without the middleware for requests from outside. `received`
-        counts the bytes of bodies that are being received."""
+        counts the bytes of bodies that are being received. `has_others` returns whether clients other than this one
+        have open requests."""
         self._app = app
         self._routes = Errors(routes)
         self._backend = backend
         self.body_limit = body_limit
         self.received = received
         self.store = store
+        self.has_others = has_others
         self._keys = keys
         self._clock = clock
         self._open: dict[str, _Open] = {}

@@ -149,11 +149,11 @@ class BatchStore:
 
     @contextmanager
     def new_content(self) -> Iterator[IO[bytes]]:
-        """Open a nameless file next to the database for content that arrives. It ends with the process. Raises
-        Unavailable if it cannot be written, as on a full disk."""
+        """Open a buffer for content that arrives. Beyond PIECE_BYTES, it is a nameless file next to the database, which
+        ends with the process. Raises Unavailable if it cannot be written, as on a full disk."""
         with reported():
             try:
-                with tempfile.TemporaryFile(dir=self._folder, buffering=PIECE_BYTES) as content:
+                with tempfile.SpooledTemporaryFile(PIECE_BYTES, buffering=PIECE_BYTES, dir=self._folder) as content:
                     yield content
             except OSError as error:
                 raise sqlite3.OperationalError(f"an upload cannot be written: {error.strerror}") from error

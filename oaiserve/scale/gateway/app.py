@@ -77,7 +77,7 @@ class Children:
             backend = BatchBackend(gateway, self.models)
             received = SharedLimit(MOST_RECEIVED_BYTES)
             app.state.batches = BatchRunner(
-                app, gateway, backend, gateway.body_limit, received, self.batches, self.ring
+                app, gateway, backend, gateway.body_limit, received, self.batches, self.ring, backend.has_others
             )
             tasks.append(asyncio.create_task(app.state.batches.run()))
         if not self.options.load_on_demand:

@@ -18,3 +18,7 @@ class BatchBackend:
     @property
     def is_ready(self) -> bool:
         return self._gateway.is_ready
+
+    def has_others(self, client: str) -> bool:
+        """Return whether there are open requests; of which clients, a gateway does not count."""
+        return self._gateway.has_open_requests

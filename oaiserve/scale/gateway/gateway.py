@@ -107,6 +107,10 @@ class Gateway:
         has_replicas = self._models is not None or bool(self.watch.joined - self.watch.silent)
         return has_replicas and not self.is_draining
 
+    @property
+    def has_open_requests(self) -> bool:
+        return any(upstream.num_open for upstream in self._watch.upstreams.values())
+
     def drain(self) -> None:
         """Take no further requests. A signal handler may call this."""
         self.is_draining = True

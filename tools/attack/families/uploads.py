@@ -72,9 +72,9 @@ def large_files(number: Number) -> Iterator[Sent]:
         yield upload(bytes(60 * 2**20), purpose=purpose)
 
 
-@UPLOADS.attack("10,000 files with names of 250 characters, and lists of them", ANY, limit_seconds=120, is_work=True)
+@UPLOADS.attack("5,000 files with names of 250 characters, and lists of them", ANY, limit_seconds=120, is_work=True)
 async def many_names(strike: Strike) -> None:
-    await strike.ask_all([upload(b"x", b"%04d" % n + b"n" * 246) for n in range(strike.number(10_000, 500))], 8)
+    await strike.ask_all([upload(b"x", b"%04d" % n + b"n" * 246) for n in range(strike.number(5_000, 500))], 8)
     listed = await strike.ask(request("GET", "/v1/files?limit=1"))
     strike.check(len(json.loads(listed.body)["data"]) == 1, "a list of one file has more")
 
