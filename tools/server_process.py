@@ -92,7 +92,7 @@ def running_process(
     with NamedTemporaryFile() if log_file is None else log_file.open("wb") as log:
         started = time.monotonic()
         process = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=env, cwd=cwd, start_new_session=True
+            command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=env, cwd=cwd, process_group=0
         )
         scheme = "https" if tls else "http"
         server = ServerProcess(f"{scheme}://127.0.0.1:{port}", process, Path(log.name))

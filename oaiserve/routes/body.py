@@ -115,8 +115,8 @@ def check_type(request: Request, kind: str) -> None:
 
 
 async def pass_body(request: Request, received: SharedLimit, limit_bytes: int, use: Callable[[bytes], None]) -> None:
-    """Pass the body on as it arrives, without its content codings, so that it is never in memory. `use` gets each piece,
-    in a worker thread unless the body is small. Raises the errors of `read_body`, and those of `use`."""
+    """Pass the body on as it arrives, without its content codings, so that it is never in memory. `use` gets each
+    piece, in a worker thread unless the body is small. Raises the errors of `read_body`, and those of `use`."""
     codings = codings_of(request.headers.getlist("content-encoding"))
     decoding = Decoding(codings, limit_bytes) if codings else None
 

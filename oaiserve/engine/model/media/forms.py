@@ -41,7 +41,9 @@ class Form:
             if self.kind == "image":
                 on_white = bool(getattr(processor, "do_convert_rgb", False))
                 image = decode_image(file, limits.max_pixels, limits.max_bytes, on_white=on_white)
-                return dict(processor(images=[image], return_tensors="pt", **arguments))
+                # As an array: converting one of Pillow's images into it would hold the interpreter's lock.
+                layout = {"input_data_format": "channels_last"}
+                return dict(processor(images=[image], return_tensors="pt", **layout, **arguments))
             rate: int = processor.sampling_rate
             seconds = min(limits.max_seconds, self.family.max_seconds(self.settings))
             samples = decode_sound(file, rate, seconds, limits.max_bytes)

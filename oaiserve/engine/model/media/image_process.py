@@ -7,7 +7,6 @@ the image, and its pixels if these are wanted, or with the reason why there are 
 from __future__ import annotations
 
 import json
-import os
 import resource
 import sys
 import warnings
@@ -18,7 +17,7 @@ from typing import Any
 from PIL import Image, ImageOps
 from PIL.JpegImagePlugin import JpegImageFile
 
-from oaiserve.engine.model.media.process_limits import limit
+from oaiserve.engine.model.media.process_limits import limit, yield_to_the_model
 
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF")
 LOW_DETAIL_PIXELS = 512  # pixels of the longer side
@@ -31,7 +30,6 @@ PIXELS_IN_SECOND = 8_000_000
 BYTES_OF_PIXEL = 24
 OPENING_BYTES = 2**31  # A decoder of WebP reserves memory for any size before that can be compared with the limit.
 SPARE_BYTES = 2**28
-NICENESS = 5  # A core that the model needs as well is shared with it 1 to 3.
 
 
 class Refused(Exception):
@@ -123,7 +121,7 @@ def _limit_bytes(num_bytes: int) -> None:
 
 
 def main() -> None:
-    os.nice(NICENESS)
+    yield_to_the_model()
     warnings.filterwarnings("ignore", module="PIL")  # Pillow warns of each fault in a file.
     Image.init()  # all formats that there are, which must not count as the first image's
     while line := sys.stdin.buffer.readline():

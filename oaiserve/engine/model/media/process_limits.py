@@ -1,9 +1,17 @@
-"""Limits on what a process may use."""
+"""Limits on what a process that decodes media may use."""
 
 from __future__ import annotations
 
+import os
 import resource
 from contextlib import suppress
+
+NICENESS = 5  # A core that the model needs as well is shared with it 1 to 3.
+
+
+def yield_to_the_model() -> None:
+    """Give this process less of a core than the model's threads."""
+    os.nice(NICENESS)
 
 
 def limit(kind: int, most: int) -> None:

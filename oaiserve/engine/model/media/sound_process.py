@@ -11,7 +11,7 @@ import numpy as np
 from soundfile import SoundFile, SoundFileError
 
 from oaiserve.engine.model.media.decode import SOUND_REFUSED
-from oaiserve.engine.model.media.process_limits import limit
+from oaiserve.engine.model.media.process_limits import limit, yield_to_the_model
 from oaiserve.engine.model.media.resample import Samples, resampled
 
 FORMATS = ("WAV", "WAVEX", "FLAC", "MP3")
@@ -66,6 +66,7 @@ def _pieces(sound: SoundFile, max_seconds: float) -> Iterator[Samples]:
 
 
 def main() -> int:
+    yield_to_the_model()
     limit(resource.RLIMIT_AS, MOST_BYTES)
     limit(resource.RLIMIT_CPU, MOST_CPU_SECONDS)
     try:

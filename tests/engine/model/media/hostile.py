@@ -155,7 +155,8 @@ def bomb(name: str) -> tuple[int, str, float, float]:
     content = BOMBS[name]()
     try:
         image = decode_image(MediaFile("image", content), limits.max_pixels, limits.max_bytes, on_white=True)
-        outcome = f"{image.width} x {image.height}"
+        height, width, _ = image.shape
+        outcome = f"{width} x {height}"
     except InvalidRequest as error:
         outcome = error.message
     decode._end_all()

@@ -25,6 +25,7 @@ from oaiserve.engine.model.media import decode
 from oaiserve.engine.model.media.decode import decode_image, decode_sound, image_size
 from oaiserve.engine.model.media.families import IMAGES, Settings
 from oaiserve.engine.model.media.forms import Form
+from oaiserve.engine.model.media.process_limits import NICENESS
 from oaiserve.engine.model.media.reader import FileReader
 from oaiserve.engine.model.media.resample import resampled
 from oaiserve.engine.model.media.sound_process import Refused, samples_of
@@ -50,7 +51,7 @@ def saved(image: Image.Image, form: str, **more: object) -> bytes:
 def image_of(
     content: bytes | str, detail: Detail = "auto", *, pixels: int = 10**6, most_bytes: int = 10**6
 ) -> Image.Image:
-    return decode_image(MediaFile("image", content, detail, where=WHERE), pixels, most_bytes)
+    return Image.fromarray(decode_image(MediaFile("image", content, detail, where=WHERE), pixels, most_bytes))
 
 
 def refusal(content: bytes | str, **limits: int) -> str:
@@ -204,6 +205,16 @@ def test_a_decoder_that_crashes_ends_no_more_than_its_own_image(monkeypatch: pyt
     process.kill()
     process.wait()
     assert image_of(content).size == (60, 40)
+
+
+def test_a_decoder_gets_less_of_a_core_than_the_server_and_no_ctrl_c() -> None:
+    image_of(saved(noise(), "PNG"))
+    pid = decode._idle[-1].pid
+    own = os.getpriority(os.PRIO_PROCESS, 0)
+    assert os.getpriority(os.PRIO_PROCESS, pid) == min(19, own + NICENESS)
+    # Linux compares niceness within a session, and sends Ctrl-C to a process group.
+    assert os.getsid(pid) == os.getsid(0)
+    assert os.getpgid(pid) == pid
 
 
 def test_what_is_no_image_is_refused_with_the_reason() -> None:
