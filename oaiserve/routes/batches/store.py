@@ -76,7 +76,7 @@ class BatchStore:
         """Open the file. Raises StartupError."""
         self._limits = limits
         self._clock = clock
-        self._folder = None if path is None else path.parent
+        self._folder = None if path is None else str(path.parent)
         self._connection = database.opened(path, SCHEMA, without_path="")
         self._thread = ThreadPoolExecutor(1, "batch-store")
         self._commits = GroupCommit(self._thread, self._put_all)

@@ -109,7 +109,7 @@ class Gateway:
 
     @property
     def has_open_requests(self) -> bool:
-        return any(upstream.num_open for upstream in self._watch.upstreams.values())
+        return any(upstream.num_open for upstream in self.watch.upstreams.values())
 
     def drain(self) -> None:
         """Take no further requests. A signal handler may call this."""

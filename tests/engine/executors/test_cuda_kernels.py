@@ -8,6 +8,7 @@ import torch
 from oaiserve.engine.decoder.description import Decoder
 from oaiserve.engine.decoder.spec import ModelSpec
 from oaiserve.engine.executors.cuda.executor import CudaExecutor
+from oaiserve.engine.executors.cuda.kernels import triton_kernels
 from oaiserve.engine.model.batch import build_batch
 from oaiserve.engine.model.executor import Executor
 from oaiserve.engine.model.states import StateChunk
@@ -17,7 +18,7 @@ from tests.engine.executors.test_cuda import on_cpu
 from tests.engine.executors.test_described_families import case_with
 from tests.engine.executors.test_reference_steps import reference, with_keys_and_values
 from tests.engine.model.cpu.small_models import FAMILIES, load
-from tests.engine.model.runners import states_of, triton_kernels
+from tests.engine.model.runners import states_of
 from tests.engine.model.steps import BLOCK_SIZE, CPU, sequence_of
 
 pytest.importorskip("triton", reason="Triton has no wheels for this system")

@@ -103,11 +103,3 @@ def decode(runner: ModelRunner, prompts: list[list[int]], adapters: list[int], n
             sequence.token_ids += result.token_ids
         chunks = [Chunk(sequence, len(sequence.token_ids) - 1, 1) for sequence in sequences]
     return [sequence.token_ids[len(prompt) :] for sequence, prompt in zip(sequences, prompts, strict=True)]
-
-
-def triton_kernels() -> Kernels:
-    """Return all kernels in Triton."""
-    from oaiserve.engine.model.attention.triton import TritonAttention
-    from oaiserve.engine.model.gpu import triton_layers, triton_products, triton_states
-
-    return Kernels(TritonAttention, triton_layers, triton_products, triton_products.multiply, triton_states.recurrence)

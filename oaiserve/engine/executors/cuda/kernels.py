@@ -38,3 +38,11 @@ class Kernels(NamedTuple):
     experts: ModuleType | None = None  # `triton_products`; None: in plain torch
     multiply: Multiply = expanded_product  # with matrices in quantized blocks
     recurrence: Recurrence = recurrence
+
+
+def triton_kernels() -> Kernels:
+    """Return all kernels in Triton. Raises ImportError without the package."""
+    from oaiserve.engine.model.attention.triton import TritonAttention
+    from oaiserve.engine.model.gpu import triton_layers, triton_products, triton_states
+
+    return Kernels(TritonAttention, triton_layers, triton_products, triton_products.multiply, triton_states.recurrence)

@@ -23,9 +23,10 @@ from oaiserve.engine.model.states import StateChunk, States
 from oaiserve.engine.start.compare import Difference, compare, difference, layer_tolerance, tolerance, worst
 from oaiserve.engine.step import Chunk, Step
 
-LENGTHS = (9, 40, 17, 600)  # of sequences whose logits are compared; the keys of the last are read by several programs
-CHUNK_TOKENS = 5  # of the last, in a step in which the others decode
-# Of prompts alone. Products have tiles of their own for each of these, and unpack matrices for the most of them.
+# The lengths of the sequences whose logits are compared. Several programs read the keys of the last one.
+LENGTHS = (9, 40, 17, 600)
+CHUNK_TOKENS = 5  # tokens of the last one, in a step in which the others decode
+# The lengths of prompts alone. Products have tiles of their own for each of these, and unpack matrices for the last.
 ROWS = (20, 40, 100, 300, 2048)
 ADAPTED_LENGTHS = [3, 20, 9]
 ADAPTER_RANKS = (8, 24)

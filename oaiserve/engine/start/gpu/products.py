@@ -14,7 +14,7 @@ from oaiserve.engine.start.gpu.timing import Seconds, device_seconds
 
 log = logging.getLogger(__name__)
 
-UNPACKED_ROWS = (512, 1024, 2048)  # from which on matrices may be unpacked: more than most steps have decodes
+UNPACKED_ROWS = (512, 1024, 2048)  # possible limits for unpacking, above the decodes of most steps
 
 
 @torch.inference_mode()
