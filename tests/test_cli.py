@@ -14,10 +14,12 @@ from typing import Any
 import pytest
 
 from oaiserve import __version__, cli
+from oaiserve.commands import banner as banners
 from oaiserve.config import WITHOUT_FLAG, Bytes, Config, EngineOptions, ServerOptions, TelemetryOptions
 from oaiserve.errors import StartupError
 from oaiserve.foreign_flags import OUR_FLAGS
 from oaiserve.routes.sampling_defaults import given_defaults
+from oaiserve.run import files_with_keys, listen
 from oaiserve.scale.children.settings import models_of
 
 FREE_PORT = ("--port", "0")
@@ -218,10 +220,10 @@ def test_files_with_keys_are_known_so_that_the_log_warns_if_others_can_read_them
     settings.write_text('api_key = ["s3cret"]')
     harmless.write_text("max-running: 4")
     config = serve(served, "--config", str(settings), "--api-key-file", str(keys))
-    assert cli._files_with_keys(config) == [keys, settings]
+    assert files_with_keys(config) == [keys, settings]
     server = serve(served, "--api-key-file", str(keys), "--guard-all").server
     assert (server.api_key_file, server.needs_key) == ((keys,), True)
-    assert cli._files_with_keys(serve(served, "--config", str(harmless))) == []
+    assert files_with_keys(serve(served, "--config", str(harmless))) == []
 
 
 @pytest.mark.parametrize(
@@ -342,7 +344,9 @@ SERVE_A_TINY_APP = """
 import signal
 import sys
 from oaiserve import cli
+from oaiserve.commands import banner as banners
 from oaiserve.http.connections import allowed_connections
+from oaiserve.run import run_until_signal
 from oaiserve.telemetry import logs
 
 hangs = "--hangs" in sys.argv
@@ -362,8 +366,8 @@ async def app(scope, receive, send):
 def serve_app(config, sock):
     if not hangs:
         logs.configure(config.server.log_level, config.server.log_format)
-    banner = cli.banners.of_server(config, sock.getsockname()[1], "generate", {})
-    cli.run_until_signal(app, config.server, sock, allowed_connections(config.server), banner)
+    banner = banners.of_server(config, sock.getsockname()[1], "generate", {})
+    run_until_signal(app, config.server, sock, allowed_connections(config.server), banner)
     return 0
 
 signal.signal(signal.SIGHUP, signal.SIG_DFL)  # `nohup make test` would have it ignored
@@ -400,10 +404,10 @@ def test_the_banner_has_the_address_of_the_page_and_the_log_warns_where_it_is_op
     options: dict[str, Any], page: str, warns: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     server = ServerOptions(**options)
-    banner = cli.banners.of_server(Config("demo", server), 8000, "generate", {})
+    banner = banners.of_server(Config("demo", server), 8000, "generate", {})
     assert banner.facts["Chat"].startswith(page)
     with socket.create_server(("127.0.0.1", 0)) as sock:
-        cli._listen(server, sock, banner)
+        listen(server, sock, banner)
     assert ("see all requests, but not their text" in caplog.text) == warns
 
 

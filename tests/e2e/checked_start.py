@@ -10,7 +10,7 @@ def ends_at_once(*_: object) -> int:
 
 
 if __name__ == "__main__":
-    cli._serve_app = ends_at_once
-    cli._serve_models = ends_at_once
-    cli._route = ends_at_once
+    cli.serve_model = ends_at_once
+    cli.serve_models = ends_at_once
+    cli.serve_gateway = ends_at_once
     sys.exit(cli.main())
