@@ -28,7 +28,6 @@ CONDITIONALS_LATER = (
     "oaiserve/engine/model/states.py",
     "oaiserve/engine/model/attention/",
     "oaiserve/engine/model/gpu/",
-    "oaiserve/scale/",
 )
 
 

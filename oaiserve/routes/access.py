@@ -123,6 +123,14 @@ def right_for(path: str) -> Right:
     return next((right for at, right in _RIGHTS.items() if path == at or path.startswith(f"{at}/")), Right.USE)
 
 
+def key_in(headers: Headers) -> bytes:
+    """Return the API key in the headers of a request as it was on the wire; empty if there is none."""
+    scheme, _, value = headers.get("authorization", "").partition(" ")
+    if scheme.lower() != "bearer" or not value.strip():
+        value = headers.get("x-api-key", "")
+    return value.strip().encode("latin-1")
+
+
 class APIKeys:
     """Requires `Authorization: Bearer KEY` on all routes except the operator's, or on all routes with `guard_all`.
     Clients of Anthropic's API send `x-api-key: KEY`.
@@ -156,13 +164,11 @@ class APIKeys:
         if self._is_child and (owner := headers.get(OWNER_HEADER)):
             key = self._keys.of_digest(bytes.fromhex(owner))
         else:
-            scheme, _, given = headers.get("authorization", "").partition(" ")
-            if scheme.lower() != "bearer" or not given.strip():
-                given = headers.get("x-api-key", "")
-            if not given.strip():
+            value = key_in(headers)
+            if not value:
                 missing = Unauthorized("Please give your API key in the header 'Authorization: Bearer KEY'.")
                 _refuse(scope, AccessRefusal.MISSING_KEY, missing, self._count)
-            key = self._keys.find(given.strip().encode("latin-1"))  # as it was on the wire
+            key = self._keys.find(value)
         if key is None:
             unknown = Unauthorized("The API key is not known to this server.")
             _refuse(scope, AccessRefusal.UNKNOWN_KEY, unknown, self._count)

@@ -56,11 +56,6 @@ class _Object(msgspec.Struct):
     model: str
     system_fingerprint: str
 
-    @property
-    def unique_id(self) -> str:
-        """The id without its prefix. Behind a gateway, all servers of a request use the same one."""
-        return self.id.rpartition("_")[2]
-
 
 class PromptTokensDetails(msgspec.Struct):
     """The number of prompt tokens found in the prefix cache, and of those for images and sounds, if there are any."""

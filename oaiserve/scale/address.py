@@ -13,7 +13,7 @@ class Address(NamedTuple):
     port: int
     host: str  # for the header Host, with the port
     tls_name: str | None = None  # the name in its certificate; None: plain HTTP
-    path: Path | None = None  # of the socket, in place of IP address and port
+    path: Path | None = None  # the Unix socket's path, in place of IP address and port
 
     @property
     def name(self) -> str:

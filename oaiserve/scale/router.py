@@ -20,24 +20,24 @@ from oaiserve.facts.prefix_keys import BLOCK_BYTES, BYTES_PER_TOKEN, Prompt, key
 from oaiserve.facts.report import Pace, ReplicaReport, Within
 from oaiserve.facts.routing_decision import Decision, Reason
 
-# A replica takes no request that would bring it above so many times the mean load, as long as another one is below.
+# A replica takes no request that would bring it above BOUND times the mean load, as long as another one is below.
 BOUND = 1.25
-# Nor is it busy within so many standard deviations of the mean: numbers of requests scatter by their root, by chance.
+# Nor is it busy within DEVIATIONS standard deviations of the mean: numbers of requests scatter by their root.
 DEVIATIONS = 2
 IDLE_LOAD = 4  # is added to the mean for this, so that a few requests make no replica of an idle fleet busy
-# Load is counted in requests. So many prompt tokens that are still to be computed count as one more.
+# Load is counted in requests. This number of prompt tokens that are still to be computed counts as one more.
 TOKENS_PER_REQUEST = 1024
 # A shorter part of a prompt is not worth going where it is: the replicas that hold it would get all that begins alike.
 LEAST_PART = 1 / 4
 SILENT_NS = 10_000_000_000  # a replica without a report for so long is used only if all are silent
 FADING_NS = 2_000_000_000  # after so long, a request that was sent counts 1/e beside one that is sent now
-NEWS = 1 / 2  # of a report's change: a load scatters from one second to the next, and reports with it
+NEWS = 1 / 2  # weight of a report's change: a load scatters from one second to the next, and reports with it
 _MOST_EXPONENT = 20
 _ROUNDING = 1e-6  # sums of loads are not exact
 MOST_PREFIXES = 1_000_000  # prefix keys, at about 200 bytes each
-MOST_HOLDERS = 64  # of one prefix; what so many hold, the next in its order most probably hold, too
+MOST_HOLDERS = 64  # per prefix; more replicas most probably hold it, too
 _ALL_BITS = (1 << 64) - 1
-_FACTORS = (0xBF58476D1CE4E5B9, 0x94D049BB133111EB)  # of splitmix64's last steps
+_FACTORS = (0xBF58476D1CE4E5B9, 0x94D049BB133111EB)  # factors in splitmix64's last steps
 
 
 class NoReplica(Exception):
@@ -57,7 +57,7 @@ class Router:
         # Those that can be chosen, by name, so that every router has them in the same order.
         self._available: list[_Replica] = []
         self._seeds = np.zeros(0, np.uint64)
-        self._total_sent = self._total_rest = 0.0  # of these, as in _Replica
+        self._total_sent = self._total_rest = 0.0  # sums over these, as in _Replica
         self._fading_since_ns = 0
         self._next_silent_ns = 0  # when one of them may have been silent for too long
 
@@ -269,7 +269,7 @@ class _Replica:
         return self.sent / fading + self.rest
 
     def first_token_seconds(self, num_tokens: int) -> float:
-        """Return when a prompt with so many tokens to compute is expected to have its first token."""
+        """Return when a prompt with `num_tokens` to compute is expected to have its first token."""
         return self.step_seconds + (self.num_tokens + num_tokens) * self.pace.prompt_token
 
 

@@ -22,7 +22,7 @@ class Routers:
     def __init__(self, *, is_strict: bool = False) -> None:
         """If it is strict, a model that no replica has reported has no replica."""
         self._is_strict = is_strict
-        self.fleet = Router()  # of all replicas, for models that none is known to have
+        self.fleet = Router()  # the router of all replicas, for models that none is known to have
         self._having: dict[str, tuple[str, ...]] = {}  # replicas by model; empty while all replicas serve the same
         self._by_model: dict[str, Router] = {}  # up to MOST_ROUTERS different ones
         self._routers: list[Router] = [self.fleet]

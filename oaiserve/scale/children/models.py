@@ -32,9 +32,9 @@ class Model:
 
     name: str
     config: Config
-    address: Address  # of its process
-    num_bytes: int  # of memory when it is loaded: of its files, until it has been
-    process: ServerProcess | None = None  # which takes requests
+    address: Address  # where its process listens
+    num_bytes: int  # memory when it is loaded; before the first load, the size of its files
+    process: ServerProcess | None = None  # set while it takes requests
     loading: asyncio.Task[None] | None = None
     num_users: int = 0  # requests for it that have not ended
     used_ns: int = 0  # when one ended last
@@ -167,7 +167,7 @@ class ChildModels:
         """Load all models, as far as there is room for them without unloading another one."""
         for model in self.models.values():
             if self._excess(model.num_bytes) <= 0 or not self._loaded:
-                with suppress(Unavailable):  # which is logged, and the others can be used
+                with suppress(Unavailable):  # It is logged, and the others can be used.
                     await self.loaded(model.name)
 
     async def watch(self) -> None:
@@ -261,7 +261,7 @@ class ChildModels:
                 other.is_leaving = False
 
     def _excess(self, num_bytes: int) -> int:
-        """Return by how many bytes the loaded models, and one more with so many, exceed the budget."""
+        """Return by how many bytes the loaded models, and one more of `num_bytes`, exceed the budget."""
         if self._options.memory_budget is None:
             return 0
         for model in self.models.values():
@@ -310,7 +310,7 @@ class ChildModels:
 
 
 def _pause_ns(num_failures: int) -> int:
-    """Return how long to wait after so many failures in a row."""
+    """Return how long to wait after this number of failures in a row."""
     return int(min(MOST_PAUSE_SECONDS, LEAST_PAUSE_SECONDS * 2 ** min(num_failures - 1, 10)) * 1e9)
 
 

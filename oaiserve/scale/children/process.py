@@ -18,7 +18,7 @@ from oaiserve.errors import StartupError
 from oaiserve.scale.address import Address
 
 READY = b"+"
-MOST_PATH_BYTES = 107  # of a Unix socket
+MOST_PATH_BYTES = 107  # longest path of a Unix socket
 GOODBYE_SECONDS = 8.0  # after the drain timeout, in which a server cuts off requests, and exports telemetry
 
 
@@ -107,12 +107,12 @@ def run(arguments: list[str], serve: Callable[[Config, socket.socket, Callable[[
     The arguments are the file descriptors of the link to that process, of the listening socket and of the settings, and
     the model's name, for `ps`."""
     link, listening = (socket.socket(fileno=int(number)) for number in arguments[:2])
-    with open(int(arguments[2]), "rb", closefd=False) as file:  # which is read again if the server starts again
+    with open(int(arguments[2]), "rb", closefd=False) as file:  # It is read again if the server starts again.
         file.seek(0)
-        config: Config = pickle.load(file)  # no other process can write this file, which has no name
+        config: Config = pickle.load(file)  # No other process can write this file, which has no name.
 
     def end_with_the_parent() -> None:
-        link.recv(1)  # which sends nothing
+        link.recv(1)  # The parent sends nothing: this returns when its end is closed.
         os.kill(os.getpid(), SIGTERM)
 
     threading.Thread(target=end_with_the_parent, daemon=True).start()

@@ -124,10 +124,10 @@ def create_gateway_of_models(
     Raises StartupError for files of keys."""
     ring, key_store = keyring(server)
     own_key = token_urlsafe() if server.needs_key else None  # for reports and metrics
-    folder = TemporaryDirectory(prefix="oaiserve-")  # which is removed even if the server does not start
+    folder = TemporaryDirectory(prefix="oaiserve-")  # It is removed even if the server does not start.
     inside = Path(folder.name)
     if server.stores_responses and server.response_store is None:
-        server = replace(server, response_store=inside / "responses")  # which all processes share
+        server = replace(server, response_store=inside / "responses")  # All processes share it.
     batches = BatchStore(server.response_store, store_limits(server)) if server.stores_responses else None
     routers = Routers(is_strict=True)
 

@@ -9,7 +9,7 @@ from oaiserve.scale.gateway.gateway import Gateway
 class BatchBackend:
     """Lines may name any of the models. Most batches name one, so the largest model sets how many run at a time."""
 
-    step_cost = None  # of which model, a batch does not say
+    step_cost = None  # A batch does not name a model.
 
     def __init__(self, gateway: Gateway, models: ChildModels) -> None:
         self._gateway = gateway

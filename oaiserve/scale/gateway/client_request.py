@@ -31,7 +31,7 @@ OF_CONNECTION = {
     *(b"connection", b"keep-alive", b"proxy-authenticate", b"proxy-authorization", b"proxy-connection", b"te"),
     *(b"trailer", b"transfer-encoding", b"upgrade", b"expect"),
 }
-# These are written anew, but for the origin, which has been checked here against a name that the replica does not know.
+# The gateway writes these itself. It leaves out the origin, which has been checked against a name of the gateway.
 _OF_BODY = {b"content-length", b"content-encoding"}
 _NOT_ASKED = OF_CONNECTION | _OF_BODY | {b"host", b"origin", b"x-request-id", b"forwarded", b"x-real-ip"}
 _NOT_A_CLIENTS = (b"x-forwarded-", b"x-oaiserve-")  # told by the gateway alone
@@ -61,8 +61,8 @@ class ClientRequest:
     trace: TraceContext
     sent: SentPieces
     attempts: list[Attempt] = field(default_factory=list)
-    status: int | None = None  # of the answer that the client has
-    deadlines_ms: tuple[int | None, int | None] = (None, None)  # of its first token and its end, since it began
+    status: int | None = None  # status of the answer that the client has
+    deadlines_ms: tuple[int | None, int | None] = (None, None)  # limits for its first token and its end, since it began
 
     def within(self, now_ns: int) -> Within | None:
         """Return the time that is left of each of its deadlines. A stream that goes on has had its first token."""
@@ -107,7 +107,7 @@ async def client_request_of(
     method = "GET" if scope["method"] == "HEAD" else scope["method"]
     query = scope["query_string"]
     state = scope["state"]
-    if scope["path"].startswith(OF_ONE_REPLICA):  # of several models, it may name one
+    if scope["path"].startswith(OF_ONE_REPLICA):  # With several models, the query may name one.
         fields = parse_qsl(query.decode("latin-1"), keep_blank_values=True)
         prompt = prompt._replace(model=dict(fields).get("model", ""))
         query = urlencode([(name, value) for name, value in fields if name != "model"]).encode()

@@ -1,8 +1,8 @@
 """`Gateway` reads a request, has replicas answer it, and passes the answer on as it comes.
 
-Requests and answers are the replica's, but for a few headers. A request moves to another replica as long as nothing of
-an answer has been sent: if the first one cannot be reached, is full (429) or takes none (503). A stream that a replica
-does not end goes on at another one, behind what the client has (facts/continuation.py).
+Only a few headers of requests and answers are the gateway's own. A request moves to another replica as long as no part
+of an answer has been sent: if the first one cannot be reached, is full (429) or takes none (503). If a replica doesn't
+end a stream, another one continues it after the part that the client has (facts/continuation.py).
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ class Gateway:
         self.watch = watch
         self.metrics = metrics
         self._tracing = tracing
-        self._shows_requests = server.shows_dashboard  # of its replicas
+        self._shows_requests = server.shows_dashboard  # requests of its replicas
         self.body_limit = options.body_limit or MEDIA_BODY_BYTES
         self._continues = options.continue_streams
         self.received = SharedLimit(MOST_RECEIVED_BYTES)  # bodies of requests without an answer
@@ -188,15 +188,15 @@ class Gateway:
                 left.cancel()
 
     def _refuses(self, path: str) -> bool:
-        """Return whether a path is about one replica, so that a gateway refuses it. Of child processes, a request names
-        one by its model."""
+        """Return whether a gateway refuses a path because it is about one replica. A request selects a child process by
+        its model."""
         if not path.startswith(OF_ONE_REPLICA) or self._models is not None:
             return False
         is_shown = self._shows_requests and (path == REQUESTS_PATH or path.startswith(f"{REQUESTS_PATH}/"))
         return not is_shown
 
     def _listing_for(self, scope: Scope, request: ClientRequest) -> Callable[[], Awaitable[Response]] | None:
-        """Return what answers with a list of all replicas, if the request is for one."""
+        """Return the function that makes a list of all replicas, if the request is for one."""
         # With several models here, a request that names one is sent to its process alone.
         if (
             scope["path"] == REQUESTS_PATH
@@ -256,7 +256,7 @@ class _Adapter(msgspec.Struct):
 def _model_of_adapter(models: ChildModels, request: ClientRequest) -> str:
     """Return the model of a request to load or unload an adapter. Raises InvalidRequest and ModelNotFound."""
     name = ""
-    with suppress(*UNREADABLE):  # which the model's process refuses
+    with suppress(*UNREADABLE):  # The model's process refuses it.
         name = msgspec.json.decode(request.body, type=_Adapter).lora_name
     is_new = request.target.startswith(ADAPTER_PATHS[0].encode())
     return models.name_for_adapter(request.prompt.model, name, is_new=is_new)

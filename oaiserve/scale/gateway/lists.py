@@ -29,15 +29,15 @@ from oaiserve.scale.routers import Routers
 
 REQUESTS_PATH = "/debug/requests"
 SCHEMA_PATH = "/openapi.json"
-MOST_PAGES = 10  # of a replica's list
+MOST_PAGES = 10  # per list of a replica
 PAGE_ITEMS = 100  # as many as a page may have
-MOST_REQUESTS = 4096  # of a replica
+MOST_REQUESTS = 4096  # per replica
 MOST_MODELS = 2048  # items of a list of models, which has no pages
-MOST_MODEL_BYTES = 2**20  # of a replica's list of models
-MOST_LIST_BYTES = 8 * 2**20  # of all pages of a replica's list of files or batches
-MOST_PAGE_BYTES = 2 * 2**20  # of one of them, which takes some milliseconds of the event loop
+MOST_MODEL_BYTES = 2**20  # size of a replica's list of models
+MOST_LIST_BYTES = 8 * 2**20  # size of all pages of a replica's list of files or batches
+MOST_PAGE_BYTES = 2 * 2**20  # size of one page, which takes some milliseconds of the event loop
 MOST_SCHEMA_BYTES = 2 * 2**20
-LIST_SECONDS = 5.0  # in which a replica sends them
+LIST_SECONDS = 5.0  # time limit for the lists of a replica
 
 Item = dict[str, Any]
 UnixSeconds = Annotated[int, msgspec.Meta(ge=0, le=2**33)]

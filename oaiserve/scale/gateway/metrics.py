@@ -74,7 +74,7 @@ class GatewayMetrics:
 
 
 def counts(counter: Counter, label: str) -> dict[str, int]:
-    """Return what has been counted for each value of the label, over all values of the others."""
+    """Return the count for each value of the label, over all values of the others."""
     found: dict[str, int] = {}
     for sample in (sample for metric in counter.collect() for sample in metric.samples):
         found[sample.labels[label]] = found.get(sample.labels[label], 0) + int(sample.value)

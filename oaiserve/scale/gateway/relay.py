@@ -28,12 +28,12 @@ from oaiserve.scale.router import NoReplica
 log = logging.getLogger(__name__)
 
 NO_BODY = (204, 304)  # statuses of answers without a body, whatever their length says
-GO_ON_SECONDS = 60.0  # in which a replica must be found for a stream that was cut off
+GO_ON_SECONDS = 60.0  # time to find a replica for a stream that was cut off
 PAUSE_SECONDS = 0.2
 UNLIKE = b": the answer goes on at a server of another kind\n\n"
 SIGN_OF_LIFE = b": the answer is about to go on\n\n"
 SIGN_OF_LIFE_SECONDS = 2.0
-MOST_EVENT_BYTES = 16 * 2**20  # of one event of a stream: the last one of /v1/responses has the whole answer
+MOST_EVENT_BYTES = 16 * 2**20  # size of one event of a stream: the last one of /v1/responses has the whole answer
 _REFUSAL_CPU = REFUSAL_CPU_HEADER.encode()
 _NOT_ANSWERED = OF_CONNECTION | {
     *(b"date", b"x-request-id", b"x-content-type-options", KIND_HEADER.encode(), _REFUSAL_CPU)
@@ -79,7 +79,7 @@ class Relay:
         # Streams of GET, such as the live page's, are never continued.
         if is_stream and not may_go_on and request.method == "POST":
             self._warn_of_unmarked(begun.upstream)
-        signs: asyncio.Task[None] | None = None  # of life, in the pause of a stream that was cut off
+        signs: asyncio.Task[None] | None = None  # sends signs of life in the pause of a stream that was cut off
         num_sent = -1  # pieces at the last cut, and cuts since there was a further piece
         num_cuts = 0
         give_up_ns = 0
@@ -179,7 +179,7 @@ class Relay:
         give_up_ns: int,
     ) -> BegunAnswer | None:
         """Have another replica go on with a stream. Return None if none does in time. Raises ClientDisconnect."""
-        with suppress(asyncio.CancelledError):  # of the shutdown: then the stream ends with an error
+        with suppress(asyncio.CancelledError):  # The server shuts down: the stream ends with an error.
             # A child process that is started again has the same address.
             cutters = [cut.decision.replica] if not self.attempts.are_children else []
             if num_cuts:  # replicas cut it off one after the other

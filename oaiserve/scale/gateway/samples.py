@@ -23,7 +23,7 @@ from oaiserve.scale.gateway.upstream import BadAnswer, CutOff, Unreachable, Upst
 from oaiserve.scale.gateway.watch import Watch
 from oaiserve.telemetry.live import HISTOGRAMS, MOST_SAMPLES
 
-MOST_BYTES = 2**20  # of a replica's samples
+MOST_BYTES = 2**20  # size of a replica's samples
 ASK_SECONDS = 2.0  # for a replica's answer
 IDLE_NS = 5_000_000_000  # without a viewer, after which the past minutes are requested again
 MOST_BUCKETS = 1000
@@ -67,7 +67,7 @@ class FleetSamples:
 
     def __init__(self, watch: Watch) -> None:
         self._watch = watch
-        self._last: dict[str, Sample] = {}  # of each replica
+        self._last: dict[str, Sample] = {}  # by replica
         self._asked_ns: int | None = None
         self._number = 0
         self._asking = asyncio.Lock()

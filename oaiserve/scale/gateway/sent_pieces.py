@@ -9,8 +9,8 @@ import msgspec
 from oaiserve.engine.backpressure import SharedLimit
 from oaiserve.facts.continuation import Piece
 
-MOST_SENT_BYTES = 4 * 2**20  # of one stream: some 300,000 tokens
-MOST_KEPT_BYTES = 256 * 2**20  # of all streams
+MOST_SENT_BYTES = 4 * 2**20  # per stream: some 300,000 tokens
+MOST_KEPT_BYTES = 256 * 2**20  # all streams together
 
 
 class SentPieces:

@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 Resolve = Callable[[str], Awaitable[Iterable[Address]]]
 
 MOST_LISTED = 1024  # servers in one list
-LIST_SECONDS = 5.0  # for which a list may take
+LIST_SECONDS = 5.0  # time limit for a list
 
 UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)  # what content of any kind makes msgspec raise
 
@@ -77,7 +77,7 @@ class Url:
         places = [(target, parse_authority(target)) for target in targets[:MOST_LISTED]]
         listed = [Address(at.name, at.port, target) for target, at in places if at is not None and at.port]
         if len(listed) < len(targets):
-            text = "Of the servers that %s lists, %d were left out: not host:port, or more than %d"
+            text = "%s lists %d servers that are left out: not host:port, or more than %d"
             log.warning(text, path, len(targets) - len(listed), MOST_LISTED)
         if not listed:
             raise OSError(f"{path} lists no servers ({status})")

@@ -22,10 +22,10 @@ CONNECT_SECONDS = 2.0
 # A peer that answers no packets is gone after eleven seconds without an answer, or ten with data on their way to it.
 KEEPALIVE = {"SO_KEEPALIVE": 1, "TCP_KEEPIDLE": 5, "TCP_KEEPINTVL": 2, "TCP_KEEPCNT": 3, "TCP_USER_TIMEOUT": 10_000}
 MOST_IDLE = 64  # connections that are kept for further requests
-MOST_HEAD_BYTES = 64 * 1024  # of the head of an answer, with all interim ones before it, and of its trailers
+MOST_HEAD_BYTES = 64 * 1024  # the head of an answer, with all interim ones before it, or its trailers
 MOST_HEADERS = 128
 HEAD_SECONDS = 10.0  # from the first byte of a head to its end
-MOST_GATHERED_BYTES = 256 * 1024  # of an answer, until its reader takes them
+MOST_GATHERED_BYTES = 256 * 1024  # part of an answer that waits for its reader
 # Parts of streams above this size take turns, at this rate for each replica. Marks cost CPU time, and a replica that
 # sends them without an end must not keep the event loop from all others.
 LARGE_PART_BYTES = 64 * 1024
@@ -51,7 +51,7 @@ class CutOff(Exception):
 
 
 class UpstreamAnswer:
-    """The answer to one request. Whoever has it reads it to its end, or closes it."""
+    """The answer to one request. Its reader reads it to its end, or closes it."""
 
     def __init__(self, connection: _Connection) -> None:
         self.status = 0
@@ -135,18 +135,18 @@ class Upstream:
     def __init__(self, address: Address, number: int) -> None:
         self.address = address
         self.name = address.name
-        self.number = number  # which is shown in place of the address
+        self.number = number  # shown in place of the address
         self.shown = f"{number} ({self.name})"  # to operators
         self.num_failures = self.num_pauses = 0  # since its last answer
         self.num_ejections = self.out_until_ns = 0
         self.is_told_mute = False  # the log says that it gives no reports
         self.report: Report | None = None  # its last one
-        self.num_open = 0  # requests that have no complete answer yet; written by whoever asks
+        self.num_open = 0  # requests without a complete answer; written by the sender of each
         self._tls = None if address.tls_name is None else ssl.create_default_context()
         self.idle: list[_Connection] = []
         self.connections: set[_Connection] = set()
         self._is_closed = False
-        self.turns = asyncio.Lock()  # of large parts of its streams
+        self.turns = asyncio.Lock()  # Large parts of its streams take turns.
 
     async def ask(
         self, method: str, target: bytes, headers: Headers = (), body: bytes | bytearray = b""
@@ -340,7 +340,7 @@ class _Connection(asyncio.Protocol):
             self._answer.more(body)
 
     def on_message_complete(self) -> None:
-        if self._answer is None or not self._answer.head.done():  # behind an interim answer
+        if self._answer is None or not self._answer.head.done():  # after an interim answer
             return
         answer = self._answer
         self._answer = None

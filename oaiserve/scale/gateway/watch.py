@@ -25,24 +25,24 @@ from oaiserve.scale.routers import Routers
 
 log = logging.getLogger(__name__)
 
-# A replica is silent when a report takes so many times as long as its reports do, or as its steps, which may keep it
-# from answering. What took long is remembered, but for this share a second.
+# A replica is silent when a report takes SLOW_ANSWERS times as long as its slowest recent reports, or SLOW_STEPS times
+# as long as its steps, which may keep it from answering. The memory of slow reports fades to REMEMBERED in each second.
 SLOW_ANSWERS = 10
 SLOW_STEPS = 20
 REMEMBERED = 0.9
-MOST_FAILURES = 3  # of requests of a replica in a row, before it gets none for a while
+MOST_FAILURES = 3  # failed requests in a row, after which a replica gets none for a while
 MOST_PAUSE_SECONDS = 60.0
-MOST_NUMBERS = 4096  # of replicas that are gone, which get their numbers again when they are back
+MOST_NUMBERS = 4096  # Replicas that are gone get their numbers again when they are back.
 
 
 class Pace(NamedTuple):
     """The pace says how often, and for how long, replicas are looked at."""
 
     report_seconds: float = 1.0  # between two reports of a replica
-    answer_seconds: float = 5.0  # in which a report must come, and the first one from a replica
-    least_answer_seconds: float = 1.5  # that it has, however fast it usually is
+    answer_seconds: float = 5.0  # time limit for a report, and for the first one of a replica
+    least_answer_seconds: float = 1.5  # least time limit, however fast the replica usually is
     resolve_seconds: float = 5.0  # between two looks at the addresses of names
-    pause_seconds: float = 2.0  # for which a replica whose requests fail gets none, the first time
+    pause_seconds: float = 2.0  # first pause of a replica whose requests fail
 
 
 USUAL = Pace()
@@ -75,7 +75,7 @@ class Watch:
         self.headers = headers
         self._pace = pace
         self._polls: dict[str, asyncio.Task[None]] = {}
-        self._numbers: dict[str, int] = {}  # of all replicas that there have been, as far as they are remembered
+        self._numbers: dict[str, int] = {}  # by replica, including some that are gone
         self._next_number = count(1)
         self._mute: set[str] = set()  # replicas that serve, and give no reports
         self.upstreams: dict[str, Upstream] = {}  # by name: all that there are

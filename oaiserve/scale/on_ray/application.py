@@ -15,7 +15,7 @@ from oaiserve.scale.on_ray.settings import config_of
 from oaiserve.scale.on_ray.targets import DEPLOYMENT, Targets
 
 HEALTH_SECONDS = 1.0  # between two checks of its health
-SILENT_SECONDS = 10.0  # for which a check may wait; after three of these, the replica is replaced
+SILENT_SECONDS = 10.0  # longest wait of a check; after three of these, the replica is replaced
 DRAIN_MARGIN_SECONDS = REPORT_LIMIT_SECONDS + GOODBYE_SECONDS  # for what a replica does besides draining
 
 

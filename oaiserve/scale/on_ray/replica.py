@@ -24,7 +24,7 @@ from oaiserve.scale.on_ray.targets import DEPLOYMENT, REPORT_SECONDS
 log = logging.getLogger(__name__)
 
 PORTS = range(30000, 31001)
-REPORT_LIMIT_SECONDS = 5.0  # for which a report to the list of replicas may take
+REPORT_LIMIT_SECONDS = 5.0  # time limit for a report to the list of replicas
 MOST_METRICS_BYTES = 2**20
 _OPEN = re.compile(rb"^oaiserve_requests_(?:running|waiting) (\S+)", re.MULTILINE)
 

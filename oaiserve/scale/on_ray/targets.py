@@ -11,6 +11,7 @@ from starlette.responses import JSONResponse, Response
 
 from oaiserve.app import keyring
 from oaiserve.config import ServerOptions
+from oaiserve.routes.access import key_in
 
 DEPLOYMENT = "targets"
 PATH = "/cluster/targets"
@@ -42,8 +43,7 @@ class Targets:
         if request.url.path != PATH:
             message = f"Only {PATH} is here. For everything else, ask the gateway (oaiserve route)."
             return JSONResponse({"error": {"message": message}}, 404)
-        key = request.headers.get("authorization", "").removeprefix("Bearer ")
-        if self._ring is not None and self._ring.find(key.encode("latin-1")) is None:
+        if self._ring is not None and self._ring.find(key_in(request.headers)) is None:
             return JSONResponse({"error": {"message": "The list of replicas needs an API key."}}, 401)
         since = self._clock() - GONE_SECONDS
         self._replicas = {name: one for name, one in self._replicas.items() if one[1] >= since}
