@@ -71,7 +71,7 @@ class Fetcher:
         self._named = {host.name for _, host in self._allowed}
         self.look_up = look_up or _look_up
         self.network = network or httpcore.AnyIOBackend()
-        self._tls = tls or _tls
+        self._tls = tls or tls_context
         self._seconds = seconds
 
     async def fetch(self, url: str, kind: str, max_bytes: int, take: Callable[[int], None]) -> bytes:
@@ -189,7 +189,7 @@ async def _look_up(host: str, port: int) -> list[str]:
 
 
 @cache
-def _tls() -> ssl.SSLContext:
+def tls_context() -> ssl.SSLContext:
     context = httpcore.default_ssl_context()
     context.load_default_certs()  # The system's certificates are added.
     return context

@@ -24,8 +24,8 @@ class Routers:
         self._is_strict = is_strict
         self.fleet = Router()  # the router of all replicas, for models that none is known to have
         self._having: dict[str, tuple[str, ...]] = {}  # replicas by model; empty while all replicas serve the same
-        self._by_model: dict[str, Router] = {}  # up to MOST_ROUTERS different ones
-        self._routers: list[Router] = [self.fleet]
+        self.by_model: dict[str, Router] = {}  # up to MOST_ROUTERS different ones
+        self.routers: list[Router] = [self.fleet]
         self._models: dict[str, tuple[str, ...]] = {}  # by replica, as it has reported them
         self._present: tuple[str, ...] = ()
 
@@ -43,14 +43,14 @@ class Routers:
         self._divide(now_ns)
 
     def exclude(self, name: str, now_ns: int) -> None:
-        for router in self._routers:
+        for router in self.routers:
             router.exclude(name, now_ns)
 
     def learn(self, report: ReplicaReport, now_ns: int) -> None:
         if report.replica in self._present and self._models.get(report.replica) != report.models:
             self._models[report.replica] = report.models
             self._divide(now_ns)
-        for router in self._routers:
+        for router in self.routers:
             router.learn(report, now_ns)
 
     def choose(
@@ -62,7 +62,7 @@ class Routers:
         within: Within | None = None,
     ) -> Decision:
         """Choose the replica for a request, among those with its model. Raises NoReplica."""
-        router = self._by_model.get(prompt.model)
+        router = self.by_model.get(prompt.model)
         if router is None:
             if self._is_strict and prompt.model and prompt.model not in self._having:
                 raise NoReplica(f"no replica has the model {prompt.model}")
@@ -82,8 +82,8 @@ class Routers:
                     having.setdefault(model, [*with_any]).append(name)
             self._having = {model: tuple(names) for model, names in having.items()}
         groups: dict[tuple[str, ...], Router] = {}
-        before = self._by_model
-        self._by_model = {}
+        before = self.by_model
+        self.by_model = {}
         for model, names in self._having.items():
             router = groups.get(names)
             if router is None and len(groups) < MOST_ROUTERS:
@@ -92,8 +92,8 @@ class Routers:
                     router = Router()
                 groups[names] = router
             if router is not None:
-                self._by_model[model] = router
-        self._routers = [self.fleet, *groups.values()]
+                self.by_model[model] = router
+        self.routers = [self.fleet, *groups.values()]
         self.fleet.update_replicas(self._present, now_ns)
         for names, router in groups.items():
             router.update_replicas(names, now_ns)

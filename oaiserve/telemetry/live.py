@@ -47,7 +47,7 @@ class Live:
         self._clock_ns = clock_ns
         self._last_ns = clock_ns()
         self._num_made = 0
-        self._samples: deque[Sample] = deque(maxlen=MOST_SAMPLES)
+        self.samples: deque[Sample] = deque(maxlen=MOST_SAMPLES)
         self._observed = observed
         self._distributions = {name: observed.distributions[metric] for name, metric in HISTOGRAMS.items()}
         self._before: dict[str, Totals] = {}
@@ -82,7 +82,7 @@ class Live:
             before = self._before.get(name, {})
             increases[name] = {key: new - before.get(key, 0) for key, new in total.items() if new != before.get(key, 0)}
         self._before = totals
-        self._samples.append(
+        self.samples.append(
             {
                 "number": self._num_made,
                 "at_unix_ms": (now_ns + self._epoch_offset_ns) // 1_000_000,
@@ -102,7 +102,7 @@ class Live:
     def after(self, number: int) -> list[Sample]:
         """Return the kept samples whose number is greater than `number`, oldest first: all of them if the newest has a
         smaller number, as after a restart of the server."""
-        samples = self._samples.copy()
+        samples = self.samples.copy()
         least = number if samples and samples[-1]["number"] >= number else 0
         return [sample for sample in samples if sample["number"] > least]
 

@@ -75,11 +75,11 @@ def fetched(certificate: Path, trusted: Path | None, monkeypatch: pytest.MonkeyP
 
     if trusted is not None:
         monkeypatch.setenv("SSL_CERT_FILE", str(trusted))
-    fetch._tls.cache_clear()
+    fetch.tls_context.cache_clear()
     try:
         return asyncio.run(run())
     finally:
-        fetch._tls.cache_clear()
+        fetch.tls_context.cache_clear()
 
 
 def test_a_certificate_of_a_given_authority_is_accepted(

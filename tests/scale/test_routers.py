@@ -57,9 +57,9 @@ def test_models_of_the_same_replicas_share_a_router() -> None:
     shared = [f"shared {number}" for number in range(MOST_MODELS // 2)]
     served = {name: [*shared, *(f"{name} {number}" for number in range(MOST_MODELS // 2))] for name in "abc"}
     made = reporting(served)
-    assert len(made._routers) == 1 + 4
-    before = made._by_model["a 7"]
+    assert len(made.routers) == 1 + 4
+    before = made.by_model["a 7"]
     served["d"] = ["d"]
     made.update_replicas(served, 1)
     made.learn(ReplicaReport("d", "1", 0, 0, 0, array("Q"), models=("d",)), 1)
-    assert made._by_model["a 7"] is before, "it keeps what it knows"
+    assert made.by_model["a 7"] is before, "it keeps what it knows"

@@ -228,7 +228,7 @@ def clocks(world: World) -> Iterator[None]:
         patch.setattr("oaiserve.engine.reports.token_hex", token_hex)
         patch.setattr("oaiserve.app.LAG_INTERVAL_SECONDS", 60.0)  # it says nothing here, and 10 a second are many
         patch.setattr("oaiserve.engine.streams.MAX_CHUNK_TOKENS", 0)  # those of a busy reader would come together
-        for kind in (upstream._Connection, Connection, LoopStream):
+        for kind in (upstream.ReplicaConnection, Connection, LoopStream):
             patch.setattr(kind, "__hash__", in_order, raising=False)
         try:
             yield

@@ -53,7 +53,7 @@ class CutOff(Exception):
 class UpstreamAnswer:
     """The answer to one request. Its reader reads it to its end, or closes it."""
 
-    def __init__(self, connection: _Connection) -> None:
+    def __init__(self, connection: ReplicaConnection) -> None:
         self.status = 0
         self.headers: list[tuple[bytes, bytes]] = []
         self.head: asyncio.Future[None] = asyncio.get_running_loop().create_future()  # done with the headers
@@ -143,8 +143,8 @@ class Upstream:
         self.report: Report | None = None  # its last one
         self.num_open = 0  # requests without a complete answer; written by the sender of each
         self._tls = None if address.tls_name is None else ssl.create_default_context()
-        self.idle: list[_Connection] = []
-        self.connections: set[_Connection] = set()
+        self.idle: list[ReplicaConnection] = []
+        self.connections: set[ReplicaConnection] = set()
         self._is_closed = False
         self.turns = asyncio.Lock()  # Large parts of its streams take turns.
 
@@ -197,16 +197,18 @@ class Upstream:
             connection.transport.close()
         self.idle.clear()
 
-    async def _connect(self) -> _Connection:
+    async def _connect(self) -> ReplicaConnection:
         address = self.address
         loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(CONNECT_SECONDS):
                 if address.path is not None:
-                    _, connection = await loop.create_unix_connection(lambda: _Connection(self), str(address.path))
+                    _, connection = await loop.create_unix_connection(
+                        lambda: ReplicaConnection(self), str(address.path)
+                    )
                 else:
                     _, connection = await loop.create_connection(
-                        lambda: _Connection(self),
+                        lambda: ReplicaConnection(self),
                         address.ip,
                         address.port,
                         ssl=self._tls,
@@ -220,19 +222,19 @@ class Upstream:
             raise Unreachable(str(error)) from None
         return connection
 
-    def keep(self, connection: _Connection) -> None:
+    def keep(self, connection: ReplicaConnection) -> None:
         if self._is_closed or len(self.idle) >= MOST_IDLE:
             connection.transport.close()
         else:
             self.idle.append(connection)
 
-    def forget(self, connection: _Connection) -> None:
+    def forget(self, connection: ReplicaConnection) -> None:
         self.connections.discard(connection)
         with suppress(ValueError):
             self.idle.remove(connection)
 
 
-class _Connection(asyncio.Protocol):
+class ReplicaConnection(asyncio.Protocol):
     """One connection, which has one request at a time."""
 
     transport: asyncio.Transport

@@ -98,7 +98,7 @@ class Source:
         """Sample these seconds."""
         for number in numbers:
             at = {"number": number, "at_unix_ms": clock_ms + 1000 * number, "seconds": 1.0}
-            self.live._samples.append(SAMPLE | at)
+            self.live.samples.append(SAMPLE | at)
 
     async def get(self, target: bytes, headers: object, most_bytes: int) -> tuple[int, bytes]:
         path, _, after = target.decode().partition("?after=")
@@ -143,7 +143,7 @@ async def test_samples_of_all_replicas_are_added_up_by_their_age() -> None:
     await fleet_samples.look(1_001_000)  # the other one has no new sample, so its numbers stay
     last = fleet_samples.samples[-1]
     assert (last.number, last.running, last.requests) == (4, 2, {"finished": 4})
-    other.live._samples.clear()
+    other.live.samples.clear()
     other.put(1)  # it has started again
     await fleet_samples.look(1_002_000)
     assert fleet_samples.samples[-1].requests == {"finished": 2}
@@ -156,7 +156,7 @@ async def test_samples_of_all_replicas_are_added_up_by_their_age() -> None:
 async def test_implausible_samples_are_ignored(changes: dict[str, Any]) -> None:
     wrong = Source("a", 1)
     right = Source("b", 1)
-    wrong.live._samples[0] |= changes
+    wrong.live.samples[0] |= changes
     fleet_samples = samples_of(wrong, right)
     await fleet_samples.look(0)
     (sample,) = fleet_samples.samples
