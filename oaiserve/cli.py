@@ -43,7 +43,7 @@ from oaiserve.config import (
     flag_of,
 )
 from oaiserve.explain import commands
-from oaiserve.explain.commands import FILE_FORMATS, message_of, settings_in, suggestion
+from oaiserve.explain.commands import FILE_FORMATS, message_of, settings_in, suggestion, unknown_option
 from oaiserve.files.source import find_model
 from oaiserve.foreign_flags import OUR_FLAGS
 from oaiserve.run import bind, check_files, check_tls, serve_gateway, serve_model, serve_models
@@ -169,7 +169,7 @@ def _message_for(error: CycloptsError, name: str) -> str:
         unexpected = " ".join(error.unused_tokens or ())
         return f"Unexpected argument '{unexpected}'. 'oaiserve route' takes flags only, as in --replica {unexpected}."
     if isinstance(error, UnknownOptionError):
-        option = (error.token.keyword or error.token.value).partition("=")[0]
+        option = unknown_option(error)
         if option in OUR_FLAGS:
             return f"Unknown option {option}. Here it is {OUR_FLAGS[option]}."
     if isinstance(error, CoercionError) and isinstance(error.__context__, OptionError):

@@ -54,12 +54,17 @@ def message_of(error: CycloptsError, name: str) -> str:
         commands = [name for name in error.app if not name.startswith("-")]
         return f"Unknown command '{unknown}'. {suggestion(unknown, commands) or see}"
     if isinstance(error, UnknownOptionError):
-        unknown = (error.token.keyword or error.token.value).partition("=")[0].strip("[]")
+        unknown = unknown_option(error)
         names = [name for argument in error.argument_collection if argument.parse for name in argument.names]
         if error.token.source == "cli":
             return f"Unknown option {unknown}. {suggestion(unknown, names) or see}"
         return f"Unknown option '{unknown}' in {error.token.source}. {suggestion(f'--{unknown}', names) or see}"
     return str(error)
+
+
+def unknown_option(error: UnknownOptionError) -> str:
+    """Return the option without its value, as the user wrote it."""
+    return (error.token.keyword or error.token.value).partition("=")[0].strip("[]")
 
 
 def suggestion(unknown: str, names: Iterable[str]) -> str:
