@@ -28,7 +28,7 @@ async def test_socket_with_too_long_a_path_is_refused_with_advice(tmp_path: Path
         await start_on(Config("demo"), Address.of_socket(tmp_path / ("x" * 100)))
 
 
-async def test_process_that_ends_before_it_is_ready_is_told_and_leaves_no_open_link() -> None:
+async def test_process_that_ends_before_it_is_ready_is_an_error_and_leaves_no_open_link() -> None:
     process, link = await running("sys.exit(3)")
     with pytest.raises(StartupError, match="Its process has ended with exit code 3."):
         await process.ready()
