@@ -74,8 +74,8 @@ class Key:
     def priority_for(self, asked: int | None) -> int:
         """Return the priority of a request. A lower one is served earlier, but none is below the key's."""
         if self.priority is None:
-            return asked or 0
-        return self.priority if asked is None else max(asked, self.priority)
+            return requested or 0
+        return self.priority if requested is None else max(requested, self.priority)
 
 
 class Keyring:

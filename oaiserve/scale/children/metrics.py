@@ -29,10 +29,10 @@ def merged(own: str, texts: Mapping[str, str], models: Iterable[Model]) -> str:
 
 
 def _labelled(line: str, label: str) -> str:
-    found = _NAME.match(line)
-    assert found is not None
-    metric = found[0]
-    rest = line[found.end() :]
+    match = _NAME.match(line)
+    assert match is not None
+    metric = match[0]
+    rest = line[match.end() :]
     return f"{metric}{{{label},{rest[1:]}" if rest.startswith("{") else f"{metric}{{{label}}}{rest}"
 
 

@@ -107,21 +107,21 @@ class ChildModels:
             return None
         return StartupError("None of the models could be loaded.")
 
-    def name_for(self, given: str) -> str:
+    def name_for(self, requested: str) -> str:
         """Return the name of the model or adapter for a request. One that names none gets the first that is loaded.
         Raises ModelNotFound."""
-        if given:
-            self._model(given)
-            return given
+        if requested:
+            self._model(requested)
+            return requested
         return [*self._loaded, *self.models.values()][0].name
 
-    def name_for_adapter(self, given: str, adapter: str, *, is_new: bool) -> str:
+    def name_for_adapter(self, requested: str, adapter: str, *, is_new: bool) -> str:
         """Return the name of the model that an adapter is loaded into, or unloaded from. Raises InvalidRequest and
         ModelNotFound."""
         if is_new and adapter in self._of:
             raise invalid("lora_name", f"is the name of a model, or of an adapter in the settings: '{adapter}'")
-        if given or (adapter and not is_new):
-            return self._model(given or adapter).name
+        if requested or (adapter and not is_new):
+            return self._model(requested or adapter).name
         models = [model.name for model in self.models.values() if model.config.engine.lora_dir is not None]
         if len(models) > 1:
             raise invalid("model", f"must name the model in the query, as in ?model={models[0]}: there are several")

@@ -36,28 +36,28 @@ _OF_THE_SERVER = {field.name for field in fields(ListenerOptions)} | {
 }
 
 
-def models_of(given: Iterable[str], tables: Mapping[str, Mapping[str, Any]], base: Config) -> dict[str, Config]:
+def models_of(arguments: Iterable[str], tables: Mapping[str, Mapping[str, Any]], base: Config) -> dict[str, Config]:
     """Return the settings of each model by its name, those of the command line first, from which `base` has the rest.
 
     Raises OptionError and StartupError.
     """
-    found: list[tuple[str, str, Mapping[str, Any]]] = []
-    for text in given:
+    named_models: list[tuple[str, str, Mapping[str, Any]]] = []
+    for text in arguments:
         named = None if Path(text).exists() else _NAMED.fullmatch(text)
-        found += [(named[1], named[2], {})] if named else [(name, model, {}) for name, model in _in_folder(text)]
+        named_models += [(named[1], named[2], {})] if named else [(name, model, {}) for name, model in _in_folder(text)]
     for name, table in tables.items():
         if not isinstance(table, Mapping) or not isinstance(table.get("model"), str):
             raise OptionError(f'[models.{name}] in the config file needs a model, as in: model = "demo".')
-        found.append((name, table["model"], {key: value for key, value in table.items() if key != "model"}))
-    if base.server.served_model_name and len(found) > 1:
+        named_models.append((name, table["model"], {key: value for key, value in table.items() if key != "model"}))
+    if base.server.served_model_name and len(named_models) > 1:
         raise OptionError(
             "--served-model-name is for one model. Give names as in NAME=MODEL, and further names of a model by "
             "served-model-name in its table."
         )
     if base.server.served_model_name:
-        found = [(base.model_name, model, table) for _, model, table in found]
+        named_models = [(base.model_name, model, table) for _, model, table in named_models]
     configs: dict[str, Config] = {}
-    for name, model, table in found:
+    for name, model, table in named_models:
         if name in configs:
             raise OptionError(f"Two models have the name '{name}'. Give one another name, as in: {name}-2={model}.")
         if model != "demo":
@@ -109,8 +109,8 @@ def _of_model(name: str, model: str, table: Mapping[str, Any], base: Config) -> 
 
 def _parsed(name: str, table: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     """Return the values of a model's own settings, by the options that have them. Raises OptionError."""
-    given = {key.replace("-", "_"): value for key, value in table.items()}
-    if foreign := given.keys() & _OF_THE_SERVER:
+    by_field = {key.replace("-", "_"): value for key, value in table.items()}
+    if foreign := by_field.keys() & _OF_THE_SERVER:
         raise OptionError(f"'{sorted(foreign)[0]}' in [models.{name}] is a setting of the server, for all models.")
     arguments: list[str] = []
     for key, value in table.items():
@@ -138,6 +138,6 @@ def _parsed(name: str, table: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
             f"[models.{name}] in the config file is wrong: {message_of(error, 'oaiserve serve')}"
         ) from error
     return {
-        group: {field.name: getattr(options[group], field.name) for field in fields(kind) if field.name in given}
+        group: {field.name: getattr(options[group], field.name) for field in fields(kind) if field.name in by_field}
         for group, kind in _OPTIONS.items()
     }

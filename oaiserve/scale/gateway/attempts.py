@@ -107,11 +107,11 @@ class Attempts:
             metrics.choices.labels(str(upstream.number), decision.reason).inc()
             upstream.num_open += 1
             address = upstream.address
-            found: dict[str, str | int] = {names.SERVER_ADDRESS: address.name}
+            attributes: dict[str, str | int] = {names.SERVER_ADDRESS: address.name}
             if address.path is None:
-                found = {names.SERVER_ADDRESS: address.ip, names.SERVER_PORT: address.port}
-            found[names.HTTP_REQUEST_METHOD] = request.method
-            request.attempts.append(attempt := Attempt(monotonic_ns(), found))
+                attributes = {names.SERVER_ADDRESS: address.ip, names.SERVER_PORT: address.port}
+            attributes[names.HTTP_REQUEST_METHOD] = request.method
+            request.attempts.append(attempt := Attempt(monotonic_ns(), attributes))
             own = [(ROUTE_HEADER, as_text(decision).encode())]
             own += request.deadline_headers(within, is_beside=self.are_children)
             if self.tracing is not None:

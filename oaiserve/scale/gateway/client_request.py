@@ -77,8 +77,8 @@ class ClientRequest:
     def deadline_headers(self, within: Within | None, *, is_beside: bool) -> list[tuple[bytes, bytes]]:
         """Return the headers that tell a replica what is left. One beside it counts from when the request came here."""
         left_ms = [None if left is None else max(1, int(left * 1e3)) for left in within or ()]
-        told = zip(DEADLINES, self.deadlines_ms if is_beside else left_ms, strict=False)
-        return [(name, b"%d" % milliseconds) for name, milliseconds in told if milliseconds is not None]
+        limits = zip(DEADLINES, self.deadlines_ms if is_beside else left_ms, strict=False)
+        return [(name, b"%d" % milliseconds) for name, milliseconds in limits if milliseconds is not None]
 
     @property
     def looks_for_one(self) -> bool:
@@ -113,8 +113,8 @@ async def client_request_of(
         query = urlencode([(name, value) for name, value in fields if name != "model"]).encode()
     # The path that has been judged, and not another one that a replica may take for it.
     target = quote(scope["path"], safe="/:@!$&'()*+,;=~").encode() + (b"?" + query if query else b"")
-    given = (header for header in scope["headers"] if header[0] not in _NOT_ASKED)
-    headers = [header for header in given if not header[0].startswith(_NOT_A_CLIENTS)]
+    passed = (header for header in scope["headers"] if header[0] not in _NOT_ASKED)
+    headers = [header for header in passed if not header[0].startswith(_NOT_A_CLIENTS)]
     headers.append((b"x-request-id", state["request_id"].encode()))
     headers.append((b"x-forwarded-proto", scope["scheme"].encode()))
     headers.append((HOPS_HEADER.encode(), b"%d" % (num_hops + 1)))
@@ -128,12 +128,14 @@ async def client_request_of(
     session = Headers(scope=scope).get(SESSION_HEADER)
     request = ClientRequest(method, target, headers, body, prompt, session, began_ns, state["trace"], sent)
     # A replica counts from when it gets the request, so it is told what is left: the earlier one of header and body.
-    found = {name: int(value) for name, value in headers if name in DEADLINES and value.isdigit() and len(value) < 10}
-    found = {name: milliseconds for name, milliseconds in found.items() if milliseconds}
-    both = [(found.get(name), own) for name, own in zip(DEADLINES, prompt.deadlines_ms, strict=True)]
+    deadlines = {
+        name: int(value) for name, value in headers if name in DEADLINES and value.isdigit() and len(value) < 10
+    }
+    deadlines = {name: milliseconds for name, milliseconds in deadlines.items() if milliseconds}
+    both = [(deadlines.get(name), own) for name, own in zip(DEADLINES, prompt.deadlines_ms, strict=True)]
     first, end = (min((one for one in two if one is not None), default=None) for two in both)
     request.deadlines_ms = first, end
-    request.headers = [header for header in headers if header[0] not in found]
+    request.headers = [header for header in headers if header[0] not in deadlines]
     return request
 
 

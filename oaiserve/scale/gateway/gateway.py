@@ -136,13 +136,13 @@ class Gateway:
             if request is not None:
                 request.sent.clear()
             if self._tracing is not None and request is not None:
-                found: dict[str, Any] = {names.HTTP_REQUEST_METHOD: request.method, names.URL_PATH: scope["path"]}
+                attributes: dict[str, Any] = {names.HTTP_REQUEST_METHOD: request.method, names.URL_PATH: scope["path"]}
                 if request.status is not None:
-                    found[names.HTTP_RESPONSE_STATUS] = request.status
+                    attributes[names.HTTP_RESPONSE_STATUS] = request.status
                 if ending in (Ending.CUT_OFF, Ending.NO_REPLICA):
-                    found[names.ERROR_TYPE] = ending.value
+                    attributes[names.ERROR_TYPE] = ending.value
                 whole = Phase(f"{request.method} {scope['path'][:100]}", began_ns, monotonic_ns())
-                self._tracing.record_passed(request.trace, whole, found, request.attempts)
+                self._tracing.record_passed(request.trace, whole, attributes, request.attempts)
 
     async def _pass_on(self, scope: Scope, receive: Receive, send: Send) -> Ending:
         path = scope["path"]

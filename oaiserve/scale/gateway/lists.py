@@ -80,13 +80,13 @@ _decode_fields = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 async def all_models(watch: Watch, routers: Routers, headers: Headers) -> list[Item] | Response:
     """Ask one replica of each set of models for its list, with a client's `headers`, and return all models, or a
     refusal if nobody lists any."""
-    found: dict[str, Item] = {}
+    listed_models: dict[str, Item] = {}
     refusal: Response | None = None
     headers = [
         header for header in headers if header[0] != b"anthropic-version"
     ]  # with it, the replica answers in pages
     for name in sorted(watch.joined - watch.silent):
-        if (models := routers.models_of(name)) and found.keys() >= {*models}:
+        if (models := routers.models_of(name)) and listed_models.keys() >= {*models}:
             continue
         listed = await _listed(watch, name, _Model, b"/v1/models", headers, {}, MOST_MODEL_BYTES)
         if isinstance(listed, Response):  # it wants another key, most probably
@@ -94,8 +94,8 @@ async def all_models(watch: Watch, routers: Routers, headers: Headers) -> list[I
             continue
         for model, text in listed:
             with suppress(*UNREADABLE):
-                found.setdefault(model.id, _decode_fields(text) | msgspec.structs.asdict(model))
-    return refusal if refusal is not None and not found else [*found.values()]
+                listed_models.setdefault(model.id, _decode_fields(text) | msgspec.structs.asdict(model))
+    return refusal if refusal is not None and not listed_models else [*listed_models.values()]
 
 
 async def models_answer(watch: Watch, routers: Routers, scope: Scope, headers: Headers) -> Response:
@@ -124,8 +124,8 @@ async def all_kept(watch: Watch, target: bytes, headers: Headers) -> Response:
     refusals = [answer for answer in answers if isinstance(answer, Response)]
     if refusals and len(refusals) == len(answers):
         return refusals[0]
-    found = {one.id: (one, text) for answer in answers if not isinstance(answer, Response) for one, text in answer}
-    newest = sorted(found.values(), key=lambda both: -both[0].created_at)
+    by_id = {one.id: (one, text) for answer in answers if not isinstance(answer, Response) for one, text in answer}
+    newest = sorted(by_id.values(), key=lambda both: -both[0].created_at)
     page = page_of(Page[Any], newest, lambda both: both[0].id, limit, after)
     page.data = [text for _, text in page.data]
     return json_response(page)
@@ -135,7 +135,7 @@ async def schema_answer(watch: Watch, lacks: Callable[[str], bool], headers: Hea
     """Answer with the schema of the first replica that sends one, without the paths that a gateway lacks. If replicas
     only refuse, answer with a refusal."""
     refusal: Response | None = None
-    given = dict(headers).get(b"accept", b"").decode("latin-1")
+    accepted = dict(headers).get(b"accept", b"").decode("latin-1")
     for name in sorted(watch.joined - watch.silent):
         with suppress(TimeoutError, Unreachable, BadAnswer, CutOff, KeyError, *UNREADABLE):
             async with asyncio.timeout(LIST_SECONDS):
@@ -146,8 +146,8 @@ async def schema_answer(watch: Watch, lacks: Callable[[str], bool], headers: Hea
             schema = _decode_fields(content)
             paths = _decode_fields(schema["paths"])
             # The pages are the gateway's own.
-            kept = {path: text for path, text in paths.items() if path.startswith("/dashboard") or not lacks(path)}
-            return document_response(msgspec.json.encode(schema | {"paths": kept}), given)
+            own_paths = {path: text for path, text in paths.items() if path.startswith("/dashboard") or not lacks(path)}
+            return document_response(msgspec.json.encode(schema | {"paths": own_paths}), accepted)
     if refusal is None:
         raise Unavailable("No replica sends its schema; try again later.", retry_after_seconds=5)
     return refusal
@@ -163,14 +163,14 @@ async def all_requests(watch: Watch, query: str, headers: Headers) -> Response:
     refusals = [answer for answer in answers if isinstance(answer, Response)]
     if refusals and len(refusals) == len(answers):
         return refusals[0]
-    found = {up.number: each for up, each in zip(upstreams, answers, strict=True) if isinstance(each, _Requests)}
-    return await asyncio.to_thread(_merged, found, dict(parse_qsl(query)))
+    by_number = {up.number: each for up, each in zip(upstreams, answers, strict=True) if isinstance(each, _Requests)}
+    return await asyncio.to_thread(_merged, by_number, dict(parse_qsl(query)))
 
 
-def _merged(found: Mapping[int, _Requests], fields: Mapping[str, str]) -> Response:
+def _merged(answers: Mapping[int, _Requests], fields: Mapping[str, str]) -> Response:
     """Return the answer with the requests of all replicas, given by their numbers."""
     merged: dict[str, list[tuple[float, Item]]] = {"requests": [], "open": []}
-    for number, answer in found.items():
+    for number, answer in answers.items():
         for name, rows in merged.items():
             for text in getattr(answer, name):
                 with suppress(*UNREADABLE):

@@ -75,10 +75,10 @@ class GatewayMetrics:
 
 def counts(counter: Counter, label: str) -> dict[str, int]:
     """Return the count for each value of the label, over all values of the others."""
-    found: dict[str, int] = {}
+    totals: dict[str, int] = {}
     for sample in (sample for metric in counter.collect() for sample in metric.samples):
-        found[sample.labels[label]] = found.get(sample.labels[label], 0) + int(sample.value)
-    return found
+        totals[sample.labels[label]] = totals.get(sample.labels[label], 0) + int(sample.value)
+    return totals
 
 
 class _Replicas(Collector):

@@ -17,9 +17,9 @@ class SentPieces:
     """Kept as JSON, which takes 15 bytes for a token. Pieces beyond a limit are forgotten with all before them, and
     the stream can't go on at another replica."""
 
-    def __init__(self, kept: SharedLimit, client: str) -> None:
-        """`kept` counts the bytes of all streams."""
-        self._kept = kept
+    def __init__(self, held: SharedLimit, client: str) -> None:
+        """`held` counts the bytes of all streams."""
+        self._held = held
         self._client = client
         self._text = bytearray()
         self.number = 0
@@ -30,7 +30,7 @@ class SentPieces:
         if not pieces or self.is_forgotten:
             return
         text = msgspec.json.encode(pieces)[1:-1] + b","
-        if len(self._text) + len(text) <= MOST_SENT_BYTES and self._kept.take(self._client, len(text)):
+        if len(self._text) + len(text) <= MOST_SENT_BYTES and self._held.take(self._client, len(text)):
             self._text += text
         else:
             self.is_forgotten = True
@@ -40,5 +40,5 @@ class SentPieces:
         return b"[%b]" % bytes(self._text[:-1])
 
     def clear(self) -> None:
-        self._kept.give_back(self._client, len(self._text))
+        self._held.give_back(self._client, len(self._text))
         self._text.clear()

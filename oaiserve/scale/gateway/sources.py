@@ -90,8 +90,8 @@ async def addresses_of(url: str) -> list[Address]:
     assert parts.hostname is not None
     tls_name = parts.hostname if parts.scheme == "https" else None
     port = parts.port or (80 if tls_name is None else 443)
-    found = await asyncio.get_running_loop().getaddrinfo(parts.hostname, port, type=socket.SOCK_STREAM)
-    families = {family for family, *_ in found}
+    resolved = await asyncio.get_running_loop().getaddrinfo(parts.hostname, port, type=socket.SOCK_STREAM)
+    families = {family for family, *_ in resolved}
     kept = socket.AF_INET if socket.AF_INET in families else socket.AF_INET6
-    ips = {str(place[0]) for family, _, _, _, place in found if family == kept}
+    ips = {str(place[0]) for family, _, _, _, place in resolved if family == kept}
     return [Address(ip, port, parts.netloc, tls_name) for ip in sorted(ips)]

@@ -157,14 +157,14 @@ class Upstream:
         lines.append(b"content-length: %d\r\n\r\n" % len(body))
         head = b"".join(lines)
         while True:
-            kept = self.idle.pop() if self.idle else None
-            connection = kept or await self._connect()
+            idle = self.idle.pop() if self.idle else None
+            connection = idle or await self._connect()
             answer = connection.send(head, body)
             try:
                 await answer.head
                 return answer
             except Unreachable:
-                if kept is None:
+                if idle is None:
                     raise
                 # The replica may have closed it for being idle. A new one tells whether it is there.
             except asyncio.CancelledError:

@@ -103,8 +103,8 @@ class Watch:
                 self._found[source.name] = await source.addresses()
             except OSError as error:  # the addresses that it had may still be right
                 log.warning("%s names no servers now: %s", source.name, error.strerror or error)
-        found = {address.name: address for addresses in self._found.values() for address in addresses}
-        for name in self.upstreams.keys() - found.keys():
+        listed = {address.name: address for addresses in self._found.values() for address in addresses}
+        for name in self.upstreams.keys() - listed.keys():
             upstream = self.upstreams.pop(name)
             log.log(self._log_level, "Replica %s is gone: its address is no longer listed", upstream.shown)
             self._polls.pop(name).cancel()
@@ -112,10 +112,10 @@ class Watch:
             for names in (self.joined, self.silent, self._mute):
                 names.discard(name)
         self._router.update_replicas(self.joined, monotonic_ns())
-        for name in sorted(found.keys() - self.upstreams.keys()):
+        for name in sorted(listed.keys() - self.upstreams.keys()):
             number = self._numbers.pop(name, None) or next(self._next_number)
             self._numbers[name] = number
-            self.upstreams[name] = upstream = Upstream(found[name], number)
+            self.upstreams[name] = upstream = Upstream(listed[name], number)
             log.log(self._log_level, "Replica %d is %s", number, name)
             self._polls[name] = asyncio.create_task(self._poll(upstream))
         for name in [name for name in self._numbers if name not in self.upstreams][:-MOST_NUMBERS]:

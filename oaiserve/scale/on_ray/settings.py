@@ -21,16 +21,16 @@ LISTENER_SETTINGS = {"host", "port", "tls-certificate", "tls-key"}
 
 def config_of(args: Mapping[str, Any]) -> Config:
     """Return the settings of a replica. Raises OptionError for an unknown or wrong one, or one of the listener."""
-    given = {name.replace("_", "-"): value for name, value in args.items() if value is not None}
-    model = given.pop("model", None)
+    settings = {name.replace("_", "-"): value for name, value in args.items() if value is not None}
+    model = settings.pop("model", None)
     if not isinstance(model, str) or not model:
         raise OptionError("'model' is missing. Give a folder, a .gguf file, a hub id, or demo, as in: model=demo")
-    for name in sorted(LISTENER_SETTINGS & given.keys()):
+    for name in sorted(LISTENER_SETTINGS & settings.keys()):
         raise OptionError(
             f"'{name}' is not a setting of a replica, which chooses its port: clients reach it by `oaiserve route`."
         )
     app = App(
-        config=Dict(given, source="Ray's arguments"),
+        config=Dict(settings, source="Ray's arguments"),
         default_parameter=Parameter(name="*", negative_iterable=(), parse=HAS_FLAG),
     )
 
@@ -45,7 +45,9 @@ def config_of(args: Mapping[str, Any]) -> Config:
         return Config(model, server, engine, telemetry)
 
     try:
-        made: Config = app(["--host", "0.0.0.0"], print_error=False, exit_on_error=False, result_action="return_value")
+        parsed: Config = app(
+            ["--host", "0.0.0.0"], print_error=False, exit_on_error=False, result_action="return_value"
+        )
     except CycloptsError as error:
         raise OptionError(message_of(error, "oaiserve serve")) from error
-    return made
+    return parsed
