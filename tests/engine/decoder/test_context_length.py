@@ -1,4 +1,4 @@
-"""The longest sequence of a model is today's, for every type and every kind of rotary embeddings."""
+"""The longest sequence of a model is that of its class, for every type and every kind of rotary embeddings."""
 
 from typing import Any
 

@@ -51,7 +51,7 @@ REFUSED_ALONE = {
 WITHOUT_OLD_FILES = ("gemma4_text", "gemma4_unified_text", "mellum")
 GEMMA4 = {"head_dim", "num_key_value_heads"}  # These settings differ between layers.
 WITHOUT_CHUNKS = {"model_type": "llama4_text", "attention_chunk_size": None}  # its layers still have them in 5.23
-_OF_TRAINING = {"embedding_initializer_range", "initializer_range"}
+_OF_TRAINING = {"embedding_initializer_range"}
 
 
 def of_class(config: dict[str, Any]) -> Any:

@@ -22,7 +22,7 @@ from oaiserve.engine.model.batch import Batch, BatchMedia
 from oaiserve.engine.model.padded_head import aligned
 from oaiserve.engine.model.states import StateChunk
 from oaiserve.engine.start.compare import difference
-from tests.engine.executors.test_reference import LARGEST_ERROR, MEDIAN_ERROR, Case, case_of, errors
+from tests.engine.executors.test_reference import LARGEST_ERROR, MEDIAN_ERROR, Case, case_of, errors, in_float32
 from tests.engine.executors.test_reference_fields import covering_models, logits_of, mutants
 from tests.engine.executors.test_reference_steps import ADAPTED, batch_of, prompts, reference, with_keys_and_values
 from tests.engine.model.cpu.small_models import FAMILIES, load
@@ -59,15 +59,11 @@ def case_by_reference(model: PreTrainedModel) -> Case:
     decoder = spec.decoder
 
     def logits_of(ids: Tensor, use_cache: bool) -> SimpleNamespace:
-        own = replace(spec, state_shapes={layer: _in_float32(kept) for layer, kept in spec.state_shapes.items()})
+        own = replace(spec, state_shapes={layer: in_float32(kept) for layer, kept in spec.state_shapes.items()})
         batch = batch_with(own, [(one, 0) for one in ids.tolist()])
         return SimpleNamespace(logits=reference(decoder).forward(batch).view(*ids.shape, -1))
 
     return case_of(logits_of, spec, decoder)
-
-
-def _in_float32(shapes: Any) -> Any:
-    return replace(shapes, conv=replace(shapes.conv, dtype=torch.float32))
 
 
 @pytest.mark.parametrize("name", PINNED)

@@ -1,4 +1,4 @@
-"""Adapters, copies of blocks and states, other dtypes and devices in the reference executor."""
+"""Adapters, other dtypes and devices in the reference executor."""
 
 from dataclasses import replace
 from random import Random
@@ -10,27 +10,19 @@ from oaiserve.engine.decoder.description import Decoder, NotKnown, matrices_in
 from oaiserve.engine.executors.reference.executor import ReferenceExecutor
 from oaiserve.engine.model.adapters import Adapter
 from oaiserve.engine.model.batch import Batch, build_batch
-from oaiserve.engine.model.runner import ModelRunner
 from oaiserve.engine.model.states import StateChunk, States
 from oaiserve.engine.start.compare import difference
 from oaiserve.engine.step import Chunk, Step
 from tests.engine.executors.fake_gpu import GPU
 from tests.engine.model.cpu.small_models import FAMILIES, GROUPED_MOE, LATENT, config, load, make_model
-from tests.engine.model.runners import greedy_answers, make_engine, states_of
+from tests.engine.model.runners import states_of
 from tests.engine.model.steps import BLOCK_SIZE, CPU, NUM_BLOCKS, sequence_of
 from tests.models.adapters import adaptable, merged, random_adapter
-from tests.models.decoders import greedy
-from tests.models.described import SmallModel, described
+from tests.models.described import described
 
 
-def reference(
-    decoder: Decoder,
-    *,
-    dtype: torch.dtype = torch.float32,
-    device: torch.device = CPU,
-    num_blocks: int = NUM_BLOCKS,
-) -> ReferenceExecutor:
-    return ReferenceExecutor(decoder, dtype=dtype, device=device, num_blocks=num_blocks, block_size=BLOCK_SIZE)
+def reference(decoder: Decoder, *, dtype: torch.dtype = torch.float32, device: torch.device = CPU) -> ReferenceExecutor:
+    return ReferenceExecutor(decoder, dtype=dtype, device=device, num_blocks=NUM_BLOCKS, block_size=BLOCK_SIZE)
 
 
 def with_keys_and_values(decoder: Decoder) -> Decoder:
@@ -91,32 +83,6 @@ def test_adapters_in_one_batch_are_each_the_model_with_merged_weights(name: str)
         # DeepSeek V2's small model multiplies what rounding leaves: torch in float32 is 3e-5 from itself in float64.
         assert difference(logits, expected) < (2e-4 if family == "deepseek_v2" else 2e-5)
     assert difference(found[1], model(torch.tensor([ids[1]])).logits[0]) > 0.05  # the adapter counts
-
-
-PROMPTS = [[5, 9, 3, 17], list(range(20, 75)), [90], [7] * 20, [11, 40, 11], [*range(20, 60), 4]]
-NUM_TOKENS = 14
-
-
-def runner(loaded: SmallModel, num_blocks: int) -> ModelRunner:
-    executor = reference(loaded.decoder, num_blocks=num_blocks)
-    return ModelRunner(executor, loaded.device, BLOCK_SIZE, states=states_of(loaded))
-
-
-# Caches of keys and values, of latent vectors, shared by layers, and states.
-@pytest.mark.parametrize("family", ["llama", "deepseek_v3", "gemma4_text", "qwen3_next", "bamba"])
-def test_choices_prefixes_and_preemptions_give_the_answers_of_transformers(family: str) -> None:
-    model = make_model(FAMILIES[family])
-    loaded = described(model)
-    with make_engine(loaded, runner(loaded, 64), max_running=16, max_step_tokens=100) as engine:
-        # Two choices of each, which copy blocks and states; the second time with a filled prefix cache.
-        first, again = (greedy_answers(engine, PROMPTS, NUM_TOKENS, n=2) for _ in range(2))
-        answers = first[::2]
-        assert greedy(model, PROMPTS, answers) == answers
-        assert first == again == [ids for ids in answers for _ in range(2)]
-        assert engine.snapshot().num_prefix_hits > 0 or loaded.state_shapes  # only those of long prompts are kept
-    with make_engine(loaded, runner(loaded, 6), num_blocks=6, max_running=7, max_step_tokens=7) as engine:
-        assert greedy_answers(engine, PROMPTS, NUM_TOKENS) == answers
-        assert engine.snapshot().num_preemptions > 0
 
 
 @pytest.mark.parametrize("family", ["gpt_oss", "deepseek_v2", "gemma4_text", "qwen3_5_text"])

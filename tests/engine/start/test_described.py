@@ -15,7 +15,7 @@ from oaiserve.engine.start.ways.described import FromDescription
 from oaiserve.errors import StartupError
 from oaiserve.files.adapters import read_adapter
 from oaiserve.files.source import find_model
-from tests.engine.model.cpu.small_models import DELTA, FAMILIES, GROUPED_MOE, LATENT, config, make_model
+from tests.engine.model.cpu.small_models import FAMILIES, config, make_model
 from tests.engine.model.runners import greedy, greedy_answers
 from tests.engine.remembered import OPTIONS, answer, save, started
 from tests.models.adapters import merged, write_adapter
@@ -34,19 +34,8 @@ MODELS = {
         "ernie4_5_moe", num_hidden_layers=6, moe_layer_interval=2, moe_layer_start_index=1
     ),
 }
-# What native code has no operations or no layout for.
+# Native code has no layout for its heads.
 NARROW = config("gemma3_text", head_dim=8, sliding_window=6, query_pre_attn_scalar=8)
-ODD_SIZES = {
-    "narrow heads": NARROW,
-    "an odd width": config("llama", hidden_size=72),
-    "narrow states": config("qwen3_5_text", **DELTA | {"linear_key_head_dim": 8}),
-    "small latent vectors": config(
-        "deepseek_v3",
-        **LATENT | {"qk_rope_head_dim": 8, "head_dim": 8, "qk_nope_head_dim": 40},
-        **GROUPED_MOE,
-        num_experts_per_tok=3,
-    ),
-}
 
 
 @pytest.mark.parametrize("is_native", [True, False], ids=["native", "--no-compile"])
@@ -57,19 +46,6 @@ def test_answers_are_those_of_transformers(name: str, is_native: bool, tmp_path:
     with started(tmp_path, **OPTIONS, compile=is_native) as engine:
         assert (engine.features["native_step"] == "") == is_native
         assert greedy_answers(engine, [PROMPT]) == generate(model, [PROMPT], 12)
-
-
-@pytest.mark.parametrize("name", ODD_SIZES)
-def test_models_of_odd_sizes_run_in_plain_pytorch(
-    name: str, tmp_path: Path, empty_cache: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level(logging.DEBUG)
-    model = make_model(ODD_SIZES[name])
-    save(model, tmp_path)
-    assert answer(tmp_path, **OPTIONS) == generate(model, [PROMPT], 12)
-    assert "The model runs in plain PyTorch, which is slower: " in caplog.text
-    with pytest.raises(StartupError, match="^--exact needs the native step, which .* no multiples? of 16"):
-        answer(tmp_path, **OPTIONS, exact=True)
 
 
 @pytest.mark.parametrize("name", ["aria", "gemma3n", "llama4"])

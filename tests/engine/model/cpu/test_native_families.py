@@ -1,12 +1,14 @@
 """The native step gives the answers of transformers' code for small random models of each family."""
 
 import logging
+import re
 from pathlib import Path
 
 import pytest
 import torch
 
 from oaiserve.engine.model.states import StateChunk
+from oaiserve.errors import StartupError
 from tests.engine.model.cpu.small_models import (
     DELTA,
     FAMILIES,
@@ -86,7 +88,7 @@ NOT_KNOWN = {
 
 
 @pytest.mark.parametrize("case", NOT_KNOWN)
-def test_an_unsupported_model_is_logged_and_served_in_another_way(
+def test_an_unsupported_model_is_logged_and_served_in_another_way_unless_it_must_be_exact(
     case: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.DEBUG)
@@ -97,6 +99,8 @@ def test_an_unsupported_model_is_logged_and_served_in_another_way(
     lines = [text for name, _, text in caplog.record_tuples if name.startswith("oaiserve")]
     in_torch = f"The model runs in plain PyTorch, which is slower: {reason}"
     assert in_torch in lines or f"The model does not start from a description of its files: {reason}" in lines
+    with pytest.raises(StartupError, match=re.escape(f"--exact needs the native step, which cannot be used: {reason}")):
+        answer(tmp_path, **options, exact=True)
 
 
 # One family of each structure: norms before, after or around, parallel layers, LayerNorm, softcaps, kinds of states.
