@@ -569,6 +569,10 @@ class EngineOptions:
         """Return whether adapters may be loaded, now or later."""
         return bool(self.lora) or self.lora_dir is not None
 
+    @property
+    def adapters_flag(self) -> str:
+        return "--lora" if self.lora else "--lora-dir"
+
     def _check_contradictions(self) -> None:
         on_gpu = self.device == "cuda"
         in_eager = not self.compile

@@ -5,9 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from oaiserve.errors import StartupError
+
 # These scale every position by the longest sequence of the batch, so an answer would depend on other requests.
 _LENGTH_DEPENDENT = {"dynamic", "longrope"}
 MOST_POSITIONS = 2**20  # rotary tables have a row for each, all together a GiB for the largest heads
+
+
+def refuse_longer(max_model_len: int | None, limit: int) -> None:
+    """Raise StartupError for requests that may be longer than the model is good for."""
+    if max_model_len is not None and max_model_len > limit:
+        raise StartupError(f"--max-model-len is {max_model_len}, but the model is good for {limit} tokens.")
 
 
 def context_length(settings: Mapping[str, Any]) -> int:

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 
 from oaiserve.config import EngineOptions
-from oaiserve.engine.decoder.context_length import MOST_POSITIONS, context_length
+from oaiserve.engine.decoder.context_length import MOST_POSITIONS, context_length, refuse_longer
 from oaiserve.engine.decoder.describe import describe
 from oaiserve.engine.decoder.description import Decoder, LatentProjection, NotKnown
 from oaiserve.engine.decoder.families import FAMILIES
@@ -207,13 +207,10 @@ def _family(settings: Settings) -> Family:
 
 def _length(settings: Settings, family: Family, options: EngineOptions) -> int:
     limit = context_length(settings)
-    length = options.max_model_len or limit
     facts = family.facts(settings)
-    if len(facts.without_attention) == facts.num_layers:
-        limit = MOST_POSITIONS  # states know no positions
-    if length > limit:
-        raise StartupError(f"--max-model-len is {length}, but the model is good for {limit} tokens.")
-    return length
+    has_attention = len(facts.without_attention) < facts.num_layers
+    refuse_longer(options.max_model_len, limit if has_attention else MOST_POSITIONS)  # states know no positions
+    return options.max_model_len or limit
 
 
 def _dtype(stored: torch.dtype, options: EngineOptions, device: torch.device) -> torch.dtype:

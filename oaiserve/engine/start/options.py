@@ -24,7 +24,6 @@ def refuse_unless_possible(spec: ModelSpec, options: EngineOptions, adaptable: M
         if is_set and not spec.is_on_cpu:
             raise StartupError(f"{flag} is for --device cpu; the model is on {spec.device}.")
     if options.has_adapters and spec.state_shapes:
-        flag = "--lora" if options.lora else "--lora-dir"
-        raise StartupError(f"{flag} is not for '{spec.name}', which has layers that keep a state.")
+        raise StartupError(f"{options.adapters_flag} is not for '{spec.name}', which has layers that keep a state.")
     if options.adapters:
         refuse_unless_they_fit(options.adapters, adaptable)

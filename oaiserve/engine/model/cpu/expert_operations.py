@@ -24,6 +24,7 @@ from oaiserve.engine.model.cpu.library import (
     Normalize,
     Routing,
     WeightRange,
+    place_of,
 )
 from oaiserve.engine.model.cpu.operation_list import OperationList, whole_lanes
 
@@ -129,10 +130,7 @@ class ExpertOperations:
             self._assignments[number, router.top_k] = assignment
         assignment = self._assignments[number, router.top_k]
         weight = router.weight.to(library.dtype).contiguous()
-        if router.logits_bias is None:
-            bias = None
-        else:
-            bias = router.logits_bias.data_ptr()
+        bias = place_of(router.logits_bias)
         index = library.add_router(operations.handle, weight.data_ptr(), number, self._buffers.width, bias)
         normed = self._buffers.normed
         if router.module:

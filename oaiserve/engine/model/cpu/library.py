@@ -191,7 +191,7 @@ def _c_type(kind: Any) -> Any:
     return kind
 
 
-def argument(value: Any, keep: Callable[[Tensor], int]) -> Any:
+def argument(value: Any, keep: Callable[[Tensor], int | None]) -> Any:
     """Return a value for C: a structure for a dataclass, a number for an activation, and for a tensor its place in
     memory, by `keep`."""
     if isinstance(value, Tensor):
@@ -201,6 +201,11 @@ def argument(value: Any, keep: Callable[[Tensor], int]) -> Any:
     if is_dataclass(value):
         return _c_type(type(value))(*(argument(getattr(value, field.name), keep) for field in fields(value)))
     return value
+
+
+def place_of(tensor: Tensor | None) -> int | None:
+    """Return where a tensor is in memory: a null pointer for none."""
+    return None if tensor is None else tensor.data_ptr()
 
 
 class StepInput(Structure):
@@ -310,7 +315,7 @@ class Library:
                 function.errcheck = _raise_if_negative
             setattr(self, name, function)
 
-    def add(self, decoder: int, operation: str, *arguments: Any, keep: Callable[[Tensor], int]) -> None:
+    def add(self, decoder: int, operation: str, *arguments: Any, keep: Callable[[Tensor], int | None]) -> None:
         """Add an operation to a decoder. `keep` returns where a tensor is in memory, and holds it.
 
         Raises MemoryError, and ValueError for another number of arguments than it has.

@@ -51,8 +51,10 @@ class OperationList:
         """Make the buffer for inputs of quantized weights, with at most this many columns."""
         self._groups = self.groups(most_columns)
 
-    def keep(self, tensor: Tensor) -> int:
-        """Keep a tensor as long as the decoder. Return where it is in memory."""
+    def keep(self, tensor: Tensor | None) -> int | None:
+        """Keep a tensor as long as the decoder. Return where it is in memory, or None for none."""
+        if tensor is None:
+            return None
         tensor = tensor.contiguous()
         self._kept.append(tensor)
         return tensor.data_ptr()

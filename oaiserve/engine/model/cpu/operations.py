@@ -266,10 +266,7 @@ class Operations:
         heads = attention.heads
         parameters = attention.parameters
         window = parameters.sliding_window or 0
-        if attention.sinks is None:
-            sinks = None
-        else:
-            sinks = operations.keep(attention.sinks)
+        sinks = operations.keep(attention.sinks)
         options = AttentionOptions(
             heads, parameters.scaling, window, parameters.softcap or 0.0, sinks, parameters.looks_ahead
         )
@@ -299,10 +296,7 @@ class Operations:
             memory = CacheMemory(cache.keys.data_ptr(), None, 1, shape.latent_dim, rank, size, False)
         else:
             pointers = (cache.keys.data_ptr(), cache.values.data_ptr())
-            if attention.key_sizes is None:
-                sizes = None
-            else:
-                sizes = self._operations.keep(attention.key_sizes)
+            sizes = self._operations.keep(attention.key_sizes)
             memory = CacheMemory(*pointers, shape.kv_heads, shape.key_dim, shape.value_dim, size, shape.is_int8, sizes)
         self._cache_indices[index] = self._library.add_cache(self._operations.handle, memory)
         return self._cache_indices[index]

@@ -12,7 +12,7 @@ from torch import Tensor
 from oaiserve.engine.decoder.blocks import Blocks
 from oaiserve.engine.decoder.description import Matrix
 from oaiserve.engine.model.cpu.kv_layout import LANES
-from oaiserve.engine.model.cpu.library import Library
+from oaiserve.engine.model.cpu.library import Library, place_of
 
 PANEL = 32  # rows of a matrix that native code packs together; those of one panel have one format
 
@@ -34,10 +34,8 @@ class WeightPacker:
 
     def pack(self, matrices: list[Matrix]) -> int:
         """Pack the rows of all `matrices` as one matrix, and return its index."""
-        bias = None
-        if any(m.bias is not None for m in matrices):
-            biases = [torch.zeros(len(m.weight)) if m.bias is None else m.bias.float() for m in matrices]
-            bias = torch.cat(biases).contiguous()
+        biases = _biases(matrices)
+        bias = None if biases is None else torch.cat(biases)
         blocks = [m.weight for m in matrices if isinstance(m.weight, Blocks)]
         if (
             len(blocks) == len(matrices)
@@ -51,17 +49,14 @@ class WeightPacker:
         else:
             weight = tensors[0].contiguous()
         n, k = weight.shape
-        bias_pointer = None if bias is None else bias.data_ptr()
         self.num_bytes += weight.nbytes
-        return self._library.add_weights(self._handle, weight.data_ptr(), n, k, bias_pointer)  # type: ignore[no-any-return]
+        return int(self._library.add_weights(self._handle, weight.data_ptr(), n, k, place_of(bias)))
 
     def pack_gated(self, gate: Matrix, up: Matrix) -> int:
         """Pack the gate and the up projection of an MLP so that their products lie side by side."""
         n, k = gate.weight.shape
-        bias = None
-        if gate.bias is not None or up.bias is not None:
-            halves = [torch.zeros(n) if matrix.bias is None else matrix.bias.float() for matrix in (gate, up)]
-            bias = torch.from_numpy(_side_by_side(*(half.numpy() for half in halves)))
+        biases = _biases([gate, up])
+        bias = None if biases is None else torch.from_numpy(_side_by_side(*(half.numpy() for half in biases)))
         if (
             isinstance(gate.weight, Blocks)
             and isinstance(up.weight, Blocks)
@@ -83,8 +78,7 @@ class WeightPacker:
         both = [self.expanded(matrix.weight).contiguous() for matrix in (gate, up)]
         pointers = [tensor.data_ptr() for tensor in both]
         self.num_bytes += sum(tensor.nbytes for tensor in both)
-        bias_pointer = None if bias is None else bias.data_ptr()
-        return int(self._library.add_gated_weights(self._handle, *pointers, n, k, bias_pointer))
+        return int(self._library.add_gated_weights(self._handle, *pointers, n, k, place_of(bias)))
 
     def pack_blocks(self, parts: list[Blocks], bias: Tensor | None = None) -> int:
         """Pack the rows of all parts, whose formats may differ, as one matrix. One without a bias is packed once."""
@@ -122,8 +116,7 @@ class WeightPacker:
         columns: NDArray[np.int32] | None,
     ) -> int:
         pointers = (rows.ctypes.data, None if scales is None else scales.ctypes.data, kinds.ctypes.data)
-        bias_pointer = None if bias is None else bias.data_ptr()
-        index: int = self._library.add_blocks(self._handle, self._pool, *pointers, n, k, bias_pointer)
+        index: int = self._library.add_blocks(self._handle, self._pool, *pointers, n, k, place_of(bias))
         self.widths[index] = k
         if columns is not None:
             columns = np.ascontiguousarray(columns)
@@ -135,6 +128,13 @@ class WeightPacker:
 def padded(numbers: NDArray[Any], multiple: int) -> NDArray[Any]:
     """Return the numbers, and zeros up to a multiple."""
     return np.append(numbers, np.zeros(-len(numbers) % multiple, numbers.dtype))
+
+
+def _biases(matrices: list[Matrix]) -> list[Tensor] | None:
+    """Return a bias for each matrix, with zeros for those without one, or None if none has one."""
+    if all(matrix.bias is None for matrix in matrices):
+        return None
+    return [torch.zeros(len(one.weight)) if one.bias is None else one.bias.float() for one in matrices]
 
 
 def _have_one_order(first: Blocks, second: Blocks) -> bool:

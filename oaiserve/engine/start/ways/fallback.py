@@ -8,13 +8,14 @@ import torch
 from transformers import PreTrainedModel
 
 from oaiserve.config import EngineOptions
+from oaiserve.engine.decoder.context_length import refuse_longer
 from oaiserve.engine.decoder.model_spec import ids_of
 from oaiserve.engine.decoder.spec import ModelSpec
 from oaiserve.engine.executors.fallback import CachedForward, FallbackExecutor
 from oaiserve.engine.model.cpu.cores import default_threads
 from oaiserve.engine.model.device import move, select_device
 from oaiserve.engine.model.memory import CPU_SHARE, STATES_SHARE, gib, longest_request, sizes_of_caches
-from oaiserve.engine.model.model_config import context_length, refuse_longer, select_dtype
+from oaiserve.engine.model.model_config import context_length, most_tokens, select_dtype
 from oaiserve.engine.model.runner import ModelRunner
 from oaiserve.engine.served_model import ServedModel
 from oaiserve.engine.start.load import load_weights, read_checkpoint
@@ -59,7 +60,7 @@ def load(request: StartRequest, device: torch.device) -> PreTrainedModel:
             "take; --no-media serves its text."
         )
     with reported(f"No model could be loaded from {source.shown}"):
-        refuse_longer(options.max_model_len, config)
+        refuse_longer(options.max_model_len, most_tokens(config))
         dtype = select_dtype(options.dtype, config, device, is_gguf=checkpoint.is_gguf, for_tensor_cores=True)
     model = load_weights(checkpoint, dtype)
     move(model, device, name)
@@ -69,7 +70,7 @@ def load(request: StartRequest, device: torch.device) -> PreTrainedModel:
 def start_fallback(model: PreTrainedModel, options: EngineOptions, name: str) -> Started:
     """Start a loaded model. Raises StartupError for options that need code of ours, and for too little memory."""
     unheard = {
-        "--lora" if options.lora else "--lora-dir": options.has_adapters,
+        options.adapters_flag: options.has_adapters,
         f"--kv-cache-dtype {options.kv_cache_dtype}": options.kv_cache_dtype != "auto",
         f"--quantize {options.quantize}": options.quantize != "none",
         "--exact": options.exact,

@@ -20,6 +20,7 @@ from transformers import (
 )
 
 from oaiserve.config import EngineOptions
+from oaiserve.engine.decoder.context_length import refuse_longer
 from oaiserve.engine.model.cpu.cores import default_threads
 from oaiserve.engine.model.device import move, select_device
 from oaiserve.engine.model.model_config import context_length, select_dtype
@@ -61,8 +62,9 @@ class ToPool:
         task = request.task
         options = request.options
         if options.has_adapters:
-            flag = "--lora" if options.lora else "--lora-dir"
-            raise StartupError(f"{flag} is for models that generate text, and '{source.path}' is for --task {task}.")
+            raise StartupError(
+                f"{options.adapters_flag} is for models that generate text, and '{source.path}' is for --task {task}."
+            )
         pooler = request.load("weights", partial(load_pooler, source.path, task, options))
         model = pooler.model
         dtype = str(model.dtype).removeprefix("torch.")
@@ -156,10 +158,7 @@ def _cut(pooler: LoadedPooler, options: EngineOptions) -> LoadedPooler:
     """Limit the length of texts to the user's, if there is one."""
     if options.max_model_len is None:
         return pooler
-    if options.max_model_len > pooler.longest:
-        raise StartupError(
-            f"--max-model-len is {options.max_model_len}, but the model is good for {pooler.longest} tokens."
-        )
+    refuse_longer(options.max_model_len, pooler.longest)
     return replace(pooler, max_model_len=options.max_model_len)
 
 

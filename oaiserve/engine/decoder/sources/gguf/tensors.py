@@ -7,6 +7,7 @@ are taken as the file has them: as a step needs them.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +17,7 @@ from torch import Tensor
 from oaiserve.engine.decoder.blocks import FORMATS, Blocks, one_behind_the_other
 from oaiserve.engine.decoder.description import NotKnown
 from oaiserve.engine.decoder.settings import Settings
-from oaiserve.engine.decoder.sources.gguf.architecture import Order
+from oaiserve.engine.decoder.sources.gguf.architecture import MakeOrder, Order
 from oaiserve.engine.decoder.sources.gguf.architectures import ARCHITECTURES
 from oaiserve.engine.decoder.sources.gguf.file import GgufFile
 from oaiserve.engine.decoder.sources.gguf.names import GGUF
@@ -70,9 +71,9 @@ class GgufTensors:
                 return expanded
             return expanded[None]
         blocks = one_behind_the_other([self._file.blocks(tensor) for tensor in tensors])
-        if (rows := self._rows(role)) is not None:
+        if (rows := self._order(self._architecture.rows, role)) is not None:
             blocks = blocks[rows]
-        if (columns := self._columns(role)) is not None:
+        if (columns := self._order(self._architecture.columns, role)) is not None:
             blocks = blocks.with_columns(np.argsort(columns))
         return blocks
 
@@ -149,14 +150,8 @@ class GgufTensors:
                 return [tensor]
         return []
 
-    def _rows(self, role: str) -> Order | None:
-        make = self._architecture.rows.get(role)
-        if make is None:
-            return None
-        return make(self._settings)
-
-    def _columns(self, role: str) -> Order | None:
-        make = self._architecture.columns.get(role)
+    def _order(self, orders: Mapping[str, MakeOrder], role: str) -> Order | None:
+        make = orders.get(role)
         if make is None:
             return None
         return make(self._settings)
@@ -175,9 +170,9 @@ class GgufTensors:
         if len(parts) > 1 and role in self._architecture.make:
             return self._architecture.make[role]([part.float() for part in parts])
         whole = torch.cat(parts) if len(parts) > 1 else parts[0]
-        if (rows := self._rows(role)) is not None:
+        if (rows := self._order(self._architecture.rows, role)) is not None:
             whole = whole[torch.from_numpy(rows)]
-        if (columns := self._columns(role)) is not None and whole.dim() > 1:
+        if (columns := self._order(self._architecture.columns, role)) is not None and whole.dim() > 1:
             whole = whole[:, torch.from_numpy(columns)]
         return whole
 
