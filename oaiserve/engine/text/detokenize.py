@@ -35,7 +35,6 @@ def _byte_level_table() -> dict[int, str]:
 
 
 _BYTE_LEVEL = _byte_level_table()
-BYTE_LEVEL_CHARACTERS = {ord(byte): chr(character) for character, byte in _BYTE_LEVEL.items() if byte != "\uffff"}
 
 
 class TokenTable:

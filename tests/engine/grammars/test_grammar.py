@@ -11,6 +11,7 @@ from unittest.mock import Mock
 import llguidance
 import numpy as np
 import pytest
+from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 from oaiserve.engine.grammars import grammar as grammar_module
 from oaiserve.engine.grammars.grammar import (
@@ -23,7 +24,7 @@ from oaiserve.engine.grammars.grammar import (
 )
 from oaiserve.engine.grammars.notations import Translated, translate
 from oaiserve.engine.request import Grammar, GrammarKind
-from oaiserve.engine.text.detokenize import BYTE_LEVEL_CHARACTERS, TokenTable
+from oaiserve.engine.text.detokenize import TokenTable
 from oaiserve.errors import InvalidRequest
 from tests.engine.grammars.plain import BACKEND, EOS, VOCAB_SIZE, allowed_ids, ids, make_grammars, mask_of, pushed
 from tests.engine.text.tokenizers_for_tests import SPECIALS, sentencepiece, wordpiece
@@ -141,7 +142,7 @@ def test_an_answer_is_complete_if_nothing_can_follow(
 def test_a_character_may_be_split_over_tokens() -> None:
     matcher = compiled("choice", '["€uro"]').matcher()
     for byte in "€".encode():
-        token_id = BACKEND.token_to_id(BYTE_LEVEL_CHARACTERS[byte])
+        token_id = BACKEND.token_to_id(bytes_to_unicode()[byte])
         assert token_id in allowed(matcher)
         matcher.push(token_id)
     assert pushed(matcher, "uro").is_complete
