@@ -20,25 +20,23 @@ NAMES: Names = {
 
 
 def _granitemoe(settings: Settings) -> Facts:
-    return replace(granite(settings), mixture=_mixture(settings, has_shared=False))
+    return replace(granite(settings), mixture=_mixture(settings))
 
 
 def _granitemoeshared(settings: Settings) -> Facts:
-    has_shared = settings["shared_intermediate_size"] > 0
-    return replace(granite(settings), mixture=_mixture(settings, has_shared=has_shared))
+    return replace(granite(settings), mixture=_shared(settings))
 
 
 def _granitemoe_swa(settings: Settings) -> Facts:
-    has_shared = settings["shared_intermediate_size"] > 0
-    return replace(granite_swa(settings), mixture=_mixture(settings, has_shared=has_shared))
+    return replace(granite_swa(settings), mixture=_shared(settings))
 
 
-def _mixture(settings: Settings, *, has_shared: bool) -> Mixture:
-    return Mixture(
-        num_experts=settings["num_local_experts"],
-        top_k=settings["num_experts_per_tok"],
-        has_shared=has_shared,
-    )
+def _mixture(settings: Settings) -> Mixture:
+    return Mixture(num_experts=settings["num_local_experts"], top_k=settings["num_experts_per_tok"])
+
+
+def _shared(settings: Settings) -> Mixture:
+    return replace(_mixture(settings), has_shared=settings["shared_intermediate_size"] > 0)
 
 
 FAMILIES = (
