@@ -1,6 +1,6 @@
-"""Several replicas of the server: which of them a request goes to, and how Ray Serve runs them (`on_ray`).
+"""Several replicas of the server: the router chooses one for each request. `on_ray` runs them under Ray Serve.
 
-What is in this folder itself serves nothing, and needs neither a network nor Ray.
+The modules directly in this folder serve nothing, and need neither a network nor Ray.
 """
 
 from __future__ import annotations

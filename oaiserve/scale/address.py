@@ -1,4 +1,4 @@
-"""`Address`: where a replica listens."""
+"""`Address`: the address on which a replica listens."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The router chooses the replica for each request: one that is not busy and holds the longest prefix of its prompt.
 
-It is pure: it reads no clock, draws no random number and waits for nothing, so routers with the same knowledge choose
-the same. It knows neither HTTP nor the start and stop of replicas.
+It is pure: it reads no clock, draws no random numbers and never waits, so routers with the same data make the same
+choices. It knows neither HTTP nor the start and stop of replicas.
 """
 
 from __future__ import annotations
@@ -27,13 +27,14 @@ DEVIATIONS = 2
 IDLE_LOAD = 4  # is added to the mean for this, so that a few requests make no replica of an idle fleet busy
 # Load is counted in requests. This number of prompt tokens that are still to be computed counts as one more.
 TOKENS_PER_REQUEST = 1024
-# A shorter part of a prompt is not worth going where it is: the replicas that hold it would get all that begins alike.
+# A shorter part of a prompt doesn't determine the replica. Otherwise all prompts that begin alike would go to the same
+# few.
 LEAST_PART = 1 / 4
 SILENT_NS = 10_000_000_000  # a replica without a report for so long is used only if all are silent
 FADING_NS = 2_000_000_000  # after so long, a request that was sent counts 1/e beside one that is sent now
 NEWS = 1 / 2  # weight of a report's change: a load scatters from one second to the next, and reports with it
 _MOST_EXPONENT = 20
-_ROUNDING = 1e-6  # sums of loads are not exact
+_ROUNDING = 1e-6  # Sums of loads are not exact.
 MOST_PREFIXES = 1_000_000  # prefix keys, at about 200 bytes each
 MOST_HOLDERS = 64  # per prefix; more replicas most probably hold it, too
 _ALL_BITS = (1 << 64) - 1
@@ -45,7 +46,7 @@ class NoReplica(Exception):
 
 
 class Router:
-    """The present replicas, their prefixes and loads by their reports, and the requests sent since then.
+    """The current replicas, their prefixes and loads from their reports, and the requests sent since then.
 
     `now_ns` is the caller's monotonic clock.
     """
@@ -54,34 +55,34 @@ class Router:
         self._silent_ns = silent_ns
         self.holders = Holders(most_prefixes)
         self._members: dict[str, _Replica] = {}
-        # Those that can be chosen, by name, so that every router has them in the same order.
+        # Replicas that can be chosen, in the order of their names, which is the same for every router.
         self._available: list[_Replica] = []
         self._seeds = np.zeros(0, np.uint64)
         self._total_sent = self._total_rest = 0.0  # sums over these, as in _Replica
         self._fading_since_ns = 0
-        self._next_silent_ns = 0  # when one of them may have been silent for too long
+        self._next_silent_ns = 0  # earliest time at which one of them may have been silent for too long
 
     def update_replicas(self, names: Iterable[str], now_ns: int) -> None:
-        """Set the present replicas. Draining ones are left out, as are those without an open port."""
+        """Set the current replicas, without draining ones and those without an open port."""
         members = {name: self._members.get(name) or _Replica(name, now_ns) for name in names}
         if members.keys() != self._members.keys():
             self._members = members
             self._find_available(now_ns)
 
     def exclude(self, name: str, now_ns: int) -> None:
-        """Choose a replica no more until it reports again, because a request could not be delivered to it."""
+        """Avoid a replica until it reports again, because a request could not be delivered to it."""
         replica = self._members.get(name)
         if replica is not None:
             replica.heard_ns = now_ns - self._silent_ns
             self._find_available(now_ns)
 
     def learn(self, report: ReplicaReport, now_ns: int) -> None:
-        """Take over a replica's report, unless a later one has come before."""
+        """Apply a replica's report, unless a later one has arrived before."""
         replica = self._members.get(report.replica)
         if replica is None:
             return
         if report.incarnation != replica.incarnation:
-            if replica.incarnation is not None:  # the notes of the old one are not true of the new one
+            if replica.incarnation is not None:  # Data of the old process doesn't apply to the new one.
                 replica = self._members[replica.name] = _Replica(replica.name, now_ns)
                 self._find_available(now_ns)
             replica.incarnation = report.incarnation
@@ -94,7 +95,7 @@ class Router:
         if was_silent:
             self._find_available(now_ns)
         load = report.num_open + report.waiting_tokens / TOKENS_PER_REQUEST
-        fading = self._fading(now_ns)  # before `sent` is read: it may make all of them small
+        fading = self._fading(now_ns)  # It may rescale every `sent`, so it comes before `sent` is read.
         rest = load - replica.sent / fading
         if not is_first:
             rest = replica.rest + NEWS * (rest - replica.rest)
@@ -123,10 +124,10 @@ class Router:
     ) -> Decision:
         """Choose the replica for a request, which is counted as sent to it.
 
-        Replicas with the same prefix are considered in an order of the conversation's own. Of the first two that are
-        not busy, the less loaded one is chosen; for a `session` the first one, so that its requests stay together.
-        `without` has the names of those that have refused the request already. A request with deadlines goes `within`
-        these to where it is expected to be answered, unless that is nowhere. Raises NoReplica.
+        Replicas with the same prefix are tried in an order that each conversation has for itself. The less loaded one
+        of the first two that are not busy is chosen; for a `session` the first one, so that its requests stay together.
+        `without` has the names of replicas that have already refused the request. With deadlines `within`, a replica is
+        chosen that is expected to meet them, if there is one. Raises NoReplica.
         """
         if now_ns >= self._next_silent_ns:
             self._find_available(now_ns)
@@ -153,7 +154,7 @@ class Router:
                 load = self._send(chosen, prompt, hit_tokens, fading)
                 return Decision(chosen.name, reason, hit_tokens, num_holders, load, bound)
         key = own
-        if session is None and longest:  # it is soon where it spills to, if it always spills in the same order
+        if session is None and longest:  # If it always spills in the same order, those replicas soon have it.
             key = prompt.keys[longest - 1]
         elif session is None and prompt.keys and not self.holders.find(prompt.keys[0]):
             key = prompt.keys[0]  # several routers that see something new agree on where it begins
@@ -168,7 +169,7 @@ class Router:
         return Decision(chosen.name, reason, 0, num_holders, self._send(chosen, prompt, 0, fading), bound)
 
     def _late(self, prompt: Prompt, within: Within) -> set[str]:
-        """Return the replicas where a request is not expected to keep its deadlines."""
+        """Return the replicas that are not expected to meet a request's deadlines."""
         hits: dict[str, int] = {}
         for depth, replicas in self._holders_of(prompt, ()):
             for replica in replicas:
@@ -182,7 +183,7 @@ class Router:
         return late
 
     def _holders_of(self, prompt: Prompt, without: Collection[str]) -> Iterator[tuple[int, list[_Replica]]]:
-        """Return numbers of first blocks with their available holders, longest first, without too short ones."""
+        """Return numbers of first blocks with their available holders, longest first, except for too short prefixes."""
         num_before = 0
         for depth in range(len(prompt.keys), 0, -1):
             if _num_tokens(prompt, depth) < LEAST_PART * prompt.num_tokens:
@@ -194,11 +195,11 @@ class Router:
                     yield depth, replicas
 
     def _bound(self, weight: float, fading: float) -> float:
-        """Return the bound on the load of a replica for a request, by its weight without any prefix.
+        """Return the bound on the load of a replica for a request with this weight without any prefix.
 
-        A replica with a long prefix may be above the mean by chance, and by the cost of computing that prefix
-        elsewhere. The mean with the whole request on top is never below the least load with it, so there is always a
-        replica.
+        The load of a replica with a long prefix may exceed the mean by chance, and by the cost of computing that prefix
+        elsewhere. The mean with the whole request added is never below the least load with it, so there is always a
+        replica below the bound.
         """
         number = len(self._available)
         mean = (self._total_sent / fading + self._total_rest) / number
@@ -206,7 +207,8 @@ class Router:
         return max(BOUND * (mean + weight / number), mean + chance + weight - 1) + _ROUNDING
 
     def _send(self, replica: _Replica, prompt: Prompt, hit_tokens: int, fading: float) -> float:
-        """Count a request as sent, and return the load with it. The replica is taken to hold its prompt from now on."""
+        """Count a request as sent, and return the load with it. From now on, the replica counts as a holder of its
+        prompt."""
         weight = _weight(prompt.num_tokens - hit_tokens)
         replica.sent += weight * fading
         replica.num_tokens += max(0, prompt.num_tokens - hit_tokens)
@@ -216,7 +218,7 @@ class Router:
         return replica.load(fading)
 
     def _fading(self, now_ns: int) -> float:
-        """Return the weight of a request sent now, beside which those sent before count less."""
+        """Return the weight of a request sent now. Earlier ones have lower weights."""
         exponent = (now_ns - self._fading_since_ns) / FADING_NS
         if exponent > _MOST_EXPONENT:
             for replica in self._members.values():
@@ -243,7 +245,7 @@ class Router:
 
 @dataclass(slots=True, eq=False)
 class _Replica:
-    """A replica as the router knows it."""
+    """A replica, with the data of its reports."""
 
     name: str
     heard_ns: int
@@ -251,13 +253,13 @@ class _Replica:
     incarnation: str | None = None
     report_number: int = -1
     reported: array[int] = field(default_factory=lambda: array("Q"))
-    # Its load is sent / fading + rest. Sent requests fade, as they end. The rest is the excess of its reports beyond
-    # that, the later ones the most: what others have sent, and what does not end as fast; less than nothing if it ends
-    # faster.
+    # Its load is sent / fading + rest. Sent requests fade, because they end. The rest is the load in its reports in
+    # excess of that, in which later reports count more: requests from other routers, and requests that end more slowly.
+    # It is negative if they end faster.
     sent: float = 0.0
     rest: float = 0.0
     is_available: bool = False
-    # For its times: the prompt tokens that wait there, those sent since its report included, and what it has reported.
+    # These estimate its times: uncomputed prompt tokens, including those sent since its report, and reported times.
     num_tokens: float = 0.0
     step_seconds: float = 0.0
     pace: Pace = Pace()  # noqa: RUF009 - immutable
@@ -297,7 +299,7 @@ def _first_below(most_load: float, replicas: Iterable[_Replica], fading: float, 
 
 
 class Holders:
-    """Replicas by prefix key. The least recently used keys are forgotten first, and of too many holders the oldest."""
+    """Replicas by prefix key. The least recently used keys are dropped first, and the oldest of too many holders."""
 
     def __init__(self, most_keys: int) -> None:
         self._most_keys = most_keys
@@ -310,7 +312,7 @@ class Holders:
         return self._holders.get(key, ())
 
     def add(self, key: int, replica: _Replica) -> None:
-        """Note a prefix that a replica holds, or is about to compute."""
+        """Store a prefix that a replica holds, or is about to compute."""
         holders = self._holders.get(key)
         if holders is None:
             self._holders[key] = (replica,)
@@ -322,7 +324,7 @@ class Holders:
             self._holders[key] = (*holders[len(holders) >= MOST_HOLDERS :], replica)
 
     def discard(self, key: int, replica: _Replica) -> None:
-        """Note a prefix that a replica no longer holds."""
+        """Remove a prefix that a replica no longer holds."""
         holders = self._holders.get(key, ())
         if replica in holders:
             rest = tuple(one for one in holders if one is not replica)
@@ -332,8 +334,8 @@ class Holders:
                 del self._holders[key]
 
 
-# Rendezvous hashing: the order of a key is that of the replicas' scores for it, the same for every router. If a
-# replica leaves or joins, only the keys with it in the first place move.
+# Rendezvous hashing orders the replicas by their scores for a key, in the same way in every router. If a replica leaves
+# or joins, only the keys for which it is first move.
 
 
 def seed_of(name: str) -> int:
@@ -342,7 +344,7 @@ def seed_of(name: str) -> int:
 
 
 def score(key: int, seed: int) -> int:
-    """Return the score of one replica for a key. Two replicas with different seeds never have the same."""
+    """Return the score of one replica for a key. Replicas with different seeds never have the same score."""
     bits = key ^ seed
     bits = (bits ^ bits >> 30) * _FACTORS[0] & _ALL_BITS
     bits = (bits ^ bits >> 27) * _FACTORS[1] & _ALL_BITS
@@ -350,7 +352,7 @@ def score(key: int, seed: int) -> int:
 
 
 def order(key: int, seeds: npt.NDArray[np.uint64]) -> list[int]:
-    """Return the positions of all seeds, the one with the highest score first."""
+    """Return the positions of all seeds, from the highest score to the lowest."""
     bits = seeds ^ np.uint64(key)
     bits = (bits ^ bits >> np.uint64(30)) * np.uint64(_FACTORS[0])
     bits = (bits ^ bits >> np.uint64(27)) * np.uint64(_FACTORS[1])

@@ -1,7 +1,7 @@
-"""Chooses the replica for a request where replicas have different models.
+"""Chooses the replica for a request if replicas have different models.
 
-Replicas report what they serve. As long as all serve the same, one router has them all. Otherwise models that the same
-replicas serve share a router, so the number of routers doesn't grow with the number of models.
+Replicas report their models. As long as all serve the same models, one router has all of them. Otherwise, models that
+the same replicas serve share a router, so the number of routers doesn't grow with the number of models.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ MOST_ROUTERS = 256  # Each report of a replica goes to every router that has the
 
 
 class Routers:
-    """The routers of all models, behind the methods of `Router`. A replica that does not say its models has any."""
+    """The routers of all models, with the methods of `Router`. A replica that reports no models counts for any."""
 
     def __init__(self, *, is_strict: bool = False) -> None:
-        """If it is strict, a model that no replica has reported has no replica."""
+        """With `is_strict`, a model that no replica has reported has no replica."""
         self._is_strict = is_strict
         self.fleet = Router()  # the router of all replicas, for models that none is known to have
         self._having: dict[str, tuple[str, ...]] = {}  # replicas by model; empty while all replicas serve the same

@@ -24,7 +24,7 @@ def select_device(name: str) -> torch.device:
         name = "cuda" if torch.cuda.is_available() else "cpu"
     if name == "cuda" and not torch.cuda.is_available():
         raise StartupError("--device cuda: torch sees no CUDA device here; use --device cpu, or install a CUDA build.")
-    if name == "cuda":  # cuDNN's attention plans each new length for longer than a step.
+    if name == "cuda":  # cuDNN's attention takes longer to plan a new length than a step takes.
         torch.backends.cuda.enable_cudnn_sdp(enabled=False)
     return torch.device(name)
 
@@ -32,9 +32,8 @@ def select_device(name: str) -> torch.device:
 def suitable_dtype(stored: torch.dtype, device: torch.device) -> torch.dtype:
     """Return the dtype in which a device computes weights that are stored in another one."""
     if device.type == "cpu":
-        return (
-            torch.float32 if stored == torch.float16 else stored
-        )  # CPUs are slow in float16, bfloat16 is less precise.
+        # CPUs are slow in float16, and bfloat16 would be less precise.
+        return torch.float32 if stored == torch.float16 else stored
     has_bfloat16 = device.type != "cuda" or torch.cuda.get_device_capability(device) >= (8, 0)
     if stored == torch.float16 or not has_bfloat16:
         return torch.float16

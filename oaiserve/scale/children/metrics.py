@@ -12,8 +12,8 @@ _NAME = re.compile(r"[a-zA-Z_:][a-zA-Z0-9_:]*")
 
 
 def merged(own: str, texts: Mapping[str, str], models: Iterable[Model]) -> str:
-    """Return one text in Prometheus' format of the front's own metrics, and of those of processes by their model."""
-    families: dict[str, list[str]] = {}  # the lines of each, as a family must be in one piece
+    """Return one text in Prometheus' format with the front's own metrics, and those of each model's process."""
+    families: dict[str, list[str]] = {}  # lines by family, because a family must be in one piece
     for name, text in (("", own), *texts.items(), ("", _of_models(models))):
         label = f'{LABEL}="{_escaped(name)}"'
         family: list[str] = []

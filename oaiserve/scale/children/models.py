@@ -37,14 +37,14 @@ class Model:
     process: ServerProcess | None = None  # set while it takes requests
     loading: asyncio.Task[None] | None = None
     num_users: int = 0  # requests for it that have not ended
-    used_ns: int = 0  # when one ended last
-    is_leaving: bool = False  # it makes room for another one as soon as it has no users: new ones wait
-    num_failures: int = 0  # to load it, in a row
+    used_ns: int = 0  # time at which a request last ended
+    is_leaving: bool = False  # It is unloaded for another model once it has no users. New requests wait.
+    num_failures: int = 0  # failed loads in a row
     num_crashes: int = 0  # ends of its process soon after a load, in a row
-    failure: str = ""  # the last one
+    failure: str = ""  # message of the last failure
     retry_ns: int = 0
     num_loads: int = 0
-    free: asyncio.Event = field(default_factory=asyncio.Event)  # it has no users
+    free: asyncio.Event = field(default_factory=asyncio.Event)  # set while it has no users
 
 
 class ChildModels:
@@ -74,14 +74,14 @@ class ChildModels:
         self._changed = changed
         self._reported = reported
         self._clock_ns = clock_ns
-        self._room = asyncio.Lock()  # one model after the other makes itself room and loads
+        self._room = asyncio.Lock()  # Models make room and load one by one.
         self._watching: set[asyncio.Task[None]] = set()
         self._is_closed = False
         self.is_draining = False  # set by a signal handler: processes that end are started again only for requests
 
     @property
     def names(self) -> Iterable[str]:
-        """The names that requests may always give: of all models, and of the adapters in their settings."""
+        """Return the names that requests may always use: all models, and the adapters in their settings."""
         return self._of.keys()
 
     async def addresses(self) -> list[Address]:
@@ -92,7 +92,7 @@ class ChildModels:
         return [model for model in self.models.values() if model.process is not None]
 
     def _model(self, name: str) -> Model:
-        """Return the model of this name, or with an adapter of this name. Raises ModelNotFound."""
+        """Return the model with this name, or with an adapter of this name. Raises ModelNotFound."""
         if (model := self._of.get(name)) is not None:
             return model
         for model in self._loaded:
@@ -102,7 +102,7 @@ class ChildModels:
 
     @property
     def failure(self) -> StartupError | None:
-        """Return an error if no model at all can be loaded: each has failed, and none is loaded or loading."""
+        """Return an error if no model can be loaded: each has failed, and none is loaded or loading."""
         if any(model.num_loads or not model.num_failures or model.loading for model in self.models.values()):
             return None
         return StartupError("None of the models could be loaded.")
@@ -133,7 +133,7 @@ class ChildModels:
         ModelNotFound and Unavailable."""
         model = self._model(self.name_for(name))
         began_ns = self._clock_ns()
-        while model.is_leaving:  # its turn ends, and the next one begins behind that of another model
+        while model.is_leaving:  # The model is unloaded, and loaded again after the other model had its turn.
             async with self._room:
                 pass
         model.num_users += 1
@@ -181,7 +181,7 @@ class ChildModels:
                     await self._unload(model, f"it was idle for {self._options.idle_unload_seconds:g} s")
 
     async def close(self) -> None:
-        """End all processes, in order."""
+        """End all processes gracefully."""
         self._is_closed = True
         loading = [model.loading for model in self.models.values() if model.loading is not None]
         for task in loading:
@@ -240,8 +240,8 @@ class ChildModels:
             raise StartupError(f"Its process has ended {process.how_ended}.")
 
     async def _make_room(self, model: Model) -> None:
-        """Unload others, the least recently used first, until there is room for a model. A busy one is waited for,
-        and gets no further requests meanwhile, so that no model waits for ever."""
+        """Unload others, the least recently used first, until there is room for a model. This waits for a busy model,
+        which gets no further requests meanwhile, so that no model waits for ever."""
         while self._excess(model.num_bytes) > 0:
             others = self._loaded
             if not others:
@@ -266,7 +266,7 @@ class ChildModels:
             return 0
         for model in self.models.values():
             if model.process is not None:
-                with suppress(OSError):  # it has just ended
+                with suppress(OSError):  # It has just ended.
                     model.num_bytes = model.process.num_bytes
         used = sum(model.num_bytes for model in self._loaded)
         return used + num_bytes - self._options.memory_budget
@@ -284,7 +284,7 @@ class ChildModels:
     async def _see_end(self, model: Model, process: ServerProcess) -> None:
         """Load a model again whose process has ended by itself, if a request needs it, or if it should stay loaded.
 
-        The first time, it is loaded at once. If its process soon ends again, there is a pause first."""
+        It is loaded at once, or after a pause if its process has ended soon after a load before."""
         loaded_ns = self._clock_ns()
         await process.ended()
         if model.process is not process or self._is_closed:

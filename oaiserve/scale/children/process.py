@@ -30,11 +30,11 @@ class ServerProcess:
     ) -> None:
         self._process = process
         self._reader = reader
-        self._writer = writer  # the other process ends when this end of the link is closed
+        self._writer = writer  # The other process ends when this end of the link is closed.
 
     @classmethod
     async def start(cls, config: Config, listening: socket.socket) -> ServerProcess:
-        """Start the process, which ends by itself when this one has ended. It takes over the bound socket."""
+        """Start the process, which gets the bound socket, and ends by itself after this process."""
         link, its_link = socket.socketpair()
         with its_link, listening, tempfile.TemporaryFile() as settings:
             pickle.dump(config, settings)
@@ -45,7 +45,7 @@ class ServerProcess:
                 env=os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
                 pass_fds=files,
                 stdin=asyncio.subprocess.DEVNULL,
-                start_new_session=True,  # so that Ctrl-C reaches this process only
+                start_new_session=True,  # Ctrl-C then reaches only this process.
             )
         reader, writer = await asyncio.open_connection(sock=link)
         return cls(process, reader, writer)
@@ -66,13 +66,13 @@ class ServerProcess:
 
     @property
     def how_ended(self) -> str:
-        """Say how the process has ended."""
+        """Describe how the process has ended."""
         code = self._process.returncode
         return f"by {Signals(-code).name}" if code is not None and code < 0 else f"with exit code {code}"
 
     @property
     def num_bytes(self) -> int:
-        """Return the memory of the process: what it alone has, and its share of what it has in common with others."""
+        """Return the memory of the process: its private memory, and its share of memory that others use, too."""
         lines = Path(f"/proc/{self._process.pid}/smaps_rollup").read_text().splitlines()
         return sum(int(line.split()[1]) * 1024 for line in lines if line.startswith("Pss:"))
 

@@ -1,6 +1,6 @@
-"""The settings of each model, where one server has several: those of the command line, and its own in the file.
+"""Finds the settings of each model of a server: those of the command line, and the model's own in the file.
 
-A model is named by its path or hub id, or as NAME=MODEL. A folder that holds models stands for all of them.
+A model's name is its path or hub id, or NAME in NAME=MODEL. A folder of models stands for all of them.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from oaiserve.files.source import find_model
 
 _NAMED = re.compile(r"([\w.-]+)=(.+)")
 _OPTIONS = {"server": ServerOptions, "engine": EngineOptions, "telemetry": TelemetryOptions}
-# Settings of the one server that clients see, which a model cannot have for itself.
+# Settings of the server that clients see. A model cannot have its own.
 _OF_THE_SERVER = {field.name for field in fields(ListenerOptions)} | {
     *("api_key", "api_key_file", "stored_keys", "guard_all", "cors_origin"),
     *("max_connections", "max_connections_per_address", "header_timeout_seconds", "idle_timeout_seconds"),

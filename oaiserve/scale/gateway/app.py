@@ -51,15 +51,15 @@ from oaiserve.scale.gateway.watch import USUAL, Pace, Watch, report_headers
 from oaiserve.scale.routers import Routers
 from oaiserve.telemetry import make_tracing
 
-CLOSE_SECONDS = 5.0  # the longest wait for a collector that does not answer
-# A silent process is not left out, because no other one has its model. Its own watchdog sees a hang.
+CLOSE_SECONDS = 5.0  # longest wait for a collector that does not answer
+# A silent process still gets requests, because no other process has its model. Its own watchdog notices hangs.
 PACE_OF_MODELS = Pace(report_seconds=1.0, answer_seconds=600.0, least_answer_seconds=600.0, resolve_seconds=3600.0)
-JOIN_SECONDS = 0.005  # between two looks at whether a process has joined
+JOIN_SECONDS = 0.005  # pause between two checks whether a process has joined
 
 
 @dataclass(frozen=True, slots=True)
 class Children:
-    """What a gateway of child processes has: its models, and the keys that it checks itself."""
+    """The child processes of a gateway: its models, and the keys that it checks itself."""
 
     models: ChildModels
     options: ModelsOptions
@@ -109,8 +109,8 @@ async def version(request: Request) -> Response:
 def create_gateway(
     options: RouteOptions, resolve: Resolve = addresses_of, pace: Pace = USUAL
 ) -> tuple[Starlette, Gateway]:
-    """Return the app of a gateway for servers elsewhere, and the gateway, which learns of the shutdown. `resolve` finds
-    a URL's replicas."""
+    """Return the app of a gateway for servers elsewhere, and the gateway, which must be told of a shutdown. `resolve`
+    finds a URL's replicas."""
     headers = report_headers(options.replica_key)
     routers = Routers()
     watch = Watch(routers, [Url(url, headers, resolve) for url in options.replica], headers, pace)
@@ -227,7 +227,7 @@ def _of_child(config: Config, server: ServerOptions, own_key: str | None) -> Con
 
 
 def _size(config: Config) -> int:
-    """Return the size of a model's files, as far as they are here: about what it takes until that is measured."""
+    """Return the size of a model's local files, as an estimate of its memory until that is measured."""
     source = None if config.model == "demo" else find_model(config.model)
     path = cache_folder() / "models" / demo.NAME if source is None else source.path
     files = [path] if path.is_file() else path.rglob("*") if path.is_dir() else ()

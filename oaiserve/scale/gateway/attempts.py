@@ -1,4 +1,4 @@
-"""`Attempts` has replicas begin the answer to a request: one after the other, until one does not refuse."""
+"""`Attempts` asks replicas for the answer to a request, one by one, until one does not refuse."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-MOST_TRIES = 3  # replicas that are asked for one request
-MOVES_ON = (429, 503)  # the statuses of refusals that another replica may not have
+MOST_TRIES = 3  # most replicas that get the same request
+MOVES_ON = (429, 503)  # statuses of refusals after which another replica may accept the request
 ROUTE_HEADER = DECISION_HEADER.encode()
 TRACEPARENT = b"traceparent"
 
@@ -46,7 +46,7 @@ class BegunAnswer:
 
     @property
     def may_go_on(self) -> bool:
-        """Return whether it is a stream with marks."""
+        """Return whether it is a stream with marks, which another replica can continue."""
         return self.is_stream and any(name == KIND_HEADER.encode() for name, _ in self.answer.headers)
 
     @property
@@ -65,7 +65,7 @@ class Attempts:
     are_children: bool
 
     async def begin(self, request: ClientRequest, left: asyncio.Task[None], *tried_before: str) -> BegunAnswer:
-        """Have a replica that was not tried begin an answer. Raises NoReplica, BadGateway and ClientDisconnect."""
+        """Let a replica that was not tried begin an answer. Raises NoReplica, BadGateway and ClientDisconnect."""
         answers: list[BegunAnswer] = []
         try:
             answers.append(await self._ask_in_turn(request, left, [*tried_before], answers))
@@ -77,10 +77,10 @@ class Attempts:
     async def _ask_in_turn(
         self, request: ClientRequest, left: asyncio.Task[None], tried: list[str], passed: list[BegunAnswer]
     ) -> BegunAnswer:
-        """Ask replicas until one does not refuse. The answers of those before it are put into `passed`.
+        """Ask replicas until one does not refuse. The answers of the earlier ones are added to `passed`.
 
-        If one fails (500), another one gets the same request. Only where that answers is the first one to blame, and
-        not the request.
+        If one fails (500), another gets the same request. If that one succeeds, the first replica is to blame,
+        otherwise the request.
         """
         metrics = self.metrics
         headers = request.headers
@@ -89,7 +89,7 @@ class Attempts:
             sent = request.sent.as_json()
             headers = [*headers, (SENT_HEADER.encode(), b"%d" % len(sent))]
             body = body + sent
-        moves = ""  # why it moves on
+        moves = ""  # the reason for the next move
         refused: BegunAnswer | None = None
         failed: BegunAnswer | None = None
         while len(tried) < MOST_TRIES or request.looks_for_one:
@@ -141,7 +141,7 @@ class Attempts:
                 moves = "500"
                 attempt.end(monotonic_ns(), str(status))
                 continue
-            # Another replica may not have what the request is about, such as an earlier response.
+            # Another replica may lack the object of the request, such as an earlier response.
             is_elsewhere = status == 404 and (request.looks_for_one or failed is not None)
             if status not in MOVES_ON and not is_elsewhere:
                 if failed is not None and status < 400:

@@ -1,4 +1,4 @@
-"""`BatchBackend`: what the runner of batches needs to know of a gateway of child processes, which answer the lines."""
+"""`BatchBackend` describes a gateway of child processes to the runner of batches, whose lines they answer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`ClientRequest`: a client's request as replicas get it. `client_request_of` makes it."""
+"""`ClientRequest` is a client's request in the form that replicas get. `client_request_of` makes it."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ from oaiserve.facts.times import monotonic_ns
 from oaiserve.facts.trace import Attempt, TraceContext
 from oaiserve.scale.gateway.sent_pieces import SentPieces
 
-LARGE_BYTES = 64 * 1024  # larger bodies are looked at in a worker thread
+LARGE_BYTES = 64 * 1024  # Larger bodies are parsed in a worker thread.
 SESSION_HEADER = "x-session-id"
 DEADLINES = (b"x-ttft-deadline-ms", b"x-deadline-ms")
-# The headers of one connection, not of the next one.
+# These headers belong to one connection, and are not passed on.
 OF_CONNECTION = {
     *(b"connection", b"keep-alive", b"proxy-authenticate", b"proxy-authorization", b"proxy-connection", b"te"),
     *(b"trailer", b"transfer-encoding", b"upgrade", b"expect"),
@@ -34,12 +34,12 @@ OF_CONNECTION = {
 # The gateway writes these itself. It leaves out the origin, which has been checked against a name of the gateway.
 _OF_BODY = {b"content-length", b"content-encoding"}
 _NOT_ASKED = OF_CONNECTION | _OF_BODY | {b"host", b"origin", b"x-request-id", b"forwarded", b"x-real-ip"}
-_NOT_A_CLIENTS = (b"x-forwarded-", b"x-oaiserve-")  # told by the gateway alone
-# What one replica keeps, unless all have one store: it is asked for until one has it.
+_NOT_A_CLIENTS = (b"x-forwarded-", b"x-oaiserve-")  # Only the gateway sets these.
+# Paths of objects that one replica stores, unless all share a store. Replicas are asked until one has the object.
 _KEPT_BY_ONE = (b"/v1/responses/resp_", b"/v1/conversations", b"/v1/files/", b"/v1/batches", b"/debug/requests/")
 # A replica may have stored something before it failed.
 _NOT_REPEATED = (b"/v1/conversations", b"/v1/files", b"/v1/batches")
-# Such a path means one replica, and another one's answer would mislead.
+# These paths concern one replica, and the answer of another one would mislead.
 ADAPTER_PATHS = ("/v1/load_lora_adapter", "/v1/unload_lora_adapter")
 INSIDE = ("/admin", "/debug", "/dashboard")
 OF_ONE_REPLICA = (*INSIDE, *ADAPTER_PATHS)
@@ -49,7 +49,7 @@ Result = TypeVar("Result")
 
 @dataclass(slots=True)
 class ClientRequest:
-    """A request as replicas get it, and the pieces of its answer that the client has."""
+    """A request in the form that replicas get, and the pieces of its answer that the client has."""
 
     method: str
     target: bytes
@@ -65,7 +65,7 @@ class ClientRequest:
     deadlines_ms: tuple[int | None, int | None] = (None, None)  # limits for its first token and its end, since it began
 
     def within(self, now_ns: int) -> Within | None:
-        """Return the time that is left of each of its deadlines. A stream that goes on has had its first token."""
+        """Return the time left until each of its deadlines. A stream that continues has had its first token."""
         first, end = self.deadlines_ms
         if first is end is None:
             return None
@@ -75,24 +75,25 @@ class ClientRequest:
         )
 
     def deadline_headers(self, within: Within | None, *, is_beside: bool) -> list[tuple[bytes, bytes]]:
-        """Return the headers that tell a replica what is left. One beside it counts from when the request came here."""
+        """Return the headers with the time left. A replica on the same machine counts from the request's arrival
+        here."""
         left_ms = [None if left is None else max(1, int(left * 1e3)) for left in within or ()]
         limits = zip(DEADLINES, self.deadlines_ms if is_beside else left_ms, strict=False)
         return [(name, b"%d" % milliseconds) for name, milliseconds in limits if milliseconds is not None]
 
     @property
     def looks_for_one(self) -> bool:
-        """Return whether it is about something that one replica may have, and others not."""
+        """Return whether it concerns an object that maybe only one replica has."""
         return self.target.startswith(_KEPT_BY_ONE)
 
     @property
     def may_be_repeated(self) -> bool:
-        """Return whether another replica may get the request after one has failed at it."""
+        """Return whether another replica may get the request after one failed."""
         return self.method == "GET" or not self.target.startswith(_NOT_REPEATED)
 
 
 def num_hops_of(scope: Scope) -> int:
-    """Return how many gateways a request has passed. Anybody may say so, and have it refused."""
+    """Return how many gateways a request has passed. A client that forges this only gets its own request refused."""
     text = Headers(scope=scope).get(HOPS_HEADER, "")
     return int(text) if text.isdecimal() and len(text) == 1 else 0
 
@@ -111,7 +112,7 @@ async def client_request_of(
         fields = parse_qsl(query.decode("latin-1"), keep_blank_values=True)
         prompt = prompt._replace(model=dict(fields).get("model", ""))
         query = urlencode([(name, value) for name, value in fields if name != "model"]).encode()
-    # The path that has been judged, and not another one that a replica may take for it.
+    # This is the path that was checked. A replica might read the original differently.
     target = quote(scope["path"], safe="/:@!$&'()*+,;=~").encode() + (b"?" + query if query else b"")
     passed = (header for header in scope["headers"] if header[0] not in _NOT_ASKED)
     headers = [header for header in passed if not header[0].startswith(_NOT_A_CLIENTS)]

@@ -1,4 +1,4 @@
-"""`Gateway` reads a request, has replicas answer it, and passes the answer on as it comes.
+"""`Gateway` reads a request, lets replicas answer it, and passes the answer on as it arrives.
 
 Only a few headers of requests and answers are the gateway's own. A request moves to another replica as long as no part
 of an answer has been sent: if the first one cannot be reached, is full (429) or takes none (503). If a replica doesn't
@@ -61,8 +61,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-MOST_HOPS = 4  # gateways that a request may pass
-MOST_LISTS = 4  # requests for lists that are answered at once
+MOST_HOPS = 4  # most gateways that a request may pass
+MOST_LISTS = 4  # most requests for lists that are answered at the same time
 _LISTS = ("/v1/files", "/v1/batches")
 
 
@@ -112,7 +112,7 @@ class Gateway:
         return any(upstream.num_open for upstream in self.watch.upstreams.values())
 
     def drain(self) -> None:
-        """Take no further requests. A signal handler may call this."""
+        """Accept no further requests. A signal handler may call this."""
         self.is_draining = True
         if self._models is not None:
             self._models.is_draining = True
@@ -170,7 +170,7 @@ class Gateway:
                 if listing := self._listing_for(scope, request):
                     await (await unless_left(self._in_turn(listing), left))(scope, receive, send)
                     return Ending.ANSWERED
-                if self._tracing is not None:  # each attempt has its own
+                if self._tracing is not None:  # Each attempt has its own span.
                     request.headers = [header for header in request.headers if header[0] != TRACEPARENT]
                 async with AsyncExitStack() as stack:
                     if self._models is not None and path in ADAPTER_PATHS:
@@ -214,7 +214,7 @@ class Gateway:
         return None
 
     async def _in_turn(self, listing: Callable[[], Awaitable[Response]]) -> Response:
-        """Return a list once few others are under way: each may take much memory."""
+        """Return a list once few others are in progress, because each may take much memory."""
         async with self._listing:
             return await listing()
 
@@ -239,7 +239,7 @@ class Gateway:
             request.prompt = request.prompt._replace(model=name)
 
     async def _begin(self, request: ClientRequest, left: asyncio.Task[None]) -> BegunAnswer:
-        """Have a replica begin an answer. Raises NoReplica and ClientDisconnect."""
+        """Let a replica begin an answer. Raises NoReplica and ClientDisconnect."""
         try:
             return await self._attempts.begin(request, left)
         except NoReplica:

@@ -1,7 +1,7 @@
-"""The lists of all replicas: of models, where these have different ones, of files and batches, and of requests; and the
-schema of the routes that a gateway has.
+"""Merges the lists of all replicas: models, if these differ, files and batches, and requests. It also makes the schema
+of a gateway's routes.
 
-What replicas send is bounded in time, bytes and items, and items of another form are left out.
+Answers of replicas are limited in time, bytes and items, and malformed items are left out.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class _Requests(msgspec.Struct):
 
 
 class _Request(msgspec.Struct):
-    """The fields of an ended or open request that it takes to merge lists."""
+    """The fields of an ended or open request that are needed to merge lists."""
 
     received_unix_ns: Annotated[int, msgspec.Meta(ge=0, le=2**62)]
     phases: Annotated[list[Any], msgspec.Meta(max_length=100)] = []
@@ -84,12 +84,12 @@ async def all_models(watch: Watch, routers: Routers, headers: Headers) -> list[I
     refusal: Response | None = None
     headers = [
         header for header in headers if header[0] != b"anthropic-version"
-    ]  # with it, the replica answers in pages
+    ]  # With this header, the replica would answer in pages.
     for name in sorted(watch.joined - watch.silent):
         if (models := routers.models_of(name)) and listed_models.keys() >= {*models}:
             continue
         listed = await _listed(watch, name, _Model, b"/v1/models", headers, {}, MOST_MODEL_BYTES)
-        if isinstance(listed, Response):  # it wants another key, most probably
+        if isinstance(listed, Response):  # It probably needs another key.
             refusal = listed
             continue
         for model, text in listed:
@@ -105,7 +105,8 @@ async def models_answer(watch: Watch, routers: Routers, scope: Scope, headers: H
 
 
 async def all_kept(watch: Watch, target: bytes, headers: Headers) -> Response:
-    """Ask each replica for its list at a path, and answer with the page that the query of `target` means of them all.
+    """Request the list of each replica at a path, and answer with the page of all of them that the query of `target`
+    selects.
 
     Replicas that refuse count only if all do. Raises InvalidRequest if nothing has the id `after`.
     """
@@ -113,7 +114,7 @@ async def all_kept(watch: Watch, target: bytes, headers: Headers) -> Response:
     fields = {"limit": "20"} | dict(parse_qsl(query.decode(errors="replace")))
     after = fields.pop("after", None)
     limit = PAGE_ITEMS
-    # A replica refuses other limits.
+    # Replicas refuse other limits.
     if fields["limit"] in {str(number) for number in range(1, PAGE_ITEMS + 1)}:
         limit = int(fields["limit"])
         fields["limit"] = str(PAGE_ITEMS)
@@ -156,7 +157,7 @@ async def schema_answer(watch: Watch, lacks: Callable[[str], bool], headers: Hea
 async def all_requests(watch: Watch, query: str, headers: Headers) -> Response:
     """Request the last requests of each replica with a client's `headers`, and answer with all of them, each with the
     number of its `replica`. If all replicas refuse, answer with a refusal."""
-    if "limit" not in dict(parse_qsl(query)):  # a replica may keep more than the gateway reads
+    if "limit" not in dict(parse_qsl(query)):  # A replica may have more than the gateway reads.
         query = f"{query}&limit={MOST_REQUESTS}" if query else f"limit={MOST_REQUESTS}"
     upstreams = [watch.upstreams[name] for name in sorted(watch.joined - watch.silent)]
     answers = await asyncio.gather(*(_requests(upstream, query, headers) for upstream in upstreams))
@@ -213,10 +214,10 @@ async def _listed(
     query: dict[str, str],
     most_bytes: int,
 ) -> list[tuple[Kind, msgspec.Raw]] | Response:
-    """Return the items of a replica's list, as far as they come in time and can be read, or its refusal."""
+    """Return the items of a replica's list that arrive in time and can be read, or its refusal."""
     items: list[tuple[Kind, msgspec.Raw]] = []
     target = path + (b"?" if query else b"")
-    with suppress(TimeoutError, Unreachable, BadAnswer, CutOff, KeyError, *UNREADABLE):  # the others are there
+    with suppress(TimeoutError, Unreachable, BadAnswer, CutOff, KeyError, *UNREADABLE):  # Other replicas are enough.
         async with asyncio.timeout(LIST_SECONDS):
             for _ in range(MOST_PAGES):
                 upstream = watch.upstreams[name]

@@ -1,4 +1,4 @@
-"""The gateway's own metrics, for Prometheus. Those of the replicas are at the replicas."""
+"""The gateway's own metrics, for Prometheus. Replicas serve theirs themselves."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ WAIT_SECONDS = (0.001, 0.01, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 
 
 class Ending(StrEnum):
-    """An ending says how a request has ended, as the gateway sees it."""
+    """How a request has ended, as the gateway sees it."""
 
-    ANSWERED = "answered"  # by a replica, with any status
-    REFUSED = "refused"  # by the gateway itself: too large, too slow, or for one replica only
-    CUT_OFF = "cut_off"  # the replica has ended before its answer was complete
-    NO_REPLICA = "no_replica"  # none could be reached
-    CANCELLED = "cancelled"  # the client has left
+    ANSWERED = "answered"  # A replica answered, with any status.
+    REFUSED = "refused"  # The gateway refused it: too large, too slow, or for only one replica.
+    CUT_OFF = "cut_off"  # The replica ended before its answer was complete.
+    NO_REPLICA = "no_replica"  # No replica could be reached.
+    CANCELLED = "cancelled"  # The client disconnected.
 
 
 class GatewayMetrics:
@@ -57,7 +57,7 @@ class GatewayMetrics:
         self.refusal_delay = counter("refusal_delay_seconds", "Time for which refusals were held back.")
         self.choice_seconds = histogram("choice", "Time to make a prompt's keys, and to choose.", CHOICE_SECONDS)
         self.wait_seconds = histogram("wait", "Time from a body to the head of its answer.", WAIT_SECONDS)
-        for metric, values in (  # these start at 0, so that PromQL's `rate` sees their first increment
+        for metric, values in (  # These start at 0, so that PromQL's `rate` sees their first increment.
             (self.requests, Ending),
             (self.moved, ("unreachable", "429", "500", "503")),
             (self.continued, ("alike", "unlike", "failed")),

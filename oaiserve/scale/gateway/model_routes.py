@@ -40,7 +40,7 @@ def routes(
     created = int(time.time())
 
     async def every_model(request: Request) -> list[AnyModel]:
-        """Return all models and adapters as the API shows them: of those that are not loaded, only what is known."""
+        """Return all models and adapters as the API shows them. Those that are not loaded have only some fields."""
         credentials = [header for header in request.scope["headers"] if header[0] in (b"authorization", b"x-api-key")]
         listed = await all_models(watch, routers, credentials)
         loaded = {} if isinstance(listed, Response) else {str(each["id"]): each for each in listed}
@@ -70,7 +70,7 @@ def routes(
         Route("/v1/models", list_models),
         Route("/v1/models/{model_id:path}", retrieve_model),
         *batch_routes.routes(),
-        # Child processes believe that everyone who reaches them may change adapters.
+        # Child processes let everyone who reaches them change adapters, so this gateway checks that.
         *(Route(path, adapters_closed, methods=["POST"]) for path in (() if server.is_private else ADAPTER_PATHS)),
     ]
 

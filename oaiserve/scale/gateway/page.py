@@ -1,5 +1,5 @@
-"""The gateway's pages: those of a server, with a live page of its fleet. Replicas have numbers; their addresses are
-shown only where the gateway listens on this machine alone."""
+"""The gateway's pages: those of a server, with a live page of its fleet. Replicas are shown by numbers, with their
+addresses only if the gateway listens only on this machine."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def routes(
 
 
 def _not_loaded(model: Model) -> dict[str, Any]:
-    """Return a model as the page shows it whose process does not run."""
+    """Return a model whose process does not run, as the page shows it."""
     numbers = dict.fromkeys(("number", "num_sent", "num_open", "num_running", "num_waiting", "kv_use"))
     state = "Loading" if model.loading is not None else "Not loaded"
     return {"state": state, "is_up": False, "models": model.config.model_names, **numbers}

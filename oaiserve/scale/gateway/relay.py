@@ -1,4 +1,5 @@
-"""`Relay` passes answers on as they come, and has another replica continue a stream that its replica does not end."""
+"""`Relay` passes answers on as they arrive, and lets another replica continue a stream that its replica does not
+end."""
 
 from __future__ import annotations
 
@@ -61,7 +62,7 @@ class Relay:
     async def pass_on(
         self, scope: Scope, send: Send, request: ClientRequest, begun: BegunAnswer, left: asyncio.Task[None]
     ) -> Ending:
-        """Send an answer as it comes, until its end. Raises ClientDisconnect."""
+        """Send an answer as it arrives, until its end. Raises ClientDisconnect."""
         answer = begun.answer
         kind = begun.kind
         request.status = answer.status
@@ -73,7 +74,7 @@ class Relay:
         if self.attempts.are_children:
             scope["state"]["cpu"].ns += int(answer.header(_REFUSAL_CPU) or 0)
         await send({"type": "http.response.start", "status": answer.status, "headers": headers})
-        send_part: Send = scope["state"]["send"]  # past the layers around this, which would cost each part some time
+        send_part: Send = scope["state"]["send"]  # The layers around this would slow each part down.
         is_stream = begun.is_stream
         may_go_on = begun.may_go_on
         # Streams of GET, such as the live page's, are never continued.
@@ -83,7 +84,7 @@ class Relay:
         num_sent = -1  # pieces at the last cut, and cuts since there was a further piece
         num_cuts = 0
         give_up_ns = 0
-        # These have cut off the stream. If none can go on with it, it is to blame, and not they.
+        # These replicas have cut off the stream. If none can continue it, the stream is to blame, not the replicas.
         cutters: list[tuple[Upstream, str]] = []
         while True:
             ending = Ending.ANSWERED
@@ -113,12 +114,12 @@ class Relay:
                         await send_part({"type": "http.response.body", "body": UNLIKE, "more_body": True})
                     continue
                 if not is_stream:
-                    scope["extensions"][CONNECTION]["cut"]()  # no status can say it any more
+                    scope["extensions"][CONNECTION]["cut"]()  # It is too late for another status.
                     return Ending.CUT_OFF
                 ending = Ending.CUT_OFF
                 why = "The replica that wrote this answer has ended. Please try again."
                 rest = _last_events(scope, why)
-            except asyncio.CancelledError:  # the shutdown cuts off running requests
+            except asyncio.CancelledError:  # The shutdown cuts off running requests.
                 if not is_stream:
                     raise
                 ending = Ending.CUT_OFF
@@ -141,8 +142,8 @@ class Relay:
         left: asyncio.Task[None],
         signs: asyncio.Task[None] | None,
     ) -> bytes:
-        """Send what comes from a replica, and return the end of its answer. The signs of life end with the first part.
-        Raises CutOff, behind whole pieces."""
+        """Send the parts of a replica's answer, and return its end. Signs of life stop with the first part. Raises
+        CutOff after whole pieces."""
         answer = begun.answer
         events = StreamSplitter(is_marked=begun.may_go_on)
         left.add_done_callback(lambda _: answer.close())
@@ -201,13 +202,14 @@ class Relay:
 
 
 async def _show_signs_of_life(send_part: Send, left: asyncio.Task[None]) -> None:
-    """Write a comment now and then, until it is cancelled or the request ends: clients give up what is silent."""
+    """Write a comment now and then, until it is cancelled or the request ends, because clients give up silent
+    streams."""
     while not (await asyncio.wait({left}, timeout=SIGN_OF_LIFE_SECONDS))[0]:
         await send_part({"type": "http.response.body", "body": SIGN_OF_LIFE, "more_body": True})
 
 
 def _last_events(scope: Scope, message: str) -> bytes:
-    """Return the end of a stream without an end from its replica."""
+    """Return the end of a stream that its replica did not end."""
     state = scope["state"]
     path = scope["path"]
     ids = {"request_id": state["request_id"], "trace_id": state["trace"].trace_id_hex}

@@ -1,4 +1,4 @@
-"""The pieces of a stream that its client has: the next replica gets them if the first one ends."""
+"""The pieces of a stream that its client has. The next replica gets them if the first one ends."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ MOST_KEPT_BYTES = 256 * 2**20  # all streams together
 
 
 class SentPieces:
-    """Kept as JSON, which takes 15 bytes for a token. Pieces beyond a limit are forgotten with all before them, and
-    the stream can't go on at another replica."""
+    """Pieces as JSON, which takes 15 bytes per token. If they exceed a limit, all pieces of the stream are dropped, and
+    no other replica can continue it."""
 
     def __init__(self, held: SharedLimit, client: str) -> None:
         """`held` counts the bytes of all streams."""

@@ -1,4 +1,4 @@
-"""Sources of replicas: where a gateway gets the addresses of its servers from.
+"""Sources of replicas, from which a gateway gets the addresses of its servers.
 
 A URL names one server, all servers that its name resolves to, or a list of servers. Child processes are another source
 (children/models.py).
@@ -26,7 +26,7 @@ Resolve = Callable[[str], Awaitable[Iterable[Address]]]
 MOST_LISTED = 1024  # servers in one list
 LIST_SECONDS = 5.0  # time limit for a list
 
-UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)  # what content of any kind makes msgspec raise
+UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)  # the errors of msgspec for any content
 
 
 class Source(Protocol):
@@ -36,7 +36,7 @@ class Source(Protocol):
     def name(self) -> str: ...
 
     async def addresses(self) -> Sequence[Address]:
-        """Return the addresses of its present replicas. Raises OSError."""
+        """Return the addresses of its current replicas. Raises OSError."""
 
 
 class _Group(msgspec.Struct):
@@ -85,7 +85,8 @@ class Url:
 
 
 async def addresses_of(url: str) -> list[Address]:
-    """Return a URL's addresses: those of IPv4, or else of IPv6, as a machine with both is one. Raises OSError."""
+    """Return a URL's IPv4 addresses, or its IPv6 addresses if it has none, so that a machine with both counts once.
+    Raises OSError."""
     parts = urlsplit(url)
     assert parts.hostname is not None
     tls_name = parts.hostname if parts.scheme == "https" else None

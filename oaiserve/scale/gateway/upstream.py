@@ -1,7 +1,7 @@
 """HTTP/1.1 to one replica: persistent connections, requests, and answers piece by piece as they come.
 
-A piece of a stream costs a few microseconds here: it passes a parser in C, and is not read. This file knows neither the
-router nor the content of requests.
+A piece of a stream takes a few microseconds here: it passes a parser in C, and its content is not parsed. This file
+knows neither the router nor the content of requests.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from oaiserve.facts.report import MOST_REPORT_BYTES, Report
 from oaiserve.scale.address import Address
 
 CONNECT_SECONDS = 2.0
-# A peer that answers no packets is gone after eleven seconds without an answer, or ten with data on their way to it.
+# A peer whose machine doesn't respond counts as gone after eleven seconds, or after ten with unacknowledged data.
 KEEPALIVE = {"SO_KEEPALIVE": 1, "TCP_KEEPIDLE": 5, "TCP_KEEPINTVL": 2, "TCP_KEEPCNT": 3, "TCP_USER_TIMEOUT": 10_000}
 MOST_IDLE = 64  # connections that are kept for further requests
 MOST_HEAD_BYTES = 64 * 1024  # the head of an answer, with all interim ones before it, or its trailers
@@ -39,7 +39,7 @@ class Unreachable(Exception):
 
 
 class BadAnswer(Exception):
-    """A replica has begun to answer what is no HTTP, or has no end. The message says which."""
+    """A replica's answer is not valid HTTP, or has no end. The message says which."""
 
 
 class TooLong(BadAnswer):
@@ -47,7 +47,7 @@ class TooLong(BadAnswer):
 
 
 class CutOff(Exception):
-    """A replica has cut an answer short."""
+    """A replica has not completed an answer."""
 
 
 class UpstreamAnswer:
@@ -56,7 +56,7 @@ class UpstreamAnswer:
     def __init__(self, connection: ReplicaConnection) -> None:
         self.status = 0
         self.headers: list[tuple[bytes, bytes]] = []
-        self.head: asyncio.Future[None] = asyncio.get_running_loop().create_future()  # done with the headers
+        self.head: asyncio.Future[None] = asyncio.get_running_loop().create_future()  # done with the last header
         self._connection = connection
         self._parts: list[bytes] = []
         self._num_bytes = 0
@@ -64,7 +64,7 @@ class UpstreamAnswer:
         self._waiter: asyncio.Future[None] | None = None
 
     def header(self, name: bytes) -> bytes:
-        """Return the value of a header by its name in lower case; empty if there is none."""
+        """Return the value of a header by its name in lower case, or an empty one."""
         return next((value for own, value in self.headers if own == name), b"")
 
     @property
@@ -94,7 +94,7 @@ class UpstreamAnswer:
         return part
 
     def close(self) -> None:
-        """Read no further. A replica with an unfinished answer notices the disconnect."""
+        """Stop reading. A replica with an unfinished answer notices the disconnect."""
         if not self._is_complete:
             self._connection.transport.abort()
 
@@ -110,7 +110,7 @@ class UpstreamAnswer:
 
     def completed(self) -> None:
         self._is_complete = True
-        self._resume()  # the connection may be used again
+        self._resume()  # The connection may be used again.
         self._wake()
 
     def lost(self, error: Unreachable | BadAnswer) -> None:
@@ -166,7 +166,7 @@ class Upstream:
             except Unreachable:
                 if idle is None:
                     raise
-                # The replica may have closed it for being idle. A new one tells whether it is there.
+                # The replica may have closed an idle connection. A new one shows whether the replica is alive.
             except asyncio.CancelledError:
                 answer.close()
                 raise
@@ -191,7 +191,7 @@ class Upstream:
             connection.transport.abort()
 
     def close(self) -> None:
-        """Close all idle connections, and keep none from now on."""
+        """Close all idle connections, and keep no others from now on."""
         self._is_closed = True
         for connection in self.idle:
             connection.transport.close()
@@ -218,7 +218,7 @@ class Upstream:
             raise Unreachable(f"no connection within {CONNECT_SECONDS:g} seconds") from None
         except OSError as error:
             raise Unreachable(error.strerror or str(error)) from None
-        except ValueError as error:  # a name that no resolver accepts
+        except ValueError as error:  # No resolver accepts the name.
             raise Unreachable(str(error)) from None
         return connection
 
@@ -244,7 +244,8 @@ class ReplicaConnection(asyncio.Protocol):
         self.turns = upstream.turns
         self._answer: UpstreamAnswer | None = None
         self._parser = httptools.HttpResponseParser(self)
-        # Bytes since the head began, or since the last part of the body: trailers and chunk extensions may be endless.
+        # Bytes since the head began, or since the last part of the body, because trailers and chunk extensions may be
+        # endless.
         self._head_bytes = 0
         self._num_headers = 0
         self._is_in_head = False
@@ -266,13 +267,13 @@ class ReplicaConnection(asyncio.Protocol):
         self.transport = cast(asyncio.Transport, transport)
         sock = transport.get_extra_info("socket")
         for name, value in KEEPALIVE.items() if self._upstream.address.path is None else ():
-            if (option := getattr(socket, name, None)) is not None:  # not every system has all
+            if (option := getattr(socket, name, None)) is not None:  # Some systems lack some options.
                 sock.setsockopt(socket.SOL_SOCKET if name.startswith("SO") else socket.IPPROTO_TCP, option, value)
         self._upstream.connections.add(self)
 
     def data_received(self, data: bytes) -> None:
         answer = self._answer
-        if answer is None:  # it says something that it was not asked
+        if answer is None:  # These bytes answer no request.
             self.transport.abort()
             return
         self._head_bytes += len(data)
@@ -311,11 +312,11 @@ class ReplicaConnection(asyncio.Protocol):
 
     def on_message_begin(self) -> None:
         self._is_in_head = True
-        if self._answer is None:  # bytes behind an answer, which would begin the next one
+        if self._answer is None:  # These bytes follow an answer, and would begin the next one.
             self.transport.abort()
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        if self._answer is None or self._answer.head.done():  # a trailer
+        if self._answer is None or self._answer.head.done():  # This is a trailer.
             return
         self._num_headers += 1
         if self._num_headers > MOST_HEADERS:
@@ -329,7 +330,7 @@ class ReplicaConnection(asyncio.Protocol):
         if self._answer is None:
             return
         self._answer.status = status = self._parser.get_status_code()
-        if 100 <= status < 200:  # an interim answer
+        if 100 <= status < 200:  # This is an interim answer.
             self._answer.headers.clear()
         elif not 100 <= status <= 599:
             self._spoil(self._answer, f"a status of {status}")

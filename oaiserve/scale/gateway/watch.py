@@ -1,7 +1,7 @@
-"""Keeps the router informed of the present replicas and their reports.
+"""Passes the current replicas and their reports to the router.
 
-A replica belongs to the router from its first report until its address is gone. A silent one is not chosen, unless all
-are.
+The router has a replica from its first report until its address is gone. Silent replicas are chosen only if all are
+silent.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ MOST_NUMBERS = 4096  # Replicas that are gone get their numbers again when they 
 
 
 class Pace(NamedTuple):
-    """The pace says how often, and for how long, replicas are looked at."""
+    """The intervals and time limits with which replicas are watched."""
 
     report_seconds: float = 1.0  # between two reports of a replica
     answer_seconds: float = 5.0  # time limit for a report, and for the first one of a replica
@@ -77,13 +77,13 @@ class Watch:
         self._polls: dict[str, asyncio.Task[None]] = {}
         self._numbers: dict[str, int] = {}  # by replica, including some that are gone
         self._next_number = count(1)
-        self._mute: set[str] = set()  # replicas that serve, and give no reports
-        self.upstreams: dict[str, Upstream] = {}  # by name: all that there are
-        self.joined: set[str] = set()  # those that the router knows
-        self.silent: set[str] = set()  # those that did not answer when they were last asked
+        self._mute: set[str] = set()  # replicas that serve, but send no reports
+        self.upstreams: dict[str, Upstream] = {}  # all current replicas by name
+        self.joined: set[str] = set()  # replicas that the router has
+        self.silent: set[str] = set()  # replicas that did not answer the last request for a report
 
     async def run(self) -> None:
-        """Watch until it is cancelled. Then only connections of answers under way are left."""
+        """Watch until it is cancelled. Then only connections with unfinished answers are left."""
         try:
             while True:
                 await self.look()
@@ -94,14 +94,14 @@ class Watch:
             await asyncio.gather(*self._polls.values(), return_exceptions=True)
             for upstream in self.upstreams.values():
                 upstream.close()
-            await asyncio.sleep(0)  # for the event loop to close them
+            await asyncio.sleep(0)  # The event loop closes them meanwhile.
 
     async def look(self) -> None:
-        """Look up the present replicas, and begin to ask new ones for reports."""
+        """Look up the current replicas, and start requesting reports from new ones."""
         for source in self._sources:
             try:
                 self._found[source.name] = await source.addresses()
-            except OSError as error:  # the addresses that it had may still be right
+            except OSError as error:  # The addresses that it had may still be right.
                 log.warning("%s names no servers now: %s", source.name, error.strerror or error)
         listed = {address.name: address for addresses in self._found.values() for address in addresses}
         for name in self.upstreams.keys() - listed.keys():
@@ -122,18 +122,18 @@ class Watch:
             del self._numbers[name]
 
     def exclude(self, name: str, why: str) -> None:
-        """Have a replica chosen no more until it reports again: a request could not be delivered to it."""
+        """Let the router avoid a replica until it reports again, because a request could not be delivered to it."""
         if name not in self.upstreams:
-            return  # it is gone
+            return  # The replica is gone.
         self._router.exclude(name, monotonic_ns())
         if name not in self.silent:
-            self._mute.discard(name)  # it may be another one when it is back
+            self._mute.discard(name)  # Another process may answer next time.
             self.silent.add(name)
             log.warning("Replica %s gets no requests until it answers: %s", self.upstreams[name].shown, why)
 
     def failed(self, upstream: Upstream, why: str) -> None:
-        """Note that a request has failed. A replica whose requests keep failing gets none for a while, however well it
-        reports: for twice as long each time, and with at most half of the replicas out."""
+        """Count a failed request. A replica whose requests keep failing gets none for a while, even if its reports are
+        fine. The pause doubles each time, and at most half of the replicas are paused."""
         name = upstream.name
         now_ns = monotonic_ns()
         upstream.num_failures += 1
@@ -166,10 +166,10 @@ class Watch:
                 slow_seconds = pace.answer_seconds
             except (Unreachable, BadAnswer, CutOff, NotReady) as error:
                 self.exclude(upstream.name, str(error))
-                slow_seconds = 0.0  # it may be another process when it is back
+                slow_seconds = 0.0  # Another process may answer next time.
                 if isinstance(error, Hung):
                     upstream.abandon()
-            except Exception:  # the others, and the next report, must not be lost with it
+            except Exception:  # Other replicas, and the next report, must not suffer from this.
                 log.exception("The report of the replica %s cannot be read", upstream.shown)
             else:
                 took_seconds = (monotonic_ns() - asked_ns) / 1e9
@@ -180,7 +180,7 @@ class Watch:
             await asyncio.sleep(self._pace.report_seconds)
 
     async def refresh(self, upstream: Upstream) -> None:
-        """Get another report of a replica now, whose models have changed. If it sends none, the next poll gets it."""
+        """Request a report of a replica now, because its models have changed. If this fails, the next poll gets it."""
         with suppress(TimeoutError, Unreachable, BadAnswer, CutOff, NotReady):
             async with asyncio.timeout(self._pace.least_answer_seconds):
                 self._learn(await self._ask(upstream, 0), upstream)
@@ -233,8 +233,8 @@ class Watch:
 
 
 class NotReady(Exception):
-    """A replica answers, and takes no requests."""
+    """A replica answers, but accepts no requests."""
 
 
 class Hung(NotReady):
-    """The engine of a replica does not go on, as its watchdog or its health says."""
+    """The engine of a replica hangs, according to its watchdog or its health."""

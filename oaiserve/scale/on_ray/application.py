@@ -39,13 +39,13 @@ def build(args: Mapping[str, Any]) -> serve.Application:
         Targets,
         name=DEPLOYMENT,
         ray_actor_options={"num_cpus": 0},
-        logging_config=LoggingConfig(enable_access_log=False),  # else a line for each report of a replica
+        logging_config=LoggingConfig(enable_access_log=False),  # Otherwise each report of a replica would make a line.
     )
     return targets.bind(config.server, replica.bind(config))
 
 
 def resources(config: Config) -> dict[str, float]:
-    """Return Ray's reservation for a replica: a GPU, or else the cores of --cpu-threads."""
+    """Return Ray's reservation for a replica: a GPU, or the cores of --cpu-threads."""
     engine = config.engine
     if engine.device == "cuda":
         return {"num_cpus": 1, "num_gpus": 1}

@@ -51,17 +51,18 @@ class Replica:
         self._reporting = asyncio.create_task(self._report(f"{ray.util.get_node_ip_address()}:{port}"))
 
     async def _report(self, address: str) -> None:
-        """Report to the list of replicas that this one is there, until it is cancelled."""
+        """Report regularly to the list of replicas that this one is alive, until it is cancelled."""
         while True:
             try:
                 async with asyncio.timeout(REPORT_LIMIT_SECONDS):
                     await self._targets.add.remote(self._name, address)
-            except (TimeoutError, RayError, RayServeException) as error:  # the list may be away for a while
+            except (TimeoutError, RayError, RayServeException) as error:  # The list may be unavailable for a while.
                 log.info("The list of replicas takes no report: %s", error)
             await asyncio.sleep(REPORT_SECONDS)
 
     async def check_health(self) -> None:
-        """Raise RuntimeError if the server has ended, or if its engine hangs or has failed: Ray replaces it then."""
+        """Raise RuntimeError, upon which Ray replaces the replica, if the server has ended, or its engine hangs or has
+        failed."""
         if self._process.has_ended:
             raise RuntimeError(f"The server has ended {self._process.how_ended}.")
         try:
@@ -77,8 +78,8 @@ class Replica:
         return {"open_requests": sum(float(number) for number in _OPEN.findall(content))}
 
     async def __del__(self) -> None:
-        """End the server: its requests have the drain timeout to finish."""
-        if not hasattr(self, "_reporting"):  # it has not started
+        """End the server, whose requests have the drain timeout to finish."""
+        if not hasattr(self, "_reporting"):  # It has not started.
             return
         self._reporting.cancel()
         try:
@@ -96,6 +97,6 @@ def _listening(host: str) -> socket.socket:
         try:
             listening.bind((host, port))
             return listening
-        except OSError:  # another replica has it
+        except OSError:  # Another replica has this port.
             listening.close()
     raise StartupError(f"No port from {PORTS[0]} to {PORTS[-1]} is free.")

@@ -1,7 +1,7 @@
 """`config_of` makes the settings of a replica from Ray Serve's arguments of the application.
 
-They are those of `oaiserve serve`, written as flags without dashes (`max-running`) or as in Python (`max_running`).
-From a command line their values are text, from a YAML file they have types; both are taken.
+They are the settings of `oaiserve serve`, written as flags without leading dashes (`max-running`) or as in Python
+(`max_running`). Values are text from a command line, and have types from a YAML file.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from cyclopts.config import Dict
 from oaiserve.config import HAS_FLAG, Config, EngineOptions, OptionError, ServerOptions, TelemetryOptions
 from oaiserve.explain.commands import message_of
 
-# Replicas choose their ports, and the gateway in front has the others.
+# Replicas choose their ports. The gateway in front has the other settings of a listener.
 LISTENER_SETTINGS = {"host", "port", "tls-certificate", "tls-key"}
 
 
@@ -37,7 +37,7 @@ def config_of(args: Mapping[str, Any]) -> Config:
     @app.default
     def config(
         *,
-        # Clients come from everywhere, through the gateway, so routes for loopback alone stay closed.
+        # Clients anywhere connect through the gateway, so routes that are only for loopback stay closed.
         server: ServerOptions = ServerOptions(host="0.0.0.0"),  # noqa: B008 - frozen
         engine: EngineOptions = EngineOptions(),  # noqa: B008
         telemetry: TelemetryOptions = TelemetryOptions(),  # noqa: B008

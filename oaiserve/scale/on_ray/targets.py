@@ -1,4 +1,4 @@
-"""`Targets` lists the replicas, as `oaiserve route` and Prometheus' http_sd read them."""
+"""`Targets` lists the replicas in the form that `oaiserve route` and Prometheus' http_sd read."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from oaiserve.routes.access import key_in
 
 DEPLOYMENT = "targets"
 PATH = "/cluster/targets"
-REPORT_SECONDS = 1.0  # between two reports of a replica that it is there
-GONE_SECONDS = 10.0  # without a report, after which a replica is not listed
+REPORT_SECONDS = 1.0  # time between two reports of a replica
+GONE_SECONDS = 10.0  # After this time without a report, a replica is not listed.
 
 
 class Targets:
@@ -28,10 +28,10 @@ class Targets:
         replicas: DeploymentHandle | None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """With keys, the list needs one of them. The handle makes the replicas a part of the application."""
+        """If the server has keys, the list needs one. The handle makes the replicas a part of the application."""
         self._ring, _ = keyring(server)
         self._clock = clock
-        self._replicas: dict[str, tuple[str, float]] = {}  # address, and time of the last report, by name
+        self._replicas: dict[str, tuple[str, float]] = {}  # by name: the address, and the time of the last report
 
     def add(self, name: str, address: str) -> None:
         self._replicas[name] = address, self._clock()
