@@ -24,7 +24,7 @@ class Format(NamedTuple):
     num_bytes: int
 
 
-# The formats that native code multiplies with, by their numbers in GGUF files. src/block_formats.h has the same.
+# The formats that native code supports, by their numbers in GGUF files. src/block_formats.h has the same.
 FORMATS = {
     2: Format("Q4_0", 32, 18),
     3: Format("Q4_1", 32, 20),
@@ -42,7 +42,7 @@ FORMATS = {
     # Not a file's format: integers from which a zero, an integer too, is subtracted before they are scaled.
     1004: Format("4 bits with zeros", 32, 19),
     1008: Format("8 bits with zeros", 32, 35),
-    # The same, with a scale for 128 numbers.
+    # The next format is the same, with a scale for 128 numbers.
     1104: Format("4 bits, scales of 128", 256, 134),
 }
 MXFP4 = 39
@@ -55,7 +55,7 @@ _WITH_ZEROS = (_Q4_Z, _Q8_Z, _Q4_128)
 _LONG = 128
 _EXPANDED_AT_ONCE = 2**18  # numbers, in float32, for which L2 has room
 _CONVERTED_AT_ONCE = 2**15  # torch has two threads convert more, which then wait for each other
-# A scale that 16 bits cannot hold as well as this makes `of_integers` refuse.
+# `of_integers` refuses a scale whose relative error in 16 bits is larger than this.
 _SCALE_ERROR = 2.0**-10
 
 
@@ -92,11 +92,11 @@ class Blocks:
         return replace(self, rows=self.rows[rows])
 
     def with_columns(self, columns: NDArray[np.int64]) -> Blocks:
-        """Return the matrix with its columns in another order: which one of it each column of the data is."""
+        """Return the matrix with its columns in another order: for each column of the data, that of the matrix."""
         return replace(self, columns=columns.astype(np.int32))
 
     def chunk(self, parts: int) -> list[Blocks]:
-        """Return the matrix in parts of as many rows each, as a tensor does."""
+        """Return the matrix in parts with equally many rows, as a tensor does."""
         return [replace(self, rows=rows) for rows in np.split(self.rows, parts)]
 
     def addresses(self) -> NDArray[np.uintp]:
@@ -110,7 +110,7 @@ class Blocks:
         return _addresses(self.scales, self.rows)
 
     def give_back(self) -> None:
-        """Have the system drop the file's pages from this process. Those that are needed again are read again."""
+        """Let the system drop the file's pages from this process. Pages that are needed again are read again."""
         if self.file is not None:
             start = self.offset // mmap.PAGESIZE * mmap.PAGESIZE
             end = self.offset + (len(self.data) - 1) * self.data.strides[0] + self.data.shape[1]
@@ -142,7 +142,7 @@ def _addresses(data: NDArray[np.uint8], rows: NDArray[np.int64]) -> NDArray[np.u
 
 
 def _joined(codes: NDArray[np.uint8], scales: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    """Return rows in MXFP4 as GGUF files have them: a scale, and then bytes, of which byte i has codes i and i + 16."""
+    """Return rows in MXFP4 in the form of GGUF files: a scale, and then bytes. Byte i has codes i and i + 16."""
     pairs = codes.reshape(*scales.shape, 16)
     in_order = np.stack([pairs & 15, pairs >> 4], axis=-1).reshape(*scales.shape, 32)
     blocks = np.concatenate([scales[..., None], in_order[..., :16] | in_order[..., 16:] << 4], axis=-1)
@@ -167,7 +167,7 @@ def one_behind_the_other(parts: list[Blocks]) -> Blocks:
 
 
 def expand(data: NDArray[np.uint8], kind: int) -> Tensor:
-    """Return the weights of rows of any format in float32. Raises NotImplementedError for one that is not known."""
+    """Return the weights of rows of any format in float32. Raises NotImplementedError for an unknown format."""
     if kind in _WITH_ZEROS:
         return _expand_integers(data, kind)
     if kind in EXPANDERS:
@@ -283,7 +283,7 @@ def integers_of(data: Tensor, kind: int) -> Integers | None:
 
 
 def new_blocks(kind: int, n: int, k: int, columns: Tensor | None = None) -> Blocks:
-    """Return blocks of a format in memory of their own, still without values."""
+    """Return blocks of a format in new memory, without values yet."""
     form = FORMATS[kind]
     row_bytes = k // form.weights * form.num_bytes
     order = None if columns is None else columns.numpy().astype(np.int32)
@@ -319,7 +319,7 @@ def _q6_k(blocks: Tensor) -> Tensor:
 
 
 def _low_codes(data: Tensor) -> Tensor:
-    """Return codes of 4 bits [blocks, 8, 32] of bytes, of which 32 have those of two groups."""
+    """Return codes of 4 bits [blocks, 8, 32] from bytes. Each 32 bytes have the codes of two groups."""
     pairs = data.reshape(-1, 4, 1, 32)
     return torch.cat([pairs & 15, pairs >> 4], dim=2).view(-1, 8, 32)
 

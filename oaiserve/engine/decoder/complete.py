@@ -1,4 +1,4 @@
-"""Checks whether the layers of a description have all of their weights.
+"""Checks whether the layers of a description have all their weights.
 
 Norms, gates and biases are optional, because families differ in them. But layers of one kind have the same ones, unless
 the files lack a tensor.
@@ -15,12 +15,12 @@ from torch import Tensor
 from oaiserve.engine.decoder.blocks import Blocks
 from oaiserve.engine.decoder.description import Expert, Layer, NotKnown
 
-# Fields with tables that are no weights, or with matrices of the layer in another form.
+# Fields with tables that are not weights, or with matrices of the layer in another form.
 _NO_WEIGHTS = {"rotary", "query_factors", "copy_of"}
 
 
 def refuse_incomplete(layers: Sequence[Layer]) -> None:
-    """Raise NotKnown for a layer that has other weights than the first one of its kind."""
+    """Raise NotKnown for a layer whose weights differ from those of the first layer of its kind."""
     of_kinds: dict[Hashable, set[str]] = {}
     for number, layer in enumerate(layers):
         weights = _weights(layer, "")

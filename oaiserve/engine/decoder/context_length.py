@@ -1,4 +1,4 @@
-"""The most tokens of a sequence that a model is good for, read from its settings."""
+"""Reads from its settings how many tokens of a sequence a model supports."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def refuse_longer(max_model_len: int | None, limit: int) -> None:
 
 
 def context_length(settings: Mapping[str, Any]) -> int:
-    """Return the longest sequence at which the model computes as it does at shorter ones."""
+    """Return the length of the longest sequence that the model computes in the same way as shorter ones."""
     limit = settings.get("max_position_embeddings") or settings.get("max_seq_len") or 2048
     limit = min(int(limit), MOST_POSITIONS)
     rope = settings.get("rope_parameters") or {}

@@ -66,7 +66,7 @@ class Rotary:
         return self._tables[layer_type, theta]
 
     def _layer_type(self, number: int) -> str | None:
-        """Return the type of a layer, if numbers of rotary tables depend on it. Else nothing reads the types here."""
+        """Return the type of a layer, if numbers of rotary tables depend on it. Otherwise the types are not read."""
         rope = self._settings.get("rope_parameters") or {}
         if not any(isinstance(of_layers, dict) for of_layers in rope.values()):
             return None
@@ -133,7 +133,7 @@ def _qkv(reader: Reader, facts: Facts) -> list[Matrix]:
 
 
 def _query_and_gate(together: Matrix, facts: Facts) -> list[Matrix]:
-    """Return the two matrices of which a file has one, in which the query of each head is followed by its gate."""
+    """Return the matrices of queries and gates. A file has them as one, in which each head's gate follows its query."""
     if len(together.weight) != 2 * facts.heads * facts.head_dim:
         raise NotKnown(f"its queries and gates have {len(together.weight)} rows for {facts.heads} heads")
     rows = torch.arange(len(together.weight)).unflatten(0, (facts.heads, 2, -1))

@@ -1,4 +1,4 @@
-"""Describes a decoder from the tensors and settings of its files, as its family says."""
+"""Describes a decoder from the tensors and settings of its files, by the rules of its family."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def _head(reader: Reader, embedding: Matrix, *, is_tied: bool) -> Matrix:
         head = reader.matrix("head")
         if not is_tied or _differ(head.weight, embedding.weight):  # transformers doesn't tie these
             return head
-    reader.tensors.leave_out("head.weight")  # files may have it twice
+    reader.tensors.leave_out("head.weight")  # Files may have it twice.
     return Matrix(embedding.weight, reader.bias("head"), reader.tensors.module("head"))
 
 

@@ -1,4 +1,4 @@
-"""The description of a decoder: its layers as operations and weights, which the native step is built of."""
+"""The description of a decoder: its layers as operations and weights, from which executors are built."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Norm:
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """Some rows of a matrix, in an order of their own."""
+    """Some rows of a matrix, in any order."""
 
     whole: Tensor  # [m, k]
     order: Tensor  # int32 [n]
@@ -48,7 +48,7 @@ class Rows:
 class Matrix:
     weight: Tensor | Blocks  # [n, k], in the model's dtype or in the blocks of a file
     bias: Tensor | None  # [n]
-    # The module of the model that it is a part of, by which adapters name it, and the first of that module's rows.
+    # Adapters name the module of the model that this is a part of. `first_row` is the first of that module's rows.
     module: str = ""
     first_row: int = 0
     # The number of heads that sort the module's rows, each into parts: queries, key, value. 0: sorted as here.
@@ -76,7 +76,7 @@ class Matrix:
 
 @dataclass(frozen=True, slots=True)
 class LowRank:
-    """The product with two matrices, one after the other, with few numbers between them."""
+    """A product with two matrices, one after the other, with few numbers between them."""
 
     down: Matrix
     up: Matrix
@@ -309,7 +309,7 @@ class Expert:
 
 @dataclass(frozen=True, slots=True)
 class MixtureNorms:
-    """The norms of a mixture whose parts each have their own, where they read the hidden state and behind them."""
+    """The norms of a mixture whose parts each have their own, before and after them."""
 
     router: Norm
     experts: Norm
@@ -344,7 +344,7 @@ class InputGate:
 
 @dataclass(frozen=True, slots=True)
 class LayerInputs:
-    """Numbers of each layer that a token has besides its embedding: (norm(projection(embedding)) + table) * scale."""
+    """A token's inputs of each layer, in addition to its embedding: (norm(projection(embedding)) + table) * scale."""
 
     table: Tensor | Blocks  # [vocab, layers * numbers of a layer]; tokens behind its last row have the first one
     table_scale: float
@@ -355,7 +355,7 @@ class LayerInputs:
 
 @dataclass(frozen=True, slots=True)
 class HiddenStates:
-    """How a decoder with several hidden states of a token begins and ends (alternating updates, Baykal et al. 2023).
+    """Begin and end of a decoder with several hidden states per token (alternating updates, Baykal et al. 2023).
 
     The first state begins as the embedding, the others as projections of it, scaled to its magnitude. After the last
     layer, the others are projected again and scaled likewise, and the final norm reads the mean of all states.

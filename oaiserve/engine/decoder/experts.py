@@ -80,7 +80,7 @@ def _numbers(reader: Reader, name: str, *, is_float32: bool) -> Tensor:
 
 
 def after_dense_layers(settings: Settings) -> tuple[bool, ...]:
-    """Return which layers have experts: all but the first few."""
+    """Return which layers have experts: all except for the first few."""
     return tuple(number >= settings["first_k_dense_replace"] for number in range(settings["num_hidden_layers"]))
 
 

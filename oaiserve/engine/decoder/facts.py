@@ -1,4 +1,4 @@
-"""What a model's tensors do not say of it: numbers of its settings, and facts of its family."""
+"""The facts of a model that its tensors don't show: numbers of its settings, and facts of its family."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from oaiserve.engine.decoder.description import ClampedGate, NotKnown
 from oaiserve.engine.decoder.reader import NormKind
 from oaiserve.engine.decoder.settings import Settings
 
-# By the names that settings have for them.
+# Our names of activations, by the names in settings.
 _ACTIVATIONS = {
     "silu": "silu",
     "swish": "silu",
@@ -64,7 +64,7 @@ class Latent:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
-    """The facts of one decoder. A family replaces those of Llama that it has otherwise."""
+    """The facts of one decoder. A family replaces the facts of Llama that differ."""
 
     num_layers: int
     guessing_layers: int = 0  # layers after these that guess further tokens, and are left out
@@ -170,7 +170,7 @@ def with_mixers(facts: Facts, settings: Settings, kind: str = "linear_attention"
 
 
 def refuse_other_types(settings: Settings, *known: str) -> None:
-    """Raise NotKnown for a layer of none of these types."""
+    """Raise NotKnown for a layer whose type is none of these."""
     if others := sorted({str(kind) for kind in settings["layer_types"]} - set(known)):
         raise NotKnown(f"it has layers of type '{others[0]}'")
 

@@ -26,7 +26,7 @@ Sizes = Iterator[tuple[object, object]]  # sizes of weights, and what they must 
 
 
 def fit(decoder: Decoder) -> bool:
-    """Compare the sizes of all weights. If they did not fit together, native code would read beyond their ends."""
+    """Compare the sizes of all weights. If they didn't fit together, native code would read past their ends."""
     return all(size == wanted for size, wanted in _decoder(decoder))
 
 

@@ -1,4 +1,4 @@
-"""The sizes of the numbers of keys, by which a cache in eight bits divides them before it rounds them.
+"""The sizes of the numbers of keys. A cache in eight bits divides keys by them before it rounds.
 
 Neighbours of a key share a scale, so a number that is always large takes the digits of the others. In some families the
 bias of the key projection makes numbers of 150 next to numbers of 1, or the weights of a norm do. Sizes follow from the
@@ -56,7 +56,7 @@ def _sizes(attention: Attention, input_norm: Norm | None) -> Tensor:
 
 
 def _projected(attention: Attention, input_norm: Norm | None) -> Tensor:
-    """Return the sizes [rows] of what the key projection gives: its bias, and the sum of all that goes in."""
+    """Return the sizes [rows] of the key projection's output, from its bias and the sizes of its inputs."""
     assert isinstance(attention.qkv, list)  # latent vectors are never in eight bits
     shape = attention.shape
     start = 0

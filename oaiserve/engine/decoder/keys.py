@@ -1,4 +1,4 @@
-"""Compares what a config.json states with what its family has read, so that no setting is ignored by mistake."""
+"""Compares the settings in a config.json with those that its family has read, so that none is ignored by mistake."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from oaiserve.engine.decoder.description import NotKnown
 from oaiserve.engine.decoder.reader import Reader
 from oaiserve.engine.decoder.settings import Settings, default_of, known_keys
 
-# Keys that say which tensors there are, by the roles of these tensors.
+# Keys that say whether certain tensors exist, by the roles of these tensors.
 _BIASES = ("q", "k", "v", "qkv", "q_down", "kv_down")
 _FLAGS = {
     "attention_bias": _BIASES,
@@ -85,9 +85,9 @@ _OF_ALL_TYPES = frozenset(
         *("tokenizer_class", "torch_dtype", "transformers_version"),
     }
 )
-# Values that mean nothing out of the ordinary, though they are not 0, 1, false or null.
+# Values without an effect, though they are not 0, 1, false or null.
 _NEUTRAL = {"do_layer_norm_before": True, "rope_theta": 10_000, "scale_attn_weights": True}
-# Names of one and the same thing. Files state several, of which each family reads one.
+# Names of the same setting. Files state several of them, and each family reads one.
 _SYNONYMS = (
     {"activation_function", "hidden_act", "hidden_activation"},
     {"first_k_dense_replace", "mlp_layer_types"},
@@ -106,7 +106,7 @@ def refuse_ignored(settings: Settings) -> None:
 
 
 def unknown(settings: Settings) -> list[str]:
-    """Return the keys that the file states, that nothing has read and that no type is known to have.
+    """Return the keys that the file states, but that nothing has read and no type is known to have.
 
     Those with an underscore in front are notes of the program that wrote the file.
     """
@@ -166,7 +166,7 @@ def _is_without_effect(settings: Settings, key: str) -> bool:
 
 
 def _is_neutral(value: Any) -> bool:
-    """Return whether a setting has no effect at this value, as far as one can tell without its name."""
+    """Return whether a setting has no effect at this value, judged without its name."""
     if isinstance(value, list):
         return all(kind == "full_attention" for kind in value)
     if isinstance(value, bool) or value is None or isinstance(value, dict):

@@ -1,4 +1,4 @@
-"""Makes what serving needs to know of a model from its settings and its description."""
+"""Makes the spec of a model, which serving needs, from its settings and its description."""
 
 from __future__ import annotations
 

@@ -49,7 +49,7 @@ class Tensors(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NormKind:
-    """What the files do not say of the norms of a family."""
+    """The facts of a family's norms that its files don't show."""
 
     epsilon: float
     subtracts_mean: bool = False

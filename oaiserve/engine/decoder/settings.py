@@ -16,7 +16,7 @@ from typing import Any
 from oaiserve.engine.decoder.settings_by_type import FULL, LAYER_TYPES, RULES, SLIDING, Values
 
 DEFAULTS = Path(__file__).with_name("defaults.json")  # written by tools/config_defaults.py
-# Types whose own frequencies of rotation are these if the file has none.
+# The default frequencies of rotation of some types.
 _YARN = {"rope_type": "yarn", "beta_fast": 32.0, "beta_slow": 1.0}
 _ROPE: dict[str, Values] = {
     "cwm": {

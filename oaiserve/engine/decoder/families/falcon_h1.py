@@ -1,4 +1,4 @@
-"""Falcon-H1: attention and a mixer of Mamba 2 in each layer, which read the same, with factors everywhere."""
+"""Falcon-H1: attention and a mixer of Mamba 2 in each layer, both of the same input, with factors everywhere."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def _with_factors(layer: Layer, _reader: Reader, _facts: Facts, settings: Settin
 
 
 def _scaled(matrix: Matrix, factor: float) -> Matrix:
-    """Return the matrix times a factor. Adapters cannot name it, whose products would not have the factor."""
+    """Return the matrix times a factor. Adapters can't name it, because their products would lack the factor."""
     if factor == 1:
         return matrix
     if not isinstance(matrix.weight, Tensor):

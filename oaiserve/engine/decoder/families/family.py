@@ -1,4 +1,4 @@
-"""The value for each of transformers' model types that sets it apart from Llama."""
+"""`Family` describes how one of transformers' model types differs from Llama."""
 
 from __future__ import annotations
 

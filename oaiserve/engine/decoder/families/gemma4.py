@@ -71,7 +71,7 @@ def common_facts(settings: Settings) -> Facts:
 
 
 def _attention(reader: Reader, facts: Facts, settings: Settings, rotary: Rotary, number: int) -> Attention:
-    """Describe the attention of a layer of Gemma 4 whose tokens of an image look ahead in windows alone."""
+    """Describe the attention of a layer of Gemma 4, in which tokens of an image look ahead only in windows."""
     attention = shared_attention(reader, facts, settings, rotary, number)
     looks_ahead = attention.parameters.sliding_window is not None
     return replace(attention, parameters=replace(attention.parameters, looks_ahead=looks_ahead))
@@ -116,7 +116,7 @@ def shared_attention(reader: Reader, facts: Facts, settings: Settings, rotary: R
 
 
 def _owner(settings: Settings, number: int) -> int | None:
-    """Return the layer whose keys and values a layer uses: the last one of its type with such; None: its own."""
+    """Return the layer whose keys and values a layer uses: the last of its type that has some. None means its own."""
     kinds = settings["layer_types"]
     first_sharing = len(kinds) - settings["num_kv_shared_layers"]
     if number < first_sharing:
@@ -166,7 +166,7 @@ def _with_norms(experts: Experts, reader: Reader, facts: Facts, settings: Settin
 
 
 def layer_inputs(reader: Reader, facts: Facts, settings: Settings) -> LayerInputs | None:
-    """Describe the inputs of all layers, if they have such."""
+    """Describe the inputs of all layers, if they have any."""
     numbers = settings["hidden_size_per_layer_input"]
     if not numbers:
         return None

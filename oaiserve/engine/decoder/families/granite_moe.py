@@ -1,4 +1,4 @@
-"""Granite with experts, whose tensors have those of a layer together."""
+"""Granite with experts. The experts of a layer share tensors."""
 
 from __future__ import annotations
 

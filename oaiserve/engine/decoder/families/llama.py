@@ -1,4 +1,4 @@
-"""Llama and its likes, which differ from it by numbers, names or biases alone."""
+"""Llama and similar models, which differ from it only in numbers, names or biases."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""OLMo, and EXAONE 4, which has its norms where OLMo 2 has them: behind attention and the MLP alone."""
+"""OLMo, and EXAONE 4, whose norms are where OLMo 2 has them: only after attention and the MLP."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def _olmo3(settings: Settings) -> Facts:
 
 
 def _exaone4(settings: Settings) -> Facts:
-    """Return those of EXAONE 4, which rotates in layers with a window, or in all if there is no window."""
+    """Return the facts of EXAONE 4, which rotates in layers with a window, or in all if there is no window."""
     facts = _olmo3(settings)
     if settings["sliding_window"] is None:
         return facts

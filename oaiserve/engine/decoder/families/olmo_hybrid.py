@@ -41,7 +41,7 @@ def _mixer(reader: Reader, facts: Facts, settings: Settings) -> DeltaNet:
 
 
 def _with_norms_behind(layer: Layer, _reader: Reader, _facts: Facts, _settings: Settings) -> Layer:
-    """Move the norm that is before the MLP in layers with a delta net, and behind attention in the others."""
+    """Move the norm that is before the MLP in layers with a delta net, and after attention in the others."""
     if layer.attention is None:
         return layer
     return replace(layer, mlp_norm=None, attention_out_norm=layer.mlp_norm)

@@ -1,4 +1,4 @@
-"""The value for each architecture of GGUF files: what they have otherwise than files on the hub."""
+"""`Architecture` describes how GGUF files of one architecture differ from files on the hub."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Architecture:
 
 
 def neighbours_as_halves(heads: int, head_dim: int) -> Order:
-    """Return the rows of heads in whose file the pairs that are rotated together are neighbours."""
+    """Return the rows of heads for files in which pairs that are rotated together are neighbours."""
     return np.arange(heads * head_dim).reshape(heads, -1, 2).swapaxes(1, 2).reshape(-1)
 
 
@@ -45,5 +45,5 @@ TURNED: Mapping[str, MakeOrder] = {
     "q": lambda settings: neighbours_as_halves(settings["num_attention_heads"], settings["head_dim"]),
     "k": lambda settings: neighbours_as_halves(settings["num_key_value_heads"], settings["head_dim"]),
 }
-# Of architectures whose files name the norm before the MLP as Llama's modules do.
+# These architectures' files name the norm before the MLP as Llama's modules do.
 NORM_BEFORE_MLP: Names = {"mlp_norm": "post_attention_norm", "attention_out_norm": ()}

@@ -1,4 +1,4 @@
-"""Dense models with norms, or norms' places, of their own."""
+"""Dense models with unusual norms, or with norms in unusual places."""
 
 from __future__ import annotations
 
