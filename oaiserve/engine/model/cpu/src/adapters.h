@@ -100,7 +100,7 @@ class AdapterRows {
   };
   std::vector<Tile> tiles;
   std::vector<int32_t> rows;    // those of an adapter side by side
-  std::vector<Addend> addends;  // of each row of the step; empty if none has an adapter
+  std::vector<Addend> addends;  // one for each row of the step; empty if none has an adapter
 
   // Throws std::bad_alloc.
   void make(const StepInput& step) {

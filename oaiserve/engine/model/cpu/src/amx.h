@@ -53,8 +53,8 @@ template <>
 constexpr bool IS_TILED<bf16> = true;
 constexpr long TILE_HEIGHT = 16, TILE_BYTES = 64;  // the rows of a tile, and the length of one
 constexpr long TILE_FLOATS = TILE_BYTES / sizeof(float), TILE_ELEMENTS = TILE_BYTES / sizeof(bf16);
-constexpr long SUMS_STRIDE = 2 * TILE_FLOATS;           // of sums, whose columns are those of a panel
-constexpr long STEP_ELEMENTS = 2 * WIDTH * PACK<bf16>;  // of a panel
+constexpr long SUMS_STRIDE = 2 * TILE_FLOATS;           // stride of sums, whose columns are those of a panel
+constexpr long STEP_ELEMENTS = 2 * WIDTH * PACK<bf16>;  // numbers of a panel in one step
 
 // The tiles for a number of rows of x: 0, 1 and 4 have the first 16 of them, and 2, 3 and 5 the others. So no row is loaded
 // that is not there, and a product takes as long as it has rows.

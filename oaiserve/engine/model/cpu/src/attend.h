@@ -9,10 +9,10 @@ namespace oaiserve {
 // A rotary position embedding rotates pairs of numbers in queries and keys by an angle that grows with the position.
 struct Rotary {
   const float *cosines, *sines;  // [positions][pairs]; null: nothing is rotated
-  long offset, pairs;            // of the numbers of each head that are rotated; the others stay as they are
+  long offset, pairs;            // range of each head's rotated numbers; the others don't change
   long apart;                    // number i forms a pair with number i + apart, unless they are
   bool interleaved;              // pairs of neighbours
-  bool before_norms;             // of queries and keys; otherwise these come first
+  bool before_norms;             // whether queries and keys are rotated before their norms
   const float* query_factors;    // [positions], by which queries are multiplied; null: they are not
   const int32_t* axes;           // [pairs], which of a token's three positions rotates a pair; null: there is one
 

@@ -72,7 +72,7 @@ struct AttentionItem {
 // keeps its memory from step to step.
 struct AttentionPlan {
   StepInput step;
-  const int32_t* last_visible;  // that of the step, or null
+  const int32_t* last_visible;  // the step's last visible tokens, or null
   long group;                   // heads per key-value head
   long value_dim;
   std::vector<AttentionUnit> tiles;  // the units of key-value head 0, before they are split
@@ -235,7 +235,7 @@ template <class S>
 struct Rows {
   using Number = std::conditional_t<std::is_same_v<S, int8_t>, int16_t, S>;
   const Number* numbers;
-  const float* scales;  // of each row of integers
+  const float* scales;  // scale of each row of integers
 
   static Vector scaled(Vector sum, int) { return sum; }
   Vector scaled(Integers sum, int row) const { return __builtin_convertvector(sum, Vector) * scales[row]; }
@@ -714,10 +714,10 @@ class ItemWalk {
 
   // The rows of the current unit.
   alignas(64) Number queries_[UNIT_ROWS * QUERY_STRIDE];
-  float query_scales_[UNIT_ROWS];  // of queries that are integers
+  float query_scales_[UNIT_ROWS];  // scales of queries that are integers
   T* targets_[UNIT_ROWS];
-  long position_[UNIT_ROWS];  // of a row's token in its sequence
-  long last_[UNIT_ROWS];      // of the last token that it sees
+  long position_[UNIT_ROWS];  // position of a row's token in its sequence
+  long last_[UNIT_ROWS];      // position of the last token that it sees
   Softmax<UNIT_ROWS> softmax_;
   alignas(64) float values_[UNIT_ROWS * MAX_VALUE_DIM];  // sums of weighted values, [rows][value_dim]
   alignas(64) S turned_[RUN_KEYS * MAX_VALUE_DIM];       // the values of a run, if the cache has keys alone

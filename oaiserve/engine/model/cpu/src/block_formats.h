@@ -42,8 +42,8 @@ constexpr int8_t CODEBOOK[16] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13
 constexpr int8_t E2M1[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};  // floats of four bits, doubled
 
 struct Layout {
-  long bytes;  // of a block in a file, which has as many weights as a chunk
-  int low_bits, high_bits;  // of a code: its lowest 2, 4 or 8 bits, and 0 to 2 more
+  long bytes;  // bytes of a block in a file, which has as many weights as a chunk
+  int low_bits, high_bits;  // bits of a code: its lowest 2, 4 or 8, and 0 to 2 more
   int offset;
   int run;        // how many neighbours share a scale: 16, 32 or 128
   bool is_super;  // scales are small integers times a scale that 256 neighbours share
@@ -105,8 +105,8 @@ auto for_format(Format format, Body&& body) {
 // A group of 32 neighbours as it is read from a file. The 16-bit floats are as the file has them, or bfloat16.
 struct Group {
   uint32_t codes[BLOCK_GROUP / 4];  // four in each
-  uint16_t scale, min;              // of the group, or of the block that it is in
-  int8_t scales[2], mins[2];        // of its runs, where scales are integers; the first minimum may be an integer zero
+  uint16_t scale, min;              // those of the group, or of its block
+  int8_t scales[2], mins[2];        // those of its runs, if scales are integers; the first minimum may be an integer zero
 };
 
 inline uint16_t half_at(const uint8_t* p) {

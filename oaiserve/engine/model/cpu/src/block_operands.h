@@ -141,7 +141,7 @@ inline Vector load_halves(const uint8_t* p) {
 #endif
 }
 
-inline Integers load_integers(const uint8_t* p) {  // of eight bits with a sign
+inline Integers load_integers(const uint8_t* p) {  // signed, with eight bits
 #if defined(__AVX512F__)
   return (Integers)_mm512_maskz_cvtepi8_epi32(0xffff, load_vector<__m128i>(p));
 #elif defined(__AVX2__)
@@ -232,10 +232,10 @@ constexpr long BLOCK_NEAR = 1 << 10;   // and how far ahead what is in L2 by the
 // that weights and x are waiting for.
 struct Ahead {
   const uint8_t *panel, *next;
-  long panel_bytes, place;  // of this panel and then of the next one; into L2, since L1 is too small for so much
+  long panel_bytes, place;  // place in this panel, then in the next one, which goes to L2, since L1 is too small
   long step;
   const uint8_t* near = nullptr;  // as many bytes from there on, into L1
-  long left = 0;                  // of a line that is prefetched already
+  long left = 0;                  // rest of a line that is prefetched already
 
   // For a panel that is multiplied in this number of steps: its own end and the beginning of the next one if it is read once,
   // and else all of the next one.

@@ -28,7 +28,7 @@ Ahead block_tile(const uint8_t* panel, const RowLine* x, long x_stride, long k, 
                 Ahead ahead) {
   using P = Places<FORMAT>;
   constexpr Layout L = P::L;
-  for (long column = 0; column < LANES; column += WIDTH) {  // of the left ones, and so of the right ones
+  for (long column = 0; column < LANES; column += WIDTH) {  // columns of the left half; the right half is alike
     Vector sum[ROWS][2];
 #pragma GCC unroll 8
     for (int r = 0; r < ROWS; r++)
@@ -96,7 +96,7 @@ Ahead super_tile(const uint8_t* panel, const RowLine* x, long x_stride, long k, 
     std::memcpy(sums + r * PANEL, bias, PANEL * sizeof(float));
   }
   const auto sums_of = [](const QuantizedSuper& x) { return RUNS == 1 ? x.sums : x.half_sums; };
-  for (long column = 0; column < LANES; column += WIDTH) {  // of the left ones, and so of the right ones
+  for (long column = 0; column < LANES; column += WIDTH) {  // columns of the left half; the right half is alike
     const uint8_t* chunk = panel;
     for (long c = 0; c < k / SUPER; c++, chunk += P::CHUNK) {
       Integers totals[ROWS][2] = {};
@@ -168,7 +168,7 @@ Ahead long_tile(const uint8_t* panel, const RowLine* x, long x_stride, long k, c
     rows[r] = longs_in(x + r * x_stride, k);
     std::memcpy(sums + r * PANEL, bias, PANEL * sizeof(float));
   }
-  for (long column = 0; column < LANES; column += WIDTH) {  // of the left ones, and so of the right ones
+  for (long column = 0; column < LANES; column += WIDTH) {  // columns of the left half; the right half is alike
     const uint8_t* chunk = panel;
     for (long c = 0; c < k / SUPER; c++, chunk += P::CHUNK) {
       Integers dots[SCALES][ROWS][2];

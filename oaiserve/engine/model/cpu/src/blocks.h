@@ -13,16 +13,16 @@
 namespace oaiserve {
 
 constexpr long PLANE = 64;           // bytes
-constexpr int QUADS = 16;            // of a group
+constexpr int QUADS = 16;            // quads of a group
 constexpr int STEPS = QUADS / 2;     // along k
 
 // Where the parts of a panel are, in bytes.
 template <Format FORMAT>
 struct Places {
   static constexpr Layout L = layout_of(FORMAT);
-  static constexpr long GROUPS = L.chunk() / BLOCK_GROUP;  // of a chunk
+  static constexpr long GROUPS = L.chunk() / BLOCK_GROUP;  // groups of a chunk
   static constexpr long FLOATS = PANEL * 2 * L.scales();   // 16-bit scales, or minimums
-  static constexpr long INTEGERS = L.is_super ? PANEL * L.runs() : 0;  // of a group
+  static constexpr long INTEGERS = L.is_super ? PANEL * L.runs() : 0;  // integers of a group
   static constexpr long MINS = FLOATS;
   static constexpr long SMALL_SCALES = MINS + (L.has_zero ? PANEL * L.scales() : L.has_min ? FLOATS : 0);
   static constexpr long SMALL_MINS = SMALL_SCALES + INTEGERS * GROUPS;
@@ -111,7 +111,7 @@ void pack_panel(const uint8_t* const* rows, const uint8_t* const* scales, long k
           read_apart(rows[column] + chunk * BLOCK_GROUP / 2, scales[column][chunk], group);
         else
           read_group<FORMAT>(rows[column] + chunk * layout_of(FORMAT).bytes, i, group);
-        const long place = L.scale_of(i) * PANEL + column;  // of its scale
+        const long place = L.scale_of(i) * PANEL + column;  // place of its scale
         std::memcpy(panel + place * 2, &group.scale, 2);
         if constexpr (L.has_zero)
           panel[P::MINS + place] = uint8_t(group.mins[0]);

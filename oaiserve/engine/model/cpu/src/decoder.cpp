@@ -47,7 +47,7 @@ class Decoder : public Work {
   std::deque<Site<Element>> sites;
   AdapterRows<Element> adapter_rows;
   std::vector<std::unique_ptr<Operation>> operations;
-  std::vector<int64_t> durations_ns;  // of each operation, summed over all steps so far
+  std::vector<int64_t> durations_ns;  // time of each operation, summed over all steps so far
 
   // Returns memory for weights, which lives as long as the decoder. Throws std::bad_alloc. The arrays lie side by side
   // in large pieces, so that the system can back them with huge pages.
@@ -127,7 +127,7 @@ class Decoder : public Work {
   size_t left_ = 0;
   bool is_lent_ = false;  // the last piece
   size_t lent_bytes_ = 0;
-  std::vector<long> items_;  // of each operation, in the step that runs
+  std::vector<long> items_;  // items of each operation in the current step
   const StepInput* step_ = nullptr;
   int64_t last_end_ns_ = 0;
   int threads_ = 1;

@@ -18,7 +18,7 @@ constexpr long MAX_STATE_KEY_DIM = 256;
 // a row with a rate of each value head; and, in the same row or another one, from `first_decay` on, its decays.
 struct DeltaHeads {
   long key_heads, value_heads, key_dim, value_dim, first_decay;
-  bool fades_by_row;  // of S: a head has key_dim decays, else one
+  bool fades_by_row;  // whether a head has key_dim decays, for the rows of S; otherwise it has one
   float rate_factor;
   long keys() const { return key_heads * key_dim; }
   long decays() const { return value_heads * (fades_by_row ? key_dim : 1); }
@@ -106,7 +106,7 @@ struct DeltaRule {
       float* value = x.row(row) + 2 * heads.keys() + head * heads.value_dim + column;
       const float rate = rates.row(row)[head];
       const float* decays = rows_of_decays.row(row) + heads.first_decay + head * (FADES_BY_ROW ? dim : 1);
-      const float decay = FADES_BY_ROW ? 1.0f : decays[0];  // of what is read, unless its rows have faded before
+      const float decay = FADES_BY_ROW ? 1.0f : decays[0];  // decay of the read row, unless rows have faded before
       Vector found[VECTORS] = {}, read[VECTORS] = {};  // under the key, and under the query
       f32x16 products = splat(0);
       for (long i = 0; i < dim; i += LANES) products += load(query + i) * load(key + i);

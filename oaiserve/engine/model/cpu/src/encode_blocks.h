@@ -10,7 +10,7 @@
 
 namespace oaiserve {
 
-using BlockVectors = f32x16[2];  // of the 32 weights of a block
+using BlockVectors = f32x16[2];  // the 32 weights of a block
 
 constexpr int TRIED_SCALES = 8;  // on both sides of the one that maps the extremes to the first and the last code
 

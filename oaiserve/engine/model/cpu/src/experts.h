@@ -194,7 +194,7 @@ struct GatherRows {
   long width;
   const Assignment& assignment;
 
-  long work() const { return width * long(sizeof(T)) / 2; }  // of a row, as if it had bfloat16
+  long work() const { return width * long(sizeof(T)) / 2; }  // work of a row, as if it had bfloat16
   long rows(const StepInput& step) const { return step.num_tokens * assignment.top_k; }
   void row(const StepInput&, long row) const {
     const long place = assignment.places[size_t(row)];
@@ -250,7 +250,7 @@ class ExpertProducts {
   Place begin(long rows, int threads, long item) const noexcept {
     const long groups = assignment_.num_groups, round = item / threads;
     if (round >= ROUNDS) return {groups, 0};
-    const auto cost_before = [&](long group) {  // of one panel of all groups before
+    const auto cost_before = [&](long group) {  // cost of one panel of all earlier groups
       return group * ROWS_OF_READING + (group < groups ? assignment_.groups[size_t(group)].first : rows);
     };
     const long parts = threads << ROUNDS, each = 1L << (ROUNDS - 1) >> std::min(round, ROUNDS - 2);

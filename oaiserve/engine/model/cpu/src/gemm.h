@@ -34,7 +34,7 @@ constexpr long BLOCK_ROWS = IS_TILED<bf16> ? 256 : 128;
 // whole panels, except very long ones. A single one of these reads memory AHEAD_BYTES ahead.
 constexpr long BLOCK_BYTES = 16 << 10, SHARED_BLOCK_BYTES = 64 << 10, TILED_BLOCK_BYTES = 256 << 10;
 constexpr long AHEAD_BYTES = 16 << 10;
-constexpr unsigned ROWS_BYTES = 1280 << 10;  // of the rows of an item with AMX, which L2 has beside two panels
+constexpr unsigned ROWS_BYTES = 1280 << 10;  // rows of an item with AMX, which fit into L2 next to two panels
 
 // The weights W [n, k] of a linear layer, which the decoder owns. `panels` is
 // T[ceil(n / 32)][ceil(k / PACK)][32][PACK], zero beyond n and k, and aligned to 64 bytes. `bias` is [n] or null.
@@ -230,7 +230,7 @@ void multiply_block(const Multiplied<typename Reader::Element>* x, long x_stride
   }
 }
 
-constexpr long WIDENED_K = 256;  // of a block of rows that are widened, which L2 has beside the weights
+constexpr long WIDENED_K = 256;  // columns of a block of widened rows, which fit into L2 next to the weights
 
 // Does what multiply_block does, for x as the buffers have it. Where x is widened, k is at most WIDENED_K.
 template <class T, class Reader>

@@ -20,7 +20,7 @@ struct PrepareLatent {
   Buffer<T>&normed, &own, &queries;
   PagedCache<T>& cache;
   long heads, own_dim;
-  Rotary rotary;  // of the shared numbers
+  Rotary rotary;  // rotation of the shared numbers
 
   long work() const { return rows_of_query.stride(); }
   void row(const StepInput& step, long row) const {
@@ -60,7 +60,7 @@ struct ProjectHeads {
   void run(const StepInput& step, int threads, long item) const {
     const long head = item % heads, first = item / heads * BLOCK_ROWS, panels = panels_of(dim);
     const long rows = std::min(BLOCK_ROWS, step.num_tokens - first);
-    const Next<Weights> next{&weights, (head + threads) % heads * panels};  // of the item this thread will likely take
+    const Next<Weights> next{&weights, (head + threads) % heads * panels};  // the item that this thread will probably take
     multiply_panels(weights, x.row(first) + head * x_each, x.stride(), rows, head * panels, (head + 1) * panels, next,
                     [&](long row, long column, f32x16 left, f32x16 right) {
                       const long own = column - head * panels * PANEL;

@@ -19,7 +19,7 @@ namespace oaiserve {
 
 constexpr long LEAST_TILED_LONG_ROWS = 5;
 constexpr long OF_LONGS = 3000;  // and how many rows: what tiles are configured for, see tile_rows of amx.h
-constexpr int LONG_RUNS = 2;     // of 128, in a chunk
+constexpr int LONG_RUNS = 2;     // runs of 128 in a chunk
 constexpr int RUN_DEPTH = 2;     // tiles along k of a run
 static_assert(LONG_RUNS * RUN_DEPTH == QUARTERS);
 

@@ -74,7 +74,7 @@ struct Scan {
     }
   }
 
-  static constexpr int ROWS = 4;  // of S, which share what is read of B and C
+  static constexpr int ROWS = 4;  // rows of S that share each read of B and C
 
   void rows(float* state, float* x, const float* b, const float* c, float time, float decay, float skip) const {
     const long dim = heads.state_dim;

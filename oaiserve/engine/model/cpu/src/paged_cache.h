@@ -76,7 +76,7 @@ inline const float* scales_of(const int8_t* numbers, long scale_bytes) {
 template <class X, class Integer>
 float quantize(const X* numbers, long n, Integer* out) {
   constexpr float LARGEST = std::numeric_limits<Integer>::max();
-  u32x16 bits{};  // of the largest number so far, without its sign: they are ordered as numbers are, and NaN is above all
+  u32x16 bits{};  // bits of the largest number so far without its sign, which are ordered like numbers; NaN is the largest
   for (long i = 0; i < n; i += LANES) bits = max(bits, (u32x16)load(numbers + i) & 0x7fffffffu);
   const uint32_t largest_bits = max(bits);
   float largest;
