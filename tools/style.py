@@ -22,8 +22,6 @@ WORDS_LATER = "oaiserve/engine/model/attention/triton"  # files whose words are 
 CONDITIONALS_LATER = (
     "oaiserve/engine/executors/cuda/",
     "oaiserve/engine/model/batch.py",
-    "oaiserve/engine/model/layer_operations.py",
-    "oaiserve/engine/model/runner.py",
     "oaiserve/engine/model/states.py",
     "oaiserve/engine/model/attention/",
     "oaiserve/engine/model/gpu/",

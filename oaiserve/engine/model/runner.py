@@ -123,7 +123,9 @@ class ModelRunner:
         if self._adapters and any(chunk.sequence.adapter for chunk in step.chunks):
             numbers = [chunk.sequence.adapter for chunk in step.chunks]
             adapters = [self._adapters[number] if number else None for number in numbers]
-        table_rows = None if self._tables is None else self._tables.update(step)
+        table_rows: list[int] | None = None
+        if self._tables is not None:
+            table_rows = self._tables.update(step)
         if self._states is not None:
             self._states.copy(step.state_copies)
         draws = [draw for chunk in step.chunks for draw in chunk.draws()]
@@ -159,7 +161,9 @@ class ModelRunner:
 
     def _pack(self, step: Step, table_rows: list[int] | None) -> Batch:
         """Return the batch of a step, with the draws of the previous step and the states of its sequences."""
-        tables = None if self._tables is None or table_rows is None else (self._tables.on_device, table_rows)
+        tables: tuple[torch.Tensor, list[int]] | None = None
+        if self._tables is not None and table_rows is not None:
+            tables = self._tables.on_device, table_rows
         batch = build_batch(step, self._block_size, self._device, self._drawn_rows, tables)
         if len(batch.unknown_rows):
             assert self._drawn_ids is not None
@@ -252,10 +256,17 @@ class ModelRunner:
         samplings = [sampling for _, sampling in launched.samplings]
         rows = [row for rows, _ in launched.samplings for row in rows]
         ids = [sampling.token_ids for sampling in samplings]
-        self._drawn_ids = None if not ids else ids[0] if len(ids) == 1 else torch.cat(ids)
+        self._drawn_ids = None
+        if len(ids) == 1:
+            self._drawn_ids = ids[0]
+        elif ids:
+            self._drawn_ids = torch.cat(ids)
         self._drawn_rows = {launched.draws[row].sequence: place for place, row in enumerate(rows)}
         # Read-backs arrive in launch order.
-        self._ended = launched.ended = samplings[-1].read_back.arrived if samplings else None
+        self._ended = None
+        if samplings:
+            self._ended = samplings[-1].read_back.arrived
+        launched.ended = self._ended
 
 
 def _without_torch(run: Callable[[], T]) -> T:
