@@ -97,7 +97,7 @@ class Workload:
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """A later turn of a conversation: what is added behind the answer before it, and after which pause."""
+    """A later turn of a conversation: the text that is added after the previous answer, and the pause before it."""
 
     messages: list[dict[str, Any]]
     max_tokens: int

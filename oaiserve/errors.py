@@ -241,7 +241,7 @@ class InternalError(APIError):
 
 
 class BadGateway(APIError):
-    """A replica behind the gateway has answered what is no HTTP."""
+    """A replica's answer to the gateway is not valid HTTP."""
 
     status = 502
     code = "bad_gateway"

@@ -11,8 +11,8 @@ import sys
 
 COMMANDS = {
     "bench.compare": "against other servers: `make bench-peers`",
-    "bench.agents": "sessions of coding agents, beside other servers",
-    "bench.quantized_peers": "beside llama.cpp on the same GGUF files, beside vLLM on 4-bit checkpoints",
+    "bench.agents": "sessions of coding agents, with other servers",
+    "bench.quantized_peers": "against llama.cpp on the same GGUF files, and vLLM on 4-bit checkpoints",
     "bench.drafts": "what drafts bring or cost on models of yours: docs/measurements.md",
     "bench.regressions": "twelve figures of this tree and of an earlier commit, in turns: before a release",
     "bench.starts": "starts until the first answer, in turns with llama.cpp's: docs/benchmarks.md",

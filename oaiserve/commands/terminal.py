@@ -1,4 +1,4 @@
-"""A chat in a terminal: lines that are typed, answers as Markdown while they come, commands behind a slash."""
+"""A chat in a terminal: typed lines, answers as Markdown while they arrive, and commands that begin with a slash."""
 
 from __future__ import annotations
 

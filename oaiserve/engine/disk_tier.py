@@ -109,7 +109,7 @@ class DiskTier:
             self.num_skipped += 1
 
     def ask(self, sequence: Sequence, hashes: list[BlockHash], num_in_memory: int) -> BlockHash | None:
-        """Return the hash of a block to wait for, behind the first blocks of a sequence, or None if none is coming.
+        """Return the hash of a block to wait for, after the first blocks of a sequence, or None if none is coming.
 
         If some are on disk, the reading begins, once for a sequence: there may be no room for what is read.
         """

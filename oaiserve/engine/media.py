@@ -64,13 +64,13 @@ class PromptMedia:
     places: Integers  # ascending indices of the prompt's tokens that all vectors replace
     # The positions of the prompt's tokens by time, height and width, one after the other; empty: their indices.
     axes: Integers = field(default_factory=lambda: array("i"))
-    # What is added to the index of a token behind the prompt to get its position.
+    # The difference between the position and the index of a token after the prompt.
     delta: int = 0
     # Runs of tokens that see each other in both directions, as (first, end), ascending.
     runs: tuple[tuple[int, int], ...] = ()
 
     def __post_init__(self) -> None:
-        """Raise ValueError for a position behind its token's index, for which tables may be too short."""
+        """Raise ValueError for a position above its token's index, for which tables may be too short."""
         if self.delta > 0 or (self.axes and 3 * max(self.axes) >= len(self.axes)):
             raise ValueError(f"a token has a position behind its index: up to {max(self.axes, default=0)}")
 

@@ -37,7 +37,7 @@ class ChoiceOutput:
         )
         self._stops = StopMatcher(stops)
         reasoning = params.reasoning
-        # Stop strings count behind this text, once it has come.
+        # Stop strings count only after this text.
         if reasoning is None or reasoning.opening:
             self._stop_after = ""
         else:

@@ -130,7 +130,7 @@ class Grammar:
 
 @dataclass(frozen=True, slots=True)
 class Reasoning:
-    """The reasoning before an answer, up to `closing`. Grammar and stop strings begin behind it."""
+    """The reasoning before an answer, up to `closing`. Grammar and stop strings begin after it."""
 
     closing: str
     opening: str = ""  # the answer may begin with it; "": the answer begins within the reasoning

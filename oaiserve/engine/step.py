@@ -87,7 +87,7 @@ class Chunk(NamedTuple):
         return self
 
     def num_accepted(self, token_ids: list[int]) -> int:
-        """Return the number of the draft's right tokens, by the tokens behind the known ones."""
+        """Return how many tokens of the draft are right, given the tokens after the known ones."""
         number = 0
         for guess, token_id in zip(self.draft, token_ids, strict=False):
             if guess != token_id:

@@ -120,7 +120,7 @@ class LoopStream:
 
     @property
     def is_waiting(self) -> bool:
-        """Return whether the reader waits for events: then it is not behind."""
+        """Return whether the reader waits for events, and so has read all of them."""
         return self._waiter is not None
 
     def stalled_ns(self, now_ns: int) -> int:

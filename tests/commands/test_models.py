@@ -27,7 +27,7 @@ def run(capsys: pytest.CaptureFixture[str], *argv: str, code: int = 0) -> str:
 
 
 def listed(capsys: pytest.CaptureFixture[str]) -> dict[str, list[str]]:
-    """Return the words of each line behind the name."""
+    """Return the words of each line after the name."""
     return {name: rest for name, *rest in (line.split() for line in run(capsys, "list").splitlines()[1:])}
 
 

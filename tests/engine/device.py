@@ -96,7 +96,7 @@ class Device(ScriptedRunner):
         drawn: list[int] = []
         for index in range(num_tokens):
             if self.max_draws == 1 and drawn != [*chunk.draft[:index]]:
-                break  # what was computed behind the draft is of another text
+                break  # The numbers after the draft belong to another text.
             mask = None if masks is None or first_mask is None else masks.words[first_mask + index]
             if index and mask is not None and not mask.any():
                 break  # the draft has come to the end of the answer
@@ -151,7 +151,7 @@ class Guesses:
         return LETTERS[0]
 
     def _next(self, sequence: Sequence) -> int | None:
-        """Return the id that comes behind the sequence and its draft, if it is known."""
+        """Return the id after the sequence and its draft, if it is known."""
         draft = sequence.draft
         constraint = sequence.constraint
         mask = None
@@ -159,7 +159,7 @@ class Guesses:
             possible = constraint.possible(draft)
             rows = np.zeros((1 + len(possible), -(-TOKENIZER.vocab_size // 32)), np.uint32)
             constraint.fill_masks(rows, sequence.num_generated, possible)
-            mask = rows[-1] if rows[-1].any() else None  # there is none behind the end
+            mask = rows[-1] if rows[-1].any() else None  # There is no mask after the end.
         return drawn_after([*sequence.token_ids, *draft], mask)
 
 

@@ -119,7 +119,7 @@ def test_the_host_works_while_the_device_does_which_waits_for_it_without_overlap
 def test_a_device_with_a_clock_reports_how_long_it_waited_for_the_host() -> None:
     _, ended, steps, snapshot = timed(0.025, 5, has_clock=True)
     assert [step.duration_ns for step in steps] == [10_000_000] * 5
-    # The first two were launched one behind the other. Each later one had to wait until the host was done with the step
+    # The first two were launched one after the other. Each later one had to wait until the host was done with the step
     # before last, which it began when that had ended.
     assert [step.idle_ns for step in steps] == [0, 0, 15_000_000, 15_000_000, 15_000_000]
     assert (snapshot.model_ns, snapshot.idle_with_work_ns) == (50_000_000, 45_000_000)

@@ -34,7 +34,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     most_draws = 1
     has_time = False  # steps have a target of three tokens' time
     has_background = False
-    most_forced = 0  # tokens that a grammar forces behind these
+    most_forced = 0  # tokens that a grammar forces after these
     longest_run = 0  # tokens of a prompt that see each other
 
     def __init__(self) -> None:

@@ -79,7 +79,7 @@ def test_a_block_whose_parent_is_missing_is_not_written(folder: Path) -> None:
 
 @pytest.mark.parametrize("seed", range(500))
 def test_a_file_that_lies_is_missing_from_then_on(folder: Path, seed: int) -> None:
-    """Bytes are changed, cut off, put in or put behind."""
+    """Bytes are changed, cut off, inserted or appended."""
     rng = random.Random(seed)
     files = files_in(folder)
     write(files, 1)

@@ -226,7 +226,7 @@ LIMITS = {"requests_per_minute": 4, "tokens_per_minute": 60, "requests_per_day":
 
 
 class Processes(RuleBasedStateMachine):
-    """Two processes that share a file, as two tables, beside a plain list of all admitted requests."""
+    """Two processes that share a file, as two tables, next to a plain list of all admitted requests."""
 
     uses = Bundle("uses")
 

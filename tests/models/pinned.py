@@ -26,7 +26,7 @@ from tests.models.gguf_records import Record, model_of, records
 
 FILES = Path(__file__).parent.parent / "engine" / "decoder" / "pinned_descriptions"
 GGUF_OPTIONS = EngineOptions(block_size=16, kv_blocks=8, dtype="float32", cpu_threads=1)
-# Types beside those that small_models.py has.
+# Types in addition to those of small_models.py.
 _OTHERS = (
     *("cohere2_moe", "cwm", "dots1", "exaone_moe", "flex_olmo", "gemma4_unified_text", "glm4_moe_lite", "granite_swa"),
     *("granitemoe_swa", "internlm3", "iquestcoder", "jais2", "mellum", "minicpm3", "solar_open", "vaultgemma"),

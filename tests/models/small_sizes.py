@@ -1,4 +1,4 @@
-"""Sizes of small random models by transformers' model type, beside those that all have: see small_configs.py.
+"""Sizes of small random models by transformers' model type, in addition to those that all have: see small_configs.py.
 
 A size of None is one that the configuration of a type must not have.
 """

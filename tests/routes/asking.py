@@ -23,7 +23,7 @@ BODIES: dict[str, dict[str, Any]] = {  # bodies for the routes that generate
 }
 
 CHATML = "{% for message in messages %}{{ message.role }}: {{ message.content }}{% endfor %}"  # it knows no tools
-OPEN = "{{ messages }}</think> add <think>"  # the double puts the mark behind the prompt
+OPEN = "{{ messages }}</think> add <think>"  # The double puts the mark after the prompt.
 HYBRID = "{{ messages }}{{ tools }}<tool_call></think>{{ enable_thinking }}"
 THOUGHT = ("<think>", "\n", "I", " think", ".", "</th", "ink>", "\n\n", "Yes", ".")
 

@@ -56,7 +56,7 @@ Script = Callable[[Request], Iterable[list[Event]]]  # the events that the engin
 
 
 class FakeTemplate:
-    """A chat template, of which only the source counts, and what it puts behind the messages."""
+    """A chat template, of which only the source counts, and the text that it puts after the messages."""
 
     response_template: Mapping[str, Any] = MappingProxyType({})
 

@@ -19,7 +19,7 @@ def run(server: ServerProcess, workload: Workload, seed: int) -> dict[str, Any]:
     """Return the figures of one run, in ms where a key says so. Raises RunFailed."""
     began = time.monotonic()
     others_before = others_seconds(server)
-    # Some servers close a connection just behind an answer, when the next request is on its way.
+    # Some servers close a connection right after an answer, when the next request is on its way.
     flags = ("--no-stop-on-eos", "--header", "connection: close")
     point = run_bench(server.url, options(workload, seed), *flags, most_failed=MOST_MISSING)
     other_cores = (others_seconds(server) - others_before) / (time.monotonic() - began)

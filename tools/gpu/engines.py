@@ -53,7 +53,7 @@ def _many_short(files: Files, target: Target) -> Iterator[dict[str, Any]]:
 
 
 def uneven(target: Target) -> Iterator[dict[str, Any]]:
-    """Measure a long sequence among short ones, and prompts that arrive beside decodes."""
+    """Measure a long sequence among short ones, and prompts that arrive during decodes."""
     with files_of("llama-3.2-1b", target) as files:
         yield from _ragged(files, DecoderShape.of(files.spec, real_shape("llama-3.2-1b", tiny=target.quick)), target)
 

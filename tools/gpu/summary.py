@@ -1,4 +1,4 @@
-"""Makes the text of the GPU check: the figures beside their targets, what is wrong, and all other results. Pure.
+"""Makes the text of the GPU check: the figures with their targets, what is wrong, and all other results. Pure.
 
 `sections` has the results of `run.run_all` by name. A figure that a section did not find is shown as missing.
 """

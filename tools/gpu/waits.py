@@ -41,7 +41,7 @@ def run(target: Target) -> Iterator[dict[str, Any]]:
 
 
 def check(runner: ModelRunner, name: str, asked: dict[str, Any]) -> dict[str, Any]:
-    """Launch a prompt and two decodes beside a greedy sequence, once to compile, and once watched."""
+    """Launch a prompt and two decodes next to a greedy sequence, once to compile, and once watched."""
     for is_watched in (False, True):
         sequences = [sequence(0, name, asked), sequence(1, "greedy", {"temperature": 0.0})]
         try:

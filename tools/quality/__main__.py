@@ -157,7 +157,7 @@ def _native(model: Path, options: EngineOptions) -> NativeDecoder:
 
 @torch.inference_mode()
 def of_native(native: NativeDecoder, ids: list[int], rows: list[int], way: str) -> Iterator[Tensor]:
-    """Yield the logits of the rows as parts of a prompt or as decodes behind it. A prompt comes first."""
+    """Yield the logits of the rows as parts of a prompt or as decodes after it. A prompt comes first."""
     sequence = Sequence("quality", 0, ids, SamplingParams(), max_len=len(ids) + 1)
     sequence.blocks = list(range(-(-len(ids) // BLOCK_SIZE)))
     if way == "prefill":

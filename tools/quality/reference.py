@@ -100,7 +100,7 @@ def _fill(module: Module, weights: GgufWeights | TensorFiles, names: dict[str, s
 
 
 def _fill_while_running(layer: Module, weights: GgufWeights | TensorFiles, names: dict[str, str]) -> None:
-    """Give a layer its parameters when it is called, and take them away behind that."""
+    """Give a layer its parameters when it is called, and take them away afterwards."""
 
     def load(*_: Any) -> None:
         _fill(layer, weights, names)

@@ -75,7 +75,7 @@ class Served:
 
     @property
     def tpot(self) -> float | None:
-        """Return the mean seconds for each token behind the first one, or None if there is none."""
+        """Return the mean seconds for each token after the first one, or None if there is none."""
         return sum(self.gaps) / (self.num_tokens - 1) if self.num_tokens > 1 else None
 
     def tokens(self, number: int, at: float) -> None:

@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class Counter:
-    """A counter of energy, in joules so far. One that wraps begins again at 0 behind `wraps_at`."""
+    """A counter of energy, in joules so far. One that wraps begins again at 0 after `wraps_at`."""
 
     read: Callable[[], float]
     wraps_at: float = 0.0

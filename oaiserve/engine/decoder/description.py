@@ -213,7 +213,7 @@ class Mamba2:
     skips: Tensor  # float32 [heads]
     least_time: float
     most_time: float
-    # [heads * head_dim], of which each of the groups has its part by itself, behind the gates; None: there is none.
+    # [heads * head_dim], which norms each group by itself after the gates; None if there is no norm.
     norm: Norm | None
     out: Matrix
 
@@ -346,7 +346,7 @@ class InputGate:
 class LayerInputs:
     """A token's inputs of each layer, in addition to its embedding: (norm(projection(embedding)) + table) * scale."""
 
-    table: Tensor | Blocks  # [vocab, layers * numbers of a layer]; tokens behind its last row have the first one
+    table: Tensor | Blocks  # [vocab, layers * numbers of a layer]; tokens past its last row have the first one
     table_scale: float
     projection: Matrix  # [layers * numbers of a layer, width]
     norm: Norm  # norm of the numbers of a layer

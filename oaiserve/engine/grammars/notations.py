@@ -80,7 +80,7 @@ def translate(kind: GrammarKind, text: str) -> Translated:
 
 
 def with_prefix(text: str, prefix: str) -> str:
-    """Return a translated grammar behind a prefix in Lark."""
+    """Return a translated grammar after a prefix in Lark."""
     first, *more = json.loads(text)["grammars"]
     return json.dumps(
         {"grammars": [_unforced(f"start: {prefix} @constrained"), {**first, "name": "constrained"}, *more]}

@@ -277,7 +277,7 @@ class _RegexParser:
         return self._written(self._escaped_character())
 
     def _shorthand(self, *, is_negated: bool) -> str | None:
-        r"""Read a class such as `\d` behind a backslash, as a member of another class. Return None if there is none."""
+        r"""Read a class such as `\d` after a backslash, as a member of another class. Return None if there is none."""
         if (letter := self._peek()) and letter.lower() in _CLASSES:
             self._at += 1
             common, any_dialect = _CLASSES[letter.lower()]

@@ -34,7 +34,7 @@ class Thinking:
         return ()
 
     def num_possible(self, token_ids: Sequence[int]) -> int:
-        """Return how many of these ids may come, in turn, so that the draw behind them is as free as this one."""
+        """Return how many of these ids may follow each other before a draw that is as free as this one."""
         if forced := self.forced_ids:
             same = [one == other for one, other in zip(token_ids, forced[:-1], strict=False)]
             if False in same:
@@ -54,7 +54,7 @@ class Thinking:
         return number
 
     def push(self, token_id: int) -> bytes:
-        """Go on with this token. Return the text behind the end of the reasoning, if it has come."""
+        """Advance by this token. Return the text after the end of the reasoning, once that has come."""
         if forced := self.forced_ids:
             if token_id == forced[0]:
                 self._num_forced = self._num_forced + 1

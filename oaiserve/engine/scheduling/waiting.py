@@ -233,14 +233,14 @@ class WaitingQueue:
             sequence.num_charged = end
 
     def charge_draws(self, step: Step) -> None:
-        """Count one token as service for each drawing chunk of a step. Those behind it count when they have come."""
+        """Count one token as service for each drawing chunk of a step. Tokens after it count once they are drawn."""
         if len(self._clients) > 1:  # the difference between a single client and nobody matters to nobody
             for chunk in step.chunks:
                 if chunk.max_draws:
                     chunk.sequence.client.service += GENERATED_WEIGHT
 
     def charge_further(self, sequence: Sequence, number: int) -> None:
-        """Count further tokens behind the first one of a step as service: of a draft, or forced."""
+        """Count the tokens after the first one of a step as service: those of a draft, or forced ones."""
         if len(self._clients) > 1:
             sequence.client.service += GENERATED_WEIGHT * number
 

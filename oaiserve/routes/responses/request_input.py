@@ -132,7 +132,7 @@ async def earlier_media(
 def conversed(
     body: ResponsesBody | ResponseInputBody, serving: Serving, adaptations: Adaptations, *, is_constrained: bool
 ) -> tuple[OfferedTools, Conversation]:
-    """Return the tools and the reasoning of a request. `is_constrained`: beside `text.format`."""
+    """Return the tools and the reasoning of a request. `is_constrained` says whether it has a `text.format`."""
     offered = offered_tools(body, adaptations)
     conversation = Conversation(
         serving.dialect,

@@ -65,7 +65,7 @@ OBEYED = [
     Obeyed(
         "enum", {"enum": ["a", "ab", 1, 1.5, None, [1], {"k": 2}]}, ["a", "ab", 1, 1.5, None, [1], {"k": 2}], ["abc", 2]
     ),
-    Obeyed("enum", {"type": "string", "enum": ["a", 1, None]}, ["a"], [1, None], "beside `type`"),
+    Obeyed("enum", {"type": "string", "enum": ["a", 1, None]}, ["a"], [1, None], "next to `type`"),
     Obeyed("const", {"const": {"b": [1, "x"], "a": None}}, [{"b": [1, "x"], "a": None}], [{}, {"b": [1, "x"]}]),
     Obeyed(
         "properties",
@@ -248,7 +248,7 @@ OBEYED = [
         record("a", properties={"a": {}}, anyOf=[{"required": ["b"]}, {"properties": {"a": integer()}}]),
         [{"a": 1}],
         [{"a": "x"}],
-        "beside other keywords",
+        "next to other keywords",
     ),
     Obeyed(
         "oneOf",
@@ -275,7 +275,7 @@ OBEYED = [
         record("c", properties={"a/b": integer(), "c": {"$ref": "#/properties/a~1b", "minimum": 3}}),
         [{"c": 3}],
         [{"c": 2}, {"c": "x"}],
-        "within the document; beside other keywords",
+        "within the document; next to other keywords",
     ),
     Obeyed(
         "$anchor",

@@ -34,7 +34,7 @@ def pushed(matcher: Pushed, text: str) -> Pushed:
 
 
 class OneOf:
-    """The matcher of an answer that is one of `answers`, behind which 0 ends the sequence."""
+    """The matcher of an answer that is one of `answers`, after which 0 ends the sequence."""
 
     def __init__(self, *answers: list[int]) -> None:
         self._answers = answers

@@ -19,7 +19,7 @@ ALL = set(range(VOCAB_SIZE))
 
 
 def made(reasoning: Reasoning, choices: str = "", **params: object) -> Constraint:
-    """Return the constraint of an answer with this reasoning, and with choices as a grammar behind it."""
+    """Return the constraint of an answer with this reasoning, and with choices as a grammar after it."""
     matcher = GRAMMARS.compile(Grammar("choice", choices)).matcher() if choices else None
     ends = frozenset([EOS]), frozenset([EOS, STOP])
     thinking = Thinking(reasoning, TABLE, ids(reasoning.closing))
@@ -44,7 +44,7 @@ def test_anything_but_an_end_may_come_before_the_grammar_behind_the_reasoning() 
     ("choice", "closing", "token", "rest"),
     [
         ("ords too", "wo w", "two words", " too"),  # the text is within the token, whose end begins the answer
-        ("words", "two", "two words", ""),  # white space behind the text is none of the answer
+        ("words", "two", "two words", ""),  # White space after the text is not part of the answer.
         ("a", "<|im_start|>", "<|im_start|>", "a"),
         ("a", "|", "|", "a"),
     ],
@@ -73,7 +73,7 @@ def test_the_end_is_forced_when_the_budget_is_spent(budget: int, choices: str, o
     closing = ids("</think>")
     assert not constraint.is_free
     assert constraint.forced_ids() == closing
-    assert constraint.possible([*closing, *ids("x")]) == closing[:-1]  # a mask for the draw behind them is known
+    assert constraint.possible([*closing, *ids("x")]) == closing[:-1]  # A mask for the draw after them is known.
     for number, token_id in enumerate(closing):
         assert allowed(constraint) == {token_id}
         assert constraint.forced_ids() == closing[number:]

@@ -96,7 +96,7 @@ def test_a_chunk_with_a_draft_has_its_tokens_and_a_row_behind_each_of_them() -> 
 @settings(max_examples=150, deadline=None)
 @given(seed=st.integers(0, 2**30), has_axes=st.booleans(), has_runs=st.booleans())
 def test_media_take_their_places_in_any_chunks(seed: int, has_axes: bool, has_runs: bool) -> None:
-    """Each token is looked at by itself: with a draft, behind the prompt, and in the middle of an image."""
+    """Each token is checked by itself: with a draft, after the prompt, and in the middle of an image."""
     rng = Random(seed)
     chunks: list[Chunk] = []
     expected: list[tuple[tuple[int, ...], list[list[float]], int]] = []  # positions, vectors and last of each token

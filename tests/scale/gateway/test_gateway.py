@@ -179,7 +179,7 @@ def raw_answer(running: Fleet, path: str) -> tuple[int, bytes]:
 
 
 def test_a_body_over_the_limit_is_refused(four: Fleet) -> None:
-    # The connection is closed behind it.
+    # The connection is closed after it.
     answer = httpx.post(four.http.base_url.join(COMPLETIONS), json={"prompt": "x" * 30_000}, timeout=TIMEOUT_SECONDS)
     assert answer.status_code == 413
     assert answer.json()["error"]["request_id"] == answer.headers["x-request-id"]

@@ -46,7 +46,7 @@ class Normalize:
 
 
 def _whole(numbers: Tensor) -> Tensor:
-    """Return the numbers with zeros behind them, as native code reads LANES at a time."""
+    """Return the numbers followed by zeros, because native code reads LANES at a time."""
     if rest := -len(numbers) % LANES:
         return torch.nn.functional.pad(numbers, (0, rest))
     return numbers

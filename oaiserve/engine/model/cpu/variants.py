@@ -71,7 +71,7 @@ def library_name(kind: str, variant: Variant) -> str:
 
 
 def seal(path: Path, made_of: bytes = b"") -> None:
-    """Append to a library its origin, and the SHA-256 of all before. Loaders ignore bytes behind the code."""
+    """Append to a library its origin, and the SHA-256 of everything before. Loaders ignore bytes after the code."""
     content = path.read_bytes() + made_of
     path.write_bytes(content + hashlib.sha256(content).digest())
 

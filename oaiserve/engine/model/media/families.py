@@ -48,7 +48,7 @@ def _of_grid(settings: Settings, image: Fields) -> str:
 
 
 def _of_tiles(settings: Settings, image: Fields) -> str:
-    """Return the text of an image in tiles, row by row, and of the whole one behind them."""
+    """Return the text of an image in tiles, row by row, and then of the whole image."""
     around = "<fake_token_around_image>"
     vectors = settings.vector * settings.values.get("image_seq_len", 169)
     rows = image["rows"][0][0]
@@ -116,7 +116,7 @@ def _of_windows(settings: Settings, image: Fields) -> str:
 
 
 def _of_chunks(settings: Settings, image: Fields) -> str:
-    """Return the text of an image in chunks, with separators, and of the whole one behind them."""
+    """Return the text of an image in chunks, with separators, and then of the whole image."""
     height, width = image["pixel_values"][0].shape[-2:]
     side = settings.values.get("patch_size", 14)
     ratio = settings.values.get("pixel_shuffle_ratio", 0.5)

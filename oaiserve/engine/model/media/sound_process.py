@@ -30,7 +30,7 @@ class _Sound(SoundFile):  # type: ignore[misc]
     """A sound that is read from its beginning to its end."""
 
     def seekable(self) -> bool:
-        return False  # else it seeks behind each read, which in an MP3 does not lead to the same place
+        return False  # Otherwise it seeks after each read, which in an MP3 does not lead to the same place.
 
 
 def samples_of(content: bytes, rate: int, max_seconds: float) -> Samples:

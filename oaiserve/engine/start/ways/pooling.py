@@ -120,7 +120,7 @@ def load_pooler(model: str | Path, task: Task, options: EngineOptions) -> Loaded
             )
             for folder in files.dense_folders
         ]
-    # The layer behind BERT's first token is for classification, and many embedding models come without it.
+    # The layer on BERT's first token is for classification, and many embedding models lack it.
     missing = sorted(name for name in report["missing_keys"] if task == "score" or not name.startswith("pooler."))
     if missing:  # transformers fills them with random numbers
         raise StartupError(

@@ -100,7 +100,7 @@ def sequences_for_steps() -> list[Sequence]:
 
 
 def media_of(sequence: Sequence) -> PromptMedia:
-    """Return media behind which positions are lower."""
+    """Return media after which positions are lower."""
     return PromptMedia((), array("i"), array("i", range(sequence.prompt_len)) * 3, delta=-2)
 
 

@@ -25,7 +25,7 @@ MMPROJ = "mmproj-model-f16.gguf"
 
 
 def vectors(path: Path, mmproj: Path | None = None, number: int = 3) -> torch.Tensor:
-    """Return the vectors of a picture, one behind the other."""
+    """Return the vectors of a picture, one after the other."""
     media = load_media(StartRequest(find_model(path), EngineOptions(device="cpu", dtype="float32")), mmproj)
     assert media is not None
     prepared = media.reader.prepare(MediaFile("image", png(picture(number, 90, 50))), "")

@@ -16,7 +16,7 @@ Fields = dict[str, Any]
 
 
 class Metadata:
-    """The metadata of a file, by the names that they have behind that of the architecture, and its tensors."""
+    """The metadata of a file, by their names without that of the architecture, and its tensors."""
 
     def __init__(self, values: Mapping[str, Any], tensors: Mapping[str, GgufTensor]) -> None:
         known = architecture(values)
@@ -58,7 +58,7 @@ class Metadata:
 
     @property
     def num_layers(self) -> int:
-        """The number of layers, without those behind them that only guess further tokens."""
+        """The number of layers, without those at the end that only guess further tokens."""
         return int(self["block_count"] - self.get("nextn_predict_layers", 0))
 
     def of_layers(self, name: str) -> list[Any]:

@@ -51,7 +51,7 @@ class GgufTensors:
         self._tensors = self._file.tensors
         for name in self._architecture.unused:
             self._tensors.pop(name, None)
-        # The layers behind the model's guess further tokens.
+        # The layers after the model's own guess further tokens.
         num_layers = settings["num_hidden_layers"]
         num_guessing = values.get(f"{self._architecture.name}.nextn_predict_layers") or 0
         guessing = tuple(f"blk.{num_layers + number}." for number in range(num_guessing))
