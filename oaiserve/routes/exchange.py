@@ -58,6 +58,7 @@ class Exchange:
     ttft_deadline_ns: int | None = None  # deadline of its first token, counted likewise
     model_load_ns: int = 0  # how long it waited for the model to be loaded, before this process had it
     http_status: int | None = None
+    full_piece_bytes: int = 0  # bytes of the answer that were written in full pieces
     error: APIError | None = None  # as reported to the client, where it could be
     refusal_delay_ns: int = 0  # time for which its refusal is held back
     client_left: bool = False  # before it had the whole answer

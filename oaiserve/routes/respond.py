@@ -28,6 +28,7 @@ from oaiserve.engine.request import (
     Usage,
 )
 from oaiserve.engine.streams import LoopStream, append
+from oaiserve.engine.turn_workers import MUCH_BYTES
 from oaiserve.errors import APIError, InvalidRequest, Overloaded, SlowReader, StoreFailed, Unavailable, WriteTimeout
 from oaiserve.facts.continuation import KIND_HEADER
 from oaiserve.facts.forecast import FORECAST_HEADER
@@ -93,6 +94,8 @@ class Answer:
         finally:
             watch.cancel()
             stream.close()
+            if self.exchange.full_piece_bytes >= MUCH_BYTES:
+                self.serving.engine.give_back_later()
 
     def _most_tokens(self) -> int:
         """Return how many tokens are reserved for the request: what its bytes tell of its prompt, and its answer."""
@@ -248,6 +251,7 @@ class Answer:
             num_bytes += len(part)
             if num_bytes >= PIECE_BYTES:
                 await write(send, b"".join(piece))
+                self.exchange.full_piece_bytes += num_bytes
                 stream.progressed()
                 await asyncio.sleep(0)
                 piece = []

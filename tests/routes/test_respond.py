@@ -281,6 +281,16 @@ def test_the_memory_of_a_large_body_that_ends_early_is_given_back(num_bytes: int
     assert engine.gives_back.qsize() == expected
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_the_memory_of_a_large_answer_is_given_back_once_it_is_written(served: Served, stream: bool) -> None:
+    served.engine.script = says("a word")
+    assert served.complete(stream=stream).status_code == 200
+    served.engine.script = says("x" * (MUCH_BYTES + 1))
+    assert len(served.complete(stream=stream).content) > MUCH_BYTES
+    assert served.engine.gives_back.get(timeout=60)
+    assert served.engine.gives_back.empty()
+
+
 async def test_bodies_that_are_being_received_are_bounded_by_client() -> None:
     serving = serving_of(100)
     slow = [asyncio.create_task(read(serving, part(b" " * 90), client="greedy")) for _ in range(2)]

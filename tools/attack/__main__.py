@@ -21,8 +21,10 @@ from typing import Any
 
 from tools.attack.attack import Attack, Strike
 from tools.attack.families import ATTACKS
-from tools.attack.families.bodies import long_prompts, sequences
+from tools.attack.families.bodies import long_prompts, prompts, sequences
+from tools.attack.families.media import of_image, url_of
 from tools.attack.measure import Result, measure
+from tools.attack.media_files import plain
 from tools.attack.neighbour import Neighbour, running_neighbour
 from tools.attack.server import Server, oaiserve
 from tools.attack.verdict import MOST_RSS_GROWTH_MIB, failures
@@ -33,6 +35,9 @@ QUIET_SECONDS = 5.0
 QUICK_QUIET_SECONDS = 2.0
 WARM_UP_SECONDS = 8.0
 QUICK_WARM_UP_SECONDS = 2.0
+# Prompts that fill the KV cache of every kind of server, also where answers are short: 20,000 tokens.
+NUM_FILLING_PROMPTS = 320
+FILLING_WORDS = 60
 MARKERS = "attacks"
 HEAD = ("class", "attacks", "sent", "found", "ITL p99, times quiet", "ITL p99 ms", "RSS grows by, MiB", "verdict")
 MOST_SHOWN = 3  # sentences of a verdict
@@ -64,10 +69,14 @@ def run_all(attacks: Sequence[Attack], arguments: argparse.Namespace) -> list[di
 
 
 def warm_up(server: Server, seconds: float) -> None:
-    """Let the server work, because its first large steps touch memory that stays."""
+    """Let the server work, because the first large steps, uses of blocks of the KV cache, and images touch memory that
+    stays: an attack would be blamed for the weights of the model's tower."""
     strike = Strike(server.url, server.process.log_file, quick=True, answer_seconds=120)
     asyncio.run(strike.ask_all(long_prompts(strike.number), 32))
+    asyncio.run(strike.ask_all(prompts(NUM_FILLING_PROMPTS, FILLING_WORDS, max_tokens=1), 32))
     asyncio.run(strike.ask_all(sequences(strike.number), 1))  # a full batch
+    if server.kind == "images":
+        asyncio.run(strike.ask_all([of_image(url_of(plain("PNG", side=512)))], 1))
     time.sleep(seconds)
 
 

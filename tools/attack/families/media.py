@@ -18,6 +18,10 @@ ODD_URLS = (
 )
 
 
+def url_of(content: bytes) -> str:
+    return f"data:;base64,{b64encode(content).decode()}"
+
+
 def of_image(url: str) -> bytes:
     parts = [{"type": "image_url", "image_url": {"url": url}}, {"type": "text", "text": "What?"}]
     return post(CHAT, {"messages": [{"role": "user", "content": parts}], "max_tokens": 1})
@@ -26,14 +30,14 @@ def of_image(url: str) -> bytes:
 @MEDIA.burst("images that are small, or of 19 MiB, and cost much to decode", DONE, 4, server="images",
              answer_seconds=240, limit_seconds=300, is_work=True)  # fmt: skip
 def bombs(number: Number) -> list[Sent]:
-    urls = [f"data:;base64,{b64encode(make()).decode()}" for make in IMAGES.values()]
+    urls = [url_of(make()) for make in IMAGES.values()]
     return [of_image(url) for url in urls] * number(2, 1)
 
 
 @MEDIA.burst("one color, 4,000 x 4,000, 16 times in each of 8 requests", DONE, 8, server="images",
              answer_seconds=60, limit_seconds=120)  # fmt: skip
 def many_pixels(number: Number) -> list[Sent]:
-    image = {"type": "image_url", "image_url": f"data:;base64,{b64encode(IMAGES['WebP of one color']()).decode()}"}
+    image = {"type": "image_url", "image_url": url_of(IMAGES["WebP of one color"]())}
     return [post(CHAT, {"messages": [{"role": "user", "content": [image] * 16}], "max_tokens": 1})] * number(8, 4)
 
 
