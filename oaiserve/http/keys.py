@@ -71,7 +71,7 @@ class Key:
             message = f"The key '{self.name}' may not use the model {names[0][:200]!r}. It may use {shown}."
             raise Forbidden(message, param="model", code="model_not_found")
 
-    def priority_for(self, asked: int | None) -> int:
+    def priority_for(self, requested: int | None) -> int:
         """Return the priority of a request. A lower one is served earlier, but none is below the key's."""
         if self.priority is None:
             return requested or 0

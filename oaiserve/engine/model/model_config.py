@@ -29,12 +29,11 @@ def refuse_unless_computable(config: PreTrainedConfig, name: str) -> None:
         raise StartupError(f"'{name}' cannot be served: {problem}.")
 
 
-def refuse_longer(max_model_len: int | None, config: PreTrainedConfig) -> None:
-    """Raise StartupError if requests may be longer than the model supports."""
-    has_attention = getattr(config, "num_attention_heads", None) is not None
-    limit = context_length(config) if has_attention else MOST_POSITIONS  # States have no positions.
-    if max_model_len is not None and max_model_len > limit:
-        raise StartupError(f"--max-model-len is {max_model_len}, but the model is good for {limit} tokens.")
+def most_tokens(config: PreTrainedConfig) -> int:
+    """Return the length of the longest request that a user may allow."""
+    if getattr(config, "num_attention_heads", None) is None:
+        return MOST_POSITIONS  # States have no positions.
+    return context_length(config)
 
 
 def context_length(config: PreTrainedConfig) -> int:
