@@ -272,8 +272,7 @@ async def in_turns_if_large(request: Request, work: Work[Result], num_bytes: int
         except RecursionError:  # raised by the decoder, or by the readers of its values
             raise InvalidRequest("The body is nested too deeply.") from None
 
-    return (
-        await in_turns(request, guarded(), num_bytes)
-        if always or num_bytes > MOST_LOOP_BYTES
-        else at_once(request.state.cpu.of(guarded()))
-    )
+    if always or num_bytes > MOST_LOOP_BYTES:
+        return await in_turns(request, guarded(), num_bytes)
+    cpu: CpuTime = request.state.cpu
+    return at_once(cpu.of(guarded()))

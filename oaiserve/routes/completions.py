@@ -108,12 +108,7 @@ def _answer(intake: Intake[CompletionBody]) -> Answer:
     if body.suffix:
         if tokenizer.fill is None:
             raise invalid("suffix", "the model has no tokens for filling in the middle, such as <|fim_prefix|>")
-        prompts = tuple(
-            GapPrompt(prompt.text, body.suffix, prompt.add_special_tokens)
-            if isinstance(prompt, TextPrompt)
-            else GapPrompt(prompt.token_ids, body.suffix)
-            for prompt in read_prompts
-        )
+        prompts = tuple(_with_gap(prompt, body.suffix) for prompt in read_prompts)
         # After the middle, a model may continue with another gap.
         ends = () if params.ignore_eos else tokenizer.fill.ids
         params = replace(params, stop_token_ids=(*params.stop_token_ids, *ends))
@@ -131,6 +126,12 @@ def _best_of(body: CompletionBody) -> int | None:
     if best_of > n and body.stream:
         raise invalid("best_of", f"must be equal to n ({n}) with 'stream': true, got {best_of}")
     return best_of
+
+
+def _with_gap(prompt: TextPrompt | TokenPrompt, suffix: str) -> GapPrompt:
+    if isinstance(prompt, TextPrompt):
+        return GapPrompt(prompt.text, suffix, prompt.add_special_tokens)
+    return GapPrompt(prompt.token_ids, suffix)
 
 
 def build_prompts(body: CompletionBody) -> tuple[TextPrompt | TokenPrompt, ...]:

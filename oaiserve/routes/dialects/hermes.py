@@ -20,12 +20,14 @@ class HermesCalls(UntaggedCalls):
 def without_line_ends(messages: Sequence[Message]) -> list[Message]:
     """Return messages without the line end that the model wrote before calls. Templates add it again, and with two line
     ends the prompt would differ from the one in the prefix cache."""
-    return [
-        {**message, "content": message["content"].removesuffix("\n")}
-        if message.get("tool_calls") and isinstance(message.get("content"), str)
-        else message
-        for message in messages
-    ]
+    return [_without_line_end(message) for message in messages]
+
+
+def _without_line_end(message: Message) -> Message:
+    content = message.get("content")
+    if message.get("tool_calls") and isinstance(content, str):
+        return {**message, "content": content.removesuffix("\n")}
+    return message
 
 
 HERMES = CallFamily(

@@ -69,15 +69,15 @@ class Site:
     @staticmethod
     def _lark(pieces: Iterable[str], special_ids: Mapping[str, int]) -> list[str]:
         """Return pieces in Lark: those in slashes unchanged, and texts, which are optional before "?"."""
-        return [
-            piece
-            if piece.startswith("/")
-            else f"({lark_of(piece[:-1], special_ids)})?"
-            if piece.endswith("?")
-            else lark_of(piece, special_ids)
-            for piece in pieces
-            if piece
-        ]
+        lark: list[str] = []
+        for piece in filter(None, pieces):
+            if piece.startswith("/"):
+                lark.append(piece)
+            elif piece.endswith("?"):
+                lark.append(f"({lark_of(piece[:-1], special_ids)})?")
+            else:
+                lark.append(lark_of(piece, special_ids))
+        return lark
 
 
 # {"name": "NAME", "arguments": {...}}, anywhere. Text may contain such an object with other keys.

@@ -268,11 +268,11 @@ class _Preparation:
     def _member(self, schema: Any, place: str, depth: int, is_alone: bool, is_joined: bool) -> dict[str, Any] | bool:
         if is_joined and isinstance(schema, dict) and "$ref" in schema:
             # llguidance replaces a reference that is joined with something by its target.
-            return {"$ref": self._reference(schema["$ref"], step(place, "$ref"), depth, False, True)} | (
-                {"allOf": [rest]}
-                if (rest := self._schema({k: v for k, v in schema.items() if k != "$ref"}, place, depth + 1, False))
-                else {}
-            )
+            member: dict[str, Any] = {"$ref": self._reference(schema["$ref"], step(place, "$ref"), depth, False, True)}
+            rest = self._schema({key: value for key, value in schema.items() if key != "$ref"}, place, depth + 1, False)
+            if rest:
+                member["allOf"] = [rest]
+            return member
         return self._schema(schema, place, depth + 1, is_alone)
 
     def _with_names(self, schema: dict[str, Any], place: str) -> dict[str, Any]:
