@@ -15,6 +15,7 @@ from oaiserve.engine.decoder.sources.integer_layouts import Integers
 from oaiserve.engine.decoder.sources.unread_matrix import UnreadMatrix
 from oaiserve.engine.executors.cuda import packed
 from oaiserve.engine.executors.cuda.executor import CudaWeights
+from oaiserve.engine.executors.cuda.kernels import triton_kernels
 from oaiserve.engine.model.batch import Batch
 from oaiserve.engine.start.compare import difference
 from oaiserve.engine.start.described import Described, describe_model
@@ -24,7 +25,6 @@ from tests.engine.executors.test_cuda import on_cpu
 from tests.engine.executors.test_reference_steps import reference
 from tests.engine.model.cpu.small_models import EXPERTS, MOE, config, make_model
 from tests.engine.model.gpu.packed_matrices import integers
-from tests.engine.model.runners import triton_kernels
 from tests.engine.model.steps import CPU
 from tests.models.in_blocks import SIZES, batch_of, file_of, written
 from tests.models.packed import Packing, save_in_mxfp4, write_fp8

@@ -15,7 +15,7 @@ from oaiserve.engine.decoder.description import Decoder, Experts, Layer
 from oaiserve.engine.decoder.model_spec import kv_shapes
 from oaiserve.engine.decoder.spec import ModelSpec
 from oaiserve.engine.executors.cuda.executor import CudaExecutor, CudaWeights
-from oaiserve.engine.executors.cuda.kernels import Kernels
+from oaiserve.engine.executors.cuda.kernels import Kernels, triton_kernels
 from oaiserve.engine.model import transfer
 from oaiserve.engine.model.adapters import Adapter, AdapterPart
 from oaiserve.engine.model.batch import CapturedAdapters, build_batch
@@ -29,7 +29,6 @@ from tests.engine.executors.fake_gpu import GPU, VARIANTS, replace_kernels, watc
 from tests.engine.executors.test_cuda_packed import FILES
 from tests.engine.executors.test_cuda_packed import described as described_for_gpu
 from tests.engine.executors.test_reference_steps import with_keys_and_values
-from tests.engine.model.runners import triton_kernels
 from tests.engine.model.steps import BLOCK_SIZE, sequence_of
 from tests.models.adapters import random_adapter
 from tests.models.described import described
