@@ -11,6 +11,8 @@ It must not know the content of the work.
 from __future__ import annotations
 
 import logging
+import os
+import sys
 import threading
 import time
 from collections import deque
@@ -29,6 +31,7 @@ Result = TypeVar("Result")
 Work: TypeAlias = Generator[bool | None, None, Result]  # stops after each piece
 
 LARGE_BYTES = 2**16  # bytes of a body that takes more than a moment of work
+LONG_NICENESS = 8  # Threads of long pieces get a seventh of a core that the model needs as well.
 LONG = True  # what work yields if its next piece takes more than milliseconds
 MUCH_BYTES = 2**20  # bytes of a body for which memory is taken before, and given back after
 GIVE_BACK_SECONDS = 1.0  # after the last such body: by then, everything made of it is free
@@ -201,6 +204,8 @@ class TurnWorkers:
             thread.join()
 
     def _work(self, lane: _Lane) -> None:
+        if lane is self._long and sys.platform == "linux":  # elsewhere, this would be the whole process
+            os.setpriority(os.PRIO_PROCESS, 0, LONG_NICENESS)
         while (task := self._take(lane)) is not None:
             began_ns = monotonic_ns()
             rest = task.rest if lane is self._large else 0

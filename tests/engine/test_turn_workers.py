@@ -1,5 +1,7 @@
 """Clients take turns, small and large work have threads of their own, and freed memory is given back."""
 
+import os
+import sys
 import threading
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
@@ -10,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from oaiserve.engine.turn_workers import LARGE_BYTES, LONG, MUCH_BYTES, Task, Turns, TurnWorkers
+from oaiserve.engine.turn_workers import LARGE_BYTES, LONG, LONG_NICENESS, MUCH_BYTES, Task, Turns, TurnWorkers
 
 TIMEOUT_SECONDS = 60
 
@@ -81,6 +83,20 @@ def test_pieces_that_take_long_keep_no_other_work_waiting_and_take_turns() -> No
     assert order.count("a0") == order.count("a1") == 2
     assert {"b dropped", "test-large"} < result
     assert all(str(each).startswith(("test-", "b")) and "long" not in str(each) for each in result)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere, threads have no niceness of their own")
+def test_pieces_that_take_long_yield_the_cores_to_the_model() -> None:
+    ends = SimpleQueue[int]()
+
+    def work() -> Generator[bool | None, None, int]:
+        before = os.getpriority(os.PRIO_PROCESS, 0)
+        yield LONG
+        return os.getpriority(os.PRIO_PROCESS, 0) - before
+
+    with running(has_long=True) as workers:
+        workers.add(Task("", 0, work(), ends.put, ends.put, lambda: None, bool, "test"))
+        assert ends.get(timeout=TIMEOUT_SECONDS) == LONG_NICENESS
 
 
 def test_only_the_thread_for_large_work_rests_after_a_piece(monkeypatch: pytest.MonkeyPatch) -> None:
