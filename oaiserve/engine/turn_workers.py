@@ -17,6 +17,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Generator
+from contextlib import suppress
 from dataclasses import dataclass
 from time import thread_time_ns
 from typing import Any, Generic, TypeAlias, TypeVar
@@ -205,7 +206,8 @@ class TurnWorkers:
 
     def _work(self, lane: _Lane) -> None:
         if lane is self._long and sys.platform == "linux":  # elsewhere, this would be the whole process
-            os.setpriority(os.PRIO_PROCESS, 0, LONG_NICENESS)
+            with suppress(OSError):  # A sandbox may forbid it. The work must go on all the same.
+                os.setpriority(os.PRIO_PROCESS, 0, LONG_NICENESS)
         while (task := self._take(lane)) is not None:
             began_ns = monotonic_ns()
             rest = task.rest if lane is self._large else 0

@@ -176,8 +176,8 @@ class KeyTable:
     # -- uses: call them in a transaction ------------------------------------------------------------------------------
 
     def reserve(self, use: Use, tokens: int) -> None:
-        """Count a request of `tokens` tokens, if its key has that many left, and store this in its use. Raises
-        RateLimited."""
+        """Count a request and its `tokens` in the limits of its key, and note both in `use`. Raises RateLimited if the
+        key has too few left."""
         now = self.clock()
         wanted = {"requests": 1, "tokens": tokens}
         for left in reversed(all_left := self._left(use.key, now)):  # Limits of a day last longer.

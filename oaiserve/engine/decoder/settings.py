@@ -66,7 +66,7 @@ _OLDER_KEYS = {
     *("audio_config", "image_token_id", "num_deep_layers", "video_token_id", "vision_config", "vision_end_token_id"),
     *("vision_start_token_id", "vision_token_id"),
 }
-# Keys that many types have, and that nothing computes with: they have no place in the table.
+# The table leaves these keys out: many types have them, and no computation reads them.
 WITHOUT_USE = frozenset(
     {
         *("attention_dropout", "initializer_range", "output_router_logits", "pretraining_tp", "router_aux_loss_coef"),

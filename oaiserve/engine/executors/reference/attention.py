@@ -175,6 +175,6 @@ def _gather(cache: LayerCache, group: _Group, first: int, end: int) -> tuple[Ten
 
 def in_float32(numbers: Tensor, rows: Tensor, scale: float) -> Tensor:
     """Return a copy of some rows of keys or values in float32."""
-    if numbers.dtype == FP8:  # torch can't index these.
+    if numbers.dtype == FP8:  # torch can't copy these by index.
         return numbers.view(torch.uint8).index_select(0, rows).view(FP8).float() * scale
     return numbers.index_select(0, rows).float()
