@@ -47,7 +47,7 @@ class ChoiceOutput:
         self._token_ids: list[int] = []
         self._text_lengths: list[int] | None = [] if params.text_lengths else None
         self._num_characters = 0  # characters of all tokens, including text that is held back or cut off
-        self._logprobs = TokenLogprobs()
+        self._logprobs = TokenLogprobs() if params.logprobs is not None else None
         self._chunk_tokens = min(1, stream_interval)  # for the next chunk: the first token does not wait for others
         self._has_end_token = False
         self.finish_reason: FinishReason | None = None
@@ -65,7 +65,7 @@ class ChoiceOutput:
         num_before = self._num_characters
         self.num_tokens += 1
         self._token_ids.append(token_id)
-        if logprobs is not None:
+        if logprobs is not None and self._logprobs is not None:
             add_logprobs(self._logprobs, self._table, logprobs)
         if token_id in self._eos_token_ids or (constraint is not None and constraint.ends_with(token_id)):
             self._has_end_token = True
@@ -108,7 +108,7 @@ class ChoiceOutput:
             self._sequence.index,
             text,
             self._token_ids,
-            self._logprobs if self._sequence.params.logprobs is not None else None,
+            self._logprobs,
             self.finish_reason,
             self.stop_reason,
             self._text_lengths,
@@ -119,7 +119,7 @@ class ChoiceOutput:
         self._token_ids = []
         if self._text_lengths is not None:
             self._text_lengths = []
-        if self._logprobs:
+        if self._logprobs is not None:
             self._logprobs = TokenLogprobs()
         self._chunk_tokens = self._stream_interval
         return chunk

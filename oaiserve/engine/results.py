@@ -8,9 +8,11 @@ that is enough for one. Engine thread only.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from itertools import chain, repeat
 
 from oaiserve.engine.banned import leaves_no_token
+from oaiserve.engine.grammars.constraint import Constraint
 from oaiserve.engine.grammars.grammar import GrammarGivenUp, GrammarViolation
 from oaiserve.engine.open_request import OpenRequest
 from oaiserve.engine.open_requests import OpenRequests
@@ -18,7 +20,6 @@ from oaiserve.engine.output import ChoiceOutput, add_logprobs
 from oaiserve.engine.prompt_progress import report_progress
 from oaiserve.engine.request import FinishReason, Pooled
 from oaiserve.engine.scheduling.scheduler import Scheduler
-from oaiserve.engine.sequence import Sequence
 from oaiserve.engine.step import Chunk, ChunkResult, Draw, Logprobs, Step
 from oaiserve.errors import InternalError, InvalidRequest
 from oaiserve.facts.engine_numbers import EngineNumbers
@@ -60,13 +61,9 @@ class Results:
     def _take_chunk(self, opened: OpenRequest, chunk: Chunk, result: ChunkResult, now_ns: int, *, batch: int) -> None:
         sequence = chunk.sequence
         notes = opened.notes
-        prompt = opened.prompts[sequence.index // opened.request.params.n]
-        if result.prompt_logprobs is not None and prompt.logprobs is not None:
-            # A prompt that was preempted half-way is computed again from its start.
-            prompt.logprobs.truncate(chunk.start + 1)
-            for row in result.prompt_logprobs:
-                add_logprobs(prompt.logprobs, self._table, row)
-        if chunk.num_known > 1 and (chunk.start < sequence.prompt_len or sequence.num_preemptions):
+        if result.prompt_logprobs is not None:
+            self._take_prompt_logprobs(opened, chunk, result.prompt_logprobs)
+        if (chunk.start < sequence.prompt_len or sequence.num_preemptions) and chunk.num_known > 1:
             notes.computed(chunk, now_ns, batch)
         if chunk.draw is Draw.SUPERSEDED:
             self._scheduler.commit(chunk, [])
@@ -109,6 +106,14 @@ class Results:
             opened.account.note_length(output.num_tokens)
             self._requests.finish_if_complete(opened, now_ns)
 
+    def _take_prompt_logprobs(self, opened: OpenRequest, chunk: Chunk, rows: list[Logprobs]) -> None:
+        prompt = opened.prompts[chunk.sequence.index // opened.request.params.n]
+        if prompt.logprobs is not None:
+            # A prompt that was preempted half-way is computed again from its start.
+            prompt.logprobs.truncate(chunk.start + 1)
+            for row in rows:
+                add_logprobs(prompt.logprobs, self._table, row)
+
     def _push(
         self, opened: OpenRequest, output: ChoiceOutput, chunk: Chunk, result: ChunkResult, now_ns: int, batch: int
     ) -> list[int]:
@@ -130,7 +135,12 @@ class Results:
             output.finish(FinishReason.LENGTH)
             return []
         taken: list[int] = []
-        for token_id, logprobs in self._tokens(opened, sequence, result):
+        tokens: Iterable[tuple[int, Logprobs | None]] = zip(
+            result.token_ids, result.logprobs or repeat(None), strict=False
+        )
+        if sequence.constraint is not None and result.token_ids:
+            tokens = chain(tokens, self._forced_tokens(opened, sequence.constraint))
+        for token_id, logprobs in tokens:
             notes.drew(sequence, now_ns, batch)
             opened.usage.completion_tokens += 1
             output.push(token_id, logprobs)
@@ -139,15 +149,8 @@ class Results:
                 break
         return taken
 
-    def _tokens(
-        self, opened: OpenRequest, sequence: Sequence, result: ChunkResult
-    ) -> Iterator[tuple[int, Logprobs | None]]:
-        """Yield the drawn tokens, then those forced by a grammar. The caller pushes each before it asks for more."""
-        for index, token_id in enumerate(result.token_ids):
-            yield token_id, None if result.logprobs is None else result.logprobs[index]
-        constraint = sequence.constraint
-        if constraint is None or not result.token_ids:
-            return
+    def _forced_tokens(self, opened: OpenRequest, constraint: Constraint) -> Iterator[tuple[int, None]]:
+        """Yield the tokens that a grammar forces next. The caller pushes each before it asks for more."""
         while self._num_forceable > 0 and (forced_ids := constraint.forced_ids()):
             for token_id in forced_ids[: self._num_forceable]:
                 self._num_forceable -= 1

@@ -86,6 +86,7 @@ class Sequence:
     prompt_len: int = 0
     # Its logits are edited by the ids before, on the host, so all of them must be known when it draws.
     needs_ids: bool = False
+    has_edits: bool = False  # its logits are edited, by these ids or by parameters other than min_tokens
     # written by Scheduler
     token_ids: list[int] = field(default_factory=list)
     num_tokens: int = 0  # including those that a step under way draws
@@ -133,6 +134,8 @@ class Sequence:
             or self.params.presence_penalty != 0.0
             or any(len(word) > 1 for word in self.bad_words)
         )
+        by_ids = self.params.allowed_token_ids is not None or self.bad_words or self.params.logit_bias
+        self.has_edits = self.needs_ids or bool(by_ids)
 
     @property
     def num_pending(self) -> int:

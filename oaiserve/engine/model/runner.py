@@ -128,8 +128,12 @@ class ModelRunner:
             table_rows = self._tables.update(step)
         if self._states is not None:
             self._states.copy(step.state_copies)
-        draws = [draw for chunk in step.chunks for draw in chunk.draws()]
-        sample_chunks = [index for index, chunk in enumerate(step.chunks) for _ in chunk.draws()]
+        draws: list[Chunk] = []
+        sample_chunks: list[int] = []
+        for index, chunk in enumerate(step.chunks):
+            draws_of_chunk = chunk.draws()
+            draws += draws_of_chunk
+            sample_chunks += [index] * len(draws_of_chunk)
         prompt_rows: list[tuple[int, int, int]] = []
         known: list[tuple[int, int]] = []
         replayed: Replayed | None = None
@@ -218,7 +222,7 @@ class ModelRunner:
             ):
                 result = results[launched.sample_chunks[row]]
                 draft = launched.draws[row].draft
-                if result.token_ids != [*draft]:
+                if draft and result.token_ids != [*draft]:
                     continue  # This token was drawn after a draft that was wrong.
                 if is_finite:
                     result.token_ids.append(token_id)

@@ -65,7 +65,7 @@ def commit(lane: Lane, chunk: Chunk, token_ids: list[int]) -> bool:
     """
     sequence, start, num_tokens, max_draws, draft, draw = chunk
     known = sequence.token_ids
-    end = chunk.known_end
+    end = start + num_tokens - len(draft)
     known += token_ids
     # A token whose id was not known when the step was launched may have filled a block. A sequence that was preempted
     # since has lost it.

@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     import tokenizers
 
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
-_utf8_decoder = codecs.getincrementaldecoder("utf-8")
 
 
 def _byte_level_table() -> dict[int, str]:
@@ -172,9 +171,9 @@ class ByteDetokenizer:
                 self._to_strip = max(0, self._to_strip - num_spaces)
             else:
                 self._to_strip = 0
-        self._decoder = _utf8_decoder("replace")
+        self._held = b""  # the beginning of a character
         # The prompt may end inside a character, of which at most 3 bytes are in its last tokens.
-        self._decoder.decode(b"".join(table.bytes_of(i) for i in prompt_ids[-4:] if i not in hidden))
+        self._decode(b"".join(table.bytes_of(i) for i in prompt_ids[-4:] if i not in hidden))
 
     def push(self, token_id: int) -> str:
         """Take a token, and return the completed characters: often none, sometimes several."""
@@ -182,15 +181,21 @@ class ByteDetokenizer:
             return ""
         if self._is_first:
             self._is_first = self._table.backend.id_to_token(token_id) is None
-            return self._decoder.decode(self._table.first_bytes_of(token_id))
-        text = self._decoder.decode(self._table.bytes_of(token_id))
+            return self._decode(self._table.first_bytes_of(token_id))
+        text = self._decode(self._table.bytes_of(token_id))
         if self._to_strip:
             return self._strip(text)
         return text
 
     def finish(self) -> str:
         """Return the rest, with U+FFFD for an incomplete character. Call it once, after the last push."""
-        return self._strip(self._decoder.decode(b"", final=True))
+        return self._strip(self._decode(b"", is_last=True))
+
+    def _decode(self, data: bytes, *, is_last: bool = False) -> str:
+        data = self._held + data
+        text, num_decoded = codecs.utf_8_decode(data, "replace", is_last)
+        self._held = data[num_decoded:]
+        return text
 
     def _strip(self, text: str) -> str:
         start = 0
@@ -288,8 +293,10 @@ class StopMatcher:
         begins in it counts later. Do not push again after a match.
         """
         stops = self._stops
+        if not stops.stops:
+            return text, None
         held = self._held + text
-        for end in range(len(self._held) + 1, len(held) + 1) if enabled and stops.stops else ():
+        for end in range(len(self._held) + 1, len(held) + 1) if enabled else ():
             if held.endswith(stops.stops, 0, end):
                 stop = next(stop for stop in stops.stops if held.endswith(stop, 0, end))
                 self._held = ""

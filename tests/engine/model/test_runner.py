@@ -183,11 +183,11 @@ def test_a_waiting_draw_without_memory_ends_its_sequence_only(loaded: SmallModel
 # -- draws under a grammar
 
 
-def prompts_under_grammars() -> tuple[Step, list[Sequence]]:
+def prompts_under_grammars(*first_answers: list[int]) -> tuple[Step, list[Sequence]]:
     """Return a step with `PROMPTS`, the first two of which have a grammar, and all sequences."""
-    step = step_of(*[{"temperature": 0.0, "logprobs": 1}] * 4)
-    for index, answers in enumerate(([[11], [14]], [[20]])):
-        step.chunks[index].sequence.constraint = constraint(OneOf(*answers))
+    grammars = [{"constraint": constraint(OneOf(*answers))} for answers in (first_answers, [[20]])]
+    step = step_of(*[{"temperature": 0.0, "logprobs": 1, **more} for more in [*grammars, {}, {}]])
+    for index in range(2):
         step.chunks[index] = step.chunks[index]._replace(draw=Draw.LATE)
     return step, [chunk.sequence for chunk in step.chunks]
 
@@ -203,7 +203,7 @@ def test_rows_with_a_mask_draw_from_it_and_the_others_as_ever(
     plain = step_of(*[{"temperature": 0.0, "logprobs": 1}] * 4)
     expected = runner.collect(runner.launch(plain)).chunks
     count.rows.clear()
-    step, sequences = prompts_under_grammars()
+    step, sequences = prompts_under_grammars([11], [14])
     launched = runner.launch(step)
     runner.draw(launched, masks_of(sequences, loaded.vocab_size))
     assert count.rows == rows
@@ -220,7 +220,7 @@ def test_a_row_whose_token_a_grammar_has_forced_meanwhile_is_not_drawn(loaded: S
     count = CountingRows()
     runner = eager_runner(loaded, num_blocks=8, block_size=4, sample_ids=count)
     runner.is_asynchronous = True
-    step, sequences = prompts_under_grammars()
+    step, sequences = prompts_under_grammars([11], [14])
     launched = runner.launch(step)
     step.chunks[0] = step.chunks[0]._replace(draw=Draw.SUPERSEDED)
     runner.draw(launched, masks_of(sequences[1:], loaded.vocab_size))
@@ -232,7 +232,6 @@ def test_a_row_whose_token_a_grammar_has_forced_meanwhile_is_not_drawn(loaded: S
 
 def test_a_mask_without_a_token_ends_its_sequence_only(loaded: SmallModel) -> None:
     step, sequences = prompts_under_grammars()
-    sequences[0].constraint = constraint(OneOf())
     runner = eager_runner(loaded, num_blocks=8, block_size=4)
     launched = runner.launch(step)
     runner.draw(launched, masks_of(sequences, loaded.vocab_size))

@@ -67,15 +67,7 @@ def edit_logits(
 
 def is_edited(chunk: Chunk) -> bool:
     """Return whether the logits of the chunk's draw may be edited: a grammar decides at the draw."""
-    params = chunk.sequence.params
-    return bool(
-        chunk.sequence.constraint is not None
-        or params.allowed_token_ids is not None
-        or chunk.sequence.bad_words
-        or is_too_short(chunk)
-        or params.logit_bias
-        or _has_penalty(chunk.sequence)
-    )
+    return chunk.sequence.has_edits or is_too_short(chunk)
 
 
 def _has_penalty(sequence: Sequence) -> bool:
