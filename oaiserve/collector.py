@@ -13,8 +13,8 @@ LARGE_BYTES = 2**16  # Decoding less JSON than this runs the collector a few tim
 def paused_for(num_bytes: int) -> Iterator[None]:
     """Pause the collector while `num_bytes` of JSON are decoded, if that is a lot.
 
-    Decoding makes many objects and no garbage, but every 700 new objects run the collector, which looks at all new
-    ones and holds the GIL meanwhile. Of two threads that pause at once, the first one ends the pause of both.
+    Decoding makes many objects and no garbage, but every few thousand new objects run the collector, which looks at
+    all new ones and holds the GIL meanwhile. Of two threads that pause at once, the first one ends the pause of both.
     """
     is_pausing = num_bytes >= LARGE_BYTES and gc.isenabled()
     if is_pausing:

@@ -39,6 +39,9 @@ logger = logging.getLogger(__name__)
 # How long a thread that computes in Python may keep the others from it. The engine thread needs Python several times in
 # each step of some milliseconds, so with Python's own 5 ms, one large request could double the time of each step.
 SWITCH_SECONDS = 0.0005
+# New objects that may live before the collector looks at them. Python's own 700 are less than a step of 256 sequences
+# makes, so the collector would run in each step. 10,000 objects take some megabytes.
+MOST_NEW_OBJECTS = 10_000
 BACKLOG = 2048  # connections that the system keeps until they are accepted
 
 
@@ -178,6 +181,7 @@ def serve_model(config: Config, sock: socket.socket, ready: Callable[[], None] |
     if "transformers" in sys.modules:
         gc.collect()
     gc.freeze()
+    gc.set_threshold(MOST_NEW_OBJECTS)
     gc.enable()
     give_back()  # memory that the start has freed
     keep_freed()

@@ -15,6 +15,7 @@ COMMANDS = {
     "bench.quantized_peers": "against llama.cpp on the same GGUF files, and vLLM on 4-bit checkpoints",
     "bench.drafts": "what drafts bring or cost on models of yours: docs/measurements.md",
     "bench.regressions": "twelve figures of this tree and of an earlier commit, in turns: before a release",
+    "bench.host": "what streams cost the host, on a device that computes nothing: docs/measurements.md",
     "bench.starts": "starts until the first answer, in turns with llama.cpp's: docs/benchmarks.md",
     "bench.step": "where a step's time goes, and its floor: `make bench`",
     "quality": "KL divergence and top-1 agreement with float32, next to llama.cpp's: docs/benchmarks.md",

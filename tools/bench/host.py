@@ -1,0 +1,95 @@
+"""Measures what streams cost the host: python -m tools.bench.host
+
+A server of the demo model gets a runner that computes nothing, so its CPU time is that of the engine thread, which
+schedules and detokenizes, and of the event loop, which writes events. Only what launches steps on a GPU is missing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import oaiserve.engine.engine as engine
+from oaiserve.cli import main as serve
+from oaiserve.engine.served_model import ServedModel
+from oaiserve.engine.step import ChunkResult, Masks, Step, StepResult
+from tools.bench.process_usage import cpu_seconds
+from tools.load import run_bench
+from tools.markdown import add_publishing, as_markdown, number, publish, results_of
+from tools.server_process import exit_on_sigterm, running_oaiserve
+
+PROGRAM = "tools.bench.host"
+TOKENS_OF_ANSWER = 500
+NUM_IDS = 1000  # ids that the runner draws, one after the other
+FLAGS = ("--max-running", "1024", "--max-connections-per-address", "0", "--kv-cache-memory", "2GiB")
+
+
+class InstantRunner:
+    """Draws the next of some ids for each sequence, and computes nothing."""
+
+    is_asynchronous = True
+    is_exact = False
+
+    def copy_blocks(self, copies: list[tuple[int, int]]) -> None:
+        pass
+
+    def launch(self, step: Step) -> Step:
+        return step
+
+    def draw(self, launched: Step, masks: Masks | None) -> None:
+        pass
+
+    def collect(self, launched: Step) -> StepResult:
+        return StepResult(
+            [ChunkResult([NUM_IDS + chunk.end % NUM_IDS] if chunk.max_draws else []) for chunk in launched.chunks]
+        )
+
+
+def measure(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Return the CPU time of the server's process for each token, in µs, by the number of streams."""
+    taken: dict[int, list[float]] = {count: [] for count in arguments.streams}
+    with running_oaiserve(*FLAGS, "--log-level", "warning", program=("-m", PROGRAM)) as server:
+        for _ in range(1 + arguments.turns):
+            for count, times in taken.items():
+                load = {"--num-requests": count, "--concurrency": count, "--max-new-tokens": TOKENS_OF_ANSWER}
+                load |= {"--random-form": "words", "--input-len": 3}
+                before = cpu_seconds(server.process.pid)
+                run_bench(server.url, load, "--no-stop-on-eos")
+                times.append((cpu_seconds(server.process.pid) - before) * 1e6 / (count * TOKENS_OF_ANSWER))
+    return {"cpu_us_per_token": {str(count): times[1:] for count, times in taken.items()}}
+
+
+def report(results: dict[str, Any]) -> str:
+    rows = [("streams", "CPU time per token, µs", "tokens/s of one core")]
+    for count, times in results["cpu_us_per_token"].items():
+        middle = statistics.median(times)
+        shown = f"{number(middle)} ({number(min(times))} to {number(max(times))})"
+        rows.append((count, shown, number(round(1e6 / middle, -2))))
+    return "\n".join(as_markdown(rows))
+
+
+def main(argv: Sequence[str]) -> None:
+    if "serve" in argv:
+        start_model = engine.start_model
+
+        def without_computing(*parameters: Any) -> ServedModel:
+            return replace(start_model(*parameters), runner=InstantRunner())
+
+        engine.start_model = without_computing
+        serve(argv)
+        return
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--streams", nargs="+", type=int, default=[64, 256], help="default: 64 256")
+    parser.add_argument("--turns", type=int, default=3, help="of each number of streams (default 3)")
+    add_publishing(parser, "host")
+    arguments = parser.parse_args(argv)
+    exit_on_sigterm()
+    publish(arguments, "host", results := results_of(arguments, measure), report(results))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
