@@ -16,7 +16,7 @@ from oaiserve.engine.scheduling.blocks import BlockHash
 from oaiserve.facts.engine_numbers import EngineNumbers
 from oaiserve.facts.report import HeldPrefixes, Pace, ReplicaReport
 
-# A report that is asked for earlier is the one before again: several routers share one, and its means are of a while.
+# For this long, all routers get the same report, so that its means are over more than a moment.
 LEAST_NS = 500_000_000
 MOST_PROMPTS_KEPT = 4096  # prompts whose prefix keys wait for a report
 

@@ -2,7 +2,7 @@
 
 Its cost per step does not grow with the number of waiting sequences. Most of them wait for one common reason, which the
 scheduler knows when it stops admitting. The time of common reasons is added up once for all, and each sequence keeps
-the totals at the begin of its wait. The few sequences with a reason of their own are kept apart.
+the totals from when its wait began. The few sequences with a reason of their own are kept apart.
 """
 
 from __future__ import annotations

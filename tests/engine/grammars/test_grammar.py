@@ -126,7 +126,7 @@ def test_no_id_beyond_the_models_or_the_tokenizers_is_allowed(vocab_size: int) -
         ("json_schema", '{"type": "integer", "multipleOf": 60}', "0", True),
         ("lark", 'start: "a" | "a" "b"', "a", False),
         ("lark", 'start: "a" | "a" "b"', "ab", True),
-        ("lark", 'start: "<x>" /<[0-9]+>/ // <|im_end|>', "<x><12>", True),  # signs within texts are none
+        ("lark", 'start: "<x>" /<[0-9]+>/ // <|im_end|>', "<x><12>", True),  # a sign in quotes means itself
         ("gbnf", 'root ::= "a"+ "."', "aa", False),
         ("gbnf", 'root ::= "a"+ "."', "aa.", True),
     ],
