@@ -247,7 +247,6 @@ def server_telemetry(
 
 
 def _recording(config: Config, engine: Engine, epoch_offset_ns: int) -> Recording:
-    """Return the recording of the settings, with the server's settings for a replay."""
     path = config.telemetry.record_requests
     options = config.engine
     assert path is not None

@@ -128,7 +128,6 @@ def _with_each_name(argv: Sequence[str]) -> list[str]:
 
 
 def small_command(name: str) -> App:
-    """Return the command line of one of the small commands."""
     app = App(name=f"oaiserve {name}", version_flags=[], default_parameter=Parameter(negative=()))
     module = import_module(f"oaiserve.commands.{name}")
     for each in getattr(module, "COMMANDS", ()):
@@ -164,7 +163,6 @@ def _bench(argv: list[str]) -> int:
 
 
 def _message_for(error: CycloptsError, name: str) -> str:
-    """Return a message for the user."""
     if isinstance(error, UnusedCliTokensError) and error.command_chain and error.command_chain[0] == "route":
         unexpected = " ".join(error.unused_tokens or ())
         return f"Unexpected argument '{unexpected}'. 'oaiserve route' takes flags only, as in --replica {unexpected}."

@@ -99,14 +99,12 @@ def _choices(kind: type) -> dict[str, tuple[str, ...]]:
 
 
 def _check_choices(options: Any) -> None:
-    """Check the settings that are one of several words."""
     for name, allowed in _choices(options.__class__).items():
         value = getattr(options, name)
         _check(value in allowed, flag_of(name), f"'{value}'", f"one of {', '.join(allowed)}")
 
 
 def _check_least(options: Any, **least: float) -> None:
-    """Check the settings that must be at least this much, if they are set."""
     for name, bound in least.items():
         value = getattr(options, name)
         _check(value is None or value >= bound, flag_of(name), value, f"at least {bound}")
@@ -305,7 +303,6 @@ class ServerOptions(ListenerOptions):
 
     @property
     def shows_dashboard(self) -> bool:
-        """Return whether the live page and /debug are there, which show requests of all users."""
         return self.open_dashboard or self.is_private
 
 
@@ -361,7 +358,6 @@ class RouteOptions(ListenerOptions):
 
     @property
     def server(self) -> ServerOptions:
-        """Return the settings of the HTTP server in front."""
         return ServerOptions(**{field.name: getattr(self, field.name) for field in fields(ListenerOptions)})
 
 
@@ -560,7 +556,6 @@ class EngineOptions:
 
     @property
     def adapters(self) -> dict[str, Path]:
-        """Return the folders of the adapters, by name."""
         parts = (adapter.partition("=") for adapter in self.lora)
         return {name: Path(folder) for name, _, folder in parts}
 
@@ -602,7 +597,6 @@ class EngineOptions:
             )
 
     def step_tokens(self, default: int) -> int:
-        """Return the most tokens in one step, given the default for the device."""
         return self.max_step_tokens or max(default, self.max_running)
 
 
@@ -644,12 +638,10 @@ class Config:
 
     @property
     def model_name(self) -> str:
-        """Return the name of the model in answers and in telemetry."""
         return self.model_names[0]
 
     @property
     def model_names(self) -> tuple[str, ...]:
-        """Return the names that requests may give to the model."""
         return tuple(dict.fromkeys(self.server.served_model_name)) or (self.model,)
 
 

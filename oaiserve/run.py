@@ -225,7 +225,6 @@ def _warn_of_keys(config: Config) -> None:
 def serve_models(
     server: ServerOptions, configs: Mapping[str, Config], options: ModelsOptions, sock: socket.socket
 ) -> int:
-    """Serve several models until a signal, and return the exit code."""
     from oaiserve.scale.gateway.app import create_gateway_of_models
     from oaiserve.telemetry import logs
 
@@ -255,7 +254,6 @@ def serve_models(
 
 
 def serve_gateway(options: RouteOptions, sock: socket.socket) -> int:
-    """Serve the gateway until a signal, and return the exit code."""
     from oaiserve.scale.gateway.app import create_gateway
     from oaiserve.telemetry import logs
 
@@ -316,7 +314,6 @@ def listen(options: ServerOptions, sock: socket.socket, banner: Banner | Callabl
 
 
 def _request_address(server: ServerOptions, url: str) -> Callable[[str], str] | None:
-    """Return a function from a request's id to the address of its page, if that is open."""
     if server.shows_dashboard:
         return lambda request_id: f"{url}/requests/{request_id}"
     return None

@@ -41,11 +41,9 @@ class Agent:
 
     @property
     def install(self) -> str:
-        """Return the command that installs it."""
         return f"{'npm install -g' if self.is_javascript else 'uv tool install'} {self.package}"
 
     def made_lean(self) -> Agent:
-        """Return the tool with the settings that make its prompts short."""
         lean = self.lean or Lean()
         return replace(
             self,

@@ -56,7 +56,6 @@ class Banner:
 
 
 def address(server: ServerOptions, port: int) -> str:
-    """Return the URL of a server for programs on this machine."""
     scheme = "http" if server.tls_certificate is None else "https"
     host = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(server.host, server.host)
     if ":" in host and not host.startswith("["):
@@ -73,7 +72,6 @@ def short_name(config: Config) -> str:
 
 
 def of_server(config: Config, port: int, task: Task, facts: Mapping[str, str]) -> Banner:
-    """Return the banner of a server of one model, with the facts of its engine."""
     url = address(config.server, port)
     if config.server.needs_key:
         key = " -H 'authorization: Bearer '$OPENAI_API_KEY"
@@ -95,7 +93,6 @@ def of_server(config: Config, port: int, task: Task, facts: Mapping[str, str]) -
 
 
 def of_models(server: ServerOptions, names: Sequence[str], url: str, *, on_demand: bool) -> Banner:
-    """Return the banner of a server of several models."""
     when = "loaded when a request names it" if on_demand else "loading now"
     facts = {"Models": ", ".join(names), "Runs on": f"one process per model, {when}"}
     places = _places(server, url, "Chat")
@@ -103,7 +100,6 @@ def of_models(server: ServerOptions, names: Sequence[str], url: str, *, on_deman
 
 
 def of_gateway(options: RouteOptions, url: str) -> Banner:
-    """Return the banner of a gateway."""
     if len(options.replica) > 1:
         number = f"{len(options.replica)} servers"
     else:
@@ -119,7 +115,6 @@ def _places(server: ServerOptions, url: str, page: str) -> dict[str, str]:
 
 
 def engine_facts(config: Config, engine: Engine) -> dict[str, str]:
-    """Return facts about an engine, each with its label."""
     facts = {"Model": _model(config, engine), "Runs on": _executor(config, engine)}
     if engine.pooling is None:
         facts["Sampling"] = f"{SamplingDefaults.of(config, engine.default_params)}, unless a request sets others"

@@ -97,7 +97,6 @@ def _is_of(batch: dict[str, Any], digest: str) -> bool:
 
 
 def _begin(client: Client, content: bytes, endpoint: str, *, digest: str) -> str:
-    """Begin a batch, report its cost, and return its id."""
     boundary = token_hex(16)
     part = f'--{boundary}\r\nContent-Disposition: form-data; name="%s"\r\n\r\n'
     form = f"{part % 'purpose'}batch\r\n{part % 'file'}".encode() + content + f"\r\n--{boundary}--\r\n".encode()
@@ -121,7 +120,6 @@ def _begin(client: Client, content: bytes, endpoint: str, *, digest: str) -> str
 
 
 def _pages(client: Client, batch_id: str) -> Iterator[list[bytes]]:
-    """Yield the lines of the answers of a batch as they arrive, up to its end."""
     after = 0
     while True:
         has_ended = client.ask(f"/v1/batches/{batch_id}")["status"] != "in_progress"

@@ -58,7 +58,6 @@ class Chat:
                     self._messages = [*turns, {"role": "assistant", "content": said}]
 
     def _deltas(self, stream: HTTPResponse) -> Iterator[dict[str, Any]]:
-        """Yield the addition of each event."""
         try:
             for line in stream:
                 if not line.startswith(b"data: {"):

@@ -57,7 +57,6 @@ def _is_ctrl_c(info: signal.struct_siginfo) -> bool:
 
 @contextmanager
 def _terminal_restored() -> Iterator[None]:
-    """Restore the terminal's settings afterwards, if this process is in its foreground."""
     is_terminal = sys.stdin.isatty()
     before = termios.tcgetattr(0) if is_terminal else None
     try:

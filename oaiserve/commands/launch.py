@@ -87,7 +87,6 @@ def command(
 
 
 def listing() -> str:
-    """Return the tools, whether each is installed, and what to do next."""
     rows = []
     for name, agent in AGENTS.items():
         is_installed = shutil.which(agent.program) is not None
@@ -101,7 +100,6 @@ def listing() -> str:
 
 
 def script(agent: Agent, values: dict[str, str], arguments: Iterable[str] = ()) -> str:
-    """Return shell commands that start the tool in the same way."""
     lines = []
     for variable, content in agent.files.items():
         lines += [f"cat > {agent.program}.json <<'END'", Template(content).substitute(values), "END"]

@@ -36,7 +36,6 @@ class StoredModel:
         return max((record.day for record in self.records if record.kind == "model" and record.holds), default="")
 
     def described(self) -> tuple[str, str]:
-        """Return the format of the weights and the model's family."""
         try:
             if self.path.is_dir():
                 return _folder(self.path)
@@ -48,7 +47,6 @@ class StoredModel:
 
 
 def stored_models() -> list[StoredModel]:
-    """Find all models, ordered by name."""
     records: dict[Path, list[start_cache.Record]] = {}
     for record in start_cache.records():
         records.setdefault(record.model, []).append(record)
@@ -62,7 +60,6 @@ def stored_models() -> list[StoredModel]:
 
 
 def model_at(name: str, path: Path) -> StoredModel:
-    """Return the model in a folder or a GGUF file."""
     return StoredModel(name, path, _num_bytes(path))
 
 

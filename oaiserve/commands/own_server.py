@@ -76,7 +76,6 @@ def _leave(number: int, frame: object) -> None:
 
 
 def _ready(process: subprocess.Popen[bytes]) -> Client | None:
-    """Return a client of the server, once it answers."""
     for server in servers.running():
         if server.pid == process.pid:
             client = Client(server.url)

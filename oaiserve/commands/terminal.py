@@ -26,7 +26,6 @@ _NEXT_BLOCK = re.compile(r"\n\s*\n(?=\S)")
 
 
 def talk(chat: Chat) -> None:
-    """Ask and answer until the user leaves."""
     with suppress(ImportError):  # a Python without it
         import readline  # noqa: F401 - arrows, and earlier lines
     console = Console(highlight=False)
@@ -52,7 +51,6 @@ def talk(chat: Chat) -> None:
 
 
 def _obeyed(chat: Chat, line: str) -> str:
-    """Do what a command says, and return what is to be shown."""
     name, _, text = line.partition(" ")
     if name == "/time":
         return chat.times()

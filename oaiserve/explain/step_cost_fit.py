@@ -59,7 +59,6 @@ Run = Callable[[Callable[[], None]], object]  # runs a function, now or later
 
 
 def at_once(function: Callable[[], None]) -> None:
-    """Run a function now, on this thread."""
     function()
 
 
@@ -80,7 +79,6 @@ class FitThread:
         self._fits.put(fit)
 
     def stop(self) -> None:
-        """End the thread after its last fit."""
         self._fits.put(None)
 
     def _work(self) -> None:

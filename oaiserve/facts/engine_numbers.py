@@ -29,7 +29,6 @@ class LoadTotals(NamedTuple):
     uncomputed_token_ns: int = 0  # tokens times nanoseconds
 
     def after(self, now_ns: int, num_open: int, uncomputed_tokens: int) -> LoadTotals:
-        """Return the totals with the load from now on."""
         past_ns = now_ns - self.at_ns
         return LoadTotals(
             now_ns,

@@ -62,7 +62,6 @@ def fact(
 
 
 def facts_of(record: type) -> tuple[Fact, ...]:
-    """Return the rows of a dataclass, in the order of its fields."""
     return tuple(_fact(one.name, **one.metadata) for one in fields(record) if one.metadata)
 
 

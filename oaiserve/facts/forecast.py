@@ -98,7 +98,6 @@ class Forecast:
                 yield name, Held.EARLIER if came_ns < low_ns else Held.LATER if came_ns > high_ns else Held.WITHIN
 
     def shown(self) -> dict[str, Any]:
-        """Return it for JSON, with the promised times."""
         if not self.is_calibrated:
             return {"is_calibrated": False}
         return {name: value for name, value in asdict(self).items() if self.has_end or not name.startswith("end_")}

@@ -16,5 +16,4 @@ class MediaLimits(NamedTuple):
 
     @property
     def max_prompt_pixels(self) -> int:
-        """Return the most pixels of all images of a prompt together."""
         return PROMPT_IMAGES * self.max_pixels

@@ -252,7 +252,6 @@ class EngineAccount:
 
     @property
     def num_media(self) -> int:
-        """The number of images and sounds in its prompts."""
         return self.num_images + self.num_sounds
 
     @property
@@ -262,7 +261,6 @@ class EngineAccount:
         return range(first, first if self.first_step is None else first + self.num_steps)
 
     def note_length(self, num_tokens: int) -> None:
-        """Note the number of tokens of a choice that has ended."""
         self.longest_choice_tokens = max(self.longest_choice_tokens, num_tokens)
 
     def note_medium(self, kind: str, num_tokens: int) -> None:

@@ -16,7 +16,6 @@ HASH_BYTES = 5  # bytes of a block's hash: two of a million different ones are a
 
 
 def head(server: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the first line of a recording."""
     return {"recording": VERSION, "block_tokens": BLOCK_TOKENS, "server": dict(server)}
 
 

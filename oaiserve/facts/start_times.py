@@ -32,7 +32,6 @@ class StartTimes:
         self._parts: list[StartPart] = []
 
     def since_begin(self, name: str) -> None:
-        """Count all time since the beginning as one part."""
         self._parts.append(StartPart(name, self._began_ns, monotonic_ns()))
 
     @contextmanager
@@ -45,7 +44,6 @@ class StartTimes:
             self._parts.append(StartPart(name, begin_ns, monotonic_ns()))
 
     def run(self, name: str, function: Callable[..., T], *arguments: Any, **named: Any) -> T:
-        """Count a call as a part, and return its result."""
         with self.part(name):
             return function(*arguments, **named)
 

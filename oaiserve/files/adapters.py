@@ -109,7 +109,6 @@ def _refuse_unless_supported(config: Mapping[str, Any]) -> None:
 
 
 def _scaling(config: Mapping[str, Any]) -> Scaling:
-    """Return a function for the rank and the scale of each module, from the configuration."""
     rank_of_others = _number(config, "r", 8)
     alpha_of_others = _number(config, "lora_alpha", 8)
     ranks = _pattern(config, "rank_pattern")

@@ -95,7 +95,6 @@ def _opened(path: Path | None, schema: Sequence[str], synchronous: str, without_
 
 
 def _columns(connection: sqlite3.Connection) -> dict[str, set[str]]:
-    """Return the columns of each table."""
     columns: dict[str, set[str]] = {}
     query = "SELECT t.name, c.name FROM sqlite_schema AS t, pragma_table_info(t.name) AS c WHERE t.type = 'table'"
     for table, column in connection.execute(query):

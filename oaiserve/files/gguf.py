@@ -114,7 +114,6 @@ class _Gguf:
         return None
 
     def _text_ends(self, count: int) -> list[int]:
-        """Return the ends of the next texts. A vocabulary has hundreds of thousands."""
         at = self._at
         ends = []
         for _ in range(count):
@@ -142,7 +141,6 @@ class _Gguf:
         return struct.unpack_from(form, self._data, self._advance(struct.calcsize(form)))
 
     def _advance(self, num_bytes: int) -> int:
-        """Skip this number of bytes, and return where they begin."""
         begin = self._at
         self._at += self.at_most(num_bytes, 1)
         return begin

@@ -205,7 +205,6 @@ def _in_time(ask: Callable[[], T]) -> T:
 
 
 def _trouble(error: BaseException, repository: str) -> HubTrouble:
-    """Return the HubTrouble for an error of the hub's client."""
     from huggingface_hub import constants
 
     cause: BaseException | None = error
@@ -261,7 +260,6 @@ def _cached(request: _Request) -> ModelSource:
 
 
 def _files_by_hub(storage: Path, commit: str) -> list[str] | None:
-    """Return the names of all files of a commit, if the hub's client has stored their list."""
     with suppress(BadFile, OSError):
         files = json_object(storage / "trees" / f"{commit}.json").get("files")
         if isinstance(files, dict):

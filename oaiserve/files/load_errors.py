@@ -41,7 +41,6 @@ def reported(failure: str) -> Iterator[None]:
 
 
 def named(error: BaseException) -> str:
-    """Return an error as one line that begins with its name."""
     text = " ".join(str(error).split())
     if text:
         return f"{type(error).__name__}: {text[:300]}"

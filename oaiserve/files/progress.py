@@ -79,7 +79,6 @@ class Elapsed:
         return self._bar is not None
 
     def show(self) -> None:
-        """Draw the time that has passed."""
         if self._bar is not None:
             self._bar.refresh()
 
@@ -93,7 +92,6 @@ class Elapsed:
 
 
 def show_transformers_progress() -> None:
-    """Make transformers use these bars."""
     from transformers import modeling_gguf_pytorch_utils
     from transformers.utils import logging as bars
 
@@ -102,7 +100,6 @@ def show_transformers_progress() -> None:
 
 
 def counted(doing: str, names: Collection[str], num_bytes: Callable[[str], int]) -> Iterator[str]:
-    """Yield names, and show how many bytes of the named files are done."""
     sizes = {name: num_bytes(name) for name in names}
     with Progress(desc=doing, total=sum(sizes.values()), unit="B", unit_scale=True) as bar:
         for name, size in sizes.items():

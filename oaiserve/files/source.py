@@ -21,12 +21,10 @@ class ModelSource:
 
     @property
     def path(self) -> Path:
-        """Return the folder or the file of a local model."""
         return Path(self.location) / (self.gguf_file or "")
 
     @property
     def folder(self) -> Path:
-        """Return the folder of a local model, or of its file."""
         return Path(self.location)
 
     @property
@@ -81,7 +79,6 @@ def find_mmproj(source: ModelSource, named: Path | None) -> Path | None:
 
 
 def is_mmproj(name: str) -> bool:
-    """Return whether a GGUF file, by its name, is the image encoder of another one."""
     return "mmproj" in name.lower()
 
 

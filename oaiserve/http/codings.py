@@ -175,7 +175,6 @@ def _without(coding: str, pieces: Iterator[bytes], limit_bytes: int) -> Iterator
 
 
 def _decoder_of(coding: str, start: bytes) -> _Decoder:
-    """Return a new decoder for data with this start."""
     if coding == "zstd":
         if sys.version_info >= (3, 14):
             from compression.zstd import DecompressionParameter, ZstdDecompressor
@@ -189,7 +188,6 @@ def _decoder_of(coding: str, start: bytes) -> _Decoder:
 
 
 async def page_response(request: Request, content: bytes, content_type: str) -> Response:
-    """Return a page of metrics, compressed with gzip if the client accepts it."""
     headers = {"content-type": content_type, "vary": "accept, accept-encoding"}
     if _reads_gzip(",".join(request.headers.getlist("accept-encoding"))):
         content = await run_in_threadpool(gzip.compress, content, _GZIP_LEVEL, mtime=0)

@@ -75,7 +75,6 @@ class Connections:
         return None
 
     def release(self, address: str) -> None:
-        """Count an admitted connection as closed."""
         client = client_of(address)
         self.num_open -= 1
         self._by_client[client] -= 1

@@ -73,7 +73,6 @@ class Left(NamedTuple):
     free: list[tuple[float, float]]
 
     def back_at(self, wanted: float) -> float:
-        """Return the time at which `wanted` is free."""
         used = accumulate(amount for _, amount in self.free)
         return next(
             at for (at, _), so_far in zip(self.free, used, strict=True) if self.used - so_far + wanted <= self.limit
@@ -213,7 +212,6 @@ class KeyTable:
             self._connection.execute(_ADD_USE, row)
 
     def _left(self, key: Key, now: float) -> list[Left]:
-        """Return the rest of each limit of a key."""
         query = """
             SELECT period, start, requests, tokens, cost FROM uses
             WHERE key = ? AND ((period = 1 AND start BETWEEN ? AND ?) OR (period = ? AND start = ?)) ORDER BY start

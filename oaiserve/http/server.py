@@ -110,7 +110,6 @@ class Server(uvicorn.Server):
         task.add_done_callback(self._beginning.discard)
 
     async def _connect(self, client: socket.socket, address: str) -> None:
-        """Connect an admitted socket with its protocol, with TLS after the handshake."""
         is_lost = False
 
         def on_lost() -> None:
@@ -180,7 +179,6 @@ class Server(uvicorn.Server):
 
 
 def log_shutdown(num_running: int, limit_seconds: int) -> None:
-    """Log the beginning of the shutdown, and how long running requests may take."""
     if num_running:
         log.info("Shutting down. Running requests: %d, with up to %d s to finish", num_running, limit_seconds)
     else:
@@ -188,13 +186,11 @@ def log_shutdown(num_running: int, limit_seconds: int) -> None:
 
 
 def log_end(num_finished: int, num_cut_off: int) -> None:
-    """Log how the requests that were running at the shutdown ended, if there were any."""
     if num_finished or num_cut_off:
         log.info("Shut down. Requests finished: %d, cut off: %d", num_finished, num_cut_off)
 
 
 def too_many_connections(headers: Iterable[tuple[bytes, bytes]]) -> bytes:
-    """Return the answer to a connection that exceeds a limit, with these headers."""
     error = Unavailable(
         "The server has too many open connections. Please try again later, and reuse connections.",
         retry_after_seconds=RETRY_AFTER_SECONDS,

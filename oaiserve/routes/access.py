@@ -119,7 +119,6 @@ _RIGHTS: dict[str, Right] = {
 
 
 def right_for(path: str) -> Right:
-    """Return the right that a key needs for a route."""
     return next((right for at, right in _RIGHTS.items() if path == at or path.startswith(f"{at}/")), Right.USE)
 
 

@@ -68,7 +68,6 @@ class AnswerReader:
                 counted[outcome] = counted.get(outcome, 0) + number
 
     def push(self, text: str) -> list[Segment]:
-        """Take the next piece of the text, and return the segments in it."""
         segments: list[Segment] = []
         if self._thinks and self.thinking is not None:
             reasoning, text = self.thinking.push(text)
@@ -87,7 +86,6 @@ class AnswerReader:
         return answer
 
     def finish(self, *, is_cut: bool) -> list[Segment]:
-        """Return the last segments at the end of the text, which may be cut."""
         segments: list[Segment] = []
         if self._thinks and self.thinking is not None:
             reasoning, text = self.thinking.finish(is_cut=is_cut)

@@ -99,7 +99,6 @@ def build_prompt(
     media: MediaReader,
     adaptations: Adaptations,
 ) -> ChatPrompt:
-    """Return the prompt of these messages, with a description of the tools `shown`."""
     if not messages:
         raise invalid("messages", "must hold at least one message")
     continue_final = bool(body.continue_final_message)
@@ -141,7 +140,6 @@ def _readable(message: Mapping[str, Any], where: str, adaptations: Adaptations) 
 def _messages(
     raw_messages: Sequence[Mapping[str, Any]], reader: ContentReader, adaptations: Adaptations
 ) -> list[Placed]:
-    """Return messages as templates expect them, each with its place."""
     raw_messages = [_readable(each, f"messages[{number}]", adaptations) for number, each in enumerate(raw_messages)]
     messages = [converted(Message, each, f"messages[{number}]") for number, each in enumerate(raw_messages)]
     first_question = first_asked([message.role for message in messages])

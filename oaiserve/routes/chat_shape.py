@@ -225,7 +225,6 @@ class ChatShape(ChoicesShape):
         return usage_object(usage, sum(reader.num_reasoning_tokens for reader in self._readers.values()))
 
     def _deltas(self, index: int, segments: list[Segment]) -> list[ChatDelta]:
-        """Return the deltas of a streamed message for segments of an answer."""
         deltas = []
         for segment in segments:
             if isinstance(segment, Content):

@@ -181,7 +181,6 @@ class CompletionShape(ChoicesShape):
                 return "".join(self._parts_of(event))
 
     def prompt(self, event: PromptDone) -> Iterator[bytes]:
-        """Render the first chunk of each choice, if the client wants the prompt echoed."""
         yield from self._computed(event)
         if not (self._echoed or self._wanted.with_token_ids):
             return
@@ -261,7 +260,6 @@ class CompletionShape(ChoicesShape):
 
 
 def _parts_of_chunk(chunk: TokenChunk) -> Iterator[str]:
-    """Yield the piece of the text for each token."""
     at = 0
     for length in chunk.text_lengths or ():
         yield chunk.text[at : at + length]

@@ -97,7 +97,6 @@ class ContentReader:
             yield {"type": "text", "text": text}
 
     def more_fields(self, fields: Mapping[str, Any], known: set[str], where: str) -> dict[str, Any]:
-        """Return the fields of a message or a part that are not `known`, for the template."""
         more = {name: value for name, value in fields.items() if name not in known and value is not None}
         if not more or (len(more) <= _MOST_FIELDS and not is_deep(more, _MOST_DEPTH)):
             return more
@@ -114,7 +113,6 @@ def has_parts(content: object) -> bool:
 
 
 def thoughts_in(content: object) -> str:
-    """Return the reasoning among the parts of an assistant's content."""
     parts = content if isinstance(content, list) else ()
     return "\n".join(filter(None, map(_thought, parts)))
 

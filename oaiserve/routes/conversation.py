@@ -93,7 +93,6 @@ class Conversation:
         )
 
     def _constraint(self, grammar: Grammar | None) -> Grammar | None:
-        """Return the constraint on the answer: the client's, or that of forced calls."""
         forced: Grammar | None = None
         tools = self.tools
         family = self._dialect.calls

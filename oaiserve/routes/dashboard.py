@@ -62,7 +62,6 @@ class File(NamedTuple):
 
 @cache
 def page_files() -> Mapping[str, File]:
-    """Return the files of the pages by name, read once."""
     by_name = {}
     for path in files("oaiserve.routes").joinpath("static").iterdir():
         suffix = path.name[path.name.rindex(".") :]
@@ -122,7 +121,6 @@ def prefers_html(accept: str) -> bool:
 
 
 def document_response(document: bytes, accept: str) -> Response:
-    """Answer with a JSON document, which is indented for browsers."""
     if prefers_html(accept):
         shown = msgspec.json.format(document, indent=2)
     else:
@@ -196,7 +194,6 @@ async def feed(request: Request) -> Response:
 
 
 def feed_response(request: Request, feed: Feed, events: AsyncIterator[bytes]) -> Response:
-    """Answer with the events of a feed."""
     if request.method == "HEAD":  # The answer would never end.
         return Response(headers=_FEED_HEADERS)
     return _FeedResponse(feed, events)
@@ -237,7 +234,6 @@ def update(serving: Serving) -> bytes:
 
 
 def _state(serving: Serving, samples: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return the fields of every message, including the first."""
     return {
         "samples": samples,
         "requests": serving.telemetry.recent.list(limit=MOST_REQUESTS, rows=True),

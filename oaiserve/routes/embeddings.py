@@ -84,7 +84,6 @@ def _answer(intake: Intake[EmbeddingBody]) -> Answer:
 
 
 def _size(body: EmbeddingBody, model: Pooling) -> int | None:
-    """Return the size to which vectors are cut, or None if they are not cut."""
     size = integer(body, "dimensions")
     if size is None or size == model.size:
         return None

@@ -86,7 +86,6 @@ class Exchange:
 
     @property
     def times(self) -> RequestTimes:
-        """Return the stamps so far, as the engine's events carry them."""
         if self.stream is None or self.stream.times is None:
             return RequestTimes(received=self.received_ns)
         return self.stream.times
@@ -100,7 +99,6 @@ class Exchange:
         return terminal.account
 
     def held_back(self, since_ns: int) -> None:
-        """Note that its refusal has waited since then."""
         self.received_ns = since_ns if self.received_ns is None else self.received_ns
         self.refusal_delay_ns = monotonic_ns() - since_ns
 

@@ -60,7 +60,6 @@ _ENDING = re.compile(r"(_call)?(_output)?$|(_tool)?_(use|result)$")
 
 
 def name_of(value: Mapping[str, Any]) -> str:
-    """Return the type of a part, a block or an item for a note."""
     kind = str(value.get("type"))
     if kind in _NAMED or _ENDING.sub("", kind) in _NAMED:
         return kind

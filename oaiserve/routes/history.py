@@ -170,7 +170,6 @@ def _as_text(result: Message) -> Message:
 
 
 def _note_changes(messages: Sequence[Message], abilities: Abilities, adaptations: Adaptations, param: str) -> None:
-    """Note the changes to messages that the chat template has no place for."""
     roles = [message["role"].replace("developer", "system") for message in messages]
     if "system" in roles and not abilities.system:
         adaptations.note(param, "the system's text is put before the user's, as the chat template has no place for it")

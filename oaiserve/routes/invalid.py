@@ -103,7 +103,6 @@ def _allowed(body: type[msgspec.Struct], path: str) -> list[str]:
 
 
 def members(node: inspect.Type) -> list[inspect.Type]:
-    """Return the types that a value may have."""
     if isinstance(node, inspect.Metadata):
         return members(node.type)
     if isinstance(node, inspect.UnionType):

@@ -82,8 +82,6 @@ def chat_logprobs_in_parts(tokens: TokenLogprobs, num_top: int) -> Iterator[byte
 
 
 def chat_entries(rows: Iterable[list[Entry]], num_top: int) -> list[ContentToken]:
-    """Return the entries of tokens, by the rows of `TokenLogprobs.entries`."""
-
     def values(_: int, data: bytes, logprob: float) -> tuple[str, float | None, list[int] | None]:
         return text_of(data), _value(logprob), list(data) or None
 
@@ -125,7 +123,6 @@ def completion_logprobs_in_parts(
 
 
 def prompt_logprobs_in_parts(tokens: TokenLogprobs, num_top: int) -> Iterator[bytes]:
-    """Yield the log-probabilities by token id, in vLLM's form."""
     rows = zip(tokens.entries(), tokens.ranks, strict=True)
     return _list(_by_token_id(batch, num_top) for batch in _batches(rows, 1 + num_top))
 
@@ -138,7 +135,6 @@ def _batches(tokens: Iterable[T], num_entries: int) -> Iterator[list[T]]:
 
 
 def _list(batches: Iterable[list[Any]]) -> Iterator[bytes]:
-    """Yield a JSON list in pieces, one for each batch of its items."""
     separator = b"["
     for batch in batches:
         yield separator + encode(batch)[1:-1]

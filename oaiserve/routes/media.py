@@ -209,7 +209,6 @@ async def read_media(
 
 
 def _sources_in(value: Any, where: str) -> Iterator[tuple[str, MediaSource]]:
-    """Yield the media in a body, or in a stored item, each with its place."""
     if isinstance(value, MediaPart):
         yield where, source_of(value, where)
     elif isinstance(value, dict) and (kind := _NAMED_IN.get(str(value.get("type")))) is not None:

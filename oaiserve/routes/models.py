@@ -115,7 +115,6 @@ def list_answer(scope: Scope, models: Sequence[AnyModel]) -> Response:
 
 
 def in_form(scope: Scope, model: AnyModel) -> AnyModel:
-    """Return a model in the form of the request's API."""
     if not is_of_anthropic(scope):
         return model
     created_at = datetime.fromtimestamp(model["created"], UTC).isoformat()

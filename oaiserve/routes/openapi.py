@@ -46,7 +46,6 @@ def published(
 
     @Operation(summary="This document.", group="Server", answer="application/json")
     async def answer(request: Request) -> Response:
-        """Answer with the document, which is indented for browsers."""
         return document_response(await run_in_threadpool(content), request.headers.get("accept", ""))
 
     return answer
@@ -179,7 +178,6 @@ def _reference(kind: type[msgspec.Struct]) -> dict[str, str]:
 
 
 def _schemas(kinds: Iterable[type[msgspec.Struct]], *, is_answer: bool) -> dict[str, Any]:
-    """Return the schemas of these types, and of those within them, by name."""
     _, schemas = msgspec.json.schema_components(dict.fromkeys(kinds), ref_template=REF)
     return {name: _tidied(schema, is_answer=is_answer) for name, schema in schemas.items()}
 

@@ -249,7 +249,6 @@ def cache_salt(body: SamplingBody) -> str:
 
 
 def recorded_params(body: SamplingBody, params: SamplingParams) -> dict[str, str | int | float | bool]:
-    """Return the checked values of the client's own parameters."""
     names = {name for name in _RECORDED if getattr(body, name, None) is not None}  # No route has all of them.
     if body.max_completion_tokens is not None or getattr(body, "max_output_tokens", None) is not None:
         names.add("max_tokens")

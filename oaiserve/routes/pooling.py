@@ -56,7 +56,6 @@ def most_tokens(intake: Intake[PoolingBody]) -> int | None:
 def text_prompts(
     texts: Sequence[str], before: str, param: str, limit: int | None, special: bool = True
 ) -> tuple[Prompt, ...]:
-    """Return a prompt for each text, with the text `before` in front of it."""
     return tuple(TextPrompt(before + text, special, param, limit) for text in texts)
 
 
@@ -77,7 +76,6 @@ def check_number(inputs: Sequence[object], param: str) -> None:
 
 
 def values_of(pooled: Pooled, size: int | None = None) -> Vector:
-    """Return the vector of a prompt, or its first numbers."""
     return np.frombuffer(pooled.vector, dtype=np.float32)[:size]
 
 

@@ -75,7 +75,6 @@ class Intake(Generic[OwnBody]):
         self._sent = sent
 
     def with_body(self, body: OtherBody) -> Intake[OtherBody]:
-        """Return the same request with another body."""
         other = cast("Intake[OtherBody]", copy(self))
         other.body = body
         return other
@@ -105,7 +104,6 @@ class Intake(Generic[OwnBody]):
         *,
         before_end: Callable[[Usage], Awaitable[None]] | None = None,
     ) -> Answer:
-        """Return the answer to a generation request, ready to be submitted to the engine."""
         if len(prompts) * params.n > MAX_CHOICES_PER_REQUEST:
             limit = MAX_CHOICES_PER_REQUEST
             if params.n == (integer(self.body, "n") or 1):

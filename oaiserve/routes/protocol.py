@@ -163,7 +163,6 @@ def _decoder_of_names(kind: type[msgspec.Struct], *, is_strict: bool) -> msgspec
 def _note_misspelled(
     kind: type[msgspec.Struct], values: Mapping[str, msgspec.Raw], unknown: Iterable[str], adaptations: Adaptations
 ) -> None:
-    """Note the likely meaning of misspelled parameters in a body, and of misspelled options."""
     where = {"": (unknown, kind.__struct_fields__)}
     for option, known in _options_of(kind).items():
         value = bytes(values.get(option, b""))

@@ -279,7 +279,6 @@ class Answer:
                     yield self.failed(shape, refused)
 
     def failed(self, shape: Shape, error: APIError) -> bytes:
-        """Note the error, and return the end of a stream that fails."""
         exchange = self.exchange
         exchange.error = error
         ids = {"request_id": exchange.request_id, "trace_id": exchange.trace.trace_id_hex}
@@ -349,7 +348,6 @@ def _encoded(headers: Mapping[str, str]) -> list[tuple[bytes, bytes]]:
 
 
 def _num_prompt_tokens(event: Event, request: Request) -> int | None:
-    """Return the length of a prompt if the event states it, or None."""
     if isinstance(event, PromptDone):
         return len(event.token_ids)
     if isinstance(event, PromptProgress) and len(request.prompts) == 1:

@@ -86,7 +86,6 @@ class Serving:
         return self.config.server.body_limit or (MEDIA_BODY_BYTES if self.engine.media else BODY_BYTES)
 
     def has_others(self, client: str) -> bool:
-        """Return whether other clients have open requests."""
         return any(exchange.client != client for exchange in self.exchanges.values())
 
     def check_task(self, *tasks: Task) -> None:
@@ -110,11 +109,9 @@ class Serving:
         raise ModelNotFound(name, *self.config.model_names, *(adapter.name for adapter in adapters.served))
 
     def name_of(self, adapter: ServedAdapter | None) -> str:
-        """Return the name of the model with this adapter, as in answers and records."""
         return self.names_of(adapter)[0]
 
     def names_of(self, adapter: ServedAdapter | None) -> tuple[str, ...]:
-        """Return the names that requests may give to the model with this adapter."""
         if adapter is None:
             return self.config.model_names
         return (adapter.name,)

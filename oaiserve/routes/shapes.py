@@ -274,7 +274,6 @@ def filled(frame: bytes, *fillings: Iterable[bytes]) -> Iterator[bytes]:
 
 
 def joined(items: Iterable[Iterable[bytes]]) -> Iterator[bytes]:
-    """Yield a JSON list whose items come in parts."""
     separator = b"["
     for item in items:
         yield separator

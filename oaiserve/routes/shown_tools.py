@@ -99,7 +99,6 @@ def _shown(function: Function, parameters: dict[str, Any]) -> dict[str, Any]:
 
 
 def _parameters(param: str, function: Function, place: str, adaptations: Adaptations) -> dict[str, Any]:
-    """Return the schema of a function's arguments: an object whose properties are schemas."""
     schema = dict(function.parameters or {"properties": {}})
 
     def adapt(key: str, wanted: str, what: str) -> None:

@@ -19,7 +19,6 @@ def event(data: bytes, name: str | None = None) -> bytes:
 
 
 def comment(text: str) -> bytes:
-    """Frame a text as a comment, which clients ignore: a sign of life."""
     return b": %b\n\n" % text.encode()
 
 

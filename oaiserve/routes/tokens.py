@@ -111,7 +111,6 @@ async def answer_in_turns(
     num_bytes: int,
     adaptations: Adaptations | None = None,
 ) -> Response:
-    """Answer with the JSON that the work produces in the tokenize stage."""
     serving_of(request).check_model(model)
     content = await in_turns(request, work, num_bytes)
     headers = {} if adaptations is None else adaptations.headers()
@@ -154,7 +153,6 @@ def _detokenize(serving: Serving, tokens: Sequence[Integer]) -> Work[bytes]:
 
 
 def _rendered(ids: list[int], values: Callable[[list[int]], Sequence[object]]) -> Work[bytes]:
-    """Return the values of ids as one JSON list."""
     parts = []
     for start in range(0, len(ids), PIECE_TOKENS):
         if start:

@@ -224,7 +224,6 @@ def _with_tools(
 
 
 def _with_model_names(message: Message) -> Message:
-    """Return a message in which tools have the model's names."""
     changed = dict(message)
     if message["role"] == "tool" and isinstance(name := message.get("name"), str):
         changed["name"] = model_name(name)
@@ -235,7 +234,6 @@ def _with_model_names(message: Message) -> Message:
 
 
 def _introduced(messages: list[Message], shown: Sequence[Mapping[str, Any]], family: CallFamily) -> list[Message]:
-    """Return the messages with the tools in front, in a system message."""
     tools = "\n".join(msgspec.json.encode(tool["function"]).decode() for tool in shown)
     introduction = (
         f"You may call functions. Each of these lines describes one:\n{tools}\n\n"

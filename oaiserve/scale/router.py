@@ -169,7 +169,6 @@ class Router:
         return Decision(chosen.name, reason, 0, num_holders, self._send(chosen, prompt, 0, fading), bound)
 
     def _late(self, prompt: Prompt, within: Within) -> set[str]:
-        """Return the replicas that are not expected to meet a request's deadlines."""
         hits: dict[str, int] = {}
         for depth, replicas in self._holders_of(prompt, ()):
             for replica in replicas:
@@ -271,12 +270,10 @@ class _Replica:
         return self.sent / fading + self.rest
 
     def first_token_seconds(self, num_tokens: int) -> float:
-        """Return when a prompt with `num_tokens` to compute is expected to have its first token."""
         return self.step_seconds + (self.num_tokens + num_tokens) * self.pace.prompt_token
 
 
 def _weight(tokens_to_compute: int) -> float:
-    """Return the load of a request."""
     return 1 + tokens_to_compute / TOKENS_PER_REQUEST
 
 
@@ -324,7 +321,6 @@ class Holders:
             self._holders[key] = (*holders[len(holders) >= MOST_HOLDERS :], replica)
 
     def discard(self, key: int, replica: _Replica) -> None:
-        """Remove a prefix that a replica no longer holds."""
         holders = self._holders.get(key, ())
         if replica in holders:
             rest = tuple(one for one in holders if one is not replica)
@@ -339,7 +335,6 @@ class Holders:
 
 
 def seed_of(name: str) -> int:
-    """Return 64 bits for a replica."""
     return int.from_bytes(blake2b(name.encode(), digest_size=8).digest(), "little")
 
 

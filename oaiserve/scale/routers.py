@@ -31,7 +31,6 @@ class Routers:
 
     @property
     def differ(self) -> bool:
-        """Return whether replicas have different models."""
         return bool(self._having)
 
     def models_of(self, replica: str) -> tuple[str, ...]:

@@ -107,7 +107,6 @@ class Telemetry:
         self._recorder.record(record)
 
     def is_sampled(self, trace: TraceContext) -> bool:
-        """Return whether the request of this trace will be exported as spans."""
         return self._tracing is not None and self._tracing.is_sampled(trace)
 
     def _tick(self) -> None:

@@ -105,7 +105,6 @@ def _share(added_ns: int, all_ns: float) -> float:
 
 
 def _neighbours(record: RequestRecord, phase: str, others: Sequence[RequestRecord]) -> Iterator[PhaseNeighbour]:
-    """Yield the other requests in the steps of a phase."""
     own = _steps(record)[phase]
     for other in others:
         steps = _steps(other)
@@ -121,7 +120,6 @@ def num_shared(steps: range, others: range) -> int:
 
 
 def _steps(record: RequestRecord) -> dict[str, range]:
-    """Return the numbers of the steps of each phase."""
     steps = record.account.steps
     middle = record.account.num_prefill_steps
     return {"prefill": steps[:middle], "decode": steps[middle:]}

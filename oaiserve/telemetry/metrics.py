@@ -157,7 +157,6 @@ class Metrics:
         return page, str(form)
 
     def _read(self) -> None:
-        """Update the series, and the numbers of the engine, before the families are read."""
         self._apply_pending()
         self._now = self._snapshot()
 

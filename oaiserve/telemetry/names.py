@@ -59,7 +59,6 @@ class Metric:
 
 
 def unit_of(name: str) -> str:
-    """Return the unit that ends the name of a metric, or nothing."""
     last = name.removesuffix("_total").rpartition("_")[2]
     if last in _UNITS:
         return last

@@ -165,7 +165,6 @@ class Observations:
             self._observe_generation(record, labels, origin)
 
     def _observe_generation(self, record: RequestRecord, labels: tuple[str, str, str], origin: Origin | None) -> None:
-        """Add the observations of generation requests: tokens and choices."""
         account = record.account
         _, operation, model = labels
         if not record.background:
@@ -187,7 +186,6 @@ class Observations:
             self.count(names.FINISHED_CHOICES, (operation, model, ABORT), max(0, num_aborted))
 
     def _observe_tokens(self, record: RequestRecord, labels: tuple[str, str, str], origin: Origin | None) -> None:
-        """Add the times of tokens."""
         times = record.times
         if (ttft_ns := times.time_to_first_token_ns) is not None:
             self.add(names.TIME_TO_FIRST_TOKEN_SECONDS, labels, ttft_ns, origin)

@@ -75,7 +75,6 @@ class Page:
 
 
 def _family_of(metric: LibraryMetric) -> CallbackFamily:
-    """Return the family of a counter or gauge of the client library."""
     first = metric.samples[0]
     points = {tuple(sample.labels.values()): sample.value for sample in metric.samples}
     return CallbackFamily(
@@ -165,7 +164,6 @@ def _headers(metric: Metric) -> dict[Form, bytes]:
 
 
 def _start_of_line(metric: Metric, values: LabelValues, suffix: str = "", **more: str) -> str:
-    """Return the name and the labels of a sample: its line up to the value."""
     labels = sorted((dict(zip(metric.labels, values, strict=True)) | more).items())
     inner = ",".join(f'{label}="{_escape(value)}"' for label, value in labels)
     if inner:

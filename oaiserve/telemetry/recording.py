@@ -92,7 +92,6 @@ class Recording:
             self._write_cost()
 
     def close(self) -> None:
-        """Write the current cost of steps, if it fits on the disk, and close the file."""
         if self._num_missing:
             logger.warning("The last requests are missing from the recording %s: %d", self._path, self._num_missing)
         if self._file is not None:

@@ -90,7 +90,6 @@ class Distribution:
             child.exemplars[bucket] = Exemplar(value, origin)
 
     def add_all(self, labels: LabelValues, values: array[int], origin: Origin | None) -> None:
-        """Add many values of the same request at once."""
         if not values:
             return
         child = self.children[labels]
@@ -116,12 +115,13 @@ def labelling(
     """
     where = [(labels.index(label), value) for label, value in metric.where]
     names = [RENAMED.get(label, label) for label in metric.labels]
-    parts = [  # the position in the labels of the series and other names of its values, or -1 and a constant
-        (labels.index(name), "", RENAMED_VALUES.get(label, NO_CONSTANTS))
-        if name in labels
-        else (-1, constants[label], {})
-        for label, name in zip(metric.labels, names, strict=True)
-    ]
+    # The position in the labels of the series and other names of its values, or -1 and a constant.
+    parts: list[tuple[int, str, Mapping[str, str]]] = []
+    for label, name in zip(metric.labels, names, strict=True):
+        if name in labels:
+            parts.append((labels.index(name), "", RENAMED_VALUES.get(label, NO_CONSTANTS)))
+        else:
+            parts.append((-1, constants[label], NO_CONSTANTS))
 
     def shown(values: LabelValues) -> LabelValues | None:
         if any(values[position] != value for position, value in where):
@@ -208,7 +208,6 @@ class HistogramFamily:
         return [sums[end] for end in self._ends]
 
     def total(self, child: HistogramChild) -> float:
-        """Return the sum of the histogram's values, in units of the metric."""
         return sum(part.total for part in child.parts) / self.per_unit
 
     def exemplars(self, child: HistogramChild) -> dict[int, Exemplar]:

@@ -38,7 +38,6 @@ class _Place:
             self._groups.append((attrgetter(when) if when else None, [name for _, name, _ in group], getter))
 
     def values(self, record: object) -> dict[str, Any]:
-        """Return the values of a record by name."""
         fields: dict[str, Any] = {}
         for when, names, values in self._groups:
             if when is None or when(record):
@@ -86,12 +85,10 @@ def log_fields(record: RequestRecord) -> dict[str, Any]:
 
 
 def attributes(record: RequestRecord) -> dict[str, Any]:
-    """Return the attributes of the span of a request's operation."""
     return _attributes(_SPAN, record) | _routing(record)
 
 
 def server_attributes(record: RequestRecord) -> dict[str, Any]:
-    """Return the attributes of the span of the whole request."""
     return _attributes(_SERVER_SPAN, record) | _routing(record)
 
 
@@ -130,7 +127,6 @@ class Steps(NamedTuple):
 
 
 def steps_of(record: RequestRecord) -> Steps | None:
-    """Return the summary of a request's steps, or None if the request was in no step."""
     account = record.account
     times = record.times
     if account.first_step is None or account.num_steps == 0:

@@ -199,7 +199,6 @@ class Tracing:
         )
 
     def _events(self, record: RequestRecord, phases: Sequence[Phase]) -> list[list[Event]]:
-        """Return the events of the request for each phase, by the time at which they happened."""
         events: list[list[Event]] = [[] for _ in phases]
         chunks_total = Counter(event.choice for event in record.account.events if event.kind is _CHUNK)
         chunks_so_far: Counter[int | None] = Counter()

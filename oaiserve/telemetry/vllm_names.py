@@ -48,7 +48,6 @@ def _metric(
 
 
 def _finished(name: str, of: Metric, buckets: tuple[float, ...] = names.TOKEN_BUCKETS) -> Metric:
-    """Return a metric that shows another one's values for finished requests."""
     return _metric(name, of, f"As {of.name}, of finished requests.", buckets=buckets, where=FINISHED)
 
 

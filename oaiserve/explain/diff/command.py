@@ -59,7 +59,6 @@ def _command_line() -> App:
 
 
 def paragraph(difference: AccountsDifference) -> str:
-    """Return the changes, in sentences."""
     duration = difference.duration
     text = (
         f"A request took {_seconds(duration.before)} on average, and then {_seconds(duration.after)}: "

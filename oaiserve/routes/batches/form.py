@@ -65,12 +65,10 @@ class UploadForm:
 
     @property
     def purpose(self) -> GivenPurpose:
-        """The purpose, available once the form has ended."""
         assert self._given_purpose is not None
         return self._given_purpose
 
     def feed(self, data: bytes) -> None:
-        """Take the next bytes of the form."""
         try:
             for event in self._parser.parse(data):
                 if event is None:

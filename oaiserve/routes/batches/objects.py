@@ -216,7 +216,6 @@ def _written(result: _Result) -> bytes:
 
 
 def usage_of(body: bytes) -> BatchUsage:
-    """Return the usage of an answer of any route."""
     usage = decoder_of(_Used).decode(body).usage or {}
     if "input_tokens" in usage:
         prompt = "input"
@@ -257,7 +256,6 @@ class LineReader:
         return len(self._lines) > MOST_LINES or len(self._errors) == MOST_ERRORS or self._number > MOST_BLANK_LINES
 
     def feed(self, data: bytes) -> None:
-        """Take the next bytes of the file."""
         for part in BytesIO(data):
             self._open_bytes += len(part)
             if self._open_bytes <= self._most_line_bytes:
@@ -268,7 +266,6 @@ class LineReader:
                 return
 
     def end(self) -> tuple[list[Line], list[LineError]]:
-        """Return the requests, and the faults of the file."""
         if self._open_bytes and not self.is_done:
             self._end_line()
         if len(self._lines) > MOST_LINES or self._number > MOST_BLANK_LINES:
@@ -316,11 +313,9 @@ class LineReader:
 
 
 def without_mark(line: bytes | bytearray) -> bytes:
-    """Return a line without surrounding white space, and without a byte-order mark."""
     return bytes(line.strip().removeprefix(BOM_UTF8))  # Editors on Windows write this mark, and `cat` leaves it inside.
 
 
 def request_of(line: bytes) -> bytes:
-    """Return the body of the request in a line of a file that has been read before."""
     parsed: _Line = decoder_of(_Line).decode(without_mark(line))
     return bytes(parsed.body)

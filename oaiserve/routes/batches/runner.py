@@ -115,7 +115,6 @@ class BatchRunner:
         return number
 
     async def run(self) -> None:
-        """Answer the lines of all open and future batches, for ever."""
         try:
             while True:
                 self._changed.clear()
@@ -206,7 +205,6 @@ class BatchRunner:
             logger.info("Batch %s is %s: %s", one.owned.batch.id, status, one.owned.batch.request_counts)
 
     async def _drop(self, one: _Open) -> None:
-        """Cancel a batch's lines that are under way."""
         under_way = [*one.under_way]
         for task in under_way:
             task.cancel()
@@ -329,7 +327,6 @@ class BatchRunner:
 
 
 def _sums(lines: list[Line]) -> tuple[int, int]:
-    """Return the bytes of all lines, and the most tokens of all answers."""
     return sum(line.num_bytes for line in lines), sum(line.most_tokens for line in lines)
 
 

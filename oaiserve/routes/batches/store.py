@@ -169,7 +169,6 @@ class BatchStore:
         return await self._do(partial(self._page, FileObject, "stored_files", owner, limit, after, purpose))
 
     async def file(self, owner: str, file_id: str) -> tuple[FileObject, int] | None:
-        """Return a file and its number, or None."""
         return await self._do(partial(self._file, owner, file_id))
 
     async def delete_file(self, owner: str, file_id: str) -> bool:

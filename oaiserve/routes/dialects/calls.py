@@ -113,7 +113,6 @@ class CallParser(ABC):
         return None
 
     def push(self, text: str) -> list[Segment]:
-        """Receive the next piece of the text."""
         segments: list[Segment] = []
         at = 0
         while True:
@@ -222,7 +221,6 @@ class CallParser(ABC):
         return find_tag(text, self._sought())
 
     def _sought(self) -> tuple[str, ...]:
-        """Return the tags that may come next."""
         return (*self.opening_tags, *self.hidden_tags)
 
     def _begin_head(self, tag: str, before: str = "") -> None:
@@ -268,7 +266,6 @@ class CallParser(ABC):
         segments.append(CallBegin(name))
 
     def _take(self, length: int) -> str:
-        """Take the part of the text that belongs to the call."""
         taken = self._text[:length]
         self._text = self._text[length:]
         self._raw.append(taken)
@@ -285,7 +282,6 @@ class CallParser(ABC):
         return True
 
     def _break(self, segments: list[Segment]) -> bool:
-        """Give the call up: the text continues from here."""
         self.num_unparsed += 1
         segments.append(CallBroken("".join(self._raw)))
         self._is_blank = False

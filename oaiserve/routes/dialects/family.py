@@ -126,7 +126,6 @@ class CallFamily:
         return tuple(site.lead for site in self.parser.sites), grammar.decode()
 
     def _around(self, name: str) -> tuple[str, str]:
-        """Return the texts before and after the arguments of a call."""
         if not self.arguments_key:
             return name + self.name_end.replace("{name}", name), ""
         return f'{self.object_start}{name}", "{self.arguments_key}": ', "}"

@@ -198,7 +198,6 @@ class JsonCallParser(CallParser):
         return is_done
 
     def _in_tail(self, segments: list[Segment]) -> bool:
-        """Take the rest of the object, after the arguments."""
         if self._arguments_depth:
             _, is_done = self._scan(0)
             if is_done is None:
@@ -215,7 +214,6 @@ class JsonCallParser(CallParser):
         return self._break(segments)
 
     def _goes_on(self, separator: str) -> bool:
-        """Begin the next call, if its separator from the last one comes next."""
         text = self._text.lstrip()
         if not text.startswith(separator):
             return False
@@ -296,7 +294,6 @@ def is_json_object(text: str) -> bool:
 
 
 def in_quotes(text: str) -> str:
-    """Return the text as it is written within a JSON string."""
     return msgspec.json.encode(text).decode()[1:-1]
 
 

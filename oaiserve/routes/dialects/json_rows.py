@@ -14,8 +14,6 @@ from oaiserve.routes.dialects.sites import BLANK, NAME, SPACE, Site
 
 
 def _listed(*opening: str, closing: str) -> type[CallParser]:
-    """Return a parser of lists of calls between these tags."""
-
     class Calls(ListedCalls):
         opening_tags = opening
         closing_tags = (closing,) if closing else ()

@@ -75,7 +75,6 @@ class ReasoningDialect:
         }
 
     def switched(self, *, on: bool) -> Mapping[str, Any]:
-        """Return the template's variable that turns the reasoning on or off, if it has one."""
         if self._switch is None:
             return {}
         return {self._switch: _SWITCHES[self._switch][on]}

@@ -51,7 +51,6 @@ Segment = Reasoning | Content | CallBegin | Arguments | CallEnd | CallBroken
 
 
 def joined(segments: list[Segment]) -> list[Segment]:
-    """Join the texts of neighbouring segments of one kind."""
     result: list[Segment] = []
     for segment in segments:
         last = result[-1] if result else None
@@ -84,7 +83,6 @@ def find_tag(text: str, tags: Sequence[str]) -> tuple[int, str]:
 
 
 def after_blanks(text: str, at: int) -> int:
-    """Return the place after the whitespace at `at`."""
     return len(text) - len(text[at:].lstrip())
 
 

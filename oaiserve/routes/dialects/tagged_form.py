@@ -42,7 +42,6 @@ class TaggedForm:
     quotes: tuple[str, str] = ("", "")
 
     def site(self, opening_tags: tuple[str, ...], closing_tags: tuple[str, ...]) -> Site:
-        """Return the site of the names of calls in this form, after one of the family's tags."""
         before, _, after = self.begin.rpartition("{name}")
         lead = before.rpartition("{name}")[2]
         leads = [r"\s*".join(map(regex.escape, text.split("\n"))) for text in ([lead] if lead else opening_tags)]
@@ -57,7 +56,6 @@ class TaggedForm:
 
     @property
     def closing(self) -> str:
-        """Return the tag after a value."""
         return self.value_end.strip()
 
     def body(
@@ -122,7 +120,6 @@ class TaggedForm:
         return f"TEXT: BODY {json.dumps(before)}\nBODY: /(?s:.*)/{without}{quoted}"
 
     def _text(self, key: str, special_ids: Mapping[str, int]) -> str:
-        """Return the grammar of a string and the tag after it."""
         text = f"TEXT {lark_of(self._ending(special_ids)[1].replace(KEY, key), special_ids)}"
         if not self.quotes[0]:
             return text

@@ -201,7 +201,6 @@ class _History:
         self._placed.append((where, {"role": "tool", "content": said, "tool_call_id": result.tool_use_id}))
 
     def _said_in_result(self, content: object, where: str) -> list[Said]:
-        """Return the content of a result: one text, or texts and images."""
         said: list[Said] = []
         for number, each in enumerate(content if isinstance(content, list) else [content]):
             if isinstance(each, dict) and isinstance(each.get("type"), str):
@@ -216,13 +215,11 @@ class _History:
         self._message_of(role, where)["content"].append(said)
 
     def _message_of(self, role: str, where: str) -> Message:
-        """Return the last message if it has this role, or a new one."""
         if not self._placed or self._placed[-1][1]["role"] != role:
             self._placed.append((where, {"role": role, "content": []}))
         return self._placed[-1][1]
 
     def ended(self) -> list[Placed]:
-        """Return all messages."""
         last: Message = self._placed[-1][1] if self._placed else {}
         if last.get("role") == "assistant" and not any(last["content"]) and "tool_calls" not in last:
             self._adaptations.note("messages", "the last turn has no text to go on with and is left out")
@@ -238,7 +235,6 @@ class _History:
 
 
 def _content(said: Sequence[Said]) -> str | list[Message]:
-    """Return the content of a message, as a string if possible."""
     if len(said) < 2 and all(isinstance(one, str) for one in said):
         return "".join(map(str, said))
     return [{"type": "text", "text": one} if isinstance(one, str) else one for one in said]

@@ -256,7 +256,6 @@ class MessagesShape:
         self._called = ""
 
     def _opened(self, kind: type[Any]) -> Any:
-        """Return the open block if it is of this kind, or else a new one of it."""
         if not (self._is_open and isinstance(self._blocks[-1], kind)):
             self._close()
             self._open(kind())

@@ -30,7 +30,6 @@ stored_items = StoredDecoder(list[Item])
 
 
 def references(items: str | Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return the ids of the items that the client refers to."""
     if isinstance(items, str):
         return []
     return [str(item.get("id")) for item in items if item.get("type") == "item_reference"]
@@ -166,7 +165,6 @@ def since_compaction(items: Sequence[Item]) -> list[Item]:
 
 
 def kept(items: Iterable[Item]) -> list[Item]:
-    """Return the items that a compaction leaves unchanged."""
     return [item for item in items if item["type"] == "message" and item["role"] != "assistant"]
 
 

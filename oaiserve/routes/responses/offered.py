@@ -96,7 +96,6 @@ def input_of(arguments: str) -> str:
 
 
 def arguments_of(text: str) -> str:
-    """Return the arguments of a call of a custom tool with this input."""
     return msgspec.json.encode({INPUT: text}).decode()
 
 

@@ -216,7 +216,6 @@ class ResponseOutput:
         self._logprobs: list[TokenLogprobs] = []  # logprobs of each message
 
     def add(self, segment: Segment, logprobs: TokenLogprobs) -> None:
-        """Receive the next segment of the answer, with the log-probabilities of its tokens."""
         match segment:
             case Content(text):
                 self._add_text(text, logprobs)
@@ -270,7 +269,6 @@ class ResponseOutput:
         self.close("incomplete" if is_cut else "completed")
 
     def close(self, status: str = "completed") -> None:
-        """Close the open item, if there is one."""
         if not self._is_open:
             return
         item = self.items[-1]
@@ -336,7 +334,6 @@ class ResponseOutput:
             self._on_event("response.output_text.delta", fields, ())
 
     def _opened(self, kind: type[OutputMessage] | type[ReasoningItem]) -> Item:
-        """Return the open item if it is of this kind, or else a new one of it."""
         if self._is_open and isinstance(self.items[-1], kind):
             return self.items[-1]
         self.close()
@@ -371,5 +368,4 @@ def item_id(prefix: str, unique_id: str, position: str) -> str:
 
 
 def response_ids(item_ids: Iterable[str]) -> set[str]:
-    """Return the ids of the items' responses, from the ids of the items."""
     return {f"resp_{parts[1]}" for each in item_ids if len(parts := each.split("_")) == 3}

@@ -175,21 +175,16 @@ def read_input(
     """Return the input and options of a request. Items without an id get one of the response with `unique_id`."""
     numbers = itertools.count(1)
     before = since_compaction(list(items_of(earlier.turns)))
-    is_empty = not needs_input and not body.input and before
-    items = (
-        []
-        if is_empty
-        else input_items(
-            body.input,
-            lambda prefix: item_id(prefix, unique_id, f"i{next(numbers)}"),
-            {
-                item["id"]: item
-                for item in (*before, *items_of(earlier.referred))
-                if item["type"] != "item_reference"  # That reference led to an item that was missing then, too.
-            },
-            adaptations,
+    items: list[Item] = []
+    if needs_input or body.input or not before:
+        known = {
+            item["id"]: item
+            for item in (*before, *items_of(earlier.referred))
+            if item["type"] != "item_reference"  # That reference led to an item that was missing then, too.
+        }
+        items = input_items(
+            body.input, lambda prefix: item_id(prefix, unique_id, f"i{next(numbers)}"), known, adaptations
         )
-    )
     serving.check_messages("input", len(before) + len(items))
     return RequestInput(before, items, _prompt(body, serving, conversation, media, before, items, adaptations), media)
 

@@ -196,7 +196,6 @@ def _answer(intake: Intake[ResponsesBody], earlier: Earlier, *, compacts: bool) 
 def _reported(
     intake: Intake[ResponsesBody], offered: OfferedTools, params: SamplingParams, *, stores: bool
 ) -> dict[str, Any]:
-    """Return the parameters that took effect, for the answer."""
     body = intake.body
     text = body.text or TextOptions()
     form = msgspec.to_builtins(text.format or PlainText())

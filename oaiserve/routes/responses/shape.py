@@ -71,7 +71,6 @@ class ResponsesShape:
         self._final: ResponseObject | None = None
 
     def queued(self) -> bytes:
-        """Render the first events of a response that is made in the background."""
         self._add_event("response.created", {"response": self._object("queued")})
         self._add_event("response.queued", {"response": self._object("queued")})
         return self._taken_events()
@@ -124,7 +123,6 @@ class ResponsesShape:
         return self._taken_events()
 
     def cancelled(self) -> bytes:
-        """Return the response as it is when it is cancelled."""
         self._output.stop()
         return _without_logprobs(self._object("cancelled"))
 

@@ -274,7 +274,6 @@ class ResponseDatabase:
         return deleted.rowcount > 0
 
     def _oldest(self) -> float:
-        """Return the time before which responses are too old."""
         return self._clock() - self._limits.seconds
 
     def _one(self, query: str, *values: object) -> tuple[Any, ...]:

@@ -58,7 +58,6 @@ def id_of(text: msgspec.Raw) -> str:
 
 
 def texts_of(content: bytes) -> list[msgspec.Raw]:
-    """Return the items of a stored list in JSON, each as its text."""
     return _texts.decode(content)
 
 
@@ -110,7 +109,6 @@ async def list_input_items(request: Request) -> Response:
     errors=(NotFound,),
 )
 async def cancel(request: Request) -> Response:
-    """Answer with the ended response, whether this request has ended it or not."""
     stored = await _stored(request)
     if (run := _run(request)) is not None:
         await run.cancel()
@@ -121,7 +119,6 @@ async def cancel(request: Request) -> Response:
 
 
 async def page(request: Request, content: bytes) -> Response:
-    """Answer with the page of the items in `content` that the query requests."""
     query = request.query_params
     order = ORDER.value(query.get(ORDER.name, "desc"))
     limit = LIMIT.value(query.get(LIMIT.name, f"{LISTED}"))

@@ -171,7 +171,6 @@ class ChildModels:
                     await self.loaded(model.name)
 
     async def watch(self) -> None:
-        """Unload idle models, until it is cancelled."""
         idle_ns = int(self._options.idle_unload_seconds * 1e9)
         while True:
             await sleep(LOOK_SECONDS)
@@ -181,7 +180,6 @@ class ChildModels:
                     await self._unload(model, f"it was idle for {self._options.idle_unload_seconds:g} s")
 
     async def close(self) -> None:
-        """End all processes gracefully."""
         self._is_closed = True
         loading = [model.loading for model in self.models.values() if model.loading is not None]
         for task in loading:
@@ -310,7 +308,6 @@ class ChildModels:
 
 
 def _pause_ns(num_failures: int) -> int:
-    """Return how long to wait after this number of failures in a row."""
     return int(min(MOST_PAUSE_SECONDS, LEAST_PAUSE_SECONDS * 2 ** min(num_failures - 1, 10)) * 1e9)
 
 

@@ -66,7 +66,6 @@ class ServerProcess:
 
     @property
     def how_ended(self) -> str:
-        """Describe how the process has ended."""
         code = self._process.returncode
         return f"by {Signals(-code).name}" if code is not None and code < 0 else f"with exit code {code}"
 

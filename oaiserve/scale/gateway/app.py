@@ -70,7 +70,6 @@ class Children:
 
     @asynccontextmanager
     async def running(self, app: Starlette, gateway: Gateway) -> AsyncIterator[None]:
-        """Run the child processes and batches in the `with` block."""
         tasks = [asyncio.create_task(self.models.watch())]
         app.state.batches = None
         if self.batches is not None:

@@ -88,7 +88,6 @@ class ClientRequest:
 
     @property
     def may_be_repeated(self) -> bool:
-        """Return whether another replica may get the request after one failed."""
         return self.method == "GET" or not self.target.startswith(_NOT_REPEATED)
 
 

@@ -28,7 +28,6 @@ class FleetFeed(Feed):
         self._is_draining = is_draining
 
     async def events(self) -> AsyncIterator[bytes]:
-        """Yield the event `hello` with the last minutes, and then each message."""
         await self._look()
         found = {
             "version": __version__,

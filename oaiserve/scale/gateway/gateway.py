@@ -196,7 +196,6 @@ class Gateway:
         return not is_shown
 
     def _listing_for(self, scope: Scope, request: ClientRequest) -> Callable[[], Awaitable[Response]] | None:
-        """Return the function that makes a list of all replicas, if the request is for one."""
         # With several models here, a request that names one is sent to its process alone.
         if (
             scope["path"] == REQUESTS_PATH

@@ -99,7 +99,6 @@ async def all_models(watch: Watch, routers: Routers, headers: Headers) -> list[I
 
 
 async def models_answer(watch: Watch, routers: Routers, scope: Scope, headers: Headers) -> Response:
-    """Answer a request for the list of models with the models of all replicas."""
     models = await all_models(watch, routers, headers)
     return models if isinstance(models, Response) else list_answer(scope, models)
 
@@ -169,7 +168,6 @@ async def all_requests(watch: Watch, query: str, headers: Headers) -> Response:
 
 
 def _merged(answers: Mapping[int, _Requests], fields: Mapping[str, str]) -> Response:
-    """Return the answer with the requests of all replicas, given by their numbers."""
     merged: dict[str, list[tuple[float, Item]]] = {"requests": [], "open": []}
     for number, answer in answers.items():
         for name, rows in merged.items():

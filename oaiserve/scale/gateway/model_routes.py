@@ -36,7 +36,6 @@ MOST_METRICS_BYTES = 16 * 2**20
 def routes(
     server: ServerOptions, models: ChildModels, watch: Watch, routers: Routers, key_store: KeyStore | None
 ) -> list[Route]:
-    """Return the routes of the list of models, of files and batches, and of stored keys."""
     created = int(time.time())
 
     async def every_model(request: Request) -> list[AnyModel]:

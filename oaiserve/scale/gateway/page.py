@@ -78,7 +78,6 @@ def routes(
 
 
 def _not_loaded(model: Model) -> dict[str, Any]:
-    """Return a model whose process does not run, as the page shows it."""
     numbers = dict.fromkeys(("number", "num_sent", "num_open", "num_running", "num_waiting", "kv_use"))
     state = "Loading" if model.loading is not None else "Not loaded"
     return {"state": state, "is_up": False, "models": model.config.model_names, **numbers}

@@ -209,7 +209,6 @@ async def _show_signs_of_life(send_part: Send, left: asyncio.Task[None]) -> None
 
 
 def _last_events(scope: Scope, message: str) -> bytes:
-    """Return the end of a stream that its replica did not end."""
     state = scope["state"]
     path = scope["path"]
     ids = {"request_id": state["request_id"], "trace_id": state["trace"].trace_id_hex}

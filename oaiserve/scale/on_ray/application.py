@@ -45,7 +45,6 @@ def build(args: Mapping[str, Any]) -> serve.Application:
 
 
 def resources(config: Config) -> dict[str, float]:
-    """Return Ray's reservation for a replica: a GPU, or the cores of --cpu-threads."""
     engine = config.engine
     if engine.device == "cuda":
         return {"num_cpus": 1, "num_gpus": 1}
