@@ -10,9 +10,10 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 from cyclopts import App, CycloptsError, Parameter
+from cyclopts.config import Dict
 
 from oaiserve.config import (
     HAS_FLAG,
@@ -27,7 +28,6 @@ from oaiserve.explain.commands import message_of
 from oaiserve.files.source import find_model
 
 _NAMED = re.compile(r"([\w.-]+)=(.+)")
-_OPTIONS = {"server": ServerOptions, "engine": EngineOptions, "telemetry": TelemetryOptions}
 # Settings of the server that clients see. A model cannot have its own.
 _OF_THE_SERVER = {field.name for field in fields(ListenerOptions)} | {
     *("api_key", "api_key_file", "stored_keys", "guard_all", "cors_origin"),
@@ -120,24 +120,31 @@ def _parsed(name: str, table: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
         else:
             texts = [json.dumps(value)] if isinstance(value, dict) else value if isinstance(value, list) else [value]
             arguments += [f"--{flag}={each}" for each in texts]
-    app = App(default_parameter=Parameter(negative_iterable=(), parse=HAS_FLAG))
-
-    @app.default
-    def read(
-        *,
-        server: Annotated[ServerOptions, Parameter(name="*")] = ServerOptions(),  # noqa: B008 - frozen
-        engine: Annotated[EngineOptions, Parameter(name="*")] = EngineOptions(),  # noqa: B008
-        telemetry: Annotated[TelemetryOptions, Parameter(name="*")] = TelemetryOptions(),  # noqa: B008
-    ) -> dict[str, Any]:
-        return {"server": server, "engine": engine, "telemetry": telemetry}
-
     try:
-        options = app(arguments, exit_on_error=False, print_error=False, result_action="return_value")
+        options = options_in(arguments)
     except CycloptsError as error:
         raise OptionError(
             f"[models.{name}] in the config file is wrong: {message_of(error, 'oaiserve serve')}"
         ) from error
     return {
-        group: {field.name: getattr(options[group], field.name) for field in fields(kind) if field.name in by_field}
-        for group, kind in _OPTIONS.items()
+        group: {field.name: getattr(each, field.name) for field in fields(each) if field.name in by_field}
+        for group, each in options.items()
     }
+
+
+def options_in(arguments: list[str], stated: Dict | None = None) -> dict[str, Any]:
+    """Return the server's, the engine's and telemetry's options in flags, and in a mapping. Raises CycloptsError."""
+    parameter = Parameter(name="*", negative_iterable=(), parse=HAS_FLAG)
+    app = App(config=stated, default_parameter=parameter)
+
+    @app.default
+    def read(
+        *,
+        server: ServerOptions = ServerOptions(),  # noqa: B008 - frozen
+        engine: EngineOptions = EngineOptions(),  # noqa: B008
+        telemetry: TelemetryOptions = TelemetryOptions(),  # noqa: B008
+    ) -> dict[str, Any]:
+        return {"server": server, "engine": engine, "telemetry": telemetry}
+
+    options: dict[str, Any] = app(arguments, exit_on_error=False, print_error=False, result_action="return_value")
+    return options

@@ -23,7 +23,7 @@ from oaiserve.routes.middleware import json_response
 from oaiserve.routes.models import list_answer
 from oaiserve.routes.pages import Page, page_of
 from oaiserve.scale.gateway.sources import UNREADABLE
-from oaiserve.scale.gateway.upstream import BadAnswer, CutOff, Headers, Unreachable, Upstream
+from oaiserve.scale.gateway.upstream import Headers, NoAnswer, Upstream
 from oaiserve.scale.gateway.watch import Watch
 from oaiserve.scale.routers import Routers
 
@@ -82,9 +82,8 @@ async def all_models(watch: Watch, routers: Routers, headers: Headers) -> list[I
     refusal if nobody lists any."""
     listed_models: dict[str, Item] = {}
     refusal: Response | None = None
-    headers = [
-        header for header in headers if header[0] != b"anthropic-version"
-    ]  # With this header, the replica would answer in pages.
+    # With this header, the replica would answer in pages.
+    headers = [header for header in headers if header[0] != b"anthropic-version"]
     for name in sorted(watch.joined - watch.silent):
         if (models := routers.models_of(name)) and listed_models.keys() >= {*models}:
             continue
@@ -137,9 +136,9 @@ async def schema_answer(watch: Watch, lacks: Callable[[str], bool], headers: Hea
     refusal: Response | None = None
     accepted = dict(headers).get(b"accept", b"").decode("latin-1")
     for name in sorted(watch.joined - watch.silent):
-        with suppress(TimeoutError, Unreachable, BadAnswer, CutOff, KeyError, *UNREADABLE):
-            async with asyncio.timeout(LIST_SECONDS):
-                status, content = await watch.upstreams[name].get(SCHEMA_PATH.encode(), headers, MOST_SCHEMA_BYTES)
+        with suppress(NoAnswer, KeyError, *UNREADABLE):
+            upstream = watch.upstreams[name]
+            status, content = await upstream.get(SCHEMA_PATH.encode(), headers, MOST_SCHEMA_BYTES, LIST_SECONDS)
             if status >= 400:
                 refusal = Response(content, status, media_type="application/json")
                 continue
@@ -182,10 +181,9 @@ def _merged(answers: Mapping[int, _Requests], fields: Mapping[str, str]) -> Resp
 
 async def _requests(upstream: Upstream, query: str, headers: Headers) -> _Requests | Response | None:
     """Return the last requests of a replica, its refusal, or None if its answer is late or unreadable."""
-    with suppress(TimeoutError, Unreachable, BadAnswer, CutOff, *UNREADABLE):
-        async with asyncio.timeout(LIST_SECONDS):
-            target = f"{REQUESTS_PATH}?{query}".encode()
-            status, content = await upstream.get(target, headers, MOST_LIST_BYTES)
+    with suppress(NoAnswer, *UNREADABLE):
+        target = f"{REQUESTS_PATH}?{query}".encode()
+        status, content = await upstream.get(target, headers, MOST_LIST_BYTES, LIST_SECONDS)
         if status >= 400:
             return Response(content, status, media_type="application/json")
         return await asyncio.to_thread(msgspec.json.decode, content, type=_Requests)
@@ -215,7 +213,7 @@ async def _listed(
     """Return the items of a replica's list that arrive in time and can be read, or its refusal."""
     items: list[tuple[Kind, msgspec.Raw]] = []
     target = path + (b"?" if query else b"")
-    with suppress(TimeoutError, Unreachable, BadAnswer, CutOff, KeyError, *UNREADABLE):  # Other replicas are enough.
+    with suppress(TimeoutError, NoAnswer, KeyError, *UNREADABLE):  # Other replicas are enough.
         async with asyncio.timeout(LIST_SECONDS):
             for _ in range(MOST_PAGES):
                 upstream = watch.upstreams[name]

@@ -26,7 +26,7 @@ from oaiserve.scale.children.models import ChildModels, Model
 from oaiserve.scale.gateway.client_request import ADAPTER_PATHS
 from oaiserve.scale.gateway.lists import LIST_SECONDS, all_models
 from oaiserve.scale.gateway.metrics import GatewayMetrics
-from oaiserve.scale.gateway.upstream import BadAnswer, CutOff, Unreachable
+from oaiserve.scale.gateway.upstream import NoAnswer
 from oaiserve.scale.gateway.watch import Watch
 from oaiserve.scale.routers import Routers
 
@@ -86,9 +86,8 @@ async def all_metrics(metrics: GatewayMetrics, watch: Watch, models: Iterable[Mo
 
 async def _metrics_of(model: Model, watch: Watch) -> str:
     """Return the metrics of a child process; none if it has just ended, or does not answer in time."""
-    with suppress(TimeoutError, Unreachable, BadAnswer, CutOff, KeyError):
-        async with asyncio.timeout(LIST_SECONDS):
-            upstream = watch.upstreams[model.address.name]
-            status, content = await upstream.get(b"/metrics", watch.headers, MOST_METRICS_BYTES)
+    with suppress(NoAnswer, KeyError):
+        upstream = watch.upstreams[model.address.name]
+        status, content = await upstream.get(b"/metrics", watch.headers, MOST_METRICS_BYTES, LIST_SECONDS)
         return content.decode() if status == 200 else ""
     return ""

@@ -19,7 +19,7 @@ from oaiserve.facts.record import Outcome
 from oaiserve.facts.report import Count, Load, Seconds
 from oaiserve.facts.times import monotonic_ns
 from oaiserve.scale.gateway.sources import UNREADABLE
-from oaiserve.scale.gateway.upstream import BadAnswer, CutOff, Unreachable, Upstream
+from oaiserve.scale.gateway.upstream import NoAnswer, Upstream
 from oaiserve.scale.gateway.watch import Watch
 from oaiserve.telemetry.live import HISTOGRAMS, MOST_SAMPLES
 
@@ -105,10 +105,9 @@ class FleetSamples:
     async def _ask(self, upstream: Upstream) -> Sequence[Sample]:
         """Return the new samples of a replica, oldest first, or none if it sends none."""
         after = self._last[upstream.name].number if upstream.name in self._last else 0
-        with suppress(TimeoutError, Unreachable, BadAnswer, CutOff, *UNREADABLE):
-            async with asyncio.timeout(ASK_SECONDS):
-                target = b"/debug/samples?after=%d" % after
-                status, content = await upstream.get(target, self._watch.headers, MOST_BYTES)
+        with suppress(NoAnswer, *UNREADABLE):
+            target = b"/debug/samples?after=%d" % after
+            status, content = await upstream.get(target, self._watch.headers, MOST_BYTES, ASK_SECONDS)
             if status == 200:
                 found = _decode(content)
                 if not any(self.boundaries_seconds.values()):

@@ -17,7 +17,7 @@ import msgspec
 
 from oaiserve.hosts import parse_authority
 from oaiserve.scale.address import Address
-from oaiserve.scale.gateway.upstream import BadAnswer, CutOff, Headers, Unreachable, Upstream
+from oaiserve.scale.gateway.upstream import Headers, NoAnswer, Upstream
 
 log = logging.getLogger(__name__)
 
@@ -66,10 +66,9 @@ class Url:
         """Return the addresses in a list. An empty one raises OSError, too: Ray's is empty while it starts."""
         upstream = Upstream(address, 0)
         try:
-            async with asyncio.timeout(LIST_SECONDS):
-                status, content = await upstream.get(path.encode(), self._headers)
+            status, content = await upstream.get(path.encode(), self._headers, seconds=LIST_SECONDS)
             groups = msgspec.json.decode(content, type=_Groups) if status == 200 else []
-        except (Unreachable, BadAnswer, CutOff, *UNREADABLE) as error:
+        except (NoAnswer, *UNREADABLE) as error:
             raise OSError(f"the list of servers cannot be read ({error})") from None
         finally:
             upstream.close()

@@ -34,11 +34,15 @@ LARGE_PARTS_BYTES_PER_SECOND = 4 * 2**20
 Headers = Iterable[tuple[bytes, bytes]]
 
 
-class Unreachable(Exception):
+class NoAnswer(Exception):
+    """A replica sends no usable answer. The message says why."""
+
+
+class Unreachable(NoAnswer):
     """A replica has not begun to answer: it cannot be reached, or has ended. The message says which."""
 
 
-class BadAnswer(Exception):
+class BadAnswer(NoAnswer):
     """A replica's answer is not valid HTTP, or has no end. The message says which."""
 
 
@@ -46,7 +50,7 @@ class TooLong(BadAnswer):
     """The body of a report or a list exceeds its limit."""
 
 
-class CutOff(Exception):
+class CutOff(NoAnswer):
     """A replica has not completed an answer."""
 
 
@@ -171,19 +175,30 @@ class Upstream:
                 answer.close()
                 raise
 
-    async def get(self, target: bytes, headers: Headers = (), most_bytes: int = MOST_REPORT_BYTES) -> tuple[int, bytes]:
-        """Get a path, and return status and body. Raises Unreachable, BadAnswer, CutOff, and TooLong for a body of more
-        than `most_bytes`. The caller limits the time."""
-        answer = await self.ask("GET", target, headers)
+    async def get(
+        self,
+        target: bytes,
+        headers: Headers = (),
+        most_bytes: int = MOST_REPORT_BYTES,
+        seconds: float | None = None,
+    ) -> tuple[int, bytes]:
+        """Get a path within a time limit, and return status and body. Raises NoAnswer, of which TooLong is for a body
+        of more than `most_bytes`."""
+        answer: UpstreamAnswer | None = None
+        content = bytearray()
         try:
-            content = bytearray()
-            while part := await answer.read():
-                content += part
-                if len(content) > most_bytes:
-                    raise TooLong(f"a body of more than {most_bytes} bytes")
+            async with asyncio.timeout(seconds):
+                answer = await self.ask("GET", target, headers)
+                while part := await answer.read():
+                    content += part
+                    if len(content) > most_bytes:
+                        raise TooLong(f"a body of more than {most_bytes} bytes")
             return answer.status, bytes(content)
+        except TimeoutError:
+            raise Unreachable(f"no answer within {seconds} seconds") from None
         finally:
-            answer.close()
+            if answer is not None:
+                answer.close()
 
     def abandon(self) -> None:
         """Cut off all connections, because the replica is silent: its requests can move, and its streams go on."""

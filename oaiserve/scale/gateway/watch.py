@@ -20,7 +20,7 @@ from oaiserve.facts.report import ROUTER_HEADER, ReplicaReport, Report
 from oaiserve.facts.times import monotonic_ns
 from oaiserve.scale.address import Address
 from oaiserve.scale.gateway.sources import UNREADABLE, Source
-from oaiserve.scale.gateway.upstream import BadAnswer, CutOff, Headers, TooLong, Unreachable, Upstream
+from oaiserve.scale.gateway.upstream import Headers, NoAnswer, TooLong, Upstream
 from oaiserve.scale.routers import Routers
 
 log = logging.getLogger(__name__)
@@ -164,7 +164,7 @@ class Watch:
                 self.exclude(upstream.name, f"no report within {most_seconds:.3g} seconds")
                 upstream.abandon()
                 slow_seconds = pace.answer_seconds
-            except (Unreachable, BadAnswer, CutOff, NotReady) as error:
+            except (NoAnswer, NotReady) as error:
                 self.exclude(upstream.name, str(error))
                 slow_seconds = 0.0  # Another process may answer next time.
                 if isinstance(error, Hung):
@@ -181,7 +181,7 @@ class Watch:
 
     async def refresh(self, upstream: Upstream) -> None:
         """Request a report of a replica now, because its models have changed. If this fails, the next poll gets it."""
-        with suppress(TimeoutError, Unreachable, BadAnswer, CutOff, NotReady):
+        with suppress(TimeoutError, NoAnswer, NotReady):
             async with asyncio.timeout(self._pace.least_answer_seconds):
                 self._learn(await self._ask(upstream, 0), upstream)
 

@@ -18,7 +18,7 @@ from oaiserve.config import Config
 from oaiserve.errors import StartupError
 from oaiserve.scale.address import Address
 from oaiserve.scale.children.process import ServerProcess
-from oaiserve.scale.gateway.upstream import BadAnswer, CutOff, Unreachable, Upstream
+from oaiserve.scale.gateway.upstream import NoAnswer, Upstream
 from oaiserve.scale.on_ray.targets import DEPLOYMENT, REPORT_SECONDS
 
 log = logging.getLogger(__name__)
@@ -67,7 +67,7 @@ class Replica:
             raise RuntimeError(f"The server has ended {self._process.how_ended}.")
         try:
             status, _ = await self._upstream.get(b"/health", self._headers)
-        except (Unreachable, BadAnswer, CutOff) as error:
+        except NoAnswer as error:
             raise RuntimeError(f"The server does not answer: {error}.") from None
         if status != 200:
             raise RuntimeError(f"The server is not healthy: /health returns {status}.")

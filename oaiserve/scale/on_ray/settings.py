@@ -9,11 +9,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from cyclopts import App, CycloptsError, Parameter
+from cyclopts import CycloptsError
 from cyclopts.config import Dict
 
-from oaiserve.config import HAS_FLAG, Config, EngineOptions, OptionError, ServerOptions, TelemetryOptions
+from oaiserve.config import Config, OptionError
 from oaiserve.explain.commands import message_of
+from oaiserve.scale.children.settings import options_in
 
 # Replicas choose their ports. The gateway in front has the other settings of a listener.
 LISTENER_SETTINGS = {"host", "port", "tls-certificate", "tls-key"}
@@ -29,25 +30,8 @@ def config_of(args: Mapping[str, Any]) -> Config:
         raise OptionError(
             f"'{name}' is not a setting of a replica, which chooses its port: clients reach it by `oaiserve route`."
         )
-    app = App(
-        config=Dict(settings, source="Ray's arguments"),
-        default_parameter=Parameter(name="*", negative_iterable=(), parse=HAS_FLAG),
-    )
-
-    @app.default
-    def config(
-        *,
-        # Clients anywhere connect through the gateway, so routes that are only for loopback stay closed.
-        server: ServerOptions = ServerOptions(host="0.0.0.0"),  # noqa: B008 - frozen
-        engine: EngineOptions = EngineOptions(),  # noqa: B008
-        telemetry: TelemetryOptions = TelemetryOptions(),  # noqa: B008
-    ) -> Config:
-        return Config(model, server, engine, telemetry)
-
     try:
-        parsed: Config = app(
-            ["--host", "0.0.0.0"], print_error=False, exit_on_error=False, result_action="return_value"
-        )
+        # Clients anywhere connect through the gateway, so routes that are only for loopback stay closed.
+        return Config(model, **options_in(["--host", "0.0.0.0"], Dict(settings, source="Ray's arguments")))
     except CycloptsError as error:
         raise OptionError(message_of(error, "oaiserve serve")) from error
-    return parsed

@@ -100,7 +100,7 @@ class Source:
             at = {"number": number, "at_unix_ms": clock_ms + 1000 * number, "seconds": 1.0}
             self.live.samples.append(SAMPLE | at)
 
-    async def get(self, target: bytes, headers: object, most_bytes: int) -> tuple[int, bytes]:
+    async def get(self, target: bytes, headers: object, most_bytes: int, seconds: float) -> tuple[int, bytes]:
         path, _, after = target.decode().partition("?after=")
         assert path == "/debug/samples"
         found = {"boundaries_seconds": self.live.boundaries_seconds, "samples": self.live.after(int(after))}
