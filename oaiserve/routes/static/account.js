@@ -2,7 +2,7 @@
 
 import { Axis } from "./axis.js";
 import { costFacts } from "./costs.js";
-import { count, duration, element, facts, partsOf, percent, phaseSpans, placeBar, words } from "./show.js";
+import { count, duration, element, facts, numberCell, partsOf, percent, phaseSpans, placeBar, tickLabels, words } from "./show.js";
 import { pageOf } from "./sse.js";
 
 const MS = 1e-6; // from nanoseconds
@@ -70,28 +70,23 @@ const pairs = (values) => Object.entries(values).map(([name, value]) => `${words
 function waterfall(entry) {
   const axis = new Axis([[0, entry.duration_ns * MS]], () => "0");
   const ticks = axis.ticks(AXIS_SHARE * innerWidth).filter(({ text }) => text);
-  const labels = ticks.map(({ at, text }) => {
-    const label = element("span", {}, text);
-    label.style.left = `${100 * at}%`;
-    return label;
-  });
   const lines = ticks.map(({ at }) => `linear-gradient(var(--grid) 0 0) ${100 * at}% 0 / 1px 100% no-repeat`).join(", ");
   const rows = entry.phases.map((phase) => {
     const track = element("div", { class: "track", "aria-hidden": "true" });
     track.style.background = lines;
     place(track, axis, [phase]);
     const label = element("th", { scope: "row" }, element("i", { class: `phase-${phase.name}` }), words(phase.name), ...cacheShare(phase, entry));
-    const row = element("tr", {}, label, number(duration(phase.duration_ns / 1e9)), number(percent(phase.share)), element("td", { class: "wide" }, track));
+    const row = element("tr", {}, label, numberCell(duration(phase.duration_ns / 1e9)), numberCell(percent(phase.share)), element("td", { class: "wide" }, track));
     row.dataset.phase = phase.name;
     row.dataset.durationNs = phase.duration_ns;
     return row;
   });
-  const axisCell = element("th", { class: "wide", "aria-hidden": "true" }, element("div", { class: "track axis" }, ...labels));
-  const head = element("tr", {}, element("th", { scope: "col" }, "Phase"), element("th", { scope: "col", class: "number" }, "Time"), element("th", { scope: "col", class: "number" }, "Share"), axisCell);
+  const axisCell = element("th", { class: "wide", "aria-hidden": "true" }, element("div", { class: "track axis" }, ...tickLabels(ticks)));
+  const heads = [["Phase"], ["Time", "number"], ["Share", "number"]];
   const isShaded = entry.phases.some(({ causes_ns: found }) => Object.keys(found).length);
   const shades = [["alone", "what it would have taken alone"], ["others", "added by other requests"], ["rest", "the rest"]];
   const legend = shades.map(([name, text]) => element("li", {}, element("i", { class: `shade-${name}` }), text));
-  return element("div", { class: "phases" }, element("table", {}, element("thead", {}, head), element("tbody", {}, ...rows)), ...(isShaded ? [element("ul", { class: "legend", "aria-label": "Shades of bars" }, ...legend)] : []));
+  return element("div", { class: "phases" }, table(heads, rows, axisCell), ...(isShaded ? [element("ul", { class: "legend", "aria-label": "Shades of bars" }, ...legend)] : []));
 }
 
 // Returns the cached share of the prompt as a bar, because prefill computes only the rest.
@@ -106,8 +101,6 @@ function place(track, axis, phases) {
   const spans = phases.flatMap(({ name, start_ns: start, duration_ns: ns, causes_ns: found = {} }) => phaseSpans(start * MS, [[name, ns, ...partsOf(found)]]));
   placeBar(track, spans, axis);
 }
-
-const number = (text) => element("td", { class: "number" }, text);
 
 // Returns whether a finished request has met its objectives.
 function targets(slo) {
@@ -132,8 +125,8 @@ function steps(found) {
   return `${found.number} (${found.first} to ${found.last}), ${found.mean_sequences.toFixed(1)} sequences in each on average`;
 }
 
-function table(heads, rows) {
-  const head = element("tr", {}, ...heads.map(([text, kind]) => element("th", { scope: "col", class: kind ?? "" }, text)));
+function table(heads, rows, ...moreHeads) {
+  const head = element("tr", {}, ...heads.map(([text, kind]) => element("th", { scope: "col", class: kind ?? "" }, text)), ...moreHeads);
   return element("table", {}, element("thead", {}, head), element("tbody", {}, ...rows));
 }
 
@@ -142,7 +135,7 @@ function causes(entry) {
   if (!phases.length) return [];
   const names = [...new Set(phases.flatMap(({ causes_ns: found }) => Object.keys(found)))];
   const rows = names.map((name) => {
-    const cells = phases.map(({ causes_ns: found }) => element("td", { class: "number" }, duration((found[name] ?? 0) / 1e9)));
+    const cells = phases.map(({ causes_ns: found }) => numberCell(duration((found[name] ?? 0) / 1e9)));
     return element("tr", {}, element("td", {}, words(name)), ...cells);
   });
   return [element("h2", {}, "Causes"), table([["Cause"], ...phases.map(({ name }) => [words(name), "number"])], rows)];
@@ -159,7 +152,7 @@ function waits(entry) {
   const reasons = Object.entries(entry.queue_waits_ns).sort((a, b) => b[1] - a[1]);
   const stalled = entry.num_preemptions ? [["preempted", entry.stalled_ns]] : [];
   const rows = [...reasons, ...stalled].map(([reason, ns]) =>
-    element("tr", {}, element("td", {}, words(reason)), element("td", { class: "number" }, duration(ns / 1e9))),
+    element("tr", {}, element("td", {}, words(reason)), numberCell(duration(ns / 1e9))),
   );
   return rows.length ? [element("h2", {}, "What it waited for"), table([["Reason"], ["Time", "number"]], rows)] : [];
 }
@@ -168,7 +161,7 @@ function eventTable(entry) {
   if (!entry.events.length) return [];
   const rows = entry.events.map((event) => {
     const details = Object.entries(event.details).map(([name, value]) => `${words(name)} ${value}`).join(", ");
-    return element("tr", {}, element("td", { class: "number" }, duration(event.at_ns / 1e9)), element("td", {}, words(event.name)), element("td", {}, details));
+    return element("tr", {}, numberCell(duration(event.at_ns / 1e9)), element("td", {}, words(event.name)), element("td", {}, details));
   });
   const dropped = entry.num_events_dropped ? [element("p", { class: "note" }, `${entry.num_events_dropped} more events were dropped.`)] : [];
   const shown = [table([["After", "number"], ["Event"], ["Details"]], rows), ...dropped];
@@ -186,7 +179,7 @@ function neighbours(entry) {
       {},
       element("td", { class: "id" }, link),
       element("td", { class: "number tokens" }, `${count(other.prompt_tokens)} → ${count(other.completion_tokens)}`),
-      number(count(other.num_shared_steps)),
+      numberCell(count(other.num_shared_steps)),
       timeCell(entry, other.phases),
     );
   });

@@ -7,7 +7,7 @@ import { tryForm } from "./api_try.js";
 import { copyOnClick } from "./copy.js";
 import { showMain, start } from "./page.js";
 import { byId, element, RETRY_MS, setStatus, showLost, showProblem } from "./show.js";
-import { key, Refused, request } from "./sse.js";
+import { key, Refused, requestJson } from "./sse.js";
 
 const LANGUAGE = "oaiserve-snippets"; // stores the last choice
 const BODIES = ["application/json", "multipart/form-data"];
@@ -17,8 +17,8 @@ let model = "MODEL";
 
 async function load() {
   try {
-    const schema = await (await request("openapi.json", { headers: { accept: "application/json" } })).json();
-    const models = await request("v1/models").then((response) => response.json(), () => ({ data: [] }));
+    const schema = await requestJson("openapi.json");
+    const models = await requestJson("v1/models").catch(() => ({ data: [] }));
     readComponents(schema);
     showMain();
     showProblem("");

@@ -2,7 +2,7 @@
 // and where the time went.
 
 import { partsOf } from "./show.js";
-import { events, request } from "./sse.js";
+import { events, request, requestJson } from "./sse.js";
 
 const TOGETHER_MS = 0.3; // events that lie in one read came together
 const TRIES = 20; // for the account, which is there shortly after the end
@@ -87,11 +87,11 @@ async function explain(step, model) {
   const id = encodeURIComponent(step.requestId);
   try {
     for (let left = TRIES; left; left--) {
-      const { requests } = await (await request(`debug/requests?id=${id}&limit=1&model=${encodeURIComponent(model)}`)).json();
+      const { requests } = await requestJson(`debug/requests?id=${id}&limit=1&model=${encodeURIComponent(model)}`);
       if (requests.length) break;
       await new Promise((resolve) => setTimeout(resolve, PAUSE_MS));
     }
-    const entry = await (await request(`debug/requests/${id}`, { headers: { accept: "application/json" } })).json();
+    const entry = await requestJson(`debug/requests/${id}`);
     step.why = entry.explanation;
     step.phases = entry.phases.map((phase) => [phase.name, phase.duration_ns, ...partsOf(phase.causes_ns)]);
     step.hasAccount = true;

@@ -12,7 +12,7 @@ import { Settings, shortly } from "./settings.js";
 import { offerShortcuts } from "./shortcuts.js";
 import { byId, element, RETRY_MS, setStatus, showLost, showProblem } from "./show.js";
 import { Sidebar } from "./sidebar.js";
-import { request, ROOT } from "./sse.js";
+import { requestJson } from "./sse.js";
 
 const DRAW_MS = 100; // between two drawings of growing answers
 const LOOK_MS = 30_000; // between two requests for the models
@@ -328,7 +328,7 @@ let timer = null;
 async function load() {
   clearTimeout(timer);
   try {
-    const { data } = await (await request("v1/models")).json();
+    const { data } = await requestJson("v1/models");
     showMain();
     chat.offer(data);
     setStatus("live", "Connected");
@@ -341,5 +341,4 @@ async function load() {
 }
 
 document.addEventListener("visibilitychange", () => (document.hidden ? clearTimeout(timer) : load()));
-if (location.hash === "#live") location.replace(new URL("dashboard", ROOT)); // the live page's address in earlier versions
 start(load, () => clearTimeout(timer));

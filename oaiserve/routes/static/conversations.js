@@ -21,7 +21,6 @@ export function conversations() {
 function read(key) {
   try {
     const found = JSON.parse(localStorage.getItem(key));
-    for (const answer of found.turns.flatMap(({ answers }) => answers)) answer.round ??= 0; // of earlier versions
     for (const step of found.turns.flatMap(({ answers }) => answers).flatMap(({ steps }) => steps)) {
       if (step.isOpen) Object.assign(step, { isOpen: false, isStopped: true }); // the page was closed meanwhile
     }

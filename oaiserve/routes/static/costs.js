@@ -1,6 +1,6 @@
 // Shows what requests cost: of one request as facts, and of each client since the start as a table.
 
-import { byId, duration, element, number, percent } from "./show.js";
+import { byId, duration, element, number, numberCell, percent } from "./show.js";
 
 const UNITS = [[1e12, "TB"], [1e9, "GB"], [1e6, "MB"], [1e3, "kB"], [0, "B"]];
 
@@ -28,7 +28,7 @@ export function showCosts(clients) {
   const total = clients.reduce((sum, [, machine]) => sum + machine, 0);
   const rows = clients.map(([client, machine, core, alone, price]) => {
     const cells = [seconds(machine), percent(machine / Math.max(1, total)), seconds(core), seconds(alone), price ? small(price) : "–"];
-    return element("tr", {}, element("th", { scope: "row" }, client || "without a key"), ...cells.map((text) => element("td", { class: "number" }, text)));
+    return element("tr", {}, element("th", { scope: "row" }, client || "without a key"), ...cells.map((text) => numberCell(text)));
   });
   byId("cost-rows").replaceChildren(...rows);
 }

@@ -1,7 +1,7 @@
 // Shows admins the stored keys and their use, and updates both every few seconds while the list is open.
 
-import { byId, element, number } from "./show.js";
-import { hasKey, request } from "./sse.js";
+import { byId, element, number, numberCell } from "./show.js";
+import { hasKey, requestJson } from "./sse.js";
 
 const EVERY_MS = 5000;
 const LIMITS = ["requests_per_minute", "tokens_per_minute", "requests_per_day", "tokens_per_day", "cost_per_day"];
@@ -22,7 +22,7 @@ function row(key) {
     element("th", { scope: "row" }, key.name),
     element("td", {}, key.revoked === null ? key.role : "revoked"),
     element("td", {}, limits.join(", ") || "none"),
-    ...used.map((text) => element("td", { class: "number" }, String(text))),
+    ...used.map((text) => numberCell(String(text))),
     element("td", {}, last),
   );
 }
@@ -31,7 +31,7 @@ async function look() {
   clearTimeout(timer);
   if (!list.open) return;
   try {
-    const { keys } = await (await request("admin/keys")).json();
+    const { keys } = await requestJson("admin/keys");
     byId("key-rows").replaceChildren(...keys.map(row));
     byId("key-note").textContent = "Use the command oaiserve keys to create, change and revoke keys. Today began at midnight UTC.";
     timer = setTimeout(look, EVERY_MS);

@@ -6,7 +6,7 @@ import { hideFleet, showFleet } from "./fleet.js";
 import { offerKeys } from "./keys.js";
 import { showMain, start } from "./page.js";
 import { byId, element, phone, RETRY_MS, setStatus, showLost, showProblem } from "./show.js";
-import { events, Refused, request, ROOT } from "./sse.js";
+import { events, Refused, request, requestJson } from "./sse.js";
 import { Waterfall } from "./waterfall.js";
 import { Window } from "./window.js";
 
@@ -31,7 +31,7 @@ async function openFeed(signal) {
 // Returns the models, or none if the list needs a key: a gateway's feed may need none.
 async function models(signal) {
   try {
-    return (await (await request("v1/models", { signal, isQuiet: true })).json()).data;
+    return (await requestJson("v1/models", { signal, isQuiet: true })).data;
   } catch (error) {
     if (error.needsKey) return [];
     throw error;
@@ -81,7 +81,7 @@ async function showRequestsOfFleet(signal) {
   if (isAsking) return;
   isAsking = true;
   try {
-    waterfall.show(await (await request(`debug/requests?form=row&limit=${MOST_REQUESTS}`, { signal, isQuiet: true })).json());
+    waterfall.show(await requestJson(`debug/requests?form=row&limit=${MOST_REQUESTS}`, { signal, isQuiet: true }));
     byId("needs-key").hidden = true;
   } catch (error) {
     byId("needs-key").hidden = !error.needsKey;
@@ -134,7 +134,6 @@ byId("watched").addEventListener("change", ({ target }) => {
 byId("enter-key").addEventListener("click", () => document.dispatchEvent(new CustomEvent("needs-key")));
 document.addEventListener("visibilitychange", () => (document.hidden ? stopReading() : follow()));
 
-if (location.hash === "#chat") location.replace(ROOT); // the chat's address in earlier versions
 start(() => {
   stopReading();
   follow();

@@ -1,7 +1,7 @@
 // The parts that all pages share: the card that asks for an API key, and links that are hidden where they lead nowhere.
 
 import { byId, element, setStatus, showProblem } from "./show.js";
-import { hasKey, keepKey, request } from "./sse.js";
+import { hasKey, keepKey, requestJson } from "./sse.js";
 
 const NOT_A_KEY = "An API key has only ASCII letters, digits and punctuation, and no spaces.";
 
@@ -35,8 +35,7 @@ export function showMain() {
 
 // Asks for the key before a request is refused because it has none. Returns whether it has asked.
 async function isMissingKey() {
-  const root = request("", { headers: { accept: "application/json" } });
-  const about = await root.then((response) => response.json()).catch(() => null); // `load` reports a lost connection
+  const about = await requestJson("").catch(() => null); // `load` reports a lost connection
   if (!about) return false;
   for (const link of document.querySelectorAll("[data-shows-requests]")) link.hidden = about.links.page === undefined;
   const isMissing = about.needs_key && !hasKey();

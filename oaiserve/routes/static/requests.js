@@ -2,7 +2,7 @@
 
 import { showMain, start } from "./page.js";
 import { byId, element, setStatus, showLost, showProblem } from "./show.js";
-import { Refused, request } from "./sse.js";
+import { Refused, requestJson } from "./sse.js";
 import { Waterfall } from "./waterfall.js";
 
 const EVERY_MS = 2000;
@@ -53,7 +53,7 @@ async function load() {
   const mine = ++numLoads;
   const query = filters();
   try {
-    const found = await (await request(`debug/requests?${[query, "form=row", `limit=${MOST_REQUESTS}`].filter(String).join("&")}`)).json();
+    const found = await requestJson(`debug/requests?${[query, "form=row", `limit=${MOST_REQUESTS}`].filter(String).join("&")}`);
     if (mine !== numLoads) return;
     showMain();
     showProblem("");

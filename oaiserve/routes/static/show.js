@@ -40,6 +40,17 @@ export function facts(pairs) {
   return element("dl", { class: "facts" }, ...pairs.flatMap(([name, value]) => [element("dt", {}, name), element("dd", {}, value)]));
 }
 
+export const numberCell = (text) => element("td", { class: "number" }, text);
+
+// Returns labels at their places on an axis, for its ticks.
+export function tickLabels(ticks) {
+  return ticks.map(({ at, text }) => {
+    const label = element("span", {}, text);
+    label.style.left = `${100 * at}%`;
+    return label;
+  });
+}
+
 export function words(name) {
   return name.replaceAll("_", " ");
 }

@@ -57,6 +57,11 @@ export async function request(path, { isQuiet = false, ...options } = {}) {
   throw refused;
 }
 
+// Sends a request, and returns the JSON of its answer, also where a browser would get a page. Throws what `request` does.
+export async function requestJson(path, options = {}) {
+  return (await request(path, { ...options, headers: { accept: "application/json" } })).json();
+}
+
 // Yields the events of a response as {event, data}, where data is text, and calls `hear` with the text of each comment.
 // A block of comments alone is no event. A caller that stops reading ends the request, so the server stops, too.
 export async function* events(response, hear = () => {}) {

@@ -5,7 +5,7 @@
 
 import { Axis } from "./axis.js";
 import { openParts } from "./open.js";
-import { byId, clock, count, duration, element, PHASES, phaseSpans, placeBar, words } from "./show.js";
+import { byId, clock, count, duration, element, PHASES, phaseSpans, placeBar, tickLabels, words } from "./show.js";
 import { pageOf } from "./sse.js";
 import { showTips } from "./tip.js";
 
@@ -79,13 +79,7 @@ export class Waterfall {
 
   #drawAxis(axis) {
     const ticks = axis.ticks(this.axis.clientWidth);
-    this.axis.replaceChildren(
-      ...ticks.map(({ at, text }) => {
-        const label = element("span", {}, text);
-        label.style.left = `${100 * at}%`;
-        return label;
-      }),
-    );
+    this.axis.replaceChildren(...tickLabels(ticks));
     const lines = ticks.map(({ at, isCut }) => `var(--${isCut ? "cut" : "tick"}) ${100 * at}% 0 / ${isCut ? 2 : 1}px 100% no-repeat`);
     this.all.style.setProperty("--lines", lines.join(", "));
   }
