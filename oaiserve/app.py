@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import asdict
 from functools import partial
@@ -296,8 +296,9 @@ async def refresh_keys(ring: Keyring) -> None:
 
 
 def routes(config: Config) -> list[Route]:
-    def accounted(operation: str, path: str) -> list[Middleware]:
-        return [Middleware(Accounting, operation=operation, http_route=path)]
+    def accounted(path: str, endpoint: Callable[..., Awaitable[object]], operation: str) -> Route:
+        middleware = Middleware(Accounting, operation=operation, http_route=path)
+        return Route(path, endpoint, methods=["POST"], middleware=[middleware])
 
     if config.engine.lora_dir is None:
         adapters_closed = models.switched_off
@@ -315,31 +316,21 @@ def routes(config: Config) -> list[Route]:
     ]
     closed_routes = [Route(path, debug.closed_route) for path in ("/debug/requests", "/debug/report")]
     shows_requests = config.server.shows_dashboard
-    completions_path = "/v1/completions"
-    chat_path = "/v1/chat/completions"
-    responses_path = "/v1/responses"
-    stored_path = f"{responses_path}/{{response_id}}"
-    compact_path = f"{responses_path}/compact"
     table = [
-        Route(
-            completions_path,
-            completions.completions,
-            methods=["POST"],
-            middleware=accounted("text_completion", completions_path),
-        ),
-        Route(chat_path, chat.chat_completions, methods=["POST"], middleware=accounted("chat", chat_path)),
-        Route(responses_path, responses.responses, methods=["POST"], middleware=accounted("responses", responses_path)),
-        Route(ANTHROPIC_PATH, messages.messages, methods=["POST"], middleware=accounted("messages", ANTHROPIC_PATH)),
+        accounted("/v1/completions", completions.completions, "text_completion"),
+        accounted("/v1/chat/completions", chat.chat_completions, "chat"),
+        accounted("/v1/responses", responses.responses, "responses"),
+        accounted(ANTHROPIC_PATH, messages.messages, "messages"),
         Route(f"{ANTHROPIC_PATH}/count_tokens", messages.count_tokens, methods=["POST"]),
-        Route(f"{responses_path}/input_tokens", responses.input_tokens, methods=["POST"]),
-        Route(compact_path, compact.compact, methods=["POST"], middleware=accounted("responses", compact_path)),
-        Route(stored_path, stored_responses.retrieve, methods=["GET"]),
-        Route(stored_path, stored_responses.delete, methods=["DELETE"]),
-        Route(f"{stored_path}/input_items", stored_responses.list_input_items),
-        Route(f"{stored_path}/cancel", stored_responses.cancel, methods=["POST"]),
+        Route("/v1/responses/input_tokens", responses.input_tokens, methods=["POST"]),
+        accounted("/v1/responses/compact", compact.compact, "responses"),
         *(
             Route(f"/v1/{path}", route, methods=[method])
             for path, method, route in (
+                ("responses/{response_id}", "GET", stored_responses.retrieve),
+                ("responses/{response_id}", "DELETE", stored_responses.delete),
+                ("responses/{response_id}/input_items", "GET", stored_responses.list_input_items),
+                ("responses/{response_id}/cancel", "POST", stored_responses.cancel),
                 ("conversations", "POST", conversations.create),
                 ("conversations/{conversation_id}", "GET", conversations.retrieve),
                 ("conversations/{conversation_id}", "POST", conversations.update),
@@ -357,15 +348,9 @@ def routes(config: Config) -> list[Route]:
         ),
         Route("/v1/models", models.list_models),
         Route("/v1/models/{model_id:path}", models.retrieve_model),
-        *(
-            Route(path, route, methods=["POST"], middleware=accounted(operation, path))
-            for operation, route, paths in (
-                ("embeddings", embeddings.embeddings, ("/v1/embeddings",)),
-                ("score", scores.score, ("/v1/score", "/score")),
-                ("rerank", scores.rerank, ("/v1/rerank", "/v2/rerank", "/rerank")),
-            )
-            for path in paths
-        ),
+        accounted("/v1/embeddings", embeddings.embeddings, "embeddings"),
+        *(accounted(path, scores.score, "score") for path in ("/v1/score", "/score")),
+        *(accounted(path, scores.rerank, "rerank") for path in ("/v1/rerank", "/v2/rerank", "/rerank")),
         Route("/tokenize", tokens.tokenize, methods=["POST"]),
         Route("/detokenize", tokens.detokenize, methods=["POST"]),
         Route("/tokenizer_info", tokens.tokenizer_info),

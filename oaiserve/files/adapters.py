@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from oaiserve.files.bad_file import BadFile
+from oaiserve.files.bad_file import BadFile, reason_of
 from oaiserve.files.checkpoint import json_object
 from oaiserve.files.safetensors_header import read_header
 
@@ -87,8 +87,7 @@ def read_adapter(folder: Path) -> AdapterFiles:
             raise BadFile("it is missing; there is adapter_model.bin, but pickle can run code, so it is not opened")
         return AdapterFiles(path, _modules(_tensors(path), scaling))
     except (BadFile, OSError) as error:
-        reason = error.strerror if isinstance(error, OSError) else error
-        raise BadAdapter(f"'{path}': {reason}") from error
+        raise BadAdapter(f"'{path}': {reason_of(error)}") from error
 
 
 def _refuse_unless_supported(config: Mapping[str, Any]) -> None:

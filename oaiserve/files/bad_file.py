@@ -32,6 +32,11 @@ class BadFile(Exception):
     """A file is broken or not supported. The message continues a sentence after the file's name."""
 
 
+def reason_of(error: BadFile | OSError) -> str:
+    """Return the part of the message of an error that follows the file's name."""
+    return str(getattr(error, "strerror", error))
+
+
 def refuse_pointer(path: Path) -> None:
     """Raise BadFile if a file is a pointer of Git LFS, as in a repository cloned without it."""
     with path.open("rb") as file:

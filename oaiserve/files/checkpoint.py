@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from oaiserve.errors import StartupError
-from oaiserve.files.bad_file import BadFile, check_numbers, refuse_pointer
+from oaiserve.files.bad_file import BadFile, check_numbers, reason_of, refuse_pointer
 from oaiserve.files.gguf import read_tensors
 from oaiserve.files.quantization import read_quantization
 from oaiserve.files.safetensors_header import read_header
@@ -44,8 +44,7 @@ def refuse_unless_sound(source: ModelSource) -> None:
         check_numbers(config, num_tensors, sum(weight.stat().st_size for weight in weights))
         _check_names(config)
     except (BadFile, OSError) as error:
-        reason = error.strerror if isinstance(error, OSError) else error
-        raise StartupError(f"'{path}' cannot be used: {reason}.") from error
+        raise StartupError(f"'{path}' cannot be used: {reason_of(error)}.") from error
 
 
 def refuse_without_tokenizer(source: ModelSource) -> None:
@@ -64,8 +63,7 @@ def refuse_without_tokenizer(source: ModelSource) -> None:
         if path.name in names:
             refuse_pointer(path)
     except (BadFile, OSError) as error:
-        reason = error.strerror if isinstance(error, OSError) else error
-        raise StartupError(f"'{path}' cannot be used: {reason}.") from error
+        raise StartupError(f"'{path}' cannot be used: {reason_of(error)}.") from error
 
 
 def _check_names(config: Mapping[str, Any], *, is_rope: bool = False) -> None:

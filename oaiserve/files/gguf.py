@@ -17,7 +17,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from oaiserve.files.bad_file import BadFile, check_numbers, refuse_pointer
+from oaiserve.files.bad_file import BadFile, check_numbers, reason_of, refuse_pointer
 
 _STRING = 8
 _ARRAY = 9
@@ -220,8 +220,8 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, GgufTensor]]:
         try:
             part_tensors = _read_file(file)[1]
         except (BadFile, OSError) as error:
-            reason = error.strerror if isinstance(error, OSError) else error
-            raise BadFile(f"of its part {file.name}: {reason}" if shard else str(reason)) from error
+            of_part = f"of its part {file.name}: " if shard else ""
+            raise BadFile(f"{of_part}{reason_of(error)}") from error
         for tensor in part_tensors:
             if tensor.name in tensors:
                 raise BadFile(f"two of its parts have the tensor {tensor.name[:100]!r}")
