@@ -14,11 +14,10 @@ import sqlite3
 import tempfile
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager, suppress
 from functools import partial
 from pathlib import Path
-from typing import IO, Any, NamedTuple, TypeVar
+from typing import IO, NamedTuple, TypeVar
 from uuid import uuid4
 
 import msgspec
@@ -30,7 +29,7 @@ from oaiserve.files.group_commit import GroupCommit
 from oaiserve.files.private import FILE_MODE
 from oaiserve.routes.batches.objects import BatchObject, BatchUsage, FileObject, Line, Status, given_up
 from oaiserve.routes.batches.tables import SCHEMA
-from oaiserve.routes.responses.store import StoreLimits, reported
+from oaiserve.routes.responses.store import Store, StoreLimits, reported
 
 T = TypeVar("T")
 PIECE_BYTES = 2**18  # bytes of a file's content that are read at once
@@ -66,7 +65,7 @@ class Result(NamedTuple):
     usage: BatchUsage | None  # None: the request has failed
 
 
-class BatchStore:
+class BatchStore(Store):
     """Files and batches by owner, in the file of responses, or in a temporary file if there is no path.
 
     They are kept for as long as responses. Together they may have at most as many bytes as these, in shares by owner.
@@ -74,11 +73,9 @@ class BatchStore:
 
     def __init__(self, path: Path | None, limits: StoreLimits, clock: Callable[[], float] = time.time) -> None:
         """Open the file. Raises StartupError."""
-        self._limits = limits
-        self._clock = clock
+        connection = database.opened(path, SCHEMA, without_path="")
+        super().__init__(connection, "batch-store", limits, clock)
         self._folder = None if path is None else str(path.parent)
-        self._connection = database.opened(path, SCHEMA, without_path="")
-        self._thread = ThreadPoolExecutor(1, "batch-store")
         self._commits = GroupCommit(self._thread, self._put_all)
         try:
             if path is None:
@@ -96,8 +93,7 @@ class BatchStore:
         self.arriving_bytes = SharedLimit(limits.num_bytes)
 
     async def close(self) -> None:
-        await self._do(self._connection.close)
-        self._thread.shutdown()
+        await super().close()
         if self._lock is not None:
             os.close(self._lock)
 
@@ -108,10 +104,6 @@ class BatchStore:
                 fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 self._computes = True
         return self._computes
-
-    async def _do(self, work: Callable[[], T]) -> T:
-        with reported():
-            return await asyncio.get_running_loop().run_in_executor(self._thread, work)
 
     # -- room ---------------------------------------------------------------------------------------------------------
 
@@ -445,9 +437,6 @@ class BatchStore:
     def _has(self, table: str, owner: str, name: str) -> bool:
         return bool(self._all(f"SELECT 1 FROM {table} WHERE owner = ? AND id = ?", owner, name))
 
-    def _oldest(self) -> float:
-        return self._clock() - self._limits.seconds
-
     def _page(
         self, kind: type[T], table: str, owner: str, limit: int, after: str | None, purpose: str | None = None
     ) -> list[T]:
@@ -465,6 +454,3 @@ class BatchStore:
             values = (*values, purpose)
         rows = self._all(f"SELECT object {there} ORDER BY number DESC LIMIT ?", *values, limit)
         return [msgspec.json.decode(row, type=kind) for (row,) in rows]
-
-    def _all(self, query: str, *values: object) -> list[tuple[Any, ...]]:
-        return self._connection.execute(query, values).fetchall()

@@ -118,7 +118,34 @@ END
 _COLUMNS = "id, conversation_id, previous_id, response, input_items"
 
 
-class ResponseDatabase:
+class Store:
+    """A part of the database, with a connection of its own, and the thread that does all work on it."""
+
+    def __init__(
+        self, connection: sqlite3.Connection, thread_name: str, limits: StoreLimits, clock: Callable[[], float]
+    ) -> None:
+        self._connection = connection
+        self._thread = ThreadPoolExecutor(1, thread_name)
+        self._limits = limits
+        self._clock = clock
+
+    async def close(self) -> None:
+        await self._do(self._connection.close)
+        self._thread.shutdown()
+
+    async def _do(self, work: Callable[[], T]) -> T:
+        with reported():
+            return await asyncio.get_running_loop().run_in_executor(self._thread, work)
+
+    def _oldest(self) -> float:
+        """Return the time before which items are too old."""
+        return self._clock() - self._limits.seconds
+
+    def _all(self, query: str, *values: object) -> list[tuple[Any, ...]]:
+        return self._connection.execute(query, values).fetchall()
+
+
+class ResponseDatabase(Store):
     """A store of responses by owner, in a file, or in memory without a path. No owner finds those of another.
 
     If there are more responses or bytes than allowed, the owner with the most loses the oldest one. The age of a
@@ -127,10 +154,7 @@ class ResponseDatabase:
 
     def __init__(self, path: Path | None, limits: StoreLimits, clock: Callable[[], float] = time.time) -> None:
         """Open the file, and create it if it is missing. Raises StartupError."""
-        self._limits = limits
-        self._clock = clock
-        self._connection = database.opened(path, _SCHEMA)
-        self._thread = ThreadPoolExecutor(1, "response-store")
+        super().__init__(database.opened(path, _SCHEMA), "response-store", limits, clock)
         self._commits = GroupCommit(self._thread, self._put_all)
         self._dropped = dict.fromkeys(DROP_REASONS, 0)
         with database.usable(path):
@@ -146,32 +170,24 @@ class ResponseDatabase:
         await self._commits.put((owner, stored))
 
     async def get(self, owner: str, response_id: str) -> StoredResponse | None:
-        return await self._in_thread(partial(self._get, owner, response_id))
+        return await self._do(partial(self._get, owner, response_id))
 
     async def conversation(self, owner: str, response_id: str, most_bytes: int) -> list[StoredResponse]:
         """Return the turns of a conversation up to this response, in order; none if one of them is missing. Raises
         ConversationTooLarge."""
-        return await self._in_thread(partial(self._conversation, owner, response_id, most_bytes))
+        return await self._do(partial(self._conversation, owner, response_id, most_bytes))
 
     async def replace(self, owner: str, old: StoredResponse, new: StoredResponse) -> bool:
         """Replace `old` by `new`, and return whether `old` was still stored unchanged."""
-        return await self._in_thread(partial(self._replace, owner, old, new))
+        return await self._do(partial(self._replace, owner, old, new))
 
     async def delete(self, owner: str, response_id: str) -> bool:
         """Delete a response, and return whether it existed."""
-        return await self._in_thread(partial(self._delete, owner, response_id))
+        return await self._do(partial(self._delete, owner, response_id))
 
     def counts(self) -> StoreCounts:
         """Return the numbers of the store. Any thread may call this, and it does not wait."""
         return self._counts
-
-    async def close(self) -> None:
-        await self._in_thread(self._connection.close)
-        self._thread.shutdown()
-
-    async def _in_thread(self, work: Callable[[], T]) -> T:
-        with reported():
-            return await asyncio.get_running_loop().run_in_executor(self._thread, work)
 
     def _put_all(self, waiting: list[tuple[str, StoredResponse]]) -> None:
         with reported(), database.transaction(self._connection):
@@ -226,7 +242,7 @@ class ResponseDatabase:
         dropped = 0
         for column, limit in (("number", self._limits.number), ("num_bytes", self._limits.num_bytes)):
             while (self._one(f"SELECT sum({column}) FROM owners")[0] or 0) > limit:
-                (owner,) = self._one(f"SELECT owner FROM owners ORDER BY {column} DESC, owner DESC LIMIT 1")
+                (owner,) = self._one(f"SELECT owner FROM owners ORDER BY {column} DESC, owner DESC")
                 (number,) = self._one("SELECT number FROM responses WHERE owner = ? ORDER BY used, number", owner)
                 self._connection.execute("DELETE FROM responses WHERE number = ?", (number,))
                 dropped += 1
@@ -273,11 +289,8 @@ class ResponseDatabase:
         self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
         return deleted.rowcount > 0
 
-    def _oldest(self) -> float:
-        return self._clock() - self._limits.seconds
-
     def _one(self, query: str, *values: object) -> tuple[Any, ...]:
-        row: tuple[Any, ...] = self._connection.execute(query, values).fetchone()
+        (row,) = self._all(f"{query} LIMIT 1", *values)
         return row
 
 
