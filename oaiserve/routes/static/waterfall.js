@@ -18,10 +18,14 @@ const VIEWS = {
 
 export class Waterfall {
   constructor() {
-    this.all = byId("waterfall");
-    this.list = byId("requests");
-    this.axis = byId("axis");
+    this.openList = element("ol", { id: "open-requests", "aria-label": "Open requests" });
+    this.open = element("div", { class: "waterfall", id: "open", hidden: "" }, this.openList);
+    this.axis = element("div", { class: "track axis" });
+    this.list = element("ol", { id: "requests", "aria-label": "Ended requests" });
+    this.all = element("div", { class: "waterfall", id: "waterfall", hidden: "" }, headsOf(this.axis), this.list);
     this.empty = byId("no-requests");
+    const phases = PHASES.map((name) => element("li", {}, element("i", { class: `phase-${name}` }), words(name)));
+    this.empty.before(this.open, element("ul", { class: "legend", "aria-label": "Phases" }, ...phases), this.all);
     this.rows = new Map();
     this.latest = { requests: [], open: [] };
     this.entries = [];
@@ -36,17 +40,16 @@ export class Waterfall {
     for (const type of ["pointerover", "focusin"]) this.list.addEventListener(type, (event) => this.#mark(event.target));
     for (const type of ["pointerleave", "focusout"]) this.list.addEventListener(type, () => this.#mark(null));
     new ResizeObserver(() => this.#draw()).observe(this.axis);
-    byId("phase-legend").append(...PHASES.map((name) => element("li", {}, element("i", { class: `phase-${name}` }), words(name))));
     showTips(this.list, ".track", (track) => tipOf(track.closest("li").entry));
   }
 
   show({ requests, open }) {
     this.latest = { requests, open };
     if (this.isPaused) return;
-    for (const list of [this.all, byId("open")]) list.classList.toggle("has-clients", [...open, ...requests].some(({ client }) => client));
+    for (const list of [this.all, this.open]) list.classList.toggle("has-clients", [...open, ...requests].some(({ client }) => client));
     this.entries = requests;
-    byId("open-requests").replaceChildren(...open.map((entry) => element("li", {}, rowOf(entry, openParts(entry)))));
-    byId("open").hidden = open.length === 0;
+    this.openList.replaceChildren(...open.map((entry) => element("li", {}, rowOf(entry, openParts(entry)))));
+    this.open.hidden = open.length === 0;
     this.all.hidden = requests.length === 0;
     this.empty.hidden = requests.length + open.length > 0;
     this.#draw();
@@ -107,6 +110,12 @@ export class Waterfall {
     this.all.style.setProperty("--mark-from", `${100 * from}%`);
     this.all.style.setProperty("--mark-width", `${100 * (to - from)}%`);
   }
+}
+
+function headsOf(axis) {
+  const names = [["Received"], ["Route"], ["Model", "model"], ["Client", "client"], ["Outcome"], ["Tokens", "tokens"]];
+  const heads = names.map(([name, kind]) => element("span", { class: kind ?? "" }, name));
+  return element("div", { class: "row heads", "aria-hidden": "true" }, ...heads, axis, element("span", { class: "duration" }, "Took"));
 }
 
 // Returns a row, which links to the page of its request. Its parts in braces differ between ended and open requests.
