@@ -35,27 +35,26 @@ class ModelSource:
         return f"'{self.location}', which is no folder here and so was looked for on the Hugging Face hub"
 
 
-def find_model(model: str | Path, flag: str = "MODEL") -> ModelSource:
-    """Return the source of a model, without loading it. Raises StartupError, with the `flag`, for an impossible
-    name."""
+def find_model(model: str | Path) -> ModelSource:
+    """Return the source of a model, without loading it. Raises StartupError for an impossible name."""
     allowed = "It must be a folder, a .gguf file, a hub id (of GGUF files ID:Q4_K_M), or demo."
     name = str(model)
     path = Path(model)
     is_gguf = path.suffix == ".gguf" and (":" not in name or path.is_file())
     if not name:
-        raise StartupError(f"{flag} is empty. {allowed}")
+        raise StartupError(f"MODEL is empty. {allowed}")
     if path.is_file() and not is_gguf:
-        raise StartupError(f"{flag} is '{name}', a file that is not a .gguf file. {allowed}")
+        raise StartupError(f"MODEL is '{name}', a file that is not a .gguf file. {allowed}")
     if path.is_dir() and not (path / "config.json").is_file():
         files = sorted(file.name for file in path.glob("*.gguf"))
         if files:
             instead = f" Give one of its .gguf files instead, such as '{path / files[0]}'."
         else:
             instead = ""
-        raise StartupError(f"{flag} is '{name}', a folder without a config.json, so it has no model to load.{instead}")
+        raise StartupError(f"MODEL is '{name}', a folder without a config.json, so it has no model to load.{instead}")
     could_be_hub_id = _HUB_ID.fullmatch(name) and not name.startswith(".") and not is_gguf
     if not path.exists() and not could_be_hub_id:
-        raise StartupError(f"{flag} is '{name}', which does not exist. {allowed}")
+        raise StartupError(f"MODEL is '{name}', which does not exist. {allowed}")
     if is_gguf:
         return ModelSource(str(path.parent), path.name, is_local=True)
     return ModelSource(name, None, is_local=path.exists())

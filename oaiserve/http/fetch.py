@@ -62,7 +62,6 @@ class Fetcher:
         *,
         look_up: LookUp | None = None,
         network: httpcore.AsyncNetworkBackend | None = None,
-        tls: Callable[[], ssl.SSLContext] | None = None,
         seconds: float = MOST_SECONDS,
     ) -> None:
         """`allowed` is as in --allow-media-from. The other arguments are for tests."""
@@ -71,7 +70,6 @@ class Fetcher:
         self._named = {host.name for _, host in self._allowed}
         self.look_up = look_up or _look_up
         self.network = network or httpcore.AnyIOBackend()
-        self._tls = tls or tls_context
         self._seconds = seconds
 
     async def fetch(self, url: str, kind: str, max_bytes: int, take: Callable[[int], None]) -> bytes:
@@ -90,7 +88,7 @@ class Fetcher:
             raise NotFetched(f"its host cannot be reached, or speaks no HTTP ({type(error).__name__})") from error
 
     async def _fetched(self, text: str, kind: str, max_bytes: int, take: Callable[[int], None]) -> bytes:
-        tls = await asyncio.to_thread(self._tls)  # The first call reads a file.
+        tls = await asyncio.to_thread(tls_context)  # The first call reads a file.
         for _ in range(1 + MOST_REDIRECTS):
             url = self.checked(text)
             headers: dict[bytes | str, bytes | str] = {

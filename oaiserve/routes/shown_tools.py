@@ -35,7 +35,6 @@ def model_name(name: str) -> str:
 
 
 def shown_tools(
-    param: str,
     functions: Sequence[Function],
     where: Sequence[str],
     adaptations: Adaptations,
@@ -45,18 +44,18 @@ def shown_tools(
     """Read the tools of a request. In errors and notes, `where` has the places of the functions, and `schema_field`
     that of their schemas. Only the `joined` names may be longer, since they have two parts."""
     if len(functions) > MAX_TOOLS:
-        raise invalid(param, f"at most {MAX_TOOLS} are allowed, got {len(functions)}")
+        raise invalid("tools", f"at most {MAX_TOOLS} are allowed, got {len(functions)}")
     tools: dict[str, dict[str, Any]] = {}  # by the client's names
     for place, function in zip(where, functions, strict=True):
         name = function.name
         if not 1 <= len(name) <= MAX_TOOL_NAME and name not in joined:
-            raise invalid(param, f"must have 1 to {MAX_TOOL_NAME} characters, got {show(name)}", f"{place}.name")
-        shown = _shown(function, _parameters(param, function, f"{place}.{schema_field}", adaptations))
+            raise invalid("tools", f"must have 1 to {MAX_TOOL_NAME} characters, got {show(name)}", f"{place}.name")
+        shown = _shown(function, _parameters(function, f"{place}.{schema_field}", adaptations))
         if name not in tools:
             tools[name] = shown
         elif tools[name] != shown:
             if function.strict or tools[name].get("strict"):
-                raise invalid(param, f"two have the name {show(name)}, and at least one of them is strict")
+                raise invalid("tools", f"two have the name {show(name)}, and at least one of them is strict")
             adaptations.note(place, "left out, as an earlier tool has its name")
     names = _model_names(tools)
     places: dict[str, str] = {}
@@ -98,12 +97,12 @@ def _shown(function: Function, parameters: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in fields.items() if value is not None}
 
 
-def _parameters(param: str, function: Function, place: str, adaptations: Adaptations) -> dict[str, Any]:
+def _parameters(function: Function, place: str, adaptations: Adaptations) -> dict[str, Any]:
     schema = dict(function.parameters or {"properties": {}})
 
     def adapt(key: str, wanted: str, what: str) -> None:
         if function.strict:
-            raise invalid(param, f"must be {wanted}, got {show(schema[key])}", f"{place}.{key}")
+            raise invalid("tools", f"must be {wanted}, got {show(schema[key])}", f"{place}.{key}")
         adaptations.note(f"{place}.{key}", what)
 
     kind = schema.pop("type", "object")

@@ -164,7 +164,7 @@ def _rendered(ids: list[int], values: Callable[[list[int]], Sequence[object]]) -
 def _prompt(body: TokenizeBody, dialect: Dialect, media: MediaReader, adaptations: Adaptations) -> Prompt:
     if body.messages is not None and body.prompt is None:
         functions = functions_of(body.tools or [], adaptations)
-        shown = shown_tools("tools", [*functions.values()], [*functions], adaptations)
+        shown = shown_tools([*functions.values()], [*functions], adaptations)
         body = with_template_parameters(body, adaptations)
         return build_prompt(body, body.messages or (), dialect, shown.tools, media, adaptations)
     if body.prompt is not None and body.messages is None:

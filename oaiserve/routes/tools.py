@@ -85,7 +85,7 @@ def requested_tools(
         if choice not in without:
             raise invalid("tool_choice", f"is only allowed with 'tools', got {show(msgspec.to_builtins(choice))}")
         return None
-    shown = shown_tools("tools", [*offered.values()], [*offered], adaptations, joined=joined)
+    shown = shown_tools([*offered.values()], [*offered], adaptations, joined=joined)
     kind, names = _choice(choice)
     return tools_of(shown, kind, names, adaptations, only_one=kind == "named" or body.parallel_tool_calls is False)
 

@@ -51,8 +51,7 @@ class Router:
     `now_ns` is the caller's monotonic clock.
     """
 
-    def __init__(self, *, most_prefixes: int = MOST_PREFIXES, silent_ns: int = SILENT_NS) -> None:
-        self._silent_ns = silent_ns
+    def __init__(self, *, most_prefixes: int = MOST_PREFIXES) -> None:
         self.holders = Holders(most_prefixes)
         self._members: dict[str, _Replica] = {}
         # Replicas that can be chosen, in the order of their names, which is the same for every router.
@@ -73,7 +72,7 @@ class Router:
         """Avoid a replica until it reports again, because a request could not be delivered to it."""
         replica = self._members.get(name)
         if replica is not None:
-            replica.heard_ns = now_ns - self._silent_ns
+            replica.heard_ns = now_ns - SILENT_NS
             self._find_available(now_ns)
 
     def learn(self, report: ReplicaReport, now_ns: int) -> None:
@@ -88,7 +87,7 @@ class Router:
             replica.incarnation = report.incarnation
         elif report.number <= replica.report_number:
             return
-        was_silent = now_ns - replica.heard_ns >= self._silent_ns
+        was_silent = now_ns - replica.heard_ns >= SILENT_NS
         is_first = was_silent or replica.report_number < 0
         replica.report_number = report.number
         replica.heard_ns = now_ns
@@ -232,14 +231,14 @@ class Router:
         for replica in self._available:
             replica.is_available = False
         members = [replica for _, replica in sorted(self._members.items())]
-        self._available = [one for one in members if now_ns - one.heard_ns < self._silent_ns] or members
+        self._available = [one for one in members if now_ns - one.heard_ns < SILENT_NS] or members
         for replica in self._available:
             replica.is_available = True
         self._seeds = np.array([replica.seed for replica in self._available], np.uint64)
         self._total_sent = sum(replica.sent for replica in self._available)
         self._total_rest = sum(replica.rest for replica in self._available)
-        heard_ns = [one.heard_ns for one in self._available if now_ns - one.heard_ns < self._silent_ns]
-        self._next_silent_ns = min(heard_ns, default=now_ns) + self._silent_ns
+        heard_ns = [one.heard_ns for one in self._available if now_ns - one.heard_ns < SILENT_NS]
+        self._next_silent_ns = min(heard_ns, default=now_ns) + SILENT_NS
 
 
 @dataclass(slots=True, eq=False)

@@ -12,8 +12,7 @@ import fcntl
 import os
 import sqlite3
 import tempfile
-import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import closing, contextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -71,10 +70,10 @@ class BatchStore(Store):
     They are kept for as long as responses. Together they may have at most as many bytes as these, in shares by owner.
     """
 
-    def __init__(self, path: Path | None, limits: StoreLimits, clock: Callable[[], float] = time.time) -> None:
+    def __init__(self, path: Path | None, limits: StoreLimits) -> None:
         """Open the file. Raises StartupError."""
         connection = database.opened(path, SCHEMA, without_path="")
-        super().__init__(connection, "batch-store", limits, clock)
+        super().__init__(connection, "batch-store", limits)
         self._folder = None if path is None else str(path.parent)
         self._commits = GroupCommit(self._thread, self._put_all)
         try:

@@ -79,7 +79,7 @@ class Dialect:
     special_ids: Mapping[str, int] = field(default_factory=dict)
 
     def visible_ids(self, *, calls: bool, reasoning: bool) -> frozenset[int]:
-        """Return a request's function for the ids of the special tokens among the tags of calls and reasoning."""
+        """Return the ids of the special tokens among the tags of calls and reasoning, which a request does not skip."""
         tags: list[str] = []
         if self.calls is not None:
             tags += self.calls.parser.hidden_tags

@@ -174,15 +174,15 @@ class JsonCallParser(CallParser):
         """Return the place after the object at this place, or None if its end has not come. Raises NotACall."""
         return self._end_of(JsonScanner, at)
 
-    def _take_whole(self, segments: list[Segment], at: int, end: int, tag: str = "") -> bool:
-        """Take the text up to the end of the object between these places, and the white space and the tag after it."""
+    def _take_whole(self, segments: list[Segment], at: int, end: int) -> bool:
+        """Take the text up to the end of the object between these places."""
         call = _call(self._text[at:end])
         if call is None or call[0] not in self._tools:
             raise NotACall(end)
         if call[0] in self._strict and not is_held(self._text[at:end], *call):
             raise NotACall(end)
         segments += [CallBegin(call[0]), Arguments(call[1])]
-        self._take(self._text.index(tag, end) + len(tag))
+        self._take(end)
         return self._end(segments)
 
     def _in_arguments(self, segments: list[Segment]) -> bool:

@@ -266,7 +266,7 @@ def requested_tools(body: MessagesBody | CountTokensBody, adaptations: Adaptatio
         )
     if not functions:
         return None
-    shown = shown_tools("tools", functions, places, adaptations, "input_schema")
+    shown = shown_tools(functions, places, adaptations, "input_schema")
     only_one = kind == "named" or bool(choice and choice.disable_parallel_tool_use)
     return tools_of(shown, kind, names, adaptations, only_one=only_one)
 

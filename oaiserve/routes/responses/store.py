@@ -122,7 +122,11 @@ class Store:
     """A part of the database, with a connection of its own, and the thread that does all work on it."""
 
     def __init__(
-        self, connection: sqlite3.Connection, thread_name: str, limits: StoreLimits, clock: Callable[[], float]
+        self,
+        connection: sqlite3.Connection,
+        thread_name: str,
+        limits: StoreLimits,
+        clock: Callable[[], float] = time.time,
     ) -> None:
         self._connection = connection
         self._thread = ThreadPoolExecutor(1, thread_name)

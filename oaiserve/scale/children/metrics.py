@@ -12,7 +12,7 @@ _NAME = re.compile(r"[a-zA-Z_:][a-zA-Z0-9_:]*")
 
 
 def merged(own: str, texts: Mapping[str, str], models: Iterable[Model]) -> str:
-    """Return one text in Prometheus' format with the front's own metrics, and those of each model's process."""
+    """Return one text in Prometheus' format with the gateway's own metrics, and those of each model's process."""
     families: dict[str, list[str]] = {}  # lines by family, because a family must be in one piece
     for name, text in (("", own), *texts.items(), ("", _of_models(models))):
         label = f'{LABEL}="{_escaped(name)}"'
