@@ -8,10 +8,10 @@ result.
 from __future__ import annotations
 
 import gzip
-import re
 import sys
 import zlib
 from collections.abc import Callable, Generator, Iterable, Iterator
+from contextlib import suppress
 from typing import Any, Protocol
 
 from starlette.concurrency import run_in_threadpool
@@ -21,7 +21,7 @@ from starlette.responses import Response
 from oaiserve.errors import BodyTooLarge, InvalidRequest, UnsupportedMedia
 
 CODINGS = ("zstd", "gzip", "deflate")
-MOST_CODINGS = 3  # most codings of one body
+MOST_CODINGS = 3  # of one body
 MOST_MEMBERS = 10_000  # most members of gzip or zstd in one body, because each needs a new decoder
 PIECE_BYTES = 2**16  # bytes that are decoded in one turn
 _INPUT_BYTES = 2**14  # bytes that a decoder gets at once
@@ -29,7 +29,6 @@ _LEAST_TURN_BYTES = 2**12  # A piece counts as at least this much of a turn, bec
 _WINDOW_LOG = 23  # zstd's limit for HTTP in RFC 9659
 WINDOW_BYTES = 2**_WINDOW_LOG  # the most memory that a decoder holds
 _GZIP_LEVEL = 4
-_NO_GZIP = re.compile(r"q\s*=\s*0(\.0*)?")
 
 
 class _Decoder(Protocol):
@@ -189,15 +188,19 @@ def _decoder_of(coding: str, start: bytes) -> _Decoder:
 
 async def page_response(request: Request, content: bytes, content_type: str) -> Response:
     headers = {"content-type": content_type, "vary": "accept, accept-encoding"}
-    if _reads_gzip(",".join(request.headers.getlist("accept-encoding"))):
+    accepted = qualities(",".join(request.headers.getlist("accept-encoding")))
+    if accepted.get("gzip") or accepted.get("x-gzip"):
         content = await run_in_threadpool(gzip.compress, content, _GZIP_LEVEL, mtime=0)
         headers["content-encoding"] = "gzip"
     return Response(content, headers=headers)
 
 
-def _reads_gzip(accepted: str) -> bool:
-    for each in accepted.lower().split(","):
-        name, *parameters = (part.strip() for part in each.split(";"))
-        if name in ("gzip", "x-gzip"):
-            return not any(_NO_GZIP.fullmatch(parameter) for parameter in parameters)
-    return False
+def qualities(accepted: str) -> dict[str, float]:
+    """Return the quality of each value in an Accept header, or in one like it, without those that are malformed."""
+    found: dict[str, float] = {}
+    for item in accepted.lower().split(","):
+        name, *parameters = (part.strip() for part in item.split(";"))
+        weights = [parameter[2:] for parameter in parameters if parameter.startswith("q=")]
+        with suppress(ValueError):
+            found[name] = float(weights[0]) if weights else 1.0
+    return found

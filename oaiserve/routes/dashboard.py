@@ -23,6 +23,7 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from oaiserve.errors import NotFound, Overloaded
+from oaiserve.http.codings import qualities
 from oaiserve.routes import sse
 from oaiserve.routes.feed import Feed
 from oaiserve.routes.middleware import json_response
@@ -105,16 +106,9 @@ async def answer_root(
 
 def prefers_html(accept: str) -> bool:
     """Return whether an Accept header prefers HTML to JSON, by the most specific ranges that cover them."""
-    qualities: dict[str, float] = {}
-    for item in accept.lower().split(","):
-        media_range, *parameters = (part.strip() for part in item.split(";"))
-        weights = [parameter[2:] for parameter in parameters if parameter.startswith("q=")]
-        try:
-            qualities[media_range] = float(weights[0]) if weights else 1.0
-        except ValueError:
-            continue  # a range with a malformed quality is ignored
+    found = qualities(accept)
     html, json = (
-        next((qualities[each] for each in ranges if each in qualities), 0.0)
+        next((found[each] for each in ranges if each in found), 0.0)
         for ranges in (("text/html", "text/*", "*/*"), ("application/json", "application/*", "*/*"))
     )
     return html > json

@@ -1,5 +1,6 @@
 """Compressed bodies are decoded as they were sent, and bombs and damaged ones end early."""
 
+import asyncio
 import gzip
 import os
 import time
@@ -12,10 +13,11 @@ import pytest
 from backports import zstd
 from hypothesis import given
 from hypothesis import strategies as st
+from starlette.requests import Request
 
 from oaiserve.engine.turn_workers import at_once
 from oaiserve.errors import APIError, BodyTooLarge, InvalidRequest, UnsupportedMedia
-from oaiserve.http.codings import MOST_MEMBERS, PIECE_BYTES, Decoding, _reads_gzip, codings_of, decoded
+from oaiserve.http.codings import MOST_MEMBERS, PIECE_BYTES, Decoding, codings_of, decoded, page_response
 
 
 def bare_deflate(body: bytes) -> bytes:
@@ -187,4 +189,7 @@ def test_bytes_are_counted_as_they_come() -> None:
     ],
 )
 def test_who_reads_gzip(accepted: str, is_read: bool) -> None:
-    assert _reads_gzip(accepted) == is_read
+    request = Request({"type": "http", "headers": [(b"accept-encoding", accepted.encode())]})
+    page = asyncio.run(page_response(request, b"page", "text/plain"))
+    assert page.headers.get("content-encoding") == ("gzip" if is_read else None)
+    assert page.body == (gzip.compress(b"page", 4, mtime=0) if is_read else b"page")
