@@ -27,8 +27,6 @@ class Lean:
 
 @dataclass(frozen=True, slots=True)
 class Agent:
-    """A tool."""
-
     title: str
     program: str
     package: str

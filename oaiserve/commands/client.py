@@ -23,8 +23,6 @@ class NoAnswer(StartupError):
 
 
 class ListedModel(NamedTuple):
-    """A model of a server."""
-
     name: str
     context: int  # tokens
     task: str  # generate, or a task that writes no text

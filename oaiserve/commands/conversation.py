@@ -16,8 +16,6 @@ _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")  # a model must not move
 
 
 class Chat:
-    """A conversation, and the server that has the model."""
-
     def __init__(self, client: Client, model: str, system: str, temperature: float | None) -> None:
         self.model = model
         self.url = client.url

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class StoredModel:
-    """A model on this disk."""
-
     name: str  # as `serve` accepts it
     path: Path  # a folder, or the first GGUF file
     num_bytes: int

@@ -29,8 +29,6 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class RunningServer:
-    """A server that runs."""
-
     url: str
     model: str  # as clients name it
     pid: int

@@ -21,7 +21,7 @@ from starlette.responses import Response
 from oaiserve.errors import BodyTooLarge, InvalidRequest, UnsupportedMedia
 
 CODINGS = ("zstd", "gzip", "deflate")
-MOST_CODINGS = 3  # of one body
+MOST_CODINGS = 3  # most codings of one body
 MOST_MEMBERS = 10_000  # most members of gzip or zstd in one body, because each needs a new decoder
 PIECE_BYTES = 2**16  # bytes that are decoded in one turn
 _INPUT_BYTES = 2**14  # bytes that a decoder gets at once

@@ -33,10 +33,8 @@ _SHARED = [each.name for each in fields(RequestRecord) if hasattr(Exchange, each
 
 
 class Accounting:
-    """ASGI middleware around a generation route, which makes exactly one record per request, however the request ends.
-
-    It renders the errors of its route itself, so that they, too, are sent before `responded` is stamped.
-    """
+    """ASGI middleware around a generation route. It renders the route's errors itself, so that they, too, are sent
+    before `responded` is stamped."""
 
     def __init__(self, app: ASGIApp, *, operation: str, http_route: str) -> None:
         self.app = app

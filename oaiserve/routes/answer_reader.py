@@ -14,8 +14,6 @@ from oaiserve.routes.dialects.segments import CallBegin, Content, Reasoning, Seg
 
 
 class AnswerReader:
-    """Turns the chunks of one choice into segments of its answer."""
-
     def __init__(
         self,
         thinking: ThinkingParser | None,

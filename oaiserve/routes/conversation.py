@@ -28,8 +28,6 @@ ANY_OBJECT = {"type": "object"}
 
 
 class Conversation:
-    """The tools and the reasoning of one request, shared by its parameters, its prompt and its answer."""
-
     def __init__(
         self,
         dialect: Dialect,

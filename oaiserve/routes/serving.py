@@ -55,8 +55,6 @@ _INSTEAD = {
 
 @dataclass(frozen=True, slots=True)
 class Serving:
-    """The components of the server that its routes use."""
-
     config: Config
     engine: Engine  # Its tokenizer blocks, so routes use that only in `run_in_turns`.
     telemetry: Telemetry

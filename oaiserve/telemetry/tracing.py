@@ -79,10 +79,10 @@ class TraceSampling:
 
 
 class Tracing:
-    """Makes spans of requests, and queues them for export.
+    """Only one thread calls `record`.
 
-    Only one thread calls `record`. `epoch_offset_ns` is wall clock minus monotonic clock, taken once, so that exported
-    times differ from the stamps by one constant. Raises ValueError if an OTEL_* variable has an invalid value.
+    `epoch_offset_ns` is wall clock minus monotonic clock, taken once, so that exported times differ from the stamps by
+    one constant. Raises ValueError if an OTEL_* variable has an invalid value.
     """
 
     def __init__(

@@ -28,8 +28,6 @@ STABLE_SECONDS = 60.0  # A process that has run for longer starts again without 
 
 @dataclass(slots=True)
 class Model:
-    """One model, loaded or not."""
-
     name: str
     config: Config
     address: Address  # where its process listens

@@ -33,8 +33,6 @@ TRACEPARENT = b"traceparent"
 
 @dataclass(frozen=True, slots=True)
 class BegunAnswer:
-    """An answer begun by a replica."""
-
     answer: UpstreamAnswer
     decision: Decision
     upstream: Upstream

@@ -82,8 +82,6 @@ def counts(counter: Counter, label: str) -> dict[str, int]:
 
 
 class _Replicas(Collector):
-    """The state of the replicas."""
-
     def __init__(self, watch: Watch) -> None:
         self._watch = watch
 

@@ -43,8 +43,6 @@ _NOT_ANSWERED = OF_CONNECTION | {
 
 @dataclass(frozen=True, slots=True)
 class Relay:
-    """Passes the answers of `attempts` on."""
-
     attempts: Attempts
     continues: ContinueStreams
     is_draining: Callable[[], bool]
