@@ -30,6 +30,7 @@ from oaiserve.facts.forecast import NO_FORECAST, Forecast
 from oaiserve.facts.prefix_keys import key_of_session, prompt_of
 from oaiserve.facts.record import DeadlineOutcome
 from oaiserve.facts.routing_decision import of_text
+from oaiserve.scale.gateway import sources
 from oaiserve.scale.gateway.sources import Url, addresses_of
 from oaiserve.scale.router import score, seed_of
 from oaiserve.telemetry import tracing
@@ -379,3 +380,16 @@ def test_servers_are_taken_from_a_list_that_is_not_empty() -> None:
         for _ in range(2):
             with pytest.raises(OSError, match=r"lists no servers|cannot be read"):
                 asyncio.run(source.addresses())
+
+
+def test_a_list_of_servers_that_comes_late_is_given_up_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sources, "LIST_SECONDS", 0.2)
+
+    async def listed(request: Request) -> Response:
+        await asyncio.sleep(1)
+        return JSONResponse([])
+
+    with RunningServer(Starlette(routes=[Route("/targets", listed)]), OPTIONS) as server:
+        source = Url(f"{server.url}/targets", (), addresses_of)
+        with pytest.raises(OSError, match=r"^the list of servers cannot be read \(no answer within 0.2 seconds\)$"):
+            asyncio.run(source.addresses())
