@@ -1,7 +1,7 @@
 """The requests of a session, as a file that can be published: their structure is the client's, their texts are not.
 
 A client sends its whole history with each request, so the file has the last request, and how many of its items or
-messages each one had. Words of texts are replaced by others; names, types and calls stay.
+messages each one had. Words of texts are replaced by others, and long texts are cut; names, types and calls stay.
 """
 
 import json
@@ -13,6 +13,7 @@ from typing import Any
 FOLDER = Path(__file__).parent / "recordings"
 WORDS = ["the", "model", "reads", "a", "file", "and", "writes", "an", "answer", "to", "its", "user", "with", "care"]
 MOST_WORDS = 6  # words of a string that stays, unless it is a description
+MOST_CHARACTERS = 160  # of a string whose words are replaced
 
 
 def record(bodies: Sequence[tuple[str, bytes]], places: Mapping[str, str]) -> dict[str, Any]:
@@ -58,4 +59,4 @@ def _without_texts(value: Any, key: str = "") -> Any:
     if not is_text or value.startswith(("Turn ", "x-anthropic-billing-header", "{")):
         return value
     words = iter(range(len(value)))
-    return re.sub(r"[^\W\d_]{2,}", lambda _: WORDS[next(words) % len(WORDS)], value)
+    return re.sub(r"[^\W\d_]{2,}", lambda _: WORDS[next(words) % len(WORDS)], value)[:MOST_CHARACTERS]
