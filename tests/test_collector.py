@@ -51,5 +51,5 @@ def test_a_large_body_is_decoded_without_the_collector(runs: list[str]) -> None:
 
 
 def test_a_large_schema_is_decoded_without_the_collector(runs: list[str]) -> None:
-    prepare._read(f'{{"const": {LISTS}}}')
+    prepare.prepare(f'{{"examples": {LISTS}}}')
     assert len(runs) < NUMBER_BY_DEFAULT / 4

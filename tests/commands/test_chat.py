@@ -17,6 +17,7 @@ from oaiserve.commands.servers import announced
 from oaiserve.commands.terminal import Answer
 from tests.agents.scripted import ScriptedServer
 from tests.commands.terminal import END, terminal
+from tests.plain_http import Handler, running_http
 
 CODE = "```python\nfirst()\n\nsecond()\n```"
 
@@ -75,9 +76,14 @@ def test_of_an_answer_that_is_stopped_the_begin_is_remembered(server: ScriptedSe
     [(b'{"error": {"message": "The model failed."}}', "The model failed."), (b'{"cut', "has ended the answer")],
 )
 def test_an_answer_that_fails_says_why(event: bytes, reason: str) -> None:
-    chat: Any = Chat(Client("http://127.0.0.1:1"), "demo", "", 0)
-    with pytest.raises(NoAnswer, match=reason):
-        list(chat._deltas([b": a comment\n", b"data: " + event]))
+    class Failing(Handler):
+        def do_POST(self) -> None:
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(b": a comment\ndata: " + event)
+
+    with running_http(Failing) as url, pytest.raises(NoAnswer, match=reason):
+        said(Chat(Client(url), "demo", "", 0), "a")
 
 
 def test_a_model_cannot_write_control_characters(server: ScriptedServer) -> None:

@@ -272,7 +272,7 @@ class Harness:
         assert server_threads() <= self.threads_before
 
     def on_loop(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
-        return asyncio.run_coroutine_threadsafe(coroutine, self.streams._loop).result(TIMEOUT_SECONDS)
+        return asyncio.run_coroutine_threadsafe(coroutine, self.server.loop).result(TIMEOUT_SECONDS)
 
 
 async def tasks() -> set[asyncio.Task[Any]]:

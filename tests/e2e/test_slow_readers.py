@@ -8,6 +8,7 @@ import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from http.client import HTTPResponse, IncompleteRead
 from typing import Any
 
@@ -16,10 +17,12 @@ import msgspec
 import pytest
 from starlette.applications import Starlette
 
+from oaiserve import app as app_module
 from oaiserve.app import create_app
 from oaiserve.config import Config, ServerOptions
 from oaiserve.engine.engine import Engine
 from oaiserve.engine.request import TERMINAL, Deliver, Event, Request
+from oaiserve.engine.streams import LoopStreams
 from oaiserve.facts.record import Outcome
 from oaiserve.routes.respond import PIECE_BYTES
 from tests.e2e.raw_client import SMALL_BUFFER_BYTES, send_request
@@ -130,9 +133,9 @@ def test_a_client_that_reads_late_gets_all_tokens_in_few_events() -> None:
         assert served.telemetry.next_record().outcome is Outcome.FINISHED
 
 
-def test_a_client_that_falls_too_far_behind_gets_an_error() -> None:
+def test_a_client_that_falls_too_far_behind_gets_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(app_module, "LoopStreams", partial(LoopStreams, max_unread_tokens=100))
     with serve(write_timeout_seconds=0) as served:
-        served.app.state.serving.streams._max_unread_tokens = 100
         with served.send(stream=True) as client:
             served.engine.done.get(timeout=TIMEOUT_SECONDS)
             assert b"fallen too far behind" in body_of(client)

@@ -167,13 +167,15 @@ def test_one_fit_runs_at_a_time_and_what_is_gathered_meanwhile_is_bounded() -> N
     fits: list[Callable[[], None]] = []
     fit = StepCostFit(fits.append)
     load = Load(1, draws=1)
-    for _ in range(1000):
-        fit.observe(load, LEAST_NS)
-    assert (len(fits), len(fit._rows), fit.cost) == (1, BATCH, None)
+    for ns in (LEAST_NS, 10 * LEAST_NS):  # The second batch is one too many.
+        for _ in range(BATCH + LEAST_STEPS):
+            fit.observe(load, ns)
+    assert (len(fits), fit.cost) == (1, None)
     fits.pop()()
     assert fit.cost is not None
     fit.observe(load, LEAST_NS)
-    assert (len(fits), len(fit._rows)) == (1, 0)
+    fits.pop()()
+    assert fit.cost.expected_ns(load) == pytest.approx(LEAST_NS, rel=0.01)
 
 
 def test_fits_come_by_the_time_of_steps_and_sooner_if_these_surprise() -> None:

@@ -152,7 +152,7 @@ def _header(**changes: object) -> Callable[[Path], object]:
     """Change the header of a record, whose checksum fits then."""
 
     def spoil(path: Path) -> None:
-        line, _, rest = path.read_bytes()[: -remembered._DIGEST_BYTES].partition(b"\n")
+        line, _, rest = path.read_bytes()[: -hashlib.sha256().digest_size].partition(b"\n")
         written = json.dumps({**json.loads(line), **changes}).encode() + b"\n" + rest
         path.write_bytes(written + hashlib.sha256(written).digest())
 

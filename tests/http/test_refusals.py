@@ -1,6 +1,7 @@
 """Tests of how long refusals are held back, on a clock of their own."""
 
 import heapq
+import sys
 
 import pytest
 
@@ -69,6 +70,10 @@ def test_accounts_are_few_and_forgotten_once_paid_off() -> None:
         accounts.charge(b"%d" % number, FREE_NS)
     assert accounts.charge(b"1") > 0
     assert accounts.charge(b"0") == 0, "the oldest account is forgotten"
+    late = b"%d" % clock.now_ns
+    free = sys.getrefcount(late)
+    accounts.charge(late)
+    assert sys.getrefcount(late) > free
     clock.now_ns += 1000 * MS
     accounts.charge(CLIENT)
-    assert list(accounts._paid_off_ns) == [CLIENT]
+    assert sys.getrefcount(late) == free

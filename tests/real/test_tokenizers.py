@@ -144,7 +144,7 @@ def test_prompts_have_the_tokens_around_them_that_the_models_had(llama_cpp: Path
     chat = ChatPrompt([{"role": "user", "content": "Hi"}])
     assert phi3.encode(chat)[-4:] == [32010, 6324, 32007, 32001]
     llama3 = Tokenizer.from_pretrained(vocabulary(llama_cpp, "llama-bpe"))
-    assert llama3._encode("Hello", True, "") == [128000, 9906]
+    assert llama3.encode(TextPrompt("Hello")) == [128000, 9906]
 
 
 @pytest.mark.parametrize(

@@ -59,7 +59,7 @@ class RunningServer(Server):
         self._thread = threading.Thread(target=self.run, kwargs={"sockets": [self._sock]})
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        self._loop = asyncio.get_running_loop()
+        self.loop = asyncio.get_running_loop()
         await super().startup(sockets)
         self.is_up.set()
 
@@ -82,7 +82,7 @@ class RunningServer(Server):
     def hanging(self) -> Iterator[None]:
         """Do nothing at all in the block."""
         may_go_on = threading.Event()
-        self._loop.call_soon_threadsafe(may_go_on.wait, 60)
+        self.loop.call_soon_threadsafe(may_go_on.wait, 60)
         try:
             yield
         finally:
@@ -90,15 +90,16 @@ class RunningServer(Server):
 
     def kill(self) -> None:
         """End as a process that is killed: the sockets end, and nobody says a word."""
-        self._loop.call_soon_threadsafe(self._kill)
+        self.loop.call_soon_threadsafe(self.die)
 
-    def _kill(self) -> None:
+    def die(self) -> None:
+        """As `kill`, from the server's own thread."""
         while self._listeners:
             self._listeners.pop().close()
         self._sock.close()
         for connection in list(self.server_state.connections):
             connection.transport.abort()
-        self._loop.call_later(0.01, self._kill)  # one that was being accepted is known only now
+        self.loop.call_later(0.01, self.die)  # one that was being accepted is known only now
 
 
 @contextmanager

@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import threading
 from io import BytesIO
 from uuid import uuid4
 
@@ -13,6 +12,7 @@ from oaiserve.routes.batches import store as batch_store
 from oaiserve.routes.batches.objects import BatchObject, BatchUsage, Counts, FileObject, Line
 from oaiserve.routes.batches.store import LINE_BYTES, ROW_BYTES, BatchStore, Owned, Result
 from oaiserve.routes.responses.store import StoreLimits
+from tests.databases import held_up, opened_databases
 
 
 async def stored_file(store: BatchStore, owner: str = "", content: bytes = b"{}") -> int:
@@ -40,19 +40,19 @@ async def total_bytes(store: BatchStore) -> int:
 
 
 async def test_an_answer_that_nobody_waits_for_any_more_is_kept_and_keeps_no_other_one_waiting() -> None:
-    store = BatchStore(None, StoreLimits(1, 10**6, 3600.0))
-    gate = threading.Event()
+    with opened_databases() as connections:
+        store = BatchStore(None, StoreLimits(1, 10**6, 3600.0))
     owned = [Owned(batch_of(name), "", await stored_file(store)) for name in ("left", "stays")]
     for one in owned:
         await store.add_batch(one, [Line(1, "a", 0, 2)])
-    store._thread.submit(gate.wait, 60)
-    left, stays = (asyncio.create_task(store.put(one, Result(1, b"{}\n", BatchUsage()))) for one in owned)
-    for _ in range(3):
-        await asyncio.sleep(0)  # both wait behind what blocks the thread
-    left.cancel()
-    await asyncio.wait([left])
-    gate.set()
-    await asyncio.wait_for(stays, 60)
+    with held_up(connections[""][0]):
+        before = asyncio.create_task(store.files("", None, 9, None))
+        left, stays = (asyncio.create_task(store.put(one, Result(1, b"{}\n", BatchUsage()))) for one in owned)
+        for _ in range(3):
+            await asyncio.sleep(0)  # until both wait behind it
+        left.cancel()
+        await asyncio.wait([left])
+    await asyncio.wait_for(asyncio.gather(before, stays), 60)
     counts = [batch.request_counts.completed for batch in await store.batches("", 9, None)]
     await store.close()
     assert counts == [1, 1]
@@ -145,7 +145,8 @@ async def test_any_part_of_a_file_is_read_wherever_pieces_end(monkeypatch: pytes
 
 
 async def test_a_page_of_a_list_reads_only_its_own_rows() -> None:
-    store = BatchStore(None, StoreLimits(1, 10**8, 3600.0))
+    with opened_databases() as connections:
+        store = BatchStore(None, StoreLimits(1, 10**8, 3600.0))
     for _ in range(200):
         await stored_file(store)
     steps = 0
@@ -155,7 +156,7 @@ async def test_a_page_of_a_list_reads_only_its_own_rows() -> None:
         steps += 1
         return 0
 
-    store._connection.set_progress_handler(count, 1)
+    connections[""][0].set_progress_handler(count, 1)
     page = await store.files("", None, 2, None)
     following = await store.files("", None, 2, page[1].id)
     await store.close()

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 from openai import OpenAI, RateLimitError
 
-from oaiserve import app
 from oaiserve.app import routes
 from oaiserve.config import Config, EngineOptions, ServerOptions
 from oaiserve.engine.adapters import ServedAdapter
@@ -21,6 +20,7 @@ from oaiserve.http.keys import Right
 from oaiserve.routes.access import is_open, right_for
 from oaiserve.routes.batches import runner
 from oaiserve.routes.operation import operation_of
+from tests.databases import opened_databases
 from tests.routes.asking import bearer
 from tests.routes.conftest import Served, serving
 from tests.routes.doubles import fails, prompts_done, says, starts
@@ -274,14 +274,12 @@ def test_lines_of_a_batch_use_the_limits_of_its_key(
 
 
 def test_a_table_that_fails_refuses_keys_with_limits_and_counts_the_others_later(
-    run: RunServer, table: KeyTable, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    run: RunServer, table: KeyTable, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    tables: list[KeyTable] = []
-    monkeypatch.setattr(app, "KeyTable", lambda path: tables.append(KeyTable(path)) or tables[-1])
     limited = bearer(table.add("limited", {"requests_per_day": 5}))
     free = bearer(table.add("free", {}))
-    with run() as served:
-        connection = tables[0]._connection
+    with opened_databases() as connections, run() as served:
+        connection = connections[str(tmp_path / "store")][-1]
         connection.execute("PRAGMA query_only = ON")  # as if the disk were full
         answer = served.http.post("/v1/completions", json={"prompt": "Hi"}, headers=limited)
         check_refused(answer, 503, "service_unavailable", "limits")

@@ -365,7 +365,7 @@ class WatchedLock:
         self._lock.release()
 
 
-def test_callers_that_arrive_while_a_page_is_rendered_share_the_next() -> None:
+def test_callers_that_arrive_while_a_page_is_rendered_share_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
     forms = [*FORMS] * 3
     snapshots = []
     is_making = Event()
@@ -377,8 +377,9 @@ def test_callers_that_arrive_while_a_page_is_rendered_share_the_next() -> None:
         assert go_on.wait(60)
         return EngineNumbers()
 
+    lock = WatchedLock()
+    monkeypatch.setattr("oaiserve.telemetry.metrics.Lock", lambda: lock)
     metrics = metrics_of(snapshot=snapshot)
-    metrics._lock = lock = WatchedLock()  # type: ignore[assignment]
     with ThreadPoolExecutor(1 + len(forms)) as threads:
         threads.submit(metrics.render, TEXT)
         assert is_making.wait(60)

@@ -6,7 +6,6 @@ import sqlite3
 import stat
 import subprocess
 import sys
-import threading
 from asyncio import run
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
@@ -27,10 +26,17 @@ from oaiserve.routes.responses.store import (
     StoredResponse,
     StoreLimits,
 )
+from tests.databases import held_up, opened_databases
 
 ROOT = Path(__file__).parent.parent
-WIDE = StoreLimits(1000, 2**20, 1000)
 MakeStore = Callable[..., ResponseDatabase]
+
+
+def wide(number: int = 1000, num_bytes: int = 2**20, seconds: float = 1000) -> StoreLimits:
+    return StoreLimits(number, num_bytes, seconds)
+
+
+WIDE = wide()
 
 
 class Clock:
@@ -136,9 +142,9 @@ FLOOD = [*[("put", "b", 10, 99)] * 4, *[("put", "a", 10, 99)] * 40]  # one owner
 @given(actions=ACTIONS, limits=LIMITS)
 @example(actions=FORK, limits=WIDE)
 @example(actions=[ONE, TWO, THREE, ("delete", "a", 0), ("conversation", "a", 2)], limits=WIDE)
-@example(actions=LASTS, limits=WIDE._replace(seconds=100))
-@example(actions=FLOOD, limits=WIDE._replace(number=10))
-@example(actions=[("put", "a", 10, 99), ("put", "a", 1001, 99)], limits=WIDE._replace(num_bytes=1000))
+@example(actions=LASTS, limits=wide(seconds=100))
+@example(actions=FLOOD, limits=wide(number=10))
+@example(actions=[("put", "a", 10, 99), ("put", "a", 1001, 99)], limits=wide(num_bytes=1000))
 @example(actions=[ONE, ("get", "b", 0), ("conversation", "b", 0), ("delete", "b", 0)], limits=WIDE)
 @pytest.mark.parametrize("kind", ["memory", "file"])
 def test_a_store_keeps_what_a_plain_list_keeps(kind: str, actions: list[Any], limits: StoreLimits) -> None:
@@ -185,7 +191,7 @@ def test_a_store_keeps_what_a_plain_list_keeps(kind: str, actions: list[Any], li
 
 @pytest.mark.parametrize(
     ("limits", "reason"),
-    [(WIDE._replace(number=1), "room"), (WIDE._replace(num_bytes=15), "room"), (WIDE._replace(num_bytes=9), "size")],
+    [(wide(number=1), "room"), (wide(num_bytes=15), "room"), (wide(num_bytes=9), "size")],
 )
 def test_a_store_counts_why_it_drops(make_store: MakeStore, limits: StoreLimits, reason: str) -> None:
     store = make_store(limits)
@@ -207,7 +213,7 @@ def test_a_store_counts_what_became_too_old(make_store: MakeStore) -> None:
 
 
 def test_a_response_is_replaced_only_as_it_is_known(make_store: MakeStore) -> None:
-    store = make_store(WIDE._replace(num_bytes=100))
+    store = make_store(wide(num_bytes=100))
     old = turn("1")
     new = turn("1", num_bytes=90)
     other = turn("1")
@@ -259,6 +265,12 @@ def opened(path: Path, limits: StoreLimits = WIDE) -> Iterator[ResponseDatabase]
         run(store.close())
 
 
+@contextmanager
+def opened_connection(path: Path) -> Iterator[tuple[ResponseDatabase, sqlite3.Connection]]:
+    with opened_databases() as connections, opened(path) as store:
+        yield store, connections[str(path)][0]
+
+
 def test_a_file_keeps_its_responses_for_the_next_process_and_for_its_owner_only(tmp_path: Path) -> None:
     path = tmp_path / "responses.db"
     with opened(path) as store:
@@ -282,36 +294,36 @@ def test_what_waits_for_the_disk_is_stored_in_one_transaction(tmp_path: Path) ->
         return [await store.get("", f"r{number}") for number in range(50)]
 
     statements: list[str] = []
-    with opened(tmp_path / "responses.db") as store:
-        store._connection.set_trace_callback(statements.append)
+    with opened_connection(tmp_path / "responses.db") as (store, connection):
+        connection.set_trace_callback(statements.append)
         assert run(put_many(store)) == [turn(f"r{number}") for number in range(50)]
-        store._connection.set_trace_callback(None)
+        connection.set_trace_callback(None)
     assert sum(statement.startswith("COMMIT") for statement in statements) < 50
 
 
 def test_what_its_client_no_longer_waits_for_is_not_stored(tmp_path: Path) -> None:
-    async def put(store: ResponseDatabase) -> list[StoredResponse | None]:
-        gate = threading.Event()
-        store._thread.submit(gate.wait, 60)
-        left, stays = (asyncio.ensure_future(store.put("", turn(name))) for name in ("left", "stays"))
-        await asyncio.sleep(0)  # both wait behind what blocks the thread
-        left.cancel()
-        await asyncio.sleep(0)
-        gate.set()
-        await stays
+    async def put(store: ResponseDatabase, connection: sqlite3.Connection) -> list[StoredResponse | None]:
+        with held_up(connection):
+            first, left, stays = (
+                asyncio.ensure_future(store.put("", turn(name))) for name in ("first", "left", "stays")
+            )
+            await asyncio.sleep(0)  # The others wait for the first one.
+            left.cancel()
+            await asyncio.sleep(0)
+        await asyncio.gather(first, stays)
         return [await store.get("", name) for name in ("left", "stays")]
 
-    with opened(tmp_path / "responses.db") as store:
-        assert run(put(store)) == [None, turn("stays")]
+    with opened_connection(tmp_path / "responses.db") as (store, connection):
+        assert run(put(store, connection)) == [None, turn("stays")]
 
 
 def test_an_error_of_the_disk_reaches_the_client_and_the_log(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     large = turn("r1", None, 100_000)
-    with opened(tmp_path / "responses.db") as store:
-        store._connection.execute("PRAGMA max_page_count = 1")  # as if the disk were full
+    with opened_connection(tmp_path / "responses.db") as (store, connection):
+        connection.execute("PRAGMA max_page_count = 1")  # as if the disk were full
         with pytest.raises(Unavailable, match="'store': false"):
             run(store.put("", large))
-        store._connection.execute("PRAGMA max_page_count = 1000000")
+        connection.execute("PRAGMA max_page_count = 1000000")
         run(store.put("", large))
         assert run(store.get("", "r1")) == large
     assert "The response store does not work: database or disk is full" in caplog.text

@@ -245,7 +245,7 @@ def test_a_response_stored_by_a_server_that_then_ends_is_stored_once(
         if not ended and stored[-1].id.startswith("conv_" if ends_after == "replace" else "resp_"):
             replica = next(one for one in running.replicas.values() if one.app.state.serving.responses is store)
             ended.append(replica.name)
-            replica.server._kill()
+            replica.server.die()
         return result
 
     monkeypatch.setattr(ResponseDatabase, ends_after, write_and_end)
