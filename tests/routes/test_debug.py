@@ -11,6 +11,7 @@ import httpx
 import msgspec
 import pytest
 
+from oaiserve.config import Config
 from oaiserve.engine.request import Usage
 from oaiserve.facts.open_row import MOST_SHOWN, OpenRow
 from oaiserve.facts.record import Cause, EngineAccount, Origin, Outcome
@@ -18,9 +19,10 @@ from oaiserve.facts.times import PHASES, TEXT_PHASES, RequestTimes
 from oaiserve.facts.trace import TraceContext
 from oaiserve.routes.exchange import Exchange
 from oaiserve.routes.open_requests import open_requests
+from oaiserve.telemetry.recent import RecentRequests
 from tests.records import MS, record_at
 from tests.routes.asking import refused
-from tests.routes.conftest import Served
+from tests.routes.conftest import Served, serving
 from tests.routes.doubles import finished
 
 RECORD = record_at(
@@ -28,11 +30,15 @@ RECORD = record_at(
 )
 
 
-@pytest.fixture
-def some(served: Served) -> Served:
-    """Return a server that remembers three requests."""
-    recent = served.telemetry.recent
-    recent._ring.clear()
+@pytest.fixture(scope="module")
+def some() -> Iterator[Served]:
+    """Give a server that remembers three requests."""
+    with serving(Config("org/demo")) as server:
+        remember(server.telemetry.recent)
+        yield server
+
+
+def remember(recent: RecentRequests) -> None:
     recent.add(RECORD)
     job = {"client": "ann", "http_route": "/v1/completions", "model": "tuned", "trace": TraceContext(0xDEF0 << 112, 1)}
     recent.add(record_at(0, 1, 2, 4, 900, 1000, request_id="job-2", outcome=Outcome.REJECTED, **job))
@@ -40,7 +46,6 @@ def some(served: Served) -> Served:
         first_step=14, num_steps=3, num_prefill_steps=2, prefill_causes_ns={Cause.ALONE: MS}, decode_causes_ns={}
     )
     recent.add(record_at(0, 1, 2, 3, 4, 5, 6, 7, request_id="req-3", account=shared, prompt_tokens=7))
-    return served
 
 
 def ids(served: Served, query: str = "") -> list[str]:

@@ -219,7 +219,7 @@ class Life:
                 network.heal(GATEWAY_IP, host.ip)
             case "stuck":
                 host.model.stuck_seconds = 0.0
-                await asyncio.sleep(max(0.0, host.engine._loop._free_at - world.now))
+                await asyncio.sleep(max(0.0, host.engine.loop.free_at - world.now))
             case "fails":
                 host.fails = False
             case "slow disk":
@@ -236,9 +236,9 @@ class Life:
 
     def _check_now(self) -> None:
         for replica in self.replicas:
-            if replica.is_up and replica.server is not None and replica.engine._loop._has_begun:
+            if replica.is_up and replica.server is not None and replica.engine.loop.has_begun:
                 try:
-                    replica.engine._loop._scheduler.pool.check_integrity()
+                    replica.engine.loop.scheduler.pool.check_integrity()
                 except AssertionError as error:
                     self.world.blame(f"{replica.name}: {error}")
 
@@ -246,9 +246,9 @@ class Life:
         """Check that nothing is left of all that has been: nothing is open, taken, waiting, running or held."""
         for replica in self.replicas:
             engine = replica.engine
-            loop = replica.engine._loop
+            loop = engine.loop
             serving = replica.app.state.serving
-            scheduler = loop._scheduler
+            scheduler = loop.scheduler
             requests = loop.requests
             self._must_be_zero(
                 replica.name,
@@ -256,10 +256,9 @@ class Life:
                 open_requests=len(requests),
                 waiting=engine.num_waiting,
                 waiting_tokens=requests.num_waiting_tokens,
-                outbox=len(requests.outbox) + len(requests._taken_up),
-                body_bytes=engine._body_bytes.total,
+                has_events=requests.has_events,
+                **engine.before_the_loop(),
                 received_bytes=serving.received_bytes.total,
-                aborted=len(engine._tokenize._aborted),
                 running=len(scheduler.foreground.owners)
                 + scheduler.foreground.num_waiting
                 + scheduler.foreground.num_parked,
@@ -292,7 +291,7 @@ class Life:
         self._must_be_zero("the network", ends=max(0, len(self.network.ends) - most))
         for process in self.world.processes:
             self._must_be_zero(process.name, tasks=max(0, len(process.tasks) - 12 * (process.state is State.RUNNING)))
-        stored = {row[0] for one in self.replicas for row in one.store._connection.execute("SELECT id FROM responses")}
+        stored = {row[0] for one in self.replicas for row in one.disk.connection.execute("SELECT id FROM responses")}
         self._must_be_zero("what clients were told to be stored", lost=len({*self._stored} - stored))
 
     def _must_be_zero(self, name: str, **numbers: float) -> None:

@@ -45,7 +45,7 @@ class Process:
         self.name = name
         self.ip = ip
         self.state = State.RUNNING
-        self.held: list[asyncio.Handle] = []
+        self.held: list[Callback] = []
         self.tasks: dict[WorldTask, None] = {}
         self.context = copy_context()
         self.context.run(_process.set, self)
@@ -69,6 +69,21 @@ class Process:
         self.state = State.DEAD
         for task in [*self.tasks]:
             task.cancel()
+
+
+class Callback(asyncio.Handle):
+    """A callback, which belongs to a process."""
+
+    @property
+    def process(self) -> Process | None:
+        return self._context.get(_process)
+
+    def run(self) -> None:
+        self._run()
+
+
+class Timer(asyncio.TimerHandle, Callback):
+    """A callback at a time."""
 
 
 class WorldTask(asyncio.Task):
@@ -96,13 +111,13 @@ class World(asyncio.BaseEventLoop):
         self.now = START_SECONDS
         self.ahead = 0.0  # how far the clock of a thread that computes is ahead of `now`
         self.numbers = count()
-        self.ready: deque[asyncio.Handle] = deque()
+        self.ready: deque[Callback] = deque()
         self.processes: dict[Process, None] = {}
         self.wrong: list[str] = []
         self.counts = Counter[str]()
         self.lines: list[str] | None = [] if keeps_trace else None
         self._trace = blake2b(digest_size=8)
-        self._timers: list[tuple[float, int, asyncio.Handle]] = []
+        self._timers: list[tuple[float, int, Timer]] = []
         self.set_task_factory(lambda loop, work, **named: WorldTask(work, loop=loop, **named))
         self.set_exception_handler(self._failed)
 
@@ -135,7 +150,7 @@ class World(asyncio.BaseEventLoop):
         return self.now
 
     def call_soon(self, callback: Any, *given: Any, context: Any = None) -> asyncio.Handle:
-        handle = asyncio.Handle(callback, given, self, context)
+        handle = Callback(callback, given, self, context)
         self.ready.append(handle)
         return handle
 
@@ -146,24 +161,24 @@ class World(asyncio.BaseEventLoop):
         return self.call_at(self.now + delay, callback, *given, context=context)
 
     def call_at(self, when: float, callback: Any, *given: Any, context: Any = None) -> asyncio.TimerHandle:
-        handle = asyncio.TimerHandle(when, callback, given, self, context)
+        handle = Timer(when, callback, given, self, context)
         heappush(self._timers, (when, next(self.numbers), handle))
         return handle
 
     def _run_once(self) -> None:
         while not self.ready:
             when, _, timer = heappop(self._timers)
-            if not timer._cancelled:
+            if not timer.cancelled():
                 self.now = max(self.now, when)
                 self.ready.append(timer)
         handle = self.ready.popleft()
-        if handle._cancelled:
+        if handle.cancelled():
             return
-        process = handle._context.get(_process)
+        process = handle.process
         if process is not None and process.state is State.STOPPED:
             process.held.append(handle)
         else:
-            handle._run()
+            handle.run()
 
     def run_in_executor(self, executor: Any, work: Callable[..., Any], *given: Any) -> Any:
         """Run work of a thread: at once, or by the double of an executor."""

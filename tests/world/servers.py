@@ -21,14 +21,17 @@ from oaiserve.engine import engine as engine_module
 from oaiserve.engine.engine import Engine
 from oaiserve.engine.grammars.grammar import Grammars
 from oaiserve.engine.loop import Command, EngineLoop
+from oaiserve.engine.scheduling.scheduler import Scheduler
 from oaiserve.engine.step import Chunk, ChunkResult, Masks, Step, StepResult
 from oaiserve.facts.record import HostPart, RequestRecord
 from oaiserve.http.connections import Connections
 from oaiserve.http.server import Server
+from oaiserve.routes.responses import store as store_module
 from oaiserve.routes.responses.store import ResponseDatabase, StoreLimits
 from oaiserve.scale.address import Address
 from oaiserve.scale.gateway.app import create_gateway
 from oaiserve.scale.gateway.watch import Pace
+from tests.databases import opened_databases
 from tests.engine.doubles import EOS, LETTERS, TOKENIZER, make_engine
 from tests.routes.doubles import FakeTelemetry
 from tests.world.loop import Process, State, World
@@ -111,8 +114,12 @@ class Model:
 class Loop(EngineLoop):
     """The loop of an engine, a turn of which is a callback. Its thread's clock goes on by what a step takes."""
 
-    _has_begun = _is_queued = False
-    _free_at = 0.0
+    has_begun = _is_queued = False
+    free_at = 0.0  # when the thread has done its step
+
+    @property
+    def scheduler(self) -> Scheduler:
+        return self._scheduler
 
     def start(self) -> None:
         self._world: World = asyncio.get_running_loop()
@@ -120,18 +127,18 @@ class Loop(EngineLoop):
         if self.causes is not None:
             self.causes.begin()
         self._is_warm.set()
-        self._has_begun = True
+        self.has_begun = True
         self._look_for_hangs()
         self._wake(self._world.now)
 
     @property
     def is_alive(self) -> bool:
-        return self._has_begun and not self.is_stopped
+        return self.has_begun and not self.is_stopped
 
     def post(self, command: Command) -> None:
         super().post(command)
-        if self._has_begun and not self._is_queued:
-            self._wake(max(self._world.now, self._free_at))
+        if self.has_begun and not self._is_queued:
+            self._wake(max(self._world.now, self.free_at))
 
     def join(self, timeout_seconds: float | None = None) -> bool:
         while timeout_seconds is None and not self.is_stopped:
@@ -166,11 +173,11 @@ class Loop(EngineLoop):
                 world.blame(f"the engine has stopped: {''.join(format_exception(error))}")
             self.failure = error
             self._close()
-        self._free_at = world.now + world.ahead
+        self.free_at = world.now + world.ahead
         if not self.is_stopped:
             is_busy = self._stepper.has_step or self._scheduler.has_work or self.requests.has_events
             if is_busy or world.ahead or not self._inbox.empty():
-                self._wake(max(self._free_at, world.now + 0.01))
+                self._wake(max(self.free_at, world.now + 0.01))
             else:
                 self.snapshot = self._account.copy(self._host.enter(HostPart.IDLE))
         world.ahead = 0.0
@@ -181,6 +188,17 @@ class Loop(EngineLoop):
         return super()._wait_for_command()
 
 
+class WorldEngine(Engine):
+    """An engine that shows its loop, and the bytes and requests before it."""
+
+    @property
+    def loop(self) -> Loop:
+        return self._loop
+
+    def before_the_loop(self) -> dict[str, int]:
+        return {"body_bytes": self._body_bytes.total, "aborted": len(self._tokenize._aborted)}
+
+
 def _takes_no_row(action: int, *_: object) -> int:
     return sqlite3.SQLITE_DENY if action == sqlite3.SQLITE_INSERT else sqlite3.SQLITE_OK
 
@@ -188,9 +206,10 @@ def _takes_no_row(action: int, *_: object) -> int:
 class Disk:
     """The thread and the disk of a store: writes take time, and fail when it is full."""
 
-    def __init__(self, world: World, store: ResponseDatabase) -> None:
+    connection: sqlite3.Connection
+
+    def __init__(self, world: World) -> None:
         self._world = world
-        self._store = store
         self.seconds = 0.002
         self.is_full = False
         self.after_write: Callable[[], None] | None = None  # called once, before anybody knows that it is written
@@ -204,7 +223,7 @@ class Disk:
         self._world.call_at(self._free_at, self._run, work, future)
 
     def _run(self, work: Callable[[], Any], future: Any) -> None:
-        connection = self._store._connection
+        connection = self.connection
         try:
             if not future.cancelled():
                 if work != connection.close:
@@ -254,6 +273,14 @@ class Telemetry(FakeTelemetry):
             self._world.blame(f"a request failed with {record.error_type}")
 
 
+class WorldServer(Server):
+    """A server that has no listening socket."""
+
+    def accept(self, end: End) -> None:
+        if self.connections.admit(end.remote[0]) is None:
+            self._begin(end, end.remote[0])
+
+
 class Host:
     """A machine with one process that serves: `make` returns its app and what learns of its shutdown."""
 
@@ -286,17 +313,13 @@ class Host:
                 self.asked(scope)
             await app(scope, receive, send)
 
-        server = self.server = Server(counted, self.options, connections, on_drain=on_drain, failure=failure)
+        server = self.server = WorldServer(counted, self.options, connections, on_drain=on_drain, failure=failure)
         server.config.load()
         server.lifespan = server.config.lifespan_class(server.config)
         await server.startup()
         await server.on_tick(0)
 
-        def accept(end: End) -> None:
-            if connections.admit(end.remote[0]) is None:
-                server._begin(end, end.remote[0])
-
-        self.network.listeners[self.ip, PORT] = (self.process, accept)
+        self.network.listeners[self.ip, PORT] = (self.process, server.accept)
         while not await server.on_tick(1):  # noqa: ASYNC110 - as uvicorn does
             await asyncio.sleep(1.0)
         self.network.listeners.pop((self.ip, PORT), None)
@@ -344,6 +367,7 @@ class Replica(Host):
         options = {"kv_blocks": 48, "max_running": 6, "max_step_tokens": 64, "max_waiting": 24, **self._options}
         self.engine = make_engine(
             self.model,
+            kind=WorldEngine,
             clock_ns=lambda: world.now_ns,
             machine=_MACHINE,
             block_size=size,
@@ -355,8 +379,11 @@ class Replica(Host):
             **options,
         )
         self.fails = False
-        self.store = ResponseDatabase(self._path, StoreLimits(1000, 2**24, 1e7))
-        self.disk = self.store._thread = self.store._commits._thread = Disk(world, self.store)
+        self.disk = Disk(world)
+        with opened_databases() as connections, pytest.MonkeyPatch.context() as patch:
+            patch.setattr(store_module, "ThreadPoolExecutor", lambda *_: self.disk)
+            self.store = ResponseDatabase(self._path, StoreLimits(1000, 2**24, 1e7))
+        self.disk.connection = connections[str(self._path or ":memory:")][0]
         self.telemetry = Telemetry(world, self.name)
         self.app = create_app(Config("m", self.options), self.engine, self.telemetry, self.store, clock=time.time)
 
@@ -378,7 +405,7 @@ class Replica(Host):
     def kill(self, how: str) -> None:
         if self.process is not None and self.process.state is not State.DEAD:
             super().kill(how)
-            self.engine._loop.is_stopped = True
+            self.engine.loop.is_stopped = True
 
 
 class GatewayHost(Host):
@@ -403,8 +430,8 @@ class GatewayHost(Host):
 
 async def _in_thread(work: Any, *given: Any) -> Any:
     """Run work at once, except the end of an engine, which waits for its step."""
-    if isinstance(engine := getattr(work, "__self__", None), Engine):
-        await asyncio.sleep(max(0.0, engine._loop._free_at - asyncio.get_running_loop().time()))
+    if isinstance(engine := getattr(work, "__self__", None), WorldEngine):
+        await asyncio.sleep(max(0.0, engine.loop.free_at - asyncio.get_running_loop().time()))
     return work(*given)
 
 

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from threading import Semaphore
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -16,6 +17,7 @@ from oaiserve.config import Config, ContinueStreams, RouteOptions, ServerOptions
 from oaiserve.engine.engine import Engine
 from oaiserve.engine.sequence import Sequence
 from oaiserve.engine.step import Step
+from oaiserve.facts.forecast import Forecast
 from oaiserve.scale.address import Address
 from oaiserve.scale.gateway.app import create_gateway
 from oaiserve.scale.gateway.gateway import Gateway
@@ -25,13 +27,19 @@ from tests.routes.conftest import RunningServer, running_server
 from tests.routes.doubles import FakeTelemetry
 from tests.waiting import wait_until
 
-QUICK = Pace(report_seconds=0.05, least_answer_seconds=5.0, resolve_seconds=0.02)
 OPTIONS = ServerOptions(drain_timeout_seconds=0)
 BEHIND_A_GATEWAY = ServerOptions(drain_timeout_seconds=0, trusted_proxy=("127.0.0.1",))
 ROUTE = RouteOptions()
 SIGNATURE = "x-signature"
 SEEN_CLIENT = "x-seen-client"
 SEEN_PATHS: list[str] = []  # paths of the requests that the gateway passed on
+
+
+def quick(report_seconds: float = 0.05, least_answer_seconds: float = 5.0, **other: float) -> Pace:
+    return Pace(report_seconds=report_seconds, least_answer_seconds=least_answer_seconds, resolve_seconds=0.02, **other)
+
+
+QUICK = quick()
 
 
 def address_of(server: RunningServer) -> Address:
@@ -59,15 +67,28 @@ class Signed:
         await self.app(scope, receive, signed_send)
 
 
+class ToldEngine(Engine):
+    """An engine that forecasts what a test says, and shows its runner."""
+
+    @property
+    def runner(self) -> Any:
+        return self._runner
+
+    def foresee(self, forecast: Forecast) -> None:
+        self._loop.forecaster = SimpleNamespace(forecast=lambda asked, now_ns: forecast)
+
+    def hang_in(self, part: str) -> None:
+        self._loop.watchdog.hang = part
+
+
 class Gate:
     """Lets each step of a real engine wait for `permit()`."""
 
     is_gated = True
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, runner: Any) -> None:
         self.steps: list[Step] = []
         self._permits = Semaphore(0)
-        runner: Any = engine._loop._stepper._runner
         launch = runner.launch
 
         def gated(step: Step) -> Any:
@@ -87,7 +108,7 @@ class Replica:
 
     app: Starlette
     server: RunningServer
-    engine: Engine
+    engine: ToldEngine
     runner: ScriptedRunner | Gate
     telemetry: FakeTelemetry
 
@@ -108,16 +129,18 @@ class Fleet:
     gateway: Gateway = field(init=False)
     http: httpx.Client = field(init=False)
 
-    def add(self, *, gated: bool = False, engine: Engine | None = None, model: str = "m", **options: Any) -> Replica:
+    def add(
+        self, *, gated: bool = False, engine: ToldEngine | None = None, model: str = "m", **options: Any
+    ) -> Replica:
         """Start a replica, with this engine or one of a script, and let the gateway find it."""
         scripted = ScriptedRunner(self.token_of, gated=gated)
         is_real = engine is not None
-        engine = engine or make_engine(scripted, **{"kv_blocks": 512, "max_step_tokens": 64} | options)
+        engine = engine or make_engine(scripted, kind=ToldEngine, **{"kv_blocks": 512, "max_step_tokens": 64} | options)
         telemetry = FakeTelemetry()
         app = create_app(Config(model, self.server), engine, telemetry)
         app.add_middleware(Signed)
         _, server = self.stack.enter_context(running_server(app, self.server))
-        runner = Gate(engine) if is_real else scripted  # a real engine has computed steps when it is ready
+        runner = Gate(engine.runner) if is_real else scripted  # a real engine has computed steps when it is ready
         replica = Replica(app, server, engine, runner, telemetry)
         self.replicas[replica.name] = replica
         self.named.append(address_of(server))

@@ -18,7 +18,7 @@ from oaiserve.scale.gateway.gateway import Gateway
 from oaiserve.scale.gateway.watch import Pace
 from tests.engine.doubles import TIMEOUT_SECONDS
 from tests.routes.conftest import RunningServer
-from tests.scale.gateway.doubles import OPTIONS, QUICK
+from tests.scale.gateway.doubles import OPTIONS, QUICK, quick
 from tests.waiting import wait_until
 
 GOOD = b"HTTP/1.1 200 OK\r\ncontent-length: 4\r\n\r\ngood"
@@ -173,7 +173,7 @@ def test_a_replica_whose_requests_fail_is_left_out_for_longer_each_time(
     monkeypatch.setattr(watch, "monotonic_ns", lambda: monotonic_ns() + later_ns[0])
     broken, good = two
     broken.answer = BROKEN
-    with gateway_before(*two, pace=QUICK._replace(pause_seconds=100)) as (made, http), caplog.at_level("WARNING"):
+    with gateway_before(*two, pace=quick(pause_seconds=100)) as (made, http), caplog.at_level("WARNING"):
         monkeypatch.setattr(watch, "MOST_PAUSE_SECONDS", 250)
         out = made.watch.upstreams[broken.address.name]
         for times, seconds in enumerate((100, 200, 250), start=1):
@@ -196,14 +196,14 @@ def test_a_replica_whose_requests_fail_is_left_out_for_longer_each_time(
 def test_of_replicas_that_all_fail_half_are_left_out(two: tuple[RawReplica, RawReplica]) -> None:
     for replica in two:
         replica.answer = b"SMTP 220 hello\r\n"
-    with gateway_before(*two, pace=QUICK._replace(pause_seconds=1000)) as (made, http):
+    with gateway_before(*two, pace=quick(pause_seconds=1000)) as (made, http):
         assert ask_some(http) == {502}
         assert len(made.watch.silent) == 1
 
 
 @pytest.mark.parametrize("number", [1, 2])
 def test_a_request_at_which_all_replicas_fail_puts_none_out(two: tuple[RawReplica, RawReplica], number: int) -> None:
-    with gateway_before(*two[:number], pace=QUICK._replace(pause_seconds=1000)) as (made, http):
+    with gateway_before(*two[:number], pace=quick(pause_seconds=1000)) as (made, http):
         for replica in two:
             replica.answer = BROKEN
         for path in ("/v1/completions", "/v1/files", "/v1/batches", "/v1/nothing"):

@@ -13,7 +13,6 @@ import httpx
 import pytest
 
 from oaiserve.config import ContinueStreams, EngineOptions
-from oaiserve.engine.engine import Engine
 from oaiserve.engine.request import TextPrompt
 from oaiserve.engine.sequence import Sequence
 from oaiserve.errors import Unavailable
@@ -26,7 +25,7 @@ from tests.answers import by_choice, shown
 from tests.engine.doubles import EOS, TIMEOUT_SECONDS, TOKENIZER, ScriptedRunner, make_engine, request
 from tests.engine.model.cpu.small_models import config, make_model
 from tests.engine.remembered import save
-from tests.scale.gateway.doubles import BEHIND_A_GATEWAY, OPTIONS, QUICK, SIGNATURE, Fleet, fleet
+from tests.scale.gateway.doubles import BEHIND_A_GATEWAY, OPTIONS, SIGNATURE, Fleet, ToldEngine, fleet, quick
 from tests.waiting import wait_until
 
 CHAT = "/v1/chat/completions"
@@ -273,11 +272,11 @@ def test_a_response_stored_by_a_server_that_then_ends_is_stored_once(
 
 @pytest.mark.parametrize("is_told", [False, True], ids=["no reports", "its watchdog"])
 def test_a_request_without_a_head_moves_when_its_replica_hangs(is_told: bool) -> None:
-    with fleet(2, gated=True, pace=QUICK._replace(answer_seconds=0.3)) as running, ThreadPoolExecutor(1) as threads:
+    with fleet(2, gated=True, pace=quick(answer_seconds=0.3)) as running, ThreadPoolExecutor(1) as threads:
         asked = threads.submit(running.ask)
         hung, other = running.begun()
         if is_told:
-            hung.engine._loop.watchdog.hang = "launch"
+            hung.engine.hang_in("launch")
         with nullcontext() if is_told else hung.server.hanging():
             other.runner.permit(1000)
             answer = asked.result(TIMEOUT_SECONDS)
@@ -367,7 +366,7 @@ def test_a_real_model_goes_on_with_the_same_tokens(case: str, small_model: Path)
     for kills in (False, True):
         with fleet(0) as running:
             for _ in range(2):
-                running.add(engine=Engine.from_pretrained(small_model, options))
+                running.add(engine=ToldEngine.from_pretrained(small_model, options))
             running.wait_until_known()
             kill = (lambda name, of=running: of.replicas[name].server.kill()) if kills else None
             found.append(by_choice(shown(run_stream(running, CHAT, body, kill, 6))))

@@ -7,13 +7,12 @@ import json
 import random
 import re
 import socket
-import time
 import zlib
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
+from dataclasses import replace
 from itertools import count
-from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -38,14 +37,15 @@ from tests.e2e.raw_client import send_request
 from tests.engine.doubles import TIMEOUT_SECONDS, wait_until_idle
 from tests.routes.conftest import RunningServer
 from tests.scale.gateway.doubles import (
+    BEHIND_A_GATEWAY,
     OPTIONS,
-    QUICK,
     SEEN_CLIENT,
     SEEN_PATHS,
     SIGNATURE,
     Fleet,
     Replica,
     fleet,
+    quick,
 )
 from tests.waiting import wait_until
 
@@ -119,11 +119,9 @@ def test_the_record_of_a_request_has_its_id_its_trace_and_why_it_came_here_whate
     assert answer.headers["traceresponse"].startswith(f"00-{trace_id}-")
 
 
-def test_the_requests_of_a_session_stay_together(four: Fleet) -> None:
-    router = four.gateway.router.fleet
-    wait_until(lambda: all(one.load(router._fading(time.monotonic_ns())) < 0.5 for one in router._available))
-    # So few make no replica busy, however fast they come.
-    assert len({replica_of(four.ask(f"{number}", headers={"x-session-id": "one"})) for number in range(4)}) == 1
+def test_the_requests_of_a_session_stay_together() -> None:
+    with fleet(4) as idle:  # So few make no replica of it busy, however fast they come.
+        assert len({replica_of(idle.ask(f"{number}", headers={"x-session-id": "one"})) for number in range(4)}) == 1
 
 
 def test_what_a_replica_computed_for_others_is_known_from_its_reports(four: Fleet) -> None:
@@ -284,8 +282,8 @@ def test_where_a_deadline_would_be_missed_another_replica_is_asked_with_what_is_
     with fleet(2) as running:
         first = running.replicas[replica_of(running.ask(headers={"x-session-id": "one"}))]
         (second,) = (replica for replica in running.replicas.values() if replica is not first)
-        first.engine._loop.forecaster = SimpleNamespace(forecast=lambda asked, now_ns: late)
-        second.engine._loop.forecaster = SimpleNamespace(forecast=lambda asked, now_ns: NO_FORECAST)
+        first.engine.foresee(late)
+        second.engine.foresee(NO_FORECAST)
         headers = {"x-session-id": "one", "x-deadline-ms": "40000"}
         met = running.ask(headers=headers, body={"ttft_deadline_ms": 45_000, "deadline_ms": 50_000})
         assert (met.status_code, replica_of(met)) == (200, second.name)
@@ -298,7 +296,7 @@ def test_where_a_deadline_would_be_missed_another_replica_is_asked_with_what_is_
         assert 0 < record.deadline_ns <= 40 * second_ns
         assert 0 < record.ttft_deadline_ns <= 45 * second_ns
         assert not running.watch.silent, "who refuses for a deadline takes other requests"
-        second.engine._loop.forecaster = first.engine._loop.forecaster
+        second.engine.foresee(late)
         told = running.ask(headers=headers)
         assert (told.status_code, told.json()["error"]["code"]) == (503, "deadline_unreachable")
         assert told.json()["error"]["forecast"]["end_ms"] == [80_000, 90_000, 100_000]
@@ -312,7 +310,7 @@ def test_a_deadline_that_is_none_is_refused_by_the_replica(four: Fleet, text: st
 
 
 def test_the_faster_a_replica_reports_the_sooner_it_is_missed() -> None:
-    with fleet(2, pace=QUICK._replace(answer_seconds=2 * TIMEOUT_SECONDS, least_answer_seconds=0.3)) as running:
+    with fleet(2, pace=quick(answer_seconds=2 * TIMEOUT_SECONDS, least_answer_seconds=0.3)) as running:
         hung, _ = running.replicas.values()
         with hung.server.hanging():
             wait_until(lambda: hung.name in running.watch.silent)
@@ -322,7 +320,7 @@ def test_a_trace_has_a_request_its_attempts_and_what_the_replica_makes_of_it(mon
     kept = InMemorySpanExporter()
     monkeypatch.setenv("OTEL_TRACES_EXPORTER", "console")
     monkeypatch.setattr(tracing, "exporter", lambda kind: kept)
-    with fleet(2, pace=QUICK._replace(report_seconds=TIMEOUT_SECONDS)) as running:
+    with fleet(2, pace=quick(report_seconds=TIMEOUT_SECONDS)) as running:
         victim, other = running.replicas
         running.replicas[victim].server.kill()
         wait_until(lambda: not accepts(running.replicas[victim].server.port))
@@ -357,10 +355,9 @@ def test_a_client_that_leaves_takes_its_request_along(stream: bool) -> None:
 
 
 def test_a_server_that_gives_no_reports_is_used_all_the_same() -> None:
-    with fleet(2) as running:
-        running.watch._mute |= running.replicas.keys()
-        members = running.gateway.router.fleet._members
-        wait_until(lambda: all(member.incarnation == "" for member in members.values()))
+    # On such an address, a server without keys shows its reports to nobody.
+    with fleet(2, server=replace(BEHIND_A_GATEWAY, host="0.0.0.0", allowed_host=("127.0.0.1",))) as running:
+        assert all(upstream.is_told_mute for upstream in running.watch.upstreams.values())
         answers = [running.ask(f"{LONG}{number}") for number in range(4)]
         assert len({replica_of(answer) for answer in answers}) == 1
         assert [reason_of(answer) for answer in answers] == ["new", "prefix", "prefix", "prefix"]
