@@ -18,7 +18,6 @@ from typing import Any
 
 import httpx
 import pytest
-import torch
 
 from oaiserve.config import RouteOptions
 from oaiserve.scale.gateway.app import create_gateway
@@ -28,7 +27,8 @@ from tests.deploy.paths import DEPLOY
 from tests.e2e.conftest import LiveServer, serve_process
 from tests.e2e.load import CHAT, TEXTS, Call, calls
 from tests.e2e.prometheus import Prometheus, running_prometheus
-from tests.models.seeing import KINDS, picture, png, save_whole
+from tests.models.mmproj_files import save_folder
+from tests.models.seeing import picture, png
 from tests.routes.conftest import RunningServer
 from tests.scale.gateway.doubles import OPTIONS
 from tests.telemetry.collector import Collector, running_collector
@@ -82,8 +82,7 @@ class Watched:
 def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
     folder = tmp_path_factory.mktemp("watched")
     model = tmp_path_factory.mktemp("seeing")
-    kind = KINDS["llava"]._replace(text={"max_position_embeddings": 16_384})
-    save_whole("llava", kind, model, torch.float32)
+    save_folder("llava", model, max_position_embeddings=16_384)
     with running_collector() as collector:
         env = {
             "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": f"{collector.url}/v1/traces",

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from oaiserve.facts.prefix_keys import prompt_of_text
+from oaiserve.facts.prefix_keys import prompt_of
 from oaiserve.facts.report import MOST_MODELS, ReplicaReport
 from oaiserve.scale import routers
 from oaiserve.scale.router import NoReplica
@@ -27,7 +27,7 @@ def reporting(served: Served, *, is_strict: bool = False) -> Routers:
 def chosen_in_turn(made: Routers, model: str) -> set[str]:
     """Return the replicas that a request is sent to, each of which refuses it."""
     found: list[str] = []
-    prompt = prompt_of_text(b"Hello", b"")._replace(model=model)
+    prompt = prompt_of({"prompt": "Hello", "model": model})
     with suppress(NoReplica):
         while True:
             found.append(made.choose(prompt, 0, without=found).replica)

@@ -12,7 +12,13 @@ from oaiserve.telemetry.series import Distribution, Exemplar, HistogramFamily, O
 FINE = Metric("fine", "histogram", "", "seconds", ("model", "size"), (0.001, 0.01, 0.1, 1.0))
 COARSE = Metric("coarse", "histogram", "", "seconds", ("model_name",), (0.01, 1.0))
 RED = ("red", "small")
-ORIGIN = Origin(1, 2, 3)
+
+
+def origin(at_unix_ns: int) -> Origin:
+    return Origin(1, 2, at_unix_ns)
+
+
+ORIGIN = origin(3)
 
 
 def distribution() -> Distribution:
@@ -25,11 +31,11 @@ def points(family: HistogramFamily) -> list[tuple[list[int], float, dict[int, Ex
 
 def test_an_exemplar_of_a_wide_bucket_is_the_latest_of_the_narrow_ones() -> None:
     series = distribution()
-    series.add(("red", "small"), 1, ORIGIN._replace(at_unix_ns=20))
-    series.add(("red", "large"), 10, ORIGIN._replace(at_unix_ns=10))
+    series.add(("red", "small"), 1, origin(20))
+    series.add(("red", "large"), 10, origin(10))
     series.add(("red", "large"), 5000, ORIGIN)
     ((_, _, exemplars),) = points(HistogramFamily(COARSE, series))
-    assert exemplars == {0: Exemplar(1, ORIGIN._replace(at_unix_ns=20)), 2: Exemplar(5000, ORIGIN)}
+    assert exemplars == {0: Exemplar(1, origin(20)), 2: Exemplar(5000, ORIGIN)}
 
 
 @given(st.lists(st.lists(st.integers(0, 2000), max_size=30), max_size=3))

@@ -1,6 +1,7 @@
 """The verdicts of the growth test and of the soak: what grows, is left over or is wrong fails."""
 
 from collections import Counter
+from typing import Any
 
 import pytest
 
@@ -8,14 +9,33 @@ from tools.attack import growth, soak
 from tools.attack.growth import Cost, Growth
 from tools.attack.soak import Sample
 
-ONE = Cost("400", 2**20, 1.0, 100.0, 0.01)
-TWO = Cost("400", 2**21, 2.1, 190.0, 0.02)
-FLAT = [Sample(minute, 500.0, 600.0, 30, 20, 0, 0, 10 * minute, minute) for minute in range(1, 10)]
+
+def one(status: str = "400", num_bytes: int = 2**20, cpu_seconds: float = 1.0, mib: float = 100.0) -> Cost:
+    return Cost(status, num_bytes, cpu_seconds, mib, 0.01)
+
+
+def two(
+    status: str = "400",
+    num_bytes: int = 2**21,
+    cpu_seconds: float = 2.1,
+    mib: float = 190.0,
+    health_seconds: float = 0.02,
+) -> Cost:
+    return Cost(status, num_bytes, cpu_seconds, mib, health_seconds)
+
+
+def sample(
+    minute: int, rss_mib: float = 500.0, num_fds: int = 30, num_blocks: int = 0, num_requests: int = 0
+) -> Sample:
+    return Sample(minute, rss_mib, 600.0, num_fds, 20, num_blocks, num_requests, 10 * minute, minute)
+
+
+FLAT = [sample(minute) for minute in range(1, 10)]
 
 
 def test_a_form_holds_that_costs_twice_as_much() -> None:
-    assert growth.failures(ONE, TWO) == []
-    text = growth.markdown([Growth("/v1/responses", "a form", [ONE, TWO], [])])
+    assert growth.failures(one(), two()) == []
+    text = growth.markdown([Growth("/v1/responses", "a form", [one(), two()], [])])
     assert "| /v1/responses | a form | 400 | 2,048 | 1.00 | 2.10 | 100 | 190 | 20 | holds |" in text
 
 
@@ -29,20 +49,23 @@ def test_a_form_holds_that_costs_twice_as_much() -> None:
         ({"status": "TimeoutError"}, "answered TimeoutError"),
     ],
 )
-def test_a_form_fails_that_costs_more(change: dict[str, float | str], says: str) -> None:
-    (failure,) = growth.failures(ONE, TWO._replace(**change))
+def test_a_form_fails_that_costs_more(change: dict[str, Any], says: str) -> None:
+    (failure,) = growth.failures(one(), two(**change))
     assert says in failure
 
 
 def test_much_for_few_bytes_fails_even_if_it_grows_with_them() -> None:
-    (failure,) = growth.failures(ONE._replace(cpu_seconds=10.0), TWO._replace(cpu_seconds=20.0))
+    (failure,) = growth.failures(one(cpu_seconds=10.0), two(cpu_seconds=20.0))
     assert failure == "20.00 s of CPU for 2.00 MiB"
 
 
 def test_work_of_the_model_is_free_only_if_it_answers() -> None:
-    small = [cost._replace(num_bytes=1024, mib=0.0, cpu_seconds=cost.cpu_seconds / 4) for cost in (ONE, TWO)]
-    assert growth.failures(*small, model_cpu_seconds=1.0) == ["0.53 s of CPU for 0.00 MiB"]
-    assert growth.failures(*(cost._replace(status="200") for cost in small), model_cpu_seconds=1.0) == []
+    def failures(status: str) -> list[str]:
+        small = one(status, 1024, 0.25, 0.0), two(status, 1024, 0.53, 0.0)
+        return growth.failures(*small, model_cpu_seconds=1.0)
+
+    assert failures("400") == ["0.53 s of CPU for 0.00 MiB"]
+    assert failures("200") == []
 
 
 def test_a_flat_soak_holds() -> None:
@@ -59,8 +82,8 @@ def test_a_flat_soak_holds() -> None:
         ({"num_requests": 1}, "1 requests are left in use"),
     ],
 )
-def test_what_grows_or_is_left_over_fails_a_soak(change: dict[str, float], says: str) -> None:
-    (failure,) = soak.failures([*FLAT[:6], *(one._replace(**change) for one in FLAT[6:])], Counter())
+def test_what_grows_or_is_left_over_fails_a_soak(change: dict[str, Any], says: str) -> None:
+    (failure,) = soak.failures([*FLAT[:6], *(sample(minute, **change) for minute in (7, 8, 9))], Counter())
     assert says in failure
 
 
