@@ -240,7 +240,7 @@ def _by_llama_server(server: str, path: Path, *, is_ranker: bool) -> Any:
                 result = _post(f"{url}/v1/rerank", {"query": PAIR[0], "documents": [PAIR[1]]})
                 return result["results"][0]["relevance_score"]
             answers = [_post(f"{url}/embedding", {"content": text}) for text in TEXTS]
-            return [[round(number, 6) for number in answer[0]["embedding"][0]] for answer in answers]
+            return [[round(number, 4) for number in answer[0]["embedding"][0]] for answer in answers]
         finally:
             process.terminate()
 

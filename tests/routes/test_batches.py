@@ -229,24 +229,6 @@ def test_answers_are_read_while_they_come(served: Served, sdk: OpenAI) -> None:
     sdk.batches.cancel(batch.id)
 
 
-def test_nobody_finds_files_and_batches_of_another_key(serve: Serve) -> None:
-    url = serve(api_key=("one", "two")).url
-    with client(url, "one") as one, client(url, "two") as two:
-        batch = ended(one, begin(one, line(1)))
-        assert batch.status == "completed"
-        assert [*two.files.list()] == [*two.batches.list()] == []
-        for ask, name in (
-            (two.batches.retrieve, batch.id),
-            (two.batches.cancel, batch.id),
-            (two.files.content, batch.output_file_id),
-            (two.files.delete, batch.output_file_id),
-        ):
-            with pytest.raises(openai.NotFoundError):
-                ask(name)
-        with pytest.raises(openai.NotFoundError, match="There is no file"):
-            two.batches.create(input_file_id=batch.input_file_id, endpoint=CHAT, completion_window="24h")
-
-
 def test_a_server_without_batches_says_why() -> None:
     with serving(Config("demo", ServerOptions(response_store_number=0))) as served:
         assert "--response-store-number 0" in served.http.get("/v1/batches").json()["error"]["message"]
@@ -275,26 +257,6 @@ def test_what_a_gateway_asks_for_again_is_made_once(serve: Serve) -> None:
     items = served.http.get(f"/v1/conversations/{ids['conversations']}/items?order=asc").json()["data"]
     assert [item["content"][0]["text"] for item in items] == ["Hi", "You"]
     ended(client(served.url), client(served.url).batches.retrieve(ids["batches"]))
-
-
-def test_files_together_have_no_more_bytes_than_are_allowed(serve: Serve) -> None:
-    with client(serve(response_store_bytes=10_000).url) as sdk:
-        first = sdk.files.create(file=("a", b"x" * 8000), purpose="batch")
-        with pytest.raises(openai.BadRequestError, match="--response-store-bytes"):
-            sdk.files.create(file=("b", b"x" * 2000), purpose="batch")
-        sdk.files.delete(first.id)
-        sdk.files.create(file=("b", b"x" * 2000), purpose="batch")
-
-
-def test_a_form_without_a_file_is_refused(served: Served) -> None:
-    for form, reason in (
-        ({"purpose": "batch"}, "'file' and 'purpose'"),
-        ({"purpose": "evals"}, "must be 'batch', 'vision' or 'user_data'"),
-    ):
-        files = {"file": ("a", b"x")} if form["purpose"] == "evals" else {"other": ("a", b"x")}
-        answer = served.http.post("/v1/files", data=form, files=files)
-        assert (answer.status_code, reason in answer.json()["error"]["message"]) == (400, True)
-    assert "multipart/form-data" in served.http.post("/v1/files", json={}).json()["error"]["message"]
 
 
 # -- the end of a server, at any moment --------------------------------------------------------------------------------

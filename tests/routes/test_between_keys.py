@@ -49,17 +49,6 @@ def test_another_key_finds_no_tokens_of_a_prompt_in_the_prefix_cache(
         assert num_cached(ONE) > 0
 
 
-@pytest.mark.parametrize("path", BODIES)
-def test_prefixes_images_and_sounds_have_a_salt_for_each_key(serve: Serve, path: str) -> None:
-    served = serve(api_key=("one", "two"))
-    salts = []
-    for key in (ONE, TWO, ONE):
-        served.http.post(path, json=BODIES[path], headers=key)
-        salts.append(served.engine.submitted.get(timeout=60).cache_salt)
-    assert salts[0] == salts[2] != salts[1]
-    assert all(salts)
-
-
 @dataclass
 class Stored:
     """Something that a key has stored: how it is made, and the requests that name it."""
@@ -125,3 +114,18 @@ def test_what_a_key_has_stored_is_for_another_as_if_it_were_not_there(serve: Ser
     if stored.listed:
         assert served.http.get(stored.listed, headers=TWO).json()["data"] == []
     assert served.http.get(f"{folder}/{name}", headers=ONE).status_code == 200
+
+
+def test_a_request_cannot_name_what_another_key_has_stored(serve: Serve) -> None:
+    served = serve(api_key=("one", "two"))
+    response = served.http.post(RESPONSES, json={"input": "Hi"}, headers=ONE).json()
+    reference = {"type": "item_reference", "id": response["output"][0]["id"]}
+    batch = {"endpoint": CHAT, "completion_window": "24h", "input_file_id": upload(served.http)}
+    for path, body, refused in (
+        (RESPONSES, {"input": "Hi", "previous_response_id": response["id"]}, 400),
+        (RESPONSES, {"input": [reference]}, 400),
+        (RESPONSES, {"input": "Hi", "conversation": made("/v1/conversations", items=ITEMS)(served.http)}, 404),
+        ("/v1/batches", batch, 404),
+    ):
+        statuses = [served.http.post(path, json=body, headers=key).status_code for key in (TWO, ONE)]
+        assert statuses == [refused, 200]

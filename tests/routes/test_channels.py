@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from oaiserve.engine.request import Reasoning
-from tests.routes.asking import CHAT, HI, answered, chatted, stream_of
+from tests.routes.asking import HI, answered, chatted
 from tests.routes.conftest import Serve, Served
 from tests.routes.doubles import says
 
@@ -36,12 +36,6 @@ def test_channels_are_told_apart(served: Served) -> None:
     answer = message(served, *ANALYSIS, *CALL, tools=TOOLS)
     assert (answer["reasoning"], answer["content"], answer["reason"]) == ("Hm.", None, "tool_calls")
     assert answer["tool_calls"][0]["function"] == {"name": "stop", "arguments": "{}"}
-
-
-def test_channels_are_streamed(served: Served) -> None:
-    deltas = [chunk["choices"][0]["delta"] for chunk in stream_of(served, CHAT)]
-    assert "".join(delta.get("reasoning", "") for delta in deltas) == "Hm."
-    assert "".join(delta.get("content") or "" for delta in deltas) == "Yes."
 
 
 @pytest.mark.parametrize(

@@ -88,13 +88,6 @@ def test_the_text_stays_whole_where_reasoning_is_not_read(
     assert "completion_tokens_details" not in answer["usage"]
 
 
-def test_calls_follow_the_reasoning(served: Served) -> None:
-    served.engine.script = says(*THOUGHT[:8], '<tool_call>{"name": "stop"}</tool_call>')
-    message = answered(served.chat(tools=TOOLS))["choices"][0]["message"]
-    assert (message["reasoning"], message["content"]) == ("I think.", None)
-    assert message["tool_calls"][0]["function"] == {"name": "stop", "arguments": "{}"}
-
-
 @pytest.mark.parametrize(
     ("template", "body", "after", "opening"),
     [

@@ -187,17 +187,6 @@ def test_a_deleted_response_is_gone_whether_it_runs_or_not(served: Served) -> No
     assert served.engine.aborted.qsize() == 1
 
 
-def test_a_key_never_finds_the_response_of_another(serve: Serve) -> None:
-    served = serve(api_key=("one", "two"))
-    mine, theirs = ({"authorization": f"Bearer {key}"} for key in ("one", "two"))
-    body = {"input": "Hi", "background": True}
-    path = f"{RESPONSES}/{served.http.post(RESPONSES, json=body, headers=mine).json()['id']}"
-    for query in ({}, {"stream": "true"}):
-        assert served.http.get(path, params=query, headers=theirs).status_code == 404
-        assert served.http.get(path, params=query, headers=mine).status_code == 200
-    assert served.http.post(f"{path}/cancel", headers=theirs).status_code == 404
-
-
 def test_events_are_kept_for_as_many_responses_as_are_stored(serve: Serve) -> None:
     served = serve(response_store_number=2)
     ids = []

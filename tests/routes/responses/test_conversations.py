@@ -86,12 +86,3 @@ def test_what_does_not_fit_together_is_refused(served: Served, serve: Serve) -> 
     small = serve(body_limit=1000)
     name = begun(small, items=[{"role": "user", "content": "a" * 600}])
     refused(small.post(f"{CONVERSATIONS}/{name}/items", items=[HI | {"content": "b" * 300}]), "items", "1000 bytes")
-
-
-def test_no_other_key_finds_a_conversation(serve: Serve) -> None:
-    served = serve(api_key=("one", "two"))
-    mine, other = ({"authorization": f"Bearer {key}"} for key in ("one", "two"))
-    name = served.http.post(CONVERSATIONS, json={}, headers=mine).json()["id"]
-    assert served.http.get(f"{CONVERSATIONS}/{name}", headers=mine).status_code == 200
-    for method in ("GET", "DELETE"):
-        assert served.http.request(method, f"{CONVERSATIONS}/{name}", headers=other).status_code == 404

@@ -127,17 +127,6 @@ def test_a_custom_tool_of_any_text_is_forced_like_a_function(serve: Serve) -> No
     assert last_request(served)[0].params.grammar.kind == "lark_with_schemas"
 
 
-def test_items_of_tools_that_run_elsewhere_are_in_no_prompt(served: Served) -> None:
-    items = [
-        {"role": "user", "content": "Hi"},
-        {"type": "web_search_call", "id": "ws_1", "status": "completed", "action": {"type": "search", "query": "x"}},
-        {"type": "compaction", "encrypted_content": "gAAAA"},
-        {"type": "reasoning", "summary": [], "encrypted_content": "gAAAA"},
-    ]
-    ask(served, input=items)
-    assert last_request(served)[1].messages == [{"role": "user", "content": "Hi"}]
-
-
 def test_reasoning_comes_back_by_its_encoded_form(served: Served) -> None:
     served.engine.script = says(*THOUGHT)
     thought, message = ask(served, include=["reasoning.encrypted_content"])["output"]
