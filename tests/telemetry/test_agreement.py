@@ -50,6 +50,7 @@ def test_the_log_line_the_ring_and_the_spans_tell_the_same_of_each_fact(record: 
         logs.log_request(record)
     line = json.loads(stream.getvalue())
     entry = recent.get(record.request_id) or {}
+    assert json.loads(json.dumps(entry)) == entry
     phases_ns = {phase.name: phase.duration_ns for phase in record.times.phases()}
     assert {phase["name"]: phase["duration_ns"] for phase in entry["phases"]} == phases_ns
     assert {name: line.get(f"{name}_ms") for name in PHASES} == {

@@ -149,15 +149,6 @@ EVENTS = {
 WAITS = {"queue_batch_full_ms": 10.0, "queue_step_under_way_ms": 0.0}
 
 
-def test_a_request_is_one_line_with_ids_tokens_and_phases(stream: io.StringIO, make_record) -> None:
-    (fields,) = lines_of(stream, make_record())
-    assert fields["request_id"] == "req-1"
-    assert fields["trace_id"] == f"{0xABC:032x}"
-    assert (fields["prompt_tokens"], fields["completion_tokens"], fields["status"]) == (4, 5, 200)
-    assert (fields["tokenize_ms"], fields["decode_ms"]) == (3.0, 400.0)
-    assert not {*GRAMMAR, *STEPS, *WAITS, "tool_calls_called", "num_draft_tokens"} & fields.keys()
-
-
 @pytest.mark.parametrize(
     ("changes", "text"),
     [

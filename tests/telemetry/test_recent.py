@@ -1,6 +1,5 @@
 """The ring of recent requests."""
 
-import json
 import weakref
 from array import array
 
@@ -8,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from oaiserve.facts.record import EngineAccount, Outcome
+from oaiserve.facts.record import EngineAccount
 from oaiserve.facts.times import RequestTimes
 from oaiserve.telemetry.recent import MOST_NEIGHBOURS, RecentRequests
 
@@ -37,15 +36,6 @@ def test_phases_have_shares_and_milliseconds_and_the_request_its_wall_clock_time
     assert entry["phases"][3]["duration_ms"] == record.times.phases()[3].duration_ns / 1e6
     assert sum(phase["share"] for phase in entry["phases"]) == pytest.approx(1)
     assert entry["received_unix_ns"] == record.times.received + 5_000
-
-
-def test_entries_of_every_outcome_are_ready_for_json(make_record, account) -> None:
-    recent = RecentRequests(10, 0)
-    for num_stamps, outcome in enumerate(Outcome, start=1):
-        recent.add(make_record(num_stamps, outcome=outcome, http_status=None, request_id=str(num_stamps)))
-    recent.add(make_record(account=account))
-    assert {entry["outcome"] for entry in json.loads(json.dumps(recent.list()))} == set(Outcome)
-    assert json.loads(json.dumps(recent.get("req-1"))) == recent.get("req-1")
 
 
 def test_the_gaps_between_tokens_are_not_kept(make_record) -> None:

@@ -185,10 +185,6 @@ def test_what_is_asked_in_other_words_than_in_chat_is_the_same(
 # What is refused.
 
 
-def tool(**fields: Any) -> dict[str, Any]:
-    return {"tools": [{"type": "function", "name": "f", **fields}]}
-
-
 def items(*given: Any) -> dict[str, Any]:
     return {"input": list(given)}
 
@@ -205,7 +201,6 @@ def chosen(choice: Any) -> dict[str, Any]:
     ("body", "param", "words"),
     [
         ({"input": None}, "input", "must be a string or a list"),
-        ({"input": 3}, "input", "must be"),
         ({"input": []}, "input", "at least one item"),
         ({"input": ["Hi"]}, "input", "an object"),
         (items({"role": "critic", "content": "x"}), "input", "'system' or 'user', got 'critic'"),
@@ -225,19 +220,15 @@ def chosen(choice: Any) -> dict[str, Any]:
         ({"n": 2}, "n", "must be 1"),
         ({"return_token_ids": True}, "return_token_ids", "no place"),
         ({"prompt_logprobs": 1}, "prompt_logprobs", "no place"),
-        ({"temperature": 3}, "temperature", "<= 2"),
         ({"top_logprobs": 2}, "top_logprobs", "'include'"),
         ({"top_logprobs": 21, "include": LOGPROBS}, "top_logprobs", "<= 20"),
         ({"include": ["everything"]}, "include", "'everything'"),
         ({"truncation": "middle"}, "truncation", "'middle'"),
         ({"prompt": {"id": "pmpt_1"}}, "prompt", "'instructions'"),
-        ({"metadata": []}, "metadata", "an object"),
         ({"metadata": {"a": 1}}, "metadata", "a string"),
         ({"metadata": {str(i): "x" for i in range(17)}}, "metadata", "at most 16"),
         ({"metadata": {"k" * 65: "x"}}, "metadata", "64 characters"),
         ({"metadata": {"k": "x" * 513}}, "metadata", "512 characters"),
-        ({"reasoning": {"effort": 1}}, "reasoning", "must be a string"),
-        ({"text": {"format": "json"}}, "text", "an object"),
         (formatted(type="xml"), "text", "'xml'"),
         (formatted(type="json_schema", name="n"), "text", "'text.format.schema'"),
         (formatted(type="json_schema", schema={}), "text", "'text.format.name'"),
@@ -252,14 +243,9 @@ def chosen(choice: Any) -> dict[str, Any]:
         ({"tools": [{"type": "namespace", "name": "n"}]}, "tools", "'tools[0].tools'"),
         ({"tools": [{"type": "web_search"}], "tool_choice": "required"}, "tool_choice", "forces a call, but"),
         ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools", "'tools[0].name'"),
-        ({"tools": [{"type": "function"}]}, "tools", "'tools[0].name'"),
-        (tool(name="a" * 129), "tools", "'tools[0].name'"),
-        (tool(parameters=[]), "tools", "'tools[0].parameters'"),
         ({"tools": [STOP, {**STOP, "strict": True}]}, "tools", "two have the name 'stop'"),
         ({"tool_choice": "required"}, "tool_choice", "only allowed with 'tools'"),
-        (chosen("any"), "tool_choice", "got 'any'"),
         ({"reasoning": {"effort": "enormous"}}, "reasoning", "'reasoning.effort': must be 'high', "),
-        (chosen({"type": "function", "name": "g"}), "tool_choice", "no tool with the name 'g'"),
         (chosen({"type": "function", "function": {"name": "stop"}}), "tool_choice", "'tool_choice.name'"),
         (chosen({"type": "web_search"}), "tool_choice", "run on OpenAI's servers, so none can be forced"),
         (chosen({"type": "allowed_tools", "tools": [STOP]}), "tool_choice", "'tool_choice.mode'"),

@@ -50,6 +50,7 @@ def test_pages_of_requests_need_a_local_gateway_or_open_dashboard_without_addres
                 answer = running.http.get(path)
                 assert answer.status_code == status
                 assert ("--open-dashboard" in answer.text) == (status == 404)
+            assert ("link" in running.ask().headers) == (status == 200)
             if status == 200:
                 assert "address" not in told(running)["fleet"]["replicas"][0]
             else:
