@@ -31,6 +31,7 @@ class LiveServer(ServerProcess):
         return [json.loads(line) for line in self.log_file.read_text().splitlines()]
 
     def sdk(self) -> openai.OpenAI:
+        """Return a client, which must be closed."""
         http = openai.DefaultHttpxClient()
         checked(http)
         return openai.OpenAI(base_url=f"{self.url}/v1", api_key=API_KEY, max_retries=0, http_client=http)

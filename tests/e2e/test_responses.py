@@ -24,9 +24,9 @@ def test_a_talk_that_goes_on_is_found_in_the_prefix_cache(live: LiveServer) -> N
 def test_a_server_that_is_killed_loses_no_response_that_was_answered(small_model: Path, tmp_path: Path) -> None:
     flags = ("--served-model-name", "demo", "--api-key", API_KEY, "--kv-cache-memory", "2400KiB")
     flags += ("--response-store", str(tmp_path / "responses.db"))
-    with serve_process(str(small_model), tmp_path / "first.log", *flags) as server:
-        answer = server.sdk().responses.create(**ASKED, max_output_tokens=64)
+    with serve_process(str(small_model), tmp_path / "first.log", *flags) as server, server.sdk() as sdk:
+        answer = sdk.responses.create(**ASKED, max_output_tokens=64)
         server.process.kill()
-    with serve_process(str(small_model), tmp_path / "second.log", *flags) as server:
-        assert server.sdk().responses.retrieve(answer.id).model_dump() == answer.model_dump()
-        assert server.sdk().responses.create(**ASKED, max_output_tokens=64, previous_response_id=answer.id).status
+    with serve_process(str(small_model), tmp_path / "second.log", *flags) as server, server.sdk() as sdk:
+        assert sdk.responses.retrieve(answer.id).model_dump() == answer.model_dump()
+        assert sdk.responses.create(**ASKED, max_output_tokens=64, previous_response_id=answer.id).status

@@ -252,10 +252,6 @@ def test_a_preflight_for_another_method_is_told_the_methods(serve: Serve) -> Non
 # -- keys -------------------------------------------------------------------------------------------------------------
 
 
-def test_a_server_without_keys_accepts_any_key(served: Served) -> None:
-    assert served.http.get("/v1/models", headers=bearer("any")).status_code == 200
-
-
 def test_each_of_several_keys_is_accepted(serve: Serve) -> None:
     served = serve(api_key=("one", "two"))
     for key in ("one", "two"):
