@@ -115,14 +115,6 @@ def test_the_content_of_a_file_arrives_as_it_is(content: bytes) -> None:
     assert _parts(sent.headers["content-type"], bytearray(sent.read())) == ("batch", "a.jsonl", content)
 
 
-@pytest.mark.parametrize(
-    ("encoding", "sent"),
-    [("base64", b"w5xi\r\nZXI="), ("quoted-printable", b"=C3=9C=\r\nber"), ("8bit", "Über".encode())],
-)
-def test_a_transfer_encoding_is_undone(encoding: str, sent: bytes) -> None:
-    header = f"Content-Transfer-Encoding: {encoding}\r\n".encode()
-    assert _parts(TYPE, form(b'name="file"', sent, header))[2] == "Über".encode()
-
 
 @pytest.mark.parametrize(
     ("sent", "reason"),
