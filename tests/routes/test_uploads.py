@@ -115,7 +115,6 @@ def test_the_content_of_a_file_arrives_as_it_is(content: bytes) -> None:
     assert _parts(sent.headers["content-type"], bytearray(sent.read())) == ("batch", "a.jsonl", content)
 
 
-
 @pytest.mark.parametrize(
     ("sent", "reason"),
     [
