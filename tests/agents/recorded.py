@@ -13,7 +13,7 @@ from typing import Any
 FOLDER = Path(__file__).parent / "recordings"
 WORDS = ["the", "model", "reads", "a", "file", "and", "writes", "an", "answer", "to", "its", "user", "with", "care"]
 MOST_WORDS = 6  # words of a string that stays, unless it is a description
-MOST_CHARACTERS = 80  # A string whose words are replaced is cut here.
+MOST_CHARACTERS = 40  # A string whose words are replaced is cut here.
 
 
 def record(bodies: Sequence[tuple[str, bytes]], places: Mapping[str, str]) -> dict[str, Any]:
