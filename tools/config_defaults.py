@@ -8,22 +8,45 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections import Counter
 from dataclasses import MISSING, fields
 from typing import Any
 
 from transformers import CONFIG_MAPPING, PreTrainedConfig
 
-from oaiserve.engine.decoder.settings import DEFAULTS, WITHOUT_USE
-from oaiserve.engine.model.checkpoints.wrapper import WRAPPERS, text_config
+from oaiserve.engine.decoder.settings import DEFAULTS, WITHOUT_USE, table
+from oaiserve.engine.model.checkpoints.wrapper import text_config
 
 _LEFT_OUT = {field.name for field in fields(PreTrainedConfig)} | WITHOUT_USE
 
 
 def main(added: list[str]) -> None:
-    stored = json.loads(DEFAULTS.read_text()) if DEFAULTS.exists() else {"types": {}}
-    types = {name: defaults_of(CONFIG_MAPPING[name]) for name in sorted({*stored["types"], *added})}
-    wrappers = {name: text_of(CONFIG_MAPPING[name]) for name in sorted(WRAPPERS)}
-    DEFAULTS.write_text(f'{{"wrappers": {in_lines(wrappers)}, "types": {in_lines(types)}}}\n')
+    types = {name: defaults_of(CONFIG_MAPPING[name]) for name in sorted({*table()["types"], *added})}
+    wrappers = {name: text_of(CONFIG_MAPPING[name]) for name in sorted(table()["wrappers"])}
+    shared = shared_defaults(types)
+    rows = {name: {**row, **different(row["keys"], shared)} for name, row in types.items()}
+    DEFAULTS.write_text(
+        f'{{"shared": {json.dumps(shared)},\n"wrappers": {in_lines(wrappers)}, "types": {in_lines(rows)}}}\n'
+    )
+
+
+def shared_defaults(types: dict[str, Any]) -> dict[str, Any]:
+    """Return the keys that most types have, each with its most frequent default."""
+    defaults: dict[str, Counter[str]] = {}
+    for row in types.values():
+        for key, default in row["keys"].items():
+            defaults.setdefault(key, Counter())[json.dumps(default)] += 1
+    known = {key: counts for key, counts in defaults.items() if 2 * counts.total() > len(types)}
+    return {key: json.loads(counts.most_common(1)[0][0]) for key, counts in known.items()}
+
+
+def different(keys: dict[str, Any], shared: dict[str, Any]) -> dict[str, Any]:
+    """Return the defaults of a type that differ from the shared ones, and the shared keys that it doesn't have."""
+    own = {
+        key: value for key, value in keys.items() if key not in shared or json.dumps(value) != json.dumps(shared[key])
+    }
+    without = [key for key in shared if key not in keys]
+    return {"keys": own, "without": without} if without else {"keys": own}
 
 
 def in_lines(rows: dict[str, Any]) -> str:

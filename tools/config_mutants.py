@@ -31,6 +31,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 from oaiserve.config import EngineOptions
 from oaiserve.engine.decoder.description import NotKnown
 from oaiserve.engine.decoder.families import FAMILIES
+from oaiserve.engine.decoder.settings import table
 from oaiserve.engine.executors.reference.executor import ReferenceExecutor
 from oaiserve.engine.model.states import StateChunk
 from oaiserve.engine.start.described import Described, describe_model
@@ -41,7 +42,7 @@ from tests.engine.model.steps import BLOCK_SIZE, CPU, batch_of_prompt
 from tests.models import small_configs
 from tests.models.pinned import PINNED, fill
 from tests.models.wrappers import wrapper_config
-from tools.config_values import VARIANTS, Values, applied, defaults, mutants
+from tools.config_values import VARIANTS, Values, applied, mutants
 from tools.markdown import add_publishing, as_markdown, number, publish, results_of, write_json
 
 MARKERS = "config-mutants"
@@ -85,7 +86,7 @@ class Original:
         else:
             self._auto = AutoModelForMultimodalLM
             wrapper = model_type.removesuffix("_text")
-            config = wrapper_config(wrapper if wrapper in defaults()["wrappers"] else f"{wrapper}_thinker")
+            config = wrapper_config(wrapper if wrapper in table()["wrappers"] else f"{wrapper}_thinker")
         config.save_pretrained(folder)
         self._whole = json.loads((folder / "config.json").read_text())
         self.stated = applied(self._whole.get("text_config", self._whole), VARIANTS.get(name, {}))

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from functools import cache
 from typing import Any
 
-from oaiserve.engine.decoder.keys import EFFECTIVE
-from oaiserve.engine.decoder.settings import DEFAULTS
+from oaiserve.engine.decoder.keys import effective
+from oaiserve.engine.decoder.settings import table
 
 Values = dict[str, Any]
 REMOVED = "(removed)"  # in place of a value: the file doesn't have the key
@@ -92,17 +91,10 @@ _ROPES = [
 ]
 
 
-@cache
-def defaults() -> Values:
-    """Return the defaults of all types, and which wrappers have them."""
-    values: Values = json.loads(DEFAULTS.read_text())
-    return values
-
-
 def mutants(stated: Values, *, with_others: bool) -> Iterator[Values]:
     """Return the changes of each key that a file states, that its type has or, maybe, that another family reads."""
-    values = {**defaults()["types"][stated["model_type"]]["keys"], **stated}
-    others = EFFECTIVE | _VALUES.keys() if with_others else set()
+    values = {**table()["types"][stated["model_type"]]["keys"], **stated}
+    others = effective() | _VALUES.keys() if with_others else set()
     for key in sorted({*values, *others} - _LEFT_OUT):
         distinct = {json.dumps(value): value for value in _others(key, stated, values)}
         yield from ({key: value} for value in distinct.values() if value != values.get(key, REMOVED))
@@ -127,7 +119,7 @@ def _others(key: str, stated: Values, values: Values) -> Iterator[Any]:
         yield from ([kind if layer % 2 else "full_attention" for layer in layers] for kind in _KINDS)
     if key in values:
         yield from _like(values[key])
-    of_types = {name: row["keys"].get(key) for name, row in defaults()["types"].items()}
+    of_types = {name: row["keys"].get(key) for name, row in table()["types"].items()}
     different = [value for value in of_types.values() if value not in (None, values.get(key))]
     yield from [value for value in (*different, True, 8) if not _is_large(key, value)][:3]
     if key in stated and not _is_large(key, of_types[stated["model_type"]]):

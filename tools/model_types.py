@@ -22,10 +22,10 @@ from transformers import PreTrainedModel
 
 from oaiserve.config import EngineOptions
 from oaiserve.engine.decoder.description import NotKnown
+from oaiserve.engine.decoder.settings import table
 from oaiserve.engine.engine import Engine
 from oaiserve.engine.executors.fallback import FallbackExecutor
 from oaiserve.engine.executors.reference.executor import ReferenceExecutor
-from oaiserve.engine.model.checkpoints.wrapper import WRAPPERS
 from oaiserve.engine.model.cpu.native import NativeDecoder
 from oaiserve.engine.model.model_config import refuse_unless_computable
 from oaiserve.engine.model.pooling.files import PoolingFiles
@@ -79,7 +79,7 @@ def main(types: list[str]) -> int:
     logging.disable(logging.WARNING)  # the KV cache is meant to be full
     results = {}
     encoders = [f"{_EMBED}{name}" for name in sorted(PACKED | OWN)]
-    for name in types or [*TYPES, *sorted(WRAPPERS), *encoders]:
+    for name in types or [*TYPES, *table()["wrappers"], *encoders]:
         results[name] = check(name)
         print(f"{name:18} {results[name]}", flush=True)
     served = sum(result.startswith("equal") for result in results.values())
@@ -94,7 +94,7 @@ def check(name: str) -> str:
     with TemporaryDirectory() as folder:
         path = Path(folder)
         try:
-            if name in WRAPPERS:
+            if name in table()["wrappers"]:
                 model = save_wrapper(name, path)
             else:
                 config = config_of(name)

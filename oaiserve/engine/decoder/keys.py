@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 from oaiserve.engine.decoder.description import NotKnown
 from oaiserve.engine.decoder.reader import Reader
-from oaiserve.engine.decoder.settings import Settings, default_of, known_keys
+from oaiserve.engine.decoder.settings import Settings, default_of, known_keys, table
 
 # Keys that say whether certain tensors exist, by the roles of these tensors.
 _BIASES = ("q", "k", "v", "qkv", "q_down", "kv_down")
@@ -36,43 +37,25 @@ _WITHOUT_EFFECT = {
 _WITHOUT_EFFECT_ON_MIXERS = {("nemotron_h", "mamba_proj_bias")}
 _NORMS = ("use_qk_norm", "qk_layernorm")
 _WITHOUT_WEIGHTS = {"llama4_text"}  # types whose norms of queries and keys have none
-# The keys that at least one family computes with. A test compares them with what all families read.
-EFFECTIVE = frozenset(
-    {
-        *("_remove_final_layer_norm", "activation_function", "activation_sparsity_pattern", "add_cross_attention"),
-        *("altup_active_idx", "altup_correct_scale", "altup_num_inputs", "attention_chunk_size"),
-        *("attention_in_multiplier", "attention_k_eq_v", "attention_multiplier", "attention_out_multiplier"),
-        *("attn_layer_indices", "attn_logit_softcapping", "attn_scale", "attn_temperature_tuning", "block_ff_dim"),
-        *("clip_qkv", "decoder_sparse_step", "dim_model_base", "do_layer_norm_before", "embedding_multiplier"),
-        *("enable_moe_block", "expert_selection_fn", "final_logit_softcapping", "first_k_dense_replace", "floor_scale"),
-        *("global_head_dim", "hidden_act", "hidden_activation", "hidden_size_per_layer_input"),
-        *("hybrid_override_pattern", "interleave_moe_layer_step", "key_multiplier", "kv_lora_rank"),
-        *("layer_norm_elementwise_affine", "layer_norm_eps", "layer_norm_epsilon", "layer_rope_theta", "layer_types"),
-        *("linear_allow_neg_eigval", "linear_attn_config", "linear_head_dim", "linear_key_head_dim"),
-        *("linear_num_heads", "linear_num_key_heads", "linear_num_value_heads", "linear_value_head_dim"),
-        *("lm_head_multiplier", "logit_scale", "logits_scaling", "mamba_d_head", "mamba_d_state", "mamba_head_dim"),
-        *("mamba_hidden_act", "mamba_n_groups", "mamba_n_heads", "mamba_norm_before_gate", "mamba_num_heads"),
-        *("mamba_rms_norm", "mla_use_nope", "mlp_hidden_act", "mlp_layer_types", "mlp_multipliers", "mlp_only_layers"),
-        *("moe_k", "moe_latent_size", "moe_layer_end_index", "moe_layer_interval", "moe_layer_start_index"),
-        *("moe_layers", "moe_norm_min", "moe_num_shared_experts", "moe_router_activation_func", "moe_topk"),
-        *("multi_query", "n_group", "n_groups", "no_rope_layer_interval", "no_rope_layers", "norm_eps", "norm_epsilon"),
-        *("norm_topk_prob", "num_dense_layers", "num_experts", "num_experts_per_tok", "num_global_key_value_heads"),
-        *("num_heads", "num_kv_shared_layers", "num_local_experts", "num_shared_experts"),
-        *("original_max_position_embeddings", "partial_rotary_factor", "per_layer_config", "position_embedding_type"),
-        *("prefix_dense_sliding_window_pattern", "q_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim"),
-        *("query_pre_attn_scalar", "residual_multiplier", "rms_norm_eps", "rope_interleave", "rope_parameters"),
-        *("rope_scaling", "rope_theta", "routed_scaling_factor", "scale_attn_by_inverse_layer_idx"),
-        *("scale_attn_weights", "scale_depth", "scale_emb", "shared_intermediate_size", "sliding_window"),
-        *("ssm_in_multiplier", "ssm_multipliers", "ssm_out_multiplier", "ssm_state_size", "state_size", "swiglu_alpha"),
-        *("swiglu_limit", "tie_embedding", "time_step_limit", "time_step_min", "time_step_rank", "top_k_experts"),
-        *("topk_group", "topk_method", "use_attention_gate", "use_bidirectional_attention", "use_expert_bias"),
-        *("use_parallel_residual", "use_sandwich_norm", "use_sliding_window", "v_head_dim"),
-        *_FLAGS,
-        *_FLAGS_OF_MLPS,
-        *_FLAGS_OF_MIXERS,
-        *_NORMS,
-    }
-)
+# Keys of the table that no family needs to read, because tensors show them, other keys follow from them, or all types
+# have them.
+_SHOWN = {
+    *("block_auto_adjust_ff_dim", "conv_L_cache", "conv_kernel", "eos_token_id", "expand", "full_attn_idxs"),
+    *("head_dim", "hidden_size", "intermediate_size", "layers_block_type", "linear_conv_kernel_dim", "mamba_d_conv"),
+    *("mamba_d_ssm", "mamba_expand", "max_position_embeddings", "max_window_layers", "moe_intermediate_size"),
+    *("moe_num_experts", "mtp_layers_block_type", "n_embd", "n_head", "n_inner", "n_layer", "n_positions"),
+    *("n_routed_experts", "n_shared_experts", "num_attention_heads", "num_hidden_layers", "num_key_value_heads"),
+    *("num_mtp_layers", "num_nextn_predict_layers", "pad_token_id", "sep_token_id"),
+    *("shared_expert_combination_strategy", "shared_expert_intermediate_size", "sliding_window_pattern"),
+    *("tie_word_embeddings", "use_double_wide_mlp", "vocab_size", "vocab_size_per_layer_input"),
+    "word_embed_proj_dim",
+}
+# Keys that families read and that the table does not have: older names, and settings that classes write but don't read.
+_UNLISTED = {
+    *("block_ff_dim", "global_head_dim", "hybrid_override_pattern", "linear_attn_config", "mla_use_nope"),
+    *("moe_router_activation_func", "num_global_key_value_heads", "partial_rotary_factor", "per_layer_config"),
+    "tie_embedding",
+}
 # Tensors show how many experts there are, and rows of the embedding of layers, if layers have inputs of their own.
 _COUNTED = frozenset(
     {"moe_num_experts", "n_routed_experts", "num_experts", "num_local_experts", "vocab_size_per_layer_input"}
@@ -97,9 +80,16 @@ _SYNONYMS = (
 _UNUSED = {"time_step_rank"}  # has a default that follows from other settings, but no layer computes with it
 
 
+@cache
+def effective() -> frozenset[str]:
+    """Return the keys that at least one family computes with."""
+    keys = {key for row in table()["types"].values() for key in row["keys"]}
+    return frozenset(keys - _SHOWN | _UNLISTED)
+
+
 def refuse_ignored(settings: Settings) -> None:
     """Raise NotKnown for a key that the file states, that other families compute with, and that nothing has read."""
-    for key in sorted(settings.stated.keys() & EFFECTIVE - settings.read - _COUNTED):
+    for key in sorted(settings.stated.keys() & effective() - settings.read - _COUNTED):
         value = settings.stated[key]
         if value != default_of(settings["model_type"], key) and not _is_without_effect(settings, key):
             raise NotKnown(f"its config.json sets {key} to {value!r}, which models of its type don't have")

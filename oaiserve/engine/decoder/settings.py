@@ -66,11 +66,21 @@ _OLDER_KEYS = {
     *("audio_config", "image_token_id", "num_deep_layers", "video_token_id", "vision_config", "vision_end_token_id"),
     *("vision_start_token_id", "vision_token_id"),
 }
-# The table leaves these keys out: many types have them, and no computation reads them.
+# The table leaves these keys out, because no computation reads them.
 WITHOUT_USE = frozenset(
     {
-        *("attention_dropout", "initializer_range", "output_router_logits", "pretraining_tp", "router_aux_loss_coef"),
-        "use_cache",
+        *("altup_coef_clip", "attention_dropout", "attention_softmax_in_fp32", "attn_pdrop"),
+        *("block_ffn_dim_multiplier", "block_multiple_of", "bos_token_id", "chunk_size", "classifier_dropout"),
+        *("dropout", "embd_pdrop", "embedding_dropout", "embedding_initializer_range", "eod_token_id", "ffn_dim"),
+        *("hidden_dropout", "init_std", "initializer_range", "intermediate_size_mlp", "is_decoder", "laurel_rank"),
+        *("layerdrop", "linear_a_log_max", "linear_a_log_min", "linear_dt_init_floor", "linear_dt_max"),
+        *("linear_dt_min", "mamba_chunk_size", "mamba_ssm_cache_dtype", "moe_shared_expert_intermediate_size"),
+        *("moe_shared_expert_overlap", "mtp_layer_types", "mtp_mlp_layer_types", "num_logits_to_keep"),
+        *("output_router_logits", "prefix_dense_intermediate_size", "pretraining_tp", "reorder_and_upcast_attn"),
+        *("rescale_prenorm_residual", "resid_pdrop", "residual_dropout", "residual_in_fp32", "router_aux_loss_coef"),
+        *("router_jitter_noise", "scale_attention_softmax_in_fp32", "summary_activation", "summary_first_dropout"),
+        *("summary_proj_to_labels", "summary_type", "summary_use_proj", "time_step_floor", "time_step_max"),
+        *("use_cache", "use_mamba_kernels", "z_loss_coefficient"),
     }
 )
 _WITH_LENGTH = ("llama3", "yarn", "longrope")  # kinds of rotation that compare the length with an original one
@@ -107,7 +117,7 @@ def settings_of(config: Mapping[str, Any]) -> Settings:
     """Return the settings of the text model in a config.json. Raises KeyError for a type without defaults."""
     stated = _with_floats(_text_of(config))
     name = stated["model_type"]
-    row = _table()["types"][name]
+    row = table()["types"][name]
     values = Settings(deepcopy({**row["keys"], **stated}), stated)
     aliases = row.get("aliases", {})
     values |= {key: values[alias] for alias, key in aliases.items() if alias in stated}
@@ -136,7 +146,7 @@ def settings_of(config: Mapping[str, Any]) -> Settings:
 
 def keys_of(model_type: str) -> frozenset[str]:
     """Return the keys that a config.json of a type may have, each under one name."""
-    row = _table()["types"][model_type]
+    row = table()["types"][model_type]
     return frozenset(row["keys"].keys() - row.get("aliases", {}).keys())
 
 
@@ -152,26 +162,32 @@ def _with_floats(value: Any) -> Any:
 
 
 @cache
-def _table() -> Any:
-    return json.loads(DEFAULTS.read_text())
+def table() -> dict[str, Any]:
+    """Return the facts of types and of wrappers, each type with the defaults that it shares with most others."""
+    stored: dict[str, Any] = json.loads(DEFAULTS.read_text())
+    for row in stored["types"].values():
+        without = row.pop("without", ())
+        shared = {key: value for key, value in stored["shared"].items() if key not in without}
+        row["keys"] = {**shared, **row["keys"]}
+    return stored
 
 
 def default_of(model_type: str, key: str) -> Any:
     """Return the default that a type has for a key; None also for a key that it doesn't have."""
-    return _table()["types"][model_type]["keys"].get(key)
+    return table()["types"][model_type]["keys"].get(key)
 
 
 @cache
 def known_keys() -> frozenset[str]:
     """Return the keys that any type has or had."""
-    rows = _table()["types"].values()
+    rows = table()["types"].values()
     of_rows = {key for row in rows for key in (*row["keys"], *row.get("aliases", ()))}
     return WITHOUT_USE | _OLDER_KEYS | of_rows
 
 
 def is_wrapper(config: Mapping[str, Any]) -> bool:
     """Return whether a config.json is that of a multimodal model whose text model is known."""
-    return _wrapper_of(config).get("model_type") in _table()["wrappers"]
+    return _wrapper_of(config).get("model_type") in table()["wrappers"]
 
 
 def _wrapper_of(config: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -187,7 +203,7 @@ def _text_of(config: Mapping[str, Any]) -> Mapping[str, Any]:
             return {**config, "model_type": "ministral"}
         return config
     wrapper = _wrapper_of(config)
-    row = _table()["wrappers"][wrapper["model_type"]]
+    row = table()["wrappers"][wrapper["model_type"]]
     own = wrapper.get("text_config")
     text = dict(wrapper if own is None else own)
     if text.get("model_type") in (None, wrapper["model_type"], *_FORMER_TYPES):

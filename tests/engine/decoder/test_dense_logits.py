@@ -1,6 +1,5 @@
 """Dense families compute transformers' logits in float32, with another value of each setting of their classes."""
 
-import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,12 +8,12 @@ from typing import Any
 import pytest
 
 from oaiserve.engine.decoder.description import NotKnown
-from oaiserve.engine.decoder.settings import DEFAULTS
+from oaiserve.engine.decoder.settings import table
 from tests.engine.decoder.test_expert_logits import TOLERANCE, error
 from tests.engine.model.cpu.small_models import make_model
 from tests.models.small_configs import config_of, sizes_of
 
-ROWS: dict[str, Any] = json.loads(DEFAULTS.read_text())["types"]
+ROWS: dict[str, Any] = table()["types"]
 TYPES = (
     *("arcee", "cohere", "cohere2", "cwm", "ernie4_5", "exaone4", "gemma", "gemma2", "gemma3_text", "glm", "glm4"),
     *("gpt2", "gpt_bigcode", "gpt_neox", "granite", "granite_swa", "helium", "hunyuan_v1_dense", "internlm3"),

@@ -10,7 +10,7 @@ import pytest
 
 from oaiserve.engine.decoder.description import NotKnown
 from oaiserve.engine.decoder.families import FAMILIES
-from oaiserve.engine.decoder.keys import EFFECTIVE, refuse_ignored, refuse_other_tensors, unknown
+from oaiserve.engine.decoder.keys import effective, refuse_ignored, refuse_other_tensors, unknown
 from oaiserve.engine.decoder.reader import Reader
 from oaiserve.engine.decoder.settings import settings_of
 from tests.engine.decoder.test_experts import described as described_files
@@ -52,7 +52,7 @@ def test_the_list_has_the_keys_that_families_read(tmp_path: Path) -> None:
         settings = settings_in(folder)
         described_settings(settings, folder)
         read |= settings.read
-    assert read - OF_ALL_TYPES == EFFECTIVE
+    assert read - OF_ALL_TYPES == effective()
 
 
 @pytest.mark.parametrize(

@@ -9,12 +9,12 @@ import pytest
 import transformers
 from transformers import CONFIG_MAPPING
 
-from oaiserve.engine.decoder.settings import DEFAULTS, Settings, settings_of
+from oaiserve.engine.decoder.settings import Settings, settings_of, table
 from oaiserve.engine.model.checkpoints.wrapper import text_config
 from tests.models.wrappers import wrapper_config
 from tools.config_defaults import defaults_of, text_of
 
-TABLE = json.loads(DEFAULTS.read_text())
+TABLE = table()
 ROWS: dict[str, Any] = TABLE["types"]
 _YARN = {"factor": 4.0, "original_max_position_embeddings": 1024}
 _FACTORS = {"short_factor": [1.0] * 64, "long_factor": [4.0] * 64}

@@ -13,7 +13,7 @@ from oaiserve.engine.decoder.describe import describe
 from oaiserve.engine.decoder.description import Decoder
 from oaiserve.engine.decoder.families import FAMILIES
 from oaiserve.engine.decoder.keys import refuse_ignored
-from oaiserve.engine.decoder.settings import DEFAULTS, is_wrapper, settings_of
+from oaiserve.engine.decoder.settings import is_wrapper, settings_of, table
 from oaiserve.engine.decoder.sources.hub import HubTensors
 from oaiserve.engine.decoder.sources.tensor_files import TensorFiles
 from oaiserve.engine.decoder.sources.wrapped_names import own_name
@@ -21,7 +21,7 @@ from tests.models.fingerprints import text_of
 from tests.models.pinned import PINNED, file_of, fill
 from tests.models.wrappers import random_wrapper
 
-TABLE = json.loads(DEFAULTS.read_text())
+TABLE = table()
 # The pinned models that have the text models of wrappers, by the type of these.
 _PLAIN = {
     **{name: name for name in ("cohere2", "exaone4", "gemma", "gemma3_text", "gemma4_text", "gemma4_unified_text")},

@@ -12,19 +12,9 @@ from typing import Any
 from transformers import AutoConfig, PreTrainedConfig
 from transformers.conversion_mapping import get_checkpoint_conversion_mapping, register_checkpoint_conversion_mapping
 
+from oaiserve.engine.decoder.settings import table
 from oaiserve.engine.decoder.sources.gguf.metadata import rope_axes
 
-# In these wrappers, the text model computes a text as it does without the wrapper. Others have layers for images
-# between those of the text model. PaliGemma reads text with an image in both directions, and text alone from left to
-# right.
-WRAPPERS = {
-    *("aria", "aya_vision", "cohere2_vision", "deepseek_vl", "deepseek_vl_hybrid", "exaone4_5", "gemma3", "gemma3n"),
-    *("gemma4", "gemma4_unified", "glm46v", "glm4v", "glm4v_moe", "glm_ocr", "glmga", "got_ocr2", "idefics2"),
-    *("idefics3", "internvl", "janus", "lfm2_vl", "lfm3_vl", "lighton_ocr", "llama4", "llava", "llava_next"),
-    *("llava_next_video", "llava_onevision", "minicpmv4_6", "mistral3", "ovis2", "paligemma", "qwen2_5_omni_thinker"),
-    *("qwen2_5_vl", "qwen2_audio", "qwen2_vl", "qwen3_5", "qwen3_5_moe", "qwen3_omni_moe_thinker", "qwen3_vl"),
-    *("qwen3_vl_moe", "smolvlm", "video_llama_3", "video_llava", "vipllava", "voxtral"),
-}
 _PLAIN = {
     "glm4v_moe_text": "glm4_moe",
     **dict.fromkeys(("glm4v_text", "glm_ocr_text"), "glm4"),
@@ -42,9 +32,13 @@ _OF_THE_WRAPPER = {"architectures", "auto_map", "dtype", "model_type", "transfor
 
 
 def text_config(config: PreTrainedConfig) -> PreTrainedConfig | None:
-    """Return the configuration of the text model in a wrapper, or None if `config` is not of a known wrapper."""
+    """Return the configuration of the text model in a wrapper, or None if `config` is not of a known wrapper.
+
+    The known ones compute a text as the text model alone does. Others have layers for images between those of the text
+    model. PaliGemma reads text with an image in both directions, and text alone from left to right.
+    """
     wrapper: PreTrainedConfig = getattr(config, "thinker_config", config)  # Another model speaks the thinker's text.
-    if wrapper.model_type not in WRAPPERS:
+    if wrapper.model_type not in table()["wrappers"]:
         return None
     text = wrapper.get_text_config(decoder=True)
     values = {key: value for key, value in text.to_dict().items() if key not in _OF_THE_WRAPPER}
