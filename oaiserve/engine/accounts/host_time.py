@@ -48,7 +48,6 @@ def kind_of(step: Step, load: Load) -> StepKind:
 
 
 def describe(step: Step) -> str:
-    """Return the kind and the sizes of a step as text."""
     load = load_of(step)
     num_sequences = len(step.chunks)
     num_tokens = load.num_tokens

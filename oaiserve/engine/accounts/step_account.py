@@ -38,7 +38,6 @@ class RequestNotes:
     _preempted_ns: dict[Sequence, int] = field(default_factory=dict)  # the time since which each of these is stalled
 
     def media_encoded(self, now_ns: int) -> None:
-        """Note that the vectors of all images and sounds of the request are there."""
         self._times.media_encoded = now_ns
         account = self._account
         tokens = account.image_tokens + account.audio_tokens
@@ -87,7 +86,6 @@ class RequestNotes:
             )
 
     def computed(self, chunk: Chunk, now_ns: int, batch: int) -> None:
-        """Note a computed chunk of several tokens, in a step with `batch` chunks."""
         index = chunk.sequence.index
         start = chunk.start
         tokens = chunk.num_known
@@ -152,7 +150,6 @@ class StepAccount:
         self._num_begun_tokens = 0  # uncomputed ones of prompts that the last step has computed a part of
 
     def work_began(self, now_ns: int) -> None:
-        """Note the end of a time without work."""
         self.work_since_ns = now_ns
         if self._causes is not None:
             self._idle_cores_ns = self._cores_ns() - self._causes.shares.cores.total

@@ -48,7 +48,6 @@ class QueueWaits:
         self._until_next_step.append(sequence)
 
     def leave(self, sequence: Sequence) -> None:
-        """End the wait of a sequence in this step."""
         self.settle(sequence, self._now_ns)
 
     def join(self, sequence: Sequence) -> None:

@@ -17,8 +17,6 @@ from oaiserve.engine.decoder.sources.integer_layouts import Integers
 
 
 class Format(NamedTuple):
-    """The sizes of a block."""
-
     name: str
     weights: int
     num_bytes: int
@@ -100,7 +98,6 @@ class Blocks:
         return [replace(self, rows=rows) for rows in np.split(self.rows, parts)]
 
     def addresses(self) -> NDArray[np.uintp]:
-        """Return the address of each row."""
         return _addresses(self.data, self.rows)
 
     def scale_addresses(self) -> NDArray[np.uintp] | None:

@@ -29,8 +29,6 @@ from oaiserve.engine.decoder.spec import KVShape
 
 
 class Rotary:
-    """The rotary tables of a model, which its layers share."""
-
     def __init__(self, settings: Settings, facts: Facts, length: int, frequency_factors: Tensor | None = None) -> None:
         self._query_factors = query_factors(settings, length)
         self._settings = settings
@@ -75,7 +73,6 @@ class Rotary:
 
 
 def attention(reader: Reader, facts: Facts, _settings: Settings, rotary: Rotary, number: int) -> Attention:
-    """Describe attention with queries, keys and values of each token, or with latent vectors, in a layer."""
     if facts.latent is not None:
         return latent_attention(reader, facts, facts.latent, rotary.of_layer(number), facts.windows[number])
     qkv = _qkv(reader, facts)
@@ -141,7 +138,6 @@ def _query_and_gate(together: Matrix, facts: Facts) -> list[Matrix]:
 
 
 def mlp(reader: Reader, facts: Facts, number: int) -> MLP | Experts:
-    """Describe the MLP of a layer, or its experts."""
     if facts.mixture is None or not facts.mixture.is_in(number):
         dense = dense_mlp(reader, facts.activation)
         if facts.gate_sparsity is None:

@@ -109,8 +109,6 @@ class RotaryTable:
 
 @dataclass(frozen=True, slots=True)
 class AttentionParameters:
-    """The model's parameters for its attention function."""
-
     scaling: float
     sliding_window: int | None
     softcap: float | None
@@ -300,8 +298,6 @@ class ClampedGate:
 
 @dataclass(frozen=True, slots=True)
 class Expert:
-    """The matrices of an MLP, one of many in a layer."""
-
     gate: Matrix | None
     up: Matrix
     down: Matrix
@@ -448,7 +444,6 @@ class Decoder:
 
 
 def matrices_in(part: object) -> Iterator[Matrix]:
-    """Find all matrices of a part of a description, such as a layer."""
     if isinstance(part, Matrix):
         yield part
     elif isinstance(part, list):

@@ -80,12 +80,10 @@ def _numbers(reader: Reader, name: str, *, is_float32: bool) -> Tensor:
 
 
 def after_dense_layers(settings: Settings) -> tuple[bool, ...]:
-    """Return which layers have experts: all except for the first few."""
     return tuple(number >= settings["first_k_dense_replace"] for number in range(settings["num_hidden_layers"]))
 
 
 def by_mlp_types(settings: Settings) -> tuple[bool, ...]:
-    """Return which layers have experts, by the settings' list."""
     return tuple(kind == "sparse" for kind in settings["mlp_layer_types"])
 
 

@@ -47,14 +47,11 @@ class Mixture:
     scales_inputs: bool = False  # the weight of an expert multiplies its input, and not its output
 
     def is_in(self, layer: int) -> bool:
-        """Return whether a layer has experts."""
         return self.layers is None or self.layers[layer]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Latent:
-    """The sizes of multi-head latent attention."""
-
     query_rank: int | None
     rank: int  # rank of keys and values
     own_dim: int  # numbers of a head's key that are not rotated
@@ -143,7 +140,6 @@ def activation(name: str) -> str:
 
 
 def windows_of_all(settings: Settings) -> tuple[int | None, ...]:
-    """Return the windows of layers that all have the same one, or none."""
     window: int | None = settings["sliding_window"]
     num_layers: int = settings["num_hidden_layers"]
     return (window,) * num_layers
@@ -176,7 +172,6 @@ def refuse_other_types(settings: Settings, *known: str) -> None:
 
 
 def layers_of_type(settings: Settings, name: str) -> frozenset[int]:
-    """Return the numbers of the layers of a type."""
     return frozenset(number for number, kind in enumerate(settings["layer_types"]) if kind == name)
 
 

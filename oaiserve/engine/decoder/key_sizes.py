@@ -34,7 +34,6 @@ def with_key_sizes(layer: Layer) -> Layer:
 
 
 def key_sizes(decoder: Decoder) -> dict[int, Tensor]:
-    """Return the sizes of keys of a described decoder, by layer index."""
     attention = ((index, layer.attention) for index, layer in enumerate(decoder.layers))
     return {
         index: layer_sizes.key_sizes

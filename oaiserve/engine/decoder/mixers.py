@@ -140,7 +140,6 @@ def mamba2(
 
 
 def short_convolution(reader: Reader, _facts: Facts, settings: Settings) -> ShortConvolution:
-    """Describe a convolution between gates, as LFM2 has it."""
     together = reader.matrix("in")
     width = len(together.weight) // 3
     gates, out_gates, inputs = (slice(part * width, (part + 1) * width) for part in range(3))

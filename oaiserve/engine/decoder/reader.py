@@ -146,7 +146,6 @@ class Reader:
         return None
 
     def module(self, role: str) -> str:
-        """Return the name by which adapters name a module."""
         return self.tensors.module(f"{self._place}{role}")
 
     def exact(self, name: str) -> Tensor:
@@ -159,5 +158,4 @@ class Reader:
         self.tensors.leave_out(f"{self._place}{role}.bias")
 
     def in_dtype(self, name: str) -> Tensor:
-        """Return a parameter in the dtype of the model."""
         return self.numbers(name).to(self.tensors.dtype)

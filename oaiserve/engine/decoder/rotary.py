@@ -170,7 +170,6 @@ def _wavelengths(theta: float, dim: int) -> Tensor:
 
 
 def _rotated(rope: Values, head_dim: int) -> int:
-    """Return how many numbers of a head are rotated."""
     return int(head_dim * rope.get("partial_rotary_factor", 1.0))
 
 

@@ -27,7 +27,6 @@ class KVShape:
     latent_dim: int = 0  # the numbers that are kept in place of keys and values, which all heads make of them; 0: none
 
     def num_bytes(self, dtype: torch.dtype) -> int:
-        """Return their size in the cache of a model of this dtype."""
         if self.latent_dim:
             return self.latent_dim * dtype.itemsize
         numbers = self.kv_heads * (self.key_dim + self.value_dim)
@@ -86,7 +85,6 @@ class ModelSpec:
         return sum(shape.num_bytes(self.dtype) for shape in self.kv_shapes.values())
 
     def with_cache(self, dtype: KVCacheDtype) -> Self:
-        """Return the model with a KV cache in this format."""
         scales = (1.0, 1.0) if dtype == "fp8" else None
         shapes = {
             layer: replace(shape, is_int8=dtype == "int8", scales=scales) for layer, shape in self.kv_shapes.items()
@@ -113,5 +111,4 @@ class ModelSpec:
 
     @property
     def state_bytes(self) -> int:
-        """Return the bytes of the state of one sequence, in all layers."""
         return sum(shapes.num_bytes for shapes in self.state_shapes.values())

@@ -68,12 +68,10 @@ class Caches:
 
     @torch.inference_mode()
     def copy(self, copies: Iterable[tuple[int, int]]) -> None:
-        """Copy caches (from, to), in this order."""
         for source, target in copies:
             self.of_sequences[target] = deepcopy(self.of_sequences[source])
 
     def of_step(self, parts: list[StateChunk]) -> StepStates:
-        """Return the places of a step's sequences."""
         return StepStates({}, slice(0), 0, places=[part.state for part in parts])
 
 

@@ -45,8 +45,6 @@ class Expected(NamedTuple):
 
 
 class Decoding(NamedTuple):
-    """A sequence that decodes."""
-
     tokens_left: int
     context: int
     client: str = ""
@@ -158,13 +156,11 @@ class _Turns:
 
     @property
     def next_ns(self) -> float:
-        """Return when the next request is expected."""
         if self.expected is None or self.num_arrived >= MOST_PARTS:
             return inf
         return (self.num_arrived + 1) * self.expected.gap_ns
 
     def arrive(self) -> None:
-        """Add the requests that are expected by now."""
         while (expected := self.expected) is not None and self.next_ns <= self.now_ns:
             name = expected.clients[self.num_arrived % len(expected.clients)]
             self.num_arrived += 1

@@ -89,8 +89,6 @@ class _Turn(NamedTuple):
 
 @dataclass(slots=True)
 class _Open:
-    """The forecast of an open request."""
-
     asked: Asked  # without its prompts
     classes: tuple[Hashable, ...]
     curve: LengthCurve | None  # None: its answers end at their limit

@@ -73,7 +73,6 @@ class Lengths:
                 learnt.weight *= 0.5
 
     def curve(self, classes: Sequence[Hashable]) -> LengthCurve:
-        """Return the distribution of a request of these classes."""
         found = [self._classes.get(name) for name in classes]
         version = sum(one.version for one in found if one is not None)
         own = tuple(classes)

@@ -61,7 +61,6 @@ def _tokens(text: str) -> list[_Token]:
 
 
 def _rules(tokens: list[_Token]) -> dict[str, list[_Token]]:
-    """Return the tokens of each rule, by its name."""
     pairs = itertools.pairwise(kind for kind, _ in tokens)
     starts = [index for index, pair in enumerate(pairs) if pair == ("name", "define")]
     if tokens and starts[:1] != [0]:

@@ -259,7 +259,6 @@ class Matcher:
         self._pay(thread_time_ns() - began_ns - TOKEN_NS)
 
     def fill_free(self, words: Mask) -> None:
-        """Write a mask of all ids of the model."""
         words[:] = self._tokens.all_ids.view(words.dtype)
 
     def _pay(self, excess_ns: int) -> None:

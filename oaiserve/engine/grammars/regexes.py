@@ -69,7 +69,6 @@ def _translated(pattern: str, unwritable: frozenset[str], around: str) -> Regex:
 
 
 def literal(text: str) -> str:
-    """Return a regex for this text only."""
     return "".join(map(_character, text))
 
 

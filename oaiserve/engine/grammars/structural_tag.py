@@ -151,7 +151,6 @@ class Writer:
         return f"{first} {later}* {rest}"
 
     def _named(self, text: str, kind: str = "rule", options: str = "") -> str:
-        """Add a rule, or a terminal, and return its name."""
         name = f"{kind}_{len(self.rules)}"
         self.rules.append(f"{name}{options}: {text}")
         return name

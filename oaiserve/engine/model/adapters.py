@@ -42,14 +42,11 @@ class AdapterPart:
 
 @dataclass(frozen=True, eq=False)  # Adapters are keys, compared by identity.
 class Adapter:
-    """An adapter, by the names of its modules."""
-
     name: str
     parts: Mapping[str, AdapterPart]
 
     @cached_property
     def rank(self) -> int:
-        """Return the largest rank of its parts."""
         return max(part.rank for part in self.parts.values())
 
 

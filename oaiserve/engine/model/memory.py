@@ -36,7 +36,6 @@ class MemoryUse:
 
     @property
     def left(self) -> int:
-        """Return the bytes left for the KV cache."""
         used = self.weights + self.step + self.graphs + self.others + self.states
         return max(0, int(self.total * self.utilization) - used)
 

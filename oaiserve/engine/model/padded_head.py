@@ -8,5 +8,4 @@ ALIGNMENT = 64  # rows: 128 bytes of logits in bfloat16
 
 
 def aligned(vocab_size: int) -> int:
-    """Return the vocabulary's size with padding."""
     return -(-vocab_size // ALIGNMENT) * ALIGNMENT

@@ -32,8 +32,6 @@ T = TypeVar("T")
 
 @dataclass(slots=True)
 class Launched:
-    """A launched step, whose results have not been collected yet."""
-
     step: Step
     logits: torch.Tensor  # [R, vocab], valid until the next launch
     sample_chunks: list[int]  # as in Batch: the chunk that row i belongs to
@@ -212,7 +210,6 @@ class ModelRunner:
         self._keep_drawn(launched)
 
     def collect(self, launched: Launched) -> StepResult:
-        """Wait until the results of the step are on the host, and return them."""
         results = [ChunkResult() for _ in launched.step.chunks]
         known_logprobs = []
         for rows, sampling in launched.samplings:

@@ -18,8 +18,6 @@ from oaiserve.engine.model.transfer import on_device
 
 
 class LayerStates(NamedTuple):
-    """The states of all sequences in one layer. The first dimension is the place in the pool of states."""
-
     conv: Tensor  # [num_states, channels, kernel size]
     recurrent: Tensor | None  # [num_states, ...]
 
@@ -47,8 +45,6 @@ class KeptStates(Protocol):
 
 
 class States:
-    """The states of `num_states` sequences in all layers."""
-
     def __init__(self, shapes: Mapping[int, LayerStateShapes], num_states: int, device: torch.device) -> None:
         def tensor(state: StateShape) -> Tensor:
             return zeroed((num_states, *state.shape), state.dtype, device)
@@ -82,7 +78,6 @@ class States:
         return StepStates(self._layers, places, len(places))
 
     def begin(self, places: list[int]) -> None:
-        """Fill the states of new sequences with zeros."""
         if places:
             indices = on_device(places, self._device)
             for tensor in self._tensors:
@@ -94,8 +89,6 @@ Mixer = Callable[[Tensor, LayerStates], Tensor]
 
 
 class StepStates:
-    """The states of the sequences of one step."""
-
     def __init__(
         self,
         layers: Mapping[int, LayerStates],

@@ -48,7 +48,6 @@ class ReadBack:
 
 
 def pack(tensors: list[torch.Tensor]) -> torch.Tensor:
-    """Return all tensors as one tensor of bytes."""
     parts = [tensor.flatten().view(torch.uint8) for tensor in tensors]
     return torch.cat(parts) if len(parts) > 1 else parts[0]
 

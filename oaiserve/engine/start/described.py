@@ -51,8 +51,6 @@ _IN_BLOCKS = torch.bfloat16  # the dtype that suits weights of a few bits
 
 
 class Described(NamedTuple):
-    """A description, and what serving needs to know in addition."""
-
     spec: ModelSpec
     decoder: Decoder
     library: Library | None  # None: without --compile, or on a GPU
@@ -168,7 +166,6 @@ def _open_folder(
 def _encoded(
     folder: Path, options: EngineOptions, library: Library, record: StartRecord | None, *, of_wrapper: bool
 ) -> EncodedWeights:
-    """Quantize the weights of a folder, or map the blocks of an earlier start."""
     encode = Encoder(library, options.cpu_threads or default_threads())
     in_4_bits = options.quantize == "int4"
     files = EncodedWeights(folder, encode, in_4_bits=in_4_bits, of_wrapper=of_wrapper)

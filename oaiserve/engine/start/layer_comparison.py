@@ -72,7 +72,6 @@ def token_ids(source: ModelSource, described: Described) -> list[int]:
 
 
 def compared(own: list[Tensor], others: list[Tensor]) -> Iterator[Comparison]:
-    """Compare the states that two computations have of the same tokens."""
     *states, logits = own
     names = ["embedding", *(f"layer {number}" for number in range(len(states) - 1))]
     # What a layer of transformers returns, the next one reads. After the last one come the logits.

@@ -53,8 +53,6 @@ OF_WEIGHTS: dict[str, Any] = _ARGUMENTS | {
 
 
 class Checkpoint(NamedTuple):
-    """The files of the model that is loaded, and its configuration."""
-
     name: str  # as the user gave it
     source: ModelSource
     config: PreTrainedConfig

@@ -23,8 +23,6 @@ _MORE_THAN_ROUNDING = 4  # times the difference of single tokens
 
 
 class Measured(NamedTuple):
-    """What short forwards show of a model."""
-
     vocab_size: int
     cache: CacheSize
     continues_chunks: bool  # else its code must have the tokens after its first chunk one by one

@@ -71,7 +71,6 @@ def start_model(
 
 
 def _started(request: StartRequest) -> ServedModel:
-    """Ask the ways to start, until one has started the model."""
     source = request.source
     options = request.options
     declined: list[str] = []

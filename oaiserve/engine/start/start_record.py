@@ -23,8 +23,6 @@ AFTER_SECONDS = 3.0  # so that the first answer doesn't wait for the disk
 
 
 class StartRecord(NamedTuple):
-    """What an earlier start has recorded."""
-
     quantized: Path | None = None  # the file with the blocks that it made
 
 

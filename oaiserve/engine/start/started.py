@@ -67,7 +67,6 @@ def started_on_cpu(
     num_blocks: int,
     num_states: int,
 ) -> Started:
-    """Make the runner of a model on a CPU."""
     device = torch.device("cpu")
     if num_states:
         states = States(spec.state_shapes, num_states, device)
@@ -129,8 +128,6 @@ def assemble(started: Started, tokenizer: Tokenizer, options: EngineOptions) -> 
 
 
 def _adapters(started: Started, options: EngineOptions) -> AdapterTable:
-    """Make the table of adapters, with those that the options name."""
-
     def add(number: int, name: str, path: Path) -> None:
         spec = started.spec
         adapter = load_adapter(name, read_adapter(path), started.adaptable, spec.dtype, spec.device)

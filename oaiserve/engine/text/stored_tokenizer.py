@@ -41,8 +41,6 @@ class TokenizerParts:
 
 @dataclass(slots=True, kw_only=True)
 class StoredTokenizer(TokenizerParts):
-    """The data of a tokenizer."""
-
     backend_tokenizer: RustTokenizer
 
 

@@ -398,7 +398,6 @@ class Tokenizer:
             raise invalid(param, f"the model's tokenizer cannot encode it: {error}") from error
 
     def decode(self, token_ids: Sequence[int]) -> str:
-        """Return the text of token ids, with its special tokens."""
         return self._table.decode(token_ids)
 
     def token_text(self, token_id: int) -> str:

@@ -14,7 +14,6 @@ from oaiserve.engine.decoder.settings import Settings
 
 
 def latent_sizes(settings: Settings) -> Latent:
-    """Return the sizes of latent attention, by the keys of DeepSeek V2."""
     return Latent(
         query_rank=settings["q_lora_rank"],
         rank=settings["kv_lora_rank"],

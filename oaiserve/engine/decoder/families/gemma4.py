@@ -145,7 +145,6 @@ def _adjust(layer: Layer, reader: Reader, facts: Facts, settings: Settings) -> L
 
 
 def input_gate(reader: Reader, facts: Facts) -> InputGate:
-    """Describe the gate of a layer's own inputs."""
     return InputGate(
         gate=reader.matrix("input_gate"),
         activation=facts.activation,

@@ -15,7 +15,6 @@ HUNYUAN_NORMS: Names = {"q_norm": "self_attn.query_layernorm", "k_norm": "self_a
 
 
 def granite(settings: Settings) -> Facts:
-    """Return the facts of Granite, which others build upon."""
     return replace(
         llama(settings),
         scaling=settings["attention_multiplier"],

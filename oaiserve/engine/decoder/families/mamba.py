@@ -15,7 +15,6 @@ _KEYS = ("num_heads", "head_dim", "n_groups", "state_size")  # settings that Mam
 
 
 def names_of_mamba2(module: str) -> Names:
-    """Return the names of a mixer's tensors on the hub."""
     parts = {"in": "in_proj", "conv": "conv1d", "norm": "norm", "out": "out_proj"}
     parts |= {name: name for name in ("A_log", "dt_bias", "D")}
     return {f"mixer.{role}": f"{module}.{name}" for role, name in parts.items()}

@@ -105,7 +105,6 @@ class HubTensors:
         return rows == width != columns
 
     def module(self, path: str) -> str:
-        """Return the name of a module in transformers, by which adapters name it."""
         return names_of(path, self._names)[0]
 
     def leave_out(self, path: str) -> None:
@@ -118,7 +117,6 @@ class HubTensors:
             self._read.update(one for one in self._files.names() if one.startswith(starts))
 
     def unread(self) -> list[str]:
-        """Return the names of tensors that were not read, apart from those that no model reads."""
         return sorted(name for name in self._in_files - self._read if not _UNUSED.search(name))
 
     def give_back(self) -> None:

@@ -33,8 +33,6 @@ _NO_PARAMETERS = {
 
 
 class PackedWeights(TensorFiles):
-    """The weights in the mapped files of a checkpoint."""
-
     def __init__(
         self,
         folder: Path,

@@ -72,7 +72,6 @@ class TensorFiles:
         return self._map(self._places[name].path), self._places[name].begin
 
     def refusal(self, name: str, reason: str) -> StartupError:
-        """Return the error for a wrong tensor."""
         return StartupError(f"'{self._places[name].path}' cannot be used: its tensor {name[:100]!r} {reason}.")
 
     def tensor(self, name: str) -> Tensor:

@@ -41,8 +41,6 @@ class _Group(NamedTuple):
 
 
 class PagedAttention:
-    """The attention of all layers in one step."""
-
     def __init__(self, batch: Batch) -> None:
         self._batch = batch
 

@@ -69,8 +69,6 @@ class ReferenceExecutor:
 
 
 class _Forward(NamedTuple):
-    """The forward pass of one step."""
-
     decoder: Decoder
     caches: dict[int, LayerCache]
     batch: Batch

@@ -17,8 +17,6 @@ from oaiserve.engine.model.batch import Batch
 
 @dataclass(frozen=True, slots=True)
 class Attending:
-    """The parts of one step that all its attention layers use."""
-
     batch: Batch
     products: Products
     paged: PagedAttention

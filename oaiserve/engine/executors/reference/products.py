@@ -24,8 +24,6 @@ def product(x: Tensor, matrix: Matrix) -> Tensor:
 
 
 class Products:
-    """The products of one step."""
-
     def __init__(self, batch: Batch) -> None:
         if batch.adapters:
             of_adapters = rows_of(batch.adapters, batch.query_lens)

@@ -154,7 +154,6 @@ class LargeNumbers:
         return f'"{{" {first} "}}"'
 
     def _named(self, text: str) -> str:
-        """Add a rule, and return its name."""
         name = f"part_{len(self._rules)}"
         self._rules[name] = text
         return name

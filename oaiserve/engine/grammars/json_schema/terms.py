@@ -100,7 +100,6 @@ class SchemaDocument:
         self._base = root.get("$id") if isinstance(root, dict) else None
 
     def find(self, reference: str, where: str) -> tuple[Any, str]:
-        """Return the target of a reference, and its place."""
         base, _, fragment = reference.partition("#")
         if base and base != str(self._base).rstrip("#"):
             raise Refused(f"{where} refers to {shown(reference)}, outside the schema; nothing is fetched")

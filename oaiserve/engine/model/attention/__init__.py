@@ -25,7 +25,6 @@ class LayerCache(NamedTuple):
         return 1.0, 1.0
 
     def copy(self) -> LayerCache:
-        """Return a cache with the same content."""
         return self._replace(keys=self.keys.clone(), values=self.values.clone())
 
 
@@ -36,7 +35,6 @@ class ScaledCache(LayerCache):
 
     @classmethod
     def of(cls, cache: LayerCache, scales: tuple[float, float]) -> ScaledCache:
-        """Return the cache with scales."""
         made = cls(*cache)
         made._scales = scales
         return made

@@ -20,5 +20,4 @@ class Rotation(NamedTuple):
 
     @property
     def rotary_dim(self) -> int:
-        """Return how many numbers of each head are rotated."""
         return 0 if self.cosines is None else 2 * self.cosines.shape[1]

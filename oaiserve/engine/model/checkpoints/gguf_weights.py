@@ -69,7 +69,6 @@ class GgufWeights:
         return set(self._paths)
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """Return the shape of the parameter."""
         return self._shapes[name]
 
     def tensor(self, name: str) -> Tensor:

@@ -14,8 +14,6 @@ _ROWS_AT_ONCE = 4096  # rows that are expanded to float32 at the same time
 
 
 class Encoder:
-    """Quantizes matrices to blocks in native code, with threads of its own."""
-
     def __init__(self, library: Library, num_threads: int) -> None:
         """Start the threads. Raises MemoryError if the system does not."""
         self._library = library

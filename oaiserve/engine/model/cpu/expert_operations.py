@@ -43,7 +43,6 @@ class ExpertOperations:
     """Adds the operations of mixtures of experts to those of a decoder."""
 
     def __init__(self, operations: OperationList, mixtures: list[Experts], buffers: Buffers) -> None:
-        """Make the common buffers of `mixtures`."""
         self._operations = operations
         self._buffers = buffers
         # Assignments of tokens to experts, by number of experts and top_k.

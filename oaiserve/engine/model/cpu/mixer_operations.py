@@ -30,7 +30,6 @@ class MixerOperations:
     """Adds the operations of mixers, in the order of their layers, to those of a decoder."""
 
     def __init__(self, operations: OperationList, mixers: list[Mixer]) -> None:
-        """Make the buffers that `mixers` share."""
         self._operations = operations
         self._num_layers = 0  # layers that have their operations
         if mixers:

@@ -16,8 +16,6 @@ from oaiserve.engine.model.cpu.pack_weights import WeightPacker
 
 
 class OperationList:
-    """The operations of a decoder so far, with their weights and buffers."""
-
     def __init__(self, library: Library, handle: int, pool: int, *, has_adapters: bool) -> None:
         """Begin the operations of the decoder of this `handle`. Weights are packed by the threads of `pool`."""
         self.names: list[str] = []  # the kind of each operation, in order
@@ -40,11 +38,9 @@ class OperationList:
         return self.library.add_floats(self.handle, _whole(width), rows_each)  # type: ignore[no-any-return]
 
     def elements(self, width: int, rows_each: int = 1) -> int:
-        """Add a buffer in the model's dtype."""
         return self.library.add_elements(self.handle, _whole(width), rows_each)  # type: ignore[no-any-return]
 
     def groups(self, width: int, rows_each: int = 1) -> int:
-        """Add a buffer in eight bits."""
         return self.library.add_groups(self.handle, width, rows_each)  # type: ignore[no-any-return]
 
     def read_in_groups(self, most_columns: int) -> None:
@@ -115,7 +111,6 @@ class OperationList:
 
 
 def whole_lanes(width: int) -> int:
-    """Return the next multiple of LANES."""
     return -(-width // LANES) * LANES
 
 

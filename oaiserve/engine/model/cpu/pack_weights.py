@@ -18,10 +18,7 @@ PANEL = 32  # rows of a matrix that native code packs together; those of one pan
 
 
 class WeightPacker:
-    """Packs the weights of one decoder, which operations refer to by their index."""
-
     def __init__(self, library: Library, handle: int, pool: int) -> None:
-        """Pack for the decoder of this `handle`, by the threads of `pool`."""
         # The input widths of quantized weights, by their index. Such inputs are in eight bits.
         self.widths: dict[int, int] = {}
         self.orders: dict[int, int] = {}  # where the order of their columns is in memory, unless it is the input's
@@ -100,7 +97,6 @@ class WeightPacker:
         return index
 
     def expanded(self, weight: Tensor | Blocks) -> Tensor:
-        """Return a matrix in the dtype of the step, for which blocks are expanded."""
         if isinstance(weight, Blocks):
             return weight.expand(self._library.dtype)
         return weight

@@ -76,7 +76,6 @@ def usable_features() -> frozenset[str]:
 
 
 def is_limited() -> bool:
-    """Return whether this process does without AVX-512 and AMX."""
     return os.environ.get(LIMIT) == "avx2"
 
 

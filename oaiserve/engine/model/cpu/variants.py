@@ -20,8 +20,6 @@ _DIGEST_BYTES = hashlib.sha256().digest_size
 
 
 class Variant(NamedTuple):
-    """A kind of CPU, as the compiler and Linux describe it."""
-
     name: str
     machine: str  # by the name of platform.machine, with which the compiler's target begins
     flags: tuple[str, ...]
@@ -84,5 +82,4 @@ def is_sound(content: bytes) -> bool:
 
 
 def origin_of(content: bytes) -> bytes:
-    """Return the origin of a wheel's library."""
     return content[-2 * _DIGEST_BYTES : -_DIGEST_BYTES]

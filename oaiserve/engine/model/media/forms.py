@@ -92,7 +92,6 @@ def _values(folder: Path) -> dict[str, Any]:
 
 
 def _tokens(folder: Path) -> dict[str, str]:
-    """Return the texts of the special tokens that a tokenizer names."""
     fields = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8"))
     for group in ("extra_special_tokens", "model_specific_special_tokens"):
         fields |= fields[group] if isinstance(fields.get(group), dict) else {}

@@ -64,7 +64,6 @@ class _Family(NamedTuple):
 
 
 def _side(metadata: Metadata) -> int:
-    """Return how many patches of an image are side by side."""
     return int(metadata["image_size"] // metadata["patch_size"])
 
 

@@ -33,7 +33,6 @@ class FileReader:
     """Prepares images and sounds of one model. Any number of threads may call it."""
 
     def __init__(self, forms: Mapping[MediaKind, Form], config: Any, tower: Tower, limits: MediaLimits) -> None:
-        """Take the form of each kind that the model reads."""
         self._forms = forms
         self.placeholders: Mapping[MediaKind, str] = {kind: form.placeholder for kind, form in forms.items()}
         image = forms.get("image")
@@ -148,7 +147,6 @@ class _Inputs(dict[str, Tensor]):
         self._dropped = dropped
 
     def clear(self) -> None:
-        """Drop the tensors."""
         super().clear()
         num_bytes = self._num_bytes
         self._num_bytes = 0

@@ -67,7 +67,6 @@ class Tower:
             raise OutOfMemory(str(error)) from None
 
     def encode(self, medium: Medium) -> Encoded:
-        """Return the vectors of one medium from the processor's tensors."""
         ids = torch.full((1, medium.num_rows), self.vector_ids[medium.kind], device=self.device)
         moved = {name: tensor.to(self.device) for name, tensor in medium.inputs.items()}
         types = {name: torch.ones_like(ids) for name in ("mm_token_type_ids", "token_type_ids")}
@@ -163,7 +162,6 @@ def load_tower(
 
 
 def tower_parameters(config: PreTrainedConfig) -> dict[str, tuple[int, ...]]:
-    """Return the shapes of the parameters of a tower."""
     kind: Any = AutoModelForMultimodalLM
     with torch.device("meta"), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=_NO_LAYERS)

@@ -21,7 +21,6 @@ _ACTIVATIONS = {"Identity": torch.nn.Identity, "Tanh": torch.nn.Tanh, "Sigmoid":
 
 
 def pool(hidden: torch.Tensor, lengths: list[int], mode: str) -> torch.Tensor:
-    """Return one vector for each text."""
     if mode in ("cls", "lasttoken"):
         ends = torch.tensor(lengths, device=hidden.device).cumsum(0)
         if mode == "cls":

@@ -93,8 +93,6 @@ class OwnForward:
 
 @dataclass(frozen=True, slots=True)
 class LoadedPooler:
-    """A model whose texts are computed whole, with its weights on the device."""
-
     model: PreTrainedModel
     forward: Forward
     activation: torch.nn.Module | None  # activation of scores; vectors have none

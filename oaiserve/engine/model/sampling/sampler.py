@@ -72,7 +72,6 @@ class Sampling:
         self.read_back = ReadBack(results)
 
     def wait(self) -> Sampled:
-        """Return the results once they are on the host."""
         token_ids, are_finite, *logprobs = self.read_back.wait()
         of_asking = _logprobs(self._num_top, *logprobs[:2]) if self._asking else []
         of_row = dict(zip(self._asking, of_asking, strict=True))

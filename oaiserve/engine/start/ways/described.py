@@ -38,8 +38,6 @@ def is_on_cpu(options: EngineOptions) -> bool:
 
 
 class FromDescription:
-    """The start of a model that its family describes."""
-
     name = "from a description of its files"
 
     def accepts(self, request: StartRequest) -> str | None:

@@ -30,8 +30,6 @@ log = logging.getLogger(__name__)
 
 
 class Fallback:
-    """The start of a model in transformers' own code, on a CPU or a GPU."""
-
     name = "in transformers' own code"
 
     def accepts(self, request: StartRequest) -> str | None:

@@ -48,8 +48,6 @@ _PROBE_TOKENS = (5, 19, 19, 160)  # tokens of the check's texts; the last is lon
 
 
 class ToPool:
-    """The start of a model that pools."""
-
     name = "to pool"
 
     def accepts(self, request: StartRequest) -> str | None:

@@ -45,7 +45,6 @@ def load_gguf_tokenizer(path: Path) -> StoredTokenizer:
 
 
 def _build(vocabulary: Vocabulary) -> Tokenizer:
-    """Return the tokenizer without added tokens."""
     match vocabulary.kind:
         case "gemma4":
             return bpe.spaced(vocabulary, has_merges=True)

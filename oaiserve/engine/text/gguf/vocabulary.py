@@ -57,7 +57,6 @@ class Vocabulary:
             self.ids.setdefault(token, token_id)
 
     def get(self, name: str, default: Any = None) -> Any:
-        """Return a setting of the tokenizer."""
         value = self._values.get(f"{_PREFIX}{name}")
         if value is None:
             return default

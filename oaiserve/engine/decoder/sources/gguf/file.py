@@ -22,8 +22,6 @@ _MAPPED_BYTES = 2**20
 
 
 class _Part(NamedTuple):
-    """A mapped file, one of those that have a model."""
-
     path: Path
     map: mmap.mmap
     data: NDArray[np.uint8]
@@ -42,7 +40,6 @@ class GgufFile:
         return [_mapped(shard) for shard in shard_paths(self._path)]
 
     def blocks(self, tensor: GgufTensor) -> Blocks:
-        """Return a matrix in quantized blocks."""
         path, mapped, data = self._parts[tensor.shard]
         rows = data[tensor.begin : tensor.end].reshape(tensor.shape[0], -1)
         part = path.resolve().name if len(self._parts) > 1 else None

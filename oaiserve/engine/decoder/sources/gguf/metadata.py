@@ -75,7 +75,6 @@ class Metadata:
 
 
 def no_fields(_: Metadata) -> Fields:
-    """Return no fields besides the common ones."""
     return {}
 
 

@@ -107,7 +107,6 @@ class GgufTensors:
         return tensor.float()
 
     def module(self, path: str) -> str:
-        """Return the name of a module in transformers, by which adapters name it."""
         return names_of(path, self._names_on_hub)[0]
 
     def leave_out(self, path: str) -> None:
@@ -115,7 +114,6 @@ class GgufTensors:
         self._unread -= {tensor.name for tensor in self._find(path)}
 
     def unread(self) -> list[str]:
-        """Return the names of tensors that were not read, apart from those that no model reads."""
         return sorted(self._unread)
 
     def _take(self, path: str) -> list[GgufTensor]:
@@ -178,7 +176,6 @@ class GgufTensors:
 
 
 def _role(path: str) -> str:
-    """Return the role of a module in its layer, or in the model."""
     role = split_path(path)[0].removeprefix("layers.{}.")
     return role.removesuffix(".weight").removesuffix(".bias")
 
