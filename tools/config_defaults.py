@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections import Counter
 from dataclasses import MISSING, fields
 from typing import Any
 
@@ -23,30 +22,25 @@ _LEFT_OUT = {field.name for field in fields(PreTrainedConfig)} | WITHOUT_USE
 def main(added: list[str]) -> None:
     types = {name: defaults_of(CONFIG_MAPPING[name]) for name in sorted({*table()["types"], *added})}
     wrappers = {name: text_of(CONFIG_MAPPING[name]) for name in sorted(table()["wrappers"])}
-    shared = shared_defaults(types)
-    rows = {name: {**row, **different(row["keys"], shared)} for name, row in types.items()}
-    DEFAULTS.write_text(
-        f'{{"shared": {json.dumps(shared)},\n"wrappers": {in_lines(wrappers)}, "types": {in_lines(rows)}}}\n'
-    )
+    rows = {name: shortest(name, types) for name in types}
+    DEFAULTS.write_text(f'{{"wrappers": {in_lines(wrappers)}, "types": {in_lines(rows)}}}\n')
 
 
-def shared_defaults(types: dict[str, Any]) -> dict[str, Any]:
-    """Return the keys that most types have, each with its most frequent default."""
-    defaults: dict[str, Counter[str]] = {}
-    for row in types.values():
-        for key, default in row["keys"].items():
-            defaults.setdefault(key, Counter())[json.dumps(default)] += 1
-    known = {key: counts for key, counts in defaults.items() if 2 * counts.total() > len(types)}
-    return {key: json.loads(counts.most_common(1)[0][0]) for key, counts in known.items()}
+def shortest(name: str, types: dict[str, Any]) -> dict[str, Any]:
+    """Return a type's row with the defaults that differ from those of the type before it that is most like it."""
+    own = types[name]
+    rows = [own]
+    for other in sorted(name_of_other for name_of_other in types if name_of_other < name):
+        before = types[other]["keys"]
+        keys = {key: value for key, value in own["keys"].items() if key not in before or differs(value, before[key])}
+        without = [key for key in before if key not in own["keys"]]
+        rows.append({"like": other} | ({"without": without} if without else {}) | {**own, "keys": keys})
+    return min(rows, key=lambda row: len(json.dumps(row)))
 
 
-def different(keys: dict[str, Any], shared: dict[str, Any]) -> dict[str, Any]:
-    """Return the defaults of a type that differ from the shared ones, and the shared keys that it doesn't have."""
-    own = {
-        key: value for key, value in keys.items() if key not in shared or json.dumps(value) != json.dumps(shared[key])
-    }
-    without = [key for key in shared if key not in keys]
-    return {"keys": own, "without": without} if without else {"keys": own}
+def differs(one: Any, other: Any) -> bool:
+    """Tell 1 from 1.0 and True, too."""
+    return json.dumps(one) != json.dumps(other)
 
 
 def in_lines(rows: dict[str, Any]) -> str:

@@ -163,12 +163,14 @@ def _with_floats(value: Any) -> Any:
 
 @cache
 def table() -> dict[str, Any]:
-    """Return the facts of types and of wrappers, each type with the defaults that it shares with most others."""
+    """Return the facts of types and of wrappers. In the file, a type has only the defaults that differ from those of
+    another type, which comes before it."""
     stored: dict[str, Any] = json.loads(DEFAULTS.read_text())
-    for row in stored["types"].values():
-        without = row.pop("without", ())
-        shared = {key: value for key, value in stored["shared"].items() if key not in without}
-        row["keys"] = {**shared, **row["keys"]}
+    types = stored["types"]
+    for row in types.values():
+        if (like := row.pop("like", None)) is not None:
+            without = row.pop("without", ())
+            row["keys"] = {key: value for key, value in types[like]["keys"].items() if key not in without} | row["keys"]
     return stored
 
 
