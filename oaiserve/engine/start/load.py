@@ -155,11 +155,9 @@ def _load_gguf_by_transformers(
             f"'{checkpoint.name}' is the first of several parts, which models of type '{checkpoint.config.model_type}' "
             "are not read from. Make one file of them: llama-gguf-split --merge FIRST_PART WHOLE_FILE"
         )
-    # That of the checkpoint lacks the vocabulary's size. `from_pretrained` of a model would need accelerate.
-    config: PreTrainedConfig = AutoConfig.from_pretrained(path.parent, gguf_file=path.name, **_ARGUMENTS)
-    model = empty_model(config, dtype)
+    model = empty_model(checkpoint.config, dtype)  # `from_pretrained` of a model would need accelerate
     read = load_gguf_checkpoint(path, return_tensors=True, model_to_load=model, torch_dtype=dtype)
-    return _with_tensors(config, read["tensors"], dtype, attention)
+    return _with_tensors(checkpoint.config, read["tensors"], dtype, attention)
 
 
 def _load_expanded(

@@ -16,7 +16,6 @@ from oaiserve.engine.decoder.sources.gguf.architectures import ARCHITECTURES
 from oaiserve.engine.decoder.sources.gguf.metadata import Metadata
 from oaiserve.engine.decoder.sources.gguf.settings import common_fields
 from oaiserve.engine.model.checkpoints.gguf_encoders import ENCODERS
-from oaiserve.engine.text.gguf_head import without_vocabulary
 from oaiserve.errors import StartupError
 from oaiserve.files.bad_file import BadFile
 from oaiserve.files.gguf import GgufTensor, architecture, read_tensors, read_values
@@ -55,10 +54,7 @@ def config_of(values: Mapping[str, Any], tensors: Mapping[str, GgufTensor]) -> P
 
 def _of_transformers(path: Path, name: str | None) -> PreTrainedConfig:
     try:
-        with without_vocabulary():
-            config: PreTrainedConfig = AutoConfig.from_pretrained(
-                path.parent, gguf_file=path.name, trust_remote_code=False
-            )
+        config: PreTrainedConfig = AutoConfig.from_pretrained(path.parent, gguf_file=path.name, trust_remote_code=False)
     except ValueError as error:
         if "is not supported" not in str(error):
             raise
