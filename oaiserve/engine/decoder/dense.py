@@ -13,6 +13,7 @@ from oaiserve.engine.decoder.description import (
     Attention,
     AttentionParameters,
     Experts,
+    LatentProjection,
     Matrix,
     Norm,
     NotKnown,
@@ -20,12 +21,13 @@ from oaiserve.engine.decoder.description import (
     by_kind,
 )
 from oaiserve.engine.decoder.experts import mixture
-from oaiserve.engine.decoder.facts import Facts
-from oaiserve.engine.decoder.latent import latent_attention
-from oaiserve.engine.decoder.reader import Reader
+from oaiserve.engine.decoder.facts import Facts, Latent
+from oaiserve.engine.decoder.reader import NormKind, Reader
 from oaiserve.engine.decoder.rotary import query_factors, rotary_table
 from oaiserve.engine.decoder.settings import Settings
 from oaiserve.engine.decoder.spec import KVShape
+
+_LATENT_NORM = NormKind(epsilon=1e-6)  # whatever the settings have for other norms
 
 
 class Rotary:
@@ -74,7 +76,7 @@ class Rotary:
 
 def attention(reader: Reader, facts: Facts, _settings: Settings, rotary: Rotary, number: int) -> Attention:
     if facts.latent is not None:
-        return latent_attention(reader, facts, facts.latent, rotary.of_layer(number), facts.windows[number])
+        return _latent(reader, facts, facts.latent, rotary.of_layer(number), facts.windows[number])
     qkv = _qkv(reader, facts)
     gate = None
     if facts.has_attention_gates:
@@ -104,6 +106,32 @@ def attention(reader: Reader, facts: Facts, _settings: Settings, rotary: Rotary,
             facts.softcap,
             chunk=None if facts.chunks is None else facts.chunks[number],
         ),
+    )
+
+
+def _latent(reader: Reader, facts: Facts, sizes: Latent, rotary: RotaryTable | None, window: int | None) -> Attention:
+    """Describe attention with a latent vector in place of keys and values. Raises NotKnown."""
+    has_down = sizes.query_rank is not None
+    qkv = LatentProjection(
+        query_down=reader.matrix("q_down") if has_down else None,
+        query_norm=reader.norm("q_down_norm", _LATENT_NORM) if has_down else None,
+        query=reader.matrix("q_up" if has_down else "q"),
+        down=reader.matrix("kv_down"),
+        norm=reader.norm("kv_down_norm", _LATENT_NORM),
+        up=reader.matrix("kv_up"),
+    )
+    if qkv.up.bias is not None:
+        raise NotKnown("its keys and values are made from latent vectors with a bias")
+    return Attention(
+        qkv=qkv,
+        out=reader.matrix("out"),
+        heads=facts.heads,
+        shape=KVShape(
+            facts.heads, sizes.own_dim + sizes.shared_dim, sizes.value_dim, latent_dim=sizes.rank + sizes.shared_dim
+        ),
+        rotary=rotary,
+        rotary_offset=sizes.own_dim,
+        parameters=AttentionParameters(facts.scaling, window, facts.softcap),
     )
 
 

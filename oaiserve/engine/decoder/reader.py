@@ -10,6 +10,7 @@ from torch import Tensor
 
 from oaiserve.engine.decoder.blocks import Blocks
 from oaiserve.engine.decoder.description import Matrix, Norm, NotKnown
+from oaiserve.engine.decoder.sources.names import Names, names_of
 
 
 class Tensors(Protocol):
@@ -18,17 +19,15 @@ class Tensors(Protocol):
     dtype: torch.dtype  # type of matrices that are not quantized
     bias_dtype: torch.dtype  # type of the biases of matrices: float32 in files that may be quantized
     has_norms_as_computed: bool  # also where other files have them minus 1; and so the speeds of states
+    names: Names  # names of modules on the hub
 
     def has(self, path: str) -> bool: ...
 
     def matrix(self, path: str) -> Tensor | Blocks:
         """Return a matrix [n, k]."""
 
-    def numbers(self, path: str) -> Tensor:
-        """Return any tensor in float32."""
-
-    def exact(self, path: str) -> Tensor:
-        """Return any tensor unrounded, in the dtype of the model if the files have it so, else in float32."""
+    def stored(self, path: str) -> Tensor:
+        """Return any tensor in the order and the shape of the hub, in a dtype of the files or in float32."""
 
     def experts(self, path: str) -> list[Tensor | Blocks]:
         """Return the matrix [n, k] of each expert.
@@ -37,14 +36,29 @@ class Tensors(Protocol):
         tensor for each expert, such as `layers.3.experts.0.gate.weight`.
         """
 
-    def module(self, path: str) -> str:
-        """Return the name by which adapters name a module."""
-
     def leave_out(self, path: str) -> None:
         """Count a tensor as read, if it is there, or all tensors of a part of the model, such as `layers.61`."""
 
     def unread(self) -> list[str]:
         """Return the names of tensors that nothing has read."""
+
+    def numbers(self, path: str) -> Tensor:
+        """Return any tensor in float32, rounded to the dtype of the model. Vectors next to blocks are not rounded."""
+        tensor = self.stored(path)
+        if tensor.dim() == 1 and self.bias_dtype == torch.float32:
+            return tensor.float()
+        return tensor.to(self.dtype).float()
+
+    def exact(self, path: str) -> Tensor:
+        """Return any tensor unrounded, in the dtype of the model if the files have it so, else in float32."""
+        tensor = self.stored(path)
+        if tensor.dtype == self.dtype:
+            return tensor
+        return tensor.float()
+
+    def module(self, path: str) -> str:
+        """Return the name by which adapters name a module."""
+        return names_of(path, self.names)[0]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -196,10 +196,7 @@ class Tokenizer:
 
     def _encode_gap(self, prompt: GapPrompt, most_tokens: int | None) -> Generator[None, None, list[int]]:
         assert self.fill is not None  # Otherwise the route refuses the prompt.
-        if prompt.add_special_tokens and self._affixes is not None:
-            start = self._affixes[0]
-        else:
-            start = []
+        start, _ = self._around(prompt.add_special_tokens)
         prefix = prompt.prefix
         if isinstance(prefix, str):
             prefix = yield from self._encode_side(prefix, prompt.param, most_tokens)
@@ -234,11 +231,7 @@ class Tokenizer:
         shown = slice(0, len(token_ids))
         if isinstance(prompt, TextPrompt):
             text = prompt.text
-            if prompt.add_special_tokens and self._affixes is not None:
-                before, after = self._affixes
-            else:
-                before = []
-                after = []
+            before, after = self._around(prompt.add_special_tokens)
             shown = slice(len(before), len(token_ids) - len(after))
         elif isinstance(prompt, GapPrompt):
             text = prompt.prefix if isinstance(prompt.prefix, str) else None
@@ -288,11 +281,7 @@ class Tokenizer:
         text = text.replace(ESCAPED_MARK, MARK)
         if MARK not in text:
             return (yield from self._encode_text(text, add_special_tokens, param, most_tokens))
-        if add_special_tokens and self._affixes is not None:
-            before, after = self._affixes
-        else:
-            before = []
-            after = []
+        before, after = self._around(add_special_tokens)
         marked = self._marked_texts
         prepared, written = marked.prepared(text)
         if most_tokens is None:
@@ -317,11 +306,7 @@ class Tokenizer:
             token_ids = self._encode(text, add_special_tokens, param, backend)
         else:
             _check_characters(text, param)  # All of the text is checked, since a cut may be next to any character.
-            if add_special_tokens and self._affixes is not None:
-                before, after = self._affixes
-            else:
-                before = []
-                after = []
+            before, after = self._around(add_special_tokens)
             # An array, because a list of the integers takes nine times its memory while the others are computed.
             so_far = array("i", before)
             for number, piece in enumerate(self._rules.pieces(text, backend)):
@@ -356,7 +341,7 @@ class Tokenizer:
         self, text: str, add_special_tokens: bool, param: str, most_tokens: int
     ) -> Generator[None, None, list[int]]:
         """Return the token ids of a text, cut to `most_tokens` including its special tokens, which stay."""
-        before, after = ([], []) if not add_special_tokens else self._affixes or ([], [])
+        before, after = self._around(add_special_tokens)
         if add_special_tokens and self._affixes is None:
             raise invalid(
                 "truncate_prompt_tokens", "this tokenizer puts special tokens within texts, so they cannot be cut"
@@ -374,6 +359,12 @@ class Tokenizer:
                 yield
             so_far.extend(self._encode(piece, False, param))
         return [*before, *so_far[:room], *after]
+
+    def _around(self, add_special_tokens: bool) -> tuple[list[int], list[int]]:
+        """Return the special tokens before and after a text, as far as they are known."""
+        if add_special_tokens and self._affixes is not None:
+            return self._affixes
+        return [], []
 
     def _find_affixes(self) -> tuple[list[int], list[int]] | None:
         """Return the special tokens before and after a text; None if there are others."""

@@ -1,21 +1,29 @@
-"""Granite with experts. The experts of a layer share tensors."""
+"""Granite with experts, which share tensors in a layer, and with layers of Mamba 2."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-from oaiserve.engine.decoder.facts import Facts, Mixture
+from oaiserve.engine.decoder.facts import Facts, Mixture, with_mixers
 from oaiserve.engine.decoder.families.family import Family
 from oaiserve.engine.decoder.families.llama import granite, granite_swa
+from oaiserve.engine.decoder.families.mamba import names_of_mamba2
+from oaiserve.engine.decoder.mixers import mamba2
 from oaiserve.engine.decoder.settings import Settings
 from oaiserve.engine.decoder.sources.names import Names
 
-NAMES: Names = {
+_NAMES: Names = {
     "router": ("block_sparse_moe.router", "block_sparse_moe.router.layer"),
     "experts.gate_up": ("block_sparse_moe.experts.gate_up_proj", "block_sparse_moe.input_linear"),
     "experts.down": ("block_sparse_moe.experts.down_proj", "block_sparse_moe.output_linear"),
     "shared.gate_up": "shared_mlp.input_linear",
     "shared.down": "shared_mlp.output_linear",
+}
+_HYBRID_NAMES: Names = {
+    **_NAMES,
+    "gate_up": "shared_mlp.input_linear",  # of models without experts
+    "down": "shared_mlp.output_linear",
+    **names_of_mamba2("mamba"),
 }
 
 
@@ -39,8 +47,20 @@ def _shared(settings: Settings) -> Mixture:
     return replace(_mixture(settings), has_shared=settings["shared_intermediate_size"] > 0)
 
 
+def _hybrid(settings: Settings) -> Facts:
+    has_shared = settings["shared_intermediate_size"] > 0
+    mixture = Mixture(top_k=settings["num_experts_per_tok"], has_shared=has_shared)
+    rotates = settings["position_embedding_type"] == "rope"
+    return replace(
+        with_mixers(granite(settings), settings),
+        rotates=(rotates,) * settings["num_hidden_layers"],
+        mixture=mixture if settings["num_local_experts"] else None,
+    )
+
+
 FAMILIES = (
-    Family(type="granitemoe", facts=_granitemoe, other_names=NAMES),
-    Family(type="granitemoeshared", facts=_granitemoeshared, other_names=NAMES),
-    Family(type="granitemoe_swa", facts=_granitemoe_swa, other_names=NAMES),
+    Family(type="granitemoe", facts=_granitemoe, other_names=_NAMES),
+    Family(type="granitemoeshared", facts=_granitemoeshared, other_names=_NAMES),
+    Family(type="granitemoe_swa", facts=_granitemoe_swa, other_names=_NAMES),
+    Family(type="granitemoehybrid", facts=_hybrid, other_names=_HYBRID_NAMES, mixer=mamba2),
 )

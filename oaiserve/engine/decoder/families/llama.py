@@ -1,10 +1,10 @@
-"""Llama and similar models, which differ from it only in numbers, names or biases."""
+"""Llama and similar models, which differ from it only in numbers, names, biases or norms."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-from oaiserve.engine.decoder.facts import Facts, llama, windows_by_type, windows_of_all
+from oaiserve.engine.decoder.facts import Facts, llama, windows_by_type, windows_of_all, with_layer_norms
 from oaiserve.engine.decoder.families.family import Family
 from oaiserve.engine.decoder.settings import Settings
 from oaiserve.engine.decoder.sources.names import Names
@@ -62,6 +62,20 @@ def _pairs(settings: Settings) -> Facts:
     return replace(llama(settings), is_interleaved=True)
 
 
+def _cohere(settings: Settings) -> Facts:
+    return replace(
+        with_layer_norms(settings),
+        is_interleaved=True,
+        is_parallel=True,
+        logits_scale=settings["logit_scale"],
+    )
+
+
+def _cohere2(settings: Settings) -> Facts:
+    windows = windows_by_type(settings)
+    return replace(_cohere(settings), windows=windows, rotates=tuple(window is not None for window in windows))
+
+
 FAMILIES = (
     *(Family(type=name) for name in ("llama", "arcee", "internlm3", "iquestcoder", "qwen3_vl_text", "seed_oss")),
     *(Family(type=name, facts=_mistral) for name in ("mistral", "ministral3", "phi3")),
@@ -72,4 +86,6 @@ FAMILIES = (
     Family(type="granite_swa", facts=granite_swa),
     Family(type="hunyuan_v1_dense", facts=_hunyuan, other_names=HUNYUAN_NORMS),
     Family(type="smollm3", facts=_smollm3),
+    Family(type="cohere", facts=_cohere),
+    Family(type="cohere2", facts=_cohere2),
 )

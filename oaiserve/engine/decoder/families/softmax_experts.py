@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from oaiserve.engine.decoder.description import NotKnown
+from oaiserve.engine.decoder.description import ClampedGate, NotKnown
 from oaiserve.engine.decoder.experts import by_mlp_types
 from oaiserve.engine.decoder.facts import Facts, Mixture, llama, windows_by_type, windows_of_all
 from oaiserve.engine.decoder.families.family import Family
@@ -183,6 +183,16 @@ def _cohere2_moe(settings: Settings) -> Facts:
     )
 
 
+def _gpt_oss(settings: Settings) -> Facts:
+    mixture = Mixture(
+        num_experts=settings["num_local_experts"],
+        top_k=settings["num_experts_per_tok"],
+        is_in_turns=True,
+        activation=ClampedGate(settings["swiglu_alpha"], settings["swiglu_limit"]),
+    )
+    return replace(llama(settings), windows=windows_by_type(settings), mixture=mixture)
+
+
 FAMILIES = (
     Family(type="mixtral", facts=_mixtral, other_names=MIXTRAL),
     Family(type="qwen2_moe", facts=_qwen2_moe, other_names=QWEN),
@@ -196,4 +206,5 @@ FAMILIES = (
     Family(type="ernie4_5_moe", facts=_ernie, other_names=_ERNIE),
     Family(type="cohere2_moe", facts=_cohere2_moe),
     Family(type="aria_text", facts=_aria, other_names=_ARIA, has_transposed_experts=True),
+    Family(type="gpt_oss", facts=_gpt_oss, other_names={"router": "mlp.router"}, has_transposed_experts=True),
 )

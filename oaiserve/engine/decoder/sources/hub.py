@@ -9,6 +9,7 @@ from torch import Tensor
 
 from oaiserve.engine.decoder.blocks import Blocks
 from oaiserve.engine.decoder.description import NotKnown
+from oaiserve.engine.decoder.reader import Tensors
 from oaiserve.engine.decoder.sources.names import Names, names_of
 from oaiserve.engine.decoder.sources.tensor_files import TensorFiles
 
@@ -18,7 +19,7 @@ _UNUSED = re.compile(
 )
 
 
-class HubTensors:
+class HubTensors(Tensors):
     """Reads the tensors of a decoder, and keeps track of those that were read."""
 
     has_norms_as_computed = False  # norms whose weights a family stores minus 1 are stored so
@@ -43,7 +44,7 @@ class HubTensors:
         self.bias_dtype = torch.float32 if files.has_blocks() else dtype
         self._files = files
         self._in_files = files.names() - files.zero_biases()
-        self._names = names
+        self.names = names
         self._is_transposed = is_transposed
         self._has_transposed_experts = has_transposed_experts
         self._keeps_dtype = keeps_dtype
@@ -63,21 +64,6 @@ class HubTensors:
             return blocks
         matrix = self._converted(self._files.tensor(name))
         return matrix.T.contiguous() if self._is_transposed and path.startswith("layers.") else matrix
-
-    def numbers(self, path: str) -> Tensor:
-        """Return any tensor in float32, rounded to the dtype of the model, but not vectors next to blocks."""
-        tensor = self._tensor(path)
-        is_exact = self._files.has_blocks() and tensor.dim() == 1
-        if is_exact:
-            return tensor.float()
-        return tensor.to(self.dtype).float()
-
-    def exact(self, path: str) -> Tensor:
-        """Return any tensor unrounded, in the dtype of the model if the files have it so, else in float32."""
-        tensor = self._tensor(path)
-        if tensor.dtype == self.dtype:
-            return tensor
-        return tensor.float()
 
     def experts(self, path: str) -> list[Tensor | Blocks]:
         """Return the matrix [n, k] of each expert. The files have one tensor for all experts, or one for each."""
@@ -104,15 +90,11 @@ class HubTensors:
             return columns == width != rows
         return rows == width != columns
 
-    def module(self, path: str) -> str:
-        return names_of(path, self._names)[0]
-
     def leave_out(self, path: str) -> None:
-        """Count a tensor as read, if it is there, or all tensors of a part of the model, such as `layers.61`."""
         tensor = self._find(path)
         if tensor is not None:
             self._read.add(tensor)
-        for name in names_of(path, self._names):
+        for name in names_of(path, self.names):
             starts = (f"{name}.", f"{name.partition('.')[2]}.")
             self._read.update(one for one in self._files.names() if one.startswith(starts))
 
@@ -123,7 +105,7 @@ class HubTensors:
         """Have the system drop the pages of the files, which are read again when needed."""
         self._files.give_back()
 
-    def _tensor(self, path: str) -> Tensor:
+    def stored(self, path: str) -> Tensor:
         return self._files.tensor(self._taken(path))
 
     def _taken(self, path: str) -> str:
@@ -134,7 +116,7 @@ class HubTensors:
     def _found(self, path: str) -> str:
         name = self._find(path)
         if name is None:
-            known = names_of(path.removesuffix(".weight"), self._names)
+            known = names_of(path.removesuffix(".weight"), self.names)
             raise NotKnown(f"its files have no tensor '{known[0] if known else path}'")
         return name
 
@@ -146,7 +128,7 @@ class HubTensors:
             if path.endswith(suffix):
                 module = path.removesuffix(suffix)
                 endings = (suffix, of_stacked)
-        for name in names_of(module, self._names):
+        for name in names_of(module, self.names):
             for start in (name, name.partition(".")[2]):
                 for ending in endings:
                     if f"{start}{ending}" in self._in_files:

@@ -20,7 +20,7 @@ from oaiserve.engine.model.runner import ModelRunner
 from oaiserve.engine.served_model import ServedModel
 from oaiserve.engine.start.load import load_weights, read_checkpoint
 from oaiserve.engine.start.measure import measure
-from oaiserve.engine.start.request import StartRequest
+from oaiserve.engine.start.request import StartRequest, needing_native
 from oaiserve.engine.start.started import CPU_STEP_TOKENS, GPU_STEP_TOKENS, Started, assemble
 from oaiserve.engine.system_memory import available_bytes
 from oaiserve.errors import StartupError
@@ -67,13 +67,8 @@ def load(request: StartRequest, device: torch.device) -> PreTrainedModel:
 
 def start_fallback(model: PreTrainedModel, options: EngineOptions, name: str) -> Started:
     """Start a loaded model. Raises StartupError for options that need code of ours, and for too little memory."""
-    unheard = {
-        options.adapters_flag: options.has_adapters,
-        f"--kv-cache-dtype {options.kv_cache_dtype}": options.kv_cache_dtype != "auto",
-        f"--quantize {options.quantize}": options.quantize != "none",
-        "--exact": options.exact,
-    }
-    if flag := next((flag for flag, is_set in unheard.items() if is_set), None):
+    flag = options.adapters_flag if options.has_adapters else needing_native(options)
+    if flag is not None:
         raise StartupError(f"{flag} is not for '{name}', which runs in transformers' own code.")
     if model.device.type == "cpu":
         torch.set_num_threads(options.cpu_threads or default_threads())

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from oaiserve.engine.decoder.blocks import FORMATS, Blocks, one_behind_the_other
 from oaiserve.engine.decoder.description import NotKnown
+from oaiserve.engine.decoder.reader import Tensors
 from oaiserve.engine.decoder.settings import Settings
 from oaiserve.engine.decoder.sources.gguf.architecture import MakeOrder, Order
 from oaiserve.engine.decoder.sources.gguf.architectures import ARCHITECTURES
@@ -29,7 +30,7 @@ _VECTORS = ("choice_bias", "mixer.A_log", "mixer.D", "mixer.norm")
 _CONVOLUTION = "mixer.conv.weight"
 
 
-class GgufTensors:
+class GgufTensors(Tensors):
     """Reads the tensors of a decoder, and keeps track of those that were read."""
 
     has_norms_as_computed = True
@@ -42,11 +43,11 @@ class GgufTensors:
         are not in blocks.
         """
         self.dtype = dtype
-        self._names_on_hub = names
+        self.names = names
         self._settings = settings
         values = read_values(path)
         self._architecture = ARCHITECTURES[architecture(values) or ""]
-        self._names = {**GGUF, **self._architecture.names}
+        self._names_in_file = {**GGUF, **self._architecture.names}
         self._file = GgufFile(path)
         self._tensors = self._file.tensors
         for name in self._architecture.unused:
@@ -61,7 +62,6 @@ class GgufTensors:
         return bool(self._find(path))
 
     def matrix(self, path: str) -> Tensor | Blocks:
-        """Return a matrix [n, k]."""
         tensors = self._take(path)
         role = _role(path)
         is_made = role in self._architecture.make and len(tensors) > 1
@@ -92,25 +92,7 @@ class GgufTensors:
             for begin in begins
         ]
 
-    def numbers(self, path: str) -> Tensor:
-        """Return any tensor in float32, rounded to the dtype of the model unless it is a vector."""
-        tensor = self._on_hub(path)
-        if tensor.dim() == 1:
-            return tensor.float()
-        return tensor.to(self.dtype).float()
-
-    def exact(self, path: str) -> Tensor:
-        """Return any tensor unrounded, in the dtype of the model if the file has it so, else in float32."""
-        tensor = self._on_hub(path)
-        if tensor.dtype == self.dtype:
-            return tensor
-        return tensor.float()
-
-    def module(self, path: str) -> str:
-        return names_of(path, self._names_on_hub)[0]
-
     def leave_out(self, path: str) -> None:
-        """Count a tensor as read, if it is there."""
         self._unread -= {tensor.name for tensor in self._find(path)}
 
     def unread(self) -> list[str]:
@@ -143,7 +125,7 @@ class GgufTensors:
             is_one = role in self._architecture.make or len({(one.kind, one.shard) for one in stored}) == 1
             if len(stored) == len(parts) and is_one:
                 return stored
-        for name in names_of(module, self._names):
+        for name in names_of(module, self._names_in_file):
             if (tensor := self._tensors.get(f"{name}{last}")) is not None:
                 return [tensor]
         return []
@@ -154,14 +136,13 @@ class GgufTensors:
             return None
         return make(self._settings)
 
-    def _on_hub(self, path: str) -> Tensor:
-        """Return a tensor in the order and the shape of the hub, in a dtype of the file or in float32."""
+    def stored(self, path: str) -> Tensor:
         self._take(path)
         tensor = self._expanded(path)
         return tensor.reshape(_shape_on_hub(path, tuple(tensor.shape)))
 
     def _expanded(self, path: str) -> Tensor:
-        """Return a tensor in the order of the hub, in a dtype of the file or in float32."""
+        """Return a tensor in the order of the hub, and in the shape of the file."""
         tensors = self._found(path)
         role = _role(path)
         parts = [self._file.expanded(tensor) for tensor in tensors]
