@@ -254,7 +254,6 @@ class AttentionOptions(Structure):
 
 _POINTER = c_void_p
 _DECODER = c_void_p
-_ATTENTION = c_void_p
 _ADAPTER = c_void_p
 _INDEX = c_long  # index of a part of the decoder; as a result, -1 if there is no memory for the part
 # The types of each function's arguments, of which dataclasses are structures, and of its result.
@@ -281,10 +280,6 @@ _FUNCTIONS: dict[str, tuple[tuple[Any, ...], Any]] = {
     "set_adapter": ((_ADAPTER, _INDEX, c_long, c_long, _POINTER, _POINTER, c_long, *(_POINTER,) * 3), c_int),
     "durations": ((_DECODER, _POINTER), None),
     "step": ((_DECODER, _POINTER, POINTER(StepInput)), c_int),
-    "attention": ((c_int, _POINTER), _ATTENTION),
-    "free_attention": ((_ATTENTION,), None),
-    "attention_step": ((_ATTENTION, POINTER(StepInput)), c_int),
-    "attention_layer": ((_ATTENTION, CacheMemory, AttentionOptions, *(_POINTER,) * 4), c_int),
     # For weights in the blocks of GGUF files:
     "has_integer_tiles": ((), c_bool),
     "add_groups": ((_DECODER, c_long, c_long), _INDEX),

@@ -49,24 +49,15 @@ class Checked : public Work {
   std::atomic<const char*> error_{nullptr};
 };
 
-// A team of new threads.
-void fresh_threads(void (*function)(void*), void* data, unsigned threads, unsigned) {
-  std::vector<std::thread> others;
-  for (unsigned i = 1; i < threads; i++) others.emplace_back(function, data);
-  function(data);
-  for (std::thread& other : others) other.join();
-}
-
 }  // namespace
 
 #pragma GCC visibility push(default)
 extern "C" {
 
-// Runs a pool many times with phases of different sizes, on its own threads or on those of a team. Returns null, or the
-// last error.
-const char* check_pool(int threads, int runs, bool has_team) {
+// Runs a pool many times with phases of different sizes. Returns null, or the last error.
+const char* check_pool(int threads, int runs) {
   const long sizes[] = {0, 1, 1, 2, 3, threads, 40, 200};
-  Pool pool(threads, has_team ? fresh_threads : nullptr);
+  Pool pool(threads);
   std::minstd_rand random(1);
   for (int run = 0; run < runs; run++) {
     std::vector<long> items(random() % 16);

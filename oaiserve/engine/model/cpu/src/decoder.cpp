@@ -1,8 +1,9 @@
-// The C interface of the library, which library.py declares for Python. A caller either builds a decoder operation by
-// operation and runs steps on it, or computes attention alone, layer by layer.
+// The C interface of the library, which library.py declares for Python. A caller builds a decoder operation by operation
+// and runs steps on it.
 //
 // The library is compiled for one element type, bf16 or float. Activations between operations have this type. So have
-// keys and values, unless their cache has eight bits, and weights, unless they are in the blocks of GGUF files. Sums and the hidden state are float32.
+// keys and values, unless their cache has eight bits, and weights, unless they are in the blocks of GGUF files. Sums and
+// the hidden state are float32.
 //
 // No exception leaves these functions. A function that can fail returns null or a negative number, and may be called
 // again.
@@ -24,7 +25,7 @@
 #include "mamba.h"
 #include "block_operations.h"
 #include "encode_blocks.h"
-#include "paged_attention.h"
+#include "attend.h"
 
 namespace oaiserve {
 
@@ -169,19 +170,13 @@ const float* own_bias(Decoder& decoder, const float* bias, long n) {
   return own;
 }
 
-// Returns weights that have the type of activations also where others are quantized. Throws std::bad_alloc.
-Linear<Element> plain_weights(Decoder& decoder, const Element* weight, long n, long k, const float* bias) {
-  Element* panels = decoder.allocate<Element>(size_t(panels_of(n) * panel_size<Element>(k)));
-  pack_columns(columns_of(weight, n, k), n, k, panels);
-  return {n, k, panels, own_bias(decoder, bias, n)};
-}
-
+// Packs weights in the type of activations, and adds them to `parts` of the decoder.
 template <class Columns>
-long add_weights(Decoder& decoder, const Columns& columns, long n, long k, const float* bias) noexcept {
+long add_weights(Decoder& decoder, auto& parts, const Columns& columns, long n, long k, const float* bias) noexcept {
   return guarded(-1L, [&] {
     Element* panels = decoder.allocate<Element>(size_t(panels_of(n) * panel_size<Element>(k)));
     pack_columns(columns, n, k, panels);
-    return add_part(decoder.weights, Linear<Element>{n, k, panels, own_bias(decoder, bias, n)});
+    return add_part(parts, Linear<Element>{n, k, panels, own_bias(decoder, bias, n)});
   });
 }
 
@@ -423,19 +418,19 @@ long oaiserve_add_elements(Decoder* decoder, long width, long rows_each) {
 
 // Weights of a linear layer. Copies `weight` [n, k] and `bias` [n], which may be null.
 long oaiserve_add_weights(Decoder* decoder, const Element* weight, long n, long k, const float* bias) {
-  return add_weights(*decoder, columns_of(weight, n, k), n, k, bias);
+  return add_weights(*decoder, decoder->weights, columns_of(weight, n, k), n, k, bias);
 }
 
 // Weights of a gated linear layer. Copies `gate` and `up`, both [n, k], and `bias` [gated_columns(n)], which may be null
 // and has the order of the columns.
 long oaiserve_add_gated_weights(Decoder* decoder, const Element* gate, const Element* up, long n, long k,
                                 const float* bias) {
-  return add_weights(*decoder, columns_of_gated(gate, up, n, k), gated_columns(n), k, bias);
+  return add_weights(*decoder, decoder->weights, columns_of_gated(gate, up, n, k), gated_columns(n), k, bias);
 }
 
-// Weights of a router. Copies `weight` [n, k] and `bias` [n], which may be null.
+// Weights of a router, which are never quantized. Copies `weight` [n, k] and `bias` [n], which may be null.
 long oaiserve_add_router(Decoder* decoder, const Element* weight, long n, long k, const float* bias) {
-  return guarded(-1L, [&] { return add_part(decoder->routers, plain_weights(*decoder, weight, n, k, bias)); });
+  return add_weights(*decoder, decoder->routers, columns_of(weight, n, k), n, k, bias);
 }
 
 // The assignment of tokens to experts, which layers with as many experts may share.
@@ -556,27 +551,6 @@ int oaiserve_step(Decoder* decoder, Pool* pool, const StepInput* step) {
 // `durations_ns` has room for all of them.
 void oaiserve_durations(const Decoder* decoder, int64_t* durations_ns) {
   std::copy(decoder->durations_ns.begin(), decoder->durations_ns.end(), durations_ns);
-}
-
-// Returns attention that runs on the threads of `team`, or on threads of its own if `team` is null. Null: no memory, or
-// the system gives no more threads.
-PagedAttention<Element>* oaiserve_attention(int threads, Team team) {
-  return guarded<PagedAttention<Element>*>(nullptr, [&] { return new PagedAttention<Element>(threads, team); });
-}
-
-// `attention` may be null.
-void oaiserve_free_attention(PagedAttention<Element>* attention) { delete attention; }
-
-// Begins a step, whose layers are computed afterwards. Only its slots, sequences and block tables are read; they
-// must stay until its last layer. Returns 0, or -1 if there is no memory; then no layer may follow.
-int oaiserve_attention_step(PagedAttention<Element>* attention, const StepInput* step) {
-  return succeeds([&] { attention->begin(*step); });
-}
-
-// Computes one layer, as PagedAttention::run does. Returns 0, or -1 if there is no memory; then nothing is written.
-int oaiserve_attention_layer(PagedAttention<Element>* attention, CacheMemory memory, AttentionOptions options,
-                             const Element* query, const Element* key, const Element* value, Element* out) {
-  return succeeds([&] { attention->run(memory.as<Element>(), options, query, key, value, out); });
 }
 
 }  // extern "C"

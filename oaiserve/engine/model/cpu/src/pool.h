@@ -41,16 +41,10 @@ class Items : public Work {
   Body body_;
 };
 
-// Calls function(data) on `threads` threads at once, one of which is the caller's. GOMP_parallel of OpenMP is such a
-// function; its `flags` are 0.
-using Team = void (*)(void (*function)(void*), void* data, unsigned threads, unsigned flags);
-
 class Pool {
  public:
-  // Without a team, the pool starts threads of its own. Throws std::system_error if the system refuses one, and
-  // std::bad_alloc.
-  explicit Pool(int threads, Team team = nullptr) : threads_(threads), team_(team) {
-    if (team) return;
+  // Throws std::system_error if the system refuses a thread, and std::bad_alloc.
+  explicit Pool(int threads) : threads_(threads) {
     try {
       for (int thread = 1; thread < threads; thread++) workers_.emplace_back([this] { serve(); });
     } catch (...) {
@@ -71,12 +65,8 @@ class Pool {
     state_.store(generation << GENERATION | IDLE, std::memory_order_relaxed);
     start_next(generation, -1);
     if (is_over(state_.load(std::memory_order_acquire))) return;
-    if (team_) {
-      team_([](void* self) { static_cast<Pool*>(self)->take_part(); }, this, unsigned(threads_), 0);
-    } else {
-      wake();
-      take_part();
-    }
+    wake();
+    take_part();
   }
 
  private:
@@ -162,7 +152,6 @@ class Pool {
   alignas(64) std::atomic<long> items_{0};  // items of the phase
   Work* work_ = nullptr;
   int threads_;
-  Team team_;
   std::atomic<uint32_t> epoch_{0};  // grows when the pool's own threads have to wake up
   std::atomic<bool> stopping_{false};
   std::vector<std::thread> workers_;
