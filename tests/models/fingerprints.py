@@ -26,14 +26,13 @@ from oaiserve.engine.decoder.description import (
     Matrix,
     Norm,
     RotaryTable,
-    Rows,
 )
 from oaiserve.engine.decoder.spec import KVShape, LayerStateShapes, ModelSpec, StateShape
 
 # Facts that serving needs besides a model's description.
 _OF_MODEL = ("name", "dtype", "vocab_size", "max_model_len", "eos_token_ids", "kv_shapes", "state_shapes")
 _IN_ONE_LINE = (
-    *(AttentionParameters, ClampedGate, Convolution, KVShape, LayerStateShapes, Matrix, Norm, RotaryTable, Rows),
+    *(AttentionParameters, ClampedGate, Convolution, KVShape, LayerStateShapes, Matrix, Norm, RotaryTable),
     *(StateShape, Blocks),
 )
 _DTYPES = {torch.float32: "f32", torch.bfloat16: "bf16", torch.int32: "i32"}

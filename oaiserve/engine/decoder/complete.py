@@ -15,8 +15,7 @@ from torch import Tensor
 from oaiserve.engine.decoder.blocks import Blocks
 from oaiserve.engine.decoder.description import Expert, Layer, NotKnown
 
-# Fields with tables that are not weights, or with matrices of the layer in another form.
-_NO_WEIGHTS = {"rotary", "query_factors", "copy_of"}
+_NO_WEIGHTS = {"rotary", "query_factors"}  # fields with tables
 
 
 def refuse_incomplete(layers: Sequence[Layer]) -> None:

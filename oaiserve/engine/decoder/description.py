@@ -34,17 +34,6 @@ class Norm:
 
 
 @dataclass(frozen=True, slots=True)
-class Rows:
-    """Some rows of a matrix, in any order."""
-
-    whole: Tensor  # [m, k]
-    order: Tensor  # int32 [n]
-
-    def copied(self) -> Tensor:
-        return self.whole.index_select(0, self.order)
-
-
-@dataclass(frozen=True, slots=True)
 class Matrix:
     weight: Tensor | Blocks  # [n, k], in the model's dtype or in the blocks of a file
     bias: Tensor | None  # [n]
@@ -54,18 +43,13 @@ class Matrix:
     # The number of heads that sort the module's rows, each into parts: queries, key, value. 0: sorted as here.
     heads: int = 0
     parts: int = 3
-    # The original of `weight`, which may be in the model's files as it is; None: it is no copy of rows.
-    copy_of: Rows | None = None
 
     def picked(self, rows: Tensor | slice) -> Matrix:
         """Return the matrix of these rows, a slice or int64 [m], without adapters."""
         bias = None if self.bias is None else self.bias[rows]
         if isinstance(self.weight, Blocks):
             return Matrix(self.weight[rows.numpy() if isinstance(rows, Tensor) else rows], bias)
-        if isinstance(rows, slice):
-            return Matrix(self.weight[rows], bias)
-        copy_of = Rows(self.weight, rows.int())
-        return Matrix(copy_of.copied(), bias, copy_of=copy_of)
+        return Matrix(self.weight[rows], bias)
 
     def rows_of(self, rows: Tensor) -> Tensor:
         """Return the rows of this matrix, given those of its module."""

@@ -44,6 +44,10 @@ def of_heads(inputs: Inputs) -> torch.Tensor:
     return torch.linspace(0.1, 2.0, inputs.query.shape[1])
 
 
+def copied(cache: LayerCache) -> LayerCache:
+    return LayerCache(cache.keys.clone(), cache.values.clone())
+
+
 def expected(inputs: Inputs, scoring: Scoring) -> torch.Tensor:
     """Return the reference's result in float32, for the same inputs. It works on a copy of the cache."""
     query, key, value, cache, batch = inputs
@@ -108,7 +112,7 @@ def test_a_cache_in_eight_bits_has_the_numbers_of_the_reference(window: int | No
     content = LayerCache(
         *(blocks.float().nan_to_num().div(scale).to(FP8) for blocks, scale in zip(inputs.cache, SCALES, strict=True))
     )
-    caches = [ScaledCache.of(content.copy(), SCALES) for _ in range(2)]
+    caches = [ScaledCache.of(copied(content), SCALES) for _ in range(2)]
     scoring = Scoring(0.25, window)
     query, key, value, _, batch = inputs
     value[3] = 1e4  # too large for the cache's eight bits
@@ -282,8 +286,8 @@ def test_long_prompts_are_computed_by_a_library_if_there_is_one(window: int | No
     query, key, value, cache, batch = make_inputs(MIXED)
     cache = LayerCache(*(blocks.nan_to_num() for blocks in cache))
     scoring = Scoring(0.25, window)
-    want = PlainAttention(batch)(query, key, value, cache.copy(), scoring)
-    got = triton.TritonAttention(batch, library, least_tokens=44)(query, key, value, cache.copy(), scoring)
+    want = PlainAttention(batch)(query, key, value, copied(cache), scoring)
+    got = triton.TritonAttention(batch, library, least_tokens=44)(query, key, value, copied(cache), scoring)
     torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4)
     assert library.call_count == 1
 

@@ -82,8 +82,6 @@ class Placing:
             return part
         dtypes = self._dtypes.get(type(part), {})
         values = {field.name: getattr(part, field.name) for field in fields(part)}
-        if isinstance(part, Matrix):
-            values["copy_of"] = None
         return replace(part, **{name: self.part(value, dtypes.get(name)) for name, value in values.items()})
 
     def _tensor(self, part: Tensor | Blocks, dtype: torch.dtype | None) -> Tensor:

@@ -24,9 +24,6 @@ class LayerCache(NamedTuple):
         """Return the factors of stored keys and of stored values."""
         return 1.0, 1.0
 
-    def copy(self) -> LayerCache:
-        return self._replace(keys=self.keys.clone(), values=self.values.clone())
-
 
 class ScaledCache(LayerCache):
     """A layer's part of a KV cache in eight bits (float8_e4m3fn), with a scale each for its keys and its values."""
@@ -42,9 +39,6 @@ class ScaledCache(LayerCache):
     @property
     def scales(self) -> tuple[float, float]:
         return self._scales
-
-    def copy(self) -> ScaledCache:
-        return ScaledCache.of(LayerCache(*self).copy(), self._scales)
 
 
 class Scoring(NamedTuple):

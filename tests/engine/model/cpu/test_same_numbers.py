@@ -147,7 +147,7 @@ def blocks_decoder(loaded: SmallModel, **sizes: int) -> NativeDecoder:
 
     def in_blocks(part: Any, *, of_expert: bool = False) -> Any:
         if isinstance(part, Matrix):
-            return replace(part, weight=blocks(part.weight.shape, of_expert=of_expert), copy_of=None)
+            return replace(part, weight=blocks(part.weight.shape, of_expert=of_expert))
         if isinstance(part, list):
             return [in_blocks(one) for one in part]
         if not is_dataclass(part):
