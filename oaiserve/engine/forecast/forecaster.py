@@ -228,7 +228,9 @@ class Forecaster:
             rows = asked.media_rows + self._numbers().num_waiting_media_rows
             first_ns = max(first_ns, self._encode_times.expected_ns(rows) + alone_ns(cost, own.prompt.tokens_left))
         first_ns += now_ns - asked.received_ns
-        times_ns = [first_ns, first_ns + found.decode_ns(steps)] if is_known else [first_ns]
+        times_ns = [first_ns]
+        if is_known:
+            times_ns.append(first_ns + found.decode_ns(steps))
         raw = tuple((ns, ns, ns) for ns in times_ns)
         crowd = 4 if found.has_waited else min(place.bit_length(), 3)
         both = (
@@ -374,7 +376,10 @@ class Forecaster:
             late_ns = ended.late_ns - received
             first_told = opened.told[0]
             end_told = opened.told[-1]
-            opened.learn((None if first is not None else max(late_ns, first_told[1]), max(late_ns, end_told[1])))
+            late_first_ns = None
+            if first is None:
+                late_first_ns = max(late_ns, first_told[1])
+            opened.learn((late_first_ns, max(late_ns, end_told[1])))
         if opened is None or received is None or first is None:
             return
         opened.learn((first - received, None if last is None else last - received))

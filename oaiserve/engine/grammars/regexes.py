@@ -180,12 +180,16 @@ class _RegexParser:
                 branch.is_end = True
             else:
                 item = self._atom(character)
-                least = item.least if isinstance(item, _RegexGroup) else 1
+                least = 1
+                if isinstance(item, _RegexGroup):
+                    least = item.least
                 if (quantifier := self._quantifier()) is not None:
                     if self._quantifier() is not None:
                         raise Refused("has two quantifiers in a row")
                     text, low = quantifier
-                    item = (_emit(item, None, None) if isinstance(item, _RegexGroup) else item) + text
+                    if isinstance(item, _RegexGroup):
+                        item = _emit(item, None, None)
+                    item += text
                     least *= low
                 branch.items.append(item)
                 branch.least += least

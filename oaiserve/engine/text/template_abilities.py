@@ -49,9 +49,14 @@ def abilities_of(sample: Sample, content: Callable[[str], Any], source: str) -> 
     hello: Message = {"role": "user", "content": content(_USER_TEXT)}
 
     def with_tool(messages: list[Message], *, described: bool = True, described_parameter: bool = True) -> str:
-        parameter = {"type": "string", **({"description": "A key."} if described_parameter else {})}
+        parameter = {"type": "string"}
+        if described_parameter:
+            parameter["description"] = "A key."
         schema = {"type": "object", "properties": {_KEY: parameter}, "required": [_KEY]}
-        function = {"name": _NAME, **({"description": "A sample."} if described else {}), "parameters": schema}
+        function: dict[str, Any] = {"name": _NAME}
+        if described:
+            function["description"] = "A sample."
+        function["parameters"] = schema
         return sample(messages, tools=[{"type": "function", "function": function}])
 
     def turn(arguments: Sequence[object], text: str = "", **fields: object) -> list[Message]:

@@ -21,7 +21,8 @@ _NAMES: Names = {
 }
 _HYBRID_NAMES: Names = {
     **_NAMES,
-    "gate_up": "shared_mlp.input_linear",  # of models without experts
+    # Models without experts have these two.
+    "gate_up": "shared_mlp.input_linear",
     "down": "shared_mlp.output_linear",
     **names_of_mamba2("mamba"),
 }

@@ -149,7 +149,10 @@ class LargeNumbers:
                 first = self._named(f"{written} {later}")
                 later = self._named(f"{more} {later}")
             else:
-                first = self._named(f"{written} {later} | {first}" if first else f"({written} {later})?")
+                if first:
+                    first = self._named(f"{written} {later} | {first}")
+                else:
+                    first = self._named(f"({written} {later})?")
                 later = self._named(f"({more})? {later}")
         return f'"{{" {first} "}}"'
 
@@ -246,5 +249,7 @@ def _between(low: str, high: str) -> str:
         forms.append(high[0] + _between("0" * rest, high[1:]))
         last -= 1
     if first <= last:
-        forms.append(f"[{first}-{last}]" + (f"[0-9]{{{rest}}}" if rest else ""))
+        forms.append(f"[{first}-{last}]")
+        if rest:
+            forms[-1] += f"[0-9]{{{rest}}}"
     return f"({'|'.join(forms)})"

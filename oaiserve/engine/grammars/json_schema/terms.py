@@ -20,7 +20,9 @@ def step(place: str, key: str | int) -> str:
         return f"{place}[{key}]"
     if re.fullmatch(r"[A-Za-z_$][A-Za-z0-9_$-]{0,60}", key, re.ASCII):
         return f"{place}.{key}"
-    return f"{place}[{json.dumps(key if len(key) <= 60 else key[:60] + '...', ensure_ascii=False)}]"
+    if len(key) > 60:
+        key = f"{key[:60]}..."
+    return f"{place}[{json.dumps(key, ensure_ascii=False)}]"
 
 
 def shown(value: Any) -> str:
@@ -36,8 +38,10 @@ def kind_of(value: Any) -> str:
 
 
 def filled_list(value: Any, where: str) -> list[Any]:
-    if not isinstance(value, list) or not value:
-        raise Refused(f"{where} must be a list that is not empty, got {'[]' if value == [] else kind_of(value)}")
+    if value == []:
+        raise Refused(f"{where} must be a list that is not empty, got []")
+    if not isinstance(value, list):
+        raise Refused(f"{where} must be a list that is not empty, got {kind_of(value)}")
     return value
 
 
@@ -63,8 +67,12 @@ def kinds_of(schema: dict[str, Any]) -> set[str]:
     if (values := values_of(schema)) is not None:
         return {kind for value in map(json.loads, values) for kind in TYPES if is_of(value, {kind})}
     kinds = schema.get("type", list(TYPES))
-    named = {kind for kind in (kinds if isinstance(kinds, list) else [kinds]) if isinstance(kind, str)}
-    return named | ({"integer"} if "number" in named else set())
+    if not isinstance(kinds, list):
+        kinds = [kinds]
+    named = {kind for kind in kinds if isinstance(kind, str)}
+    if "number" in named:
+        named.add("integer")
+    return named
 
 
 def values_of(schema: dict[str, Any]) -> set[str] | None:
