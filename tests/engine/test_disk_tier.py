@@ -17,6 +17,7 @@ from oaiserve.engine.disk_tier import BlocksRead, DiskTier, KeptBlocks
 from oaiserve.engine.engine import Engine
 from oaiserve.engine.request import Finished, Request, TokenPrompt
 from oaiserve.engine.scheduling.blocks import BlockHash, BlockPool, hash_block
+from oaiserve.engine.start import kept_blocks
 from oaiserve.errors import StartupError
 from oaiserve.facts.record import WaitReason
 from oaiserve.files.block_files import BlockFiles
@@ -86,6 +87,23 @@ def test_other_settings_and_other_salts_find_nothing(start: Callable[..., Engine
         assert finished(engine, PROMPT).usage.cached_tokens == 0
     with start() as engine:
         assert finished(engine, PROMPT, cache_salt="another").usage.cached_tokens == 0
+
+
+@pytest.mark.compiler
+@pytest.mark.parametrize("name", ["decoder/rotary.py", "decoder/defaults.json", "model/cpu/native.py"])
+def test_other_code_finds_nothing(
+    start: Callable[..., Engine], name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert (kept_blocks._ENGINE / name).is_file()
+    code = tmp_path / "engine" / name
+    code.parent.mkdir(parents=True)
+    monkeypatch.setattr(kept_blocks, "_ENGINE", tmp_path / "engine")
+    found = []
+    for content in ("one", "one", "another"):
+        code.write_text(content)
+        with start() as engine:
+            found.append(finished(engine, PROMPT).usage.cached_tokens > 0)
+    assert found == [False, True, False]
 
 
 @pytest.mark.compiler

@@ -20,7 +20,7 @@ from oaiserve.files.block_files import BlockFiles
 from oaiserve.files.kind import kind_of
 from oaiserve.files.private import NotPrivate
 
-_CODE = Path(__file__).parents[1] / "model"  # all of it that computes keys and values, or lays them out
+_ENGINE = Path(__file__).parents[1]
 
 
 def keep_blocks(served: ServedModel, model: Path, folder: Path, options: EngineOptions) -> ServedModel:
@@ -47,9 +47,11 @@ def keep_blocks(served: ServedModel, model: Path, folder: Path, options: EngineO
 
 def _kind(native: NativeDecoder, model: Path, options: EngineOptions, arrays: list[np.ndarray]) -> str:
     """Return a digest of everything but its tokens that determines a block's content."""
+    # All code that computes keys and values, or lays them out, and the settings of families that files leave out.
     code = hashlib.sha256()
-    for path in sorted(_CODE.rglob("*.py")):
-        code.update(path.read_bytes())
+    for part in ("decoder", "model"):
+        for path in sorted(path for path in (_ENGINE / part).rglob("*") if path.suffix in (".py", ".json")):
+            code.update(path.read_bytes())
     settings = (options.dtype, options.quantize, options.kv_cache_dtype, options.max_model_len, options.block_size)
     shapes = [array.shape[1] for array in arrays]
     return kind_of(str(model), (version("transformers"), native.library_name, code.hexdigest(), settings, shapes))
