@@ -35,7 +35,6 @@ from oaiserve.engine.model.cpu.encoder import Encoder
 from oaiserve.engine.model.cpu.kv_layout import latent_dim
 from oaiserve.engine.model.cpu.library import Library
 from oaiserve.engine.model.device import suitable_dtype
-from oaiserve.engine.start.start_record import StartRecord
 from oaiserve.errors import StartupError
 from oaiserve.files.checkpoint import json_object
 from oaiserve.files.gguf import read_tensors, read_values
@@ -79,17 +78,18 @@ def _unexpected_files_not_known() -> Iterator[None]:
 @_unexpected_files_not_known()
 @torch.inference_mode()
 def describe_model(
-    source: ModelSource, options: EngineOptions, record: StartRecord | None = None, device: torch.device = _CPU
+    source: ModelSource, options: EngineOptions, blocks: Path | None = None, device: torch.device = _CPU
 ) -> Described:
     """Describe the text model in these files, with the KV cache that the options name on the device.
 
-    `record` has the blocks that --quantize made in an earlier start. Raises NotKnown for a model without a description,
-    BuildError where --compile finds no native library, and StartupError for options that the model cannot have.
+    `blocks` is the file of those that --quantize made in an earlier start. Raises NotKnown for a model without a
+    description, BuildError where --compile finds no native library, and StartupError for options that the model cannot
+    have.
     """
     if source.gguf_file is not None:
         settings, family, tensors, library, quantized = _open_gguf(source, options, device)
     else:
-        settings, family, tensors, library, quantized = _open_folder(source, options, record, device)
+        settings, family, tensors, library, quantized = _open_folder(source, options, blocks, device)
     length = _length(settings, family, options)
     decoder = describe(tensors, settings, family, length)
     spec = model_spec(
@@ -116,9 +116,7 @@ def _open_gguf(source: ModelSource, options: EngineOptions, device: torch.device
     return _Files(settings, family, tensors, _library(dtype, options, device))
 
 
-def _open_folder(
-    source: ModelSource, options: EngineOptions, record: StartRecord | None, device: torch.device
-) -> _Files:
+def _open_folder(source: ModelSource, options: EngineOptions, blocks: Path | None, device: torch.device) -> _Files:
     folder = Path(source.location)
     config = json_object(folder / "config.json")
     settings = _settings(config)
@@ -149,7 +147,7 @@ def _open_folder(
         if family.is_transposed:
             raise NotKnown("the matrices of this family are transposed, and not quantized")
         assert library is not None  # --quantize refuses --no-compile
-        files = _encoded(folder, options, library, record, of_wrapper=of_wrapper)
+        files = _encoded(folder, options, library, blocks, of_wrapper=of_wrapper)
     else:
         files = TensorFiles(folder, of_wrapper=of_wrapper)
     tensors = HubTensors(
@@ -164,12 +162,12 @@ def _open_folder(
 
 
 def _encoded(
-    folder: Path, options: EngineOptions, library: Library, record: StartRecord | None, *, of_wrapper: bool
+    folder: Path, options: EngineOptions, library: Library, blocks: Path | None, *, of_wrapper: bool
 ) -> EncodedWeights:
     encode = Encoder(library, options.cpu_threads or default_threads())
     in_4_bits = options.quantize == "int4"
     files = EncodedWeights(folder, encode, in_4_bits=in_4_bits, of_wrapper=of_wrapper)
-    if record is not None and record.quantized is not None and files.read_from_file(record.quantized):
+    if blocks is not None and files.read_from_file(blocks):
         return files
     if options.quantized_cache:
         try:

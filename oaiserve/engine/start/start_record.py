@@ -8,7 +8,6 @@ from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from threading import Thread, main_thread
-from typing import NamedTuple
 
 from oaiserve.config import EngineOptions
 from oaiserve.engine.decoder.quantized_file import FileIdentity, QuantizedFile, find
@@ -20,10 +19,6 @@ log = logging.getLogger(__name__)
 
 _FILES = (".json", ".safetensors")
 AFTER_SECONDS = 3.0  # so that the first answer doesn't wait for the disk
-
-
-class StartRecord(NamedTuple):
-    quantized: Path | None = None  # the file with the blocks that it made
 
 
 def subject_of(model: Path, options: EngineOptions) -> Subject | None:
@@ -42,17 +37,17 @@ def subject_of(model: Path, options: EngineOptions) -> Subject | None:
     )
 
 
-def recall_start(subject: Subject) -> StartRecord:
-    """Return the record of a model. Raises NotRemembered."""
+def recall_start(subject: Subject) -> Path | None:
+    """Return the file with the blocks that an earlier start made, or None if it made none. Raises NotRemembered."""
     record = recall(subject)
     with of_record(record.path):
         quantized = record.data["quantized"]
         if quantized is None:
-            return StartRecord()
+            return None
         path = find(FileIdentity(**quantized))
         if path is None:
             raise NotRemembered("the weights that were quantized are not in the cache any more")
-        return StartRecord(path)
+        return path
 
 
 def remember_start(subject: Subject, quantized: QuantizedFile | None) -> Thread:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import replace
+from pathlib import Path
 
 import torch
 
@@ -24,7 +25,7 @@ from oaiserve.engine.start.described import Described, describe_model
 from oaiserve.engine.start.options import refuse_unless_possible
 from oaiserve.engine.start.probe import WrongHere, refuse_unless_probed
 from oaiserve.engine.start.request import Declined, StartRequest, needing_native
-from oaiserve.engine.start.start_record import StartRecord, recall_start, remember_start, subject_of
+from oaiserve.engine.start.start_record import recall_start, remember_start, subject_of
 from oaiserve.engine.start.started import Started, assemble, started_on_cpu
 from oaiserve.errors import StartupError
 from oaiserve.files.start_cache import NotRemembered
@@ -64,13 +65,15 @@ def _started(request: StartRequest) -> Started:
         with request.times.part("native code"):
             request.compiling.join()
     subject = subject_of(request.source.path, options)
-    record: StartRecord | None = None
+    blocks: Path | None = None
+    is_recorded = False
     try:
         if subject is not None and not options.recheck:
-            record = recall_start(subject)
+            blocks = recall_start(subject)
+            is_recorded = True
     except NotRemembered as reason:
         log.debug("No earlier start is recorded: %s", reason)
-    spec, decoder, library, quantized, tensors = _described(request, record)
+    spec, decoder, library, quantized, tensors = _described(request, blocks)
     adaptable = decoder.adaptable()
     refuse_unless_possible(spec, options, adaptable)
     num_blocks, num_states = cpu_sizes(spec, options)
@@ -78,22 +81,22 @@ def _started(request: StartRequest) -> Started:
     refuse_unless_finite(executor, spec, options.block_size)
     if isinstance(tensors, HubTensors) and isinstance(executor, NativeDecoder):
         tensors.give_back()  # it has copies of all but the embedding
-    if subject is not None and (record is None or quantized is not None):
+    if subject is not None and (not is_recorded or quantized is not None):
         remember_start(subject, quantized)
     return started_on_cpu(executor, spec, options, adaptable, num_blocks=num_blocks, num_states=num_states)
 
 
-def _described(request: StartRequest, record: StartRecord | None) -> Described:
+def _described(request: StartRequest, blocks: Path | None) -> Described:
     """Describe the model; without a native library unless an option needs one, where none can be built."""
     source = request.source
     options = request.options
     try:
-        return describe_model(source, options, record)
+        return describe_model(source, options, blocks)
     except BuildError as error:
         if needing_native(options) is not None:
             raise
         log.warning("The model runs without native code, which is slower: %s", error)
-        return describe_model(source, replace(options, compile=False), record)
+        return describe_model(source, replace(options, compile=False), blocks)
 
 
 def _executor(
