@@ -34,7 +34,7 @@ from oaiserve.engine.pooling import Pooling, Task
 from oaiserve.engine.served_model import ServedModel
 from oaiserve.engine.start.load import OF_WEIGHTS, config_of
 from oaiserve.engine.start.packed_check import Unpackable, refuse_unless_equal
-from oaiserve.engine.start.request import StartRequest
+from oaiserve.engine.start.request import StartRequest, needing_native
 from oaiserve.engine.start.started import CPU_STEP_TOKENS, GPU_STEP_TOKENS
 from oaiserve.errors import StartupError
 from oaiserve.files.hub import local_source
@@ -257,13 +257,11 @@ def _output_of(own: OwnForward, texts: list[Text], index: int) -> torch.Tensor:
 
 def _refuse_unless_possible(task: Task, options: EngineOptions) -> None:
     """Refuse settings that a model without a KV cache cannot obey."""
-    for flag, is_set in (
-        (f"--quantize {options.quantize}", options.quantize != "none"),
-        (f"--kv-cache-dtype {options.kv_cache_dtype}", options.kv_cache_dtype != "auto"),
-        ("--kv-cache-memory", options.kv_cache_memory is not None),
-    ):
-        if is_set:
-            raise StartupError(f"{flag} does not go together with --task {task}: it is for models that generate text.")
+    flag = needing_native(options)
+    if options.kv_cache_memory is not None:
+        flag = "--kv-cache-memory"
+    if flag is not None:
+        raise StartupError(f"{flag} does not go together with --task {task}: it is for models that generate text.")
 
 
 def _first_position(layers: torch.nn.Module) -> int:

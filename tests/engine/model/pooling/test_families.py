@@ -143,6 +143,8 @@ def test_a_decoder_of_a_chat_model_can_embed(tmp_path: Path) -> None:
         {"quantize": "int8"},
         {"kv_cache_dtype": "int8"},
         {"kv_cache_memory": Bytes(2**20)},
+        {"exact": True},
+        {"prefix_cache_dir": Path("blocks")},
         {"max_model_len": 500},
     ],
 )
