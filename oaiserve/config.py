@@ -22,7 +22,6 @@ Dtype = Literal["auto", "bfloat16", "float16", "float32"]
 Quantize = Literal["none", "int8", "int4"]
 ContinueStreams = Literal["any", "alike", "never"]
 KVCacheDtype = Literal["auto", "int8", "fp8"]
-Attention = Literal["auto", "triton", "reference"]
 DraftSource = Literal["auto", "lookup", "off"]
 SchedulingPolicy = Literal["fair", "fcfs", "priority", "shortest", "deadline"]
 # fmt: off
@@ -393,10 +392,6 @@ class EngineOptions:
 
     exact: bool = False
     """Serve only if the same request always gets the same bytes. It is for a CPU."""
-
-    attention: Attention = field(default="auto", metadata=NO_FLAG)
-    """Attention backend on a GPU. triton: oaiserve's kernels. reference: plain torch, slow. auto: triton if installed,
-    else reference."""
 
     quantize: Quantize = field(default="none", metadata=FREQUENT)
     """On a CPU, store unquantized weights in 8 or 4 bits, which saves memory and time. Answers change slightly with

@@ -273,7 +273,7 @@ ENGINE_HOST_SECONDS = _metric(
 ENGINE_FEATURE = _metric(
     "oaiserve_engine_feature",
     "Whether a faster way to compute is on (1) or off (0). feature: drafts, exact; on a CPU native_step, amx; on "
-    "a GPU kernels, sampling, long_prompts, adapters, graphs.",
+    "a GPU kernels, long_prompts, graphs.",
     "feature",
 )
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from oaiserve.engine.start.gpu.timing import device_seconds
+from oaiserve.engine.start.gpu.long_prompts import device_seconds
 from tools.gpu.sections import NOT_ON_CPU, Target
 
 _PACKAGES = ("torch", "triton", "transformers", "tokenizers")

@@ -17,7 +17,7 @@ import torch
 from transformers import AutoConfig, PreTrainedConfig
 
 from oaiserve.config import EngineOptions
-from oaiserve.engine.start.gpu.child import COMMAND, Order, probed
+from oaiserve.engine.start.gpu.child import COMMAND, Limits, Order, probed
 from tests.models.decoders import random_model
 from tests.models.packed import Packing, save_in_mxfp4, write_checkpoint, write_fp8
 from tests.models.small_configs import config_of
@@ -25,7 +25,7 @@ from tools.gpu.sections import Target
 from tools.gpu.workload import model_folder
 
 AT_ONCE = 5
-LIMIT_SECONDS = 80.0
+LIMIT_SECONDS = 120.0
 CHECKER = "/usr/local/cuda/bin/compute-sanitizer"
 _AWQ = Packing("awq", group_size=128)
 _LLAMA_1B = {"hidden_size": 2048, "intermediate_size": 8192, "num_attention_heads": 32, "num_key_value_heads": 8}
@@ -126,18 +126,17 @@ def _probe(case: Case, device: torch.device, checker: tuple[str, ...]) -> dict[s
         with _MAKES_MODEL:
             write(case, Path(folder), device)
         options = EngineOptions(dtype="bfloat16", max_running=64, **case.options)
-        order = Order(folder, options, str(device), limit_seconds=LIMIT_SECONDS)
-        verdict = probed(order, (*checker, "--log-file", f"{logs}/%p", *COMMAND) if checker else COMMAND)
+        command = (*checker, "--log-file", f"{logs}/%p", *COMMAND) if checker else COMMAND
+        verdict = probed(Order(folder, options, str(device)), command, Limits(trial=LIMIT_SECONDS))
         if checker:
             lines = [line for file in Path(logs).iterdir() for line in file.read_text(errors="replace").splitlines()]
             is_sound = any("ERROR SUMMARY: 0 errors" in line for line in lines)
             errors = [] if is_sound else [*lines[:20], *lines[-1:]] or ["the checker wrote nothing"]
     if verdict is None:
         return {"equal": False, "problem": "the model could not be started"}
-    is_on = {name: not verdict.off.get(name, "not tried") for name in ("kernels", "sampling")}
-    problems = {name: verdict.off[name] for name in sorted(verdict.problems)}
-    is_right = not problems and all(is_on.values()) and not errors
-    return {"equal": is_right, "problems": problems, "off": dict(verdict.off), "errors": errors}
+    problems = {name: reason for name, reason in verdict.items() if reason}
+    is_right = "kernels" in verdict and not problems and not errors
+    return {"equal": is_right, "problems": problems, "on": sorted(verdict.keys() - problems), "errors": errors}
 
 
 def write(case: Case, folder: Path, device: torch.device) -> None:

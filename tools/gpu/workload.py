@@ -16,10 +16,10 @@ from transformers import PreTrainedModel
 from oaiserve.config import EngineOptions
 from oaiserve.engine.decoder.spec import ModelSpec
 from oaiserve.engine.engine import Engine
+from oaiserve.engine.executors.cuda.kernels import Kernels
 from oaiserve.engine.model.memory import cpu_sizes
 from oaiserve.engine.request import SamplingParams
 from oaiserve.engine.start.described import describe_model
-from oaiserve.engine.start.gpu.fast_paths import FastPaths
 from oaiserve.engine.start.gpu.trials import Trials
 from oaiserve.engine.start.started import Started, assemble, started_on_cpu
 from oaiserve.engine.start.ways.gpu import executor_of, place, start_on_gpu
@@ -32,7 +32,7 @@ BLOCK_SIZE = 16
 IN_MEMORY = "/dev/shm"  # where files of 16 GB are written in seconds
 # The features that should have been on in this process and were not, each with its reason: the section is wrong then.
 OFF: dict[str, str] = {}
-ALWAYS_ON = ("kernels", "sampling")
+ALWAYS_ON = ("kernels",)
 # Small models with packed weights, and what they are asked.
 SIZES = {**SMALL, "hidden_size": 64, "intermediate_size": 128, "head_dim": 16}
 QWEN3_MOE = {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 64, "decoder_sparse_step": 1}
@@ -87,13 +87,13 @@ def started(files: Files, options: EngineOptions) -> Started:
     model = place(found, options, files.folder)
     if about.is_on_cpu:
         num_blocks, num_states = cpu_sizes(model.spec, options)
-        executor = executor_of(model, model.spec, num_blocks, options=options, paths=FastPaths())
+        executor = executor_of(model.weights, model.spec, num_blocks, options=options, kernels=Kernels())
         sizes = {"num_blocks": num_blocks, "num_states": num_states}
         return started_on_cpu(executor, model.spec, options, model.adaptable, **sizes)
     trials = Trials()
     made = start_on_gpu(model, options, trials)
     if options.compile:
-        note_off(made.features, trials.verdict.problems)
+        note_off(made.features, filter(trials.results.get, trials.results))
     return made
 
 

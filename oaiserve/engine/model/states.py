@@ -7,12 +7,12 @@ of fixed size, which each token changes. So each prompt of a step is computed al
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, Self
 
 import torch
 from torch import Tensor
 
-from oaiserve.engine.decoder.spec import LayerStateShapes, StateShape
+from oaiserve.engine.decoder.spec import LayerStateShapes, ModelSpec, StateShape
 from oaiserve.engine.model.kv_cache import zeroed
 from oaiserve.engine.model.transfer import on_device
 
@@ -56,6 +56,13 @@ class States:
         self._tensors = [tensor for layer in self._layers.values() for tensor in layer if tensor is not None]
         self._device = device
         self.last = num_states - 1
+
+    @classmethod
+    def of(cls, spec: ModelSpec, num_states: int) -> Self | None:
+        """Return the states of a model, or None if its layers have none."""
+        if not spec.state_shapes:
+            return None
+        return cls(spec.state_shapes, num_states, spec.device)
 
     def copy(self, copies: Iterable[tuple[int, int]]) -> None:
         """Copy states (from, to), in this order. This needs no memory."""

@@ -12,6 +12,7 @@ from oaiserve.engine.model.batch import Batch, build_batch
 from oaiserve.engine.model.executor import Executor
 from oaiserve.engine.model.rehearsal import prompt
 from oaiserve.engine.model.states import StateChunk, States
+from oaiserve.engine.step import Step
 
 NUM_TOKENS = 9
 _LARGEST_LOGIT = 1e30  # next to a larger one, those of other tokens overflow
@@ -26,12 +27,25 @@ def batches(spec: ModelSpec, block_size: int) -> list[Batch]:
         prompt(NUM_TOKENS - 1, spec.vocab_size, block_size),
         prompt(NUM_TOKENS, spec.vocab_size, block_size, start=NUM_TOKENS - 1),
     )
-    built = [build_batch(step, block_size, spec.device) for step in steps]
-    if spec.state_shapes:
-        states = States(spec.state_shapes, 1, spec.device)
-        for batch, start in zip(built, (0, NUM_TOKENS - 1), strict=True):
-            batch.states = states.of_step([StateChunk(0, start, len(batch.input_ids))])
+    states = States.of(spec, 1)
+    built = [batch_of(step, spec, block_size, states) for step in steps]
     return [*built, replace(built[-1], positions=torch.tensor([spec.max_model_len - 1], device=spec.device))]
+
+
+def batch_of(
+    step: Step,
+    spec: ModelSpec,
+    block_size: int,
+    states: States | None,
+    tables: tuple[torch.Tensor, list[int]] | None = None,
+) -> Batch:
+    """Return the batch of a step whose sequences have the states of their places in it. For `tables` see
+    `build_batch`."""
+    batch = build_batch(step, block_size, spec.device, tables=tables)
+    if states is not None:
+        parts = [StateChunk(place, chunk.start, chunk.num_tokens) for place, chunk in enumerate(step.chunks)]
+        batch.states = states.of_step(parts)
+    return batch
 
 
 @torch.inference_mode()

@@ -68,11 +68,7 @@ def started_on_cpu(
     num_states: int,
 ) -> Started:
     device = torch.device("cpu")
-    if num_states:
-        states = States(spec.state_shapes, num_states, device)
-    else:
-        states = None
-    runner = ModelRunner(executor, device, options.block_size, states=states)
+    runner = ModelRunner(executor, device, options.block_size, states=States.of(spec, num_states))
     features = dict.fromkeys(("native_step", "amx"), "PyTorch computes the steps; the log says why")
     if runner.native is not None:
         has_amx = usable_features() >= AMX_FEATURES

@@ -200,7 +200,7 @@ class Graphs:
         tables = BlockTables(8, 2, BLOCK_SIZE, GPU)
         shapes = model.decoder.adaptable()
         adapters = triton_adapters.TritonAdapters(shapes, 2, GPU, captured_tokens=28) if has_adapters else None
-        executor.add_adapters = None if adapters is None else adapters.of_batch
+        executor.kernels = executor.kernels._replace(adapters=adapters)
         sizes = [Size(4, 0)] if states is not None else [Size(4, 0), Size(0, 24), Size(4, 24)]
         self._gpu = gpu
         self._replays: list[Counter[str]] = []

@@ -35,7 +35,7 @@ def test_answers_with_adapters_are_those_of_merged_weights(family: str, kernels:
         pytest.importorskip("triton", reason="Triton has no wheels for this system")
         from oaiserve.engine.model.gpu.triton_adapters import TritonAdapters
 
-        executor.add_adapters = TritonAdapters(shapes, 4, CPU).of_batch
+        executor.kernels = executor.kernels._replace(adapters=TritonAdapters(shapes, 4, CPU))
     runner = ModelRunner(executor, CPU, 16)
     for number, adapter in adapters.items():
         runner.add_adapter(number, adapter)

@@ -15,12 +15,9 @@ from torch.nn.attention import varlen
 from torch.nn.functional import scaled_dot_product_attention
 
 from oaiserve.engine.executors.cuda.kernels import PlainAttention
-from oaiserve.engine.executors.cuda.select import select_backend
 from oaiserve.engine.model.attention import FP8, FP8_MAX, LayerCache, ScaledCache, Scoring
 from oaiserve.engine.model.attention.paged_prompts import paged_prompts, takes_layer
-from oaiserve.errors import StartupError
 from tests.engine.model.attention_inputs import Inputs, make_inputs
-from tests.engine.model.steps import CPU
 
 pytest.importorskip("triton", reason="Triton has no wheels for this system")
 
@@ -307,19 +304,3 @@ def test_other_prompts_and_layers_are_for_the_kernels() -> None:
     assert not takes_layer(cache, Scoring(1.0, sinks=torch.ones(4)))
     assert not takes_layer(make_inputs(MIXED, value_dim=8).cache, Scoring(1.0))
     assert not takes_layer(ScaledCache.of(LayerCache(*(one.to(FP8) for one in cache)), SCALES), Scoring(1.0))
-
-
-def test_the_backend_for_gpus_is_refused_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(StartupError, match=r"^Attention by triton is for NVIDIA GPUs; the model is on cpu\."):
-        select_backend(CPU, "triton")
-    monkeypatch.setattr("oaiserve.engine.executors.cuda.select.find_spec", lambda _: None)
-    with pytest.raises(StartupError, match=r"^Attention by triton needs the package triton\."):
-        select_backend(torch.device("cuda"), "triton")
-    assert select_backend(torch.device("cuda")) is PlainAttention
-
-
-def test_name_and_device_decide_which_backend_is_used() -> None:
-    cuda = torch.device("cuda")
-    assert select_backend(cuda, "triton") is select_backend(cuda, "auto") is triton.TritonAttention
-    assert select_backend(cuda, "reference") is select_backend(CPU, "reference") is PlainAttention
-    assert select_backend(CPU) is PlainAttention

@@ -7,7 +7,7 @@ nothing from the device, so that decodes can be captured in a graph.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import torch
@@ -36,7 +36,7 @@ from oaiserve.engine.executors.cuda.place import JoiningPlacing
 from oaiserve.engine.executors.reference.place import new_cache
 from oaiserve.engine.model.adapters import Adapter, AdapterPart
 from oaiserve.engine.model.attention import LayerCache
-from oaiserve.engine.model.batch import Batch, CapturedAdapters
+from oaiserve.engine.model.batch import Batch
 from oaiserve.engine.model.gpu.device_matrices import PackedMatrix
 from oaiserve.engine.model.kv_cache import copy_blocks
 
@@ -69,16 +69,14 @@ class CudaExecutor:
             layer: new_cache(shape, weights.dtype, weights.device, **sizes) for layer, shape in kv_shapes.items()
         }
         self.kernels = kernels
-        # Returns a batch's adapters, to be added with kernels. If this is None, plain torch adds them.
-        self.add_adapters: Callable[[Batch], CapturedAdapters] | None = None
         self.weight_bytes = weights.num_bytes
         self._weights = weights
 
     def forward(self, batch: Batch) -> Tensor:
         """Return the logits [R, vocab] of `batch.logits_rows`, in the model's dtype."""
         adapters = batch.captured_adapters
-        if adapters is None and self.add_adapters is not None and any(batch.adapters):
-            adapters = self.add_adapters(batch)
+        if adapters is None and self.kernels.adapters is not None and any(batch.adapters):
+            adapters = self.kernels.adapters.of_batch(batch)
         return self._weights(CudaStep(batch, self._weights.dtype, self.kernels, adapters), self.caches)
 
     def prepare(self, adapter: Adapter) -> Adapter:
@@ -129,7 +127,6 @@ class CudaWeights:
         ]
         self.num_bytes = placing.weight_bytes
         self.packed: list[PackedMatrix] = placing.packed  # the matrices in blocks, and those of experts in any form
-        self.most_heads = max((one.attention.heads for one in decoder.layers if one.attention is not None), default=0)
         self.widest = placing.widest  # the most rows or columns of a layer's matrix
         self.sorted_by_head = {
             matrix.module: (matrix.heads, matrix.parts) for matrix in matrices_in(decoder) if matrix.heads

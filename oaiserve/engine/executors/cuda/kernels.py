@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from types import ModuleType
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from torch import Tensor
 
@@ -14,6 +14,9 @@ from oaiserve.engine.model import layer_operations
 from oaiserve.engine.model.attention import Backend, LayerCache, Scoring
 from oaiserve.engine.model.batch import Batch
 from oaiserve.engine.model.gpu.device_matrices import Multiply, expanded_product
+
+if TYPE_CHECKING:  # The import needs Triton.
+    from oaiserve.engine.model.gpu.triton_adapters import TritonAdapters
 
 
 class PlainAttention:
@@ -38,11 +41,21 @@ class Kernels(NamedTuple):
     experts: ModuleType | None = None  # `triton_products`; None: in plain torch
     multiply: Multiply = expanded_product  # with matrices in quantized blocks
     recurrence: Recurrence = recurrence
+    sampling: ModuleType | None = None  # `triton_sampling`; None: on the host
+    adapters: TritonAdapters | None = None  # None: in plain torch
 
 
 def triton_kernels() -> Kernels:
     """Return all kernels in Triton. Raises ImportError without the package."""
     from oaiserve.engine.model.attention.triton import TritonAttention
     from oaiserve.engine.model.gpu import triton_layers, triton_products, triton_states
+    from oaiserve.engine.model.sampling import triton_sampling
 
-    return Kernels(TritonAttention, triton_layers, triton_products, triton_products.multiply, triton_states.recurrence)
+    return Kernels(
+        TritonAttention,
+        triton_layers,
+        triton_products,
+        triton_products.multiply,
+        triton_states.recurrence,
+        triton_sampling,
+    )

@@ -19,64 +19,61 @@ from threading import Thread
 from typing import IO, Any, NamedTuple
 
 from oaiserve.config import EngineOptions
-from oaiserve.engine.start.gpu.trials import FEATURES
-from oaiserve.engine.start.gpu.verdict import Verdict
+from oaiserve.engine.start.gpu.trials import FEATURES, Verdict
 
 log = logging.getLogger(__name__)
 
 COMMAND = (sys.executable, "-m", "oaiserve.engine.start.gpu.probe")
-LIMIT_SECONDS = 180.0  # time limit of a trial, in which compiling kernels takes about a minute
-LIMIT_BETWEEN_SECONDS = 900.0  # time limit of other work, such as reading weights from a slow disk
-END_LIMIT_SECONDS = 30.0  # time in which a process with a verdict must end
 KILL_LIMIT_SECONDS = 10.0  # A process may live on after this, if the driver blocks its end.
+_END_LIMIT_SECONDS = 30.0  # time in which a process with a verdict must end
 _SHOWN = 300  # characters of the last line of a probe's log
 
 
+class Limits(NamedTuple):
+    """Time limits in seconds of a trial, of which compiling kernels takes about a minute, and of other work, such as
+    reading weights from a slow disk."""
+
+    trial: float = 300.0
+    between: float = 900.0
+
+
+LIMITS = Limits()
+
+
 class Order(NamedTuple):
-    """The model whose layers are probed, and the verdict so far."""
+    """The model whose layers are probed."""
 
     model: str  # a folder or a file
     options: EngineOptions
     device: str
-    verdict: Verdict = Verdict()
-    limit_seconds: float = LIMIT_SECONDS
-    limit_between_seconds: float = LIMIT_BETWEEN_SECONDS
-
-    def limit_of(self, feature: str | None) -> float:
-        """Return the limit of the trial of a feature, or of other work."""
-        return self.limit_between_seconds if feature is None else self.limit_seconds
 
 
-class _End(NamedTuple):
-    """The end of a probe."""
-
-    verdict: Verdict | None  # None if it failed
-    declined: bool  # whether the model cannot be started, for a reason that the start itself will find
-    feature: str | None  # the feature that was being tried
-    reason: str
+class _ProbeFailed(Exception):
+    """A probe ended without a verdict. The arguments are the feature that was tried, or None, and the reason."""
 
 
-def probed(order: Order, command: Sequence[str] = COMMAND) -> Verdict | None:
+def probed(order: Order, command: Sequence[str] = COMMAND, limits: Limits = LIMITS) -> Verdict | None:
     """Return the verdict on each feature. Return None for a model that cannot be started anyway.
 
     If a trial ends a probe or takes too long, the next probe skips that feature. If a probe ends outside of trials, all
     features are off.
     """
-    known = Verdict(dict(order.verdict.off), order.verdict.problems)
+    known: Verdict = {}
     while True:
-        end = _run(order._replace(verdict=known), command)
-        if end.declined or end.verdict is not None:
-            return end.verdict
-        problems = frozenset([end.feature]) if end.feature is not None else frozenset(FEATURES)
-        if problems <= known.problems:
-            problems = frozenset(FEATURES)
-        log.debug("A probe of the GPU failed in %s: %s", end.feature or "no trial", end.reason)
-        known = Verdict(dict.fromkeys(problems, end.reason) | dict(known.off), known.problems | problems)
-        if len(known.problems) == len(FEATURES):
+        try:
+            return _run(pickle.dumps((order, known)), command, limits)
+        except _ProbeFailed as failure:
+            feature, reason = failure.args
+        log.debug("A probe of the GPU failed in %s: %s", feature or "no trial", reason)
+        failed = list(FEATURES)
+        if feature is not None and feature not in known:
+            failed = [feature]
+        known = {**dict.fromkeys(failed, reason), **known}
+        if len(known) == len(FEATURES):
             return known
 
 
-def _run(order: Order, command: Sequence[str]) -> _End:
+def _run(order: bytes, command: Sequence[str], limits: Limits) -> Verdict | None:
     with tempfile.TemporaryFile() as errors:
         process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors)
         assert process.stdin is not None
@@ -85,12 +82,11 @@ def _run(order: Order, command: Sequence[str]) -> _End:
         Thread(target=_read, args=(process.stdout, lines), name="probe", daemon=True).start()
         try:
             with suppress(BrokenPipeError), process.stdin:
-                process.stdin.write(pickle.dumps(order))
-            end = _ended(process, lines, order, errors)
-            if end.verdict is not None:  # The verdict counts, however the process ends.
-                with suppress(subprocess.TimeoutExpired):
-                    process.wait(END_LIMIT_SECONDS)
-            return end
+                process.stdin.write(order)
+            verdict = _verdict(process, lines, limits, errors)
+            with suppress(subprocess.TimeoutExpired):  # The verdict counts, however the process ends.
+                process.wait(_END_LIMIT_SECONDS)
+            return verdict
         finally:
             process.kill()
             with suppress(subprocess.TimeoutExpired):
@@ -104,29 +100,33 @@ def _read(stdout: IO[bytes], lines: SimpleQueue[bytes]) -> None:
     lines.put(b"")
 
 
-def _ended(process: subprocess.Popen[bytes], lines: SimpleQueue[bytes], order: Order, errors: IO[bytes]) -> _End:
+def _verdict(
+    process: subprocess.Popen[bytes], lines: SimpleQueue[bytes], limits: Limits, errors: IO[bytes]
+) -> Verdict | None:
+    """Return the verdict that a process writes. Raises _ProbeFailed."""
     feature: str | None = None
+    limit = limits.between
     try:
-        while line := lines.get(timeout=order.limit_of(feature)):
-            found: dict[str, Any] = json.loads(line)
-            if "failed" in found:
-                return _End(None, False, feature, found["failed"])
-            feature = found.get("trying")
-            if "off" in found:
-                return _End(Verdict(found["off"], frozenset(found["problems"])), False, None, "")
-            if found.get("declined"):
-                return _End(None, True, None, "")
-        code = process.wait(order.limit_seconds)
+        while line := lines.get(timeout=limit):
+            message: dict[str, Any] = json.loads(line)
+            if "verdict" in message:
+                verdict: Verdict | None = message["verdict"]
+                return verdict
+            if "failed" in message:
+                raise _ProbeFailed(feature, message["failed"])
+            feature = message["trying"]
+            limit = limits.between if feature is None else limits.trial
+        code = process.wait(limits.trial)
     except (Empty, subprocess.TimeoutExpired):
-        return _End(None, False, feature, f"its trial took longer than {order.limit_of(feature):.0f} s")
+        raise _ProbeFailed(feature, f"its trial took longer than {limit:.0f} s") from None
     except ValueError:
-        return _End(None, False, feature, "its trial wrote something else than JSON")
-    how = f"exit code {code}" if code >= 0 else signal.Signals(-code).name
-    return _End(None, False, feature, f"its trial ended a process with {how}{_last_line(errors)}")
+        raise _ProbeFailed(feature, "its trial wrote something else than JSON") from None
+    end = f"exit code {code}" if code >= 0 else signal.Signals(-code).name
+    raise _ProbeFailed(feature, f"its trial ended a process with {end}{_last_line(errors)}")
 
 
 def _last_line(errors: IO[bytes]) -> str:
     errors.seek(0)
-    written = errors.read().decode(errors="replace").split("\n")
-    last = next((line.strip() for line in reversed(written) if line.strip()), "")
+    lines = errors.read().decode(errors="replace").split("\n")
+    last = next((line.strip() for line in reversed(lines) if line.strip()), "")
     return f": {last[:_SHOWN]}" if last else ""

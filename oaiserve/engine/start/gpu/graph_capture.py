@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING
 
 import torch
 
 from oaiserve.config import EngineOptions
 from oaiserve.engine.decoder.spec import ModelSpec
+from oaiserve.engine.executors.cuda.executor import CudaExecutor
 from oaiserve.engine.model.adapters import Adapter, probe_adapter
-from oaiserve.engine.model.batch import Batch, build_batch
-from oaiserve.engine.model.executor import Executor
+from oaiserve.engine.model.batch import Batch
 from oaiserve.engine.model.gpu.block_tables import BlockTables
 from oaiserve.engine.model.gpu.cuda_capture import Capture
 from oaiserve.engine.model.gpu.step_graphs import StepGraphs
@@ -22,16 +21,14 @@ from oaiserve.engine.model.gpu.step_sizes import Size, step_sizes
 from oaiserve.engine.model.rehearsal import prompts_and_decodes
 from oaiserve.engine.model.sampling import numpy_sampling
 from oaiserve.engine.model.sampling.draw_rows import draw_row
-from oaiserve.engine.model.states import StateChunk, States
+from oaiserve.engine.model.states import States
 from oaiserve.engine.request import SamplingParams
+from oaiserve.engine.start.check import batch_of
 from oaiserve.engine.start.compare import Difference, difference, tolerance
 from oaiserve.engine.start.gpu.trials import Trials
 from oaiserve.engine.start.started import GPU_STEP_TOKENS
 from oaiserve.engine.step import Chunk, Step
 from oaiserve.facts.times import monotonic_ns
-
-if TYPE_CHECKING:  # The import needs Triton.
-    from oaiserve.engine.model.gpu.triton_adapters import TritonAdapters
 
 log = logging.getLogger(__name__)
 
@@ -54,7 +51,7 @@ def graph_memory_bytes(spec: ModelSpec, options: EngineOptions, widest: int) -> 
 
     `widest` is the most rows or columns of a layer's matrix.
     """
-    sizes = _sizes(spec, options)
+    sizes = sizes_of(spec, options)
     most_rows = max(size.num_sequences for size in sizes)
     logit_bytes = 2 * spec.dtype.itemsize + DRAW_BYTES  # the model's output and its stored copy
     # A layer's states are gathered, and written back.
@@ -69,20 +66,19 @@ def graph_memory_bytes(spec: ModelSpec, options: EngineOptions, widest: int) -> 
 
 @dataclass(frozen=True, slots=True)
 class Captured:
-    """A model's forward to be captured, with the block tables and the sizes for which it is captured."""
+    """A model whose steps are captured, with the block tables that these read."""
 
-    executor: Executor
+    executor: CudaExecutor  # with kernels for sampling
     spec: ModelSpec
+    options: EngineOptions
     tables: BlockTables
     capture: Capture
     num_blocks: int
-    block_size: int
-    states: States | None = None  # None if the model's layers keep no states
-    adapters: TritonAdapters | None = None
-    adaptable: Mapping[str, tuple[int, int]] = field(default_factory=dict)  # the modules that adapters may name
+    states: States | None  # None if the model's layers keep no states
+    adaptable: Mapping[str, tuple[int, int]]  # rows and columns of the modules that adapters may name
 
 
-def capture_graphs(own: Captured, options: EngineOptions, trials: Trials) -> StepGraphs | None:
+def capture_graphs(own: Captured, trials: Trials) -> StepGraphs | None:
     """Capture the steps of a model, and write into the first blocks of its cache.
 
     Return None if they cannot be captured, or if replays give other results. The log has the reason.
@@ -90,7 +86,7 @@ def capture_graphs(own: Captured, options: EngineOptions, trials: Trials) -> Ste
     began_ns = monotonic_ns()
     torch.cuda.empty_cache()
     free_bytes, _ = torch.cuda.mem_get_info(own.spec.device)
-    graphs: StepGraphs | None = trials.tried("graphs", partial(_captured, own, options), partial(replay_problem, own))
+    graphs: StepGraphs | None = trials.tried("graphs", partial(captured, own), partial(replay_problem, own))
     torch.cuda.empty_cache()  # Each size ran once before its capture, in memory that the graphs don't use.
     if graphs is None:
         return None
@@ -101,25 +97,26 @@ def capture_graphs(own: Captured, options: EngineOptions, trials: Trials) -> Ste
     return graphs
 
 
-def _sizes(spec: ModelSpec, options: EngineOptions) -> list[Size]:
+def sizes_of(spec: ModelSpec, options: EngineOptions) -> list[Size]:
+    """Return the sizes of a model's captured steps."""
     has_states = bool(spec.state_shapes)
     return step_sizes(options.max_running, options.step_tokens(GPU_STEP_TOKENS), has_states=has_states)
 
 
-def _captured(own: Captured, options: EngineOptions) -> StepGraphs:
-    from oaiserve.engine.model.sampling import triton_sampling
-
+def captured(own: Captured) -> StepGraphs:
+    kernels = own.executor.kernels
+    assert kernels.sampling is not None
     try:
         return StepGraphs(
             own.executor.forward,
-            triton_sampling,
+            kernels.sampling,
             own.capture,
             own.spec,
             own.tables,
-            sizes=_sizes(own.spec, options),
-            block_size=own.block_size,
+            sizes=sizes_of(own.spec, own.options),
+            block_size=own.options.block_size,
             states=own.states,
-            adapters=own.adapters,
+            adapters=kernels.adapters,
         )
     except RuntimeError as error:
         # After a failed capture, ending it fails too, with an error that lacks the reason.
@@ -135,7 +132,9 @@ def replay_problem(own: Captured, graphs: StepGraphs) -> str | None:
         if size is None:
             continue
         _compute_before(own, step)
-        want = own.executor.forward(_batch(step, own, adapters)).clone()
+        batch = _batch(step, own)
+        batch.adapters = adapters
+        want = own.executor.forward(batch).clone()
         _compute_before(own, step)  # The decodes have changed the states.
         graphs.logits.zero_()  # Otherwise a replay that computes nothing would leave the right logits.
         draws = [draw for chunk in step.chunks for draw in chunk.draws()]
@@ -153,22 +152,23 @@ def replay_problem(own: Captured, graphs: StepGraphs) -> str | None:
 def _compared(own: Captured) -> Iterator[tuple[str, Step, list[Adapter | None]]]:
     """Yield steps of as many sequences as fit into the cache, with their descriptions and the adapters of their
     chunks."""
-    most = min(len(COMPARED_LENGTHS), own.num_blocks // -(-max(COMPARED_LENGTHS) // own.block_size))
-    most = most if own.states is None else min(most, own.states.last)
+    block_size = own.options.block_size
+    most = min(len(COMPARED_LENGTHS), own.num_blocks // -(-max(COMPARED_LENGTHS) // block_size))
+    if own.states is not None:
+        most = min(most, own.states.last)
     if most == 0:
         return
     lengths = [min(length, own.spec.max_model_len) for length in COMPARED_LENGTHS[:most]]
-    prompts, decodes = prompts_and_decodes(lengths, own.spec.vocab_size, own.block_size)
+    prompts, decodes = prompts_and_decodes(lengths, own.spec.vocab_size, block_size)
     for place, chunk in enumerate(prompts.chunks):
         chunk.sequence.state = place
         chunk.sequence.params = _COMPARED_PARAMS[place]
     whole = [Chunk(chunk.sequence, 0, chunk.sequence.prompt_len) for chunk in prompts.chunks]
-    probes: list[list[Adapter | None]] = [[]]
-    if own.adapters is not None:
+    probes: dict[str, list[Adapter | None]] = {"": []}
+    if own.executor.kernels.adapters is not None:
         probe = _probe(own)
-        probes.append([probe, None, probe][:most])
-    for adapters in probes:
-        added = " with adapters" if adapters else ""
+        probes[" with adapters"] = [probe, None, probe][:most]
+    for added, adapters in probes.items():
         yield f"a sequence{added}", Step(decodes.chunks[:1]), adapters[:1]
         yield f"{most} sequences{added}", decodes, adapters
         yield f"{most} prompts{added}", Step(whole), adapters
@@ -190,12 +190,7 @@ def _probe(own: Captured) -> Adapter:
     return own.executor.prepare(replace(adapter, parts=parts))
 
 
-def _batch(step: Step, own: Captured, adapters: Sequence[Adapter | None] = ()) -> Batch:
+def _batch(step: Step, own: Captured) -> Batch:
     """Return the batch of a step, with the block tables that graphs read."""
-    rows = own.tables.update(step)
-    batch = build_batch(step, own.block_size, own.spec.device, tables=(own.tables.on_device, rows))
-    batch.adapters = list(adapters)
-    if own.states is not None:
-        parts = [StateChunk(place, chunk.start, chunk.num_tokens) for place, chunk in enumerate(step.chunks)]
-        batch.states = own.states.of_step(parts)
-    return batch
+    tables = own.tables.on_device, own.tables.update(step)
+    return batch_of(step, own.spec, own.options.block_size, own.states, tables)

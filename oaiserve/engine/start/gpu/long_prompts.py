@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
@@ -10,93 +11,91 @@ from typing import Any
 
 import torch
 from torch.nn import attention
+from torch.nn.attention import varlen
 
 from oaiserve.engine.decoder.spec import ModelSpec
-from oaiserve.engine.executors.cuda.executor import CudaWeights
+from oaiserve.engine.executors.cuda.executor import CudaExecutor, CudaWeights
 from oaiserve.engine.executors.cuda.kernels import Kernels
-from oaiserve.engine.executors.reference.place import new_cache
-from oaiserve.engine.model.attention import Backend, Scoring
 from oaiserve.engine.model.attention.paged_prompts import Attend
-from oaiserve.engine.model.batch import build_batch
 from oaiserve.engine.model.rehearsal import prompt
-from oaiserve.engine.start.compare import Difference
+from oaiserve.engine.model.states import States
+from oaiserve.engine.start.check import batch_of
 from oaiserve.engine.start.gpu.kernels import logits_problem
-from oaiserve.engine.start.gpu.timing import Seconds, device_seconds
 from oaiserve.engine.start.gpu.trials import Trials
 
 NUM_KEYS = 8192  # length of the measured prompt
 NUM_TOKENS = 2048  # tokens at its end that are computed
+REPEATS = 5
 
 
 def flash_attention() -> Attend | None:
     """Return torch's function, which FlashAttention 3 or 4 computes on blocks of a cache, or None without a package."""
-    from torch.nn.attention import varlen
-
     function: Any = varlen.varlen_attn
     if "block_table" not in inspect.signature(function).parameters:  # torch before 2.12 lacks it.
         return None
     for name in ("FA3", "FA4"):
         with suppress(ImportError):
             attention.activate_flash_attention_impl(name)
-            found: Attend = function
-            return found
+            library: Attend = function
+            return library
     return None
 
 
+def device_seconds(call: Callable[[], object]) -> float:
+    """Return the least time of a call on the GPU. The first call compiles, and doesn't count."""
+    call()
+    best_ms = math.inf
+    for _ in range(REPEATS):
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begin.record()
+        call()
+        end.record()
+        end.synchronize()
+        best_ms = min(best_ms, begin.elapsed_time(end))
+    return best_ms / 1e3
+
+
 @torch.inference_mode()
-def long_prompts_checked(
+def with_library(
     spec: ModelSpec,
     weights: CudaWeights,
     kernels: Kernels,
     block_size: int,
     trials: Trials,
     find: Callable[[], Attend | None] = flash_attention,
-    seconds: Seconds = device_seconds,
-) -> Attend | None:
-    """Return the library's function if it is used for long prompts. The attention of `kernels` takes it, too."""
-    num_keys = NUM_KEYS
+    seconds: Callable[[Callable[[], object]], float] = device_seconds,
+) -> Kernels:
+    """Return the kernels with attention that uses FlashAttention for long prompts, where it is used."""
     shapes = spec.kv_shapes.values()
     has_its_shapes = bool(shapes) and all(shape.key_dim == shape.value_dim for shape in shapes)
-    if spec.dtype == torch.float32 or not has_its_shapes or spec.max_model_len < num_keys:
-        trials.off["long_prompts"] = f"it is for 16 bits, {num_keys:,} tokens or more, and keys as wide as values"
-        return None
+    if spec.dtype == torch.float32 or not has_its_shapes or spec.max_model_len < NUM_KEYS:
+        trials.off["long_prompts"] = f"it is for 16 bits, {NUM_KEYS:,} tokens or more, and keys as wide as values"
+        return kernels
     library = find()
     if library is None:
         trials.off["long_prompts"] = "no package with FlashAttention 3 or 4 is installed"
-        return None
-    slower: list[str] = []
+        return kernels
+    triton_attention: Any = kernels.attention
 
-    def problem(attend: Attend) -> Difference | None:
-        triton_attention: Any = kernels.attention
-        by_library = partial(triton_attention, library=attend, least_tokens=0)
-        found = logits_problem(spec, weights, kernels._replace(attention=by_library), block_size)
-        if found is None:
-            ways: tuple[Backend, ...] = triton_attention, by_library
-            ours, theirs = (
-                _layer_seconds(spec, weights.most_heads, way, num_keys, block_size, seconds) for way in ways
-            )
-            slower.extend([f"it took {theirs:.2g} s, Triton's kernels {ours:.2g} s"] * (theirs >= ours))
-        return found
+    by_library = kernels._replace(attention=partial(triton_attention, library=library, least_tokens=0))
 
-    is_usable = trials.is_usable("long_prompts", lambda: problem(library))
-    if is_usable and not slower:
-        return library
-    if slower:
-        trials.off["long_prompts"] = slower[0]
+    def problem(_: Kernels) -> object | None:
+        if difference := logits_problem(spec, weights, by_library, block_size):
+            return difference
+        theirs, ours = (seconds(_long_step(spec, weights, which, block_size)) for which in (by_library, kernels))
+        return f"a step took {theirs:.2g} s, with Triton's kernels {ours:.2g} s" if theirs >= ours else None
+
+    candidate = kernels._replace(attention=partial(triton_attention, library=library))
+    if trials.tried("long_prompts", lambda: candidate, problem) is not None:
+        return candidate
     if attention.current_flash_attention_impl():
         attention.restore_flash_attention_impl()
-    return None
+    return kernels
 
 
-def _layer_seconds(
-    spec: ModelSpec, heads: int, way: Backend, num_keys: int, block_size: int, seconds: Seconds
-) -> float:
-    """Return the time of the first layer's attention at the end of a prompt."""
-    shape = next(iter(spec.kv_shapes.values()))
-    num_blocks = -(-num_keys // block_size)
-    cache = new_cache(shape, spec.dtype, spec.device, num_blocks=num_blocks, block_size=block_size)
-    sizes = (heads, shape.key_dim), (shape.kv_heads, shape.key_dim), (shape.kv_heads, shape.value_dim)
-    query, key, value = (torch.zeros(NUM_TOKENS, *size, dtype=spec.dtype, device=spec.device) for size in sizes)
-    step = prompt(num_keys, spec.vocab_size, block_size, start=num_keys - NUM_TOKENS)
-    batch = build_batch(step, block_size, spec.device)
-    return seconds(lambda: way(batch)(query, key, value, cache, Scoring(1.0)))
+def _long_step(spec: ModelSpec, weights: CudaWeights, kernels: Kernels, block_size: int) -> Callable[[], object]:
+    """Return a function that computes the end of a long prompt."""
+    sizes = {"num_blocks": -(-NUM_KEYS // block_size), "block_size": block_size}
+    executor = CudaExecutor(weights, spec.kv_shapes, **sizes, kernels=kernels)
+    step = prompt(NUM_KEYS, spec.vocab_size, block_size, start=NUM_KEYS - NUM_TOKENS)
+    return partial(executor.forward, batch_of(step, spec, block_size, States.of(spec, 1)))

@@ -13,20 +13,18 @@ import json
 import os
 import pickle
 import sys
-from collections.abc import Callable
 from dataclasses import fields, is_dataclass, replace
-from functools import partial
 from typing import Any
 
 from torch import Tensor
 
 from oaiserve.config import Bytes
 from oaiserve.engine.decoder.blocks import Blocks
-from oaiserve.engine.decoder.description import Decoder, NotKnown
+from oaiserve.engine.decoder.description import NotKnown
 from oaiserve.engine.model.device import select_device
 from oaiserve.engine.start.described import Described, describe_model
-from oaiserve.engine.start.gpu.child import KILL_LIMIT_SECONDS, Order
-from oaiserve.engine.start.gpu.trials import Feature, TrialFailed, Trials
+from oaiserve.engine.start.gpu.child import KILL_LIMIT_SECONDS, LIMITS, Order
+from oaiserve.engine.start.gpu.trials import TrialFailed, Trials
 from oaiserve.engine.start.ways.gpu import place, start_on_gpu
 from oaiserve.errors import StartupError
 from oaiserve.files.source import find_model
@@ -50,26 +48,19 @@ def kind_of(part: Any) -> Any:
     return part
 
 
-def kinds_of(decoder: Decoder) -> dict[Any, int]:
-    """Return the first layer of each kind."""
-    found: dict[Any, int] = {}
-    for number, layer in enumerate(decoder.layers):
-        found.setdefault(kind_of(layer), number)
-    return found
-
-
-def first_layers(found: Described) -> Described:
+def first_layers(model: Described) -> Described:
     """Return a model with its first layers, as many as are needed for all kinds."""
-    decoder = found.decoder
+    decoder = model.decoder
     if decoder.layer_inputs is not None:  # These have numbers for each layer.
-        return found
-    number = max(LEAST_LAYERS, 1 + max(kinds_of(decoder).values()))
+        return model
+    kinds = [kind_of(layer) for layer in decoder.layers]
+    number = max(LEAST_LAYERS, 1 + max(map(kinds.index, kinds)))
     spec = replace(
-        found.spec,
-        kv_shapes={layer: shape for layer, shape in found.spec.kv_shapes.items() if layer < number},
-        state_shapes={layer: shape for layer, shape in found.spec.state_shapes.items() if layer < number},
+        model.spec,
+        kv_shapes={layer: shape for layer, shape in model.spec.kv_shapes.items() if layer < number},
+        state_shapes={layer: shape for layer, shape in model.spec.state_shapes.items() if layer < number},
     )
-    return found._replace(spec=spec, decoder=replace(decoder, layers=decoder.layers[:number]))
+    return model._replace(spec=spec, decoder=replace(decoder, layers=decoder.layers[:number]))
 
 
 def probe(order: Order, trials: Trials) -> None:
@@ -79,36 +70,33 @@ def probe(order: Order, trials: Trials) -> None:
     """
     device = select_device(order.device)
     options = replace(order.options, kv_blocks=None, kv_cache_memory=CACHE_MEMORY)
-    found = first_layers(describe_model(find_model(order.model), options, device=device))
-    started = start_on_gpu(place(found, options, order.model), options, trials)
-    with trials.blamed_on("sampling"):
+    model = first_layers(describe_model(find_model(order.model), options, device=device))
+    started = start_on_gpu(place(model, options, order.model), options, trials)
+    with trials.blamed_on("kernels"):
         started.warm_up()
 
 
 def main() -> None:
     lines = os.fdopen(os.dup(sys.stdout.fileno()), "w", buffering=1)
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # Other output goes to the log.
-    order: Order = pickle.load(sys.stdin.buffer)
-    report: Callable[[Feature | None], None] = partial(_report, lines, order)
-    report(None)
-    trials = Trials(order.verdict, report)
+    order, known = pickle.load(sys.stdin.buffer)
+
+    def write(**message: object) -> None:
+        # The server ends a probe earlier, unless the server has ended.
+        faulthandler.dump_traceback_later(LIMITS.between + KILL_LIMIT_SECONDS, exit=True)
+        print(json.dumps(message), file=lines)
+
+    write(trying=None)
+    trials = Trials(known, lambda feature: write(trying=feature))
     try:
         probe(order, trials)
     except (NotKnown, StartupError) as error:
         print(error, file=sys.stderr)
-        print(json.dumps({"declined": True}), file=lines)
-        return
+        write(verdict=None)
     except TrialFailed as error:
-        print(json.dumps({"failed": str(error)}), file=lines)
-        return
-    verdict = trials.verdict
-    print(json.dumps({"off": dict(verdict.off), "problems": sorted(verdict.problems)}), file=lines)
-
-
-def _report(lines: Any, order: Order, feature: Feature | None) -> None:
-    # The server ends a probe earlier, unless the server has ended.
-    faulthandler.dump_traceback_later(order.limit_of(feature) + KILL_LIMIT_SECONDS, exit=True)
-    print(json.dumps({"trying": feature}), file=lines)
+        write(failed=str(error))
+    else:
+        write(verdict=trials.results)
 
 
 if __name__ == "__main__":

@@ -8,26 +8,27 @@ from contextlib import contextmanager
 from types import MappingProxyType
 from typing import Literal, TypeVar
 
-from oaiserve.engine.start.gpu.verdict import Verdict
-from oaiserve.errors import StartupError
 from oaiserve.files.load_errors import named
 
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
-# The names under which /metrics says what is on.
-Feature = Literal["kernels", "long_prompts", "sampling", "adapters", "graphs"]
-_PLAIN = "plain torch computes it, which is much slower and has no CUDA graphs"
+# The results of trials by feature: an empty text, or the reason why it is off. Other features were not tried.
+Verdict = Mapping[str, str]
+Feature = Literal["kernels", "long_prompts", "graphs"]  # the names under which /metrics says what is on
 # For each feature: its name in the log, and the consequence if it is off.
 FEATURES: Mapping[Feature, tuple[str, str]] = MappingProxyType(
     {
-        "kernels": ("Triton's kernels", _PLAIN),
+        "kernels": ("Triton's kernels", "plain torch computes, which is much slower and has no CUDA graphs"),
         "long_prompts": ("Long prompts by FlashAttention", "Triton's kernels compute them"),
-        "sampling": ("Sampling by Triton's kernels", _PLAIN),
-        "adapters": ("Adapters by Triton's kernels", "plain torch adds them, which is slower"),
         "graphs": ("CUDA graphs", "operations are launched one by one, which is slower (--no-cuda-graph does not try)"),
     }
 )
+
+
+def all_off(reason: str) -> Verdict:
+    """Return the verdict that no feature is usable."""
+    return dict.fromkeys(FEATURES, reason)
 
 
 class TrialFailed(Exception):
@@ -35,57 +36,42 @@ class TrialFailed(Exception):
 
 
 class Trials:
-    """The features of one start: which of them are on, and why the others are off.
+    """The features of one start: `off` says why each is off, and is empty for one that is on.
 
-    Features in the verdict are not tried again. In a probe, `report` is called with the name of a feature before its
-    trial, and with None after it.
+    Features in the verdict of a probe are not tried again. In a probe, `report` is called with the name of a feature
+    before its trial, and with None after it.
     """
 
     def __init__(
-        self,
-        verdict: Verdict = Verdict(),  # noqa: B008 - immutable
-        report: Callable[[Feature | None], object] | None = None,
+        self, verdict: Verdict | None = None, report: Callable[[Feature | None], object] | None = None
     ) -> None:
         self.off: dict[str, str] = dict.fromkeys(FEATURES, "not tried")
-        self._verdict = verdict
-        self._problems: set[str] = set()
+        self.results: dict[str, str] = {}
+        self._verdict = verdict or {}
         self._report = report
 
-    @property
-    def verdict(self) -> Verdict:
-        return Verdict(dict(self.off), frozenset(self._problems))
-
-    def is_usable(self, feature: Feature, problem: Callable[[], object | None]) -> bool:
-        """Return whether a feature is used: the verdict says so, or `problem` returns None. Other results are logged.
-
-        Raises TrialFailed, and StartupError for the user.
-        """
-        return self.tried(feature, lambda: True, lambda _: problem()) is not None
-
     def tried(self, feature: Feature, make: Callable[[], T], problem: Callable[[T], object | None]) -> T | None:
-        """Make a faster way to compute, and return it if `is_usable` says so."""
-        reason = self._verdict.off.get(feature)
-        is_problem = feature in self._verdict.problems
+        """Make a faster way to compute, and return it if the verdict, or else `problem`, finds nothing.
+
+        In a probe, raises TrialFailed for any error.
+        """
+        reason = self._verdict.get(feature)
         made: T | None = None
         if not reason:
             with self.blamed_on(feature):
                 try:
                     made = make()
-                    found = problem(made) if reason is None else None
-                    reason = "" if found is None else str(found)
-                except StartupError:  # An option of the user is impossible.
-                    raise
+                    if reason is None:
+                        reason = str(problem(made) or "")
                 except Exception as error:  # Compilers and drivers can raise anything, and the feature is optional.
                     reason = named(error)
                     if self._report is not None:
                         raise TrialFailed(reason) from error
-            is_problem = bool(reason)
-        self.off[feature] = reason
-        if is_problem:
-            self._problems.add(feature)
-            name, instead = FEATURES[feature]
-            log.warning("%s: off, and %s: %s", name, instead, reason)
-        return None if reason else made
+        self.off[feature] = self.results[feature] = reason
+        if reason:
+            log.warning("%s: off, and %s: %s", *FEATURES[feature], reason)
+            return None
+        return made
 
     @contextmanager
     def blamed_on(self, feature: Feature) -> Iterator[None]:

@@ -1,25 +1,34 @@
-"""Decides which faster ways to compute a start uses: those that passed a probe, unless the GPU has failed."""
+"""Decides which faster ways to compute a start uses: those that passed a probe, unless the GPU has failed.
+
+The verdict is stored for later starts. It is valid for one model, one GPU, its driver, and the versions of the packages
+that make kernels.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import json
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from datetime import date
+from pathlib import Path
 
 import torch
 
 from oaiserve.engine.decoder.description import NotKnown
 from oaiserve.engine.decoder.spec import ModelSpec
 from oaiserve.engine.start.gpu.child import Order, probed
-from oaiserve.engine.start.gpu.trials import FEATURES
-from oaiserve.engine.start.gpu.verdict import Verdict, driver_version, recall, remember, verdict_path
+from oaiserve.engine.start.gpu.trials import FEATURES, Verdict, all_off
 from oaiserve.engine.start.request import StartRequest
 from oaiserve.errors import DeviceLost, StartupError
+from oaiserve.files import private
 from oaiserve.files.load_errors import named
 from oaiserve.files.start_cache import version_of
 
 log = logging.getLogger(__name__)
+
+_DRIVER = Path("/proc/driver/nvidia/version")
 
 
 class Usable:
@@ -28,21 +37,23 @@ class Usable:
     def __init__(self, request: StartRequest, spec: ModelSpec) -> None:
         """Read the verdict of an earlier start, or probe the GPU."""
         self._device = spec.device
-        self._path = verdict_path(_about(request, spec))
-        self.verdict = self._decide(request)
+        name = hashlib.sha256("\n".join(map(str, _about(request, spec))).encode()).hexdigest()[:16]
+        self._path = private.cache_folder() / "probed-gpus" / name
+        # A feature that has become possible since the probe must not be tried in this process.
+        self.verdict = {**all_off("no probe has tried it; --recheck does"), **self._decide(request)}
 
     def _decide(self, request: StartRequest) -> Verdict:
         options = request.options
         if not options.compile:
-            return Verdict()
+            return all_off("--no-compile")
         verdict = None if options.recheck else recall(self._path)
         if verdict is not None:
             return verdict
         log.info("Another process computes some layers of the model, to find out which kernels are usable on this GPU")
         verdict = probed(Order(str(request.source.path), options, str(self._device)))
         if verdict is None:  # The start itself will fail with the reason.
-            return _all_off("the probe could not start the model")
-        if len(verdict.problems) < len(FEATURES):
+            return all_off("the probe could not start the model")
+        if _has_usable(verdict):
             remember(self._path, verdict)
         return verdict
 
@@ -56,8 +67,8 @@ class Usable:
         except Exception as error:
             if not self.forbid_if_failed(error):
                 raise
-            had_features = len(self.verdict.problems) < len(FEATURES)
-            kind = DeviceLost if had_features and recall(self._path) is not None else StartupError
+            can_be_plain = _has_usable(self.verdict) and recall(self._path) is not None
+            kind = DeviceLost if can_be_plain else StartupError
             raise kind(f"The GPU failed, and fails from now on: {named(error)}.") from error
 
     def forbid_if_failed(self, error: BaseException) -> bool:
@@ -66,20 +77,52 @@ class Usable:
             torch.cuda.synchronize(self._device)
         except Exception:
             reason = f"the GPU failed on {date.today()} (--recheck probes it again): {named(error)}"
-            remember(self._path, _all_off(reason))
+            remember(self._path, all_off(reason))
             return True
         return False
 
 
-def _all_off(reason: str) -> Verdict:
-    return Verdict(dict.fromkeys(FEATURES, reason), frozenset(FEATURES))
+def _has_usable(verdict: Verdict) -> bool:
+    return not all(verdict.get(feature) for feature in FEATURES)
 
 
-def _about(request: StartRequest, spec: ModelSpec) -> list[str]:
+def _about(request: StartRequest, spec: ModelSpec) -> Iterable[object]:
     """Return everything on which the verdict depends."""
     options = request.options
     sizes = (options.block_size, options.max_running, options.max_step_tokens, options.max_model_len)
-    ways = (options.attention, options.cuda_graph, options.kv_cache_dtype, options.has_adapters, spec.dtype)
+    ways = (options.cuda_graph, options.kv_cache_dtype, options.has_adapters, spec.dtype)
     of_device = (torch.cuda.get_device_name(spec.device), driver_version(), torch.version.cuda)
     versions = map(version_of, ("oaiserve", "torch", "triton"))
-    return [str(one) for one in (request.source.path.resolve(), *sizes, *ways, *of_device, *versions)]
+    return request.source.path.resolve(), *sizes, *ways, *of_device, *versions
+
+
+def driver_version() -> str:
+    """Return a line with the version of NVIDIA's driver, or an empty one if the system has none."""
+    try:
+        return _DRIVER.read_text().partition("\n")[0]
+    except OSError:
+        return ""
+
+
+def recall(path: Path) -> Verdict | None:
+    """Read a verdict. Return None if it is missing or broken."""
+    try:
+        private.verified(path.parent)
+        verdict = json.loads(private.read_file(path))
+    except FileNotFoundError:
+        return None
+    except (OSError, RecursionError, ValueError, private.NotPrivate) as error:
+        log.warning("The GPU is probed again, because the verdict of an earlier probe cannot be used: %s", error)
+        return None
+    is_sound = isinstance(verdict, dict) and all(isinstance(reason, str) for reason in verdict.values())
+    return verdict if is_sound else None
+
+
+def remember(path: Path, verdict: Verdict) -> None:
+    """Write a verdict for later starts."""
+    try:
+        private.make_folder(path.parent)
+        private.verified(path.parent)
+        private.write_file(path, json.dumps(verdict).encode())
+    except (OSError, private.NotPrivate) as error:
+        log.warning("The next start probes the GPU again, because the verdict could not be stored: %s", error)

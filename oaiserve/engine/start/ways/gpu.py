@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from importlib.util import find_spec
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -14,36 +14,32 @@ from oaiserve.config import EngineOptions
 from oaiserve.engine.decoder.description import Decoder, NotKnown
 from oaiserve.engine.decoder.spec import ModelSpec
 from oaiserve.engine.executors.cuda.executor import CudaExecutor, CudaWeights, refuse_without_kernels
+from oaiserve.engine.executors.cuda.kernels import Kernels, triton_kernels
 from oaiserve.engine.executors.reference.executor import ReferenceExecutor
 from oaiserve.engine.executors.reference.place import placed
 from oaiserve.engine.model.device import select_device
 from oaiserve.engine.model.gpu.block_tables import BlockTables
 from oaiserve.engine.model.gpu.cuda_capture import CudaCapture
 from oaiserve.engine.model.gpu.step_graphs import StepGraphs
-from oaiserve.engine.model.gpu.step_sizes import step_sizes
 from oaiserve.engine.model.memory import longest_request
 from oaiserve.engine.model.rehearsal import sampling_steps
 from oaiserve.engine.model.runner import ModelRunner
+from oaiserve.engine.model.sampling.draw_rows import SampleIds
 from oaiserve.engine.model.sampling.logit_edits import ApplyMasks
 from oaiserve.engine.model.states import States
 from oaiserve.engine.served_model import ServedModel
 from oaiserve.engine.start.check import refuse_unless_finite
 from oaiserve.engine.start.described import Described, describe_model, with_shapes
-from oaiserve.engine.start.gpu.fast_paths import FastPaths, find_fast_paths, no_fast_paths
-from oaiserve.engine.start.gpu.graph_capture import Captured, capture_graphs, graph_memory_bytes
-from oaiserve.engine.start.gpu.kernels import adapters_problem
-from oaiserve.engine.start.gpu.kv_cache import gpu_sizes, refuse_unless_float8, takes_float8, with_measured_scales
-from oaiserve.engine.start.gpu.trials import Trials
+from oaiserve.engine.start.gpu.graph_capture import Captured, capture_graphs, graph_memory_bytes, sizes_of
+from oaiserve.engine.start.gpu.kernels import kernels_problem
+from oaiserve.engine.start.gpu.long_prompts import with_library
+from oaiserve.engine.start.gpu.memory import gpu_sizes, refuse_unless_float8, takes_float8, with_measured_scales
+from oaiserve.engine.start.gpu.trials import Trials, all_off
 from oaiserve.engine.start.gpu.usable import Usable
 from oaiserve.engine.start.options import refuse_unless_possible
 from oaiserve.engine.start.request import Declined, StartRequest
 from oaiserve.engine.start.started import GPU_STEP_TOKENS, Started, assemble
 from oaiserve.errors import StartupError
-
-if TYPE_CHECKING:  # This module needs Triton.
-    from oaiserve.engine.model.gpu.triton_adapters import TritonAdapters
-
-log = logging.getLogger(__name__)
 
 
 class OnGpu:
@@ -63,12 +59,12 @@ class OnGpu:
         device = select_device(options.device)
         name = request.source.location
         try:
-            found = describe_model(request.source, options, device=device)
-            refuse_what_the_device_lacks(found, options)
+            described = describe_model(request.source, options, device=device)
+            refuse_what_the_device_lacks(described, options)
             with request.times.part("probe of the GPU"):
-                usable = Usable(request, found.spec)
+                usable = Usable(request, described.spec)
             with usable.watched():
-                model = request.load("weights", lambda: place(found, options, name))
+                model = request.load("weights", lambda: place(described, options, name))
                 started = start_on_gpu(model, options, Trials(usable.verdict))
         except NotKnown as reason:
             raise Declined(str(reason)) from reason
@@ -84,21 +80,21 @@ class Placed(NamedTuple):
     adaptable: Mapping[str, tuple[int, int]]  # rows and columns of the modules that adapters may name
 
 
-def refuse_what_the_device_lacks(found: Described, options: EngineOptions) -> None:
+def refuse_what_the_device_lacks(model: Described, options: EngineOptions) -> None:
     """Raise StartupError for options that the model or the device cannot obey, and NotKnown for what has no kernels."""
-    refuse_unless_possible(found.spec, options, found.decoder.adaptable())
+    refuse_unless_possible(model.spec, options, model.decoder.adaptable())
     if options.kv_cache_dtype == "fp8":
-        refuse_unless_float8(found.spec.device)
+        refuse_unless_float8(model.spec.device)
     if options.compile:
-        refuse_without_kernels(found.decoder)
+        refuse_without_kernels(model.decoder)
 
 
-def place(found: Described, options: EngineOptions, name: str) -> Placed:
+def place(model: Described, options: EngineOptions, name: str) -> Placed:
     """Bring the weights of a described model to its device one by one.
 
     Raises NotKnown for a model without kernels, and StartupError for too little memory.
     """
-    spec, decoder, *_ = found
+    spec, decoder, *_ = model
     device = spec.device
     weights: CudaWeights | Decoder
     try:
@@ -117,46 +113,48 @@ def place(found: Described, options: EngineOptions, name: str) -> Placed:
 
 
 def start_on_gpu(model: Placed, options: EngineOptions, trials: Trials) -> Started:
-    """Start a model whose weights are on a GPU: its fast paths, its sizes, its executor and its graphs.
+    """Start a model whose weights are on a GPU: its kernels, its sizes, its executor and its graphs.
 
     Raises StartupError if the device, or its memory, does not allow the options, and NotKnown for a model whose outputs
     are no numbers.
     """
     spec, weights, adaptable = model
-    paths = no_fast_paths("--no-compile", trials)
-    if isinstance(weights, CudaWeights):
+    kernels = Kernels()
+    graph_bytes = 0
+    if not isinstance(weights, CudaWeights):
+        trials.off |= all_off("--no-compile")
+    else:
         if options.kv_cache_dtype == "fp8":
             spec = with_measured_scales(spec, weights, options.block_size)
-        paths = find_fast_paths(spec, weights, options, trials)
-    graph_reason = _reason_without_graphs(options, paths)
-    graph_bytes = 0
-    if not graph_reason and isinstance(weights, CudaWeights):
-        graph_bytes = graph_memory_bytes(spec, options, weights.widest)
-    make = partial(executor_of, model, spec, options=options, paths=paths)
+        kernels = kernels_for(spec, weights, adaptable, options, trials)
+        trials.off["graphs"] = reason_without_graphs(kernels, options)
+        if not trials.off["graphs"]:
+            graph_bytes = graph_memory_bytes(spec, options, weights.widest)
+    sample_ids: SampleIds | None = None
+    apply_masks: ApplyMasks | None = None
+    if kernels.sampling is not None:
+        sample_ids = kernels.sampling.sample_ids
+        apply_masks = kernels.sampling.apply_masks
+    make = partial(executor_of, weights, spec, options=options, kernels=kernels)
     # Measuring runs the largest step, whose keys and rows no step before had.
     with trials.blamed_on("kernels"):
-        num_blocks, num_states = gpu_sizes(spec, options, make, sample_ids=paths.sample_ids, graph_bytes=graph_bytes)
+        num_blocks, num_states = gpu_sizes(spec, options, make, sample_ids=sample_ids, graph_bytes=graph_bytes)
     executor = make(num_blocks)
     refuse_unless_finite(executor, spec, options.block_size)
-    adapters = _adapters_checked(spec, adaptable, executor, options, trials)
     max_model_len = longest_request(spec, num_blocks * options.block_size)
     tables = BlockTables.with_room(options.max_running, max_model_len, options.block_size, spec.device)
-    # One more than sequences can have, for padded rows of graphs.
-    states = States(spec.state_shapes, num_states + 1, spec.device) if num_states else None
+    states = States.of(spec, num_states + 1)  # One more than sequences can have, for padded rows of graphs.
     graphs: StepGraphs | None = None
-    if graph_reason:
-        trials.off["graphs"] = graph_reason
-    else:
-        sizes = num_blocks, options.block_size
-        captured = Captured(executor, spec, tables, CudaCapture(spec.device), *sizes, states, adapters, adaptable)
-        graphs = capture_graphs(captured, options, trials)
-
+    if not trials.off["graphs"] and isinstance(executor, CudaExecutor):
+        capture = CudaCapture(spec.device)
+        captured = Captured(executor, spec, options, tables, capture, num_blocks, states, adaptable)
+        graphs = capture_graphs(captured, trials)
     runner = ModelRunner(
         executor,
         spec.device,
         options.block_size,
-        sample_ids=paths.sample_ids,
-        apply_masks=paths.apply_masks,
+        sample_ids=sample_ids,
+        apply_masks=apply_masks,
         graphs=graphs,
         tables=tables,
         states=states,
@@ -171,69 +169,58 @@ def start_on_gpu(model: Placed, options: EngineOptions, trials: Trials) -> Start
         num_states=num_states,
         block_bytes=options.block_size * spec.kv_bytes_per_token,
         weight_bytes=executor.weight_bytes,
-        warm_up=partial(warm_up, runner, spec, paths.apply_masks),
+        warm_up=partial(warm_up, runner, spec, apply_masks),
         features=trials.off,
     )
 
 
-def executor_of(
-    model: Placed, spec: ModelSpec, num_blocks: int, *, options: EngineOptions, paths: FastPaths
-) -> CudaExecutor | ReferenceExecutor:
-    """Make an executor whose KV cache has `num_blocks` blocks."""
-    weights = model.weights
-    if isinstance(weights, CudaWeights):
-        sizes = {"num_blocks": num_blocks, "block_size": options.block_size}
-        return CudaExecutor(weights, spec.kv_shapes, **sizes, kernels=paths.kernels)
-    return ReferenceExecutor(
-        with_shapes(weights, spec),
-        dtype=spec.dtype,
-        device=spec.device,
-        num_blocks=num_blocks,
-        block_size=options.block_size,
-    )
-
-
-def _adapters_checked(
+def kernels_for(
     spec: ModelSpec,
+    weights: CudaWeights,
     adaptable: Mapping[str, tuple[int, int]],
-    executor: CudaExecutor | ReferenceExecutor,
     options: EngineOptions,
     trials: Trials,
-) -> TritonAdapters | None:
-    """Let the executor add adapters by kernels, if these compute the same, and return them."""
-    if not options.has_adapters:
-        trials.off["adapters"] = "there are none (--lora)"
-        return None
-    if not isinstance(executor, CudaExecutor):
-        return None
-    adapters = trials.tried(
-        "adapters",
-        partial(_adapters, spec, adaptable, options),
-        lambda made: adapters_problem(spec, adaptable, made.of_batch, options.block_size),
-    )
-    if adapters is not None:
-        executor.add_adapters = adapters.of_batch
-    return adapters
+) -> Kernels:
+    """Return the kernels that a model uses: those of Triton, if they compute the same as plain torch."""
+    if find_spec("triton") is None:
+        trials.off["kernels"] = "Triton is not installed"
+        return Kernels()
+
+    def make() -> Kernels:
+        kernels = triton_kernels()
+        if not options.has_adapters:
+            return kernels
+        from oaiserve.engine.model.gpu.triton_adapters import TritonAdapters
+
+        captured_tokens = sizes_of(spec, options)[-1].num_tokens
+        # Twice as many adapters as a step can have.
+        adapters = TritonAdapters(adaptable, 2 * options.max_running, spec.device, captured_tokens)
+        return kernels._replace(adapters=adapters)
+
+    problem = partial(kernels_problem, spec, weights, adaptable=adaptable, block_size=options.block_size)
+    kernels = trials.tried("kernels", make, problem)
+    if kernels is None:
+        return Kernels()
+    return with_library(spec, weights, kernels, options.block_size, trials)
 
 
-def _adapters(spec: ModelSpec, adaptable: Mapping[str, tuple[int, int]], options: EngineOptions) -> TritonAdapters:
-    """Make the kernels of adapters. Raises ImportError without Triton."""
-    from oaiserve.engine.model.gpu.triton_adapters import TritonAdapters
-
-    largest = step_sizes(options.max_running, options.step_tokens(GPU_STEP_TOKENS))[-1]
-    # Twice as many as a step can have.
-    return TritonAdapters(adaptable, 2 * options.max_running, spec.device, largest.num_tokens)
-
-
-def _reason_without_graphs(options: EngineOptions, paths: FastPaths) -> str:
+def reason_without_graphs(kernels: Kernels, options: EngineOptions) -> str:
     """Return why no steps are captured as CUDA graphs; empty if they are."""
-    if not options.compile:
-        return "--no-compile"
     if not options.cuda_graph:
         return "--no-cuda-graph"
-    if paths.have_graphs:
-        return ""
-    return "attention or sampling is in plain torch"
+    if kernels.sampling is None:
+        return "they need Triton's kernels"
+    return ""
+
+
+def executor_of(
+    weights: CudaWeights | Decoder, spec: ModelSpec, num_blocks: int, *, options: EngineOptions, kernels: Kernels
+) -> CudaExecutor | ReferenceExecutor:
+    """Make an executor whose KV cache has `num_blocks` blocks."""
+    sizes = {"num_blocks": num_blocks, "block_size": options.block_size}
+    if isinstance(weights, CudaWeights):
+        return CudaExecutor(weights, spec.kv_shapes, **sizes, kernels=kernels)
+    return ReferenceExecutor(with_shapes(weights, spec), dtype=spec.dtype, device=spec.device, **sizes)
 
 
 def warm_up(runner: ModelRunner, spec: ModelSpec, apply_masks: ApplyMasks | None) -> None:

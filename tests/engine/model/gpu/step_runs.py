@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from transformers import PreTrainedConfig
 
@@ -22,6 +23,7 @@ from oaiserve.engine.model.gpu.step_graphs import StepGraphs
 from oaiserve.engine.model.gpu.step_sizes import Size
 from oaiserve.engine.model.runner import Launched, ModelRunner
 from oaiserve.engine.model.sampling.draw_rows import DrawRow, SampledIds
+from oaiserve.engine.model.sampling.logit_edits import apply_masks_in_torch
 from oaiserve.engine.step import Step
 from tests.engine.model.cpu.small_models import load
 from tests.engine.model.runners import states_of
@@ -57,6 +59,9 @@ class PlainSampler:
         self.num_sampled += len(rows)
         return plain_sampling.sample_ids(logits, rows)
 
+    def apply_masks(self, logits: torch.Tensor, rows: list[int], words: np.ndarray) -> None:
+        apply_masks_in_torch(logits, rows, words)
+
     def take_best(self, logits: torch.Tensor, out: SampledIds) -> None:
         self._keep(plain_sampling.take_best(logits), out)
 
@@ -84,10 +89,12 @@ def padded_attention(batch: Batch) -> PlainAttention:
     return PlainAttention(of_step)
 
 
-def executor_of(model: Model, num_blocks: int, block_size: int, attention: Backend = PlainAttention) -> CudaExecutor:
+def executor_of(
+    model: Model, num_blocks: int, block_size: int, attention: Backend = PlainAttention, **kernels: Any
+) -> CudaExecutor:
     weights = CudaWeights(model.decoder, dtype=torch.float32, device=CPU)
     sizes = {"num_blocks": num_blocks, "block_size": block_size}
-    return CudaExecutor(weights, kv_shapes(model.decoder), **sizes, kernels=Kernels(attention))
+    return CudaExecutor(weights, kv_shapes(model.decoder), **sizes, kernels=Kernels(attention, **kernels))
 
 
 def plain_runner(model: Model, num_blocks: int, block_size: int, **arguments: Any) -> ModelRunner:
@@ -113,8 +120,7 @@ class GraphRunner(ModelRunner):
         sampler: Any = None,
         adapters: Any = None,
     ) -> None:
-        executor = executor_of(model, num_blocks + 1, block_size, attention)
-        executor.add_adapters = None if adapters is None else adapters.of_batch
+        executor = executor_of(model, num_blocks + 1, block_size, attention, adapters=adapters)
         tables = BlockTables(max(MOST_SEQUENCES, sizes[-1].rows), width, block_size, CPU)
         states = states_of(model.spec)
         self.sampler = sampler or PlainSampler()

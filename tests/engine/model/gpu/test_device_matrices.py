@@ -1,8 +1,6 @@
 """Packed matrices on a GPU: products of the kernel are those of the expanded weights, for every format that is read."""
 
 import math
-import sys
-from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -10,12 +8,10 @@ import torch
 
 from oaiserve.engine.decoder.sources.integer_layouts import BadLayout, floats
 from oaiserve.engine.model.gpu.device_matrices import (
-    PackedMatrix,
     expanded_product,
     joined,
     of_integers,
 )
-from oaiserve.engine.start.gpu.products import unpacking_where_faster
 from tests.engine.model.gpu.packed_matrices import floats_in_blocks, integers, numbers, relative
 
 pytest.importorskip("triton", reason="Triton has no wheels for this system")
@@ -83,24 +79,6 @@ def test_a_row_is_multiplied_alike_in_255_rows_and_in_256() -> None:
     x = numbers(256, 256).bfloat16()
     together = triton_products.multiply(x, packed, None)
     assert torch.equal(triton_products.multiply(x[:255], packed, None), together[:255])
-
-
-@pytest.mark.parametrize(("faster_from", "chosen"), [(1, 512), (1000, 1024), (5000, sys.maxsize)])
-def test_matrices_are_unpacked_from_the_rows_on_where_that_is_faster(faster_from: int, chosen: int) -> None:
-    matrices = [of_integers(MATRICES[name]) for name in ("4 bits", "8 bits with zeros", "4 bits with zeros")]
-    given: list[tuple[int, tuple[int, int], bool]] = []
-
-    def multiply(x: torch.Tensor, matrix: PackedMatrix, bias: object, unpacked_from: int) -> None:
-        given.append((len(x), matrix.shape, unpacked_from <= len(x)))
-
-    def seconds(call: Callable[[], object]) -> float:
-        call()
-        num_rows, _, is_unpacked = given[-1]
-        return faster_from if is_unpacked else num_rows
-
-    found = unpacking_where_faster(matrices, torch.float32, multiply, seconds)
-    assert found.keywords == {"unpacked_from": chosen}
-    assert {shape for _, shape, _ in given} == {(70, 128)}  # the largest, by its bytes
 
 
 def test_columns_are_split_so_that_there_are_enough_programs(monkeypatch: pytest.MonkeyPatch) -> None:

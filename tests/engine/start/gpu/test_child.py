@@ -7,19 +7,17 @@ from pathlib import Path
 import pytest
 
 from oaiserve.config import EngineOptions
-from oaiserve.engine.start.gpu.child import Order, probed
-from oaiserve.engine.start.gpu.trials import FEATURES
-from oaiserve.engine.start.gpu.verdict import Verdict
+from oaiserve.engine.start.gpu.child import Limits, Order, probed
+from oaiserve.engine.start.gpu.trials import FEATURES, Verdict
 
 # A probe that tries all features. What happens in the trial of one is in its argument.
 PROBE = """
 import json, os, pickle, signal, sys, threading, time
 
-order = pickle.load(sys.stdin.buffer)
+order, verdict = pickle.load(sys.stdin.buffer)
 what, feature = sys.argv[1:]
-off, problems = dict(order.verdict.off), set(order.verdict.problems)
 with open(os.environ["PROBES"], "a") as file:
-    print(len(off), file=file)
+    print(len(verdict), file=file)
 
 def say(**found):
     print(json.dumps(found), flush=True)
@@ -40,27 +38,29 @@ def act():
     elif what == "babbles":
         print("no JSON", flush=True)
     elif what == "is declined":
-        say(declined=True)
+        say(verdict=None)
         sys.exit()
 
 if feature == "none":
     act()
 for name in FEATURES:
-    if name in off:
+    if name in verdict:
         continue
     say(trying=name)
     if name == feature:
         if what == "is wrong":
-            off[name] = "the outputs would differ by 50 %"
-            problems.add(name)
+            verdict[name] = "the outputs would differ by 50 %"
             continue
         act()
-    off[name] = ""
+    verdict[name] = ""
     say(trying=None)
-say(off=off, problems=sorted(problems))
+say(verdict=verdict)
 if what == "fails at its end":
     sys.exit(99)
 """.replace("FEATURES", repr(list(FEATURES)))
+
+
+ORDER = Order("a model", EngineOptions(), "cuda")
 
 
 @pytest.fixture
@@ -71,9 +71,8 @@ def log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def run(what: str, feature: str, limit_seconds: float = 60.0) -> Verdict | None:
-    limits = {"limit_seconds": limit_seconds, "limit_between_seconds": limit_seconds}
-    order = Order("a model", EngineOptions(), "cuda", **limits)
-    return probed(order, (sys.executable, "-c", PROBE, what, feature))
+    command = (sys.executable, "-c", PROBE, what, feature)
+    return probed(ORDER, command, Limits(limit_seconds, limit_seconds))
 
 
 @pytest.mark.parametrize(
@@ -89,11 +88,10 @@ def run(what: str, feature: str, limit_seconds: float = 60.0) -> Verdict | None:
 def test_a_feature_that_fails_in_a_probe_is_off_and_the_others_are_on(
     what: str, reason: str, probes: int, log: Path
 ) -> None:
-    verdict = run(what, "sampling", 2.0 if what == "hangs" else 60.0)
+    verdict = run(what, "long_prompts", 2.0 if what == "hangs" else 60.0)
     assert verdict is not None
-    assert verdict.problems == {"sampling"}
-    assert reason in verdict.off["sampling"]
-    assert {name for name, why in verdict.off.items() if not why} == set(FEATURES) - {"sampling"}
+    assert reason in verdict["long_prompts"]
+    assert {name for name, why in verdict.items() if not why} == set(FEATURES) - {"long_prompts"}
     assert len(log.read_text().splitlines()) == probes
 
 
@@ -101,22 +99,19 @@ def test_a_feature_that_fails_in_a_probe_is_off_and_the_others_are_on(
 def test_a_probe_that_fails_in_no_trial_leaves_all_features_off(what: str, log: Path) -> None:
     verdict = run(what, "none", 2.0 if what == "hangs" else 60.0)
     assert verdict is not None
-    assert verdict.problems == set(FEATURES)
-    assert all(verdict.off.values())
+    assert verdict.keys() == set(FEATURES)
+    assert all(verdict.values())
     assert log.read_text() == "0\n"
 
 
 def test_how_a_probe_ends_after_its_verdict_does_not_matter(log: Path) -> None:
     verdict = run("fails at its end", "none")
-    assert verdict is not None
-    assert not verdict.problems
+    assert verdict == dict.fromkeys(FEATURES, "")
 
 
 def test_reading_weights_may_take_longer_than_a_trial(log: Path) -> None:
-    order = Order("a model", EngineOptions(), "cuda", limit_seconds=3.0, limit_between_seconds=60.0)
-    verdict = probed(order, (sys.executable, "-c", PROBE, "sleeps", "none"))
-    assert verdict is not None
-    assert not verdict.problems
+    verdict = probed(ORDER, (sys.executable, "-c", PROBE, "sleeps", "none"), Limits(3.0, 60.0))
+    assert verdict == dict.fromkeys(FEATURES, "")
 
 
 def test_a_model_that_cannot_be_started_has_no_verdict(log: Path) -> None:
@@ -124,10 +119,9 @@ def test_a_model_that_cannot_be_started_has_no_verdict(log: Path) -> None:
 
 
 def test_a_probe_that_cannot_run_leaves_all_features_off() -> None:
-    verdict = probed(Order("a model", EngineOptions(), "cuda"), (sys.executable, "-c", "raise SystemExit('no torch')"))
+    verdict = probed(ORDER, (sys.executable, "-c", "raise SystemExit('no torch')"))
     assert verdict is not None
-    assert verdict.problems == set(FEATURES)
-    assert "no torch" in verdict.off["kernels"]
+    assert {name for name, why in verdict.items() if "no torch" in why} == set(FEATURES)
 
 
 def test_no_process_is_left(log: Path) -> None:
@@ -138,7 +132,7 @@ def test_no_process_is_left(log: Path) -> None:
             is_ours = f"PROBES={log}".encode() in (folder / "environ").read_bytes()
         except OSError:  # it is gone, or not ours
             continue
-        assert not (is_ours and b"order.verdict" in words and folder.name != str(os.getpid())), words
+        assert not (is_ours and b"order, verdict" in words and folder.name != str(os.getpid())), words
 
 
 def test_the_probe_itself_reads_its_order_and_declines_a_model_that_is_not_there(tmp_path: Path) -> None:

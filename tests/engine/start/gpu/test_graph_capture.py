@@ -111,22 +111,22 @@ def llama() -> Model:
     return model_of(LLAMA_OF_ONE_LAYER)
 
 
-def captured(model: Model, capture: Capture, **parts: Any) -> Captured:
-    tables = BlockTables(8, 4, 16, DEVICE)
-    executor = executor_of(model, 9, 16, padded_attention)
-    return Captured(executor, model.spec, tables, capture, 8, 16, states_of(model.spec), **parts)
-
-
-@pytest.fixture(autouse=True)
-def sampler(monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("triton", reason="Triton has no wheels for this system")
-    from oaiserve.engine.model.sampling import triton_sampling
-
-    for name in ("take_best", "draw"):
-        monkeypatch.setattr(triton_sampling, name, getattr(PlainSampler(), name))
-
-
 OPTIONS = EngineOptions(max_running=4, max_step_tokens=64)
+
+
+def captured(
+    model: Model, capture: Capture, *, has_adapters: bool = False, sampler: Any = None, options: EngineOptions = OPTIONS
+) -> Captured:
+    tables = BlockTables(8, 4, 16, DEVICE)
+    adaptable = model.decoder.adaptable() if has_adapters else {}
+    adapters = None
+    if has_adapters:
+        from oaiserve.engine.model.gpu.triton_adapters import TritonAdapters
+
+        adapters = TritonAdapters(adaptable, 8, DEVICE, captured_tokens=68)
+    kernels = {"sampling": sampler or PlainSampler(), "adapters": adapters}
+    executor = executor_of(model, 9, 16, padded_attention, **kernels)
+    return Captured(executor, model.spec, options, tables, capture, 8, states_of(model.spec), adaptable)
 
 
 @pytest.mark.parametrize("fails", ["before", "within", "not"])
@@ -144,7 +144,7 @@ def test_a_model_that_cannot_be_captured_runs_without_graphs_and_the_reason_is_l
     monkeypatch.setattr(graph_capture, "replay_problem", lambda *_: None)
     device.capture_fails = fails == "within"
     with caplog.at_level(logging.DEBUG):
-        graphs = capture_graphs(own, OPTIONS, Trials())
+        graphs = capture_graphs(own, Trials())
     (line,) = caplog.messages
     assert (graphs is None) == (fails != "not")
     expected = {
@@ -166,7 +166,7 @@ def test_memory_of_rehearsals_and_of_graphs_that_failed_is_free_at_once(
     gc.collect()
     gc.disable()
     try:
-        assert capture_graphs(captured(llama, lambda run: device.replay), OPTIONS, Trials()) is None
+        assert capture_graphs(captured(llama, lambda run: device.replay), Trials()) is None
         assert made[0]() is None
     finally:
         gc.enable()
@@ -178,18 +178,12 @@ def test_memory_of_rehearsals_and_of_graphs_that_failed_is_free_at_once(
 def test_graphs_that_compute_something_else_are_not_used(
     device: FakeCuda, llama: Model, kind: str, is_right: bool
 ) -> None:
+    if kind == "adapters":
+        pytest.importorskip("triton", reason="Triton has no wheels for this system")
     model = model_of(config_of("falcon_h1")) if kind == "states" else llama
-    adaptable = model.decoder.adaptable() if kind == "adapters" else {}
-    parts: dict[str, Any] = {"adaptable": adaptable}
-    if adaptable:
-        from oaiserve.engine.model.gpu.triton_adapters import TritonAdapters
-
-        parts["adapters"] = TritonAdapters(adaptable, 8, DEVICE, captured_tokens=68)
-    own = captured(model, run_again if is_right else lambda run: lambda: None, **parts)
-    if adaptable:
-        own.executor.add_adapters = parts["adapters"].of_batch
+    own = captured(model, run_again if is_right else lambda run: lambda: None, has_adapters=kind == "adapters")
     trials = Trials()
-    graphs = capture_graphs(own, OPTIONS, trials)
+    graphs = capture_graphs(own, trials)
     assert (graphs is not None) == is_right
     assert ("outputs of a sequence" in trials.off["graphs"]) != is_right
 
@@ -207,33 +201,26 @@ def test_graphs_of_each_kind_of_step_are_compared(device: FakeCuda, llama: Model
 
     own.executor.forward = wrong
     trials = Trials()
-    assert capture_graphs(own, OPTIONS, trials) is None
+    assert capture_graphs(own, trials) is None
     what = {"decodes": "a sequence", "prompts": "2 prompts", "both": "sequences beside a prompt"}[of]
     assert f"the outputs of {what}" in trials.off["graphs"]
 
 
-def test_graphs_that_draw_with_other_parameters_are_not_used(
-    device: FakeCuda, llama: Model, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from oaiserve.engine.model.sampling import triton_sampling
+def test_graphs_that_draw_with_other_parameters_are_not_used(device: FakeCuda, llama: Model) -> None:
+    class OtherSeeds(PlainSampler):
+        def draw(self, logits: torch.Tensor, parameters: torch.Tensor, seeds: torch.Tensor, **options: Any) -> None:
+            super().draw(logits, parameters, seeds + 1, **options)
 
-    def draw(logits: torch.Tensor, parameters: torch.Tensor, seeds: torch.Tensor, **options: Any) -> None:
-        PlainSampler().draw(logits, parameters, seeds + 1, **options)
-
-    monkeypatch.setattr(triton_sampling, "draw", draw)
     trials = Trials()
-    assert capture_graphs(captured(llama, run_again), OPTIONS, trials) is None
+    assert capture_graphs(captured(llama, run_again, sampler=OtherSeeds()), trials) is None
     assert "other tokens of a sequence would be drawn" in trials.off["graphs"]
 
 
 def test_with_adapters_each_size_is_captured_twice(device: FakeCuda, llama: Model) -> None:
-    from oaiserve.engine.model.gpu.triton_adapters import TritonAdapters
-
+    pytest.importorskip("triton", reason="Triton has no wheels for this system")
     sizes = {}
     for has_adapters in (False, True):
-        shapes = llama.decoder.adaptable()
-        adapters = TritonAdapters(shapes, 8, DEVICE, captured_tokens=68) if has_adapters else None
-        own = captured(llama, lambda run: run, adapters=adapters)
-        graphs = graph_capture._captured(own, EngineOptions(max_running=256))
-        sizes[has_adapters] = graphs.num_captured
+        options = EngineOptions(max_running=256)
+        own = captured(llama, lambda run: run, has_adapters=has_adapters, options=options)
+        sizes[has_adapters] = graph_capture.captured(own).num_captured
     assert sizes == {False: 44, True: 88}

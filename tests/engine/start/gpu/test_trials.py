@@ -13,62 +13,54 @@ import torch
 from oaiserve.config import EngineOptions
 from oaiserve.engine.start.gpu import usable
 from oaiserve.engine.start.gpu.child import Order
-from oaiserve.engine.start.gpu.trials import FEATURES, TrialFailed, Trials
-from oaiserve.engine.start.gpu.usable import Usable
-from oaiserve.engine.start.gpu.verdict import Verdict, recall, remember
+from oaiserve.engine.start.gpu.trials import FEATURES, TrialFailed, Trials, Verdict, all_off
+from oaiserve.engine.start.gpu.usable import Usable, recall, remember
 from oaiserve.engine.start.request import StartRequest
 from oaiserve.errors import DeviceLost, StartupError
 from oaiserve.files.source import ModelSource
 
-ALL_ON = Verdict(dict.fromkeys(FEATURES, ""))
+ALL_ON = dict.fromkeys(FEATURES, "")
 
 
 def broken(*_: Any) -> Any:
     raise RuntimeError("an illegal memory access was encountered")
 
 
+def is_on(trials: Trials, feature: Any, problem: Any) -> bool:
+    return trials.tried(feature, lambda: True, lambda _: problem()) is not None
+
+
 def test_a_verdict_replaces_trials(caplog: pytest.LogCaptureFixture) -> None:
-    off = {"kernels": "", "sampling": "it is wrong", "adapters": "there are none", "graphs": ""}
-    trials = Trials(Verdict(off, frozenset(["sampling"])))
-    never = pytest.fail
-    assert trials.is_usable("kernels", lambda: never("it is tried"))
-    assert trials.tried("sampling", lambda: never("it is made"), lambda _: None) is None
-    assert not trials.is_usable("adapters", lambda: never("it is tried"))
+    trials = Trials({"kernels": "", "graphs": ""})
+    assert is_on(trials, "kernels", lambda: pytest.fail("it is tried"))
     assert trials.tried("graphs", broken, lambda _: None) is None  # no memory for it, for example
-    assert trials.is_usable("long_prompts", lambda: None)  # not in the verdict, so it is tried
-    assert [message.partition(":")[0] for message in caplog.messages] == [
-        "Sampling by Triton's kernels",
-        "CUDA graphs",
-    ]
-    assert trials.verdict.problems == {"sampling", "graphs"}
+    assert is_on(trials, "long_prompts", lambda: None)  # not in the verdict, so it is tried
+    off = Trials({"kernels": "it is wrong"})
+    assert off.tried("kernels", lambda: pytest.fail("it is made"), lambda _: None) is None
+    assert [message.partition(":")[0] for message in caplog.messages] == ["CUDA graphs", "Triton's kernels"]
+    assert trials.results == {"kernels": "", "long_prompts": "", "graphs": trials.off["graphs"]}
+    assert "illegal memory access" in trials.off["graphs"]
+    assert off.off == {"kernels": "it is wrong", "long_prompts": "not tried", "graphs": "not tried"}
 
 
 def test_trials_are_reported_before_and_after() -> None:
     reported: list[str | None] = []
     trials = Trials(report=reported.append)
-    assert trials.is_usable("kernels", lambda: None)
-    assert not trials.is_usable("sampling", lambda: "wrong draws")
+    assert is_on(trials, "kernels", lambda: None)
+    assert not is_on(trials, "graphs", lambda: "other outputs")
     with trials.blamed_on("kernels"):
         pass
-    with trials.blamed_on("sampling"):  # sampling is off
+    with trials.blamed_on("graphs"):  # they are off
         pass
-    assert reported == ["kernels", None, "sampling", None, "kernels", None]
+    assert reported == ["kernels", None, "graphs", None, "kernels", None]
 
 
 def test_an_error_ends_a_probe_because_later_trials_could_fail_by_what_it_left() -> None:
     reported: list[str | None] = []
     trials = Trials(report=reported.append)
     with pytest.raises(TrialFailed, match="illegal memory access"):
-        trials.is_usable("sampling", broken)
-    assert reported == ["sampling"]  # so that it is blamed
-
-
-def test_what_the_user_asks_for_in_vain_is_an_error() -> None:
-    def refuse() -> str:
-        raise StartupError("Attention by triton needs ...")
-
-    with pytest.raises(StartupError):
-        Trials().is_usable("kernels", refuse)
+        is_on(trials, "kernels", broken)
+    assert reported == ["kernels"]  # so that it is blamed
 
 
 # -- the verdict of earlier starts ------------------------------------------------------------------------------------
@@ -109,15 +101,22 @@ def test_a_gpu_is_probed_once_for_each_kind_of_start(probes: Probes, monkeypatch
     monkeypatch.setattr(usable, "driver_version", lambda: "NVRM version: a newer one")
     start()
     assert len(probes.orders) == 4
-    assert start(compile=False).verdict == Verdict()
+    assert start(compile=False).verdict == all_off("--no-compile")
     assert len(probes.orders) == 4
 
 
+def test_a_feature_that_no_probe_has_tried_is_off(probes: Probes) -> None:
+    probes.verdict = {"kernels": "", "graphs": ""}  # as before FlashAttention was installed
+    assert (
+        start().verdict == start().verdict == probes.verdict | {"long_prompts": "no probe has tried it; --recheck does"}
+    )
+
+
 def test_failures_of_whole_probes_are_not_stored(probes: Probes) -> None:
-    probes.verdict = Verdict(dict.fromkeys(FEATURES, "no memory"), frozenset(FEATURES))
+    probes.verdict = all_off("no memory")
     assert start().verdict == probes.verdict
     probes.verdict = None
-    assert set(start().verdict.problems) == set(FEATURES)
+    assert all(start().verdict.values())
     probes.verdict = ALL_ON
     assert start().verdict == ALL_ON
 
@@ -133,13 +132,20 @@ def test_a_gpu_that_fails_gets_no_kernels_at_the_next_start(probes: Probes, monk
     with pytest.raises(DeviceLost, match="illegal memory access"), first.watched():
         broken()
     second = start()
-    assert set(second.verdict.problems) == set(FEATURES)
-    assert "--recheck" in second.verdict.off["kernels"]
+    assert all("--recheck" in reason for reason in second.verdict.values())
     with pytest.raises(StartupError) as raised, second.watched():  # plain torch fails, too
         broken()
     assert not isinstance(raised.value, DeviceLost)
     assert len(probes.orders) == 1
     assert start(recheck=True).verdict == ALL_ON
+
+
+def test_without_kernels_a_gpu_that_fails_ends_the_start(probes: Probes, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another start would be the same."""
+    monkeypatch.setattr(torch.cuda, "synchronize", broken)
+    with pytest.raises(StartupError) as raised, start(compile=False).watched():
+        broken()
+    assert not isinstance(raised.value, DeviceLost)
 
 
 def test_where_nothing_can_be_stored_a_failed_gpu_ends_the_start_for_good(
@@ -154,9 +160,7 @@ def test_where_nothing_can_be_stored_a_failed_gpu_ends_the_start_for_good(
     assert not isinstance(raised.value, DeviceLost)
 
 
-@pytest.mark.parametrize(
-    "content", ["[" * 100_000, "[]", "7", '{"off": {}}', '{"off": {"a": 1}, "problems": []}', "\xff", None]
-)
+@pytest.mark.parametrize("content", ["[" * 100_000, "[]", "7", '{"off": {"kernels": ""}}', '{"a": 1}', "\xff", None])
 def test_a_spoiled_verdict_counts_as_missing(tmp_path: Path, content: str | None) -> None:
     path = tmp_path / "verdict"
     if content is None:
@@ -170,8 +174,8 @@ def test_a_spoiled_verdict_counts_as_missing(tmp_path: Path, content: str | None
 
 def test_a_verdict_is_read_as_it_was_written(tmp_path: Path) -> None:
     path = tmp_path / "probed-gpus" / "verdict"
-    verdict = Verdict({"kernels": "", "sampling": "wrong"}, frozenset(["sampling"]))
-    assert remember(path, verdict)
+    verdict = {"kernels": "", "graphs": "wrong"}
+    remember(path, verdict)
     assert recall(path) == verdict
 
 

@@ -3,7 +3,6 @@
 import logging
 from collections.abc import Callable
 from dataclasses import replace
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,13 +14,10 @@ from oaiserve.config import Bytes, EngineOptions
 from oaiserve.engine.executors.cuda.executor import CudaExecutor, CudaWeights
 from oaiserve.engine.executors.cuda.kernels import Kernels, PlainAttention
 from oaiserve.engine.model.batch import Batch, build_batch
-from oaiserve.engine.model.gpu import device_memory
-from oaiserve.engine.model.gpu.device_memory import MemoryReading, measure
-from oaiserve.engine.model.memory import MemoryUse
 from oaiserve.engine.model.rehearsal import largest_step
 from oaiserve.engine.model.sampling.sampler import NUM_TOP
-from oaiserve.engine.start.gpu import kv_cache
-from oaiserve.engine.start.gpu.kv_cache import gpu_sizes
+from oaiserve.engine.start.gpu import memory
+from oaiserve.engine.start.gpu.memory import MemoryReading, gpu_sizes
 from oaiserve.engine.step import Step
 from oaiserve.errors import StartupError
 from tests.models.described import SmallModel
@@ -55,20 +51,17 @@ def test_the_largest_step_has_the_most_tokens_and_sequences_that_a_step_can_have
     assert batch.slots.max() < block_size
 
 
-def fake_gpu() -> Any:
-    """Return a GPU with two readings."""
-    return SimpleNamespace(read=iter((BEFORE, AFTER)).__next__)
-
-
 BEFORE = MemoryReading(total=80 * GIB, free=60 * GIB, reserved=16 * GIB, in_tensors=15 * GIB, peak_in_tensors=15 * GIB)
 # The step took two GiB, of which a library keeps one. Another program took one GiB meanwhile.
 AFTER = MemoryReading(total=80 * GIB, free=58 * GIB, reserved=17 * GIB, in_tensors=16 * GIB, peak_in_tensors=17 * GIB)
 
 
-def measured(loaded: SmallModel, backend: Callable[..., Any], **options: Any) -> MemoryUse:
-    asked = EngineOptions(max_running=6, **options)
+def measured(loaded: SmallModel, backend: Callable[..., Any], **options: Any) -> tuple[int, int]:
+    """Return the blocks and the states of a GPU with two readings."""
+    readings = iter((BEFORE, AFTER))
+    asked = EngineOptions(max_running=6, max_step_tokens=40, **options)
     make = making(loaded, backend)
-    return measure(fake_gpu(), loaded, asked, make, max_step_tokens=40, sample_ids=None, graph_bytes=7)
+    return gpu_sizes(loaded, asked, make, sample_ids=None, graph_bytes=GIB, read=lambda device: next(readings))
 
 
 def making(loaded: SmallModel, backend: Callable[..., Any]) -> Callable[[int], CudaExecutor]:
@@ -77,7 +70,10 @@ def making(loaded: SmallModel, backend: Callable[..., Any]) -> Callable[[int], C
     return lambda number: CudaExecutor(weights, loaded.kv_shapes, num_blocks=number, block_size=16, kernels=kernels)
 
 
-def test_the_uses_of_memory_are_measured_separately(loaded: SmallModel) -> None:
+def test_the_cache_gets_what_the_largest_step_and_other_uses_leave(
+    loaded: SmallModel, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG, "oaiserve")
     steps = []
 
     class Attention(PlainAttention):
@@ -90,8 +86,13 @@ def test_the_uses_of_memory_are_measured_separately(loaded: SmallModel) -> None:
             steps.append((len(query), len(batch.query_lens), cache.keys.shape[0], max(batch.context_lens)))
             return super().__call__(query, key, value, cache, how)
 
-    use = measured(loaded, Attention, gpu_memory_utilization=0.8)
-    assert use == MemoryUse(total=80 * GIB, weights=15 * GIB, step=2 * GIB, graphs=7, others=5 * GIB, utilization=0.8)
+    blocks, states = measured(loaded, Attention, gpu_memory_utilization=0.8, kv_cache_memory=Bytes("1GiB"))
+    assert (blocks, states) == (GIB // (16 * loaded.kv_bytes_per_token), 0)
+    assert caplog.messages == [
+        "Memory of cpu: 64.0 of 80.0 GiB may be in use by --gpu-memory-utilization 0.8, of which weights take 15.0, "
+        "the largest step 2.0, CUDA graphs 1.0, the driver and other programs 5.0; the KV cache gets 1.0, and 40.0 are "
+        "left"
+    ]
     assert set(steps) == {(40, 6, 1, loaded.max_model_len)}  # all sequences share one block
 
 
@@ -102,26 +103,9 @@ def test_the_step_that_is_measured_has_a_bounded_context(loaded: SmallModel, mon
         found.append(longest)
         return largest_step(longest=loaded.max_model_len, **sizes)
 
-    monkeypatch.setattr(device_memory, "largest_step", recorded)
+    monkeypatch.setattr(memory, "largest_step", recorded)
     measured(replace(loaded, max_model_len=1_000_000), PlainAttention)
-    assert found == [device_memory.MOST_CONTEXT]
-
-
-def test_the_cache_gets_the_rest_and_the_other_uses_are_logged(
-    loaded: SmallModel, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr(kv_cache, "CudaMemory", lambda device: fake_gpu())
-    caplog.set_level(logging.DEBUG, "oaiserve")
-    options = EngineOptions(max_running=6, max_step_tokens=40, kv_cache_memory=Bytes("1GiB"))
-    make = making(loaded, PlainAttention)
-    blocks, states = gpu_sizes(loaded, options, make, sample_ids=None, graph_bytes=0)
-    assert states == 0
-    assert blocks == GIB // (16 * loaded.kv_bytes_per_token)
-    assert caplog.messages == [
-        "Memory of cpu: 72.0 of 80.0 GiB may be in use by --gpu-memory-utilization 0.9, of which weights take 15.0, "
-        "the largest step 2.0, CUDA graphs 0.0, the driver and other programs 5.0; the KV cache gets 1.0, and 49.0 are "
-        "left"
-    ]
+    assert found == [memory.MOST_CONTEXT]
 
 
 def test_a_gpu_without_memory_for_the_largest_step_stops_the_start(loaded: SmallModel) -> None:

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -23,25 +24,23 @@ from oaiserve.engine.executors.cuda.kernels import Kernels, PlainAttention, trit
 from oaiserve.engine.executors.reference.executor import ReferenceExecutor
 from oaiserve.engine.executors.reference.products import Products
 from oaiserve.engine.model import layer_operations
-from oaiserve.engine.model.attention import Backend, Scoring
+from oaiserve.engine.model.attention import Scoring
 from oaiserve.engine.model.batch import Batch
 from oaiserve.engine.model.gpu.cuda_capture import Run
 from oaiserve.engine.model.gpu.device_matrices import PackedMatrix, expanded_product
 from oaiserve.engine.model.gpu.step_graphs import StepGraphs
 from oaiserve.engine.model.runner import ModelRunner
 from oaiserve.engine.model.sampling.draw_rows import DrawRow, SampledIds
-from oaiserve.engine.model.sampling.logit_edits import apply_masks_in_torch
 from oaiserve.engine.request import SamplingParams
 from oaiserve.engine.served_model import ServedModel
 from oaiserve.engine.start.compare import Difference
 from oaiserve.engine.start.described import Described, describe_model
-from oaiserve.engine.start.gpu import fast_paths, probe, usable
+from oaiserve.engine.start.gpu import probe, usable
 from oaiserve.engine.start.gpu.child import Order
 from oaiserve.engine.start.gpu.kernels import adapters_problem, logits_problem, sampling_problem
-from oaiserve.engine.start.gpu.kv_cache import scale_for, with_measured_scales
-from oaiserve.engine.start.gpu.long_prompts import long_prompts_checked
-from oaiserve.engine.start.gpu.trials import FEATURES, Trials
-from oaiserve.engine.start.gpu.verdict import Verdict
+from oaiserve.engine.start.gpu.long_prompts import with_library
+from oaiserve.engine.start.gpu.memory import scale_for, with_measured_scales
+from oaiserve.engine.start.gpu.trials import FEATURES, Trials, Verdict
 from oaiserve.engine.start.options import refuse_unless_possible
 from oaiserve.engine.start.request import Declined, StartRequest
 from oaiserve.engine.start.started import assemble
@@ -111,7 +110,7 @@ def test_triton_kernels_have_no_problem() -> None:
     from oaiserve.engine.model.sampling import triton_sampling
 
     assert logits_differ(placed, triton_kernels(), 16) is None
-    assert sampling_problem(placed.spec, triton_sampling.sample_ids, triton_sampling.apply_masks) is None
+    assert sampling_problem(placed.spec, triton_sampling) is None
 
 
 def test_attention_that_computes_something_else_is_found(placed: Placed) -> None:
@@ -147,14 +146,18 @@ def test_products_with_packed_weights_that_are_wrong_are_found(tmp_path: Path) -
 
 
 def test_draws_and_masks_that_are_others_are_found(loaded: SmallModel) -> None:
-    def next_ids(logits: torch.Tensor, rows: list[DrawRow]) -> SampledIds:
-        ids, are_finite = PlainSampler().sample_ids(logits, rows)
-        return (ids + 1) % logits.shape[1], are_finite
+    class NextIds(PlainSampler):
+        def sample_ids(self, logits: torch.Tensor, rows: list[DrawRow]) -> SampledIds:
+            ids, are_finite = super().sample_ids(logits, rows)
+            return (ids + 1) % logits.shape[1], are_finite
 
-    right = PlainSampler().sample_ids
-    assert sampling_problem(loaded, right, apply_masks_in_torch) is None
-    assert "of 1 draws, 1 would be others" in str(sampling_problem(loaded, next_ids, apply_masks_in_torch))
-    assert "masks" in str(sampling_problem(loaded, right, lambda logits, *_: None))
+    class NoMasks(PlainSampler):
+        def apply_masks(self, *_: object) -> None:
+            pass
+
+    assert sampling_problem(loaded, PlainSampler()) is None
+    assert "of 1 draws, 1 would be others" in str(sampling_problem(loaded, NextIds()))
+    assert "masks" in str(sampling_problem(loaded, NoMasks()))
 
 
 def test_adapters_of_triton_have_no_problem_and_others_do(placed: Placed) -> None:
@@ -163,14 +166,15 @@ def test_adapters_of_triton_have_no_problem_and_others_do(placed: Placed) -> Non
 
     shapes = placed.adaptable
     kernels = TritonAdapters(shapes, 2, placed.spec.device)
-    assert adapters_problem(placed.spec, shapes, kernels.of_batch, BLOCK_SIZE) is None
+    assert adapters_problem(placed.spec, shapes, kernels, BLOCK_SIZE) is None
 
     def of_the_first_alone(batch: Batch) -> Any:
         first = batch.adapters[0]
         of_first = [adapter if adapter is first else None for adapter in batch.adapters]
         return Products(replace(batch, adapters=of_first)).add_to
 
-    assert "would differ" in str(adapters_problem(placed.spec, shapes, of_the_first_alone, BLOCK_SIZE))
+    kernels.of_batch = of_the_first_alone
+    assert "would differ" in str(adapters_problem(placed.spec, shapes, kernels, BLOCK_SIZE))
 
 
 # -- the whole start --------------------------------------------------------------------------------------------------
@@ -180,22 +184,17 @@ class FakeGpu:
     """Replaces what a start does on a GPU by the same on a CPU. Each part can be replaced once more, to fail."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        from oaiserve.engine.model.sampling import triton_sampling
-
         self._patch = monkeypatch
-        self.sampler = PlainSampler()
+        self.kernels = Kernels(padded_attention, sampling=PlainSampler())
         self.set(ModelSpec, "is_on_cpu", False)
         self.set(start_on_gpu, "gpu_sizes", lambda *_, **__: (NUM_BLOCKS, 0))
-        self.set(fast_paths, "select_backend", lambda device, name: self.backend)
-        self.set(fast_paths, "_sampling", lambda: (self.sampler.sample_ids, apply_masks_in_torch))
-        self.set(triton_sampling, "take_best", self.sampler.take_best)
-        self.set(triton_sampling, "draw", self.sampler.draw)
+        self.set(start_on_gpu, "triton_kernels", lambda: self.kernels)
+        self.set(start_on_gpu, "CudaCapture", lambda device: self.capture)
         self.set(torch.cuda, "empty_cache", lambda: None)
         self.set(torch.cuda, "mem_get_info", lambda device: (1 << 30, 2 << 30))
-        self.kernels = Kernels()
-        self.set(fast_paths, "_kernels", lambda attention, *_: self.kernels._replace(attention=attention))
-        self.set(start_on_gpu, "CudaCapture", lambda device: self.capture)
-        self.backend: Backend = padded_attention
+
+    def use(self, **kernels: Any) -> None:
+        self.kernels = self.kernels._replace(**kernels)
 
     def set(self, where: Any, name: str, double: Any) -> None:
         assert hasattr(where, name)
@@ -227,7 +226,7 @@ def answers(engine: Engine) -> list[list[int]]:
     return [choice.token_ids for params in (greedy(6), drawn) for choice in engine.generate(prompts, params)]
 
 
-ON = frozenset({"kernels", "sampling", "graphs"})
+ON = frozenset({"kernels", "graphs"})
 
 
 def on(engine: Engine) -> set[str]:
@@ -236,7 +235,11 @@ def on(engine: Engine) -> set[str]:
     return {name for name in FEATURES if not engine.features[name]}
 
 
-WRONG_SAMPLING = (lambda logits, rows: (logits.argmin(-1), logits.isfinite()[:, 0]), apply_masks_in_torch)
+class WrongSampler(PlainSampler):
+    def sample_ids(self, logits: torch.Tensor, rows: list[DrawRow]) -> SampledIds:
+        return logits.argmin(-1), logits.isfinite()[:, 0]
+
+
 WRONG_LAYERS = SimpleNamespace(add_and_norm=lambda hidden, *_: (hidden, hidden), activate=layer_operations.activate)
 
 
@@ -244,29 +247,13 @@ WRONG_LAYERS = SimpleNamespace(add_and_norm=lambda hidden, *_: (hidden, hidden),
     ("fail", "off", "name"),
     [
         (lambda device: None, set(), None),
-        (
-            lambda device: device.set(device, "backend", broken),
-            {"kernels", "graphs"},
-            f"Triton's kernels: off, .*{re.escape(NO_COMPILER)}",
-        ),
-        (
-            lambda device: device.set(fast_paths, "_sampling", lambda: WRONG_SAMPLING),
-            {"sampling", "graphs"},
-            "Sampling by Triton's kernels",
-        ),
-        (
-            lambda device: device.set(device, "kernels", Kernels(operations=WRONG_LAYERS)),
-            {"kernels", "graphs"},
-            "Triton's kernels: off, .* the outputs would differ",
-        ),
-        (lambda device: device.set(fast_paths, "_kernels", broken), {"kernels", "graphs"}, "Triton's kernels"),
-        (
-            lambda device: device.set(device, "capture", lambda run: run() or (lambda: None)),
-            {"graphs"},
-            "CUDA graphs",
-        ),
+        (lambda device: device.use(attention=broken), {"kernels", "graphs"}, f".*{re.escape(NO_COMPILER)}"),
+        (lambda device: device.use(sampling=WrongSampler()), {"kernels", "graphs"}, ".*draws"),
+        (lambda device: device.use(operations=WRONG_LAYERS), {"kernels", "graphs"}, ".* the outputs would differ"),
+        (lambda device: device.set(start_on_gpu, "triton_kernels", broken), {"kernels", "graphs"}, ""),
+        (lambda device: device.set(device, "capture", lambda run: run() or (lambda: None)), {"graphs"}, ""),
     ],
-    ids=["nothing", "attention", "sampling", "wrong layers", "broken layers", "graphs"],
+    ids=["nothing", "attention", "sampling", "wrong layers", "broken kernels", "graphs"],
 )
 def test_what_fails_at_the_start_is_off_with_one_warning_and_the_answers_are_right(
     device: FakeGpu,
@@ -284,7 +271,8 @@ def test_what_fails_at_the_start_is_off_with_one_warning_and_the_answers_are_rig
     warnings = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
     assert len(warnings) == (name is not None), warnings
     if name is not None:
-        assert re.match(name, warnings[0])
+        what = "Triton's kernels" if "kernels" in off else "CUDA graphs"
+        assert re.match(f"{what}: off, {name}", warnings[0])
     with make_engine(loaded, eager_runner(loaded, num_blocks=NUM_BLOCKS, block_size=16)) as plain:
         assert found == answers(plain)
 
@@ -296,8 +284,11 @@ def test_long_prompts_are_the_librarys_in_the_backend(device: FakeGpu, placed: P
         seen.add(library)
         return padded_attention(batch)
 
-    device.backend = backend
-    device.set(fast_paths, "long_prompts_checked", lambda *_: broken)
+    def with_a_library(spec: Any, weights: Any, kernels: Kernels, *_: Any) -> Kernels:
+        return kernels._replace(attention=partial(backend, library=broken))
+
+    device.use(attention=backend)
+    device.set(start_on_gpu, "with_library", with_a_library)
     with started(placed) as engine:
         seen.clear()
         assert answers(engine)
@@ -307,9 +298,9 @@ def test_long_prompts_are_the_librarys_in_the_backend(device: FakeGpu, placed: P
 @pytest.mark.parametrize(
     ("factor", "times", "reason", "warned"),
     [
-        (1.0, (2.0, 1.0), "", False),
-        (1.0, (1.0, 2.0), "it took 2 s, Triton's kernels 1 s", False),
-        (1.5, (2.0, 1.0), "would differ", True),
+        (1.0, (1.0, 2.0), "", False),
+        (1.0, (2.0, 1.0), "a step took 2 s, with Triton's kernels 1 s", True),
+        (1.5, (1.0, 2.0), "would differ", True),
     ],
 )
 def test_a_library_is_used_if_it_computes_the_same_and_faster(
@@ -334,11 +325,15 @@ def test_a_library_is_used_if_it_computes_the_same_and_faster(
     left = list(times)
     trials = Trials()
     with caplog.at_level(logging.WARNING):
-        found = long_prompts_checked(spec, weights, Kernels(backend), 16, trials, lambda: broken, seconds)
-    assert found == (None if reason else broken)
+        kernels = Kernels(backend)
+        chosen = with_library(spec, weights, kernels, 16, trials, lambda: broken, seconds)
+    if reason:
+        assert chosen is kernels
+    else:
+        assert chosen.attention.keywords == {"library": broken}
     assert reason in trials.off["long_prompts"]
     assert [message.partition(":")[0] for message in caplog.messages] == ["Long prompts by FlashAttention"] * warned
-    assert long_prompts_checked(replace(spec, max_model_len=8191), weights, Kernels(backend), 16, trials) is None
+    assert with_library(replace(spec, max_model_len=8191), weights, kernels, 16, trials) is kernels
 
 
 def test_without_a_package_long_prompts_are_for_the_kernels_and_nothing_warns(
@@ -346,27 +341,40 @@ def test_without_a_package_long_prompts_are_for_the_kernels_and_nothing_warns(
 ) -> None:
     trials = Trials()
     spec = replace(placed.spec, dtype=torch.bfloat16, max_model_len=8192)
-    assert long_prompts_checked(spec, placed.weights, Kernels(), 16, trials) is None
+    kernels = Kernels()
+    assert with_library(spec, placed.weights, kernels, 16, trials) is kernels
     assert trials.off["long_prompts"] == "no package with FlashAttention 3 or 4 is installed"
     assert torch.nn.attention.current_flash_attention_impl() is None
     assert not caplog.messages
 
 
-def test_everything_can_be_switched_off(device: FakeGpu, loaded: SmallModel, placed: Placed) -> None:
-    device.backend = PlainAttention
-    with started(placed, cuda_graph=False, attention="reference") as engine:
-        assert on(engine) == {"sampling"}
-        assert "plain torch" in engine.features["kernels"]
-        assert "--no-cuda-graph" in engine.features["graphs"]
+def test_graphs_can_be_switched_off(device: FakeGpu, placed: Placed) -> None:
+    with started(placed, cuda_graph=False) as engine:
+        assert on(engine) == {"kernels"}
+        assert engine.features["graphs"] == "--no-cuda-graph"
 
 
-def test_adapters_whose_kernels_fail_are_added_in_plain_torch(
-    device: FakeGpu, placed: Placed, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+def test_without_triton_a_model_starts_in_plain_torch(
+    device: FakeGpu, placed: Placed, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(start_on_gpu, "_adapters", broken)
+    device.set(start_on_gpu, "find_spec", lambda name: None)
+    with caplog.at_level(logging.WARNING), started(placed) as engine:
+        assert not on(engine)
+        assert engine.features["kernels"] == "Triton is not installed"
+        assert answers(engine)
+    assert not caplog.messages
+
+
+def test_kernels_whose_adapters_are_wrong_are_off(
+    device: FakeGpu, placed: Placed, caplog: pytest.LogCaptureFixture
+) -> None:
+    from oaiserve.engine.model.gpu.triton_adapters import Addition
+
+    device.set(Addition, "__call__", lambda *_: None)
     with caplog.at_level(logging.WARNING), started(placed, lora_dir=Path("unread")) as engine:
-        assert on(engine) == ON
-    assert [message.partition(":")[0] for message in caplog.messages] == ["Adapters by Triton's kernels"]
+        assert not on(engine)
+    (message,) = caplog.messages
+    assert re.match(r"Triton's kernels: off, .*: products of '.*' would differ by 100", message)
 
 
 @pytest.mark.parametrize("is_right", [True, False])
@@ -376,7 +384,7 @@ def test_decodes_with_adapters_are_captured_only_if_they_compute_the_same(device
     if not is_right:
         device.set(TritonAdapters, "upload", lambda *_: None)
     with started(place(described(random_model(LLAMA_OF_ONE_LAYER))), lora_dir=Path("unread")) as engine:
-        assert on(engine) == {"kernels", "sampling", "adapters", *["graphs"] * is_right}
+        assert on(engine) == {"kernels", *["graphs"] * is_right}
         assert is_right or "with adapters would differ" in engine.features["graphs"]
 
 
@@ -418,8 +426,8 @@ def from_files(device: FakeGpu) -> Callable[..., ServedModel]:
     def probed(order: Order) -> Verdict:
         trials = Trials()
         probe.probe(order, trials)
-        device.set(fast_paths, "logits_problem", pytest.fail)  # only probes may call it
-        return trials.verdict
+        device.set(start_on_gpu, "kernels_problem", pytest.fail)  # only probes may call it
+        return trials.results
 
     device.set(start_on_gpu, "select_device", lambda name: torch.device("cpu"))
     device.set(start_on_gpu, "describe_model", described)
@@ -444,20 +452,20 @@ def test_a_model_starts_from_its_files(
     assert is_plain == (settings == {"compile": False})
     assert {name for name, reason in served.features.items() if not reason} == (set() if is_plain else ON)
     if is_plain:
-        assert set(served.features.values()) <= {"--no-compile", "there are none (--lora)"}
+        assert set(served.features.values()) == {"--no-compile"}
     with Engine(served, EngineOptions(block_size=BLOCK_SIZE, max_running=2, max_step_tokens=16)) as engine:
         found = answers(engine)
     with make_engine(loaded, eager_runner(loaded, num_blocks=NUM_BLOCKS, block_size=16)) as plain_engine:
         assert found == answers(plain_engine)
 
 
-@pytest.mark.parametrize(("name", "number"), [("llama", 2), ("qwen3_moe", 2), ("gemma3_text", 2), ("bamba", 2)])
-def test_a_probe_has_each_kind_of_layer_once(name: str, number: int, device: FakeGpu, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["llama", "qwen3_moe", "gemma3_text", "bamba"])
+def test_a_probe_has_each_kind_of_layer(name: str, device: FakeGpu, tmp_path: Path) -> None:
     pinned_model(name).save_pretrained(tmp_path)
-    found = describe_model(find_model(tmp_path), EngineOptions(compile=False))
-    few = probe.first_layers(found)
-    assert probe.kinds_of(few.decoder).keys() == probe.kinds_of(found.decoder).keys()
-    assert len(few.decoder.layers) == number < len(found.decoder.layers)
+    model = describe_model(find_model(tmp_path), EngineOptions(compile=False))
+    few = probe.first_layers(model)
+    assert {*map(probe.kind_of, few.decoder.layers)} == {*map(probe.kind_of, model.decoder.layers)}
+    assert len(few.decoder.layers) == 2 < len(model.decoder.layers)
     assert {*few.spec.kv_shapes, *few.spec.state_shapes} == {0, 1}
 
 
