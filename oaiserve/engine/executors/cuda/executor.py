@@ -7,7 +7,8 @@ nothing from the device, so that decodes can be captured in a graph.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
@@ -29,10 +30,10 @@ from oaiserve.engine.decoder.description import (
 )
 from oaiserve.engine.decoder.reference_only import refuse_reference_only
 from oaiserve.engine.decoder.spec import KVShape
-from oaiserve.engine.executors.cuda.attention import CudaStep, attention_layer
+from oaiserve.engine.executors.cuda.attention import AttentionLayer, CudaStep, LatentLayer, attention_layer
 from oaiserve.engine.executors.cuda.kernels import Kernels
 from oaiserve.engine.executors.cuda.mlp import MixerLayer, MixtureLayer, MLPLayer
-from oaiserve.engine.executors.cuda.place import JoiningPlacing
+from oaiserve.engine.executors.cuda.place import PLACED, JoiningPlacing
 from oaiserve.engine.executors.reference.place import new_cache
 from oaiserve.engine.model.adapters import Adapter, AdapterPart
 from oaiserve.engine.model.attention import LayerCache
@@ -109,19 +110,11 @@ class CudaWeights:
         placing = JoiningPlacing(dtype, device, takes_float8=takes_float8)
         self._embedding, self._head = placing.embedding_and_head(decoder.embedding, decoder.head)
         self._vocab_size = len(decoder.head.weight)
-        self._positions: Tensor | None = placing.part(decoder.position_embedding, dtype)
-        self._inputs: LayerInputs | None = placing.part(decoder.layer_inputs)
-        # One norm precedes each layer, and one the head.
-        self._norms: list[Norm | None] = placing.part(
-            [*(one.attention_norm for one in decoder.layers), decoder.final_norm]
-        )
-        self._embedding_scale = decoder.embedding_scale
-        self._vector_scale = decoder.vector_scale
-        self._logits_scale = decoder.logits_scale
-        self._logits_softcap = decoder.logits_softcap
-        self._padding_id = decoder.padding_id
-        self._num_deep = decoder.num_deep
         self._has_longer_vocabulary = len(decoder.head.weight) > len(decoder.embedding)
+        self._decoder: Decoder = placing.part(replace(decoder, embedding=torch.empty(0), layers=[], head=PLACED))
+        # One norm precedes each layer, and one the head.
+        norms = [*(layer.attention_norm for layer in decoder.layers), decoder.final_norm]
+        self._norms: list[Norm | None] = placing.part(norms)
         self._layers = [
             _CudaLayer(index, layer, decoder.residual_scale, placing) for index, layer in enumerate(decoder.layers)
         ]
@@ -133,47 +126,55 @@ class CudaWeights:
         }
 
     def __call__(self, step: CudaStep, caches: dict[int, LayerCache]) -> Tensor:
+        decoder = self._decoder
         media = step.batch.media
         ids = step.batch.input_ids
+        num_deep = 0
         if media is not None:  # The ids of images may be outside the vocabulary.
-            ids = ids.index_fill(0, media.rows, self._padding_id)
+            ids = ids.index_fill(0, media.rows, decoder.padding_id)
+            num_deep = min(decoder.num_deep, len(media.deep))
         hidden = self._embedded(ids, step)
-        inputs = None if self._inputs is None else self._layer_inputs(self._inputs, ids, hidden, step)
-        num_deep = 0 if media is None else min(self._num_deep, len(media.deep))
-        hidden, x = added(step, hidden, [], self._norms[0])
+        inputs: Sequence[Tensor | None] = [None] * len(self._layers)
+        if decoder.layer_inputs is not None:
+            inputs = self._layer_inputs(decoder.layer_inputs, ids, hidden, step)
+        # Vectors are added between a layer and the next norm.
+        norms = [*self._norms[:1], *[None] * num_deep, *self._norms[1 + num_deep :]]
+        hidden, x = added(step, hidden, [], norms[0])
         for index, layer in enumerate(self._layers):
-            next_norm = None if index < num_deep else self._norms[index + 1]
-            own_inputs = None if inputs is None else inputs[:, index]
-            hidden, x = layer(hidden, x, step, caches, own_inputs, next_norm)
+            hidden, x = layer(hidden, x, step, caches, inputs[index], norms[index + 1])
             if media is not None and index < num_deep:
                 hidden = hidden.index_add(0, media.rows, media.deep[index].to(hidden.dtype))
                 hidden, x = added(step, hidden, [], self._norms[index + 1])
         logits = step.products.joined(x.index_select(0, step.batch.logits_rows), self._head)
-        if self._logits_scale != 1.0:
-            logits = logits * self._logits_scale
-        if self._logits_softcap:
-            logits = (logits / self._logits_softcap).tanh() * self._logits_softcap
+        if decoder.logits_scale != 1.0:
+            logits = logits * decoder.logits_scale
+        if decoder.logits_softcap:
+            logits = (logits / decoder.logits_softcap).tanh() * decoder.logits_softcap
         return logits[:, : self._vocab_size]
 
     def _embedded(self, ids: Tensor, step: CudaStep) -> Tensor:
+        decoder = self._decoder
         media = step.batch.media
-        hidden = _rows(ids, self._embedding) if self._has_longer_vocabulary else embedding(ids, self._embedding)
-        if self._embedding_scale != 1.0:
-            hidden = hidden * self._embedding_scale
-        if self._positions is not None:
-            hidden = hidden + embedding(step.batch.positions, self._positions)
+        if self._has_longer_vocabulary:
+            hidden = _rows(ids, self._embedding)
+        else:
+            hidden = embedding(ids, self._embedding)
+        if decoder.embedding_scale != 1.0:
+            hidden = hidden * decoder.embedding_scale
+        if decoder.position_embedding is not None:
+            hidden = hidden + embedding(step.batch.positions, decoder.position_embedding)
         if media is not None:
-            hidden = hidden.index_copy(0, media.rows, media.vectors.to(hidden.dtype) * self._vector_scale)
+            hidden = hidden.index_copy(0, media.rows, media.vectors.to(hidden.dtype) * decoder.vector_scale)
         return hidden
 
-    def _layer_inputs(self, inputs: LayerInputs, ids: Tensor, hidden: Tensor, step: CudaStep) -> Tensor:
-        """Return the inputs [T, layers, numbers of a layer] of all layers."""
+    def _layer_inputs(self, inputs: LayerInputs, ids: Tensor, hidden: Tensor, step: CudaStep) -> tuple[Tensor, ...]:
+        """Return the inputs [T, numbers of a layer] of each layer."""
         assert isinstance(inputs.table, Tensor)
         sizes = (len(self._layers), -1)
         projected = inputs.norm(step.products(hidden, inputs.projection).unflatten(1, sizes))
         of_tokens = _rows(ids, inputs.table).unflatten(1, sizes)
-        together: Tensor = (projected + of_tokens * inputs.table_scale) * inputs.scale
-        return together.to(hidden.dtype)
+        together = (projected + of_tokens * inputs.table_scale) * inputs.scale
+        return together.to(hidden.dtype).unbind(1)
 
 
 def refuse_without_kernels(decoder: Decoder) -> None:
@@ -189,25 +190,28 @@ class _CudaLayer:
 
     def __init__(self, index: int, layer: Layer, residual_scale: float, placing: JoiningPlacing) -> None:
         scales = layer.scales or Scales()
-        attention = layer.attention
         self._mixer_scale = residual_scale * scales.mixer
         self._attention_scale = residual_scale * scales.attention
         self._mlp_scale = residual_scale * scales.mlp
-        self._mixer = None if layer.mixer is None else MixerLayer(layer.mixer, placing, index)
-        self._attention = None if attention is None else attention_layer(attention, placing)
-        self._cache_of = index if attention is None or attention.cache_of is None else attention.cache_of
+        self._mixer: MixerLayer | None = None
+        if layer.mixer is not None:
+            self._mixer = MixerLayer(layer.mixer, placing, index)
+        self._attention: AttentionLayer | LatentLayer | None = None
+        self._cache_of = index
+        if layer.attention is not None:
+            self._attention = attention_layer(layer.attention, placing)
+            if layer.attention.cache_of is not None:
+                self._cache_of = layer.attention.cache_of
         self._mlp: MLPLayer | MixtureLayer | None = None
         if isinstance(layer.mlp, MLP):
             self._mlp = MLPLayer(layer.mlp, placing)
         elif layer.mlp is not None:
             self._mlp = MixtureLayer(layer.mlp, placing)
-        self._mlp_norm: Norm | None = placing.part(layer.mlp_norm)
-        self._attention_out_norm: Norm | None = placing.part(layer.attention_out_norm)
-        self._mlp_out_norm: Norm | None = placing.part(layer.mlp_out_norm)
-        self._is_parallel = layer.is_parallel
+        self._input_gate: _GatedInputs | None = None
+        if layer.input_gate is not None:
+            self._input_gate = _GatedInputs(layer.input_gate, placing)
         self._reads_same_norm = layer.mlp_norm is layer.attention_norm
-        self._input_gate = None if layer.input_gate is None else _GatedInputs(layer.input_gate, placing)
-        self._factor = layer.factor
+        self._layer: Layer = placing.part(replace(layer, mixer=None, attention=None, mlp=None, input_gate=None))
 
     def __call__(
         self,
@@ -222,27 +226,28 @@ class _CudaLayer:
 
         `x` is the norm of the hidden state before the layer, and `inputs` are those of LayerInputs for the layer.
         """
+        layer = self._layer
         additions: list[Addition] = []
         if self._mixer is not None:
-            additions.append(Addition((self._mixer(x, step),), self._attention_out_norm, self._mixer_scale))
+            additions.append(Addition((self._mixer(x, step),), layer.attention_out_norm, self._mixer_scale))
         if self._attention is not None:
             attended = self._attention(x, step, caches[self._cache_of])
-            additions.append(Addition((attended,), self._attention_out_norm, self._attention_scale))
+            additions.append(Addition((attended,), layer.attention_out_norm, self._attention_scale))
         if self._mlp is not None:
-            if not self._is_parallel:
-                hidden, x = added(step, hidden, additions, self._mlp_norm)
+            if not layer.is_parallel:
+                hidden, x = added(step, hidden, additions, layer.mlp_norm)
                 additions = []
             elif not self._reads_same_norm:
-                x = added(step, hidden, [], self._mlp_norm)[1]
-            additions.append(Addition(self._mlp(x, hidden, step), self._mlp_out_norm, self._mlp_scale))
+                x = added(step, hidden, [], layer.mlp_norm)[1]
+            additions.append(Addition(self._mlp(x, hidden, step), layer.mlp_out_norm, self._mlp_scale))
         if self._input_gate is not None:
             assert inputs is not None
             hidden, _ = added(step, hidden, additions, None)
             additions = [self._input_gate(inputs, hidden, step)]
-        if self._factor == 1.0:
+        if layer.factor == 1.0:
             return added(step, hidden, additions, next_norm)
         hidden, _ = added(step, hidden, additions, None)
-        return added(step, hidden * self._factor, [], next_norm)
+        return added(step, hidden * layer.factor, [], next_norm)
 
 
 class _GatedInputs:
@@ -265,18 +270,17 @@ def added(step: CudaStep, hidden: Tensor, additions: list[Addition], norm: Norm 
     operations = step.kernels.operations
     launches: list[Addition] = []
     for parts, out_norm, scale in additions:
-        last = launches[-1] if launches else None
-        if last is not None and last[1:] == (None, scale) and out_norm is None and len(last.parts + parts) <= 2:
-            launches[-1] = Addition(last.parts + parts, None, scale)
-        else:
-            launches.append(Addition(parts, out_norm, scale))
-    if not launches:
-        return (hidden, hidden) if norm is None else operations.add_and_norm(hidden, (), None, norm)
-    for parts, out_norm, scale in launches[:-1]:
-        hidden, _ = operations.add_and_norm(hidden, parts, out_norm, None, scale)
-    parts, out_norm, scale = launches[-1]
-    summed: tuple[Tensor, Tensor] = operations.add_and_norm(hidden, parts, out_norm, norm, scale)
-    return summed
+        # One launch adds two parts, if they differ in nothing else.
+        if launches and out_norm is None and launches[-1][1:] == (None, scale) and len(launches[-1].parts + parts) <= 2:
+            parts = launches.pop().parts + parts
+        launches.append(Addition(parts, out_norm, scale))
+    if norm is not None and not launches:
+        launches.append(Addition((), None, 1.0))
+    x = hidden
+    for number, (parts, out_norm, scale) in enumerate(launches, 1):
+        last_norm = norm if number == len(launches) else None
+        hidden, x = operations.add_and_norm(hidden, parts, out_norm, last_norm, scale)
+    return hidden, x
 
 
 def _rows(ids: Tensor, table: Tensor) -> Tensor:
