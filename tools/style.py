@@ -17,15 +17,6 @@ ROOT = Path(__file__).parents[1]
 FOLDERS = ("oaiserve", "loadtest", "tests", "tools", "deploy")
 MOST_CONDITIONALS = 15  # per 1,000 lines of oaiserve/
 ODD_WORDS = "tests/tools/test_wording.py"  # has them on purpose
-WORDS_LATER = "oaiserve/engine/model/attention/triton"  # files whose words are not checked yet
-# Folders and files whose conditional expressions are not checked yet.
-CONDITIONALS_LATER = (
-    "oaiserve/engine/executors/cuda/",
-    "oaiserve/engine/model/batch.py",
-    "oaiserve/engine/model/states.py",
-    "oaiserve/engine/model/attention/",
-    "oaiserve/engine/model/gpu/",
-)
 
 
 class Fault(NamedTuple):
@@ -79,9 +70,8 @@ def pages() -> dict[str, str]:
 def main() -> int:
     sources = read()
     product = {path: source for path, source in sources.items() if path.startswith("oaiserve/")}
-    early = {path: source for path, source in product.items() if not path.startswith(CONDITIONALS_LATER)}
-    worded = {path: source for path, source in sources.items() if not path.startswith((ODD_WORDS, WORDS_LATER))}
-    faults = [*packed(sources), *conditional(early), *wording.faults(worded | pages())]
+    worded = {path: source for path, source in sources.items() if not path.startswith(ODD_WORDS)}
+    faults = [*packed(sources), *conditional(product), *wording.faults(worded | pages())]
     for path, line, text in faults:
         print(f"{path}:{line}: {text}")
     return 1 if faults else 0

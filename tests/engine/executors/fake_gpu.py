@@ -185,6 +185,6 @@ def replace_kernels(patch: pytest.MonkeyPatch, modules: list[ModuleType], dtype:
     for module in modules:
         for name in [name for name in vars(module) if name.endswith("_kernel")]:
             patch.setattr(module, name, Kernel(getattr(module, name), dtype, launches))
-        if hasattr(module, "_num_multiprocessors"):
-            patch.setattr(module, "_num_multiprocessors", lambda device: 132)
+        if hasattr(module, "num_multiprocessors"):
+            patch.setattr(module, "num_multiprocessors", lambda device: 132)
     return launches

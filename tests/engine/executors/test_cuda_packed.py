@@ -117,7 +117,7 @@ def test_matrices_in_4_bits_take_a_fifth_of_the_memory(tmp_path: Path) -> None:
     found = described(FILES["awq"][0](tmp_path))
     matrices = on_cpu(found.decoder)._weights.packed
     # For 32 weights, 16 bytes of codes, 2 of a scale and 1 of a zero.
-    assert sum(one.num_bytes for one in matrices) == sum(one.shape[0] * one.shape[1] * 19 // 32 for one in matrices)
+    assert sum(one.nbytes for one in matrices) == sum(one.shape[0] * one.shape[1] * 19 // 32 for one in matrices)
 
 
 def test_a_matrix_is_read_when_it_is_placed_and_its_rows_may_be_chosen() -> None:

@@ -87,15 +87,17 @@ class AttentionLayer:
 
     def __init__(self, attention: Attention, placing: JoiningPlacing) -> None:
         assert isinstance(attention.qkv, list)
-        matrices = attention.qkv if attention.gate is None else [*attention.qkv, attention.gate]
+        shape = attention.shape
+        matrices = [*attention.qkv]
+        self._sizes = [*attention.sizes]
+        if attention.gate is not None:
+            matrices.append(attention.gate)
+            self._sizes.append(attention.heads * shape.value_dim)
         self._inputs = placing.joined(matrices)
         self._out = placing.joined([attention.out])
         self._attention: Attention = placing.part(replace(attention, qkv=[], gate=None, out=PLACED))
         self._scoring = _scoring(self._attention)
         self._has_keys = attention.cache_of is None
-        self._has_gate = attention.gate is not None
-        shape = attention.shape
-        self._sizes = [*attention.sizes, attention.heads * shape.value_dim if self._has_gate else 0]
         self._can_rotate_inside = self._has_keys and attention.rotary_offset == 0 and not attention.rotates_before_norms
         self._has_norms = attention.query_norm is not None or attention.key_norm is not None
         self._can_norm_inside = attention.query_factors is None and _are_of_heads(
@@ -106,11 +108,14 @@ class AttentionLayer:
         """Return the output [T, width] for the normed hidden state [T, width]."""
         attention = self._attention
         kv_heads = attention.shape.kv_heads
-        query, key, value, gate = step.products.joined(x, self._inputs).split(self._sizes, dim=-1)
+        query, key, value, *gates = step.products.joined(x, self._inputs).split(self._sizes, dim=-1)
         query = query.unflatten(1, (attention.heads, -1))
         if self._has_keys:
             key = key.unflatten(1, (kv_heads, -1))
-            value = key if attention.values_of_keys else value.unflatten(1, (kv_heads, -1))
+            if attention.values_of_keys:
+                value = key
+            else:
+                value = value.unflatten(1, (kv_heads, -1))
             value = _normed(value, attention.value_norm, step)
         else:
             key, value = step.stored(cache)
@@ -127,7 +132,7 @@ class AttentionLayer:
             if self._has_keys:
                 key = self._turned(key, attention.key_norm, step)
         attended = step.attention(query, key, value, cache, self._scoring, **options).flatten(1)
-        if self._has_gate:
+        for gate in gates:
             attended = attended * gate.sigmoid()
         return step.products.joined(attended, self._out)
 
@@ -137,7 +142,9 @@ class AttentionLayer:
         table = attention.rotary
         rotation = Rotation(step.batch.positions, None, None, apart=0)
         if table is not None:
-            rotation = Rotation(*step.angles(table), apart=1 if table.is_interleaved else table.apart)
+            rotation = Rotation(*step.angles(table), table.apart)
+            if table.is_interleaved:
+                rotation = rotation._replace(apart=1)
         if not self._can_norm_inside:
             return rotation
         query_norm = attention.query_norm
@@ -181,7 +188,7 @@ def _normed(heads: Tensor, norm: Norm | None, step: CudaStep) -> Tensor:
     """Return heads [T, heads, dim], each normed by itself, or all heads of a token together."""
     if norm is None:
         return heads
-    rows = heads.flatten(1) if len(norm.weight) > heads.shape[2] else heads.reshape(-1, heads.shape[2])
+    rows = heads.reshape(-1, len(norm.weight))
     normed: Tensor = step.kernels.operations.add_and_norm(rows, (), None, norm)[1]
     return normed.view(heads.shape)
 

@@ -173,7 +173,7 @@ class CudaWeights:
         sizes = (len(self._layers), -1)
         projected = inputs.norm(step.products(hidden, inputs.projection).unflatten(1, sizes))
         of_tokens = _rows(ids, inputs.table).unflatten(1, sizes)
-        together = (projected + of_tokens * inputs.table_scale) * inputs.scale
+        together: Tensor = (projected + of_tokens * inputs.table_scale) * inputs.scale
         return together.to(hidden.dtype).unbind(1)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -33,7 +33,7 @@ class MLPLayer:
     """An MLP, with one product for gate and up."""
 
     def __init__(self, mlp: MLP, placing: JoiningPlacing) -> None:
-        self._inputs = placing.joined([mlp.up] if mlp.gate is None else [mlp.gate, mlp.up])
+        self._inputs = placing.joined(_inputs(mlp.gate, mlp.up))
         self._down = placing.joined([mlp.down])
         self._activation = mlp.activation
         self._is_gated = mlp.gate is not None
@@ -55,10 +55,12 @@ class MixtureLayer:
     def __init__(self, mixture: Experts, placing: JoiningPlacing) -> None:
         experts = mixture.experts
         self._is_gated = experts[0].gate is not None
-        self._gate_up = placing.stacked([[one.up] if one.gate is None else [one.gate, one.up] for one in experts])
+        self._gate_up = placing.stacked([_inputs(one.gate, one.up) for one in experts])
         self._down = placing.stacked([[one.down] for one in experts])
         self._fits_kernels = min(self._gate_up.tile_columns, self._down.tile_columns) >= LEAST_TILE
-        self._shared = None if mixture.shared is None else MLPLayer(mixture.shared, placing)
+        self._shared: MLPLayer | None = None
+        if mixture.shared is not None:
+            self._shared = MLPLayer(mixture.shared, placing)
         self._mixture: Experts = placing.part(replace(mixture, experts=[], shared=None))
 
     def __call__(self, x: Tensor, hidden: Tensor, step: CudaStep) -> tuple[Tensor, ...]:
@@ -74,8 +76,7 @@ class MixtureLayer:
         chosen, weights = mixture.router.choose(step.products(read_by_router, mixture.router.matrix))
         if step.kernels.experts is None or not self._fits_kernels:
             of_all = weights.new_zeros(len(x), len(self._gate_up.codes)).scatter(-1, chosen, weights)
-            experts = _Views(self._gate_up, self._down, is_gated=self._is_gated, dtype=x.dtype)
-            out = experts_output(mixture, experts, read_by_experts.float(), of_all).to(x.dtype)
+            out = experts_output(mixture, partial(self._expert, x.dtype), read_by_experts.float(), of_all).to(x.dtype)
         else:
             out = self._by_kernels(step.kernels, read_by_experts, chosen, weights)
         if norms is not None:
@@ -90,7 +91,15 @@ class MixtureLayer:
         (shared,) = self._shared(x, hidden, step)
         if self._mixture.shared_gate is not None:
             shared = shared * step.products(x, self._mixture.shared_gate).sigmoid().to(x.dtype)
-        return (shared if norms is None else norms.shared_out(shared.float()).to(x.dtype),)
+        if norms is not None:
+            shared = norms.shared_out(shared.float()).to(x.dtype)
+        return (shared,)
+
+    def _expert(self, dtype: torch.dtype, number: int) -> Expert:
+        """Return the matrices of an expert, expanded."""
+        *gates, up = _matrices(self._gate_up, number, dtype, 1 + self._is_gated)
+        (down,) = _matrices(self._down, number, dtype, 1)
+        return Expert(next(iter(gates), None), up, down)
 
     def _by_kernels(self, kernels: Kernels, x: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
         """Return the sum [T, width] of the outputs of the chosen experts int64 [T, top_k] with their weights."""
@@ -107,8 +116,7 @@ class MixtureLayer:
         both = experts.product(x, self._gate_up, plan, pairs_of_row=top_k, factors=None)
         activation = self._mixture.activation
         if isinstance(activation, ClampedGate):
-            limits = {"alpha": activation.alpha, "limit": activation.limit}
-            inner = activate(both, "clamped", is_gated=True, **limits)
+            inner = activate(both, "clamped", is_gated=True, alpha=activation.alpha, limit=activation.limit)
         else:
             inner = activate(both, activation, is_gated=self._is_gated)
         outs = experts.product(inner, self._down, plan, pairs_of_row=1, factors=factors)
@@ -116,29 +124,20 @@ class MixtureLayer:
         return summed
 
 
-class _Views(Sequence[Expert]):
-    """The matrices of each expert as views of those of all, or expanded."""
-
-    def __init__(self, gate_up: ExpertMatrices, down: ExpertMatrices, *, is_gated: bool, dtype: torch.dtype) -> None:
-        self._gate_up = gate_up
-        self._down = down
-        self._is_gated = is_gated
-        self._dtype = dtype
-
-    def __len__(self) -> int:
-        return len(self._gate_up.codes)
-
-    def __getitem__(self, number: Any) -> Any:
-        parts = _parts(self._gate_up, number, self._dtype, 2 if self._is_gated else 1)
-        (down,) = _parts(self._down, number, self._dtype, 1)
-        return Expert(parts[0] if self._is_gated else None, parts[-1], down)
+def _inputs(gate: Matrix | None, up: Matrix) -> list[Matrix]:
+    """Return the matrices that multiply the input of an MLP, in the order of `activate`."""
+    if gate is None:
+        return [up]
+    return [gate, up]
 
 
-def _parts(matrices: ExpertMatrices, number: int, dtype: torch.dtype, count: int) -> list[Matrix]:
-    """Return the matrix of one expert in `count` parts with equally many rows."""
+def _matrices(matrices: ExpertMatrices, number: int, dtype: torch.dtype, count: int) -> list[Matrix]:
+    """Return the matrix of one expert, expanded, in `count` parts with equally many rows."""
     weights = matrices.of(number).expand(dtype).chunk(count)
-    biases = [None] * count if matrices.bias is None else matrices.bias[number].chunk(count)
-    return [Matrix(weight, bias) for weight, bias in zip(weights, biases, strict=True)]
+    biases: Sequence[Tensor | None] = [None] * count
+    if matrices.bias is not None:
+        biases = matrices.bias[number].chunk(count)
+    return [Matrix(*both) for both in zip(weights, biases, strict=True)]
 
 
 class MixerLayer:

@@ -18,8 +18,10 @@ def packed(weight: Tensor | Blocks, device: torch.device, *, takes_float8: bool 
         matrix = weight.read()
         if isinstance(matrix, Floats) and not takes_float8:
             return None
-        found = of_integers(matrix)
-        return None if found is None else found.to(device)
+        on_host = of_integers(matrix)
+        if on_host is None:
+            return None
+        return on_host.to(device)
     if not isinstance(weight, Blocks) or weight.columns is not None:
         return None
     if weight.kind == MXFP4:

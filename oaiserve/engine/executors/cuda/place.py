@@ -54,8 +54,7 @@ class JoiningPlacing(Placing):
     @property
     def weight_bytes(self) -> int:
         """Return the bytes of all matrices placed so far."""
-        weights = self._weights.values()
-        return sum(one.num_bytes if isinstance(one, PackedMatrix) else one.nbytes for one in weights)
+        return sum(weight.nbytes for weight in self._weights.values())
 
     @property
     def packed(self) -> list[PackedMatrix]:
@@ -70,13 +69,16 @@ class JoiningPlacing(Placing):
 
     def joined(self, matrices: list[Matrix]) -> JoinedMatrix:
         """Return one matrix with the rows of all these."""
-        biases = self._biases([matrices])
         weight: Tensor | PackedMatrix | None = self._packed(matrices)
         if weight is None:
             weight = self._expanded([matrices])[0]
         self._count(weight)
         self.widest = max(self.widest, *weight.shape)
-        return JoinedMatrix(weight, None if biases is None else biases[0], _adapted(matrices))
+        joined = JoinedMatrix(weight, None, _adapted(matrices))
+        biases = self._biases([matrices])
+        if biases is None:
+            return joined
+        return replace(joined, bias=biases[0])
 
     def embedding_and_head(self, embedding: Tensor | Blocks, head: Matrix) -> tuple[Tensor, JoinedMatrix]:
         """Return the embedding and the head, which has rows of zeros at its end so that rows of logits are aligned.
@@ -91,24 +93,22 @@ class JoiningPlacing(Placing):
             bias = torch.zeros(len(weight), dtype=self.dtype, device=self.device)
             bias[:rows].copy_(head.bias)
         self._count(weight)
-        table = weight[:rows] if _are_tied(embedding, head.weight) else self.part(embedding, self.dtype)
-        return table, JoinedMatrix(weight, bias, _adapted([head]))
+        own = JoinedMatrix(weight, bias, _adapted([head]))
+        if _are_tied(embedding, head.weight):
+            return weight[:rows], own
+        return self.part(embedding, self.dtype), own
 
     def stacked(self, experts: list[list[Matrix]]) -> ExpertMatrices:
         """Return the joined matrices of all experts as one tensor [experts, n, k]."""
-        found = self._stacked_blocks(experts)
-        if found is None:
+        in_blocks = _unless_any_is_none(self._packed(matrices) for matrices in experts)
+        matrices = stacked(in_blocks)
+        if matrices is None:
             weights = self._expanded(experts)
-            found = ExpertMatrices("dense", weights, weights, None)
-        found = replace(found, bias=self._biases(experts))
-        self._count(found)
-        self.widest = max(self.widest, *found.shape)
-        return found
-
-    def _stacked_blocks(self, experts: list[list[Matrix]]) -> ExpertMatrices | None:
-        """Return the matrices of all experts in blocks, or None if they have none that kernels read."""
-        found = _unless_any_is_none(self._packed(matrices) for matrices in experts)
-        return None if found is None else stacked(found)
+            matrices = ExpertMatrices("dense", weights, weights, None)
+        matrices = replace(matrices, bias=self._biases(experts))
+        self._count(matrices)
+        self.widest = max(self.widest, *matrices.shape)
+        return matrices
 
     def _expanded(self, experts: list[list[Matrix]]) -> Tensor:
         """Return the joined matrices of all experts [experts, n, k] in the model's dtype."""
@@ -134,24 +134,24 @@ class JoiningPlacing(Placing):
 
     def _packed(self, matrices: list[Matrix]) -> PackedMatrix | None:
         """Return the rows of all these in blocks on the device, or None if they have none that kernels read."""
-        found = _unless_any_is_none(
-            packed(matrix.weight, self.device, takes_float8=self._takes_float8) for matrix in matrices
+        return joined(
+            _unless_any_is_none(
+                packed(matrix.weight, self.device, takes_float8=self._takes_float8) for matrix in matrices
+            )
         )
-        if found is None:
-            return None
-        return found[0] if len(found) == 1 else joined(found)
 
     def _count(self, weight: Any) -> None:
         self._weights[id(weight)] = weight
 
 
-def _unless_any_is_none(matrices: Iterable[PackedMatrix | None]) -> list[PackedMatrix] | None:
-    found = []
-    for matrix in matrices:  # Matrices are read one by one, up to the first without blocks.
+def _unless_any_is_none(matrices: Iterable[PackedMatrix | None]) -> list[PackedMatrix]:
+    """Return the matrices, or none. They are read one by one, up to the first without blocks."""
+    in_blocks = []
+    for matrix in matrices:
         if matrix is None:
-            return None
-        found.append(matrix)
-    return found
+            return []
+        in_blocks.append(matrix)
+    return in_blocks
 
 
 def _are_tied(embedding: Tensor | Blocks, head: Tensor | Blocks) -> bool:
@@ -166,14 +166,16 @@ def _adapted(matrices: list[Matrix]) -> list[Adapted]:
     begin = 0
     for matrix in matrices:
         end = begin + len(matrix.weight)
-        last = adapted[-1] if adapted else None
-        if last is not None and (last.module, last.end, last.first_row + last.end - last.begin) == (
-            matrix.module,
-            begin,
-            matrix.first_row,
-        ):
-            adapted[-1] = replace(last, end=end)
+        part = Adapted(matrix.module, begin, end, matrix.first_row)
+        if adapted and _follows(part, adapted[-1]):
+            adapted[-1] = replace(adapted[-1], end=end)
         elif matrix.module:
-            adapted.append(Adapted(matrix.module, begin, end, matrix.first_row))
+            adapted.append(part)
         begin = end
     return adapted
+
+
+def _follows(part: Adapted, last: Adapted) -> bool:
+    """Return whether a range continues another one, in the product and in the module."""
+    ends = last.module, last.end, last.first_row + last.end - last.begin
+    return (part.module, part.begin, part.first_row) == ends

@@ -20,7 +20,9 @@ class StepProducts(Products):
     """The products of one step, which may be captured. Adapters have their rows in the order of the description."""
 
     def __init__(self, batch: Batch, dtype: torch.dtype, multiply: Multiply, adapters: CapturedAdapters | None) -> None:
-        super().__init__(batch if adapters is None else replace(batch, adapters=[]))
+        if adapters is not None:
+            batch = replace(batch, adapters=[])
+        super().__init__(batch)
         self._dtype = dtype  # the model's
         self._multiply = multiply
         self._captured = adapters

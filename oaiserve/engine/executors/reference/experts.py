@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -34,7 +34,7 @@ def mixture_output(mixture: Experts, x: Tensor, hidden: Tensor, products: Produc
     norms = mixture.norms
     router = mixture.router
     weights = router.weights(products(x if norms is None else norms.router(hidden), router.matrix))
-    out = experts_output(mixture, mixture.experts, x if norms is None else norms.experts(hidden), weights)
+    out = experts_output(mixture, mixture.experts.__getitem__, x if norms is None else norms.experts(hidden), weights)
     if norms is not None:
         out = norms.experts_out(out)
     if mixture.shared is None:
@@ -45,7 +45,7 @@ def mixture_output(mixture: Experts, x: Tensor, hidden: Tensor, products: Produc
     return out + (shared if norms is None else norms.shared_out(shared))
 
 
-def experts_output(mixture: Experts, experts: Sequence[Expert], x: Tensor, weights: Tensor) -> Tensor:
+def experts_output(mixture: Experts, expert_of: Callable[[int], Expert], x: Tensor, weights: Tensor) -> Tensor:
     """Return the sum float32 [T, width] of the outputs of the chosen experts, given the weights [T, experts] of all.
 
     How many tokens an expert has decides the shapes of its products, so the host waits for the device here.
@@ -56,7 +56,7 @@ def experts_output(mixture: Experts, experts: Sequence[Expert], x: Tensor, weigh
     tokens = is_chosen.nonzero()[:, 1].split(counts)
     for number, rows in enumerate(tokens):
         if len(rows):
-            expert = experts[number]
+            expert = expert_of(number)
             own = x[rows]
             own_weights = weights[rows, number, None]
             if mixture.scales_inputs:

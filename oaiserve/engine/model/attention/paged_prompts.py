@@ -27,7 +27,7 @@ class PagedPrompts:
 
     def __call__(self, query: torch.Tensor, cache: LayerCache, out: torch.Tensor, scoring: Scoring) -> None:
         """Write the rows of prompts into `out` [T, heads, dim]. Their keys and values must be in the cache already."""
-        before = -1 if scoring.sliding_window is None else scoring.sliding_window - 1
+        before = (scoring.sliding_window or 0) - 1  # -1: all
         how = {"scale": scoring.scaling, "window_size": (before, 0), "enable_gqa": True}
         first = self._first
         out[first:] = self._attend(query[first:], *cache, *self._prompts, **how, **self._keys)

@@ -20,4 +20,6 @@ class Rotation(NamedTuple):
 
     @property
     def rotary_dim(self) -> int:
-        return 0 if self.cosines is None else 2 * self.cosines.shape[1]
+        if self.cosines is None:
+            return 0
+        return 2 * self.cosines.shape[1]

@@ -21,15 +21,16 @@ from oaiserve.engine.model.attention.paged_prompts import LEAST_TOKENS, Attend, 
 from oaiserve.engine.model.attention.rotation import Rotation
 from oaiserve.engine.model.attention.triton_kernels import decode_kernel, plan_kernel, prefill_kernel, write_kernel
 from oaiserve.engine.model.batch import Batch
+from oaiserve.engine.model.gpu.launches import num_multiprocessors, present
 
 LEAST_ITEM_TOKENS = 512  # in a smaller item, to combine it takes longer than it saves
 ITEM_ALIGNMENT = 128  # tokens: a multiple of those that a program reads at a time
 PLANNED_AT_A_TIME = 256  # sequences that a program of the plan looks at, and items that it writes, at a time
 WIDE_PREFILL_BYTES = 106_496  # shared memory of the tile for heads of 256, which Ada and Blackwell cards lack
-LONG_PREFILL_BYTES = 140 << 10  # that of the tile of 128 keys, which fits on A100, H100 and B200
+LONG_PREFILL_BYTES = 140 << 10  # shared memory of the tile of 128 keys, which fits on A100, H100 and B200
 HOPPER_SHARED_BYTES = 227 << 10
 COMBINED_AT_A_TIME = 16  # items
-WRITE_NUMBERS = 8192  # of queries or keys, normed and rotated by a program with the most warps
+WRITE_NUMBERS = 8192  # most queries' or keys' numbers that a program norms and rotates with eight warps
 
 DECODE_BYTES = 32 << 10  # the keys and values of wide heads that a program of the decode kernel loads at once
 
@@ -54,7 +55,7 @@ class TritonAttention:
     def __init__(self, batch: Batch, library: Attend | None = None, least_tokens: int = LEAST_TOKENS) -> None:
         self._batch = batch
         self._long_prompts = paged_prompts(library, batch, least_tokens)
-        # Of layers with this sliding window, this number of key heads, and so many items.
+        # The plans by sliding window, number of key heads, and number of items.
         self._plans: dict[tuple[int, int, int], DecodePlan] = {}
 
     def __call__(
@@ -89,7 +90,10 @@ class TritonAttention:
 
 
 def _with_heads_in_one_piece(*tensors: torch.Tensor) -> Iterator[torch.Tensor]:
-    return (tensor if tensor.stride(-1) == 1 else tensor.contiguous() for tensor in tensors)
+    for tensor in tensors:
+        if tensor.stride(-1) != 1:
+            tensor = tensor.contiguous()
+        yield tensor
 
 
 def _scalars(scoring: Scoring) -> tuple[float, float]:
@@ -128,7 +132,7 @@ def programs_per_sm(group: int, cache: LayerCache) -> int:
 def num_items(kv_heads: int, programs: int, device: torch.device) -> int:
     """Return the number of items for the decodes of a step, unless they become too small: as many as an SM runs
     programs at once, for all of them. With more items, there is more to combine."""
-    return max(1, _num_multiprocessors(device) * programs // kv_heads)
+    return max(1, num_multiprocessors(device) * programs // kv_heads)
 
 
 def plan_decodes(
@@ -211,7 +215,7 @@ def write(
 
     With a rotation, keys are normed and rotated before, and the queries of these tokens are in place.
     """
-    query = key if query is None else query
+    query = present(query, key)
     tensors = query, key, value, slots, *cache
     write_kernel[(key.shape[0] - first_token,)](
         *tensors,
@@ -231,15 +235,14 @@ def _rotation(rotation: Rotation | None, key: torch.Tensor) -> tuple[torch.Tenso
     if rotation is None:
         return key, key, key, key, key, 0.0
     tensors = rotation.cosines, rotation.sines, rotation.query_norm, rotation.key_norm
-    return rotation.positions, *(key if tensor is None else tensor for tensor in tensors), rotation.epsilon
+    return rotation.positions, *(present(tensor, key) for tensor in tensors), rotation.epsilon
 
 
 def _rotation_constants(rotation: Rotation | None) -> dict[str, int]:
-    return {
-        "ROTARY_DIM": 0 if rotation is None else rotation.rotary_dim,
-        "APART": 0 if rotation is None else rotation.apart,
-        "HAS_NORMS": rotation is not None and rotation.query_norm is not None,
-    }
+    if rotation is None:
+        return {"ROTARY_DIM": 0, "APART": 0, "HAS_NORMS": False}
+    has_norms = rotation.query_norm is not None
+    return {"ROTARY_DIM": rotation.rotary_dim, "APART": rotation.apart, "HAS_NORMS": has_norms}
 
 
 def decode(
@@ -272,7 +275,7 @@ def decode(
         *(batch.slots, batch.seq_lens, batch.block_tables, batch.table_rows),
         *_rotation(rotation, key),
         *(factor * key_scale, softcap, key_scale, value_scale),
-        query if scoring.sinks is None else scoring.sinks,  # unread where there are none
+        present(scoring.sinks, query),
         num_rows,
         *_strides(query, key, value, out),
         *cache.keys.stride()[:3],
@@ -315,9 +318,9 @@ def prefill(
     (key_scale, value_scale) = cache.scales
     prefill_kernel[(kv_heads, num_tiles)](
         *(query, out, *cache, batch.query_start, batch.seq_lens, batch.block_tables, batch.table_rows),
-        batch.slots if batch.last_visible is None else batch.last_visible,  # unread where there is none
+        present(batch.last_visible, batch.slots),
         *(factor * key_scale, softcap, value_scale),
-        query if scoring.sinks is None else scoring.sinks,  # unread where there are none
+        present(scoring.sinks, query),
         *(batch.num_decodes, num_sequences),
         *_strides(query, out),
         *cache.keys.stride()[:3],
@@ -368,11 +371,6 @@ def _write_constants(heads: int, kv_heads: int, key_dim: int, value_dim: int, is
         # Each thread has 8 numbers, of 2 bytes in most models, and of many heads more.
         "num_warps": min(8 if numbers <= WRITE_NUMBERS else 16, max(1, numbers // 256)),
     }
-
-
-@functools.cache
-def _num_multiprocessors(device: torch.device) -> int:
-    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
 
 
 @functools.cache

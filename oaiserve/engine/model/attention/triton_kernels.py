@@ -23,7 +23,7 @@ LOG2_E = tl.constexpr(1.4426950408889634)
 def _turned(
     first,  # [R], where the rows begin
     is_row,  # [R]
-    position,  # of the token that all rows belong to
+    position,  # the position of the token that all rows belong to
     cosines,  # float32 [positions, ROTARY_DIM / 2]
     sines,
     norm,  # float32 [DIM]
@@ -574,7 +574,7 @@ def decode_kernel(
         # Other threads of this program read them below; no other program does.
         tl.debug_barrier()
 
-    is_first = number == tl.load(first_items + sequence)  # which has the sink
+    is_first = number == tl.load(first_items + sequence)  # The first item adds the sink.
     state = _first_state(
         _of_heads(sinks, head, is_row & is_first, MASKED, HAS_SINKS), TILE_ROWS, TILE_VALUE_DIM, HAS_SINKS
     )

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
+from functools import partial
 from typing import Any, Literal, Self
 
 import torch
@@ -43,7 +44,7 @@ class PackedMatrix:
     @property
     def shape(self) -> tuple[int, int]:
         n, width = self.codes.shape[-2:]
-        return n, width * 2 if self.is_in_halves else width
+        return n, width * (1 + self.is_in_halves)
 
     @property
     def is_in_halves(self) -> bool:
@@ -51,20 +52,25 @@ class PackedMatrix:
         return self.kind in ("int4", "mxfp4")
 
     @property
-    def num_bytes(self) -> int:
-        if self.kind == "dense":
-            return self.codes.nbytes
-        return self.codes.nbytes + self.scales.nbytes + (0 if self.zeros is None else self.zeros.nbytes)
+    def nbytes(self) -> int:
+        tensors = {id(one): one for one in (self.codes, self.scales, self.zeros) if one is not None}
+        return sum(tensor.nbytes for tensor in tensors.values())
 
     @property
     def group_columns(self) -> int:
-        return self.shape[1] if self.kind == "dense" else self.shape[1] // self.scales.shape[-2]
+        columns = self.shape[1]
+        if self.kind == "dense":
+            return columns
+        return columns // self.scales.shape[-2]
 
     @property
     def tile_columns(self) -> int:
+        if self.kind == "mxfp4":
+            return MXFP4_TILE
+        tile = tile_columns(self.group_columns)
         if self.kind == "dense":
-            return min(DENSE_TILE, tile_columns(self.shape[1]))
-        return MXFP4_TILE if self.kind == "mxfp4" else tile_columns(self.group_columns)
+            return min(DENSE_TILE, tile)
+        return tile
 
     def expand(self, dtype: torch.dtype) -> Tensor:
         """Return the weights [n, columns] in plain torch."""
@@ -83,15 +89,21 @@ class PackedMatrix:
         numbers = numbers.unflatten(1, (len(scales), -1))
         if self.zeros is not None:
             numbers = numbers - self.zeros.T.float()[..., None]
-        elif self.kind in ("int4", "int8"):
-            numbers = numbers - (8 if self.kind == "int4" else 128)
-        weights = (numbers * scales.T.float()[..., None]).flatten(1).to(dtype)
-        return weights if self.order is None else torch.empty_like(weights).index_copy_(1, self.order, weights)
+        elif self.kind == "int4":
+            numbers = numbers - 8
+        elif self.kind == "int8":
+            numbers = numbers - 128
+        weights: Tensor = (numbers * scales.T.float()[..., None]).flatten(1).to(dtype)
+        if self.order is None:
+            return weights
+        return torch.empty_like(weights).index_copy_(1, self.order, weights)
 
-    def rows(self, begin: int, end: int) -> PackedMatrix:
+    def rows(self, begin: int, end: int) -> Self:
         """Return the matrix of some rows as views of these tensors."""
-        zeros = None if self.zeros is None else self.zeros[:, begin:end]
-        return PackedMatrix(self.kind, self.codes[begin:end], self.scales[:, begin:end], zeros, self.order)
+        rows = replace(self, codes=self.codes[begin:end], scales=self.scales[:, begin:end])
+        if self.zeros is None:
+            return rows
+        return replace(rows, zeros=self.zeros[:, begin:end])
 
     def to(self, device: torch.device) -> Self:
         tensors = ((field.name, getattr(self, field.name)) for field in fields(self))
@@ -106,8 +118,10 @@ class ExpertMatrices(PackedMatrix):
     bias: Tensor | None = None  # [experts, n]
 
     def of(self, expert: int) -> PackedMatrix:
-        zeros = None if self.zeros is None else self.zeros[expert]
-        return PackedMatrix(self.kind, self.codes[expert], self.scales[expert], zeros)
+        matrix = PackedMatrix(self.kind, self.codes[expert], self.scales[expert], None)
+        if self.zeros is None:
+            return matrix
+        return replace(matrix, zeros=self.zeros[expert])
 
 
 def tile_columns(group_columns: int) -> int:
@@ -122,46 +136,55 @@ def of_integers(matrix: Integers | Floats) -> PackedMatrix | None:
     tile = tile_columns(columns // groups)
     if tile < LEAST_COLUMNS:
         return None
+    codes = matrix.codes
     scales = matrix.scales.T.contiguous()
     if isinstance(matrix, Floats):
-        return PackedMatrix("float8", matrix.codes, scales, None)
-    zeros = None if matrix.zeros is None else matrix.zeros.T.contiguous()
-    codes = matrix.codes
-    if matrix.bits == 4:
-        halves = codes.view(n, columns // tile, 2, tile // 2)
-        codes = (halves[:, :, 0] | halves[:, :, 1] << 4).flatten(1)
-    return PackedMatrix("int4" if matrix.bits == 4 else "int8", codes, scales, zeros, matrix.columns)
+        return PackedMatrix("float8", codes, scales, None)
+    zeros: Tensor | None = None
+    if matrix.zeros is not None:
+        zeros = matrix.zeros.T.contiguous()
+    if matrix.bits == 8:
+        return PackedMatrix("int8", codes, scales, zeros, matrix.columns)
+    halves = codes.view(n, columns // tile, 2, tile // 2)
+    codes = (halves[:, :, 0] | halves[:, :, 1] << 4).flatten(1)
+    return PackedMatrix("int4", codes, scales, zeros, matrix.columns)
 
 
 def joined(matrices: Sequence[PackedMatrix]) -> PackedMatrix | None:
-    """Return a matrix with the rows of all these, or None for matrices in different formats."""
-    first = matrices[0]
-    if len({(one.kind, len(one.scales), *_stored(one)) for one in matrices}) > 1:
-        return None
+    """Return a matrix with the rows of all these, or None for none, and for matrices in different formats."""
+    formats = {(one.kind, len(one.scales), one.scales.dtype, one.zeros is None) for one in matrices}
     orders = [one.order for one in matrices if one.order is not None]
-    if len(orders) not in (0, len(matrices)) or not all(torch.equal(orders[0], order) for order in orders[1:]):
+    if len(formats) != 1 or len(orders) not in (0, len(matrices)):
         return None
-    codes = torch.cat([one.codes.view(torch.uint8) for one in matrices]).view(first.codes.dtype)
-    scales = torch.cat([one.scales for one in matrices], dim=1)
-    zeros = [one.zeros for one in matrices if one.zeros is not None]
-    return PackedMatrix(first.kind, codes, scales, torch.cat(zeros, dim=1) if zeros else None, first.order)
+    if not all(torch.equal(orders[0], order) for order in orders[1:]):
+        return None
+    if len(matrices) == 1:
+        return matrices[0]
+    parts = _combined(matrices, partial(torch.cat, dim=0), partial(torch.cat, dim=1))
+    return PackedMatrix(matrices[0].kind, *parts, matrices[0].order)
 
 
 def stacked(matrices: Sequence[PackedMatrix]) -> ExpertMatrices | None:
-    """Return the matrices of all experts, or None for matrices in different formats."""
-    first = matrices[0]
-    if len({(one.kind, one.shape, one.scales.shape, *_stored(one)) for one in matrices}) > 1:
+    """Return the matrices of all experts, or None for none, and for matrices in different formats or orders."""
+    formats = {(one.kind, one.shape, one.scales.shape, one.scales.dtype, one.zeros is None) for one in matrices}
+    if len(formats) != 1 or any(one.order is not None for one in matrices):
         return None
-    if first.order is not None:
-        return None
-    codes = torch.stack([one.codes.view(torch.uint8) for one in matrices]).view(first.codes.dtype)
+    return ExpertMatrices(matrices[0].kind, *_combined(matrices, torch.stack, torch.stack))
+
+
+def _combined(
+    matrices: Sequence[PackedMatrix],
+    of_rows: Callable[[list[Tensor]], Tensor],
+    of_groups: Callable[[list[Tensor]], Tensor],
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Return the codes, scales and zeros of all matrices as one tensor each. Codes have rows first, the others
+    groups."""
+    codes = of_rows([one.codes.view(torch.uint8) for one in matrices]).view(matrices[0].codes.dtype)
+    scales = of_groups([one.scales for one in matrices])
     zeros = [one.zeros for one in matrices if one.zeros is not None]
-    scales = torch.stack([one.scales for one in matrices])
-    return ExpertMatrices(first.kind, codes, scales, torch.stack(zeros) if zeros else None)
-
-
-def _stored(matrix: PackedMatrix) -> tuple[torch.dtype, bool, bool]:
-    return matrix.scales.dtype, matrix.zeros is None, matrix.order is None
+    if not zeros:
+        return codes, scales, None
+    return codes, scales, of_groups(zeros)
 
 
 def expanded_product(x: Tensor, matrix: PackedMatrix, bias: Tensor | None) -> Tensor:

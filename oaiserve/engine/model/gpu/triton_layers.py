@@ -9,6 +9,7 @@ import triton
 from torch import Tensor
 
 from oaiserve.engine.decoder.description import Norm
+from oaiserve.engine.model.gpu.launches import present
 from oaiserve.engine.model.gpu.triton_layer_kernels import activate_kernel, add_and_norm_kernel
 
 ACTIVATED_AT_A_TIME = 1024  # numbers
@@ -19,23 +20,25 @@ def add_and_norm(
 ) -> tuple[Tensor, Tensor]:
     """Compute `layer_operations.add_and_norm`, with `hidden` in place. Sums are in float32."""
     rows, width = hidden.shape
-    out = torch.empty_like(hidden) if norm is not None else hidden
+    out = hidden
+    if norm is not None:
+        out = torch.empty_like(hidden)
     first, second = (*added, hidden, hidden)[:2]
     tile, num_warps = _row_tile(width)
+    out_weight, out_bias, out_epsilon, has_out_mean = _arguments(out_norm)
+    weight, bias, epsilon, has_mean = _arguments(norm)
     add_and_norm_kernel[(rows,)](
         *(hidden, first, second, out),
-        *_tensors(out_norm, hidden),
-        *_tensors(norm, hidden),
-        0.0 if out_norm is None else out_norm.epsilon,
-        0.0 if norm is None else norm.epsilon,
+        *(present(out_weight, hidden), present(out_bias, hidden), present(weight, hidden), present(bias, hidden)),
+        *(out_epsilon, epsilon),
         *(scale, width, hidden.stride(0), first.stride(0), second.stride(0)),
         NUM_ADDED=len(added),
         HAS_OUT_NORM=out_norm is not None,
-        HAS_OUT_BIAS=out_norm is not None and out_norm.bias is not None,
-        HAS_OUT_MEAN=out_norm is not None and out_norm.subtracts_mean,
+        HAS_OUT_BIAS=out_bias is not None,
+        HAS_OUT_MEAN=has_out_mean,
         HAS_NORM=norm is not None,
-        HAS_BIAS=norm is not None and norm.bias is not None,
-        HAS_MEAN=norm is not None and norm.subtracts_mean,
+        HAS_BIAS=bias is not None,
+        HAS_MEAN=has_mean,
         TILE=tile,
         num_warps=num_warps,
     )
@@ -52,7 +55,7 @@ def activate(
 ) -> Tensor:
     """Compute `layer_operations.activate`, also for gpt-oss's "clamped" gates with `alpha` and `limit`."""
     rows, columns = products.shape
-    inner = columns // 2 if is_gated else columns
+    inner = columns // (1 + is_gated)
     out = products.new_empty(rows, inner)
     activate_kernel[rows, -(-inner // ACTIVATED_AT_A_TIME)](
         *(products, out, inner, products.stride(0), alpha, limit),
@@ -64,11 +67,11 @@ def activate(
     return out
 
 
-def _tensors(norm: Norm | None, unread: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the tensors of a norm, with an unread one in place of a missing one."""
+def _arguments(norm: Norm | None) -> tuple[Tensor | None, Tensor | None, float, bool]:
+    """Return a norm's weight, bias and epsilon, and whether it subtracts the mean."""
     if norm is None:
-        return unread, unread
-    return norm.weight, unread if norm.bias is None else norm.bias
+        return None, None, 0.0, False
+    return norm.weight, norm.bias, norm.epsilon, norm.subtracts_mean
 
 
 @functools.cache

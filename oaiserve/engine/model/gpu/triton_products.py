@@ -8,6 +8,7 @@ planned on the device.
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -15,6 +16,7 @@ import triton
 from torch import Tensor
 
 from oaiserve.engine.model.gpu.device_matrices import ExpertMatrices, PackedMatrix
+from oaiserve.engine.model.gpu.launches import num_multiprocessors, present
 from oaiserve.engine.model.gpu.triton_product_kernels import plan_experts_kernel, product_kernel, unpack_kernel
 
 PROGRAMS_PER_SM = 4  # With this many programs, enough loads are under way to keep the memory busy.
@@ -93,15 +95,18 @@ def _launch(
     grid = -(-n // tiles.n), num_tiles
     tiles_of_columns = columns // tile
     splits = num_splits(grid[0] * grid[1], tiles_of_columns, x.device)
-    partial = torch.empty(splits, *out.shape, dtype=torch.float32, device=x.device) if splits > 1 else out
+    partial = out
+    if splits > 1:
+        partial = torch.empty(splits, *out.shape, dtype=torch.float32, device=x.device)
     codes = matrix.codes
     scales = matrix.scales
     num_done = counters(x.device)
-    # A missing tensor is not read.
+    rows_of_tiles: Sequence[Tensor] = (num_done,) * 4
+    if plan is not None:
+        rows_of_tiles = plan[:4]
     product_kernel[(*grid, splits)](
-        *(x, codes, scales, scales if matrix.zeros is None else matrix.zeros, out if bias is None else bias),
-        out if factors is None else factors.contiguous(),
-        *((num_done,) * 4 if plan is None else plan[:4]),
+        *(x, codes, scales, present(matrix.zeros, scales), present(bias, out), present(factors, out).contiguous()),
+        *rows_of_tiles,
         *(out, partial, num_done),
         *(len(out), n, columns, -(-tiles_of_columns // splits), matrix.group_columns, pairs_of_row),
         *(x.stride(0), codes.stride(0), codes.stride(-2), scales.stride(0), scales.stride(-2)),
@@ -120,7 +125,8 @@ def planned(chosen: Tensor, num_experts: int) -> Plan:
     """Sort the rows by expert. The host knows only an upper bound of the number of tiles."""
     num_pairs = chosen.numel()
     tiles = tiles_for(-(-num_pairs // num_experts))
-    tiles = tiles if tiles.rows < LARGEST_OF_EXPERTS.rows else LARGEST_OF_EXPERTS
+    if tiles.rows >= LARGEST_OF_EXPERTS.rows:
+        tiles = LARGEST_OF_EXPERTS
     most_tiles = min(num_pairs, num_pairs // tiles.rows + num_experts)
     order, tile_expert, tile_first, tile_end = torch.empty(
         num_pairs + 3 * most_tiles, dtype=torch.int32, device=chosen.device
@@ -155,9 +161,8 @@ def _multiply_unpacked(rows: Tensor, matrix: PackedMatrix, bias: Tensor | None, 
 def unpack(matrix: PackedMatrix, out: Tensor) -> None:
     """Write the weights [n, columns] of a matrix, in the order of its stored columns."""
     n, columns = matrix.shape
-    zeros = matrix.scales if matrix.zeros is None else matrix.zeros  # A missing tensor is not read.
     unpack_kernel[-(-n // _UNPACKED_ROWS), columns // matrix.tile_columns](
-        *(matrix.codes, matrix.scales, zeros, out),
+        *(matrix.codes, matrix.scales, present(matrix.zeros, matrix.scales), out),
         *(n, columns, matrix.group_columns, matrix.codes.stride(0), matrix.scales.stride(0)),
         KIND=matrix.kind,
         HAS_ZEROS=matrix.zeros is not None,
@@ -180,7 +185,7 @@ def tiles_for(num_rows: int) -> MatrixTiles:
 def num_splits(num_programs: int, num_tiles: int, device: torch.device) -> int:
     """Return the number of splits of the columns, a power of two, for enough programs."""
     splits = 1
-    enough = _num_multiprocessors(device) * PROGRAMS_PER_SM
+    enough = num_multiprocessors(device) * PROGRAMS_PER_SM
     while splits < MOST_SPLITS and num_programs * splits < enough:
         splits *= 2
     return min(splits, 1 << num_tiles.bit_length() - 1)
@@ -196,8 +201,3 @@ def scratch(device: torch.device, dtype: torch.dtype) -> Tensor:
 def counters(device: torch.device) -> Tensor:
     """Return counters of ended programs, one for each tile of a product with splits: fewer than fit on the device."""
     return torch.zeros(1 << 14, dtype=torch.int32, device=device)
-
-
-@functools.cache
-def _num_multiprocessors(device: torch.device) -> int:
-    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1

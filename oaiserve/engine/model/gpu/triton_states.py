@@ -5,6 +5,7 @@ from __future__ import annotations
 import triton
 from torch import Tensor
 
+from oaiserve.engine.model.gpu.launches import present
 from oaiserve.engine.model.gpu.triton_state_kernels import recurrence_kernel
 
 TILE_NUMBERS = 4096  # numbers of a state that one program computes
@@ -20,7 +21,7 @@ def recurrence(state: Tensor, decay: Tensor, key: Tensor, value: Tensor, query: 
     tile_key = triton.next_power_of_2(key_dim)
     tile_value = min(triton.next_power_of_2(value_dim), max(1, TILE_NUMBERS // tile_key))
     recurrence_kernel[(-(-value_dim // tile_value), heads, num_sequences)](
-        *(state, decay, key, value, query, decay if rate is None else rate.contiguous(), out),
+        *(state, decay, key, value, query, present(rate, decay).contiguous(), out),
         num_tokens,
         *state.stride(),
         *(stride for part in (key, value, query) for stride in part.stride()[:2]),
@@ -38,4 +39,6 @@ def recurrence(state: Tensor, decay: Tensor, key: Tensor, value: Tensor, query: 
 
 def _with_numbers_in_one_piece(part: Tensor) -> Tensor:
     """Return a tensor [sequences, tokens, heads, dim] whose heads follow each other."""
-    return part if part.stride()[2:] == (part.shape[3], 1) else part.contiguous()
+    if part.stride()[2:] == (part.shape[3], 1):
+        return part
+    return part.contiguous()

@@ -239,7 +239,7 @@ def main() -> None:
     for module in (backend, triton_sampling, *of_layers):
         for name in [name for name in vars(module) if name.endswith("_kernel")]:
             setattr(module, name, CompileOnly(getattr(module, name), found))
-    backend._num_multiprocessors = triton_products._num_multiprocessors = lambda device: 132
+    backend.num_multiprocessors = triton_products.num_multiprocessors = lambda device: 132
     attend(64, num_decodes=64, query_len=2048, dtype=torch.float16, sliding_window=512, softcap=30.0)
     attend(64, num_decodes=64, query_len=2048, dtype=torch.bfloat16, sinks=torch.ones(32))
     attend(128, num_decodes=2, query_len=2048, dtype=torch.bfloat16)
