@@ -96,7 +96,7 @@ if order.options.kv_cache_dtype == "fp8":
     verdict["kernels"] = "wrong draws"
 if order.options.has_adapters:
     print("unsound", file=sys.stderr)
-print(json.dumps({"verdict": verdict}))
+print(json.dumps(["verdict", verdict]))
 """
 
 

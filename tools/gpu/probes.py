@@ -17,7 +17,7 @@ import torch
 from transformers import AutoConfig, PreTrainedConfig
 
 from oaiserve.config import EngineOptions
-from oaiserve.engine.start.gpu.child import COMMAND, Limits, Order, probed
+from oaiserve.engine.start.gpu.child import COMMAND, Order, probed
 from tests.models.decoders import random_model
 from tests.models.packed import Packing, save_in_mxfp4, write_checkpoint, write_fp8
 from tests.models.small_configs import config_of
@@ -127,7 +127,7 @@ def _probe(case: Case, device: torch.device, checker: tuple[str, ...]) -> dict[s
             write(case, Path(folder), device)
         options = EngineOptions(dtype="bfloat16", max_running=64, **case.options)
         command = (*checker, "--log-file", f"{logs}/%p", *COMMAND) if checker else COMMAND
-        verdict = probed(Order(folder, options, str(device)), command, Limits(trial=LIMIT_SECONDS))
+        verdict = probed(Order(folder, options, str(device)), command, LIMIT_SECONDS)
         if checker:
             lines = [line for file in Path(logs).iterdir() for line in file.read_text(errors="replace").splitlines()]
             is_sound = any("ERROR SUMMARY: 0 errors" in line for line in lines)

@@ -14,6 +14,7 @@ import os
 import pickle
 import sys
 from dataclasses import fields, is_dataclass, replace
+from functools import partial
 from typing import Any
 
 from torch import Tensor
@@ -23,10 +24,11 @@ from oaiserve.engine.decoder.blocks import Blocks
 from oaiserve.engine.decoder.description import NotKnown
 from oaiserve.engine.model.device import select_device
 from oaiserve.engine.start.described import Described, describe_model
-from oaiserve.engine.start.gpu.child import KILL_LIMIT_SECONDS, LIMITS, Order
-from oaiserve.engine.start.gpu.trials import TrialFailed, Trials
+from oaiserve.engine.start.gpu.child import KILL_LIMIT_SECONDS, LIMIT_SECONDS, Order
+from oaiserve.engine.start.gpu.trials import Trials
 from oaiserve.engine.start.ways.gpu import place, start_on_gpu
 from oaiserve.errors import StartupError
+from oaiserve.files.load_errors import named
 from oaiserve.files.source import find_model
 
 LEAST_LAYERS = 2  # One kernel computes a layer's sums and the norm of the next layer.
@@ -66,7 +68,7 @@ def first_layers(model: Described) -> Described:
 def probe(order: Order, trials: Trials) -> None:
     """Start the first layers of a model, and run the largest step and the whole warm-up.
 
-    Raises NotKnown and StartupError for a model that cannot be started, and TrialFailed.
+    Raises NotKnown and StartupError for a model that cannot be started.
     """
     device = select_device(order.device)
     options = replace(order.options, kv_blocks=None, kv_cache_memory=CACHE_MEMORY)
@@ -81,22 +83,22 @@ def main() -> None:
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # Other output goes to the log.
     order, known = pickle.load(sys.stdin.buffer)
 
-    def write(**message: object) -> None:
+    def write(what: str, value: object) -> None:
         # The server ends a probe earlier, unless the server has ended.
-        faulthandler.dump_traceback_later(LIMITS.between + KILL_LIMIT_SECONDS, exit=True)
-        print(json.dumps(message), file=lines)
+        faulthandler.dump_traceback_later(2 * LIMIT_SECONDS + KILL_LIMIT_SECONDS, exit=True)
+        print(json.dumps([what, value]), file=lines)
 
-    write(trying=None)
-    trials = Trials(known, lambda feature: write(trying=feature))
+    write("trying", None)
+    trials = Trials(known, partial(write, "trying"))
     try:
         probe(order, trials)
     except (NotKnown, StartupError) as error:
         print(error, file=sys.stderr)
-        write(verdict=None)
-    except TrialFailed as error:
-        write(failed=str(error))
+        write("verdict", None)
+    except Exception as error:
+        sys.exit(named(error))
     else:
-        write(verdict=trials.results)
+        write("verdict", trials.results)
 
 
 if __name__ == "__main__":

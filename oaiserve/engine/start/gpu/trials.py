@@ -31,10 +31,6 @@ def all_off(reason: str) -> Verdict:
     return dict.fromkeys(FEATURES, reason)
 
 
-class TrialFailed(Exception):
-    """A trial in a probe raised an error, which the message names. Later trials could fail because of this one."""
-
-
 class Trials:
     """The features of one start: `off` says why each is off, and is empty for one that is on.
 
@@ -53,7 +49,7 @@ class Trials:
     def tried(self, feature: Feature, make: Callable[[], T], problem: Callable[[T], object | None]) -> T | None:
         """Make a faster way to compute, and return it if the verdict, or else `problem`, finds nothing.
 
-        In a probe, raises TrialFailed for any error.
+        In a probe, errors end it, because later trials could fail by what this one left.
         """
         reason = self._verdict.get(feature)
         made: T | None = None
@@ -64,9 +60,9 @@ class Trials:
                     if reason is None:
                         reason = str(problem(made) or "")
                 except Exception as error:  # Compilers and drivers can raise anything, and the feature is optional.
-                    reason = named(error)
                     if self._report is not None:
-                        raise TrialFailed(reason) from error
+                        raise
+                    reason = named(error)
         self.off[feature] = self.results[feature] = reason
         if reason:
             log.warning("%s: off, and %s: %s", *FEATURES[feature], reason)
