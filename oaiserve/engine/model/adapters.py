@@ -50,14 +50,14 @@ class Adapter:
         return max(part.rank for part in self.parts.values())
 
 
-def probe_adapter(shapes: Mapping[str, tuple[int, int]], dtype: torch.dtype) -> Adapter:
+def probe_adapter(shapes: Mapping[str, tuple[int, int]], dtype: torch.dtype, device: torch.device) -> Adapter:
     """Return an adapter for layers of these shapes, by name, that changes results. It is the same in each call."""
     generator = torch.Generator().manual_seed(0)
     parts = {}
     for name, (rows, columns) in sorted(shapes.items()):
         a = torch.randn(_PROBE_RANK, columns, generator=generator) / columns**0.5
         b = torch.randn(rows, _PROBE_RANK, generator=generator)
-        parts[name] = AdapterPart(a.to(dtype), b.to(dtype), _PROBE_SCALE)
+        parts[name] = AdapterPart(a.to(device, dtype), b.to(device, dtype), _PROBE_SCALE)
     return Adapter("probe", parts)
 
 

@@ -3,27 +3,26 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
+from typing import NamedTuple
 
 import torch
 
 from oaiserve.config import EngineOptions
 from oaiserve.engine.decoder.spec import ModelSpec
 from oaiserve.engine.executors.cuda.executor import CudaExecutor
-from oaiserve.engine.model.adapters import Adapter, probe_adapter
-from oaiserve.engine.model.batch import Batch
+from oaiserve.engine.model.adapters import probe_adapter
 from oaiserve.engine.model.gpu.block_tables import BlockTables
 from oaiserve.engine.model.gpu.cuda_capture import Capture
 from oaiserve.engine.model.gpu.step_graphs import StepGraphs
 from oaiserve.engine.model.gpu.step_sizes import Size, step_sizes
 from oaiserve.engine.model.rehearsal import prompts_and_decodes
+from oaiserve.engine.model.runner import ModelRunner
 from oaiserve.engine.model.sampling import numpy_sampling
 from oaiserve.engine.model.sampling.draw_rows import draw_row
 from oaiserve.engine.model.states import States
 from oaiserve.engine.request import SamplingParams
-from oaiserve.engine.start.check import batch_of
 from oaiserve.engine.start.compare import Difference, difference, tolerance
 from oaiserve.engine.start.gpu.trials import Trials
 from oaiserve.engine.start.started import GPU_STEP_TOKENS
@@ -64,21 +63,20 @@ def graph_memory_bytes(spec: ModelSpec, options: EngineOptions, widest: int) -> 
     return most_rows * row_bytes + launch_bytes + sizes[-1].num_tokens * token_bytes + POOL_BYTES
 
 
-@dataclass(frozen=True, slots=True)
-class Captured:
-    """A model whose steps are captured, with the block tables that these read."""
+class Capturable(NamedTuple):
+    """A model whose steps can be captured."""
 
     executor: CudaExecutor  # with kernels for sampling
     spec: ModelSpec
     options: EngineOptions
     tables: BlockTables
-    capture: Capture
     num_blocks: int
     states: States | None  # None if the model's layers keep no states
     adaptable: Mapping[str, tuple[int, int]]  # rows and columns of the modules that adapters may name
+    new_runner: Callable[..., ModelRunner]  # runs steps by these parts, and by `graphs` if there are any
 
 
-def capture_graphs(own: Captured, trials: Trials) -> StepGraphs | None:
+def capture_graphs(own: Capturable, capture: Capture, trials: Trials) -> StepGraphs | None:
     """Capture the steps of a model, and write into the first blocks of its cache.
 
     Return None if they cannot be captured, or if replays give other results. The log has the reason.
@@ -86,7 +84,7 @@ def capture_graphs(own: Captured, trials: Trials) -> StepGraphs | None:
     began_ns = monotonic_ns()
     torch.cuda.empty_cache()
     free_bytes, _ = torch.cuda.mem_get_info(own.spec.device)
-    graphs: StepGraphs | None = trials.tried("graphs", partial(captured, own), partial(replay_problem, own))
+    graphs: StepGraphs | None = trials.tried("graphs", partial(captured, own, capture), partial(replay_problem, own))
     torch.cuda.empty_cache()  # Each size ran once before its capture, in memory that the graphs don't use.
     if graphs is None:
         return None
@@ -103,14 +101,14 @@ def sizes_of(spec: ModelSpec, options: EngineOptions) -> list[Size]:
     return step_sizes(options.max_running, options.step_tokens(GPU_STEP_TOKENS), has_states=has_states)
 
 
-def captured(own: Captured) -> StepGraphs:
+def captured(own: Capturable, capture: Capture) -> StepGraphs:
     kernels = own.executor.kernels
     assert kernels.sampling is not None
     try:
         return StepGraphs(
             own.executor.forward,
             kernels.sampling,
-            own.capture,
+            capture,
             own.spec,
             own.tables,
             sizes=sizes_of(own.spec, own.options),
@@ -124,34 +122,36 @@ def captured(own: Captured) -> StepGraphs:
 
 
 @torch.inference_mode()
-def replay_problem(own: Captured, graphs: StepGraphs) -> str | None:
+def replay_problem(own: Capturable, graphs: StepGraphs) -> str | None:
     """Compare replayed steps with the same ones launched operation by operation."""
     limit = tolerance(own.spec.dtype, has_float8_cache=own.spec.has_float8_cache)
-    for what, step, adapters in _compared(own):
-        size = graphs.find(step, adapters)
-        if size is None:
-            continue
-        _compute_before(own, step)
-        batch = _batch(step, own)
-        batch.adapters = adapters
-        want = own.executor.forward(batch).clone()
-        _compute_before(own, step)  # The decodes have changed the states.
-        graphs.logits.zero_()  # Otherwise a replay that computes nothing would leave the right logits.
-        draws = [draw for chunk in step.chunks for draw in chunk.draws()]
-        logits, replayed = graphs.launch(size, step, draws, own.tables.update(step), None, {}, adapters=adapters)
-        found = Difference(f"the outputs of {what}", difference(logits, want), limit)
-        if found.is_beyond_rounding:
-            return str(found)
-        assert replayed is not None
-        want_ids, _ = numpy_sampling.sample_ids(logits, [draw_row(draw.sequence, draw.end) for draw in draws])
-        if replayed.wait().token_ids != want_ids.tolist():
+    plain = own.new_runner()
+    replaying = own.new_runner(graphs=graphs)
+    if own.executor.kernels.adapters is not None:
+        adapter = probe_adapter(own.adaptable, own.spec.dtype, own.spec.device)
+        for runner in (plain, replaying):
+            runner.add_adapter(1, adapter)
+    for what, before, step in _compared(own):
+        for runner in (plain, replaying):
+            if before.chunks:  # again for each, because the step changes states
+                runner.launch(before)
+            graphs.logits.zero_()  # Otherwise a replay that computes nothing would leave the right logits.
+            launched = runner.launch(step)
+            if runner is plain:
+                want = launched.logits.clone()
+        apart = Difference(f"the outputs of {what}", difference(launched.logits, want), limit)
+        if apart.is_beyond_rounding:
+            return str(apart)
+        ((_, sampling),) = launched.samplings
+        rows = [draw_row(draw.sequence, draw.end) for draw in launched.draws]
+        want_ids, _ = numpy_sampling.sample_ids(launched.logits, rows)
+        if sampling.wait().token_ids != want_ids.tolist():
             return f"other tokens of {what} would be drawn"
     return None
 
 
-def _compared(own: Captured) -> Iterator[tuple[str, Step, list[Adapter | None]]]:
-    """Yield steps of as many sequences as fit into the cache, with their descriptions and the adapters of their
-    chunks."""
+def _compared(own: Capturable) -> Iterator[tuple[str, Step, Step]]:
+    """Yield steps of as many sequences as fit into the cache: what they are, the steps before them, and they."""
     block_size = own.options.block_size
     most = min(len(COMPARED_LENGTHS), own.num_blocks // -(-max(COMPARED_LENGTHS) // block_size))
     if own.states is not None:
@@ -160,37 +160,16 @@ def _compared(own: Captured) -> Iterator[tuple[str, Step, list[Adapter | None]]]
         return
     lengths = [min(length, own.spec.max_model_len) for length in COMPARED_LENGTHS[:most]]
     prompts, decodes = prompts_and_decodes(lengths, own.spec.vocab_size, block_size)
-    for place, chunk in enumerate(prompts.chunks):
-        chunk.sequence.state = place
-        chunk.sequence.params = _COMPARED_PARAMS[place]
-    whole = [Chunk(chunk.sequence, 0, chunk.sequence.prompt_len) for chunk in prompts.chunks]
-    probes: dict[str, list[Adapter | None]] = {"": []}
-    if own.executor.kernels.adapters is not None:
-        probe = _probe(own)
-        probes[" with adapters"] = [probe, None, probe][:most]
-    for added, adapters in probes.items():
-        yield f"a sequence{added}", Step(decodes.chunks[:1]), adapters[:1]
-        yield f"{most} sequences{added}", decodes, adapters
-        yield f"{most} prompts{added}", Step(whole), adapters
-        yield f"sequences beside a prompt{added}", Step([*decodes.chunks[: most - 1], whole[-1]]), adapters
-
-
-def _compute_before(own: Captured, step: Step) -> None:
-    """Compute the tokens before those of a step's decodes."""
-    chunks = [chunk._replace(start=0, num_tokens=chunk.start, max_draws=0) for chunk in step.chunks if chunk.start]
-    if chunks:
-        own.executor.forward(_batch(Step(chunks), own))
-
-
-def _probe(own: Captured) -> Adapter:
-    """Return an adapter for all modules that may have one."""
-    adapter = probe_adapter(own.adaptable, own.spec.dtype)
-    device = own.spec.device
-    parts = {name: replace(part, a=part.a.to(device), b=part.b.to(device)) for name, part in adapter.parts.items()}
-    return own.executor.prepare(replace(adapter, parts=parts))
-
-
-def _batch(step: Step, own: Captured) -> Batch:
-    """Return the batch of a step, with the block tables that graphs read."""
-    tables = own.tables.on_device, own.tables.update(step)
-    return batch_of(step, own.spec, own.options.block_size, own.states, tables)
+    sequences = [chunk.sequence for chunk in prompts.chunks]
+    whole = [Chunk(sequence, 0, sequence.prompt_len) for sequence in sequences]
+    for number in range(1 + (own.executor.kernels.adapters is not None)):
+        added = " with adapters" * number
+        for place, sequence in enumerate(sequences):
+            sequence.state = place
+            sequence.params = _COMPARED_PARAMS[place]
+            sequence.adapter = number * (1 - place % 2)  # The second one has none.
+        yield f"a sequence{added}", Step(prompts.chunks[:1]), Step(decodes.chunks[:1])
+        yield f"{most} sequences{added}", prompts, decodes
+        yield f"{most} prompts{added}", Step(), Step(whole)
+        others = Step(prompts.chunks[: most - 1])
+        yield f"sequences beside a prompt{added}", others, Step([*decodes.chunks[: most - 1], whole[-1]])

@@ -18,11 +18,9 @@ from oaiserve.engine.executors.cuda.executor import CudaExecutor, CudaWeights
 from oaiserve.engine.executors.cuda.kernels import Kernels, PlainAttention
 from oaiserve.engine.model.attention import FP8_MAX, LayerCache, Scoring, StepAttention
 from oaiserve.engine.model.batch import Batch
-from oaiserve.engine.model.executor import Executor
 from oaiserve.engine.model.memory import MemoryUse, gib, kv_blocks, num_states
 from oaiserve.engine.model.rehearsal import largest_step, prompt
 from oaiserve.engine.model.runner import ModelRunner
-from oaiserve.engine.model.sampling.draw_rows import SampleIds
 from oaiserve.engine.model.states import States
 from oaiserve.engine.start.check import batch_of
 from oaiserve.engine.start.started import GPU_STEP_TOKENS
@@ -64,17 +62,15 @@ def read_memory(device: torch.device) -> MemoryReading:
 def gpu_sizes(
     spec: ModelSpec,
     options: EngineOptions,
-    make: Callable[[int], Executor],
+    new_runner: Callable[[], ModelRunner],
     *,
-    sample_ids: SampleIds | None,
     graph_bytes: int,
     read: Callable[[torch.device], MemoryReading] = read_memory,
 ) -> tuple[int, int]:
     """Compute the largest step with a KV cache of one block, and return how many blocks and states there is room for.
 
-    `make` returns an executor with a number of blocks. For `sample_ids` see `ModelRunner`. `graph_bytes` is the memory
-    that CUDA graphs will take. Raises StartupError if the memory is too small for that step, or for the sizes in the
-    options.
+    `new_runner` has such a cache. `graph_bytes` is the memory that CUDA graphs will take. Raises StartupError if the
+    memory is too small for that step, or for the sizes in the options.
     """
     max_step_tokens = options.step_tokens(GPU_STEP_TOKENS)
     step = largest_step(
@@ -85,7 +81,7 @@ def gpu_sizes(
     )
     before = read(spec.device)
     try:
-        runner = ModelRunner(make(1), spec.device, options.block_size, sample_ids=sample_ids, states=States.of(spec, 1))
+        runner = new_runner()
         runner.collect(runner.launch(step))
     except (OutOfMemory, torch.OutOfMemoryError) as error:
         raise StartupError(

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from importlib.util import find_spec
+from types import ModuleType
 from typing import NamedTuple
 
 import numpy as np
@@ -24,13 +25,11 @@ from oaiserve.engine.model.gpu.step_graphs import StepGraphs
 from oaiserve.engine.model.memory import longest_request
 from oaiserve.engine.model.rehearsal import sampling_steps
 from oaiserve.engine.model.runner import ModelRunner
-from oaiserve.engine.model.sampling.draw_rows import SampleIds
-from oaiserve.engine.model.sampling.logit_edits import ApplyMasks
 from oaiserve.engine.model.states import States
 from oaiserve.engine.served_model import ServedModel
 from oaiserve.engine.start.check import refuse_unless_finite
 from oaiserve.engine.start.described import Described, describe_model, with_shapes
-from oaiserve.engine.start.gpu.graph_capture import Captured, capture_graphs, graph_memory_bytes, sizes_of
+from oaiserve.engine.start.gpu.graph_capture import Capturable, capture_graphs, graph_memory_bytes, sizes_of
 from oaiserve.engine.start.gpu.kernels import kernels_problem
 from oaiserve.engine.start.gpu.long_prompts import with_library
 from oaiserve.engine.start.gpu.memory import gpu_sizes, refuse_unless_float8, takes_float8, with_measured_scales
@@ -130,35 +129,26 @@ def start_on_gpu(model: Placed, options: EngineOptions, trials: Trials) -> Start
         trials.off["graphs"] = reason_without_graphs(kernels, options)
         if not trials.off["graphs"]:
             graph_bytes = graph_memory_bytes(spec, options, weights.widest)
-    sample_ids: SampleIds | None = None
-    apply_masks: ApplyMasks | None = None
-    if kernels.sampling is not None:
-        sample_ids = kernels.sampling.sample_ids
-        apply_masks = kernels.sampling.apply_masks
-    make = partial(executor_of, weights, spec, options=options, kernels=kernels)
+    new_executor = partial(executor_of, weights, spec, options=options, kernels=kernels)
+    new_runner: Callable[..., ModelRunner] = partial(ModelRunner, device=spec.device, block_size=options.block_size)
+    if (sampling := kernels.sampling) is not None:
+        new_runner = partial(new_runner, sample_ids=sampling.sample_ids, apply_masks=sampling.apply_masks)
     # Measuring runs the largest step, whose keys and rows no step before had.
     with trials.blamed_on("kernels"):
-        num_blocks, num_states = gpu_sizes(spec, options, make, sample_ids=sample_ids, graph_bytes=graph_bytes)
-    executor = make(num_blocks)
+        num_blocks, num_states = gpu_sizes(
+            spec, options, lambda: new_runner(new_executor(1), states=States.of(spec, 1)), graph_bytes=graph_bytes
+        )
+    executor = new_executor(num_blocks)
     refuse_unless_finite(executor, spec, options.block_size)
     max_model_len = longest_request(spec, num_blocks * options.block_size)
     tables = BlockTables.with_room(options.max_running, max_model_len, options.block_size, spec.device)
     states = States.of(spec, num_states + 1)  # One more than sequences can have, for padded rows of graphs.
+    new_runner = partial(new_runner, executor, tables=tables, states=states)
     graphs: StepGraphs | None = None
     if not trials.off["graphs"] and isinstance(executor, CudaExecutor):
-        capture = CudaCapture(spec.device)
-        captured = Captured(executor, spec, options, tables, capture, num_blocks, states, adaptable)
-        graphs = capture_graphs(captured, trials)
-    runner = ModelRunner(
-        executor,
-        spec.device,
-        options.block_size,
-        sample_ids=sample_ids,
-        apply_masks=apply_masks,
-        graphs=graphs,
-        tables=tables,
-        states=states,
-    )
+        own = Capturable(executor, spec, options, tables, num_blocks, states, adaptable, new_runner)
+        graphs = capture_graphs(own, CudaCapture(spec.device), trials)
+    runner = new_runner(graphs=graphs)
     return Started(
         spec,
         adaptable if options.has_adapters else {},
@@ -169,7 +159,7 @@ def start_on_gpu(model: Placed, options: EngineOptions, trials: Trials) -> Start
         num_states=num_states,
         block_bytes=options.block_size * spec.kv_bytes_per_token,
         weight_bytes=executor.weight_bytes,
-        warm_up=partial(warm_up, runner, spec, apply_masks),
+        warm_up=partial(warm_up, runner, spec, sampling),
         features=trials.off,
     )
 
@@ -223,7 +213,7 @@ def executor_of(
     return ReferenceExecutor(with_shapes(weights, spec), dtype=spec.dtype, device=spec.device, **sizes)
 
 
-def warm_up(runner: ModelRunner, spec: ModelSpec, apply_masks: ApplyMasks | None) -> None:
+def warm_up(runner: ModelRunner, spec: ModelSpec, sampling: ModuleType | None) -> None:
     """Run a step of each kind, so that no request waits for the compilation of kernels and the handles of libraries.
 
     The thread that runs the steps calls this, because each has its own handles. Kernels for long prompts have been
@@ -231,6 +221,6 @@ def warm_up(runner: ModelRunner, spec: ModelSpec, apply_masks: ApplyMasks | None
     """
     for step in sampling_steps():
         runner.collect(runner.launch(step))
-    if apply_masks is not None:
+    if sampling is not None:
         words = np.zeros((1, -(-spec.vocab_size // 32)), dtype=np.uint32)
-        apply_masks(torch.zeros(1, spec.vocab_size, device=spec.device), [0], words)
+        sampling.apply_masks(torch.zeros(1, spec.vocab_size, device=spec.device), [0], words)

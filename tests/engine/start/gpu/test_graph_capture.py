@@ -9,6 +9,7 @@ import logging
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import pytest
@@ -16,10 +17,11 @@ import torch
 
 from oaiserve.config import EngineOptions
 from oaiserve.engine.model.gpu.block_tables import BlockTables
-from oaiserve.engine.model.gpu.cuda_capture import Capture, CudaCapture
+from oaiserve.engine.model.gpu.cuda_capture import CudaCapture
 from oaiserve.engine.model.gpu.step_graphs import StepGraphs
+from oaiserve.engine.model.runner import ModelRunner
 from oaiserve.engine.start.gpu import graph_capture
-from oaiserve.engine.start.gpu.graph_capture import Captured, capture_graphs
+from oaiserve.engine.start.gpu.graph_capture import Capturable, capture_graphs
 from oaiserve.engine.start.gpu.trials import Trials
 from tests.engine.model.gpu.step_runs import Model, PlainSampler, executor_of, model_of, padded_attention, run_again
 from tests.engine.model.runners import states_of
@@ -114,9 +116,9 @@ def llama() -> Model:
 OPTIONS = EngineOptions(max_running=4, max_step_tokens=64)
 
 
-def captured(
-    model: Model, capture: Capture, *, has_adapters: bool = False, sampler: Any = None, options: EngineOptions = OPTIONS
-) -> Captured:
+def capturable(
+    model: Model, *, has_adapters: bool = False, sampler: Any = None, options: EngineOptions = OPTIONS
+) -> Capturable:
     tables = BlockTables(8, 4, 16, DEVICE)
     adaptable = model.decoder.adaptable() if has_adapters else {}
     adapters = None
@@ -124,9 +126,12 @@ def captured(
         from oaiserve.engine.model.gpu.triton_adapters import TritonAdapters
 
         adapters = TritonAdapters(adaptable, 8, DEVICE, captured_tokens=68)
-    kernels = {"sampling": sampler or PlainSampler(), "adapters": adapters}
-    executor = executor_of(model, 9, 16, padded_attention, **kernels)
-    return Captured(executor, model.spec, options, tables, capture, 8, states_of(model.spec), adaptable)
+    sampler = sampler or PlainSampler()
+    executor = executor_of(model, 9, 16, padded_attention, sampling=sampler, adapters=adapters)
+    states = states_of(model.spec)
+    kept = {"tables": tables, "states": states, "sample_ids": sampler.sample_ids}
+    new_runner = partial(ModelRunner, executor, DEVICE, 16, **kept)
+    return Capturable(executor, model.spec, options, tables, 8, states, adaptable, new_runner)
 
 
 @pytest.mark.parametrize("fails", ["before", "within", "not"])
@@ -139,12 +144,12 @@ def test_a_model_that_cannot_be_captured_runs_without_graphs_and_the_reason_is_l
         device.run()
         return torch.zeros(len(batch.seq_lens), llama.spec.vocab_size)
 
-    own = captured(llama, CudaCapture(DEVICE))
+    own = capturable(llama)
     monkeypatch.setattr(own.executor, "forward", forward)
     monkeypatch.setattr(graph_capture, "replay_problem", lambda *_: None)
     device.capture_fails = fails == "within"
     with caplog.at_level(logging.DEBUG):
-        graphs = capture_graphs(own, Trials())
+        graphs = capture_graphs(own, CudaCapture(DEVICE), Trials())
     (line,) = caplog.messages
     assert (graphs is None) == (fails != "not")
     expected = {
@@ -166,7 +171,7 @@ def test_memory_of_rehearsals_and_of_graphs_that_failed_is_free_at_once(
     gc.collect()
     gc.disable()
     try:
-        assert capture_graphs(captured(llama, lambda run: device.replay), Trials()) is None
+        assert capture_graphs(capturable(llama), lambda run: device.replay, Trials()) is None
         assert made[0]() is None
     finally:
         gc.enable()
@@ -181,16 +186,16 @@ def test_graphs_that_compute_something_else_are_not_used(
     if kind == "adapters":
         pytest.importorskip("triton", reason="Triton has no wheels for this system")
     model = model_of(config_of("falcon_h1")) if kind == "states" else llama
-    own = captured(model, run_again if is_right else lambda run: lambda: None, has_adapters=kind == "adapters")
     trials = Trials()
-    graphs = capture_graphs(own, trials)
+    capture = run_again if is_right else lambda run: lambda: None
+    graphs = capture_graphs(capturable(model, has_adapters=kind == "adapters"), capture, trials)
     assert (graphs is not None) == is_right
     assert ("outputs of a sequence" in trials.off["graphs"]) != is_right
 
 
 @pytest.mark.parametrize("of", ["decodes", "prompts", "both"])
 def test_graphs_of_each_kind_of_step_are_compared(device: FakeCuda, llama: Model, of: str) -> None:
-    own = captured(llama, run_again)
+    own = capturable(llama)
     forward = own.executor.forward
 
     def wrong(batch: Any) -> torch.Tensor:
@@ -201,7 +206,7 @@ def test_graphs_of_each_kind_of_step_are_compared(device: FakeCuda, llama: Model
 
     own.executor.forward = wrong
     trials = Trials()
-    assert capture_graphs(own, trials) is None
+    assert capture_graphs(own, run_again, trials) is None
     what = {"decodes": "a sequence", "prompts": "2 prompts", "both": "sequences beside a prompt"}[of]
     assert f"the outputs of {what}" in trials.off["graphs"]
 
@@ -212,7 +217,7 @@ def test_graphs_that_draw_with_other_parameters_are_not_used(device: FakeCuda, l
             super().draw(logits, parameters, seeds + 1, **options)
 
     trials = Trials()
-    assert capture_graphs(captured(llama, run_again, sampler=OtherSeeds()), trials) is None
+    assert capture_graphs(capturable(llama, sampler=OtherSeeds()), run_again, trials) is None
     assert "other tokens of a sequence would be drawn" in trials.off["graphs"]
 
 
@@ -221,6 +226,6 @@ def test_with_adapters_each_size_is_captured_twice(device: FakeCuda, llama: Mode
     sizes = {}
     for has_adapters in (False, True):
         options = EngineOptions(max_running=256)
-        own = captured(llama, lambda run: run, has_adapters=has_adapters, options=options)
-        sizes[has_adapters] = graph_capture.captured(own).num_captured
+        own = capturable(llama, has_adapters=has_adapters, options=options)
+        sizes[has_adapters] = graph_capture.captured(own, lambda run: run).num_captured
     assert sizes == {False: 44, True: 88}

@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from oaiserve.engine.executors.cuda.executor import CudaExecutor, CudaWeights
 from oaiserve.engine.executors.cuda.kernels import Kernels, PlainAttention
 from oaiserve.engine.model.batch import Batch, build_batch
 from oaiserve.engine.model.rehearsal import largest_step
+from oaiserve.engine.model.runner import ModelRunner
 from oaiserve.engine.model.sampling.sampler import NUM_TOP
 from oaiserve.engine.start.gpu import memory
 from oaiserve.engine.start.gpu.memory import MemoryReading, gpu_sizes
@@ -60,14 +62,14 @@ def measured(loaded: SmallModel, backend: Callable[..., Any], **options: Any) ->
     """Return the blocks and the states of a GPU with two readings."""
     readings = iter((BEFORE, AFTER))
     asked = EngineOptions(max_running=6, max_step_tokens=40, **options)
-    make = making(loaded, backend)
-    return gpu_sizes(loaded, asked, make, sample_ids=None, graph_bytes=GIB, read=lambda device: next(readings))
+    return gpu_sizes(loaded, asked, making(loaded, backend), graph_bytes=GIB, read=lambda device: next(readings))
 
 
-def making(loaded: SmallModel, backend: Callable[..., Any]) -> Callable[[int], CudaExecutor]:
+def making(loaded: SmallModel, backend: Callable[..., Any]) -> Callable[[], ModelRunner]:
     weights = CudaWeights(loaded.decoder, dtype=loaded.dtype, device=loaded.device)
     kernels = Kernels(attention=backend)
-    return lambda number: CudaExecutor(weights, loaded.kv_shapes, num_blocks=number, block_size=16, kernels=kernels)
+    executor = partial(CudaExecutor, weights, loaded.kv_shapes, num_blocks=1, block_size=16, kernels=kernels)
+    return lambda: ModelRunner(executor(), loaded.device, 16)
 
 
 def test_the_cache_gets_what_the_largest_step_and_other_uses_leave(

@@ -496,7 +496,7 @@ def test_the_engines_thread_warms_up_before_the_first_request(device: FakeGpu, p
         return launch(runner, step)
 
     device.set(ModelRunner, "launch", noting)
-    with started(placed) as engine:
+    with started(placed, cuda_graph=False) as engine:
         assert threads
         assert set(threads) == {"engine"}
         assert engine.is_ready
