@@ -74,11 +74,8 @@ class JoiningPlacing(Placing):
             weight = self._expanded([matrices])[0]
         self._count(weight)
         self.widest = max(self.widest, *weight.shape)
-        joined = JoinedMatrix(weight, None, _adapted(matrices))
         biases = self._biases([matrices])
-        if biases is None:
-            return joined
-        return replace(joined, bias=biases[0])
+        return JoinedMatrix(weight, None if biases is None else biases[0], _adapted(matrices))
 
     def embedding_and_head(self, embedding: Tensor | Blocks, head: Matrix) -> tuple[Tensor, JoinedMatrix]:
         """Return the embedding and the head, which has rows of zeros at its end so that rows of logits are aligned.

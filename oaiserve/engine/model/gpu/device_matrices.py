@@ -100,10 +100,8 @@ class PackedMatrix:
 
     def rows(self, begin: int, end: int) -> Self:
         """Return the matrix of some rows as views of these tensors."""
-        rows = replace(self, codes=self.codes[begin:end], scales=self.scales[:, begin:end])
-        if self.zeros is None:
-            return rows
-        return replace(rows, zeros=self.zeros[:, begin:end])
+        zeros = None if self.zeros is None else self.zeros[:, begin:end]
+        return replace(self, codes=self.codes[begin:end], scales=self.scales[:, begin:end], zeros=zeros)
 
     def to(self, device: torch.device) -> Self:
         tensors = ((field.name, getattr(self, field.name)) for field in fields(self))
@@ -118,10 +116,8 @@ class ExpertMatrices(PackedMatrix):
     bias: Tensor | None = None  # [experts, n]
 
     def of(self, expert: int) -> PackedMatrix:
-        matrix = PackedMatrix(self.kind, self.codes[expert], self.scales[expert], None)
-        if self.zeros is None:
-            return matrix
-        return replace(matrix, zeros=self.zeros[expert])
+        zeros = None if self.zeros is None else self.zeros[expert]
+        return PackedMatrix(self.kind, self.codes[expert], self.scales[expert], zeros)
 
 
 def tile_columns(group_columns: int) -> int:
@@ -140,9 +136,7 @@ def of_integers(matrix: Integers | Floats) -> PackedMatrix | None:
     scales = matrix.scales.T.contiguous()
     if isinstance(matrix, Floats):
         return PackedMatrix("float8", codes, scales, None)
-    zeros: Tensor | None = None
-    if matrix.zeros is not None:
-        zeros = matrix.zeros.T.contiguous()
+    zeros = None if matrix.zeros is None else matrix.zeros.T.contiguous()
     if matrix.bits == 8:
         return PackedMatrix("int8", codes, scales, zeros, matrix.columns)
     halves = codes.view(n, columns // tile, 2, tile // 2)
