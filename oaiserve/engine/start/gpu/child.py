@@ -79,7 +79,7 @@ def _run(order: bytes, command: Sequence[str], limit_seconds: float) -> tuple[An
 
 
 def _end(process: subprocess.Popen[bytes], messages: IO[bytes], limit_seconds: float) -> str:
-    """Wait until a probe ends, or writes no message for too long. Return which."""
+    """Wait until a probe ends, or writes no message for too long, and return how it ended."""
     size = -1
     while os.fstat(messages.fileno()).st_size > size:
         size = os.fstat(messages.fileno()).st_size

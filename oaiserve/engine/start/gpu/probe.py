@@ -96,7 +96,8 @@ def main() -> None:
         print(error, file=sys.stderr)
         write("verdict", None)
     except Exception as error:
-        sys.exit(named(error))
+        print(named(error), file=sys.stderr, flush=True)
+        os._exit(1)  # The end of a process whose device has failed would write more lines, or crash.
     else:
         write("verdict", trials.results)
 

@@ -3,6 +3,7 @@
 import os
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -132,3 +133,10 @@ def test_no_process_is_left(log: Path) -> None:
 
 def test_the_probe_itself_reads_its_order_and_declines_a_model_that_is_not_there(tmp_path: Path) -> None:
     assert probed(Order(str(tmp_path), EngineOptions(), "cpu")) is None
+
+
+def test_an_error_of_the_probe_itself_is_the_reason(tmp_path: Path) -> None:
+    no_options: Any = None
+    verdict = probed(Order(str(tmp_path), no_options, "cpu"))
+    assert verdict is not None
+    assert verdict["kernels"].startswith("its trial ended a process with exit code 1: TypeError: replace()")
