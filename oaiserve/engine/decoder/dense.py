@@ -7,7 +7,6 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from oaiserve.engine.decoder.blocks import Blocks
 from oaiserve.engine.decoder.description import (
     MLP,
     Attention,
@@ -151,8 +150,6 @@ def _qkv(reader: Reader, facts: Facts) -> list[Matrix]:
     together = reader.matrix("qkv")
     if not facts.qkv_parts:
         return [together]
-    if isinstance(together.weight, Blocks):
-        raise NotKnown("its projections are sorted by head")
     rows = by_kind(torch.arange(len(together.weight)), facts.kv_heads, facts.qkv_parts)
     return [replace(together.picked(rows), module=together.module, heads=facts.kv_heads, parts=facts.qkv_parts)]
 

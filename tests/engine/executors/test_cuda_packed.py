@@ -28,6 +28,7 @@ from tests.engine.model.gpu.packed_matrices import integers
 from tests.engine.model.steps import CPU
 from tests.models.in_blocks import SIZES, batch_of, file_of, written
 from tests.models.packed import Packing, save_in_mxfp4, write_fp8
+from tests.models.small_sizes import HEADS_FOR_EACH
 
 WIDTHS = {"hidden_size": 64, "intermediate_size": 128, "head_dim": 16, "num_hidden_layers": 2}
 
@@ -57,6 +58,10 @@ FILES: dict[str, tuple[Callable[[Path], Path], set[str]]] = {
     "awq": (lambda folder: mixture(folder, "llama", Packing("awq")), {"int4"}),
     "gptq in any order": (lambda folder: mixture(folder, "qwen2", Packing("gptq", has_act_order=True)), {"int4"}),
     "gptq in 8 bits": (lambda folder: mixture(folder, "llama", Packing("gptq_v2", bits=8)), {"int8"}),
+    "sorted by head": (
+        lambda folder: mixture(folder, "gpt_neox", Packing("gptq", has_act_order=True), **HEADS_FOR_EACH),
+        {"int4"},
+    ),
     "compressed-tensors": (lambda folder: mixture(folder, "qwen2", Packing("pack-quantized")), {"int4"}),
     "by row": (
         lambda folder: mixture(folder, "llama", Packing("int-quantized", bits=8, group_size=-1, is_symmetric=True)),

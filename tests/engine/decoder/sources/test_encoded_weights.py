@@ -23,6 +23,7 @@ from tests.engine.remembered import answer, save
 from tests.models.in_blocks import OPTIONS, SIZES, kept_logits, own_logits, round_inputs, written
 from tests.models.packed import Packing
 from tests.models.small_configs import config_of
+from tests.models.small_sizes import HEADS_FOR_EACH
 
 INT4 = replace(OPTIONS, quantize="int4")
 # Layers whose heads differ, and tensors that are no parameters: the factors of layers.
@@ -49,6 +50,7 @@ CASES: dict[str, tuple[str, dict[str, object]]] = {
     "llama, tied": ("llama", {"tie_word_embeddings": True}),
     "qwen3": ("qwen3", {}),
     "gemma2": ("gemma2", {"tie_word_embeddings": True}),
+    "sorted by head": ("persimmon", HEADS_FOR_EACH),
     "gemma4": ("gemma4_text", {"tie_word_embeddings": True, **GEMMA4}),
     "gemma4, shared caches": (
         "gemma4_text",

@@ -31,6 +31,7 @@ from tests.models.in_blocks import (
     written,
 )
 from tests.models.packed import Packing, write_checkpoint
+from tests.models.small_sizes import HEADS_FOR_EACH
 
 Q_PROJ = "model.layers.0.self_attn.q_proj"
 DOWN_PROJ = "model.layers.1.mlp.down_proj"
@@ -111,6 +112,15 @@ SERVED = {  # and the family that is served so
     "compressed-tensors": "gemma2",
     "compressed-tensors, any order": "phi3",
     "compressed-tensors, int8": "granite",
+    # Their queries, keys and values are one matrix, whose rows are sorted by head.
+    "gptq, symmetric, any order": "gpt_neox",
+    "gptq": "gpt_neox",
+    "awq, groups of 64": "persimmon",
+    "compressed-tensors with zeros": "persimmon",
+}
+CHANGES = {
+    "phi3": {"vocab_size": 32064},  # its padding is token 32,000
+    **dict.fromkeys(("gpt_neox", "persimmon"), HEADS_FOR_EACH),
 }
 
 
@@ -119,8 +129,7 @@ SERVED = {  # and the family that is served so
 def test_answers_are_those_of_transformers_with_the_same_weights(case: str, tmp_path: Path) -> None:
     family = SERVED[case]
     packing, _ = PACKINGS[case]
-    changes = {"vocab_size": 32064} if family == "phi3" else {}  # its padding is token 32,000
-    model = with_inputs_in_eight_bits(written(tmp_path, packing, family, **changes), packing)
+    model = with_inputs_in_eight_bits(written(tmp_path, packing, family, **CHANGES.get(family, {})), packing)
     prompts = [[5, 9, 3, 17], list(range(40, 63)), [7]]
     with Engine.from_pretrained(tmp_path, OPTIONS) as engine:
         assert greedy_answers(engine, prompts) == generate(model, prompts, 12)
@@ -145,9 +154,10 @@ def test_groups_of_128_are_kept_exactly_and_read_numbers_with_more_bits(packing:
 
 
 @pytest.mark.compiler
-def test_adapters_read_what_a_matrix_reads_in_the_order_of_the_model(tmp_path: Path) -> None:
+@pytest.mark.parametrize("family", ["llama", "gpt_neox"])
+def test_adapters_read_what_a_matrix_reads_in_the_order_of_the_model(family: str, tmp_path: Path) -> None:
     packing, _ = PACKINGS["gptq, any order"]
-    model = with_inputs_in_eight_bits(written(tmp_path, packing), packing)
+    model = with_inputs_in_eight_bits(written(tmp_path, packing, family, **CHANGES.get(family, {})), packing)
     _, decoder, *_ = describe_model(find_model(tmp_path), OPTIONS)
     adapter = random_adapter(decoder.adaptable(), 1)
     found = kept_logits(tmp_path, 20, adapter)

@@ -24,6 +24,7 @@ from tests.models.described import described
 from tests.models.fingerprints import text_of
 from tests.models.in_blocks import SIZES, with_expanded_blocks, written
 from tests.models.packed import Fp8Layout, Packing, write_fp8
+from tests.models.small_sizes import HEADS_FOR_EACH
 
 pytestmark = pytest.mark.compiler
 PACKINGS = {
@@ -71,6 +72,19 @@ def test_biases_of_zeros_and_the_head_of_a_tied_model_are_left_out(tmp_path: Pat
     tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"].clone()
     save_file(tensors, tmp_path / "model.safetensors")
     assert_as_modules(tmp_path, packed_files(tmp_path), model)
+
+
+def test_rows_sorted_by_head_stay_in_blocks_of_a_file_as_quantizers_write_it(tmp_path: Path) -> None:
+    written(tmp_path, PACKINGS["gptq"], "gpt_neox", **HEADS_FOR_EACH)
+    expected = decoder_of(tmp_path, packed_files(tmp_path), 128)
+    assert all(isinstance(matrix.weight, Blocks) for matrix in matrices_in(expected.layers))
+    path = tmp_path / "model.safetensors"
+    tensors = {name.replace("lm_head.", "embed_out."): tensor for name, tensor in load_file(path).items()}
+    tensors["gpt_neox.layers.0.attention.bias"] = torch.ones(1, 1, 9, 9, dtype=torch.bool)
+    tensors["gpt_neox.layers.0.attention.masked_bias"] = torch.tensor(-1e9)
+    tensors["gpt_neox.layers.0.attention.rotary_emb.inv_freq"] = torch.ones(2)
+    save_file(tensors, path)
+    assert text_of(decoder_of(tmp_path, packed_files(tmp_path), 128)) == text_of(expected)
 
 
 @pytest.mark.parametrize("layout", get_args(Fp8Layout))
