@@ -117,27 +117,30 @@ def lists_of(step: Step, block_size: int, drawn_rows: Mapping[Sequence, int] | N
     It maps each sequence that drew a token in the previous step to its row among the ids of that step.
     """
     lists = StepLists()
+    input_ids = lists.input_ids
+    positions = lists.positions
+    slots = lists.slots
     for index, (sequence, start, num_tokens, max_draws, draft, _) in enumerate(step.chunks):
-        first = len(lists.input_ids)
+        first = len(input_ids)
         if num_tokens == 1:
             lists.num_decodes += 1
             if start < len(sequence.token_ids):
-                lists.input_ids.append(sequence.token_ids[start])
+                input_ids.append(sequence.token_ids[start])
             else:
                 assert drawn_rows is not None
-                lists.input_ids.append(0)
+                input_ids.append(0)
                 lists.unknown_rows.append(first)
                 lists.drawn_rows.append(drawn_rows[sequence])
-            lists.positions.append(start if sequence.media is None else sequence.media.position(start))
-            lists.slots.append(sequence.blocks[start // block_size] * block_size + start % block_size)
+            positions.append(start if sequence.media is None else sequence.media.position(start))
+            slots.append(sequence.blocks[start // block_size] * block_size + start % block_size)
         else:
             end = start + num_tokens
-            lists.input_ids += sequence.token_ids[start : end - len(draft)]
-            lists.input_ids += draft
+            input_ids += sequence.token_ids[start : end - len(draft)]
+            input_ids += draft
             own = range(start, end)
-            lists.positions += own if sequence.media is None else sequence.media.positions(0, start, end)
-            lists.slots += [sequence.blocks[p // block_size] * block_size + p % block_size for p in own]
-        num_known = len(lists.input_ids)
+            positions += own if sequence.media is None else sequence.media.positions(0, start, end)
+            slots += [sequence.blocks[p // block_size] * block_size + p % block_size for p in own]
+        num_known = len(input_ids)
         lists.query_start.append(num_known)
         if sequence.media is not None and start < sequence.prompt_len:
             lists.with_media.append((first, step.chunks[index]))

@@ -126,18 +126,14 @@ class ModelRunner:
             table_rows = self._tables.update(step)
         if self._states is not None:
             self._states.copy(step.state_copies)
-        draws: list[Chunk] = []
-        sample_chunks: list[int] = []
-        for index, chunk in enumerate(step.chunks):
-            draws_of_chunk = chunk.draws()
-            draws += draws_of_chunk
-            sample_chunks += [index] * len(draws_of_chunk)
+        draws = [draw for chunk in step.chunks for draw in chunk.draws()]
         prompt_rows: list[tuple[int, int, int]] = []
         known: list[tuple[int, int]] = []
         replayed: Replayed | None = None
         size = None if self._graphs is None else self._graphs.find(step, adapters)
         if self._graphs is not None and size is not None:
             assert table_rows is not None
+            sample_chunks = [index for index, chunk in enumerate(step.chunks) for _ in chunk.draws()]
             inputs = draws, table_rows, self._drawn_ids, self._drawn_rows
             logits, replayed = self._graphs.launch(size, step, *inputs, began, adapters)
         else:
@@ -146,6 +142,7 @@ class ModelRunner:
                 began.record()
             batch.adapters = adapters
             logits = self._executor.forward(batch)
+            sample_chunks = batch.sample_chunks
             prompt_rows = batch.prompt_rows
             for index, _, count in prompt_rows:  # the prompt tokens that these rows predict
                 sequence, start, *_ = step.chunks[index]
