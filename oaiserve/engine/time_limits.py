@@ -34,7 +34,8 @@ class TimeLimits:
     @property
     def pace(self) -> Pace:
         """Return the recent time of a prompt token and of an answer, for routers. Any thread may call it."""
-        return Pace(alone_ns(self._cost(), PACE_TOKENS) / PACE_TOKENS / 1e9, self._slack.answer_ns / 1e9)
+        answer_ns = self._slack.answer_ns(self._bounds.max_model_len)
+        return Pace(alone_ns(self._cost(), PACE_TOKENS) / PACE_TOKENS / 1e9, answer_ns / 1e9)
 
     def turn(self, request: Request, prompts: list[list[int]], arrived_ns: int) -> tuple[int, int | None]:
         """Return when the turn of a request comes under the policy `deadline`, and its latest start, or None without a

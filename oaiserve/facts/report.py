@@ -31,7 +31,8 @@ Place = TypeVar("Place")
 # Larger values are not credible, and would spoil a router's sums. A report with one is refused.
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
 Load = Annotated[float, msgspec.Meta(ge=0, le=1e12)]
-Seconds = Annotated[float, msgspec.Meta(ge=0, le=1e6)]
+MOST_SECONDS = 1e6
+Seconds = Annotated[float, msgspec.Meta(ge=0, le=MOST_SECONDS)]
 ModelName = Annotated[str, msgspec.Meta(min_length=1, max_length=MOST_NAME_CHARACTERS)]
 
 
@@ -102,7 +103,11 @@ class Report(msgspec.Struct):
         if len(models) > MOST_MODELS or any(len(name) > MOST_NAME_CHARACTERS for name in models):
             models = ()  # so routers send it requests for any model
         own = {name: getattr(report, name) for name in cls.__struct_fields__ if hasattr(report, name)}
-        return cls(**own | {"keys": report.keys.tobytes(), "models": models}, is_ready=is_ready, is_hung=is_hung)
+        own |= {"keys": report.keys.tobytes(), "models": models}
+        # Estimates have no bound of their own, and one that routers refuse would take the rest of the report with it.
+        own["step_seconds"] = min(MOST_SECONDS, report.step_seconds)
+        own["pace"] = Pace(*(min(MOST_SECONDS, seconds) for seconds in report.pace))
+        return cls(**own, is_ready=is_ready, is_hung=is_hung)
 
     def of_replica(self, name: str) -> ReplicaReport:
         return ReplicaReport(

@@ -122,6 +122,7 @@ def test_the_latest_start_leaves_time_for_the_prompt_and_the_answer_as_they_were
     for _ in range(200):  # where answers are cut off at their deadlines, others are taken for as long as they may be
         slack.note(0, 0, 2 * 50_000_000, 3, is_whole=False)
     assert slack.latest_start_ns(None, 9 * SECOND_NS, 0, 100) == 9 * SECOND_NS - 100 * 50_000_000
+    assert slack.answer_ns(100) == 100 * 50_000_000
 
 
 def test_the_shorter_a_prompt_is_beside_those_of_late_the_earlier_is_its_turn() -> None:

@@ -56,10 +56,9 @@ class Slack:
             self._length = _quantile(self._lengths, 0.5)
             self._token_ns = _quantile(self._tokens_ns, SHARE)
 
-    @property
-    def answer_ns(self) -> int:
-        """Return the time of an answer of the median length."""
-        return int(self._length * self._token_ns)
+    def answer_ns(self, most_tokens: int) -> int:
+        """Return the time of an answer of the median length, which has at most that many tokens."""
+        return int(min(self._length, most_tokens) * self._token_ns)
 
     def turn_share(self, alone_ns: int) -> float:
         """Return the share of its slack after which a prompt has its turn: its time in relation to the median."""

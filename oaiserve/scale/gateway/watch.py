@@ -32,6 +32,7 @@ SLOW_STEPS = 20
 REMEMBERED = 0.9
 MOST_FAILURES = 3  # failed requests in a row, after which a replica gets none for a while
 MOST_PAUSE_SECONDS = 60.0
+MUTE_SECONDS = 60.0  # time for which a replica without a readable report is not asked for another
 MOST_NUMBERS = 4096  # Replicas that are gone get their numbers again when they are back.
 
 
@@ -77,7 +78,7 @@ class Watch:
         self._polls: dict[str, asyncio.Task[None]] = {}
         self._numbers: dict[str, int] = {}  # by replica, including some that are gone
         self._next_number = count(1)
-        self._mute: set[str] = set()  # replicas that serve, but send no reports
+        self._mute_until_ns: dict[str, int] = {}  # by replica that serves, but sends no reports that can be read
         self.upstreams: dict[str, Upstream] = {}  # all current replicas by name
         self.joined: set[str] = set()  # replicas that the router has
         self.silent: set[str] = set()  # replicas that did not answer the last request for a report
@@ -109,7 +110,8 @@ class Watch:
             log.log(self._log_level, "Replica %s is gone: its address is no longer listed", upstream.shown)
             self._polls.pop(name).cancel()
             upstream.close()
-            for names in (self.joined, self.silent, self._mute):
+            self._mute_until_ns.pop(name, None)
+            for names in (self.joined, self.silent):
                 names.discard(name)
         self._router.update_replicas(self.joined, monotonic_ns())
         for name in sorted(listed.keys() - self.upstreams.keys()):
@@ -127,7 +129,7 @@ class Watch:
             return  # The replica is gone.
         self._router.exclude(name, monotonic_ns())
         if name not in self.silent:
-            self._mute.discard(name)  # Another process may answer next time.
+            self._mute_until_ns.pop(name, None)  # Another process may answer next time.
             self.silent.add(name)
             log.warning("Replica %s gets no requests until it answers: %s", self.upstreams[name].shown, why)
 
@@ -200,7 +202,7 @@ class Watch:
     async def _ask(self, upstream: Upstream, number: int) -> ReplicaReport:
         """Return the report of a replica, or a substitute without one. Raises NotReady, and as `Upstream.get` does."""
         name = upstream.name
-        if name not in self._mute:
+        if monotonic_ns() >= self._mute_until_ns.get(name, 0):
             why_mute = None
             try:
                 status, content = await upstream.get(b"/debug/report", self.headers)
@@ -217,7 +219,7 @@ class Watch:
                 why_mute = f"they cannot be read: {error}"
             upstream.report = None
             if why_mute is not None:
-                self._mute.add(name)
+                self._mute_until_ns[name] = monotonic_ns() + int(MUTE_SECONDS * 1e9)
                 if not upstream.is_told_mute:
                     upstream.is_told_mute = True
                     log.warning(
@@ -229,7 +231,8 @@ class Watch:
         if status != 200:
             health, _ = await upstream.get(b"/health")
             raise NotReady(f"it is not ready ({status})") if health == 200 else Hung(f"its health fails ({health})")
-        return ReplicaReport(name, "", number, upstream.num_open, 0.0, array("Q"))
+        models = self._router.models_of(name)  # still those of its last report
+        return ReplicaReport(name, "", number, upstream.num_open, 0.0, array("Q"), models=models)
 
 
 class NotReady(Exception):

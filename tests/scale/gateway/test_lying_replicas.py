@@ -14,7 +14,7 @@ from oaiserve.config import RouteOptions
 from oaiserve.facts.continuation import Piece, mark
 from oaiserve.facts.report import MOST_REPORT_BYTES
 from oaiserve.scale.address import Address
-from oaiserve.scale.gateway import gateway, lists, sent_pieces, upstream
+from oaiserve.scale.gateway import gateway, lists, sent_pieces, upstream, watch
 from oaiserve.scale.gateway.app import create_gateway
 from tests.engine.doubles import TIMEOUT_SECONDS
 from tests.routes.conftest import RunningServer
@@ -101,6 +101,26 @@ def test_report_that_cannot_be_read_counts_as_none(
     assert sum("they cannot be read" in line for line in caplog.messages) == 1
     assert not [record for record in caplog.records if record.exc_info]
     assert liar.num_sent_bytes < MOST_REPORT_BYTES + MOST_IN_FLIGHT_BYTES
+
+
+def test_replica_keeps_its_models_while_its_reports_cannot_be_read(
+    replicas: tuple[RawReplica, RawReplica], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watch, "MUTE_SECONDS", 0.2)
+    one, other = replicas
+    one.answers[b"/debug/report"] = as_page(REPORT | {"models": ["a"]})
+    other.answers[b"/debug/report"] = as_page(REPORT | {"models": ["b"]})
+    with gateway_before(*replicas) as (made, http):
+        wait_until(lambda: made.router.differ)
+        one.answers[b"/debug/report"] = as_page(REPORT | {"models": ["a"], "pace": [0, 1e7]})
+        watched = made.watch.upstreams[one.address.name]
+        wait_until(lambda: watched.report is None)
+        num_before = other.num_asked
+        for number in range(10):
+            assert http.post("/v1/completions", json={"model": "a", "prompt": f"{number}"}).text == "good"
+        assert other.num_asked == num_before, "it has another model"
+        one.answers[b"/debug/report"] = as_page(REPORT | {"models": ["a"], "number": 2})
+        wait_until(lambda: watched.report is not None)
 
 
 GOOD_ITEM = {"id": "file-good", "created_at": 5, "object": "file"}
