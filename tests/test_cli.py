@@ -186,6 +186,8 @@ def test_a_wrong_variable_is_refused(
         ("c.toml", "max-runing = 3", "demo --config {file}", "max-runing"),
         ("c.toml", "max-runing = 3", "demo --config {file}", "{file}"),
         ("c.toml", "max-running = ", "demo --config {file}", "--config is '{file}', which cannot be read"),
+        ("c.yaml", "- max-running", "demo --config {file}", "--config is '{file}', which must have names of settings"),
+        ("c.json", "[3]", "demo --config {file}", "--config is '{file}', which must have names of settings"),
         ("other", "", "demo --api-key-file {folder}/keys", "cannot be read: No such file"),
         ("keys", "# none", "demo --api-key-file {file}", "has no keys"),
         ("model.txt", "", "{file}", "a file that is not a .gguf file"),

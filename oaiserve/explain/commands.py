@@ -34,11 +34,14 @@ def settings_in(path: Path) -> dict[str, Any]:
     if path.suffix not in FILE_FORMATS:
         raise OptionError(f"--config is '{path}', but must end in {', '.join(FILE_FORMATS)}.")
     try:
-        return dict(FILE_FORMATS[path.suffix](path, must_exist=True).config)
+        settings: object = FILE_FORMATS[path.suffix](path, must_exist=True).config
     except OSError as error:
         raise OptionError(f"--config is '{path}', which cannot be read: {error.strerror}.") from error
     except CycloptsError as error:  # raised by the parser of the format, without the file's name
         raise OptionError(f"--config is '{path}', which cannot be read: {error}.") from error
+    if not isinstance(settings, dict):
+        raise OptionError(f"--config is '{path}', which must have names of settings with their values.")
+    return settings
 
 
 def message_of(error: CycloptsError, name: str) -> str:

@@ -13,11 +13,12 @@ from collections.abc import Callable
 from pathlib import Path
 from signal import SIGTERM, Signals
 
-from oaiserve.config import Config
+from oaiserve.config import Config, OptionError
 from oaiserve.errors import StartupError
 from oaiserve.scale.address import Address
 
 READY = b"+"
+MOST_REASON_BYTES = 4096  # of the error that ends a start
 MOST_PATH_BYTES = 107  # longest path of a Unix socket
 GOODBYE_SECONDS = 8.0  # after the drain timeout, in which a server cuts off requests, and exports telemetry
 
@@ -51,10 +52,11 @@ class ServerProcess:
         return cls(process, reader, writer)
 
     async def ready(self) -> None:
-        """Wait until it serves. Raises StartupError if it has ended before."""
-        if await self._reader.read(1) != READY:
+        """Wait until it serves. Raises StartupError if it has ended before, with its own reason if it gave one."""
+        if (reason := await self._reader.read(1)) != READY:
+            reason += await self._reader.read()
             await self.ended()
-            raise StartupError(f"Its process has ended {self.how_ended}.")
+            raise StartupError(reason.decode(errors="replace") or f"Its process has ended {self.how_ended}.")
 
     async def ended(self) -> None:
         await self._process.wait()
@@ -103,8 +105,8 @@ async def start_on(config: Config, address: Address) -> ServerProcess:
 def run(arguments: list[str], serve: Callable[[Config, socket.socket, Callable[[], None]], int]) -> int:
     """Serve one model in this process, with the settings of the process that started it; return the exit code.
 
-    The arguments are the file descriptors of the link to that process, of the listening socket and of the settings, and
-    the model's name, for `ps`."""
+    If it cannot start, the other process gets the reason. The arguments are the file descriptors of the link to that
+    process, of the listening socket and of the settings, and the model's name, for `ps`."""
     link, listening = (socket.socket(fileno=int(number)) for number in arguments[:2])
     with open(int(arguments[2]), "rb", closefd=False) as file:  # It is read again if the server starts again.
         file.seek(0)
@@ -115,4 +117,8 @@ def run(arguments: list[str], serve: Callable[[Config, socket.socket, Callable[[
         os.kill(os.getpid(), SIGTERM)
 
     threading.Thread(target=end_with_the_parent, daemon=True).start()
-    return serve(config, listening, lambda: link.sendall(READY))
+    try:
+        return serve(config, listening, lambda: link.sendall(READY))
+    except (OptionError, StartupError) as error:
+        link.sendall(" ".join(str(error).split()).encode()[:MOST_REASON_BYTES])
+        return 2

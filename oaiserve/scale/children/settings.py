@@ -45,6 +45,8 @@ def models_of(arguments: Iterable[str], tables: Mapping[str, Mapping[str, Any]],
     for text in arguments:
         named = None if Path(text).exists() else _NAMED.fullmatch(text)
         named_models += [(named[1], named[2], {})] if named else [(name, model, {}) for name, model in _in_folder(text)]
+    if not isinstance(tables, Mapping):
+        raise OptionError("'models' in the config file must be a table for each model, as in: [models.chat]")
     for name, table in tables.items():
         if not isinstance(table, Mapping) or not isinstance(table.get("model"), str):
             raise OptionError(f'[models.{name}] in the config file needs a model, as in: model = "demo".')

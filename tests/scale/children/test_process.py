@@ -36,6 +36,30 @@ async def test_process_that_ends_before_it_is_ready_is_an_error_and_leaves_no_op
     assert link.fileno() == -1
 
 
+FAILING_START = """
+import pickle, tempfile
+from oaiserve.config import Config
+from oaiserve.errors import StartupError
+from oaiserve.scale.children.process import run
+
+def serve(*_):
+    raise StartupError("No such file:\\n'a'")
+
+settings = tempfile.TemporaryFile()
+pickle.dump(Config("demo"), settings)
+settings.flush()
+numbers = link.detach(), socket.socket(socket.AF_UNIX).detach(), settings.fileno()
+sys.exit(run([*map(str, numbers)], serve))
+"""
+
+
+async def test_reason_why_a_process_cannot_start_is_that_of_the_error() -> None:
+    process, _ = await running(FAILING_START)
+    with pytest.raises(StartupError, match="^No such file: 'a'$"):
+        await process.ready()
+    assert process.how_ended == "with exit code 2"
+
+
 async def test_process_without_a_drain_timeout_still_ends_in_order() -> None:
     code = "signal.signal(signal.SIGTERM, lambda *_: sys.exit(4)); link.sendall(b'+'); signal.pause()"
     process, _ = await running(code)

@@ -65,6 +65,7 @@ def test_table_gives_a_model_further_names() -> None:
         (["demo", "demo"], {}, "Two models have the name 'demo'. Give one another name, as in: demo-2=demo."),
         ([], {"x": {"modl": "demo"}}, "[models.x] in the config file needs a model"),
         ([], {"x": 3}, "[models.x] in the config file needs a model"),
+        ([], 3, "'models' in the config file must be a table for each model"),
         ([], {"x": {"model": "demo", "max-runing": 3}}, "Unknown option --max-runing. Did you mean --max-running?"),
         ([], {"x": {"model": "demo", "block-size": 3}}, "Unknown option --block-size. See 'oaiserve serve --help'."),
         ([], {"x": {"model": "demo", "max-running": "many"}}, 'unable to convert "many" into int'),
