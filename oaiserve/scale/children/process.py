@@ -18,7 +18,7 @@ from oaiserve.errors import StartupError
 from oaiserve.scale.address import Address
 
 READY = b"+"
-MOST_REASON_BYTES = 4096  # of the error that ends a start
+MOST_REASON_BYTES = 4096  # longest error of a start that is passed on
 MOST_PATH_BYTES = 107  # longest path of a Unix socket
 GOODBYE_SECONDS = 8.0  # after the drain timeout, in which a server cuts off requests, and exports telemetry
 
