@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from datetime import datetime
 
 from oaiserve.commands.client import Client, NoAnswer
@@ -17,19 +18,23 @@ def command() -> int:
         print("No server is running here. To start one: oaiserve serve demo")
         return 0
     rows = []
+    problems = []
     for server in servers:
         since = f"{datetime.fromtimestamp(server.since):%Y-%m-%d %H:%M}"
-        rows.append((server.url, server.model, since, *_load(server.url), str(server.pid)))
+        load = "no answer", "-", "-"
+        try:
+            load = _load(Client(server.url).text("/metrics"))
+        except NoAnswer as error:
+            problems.append(str(error))
+        rows.append((server.url, server.model, since, *load, str(server.pid)))
     print(table(("ADDRESS", "MODEL", "SINCE", "RUNNING", "WAITING", "MEMORY", "PID"), rows))
+    for problem in problems:
+        print(f"oaiserve ps: {problem}", file=sys.stderr)
     return 0
 
 
-def _load(url: str) -> tuple[str, str, str]:
-    """Return the running and the waiting requests, and the memory of the process, from its metrics."""
-    try:
-        metrics = Client(url).text("/metrics")
-    except NoAnswer:
-        return "no answer", "-", "-"
+def _load(metrics: str) -> tuple[str, str, str]:
+    """Return the running and the waiting requests, and the memory of the process."""
     values: dict[str, float] = {}  # With several models, these are sums over their processes.
     for name, value in re.findall(r'^(\w+)(?:\{served_model="[^"]*"\})? (\S+)$', metrics, re.MULTILINE):
         values[name] = values.get(name, 0.0) + float(value)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import re
+import select
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from cyclopts import (
     App,
@@ -106,3 +108,15 @@ def run(app: App, argv: Sequence[str], message_for: Callable[[CycloptsError, str
         return 2
     except KeyboardInterrupt:
         return 130
+    except BrokenPipeError:
+        if not _is_unread(sys.stdout):
+            raise
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes it again when it ends.
+        return 141  # as shells report SIGPIPE
+
+
+def _is_unread(output: TextIO) -> bool:
+    """Return whether the output is a pipe that nobody reads any more, as in `oaiserve list | true`."""
+    polled = select.poll()
+    polled.register(output, 0)
+    return any(event & select.POLLERR for _, event in polled.poll(0))

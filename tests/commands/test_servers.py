@@ -1,6 +1,7 @@
 """Servers are found while they run, and asked for what they do."""
 
 import fcntl
+import os
 import re
 import socket
 import subprocess
@@ -19,9 +20,12 @@ from tests.agents.scripted import ScriptedServer
 URL = "http://127.0.0.1:1"
 
 
-def ps(capsys: pytest.CaptureFixture[str]) -> str:
+def ps(capsys: pytest.CaptureFixture[str], problem: str = "") -> str:
     assert cli.main(["ps"]) == 0
-    return capsys.readouterr().out
+    shown, errors = capsys.readouterr()
+    assert problem in errors
+    assert errors.count("\n") == bool(problem)
+    return shown
 
 
 def test_a_server_is_found_while_it_runs(cache: Path) -> None:
@@ -71,9 +75,18 @@ def test_a_server_runs_where_no_file_can_be_written(cache: Path) -> None:
 def test_ps_shows_what_servers_do(server: ScriptedServer, capsys: pytest.CaptureFixture[str]) -> None:
     assert "No server is running here" in ps(capsys)
     with announced(server.url, "demo"), announced(URL, "gone"):
-        shown = ps(capsys)
+        shown = ps(capsys, f"oaiserve ps: {URL} does not answer: ")
     assert re.search(rf"^{server.url} +demo +\d+-.* 2 +1 +1\.36 GB +\d+$", shown, re.MULTILINE)
     assert re.search(rf"^{URL} +gone .* no answer ", shown, re.MULTILINE)
+
+
+def test_output_that_nobody_reads_ends_a_command_without_a_traceback(cache: Path) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    command = [sys.executable, "-u", "-m", "oaiserve", "ps"]
+    done = subprocess.run(command, stdout=writing, stderr=subprocess.PIPE, text=True)
+    os.close(writing)
+    assert (done.returncode, done.stderr) == (141, "")
 
 
 def test_local_servers_are_asked_without_a_proxy(server: ScriptedServer, monkeypatch: pytest.MonkeyPatch) -> None:
