@@ -7,6 +7,7 @@ changed has another checksum, and counts as missing. Stdlib only.
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import shutil
@@ -99,7 +100,8 @@ class BlockFiles:
         try:
             descriptor, name = tempfile.mkstemp(dir=self._folder, prefix=".")
             try:
-                os.writev(descriptor, [_head(block_hash, content), content])
+                if os.writev(descriptor, [_head(block_hash, content), content]) < _HEAD_BYTES + len(content):
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))  # The disk had room for a part.
             finally:
                 os.close(descriptor)
             os.replace(name, path)

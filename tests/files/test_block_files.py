@@ -118,13 +118,16 @@ def test_a_file_under_another_blocks_name_is_missing(folder: Path) -> None:
     assert read(files_in(folder), 9) is None
 
 
+@pytest.mark.parametrize("room_bytes", [0, FILE_BYTES - 1])
 def test_a_full_disk_is_told_once_and_leaves_nothing(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, room_bytes: int
 ) -> None:
     files = files_in(folder)
 
-    def full(descriptor: int, parts: object) -> int:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    def full(descriptor: int, parts: list[bytes]) -> int:
+        if not room_bytes:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return os.write(descriptor, b"".join(parts)[:room_bytes])
 
     with monkeypatch.context() as patched:
         patched.setattr(os, "writev", full)
