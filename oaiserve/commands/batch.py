@@ -53,7 +53,7 @@ def command(requests: Path, answers: Path, /, *, model: str | None = None, url: 
         raise StartupError(f"'{requests}' has requests for {', '.join(sorted(endpoints))}: make a file for each.")
     digest = sha256(content).hexdigest()
     with ExitStack() as stack:
-        file = stack.enter_context(answers.open("ab"))
+        _append(answers, [])  # before work begins whose answers find no place
         bar = stack.enter_context(Progress(desc="Requests", total=len(lines), initial=len(done), unit=""))
         begun: list[str] | None = None  # batches of this file that an earlier run began
         while left := [text for name, text in lines.items() if name not in done]:
@@ -66,14 +66,14 @@ def command(requests: Path, answers: Path, /, *, model: str | None = None, url: 
                 batch_id = _begin(client, b"\n".join(left), *endpoints, digest=digest)
             try:
                 for page in _pages(client, batch_id):
+                    new = []
                     for text in page:
                         answer = json.loads(text)
                         if answer["response"] is not None and answer["custom_id"] not in done:
                             done.add(answer["custom_id"])
-                            file.write(text)
-                            bar.update()
-                    file.flush()
-                    os.fsync(file.fileno())
+                            new.append(text)
+                    _append(answers, new)
+                    bar.update(len(new))
             except KeyboardInterrupt:
                 client.ask(f"/v1/batches/{batch_id}/cancel", {})
                 print("Stopped. The same command continues.", file=sys.stderr)
@@ -90,6 +90,18 @@ def _done(answers: Path) -> set[str]:
     whole = content[: content.rfind(b"\n") + 1]
     os.truncate(answers, len(whole))
     return {json.loads(text)["custom_id"] for text in whole.splitlines()}
+
+
+def _append(answers: Path, lines: list[bytes]) -> None:
+    """Append lines to the file, so that they survive a crash of the machine. Raises StartupError."""
+    try:
+        with answers.open("ab") as file:
+            file.writelines(lines)
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as error:
+        text = f"'{answers}' cannot be written: {error.strerror}. Once it can, the same command continues."
+        raise StartupError(text) from error
 
 
 def _is_of(batch: dict[str, Any], digest: str) -> bool:

@@ -1,6 +1,8 @@
 """`oaiserve batch`: each request of a file is answered once, however often the command is stopped."""
 
+import errno
 import json
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -57,6 +59,22 @@ def test_what_has_its_answer_is_not_asked_again_and_half_a_line_is(served: Serve
     assert served.engine.submitted.empty(), "the batch that has ended still has all answers"
     assert run(served, tmp_path) == 0
     assert len(answered(tmp_path)) == 30
+
+
+def test_full_disk_ends_the_command_with_a_sentence_and_the_next_one_continues(
+    served: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def full(descriptor: int) -> None:
+        if os.fstat(descriptor).st_size:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(batch.os, "fsync", full)
+        assert run(served, tmp_path) == 2
+    out = tmp_path / "out.jsonl"
+    assert f"oaiserve batch: '{out}' cannot be written: No space left on device." in capsys.readouterr().err
+    assert run(served, tmp_path) == 0
+    assert sorted(answered(tmp_path)) == names(30)
 
 
 def test_a_command_that_is_stopped_cancels_its_batch_and_the_next_one_goes_on(
