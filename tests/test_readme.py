@@ -100,3 +100,18 @@ def test_the_table_of_routes_has_every_route() -> None:
     named = set(re.findall(r"`(?:GET|POST) ([^`]+)`", table))
     served = {route.path.replace(":path", "") for route in routes(Config("demo"))}
     assert named == served
+
+
+@pytest.mark.parametrize(
+    ("page", "line", "source"),
+    [
+        ("docs/keys.md", "Created the key 'alice'. Copy it now, because it is not shown again:", "commands/keys.py"),
+        ("docs/gateway.md", "Replica 2 (127.0.0.1:8002) gets no requests until it answers:", "scale/gateway/watch.py"),
+    ],
+)
+def test_quoted_output_is_that_of_the_code(page: str, line: str, source: str) -> None:
+    """Names and numbers are those of the example; all other words are in a string of the source."""
+    assert line in " ".join((ROOT / page).read_text().split())
+    words = re.split(r"'alice'|2 \(127\.0\.0\.1:8002\)", line)
+    text = (ROOT / "oaiserve" / source).read_text()
+    assert all(part in text for part in words)
