@@ -5,6 +5,7 @@ Heavy modules such as torch are imported only after the settings, the port and t
 
 from __future__ import annotations
 
+import faulthandler
 import gc
 import logging
 import os
@@ -43,6 +44,7 @@ SWITCH_SECONDS = 0.0005
 # makes, so the collector would run in each step. 10,000 objects take some megabytes.
 MOST_NEW_OBJECTS = 10_000
 BACKLOG = 2048  # connections that the system keeps until they are accepted
+STDERR = 2  # file descriptor
 
 
 def check_files(server: ServerOptions, engine: EngineOptions, telemetry: TelemetryOptions) -> None:
@@ -140,6 +142,7 @@ def serve_model(config: Config, sock: socket.socket, ready: Callable[[], None] |
         model=None if ready is None else config.model_name,
         address_of=_request_address(config.server, url),
     )
+    faulthandler.enable(STDERR)  # Otherwise a crash in native code, or of a file that was cut, leaves no line.
     if ready is None:
         _warn_of_keys(config)
     logger.info("Loading %s ...", banners.short_name(config))

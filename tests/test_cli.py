@@ -440,6 +440,14 @@ def test_ctrl_c_ends_a_server_whose_model_loads_at_once() -> None:
         assert process.stderr.read() == ""
 
 
+def test_crash_leaves_the_signal_and_the_stacks_in_the_log() -> None:
+    crashing = LOAD_FOR_EVER.replace("while True:", "signal.raise_signal(signal.SIGBUS)\n    while True:")
+    done = subprocess.run([sys.executable, "-c", crashing], stderr=subprocess.PIPE, text=True, timeout=60)
+    assert done.returncode == -signal.SIGBUS
+    assert "Fatal Python error: Bus error" in done.stderr
+    assert "in load" in done.stderr
+
+
 def test_a_third_signal_ends_a_shutdown_that_hangs() -> None:
     command = [sys.executable, "-c", SERVE_A_TINY_APP, "--hangs"]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
