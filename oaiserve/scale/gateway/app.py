@@ -11,9 +11,7 @@ import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
-from pathlib import Path
 from secrets import token_urlsafe
-from tempfile import TemporaryDirectory
 
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
@@ -40,6 +38,7 @@ from oaiserve.routes.batches.store import BatchStore
 from oaiserve.routes.middleware import json_response, render_http_exception
 from oaiserve.routes.serving import MOST_RECEIVED_BYTES
 from oaiserve.scale.address import Address
+from oaiserve.scale.children.folder import ModelsFolder
 from oaiserve.scale.children.models import ChildModels, Model
 from oaiserve.scale.children.process import start_on
 from oaiserve.scale.gateway import model_routes, page
@@ -63,7 +62,7 @@ class Children:
 
     models: ChildModels
     options: ModelsOptions
-    folder: TemporaryDirectory[str]  # with their sockets, private to this user
+    folder: ModelsFolder
     ring: Keyring | None
     key_store: KeyStore | None
     batches: BatchStore | None
@@ -92,7 +91,7 @@ class Children:
             await self.models.close()
             if self.batches is not None:
                 await self.batches.close()
-            self.folder.cleanup()
+            self.folder.remove()
             if self.key_store is not None:
                 await self.key_store.close()
 
@@ -123,8 +122,8 @@ def create_gateway_of_models(
     Raises StartupError for files of keys."""
     ring, key_store = keyring(server)
     own_key = token_urlsafe() if server.needs_key else None  # for reports and metrics
-    folder = TemporaryDirectory(prefix="oaiserve-")  # It is removed even if the server does not start.
-    inside = Path(folder.name)
+    folder = ModelsFolder()  # It is removed even if the server does not start.
+    inside = folder.path
     if server.stores_responses and server.response_store is None:
         server = replace(server, response_store=inside / "responses")  # All processes share it.
     batches = BatchStore(server.response_store, store_limits(server)) if server.stores_responses else None
