@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack, suppress
 from functools import partial
@@ -64,6 +65,8 @@ log = logging.getLogger(__name__)
 MOST_HOPS = 4  # most gateways that a request may pass
 MOST_LISTS = 4  # most requests for lists that are answered at the same time
 _LISTS = ("/v1/files", "/v1/batches")
+_METHODS = frozenset({"DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT"})
+_IDS = re.compile(r"/(responses|requests|files|batches|conversations|items|models)/[^/]+")
 
 
 class Gateway:
@@ -141,7 +144,8 @@ class Gateway:
                     attributes[names.HTTP_RESPONSE_STATUS] = request.status
                 if ending in (Ending.CUT_OFF, Ending.NO_REPLICA):
                     attributes[names.ERROR_TYPE] = ending.value
-                whole = Phase(f"{request.method} {scope['path'][:100]}", began_ns, monotonic_ns())
+                name = span_name(request.method, scope["path"], request.status)
+                whole = Phase(name, began_ns, monotonic_ns())
                 self._tracing.record_passed(request.trace, whole, attributes, request.attempts)
 
     async def _pass_on(self, scope: Scope, receive: Receive, send: Send) -> Ending:
@@ -246,6 +250,16 @@ class Gateway:
                 raise
             await unless_left(self._models.loaded(request.prompt.model), left)
             return await self._attempts.begin(request, left)
+
+
+def span_name(method: str, path: str, status: int | None) -> str:
+    """Return the name of a request's span. Collectors expect few names, so ids and paths without a route are left
+    out."""
+    if method not in _METHODS:
+        method = "HTTP"  # as in OpenTelemetry's conventions
+    if status in (404, 405) or (status is None and method != "POST"):
+        return method
+    return f"{method} {_IDS.sub(r'/\1/{id}', path)[:100]}"
 
 
 class _Adapter(msgspec.Struct):

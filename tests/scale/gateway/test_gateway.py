@@ -29,6 +29,7 @@ from oaiserve.facts.forecast import NO_FORECAST, Forecast
 from oaiserve.facts.prefix_keys import key_of_session, prompt_of
 from oaiserve.facts.record import DeadlineOutcome
 from oaiserve.facts.routing_decision import of_text
+from oaiserve.scale.gateway.gateway import span_name
 from oaiserve.scale.gateway import sources
 from oaiserve.scale.gateway.sources import Url, addresses_of
 from oaiserve.scale.router import score, seed_of
@@ -331,6 +332,25 @@ def test_a_trace_has_a_request_its_attempts_and_what_the_replica_makes_of_it(mon
     assert places == [victim, other]
     assert server.start_time <= failed.start_time <= failed.end_time <= answered.start_time
     assert answered.end_time <= server.end_time
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status", "name"),
+    [
+        ("POST", "/v1/chat/completions", 200, "POST /v1/chat/completions"),
+        ("POST", "/v1/completions", None, "POST /v1/completions"),
+        ("GET", "/v1/files/file-1/content", 200, "GET /v1/files/{id}/content"),
+        ("GET", "/v1/conversations/conv_1/items/msg_2", 200, "GET /v1/conversations/{id}/items/{id}"),
+        ("GET", "/v1/batches", 200, "GET /v1/batches"),
+        ("GET", "/v1/batches/batch_1", 404, "GET"),
+        ("GET", "/admin.php", None, "GET"),
+        ("SCAN", "/v1/completions", 405, "HTTP"),
+    ],
+)
+def test_names_of_spans_have_no_ids_and_no_paths_without_a_route(
+    method: str, path: str, status: int | None, name: str
+) -> None:
+    assert span_name(method, path, status) == name
 
 
 @pytest.mark.parametrize("stream", [False, True])
