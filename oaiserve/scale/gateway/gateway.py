@@ -259,7 +259,8 @@ def span_name(method: str, path: str, status: int | None) -> str:
         method = "HTTP"  # as in OpenTelemetry's conventions
     if status in (404, 405) or (status is None and method != "POST"):
         return method
-    return f"{method} {_IDS.sub(r'/\1/{id}', path)[:100]}"
+    template = _IDS.sub(r"/\1/{id}", path)
+    return f"{method} {template[:100]}"
 
 
 class _Adapter(msgspec.Struct):
