@@ -145,6 +145,10 @@ def serve_model(config: Config, sock: socket.socket, ready: Callable[[], None] |
     faulthandler.enable(STDERR)  # Otherwise a crash in native code, or of a file that was cut, leaves no line.
     if ready is None:
         _warn_of_keys(config)
+    with times.part("check of OpenTelemetry's variables"):
+        from oaiserve.telemetry import check_tracing
+
+        check_tracing()
     logger.info("Loading %s ...", banners.short_name(config))
     if config.model == "demo":
         if not demo.is_fetched():

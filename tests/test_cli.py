@@ -440,6 +440,22 @@ def test_ctrl_c_ends_a_server_whose_model_loads_at_once() -> None:
         assert process.stderr.read() == ""
 
 
+@pytest.mark.parametrize(
+    ("variable", "value", "says"),
+    [
+        ("OTEL_TRACES_SAMPLER", "foo", "An OTEL_ variable has a value that OpenTelemetry rejects: OTEL_TRACES_SAMPLER"),
+        ("OTEL_BSP_MAX_QUEUE_SIZE", "many", "OTEL_BSP_MAX_QUEUE_SIZE is 'many', but must be a whole number"),
+        ("OTEL_TRACES_EXPORTER", "zipkin", "OTEL_TRACES_EXPORTER is 'zipkin'; this server supports"),
+    ],
+)
+def test_wrong_variable_of_traces_is_found_before_the_model_loads(variable: str, value: str, says: str) -> None:
+    environment = os.environ | {"OTEL_TRACES_EXPORTER": "console", variable: value}
+    command = [sys.executable, "-c", LOAD_FOR_EVER]
+    done = subprocess.run(command, stderr=subprocess.PIPE, text=True, timeout=60, env=environment)
+    assert f"oaiserve: {says}" in done.stderr
+    assert "oading" not in done.stderr
+
+
 def test_crash_leaves_the_signal_and_the_stacks_in_the_log() -> None:
     crashing = LOAD_FOR_EVER.replace("while True:", "signal.raise_signal(signal.SIGBUS)\n    while True:")
     done = subprocess.run([sys.executable, "-c", crashing], stderr=subprocess.PIPE, text=True, timeout=60)

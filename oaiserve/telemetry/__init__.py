@@ -28,20 +28,31 @@ from oaiserve.telemetry.recording import Recording
 if TYPE_CHECKING:
     from oaiserve.telemetry.tracing import Tracing
 
-__all__ = ["Measured", "Telemetry", "make_tracing"]
+__all__ = ["Measured", "Telemetry", "check_tracing", "make_tracing"]
 
 
 def make_tracing(environ: Mapping[str, str] = os.environ, **settings: Any) -> Tracing | None:
     """Return `Tracing` with the exporter that the environment selects, or None if it selects none.
 
-    Raises StartupError for an unsupported exporter and, like the SDK, ValueError for other invalid values.
+    Raises StartupError for an unsupported exporter, and for values that the SDK rejects.
     """
     if (kind := exporter_kind(environ)) is None:
         return None
     # Exporters are imported late: OpenTelemetry's SDK would take a tenth of a second of each start.
     from oaiserve.telemetry import tracing
 
-    return tracing.Tracing(tracing.exporter(kind), **settings)
+    try:
+        return tracing.Tracing(tracing.exporter(kind), **settings)
+    except ValueError as error:
+        raise StartupError(f"An OTEL_ variable has a value that OpenTelemetry rejects: {error}") from error
+
+
+def check_tracing() -> None:
+    """Check the environment as `make_tracing` does, for a server whose model takes long to load. Raises
+    StartupError."""
+    tracing = make_tracing(epoch_offset_ns=0, version="", count_spans=lambda result, number: None)
+    if tracing is not None:
+        tracing.close(0)
 
 
 class Telemetry:
@@ -87,15 +98,12 @@ class Telemetry:
             self._recording = recording(epoch_offset_ns)
         if self._recording is not None:
             consumers["recording"] = self._recording.add
-        try:
-            self._tracing = make_tracing(
-                environ,
-                epoch_offset_ns=epoch_offset_ns,
-                version=measured.version,
-                count_spans=partial(self._metrics.count, names.SPANS),
-            )
-        except ValueError as error:
-            raise StartupError(f"An OTEL_ variable has a value that OpenTelemetry rejects: {error}") from error
+        self._tracing = make_tracing(
+            environ,
+            epoch_offset_ns=epoch_offset_ns,
+            version=measured.version,
+            count_spans=partial(self._metrics.count, names.SPANS),
+        )
         if self._tracing is not None:
             consumers["tracing"] = self._tracing.record
         self._recorder = Recorder(consumers, partial(self._metrics.count, names.TELEMETRY_ERRORS), self._tick)

@@ -24,7 +24,7 @@ from oaiserve import __version__
 from oaiserve.app import keyring, middleware, refresh_keys, store_limits
 from oaiserve.config import Config, ModelsOptions, RouteOptions, ServerOptions
 from oaiserve.engine.backpressure import SharedLimit
-from oaiserve.errors import StartupError, Unavailable
+from oaiserve.errors import Unavailable
 from oaiserve.facts.record import AccessRefusal
 from oaiserve.facts.times import monotonic_ns
 from oaiserve.files import demo
@@ -150,15 +150,12 @@ def _create(
 ) -> tuple[Starlette, Gateway]:
     metrics = GatewayMetrics(watch)
     models = None if children is None else children.models
-    try:
-        tracing = make_tracing(
-            epoch_offset_ns=time.time_ns() - monotonic_ns(),
-            version=__version__,
-            count_spans=lambda result, number: metrics.spans.labels(result).inc(number),
-            service="oaiserve-gateway",
-        )
-    except ValueError as error:
-        raise StartupError(f"An OTEL_ variable has a value that OpenTelemetry rejects: {error}") from error
+    tracing = make_tracing(
+        epoch_offset_ns=time.time_ns() - monotonic_ns(),
+        version=__version__,
+        count_spans=lambda result, number: metrics.spans.labels(result).inc(number),
+        service="oaiserve-gateway",
+    )
     gateway = Gateway(routers, watch, metrics, server, options, tracing, models)
 
     async def ready(request: Request) -> Response:
