@@ -192,7 +192,10 @@ def _outside() -> Iterator[Finding]:
     folder = cache_folder()
     try:
         private.make_folder(folder)
-        space = shutil.disk_usage(private.verified(folder)).free
+        verified = private.verified(folder)
+        if not os.access(verified, os.W_OK | os.X_OK):
+            raise OSError("it cannot be written to")
+        space = shutil.disk_usage(verified).free
         yield Finding("cache", f"{folder}, with {size(space)} free.")
     except (OSError, NotPrivate) as error:
         advice = "Without a cache, every start is slow. Set OAISERVE_CACHE to another folder."

@@ -106,6 +106,11 @@ def run(app: App, argv: Sequence[str], message_for: Callable[[CycloptsError, str
             text = str(error)
         print(f"{app.name[0]}: {' '.join(text.split())}", file=sys.stderr)
         return 2
+    except PermissionError as error:
+        if error.filename is None:
+            raise
+        print(f"{app.name[0]}: '{error.filename}' cannot be used: {error.strerror}.", file=sys.stderr)
+        return 2
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:

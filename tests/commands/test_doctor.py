@@ -91,3 +91,12 @@ def test_a_file_where_the_cache_should_be_is_named_and_stays(
     cli.main(["doctor"])
     assert "notes cannot be used" in " ".join(capsys.readouterr().out.split())
     assert (tmp_path / "notes").read_text() == "mine"
+
+
+def test_cache_that_cannot_be_written_to_is_a_finding(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(doctor.os, "access", lambda path, mode: False)  # The tests may run as root.
+    assert cli.main(["doctor"]) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "cannot be used: it cannot be written to. Without a cache, every start is slow." in shown

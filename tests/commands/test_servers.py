@@ -1,5 +1,6 @@
 """Servers are found while they run, and asked for what they do."""
 
+import errno
 import fcntl
 import os
 import re
@@ -15,6 +16,7 @@ from oaiserve import cli
 from oaiserve.commands.client import Client, NoAnswer, client_for
 from oaiserve.commands.servers import announced, running
 from oaiserve.errors import StartupError
+from oaiserve.files import private
 from tests.agents.scripted import ScriptedServer
 
 URL = "http://127.0.0.1:1"
@@ -87,6 +89,17 @@ def test_output_that_nobody_reads_ends_a_command_without_a_traceback(cache: Path
     done = subprocess.run(command, stdout=writing, stderr=subprocess.PIPE, text=True)
     os.close(writing)
     assert (done.returncode, done.stderr) == (141, "")
+
+
+def test_file_without_permission_is_named_in_a_sentence(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def verified(folder: Path) -> Path:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(folder))  # The tests may run as root.
+
+    monkeypatch.setattr(private, "verified", verified)
+    assert cli.main(["ps"]) == 2
+    assert re.fullmatch(r"oaiserve ps: '.*/servers' cannot be used: Permission denied.\n", capsys.readouterr().err)
 
 
 def test_local_servers_are_asked_without_a_proxy(server: ScriptedServer, monkeypatch: pytest.MonkeyPatch) -> None:
