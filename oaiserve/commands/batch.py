@@ -26,7 +26,8 @@ _MARK = "oaiserve_batch"  # the digest of the file, in the metadata of a batch
 def command(requests: Path, answers: Path, /, *, model: str | None = None, url: str | None = None) -> int:
     """Answer all requests of a file at low priority, and continue where an earlier run was stopped.
 
-    If one of your servers has the model, it computes them. Otherwise a server is started, and stopped at the end.
+    If one of your servers has the model, it computes them. Otherwise a server is started, and stopped at the end. The
+    command exits with 1 if requests failed, for example because of a wrong model.
 
     Parameters
     ----------
@@ -70,7 +71,7 @@ def command(requests: Path, answers: Path, /, *, model: str | None = None, url: 
                     for text in page:
                         answer = json.loads(text)
                         if answer["response"] is not None and answer["custom_id"] not in done:
-                            done.add(answer["custom_id"])
+                            done[answer["custom_id"]] = _error(answer)
                             new.append(text)
                     _append(answers, new)
                     bar.update(len(new))
@@ -79,17 +80,32 @@ def command(requests: Path, answers: Path, /, *, model: str | None = None, url: 
                 print("Stopped. The same command continues.", file=sys.stderr)
                 return INTERRUPTED
     print(f"'{answers}' has the answers to all of the {len(lines)} requests.", file=sys.stderr)
-    return 0
+    failed = {name: done[name] for name in lines if done[name] is not None}
+    if not failed:
+        return 0
+    first = next(iter(failed))
+    print(f"{len(failed)} of them failed. The first is '{first}': {failed[first]}", file=sys.stderr)
+    return 1
 
 
-def _done(answers: Path) -> set[str]:
-    """Return the requests whose answers are in a file, and cut off an incomplete line at its end."""
+def _error(answer: dict[str, Any]) -> str | None:
+    """Return the message of a request that failed, or None."""
+    response = answer["response"]
+    if response["status_code"] < 400:
+        return None
+    return str(response["body"]["error"]["message"])
+
+
+def _done(answers: Path) -> dict[str, str | None]:
+    """Return the requests whose answers are in a file, with the messages of those that failed. Cut off an incomplete
+    line at the end of the file."""
     if not answers.exists():
-        return set()
+        return {}
     content = answers.read_bytes()
     whole = content[: content.rfind(b"\n") + 1]
     os.truncate(answers, len(whole))
-    return {json.loads(text)["custom_id"] for text in whole.splitlines()}
+    lines = [json.loads(text) for text in whole.splitlines()]
+    return {line["custom_id"]: _error(line) for line in lines}
 
 
 def _append(answers: Path, lines: list[bytes]) -> None:

@@ -77,6 +77,19 @@ def test_full_disk_ends_the_command_with_a_sentence_and_the_next_one_continues(
     assert sorted(answered(tmp_path)) == names(30)
 
 
+def test_failed_requests_are_counted_and_the_first_one_is_shown(
+    served: Served, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    wrong_model = line(2) | {"body": {**line(2)["body"], "model": "gpt-9"}}
+    no_messages = line(3) | {"body": {}}
+    (tmp_path / "in.jsonl").write_bytes(jsonl(line(1), wrong_model, no_messages))
+    for run_of in ("this run", "an earlier run"):
+        assert run(served, tmp_path) == 1, run_of
+        shown = capsys.readouterr().err
+        assert "2 of them failed. The first is 'line-2': The model 'gpt-9' does not exist." in shown, run_of
+    assert sorted(answered(tmp_path)) == names(3)
+
+
 def test_a_command_that_is_stopped_cancels_its_batch_and_the_next_one_goes_on(
     served: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
