@@ -20,6 +20,7 @@ from oaiserve.collector import paused_for
 from oaiserve.errors import InvalidRequest
 from oaiserve.routes.adaptations import Adaptations
 from oaiserve.routes.invalid import invalid_type, members, show
+from oaiserve.routes.surrogates import REPLACEMENT, halves_of
 
 logger = logging.getLogger(__name__)
 
@@ -67,6 +68,8 @@ MOST_TOLD = 10  # unknown parameters of a body that are logged
 _SIMILAR = 0.82  # share of the letters that a misspelled name has in common with the intended one
 _MOST_NESTED_BYTES = 4096  # bytes of an object whose names are checked
 _MOST_NAMED_BYTES = 2**20  # bytes of a body of which all names are read: millions would take a second, and much memory
+# Parameters with texts that clients pass on, and that others may have cut.
+_HISTORIES = frozenset({"input", "instructions", "messages", "system"})
 _STREAM_OPTIONS = ("include_usage", "include_timings", "continuous_usage_stats", "include_obfuscation")
 
 
@@ -94,26 +97,23 @@ def parse(
     """Decode a JSON body of this kind and check its types, and yield after each long part. The route checks the ranges.
 
     `check_given` may refuse a body by its names and the JSON of their values, before these are decoded. Misspelled
-    names are noted. Raises InvalidRequest, RecursionError, and the errors of `check_given`.
+    names are noted. Halves of surrogate pairs in a history are replaced in the body and noted. Raises InvalidRequest,
+    RecursionError, and the errors of `check_given`.
     """
-    decoder = decoder_of(kind)
     try:
         try:
-            if len(body) <= _MOST_NAMED_BYTES:
-                values = _names_decoder.decode(body)
-            else:
-                values = _known_names(kind, body)
-        except msgspec.DecodeError:
-            decoder.decode(body)  # its message is better
-            raise
-        if check_given is not None:
-            check_given(values)
-        yield
-        with paused_for(len(body)):
-            parsed: Body = decoder.decode(body)
-        yield
-        names = (values.keys() & UNSUPPORTED.keys()) - set(parsed.__struct_fields__)
-        unsupported = {name: msgspec.json.decode(values[name]) for name in UNSUPPORTED if name in names}
+            values, parsed, unsupported = yield from _decoded(kind, body, check_given)
+        except msgspec.DecodeError as error:
+            if isinstance(error, msgspec.ValidationError) or not (halves := (yield from halves_of(body))):
+                raise
+            if adaptations is None or not isinstance(body, bytearray):
+                raise _half(halves[0]) from None
+            for at in halves:
+                body[at : at + len(REPLACEMENT)] = REPLACEMENT
+            values, parsed, unsupported = yield from _decoded(kind, body, check_given)
+            if any(REPLACEMENT in bytes(values[name]) for name in values.keys() - _HISTORIES):
+                raise _half(halves[0]) from None
+            adaptations.note("the body", "halves of surrogate pairs are read as U+FFFD")
     except msgspec.ValidationError as error:
         raise invalid_type(kind, str(error)) from None
     except UnicodeDecodeError:
@@ -140,6 +140,37 @@ def parse(
     if adaptations is not None:
         _note_misspelled(kind, values, unknown, adaptations)
     return parsed
+
+
+def _decoded(
+    kind: type[Body], body: bytes | bytearray, check_given: Callable[[Mapping[str, msgspec.Raw]], None] | None
+) -> Generator[None, None, tuple[Mapping[str, msgspec.Raw], Body, Mapping[str, Any]]]:
+    """Return the values of a body by name, the body, and its values of unsupported names. Raises msgspec's errors and
+    those of `check_given`."""
+    decoder = decoder_of(kind)
+    try:
+        if len(body) <= _MOST_NAMED_BYTES:
+            values = _names_decoder.decode(body)
+        else:
+            values = _known_names(kind, body)
+    except msgspec.DecodeError:
+        decoder.decode(body)  # its message is better
+        raise
+    if check_given is not None:
+        check_given(values)
+    yield
+    with paused_for(len(body)):
+        parsed: Body = decoder.decode(body)
+    yield
+    names = (values.keys() & UNSUPPORTED.keys()) - set(parsed.__struct_fields__)
+    unsupported = {name: msgspec.json.decode(values[name]) for name in UNSUPPORTED if name in names}
+    return values, parsed, unsupported
+
+
+def _half(at: int) -> InvalidRequest:
+    return InvalidRequest(
+        f"The body has half of a surrogate pair (byte {at}), which is no character. Send valid Unicode text."
+    )
 
 
 def _known_names(kind: type[msgspec.Struct], body: bytes | bytearray) -> dict[str, msgspec.Raw]:

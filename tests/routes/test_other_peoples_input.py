@@ -81,6 +81,20 @@ def test_history_with_any_arguments_is_read(reader: Served, path: str, arguments
     assert bool(adapted) == (arguments in BROKEN)
 
 
+@pytest.mark.parametrize("path", [CHAT, RESPONSES])
+@pytest.mark.parametrize("half", [r"\ud83d", r"\ud83d\ud83d", r"\ude00", r"\ud83d and more"], ids=str)
+def test_half_an_emoji_in_a_history_is_replaced(reader: Served, path: str, half: str) -> None:
+    whole = r"\ud83d\ude00"
+    history = {"role": "user", "content": "zebra CUT WHOLE"}
+    body = json.dumps({"model": "demo", **asks(path, history)}).replace("CUT", half).replace("WHOLE", whole)
+    response = reader.http.post(path, content=body, headers={"content-type": "application/json"})
+    assert response.status_code == 200, response.text
+    assert isinstance(reader.engine, EncodingEngine)
+    assert "zebra \ufffd" in reader.engine.prompt
+    assert "\U0001f600" in reader.engine.prompt
+    assert response.headers[HEADER] == "the body: halves of surrogate pairs are read as U+FFFD"
+
+
 HOSTED: dict[str, Body] = {
     "local shell": {"type": "local_shell_call_output", "id": "s1", "output": "zebra"},
     "shell": {

@@ -1,0 +1,32 @@
+"""Halves of surrogate pairs in JSON. Clients in JavaScript that cut a text in the middle of an emoji send `\\ud83d`.
+
+JSON allows such an escape, but it is no character, so the decoder refuses the whole body.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Generator
+
+REPLACEMENT = rb"\ufffd"  # as long as the escape that it replaces
+_BACKSLASH = ord("\\")
+# A pair, or half of one.
+_SURROGATE = re.compile(rb"\\u[dD](?:[89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F]|[89a-fA-F])[0-9a-fA-F]{2}")
+
+
+def halves_of(body: bytes | bytearray) -> Generator[None, None, list[int]]:
+    """Return the places of the halves of pairs. Yields after each piece of work."""
+    places = []
+    at = 0
+    while match := _SURROGATE.search(body, at):
+        at = match.start()
+        first_backslash = at
+        while first_backslash and body[first_backslash - 1] == _BACKSLASH:
+            first_backslash -= 1
+        is_escape = (at - first_backslash) % 2 == 0
+        is_half = len(match[0]) == len(REPLACEMENT)
+        if is_escape and is_half:
+            places.append(at)
+        at += len(REPLACEMENT) if is_half or not is_escape else len(match[0])
+        yield
+    return places
