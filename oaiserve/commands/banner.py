@@ -45,7 +45,8 @@ class Banner:
         title = textwrap.wrap(self.title, columns, break_long_words=False, break_on_hyphens=False)
         lines = ["", *(screen.painted(line, "bold") for line in title), ""]
         for label, fact in self.facts.items():
-            wrapped = textwrap.wrap(fact, max(20, columns - _LABEL_WIDTH - 2), break_long_words=False) or [""]
+            width = max(20, columns - _LABEL_WIDTH - 2)
+            wrapped = textwrap.wrap(fact, width, break_long_words=False, break_on_hyphens=False) or [""]
             lines.append(f"  {screen.painted(label.ljust(_LABEL_WIDTH), 'dim')}{wrapped[0]}")
             lines += [" " * (_LABEL_WIDTH + 2) + line for line in wrapped[1:]]
         lines.append("")
@@ -84,6 +85,8 @@ def of_server(config: Config, port: int, task: Task, facts: Mapping[str, str]) -
         model = f'"model": "{config.model_name}", '
     example = f"curl {url}{path}{key} -H 'content-type: application/json' \\\n  -d '{{{model}{body}}}'"
     places = _places(config.server, url, "Chat" if task == "generate" else "Live page")
+    if short_name(config) != config.model_name:
+        facts = {"Name": f"{config.model_name} in requests, unless --served-model-name gives another", **facts}
     closing = "Ctrl-C stops the server."
     if task == "generate":
         closing = f"To use it from a coding tool, see 'oaiserve launch'. {closing}"

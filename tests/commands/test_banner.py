@@ -49,6 +49,10 @@ def test_the_example_of_a_model_with_a_long_name_leaves_it_out(tmp_path: Path) -
     assert "model" not in shown.example
     assert f"serves {'a' * 40}.gguf at" in shown.title
     assert "Live page" in shown.facts
+    assert f"  Name      {file}" in shown.text(Screen(lambda: 60)).splitlines(), "the name to send, whole"
+    assert "--served-model-name" in shown.facts["Name"]
+    named = Config(str(file), ServerOptions(served_model_name=("small",)))
+    assert "Name" not in banner.of_server(named, 8000, "embed", {}).facts
 
 
 def test_banners_of_several_models_and_gateways_list_them() -> None:
