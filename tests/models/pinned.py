@@ -22,7 +22,7 @@ from tests.engine.model.cpu.small_models import FAMILIES, GEMMA4, GROUPED_MOE, L
 from tests.models import small_configs
 from tests.models.decoders import random_model
 from tests.models.fingerprints import fingerprint
-from tests.models.gguf_records import Record, model_of, records
+from tests.models.gguf_records import Record, model_of
 
 FILES = Path(__file__).parent.parent / "engine" / "decoder" / "pinned_descriptions"
 GGUF_OPTIONS = EngineOptions(block_size=16, kv_blocks=8, dtype="float32", cpu_threads=1)
@@ -141,8 +141,8 @@ def quantized(name: str, folder: Path) -> Described:
     return describe_model(find_model(path), GGUF_OPTIONS)
 
 
-def file_of(name: str, *, is_gguf: bool = False) -> Path:
-    return FILES / ("gguf" if is_gguf else "") / f"{name.replace(', ', '_').replace(' ', '_')}.txt"
+def file_of(name: str) -> Path:
+    return FILES / f"{name.replace(', ', '_').replace(' ', '_')}.txt"
 
 
 def _numbers(name: str, shape: torch.Size) -> torch.Tensor:
@@ -156,12 +156,8 @@ def _numbers(name: str, shape: torch.Size) -> torch.Tensor:
 def main(names: list[str]) -> None:
     for name in names or PINNED:
         file_of(name).write_text(text_of(name))
-    for name in records() if not names else ():
-        with TemporaryDirectory() as folder:
-            model = quantized(name, Path(folder))
-            file_of(name, is_gguf=True).write_text(fingerprint(model.decoder, model.spec))
 
 
 if __name__ == "__main__":
-    FILES.joinpath("gguf").mkdir(parents=True, exist_ok=True)
+    FILES.mkdir(parents=True, exist_ok=True)
     main(sys.argv[1:])

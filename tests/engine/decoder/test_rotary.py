@@ -27,15 +27,10 @@ from tests.engine.decoder.rotary_modules import (
 )
 from tests.engine.decoder.test_settings import WRAPPERS, of_class
 from tests.models.fingerprints import text_of_table
-from tests.models.gguf_records import Record, records
 from tests.models.pinned import PINNED, file_of
 from tests.models.wrappers import wrapper_config
 
 INTERLEAVED = ("cohere", "cohere2", "cohere2_moe", "ernie4_5", "ernie4_5_moe", "glm", "glm4", "helium")
-PINNED_CONFIGS: dict[tuple[str, bool], PreTrainedConfig] = {
-    **{(name, False): pinned.config for name, pinned in PINNED.items()},
-    **{(name, True): Record(name).config() for name in records()},
-}
 
 
 def settings_in(config: PreTrainedConfig) -> dict[str, Any]:
@@ -50,12 +45,12 @@ def tables_of(settings: dict[str, Any], length: int) -> list[RotaryTable]:
     return [table for table in tables if table is not None]
 
 
-@pytest.mark.parametrize(("name", "is_gguf"), PINNED_CONFIGS)
-def test_tables_are_those_of_the_pinned_descriptions(name: str, is_gguf: bool) -> None:
-    lines = [line.split(" ", 1) for line in file_of(name, is_gguf=is_gguf).read_text().splitlines()]
+@pytest.mark.parametrize("name", PINNED)
+def test_tables_are_those_of_the_pinned_descriptions(name: str) -> None:
+    lines = [line.split(" ", 1) for line in file_of(name).read_text().splitlines()]
     (length,) = (int(value) for key, value in lines if key == "max_model_len")
     expected = {value for key, value in lines if key.startswith("table.")}
-    settings = settings_in(PINNED_CONFIGS[name, is_gguf])
+    settings = settings_in(PINNED[name].config)
     tables = tables_of(settings, length)
     texts = {text_of_table(table) for table in (*tables, query_factors(settings, length)) if table is not None}
     assert texts == expected
