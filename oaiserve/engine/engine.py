@@ -87,6 +87,7 @@ class Engine:
         cores_ns: Callable[[], int] = process_time_ns,
         energy: Energy | None = None,
         learn: Run | None = None,
+        drafter: Drafts | None = None,
         clock_ns: Callable[[], int] = monotonic_ns,
     ) -> None:
         """Make an engine, not started yet. All but the first two are for tests; `EngineLoop` says what they do."""
@@ -116,6 +117,8 @@ class Engine:
         # A state cannot go back to the tokens before a draft that has not come true.
         is_drafting = options.drafts == "lookup" or (options.drafts == "auto" and self.is_on_cpu)
         has_drafts = is_drafting and not model.num_states
+        if drafter is None and has_drafts and model.pooling is None:
+            drafter = Drafts(only_if_exact=options.drafts == "auto")
         self._has_drafts = has_drafts
         self._runner = model.runner
         self._features = model.features
@@ -162,7 +165,7 @@ class Engine:
             give_back_later=lambda: self._tokenize.give_back_later(),
             # What a draft follows must be known before the step is launched.
             overlap=options.overlap and model.runner.is_asynchronous and not has_drafts,
-            drafts=Drafts(only_if_exact=options.drafts == "auto") if has_drafts and model.pooling is None else None,
+            drafts=drafter,
             machine=(machine or MachineTime(throttling=throttling_file())) if options.explain else None,
             cores_ns=cores_ns,
             rates=Rates(model.block_bytes, model.weight_bytes, options.cost_per_hour, self.energy),

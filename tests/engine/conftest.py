@@ -5,10 +5,13 @@ from pathlib import Path
 import pytest
 import torch
 
+from oaiserve.engine.accounts.host_time import HostTime, describe
 from oaiserve.engine.decoder import quantized_file
 from oaiserve.engine.model.cpu.library import Library
 from oaiserve.engine.start import start_record
 from oaiserve.engine.start.probe import refuse_unless_probed
+from oaiserve.engine.step import Step
+from oaiserve.facts.record import HostPart
 from oaiserve.files.private import cache_folder
 from tests.engine.doubles import ScriptedRunner
 from tests.engine.memory import Memory
@@ -22,6 +25,20 @@ def overlap(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(ScriptedRunner, "is_asynchronous", request.param)
     monkeypatch.setattr(Memory, "overlap", request.param)
     return request.param
+
+
+@pytest.fixture
+def parts_entered(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Return a list of the parts of the engine thread's work, with their steps, as engines will enter them."""
+    names: list[str] = []
+    enter = HostTime.enter
+
+    def recorded(host: HostTime, part: HostPart, step: Step | None = None) -> int:
+        names.append(part if step is None else f"{part} {describe(step)}")
+        return enter(host, part, step)
+
+    monkeypatch.setattr(HostTime, "enter", recorded)
+    return names
 
 
 @pytest.fixture

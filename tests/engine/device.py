@@ -224,8 +224,8 @@ def answers(
     **options: Any,
 ) -> Answers:
     """Run requests on a device and return their answers. Check that nothing is left behind."""
-    engine = make_engine(device, **{"max_running": 8, "max_step_tokens": 48, "tokenize_workers": 0, **options})
-    engine._loop._stepper._drafts = drafts
+    options = {"max_running": 8, "max_step_tokens": 48, "tokenize_workers": 0, **options}
+    engine = make_engine(device, drafter=drafts, **options)
     outcome = run_to_the_end(engine, requests, leaves_after)
     assert engine.snapshot().num_out_of_memory <= device.num_copies_refused + sum(not fits for _, fits in device.tried)
     return outcome

@@ -16,7 +16,6 @@ from typing import Any
 from transformers import PreTrainedTokenizerFast
 
 from oaiserve.config import EngineOptions
-from oaiserve.engine.accounts.host_time import describe
 from oaiserve.engine.accounts.machine_time import MachineTime
 from oaiserve.engine.engine import Engine
 from oaiserve.engine.request import (
@@ -36,7 +35,6 @@ from oaiserve.engine.served_model import ServedModel
 from oaiserve.engine.step import ChunkResult, Logprobs, Masks, Step, StepResult
 from oaiserve.engine.text.tokenizer import Tokenizer
 from oaiserve.explain.step_cost_fit import at_once
-from oaiserve.facts.record import HostPart
 from oaiserve.facts.times import monotonic_ns
 from tests.engine.memory import NEVER
 from tests.engine.text.tokenizers_for_tests import CHATML, byte_level
@@ -276,6 +274,7 @@ def make_engine(
     clock_ns: Callable[[], int] = monotonic_ns,
     machine: MachineTime | None = None,
     cores_ns: Callable[[], int] = time.process_time_ns,
+    drafter: Any = None,
     kv_blocks: int = 64,
     **options: Any,
 ) -> Any:
@@ -297,7 +296,7 @@ def make_engine(
         "eos_token_ids": frozenset([EOS]),
     }
     engine_options = EngineOptions(**{**of_engine, **options})
-    of_test = {"machine": machine, "cores_ns": cores_ns, "learn": at_once, "clock_ns": clock_ns}
+    of_test = {"machine": machine, "cores_ns": cores_ns, "learn": at_once, "drafter": drafter, "clock_ns": clock_ns}
     return kind(ServedModel(**{**model, **of_model}), engine_options, **of_test)
 
 
@@ -322,20 +321,6 @@ def wait_until_idle(engine: Engine) -> None:
     while engine.snapshot().idle_since_ns is None:
         assert monotonic_ns() < deadline_ns, "the engine is not idle"
         time.sleep(0)
-
-
-def parts_entered(engine: Engine) -> list[str]:
-    """Return the names of the parts of the engine thread's work, with their steps, as it will enter them."""
-    names: list[str] = []
-    host = engine._loop._host
-    enter = host.enter
-
-    def recorded(part: HostPart, step: Step | None = None) -> int:
-        names.append(part if step is None else f"{part} {describe(step)}")
-        return enter(part, step)
-
-    host.enter = recorded
-    return names
 
 
 def request(request_id: str = "r", prompt_len: int = 5, *, stream_interval: int = 1, **params: object) -> Request:

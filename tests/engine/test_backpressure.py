@@ -49,8 +49,9 @@ def test_of_many_deadlines_those_of_ended_requests_are_forgotten() -> None:
     deadlines = Deadlines(lambda request_id: request_id in ("0", "1"))
     for number in range(3 * LEAST_DEADLINES):
         deadlines.add(number, str(number), Limit.END)
-    assert len(deadlines._heap) <= LEAST_DEADLINES
-    assert [name for name, _ in deadlines.take_expired(9)] == ["0", "1"]
+    left = [name for name, _ in deadlines.take_expired(3 * LEAST_DEADLINES)]
+    assert left[:2] == ["0", "1"]
+    assert len(left) <= LEAST_DEADLINES
 
 
 # -- a client that takes all of a limit leaves the others their shares
@@ -91,7 +92,6 @@ def test_a_share_is_always_to_be_had_and_the_sum_is_bounded(done: list[tuple[str
         for number in numbers:
             limit.give_back(client, number)
     assert limit.total == 0
-    assert limit._taken == {}
 
 
 @given(st.integers(1, 200))

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import random
 import threading
+import time
 from collections.abc import Callable, Iterator
 from itertools import pairwise
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any
 
 import numpy as np
 import pytest
 
+from oaiserve.engine import disk_tier
 from oaiserve.engine.accounts.waits import QueueWaits
 from oaiserve.engine.disk_tier import BlocksRead, DiskTier, KeptBlocks
 from oaiserve.engine.engine import Engine
@@ -22,6 +25,7 @@ from oaiserve.errors import StartupError
 from oaiserve.facts.record import WaitReason
 from oaiserve.files.block_files import BlockFiles
 from tests.engine.answers import collect
+from tests.engine.doubles import TIMEOUT_SECONDS
 from tests.engine.memory import sequence
 from tests.engine.model.cpu.small_models import FAMILIES, make_model
 from tests.engine.model.runners import greedy, greedy_answers
@@ -153,15 +157,15 @@ BLOCK_BYTES = (40, 24)
 
 
 class Tier:
-    """A tier on a pool of small blocks, whose threads are not started: a test calls what they do."""
+    """A tier on a pool of small blocks, which it reads in pieces of three. Its threads start with the first write."""
 
     def __init__(self, folder: Path) -> None:
         self.pool = BlockPool(NUM_BLOCKS, 16)
         self.arrays = [np.zeros((NUM_BLOCKS, size), np.uint8) for size in BLOCK_BYTES]
-        self.read: list[BlocksRead] = []
-        files = BlockFiles(folder, "kind", sum(BLOCK_BYTES), 1 << 20)
-        self.tier = DiskTier(KeptBlocks(files, self.arrays), self.pool, self.read.append)
-        self.tier._piece = 3
+        self.arrived: SimpleQueue[BlocksRead] = SimpleQueue()
+        self.files = BlockFiles(folder, "kind", sum(BLOCK_BYTES), 1 << 20)
+        self.tier = DiskTier(KeptBlocks(self.files, self.arrays), self.pool, self.arrived.put)
+        self.num_offered = 0
 
     def fill(self, hashes: list[BlockHash]) -> None:
         """Compute blocks with these hashes, publish and offer them."""
@@ -173,6 +177,7 @@ class Tier:
             self.pool.publish(block, one)
             self.tier.offer(block, one, hashes[i - 1] if i else None)
         self.pool.release(blocks)
+        self.num_offered += len(hashes)
 
     def written(self, length: int) -> list[BlockHash]:
         """Compute a chain of blocks, which are written. Return their hashes."""
@@ -181,19 +186,31 @@ class Tier:
         return hashes
 
     def write_all(self) -> None:
-        self.tier._to_write.put(None)
-        self.tier._write()
+        self.tier.start()
+        until = time.monotonic() + TIMEOUT_SECONDS
+        while self.tier.num_written + self.tier.num_skipped < self.num_offered:
+            assert time.monotonic() < until, "not all blocks are written"
+            time.sleep(0.001)
 
-    def read_all(self) -> None:
-        self.tier._to_read.put(None)
-        self.tier._read()
+    def take_all(self) -> tuple[list[BlocksRead], list[BlockHash | None]]:
+        """Take a reading as the engine thread does. Return its pieces, and what each of them was awaited for."""
+        pieces = []
+        awaited = []
+        while not pieces or not (pieces[-1].is_last or pieces[-1].reading.is_over):
+            pieces.append(self.arrived.get(timeout=TIMEOUT_SECONDS))
+            awaited.append(self.tier.take(pieces[-1]))
+        return pieces, awaited
 
 
 @pytest.fixture
-def tier(tmp_path: Path) -> Iterator[Tier]:
-    made = Tier(tmp_path)
-    yield made
-    made.pool.check_integrity()
+def tier(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Tier]:
+    monkeypatch.setattr(disk_tier, "PIECE_BYTES", 3 * sum(BLOCK_BYTES))
+    # On a busy machine, a thread that runs when all others are idle would write nothing.
+    monkeypatch.setattr("os.sched_setscheduler", lambda *_: None)
+    result = Tier(tmp_path)
+    yield result
+    result.tier.stop()
+    result.pool.check_integrity()
 
 
 def chain(length: int, salt: str = "") -> list[BlockHash]:
@@ -209,12 +226,11 @@ def test_what_was_written_gets_into_an_empty_cache_in_pieces(tmp_path: Path, tie
     one = sequence("a")
     assert again.tier.ask(one, hashes, 0) == hashes[-1]
     assert again.tier.ask(sequence("b"), hashes, 0) == hashes[-1], "another one waits for the same"
-    again.tier._room.put(again.tier._room.get())
-    for _ in range(3):  # the reading thread waits for room, which the engine thread gives
-        again.tier._room.put(np.empty((3, sum(BLOCK_BYTES)), np.uint8))
-    again.read_all()
-    assert [len(read.hashes) for read in again.read] == [3, 3, 2]
-    assert [again.tier.take(read) for read in again.read] == [None, None, hashes[-1]]
+    again.tier.start()
+    pieces, awaited = again.take_all()
+    again.tier.stop()
+    assert [len(read.hashes) for read in pieces] == [3, 3, 2]
+    assert awaited == [None, None, hashes[-1]]
     for block_hash in hashes:
         block = again.pool.find(block_hash)
         assert block is not None
@@ -229,7 +245,7 @@ def test_a_block_that_memory_has_lost_before_it_was_written_is_skipped(tier: Tie
     tier.write_all()
     # More than there are blocks never wait.
     assert (tier.tier.num_written, tier.tier.num_skipped) == (4, 8 + 8)
-    assert not any(one in tier.tier._files for one in chain(8))
+    assert not any(one in tier.files for one in chain(8))
 
 
 def test_what_is_read_does_not_take_the_place_of_what_comes_before_it(tier: Tier) -> None:
@@ -239,26 +255,21 @@ def test_what_is_read_does_not_take_the_place_of_what_comes_before_it(tier: Tier
     assert blocks is not None
     tier.fill(hashes[:2])
     assert tier.tier.ask(sequence("a"), hashes, 2) == hashes[-1]
-    tier.tier._room.put(np.empty((3, sum(BLOCK_BYTES)), np.uint8))
-    tier.read_all()
-    awaited = [tier.tier.take(read) for read in tier.read]
-    assert awaited[-1] == hashes[-1] or hashes[-1] in awaited, (
-        "waiting requests are informed, although there was no room"
-    )
+    _, awaited = tier.take_all()
+    assert awaited[-1] == hashes[-1], "waiting requests are informed, although there was no room"
     in_memory = [tier.pool.find(one) is not None for one in hashes]
     assert in_memory == sorted(in_memory, reverse=True), "a beginning without a gap"
     assert sum(in_memory) >= 5
     tier.pool.release(blocks)
 
 
-def test_of_a_row_with_a_broken_block_the_blocks_before_it_are_taken(tier: Tier) -> None:
+def test_of_a_row_with_a_broken_block_the_blocks_before_it_are_taken(tier: Tier, tmp_path: Path) -> None:
     hashes = tier.written(8)
     tier.fill(chain(NUM_BLOCKS, "other"))
-    broken = next(path for path in tier.tier._files._folder.iterdir() if path.name.startswith(hashes[4].hex()))
+    (broken,) = (tmp_path / "kind").glob(f"{hashes[4].hex()}-*")
     broken.write_bytes(b"")
     tier.tier.ask(sequence("a"), hashes, 0)
-    tier.read_all()
-    assert [tier.tier.take(read) for read in tier.read] == [None, hashes[-1]]
+    assert tier.take_all()[1] == [None, hashes[-1]]
     assert [tier.pool.find(one) is not None for one in hashes] == [True] * 4 + [False] * 4
     assert not tier.tier.readings
 
@@ -267,7 +278,7 @@ def test_a_short_beginning_is_computed(tier: Tier) -> None:
     assert tier.tier.ask(sequence("a"), tier.written(3), 0) is None
 
 
-def test_a_chain_is_written_in_its_order(tier: Tier) -> None:
+def test_a_chain_is_written_in_its_order(tier: Tier, tmp_path: Path) -> None:
     hashes = tier.written(5)
-    result = {path.name for path in tier.tier._files._folder.iterdir()}
+    result = {path.name for path in (tmp_path / "kind").iterdir()}
     assert result == {f"{hashes[0].hex()}-", *(f"{b.hex()}-{a.hex()}" for a, b in pairwise(hashes))}

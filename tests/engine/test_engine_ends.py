@@ -6,10 +6,20 @@ from dataclasses import replace
 import pytest
 
 from oaiserve.engine import engine as engine_module
-from oaiserve.engine.loop import Submitted
+from oaiserve.engine.engine import Engine
 from oaiserve.engine.request import Failed, Finished, Request, SamplingParams, TextPrompt
 from oaiserve.errors import Overloaded, Unavailable
-from tests.engine.doubles import TIMEOUT_SECONDS, BlockedTokenizer, Clock, Inbox, make_engine, request, stepping
+from tests.engine.doubles import (
+    TIMEOUT_SECONDS,
+    BlockedTokenizer,
+    Clock,
+    Inbox,
+    ScriptedRunner,
+    device_is_gone,
+    make_engine,
+    request,
+    stepping,
+)
 
 pytestmark = pytest.mark.usefixtures("overlap")
 
@@ -41,14 +51,19 @@ def test_aborting_a_request_that_has_ended_or_never_was_does_nothing() -> None:
         assert isinstance(list(engine.stream(request("again")))[-1], Finished)
 
 
+class ReadyForEver(Engine):
+    """An engine whose thread may end between the check in `submit` and the post."""
+
+    is_ready = True
+
+
 def test_a_request_that_is_posted_after_the_end_of_the_thread_fails() -> None:
-    """The thread may end between the check in `submit` and the post."""
-    engine = make_engine()
     inbox = Inbox()
-    engine.start()
-    engine.stop()
-    engine._loop.post(Submitted(request("late"), inbox, at_ns=5))
-    assert isinstance(inbox.wait_terminal("late")["late"], Failed)
+    with make_engine(ScriptedRunner(computing=device_is_gone), kind=ReadyForEver) as engine:
+        engine.submit(request("first"), inbox)
+        assert isinstance(inbox.wait_terminal("first")["first"], Failed)
+        engine.submit(request("late"), inbox)
+        assert isinstance(inbox.wait_terminal("late")["late"], Failed)
 
 
 def test_each_choice_of_a_request_waits_but_a_request_of_any_size_is_taken_if_nothing_waits() -> None:
@@ -195,8 +210,7 @@ def test_as_many_requests_in_the_background_are_open_as_others_may_wait() -> Non
     requests = [replace(request(f"{number}"), is_background=True) for number in range(3)]
     with stepping(*requests[:2], max_waiting=2) as (engine, runner, inbox):
         runner.permit(1)
-        while engine._loop.requests.num_background < 2:
-            runner.started.get(timeout=TIMEOUT_SECONDS)
+        runner.started.get(timeout=TIMEOUT_SECONDS)  # The commands before this step have been taken.
         with pytest.raises(Overloaded, match="2 requests in the background are open already"):
             engine.submit(requests[2], inbox)
         runner.permit(100)

@@ -25,7 +25,6 @@ from tests.engine.doubles import (
     letter_id,
     make_engine,
     next_letter,
-    parts_entered,
     request,
     stepping,
     third_step_fails,
@@ -234,14 +233,13 @@ def test_one_row_that_waits_for_ids_leaves_the_overlap_of_the_others_as_it_is() 
     assert len(set(texts)) == 2
 
 
-def test_only_a_draw_that_has_waited_is_a_part_of_its_own_in_the_time_of_the_host() -> None:
+def test_only_a_draw_that_has_waited_is_a_part_of_its_own_in_the_time_of_the_host(parts_entered: list[str]) -> None:
     names = []
     for edits in ({}, {"repetition_penalty": 1.1}):
-        engine = make_engine(TimedDevice(Clock(), 0.01), tokenize_workers=0)
-        shown = parts_entered(engine)
-        with engine:
+        parts_entered.clear()
+        with make_engine(TimedDevice(Clock(), 0.01), tokenize_workers=0) as engine:
             list(engine.stream(request(max_tokens=3, **edits)))
-        names.append([name.split()[0] for name in shown if name.startswith(("launch", "wait"))])
+        names.append([name.split()[0] for name in parts_entered if name.startswith(("launch", "wait"))])
     assert names[0] == ["launch", "launch", "wait", "launch", "wait", "wait"]
     assert names[1] == ["launch", "launch", "wait", "launch", "launch", "wait", "launch", "wait"]
 

@@ -4,6 +4,7 @@ import asyncio
 
 import pytest
 
+from oaiserve.engine import streams
 from oaiserve.engine.request import (
     Aborted,
     Deliver,
@@ -18,6 +19,7 @@ from oaiserve.engine.request import (
 from oaiserve.engine.streams import MAX_CHUNK_TOKENS, STALLED_NS, HeldTokens, LoopStream
 from oaiserve.facts.record import EngineAccount
 from oaiserve.facts.times import RequestTimes
+from tests.engine.doubles import Clock
 from tests.engine.logprobs_for_tests import token_logprobs
 
 USAGE = Usage(0, 0, 0)
@@ -136,6 +138,13 @@ async def test_a_reader_that_waits_is_not_too_slow_however_much_a_step_brings() 
 # -- what all streams hold together -----------------------------------------------------------------------------------
 
 
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(streams, "monotonic_ns", clock)
+    return clock
+
+
 async def reader_that_stopped(held: HeldTokens, engine: FakeEngine, name: str, text: str) -> LoopStream:
     """Return a stream whose reader took this text, and has been writing it since."""
     stream = LoopStream(Request(name, ()), engine, held=held)
@@ -145,18 +154,13 @@ async def reader_that_stopped(held: HeldTokens, engine: FakeEngine, name: str, t
     return stream
 
 
-def stalled(stream: LoopStream) -> LoopStream:
-    """Make it two seconds since the client took anything."""
-    stream._busy_since_ns -= 2 * STALLED_NS
-    return stream
-
-
-async def test_the_reader_that_holds_most_for_longest_is_cut_when_all_hold_too_much() -> None:
+async def test_the_reader_that_holds_most_for_longest_is_cut_when_all_hold_too_much(clock: Clock) -> None:
     held = HeldTokens(limit=10)
     engine = FakeEngine()
+    small = await reader_that_stopped(held, engine, "small", "ab")
+    large = await reader_that_stopped(held, engine, "large", "abcd")
+    clock.now_ns += 2 * STALLED_NS
     quick = await reader_that_stopped(held, engine, "quick", "abcdef")
-    stalled(small := await reader_that_stopped(held, engine, "small", "ab"))
-    stalled(large := await reader_that_stopped(held, engine, "large", "abcd"))
     cut: list[str] = []
     large.on_cut = lambda: cut.append("large")
     held.check()
@@ -164,11 +168,12 @@ async def test_the_reader_that_holds_most_for_longest_is_cut_when_all_hold_too_m
     assert (quick.too_slow, small.too_slow, large.too_slow) == (False, False, True)
 
 
-async def test_a_reader_that_takes_a_piece_is_not_behind_any_more() -> None:
+async def test_a_reader_that_takes_a_piece_is_not_behind_any_more(clock: Clock) -> None:
     held = HeldTokens(limit=5)
     engine = FakeEngine()
-    stalled(reads := await reader_that_stopped(held, engine, "reads", "abcd"))
-    stalled(await reader_that_stopped(held, engine, "stopped", "ab"))
+    reads = await reader_that_stopped(held, engine, "reads", "abcd")
+    await reader_that_stopped(held, engine, "stopped", "ab")
+    clock.now_ns += 2 * STALLED_NS
     reads.progressed()
     held.check()
     assert engine.aborted == ["stopped"]

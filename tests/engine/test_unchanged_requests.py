@@ -1,10 +1,10 @@
 """The engine doesn't change the requests that it gets."""
 
 from dataclasses import replace
+from threading import Thread
 
 import pytest
 
-from oaiserve.engine.loop import Abort, Stop
 from oaiserve.engine.request import (
     Aborted,
     ChatPrompt,
@@ -15,7 +15,15 @@ from oaiserve.engine.request import (
     TextPrompt,
     TokenPrompt,
 )
-from tests.engine.doubles import TIMEOUT_SECONDS, BlockedTokenizer, Inbox, make_engine
+from tests.engine.doubles import (
+    TIMEOUT_SECONDS,
+    BlockedTokenizer,
+    Inbox,
+    ScriptedRunner,
+    device_is_gone,
+    make_engine,
+    request,
+)
 
 BLOCKED = "blocked"
 
@@ -88,12 +96,15 @@ def test_requests_are_unchanged_after_they_have_ended() -> None:
 def test_a_request_that_is_encoded_when_the_engine_ends_is_in_that_phase(reason: str) -> None:
     tokenizer = BlockedTokenizer()
     inbox = Inbox()
-    engine = make_engine(tokenizer=tokenizer)
+    engine = make_engine(ScriptedRunner(computing=device_is_gone), tokenizer=tokenizer)
     engine.start()
     blocked = requests()[-1]
     engine.submit(blocked, inbox)
     assert tokenizer.entered.wait(TIMEOUT_SECONDS)
-    engine._loop.post(Abort([]) if reason == "the step fails" else Stop(drain=False))
+    if reason == "the step fails":
+        engine.submit(request("fails"), inbox)
+    else:
+        Thread(target=engine.stop).start()
     ended = inbox.wait_terminal(BLOCKED)[BLOCKED]
     assert isinstance(ended, Failed)
     assert ended.times.ended().phases()[-1].name == "tokenize"

@@ -13,7 +13,6 @@ from tests.engine.doubles import (
     Launched,
     ScriptedRunner,
     make_engine,
-    parts_entered,
     request,
     wait_until_idle,
 )
@@ -50,11 +49,10 @@ def test_a_step_is_described_by_its_kind_and_its_sizes() -> None:
 # -- in the engine ----------------------------------------------------------------------------------------------------
 
 
-def test_a_step_passes_through_all_parts_in_order(overlap: bool) -> None:
-    engine = make_engine(tokenize_workers=0)
-    shown = parts_entered(engine)
-    with engine:
+def test_a_step_passes_through_all_parts_in_order(overlap: bool, parts_entered: list[str]) -> None:
+    with make_engine(tokenize_workers=0) as engine:
         list(engine.stream(request(prompt_len=4, max_tokens=2)))
+    shown = parts_entered
     names = [name for name in shown if name not in ("idle", "commands", "hand_over", "schedule")]
     prefill = "prefill, 1 sequence, 4 tokens"
     decode = "decode, 1 sequence, 1 token"

@@ -24,7 +24,7 @@ from oaiserve.engine.sequence import Sequence
 from oaiserve.facts.record import HostPart
 from tests.engine.answers import run_to_the_end
 from tests.engine.device import GRAMMARS, REASONING, Device, answers, drawn_after, some_requests
-from tests.engine.doubles import EOS, TOKENIZER, ScriptedRunner, letter_id, make_engine, parts_entered, request
+from tests.engine.doubles import EOS, TOKENIZER, ScriptedRunner, letter_id, make_engine, request
 from tests.engine.grammars.plain import allowed_ids, mask_of
 
 COMPILED = Grammars(TOKENIZER.backend, vocab_size=TOKENIZER.vocab_size, eos_token_ids=frozenset([EOS]))
@@ -230,12 +230,12 @@ def test_a_grammar_that_fails_fails_its_request_and_no_other(error: Exception, m
 
 
 @in_both_ways
-def test_the_account_of_a_request_says_how_its_grammar_was_compiled_and_what_came_of_it() -> None:
+def test_the_account_of_a_request_says_how_its_grammar_was_compiled_and_what_came_of_it(
+    parts_entered: list[str],
+) -> None:
     schema = json.dumps({"enum": ["abcd", "axyz"]})
     requests = [request(name, max_tokens=9, n=2, grammar=Grammar("json_schema", schema)) for name in "ab"]
-    engine = make_engine(Device(), tokenize_workers=0)
-    shown = parts_entered(engine)
-    with engine:
+    with make_engine(Device(), tokenize_workers=0) as engine:
         ended = [list(engine.stream(one))[-1] for one in (*requests, request("plain", max_tokens=9))]
         snapshot = engine.snapshot()
     *constrained, plain = [end.account for end in ended]
@@ -252,7 +252,7 @@ def test_the_account_of_a_request_says_how_its_grammar_was_compiled_and_what_cam
     assert (plain.grammar_kind, plain.grammar_compile_ns, plain.num_masked_draws) == (None, None, 0)
     assert "grammar_compiled" not in [event.kind for event in plain.events]
     assert snapshot.host_ns[HostPart.MASKS] > 0
-    assert any(name.startswith("masks") for name in shown)
+    assert any(name.startswith("masks") for name in parts_entered)
     num_masked = sum(account.num_masked_draws for account in constrained)
     assert num_masked == snapshot.num_masked_draws
     assert sum(account.num_forced_tokens for account in constrained) == snapshot.num_forced_tokens

@@ -56,8 +56,7 @@ def run(
 ) -> Answers:
     """Return the answers of an engine on this runner, none of which fails."""
     sizes = IN_SMALL_BLOCKS | {"max_running": max_running, "max_step_tokens": max_step_tokens}
-    engine = make_engine(loaded, runner, num_blocks, eos=EOS, **sizes)
-    engine._loop._stepper._drafts = drafts
+    engine = make_engine(loaded, runner, num_blocks, eos=EOS, drafter=drafts, **sizes)
     outcome = run_to_the_end(engine, requests)
     assert all(isinstance(event, Finished) for event in outcome.ended.values()), outcome.ended
     return outcome

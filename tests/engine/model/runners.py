@@ -27,14 +27,21 @@ PROMPTS = [[5, 9, 2, 40, 11], [7] * 9, [3, 1, 4, 1, 5, 9, 2, 6], [8, 8]]  # prom
 
 
 def eager_runner(
-    loaded: SmallModel, *, num_blocks: int, block_size: int, backend: Backend | None = None, **arguments: Any
+    loaded: SmallModel,
+    *,
+    num_blocks: int,
+    block_size: int,
+    backend: Backend | None = None,
+    executor: Executor | None = None,
+    **arguments: Any,
 ) -> ModelRunner:
     """Return a runner on the reference or, with a backend of attention, on the executor of GPUs without other kernels.
 
-    `arguments` are those of ModelRunner.
+    An `executor` takes the place of both. `arguments` are those of ModelRunner.
     """
     sizes = {"num_blocks": num_blocks, "block_size": block_size}
-    executor: Executor = reference_of(loaded, **sizes) if backend is None else gpu_executor(loaded, backend, **sizes)
+    if executor is None:
+        executor = reference_of(loaded, **sizes) if backend is None else gpu_executor(loaded, backend, **sizes)
     return ModelRunner(executor, loaded.device, block_size, states=states_of(loaded), **arguments)
 
 
@@ -62,6 +69,7 @@ def make_engine(
     max_model_len: int = 96,
     eos: int = -1,
     adapters: AdapterTable | None = None,
+    drafter: Any = None,
     **options: Any,
 ) -> Engine:
     """Return an engine whose tokenizer has a token for each byte, and whose blocks have 16 tokens by default."""
@@ -77,6 +85,7 @@ def make_engine(
             adapters=adapters or AdapterTable(),
         ),
         EngineOptions(**{"block_size": BLOCK_SIZE, **options}),
+        drafter=drafter,
     )
 
 

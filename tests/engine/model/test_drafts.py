@@ -15,7 +15,7 @@ from tests.engine.answers import Answers
 from tests.engine.device import Guesses
 from tests.engine.grammars.plain import OneOf, constraint
 from tests.engine.model.engine_runs import run, some_requests
-from tests.engine.model.runners import eager_runner
+from tests.engine.model.runners import eager_runner, reference_of
 from tests.engine.model.steps import sequence_of
 from tests.models.described import SmallModel
 
@@ -138,9 +138,9 @@ def test_each_draw_of_a_draft_has_its_own_mask(loaded: SmallModel) -> None:
 
 
 def test_logits_that_are_not_finite_behind_a_draft_end_the_result_but_not_the_sequence(loaded: SmallModel) -> None:
-    runner = eager_runner(loaded, num_blocks=8, block_size=4)
-    executor = runner._executor
-    forward = runner._executor.forward
+    executor = reference_of(loaded, num_blocks=8, block_size=4)
+    forward = executor.forward
+    runner = eager_runner(loaded, num_blocks=8, block_size=4, executor=executor)
     (first,) = one_by_one(runner, drawn(temperature=0.0), 1).token_ids
     for bad_row, tokens, error in ((0, [], BAD_LOGITS), (1, [first], None)):
 

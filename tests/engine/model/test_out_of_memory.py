@@ -11,14 +11,15 @@ import torch
 from oaiserve.engine.model.kv_cache import copy_blocks
 from oaiserve.engine.step import Chunk, OutOfMemory, Step
 from tests.engine.model.operations import Operations
-from tests.engine.model.runners import eager_runner
+from tests.engine.model.runners import eager_runner, reference_of
 from tests.engine.model.steps import sequence_of
 from tests.models.described import SmallModel
 
 
 def test_the_exception_of_the_runner_keeps_no_tensors_in_memory(loaded: SmallModel) -> None:
-    runner = eager_runner(loaded, num_blocks=4, block_size=4)
-    runner._executor.forward = Mock(side_effect=torch.OutOfMemoryError("2 GiB were asked for"))
+    executor = reference_of(loaded, num_blocks=4, block_size=4)
+    executor.forward = Mock(side_effect=torch.OutOfMemoryError("2 GiB were asked for"))
+    runner = eager_runner(loaded, num_blocks=4, block_size=4, executor=executor)
     step = Step([Chunk(sequence_of([1, 2, 3], [1]), 0, 3)])
     with pytest.raises(OutOfMemory, match="2 GiB were asked for") as error:
         runner.launch(step)

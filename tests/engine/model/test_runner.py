@@ -18,7 +18,7 @@ from oaiserve.engine.sequence import Sequence
 from oaiserve.engine.step import Chunk, ChunkResult, Draw, Logprobs, Step
 from oaiserve.errors import InvalidRequest
 from tests.engine.grammars.plain import OneOf, constraint
-from tests.engine.model.runners import IN_SMALL_BLOCKS, eager_runner, make_engine
+from tests.engine.model.runners import IN_SMALL_BLOCKS, eager_runner, make_engine, reference_of
 from tests.engine.model.sampling import plain_sampling
 from tests.engine.model.sampling.sampling import masks_of
 from tests.engine.model.steps import sequence_of
@@ -76,10 +76,11 @@ def check(found: Logprobs, token_id: int, num_top: int, expected: torch.Tensor) 
 def test_a_sequence_without_a_token_has_the_reason_as_its_error(loaded: SmallModel) -> None:
     step = step_of({"logprobs": 1}, {"logprobs": 1}, {}, {})
     step.chunks[2] = Chunk(sequence_of([7], [4], allowed_token_ids=(5,), bad_words=[[5]]), 0, 1)
-    runner = eager_runner(loaded, num_blocks=8, block_size=4)
     logits = torch.zeros(4, 97)
     logits[1] = math.nan
-    runner._executor.forward = Mock(return_value=logits)
+    executor = reference_of(loaded, num_blocks=8, block_size=4)
+    executor.forward = Mock(return_value=logits)
+    runner = eager_runner(loaded, num_blocks=8, block_size=4, executor=executor)
     results = runner.collect(runner.launch(step)).chunks
     assert [result.error for result in results] == [None, BAD_LOGITS, BAD_LOGITS, None]
     assert [len(result.token_ids) for result in results] == [1, 0, 0, 1]
@@ -155,7 +156,7 @@ def test_a_waiting_row_whose_sequence_has_ended_is_not_drawn(loaded: SmallModel)
     second = runner.launch(step)
     _, result = runner.collect(first).chunks
     alive.token_ids += result.token_ids  # the other sequence ends, for example because of unusable logits
-    step.chunks[0] = step.chunks[0]._replace(draw=Draw.VOID)
+    step.chunks[0] = Chunk(ended, 3, 1, draw=Draw.VOID)
     runner.draw(second)
     dropped, drawn = runner.collect(second).chunks
     assert (dropped.token_ids, dropped.error, len(drawn.token_ids)) == ([], None, 1)
