@@ -19,8 +19,8 @@ from oaiserve.explain.step_cost import KNOTS, StepCost
 COST = StepCost(tuple(1e6 * (10 + 0.25 * max(0, rows - 16)) for rows in KNOTS))
 
 
-def rules(policy: str) -> Rules:
-    return Rules(Scheduler(BlockPool(0, 16), Limits(4, 512), policy=POLICIES[policy]).order, services={})
+def rules(policy: str, **fields: float) -> Rules:
+    return Rules(Scheduler(BlockPool(0, 16), Limits(4, 512), policy=POLICIES[policy]).order, services={}, **fields)
 
 
 RULES = rules("fair")
@@ -38,7 +38,7 @@ def ahead(
 
 
 def test_a_prompt_alone_takes_its_steps() -> None:
-    assert ahead([], [Prompt(16, 0, 10)], rules=RULES._replace(host_ns=1e6)).first_token_ns == 11e6
+    assert ahead([], [Prompt(16, 0, 10)], rules=rules("fair", host_ns=1e6)).first_token_ns == 11e6
     # 176 tokens fit into 50 ms: 10 + 0.25 * 160.
     two = ahead([], [Prompt(352, 0, 10)])
     assert two.first_token_ns == pytest.approx(100e6)
@@ -74,7 +74,7 @@ def test_short_prompts_share_a_step_and_a_later_one_waits_for_those_before() -> 
 def test_prompts_get_only_part_of_a_step_where_the_scheduler_shortens_it(policy: str, is_longer: bool) -> None:
     prompts = [Prompt(352, 0, 10)]
     usual = ahead([], prompts, rules=rules(policy)).first_token_ns
-    shorter = ahead([], prompts, rules=rules(policy)._replace(num_shorter_steps=128)).first_token_ns
+    shorter = ahead([], prompts, rules=rules(policy, num_shorter_steps=128)).first_token_ns
     assert (shorter > usual) == is_longer
 
 

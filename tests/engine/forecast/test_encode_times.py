@@ -1,15 +1,13 @@
 """The expected time to encode media is the recent median per media row, and it delays the forecast first token."""
 
-from dataclasses import replace
-from typing import Any
-
 import pytest
 
+from oaiserve.engine.forecast.calibration import ENOUGH
 from oaiserve.engine.forecast.encode_times import LAST, EncodeTimes
-from oaiserve.engine.forecast.forecaster import Asked, Ended, Forecaster
+from oaiserve.engine.forecast.forecaster import Ended
 from oaiserve.facts.engine_numbers import EngineNumbers
 from oaiserve.facts.times import RequestTimes
-from tests.engine.accounts.lab import Lab
+from tests.engine.forecast.forecasters import make_forecaster, question
 
 
 def test_the_median_for_a_row_counts_and_a_request_that_waited_for_others_counts_from_their_end() -> None:
@@ -25,36 +23,24 @@ def test_the_median_for_a_row_counts_and_a_request_that_waited_for_others_counts
     assert times.expected_ns(7) == 7 * 50
 
 
-@pytest.fixture(scope="module")
-def lab() -> Any:
-    lab = Lab()
-    with lab.engine:
-        lab.learn()
-    return lab
-
-
-def test_a_request_with_media_begins_later_by_their_time_and_that_of_others_before_them(lab: Lab) -> None:
-    engine = lab.engine
+def test_a_request_with_media_begins_later_by_their_time_and_that_of_others_before_them() -> None:
     numbers = EngineNumbers()
-    loop = engine._loop
-    cost = engine.step_cost
-    scheduler = loop._scheduler
-    step_time = loop._scheduler.step_time.copy()
-    forecaster = Forecaster(scheduler, step_time, lambda: cost, lambda: numbers, lambda: (None, 0))
-    text = Asked("t", "", "chat", None, [[1] * 40], 10, True, False, 1, "", received_ns=0)
+    forecaster = make_forecaster(lambda: numbers)
 
-    def raw_ns(media_rows: int, times: RequestTimes = RequestTimes()) -> float:  # noqa: B008 - nobody changes it
+    def first_token_ns(media_rows: int, times: RequestTimes = RequestTimes()) -> int:  # noqa: B008 - nobody changes it
         """Return the forecast of a request's first token, and let it end with these stamps."""
-        forecaster.forecast(text._replace(media_rows=media_rows), 0)
+        forecast = forecaster.forecast(question("t", media_rows=media_rows), 0)
         forecaster.ended.append(Ended("t", times))
-        return forecaster._open["t"].raw[0][1]
+        return forecast.first_token_ns
 
-    plain_ns = raw_ns(0)
+    for _ in range(ENOUGH):
+        first_token_ns(0, RequestTimes(received=0, first_token=30 * 10**6))
+    assert first_token_ns(0) == 30 * 10**6
     stamps = RequestTimes(received=0, tokenized=0, media_encoded=200 * 10**7, has_media=True)
-    assert raw_ns(200, stamps) == plain_ns  # nothing was known of encoding
-    assert raw_ns(0) == plain_ns
-    alone_ns = raw_ns(100)
-    assert alone_ns == pytest.approx(100 * 10**7 + plain_ns, rel=0.02)
-    numbers = replace(numbers, num_waiting_media_rows=300)
-    assert raw_ns(100) - alone_ns == pytest.approx(300 * 10**7)
-    assert raw_ns(0) == plain_ns
+    assert first_token_ns(200, stamps) == 30 * 10**6, "nothing was known of encoding"
+    assert first_token_ns(0) == 30 * 10**6
+    alone_ns = first_token_ns(100)
+    assert alone_ns == pytest.approx(100 * 10**7 + 30 * 10**6)
+    numbers = EngineNumbers(num_waiting_media_rows=300)
+    assert first_token_ns(100) - alone_ns == pytest.approx(300 * 10**7)
+    assert first_token_ns(0) == 30 * 10**6

@@ -1,24 +1,28 @@
 """Requests of an engine are forecast when their prompts are known, once enough of them have been compared."""
 
+import gc
 import random
+import weakref
+from collections.abc import Iterator
 from dataclasses import replace
-from itertools import count
+from itertools import count, cycle
 from operator import le
-from types import SimpleNamespace
-from unittest.mock import patch
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from oaiserve.engine import loop
 from oaiserve.engine.engine import Engine
 from oaiserve.engine.forecast.calibration import ENOUGH
-from oaiserve.engine.forecast.forecaster import PACES, Asked, Forecaster, _Pace
+from oaiserve.engine.forecast.forecaster import PACES, Ended, Forecaster, _Pace
 from oaiserve.engine.request import Aborted, Finished, PromptDone, Request, SamplingParams, TokenPrompt
-from oaiserve.explain.step_cost import KNOTS, StepCost
+from oaiserve.facts.engine_numbers import EngineNumbers
 from oaiserve.facts.forecast import NO_FORECAST
 from oaiserve.facts.open_row import OpenRow
+from oaiserve.facts.times import RequestTimes
 from tests.engine.doubles import Inbox, make_engine
+from tests.engine.forecast.forecasters import make_forecaster, question
 
 
 def answer(engine: Engine, request_id: str, num_tokens: int = 3) -> tuple[PromptDone, Finished]:
@@ -45,33 +49,50 @@ def test_nothing_is_promised_before_enough_requests_were_compared_and_then_each_
 
 def test_without_explain_nothing_is_forecast() -> None:
     with make_engine(tokenize_workers=0, explain=False) as engine:
-        assert engine._loop.forecaster is None
-        assert answer(engine, "r")[1].account.forecast == NO_FORECAST
+        for number in range(ENOUGH + 1):
+            assert answer(engine, f"{number}")[1].account.forecast == NO_FORECAST
 
 
-def test_every_end_of_a_request_leaves_nothing_behind() -> None:
-    with make_engine(tokenize_workers=0) as engine:
-        forecaster = engine._loop.forecaster
+def test_every_end_of_a_request_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    forecasters: list[Forecaster] = []
+    monkeypatch.setattr(loop, "Forecaster", lambda *parts: forecasters.append(Forecaster(*parts)) or forecasters[-1])
+    with make_engine(tokenize_workers=0, clock_ns=count(0, 1_000_000).__next__) as engine:
         for number in range(20):
-            answer(engine, f"{number}")
+            answer(engine, f"{number}", 60)
+        assert engine.step_cost is not None, "nothing is forecast yet"
         inbox = Inbox()
         engine.submit(Request("long", (TokenPrompt([5, 6]),), SamplingParams(max_tokens=200, ignore_eos=True)), inbox)
         engine.abort("long")
         assert isinstance(inbox.wait_terminal("long")["long"], Aborted)
         answer(engine, "one")
         answer(engine, "more")
-        assert {*forecaster._open} <= {"more"}
-        assert not any(opened.asked.prompts for opened in forecaster._open.values())
+        (forecaster,) = forecasters
+        assert {*forecaster.open_now(0, [*map(str, range(20)), "long", "one", "more"])} <= {"more"}
+
+
+def test_a_forecast_keeps_no_prompt() -> None:
+    class Ids(list[int]):
+        """Token ids with weak references."""
+
+    ids = Ids([5] * 30)
+    is_alive = weakref.ref(ids)
+    forecaster = make_forecaster(EngineNumbers)
+    forecaster.forecast(question("r", prompts=[ids]), 0)
+    del ids
+    gc.collect()
+    assert is_alive() is None
+    assert "r" in forecaster.open_now(0, ["r"])
 
 
 def test_open_requests_show_what_was_promised_and_how_it_looks_now() -> None:
-    with make_engine(tokenize_workers=0, clock_ns=count(0, 1_000_000).__next__) as engine:
+    clock = count(0, 1_000_000).__next__
+    with make_engine(tokenize_workers=0, clock_ns=clock) as engine:
         for number in range(ENOUGH + 40):
             answer(engine, f"{number}", 60)
         asked = Request("long", (TokenPrompt([5, 6, 7]),), SamplingParams(max_tokens=60, ignore_eos=True))
         row: OpenRow | None = None
         while row is None or row.end_now_ns is None:  # the engine may have answered it all before it is looked at
-            events = engine.stream(replace(asked, received_ns=engine._clock_ns()))
+            events = engine.stream(replace(asked, received_ns=clock()))
             next(events)
             row = engine.open_requests(0).get("long")
             events.close()
@@ -80,29 +101,21 @@ def test_open_requests_show_what_was_promised_and_how_it_looks_now() -> None:
         assert row.end_now_ns == pytest.approx(row.forecast["end_ns"], rel=0.5)
 
 
-@pytest.fixture(scope="module")
-def forecaster() -> Forecaster:
-    """Return the forecaster of an engine that is not started, with a cost and a forecast of the request "r"."""
-    found: Forecaster = make_engine(tokenize_workers=0)._loop.forecaster
-    found._cost = lambda: StepCost(tuple(1e6 * rows for rows in KNOTS))
-    found._steps = lambda now_ns: (1e6, 1e5, 1.0)  # type: ignore[method-assign]
-    asked = Asked("r", "", "chat", None, [[5] * 30], 9, True, False, 1, "", received_ns=0)
-    assert found.forecast(asked, 0) == NO_FORECAST
-    return found
+TIMES_NS = st.lists(st.integers(1, 10**12), min_size=1, max_size=9)
 
 
-@given(st.lists(st.floats(1, 1e12), min_size=12, max_size=12), st.integers(0, 10**12))
+@settings(max_examples=20, deadline=None)
+@given(first_tokens_ns=TIMES_NS, ends_ns=TIMES_NS, now_ns=st.integers(0, 10**12))
 def test_no_estimate_has_its_end_before_its_first_token(
-    forecaster: Forecaster, times: list[float], now_ns: int
+    first_tokens_ns: list[int], ends_ns: list[int], now_ns: int
 ) -> None:
-    opened = forecaster._open["r"]
-    assert len(opened.kinds) == 2, "its answer cannot end before its limit"
-    threes = [sorted(times[at : at + 3]) for at in (0, 3, 6, 9)]
-    raw = tuple(map(tuple, threes[:2]))
-    told = tuple(map(tuple, threes[2:]))
-    kinds = (SimpleNamespace(is_enough=True),) * 2
-    with patch.dict(forecaster._open, r=replace(opened, raw=raw, told=told, kinds=kinds)):
-        now = forecaster.open_now(now_ns, ["r"])["r"]
+    """Whatever came of earlier requests: first tokens and ends are learnt apart."""
+    forecaster = make_forecaster(steps_go_on().__next__)
+    for _, first_ns, end_ns in zip(range(ENOUGH + 1), cycle(first_tokens_ns), cycle(ends_ns), strict=False):
+        forecaster.forecast(question("r"), 0)
+        forecaster.ended.append(Ended("r", RequestTimes(received=0, first_token=first_ns, last_token=end_ns)))
+    forecaster.forecast(question("r"), 0)
+    now = forecaster.open_now(now_ns, ["r"])["r"]
     assert now.first_token_now_ns is not None
     assert now.end_now_ns is not None
     assert now_ns <= now.first_token_now_ns <= now.end_now_ns
@@ -110,19 +123,26 @@ def test_no_estimate_has_its_end_before_its_first_token(
     assert all(map(le, now.promised.first_token_interval_ns, now.promised.end_interval_ns))
 
 
-def test_the_end_is_forecast_once_nearly_all_answers_end_at_their_limit(forecaster: Forecaster) -> None:
-    asked = Asked("short", "", "chat", None, [[5] * 30], 60, True, True, 1, "", received_ns=0)
+def steps_go_on() -> Iterator[EngineNumbers]:
+    """Yield numbers each of which is a step of one sequence later."""
+    for number in count():
+        times = {"model_ns": 900_000 * number, "idle_with_work_ns": 100_000 * number}
+        yield EngineNumbers(num_steps=number, num_step_sequences=number, **times)
+
+
+def test_the_end_is_forecast_once_nearly_all_answers_end_at_their_limit() -> None:
+    forecaster = make_forecaster(EngineNumbers)
 
     def has_end(limit: int) -> bool:
-        forecaster.forecast(asked._replace(limit=limit), 0)
-        return len(forecaster._open["short"].kinds) == 2
+        forecaster.forecast(question("r", limit=limit, ends_early=True), 0)
+        return forecaster.open_now(0, ["r"])["r"].end_now_ns is not None
 
     assert not has_end(60)
-    assert forecaster.open_now(0, ["short"])["short"].end_now_ns is None
-    for number_of_tokens, limit in ((60, 60), (10, 61)):
-        classes = asked._replace(limit=limit).classes
+    for num_tokens, limit in ((60, 60), (10, 61)):
         for _ in range(200):
-            forecaster._lengths.observe(classes[2:], number_of_tokens, has_ended=number_of_tokens < limit)
+            forecaster.forecast(question("r", limit=limit, ends_early=True), 0)
+            times = RequestTimes(received=0, first_token=1)
+            forecaster.ended.append(Ended("r", times, num_tokens, is_whole=True))
     assert has_end(60)
     assert not has_end(61)
 
