@@ -1,11 +1,16 @@
 """Small models whose descriptions are pinned as text: python -m tests.models.pinned [NAME ...] updates the files.
 
+A file may begin with `like OTHER`. Then it has only what differs from another file: `@ first, end` before the lines
+that replace those lines of the other one.
+
 Weights depend on the names of parameters alone, so that other versions of torch and transformers make the same ones.
 """
 
 import hashlib
 import sys
 from collections.abc import Callable
+from difflib import SequenceMatcher
+from itertools import pairwise
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
@@ -25,6 +30,7 @@ from tests.models.fingerprints import fingerprint
 from tests.models.gguf_records import Record, model_of
 
 FILES = Path(__file__).parent.parent / "engine" / "decoder" / "pinned_descriptions"
+_LIKE = "like "
 GGUF_OPTIONS = EngineOptions(block_size=16, kv_blocks=8, dtype="float32", cpu_threads=1)
 # Types in addition to those of small_models.py.
 _OTHERS = (
@@ -145,6 +151,42 @@ def file_of(name: str) -> Path:
     return FILES / f"{name.replace(', ', '_').replace(' ', '_')}.txt"
 
 
+def pinned_text(name: str) -> str:
+    """Return the pinned description of one of PINNED."""
+    return "".join(_lines_in(file_of(name)))
+
+
+def _lines_in(path: Path) -> list[str]:
+    """Return the lines of a description, those that its file shares with others included."""
+    first, *rest = path.read_text().splitlines(keepends=True)
+    if not first.startswith(_LIKE):
+        return [first, *rest]
+    lines = _lines_in(path.with_stem(first.removeprefix(_LIKE).strip()))
+    starts = [number for number, line in enumerate(rest) if line.startswith("@")]
+    for start, end in reversed(list(pairwise([*starts, len(rest)]))):
+        begin_of_other, end_of_other = map(int, rest[start].removeprefix("@").split(","))
+        lines[begin_of_other:end_of_other] = rest[start + 1 : end]
+    return lines
+
+
+def _differences(other: list[str], lines: list[str]) -> list[str]:
+    result: list[str] = []
+    for tag, *of_other, begin, end in SequenceMatcher(None, other, lines, autojunk=False).get_opcodes():
+        if tag != "equal":
+            result += ["@ {}, {}\n".format(*of_other), *lines[begin:end]]
+    return result
+
+
+def _write(texts: dict[str, list[str]]) -> None:
+    """Write each description as what differs from Llama's, or from that of the model whose name begins its own, unless
+    the whole is shorter."""
+    for stem, lines in texts.items():
+        begun = [other for other in texts if stem.startswith(f"{other}_")]
+        others = [other for other in ("llama", *begun[-1:]) if other != stem and stem != "llama"]
+        forms = [lines, *([f"{_LIKE}{other}\n", *_differences(texts[other], lines)] for other in others)]
+        FILES.joinpath(f"{stem}.txt").write_text(min(map("".join, forms), key=len))
+
+
 def _numbers(name: str, shape: torch.Size) -> torch.Tensor:
     """Return numbers for a parameter that are the same on every machine, a few of which are large, as in real ones."""
     data = hashlib.shake_256(name.encode()).digest(2 * shape.numel())
@@ -154,8 +196,9 @@ def _numbers(name: str, shape: torch.Size) -> torch.Tensor:
 
 
 def main(names: list[str]) -> None:
-    for name in names or PINNED:
-        file_of(name).write_text(text_of(name))
+    texts = {path.stem: _lines_in(path) for path in sorted(FILES.glob("*.txt"))}
+    texts |= {file_of(name).stem: text_of(name).splitlines(keepends=True) for name in names or PINNED}
+    _write(dict(sorted(texts.items())))
 
 
 if __name__ == "__main__":

@@ -19,10 +19,10 @@ from oaiserve.engine.decoder.sources.hub import HubTensors
 from oaiserve.engine.decoder.sources.tensor_files import TensorFiles
 from tests.models.described import described as described_model
 from tests.models.fingerprints import fingerprint, text_of
-from tests.models.pinned import PINNED, file_of, pinned_model
+from tests.models.pinned import PINNED, pinned_model, pinned_text
 
 KNOWN = [name for name, asked in PINNED.items() if asked.config.model_type in FAMILIES]
-WITH_EXPERTS = [name for name in KNOWN if "experts.0 Expert\n" in file_of(name).read_text()]
+WITH_EXPERTS = [name for name in KNOWN if "experts.0 Expert\n" in pinned_text(name)]
 
 
 @pytest.mark.parametrize("name", KNOWN)
@@ -61,7 +61,7 @@ def restore_routers(model: PreTrainedModel, decoder: Decoder) -> None:
 def _compare_with_pinned(name: str, folder: Path) -> None:
     decoder = described(name, folder)
     spec = model_spec(settings_in(folder), decoder, dtype=PINNED[name].dtype, device=torch.device("cpu"))
-    assert fingerprint(decoder, spec) == file_of(name).read_text()
+    assert fingerprint(decoder, spec) == pinned_text(name)
 
 
 def described(name: str, folder: Path, dtype: torch.dtype | None = None, settings: Settings | None = None) -> Decoder:

@@ -27,7 +27,7 @@ from tests.engine.decoder.rotary_modules import (
 )
 from tests.engine.decoder.test_settings import WRAPPERS, of_class
 from tests.models.fingerprints import text_of_table
-from tests.models.pinned import PINNED, file_of
+from tests.models.pinned import PINNED, pinned_text
 from tests.models.wrappers import wrapper_config
 
 INTERLEAVED = ("cohere", "cohere2", "cohere2_moe", "ernie4_5", "ernie4_5_moe", "glm", "glm4", "helium")
@@ -47,7 +47,7 @@ def tables_of(settings: dict[str, Any], length: int) -> list[RotaryTable]:
 
 @pytest.mark.parametrize("name", PINNED)
 def test_tables_are_those_of_the_pinned_descriptions(name: str) -> None:
-    lines = [line.split(" ", 1) for line in file_of(name).read_text().splitlines()]
+    lines = [line.split(" ", 1) for line in pinned_text(name).splitlines()]
     (length,) = (int(value) for key, value in lines if key == "max_model_len")
     expected = {value for key, value in lines if key.startswith("table.")}
     settings = settings_in(PINNED[name].config)
