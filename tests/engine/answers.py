@@ -45,19 +45,19 @@ class Answers:
         """
         for request_id in expected.ended:
             if isinstance(self.ended[request_id], Finished):
-                actual, numbers = self._seen(request_id)
-                wanted, wanted_numbers = expected._seen(request_id)
+                actual, numbers = self.seen(request_id)
+                wanted, wanted_numbers = expected.seen(request_id)
                 assert actual == wanted, request_id
                 assert numbers == pytest.approx(wanted_numbers, abs=error)
         for key, token_ids in self.token_ids.items():
             if key[0] in expected.ended:
                 assert token_ids == expected.token_ids[key][: len(token_ids)]
 
-    def _seen(self, request_id: str) -> tuple[object, list[float]]:
+    def seen(self, request_id: str) -> tuple[object, list[float]]:
         """Return all that a client sees of a request, the log-probabilities apart."""
         own = {key: answer for key, answer in self.choices.items() if key[0] == request_id}
         rows = [self.prompt_logprobs.get(request_id, []), *(answer.logprobs for answer in own.values())]
-        without = {key: answer._replace(logprobs=[]) for key, answer in own.items()}
+        without = {key: answer[:-1] for key, answer in own.items()}
         usage = self.ended[request_id].usage
         sizes = (usage.prompt_tokens, usage.completion_tokens, [len(row) for row in rows])
         return (without, sizes), [value for row in rows for value in row]

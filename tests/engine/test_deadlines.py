@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from oaiserve.engine import loop
 from oaiserve.engine.accounts.step_causes import load_of
 from oaiserve.engine.request import Finished
 from oaiserve.engine.scheduling.pacing import StepTime
@@ -193,13 +194,15 @@ def test_without_a_forecast_of_the_end_a_first_token_after_its_deadline_is_refus
     assert error.forecast == {"first_token_ms": [2000, 3000, 4000]}
 
 
-def test_the_engine_refuses_at_once_and_computes_nothing_in_vain() -> None:
+def test_the_engine_refuses_at_once_and_computes_nothing_in_vain(monkeypatch: pytest.MonkeyPatch) -> None:
+    forecasts = {"in vain": FORECAST, "met": FORECAST, "unknown": NO_FORECAST}
+    forecaster = SimpleNamespace(forecast=lambda asked, now_ns: forecasts[asked.request_id], ended=[])
+    monkeypatch.setattr(loop, "Forecaster", lambda *_: forecaster)
     runner = ScriptedRunner()
     inbox = Inbox()
     clock = Clock()
     with make_engine(runner, clock_ns=clock, tokenize_workers=0, policy="deadline") as engine:
-        for name, forecast, seconds in (("in vain", FORECAST, 3), ("met", FORECAST, 20), ("unknown", NO_FORECAST, 3)):
-            engine._loop.forecaster = SimpleNamespace(forecast=lambda asked, now_ns, told=forecast: told)
+        for name, seconds in (("in vain", 3), ("met", 20), ("unknown", 3)):
             own = replace(request(name, max_tokens=2), received_ns=clock(), deadline_ns=clock() + seconds * SECOND_NS)
             engine.submit(own, inbox)
         ended = inbox.wait_terminal("in vain", "met", "unknown")

@@ -20,8 +20,11 @@ LEAST_SECONDS = 30
 
 
 @pytest.fixture(autouse=True)
-def without_its_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Watchdog, "start", lambda self: None)
+def dogs(monkeypatch: pytest.MonkeyPatch) -> list[Watchdog]:
+    """Return the watchdogs of engines, whose threads do not start."""
+    dogs: list[Watchdog] = []
+    monkeypatch.setattr(Watchdog, "start", lambda dog: dogs.append(dog))
+    return dogs
 
 
 @pytest.fixture
@@ -43,12 +46,12 @@ def looks(dog: Watchdog, seconds: float) -> str:
 
 
 def test_an_engine_that_hangs_is_not_ready_until_it_goes_on(
-    engine: Engine, runner: ScriptedRunner, caplog: pytest.LogCaptureFixture
+    engine: Engine, dogs: list[Watchdog], runner: ScriptedRunner, caplog: pytest.LogCaptureFixture
 ) -> None:
     inbox = Inbox()
     engine.submit(request("held"), inbox)
     runner.started.get(timeout=TIMEOUT_SECONDS)
-    dog = engine._loop.watchdog
+    (dog,) = dogs
     assert (looks(dog, watchdog.UNKNOWN_SECONDS), engine.is_ready) == ("", True)
     assert "1 sequence" in looks(dog, 2)
     assert (engine.is_ready, engine.failure, engine.snapshot().num_hangs) == (False, None, 1)
@@ -62,8 +65,9 @@ def test_an_engine_that_hangs_is_not_ready_until_it_goes_on(
     assert (looks(dog, 1), engine.is_ready, engine.snapshot().num_hangs) == ("", True, 1)
 
 
-def test_an_idle_engine_does_not_hang(engine: Engine) -> None:
-    assert looks(engine._loop.watchdog, 100_000) == ""
+@pytest.mark.usefixtures("engine")
+def test_an_idle_engine_does_not_hang(dogs: list[Watchdog]) -> None:
+    assert looks(dogs[0], 100_000) == ""
 
 
 @pytest.mark.parametrize(

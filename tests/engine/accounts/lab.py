@@ -1,7 +1,6 @@
 """`Lab` is an engine that has learnt what steps cost, with a clock and a machine that tests disturb."""
 
 import random
-from collections.abc import Callable
 
 from oaiserve.engine.accounts.step_causes import chunk_load, load_of
 from oaiserve.engine.engine import Engine
@@ -35,22 +34,10 @@ class Machine:
         return 0
 
 
-def between_steps(engine: Engine, work: Callable[[], object]) -> None:
-    """Let the engine thread do this before each of its turns."""
-    take = engine._loop._take_commands
-
-    def take_and_work() -> bool:
-        goes_on = take()
-        work()
-        return goes_on
-
-    engine._loop._take_commands = take_and_work
-
-
 class Lab:
     """An engine that has learnt what steps cost, and a clock, a machine and consumers that tests disturb."""
 
-    def __init__(self, **options: int) -> None:
+    def __init__(self, **options: object) -> None:
         self.clock = Clock()
         self.machine = Machine()
         self.runner = ScriptedRunner(computing=self._compute)

@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 from oaiserve.engine import stepper
 from oaiserve.engine.request import Grammar, Request, Terminal
 from oaiserve.explain.causes import settled
-from oaiserve.facts.record import Cause, EngineAccount, HostPart
-from tests.engine.accounts.lab import MS, TRUE, Lab, between_steps
+from oaiserve.facts.record import Cause, HostPart
+from tests.engine.accounts.lab import MS, TRUE, Lab
+from tests.engine.accounts.pictures import media_of, picture
 from tests.engine.doubles import request
 
 
@@ -134,24 +135,25 @@ def test_a_slow_mask_is_found(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_media_of_others_that_are_encoded_between_steps_are_a_cause_of_their_own() -> None:
-    lab = Lab()
-    of_others = EngineAccount()
+    encoded_at_ns: list[int] = []
 
-    def encode() -> None:
-        if "a" in lab.engine._loop.requests._open:
-            with lab.engine._loop._account.encoding(of_others, None):
-                lab.clock.now_ns += 7 * MS
+    def encode(_: str) -> None:
+        lab.clock.now_ns += 7 * MS
+        encoded_at_ns.append(lab.clock.now_ns)
 
+    lab = Lab(media=media_of(encode))
     with lab.engine:
-        between_steps(lab.engine, encode)
         lab.learn()
         before = lab.engine.snapshot()
-        prefill, decode = causes_of(lab.run(request("a", prompt_len=4, max_tokens=31), deliver_ns=2 * MS)["a"])
+        ended = lab.run(
+            request("a", prompt_len=4, max_tokens=31), picture("b", 5, max_tokens=1), after=1, deliver_ns=2 * MS
+        )
         numbers = lab.engine.snapshot()
-    # The first part is before the request is scheduled, so its phase has none of it.
-    assert (prefill.get(Cause.NEIGHBOUR_MEDIA, 0), decode[Cause.NEIGHBOUR_MEDIA]) == (0, 30 * 7 * MS)
+    prefill, decode = causes_of(ended["a"])
+    assert max(encoded_at_ns) < ended["a"].times.last_token, "all of it is encoded between steps of the first"
+    assert (prefill.get(Cause.NEIGHBOUR_MEDIA, 0), decode[Cause.NEIGHBOUR_MEDIA]) == (0, 5 * 7 * MS)
     assert decode[Cause.HOST] == near(30 * 2 * MS)
-    assert of_others.media_encode_ns == numbers.media_encode_ns == 31 * 7 * MS
+    assert ended["b"].account.media_encode_ns == numbers.media_encode_ns == 5 * 7 * MS
     assert numbers.host_ns[HostPart.ENCODE] == numbers.media_encode_ns
     assert numbers.idle_with_work_ns - before.idle_with_work_ns == near(30 * 2 * MS)
 
@@ -176,23 +178,19 @@ def test_a_preemption_and_what_is_computed_again_is_found() -> None:
 def test_the_causes_add_up_whatever_overlaps(overlap: bool) -> None:
     """Prompts in chunks, several choices, preemptions, grammars, media, and requests that come amid others."""
     rng = random.Random(7)
-    lab = Lab(kv_blocks=60, max_model_len=200, max_running=6, max_step_tokens=24)
-    encode_ns = 0
 
-    def encode() -> None:
-        if encode_ns:
-            with lab.engine._loop._account.encoding(EngineAccount(), None):
-                lab.clock.now_ns += encode_ns
+    def encode(_: str) -> None:
+        lab.clock.now_ns += rng.choice([0, 2 * MS])
 
+    lab = Lab(kv_blocks=60, max_model_len=200, max_running=6, max_step_tokens=24, media=media_of(encode))
     with lab.engine:
-        between_steps(lab.engine, encode)
         for _ in range(6):
             some = [
                 request(f"{i}", prompt_len=rng.randint(1, 60), max_tokens=rng.randint(1, 20), n=rng.choice([1, 1, 3]))
                 for i in range(8)
             ]
+            some += [picture(f"picture {i}", rng.randint(1, 9), max_tokens=5) for i in range(rng.choice([0, 3]))]
             lab.machine.stolen_ns = rng.choice([0, 3 * MS])
-            encode_ns = rng.choice([0, 2 * MS])
             ended = lab.run(*some, after=rng.choice([0, 1, 5]) if some[0].params.max_tokens > 5 else 0, deliver_ns=MS)
             for each in ended.values():
                 causes_of(each)

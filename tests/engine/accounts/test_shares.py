@@ -11,8 +11,7 @@ from oaiserve.engine.accounts.step_causes import chunk_load, load_of, sum_of
 from oaiserve.engine.engine import Engine
 from oaiserve.engine.step import Step
 from oaiserve.explain.step_cost import BY_ROWS, KNOTS, Load, StepCost
-from oaiserve.facts.record import EngineAccount
-from tests.engine.accounts.lab import between_steps
+from tests.engine.accounts.pictures import media_of, picture
 from tests.engine.doubles import Clock, Leaver, ScriptedRunner, make_engine, request, wait_until_idle
 
 COST = StepCost(tuple(8e6 + 3e5 * rows for rows in KNOTS), 500.0, 300.0, 100.0, 5e4, 1e5, 2e4, 1e6)
@@ -29,7 +28,7 @@ def test_the_shares_of_the_parts_of_a_step_add_up_to_its_expected_time(parts: li
 
 
 class Meters:
-    """A clock and the time of cores, which steps move by odd amounts, and the shares by the plain rule."""
+    """A clock and the time of cores, which steps and images move by odd amounts, and the shares by the plain rule."""
 
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)
@@ -52,23 +51,18 @@ class Meters:
         cost = learnt if learnt is not None and learnt.expected_ns(load) else BY_ROWS  # the first fits may be 0
         for chunk in step.chunks:
             name = chunk.sequence.request_id
-            if name in self.engine._loop.requests._open:
+            if name in self.engine.open_requests(0):
                 share = cost.share_ns(chunk_load(chunk), load) / cost.share_ns(load, load)
                 self.machine_ns[name] = self.machine_ns.get(name, 0.0) + ns * share
             else:
                 self.of_nobody.append(name)
 
-    def encode(self) -> None:
-        """Encode a part of a medium of any request, or of one that has ended."""
-        if self.random.random() < 0.5:
-            ns = self.random.randint(0, 10**7)
-            name, opened = self.random.choice([*self.engine._loop.requests._open.items(), ("", None)])
-            account, own = (EngineAccount(), None) if opened is None else (opened.account, opened.causes)
-            with self.engine._loop._account.encoding(account, own):
-                self.clock.now_ns += ns
-                self.cores += self.random.randint(0, ns)
-            if opened is not None:
-                self.machine_ns[name] = self.machine_ns.get(name, 0.0) + ns
+    def encode(self, name: str) -> None:
+        """Encode a part of a request's image."""
+        ns = self.random.randint(0, 10**7)
+        self.clock.now_ns += ns
+        self.cores += self.random.randint(0, ns)
+        self.machine_ns[name] = self.machine_ns.get(name, 0.0) + ns
 
 
 @pytest.mark.usefixtures("overlap")
@@ -82,10 +76,11 @@ class Meters:
         max_size=7,
     ),
     st.integers(0, 10**6),
+    st.lists(st.integers(0, 9), max_size=3),
     st.booleans(),
 )
 def test_shares_with_own_media_and_what_is_nobodys_add_up_to_the_meters_exactly(
-    asked: list[dict[str, Any]], seed: int, is_shared: bool
+    asked: list[dict[str, Any]], seed: int, pieces: list[int], is_shared: bool
 ) -> None:
     meters = Meters(seed)
     runner = ScriptedRunner(computing=meters.compute)
@@ -98,15 +93,17 @@ def test_shares_with_own_media_and_what_is_nobodys_add_up_to_the_meters_exactly(
         weight_bytes=10**6,
         max_model_len=60,
         prefix_cache=is_shared,
+        media=media_of(meters.encode),
     ) as engine:
         began_ns = meters.clock.now_ns
-        shares = engine._loop.causes.shares
         meters.engine = engine
-        between_steps(engine, meters.encode)
         inbox = Leaver(engine, {"1": 2, "4": 1})
         for index, params in enumerate(asked):
             engine.submit(request(str(index), **params), inbox)
-        ended = inbox.wait_terminal(*map(str, range(len(asked))))
+        pictures = [picture(f"picture {index}", number, max_tokens=3) for index, number in enumerate(pieces)]
+        for each in pictures:
+            engine.submit(each, inbox)
+        ended = inbox.wait_terminal(*map(str, range(len(asked))), *(each.request_id for each in pictures))
         wait_until_idle(engine)
         meters.clock.move(3)
         engine.submit(request("later"), inbox)
@@ -115,15 +112,19 @@ def test_shares_with_own_media_and_what_is_nobodys_add_up_to_the_meters_exactly(
     accounts = [each.account for each in ended.values()]
     for name, each in ended.items():
         assert each.account.machine_ns == pytest.approx(meters.machine_ns.get(name, 0), abs=2)
-    for meter, name in ((shares.cores, "core_ns"), (shares.time, "machine_ns")):
+    numbers = engine.snapshot()
+    own_ns = meters.clock.now_ns - began_ns
+    for name, nobody, total in (
+        ("core_ns", numbers.nobody_core_ns, numbers.core_ns),
+        ("machine_ns", numbers.nobody_machine_ns, own_ns),
+    ):
         parts = [getattr(account, name) for account in accounts]
         assert all(type(part) is int and part >= 0 for part in parts)
-        assert sum(parts) + meter.nobody == meter.total
-    assert sum(account.kv_byte_seconds for account in accounts) == pytest.approx(engine._loop._scheduler.pool.used_ns)
+        assert sum(parts) + nobody == total
+    assert sum(account.kv_byte_seconds for account in accounts) == pytest.approx(numbers.kv_byte_ns / 1e9)
     read = sum(account.weight_bytes for account in accounts)
-    assert read <= engine.snapshot().num_steps * 10**6 + len(accounts)
+    assert read <= numbers.num_steps * 10**6 + len(accounts)
     if not set(meters.of_nobody):
-        assert read == pytest.approx(engine.snapshot().num_steps * 10**6, abs=len(accounts))
-    assert shares.time.total == meters.clock.now_ns - began_ns
-    assert shares.time.nobody >= 3_000_000_000
-    assert shares.cores.nobody >= 777
+        assert read == pytest.approx(numbers.num_steps * 10**6, abs=len(accounts))
+    assert numbers.nobody_machine_ns >= 3_000_000_000
+    assert numbers.nobody_core_ns >= 777

@@ -196,7 +196,7 @@ def _tensors_of(file: dict[str, Any]) -> dict[str, Tensor]:
     of_wrapper = is_wrapper(file)
     with torch.device("meta"):
         if of_wrapper:
-            model = getattr(transformers, file["architectures"][0])._from_config(config)
+            model = getattr(transformers, file["architectures"][0])(config)
         else:
             model = AutoModelForCausalLM.from_config(config)
     untied = {name: tensor for name, tensor in model.state_dict().items() if name not in model.all_tied_weights_keys}

@@ -5,7 +5,7 @@ import os
 import shutil
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -101,8 +101,7 @@ def test_without_room_nothing_is_made_or_removed(reason: str, folder: Path, monk
     made("a")
     most_bytes = SIZE - 1 if reason == "allows" else 10 * SIZE
     if reason == "the disk has":
-        usage: Any = shutil.disk_usage(folder)
-        monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=0))
+        monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=0))
     elif reason != "allows":
         folder.chmod(0o777)
     with pytest.raises((NotPrivate, OSError), match=reason):

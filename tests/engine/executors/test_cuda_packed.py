@@ -21,7 +21,7 @@ from oaiserve.engine.start.compare import difference
 from oaiserve.engine.start.described import Described, describe_model
 from oaiserve.files.source import find_model
 from tests.engine.executors.fake_gpu import GPU
-from tests.engine.executors.test_cuda import on_cpu
+from tests.engine.executors.test_cuda import on_cpu, on_weights
 from tests.engine.executors.test_reference_steps import reference
 from tests.engine.model.cpu.small_models import EXPERTS, MOE, config, make_model
 from tests.engine.model.gpu.packed_matrices import integers
@@ -100,10 +100,10 @@ def prompt_of(found: Described) -> Batch:
 def test_logits_are_those_of_expanded_weights(name: str, tmp_path: Path) -> None:
     write, kinds = FILES[name]
     found = described(write(tmp_path))
-    executor = on_cpu(found.decoder)
-    assert {one.kind for one in executor._weights.packed} == kinds
+    weights = CudaWeights(found.decoder, dtype=torch.float32, device=CPU)
+    assert {one.kind for one in weights.packed} == kinds
     expected = reference(found.decoder).forward(prompt_of(found))
-    assert difference(executor.forward(prompt_of(found)), expected) < 1e-5
+    assert difference(on_weights(weights, found.decoder).forward(prompt_of(found)), expected) < 1e-5
 
 
 @pytest.mark.kernels
@@ -120,7 +120,7 @@ def test_kernels_give_the_logits_of_expanded_weights(name: str, tmp_path: Path) 
 @torch.inference_mode()
 def test_matrices_in_4_bits_take_a_fifth_of_the_memory(tmp_path: Path) -> None:
     found = described(FILES["awq"][0](tmp_path))
-    matrices = on_cpu(found.decoder)._weights.packed
+    matrices = CudaWeights(found.decoder, dtype=torch.float32, device=CPU).packed
     # For 32 weights, 16 bytes of codes, 2 of a scale and 1 of a zero.
     assert sum(one.nbytes for one in matrices) == sum(one.shape[0] * one.shape[1] * 19 // 32 for one in matrices)
 

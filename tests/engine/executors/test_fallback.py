@@ -48,8 +48,12 @@ def model_of(name: str) -> PreTrainedModel:
     return random_model(config_of(name, **_CHANGES.get(name, {})))
 
 
+def executor_of(name: str, num_sequences: int = 8) -> FallbackExecutor:
+    return FallbackExecutor(CachedForward(model_of(name)), num_sequences, continues_chunks=name not in ONE_BY_ONE)
+
+
 def runner_of(name: str, num_sequences: int = 8) -> ModelRunner:
-    executor = FallbackExecutor(CachedForward(model_of(name)), num_sequences, continues_chunks=name not in ONE_BY_ONE)
+    executor = executor_of(name, num_sequences)
     return ModelRunner(executor, torch.device("cpu"), 4, states=executor.caches)
 
 
@@ -116,16 +120,16 @@ def test_logits_of_a_prompt_follow_those_of_the_draws() -> None:
 
 @torch.inference_mode()
 def test_vectors_of_media_take_the_places_of_tokens() -> None:
-    runner = runner_of("llama")
+    executor = executor_of("llama")
     model = model_of("llama")
     vectors = torch.randn(2, 64, generator=torch.Generator().manual_seed(0))
     rows = torch.tensor([3, 4])
     batch = build_batch(Step([Chunk(held(TEXT, 0), 0, 8)]), 4, torch.device("cpu"))
     batch.input_ids[rows] = 10**6  # no token of the vocabulary
     batch.media = BatchMedia(rows, vectors)
-    batch.states = runner._states.of_step([StateChunk(0, 0, 8)])
+    batch.states = executor.caches.of_step([StateChunk(0, 0, 8)])
     embeddings = model.get_input_embeddings()(torch.tensor([TEXT[:8]])).index_copy(1, rows, vectors[None])
-    assert is_close(runner._executor.forward(batch), model(inputs_embeds=embeddings).logits[0, -1:])
+    assert is_close(executor.forward(batch), model(inputs_embeds=embeddings).logits[0, -1:])
 
 
 # -- in an engine ------------------------------------------------------------------------------------------------------

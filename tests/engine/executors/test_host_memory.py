@@ -19,7 +19,7 @@ from oaiserve.engine.decoder.spec import ModelSpec
 from oaiserve.engine.start.described import describe_model
 from oaiserve.files.source import find_model
 from tests.engine.executors.fake_gpu import GPU
-from tests.engine.executors.test_cuda import on_cpu
+from tests.engine.executors.test_cuda import batch_of, on_cpu
 from tests.models.decoders import FAMILIES, random_model
 
 HIDDEN = 8192  # sizes of Llama 3.1 70B
@@ -113,8 +113,8 @@ def test_matrices_in_another_dtype_are_converted_when_they_are_placed(family: st
         found = describe_model(find_model(tmp_path), EngineOptions(dtype="bfloat16", compile=False), device=device)
         layer = found.decoder.layers[0]
         assert layer.attention is not None
-        weights = on_cpu(found.decoder, dtype=torch.bfloat16)._weights
-        return found.spec, [layer.attention.out], weights._layers[0]._attention._out.weight
+        logits = on_cpu(found.decoder, dtype=torch.bfloat16).forward(batch_of([([5, 6, 7], 0)]))
+        return found.spec, [layer.attention.out], logits
 
     spec, (kept,), placed = described(GPU)
     _, (converted,), expected = described(torch.device("cpu"))

@@ -189,7 +189,7 @@ def prompts_under_grammars(*first_answers: list[int]) -> tuple[Step, list[Sequen
     grammars = [{"constraint": constraint(OneOf(*answers))} for answers in (first_answers, [[20]])]
     step = step_of(*[{"temperature": 0.0, "logprobs": 1, **more} for more in [*grammars, {}, {}]])
     for index in range(2):
-        step.chunks[index] = step.chunks[index]._replace(draw=Draw.LATE)
+        step.chunks[index] = Chunk(*step.chunks[index][:3], draw=Draw.LATE)
     return step, [chunk.sequence for chunk in step.chunks]
 
 
@@ -223,7 +223,7 @@ def test_a_row_whose_token_a_grammar_has_forced_meanwhile_is_not_drawn(loaded: S
     runner.is_asynchronous = True
     step, sequences = prompts_under_grammars([11], [14])
     launched = runner.launch(step)
-    step.chunks[0] = step.chunks[0]._replace(draw=Draw.SUPERSEDED)
+    step.chunks[0] = Chunk(*step.chunks[0][:3], draw=Draw.SUPERSEDED)
     runner.draw(launched, masks_of(sequences[1:], loaded.vocab_size))
     results = runner.collect(launched).chunks
     assert [len(result.token_ids) for result in results] == [0, 1, 1, 1]

@@ -105,9 +105,12 @@ def test_states_are_taken_side_by_side_or_gathered_and_written_back() -> None:
     for parts in ([(1, 0, 1), (2, 0, 1), (3, 0, 3)], [(3, 3, 1), (1, 1, 1), (2, 1, 3)]):
         step = states.of_step([StateChunk(*part) for part in parts])
         assert torch.equal(step.mix(0, hidden, count), hidden * 2)
-    layer = states._layers[0]
-    assert layer.recurrent[:, 0, 0].tolist() == [0, 0 + 2, 2 + 18, 18 + 0]
-    assert layer.conv[:, 0].tolist() == [[0, 0, 0], [0, 0, 2], [4, 6, 8], [6, 8, 0]]
+    seen: list[LayerStates] = []
+    step = states.of_step([StateChunk(state, 1, 1) for state in (1, 2, 3)])
+    step.mix(0, hidden[:, :3], lambda hidden, own: seen.append(own) or hidden)
+    (layer,) = seen
+    assert layer.recurrent[:, 0, 0].tolist() == [0 + 2, 2 + 18, 18 + 0]
+    assert layer.conv[:, 0].tolist() == [[0, 0, 2], [4, 6, 8], [6, 8, 0]]
 
 
 # -- what is refused, and what is served in another way ----------------------------------------------------------------

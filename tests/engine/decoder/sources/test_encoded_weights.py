@@ -3,6 +3,7 @@
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Literal
 
 import pytest
@@ -143,8 +144,7 @@ def test_weights_that_cannot_be_stored_are_quantized_at_each_start(
     most_bytes = Bytes(1000 if "allows" in reason else 2**30)
     (empty_cache / "quantized").mkdir(mode=0o700)
     if "disk" in reason:
-        usage = shutil.disk_usage(tmp_path)
-        monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=1000))
+        monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=1000))
     elif "users" in reason:
         (empty_cache / "quantized").chmod(0o777)
     expected = answer(tmp_path / "model", INT4, quantized_cache=Bytes(0))

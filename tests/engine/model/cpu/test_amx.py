@@ -155,18 +155,20 @@ def test_a_cpu_has_amx_only_if_the_system_allows_it(
     monkeypatch.setattr(prebuilt, "CPUINFO", tmp_path / "cpuinfo")
     (tmp_path / "cpuinfo").write_text(f"flags\t\t: {' '.join(WITH_AMX)}\n")
     assert prebuilt.usable_features() == (WITH_AMX if may_use_tiles else {"avx512f"})
-    assert (variants.AMX_FLAG in build._flags("bf16")) == may_use_tiles
-    (tmp_path / "cpuinfo").write_text("flags\t\t: avx512f amx_tile amx_bf16\n")
-    assert variants.AMX_FLAG not in build._flags("bf16")
+    for features, has_tiles in ((WITH_AMX, may_use_tiles), ({"avx512f", "amx_tile", "amx_bf16"}, False)):
+        (tmp_path / "cpuinfo").write_text(f"flags\t\t: {' '.join(features)}\n")
+        assert (variants.AMX_FLAG in build._flags("bf16")) == has_tiles
 
 
 def test_a_system_that_refuses_the_registers_is_named_in_the_log(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(prebuilt, "_TILE_DATA", 63)  # a part of a thread's state that no CPU has
-    prebuilt._may_use_tiles.cache_clear()
+    monkeypatch.setattr(prebuilt, "_may_use_tiles", prebuilt._may_use_tiles.__wrapped__)  # without earlier answers
+    monkeypatch.delenv(prebuilt.LIMIT, raising=False)
+    monkeypatch.setattr(prebuilt, "CPUINFO", tmp_path / "cpuinfo")
+    (tmp_path / "cpuinfo").write_text(f"flags\t\t: {' '.join(WITH_AMX)}\n")
     caplog.set_level(logging.WARNING)
-    assert not prebuilt._may_use_tiles()
+    assert prebuilt.usable_features() == {"avx512f"}
     (message,) = caplog.messages
     assert message.startswith("AMX is not used, because the system refuses its registers: ")
-    prebuilt._may_use_tiles.cache_clear()

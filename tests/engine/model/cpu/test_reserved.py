@@ -3,7 +3,9 @@
 import ctypes
 import mmap
 import sys
+import time
 from pathlib import Path
+from threading import Event
 
 import pytest
 import torch
@@ -47,12 +49,20 @@ def test_a_decoder_in_reserved_memory_computes_the_same_and_keeps_what_it_needs(
     step = prompt(9, loaded.vocab_size, BLOCK_SIZE)
     batch = build_batch(step, BLOCK_SIZE, loaded.device)
     expected = NativeDecoder(Library(loaded.dtype), decoder, **SIZES).forward(batch)
-    memory = ReservedMemory(2**22)
-    memory._thread.join()
+    kept = []
+
+    class Memory(ReservedMemory):
+        """Memory that says how much of it is kept."""
+
+        def keep(self, num_bytes: int) -> None:
+            kept.append(num_bytes)
+            super().keep(num_bytes)
+
+    memory = Memory(2**22)
     memory.num_bytes = num_bytes
     native = NativeDecoder(Library(loaded.dtype), decoder, **SIZES, reserved=memory)
     assert torch.equal(native.forward(batch), expected)
-    used = native._library.lent_bytes(native._handle)
+    (used,) = kept
     assert 2**16 < used <= num_bytes
     if num_bytes == 2**22:
         assert resident_bytes(memory) == -(-used // mmap.PAGESIZE) * mmap.PAGESIZE
@@ -62,11 +72,15 @@ def test_a_decoder_in_reserved_memory_computes_the_same_and_keeps_what_it_needs(
 def test_memory_is_not_taken_any_more_when_weights_are_written(
     monkeypatch: pytest.MonkeyPatch, llama: tuple[SmallModel, Decoder]
 ) -> None:
+    is_stopping = Event()
+    stop = ReservedMemory.stop
+
     def take_late(memory: ReservedMemory) -> None:
-        memory._is_enough.wait()
+        is_stopping.wait()
         ctypes.memset(memory.address, 255, memory.num_bytes)
 
     monkeypatch.setattr(ReservedMemory, "_take", take_late)
+    monkeypatch.setattr(ReservedMemory, "stop", lambda memory: is_stopping.set() or stop(memory))
     loaded, decoder = llama
     native = NativeDecoder(Library(loaded.dtype), decoder, **SIZES, reserved=ReservedMemory(2**22))
     batch = build_batch(prompt(9, loaded.vocab_size, BLOCK_SIZE), BLOCK_SIZE, loaded.device)
@@ -75,8 +89,11 @@ def test_memory_is_not_taken_any_more_when_weights_are_written(
 
 def test_what_is_reserved_is_taken_and_what_is_not_wanted_is_given_back() -> None:
     memory = reserve(2**23)
-    memory._thread.join()
-    assert resident_bytes(memory) == memory.num_bytes == 2**23
+    until = time.monotonic() + 60
+    while resident_bytes(memory) < memory.num_bytes:
+        assert time.monotonic() < until, "not all of it is taken"
+        time.sleep(0.001)
+    assert memory.num_bytes == 2**23
     memory.keep(0)
     assert resident_bytes(memory) == 0
 

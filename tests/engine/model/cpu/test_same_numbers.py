@@ -24,6 +24,7 @@ from oaiserve.engine.model.cpu.native import NativeDecoder
 from oaiserve.engine.model.runner import Launched, ModelRunner
 from oaiserve.engine.model.states import StateChunk, States
 from oaiserve.engine.sequence import Sequence
+from oaiserve.engine.start.described import Described
 from oaiserve.engine.step import Chunk, Step
 from oaiserve.facts.engine_numbers import EngineNumbers
 from tests.engine.model.cpu.small_models import (
@@ -158,7 +159,7 @@ def blocks_decoder(loaded: SmallModel, **sizes: int) -> NativeDecoder:
 
     described = described_by_files(loaded)
     decoder = replace(in_blocks(described.decoder), embedding=blocks(described.decoder.embedding.shape))
-    return native_of(described._replace(decoder=decoder), **sizes)
+    return native_of(Described(described.spec, decoder, described.library), **sizes)
 
 
 def new_sequence(index: int, ids: list[int], blocks: list[int]) -> Sequence:

@@ -1,6 +1,7 @@
 """Replayed steps draw the same tokens as steps launched one operation after the other: any mix, with padding."""
 
 from array import array
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -278,9 +279,11 @@ def test_a_step_begins_when_its_inputs_are_on_the_device(llama: Model) -> None:
 
 @pytest.mark.parametrize("params", [{"temperature": 0.0}, {}, {"top_k": 5}], ids=str)
 def test_a_row_with_nan_in_its_logits_has_an_error(llama: Model, params: dict[str, Any]) -> None:
-    runner = GraphRunner(llama, [Size(4, 0)], num_blocks=200, block_size=BLOCK_SIZE)
+    weight = llama.decoder.head.weight.clone()
+    weight[50] = float("nan")
+    broken = Model(llama.spec, replace(llama.decoder, head=replace(llama.decoder.head, weight=weight)))
+    runner = GraphRunner(broken, [Size(4, 0)], num_blocks=200, block_size=BLOCK_SIZE)
     sequences = [sequence_of([5, 6, 7], [place], draw_key=place, **params) for place in range(3)]
-    runner._executor._weights._head.weight[50] = float("nan")
     results = runner.collect(runner.launch(Step([Chunk(one, 2, 1) for one in sequences]))).chunks
     assert [bool(result.error) for result in results] == [True] * 3
     assert runner.replayed == [Size(4, 0)]

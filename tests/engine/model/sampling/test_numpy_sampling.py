@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -151,15 +152,17 @@ def test_the_id_has_the_highest_score_of_all(seed: int, vocab: int, spread: floa
     assert int(drawn) == max(range(vocab), key=lambda i: (values[i] - max(values)) / row.temperature + noise(seed, i))
 
 
-def test_bounds_are_above_the_noise_and_close_to_it() -> None:
-    ids = np.arange(20_000)
-    for position in range(3):
-        seed = noise_seed(1, position)
-        bounds = numpy_sampling._noise_bounds(seed, numpy_sampling._mixed(ids)) + numpy_sampling._BOUND_OFFSET
-        above = bounds - np.array([noise(seed, i) for i in ids.tolist()])
-        assert above.min() > -numpy_sampling._ROUNDING
-        large = bounds > 3  # noise that decides
-        assert above[large].max() < 0.1
+def test_the_noise_of_few_ids_is_computed_exactly_and_the_highest_is_among_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    exact = Mock(wraps=noise)
+    monkeypatch.setattr(numpy_sampling, "noise", exact)
+    for position in range(10):
+        row = draw_row(noise_seed(1, position))
+        exact.reset_mock()
+        drawn, _ = numpy_sampling.sample_ids(torch.zeros(1, 20_000), [row])
+        assert exact.call_count < 8
+        assert int(drawn) == max(range(20_000), key=lambda i, row=row: noise(row.seed, i))
 
 
 # -- the distribution

@@ -403,7 +403,7 @@ def test_decodes_of_a_model_with_states_are_replayed(device: FakeGpu) -> None:
 
 
 def test_a_cache_in_eight_bits_has_the_scales_that_a_prompt_needs(device: FakeGpu, placed: Placed) -> None:
-    in_eight_bits = placed._replace(spec=placed.spec.with_cache("fp8"))
+    in_eight_bits = Placed(placed.spec.with_cache("fp8"), placed.weights, placed.adaptable)
     assert 2 * in_eight_bits.spec.kv_bytes_per_token <= placed.spec.kv_bytes_per_token
     assert isinstance(placed.weights, CudaWeights)
     measured = with_measured_scales(in_eight_bits.spec, placed.weights, BLOCK_SIZE)

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from oaiserve.engine.request import ChatPrompt, GapPrompt, PairPrompt, TextPrompt
+from oaiserve.engine.text.detokenize import TokenTable
 from oaiserve.engine.text.tokenizer import Tokenizer
 from oaiserve.errors import StartupError
 from tests.engine.text.gguf.files import tokenizer_of, write
@@ -78,7 +79,7 @@ def test_an_added_token_whose_text_could_be_a_byte_comes_back_as_its_text(tmp_pa
     ids = tokenizer.encode(TextPrompt("Größe ß", False))
     assert {255, 256} <= set(ids)
     assert tokenizer.decode(ids) == "Größe ß"
-    detokenizer = tokenizer._table.detokenizer([], skip_special_tokens=True)
+    detokenizer = TokenTable(tokenizer.backend).detokenizer([], skip_special_tokens=True)
     assert "".join(map(detokenizer.push, ids)) + detokenizer.finish() == "Größe ß"
     assert tokenizer.token_text(255) == "ö"
 
