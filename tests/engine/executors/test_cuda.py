@@ -194,6 +194,7 @@ def test_bfloat16_is_almost_as_close_to_float32_as_the_reference(name: str) -> N
 def test_joined_weights_are_on_the_device_once() -> None:
     decoder = load(FAMILIES["gemma"]).decoder  # Gemma's head is its embedding
     weights = CudaWeights(decoder, dtype=torch.float32, device=CPU)
+    assert weights._head.weight.data_ptr() == weights._embedding.data_ptr()
     matrices = [layer.attention.out for layer in decoder.layers] + [layer.mlp.down for layer in decoder.layers]
     matrices += [matrix for layer in decoder.layers for matrix in [*layer.attention.qkv, layer.mlp.gate, layer.mlp.up]]
     num_rows, columns = decoder.head.weight.shape
