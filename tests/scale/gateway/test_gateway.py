@@ -29,8 +29,8 @@ from oaiserve.facts.forecast import NO_FORECAST, Forecast
 from oaiserve.facts.prefix_keys import key_of_session, prompt_of
 from oaiserve.facts.record import DeadlineOutcome
 from oaiserve.facts.routing_decision import of_text
-from oaiserve.scale.gateway.gateway import span_name
 from oaiserve.scale.gateway import sources
+from oaiserve.scale.gateway.gateway import span_name
 from oaiserve.scale.gateway.sources import Url, addresses_of
 from oaiserve.scale.router import score, seed_of
 from oaiserve.telemetry import tracing
