@@ -18,7 +18,7 @@ from oaiserve.engine.decoder.sources.hub import HubTensors
 from oaiserve.engine.decoder.sources.tensor_files import TensorFiles
 from oaiserve.engine.decoder.sources.wrapped_names import own_name
 from tests.models.fingerprints import text_of
-from tests.models.pinned import PINNED, file_of, fill
+from tests.models.pinned import PINNED, fill, pinned_text
 from tests.models.wrappers import random_wrapper
 
 TABLE = table()
@@ -77,7 +77,7 @@ def test_the_text_model_of_a_wrapper_is_described_as_the_plain_one(name: str, tm
     assert axes_of(decoder) == _AXES.get(text_type)
     assert decoder.num_deep == name.startswith(("qwen3_vl", "qwen3_omni"))
     left_out = _LEFT_OUT + _MISSING.get(text_type, "")
-    actual, expected = (re.sub(left_out, "", text) for text in (text_of(decoder), file_of(plain).read_text()))
+    actual, expected = (re.sub(left_out, "", text) for text in (text_of(decoder), pinned_text(plain)))
     assert expected.endswith(f"\n{actual}")
 
 
