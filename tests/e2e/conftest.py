@@ -31,10 +31,9 @@ class LiveServer(ServerProcess):
         return [json.loads(line) for line in self.log_file.read_text().splitlines()]
 
     def sdk(self) -> openai.OpenAI:
-        """Return a client, which must be closed."""
-        http = openai.DefaultHttpxClient()
-        checked(http)
-        return openai.OpenAI(base_url=f"{self.url}/v1", api_key=API_KEY, max_retries=0, http_client=http)
+        client = openai.OpenAI(base_url=f"{self.url}/v1", api_key=API_KEY, max_retries=0)
+        checked(client._client)  # A client that is given to it would have to be closed.
+        return client
 
     def http(self) -> httpx.Client:
         return httpx.Client(base_url=self.url, headers={"authorization": f"Bearer {API_KEY}"}, timeout=60)

@@ -58,6 +58,35 @@ def test_a_chat_ends_with_its_turn(coder: LiveServer) -> None:
     assert answer.choices[0].finish_reason == "stop"
 
 
+@pytest.mark.parametrize(
+    ("task", "expected"),
+    [
+        (
+            "Ann is 30, Bea is 25. Extract the people as JSON.",
+            [{"name": "Ann", "age": 30}, {"name": "Bea", "age": 25}],
+        ),
+        (
+            "I have a cat named Tom and a dog named Rex. List my pets as JSON.",
+            [{"kind": "cat", "name": "Tom"}, {"kind": "dog", "name": "Rex"}],
+        ),
+    ],
+)
+def test_lists_under_a_schema_have_their_items(coder: LiveServer, task: str, expected: list[dict[str, Any]]) -> None:
+    """Where no blank may come before a list, the model ends it before its first item."""
+    types = {name: {"type": "integer" if name == "age" else "string"} for name in expected[0]}
+    item = {"type": "object", "properties": types, "required": list(types), "additionalProperties": False}
+    schema = {"type": "object", "properties": {"all": {"type": "array", "items": item}}, "required": ["all"]}
+    shape: Any = {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema}}
+    answer = coder.sdk().chat.completions.create(
+        model="coder",
+        messages=[{"role": "user", "content": task}],
+        temperature=0,
+        max_tokens=100,
+        response_format=shape,
+    )
+    assert json.loads(answer.choices[0].message.content or "") == {"all": expected}
+
+
 def test_code_in_the_middle_ends_where_the_text_does(coder: LiveServer) -> None:
     before = "def add(a, b):\n    return "
     after = "\n\n\nprint(add(1, 2))\n"

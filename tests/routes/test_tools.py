@@ -299,7 +299,7 @@ def test_special_tokens_that_are_marks_are_seen_and_an_unforced_call_has_no_gram
     assert chatted(served)[0].params.visible_special_ids == frozenset()
 
 
-ANSWER = '{"color":"red"}'
+ANSWER = '{"color": "red"}'
 FORMAT = {
     "type": "json_schema",
     "json_schema": {"name": "pick", "schema": {"properties": {"color": {"enum": ["red"]}}, "required": ["color"]}},
@@ -314,7 +314,11 @@ FORMAT = {
         ({"tool_choice": "required", "parallel_tool_calls": False}, [CALL], [f"{CALL}\n{CALL}"]),
         ({"tool_choice": NAMED}, [CALL], [f"{CALL}\n{CALL}", CALL.replace("get_time", "stop")]),
         ({"tool_choice": allowed("required", "stop")}, [CALL.replace("get_time", "stop").replace(ZONE, "{}")], [CALL]),
-        ({"response_format": FORMAT}, [ANSWER, CALL, f"{CALL}\n{CALL}"], [f"{CALL}{ANSWER}", '{"color":"blue"}', "Hi"]),
+        (
+            {"response_format": FORMAT},
+            [ANSWER, CALL, f"{CALL}\n{CALL}"],
+            [f"{CALL}{ANSWER}", '{"color": "blue"}', "Hi"],
+        ),
         ({"response_format": FORMAT, "parallel_tool_calls": False}, [ANSWER, CALL], [f"{CALL}\n{CALL}"]),
         ({"response_format": FORMAT, "tool_choice": "none"}, [ANSWER], [CALL]),
         ({"response_format": FORMAT, "tool_choice": allowed("auto", "stop")}, [ANSWER], [CALL]),

@@ -13,7 +13,7 @@ from itertools import chain
 from typing import Any
 
 from oaiserve.engine.grammars import gbnf, regexes, structural_tag
-from oaiserve.engine.grammars.json_schema.large_numbers import LargeNumbers, has_large
+from oaiserve.engine.grammars.json_schema.large_numbers import SEPARATORS, LargeNumbers, has_large
 from oaiserve.engine.grammars.json_schema.prepare import PreparedSchema, prepare, prepare_leniently
 from oaiserve.engine.grammars.refusal import Refused
 from oaiserve.engine.request import GrammarKind
@@ -32,17 +32,17 @@ _LARK_TEXT_OR_SCHEMA = re.compile(rf"{_LARK_TEXTS.pattern}|(?P<schema>%json\s*)(
 _LARK_REFUSED = re.compile(r"<[^<>\n]*>|@\w+|%(?!(?:import|ignore|regex|lark)\b)\w+|\btemperature\s*=|&|~(?!\s*\d)")
 _decoder = json.JSONDecoder()
 _LARK_OPTIONS = re.compile(r"\s*%llguidance[ \t]*([^\n]*)")
-# The spelling of JSON: no white space between tokens, and one spelling for each string, so that no property can come
-# twice.
+_SEPARATORS = ("item_separator", "key_separator")
+# The spelling of JSON: one for each string, so that no property can come twice, and a blank after each separator, as
+# Python writes it. Real models expect the blank. Tokens such as ` [` begin with it, so without it, models end a list
+# before its first item.
 _JSON_OPTIONS = {
     "whitespace_flexible": False,
+    **dict(zip(_SEPARATORS, SEPARATORS, strict=True)),
     "json_allowed_escapes": 'nrbtf\\"',
     "coerce_one_of": False,
     "lenient": False,
 }
-# Within a grammar, JSON has a blank after each separator: chat templates write calls like this, and models expect it.
-_SEPARATORS = ("item_separator", "key_separator")
-_SPACED_OPTIONS = {**_JSON_OPTIONS, "item_separator": ", ", "key_separator": ": "}
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +142,7 @@ def _schema_part(
             document = prepare_leniently(text)[0].document
         else:
             document = prepare(text).document
-        return _json(f"schema_{number}", document, _SPACED_OPTIONS | separators)
+        return _json(f"schema_{number}", document, _JSON_OPTIONS | separators)
     except Refused as refused:
         raise Refused(f"{refused.reason}, {place}") from None
 
@@ -151,8 +151,8 @@ def _json(name: str, document: dict[str, Any], options: dict[str, Any]) -> list[
     """Return a prepared schema as a grammar of this name, and as further ones for it. Raises Refused."""
     if not has_large(document):
         return [{"name": name, "json_schema": {**document, "x-guidance": options}}]
-    separators = (str(options.get("item_separator", ",")), str(options.get("key_separator", ":")))
-    written = LargeNumbers(document, name, separators)
+    comma, colon = (str(options[separator]) for separator in _SEPARATORS)
+    written = LargeNumbers(document, name, (comma, colon))
     parts = (
         {"name": f"{name}_{i}", "json_schema": {**part, "x-guidance": options}} for i, part in enumerate(written.parts)
     )

@@ -346,7 +346,7 @@ class Vocabulary:
 
     def accepts(self, compiled: CompiledGrammar, instance: Any) -> bool:
         matcher = compiled.matcher()
-        text = json.dumps(instance, ensure_ascii=False, separators=(",", ":"))
+        text = json.dumps(instance, ensure_ascii=False)
         try:
             pushed(matcher, text)
         except GrammarViolation:

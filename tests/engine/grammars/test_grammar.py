@@ -120,7 +120,7 @@ def test_no_id_beyond_the_models_or_the_tokenizers_is_allowed(vocab_size: int) -
         ("regex", "[0-9]{2}", "12", True),
         ("regex", "[0-9]+", "12", False),
         ("json_object", "", "{", False),
-        ("json_object", "", '{"a":[1,{}]}', True),
+        ("json_object", "", '{"a": [1, {}]}', True),
         ("json_schema", '{"type": "integer"}', "5", False),
         ("json_schema", '{"const": 5}', "5", True),
         ("json_schema", '{"type": "integer", "multipleOf": 60}', "0", True),
@@ -148,16 +148,18 @@ def test_a_character_may_be_split_over_tokens() -> None:
     assert pushed(matcher, "uro").is_complete
 
 
-def test_json_has_no_white_space_between_tokens() -> None:
+def test_json_has_one_blank_after_each_separator_and_no_other_white_space() -> None:
     schema = '{"properties": {"b": {}, "a": {}}, "required": ["a", "b"], "type": "object"}'
-    assert pushed(compiled("json_schema", schema).matcher(), '{"b":[1,2],"a":{"x y":" "}}').is_complete
-    assert is_refused('{"b": 1', compiled("json_schema", schema).matcher())
-    assert is_refused('{"a":1', compiled("json_schema", schema).matcher())  # not the order of the schema
+    assert pushed(compiled("json_schema", schema).matcher(), '{"b": [1, 2], "a": {"x y": " "}}').is_complete
+    for wrong in ('{"b":1', '{"b":  1', '{ "b"', '{"b": [1,2', '{"b": 1,"a"', '{"b": [ 1'):
+        assert is_refused(wrong, compiled("json_schema", schema).matcher()), wrong
+    assert is_refused('{"a": 1', compiled("json_schema", schema).matcher())  # not the order of the schema
 
 
 def test_a_property_cannot_come_twice_in_another_spelling() -> None:
     schema = '{"type":"object","properties":{"a":{"type":"string"}},"additionalProperties":{"type":"integer"}}'
-    assert is_refused('{"a":"x","\\u0061":1}', compiled("json_schema", schema).matcher())
+    assert is_refused('{"a": "x", "\\u0061": 1}', compiled("json_schema", schema).matcher())
+    assert pushed(compiled("json_schema", schema).matcher(), '{"a": "x", "b": 1}').is_complete
 
 
 def test_matchers_of_a_grammar_do_not_share_their_choice() -> None:

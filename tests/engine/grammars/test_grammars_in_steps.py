@@ -180,9 +180,9 @@ def test_a_stop_string_goes_before_the_end_of_a_grammar() -> None:
 
 @in_both_ways
 def test_forced_tokens_are_not_drawn_and_come_with_the_token_before() -> None:
-    answer = '{"abcd":"xx"}'
+    answer = '{"abc": "xx"}'
     runner = ScriptedRunner(obeying(answer + "!"))
-    schema = {"properties": {"abcd": {"enum": ["xx", "yy"]}}, "required": ["abcd"], "additionalProperties": False}
+    schema = {"properties": {"abc": {"enum": ["xx", "yy"]}}, "required": ["abc"], "additionalProperties": False}
     one_request = request(max_tokens=20, grammar=Grammar("json_schema", json.dumps({"type": "object", **schema})))
     text, chunks, end = events_of(runner, one_request)
     assert text == answer

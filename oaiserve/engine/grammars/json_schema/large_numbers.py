@@ -13,6 +13,7 @@ from typing import Any
 from oaiserve.engine.grammars.json_schema.terms import LARGEST_NUMBER, TYPES, is_number
 from oaiserve.engine.grammars.refusal import Refused
 
+SEPARATORS = (", ", ": ")  # between items, and between a key and its value
 _WIDEST = LARGEST_NUMBER - 1  # exclusive bounds have a next integer, too
 _LOW = ("minimum", "exclusiveMinimum")
 _HIGH = ("maximum", "exclusiveMaximum")
@@ -45,7 +46,7 @@ def check_large_numbers(document: dict[str, Any]) -> None:
 class LargeNumbers:
     """Writes a prepared document as rules of Lark. Its subschemas without large numbers are documents in `parts`."""
 
-    def __init__(self, document: dict[str, Any], name: str, separators: tuple[str, str] = (",", ":")) -> None:
+    def __init__(self, document: dict[str, Any], name: str, separators: tuple[str, str] = SEPARATORS) -> None:
         """The rules call the parts by the `name` and a number: `@NAME_0`, `@NAME_1` and so on. Raises Refused if a
         schema combines a large number with keywords about more than one value."""
         self._definitions = document.get("$defs", {})
