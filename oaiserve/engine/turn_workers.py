@@ -207,7 +207,7 @@ class TurnWorkers:
     def _work(self, lane: _Lane) -> None:
         if lane is self._long and sys.platform == "linux":  # elsewhere, this would be the whole process
             with suppress(OSError):  # A sandbox may forbid it. The work must go on all the same.
-                os.setpriority(os.PRIO_PROCESS, 0, LONG_NICENESS)
+                os.nice(LONG_NICENESS)
         while (task := self._take(lane)) is not None:
             began_ns = monotonic_ns()
             rest = task.rest if lane is self._large else 0
