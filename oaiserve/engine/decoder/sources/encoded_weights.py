@@ -20,8 +20,8 @@ _IQ4_NL = 20
 _Q5_1 = 7
 _Q8_0 = 8
 # The matrices whose errors in 4 bits cost most: attention's values, the last matrix of a layer, and the two of tokens.
-_MORE_BITS = re.compile(r"\.(v_proj|down_proj|dense_4h_to_h)\.weight$")
-_MOST_BITS = re.compile(r"(embed_tokens|embed_tokens_per_layer|embed_in|embed_out|lm_head)\.weight$")
+_MORE_BITS = re.compile(r"\.(v_proj|down_proj|dense_4h_to_h|fc2|w2|mlp\.c_proj)\.weight$")
+_MOST_BITS = re.compile(r"(embed_tokens|embed_tokens_per_layer|embed_in|embed_out|embeddings|wte|lm_head)\.weight$")
 
 
 # Returns a matrix [n, k] of floats in blocks of a format, in memory that the function gives.

@@ -2,6 +2,7 @@
 
 import shutil
 from dataclasses import replace
+from math import prod
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Literal
@@ -98,6 +99,33 @@ def effect_of_noise(model: PreTrainedModel, num_tokens: int) -> float:
     effects = [difference(own_logits(model, num_tokens), expected) for _ in range(12)]
     hook.remove()
     return max(effects)
+
+
+@pytest.mark.compiler
+@pytest.mark.parametrize(
+    ("family", "last", "embedding"),
+    [
+        ("llama", "down_proj", "embed_tokens"),
+        ("gpt_neox", "dense_4h_to_h", "embed_in"),
+        ("phi", "fc2", "embed_tokens"),
+        ("starcoder2", "c_proj", "embed_tokens"),
+        ("gpt_bigcode", "c_proj", "wte"),
+        ("lfm2", "w2", "embed_tokens"),
+        ("mamba2", None, "embeddings"),
+    ],
+)
+def test_last_matrices_of_layers_and_embeddings_have_more_than_4_bits(
+    family: str, last: str | None, embedding: str, tmp_path: Path
+) -> None:
+    saved(tmp_path, family, **({"num_heads": 8, "head_dim": 16, "n_groups": 1} if family == "mamba2" else {}))
+    weights = EncodedWeights(tmp_path, Encoder(Library(torch.float32), 1), in_4_bits=True)
+    bits: dict[str, set[float]] = {}
+    for name in weights.names():
+        if (blocks := weights.blocks(name)) is not None:
+            bits.setdefault(name.split(".")[-2], set()).add(8 * blocks.nbytes / prod(blocks.shape))
+    assert bits[embedding] == {8.5}
+    assert last is None or max(bits[last]) == 6
+    assert 4.5 in set.union(*bits.values())
 
 
 @pytest.mark.compiler
