@@ -9,7 +9,8 @@ from oaiserve.engine.step import Chunk
 
 def is_too_short(chunk: Chunk) -> bool:
     """Return whether the answer may not end with this draw."""
-    return chunk.end - chunk.sequence.prompt_len < chunk.sequence.params.min_tokens
+    min_tokens = chunk.sequence.params.min_tokens
+    return min_tokens > 0 and chunk.end - chunk.sequence.prompt_len < min_tokens
 
 
 def banned_ids(chunk: Chunk, *, has_mask: bool) -> list[int]:

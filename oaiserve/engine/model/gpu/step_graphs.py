@@ -169,7 +169,7 @@ class StepGraphs:
             self._adapters.upload(*_placed(step, adapters, size), size.num_tokens)
         if drawn_ids is not None and drawn_ids is not self._token_ids:
             self._words[: len(drawn_ids)].copy_(drawn_ids)
-        is_plain = bool(draws) and all(_is_plain(draw) for draw in draws)
+        is_plain = bool(draws) and all(map(_is_plain, draws))
         rows = [draw_row(draw.sequence, draw.end) for draw in draws] if is_plain else []
         is_drawn = not all(row.is_greedy for row in rows)
         inputs = self._inputs[size]
