@@ -124,8 +124,8 @@ def test_a_bad_word_that_ends_behind_a_draft_is_banned(loaded: SmallModel) -> No
 def test_each_draw_of_a_draft_has_its_own_mask(loaded: SmallModel) -> None:
     runner = eager_runner(loaded, num_blocks=16, block_size=4)
     alone = drawn(temperature=0.0)
-    held = drawn(first_block=4, temperature=0.0)
-    held.constraint = constraint(OneOf([11, 13, 14], [12, 13, 14], [11, 13, 15]))
+    answers = OneOf([11, 13, 14], [12, 13, 14], [11, 13, 15])
+    held = drawn(first_block=4, temperature=0.0, constraint=constraint(answers))
     step = Step([drafted(alone, [96]), drafted(held, [11, 13], Draw.LATE)])
     masks, failed = fill_masks(step.chunks[1:], 97)
     assert not failed
