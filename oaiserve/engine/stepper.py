@@ -118,7 +118,7 @@ class Stepper:
         if not all(one.is_background for one in step.preempted):
             self._warn(
                 now_ns,
-                "The KV cache is full: %d preemptions so far. What they lose is computed again; more --kv-cache-memory "
+                "The KV cache is full (preemptions so far: %d). What they lose is computed again; more --kv-cache-memory "
                 "or a lower --max-running avoids that.",
                 self._scheduler.foreground.num_preemptions,
             )
