@@ -118,8 +118,8 @@ class Stepper:
         if not all(one.is_background for one in step.preempted):
             self._warn(
                 now_ns,
-                "The KV cache is full (preemptions so far: %d). What they lose is computed again; more --kv-cache-memory "
-                "or a lower --max-running avoids that.",
+                "The KV cache is full (preemptions so far: %d). What they lose is computed again; more "
+                "--kv-cache-memory or a lower --max-running avoids that.",
                 self._scheduler.foreground.num_preemptions,
             )
         newcomers = self._requests.scheduled(step, now_ns)

@@ -141,9 +141,9 @@ def test_answers_of_two_models_and_of_two_rounds_say_where_they_differ(page: Pag
     texts = [page.text_content(part) or "" for part in parts(2, ".markdown")]
     begin = "after" if texts[0][:1] == texts[1][:1] else "from the first token on"
     assert f"Differs from the first answer {begin}" in notes[1]
-    bars = [page.locator(bar).last.evaluate("i => i.offsetLeft + i.offsetWidth") for bar in parts(2, ".bar i")]
-    width = page.locator(f"{LAST} .bar").first.evaluate("bar => bar.clientWidth")
-    assert max(bars) == pytest.approx(width, abs=2)  # both have one scale
+    share = "i => (i.offsetLeft + i.offsetWidth) / i.parentElement.clientWidth"
+    ends = [page.locator(bar).last.evaluate(share) for bar in parts(2, ".bar i")]
+    assert max(ends) == pytest.approx(1, abs=0.02)  # both have one scale
     regenerate(page)
     assert page.locator(LAST).count() == 2
     assert page.inner_text(f"{LAST} .place") == "2/2"
