@@ -62,7 +62,7 @@ def scripts(server: LiveServer, browser: Browser) -> Iterator[Page]:
 
 
 def complete(server: LiveServer, **body: Any) -> httpx.Response:
-    body = {"prompt": "Hi", "max_tokens": 3} | body
+    body = {"prompt": "Hi", "max_tokens": 3, "ignore_eos": True} | body
     return httpx.post(f"{server.url}/v1/completions", json=body, timeout=60)
 
 
