@@ -52,7 +52,7 @@ async def test_an_answer_that_nobody_waits_for_any_more_is_kept_and_keeps_no_oth
         before = asyncio.create_task(store.files("", None, 9, None))
         left, stays = (asyncio.create_task(store.put(one, Result(1, b"{}\n", BatchUsage()))) for one in owned)
         for _ in range(3):
-            await asyncio.sleep(0)  # until both wait behind it
+            await asyncio.sleep(0)  # By then both writes wait for the held-up read.
         left.cancel()
         await asyncio.wait([left])
     await asyncio.wait_for(asyncio.gather(before, stays), 60)

@@ -57,7 +57,7 @@ class Slack:
             self._token_ns = _quantile(self._tokens_ns, SHARE)
 
     def answer_ns(self, most_tokens: int) -> int:
-        """Return the time of an answer of the median length, which has at most that many tokens."""
+        """Return the time that an answer of the median length takes, or one of `most_tokens` if that is shorter."""
         return int(min(self._length, most_tokens) * self._token_ns)
 
     def turn_share(self, alone_ns: int) -> float:
