@@ -412,7 +412,7 @@ class EngineOptions:
     """Maximum memory for adapters from --lora-dir, including unloaded ones that still have requests."""
 
     drafts: DraftSource = "auto"
-    """Guess the next tokens of a sequence from what followed the same tokens before (lookup), and verify them in one
+    """Draft the next tokens of a sequence from what followed the same tokens before (lookup), and verify them in one
     step. auto: only on a CPU with native code, where no answer changes."""
 
     cpu_threads: int | None = field(default=None, metadata=FREQUENT)

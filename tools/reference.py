@@ -96,7 +96,7 @@ def parameters(bodies: dict[str, type[msgspec.Struct]]) -> str:
     for head, body in bodies.items():
         _, schemas = msgspec.json.schema_components([body])
         for name, field in schemas[body.__name__]["properties"].items():
-            # What generates text has what chat has, and means the same by it.
+            # Routes that generate text share these fields with chat, with the same meaning.
             if body not in (ResponsesBody, MessagesBody) or name not in SamplingBody.__struct_fields__:
                 types.setdefault(name, {})[head] = " or ".join(_types(field))
     rows: dict[tuple[str, str], list[str]] = {}

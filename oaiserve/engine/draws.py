@@ -5,7 +5,7 @@ of the standard Gumbel distribution. The id with the highest score is drawn, so 
 draw is a comparison of scores and needs no sum of probabilities. Logits whose last bits differ give the same id,
 unless the two best scores are as close as that.
 
-There is no state: a draw does not depend on the rest of the batch, and is the same after a preemption and for a guess.
+There is no state: a draw does not depend on the rest of the batch, on preemptions, or on drafts.
 
 This file is the definition. `numpy_sampling` and `triton_sampling` compute the same for whole rows.
 """

@@ -119,7 +119,7 @@ class Sequence:
     wants_prompt_logprobs: bool = False  # the first choice of a prompt reports them, once
     last_token_ns: int | None = None
     # written by Drafts
-    draft: list[int] = field(default_factory=list)  # a guess at its next tokens, all allowed by its grammar
+    draft: list[int] = field(default_factory=list)  # a proposal for its next tokens, all allowed by its grammar
     lookup: Lookup | None = None  # in its own text
     # written by the sampler, if there is a penalty
     token_counts: TokenCounts | None = None

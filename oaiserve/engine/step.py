@@ -39,8 +39,8 @@ class Chunk(NamedTuple):
     With `max_draws`, the last known token of the sequence is in the chunk, so that tokens after it are drawn: at most
     `max_draws`, at least one unless the sequence cannot go on. 0: the rest of the sequence is computed in later steps.
 
-    The last tokens of a chunk may be a `draft`: a guess at the next tokens, computed with the known ones to draw behind
-    each of them. Draws count up to the first token that is not the draft's.
+    The last tokens of a chunk may be a `draft`: next tokens that are proposed, and computed with the known ones to draw
+    behind each of them. Draws count up to the first token that is not the draft's.
     """
 
     sequence: Sequence
@@ -89,8 +89,8 @@ class Chunk(NamedTuple):
     def num_accepted(self, token_ids: list[int]) -> int:
         """Return how many tokens of the draft are right, given the tokens after the known ones."""
         number = 0
-        for guess, token_id in zip(self.draft, token_ids, strict=False):
-            if guess != token_id:
+        for drafted, token_id in zip(self.draft, token_ids, strict=False):
+            if drafted != token_id:
                 break
             number += 1
         return number

@@ -115,7 +115,7 @@ def test_the_objectives_of_the_slo_dashboard_match_the_budgets_of_the_rules() ->
 
 
 def test_dashboards_and_rules_use_all_metrics_but_some() -> None:
-    """The exceptions are of what is constant, and of finish reasons."""
+    """The exceptions are metrics that never change, and finish reasons."""
     expressions = [expr for board in BOARDS.values() for expr in queries(board)]
     expressions += [rule["expr"] for rule in promql.rules()]
     used = {name for expr in expressions for name, _ in promql.selectors(expr)}

@@ -149,7 +149,7 @@ def test_the_account_of_a_request_tells_of_its_drafts(server: LiveServer, open_p
     """The answer is one token again and again, so drafts come true. An answer of one token has none."""
     always = {"prompt": "and so on", "temperature": 0, "ignore_eos": True, "logit_bias": {"100": 100}}
     shown = []
-    for max_tokens in (100, 1):  # a guess in 32 is verified, however slow the steps were
+    for max_tokens in (100, 1):  # In 100 steps, drafts are probed however slow they are.
         request_id = complete(server, **always, max_tokens=max_tokens).headers["x-request-id"]
         url = f"{server.url}/debug/requests/{request_id}"
         wait_until(lambda url=url: httpx.get(url, timeout=60).status_code == 200)

@@ -74,7 +74,7 @@ def test_snippets_that_are_not_run_have_a_known_reason() -> None:
 
 
 def test_python_snippets_know_their_names(tmp_path: Path) -> None:
-    """Those that are not run define all that they use, too."""
+    """Even a snippet that is not run defines every name that it uses."""
     for page, page_snippets in BY_PAGE.items():
         lines = "\n".join(snippet.text for snippet in page_snippets if snippet.language == "python")
         (tmp_path / f"{page.replace('/', '-')}.py").write_text(lines)

@@ -118,7 +118,7 @@ class Device(ScriptedRunner):
         return ids
 
 
-class Guesses:
+class FutureDrafts:
     """Writes drafts in place of `Drafts`: whatever the device is going to draw, with a wrong token now and then."""
 
     only_if_exact = False
@@ -135,11 +135,11 @@ class Guesses:
             sequence.draft = []
             is_right = True
             for _ in range(self._random.randrange(6) if not sequence.num_pending else 0):
-                if (guess := self._next(sequence)) is None:
+                if (right := self._next(sequence)) is None:
                     break
                 is_wrong = self._random.random() >= self._share_right
-                sequence.draft.append(self._wrong() if is_wrong else guess)
-                is_right = is_right and sequence.draft[-1] == guess
+                sequence.draft.append(self._wrong() if is_wrong else right)
+                is_right = is_right and sequence.draft[-1] == right
                 self.num_right += is_right
             if sequence.constraint is not None:
                 sequence.draft = sequence.constraint.possible(sequence.draft)
@@ -220,7 +220,7 @@ def answers(
     requests: list[Request],
     leaves_after: dict[str, int] | None = None,
     *,
-    drafts: Guesses | None = None,
+    drafts: FutureDrafts | None = None,
     **options: Any,
 ) -> Answers:
     """Run requests on a device and return their answers. Check that nothing is left behind."""

@@ -120,7 +120,7 @@ def test_the_latest_start_leaves_time_for_the_prompt_and_the_answer_as_they_were
     assert slack.latest_start_ns(None, 9 * SECOND_NS, prompt_ns, 100) == 9 * SECOND_NS - 3 * prompt_ns - 21 * 50_000_000
     assert slack.latest_start_ns(None, 9 * SECOND_NS, prompt_ns, 4) == 9 * SECOND_NS - 3 * prompt_ns - 4 * 50_000_000
     assert slack.latest_start_ns(5 * SECOND_NS, 9 * SECOND_NS, prompt_ns, 4) == 5 * SECOND_NS - 3 * prompt_ns
-    for _ in range(200):  # where answers are cut off at their deadlines, others are taken for as long as they may be
+    for _ in range(200):  # If answers are cut off at their deadlines, others count with their longest length.
         slack.note(0, 0, 2 * 50_000_000, 3, is_whole=False)
     assert slack.latest_start_ns(None, 9 * SECOND_NS, 0, 100) == 9 * SECOND_NS - 100 * 50_000_000
     assert slack.answer_ns(100) == 100 * 50_000_000

@@ -1,4 +1,4 @@
-"""A step that never ends is told, and one that takes long is not: the looks of a watchdog, made by hand."""
+"""The watchdog reports a step that never ends, and none that only takes long."""
 
 import os
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""The forecast of a request is told in a header, and in the first chunk of its stream."""
+"""The forecast of a request is in a header, and in the first chunk of its stream."""
 
 from collections.abc import Iterable
 from dataclasses import replace

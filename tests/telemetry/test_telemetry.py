@@ -25,7 +25,7 @@ def of_engine(snapshot: EngineNumbers, **options: Any) -> Telemetry:
 def test_a_record_reaches_spans_metrics_log_and_recent_requests(
     collector: Collector, snapshot: EngineNumbers, make_record: MakeRecord, account: EngineAccount
 ) -> None:
-    """That these agree on any record is told by `test_agreement.py`."""
+    """`test_agreement.py` tests that these agree on any record."""
     record = make_record(account=account)
     telemetry = of_engine(snapshot)
     with json_log() as stream:

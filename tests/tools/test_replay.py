@@ -78,7 +78,7 @@ def test_drafts_take_the_steps_that_they_took_and_end_where_they_were_wrong() ->
     assert (drafted.num_tokens, plain.num_tokens) == (40, 40)
     assert len(plain.gaps) == 39
     assert 19 + 2 <= len(drafted.gaps) <= 19 + 8
-    # Guesses have a cost: the rows of those that come true, and of those that do not.
+    # Drafts have a cost: the rows of those that come true, and of those that do not.
     (slower,) = run(arrival, cost=LINEAR, server=RecordedServer(drafts=True)).served
     assert sum(slower.gaps) >= 0.039
 

@@ -46,7 +46,7 @@ SECTIONS = (
     Section("graphs", "answers:shapes", is_check=True, needs_gpu=True),
     Section("waits", "waits:run", is_check=True, needs_gpu=True),
     Section("overload", "overload:run", 120, is_check=True, is_alone=True),
-    # How fast they are, with what says most first: the steps of a small and of a large model, then ragged ones.
+    # Speed, the most telling figures first: the steps of a small and of a large model, then ragged ones.
     Section("decode-1b", "steps:run", 110, {"model": "llama-3.2-1b"}),
     Section("decode-8b", "steps:run", 150, {"model": "llama-3.1-8b"}),
     Section("uneven", "engines:uneven", 70),

@@ -36,7 +36,7 @@ from tools.replay.recorded import Arrival, Cost, RecordedServer
 
 DISTURBANCE_SECONDS = 0.02  # the mean of one disturbance, which holds up one step
 UseOfDeadlines = Literal["kept", "ended", "ignored"]
-WRONG = 0  # the id of a guess that does not come true; ids of a replay's answers are below 0
+WRONG = 0  # the id of a drafted token that does not come true; ids of a replay's answers are below 0
 
 
 @dataclass(slots=True)
@@ -246,7 +246,7 @@ class LoadReplay:
                     cache_salt=str(copy),
                     client_name=arrival.client,
                 )
-                sequence.lookup = RecordedGuesses(length, arrival.drafts)
+                sequence.lookup = RecordedDrafts(length, arrival.drafts)
                 arrived[-1][1].append(sequence)
         return arrived
 
@@ -341,11 +341,11 @@ def answer_id(index: int) -> int:
     return -1 - index
 
 
-class RecordedGuesses(Lookup):
-    """The guesses at the tokens of one answer.
+class RecordedDrafts(Lookup):
+    """The drafts of one answer.
 
-    Where the recorded answer had several tokens in a step, there is a guess, and it comes true up to the end of that
-    run of tokens. Elsewhere there is none. The engine learns the rate of right guesses, as always.
+    Where the recorded answer had several tokens in a step, there is a draft, and it comes true up to the end of that
+    run of tokens. Elsewhere there is none. The engine learns the rate of right drafts, as always.
     """
 
     __slots__ = ("_ends", "_prompt_len")
@@ -353,7 +353,7 @@ class RecordedGuesses(Lookup):
     def __init__(self, prompt_len: int, runs: list[int]) -> None:
         super().__init__()
         self._prompt_len = prompt_len
-        self._ends: list[int] = []  # for each token of the answer: where the run of right guesses that it is in ends
+        self._ends: list[int] = []  # for each token of the answer: where the run of right drafts that it is in ends
         for index, length in enumerate(runs):
             begin = len(self._ends)
             self._ends += [begin + length if index % 2 else 0] * length

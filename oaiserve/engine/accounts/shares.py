@@ -37,7 +37,7 @@ class Meter:
 class Shares:
     """The two meters, and the requests that have just ended. `cores_ns` is what the process has used so far.
 
-    `cores_fit` learns what a step takes of cores, as another one does of its time: it tells what a request alone takes.
+    `cores_fit` learns the cores' time of a step, as another fit learns its duration: what one request takes alone.
     """
 
     def __init__(self, cores_ns: int, cores_fit: StepCostFit) -> None:

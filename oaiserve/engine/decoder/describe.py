@@ -55,7 +55,7 @@ def describe(tensors: Tensors, settings: Settings, family: Family, length: int) 
     readers = [reader.at(f"layers.{number}") for number in range(facts.num_layers)]
     attending = [one for number, one in enumerate(readers) if number not in facts.without_attention]
     refuse_other_tensors(settings, readers, attending)
-    for number in range(facts.num_layers, facts.num_layers + facts.guessing_layers):
+    for number in range(facts.num_layers, facts.num_layers + facts.mtp_layers):
         tensors.leave_out(f"layers.{number}")
     if unread := tensors.unread():
         raise NotKnown(f"its files have a tensor '{unread[0][:100]}'")

@@ -64,7 +64,7 @@ class Facts:
     """The facts of one decoder. A family replaces the facts of Llama that differ."""
 
     num_layers: int
-    guessing_layers: int = 0  # layers after these that guess further tokens, and are left out
+    mtp_layers: int = 0  # layers after these that predict further tokens, and are left out
     heads: int
     kv_heads: int
     head_dim: int

@@ -1,1 +1,1 @@
-"""This package guesses the next tokens of sequences, by a look-up or by a smaller model."""
+"""This package drafts the next tokens of sequences, which a step then verifies."""

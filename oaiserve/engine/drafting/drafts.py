@@ -1,10 +1,10 @@
-"""Drafts: guesses at the next tokens of sequences, which the next step verifies at once. Engine thread only, no torch.
+"""Drafts: proposals for the next tokens of sequences, which the next step verifies. Engine thread only, no torch.
 
-The model draws behind each guessed token as it would without a draft, from the same logits and with the same noise.
+The model draws behind each drafted token as it would without a draft, from the same logits and with the same noise.
 Draws are taken up to the first one other than the draft's, which is the right token there. So a draft changes no
 answer, only the number of steps.
 
-A guess is looked up in the sequence's own text. Its worth is the expected number of tokens, by how often guesses after
+A draft is looked up in the sequence's own text. Its worth is the expected number of tokens, by how often drafts after
 such a match came true in this sequence; its cost is the measured time of further tokens in a step. Both are averages of
 noisy measurements, so a step gets drafts only if they promise a clear gain.
 """
@@ -27,11 +27,11 @@ PROBE_TOKENS = 3
 
 
 class _Option(NamedTuple):
-    """A possible draft of a sequence: the tokens of `guess` or fewer."""
+    """A draft that a sequence may have, as a whole or its first tokens."""
 
     sequence: Sequence
-    guess: list[int]
-    chances: list[float]  # chance that the guess is right up to each of its tokens
+    draft: list[int]
+    chances: list[float]  # chance that the draft is right up to each of its tokens
 
 
 class Drafts:
@@ -43,7 +43,7 @@ class Drafts:
     def __init__(self, *, only_if_exact: bool = False) -> None:
         self.only_if_exact = only_if_exact
         self._times = StepTimes()
-        self._chances = [*FIRST_CHANCES]  # chances of guesses for any sequence, by the length of the match
+        self._chances = [*FIRST_CHANCES]  # chances of drafts for any sequence, by the length of the match
         self._drafted: list[Sequence] = []  # those that have a draft
         self._num_alike = 0  # steps in a row with drafts, or without
 
@@ -78,10 +78,10 @@ class Drafts:
             if has_drafts:
                 return
             likeliest = max(options, key=lambda option: option.chances[0])
-            lengths[options.index(likeliest)] = min(len(likeliest.guess), PROBE_TOKENS)
+            lengths[options.index(likeliest)] = min(len(likeliest.draft), PROBE_TOKENS)
         for option, length in zip(options, lengths, strict=True):
             if length:
-                option.sequence.draft = option.guess[:length]
+                option.sequence.draft = option.draft[:length]
                 self._drafted.append(option.sequence)
 
     def verified(self, step: Step, step_ns: int) -> None:
@@ -95,11 +95,11 @@ class Drafts:
             return None
         if sequence.lookup is None:
             sequence.lookup = Lookup(self._chances)
-        guess, chances = sequence.lookup.guess(sequence.token_ids, most)
-        if guess and sequence.constraint is not None:
-            guess = sequence.constraint.possible(guess)
-        if guess:
-            return _Option(sequence, guess, chances[: len(guess)])
+        draft, chances = sequence.lookup.draft(sequence.token_ids, most)
+        if draft and sequence.constraint is not None:
+            draft = sequence.constraint.possible(draft)
+        if draft:
+            return _Option(sequence, draft, chances[: len(draft)])
         return None
 
     def _lengths(self, num_tokens: int, num_sequences: int, options: list[_Option]) -> list[int]:

@@ -11,18 +11,18 @@ MATCHES = (2, 3, 5, 8, 16)
 FIRST_CHANCES = (0.3, 0.4, 0.55, 0.7, 0.85)  # assumed chances that the next token is right, before anything is measured
 WEIGHT = 0.05  # weight of the newest token in a sequence's own chances
 COMMON_WEIGHT = 0.02  # weight of the newest token in the chances with which new sequences begin
-LEAST_CHANCE = 0.1  # least chance that a guess is right as far as its last token
+LEAST_CHANCE = 0.1  # least chance that a draft is right as far as its last token
 _KINDS = [bisect_right(MATCHES, match) - 1 for match in range(64)]  # the index into MATCHES by the length of a match
 
 
 class Lookup:
     """The places in one sequence where a run of tokens came before, and how often the tokens after them came true.
 
-    Each token is indexed once. An entry is a hash: if two are the same, there is one more guess that is wrong. Every
-    guess is compared with the tokens that followed, whether or not a step has verified it.
+    Each token is indexed once. An entry is a hash: if two are the same, one more draft is wrong. Every
+    draft is compared with the tokens that followed, whether or not a step has verified it.
     """
 
-    __slots__ = ("_common", "_guess", "_match", "_num_indexed", "_num_seen", "_places", "chances")
+    __slots__ = ("_common", "_draft", "_match", "_num_indexed", "_num_seen", "_places", "chances")
 
     def __init__(self, common: list[float] | None = None) -> None:
         """Begin with the common chances of all sequences, and update these, too."""
@@ -30,29 +30,29 @@ class Lookup:
         self.chances = [*self._common]  # chances of this sequence, by the length of the match
         self._places: tuple[dict[int, int], ...] = tuple({} for _ in SIZES)
         self._num_indexed = 0
-        self._guess: list[int] = []  # the last one
+        self._draft: list[int] = []  # the last one
         self._match = 0  # tokens before it that are the same as before its place
         self._num_seen = 0  # tokens of the text at that time
 
-    def guess(self, token_ids: list[int], most: int) -> tuple[list[int], list[float]]:
+    def draft(self, token_ids: list[int], most: int) -> tuple[list[int], list[float]]:
         """Return at most `most` tokens, and for each the probability that all up to it come true."""
         self._learn(token_ids)
-        self._match, self._guess = self._find(token_ids, most)
+        self._match, self._draft = self._find(token_ids, most)
         self._num_seen = len(token_ids)
         chance = 1.0
         chances = list[float]()
-        for kind in _KINDS[self._match : self._match + len(self._guess)]:
+        for kind in _KINDS[self._match : self._match + len(self._draft)]:
             chance *= self.chances[kind]
             if chance < LEAST_CHANCE:
                 break
             chances.append(chance)
-        return self._guess[: len(chances)], chances
+        return self._draft[: len(chances)], chances
 
     def _learn(self, token_ids: list[int]) -> None:
-        """Compare the last guess with the tokens that came. After the first that differs, nothing is known."""
-        for index, (guessed, token_id) in enumerate(zip(self._guess, token_ids[self._num_seen :], strict=False)):
+        """Compare the last draft with the tokens that came. After the first that differs, nothing is known."""
+        for index, (drafted, token_id) in enumerate(zip(self._draft, token_ids[self._num_seen :], strict=False)):
             kind = _KINDS[self._match + index]
-            is_right = guessed == token_id
+            is_right = drafted == token_id
             self.chances[kind] += WEIGHT * (is_right - self.chances[kind])
             self._common[kind] += COMMON_WEIGHT * (is_right - self._common[kind])
             if not is_right:
@@ -66,13 +66,13 @@ class Lookup:
             place = places.get(hash(tuple(token_ids[-size:])))
             if place is None:
                 continue
-            guess = token_ids[place : place + most]
+            draft = token_ids[place : place + most]
             match = size
-            while len(guess) < most:  # the text ends within the repetition, which then goes round
-                guess += guess[: most - len(guess)]
+            while len(draft) < most:  # the text ends within the repetition, which then goes round
+                draft += draft[: most - len(draft)]
             while match < min(place, MATCHES[-1]) and token_ids[place - match - 1] == token_ids[end - match - 1]:
                 match += 1
-            return match, guess
+            return match, draft
         return 0, []
 
     def _index(self, token_ids: list[int]) -> None:

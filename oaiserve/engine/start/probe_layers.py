@@ -69,7 +69,7 @@ class ProbeLayers:
         self._bytes = np.random.default_rng(0)
 
     def decoders(self) -> Iterator[tuple[str, Decoder]]:
-        """Yield each decoder after a name of what it has."""
+        """Yield the name and the decoder of each kind of layer."""
         plain = self._attention()
         dense = self._mlp("silu")
         yield "attention and an MLP", self._decoder(Layer(self._norm(), plain, None, None, self._norm(), dense))

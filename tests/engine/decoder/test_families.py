@@ -94,7 +94,7 @@ def test_a_tensor_that_the_family_does_not_read_declines_the_description(tmp_pat
 
 @pytest.mark.parametrize("name", ["gemma4_text", "llama"])
 def test_descriptions_do_not_depend_on_the_default_dtype(name: str, tmp_path: Path) -> None:
-    """Code of transformers changes it while it loads a model, in any thread."""
+    """While transformers loads a model in any thread, it changes the default dtype of all threads."""
     pinned_model(name).save_pretrained(tmp_path)
     expected = text_of(described(name, tmp_path))
     torch.set_default_dtype(torch.bfloat16)

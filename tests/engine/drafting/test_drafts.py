@@ -14,7 +14,7 @@ from oaiserve.engine.drafting.lookup import FIRST_CHANCES, LEAST_CHANCE, MATCHES
 from oaiserve.engine.request import Aborted, Finished, Grammar, Request, SamplingParams, TokenPrompt
 from oaiserve.engine.scheduling.policy import POLICIES
 from oaiserve.engine.sequence import Sequence
-from tests.engine.device import Device, Guesses, answers, check_answers, some_requests
+from tests.engine.device import Device, FutureDrafts, answers, check_answers, some_requests
 from tests.engine.doubles import request
 from tests.engine.drafting.decoding import Decoding, misleading, repeating
 from tests.engine.grammars.test_grammars_in_steps import constrained_requests
@@ -33,7 +33,7 @@ def test_answers_are_those_without_drafts(kv_blocks: int, share_right: float) ->
     rng = random.Random(kv_blocks)
     requests = [*some_requests(rng, 60), *constrained_requests(rng, 20)]
     device = Device(lambda step: step.num_tokens <= rng.choice([8, 48, 48, 48]), seed=1)
-    drafts = Guesses(1, share_right)
+    drafts = FutureDrafts(1, share_right)
     outcome = check_answers(rng, requests, device, share_leaving=0.1, drafts=drafts, kv_blocks=kv_blocks)
     assert all(isinstance(event, Finished | Aborted) for event in outcome.ended.values())
     num_verified = outcome.total("num_draft_tokens")
@@ -54,7 +54,7 @@ def test_parts_of_answers_obey_their_grammar_with_drafts_as_without(kv_blocks: i
     ]
     outcome = [
         answers(Device(), requests, drafts=drafts, kv_blocks=kv_blocks, max_model_len=80)
-        for drafts in (None, Guesses(1, 0.8))
+        for drafts in (None, FutureDrafts(1, 0.8))
     ]
     texts = [[each.choices[one.request_id, 0].text for one in requests] for each in outcome]
     assert texts[0] == texts[1]
@@ -150,7 +150,7 @@ def test_service_counts_the_tokens_that_came_true() -> None:
 # -- the look-up ------------------------------------------------------------------------------------------------------
 
 
-def plain_guess(ids: list[int], most: int) -> list[int]:
+def plain_draft(ids: list[int], most: int) -> list[int]:
     """Look for the longest of the runs at the end, from the end of the text to its beginning."""
     for size in SIZES:
         for place in range(len(ids) - 1, size - 1, -1):
@@ -166,29 +166,29 @@ def plain_guess(ids: list[int], most: int) -> list[int]:
 def test_a_guess_is_what_followed_the_longest_and_latest_run(ids: list[int], most: int, by: int) -> None:
     lookup = Lookup()
     for end in range(0, len(ids), by):  # however many tokens come at once
-        guess, chances = lookup.guess(ids[:end], most)
-        assert guess == plain_guess(ids[:end], most)[: len(chances)]
+        draft, chances = lookup.draft(ids[:end], most)
+        assert draft == plain_draft(ids[:end], most)[: len(chances)]
 
 
 @pytest.mark.parametrize("match", [2, 6, 20])
 def test_chances_by_the_length_of_the_match_follow_what_comes_true(match: int) -> None:
-    """Whether or not a guess was verified."""
+    """Whether or not a draft was verified."""
     lookup = Lookup()
     ids = [0, 1]
     run = [*range(100, 100 + match)]
     for number in range(200):  # When the run recurs, the same token follows three times out of four.
         ids += [7 if number % 4 else -number]
-        lookup.guess(ids, 0)
+        lookup.draft(ids, 0)
         ids += [1000 + number, *run]
-        _, chances = lookup.guess(ids, 1)
+        _, chances = lookup.draft(ids, 1)
     assert 0.4 < chances[0] < 0.8
     kinds = [abs(chance - first) > 1e-9 for chance, first in zip(lookup.chances, FIRST_CHANCES, strict=True)]
     assert kinds == [least <= match < most for least, most in pairwise([*MATCHES, 99])]
 
 
 def test_a_guess_ends_where_it_hardly_comes_true() -> None:
-    guess, chances = Lookup().guess([1, 2, 3, 4, 5, 6, 1, 2], 15)
-    assert 1 <= len(guess) == len(chances) < 15
+    draft, chances = Lookup().draft([1, 2, 3, 4, 5, 6, 1, 2], 15)
+    assert 1 <= len(draft) == len(chances) < 15
     assert chances == sorted(chances, reverse=True)
     assert chances[-1] >= LEAST_CHANCE
 

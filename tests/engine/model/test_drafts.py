@@ -12,7 +12,7 @@ from oaiserve.engine.model.runner import BAD_LOGITS, ModelRunner
 from oaiserve.engine.sequence import Sequence
 from oaiserve.engine.step import Chunk, ChunkResult, Draw, Step
 from tests.engine.answers import Answers
-from tests.engine.device import Guesses
+from tests.engine.device import FutureDrafts
 from tests.engine.grammars.plain import OneOf, constraint
 from tests.engine.model.engine_runs import run, some_requests
 from tests.engine.model.runners import eager_runner, reference_of
@@ -27,7 +27,7 @@ def expected(loaded: SmallModel) -> Answers:
     return run(loaded, eager_runner(loaded, num_blocks=1000, block_size=4), some_requests(1), 1000)
 
 
-class Known(Guesses):
+class Known(FutureDrafts):
     """Writes drafts of the known answer, of which tokens are wrong now and then."""
 
     def __init__(self, expected: Answers, share_right: float) -> None:

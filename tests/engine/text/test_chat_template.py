@@ -358,7 +358,7 @@ ARGUMENTS = st.one_of(
     DEPTHS.map(lambda depth: '{"a":' * depth + "1" + "}" * depth),
     st.sampled_from(['{"a": "\\ud800"}', '{"a": ' + "9" * 5000 + "}", '{"a": NaN}', '{"a": 1e999}']),
 )
-CURIOUS = (  # it uses all that it is given, and quotes it when it refuses
+CURIOUS = (  # This template reads every input, and quotes it in its error.
     "{% for m in messages %}{% for call in m.tool_calls or [] %}{{ call.function.arguments | tojson }}"
     "{% if call.function.arguments.a is string %}{{ raise_exception('no ' + call.function.arguments.a) }}{% endif %}"
     "{% endfor %}{{ m.name }}{{ m.content }}{% endfor %}{{ tools | tojson }}{{ documents }}{{ mood | tojson }}"

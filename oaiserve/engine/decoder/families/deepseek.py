@@ -55,7 +55,7 @@ def _deepseek_v2(settings: Settings) -> Facts:
 def _deepseek_v3(settings: Settings) -> Facts:
     return replace(
         _latent(settings),
-        guessing_layers=settings["num_mtp_layers"] or 0,
+        mtp_layers=settings["num_mtp_layers"] or 0,
         is_interleaved=settings["rope_interleave"],
         mixture=grouped_mixture(settings, after_dense_layers(settings), settings["n_routed_experts"]),
     )
@@ -64,7 +64,7 @@ def _deepseek_v3(settings: Settings) -> Facts:
 def _glm4_moe_lite(settings: Settings) -> Facts:
     return replace(
         _latent(settings),
-        guessing_layers=1,
+        mtp_layers=1,
         is_interleaved=settings["rope_interleave"],
         mixture=grouped_mixture(settings, by_mlp_types(settings), settings["n_routed_experts"]),
     )

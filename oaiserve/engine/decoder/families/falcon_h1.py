@@ -30,7 +30,7 @@ def _facts(settings: Settings) -> Facts:
         raise NotKnown("its queries, keys and values have biases, and what they are made of has a factor")
     return replace(
         facts,
-        # Queries and keys both have the factor of what they are made of.
+        # Queries and keys are both products with the scaled input, so the factor counts twice.
         scaling=facts.scaling * read**2 * settings["key_multiplier"],
         embedding_scale=settings["embedding_multiplier"],
         logits_scale=settings["lm_head_multiplier"],

@@ -30,8 +30,8 @@ def _minimax_m2(settings: Settings) -> Facts:
 
 def _glm4_moe(settings: Settings) -> Facts:
     mixture = grouped_mixture(settings, after_dense_layers(settings), settings["n_routed_experts"])
-    guessing_layers = settings.get("num_mtp_layers", 1) or 0  # GLM-4.5V has one; its config.json doesn't say so
-    return replace(llama(settings), guessing_layers=guessing_layers, mixture=mixture)
+    mtp_layers = settings.get("num_mtp_layers", 1) or 0  # GLM-4.5V has one; its config.json doesn't say so
+    return replace(llama(settings), mtp_layers=mtp_layers, mixture=mixture)
 
 
 def _dots1(settings: Settings) -> Facts:

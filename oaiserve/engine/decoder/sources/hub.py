@@ -13,7 +13,7 @@ from oaiserve.engine.decoder.reader import Tensors
 from oaiserve.engine.decoder.sources.names import Names, names_of
 from oaiserve.engine.decoder.sources.tensor_files import TensorFiles
 
-# Tensors that files have and no model reads: masks, frequencies, and layers that guess further tokens.
+# Tensors that files have and no model reads: masks, frequencies, and layers that predict further tokens.
 _UNUSED = re.compile(
     r"(\.attn\.(bias|masked_bias)|\.attention\.(bias|masked_bias)|rotary_emb\.inv_freq)$|^(model\.)?mtp[._]"
 )

@@ -58,7 +58,7 @@ class Metadata:
 
     @property
     def num_layers(self) -> int:
-        """The number of layers, without those at the end that only guess further tokens."""
+        """The number of layers, without those at the end that only predict further tokens."""
         return int(self["block_count"] - self.get("nextn_predict_layers", 0))
 
     def of_layers(self, name: str) -> list[Any]:

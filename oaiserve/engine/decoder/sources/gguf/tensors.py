@@ -52,11 +52,11 @@ class GgufTensors(Tensors):
         self._tensors = self._file.tensors
         for name in self._architecture.unused:
             self._tensors.pop(name, None)
-        # The layers after the model's own guess further tokens.
+        # The layers after the model's own predict further tokens.
         num_layers = settings["num_hidden_layers"]
-        num_guessing = values.get(f"{self._architecture.name}.nextn_predict_layers") or 0
-        guessing = tuple(f"blk.{num_layers + number}." for number in range(num_guessing))
-        self._unread = {name for name in self._tensors if not name.startswith(guessing)}
+        num_further = values.get(f"{self._architecture.name}.nextn_predict_layers") or 0
+        further = tuple(f"blk.{num_layers + number}." for number in range(num_further))
+        self._unread = {name for name in self._tensors if not name.startswith(further)}
 
     def has(self, path: str) -> bool:
         return bool(self._find(path))
