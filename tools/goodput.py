@@ -45,12 +45,8 @@ WAYS: tuple[tuple[str, UseOfDeadlines], ...] = (
     ("deadline", "kept"),
 )  # fmt: skip
 SAYS = {"ignored": "", "ended": ", late ones end", "kept": ", late ones end, hopeless ones are refused"}
-SERVED = (
-    ("fcfs", False),
-    ("fair", False),
-    ("fair", True),
-    ("deadline", True),
-)  # The second is whether requests have deadlines.
+# The policies that are served, and whether requests have deadlines.
+SERVED = (("fcfs", False), ("fair", False), ("fair", True), ("deadline", True))
 SERVED_LOAD = 1.5
 SERVED_FACTOR = 1.1  # growth of the load, until some requests are late
 SERVED_SECONDS = 180.0
