@@ -30,7 +30,7 @@ from oaiserve.engine.streams import MAX_HELD_TOKENS, LoopStreams
 from oaiserve.errors import ANTHROPIC_PATH
 from oaiserve.facts.forecast import FORECAST_HEADER
 from oaiserve.facts.targets import Targets
-from oaiserve.facts.times import monotonic_ns
+from oaiserve.facts.times import EpochOffset, monotonic_ns
 from oaiserve.facts.trace import TraceContext
 from oaiserve.files import demo
 from oaiserve.files.kind import kind_of
@@ -246,7 +246,7 @@ def server_telemetry(
     )
 
 
-def _recording(config: Config, engine: Engine, epoch_offset_ns: int) -> Recording:
+def _recording(config: Config, engine: Engine, epoch_offset_ns: EpochOffset) -> Recording:
     path = config.telemetry.record_requests
     options = config.engine
     assert path is not None

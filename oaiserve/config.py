@@ -467,6 +467,10 @@ class EngineOptions:
     itl_target_seconds: float | None = None
     """Target time between two tokens of a stream, for which steps take fewer prompt tokens. Needs --explain."""
 
+    inherited: frozenset[str] = field(default=frozenset(), metadata=NO_FLAG)
+    """For one of several models, the names of settings that it has from the general ones: it may have no use for
+    them."""
+
     hang_seconds: float = field(default=60, metadata=NO_FLAG)
     """Seconds without progress (or 20 times the expected time, if that is more) after which the watchdog reports a
     hang."""

@@ -246,15 +246,9 @@ def serve_models(
     app, gateway, models = create_gateway_of_models(server, configs, options)
     banner = banners.of_models(server, [*configs], url, on_demand=options.load_on_demand)
     with announced(url, ", ".join(configs)):
-        run_until_signal(
-            app,
-            server,
-            sock,
-            allowed_connections(server, files_each=2),
-            banner,
-            on_drain=gateway.drain,
-            failure=lambda: models.failure,
-        )
+        connections = allowed_connections(server, files_each=2)
+        gateway.metrics.show(connections)
+        run_until_signal(app, server, sock, connections, banner, on_drain=gateway.drain, failure=lambda: models.failure)
     if models.failure is None:
         return 0
     return 1
@@ -271,6 +265,7 @@ def serve_gateway(options: RouteOptions, sock: socket.socket) -> int:
     banner = banners.of_gateway(options, url)
     with announced(url, f"those of {len(options.replica)} servers"):
         connections = allowed_connections(server, files_each=2)
+        gateway.metrics.show(connections)
         run_until_signal(app, server, sock, connections, banner, on_drain=gateway.drain)
     return 0
 

@@ -44,6 +44,16 @@ def _servers() -> list[Panel]:
             "short",
             [Query(rate(f"{NAME}_ejected_total", ENGINE, "replica"), "{{replica}}")],
         ),
+        lines(
+            "Connections",
+            "Open connections of clients, and those that it closed per second, by reason. all: --max-connections were "
+            "open.",
+            "short",
+            [
+                Query(f"sum({NAME}_connections{{{ENGINE}}})", "open"),
+                Query(rate(f"{NAME}_connections_refused_total", ENGINE, "reason"), "{{reason}}"),
+            ],
+        ),
     ]
 
 

@@ -31,10 +31,10 @@ def _now() -> list[Panel]:
     return [
         number(
             "Instances up",
-            "Instances that Prometheus can scrape. If there are fewer than you started, see OaiserveTargetDown in the "
-            "runbook.",
+            "Instances that Prometheus can scrape; each of several models in one server is one. If there are fewer "
+            "than you started, see OaiserveTargetDown in the runbook.",
             "none",
-            f'sum(up{{job="oaiserve", {ENGINE}}})',
+            f"count(oaiserve_model_info{{{REQUESTS}}}) or vector(0)",
             [(None, "red"), (1, "green")],
         ),
         number(

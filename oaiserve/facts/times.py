@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from time import monotonic_ns
+from time import monotonic_ns, time_ns
 from typing import NamedTuple
 
 __all__ = [
@@ -17,8 +17,10 @@ __all__ = [
     "TEXT_PHASES",
     "TEXT_STAMPS",
     "WAITED_HEADER",
+    "EpochOffset",
     "Phase",
     "RequestTimes",
+    "WallClock",
     "monotonic_ns",
     "waited",
 ]
@@ -55,6 +57,28 @@ def waited(text: str, now_ns: int) -> tuple[int, int] | None:
     if received_ns + load_ns <= now_ns:
         return (received_ns, load_ns)
     return None
+
+
+# Returns the wall clock minus the monotonic clock, which turns a recent stamp into Unix time.
+EpochOffset = Callable[[], int]
+
+
+class WallClock:
+    """Measures the wall clock minus the monotonic clock. It changes when the wall clock is set, and when the machine
+    was asleep. Smaller changes are delays between two readings, and don't count."""
+
+    LEAST_STEP_NS = 10_000_000
+
+    def __init__(self, time_ns: Callable[[], int] = time_ns, clock_ns: Callable[[], int] = monotonic_ns) -> None:
+        self._time_ns = time_ns
+        self._clock_ns = clock_ns
+        self._offset_ns = time_ns() - clock_ns()
+
+    def __call__(self) -> int:
+        offset_ns = self._time_ns() - self._clock_ns()
+        if abs(offset_ns - self._offset_ns) >= self.LEAST_STEP_NS:
+            self._offset_ns = offset_ns
+        return self._offset_ns
 
 
 class Phase(NamedTuple):

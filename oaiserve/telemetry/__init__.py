@@ -7,7 +7,6 @@ neither HTTP nor the engine.
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
@@ -15,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from oaiserve.errors import StartupError
 from oaiserve.facts.record import RequestRecord
-from oaiserve.facts.times import monotonic_ns
+from oaiserve.facts.times import EpochOffset, WallClock, monotonic_ns
 from oaiserve.facts.trace import TraceContext
 from oaiserve.telemetry import logs, names
 from oaiserve.telemetry.log_limit import LogLimit
@@ -50,7 +49,7 @@ def make_tracing(environ: Mapping[str, str] = os.environ, **settings: Any) -> Tr
 def check_tracing() -> None:
     """Check the environment as `make_tracing` does, for a server whose model takes long to load. Raises
     StartupError."""
-    tracing = make_tracing(epoch_offset_ns=0, version="", count_spans=lambda result, number: None)
+    tracing = make_tracing(epoch_offset_ns=WallClock(), version="", count_spans=lambda result, number: None)
     if tracing is not None:
         tracing.close(timeout_seconds=1)  # It has no spans to export.
 
@@ -59,7 +58,7 @@ class Telemetry:
     """Metrics, spans, log lines and the ring of recent requests, all fed by one thread.
 
     `log_limit` is the limit on the log, whose summaries are written and whose numbers are on /metrics. `recording`
-    makes a recording of the requests, given the wall clock minus the monotonic clock. `environ` is for tests: the
+    makes a recording of the requests, with their times from the wall clock. `environ` is for tests: the
     OpenTelemetry SDK reads most of its variables from the process itself. Raises StartupError for an invalid or
     unsupported OTEL_* variable.
     """
@@ -70,11 +69,10 @@ class Telemetry:
         *,
         recent_requests: int,
         log_limit: LogLimit | None = None,
-        recording: Callable[[int], Recording] | None = None,
+        recording: Callable[[EpochOffset], Recording] | None = None,
         environ: Mapping[str, str] = os.environ,
     ) -> None:
-        # The offset is taken once per process, and turns every stamp into epoch time.
-        epoch_offset_ns = time.time_ns() - monotonic_ns()
+        epoch_offset_ns = WallClock()
         self._read_meters = measured.read_meters
         self.recent = RecentRequests(recent_requests, epoch_offset_ns, measured.open_requests, measured.targets)
         elsewhere = dict(measured.elsewhere)

@@ -13,7 +13,7 @@ from typing import Any
 
 from oaiserve.facts.engine_numbers import EngineNumbers
 from oaiserve.facts.record import Outcome
-from oaiserve.facts.times import monotonic_ns
+from oaiserve.facts.times import EpochOffset, monotonic_ns
 from oaiserve.telemetry import names
 from oaiserve.telemetry.observations import Observations
 from oaiserve.telemetry.series import NS_PER_SECOND
@@ -41,7 +41,7 @@ class Live:
     """
 
     def __init__(
-        self, observed: Observations, epoch_offset_ns: int, clock_ns: Callable[[], int] = monotonic_ns
+        self, observed: Observations, epoch_offset_ns: EpochOffset, clock_ns: Callable[[], int] = monotonic_ns
     ) -> None:
         self._epoch_offset_ns = epoch_offset_ns
         self._clock_ns = clock_ns
@@ -85,7 +85,7 @@ class Live:
         self.samples.append(
             {
                 "number": self._num_made,
-                "at_unix_ms": (now_ns + self._epoch_offset_ns) // 1_000_000,
+                "at_unix_ms": (now_ns + self._epoch_offset_ns()) // 1_000_000,
                 "seconds": elapsed_ns / NS_PER_SECOND,
                 "running": now.num_running,
                 "waiting": now.num_waiting,

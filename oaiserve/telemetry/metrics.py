@@ -20,7 +20,7 @@ from oaiserve.facts.engine_numbers import EngineNumbers
 from oaiserve.facts.open_row import OpenRow
 from oaiserve.facts.record import RequestRecord, StepRecord
 from oaiserve.facts.targets import Targets
-from oaiserve.facts.times import monotonic_ns
+from oaiserve.facts.times import EpochOffset, monotonic_ns
 from oaiserve.telemetry import names, vllm_names
 from oaiserve.telemetry.live import Live
 from oaiserve.telemetry.names import Metric
@@ -61,7 +61,7 @@ class Measured:
 class Metrics:
     """All metrics of the server. Only the telemetry thread calls `observe` and `update`; any may call the rest."""
 
-    def __init__(self, measured: Measured, *, epoch_offset_ns: int) -> None:
+    def __init__(self, measured: Measured, *, epoch_offset_ns: EpochOffset) -> None:
         self._snapshot = measured.snapshot
         self._take_steps = measured.take_steps
         self._now = EngineNumbers()  # those of the page that is being rendered

@@ -22,6 +22,7 @@ from oaiserve.facts.record import (
     WaitReason,
 )
 from oaiserve.facts.targets import LEAST_NS, Targets
+from oaiserve.facts.times import EpochOffset
 from oaiserve.telemetry import names, vllm_names
 from oaiserve.telemetry.names import Metric
 from oaiserve.telemetry.series import NS_PER_SECOND, Counter, Distribution, LabelValues, Number, Origin
@@ -45,13 +46,13 @@ class Observations:
     """The series of all metrics, by metric, apart from numbers that are maintained elsewhere. The series of `model`,
     the served name, exist from the start, and those of adapters once they were used."""
 
-    def __init__(self, model: str, epoch_offset_ns: int, targets: Targets | None = None) -> None:
+    def __init__(self, model: str, epoch_offset_ns: EpochOffset, targets: Targets | None = None) -> None:
         self._model = model
         self._targets = targets or Targets()
         self._adapters: set[str] = set()
         self._clients: set[str] = set()
         self._epoch_offset_ns = epoch_offset_ns
-        self._exemplars_unix_ns = -EXEMPLAR_SPACING_NS  # when the last request ended that left exemplars
+        self._exemplars_ns = -EXEMPLAR_SPACING_NS  # when the last request ended that left exemplars
         self._error_types = frozenset(kinds_of(APIError))
 
         own = (*names.METRICS, names.INFERENCE_SECONDS, names.STEP_GAP_SECONDS)
@@ -119,7 +120,7 @@ class Observations:
         else:
             model = _bounded(self._adapters, record.adapter)
         labels = (record.outcome, operation, model)
-        origin = self._origin(record, phases[-1].end_ns + self._epoch_offset_ns)
+        origin = self._origin(record, phases[-1].end_ns)
 
         if not record.background:
             for phase in phases:
@@ -212,12 +213,12 @@ class Observations:
             if amount is not None:
                 self.count(metric, labels, amount if isinstance(amount, int) else round(amount * _per_unit(metric)))
 
-    def _origin(self, record: RequestRecord, ended_unix_ns: int) -> Origin | None:
+    def _origin(self, record: RequestRecord, ended_ns: int) -> Origin | None:
         """Return the origin of the record's exemplars, or None if another record has left exemplars just before."""
-        if ended_unix_ns - self._exemplars_unix_ns < EXEMPLAR_SPACING_NS:
+        if ended_ns - self._exemplars_ns < EXEMPLAR_SPACING_NS:
             return None
-        self._exemplars_unix_ns = ended_unix_ns
-        return Origin(record.trace.trace_id, record.trace.span_id, ended_unix_ns)
+        self._exemplars_ns = ended_ns
+        return Origin(record.trace.trace_id, record.trace.span_id, ended_ns + self._epoch_offset_ns())
 
     def observe_step(self, step: StepRecord) -> None:
         self.add(names.ENGINE_STEP_SECONDS, (step.kind,), step.duration_ns)

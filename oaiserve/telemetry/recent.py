@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 from oaiserve.facts.open_row import OpenRow
 from oaiserve.facts.record import POOLING_OPERATIONS, Cause, Outcome, RequestRecord
 from oaiserve.facts.targets import Targets
+from oaiserve.facts.times import EpochOffset
 from oaiserve.telemetry.explanation import num_shared, sentences
 from oaiserve.telemetry.shown import TokenGaps, json_of, mean_event_tokens, steps_of, token_gaps
 
@@ -39,6 +40,7 @@ class _Kept(NamedTuple):
     record: RequestRecord  # without its events and token gaps, which may be long, and the prompts, which are private
     gaps: TokenGaps | None
     mean_event_tokens: float | None
+    epoch_offset_ns: int
 
 
 class RecentRequests:
@@ -48,13 +50,13 @@ class RecentRequests:
     def __init__(
         self,
         size: int,
-        epoch_offset_ns: int,
+        epoch_offset_ns: EpochOffset,
         open_requests: Callable[[int], dict[str, OpenRow]] = _none,
         targets: Targets | None = None,
     ) -> None:
         self._open_requests = open_requests
         self._targets = targets or Targets()
-        self._epoch_offset_ns = epoch_offset_ns  # wall clock minus monotonic clock
+        self._epoch_offset_ns = epoch_offset_ns
         self._ring: deque[_Kept] = deque(maxlen=size)
         self._lock = Lock()
 
@@ -62,7 +64,7 @@ class RecentRequests:
         account = replace(record.account, inter_token_ns=array("q"), prompts=[])
         gaps = token_gaps(record.event_gaps_ns), mean_event_tokens(record)
         short = replace(record, account=account, event_tokens=array("q"), event_gaps_ns=array("q"))
-        item = _Kept(short, *gaps)
+        item = _Kept(short, *gaps, self._epoch_offset_ns())
         with self._lock:
             self._ring.append(item)
 
@@ -117,21 +119,22 @@ class RecentRequests:
             phases = ((phase, item) for item in items for phase in item.record.times.phases())
             reached = [(phase.duration_ns, item) for phase, item in phases if phase.name == slowest]
             items = [item for _, item in sorted(reached, key=itemgetter(0), reverse=True)]
-        return [self._row(item.record) if rows else self._entry(item) for item in items[:limit]]
+        return [self._row(item) if rows else self._entry(item) for item in items[:limit]]
 
     def open(self) -> dict[str, OpenRow]:
         """Return the newest open requests by the engine's ids, newest first."""
-        return self._open_requests(self._epoch_offset_ns)
+        return self._open_requests(self._epoch_offset_ns())
 
     def _newest_first(self) -> tuple[_Kept, ...]:
         with self._lock:
             return tuple(reversed(self._ring))
 
-    def _row(self, record: RequestRecord) -> Entry:
+    def _row(self, item: _Kept) -> Entry:
+        record = item.record
         causes_ns = record.causes_ns
         return {
             **dict(zip(_IN_ROWS, _row_facts(record), strict=True)),
-            "received_unix_ns": _received_ns(record) + self._epoch_offset_ns,
+            "received_unix_ns": _received_ns(record) + item.epoch_offset_ns,
             "duration_ns": record.times.duration_ns,
             "phases": [
                 _phase_row(phase.name, phase.duration_ns, causes_ns.get(phase.name, {}))
@@ -148,7 +151,7 @@ class RecentRequests:
         return {
             **json_of(record),
             "trace_id": record.trace.trace_id_hex,
-            "received_unix_ns": received_ns + self._epoch_offset_ns,
+            "received_unix_ns": received_ns + item.epoch_offset_ns,
             "duration_ns": duration_ns,
             "duration_ms": duration_ns / 1e6,
             "time_to_first_token_ns": (

@@ -21,6 +21,7 @@ from typing import Any
 from oaiserve.errors import StartupError
 from oaiserve.facts.record import POOLING_OPERATIONS, Cause, EngineAccount, RequestRecord
 from oaiserve.facts.recordings import BLOCK_TOKENS, HASH_BYTES, head
+from oaiserve.facts.times import EpochOffset
 from oaiserve.files.private import FILE_MODE
 
 logger = logging.getLogger(__name__)
@@ -45,7 +46,7 @@ class Recording:
         *,
         server: Mapping[str, Any],
         step_cost: Callable[[], Mapping[str, Any] | None],
-        epoch_offset_ns: int,
+        epoch_offset_ns: EpochOffset,
         most_bytes: int = MOST_BYTES,
     ) -> None:
         self._path = path
@@ -121,7 +122,7 @@ class Recording:
         received_ns = times.phases()[0].start_ns
         num_choices = max(1, account.num_choices // len(prompts))
         common = {
-            "timestamp": (received_ns + self._epoch_offset_ns) / 1e9,
+            "timestamp": (received_ns + self._epoch_offset_ns()) / 1e9,
             "output_length": -(-record.completion_tokens // max(1, account.num_choices)),
             "n": num_choices,
             "operation": record.operation,

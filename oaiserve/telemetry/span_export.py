@@ -169,7 +169,7 @@ class SpanExport:
             self._num_lost += number
             self._lost_ns = self._clock_ns()
         if is_first:
-            logger.warning("Spans are being lost: %s. The metric oaiserve_spans_total counts them.", why)
+            logger.warning("Spans are being lost: %s. They are counted in /metrics.", why)
 
     def _recover(self) -> None:
         with self._changed:

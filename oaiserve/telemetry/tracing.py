@@ -25,7 +25,7 @@ from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from opentelemetry.util.types import Attributes, AttributeValue
 
 from oaiserve.facts.record import POOLING_OPERATIONS, Cause, EventKind, Outcome, RequestRecord
-from oaiserve.facts.times import Phase
+from oaiserve.facts.times import EpochOffset, Phase
 from oaiserve.facts.trace import Attempt, TraceContext
 from oaiserve.telemetry import names
 from oaiserve.telemetry.otel import resource
@@ -81,21 +81,22 @@ class TraceSampling:
 class Tracing:
     """Only one thread calls `record`.
 
-    `epoch_offset_ns` is wall clock minus monotonic clock, taken once, so that exported times differ from the stamps by
-    one constant. Raises ValueError if an OTEL_* variable has an invalid value.
+    `epoch_offset_ns` is read once per request, so that its spans differ from its stamps by one constant. Raises
+    ValueError if an OTEL_* variable has an invalid value.
     """
 
     def __init__(
         self,
         exporter: SpanExporter,
         *,
-        epoch_offset_ns: int,
+        epoch_offset_ns: EpochOffset,
         version: str,
         count_spans: CountSpans,
         sampler: Sampler | None = None,
         service: str = names.SERVICE_NAME,
     ) -> None:
         self._epoch_offset_ns = epoch_offset_ns
+        self._offset_ns = 0  # The offset of the request whose spans are made.
         self._resource = resource(version, service)
         self._scope = InstrumentationScope(names.SERVICE_NAME, version, names.GEN_AI_SCHEMA)
         self._limits = SpanLimits()
@@ -105,6 +106,7 @@ class Tracing:
 
     def record(self, record: RequestRecord) -> None:
         """Export the spans of an ended request, if it is sampled: server, operation and one for each phase."""
+        self._offset_ns = self._epoch_offset_ns()
         phases = record.times.phases()
         trace = record.trace
         parent = _client_span(trace)
@@ -147,6 +149,7 @@ class Tracing:
         self, trace: TraceContext, whole: Phase, attributes: dict[str, AttributeValue], attempts: Sequence[Attempt]
     ) -> None:
         """Export the spans of a request that a gateway has passed on: its own span, and one for each attempt."""
+        self._offset_ns = self._epoch_offset_ns()
         parent = _client_span(trace)
         sampling = self._sampling.decide(trace, parent, whole.name, attributes)
         if sampling.decision is not Decision.RECORD_AND_SAMPLE:
@@ -193,8 +196,8 @@ class Tracing:
             events if _is_within(len(events), limits.max_events) else BoundedList.from_seq(limits.max_events, events),
             kind=kind,
             status=status,
-            start_time=interval.start_ns + self._epoch_offset_ns,
-            end_time=interval.end_ns + self._epoch_offset_ns,
+            start_time=interval.start_ns + self._offset_ns,
+            end_time=interval.end_ns + self._offset_ns,
             instrumentation_scope=self._scope,
         )
 
@@ -213,7 +216,7 @@ class Tracing:
                     details["total"] = chunks_total[event.choice]
             attributes = {names.EVENT_PREFIX + name: value for name, value in details.items()}
             limited = _limited(attributes, self._limits.max_event_attributes, self._limits.max_attribute_length)
-            happened = Event(event.kind, limited, event.at_ns + self._epoch_offset_ns)
+            happened = Event(event.kind, limited, event.at_ns + self._offset_ns)
             events[_index_of_phase(event.at_ns, phases)].append(happened)
         return events
 

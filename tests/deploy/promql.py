@@ -8,6 +8,7 @@ from typing import Any
 import yaml
 from prometheus_client import Counter
 
+from oaiserve.scale.children import metrics as children
 from oaiserve.scale.gateway.metrics import GatewayMetrics
 from oaiserve.scale.gateway.watch import USUAL, Watch
 from oaiserve.scale.routers import Routers
@@ -26,12 +27,15 @@ KNOWN_LABELS = {
     for suffix in _SUFFIXES.get(metric.type, ("",))
 }
 KNOWN_LABELS |= dict.fromkeys((*PROCESS_METRICS, "up"), _TARGET)
+KNOWN_LABELS["process_start_time_seconds"] = {children.LABEL, *_TARGET}
 _GATEWAY = GatewayMetrics(Watch(Routers(), (), (), USUAL))
 KNOWN_LABELS |= {
     f"oaiserve_gateway_{name}_total": {*vars(metric)["_labelnames"], *_TARGET}
     for name, metric in vars(_GATEWAY).items()
     if isinstance(metric, Counter)
 }
+KNOWN_LABELS["oaiserve_gateway_connections"] = _TARGET
+KNOWN_LABELS["oaiserve_gateway_connections_refused_total"] = {"reason", *_TARGET}
 _OF_REPLICAS = ("replica_up", "open_requests", "ejected_total")
 KNOWN_LABELS |= {f"oaiserve_gateway_{name}": {"replica", *_TARGET} for name in _OF_REPLICAS}
 KNOWN_LABELS |= {f"oaiserve_gateway_{name}_seconds_bucket": {"le", *_TARGET} for name in ("choice", "wait")}

@@ -121,7 +121,7 @@ def test_dashboards_and_rules_use_all_metrics_but_some() -> None:
     used = {name for expr in expressions for name, _ in promql.selectors(expr)}
     unused = {metric.name for metric in names.METRICS if not any(name.startswith(metric.name) for name in used)}
     assert unused == {
-        *("oaiserve_build_info", "oaiserve_model_info", "oaiserve_engine_feature"),
+        *("oaiserve_build_info", "oaiserve_engine_feature"),
         "oaiserve_finished_choices_total",
     }
 

@@ -108,6 +108,8 @@ def test_the_autoscaler_follows_a_metric_of_the_server() -> None:
     assert autoscaler["scaleTargetRef"]["name"] == DEPLOYMENT["metadata"]["name"]
     (rule,) = manifest("prometheus-adapter.yaml")["rules"]["custom"]
     assert rule["seriesQuery"].split("{")[0] == names.ENGINE["num_waiting"].name
+    # Of several models in a pod, the adapter would otherwise take any.
+    assert rule["metricsQuery"].startswith("sum by (<<.GroupBy>>)")
 
 
 def test_the_pods_have_the_labels_and_metrics_that_an_endpoint_picker_reads() -> None:

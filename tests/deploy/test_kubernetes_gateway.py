@@ -49,7 +49,8 @@ def test_selectors_match_the_gateways_own_pods_and_no_servers() -> None:
     ):
         assert selector == labels
         assert not selector.items() <= SERVER_POD["metadata"]["labels"].items()
-    _, to_servers = MANIFESTS["networkpolicy.yaml"]["spec"]["egress"]
+    _, to_servers, to_collectors = MANIFESTS["networkpolicy.yaml"]["spec"]["egress"]
+    assert [port["port"] for port in to_collectors["ports"]] == [4317]
     (peer,) = to_servers["to"]
     assert peer["podSelector"]["matchLabels"].items() <= SERVER_POD["metadata"]["labels"].items()
 

@@ -109,5 +109,8 @@ def test_the_budgets_are_those_in_the_comment_of_the_file() -> None:
 
 def test_the_scrape_job_has_the_name_that_alerts_use() -> None:
     jobs = {job["job_name"] for job in yaml.safe_load((FOLDER / "prometheus.yml").read_text())["scrape_configs"]}
-    used = {job for rule in RULES for job in re.findall(r'job="(\w+)"', rule["expr"])}
-    assert used == {"oaiserve"} <= jobs
+    used = {job for rule in RULES for jobs in re.findall(r'job=~?"([^"]+)"', rule["expr"]) for job in jobs.split("|")}
+    gateway = yaml.safe_load((DEPLOY / "kubernetes" / "gateway" / "service.yaml").read_text())["metadata"]["name"]
+    assert f"  # - job_name: {gateway}  #" in (FOLDER / "prometheus.yml").read_text()
+    assert used == {"oaiserve", gateway}
+    assert "oaiserve" in jobs

@@ -130,6 +130,7 @@ def pictures(round_: int) -> Iterator[Call]:
 def running_gateway(url: str) -> Iterator[str]:
     app, gateway = create_gateway(RouteOptions(replica=(url,)))
     with RunningServer(app, OPTIONS, on_drain=gateway.drain) as server:
+        gateway.metrics.show(server.connections)
         wait_until(lambda: gateway.is_ready)
         yield server.url
 

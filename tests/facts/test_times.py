@@ -2,7 +2,7 @@
 
 import pytest
 
-from oaiserve.facts.times import RequestTimes
+from oaiserve.facts.times import RequestTimes, WallClock
 
 
 def test_a_request_that_ended_early_ends_the_phase_it_was_in() -> None:
@@ -37,3 +37,16 @@ def test_phases_of_a_request_that_has_not_ended_are_an_error() -> None:
         RequestTimes(received=1).phases()
     with pytest.raises(ValueError, match="has ended"):
         _ = RequestTimes(received=1).duration_ns
+
+
+def test_wall_clock_follows_a_step_of_the_clock_and_a_sleep_of_the_machine_but_no_slow_reading() -> None:
+    wall_ns = [50 * 10**9]
+    clock_ns = [10**9]
+    offset_ns = WallClock(lambda: wall_ns[0], lambda: clock_ns[0])
+    assert offset_ns() == 49 * 10**9
+    wall_ns[0] += WallClock.LEAST_STEP_NS - 1
+    assert offset_ns() == 49 * 10**9
+    wall_ns[0] = 8 * 3600 * 10**9  # The monotonic clock stands still while the machine sleeps.
+    assert offset_ns() == wall_ns[0] - clock_ns[0]
+    wall_ns[0] = 20 * 10**9  # It was set back.
+    assert offset_ns() == 19 * 10**9

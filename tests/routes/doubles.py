@@ -366,8 +366,8 @@ def starts(*texts: str) -> Script:
 class FakeTelemetry:
     def __init__(self) -> None:
         self.records: queue.Queue[RequestRecord] = queue.Queue()
-        self.recent = RecentRequests(8, epoch_offset_ns=0)
-        self.live = Live(Observations("demo", epoch_offset_ns=0), epoch_offset_ns=0)
+        self.recent = RecentRequests(8, epoch_offset_ns=lambda: 0)
+        self.live = Live(Observations("demo", epoch_offset_ns=lambda: 0), epoch_offset_ns=lambda: 0)
         self.closed = False
         self.refused_access: list[str] = []  # the reasons
         self.sampled_traces: set[int] = set()

@@ -19,7 +19,7 @@ OFFSET_NS = 1_700_000_000_000_000_011
 def traced(*ended: RequestRecord, sampler: Sampler | None = ALWAYS_ON) -> list[ReadableSpan]:
     """Return the exported spans of requests. Without a sampler, it is that of the variables."""
     exporter = InMemorySpanExporter()
-    options = {"epoch_offset_ns": OFFSET_NS, "version": "1.2.3", "count_spans": lambda *_: None}
+    options = {"epoch_offset_ns": lambda: OFFSET_NS, "version": "1.2.3", "count_spans": lambda *_: None}
     tracing = Tracing(exporter, sampler=sampler, **options)
     for one in ended:
         tracing.record(one)

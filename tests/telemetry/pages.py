@@ -37,7 +37,7 @@ def metrics_of(**changes: Any) -> Metrics:
         model_info={"dtype": "bfloat16", "block_size": "16"},
         elsewhere=elsewhere,
     )
-    return Metrics(replace(measured, **changes), epoch_offset_ns=1_700_000_000 * 10**9)
+    return Metrics(replace(measured, **changes), epoch_offset_ns=lambda: 1_700_000_000 * 10**9)
 
 
 def key(name: str, **labels: str) -> Key:

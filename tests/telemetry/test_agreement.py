@@ -44,7 +44,7 @@ def test_spans_are_contiguous_have_the_integers_of_the_record_and_each_event_ins
 
 @given(records())
 def test_the_log_line_the_ring_and_the_spans_tell_the_same_of_each_fact(record: RequestRecord) -> None:
-    recent = RecentRequests(1, OFFSET_NS)
+    recent = RecentRequests(1, lambda: OFFSET_NS)
     recent.add(record)
     with json_log() as stream:
         logs.log_request(record)

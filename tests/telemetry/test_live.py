@@ -13,9 +13,9 @@ NOW = EngineNumbers(num_running=2, num_waiting=1, num_tokenizing=0, blocks_used=
 
 
 def make_live() -> tuple[Live, Observations, Clock]:
-    observed = Observations("demo", epoch_offset_ns=0)
+    observed = Observations("demo", epoch_offset_ns=lambda: 0)
     clock = Clock()
-    return Live(observed, epoch_offset_ns=7_000_000, clock_ns=clock), observed, clock
+    return Live(observed, epoch_offset_ns=lambda: 7_000_000, clock_ns=clock), observed, clock
 
 
 @given(st.lists(st.lists(st.sampled_from(Outcome), max_size=4), max_size=8))

@@ -17,20 +17,20 @@ def ids(entries: list[dict[str, object]]) -> list[object]:
 
 
 def test_the_last_n_are_listed_newest_first_and_found_by_id(make_record) -> None:
-    recent = RecentRequests(2, 0)
+    recent = RecentRequests(2, lambda: 0)
     for number, request_id in enumerate(("a", "b", "c")):
         recent.add(make_record(request_id=request_id, prompt_tokens=number))
     assert ids(recent.list()) == ["c", "b"]
     assert recent.get("b")["prompt_tokens"] == 1
     assert recent.get("a") is None
-    nothing = RecentRequests(0, 0)
+    nothing = RecentRequests(0, lambda: 0)
     nothing.add(make_record())
     assert nothing.list() == []
 
 
 def test_phases_have_shares_and_milliseconds_and_the_request_its_wall_clock_time(make_record) -> None:
     record = make_record()
-    recent = RecentRequests(1, epoch_offset_ns=5_000)
+    recent = RecentRequests(1, epoch_offset_ns=lambda: 5_000)
     recent.add(record)
     (entry,) = recent.list()
     assert entry["phases"][3]["duration_ms"] == record.times.phases()[3].duration_ns / 1e6
@@ -38,8 +38,19 @@ def test_phases_have_shares_and_milliseconds_and_the_request_its_wall_clock_time
     assert entry["received_unix_ns"] == record.times.received + 5_000
 
 
+def test_a_request_keeps_its_time_of_day_when_the_clock_is_set_later(make_record) -> None:
+    offsets_ns = [5_000, 900_000]
+    recent = RecentRequests(2, epoch_offset_ns=lambda: offsets_ns.pop(0))
+    record = make_record()
+    recent.add(record)
+    recent.add(record)
+    for rows in (False, True):
+        times = [entry["received_unix_ns"] - record.times.received for entry in recent.list(rows=rows)]
+        assert times == [900_000, 5_000]
+
+
 def test_the_gaps_between_tokens_are_not_kept(make_record) -> None:
-    recent = RecentRequests(1, 0)
+    recent = RecentRequests(1, lambda: 0)
     gaps = array("q", [5, 1, 2])
     tokens = array("q", [1, 4])
     between = array("q", [7])
@@ -54,7 +65,7 @@ def test_the_gaps_between_tokens_are_not_kept(make_record) -> None:
 
 @given(st.lists(st.tuples(st.none() | st.integers(0, 30), st.integers(0, 8)), min_size=1, max_size=40))
 def test_neighbours_are_the_requests_with_shared_steps(make_record, ranges: list[tuple[int | None, int]]) -> None:
-    recent = RecentRequests(100, 0)
+    recent = RecentRequests(100, lambda: 0)
     for index, (first, number) in enumerate(ranges):
         recent.add(make_record(request_id=str(index), account=EngineAccount(first_step=first, num_steps=number)))
     steps = [set() if first is None else set(range(first, first + number)) for first, number in ranges]
@@ -68,14 +79,14 @@ def test_neighbours_are_the_requests_with_shared_steps(make_record, ranges: list
 
 
 def test_a_neighbour_of_the_same_id_is_another_request(make_record) -> None:
-    recent = RecentRequests(2, 0)
+    recent = RecentRequests(2, lambda: 0)
     for _ in range(2):
         recent.add(make_record(account=EngineAccount(first_step=1, num_steps=1)))
     assert ids(recent.get("req-1")["neighbours"]) == ["req-1"]
 
 
 def test_phases_of_a_neighbour_are_relative_to_the_requested_one(make_record) -> None:
-    recent = RecentRequests(2, 0)
+    recent = RecentRequests(2, lambda: 0)
     account = EngineAccount(first_step=1, num_steps=1)
     recent.add(make_record(request_id="a", account=account, times=RequestTimes(received=1000, responded=1500)))
     recent.add(make_record(request_id="b", account=account, times=RequestTimes(received=900, responded=1200)))

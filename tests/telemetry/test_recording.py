@@ -27,7 +27,7 @@ EPOCH_NS = 1_000_000_000_000
 
 
 def opened(path: Path, cost: Callable[[], dict[str, Any] | None] = lambda: None, **options: Any) -> Recording:
-    return Recording(path, server={"kv_blocks": 7}, step_cost=cost, epoch_offset_ns=EPOCH_NS, **options)
+    return Recording(path, server={"kv_blocks": 7}, step_cost=cost, epoch_offset_ns=lambda: EPOCH_NS, **options)
 
 
 @pytest.fixture(scope="module")

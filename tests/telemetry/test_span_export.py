@@ -135,7 +135,7 @@ def test_repeated_failures_cause_one_warning(lines) -> None:
         gate.came.get(timeout=60)
         gate.results.put(result)
     assert export.close(5)
-    assert lines() == [f"{LOST} RuntimeError('no route'). The metric oaiserve_spans_total counts them."]
+    assert lines() == [f"{LOST} RuntimeError('no route'). They are counted in /metrics."]
     assert counts.by_result == {"ended": 12, "exported": 4, "failed": 8}
 
 
@@ -154,7 +154,7 @@ def test_a_recovery_is_logged_when_no_span_was_lost_for_some_time(lines) -> None
     assert export.close(5)
     lost, recovered, lost_again = lines()
     assert recovered == "INFO Spans reach the collector again; 3 were lost."
-    assert lost == f"{LOST} the exporter gave no reason. The metric oaiserve_spans_total counts them."
+    assert lost == f"{LOST} the exporter gave no reason. They are counted in /metrics."
     assert lost_again == lost
 
 

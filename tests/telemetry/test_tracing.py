@@ -52,12 +52,31 @@ def test_a_request_whose_client_does_not_sample_is_not_exported_and_the_next_has
     assert spans[-1].context.span_id == 5
 
 
+def test_spans_of_each_request_have_the_time_of_day_at_its_end(make_record) -> None:
+    """As on a laptop that was asleep between two requests, and for a clock that was set while a server ran."""
+    exporter = InMemorySpanExporter()
+    offsets_ns = [5 * 10**9, 9 * 10**9]
+    tracing = Tracing(
+        exporter, sampler=ALWAYS_ON, epoch_offset_ns=lambda: offsets_ns.pop(0), version="1", count_spans=lambda *_: None
+    )
+    record = make_record()
+    for _ in range(2):
+        tracing.record(record)
+    assert tracing.close(5)
+    spans = exporter.get_finished_spans()
+    first = spans[: len(spans) // 2]
+    second = spans[len(spans) // 2 :]
+    assert first[-1].start_time == record.times.received + 5 * 10**9
+    assert [b.start_time - a.start_time for a, b in zip(first, second, strict=True)] == [4 * 10**9] * len(first)
+    assert [b.end_time - a.end_time for a, b in zip(first, second, strict=True)] == [4 * 10**9] * len(first)
+
+
 @pytest.mark.parametrize("sampler", ["always_on", "always_off", "traceidratio", "parentbased_traceidratio"])
 def test_what_is_said_to_be_sampled_is_what_is_exported(sampler: str, make_record, monkeypatch) -> None:
     monkeypatch.setenv("OTEL_TRACES_SAMPLER", sampler)
     monkeypatch.setenv("OTEL_TRACES_SAMPLER_ARG", "0.5")
     exporter = InMemorySpanExporter()
-    tracing = Tracing(exporter, epoch_offset_ns=0, version="1", count_spans=lambda *_: None)
+    tracing = Tracing(exporter, epoch_offset_ns=lambda: 0, version="1", count_spans=lambda *_: None)
     clients = ({}, {"parent_span_id": 5, "parent_sampled": True}, {"parent_span_id": 5, "parent_sampled": False})
     traces = [
         TraceContext(trace_id=1 + number * 2**58, span_id=100 + 3 * number + kind, **client)
@@ -85,7 +104,7 @@ def test_an_invalid_variable_is_refused(variables: dict[str, str], message: str,
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     with pytest.raises((ValueError, StartupError), match=message):
-        Tracing(InMemorySpanExporter(), epoch_offset_ns=0, version="1", count_spans=lambda *_: None)
+        Tracing(InMemorySpanExporter(), epoch_offset_ns=lambda: 0, version="1", count_spans=lambda *_: None)
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ from oaiserve.engine.encoder import Media
 from oaiserve.engine.model.cpu.cores import usable_cpus
 from oaiserve.engine.model.cpu.reserved import reserve
 from oaiserve.engine.served_model import ServedModel
-from oaiserve.engine.start.request import Declined, StartRequest, Way
+from oaiserve.engine.start.request import Declined, StartRequest, Way, without_generation
 from oaiserve.engine.start.task import find_task
 from oaiserve.facts.start_times import StartTimes
 from oaiserve.files import demo, gguf
@@ -72,7 +72,6 @@ def start_model(
 
 def _started(request: StartRequest) -> ServedModel:
     source = request.source
-    options = request.options
     declined: list[str] = []
     media = _media(request)
     for way in _ways(request):
@@ -87,11 +86,11 @@ def _started(request: StartRequest) -> ServedModel:
                 log.debug("The model does not start %s: %s", way.name, reason)
             else:  # a model that is refused has one line, the refusal
                 log.debug("The model starts %s%s", way.name, f" (not {'; not '.join(declined)})" if declined else "")
-                if (cache_dir := options.prefix_cache_dir) is None:
+                if (cache_dir := request.options.prefix_cache_dir) is None:
                     return served
                 from oaiserve.engine.start.kept_blocks import keep_blocks  # with torch, which is loaded now
 
-                return keep_blocks(served, source.path, cache_dir, options)
+                return keep_blocks(served, source.path, cache_dir, request.options)
         declined.append(f"{way.name}: {reason}")
     raise AssertionError(declined)  # the last way starts any model, or says what the user can do
 
@@ -162,6 +161,8 @@ def _ways(request: StartRequest) -> Iterator[Way]:
     times = request.times
     request.task = find_task(source, options.task)
     is_text = request.task == "generate"
+    if not is_text:
+        request.options = without_generation(options)
     if is_text and source.gguf_file is not None and options.compile and options.device != "cuda":
         # The system finds memory for packed weights, which take as much, while a core is idle during imports.
         request.reserved = reserve(sum(part.stat().st_size for part in gguf.shard_paths(source.path)))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from threading import Thread
 from typing import TYPE_CHECKING, Protocol, TypeVar
@@ -33,6 +33,16 @@ def needing_native(options: EngineOptions) -> str | None:
     if options.prefix_cache_dir is None:
         return None
     return "--prefix-cache-dir"
+
+
+_OF_GENERATION = {"kv_cache_dtype", "kv_cache_memory", "prefix_cache_dir", "quantize"}
+
+
+def without_generation(options: EngineOptions) -> EngineOptions:
+    """Return the options of a model for vectors or scores. It has no use for these if they are those of all models of
+    its server."""
+    defaults = EngineOptions()
+    return replace(options, **{name: getattr(defaults, name) for name in _OF_GENERATION & options.inherited})
 
 
 class Declined(Exception):

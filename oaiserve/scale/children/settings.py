@@ -64,7 +64,7 @@ def models_of(arguments: Iterable[str], tables: Mapping[str, Mapping[str, Any]],
             raise OptionError(f"Two models have the name '{name}'. Give one another name, as in: {name}-2={model}.")
         if model != "demo":
             find_model(model)
-        configs[name] = _of_model(name, model, table, base)
+        configs[name] = _of_model(name, model, table, base, is_alone=len(named_models) == 1)
     names = [name for config in configs.values() for name in (*config.model_names, *config.engine.adapters)]
     if double := next((name for name in names if names.count(name) > 1), None):
         raise OptionError(f"Two models or adapters have the name '{double}'. Each needs a name of its own.")
@@ -85,8 +85,10 @@ def _in_folder(text: str) -> list[tuple[str, str]]:
     return [(path.stem if path.suffix == ".gguf" else path.name, str(path)) for path in inside] or [(text, text)]
 
 
-def _of_model(name: str, model: str, table: Mapping[str, Any], base: Config) -> Config:
+def _of_model(name: str, model: str, table: Mapping[str, Any], base: Config, *, is_alone: bool) -> Config:
     own = _parsed(name, table)
+    general = {field.name for field in fields(EngineOptions)} - own["engine"].keys()
+    engine = replace(base.engine, **own["engine"], inherited=frozenset(() if is_alone else general))
     further_names = own["server"].pop("served_model_name", ())
     server = replace(
         base.server,
@@ -106,7 +108,7 @@ def _of_model(name: str, model: str, table: Mapping[str, Any], base: Config) -> 
     telemetry = replace(base.telemetry, **own["telemetry"])
     if (path := telemetry.record_requests) is not None:
         telemetry = replace(telemetry, record_requests=path.with_stem(f"{path.stem}-{name.replace('/', '-')}"))
-    return Config(model, server, replace(base.engine, **own["engine"]), telemetry, file=base.file)
+    return Config(model, server, engine, telemetry, file=base.file)
 
 
 def _parsed(name: str, table: Mapping[str, Any]) -> dict[str, dict[str, Any]]:

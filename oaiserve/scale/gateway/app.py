@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
@@ -26,7 +25,7 @@ from oaiserve.config import Config, ModelsOptions, RouteOptions, ServerOptions
 from oaiserve.engine.backpressure import SharedLimit
 from oaiserve.errors import Unavailable
 from oaiserve.facts.record import AccessRefusal
-from oaiserve.facts.times import monotonic_ns
+from oaiserve.facts.times import WallClock
 from oaiserve.files import demo
 from oaiserve.files.private import cache_folder
 from oaiserve.files.source import find_model
@@ -151,7 +150,7 @@ def _create(
     metrics = GatewayMetrics(watch)
     models = None if children is None else children.models
     tracing = make_tracing(
-        epoch_offset_ns=time.time_ns() - monotonic_ns(),
+        epoch_offset_ns=WallClock(),
         version=__version__,
         count_spans=lambda result, number: metrics.spans.labels(result).inc(number),
         service="oaiserve-gateway",

@@ -17,6 +17,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from oaiserve.facts.record import AccessRefusal
+from oaiserve.http.connections import Connections
 from oaiserve.scale.gateway.watch import Watch
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -69,6 +70,9 @@ class GatewayMetrics:
         registry.register(_Replicas(watch))
         ProcessCollector(registry=registry)
 
+    def show(self, connections: Connections) -> None:
+        self.registry.register(_Connections(connections))
+
     def render(self) -> bytes:
         return generate_latest(self.registry)
 
@@ -79,6 +83,19 @@ def counts(counter: Counter, label: str) -> dict[str, int]:
     for sample in (sample for metric in counter.collect() for sample in metric.samples):
         totals[sample.labels[label]] = totals.get(sample.labels[label], 0) + int(sample.value)
     return totals
+
+
+class _Connections(Collector):
+    def __init__(self, connections: Connections) -> None:
+        self._connections = connections
+
+    def collect(self) -> Iterator[Metric]:
+        name = "oaiserve_gateway_connections"
+        yield GaugeMetricFamily(name, "Open connections of clients.", self._connections.num_open)
+        refused = CounterMetricFamily(f"{name}_refused", "Connections that the gateway closed.", labels=["reason"])
+        for reason, number in self._connections.refused.items():
+            refused.add_metric([reason], number)
+        yield refused
 
 
 class _Replicas(Collector):

@@ -25,6 +25,8 @@ def test_models_have_the_settings_of_the_command_line_and_their_own() -> None:
     assert (third.engine.kv_cache_memory, third.engine.prefix_cache) == (2**30, False)
     assert (third.model, third.model_name) == ("demo", "third")
     assert third.telemetry.record_requests == Path("load-third.jsonl"), "each has a recording of its own"
+    assert "kv_cache_memory" in found["demo"].engine.inherited - third.engine.inherited
+    assert not models_of(["demo"], {}, BASE)["demo"].engine.inherited
 
 
 def test_a_process_listens_for_this_machine_alone_and_has_the_keys() -> None:

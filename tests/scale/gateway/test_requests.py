@@ -9,6 +9,7 @@ import msgspec
 import pytest
 
 from oaiserve.config import RouteOptions
+from oaiserve.http.connections import Connections
 from oaiserve.scale.gateway import lists
 from oaiserve.scale.gateway.samples import FleetSamples
 from oaiserve.telemetry.live import Live
@@ -23,6 +24,17 @@ def entries(running: Fleet, query: str = "", **more: Any) -> list[dict[str, Any]
     answer = running.http.get(f"/debug/requests?{query}", **more)
     assert answer.status_code == 200, answer.text
     return answer.json()["requests"]
+
+
+def test_metrics_count_connections_that_the_gateway_refused() -> None:
+    with fleet(1) as running:
+        connections = Connections(most=1, most_per_address=0)
+        running.gateway.metrics.show(connections)
+        for address in ("192.0.2.1", "192.0.2.2", "192.0.2.3"):
+            connections.admit(address)
+        assert running.metric("oaiserve_gateway_connections") == 1
+        assert running.metric("oaiserve_gateway_connections_refused_total", reason="all") == 2
+        assert 'oaiserve_gateway_connections_refused_total{reason="address"} 0.0' in running.http.get("/metrics").text
 
 
 def test_the_gateway_lists_the_requests_of_all_replicas_and_finds_each_of_them() -> None:
@@ -83,7 +95,7 @@ class Source:
 
     def __init__(self, name: str, *numbers: int, clock_ms: int = 0) -> None:
         self.name = name
-        self.live = Live(Observations("demo", epoch_offset_ns=0), epoch_offset_ns=0)
+        self.live = Live(Observations("demo", epoch_offset_ns=lambda: 0), epoch_offset_ns=lambda: 0)
         self.put(*numbers, clock_ms=clock_ms)
 
     def put(self, *numbers: int, clock_ms: int = 0) -> None:

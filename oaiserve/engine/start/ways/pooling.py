@@ -156,6 +156,8 @@ def _cut(pooler: LoadedPooler, options: EngineOptions) -> LoadedPooler:
     """Limit the length of texts to the user's, if there is one."""
     if options.max_model_len is None:
         return pooler
+    if "max_model_len" in options.inherited:
+        return replace(pooler, max_model_len=min(options.max_model_len, pooler.longest))
     refuse_longer(options.max_model_len, pooler.longest)
     return replace(pooler, max_model_len=options.max_model_len)
 

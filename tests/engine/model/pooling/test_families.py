@@ -3,6 +3,7 @@
 import copy
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import cycle, product
 from pathlib import Path
 from typing import Any
@@ -154,6 +155,25 @@ def test_options_that_it_cannot_obey_stop_the_start(options: dict[str, Any], tmp
         load_pooler(folder, "embed", EngineOptions(**options))
     assert load_pooler(folder, "embed", EngineOptions()).max_model_len == 40
     assert load_pooler(folder, "embed", EngineOptions(max_model_len=200)).max_model_len == 200  # it has the positions
+
+
+def test_one_of_several_models_leaves_out_general_settings_for_those_that_generate(tmp_path: Path) -> None:
+    folder = save(tmp_path, "bert", random_pooler(FAMILIES["bert"]), pooling="cls", max_tokens=40)
+    general = {
+        "quantize": "int8",
+        "kv_cache_dtype": "int8",
+        "kv_cache_memory": Bytes(2**20),
+        "prefix_cache_dir": tmp_path / "blocks",
+        "max_model_len": 500,
+    }
+    options = EngineOptions(**general, inherited=frozenset({*general, "exact"}))
+    with Engine.from_pretrained(folder, options) as engine:
+        assert engine.max_model_len == 258, "as many as it has positions"
+    for name in general:
+        with pytest.raises(StartupError, match="--" + name.replace("_", "-")):
+            Engine.from_pretrained(folder, replace(options, inherited=options.inherited - {name}))
+    with pytest.raises(StartupError, match="--exact does not go together with --task embed"):
+        Engine.from_pretrained(folder, replace(options, exact=True))
 
 
 def test_several_labels_are_refused() -> None:
