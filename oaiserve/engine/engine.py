@@ -134,6 +134,7 @@ class Engine:
         self._waiting = SharedLimit(options.max_waiting)  # choices, and other work for the tokenizer
         self._body_bytes = SharedLimit(MAX_MEDIA_BYTES if model.media else MAX_BODY_BYTES)
         self._clock_ns = clock_ns
+        self._cores_ns = cores_ns
         self._is_draining = False
         pool = BlockPool(model.num_blocks, options.block_size)
         self._disk = model.kept_blocks and DiskTier(model.kept_blocks, pool, lambda read: self._loop.post(read))
@@ -268,12 +269,21 @@ class Engine:
         return self._waiting.total
 
     def snapshot(self) -> EngineNumbers:
-        """Return the engine's numbers after the last step. This costs the engine thread nothing."""
+        """Return the engine's numbers after the last step, and without work those of now. This costs the engine thread
+        nothing."""
         now_ns = self._clock_ns()  # before the snapshot, so that the idle time of a later call is never less
+        cores_ns = self._cores_ns()
         snapshot = self._loop.snapshot
         host_ns = dict(snapshot.host_ns)
+        idle_ns = 0
+        idle_core_ns = 0
         if snapshot.idle_since_ns is not None:
-            host_ns[HostPart.IDLE] += max(0, now_ns - snapshot.idle_since_ns)
+            idle_ns = max(0, now_ns - snapshot.idle_since_ns)
+            host_ns[HostPart.IDLE] += idle_ns
+            idle_core_ns = max(0, cores_ns - snapshot.core_ns)
+        if self._loop.causes is None:
+            idle_ns = 0
+            idle_core_ns = 0
         adapters = {adapter.name: snapshot.by_adapter.get(adapter.number, (0, 0)) for adapter in self.adapters.served}
         return replace(
             snapshot,
@@ -281,6 +291,9 @@ class Engine:
             num_hangs=self._loop.watchdog.num_hangs,
             adapters=adapters,
             host_ns=host_ns,
+            core_ns=snapshot.core_ns + idle_core_ns,
+            nobody_core_ns=snapshot.nobody_core_ns + idle_core_ns,
+            nobody_machine_ns=snapshot.nobody_machine_ns + idle_ns,
         )
 
     def report(self, replica: str = "") -> ReplicaReport:

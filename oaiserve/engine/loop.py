@@ -314,10 +314,7 @@ class EngineLoop:
         numbers.drain_rate = requests.drain_rate.per_second
         numbers.kv_byte_ns = self._scheduler.pool.used_ns * self._block_bytes
         if self.causes is not None:
-            shares = self.causes.shares
-            numbers.core_ns = shares.cores.total
-            numbers.nobody_core_ns = shares.cores.nobody
-            numbers.nobody_machine_ns = shares.time.nobody
+            self.causes.shares.show(numbers)
         numbers.num_out_of_memory = self._stepper.num_out_of_memory
         # Background requests don't count as load when a server is chosen.
         num_open = len(requests) - requests.num_background

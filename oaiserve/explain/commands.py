@@ -69,7 +69,7 @@ def message_of(error: CycloptsError, name: str) -> str:
 
 def unknown_option(error: UnknownOptionError) -> str:
     """Return the option without its value, as the user wrote it."""
-    return (error.token.keyword or error.token.value).partition("=")[0].strip("[]")
+    return (error.token.keyword or error.token.value).partition("=")[0].strip("[]").replace("][", ".")
 
 
 def suggestion(unknown: str, names: Iterable[str]) -> str:

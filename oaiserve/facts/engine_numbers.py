@@ -151,7 +151,7 @@ class EngineNumbers:
         metric="oaiserve_engine_model_seconds_total",
     )
     core_ns: int = fact(
-        "CPU time of the process up to the last step.",
+        "CPU time of the process; with work, up to the last step.",
         metric="oaiserve_meter_core_seconds_total",
     )
     nobody_core_ns: int = fact(

@@ -15,15 +15,16 @@ SERVICE_NAME = "oaiserve"
 
 # -- metrics ----------------------------------------------------------------------------------------------------------
 
-# 50 us to 5 min: a phase may be a hash lookup or a long wait. The thresholds of alerts must be among these values.
+# 50 us to 30 min: a phase may be a hash lookup, or a long answer on a slow machine. The thresholds of alerts must be
+# among these values.
 PHASE_BUCKETS = (
     *(0.00005, 0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05),
-    *(0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 60.0, 120.0, 300.0),
+    *(0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 60.0, 120.0, 300.0, 600.0, 1800.0),
 )  # fmt: skip
 # The next two contain every boundary of OpenTelemetry's gen_ai.server histograms, and larger ones.
 TIME_TO_FIRST_TOKEN_BUCKETS = (
     *(0.001, 0.0025, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75),
-    *(1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0, 160.0, 300.0),
+    *(1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0, 160.0, 300.0, 600.0),
 )  # fmt: skip
 TIME_PER_OUTPUT_TOKEN_BUCKETS = (
     *(0.00005, 0.0001, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1),

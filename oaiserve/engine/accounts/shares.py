@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from oaiserve.explain.causes import RequestCauses
 from oaiserve.explain.step_cost_fit import StepCostFit
+from oaiserve.facts.engine_numbers import EngineNumbers
 
 
 class Meter:
@@ -62,6 +63,11 @@ class Shares:
             self.time.nobody += round(own.machine_ns)
             own.core_ns = own.machine_ns = 0.0
         self._closed.clear()
+
+    def show(self, numbers: EngineNumbers) -> None:
+        numbers.core_ns = self.cores.total
+        numbers.nobody_core_ns = self.cores.nobody
+        numbers.nobody_machine_ns = self.time.nobody
 
     def close(self, own: RequestCauses, *, is_last: bool) -> tuple[int, int]:
         """Return the times of cores and of the machine of a request that ends, or of the last one that is open."""

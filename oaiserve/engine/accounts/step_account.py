@@ -138,7 +138,6 @@ class StepAccount:
         self._host = host
         self._causes = causes
         self._cores_ns = cores_ns
-        self._idle_cores_ns = 0  # part of this that was used without work since the last step
         self._divided_ns = host.since_ns  # until when the time is divided
         self._carried_ns = 0  # part of this that belongs to the next step
         self._host_before_ns = host.spent_ns.copy()  # when the last step ended
@@ -150,9 +149,14 @@ class StepAccount:
         self._num_begun_tokens = 0  # uncomputed ones of prompts that the last step has computed a part of
 
     def work_began(self, now_ns: int) -> None:
+        """Note the end of a time without work, which is nobody's."""
         self.work_since_ns = now_ns
         if self._causes is not None:
-            self._idle_cores_ns = self._cores_ns() - self._causes.shares.cores.total
+            shares = self._causes.shares
+            shares.cores.step_ended(self._cores_ns() - shares.cores.total, 0)
+            shares.time.step_ended(max(0, now_ns - self._divided_ns), 0)
+            self._divided_ns = max(now_ns, self._divided_ns)
+            shares.show(self.numbers)
 
     @contextmanager
     def encoding(self, account: EngineAccount, own: RequestCauses | None) -> Iterator[None]:
@@ -171,10 +175,8 @@ class StepAccount:
             self.numbers.media_encode_ns += encode_ns
             if self._causes is not None:
                 self._causes.encoded_ns += encode_ns
-                idle_ns = max(0, self.work_since_ns - self._divided_ns)
-                self._carried_ns += began_ns - self._divided_ns - idle_ns
+                self._carried_ns += began_ns - self._divided_ns
                 self._divided_ns = ended_ns
-                self._causes.shares.time.step_ended(idle_ns, 0)
                 self._causes.shares.encoded(own, core_ns, encode_ns)
 
     def step_ended(self, step: Step, result: StepResult, launched_ns: int, ended_ns: int) -> int:
@@ -238,14 +240,9 @@ class StepAccount:
         return duration_ns
 
     def _divide(self, shares: Shares, ended_ns: int) -> None:
-        """Read the meters at the end of a step. What they counted up to the last time without work is nobody's."""
-        cores_ns = self._cores_ns() - shares.cores.total
-        idle_cores_ns = self._idle_cores_ns
-        past_ns = ended_ns - self._divided_ns
-        idle_ns = max(0, self.work_since_ns - self._divided_ns)
-        shares.cores.step_ended(idle_cores_ns, cores_ns - idle_cores_ns)
-        shares.time.step_ended(idle_ns, self._carried_ns + past_ns - idle_ns)
-        self._idle_cores_ns = 0
+        """Read the meters at the end of a step."""
+        shares.cores.step_ended(0, self._cores_ns() - shares.cores.total)
+        shares.time.step_ended(0, self._carried_ns + ended_ns - self._divided_ns)
         self._carried_ns = 0
         self._divided_ns = ended_ns
 

@@ -112,20 +112,29 @@ def test_the_idle_time_in_snapshots_grows_and_never_goes_back() -> None:
     clock = Clock()
     inbox = Inbox()
     seen = []
+    of_nobody = []
     runner = ScriptedRunner(gated=True)
-    with make_engine(runner, clock_ns=clock, tokenize_workers=0) as engine:
+
+    def look() -> None:
+        numbers = engine.snapshot()
+        seen.append(numbers.host_ns[HostPart.IDLE])
+        of_nobody.append((numbers.nobody_machine_ns, numbers.nobody_core_ns - began_ns))
+
+    began_ns = clock.now_ns
+    with make_engine(runner, clock_ns=clock, cores_ns=clock, tokenize_workers=0) as engine:
         for name in ("a", "b", "c"):
             wait_until_idle(engine)
             clock.move(10)
-            seen.append(engine.snapshot().host_ns[HostPart.IDLE])
+            look()
             clock.move(5)
             engine.submit(request(name, max_tokens=1), inbox)
             runner.started.get(timeout=TIMEOUT_SECONDS)
             clock.move(60)  # a step under way is no idle time, and nothing is published before it ends
-            seen.append(engine.snapshot().host_ns[HostPart.IDLE])
+            look()
             runner.permit()
             inbox.wait_terminal(name)
-            after = engine.snapshot().host_ns
-            seen.append(after[HostPart.IDLE])
+            look()
+        after = engine.snapshot().host_ns
+    assert of_nobody == [(ns, ns) for ns in seen], "dashboards show the share of the engine's time that is free"
     assert [ns // 10**9 for ns in seen] == [10, 15, 15, 25, 30, 30, 40, 45, 45]
     assert after[HostPart.LAUNCH] == 180_000_000_000
