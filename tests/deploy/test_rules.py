@@ -7,6 +7,8 @@ from typing import Any
 import pytest
 import yaml
 
+from deploy.grafana.slo import OF_CLIENTS
+from oaiserve.errors import APIError, kinds_of
 from oaiserve.facts.targets import LEAST_NS, TIMES_ALONE
 from oaiserve.telemetry import names
 from tests.deploy import promql
@@ -85,6 +87,14 @@ def test_comment_in_the_rules_has_the_minimum_targets_of_the_server() -> None:
     least = [f"{LEAST_NS[slo] / 1e9:g} s ({slo})" for slo in ("ttft", "tpot")]
     assert f"six times that, but at least {' or '.join(least)}" in " ".join(head.replace("#", " ").split())
     assert TIMES_ALONE == 6
+
+
+def test_errors_that_the_objectives_leave_out_are_refusals_that_a_client_asks_for() -> None:
+    names_left_out = {name for rule in RULES for name in re.findall(r'error_type!~"([^"]+)"', rule["expr"])}
+    (left_out,) = names_left_out
+    assert left_out == OF_CLIENTS
+    kinds = kinds_of(APIError)
+    assert {kinds[name].status for name in left_out.split("|")} == {429, 503}
 
 
 def test_objectives_are_the_same_in_all_windows() -> None:
