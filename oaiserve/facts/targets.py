@@ -50,9 +50,10 @@ class Targets:
         times = record.times
         account = record.account
         tokens = record.tokens_per_choice
-        ttft_ns = times.time_to_first_token_ns
-        if ttft_ns is not None:  # loading a model on demand doesn't count
-            ttft_ns -= record.model_load_ns
+        ttft_ns = None
+        if times.first_token is not None and times.submitted is not None:
+            # The phase `receive` lasts as long as the client sends its body, or its model is loaded.
+            ttft_ns = times.first_token - times.submitted
         tpot_ns = times.time_per_output_token_ns(tokens) if tokens > 1 else None
         for slo, took_ns, causes_ns, steps in (
             ("ttft", ttft_ns, account.prefill_causes_ns, 1),
