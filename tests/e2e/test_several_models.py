@@ -66,6 +66,8 @@ def test_each_model_is_loaded_when_it_is_asked_for(two_models: LiveServer) -> No
     assert (answer.model, answer.usage and answer.usage.completion_tokens) == ("chat", 4)
     assert samples(two_models, "oaiserve_model_loaded") == {"chat": 1, "embed": 1}
     assert all(num_bytes > 2**20 for num_bytes in samples(two_models, "oaiserve_model_memory_bytes").values())
+    with two_models.http() as http:
+        assert "\noaiserve_gateway_connections " in http.get("/metrics").text, "those of clients are the gateway's"
 
 
 @pytest.mark.browser
