@@ -185,6 +185,7 @@ def test_a_wrong_variable_is_refused(
         ),
         ("c.toml", "max-runing = 3", "demo --config {file}", "max-runing"),
         ("c.toml", "max-runing = 3", "demo --config {file}", "{file}"),
+        ("c.toml", "[server]\nport = 3", "demo --config {file}", "Unknown option 'server.port' in {file}."),
         ("c.toml", "max-running = ", "demo --config {file}", "--config is '{file}', which cannot be read"),
         ("c.yaml", "- max-running", "demo --config {file}", "--config is '{file}', which must have names of settings"),
         ("c.json", "[3]", "demo --config {file}", "--config is '{file}', which must have names of settings"),
