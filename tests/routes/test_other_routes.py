@@ -3,6 +3,7 @@
 import socket
 import threading
 from concurrent.futures import Future
+from urllib.parse import quote
 
 import httpx
 import pytest
@@ -22,6 +23,12 @@ def test_the_one_model_is_listed(served: Served) -> None:
 @pytest.mark.parametrize("name", ["org/demo", "org%2Fdemo"])
 def test_a_model_with_a_slash_is_found(served: Served, name: str) -> None:
     assert served.http.get(f"/v1/models/{name}").json()["id"] == "org/demo"
+
+
+def test_model_whose_name_is_a_path_is_found_by_its_encoded_name(serve: Serve) -> None:
+    served = serve(served_model_name=("/models/a.gguf", "a//b/"))
+    for name in ("/models/a.gguf", "a//b/"):
+        assert served.http.get(f"/v1/models/{quote(name, safe='')}").json()["id"] == name
 
 
 def test_a_model_may_be_served_under_other_names_of_which_answers_have_the_first(serve: Serve) -> None:
