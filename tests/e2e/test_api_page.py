@@ -126,6 +126,16 @@ def test_form_reports_body_that_is_not_json(page: Page) -> None:
     page.locator(f"{CHAT} form .error").get_by_text("The body is not JSON").wait_for()
 
 
+def test_long_answer_is_shown_up_to_a_limit(page: Page) -> None:
+    page.route("**/metrics", lambda route: route.fulfill(body="m" * 300_000))
+    page.click("#get_metrics summary")
+    page.locator("#get_metrics summary", has_text="Try it").click()
+    page.locator("#get_metrics form").get_by_role("button", name="Send").click()
+    page.locator("#get_metrics .result [role=status]").get_by_text("ended after").wait_for()
+    answer = page.locator("#get_metrics .result pre").text_content()
+    assert answer == "m" * 200_000 + "\n… and 100,000 more characters"
+
+
 LINKED = ".linked[id='post_v1_chat_completions.response_format.type']"
 
 

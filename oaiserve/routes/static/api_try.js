@@ -111,7 +111,7 @@ async function show(result, url, options, signal) {
     for (let part = reader && (await readNext(reader)); part && !part.done; part = await readNext(reader)) {
       length += part.value.length;
       if (isJson) json += part.value;
-      else if (length <= MOST_CHARACTERS) output.append(part.value); // a stream may never end
+      else output.append(part.value.slice(0, Math.max(0, MOST_CHARACTERS - (length - part.value.length)))); // a stream may never end
     }
     say("ended after");
   } catch (error) {
