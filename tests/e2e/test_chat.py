@@ -353,15 +353,35 @@ def test_conversations_stay_in_the_browser_and_can_be_found_renamed_exported_and
     assert titles.all_inner_texts() == ["The second", "Renamed"]
 
 
-def test_a_full_storage_is_told(page: Page) -> None:
-    settings(page, max_completion_tokens="4")
+def fill_storage(page: Page) -> None:
     page.evaluate("""() => {
       for (let size = 2 ** 22; size >= 1; size /= 2) {
-        try { for (let i = 0; i < 4; i++) localStorage.setItem(`x${size}-${i}`, "x".repeat(size)); } catch { continue; }
+        const used = Object.keys(localStorage).length;
+        try { for (let i = used; i < used + 4; i++) localStorage.setItem(`x${i}`, "x".repeat(size)); } catch { continue; }
       }
     }""")
+
+
+def test_full_storage_is_reported_once_older_answers_have_lost_their_shades(page: Page) -> None:
+    settings(page, kind="schema", schema=json.dumps({"type": "string", "minLength": 400}), temperature="0")
+    send(page, "Old")
+    settings(page, kind="text", max_completion_tokens="4")
+    page.click("#new-chat")
+    fill_storage(page)
+    send(page)
+    assert page.is_hidden("#problem")
+    chats = sorted(stored(page), key=lambda chat: chat["title"])
+    assert [[bool(step["tokens"]) for step in steps(chat)] for chat in chats] == [[True], [False]]
+    fill_storage(page)
     send(page)
     assert "no room for this chat" in page.inner_text("#problem")
+    settings(page, system="Be kind. " * 500, kind="schema")
+    assert page.is_visible("#schema")
+    assert "no room for the settings" in page.inner_text("#problem")
+
+
+def steps(conversation: Any) -> list[Any]:
+    return [step for turn in conversation["turns"] for answer in turn["answers"] for step in answer["steps"]]
 
 
 def test_an_answer_can_be_stopped_and_meanwhile_no_message_is_sent(page: Page) -> None:
@@ -511,7 +531,20 @@ def test_text_of_models_becomes_no_html_of_theirs(page: Page) -> None:
     )
     tags = "a p table thead tbody tr th td div pre code button svg path br span"
     assert set(seen["tags"]) <= {*tags.split()}
-    ours = {"class", "href", "rel", "target", "title", "type", "tabindex", "aria-label", "aria-hidden", "viewBox", "d"}
+    ours = {
+        "class",
+        "dir",
+        "href",
+        "rel",
+        "target",
+        "title",
+        "type",
+        "tabindex",
+        "aria-label",
+        "aria-hidden",
+        "viewBox",
+        "d",
+    }
     assert set(seen["attributes"]) <= ours
     assert [(href, text) for href, _, text in seen["links"]] == [
         ("http://evil", "http://evil"),  # its text, within the HTML that stays text
@@ -521,6 +554,48 @@ def test_text_of_models_becomes_no_html_of_theirs(page: Page) -> None:
     ]
     assert {rel for _, rel, _ in seen["links"]} == {"noopener noreferrer"}
     assert seen["code"] == "<script>alert(2)</script>\n"
+
+
+FORMULAS = r"""
+One \(a_1 * b_2\), two $x_1\,y_1$, three.
+It costs $5 and then $10.<br>Next line
+last line
+
+\[
+a = b
++ c_1
+\]
+
+1. $$a_1
+   * b$$
+
+> שלום.
+"""
+
+
+def test_formulas_stay_as_they_are_and_lines_end_where_the_model_ended_them(page: Page) -> None:
+    html = page.evaluate(
+        """async (text) => {
+      const { showMarkdown } = await import("/dashboard/static/markdown.js");
+      const box = document.getElementById("turns");
+      showMarkdown(box, text);
+      for (const button of box.querySelectorAll("button")) button.remove();
+      const shown = (block) => [block.innerHTML.replaceAll("\\n", "|"), getComputedStyle(block).direction];
+      return [...box.children].map(shown);
+    }""",
+        FORMULAS,
+    )
+    code = '<div class="code-box"><pre tabindex="0"><code>{}</code></pre></div>|'
+    assert html == [
+        [
+            r"<p>One <code>\(a_1 * b_2\)</code>, two <code>$x_1\,y_1$</code>, three.<br>|It costs $5 and then $10."
+            "<br>|Next line<br>|last line</p>|",
+            "ltr",
+        ],
+        [code.format(r"\[|a = b|+ c_1|\]"), "ltr"],
+        [f"<ol>|<li>|{code.format('$$a_1|* b$$')}</li>|</ol>|", "ltr"],
+        ["<blockquote>|<p>שלום.</p>|</blockquote>|", "rtl"],
+    ]
 
 
 @pytest.mark.parametrize("has_clipboard", [True, False])  # pages of other machines have it with HTTPS only
@@ -571,6 +646,9 @@ def test_a_conversation_needs_no_mouse(page: Page) -> None:
     assert page.evaluate("() => document.activeElement.id") == "search"
     walk_to(page, "#conversation-list .talk")
     assert page.evaluate("() => getComputedStyle(document.activeElement).outlineStyle") != "none"
+    page.keyboard.press("Enter")
+    assert page.locator("#turns li").count() == 1
+    assert page.evaluate("() => document.activeElement.className") == "talk"  # drawing the list keeps the focus
     page.keyboard.press("Control+/")
     assert page.is_visible("#help")
 

@@ -18,7 +18,7 @@ from starlette.routing import Route
 
 from oaiserve.config import ServerOptions
 from oaiserve.routes.dashboard import answer_root, page_routes
-from tests.e2e.browser import OpenPage
+from tests.e2e.browser import PHONE, OpenPage, fits_the_width
 from tests.routes.conftest import RunningServer
 
 if TYPE_CHECKING:
@@ -92,11 +92,15 @@ def page(script: Script, open_page: OpenPage) -> Iterator[Page]:
         *(Route("/v1/chat/completions", script.chat, methods=["POST"]), *page_routes(None)),
     ]
     with RunningServer(Starlette(routes=routes), OPTIONS) as server:
-        page = open_page(f"{server.url}/")
-        page.wait_for_selector("#model-name:text-is('tiny-coder')")
+        page = ready(open_page(f"{server.url}/"))
         yield page
         script.pieces.put(None)
         page.goto("about:blank")
+
+
+def ready(page: Page) -> Page:
+    page.wait_for_selector("#model-name:text-is('tiny-coder')")
+    return page
 
 
 def send(page: Page, text: str = "Hi") -> None:
@@ -222,6 +226,61 @@ def test_the_page_follows_an_answer_only_while_its_end_is_in_sight(page: Page, s
     assert page.is_hidden("#to-end")
     script.end()
     ended(page)
+
+
+def test_answer_survives_its_page_and_grows_in_other_tabs(page: Page, script: Script) -> None:
+    send(page)
+    script.say(content="One, ")
+    other = page.context.new_page()
+    other.goto(page.url)
+    ready(other).click(".talk")
+    other.wait_for_selector(f"{LAST} .markdown:has-text('One,')")  # stored while the stream is open
+    assert other.inner_text(f"{LAST} .end").startswith("Not complete:")
+    other.fill("#prompt", "A draft")
+    script.say(content="two.")
+    page.wait_for_selector(f"{LAST} .markdown:has-text('One, two.')")
+    page.reload()
+    ready(page).click(".talk")
+    for tab in (page, other):
+        tab.wait_for_selector(f"{LAST} .markdown:has-text('One, two.')")
+        assert tab.inner_text(f"{LAST} .end").startswith("Not complete:")
+    assert other.input_value("#prompt") == "A draft"
+
+
+def test_page_works_without_storage_and_says_that_chats_are_lost(page: Page, script: Script) -> None:
+    page.add_init_script("""for (const name of ["localStorage", "sessionStorage"]) {
+      Object.defineProperty(window, name, { get() { throw new DOMException("No", "SecurityError"); } });
+    }""")
+    page.reload()
+    assert "does not allow this page to store anything" in ready(page).inner_text("#problem")
+    send(page)
+    script.say(content="Yes.")
+    script.end()
+    ended(page)
+    assert page.locator(".talk").all_inner_texts() == ["Hi"]
+
+
+def test_what_is_wide_or_high_leaves_the_controls_in_sight_on_a_phone(page: Page, script: Script) -> None:
+    page.set_viewport_size(PHONE)
+    page.route("**/v1/models", lambda route: route.fulfill(json={"data": [MODEL, MODEL | {"id": "long-name-" * 9}]}))
+    page.reload()
+    ready(page).click("#model-button")
+    right = "node => node.getBoundingClientRect().right"
+    assert page.locator("#picker").evaluate(right) <= PHONE["width"]
+    page.keyboard.press("Escape")
+    files = [{"name": f"{'x' * 90}{n}.txt", "mimeType": "text/plain", "buffer": b"Hi"} for n in range(9)]
+    page.set_input_files("#attach", files)
+    page.wait_for_selector("#attached li >> nth=8")
+    page.fill("#prompt", "line\n" * 30)
+    bottom = "node => node.getBoundingClientRect().bottom"
+    assert page.locator("#send").evaluate(bottom) <= PHONE["height"]
+    page.click("#send")
+    script.say(content=f"| Number | Text |\n| --- | --- |\n| 3.50 | {'words ' * 30}|")
+    script.end()
+    ended(page)
+    heights = page.locator(f"{LAST} th").evaluate_all("cells => cells.map((cell) => cell.clientHeight)")
+    assert max(heights) < 40  # no word is broken
+    assert fits_the_width(page)
 
 
 def test_a_conversation_of_an_earlier_version_is_readable(page: Page) -> None:

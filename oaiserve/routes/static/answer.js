@@ -123,7 +123,8 @@ export class Answer {
   // there is none.
   #parting(step) {
     const other = this.all.find((answer) => answer !== this.answer)?.steps.at(-1);
-    return other && !step.isOpen && !other.isOpen && !step.error && !other.error ? parting(other, step) : undefined;
+    const areWhole = [step, other].every((one) => one && !one.isOpen && !one.error && one.tokens.length);
+    return areWhole ? parting(other, step) : undefined;
   }
 
   #call(step, call) {
@@ -174,11 +175,12 @@ function pretty(step, text) {
 
 function ends(step) {
   const found = [];
-  if (step.error) {
+  if (step.isCut) {
+    found.push(element("p", { class: "note" }, "Not complete: the page was closed, or another tab still receives this answer."));
+  } else if (step.error) {
     found.push(element("p", { class: "error" }, step.error.message));
     if (step.error.param) found.push(element("p", { class: "note" }, "Parameter: ", element("code", {}, step.error.param)));
-  }
-  if (step.isStopped) found.push(element("p", { class: "note" }, "Stopped by you."));
+  } else if (step.isStopped) found.push(element("p", { class: "note" }, "Stopped by you."));
   if (step.finish === "length") found.push(element("p", { class: "note" }, "Stopped at the token limit."));
   return found;
 }

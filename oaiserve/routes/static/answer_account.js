@@ -79,7 +79,8 @@ function summary(step, phases) {
   const seconds = isOpen ? (eventsMs.at(-1) - eventsMs[0]) / 1e3 : sum(decoding) / 1e9;
   const rate = tokens > 1 && seconds > 0 ? [`${((tokens - 1) / seconds).toFixed(1)} tok/s`] : [];
   const took = isOpen ? performance.now() - step.sentMs : sum(phases) / 1e6 || (step.tookMs ?? 0);
-  return [...rate, `${count(tokens)} ${tokens === 1 ? "token" : "tokens"}`, `${(took / 1e3).toFixed(1)} s`].join(" · ");
+  const number = tokens ? [`${count(tokens)} ${tokens === 1 ? "token" : "tokens"}`] : [];
+  return [...rate, ...number, `${(took / 1e3).toFixed(1)} s`].join(" · ");
 }
 
 function counts({ usage, isOpen }) {

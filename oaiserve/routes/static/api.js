@@ -8,6 +8,7 @@ import { copyOnClick } from "./copy.js";
 import { showMain, start } from "./page.js";
 import { byId, element, RETRY_MS, setStatus, showLost, showProblem } from "./show.js";
 import { key, Refused, requestJson } from "./sse.js";
+import { local } from "./storage.js";
 
 const LANGUAGE = "oaiserve-snippets"; // stores the last choice
 const BODIES = ["application/json", "multipart/form-data"];
@@ -137,11 +138,11 @@ function snippetBox(route) {
   const buttons = languages.map((language) => {
     const remember = () => {
       choose(language);
-      localStorage.setItem(LANGUAGE, language.split(" ")[0]);
+      local.setItem(LANGUAGE, language.split(" ")[0]);
     };
     return element("button", { type: "button", value: language, onclick: remember }, language);
   });
-  choose(languages.find((language) => language.split(" ")[0] === localStorage.getItem(LANGUAGE)) ?? languages[0]);
+  choose(languages.find((language) => language.split(" ")[0] === local.getItem(LANGUAGE)) ?? languages[0]);
   const links = element("span", {}, element("a", { class: "note", href: `#${route.id}` }, "Link"), copyButton("Copy this snippet", () => written[chosen](key())));
   const tabs = element("div", { class: "choice", role: "group", "aria-label": "Language of the snippet" }, ...buttons);
   return element("div", { class: "snippet" }, element("div", { class: "title-row" }, tabs, links), code);

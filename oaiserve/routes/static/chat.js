@@ -4,7 +4,7 @@ import { Answer } from "./answer.js";
 import { ask, newStep } from "./ask.js";
 import { chip } from "./attached.js";
 import { Composer } from "./composer.js";
-import { addVersion, chooseVersion, keep, messages, newConversation, rounds, shownAnswers, shownRound } from "./conversations.js";
+import { addVersion, chooseVersion, conversations, keep, keyOf, messages, newConversation, rounds, shownAnswers, shownRound } from "./conversations.js";
 import { copyButton, drawIcons, iconButton } from "./icons.js";
 import { Models, shortName } from "./models.js";
 import { showMain, start } from "./page.js";
@@ -13,8 +13,10 @@ import { offerShortcuts } from "./shortcuts.js";
 import { byId, element, RETRY_MS, setStatus, showLost, showProblem } from "./show.js";
 import { Sidebar } from "./sidebar.js";
 import { requestJson } from "./sse.js";
+import { isLasting } from "./storage.js";
 
 const DRAW_MS = 100; // between two drawings of growing answers
+const KEEP_MS = 2000; // between two times that they are stored
 const LOOK_MS = 30_000; // between two requests for the models
 const NEAR_END_PX = 60; // within which the page follows an answer
 const TITLE_CHARACTERS = 60;
@@ -42,7 +44,9 @@ class Chat {
     for (const button of byId("examples").querySelectorAll("button")) {
       button.addEventListener("click", () => this.send(button.textContent, []));
     }
-    window.addEventListener("storage", () => this.#sidebar.draw()); // another tab has changed a chat
+    window.addEventListener("storage", ({ key }) => this.#follow(key));
+    window.addEventListener("pagehide", () => this.#leave());
+    if (!isLasting) showProblem("This browser does not allow this page to store anything. Chats are lost when you close or reload it.");
     offerShortcuts({ page: this, sidebar: this.#sidebar });
     this.show(this.open);
   }
@@ -81,6 +85,16 @@ class Chat {
     this.stop();
     this.open.isGone = true;
     this.begin();
+  }
+
+  // Shows what another tab has changed, unless this tab is about to change it, too.
+  #follow(key) {
+    this.#sidebar.draw();
+    if (key !== keyOf(this.open) || this.#isBusy || this.#editing !== null) return;
+    const follows = this.#isAtEnd;
+    this.open = conversations().find(({ id }) => id === this.open.id) ?? this.open;
+    this.#draw();
+    if (follows) this.#scrollToEnd();
   }
 
   #draw() {
@@ -261,7 +275,7 @@ class Chat {
     answer.steps.push(step);
     this.#running.set(answer, { conversation, abort });
     byId("said").textContent = `${shortName(answer.model)} is answering.`;
-    this.#follow();
+    this.#watch();
     await ask(step, asked, abort.signal);
     abort.abort(); // if reading has failed, this stops the server
     delete answer.isLoading;
@@ -274,12 +288,27 @@ class Chat {
     this.#showState();
   }
 
-  // Draws the running answers until none is left.
-  #follow() {
+  // Draws and stores the running answers until none is left.
+  #watch() {
+    let keptMs = Date.now();
     this.drawing ??= setInterval(() => {
       this.#drawAnswers(this.#shown.filter(({ answer }) => this.#running.has(answer)));
       if (!this.#running.size) this.drawing = clearInterval(this.drawing);
+      if (Date.now() - keptMs < KEEP_MS) return;
+      this.#keepRunning();
+      keptMs = Date.now();
     }, DRAW_MS);
+  }
+
+  #keepRunning() {
+    for (const conversation of new Set([...this.#running.values()].map((one) => one.conversation))) this.#store(conversation);
+  }
+
+  // Ends the answers of a page that the user leaves, and stores what there is of them.
+  #leave() {
+    for (const answer of this.#running.keys()) answer.steps.at(-1).isCut = true;
+    this.#keepRunning();
+    for (const { abort } of this.#running.values()) abort.abort();
   }
 
   // Draws answers, and keeps the end in sight if it was.
@@ -291,14 +320,18 @@ class Chat {
   }
 
   #keep(conversation) {
-    if (conversation.isGone || !conversation.turns.length) return;
     conversation.changedMs = Date.now();
+    this.#store(conversation);
+    this.#sidebar.draw();
+  }
+
+  #store(conversation) {
+    if (conversation.isGone || !conversation.turns.length) return;
     try {
       if (!keep(conversation)) showProblem("This browser has no room for this chat's pictures. They will be lost when you close the page.");
     } catch (error) {
       showProblem(`This browser has no room for this chat (${error.name}). Delete another one.`);
     }
-    this.#sidebar.draw();
   }
 }
 

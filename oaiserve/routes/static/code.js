@@ -6,6 +6,7 @@ const OTHER_NAMES = {
   ...{ jsx: "javascript", patch: "diff", py: "python", rs: "rust", sh: "bash", shell: "bash", console: "bash" },
   ...{ ts: "javascript", tsx: "javascript", typescript: "javascript", yml: "yaml", zsh: "bash" },
 };
+const MOST_CHARACTERS = 20_000; // of a block with colours: a growing one gets them again with each token
 const loaded = new Map(); // by language: a promise, and then its highlighting function
 let core = null;
 
@@ -20,7 +21,7 @@ async function load(language) {
 export async function highlight(code, name) {
   const lower = name.toLowerCase();
   const language = OTHER_NAMES[lower] ?? lower;
-  if (!FILES.includes(language)) return;
+  if (!FILES.includes(language) || code.textContent.length > MOST_CHARACTERS) return;
   if (!loaded.has(language)) loaded.set(language, load(language));
   if (loaded.get(language) instanceof Promise) await loaded.get(language);
   loaded.get(language)(code);

@@ -1,8 +1,11 @@
 // Stores conversations in the browser, one item of its storage for each, and finds the messages of a request in them.
 
 import { shortName } from "./models.js";
+import { local } from "./storage.js";
 
 const PREFIX = "oaiserve-chat-";
+const SHADES = ["tokens", "eventsMs"]; // of a step: most of its bytes
+const TOKENS = '"tokens":[['; // in the JSON of a step that has any
 
 // A conversation has the `settings` of its form and `turns`. A turn has `text`, `files` (each with a `text`, or the
 // `url` of a picture), `answers`, and the `round` whose answers are shown. An answer has a `model`, its `round` and
@@ -14,15 +17,17 @@ export function newConversation() {
 
 // Returns all conversations, the last changed one first. Unreadable ones are left out.
 export function conversations() {
-  const keys = Object.keys(localStorage).filter((key) => key.startsWith(PREFIX));
+  const keys = Object.keys(local).filter((key) => key.startsWith(PREFIX));
   return keys.flatMap(read).sort((a, b) => b.changedMs - a.changedMs);
 }
 
+export const keyOf = ({ id }) => PREFIX + id;
+
 function read(key) {
   try {
-    const found = JSON.parse(localStorage.getItem(key));
+    const found = JSON.parse(local.getItem(key));
     for (const step of found.turns.flatMap(({ answers }) => answers).flatMap(({ steps }) => steps)) {
-      if (step.isOpen) Object.assign(step, { isOpen: false, isStopped: true }); // the page was closed meanwhile
+      if (step.isOpen) Object.assign(step, { isOpen: false, isCut: true }); // by a closed page, or open in another tab
     }
     return [found];
   } catch (error) {
@@ -34,19 +39,35 @@ function read(key) {
 // Stores a conversation, and returns whether all of it fits: if not, its pictures are left out. Throws
 // QuotaExceededError if the browser has no room for the rest either.
 export function keep(conversation) {
-  const key = PREFIX + conversation.id;
+  const key = keyOf(conversation);
   try {
-    localStorage.setItem(key, JSON.stringify(conversation));
+    store(key, JSON.stringify(conversation));
     return true;
   } catch (error) {
     if (!conversation.turns.some(({ files }) => files.some(({ url }) => url))) throw error;
-    localStorage.setItem(key, JSON.stringify(conversation, (name, value) => (name === "url" ? undefined : value)));
+    store(key, JSON.stringify(conversation, (name, value) => (name === "url" ? undefined : value)));
     return false;
   }
 }
 
+// Stores a text. If the browser has no room, other conversations lose the tokens of their answers, which only shades
+// and comparisons need, from the oldest on. Throws QuotaExceededError if that is not enough.
+export function store(key, text) {
+  let others = null;
+  while (true) {
+    try {
+      return local.setItem(key, text);
+    } catch (error) {
+      others ??= conversations().filter((one) => keyOf(one) !== key && local.getItem(keyOf(one)).includes(TOKENS));
+      if (!others.length) throw error;
+      const oldest = others.pop();
+      local.setItem(keyOf(oldest), JSON.stringify(oldest, (name, value) => (SHADES.includes(name) ? [] : value)));
+    }
+  }
+}
+
 export function forget(conversation) {
-  localStorage.removeItem(PREFIX + conversation.id);
+  local.removeItem(keyOf(conversation));
 }
 
 // Begins another version of the turn at a place: that turn and all after it are put aside.

@@ -4,9 +4,44 @@ import { highlight } from "./code.js";
 import { copyButton } from "./icons.js";
 import { element } from "./show.js";
 
-const markdown = window.markdownit({ html: false, linkify: true });
+const markdown = window.markdownit({ html: false, linkify: true, breaks: true });
 markdown.linkify.set({ fuzzyLink: false, fuzzyEmail: false }); // `file.py` is no address
 markdown.validateLink = (url) => /^https?:\/\//i.test(url);
+
+// Formulas stay in TeX, whose backslashes and underscores Markdown would take for its own. Those between single dollars
+// begin and end without a space, unlike prices.
+const FORMULA = /\\\(.{1,2000}?\\\)|\\\[.{1,2000}?\\\]|\$\$.{1,2000}?\$\$|\$(?!\s)[^$\n]{0,2000}?[^\s$\\]\$(?!\w)/sy;
+const BREAK = /<br ?\/?>/iy;
+
+function inline(name, before, pattern, add) {
+  markdown.inline.ruler.before(before, name, (state, isSilent) => {
+    pattern.lastIndex = state.pos;
+    const [text] = pattern.exec(state.src) ?? [];
+    if (text === undefined) return false;
+    if (!isSilent) add(state, text);
+    state.pos += text.length;
+    return true;
+  });
+}
+
+inline("formula", "escape", FORMULA, (state, text) => (state.push("code_inline", "code", 0).content = text));
+inline("br", "autolink", BREAK, (state) => state.push("hardbreak", "br", 0));
+
+// A formula on lines of its own becomes a block.
+markdown.block.ruler.before("fence", "formula", (state, from, to, isSilent) => {
+  const start = state.bMarks[from] + state.tShift[from];
+  if (!/^(\\\[|\$\$)/.test(state.src.slice(start, start + 2))) return false;
+  FORMULA.lastIndex = start;
+  const [text] = FORMULA.exec(state.src) ?? [];
+  const last = from + (text?.split("\n").length ?? 0) - 1;
+  if (last < from || last >= to || state.src.slice(start + text.length, state.eMarks[last]).trim()) return false;
+  if (isSilent) return true;
+  state.line = last + 1;
+  const token = state.push("code_block", "code", 0);
+  token.content = text.replaceAll(/^[ \t]+/gm, "");
+  token.map = [from, state.line];
+  return true;
+}, { alt: ["paragraph", "list", "blockquote"] });
 
 const { rules } = markdown.renderer;
 const { escapeHtml } = markdown.utils;
@@ -64,7 +99,7 @@ function blocks(text) {
 }
 
 function newBlock(html) {
-  const made = element("div", { class: "block" });
+  const made = element("div", { class: "block", dir: "auto" });
   made.innerHTML = html;
   for (const pre of made.querySelectorAll("pre")) {
     const code = pre.firstElementChild;

@@ -1,7 +1,9 @@
 // The settings of a conversation: the system prompt, parameters, and the form of its answers. A box that has no valid
 // JSON says so.
 
-import { byId, element } from "./show.js";
+import { store } from "./conversations.js";
+import { byId, element, showProblem } from "./show.js";
+import { local } from "./storage.js";
 
 const STORED = "oaiserve-settings"; // holds the last settings for the next visit
 const NUMBERS = [
@@ -17,14 +19,18 @@ export class Settings {
 
   constructor() {
     byId("settings").addEventListener("change", () => {
-      localStorage.setItem(STORED, JSON.stringify(this.value()));
       this.#show();
+      try {
+        store(STORED, JSON.stringify(this.value()));
+      } catch (error) {
+        showProblem(`This browser has no room for the settings (${error.name}). Delete a chat.`);
+      }
     });
     byId("reset-settings").addEventListener("click", () => {
       this.set({});
-      localStorage.removeItem(STORED);
+      local.removeItem(STORED);
     });
-    this.set(JSON.parse(localStorage.getItem(STORED) ?? "{}"));
+    this.set(JSON.parse(local.getItem(STORED) ?? "{}"));
   }
 
   // Shows the defaults in empty fields.

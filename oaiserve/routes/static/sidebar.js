@@ -38,12 +38,17 @@ export class Sidebar {
   }
 
   draw() {
+    if (byId("conversation-list").querySelector("input")) return; // a chat is being renamed
     const wanted = byId("search").value.trim().toLowerCase();
     const found = conversations().filter((conversation) => !wanted || textOf(conversation).includes(wanted));
     const days = Map.groupBy(found, ({ changedMs }) => dayOf(changedMs));
     const lists = [...days].map(([day, ones]) => [element("h2", {}, day), element("ul", {}, ...ones.map((one) => this.#item(one)))]);
     const none = element("p", { class: "note" }, wanted ? "No chats match." : "Your chats appear here.");
+    const { activeElement: focused } = document;
+    const { id } = focused.closest("#conversation-list li")?.dataset ?? {};
     byId("conversation-list").replaceChildren(...(found.length ? lists.flat() : [none]));
+    const item = [...byId("conversation-list").querySelectorAll("li")].find((one) => one.dataset.id === id);
+    [...(item?.querySelectorAll("button") ?? [])].find((button) => button.ariaLabel === focused.ariaLabel)?.focus();
   }
 
   #item(conversation) {
@@ -54,7 +59,7 @@ export class Sidebar {
       this.hideDrawer();
     };
     const button = element("button", { type: "button", class: "talk", onclick: show, ...(isOpen ? { "aria-current": "true" } : {}) }, title);
-    const item = element("li", {}, button);
+    const item = element("li", { "data-id": id }, button);
     const changes = [
       iconButton("edit", `Rename ${title}`, () => this.#rename(conversation, item)),
       iconButton("save", `Export ${title}`, () => download(conversation)),
@@ -68,6 +73,7 @@ export class Sidebar {
     const box = element("input", { class: "talk", value: conversation.title, "aria-label": "Name of the chat" });
     const end = (isKept) => {
       box.onblur = null;
+      box.remove();
       const title = box.value.trim();
       if (isKept && title) {
         conversation.title = title;

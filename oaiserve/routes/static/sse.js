@@ -1,6 +1,8 @@
 // Sends requests to the server, with the API key if there is one, and reads server-sent events over fetch, because an
 // EventSource cannot send a key.
 
+import { session } from "./storage.js";
+
 const KEY = "oaiserve-api-key";
 // The URL of the server's root. Behind a proxy, it may have a path prefix.
 export const ROOT = new URL("../../", import.meta.url);
@@ -19,7 +21,7 @@ export class Refused extends Error {
 }
 
 export function key() {
-  return sessionStorage.getItem(KEY);
+  return session.getItem(KEY);
 }
 
 export function hasKey() {
@@ -27,7 +29,7 @@ export function hasKey() {
 }
 
 export function keepKey(key) {
-  sessionStorage.setItem(KEY, key);
+  session.setItem(KEY, key);
 }
 
 // Replaces the error of a network failure, because browsers' messages say little. Aborts stay as they are.

@@ -126,7 +126,7 @@ function rowOf(entry, { outcome, tokens, track, time }) {
     { class: "row", "data-request": id, href: pageOf(id) },
     element("span", { class: "quiet" }, clock(receivedNs / 1e6)),
     element("span", { class: "route", title: id }, route.replace(/^\/(v1\/)?/, "")),
-    element("span", { class: "quiet model", title: model }, model),
+    element("span", { class: "quiet model", title: model }, model.split("/").at(-1)),
     element("span", { class: "quiet client", title: client ?? "" }, client ?? "–"),
     outcome,
     tokens,
