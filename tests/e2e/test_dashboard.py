@@ -280,7 +280,7 @@ def test_the_page_asks_for_a_missing_api_key_until_one_is_right(live: LiveServer
     assert page.is_hidden("#problem")  # a missing key is no error
     assert page.is_hidden("#main")
     for key, message in (
-        ("wrong", "The API key is not known to this server. Please enter another one."),
+        ("wrong", "The API key is not known to this server. Please enter another key."),
         ("schlüssel", "An API key has only ASCII letters, digits and punctuation, and no spaces."),
     ):
         page.fill("#key", key)
@@ -313,6 +313,35 @@ def test_the_page_asks_for_the_key_when_any_request_finds_it_invalid(live: LiveS
             visitor.select_option(needs_key, "failed")
         visitor.wait_for_selector("#key-form:visible")
         assert visitor.inner_text("#problem").startswith("The API key is not known")
+
+
+@pytest.mark.parametrize(("path", "route"), [("/requests", "**/debug/requests*"), ("/dashboard", "**/feed")])
+def test_page_asks_for_another_key_if_this_one_lacks_the_right(
+    live: LiveServer, open_page: OpenPage, path: str, route: str
+) -> None:
+    page = open_page(f"{live.url}{path}", may_log=True)
+    message = "The role of the key 'a' does not permit this."
+    page.route(route, lambda call: call.fulfill(status=403, json={"error": {"message": message}}))
+    page.fill("#key", API_KEY)
+    page.keyboard.press("Enter")
+    page.wait_for_selector(f'#problem:text-is("{message} Please enter another key.")')
+    page.unroute(route)
+    page.fill("#key", API_KEY)
+    page.keyboard.press("Enter")
+    page.wait_for_selector("#status[data-state=live]")
+    assert page.is_hidden("#problem")
+
+
+def test_right_key_after_a_wrong_one_leaves_no_message_in_the_chat(live: LiveServer, open_page: OpenPage) -> None:
+    page = open_page(f"{live.url}/", may_log=True)
+    page.fill("#key", "wrong")
+    page.keyboard.press("Enter")
+    page.wait_for_selector("#problem:visible")
+    assert page.locator("#key").evaluate("box => box.clientHeight") < 50
+    page.fill("#key", API_KEY)
+    page.keyboard.press("Enter")
+    page.wait_for_selector("#status[data-state=live]")
+    assert page.is_hidden("#problem")
 
 
 def test_one_viewer_too_many_gets_a_message_and_is_connected_later(server: LiveServer, open_page: OpenPage) -> None:

@@ -6,7 +6,7 @@ import { hideFleet, showFleet } from "./fleet.js";
 import { offerKeys } from "./keys.js";
 import { showMain, start } from "./page.js";
 import { byId, element, phone, RETRY_MS, setStatus, showLost, showProblem } from "./show.js";
-import { events, Refused, request, requestJson } from "./sse.js";
+import { askForKey, events, hasKey, Refused, request, requestJson } from "./sse.js";
 import { Waterfall } from "./waterfall.js";
 import { Window } from "./window.js";
 
@@ -99,7 +99,7 @@ async function follow() {
     if (byId("status").dataset.state === "live") setStatus("lost", "The server closed the feed; trying again");
   } catch (error) {
     if (error.name === "AbortError" || error.needsKey) return;
-    if (error.lacksRight) return setStatus("waiting", "This key has no access to this page");
+    if (error.lacksRight && hasKey()) return askForKey(error);
     showLost();
     if (error instanceof Refused) {
       showProblem(error.message);

@@ -14,12 +14,13 @@ export async function start(load, stop = () => {}) {
     if (!/^[!-~]+$/.test(key)) return showProblem(NOT_A_KEY);
     keepKey(key);
     byId("key").value = "";
+    showProblem("");
     load();
   });
   document.addEventListener("needs-key", ({ detail }) => {
     stop();
     setStatus("waiting", "Waiting for an API key");
-    showProblem(hasKey() ? `${detail} Please enter another one.` : "");
+    showProblem(hasKey() ? `${detail} Please enter another key.` : "");
     form.hidden = false;
     byId("main").hidden = true;
     byId("key").focus();

@@ -2,7 +2,7 @@
 
 import { showMain, start } from "./page.js";
 import { byId, element, setStatus, showLost, showProblem } from "./show.js";
-import { Refused, requestJson } from "./sse.js";
+import { askForKey, hasKey, Refused, requestJson } from "./sse.js";
 import { Waterfall } from "./waterfall.js";
 
 const EVERY_MS = 2000;
@@ -61,7 +61,7 @@ async function load() {
     show(found, query);
   } catch (error) {
     if (error.needsKey || mine !== numLoads) return;
-    if (error.lacksRight) return showProblem(error.message);
+    if (error.lacksRight && hasKey()) return askForKey(error);
     showLost();
     if (error instanceof Refused) showProblem(error.message);
   }

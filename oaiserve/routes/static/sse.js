@@ -55,8 +55,12 @@ export async function request(path, { isQuiet = false, ...options } = {}) {
   if (response.ok) return response;
   const { error } = await response.json().catch(() => ({}));
   const refused = new Refused(error?.message ?? `The server answered with status ${response.status}.`, error?.param, response);
-  if (refused.needsKey && !isQuiet) document.dispatchEvent(new CustomEvent("needs-key", { detail: refused.message }));
+  if (refused.needsKey && !isQuiet) askForKey(refused);
   throw refused;
+}
+
+export function askForKey({ message }) {
+  document.dispatchEvent(new CustomEvent("needs-key", { detail: message }));
 }
 
 // Sends a request, and returns the JSON of its answer, also where a browser would get a page. Throws what `request` does.
