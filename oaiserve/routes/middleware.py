@@ -13,7 +13,6 @@ from contextlib import suppress
 from difflib import get_close_matches
 from secrets import token_hex
 from typing import Any
-from urllib.parse import unquote
 
 import msgspec
 from starlette.datastructures import Headers, MutableHeaders
@@ -194,16 +193,14 @@ def is_refusal(status: int) -> bool:
 
 
 class TidyPath:
-    """Treats /v1//models and /v1/models/ as /v1/models, because base URLs often end with a slash. An encoded slash is
-    part of a name: /v1/models/%2Fmodels%2Fa.gguf."""
+    """Treats /v1//models and /v1/models/ as /v1/models, because base URLs often end with a slash."""
 
     def __init__(self, app: ASGIApp) -> None:
         self.app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and (b"//" in scope["raw_path"] or scope["raw_path"].endswith(b"/")):
-            raw_path = re.sub(b"/{2,}", b"/", scope["raw_path"]).rstrip(b"/") or b"/"
-            scope["path"] = unquote(raw_path)
+        if scope["type"] == "http" and ("//" in scope["path"] or scope["path"].endswith("/")):
+            scope["path"] = re.sub("/{2,}", "/", scope["path"]).rstrip("/") or "/"
         await self.app(scope, receive, send)
 
 

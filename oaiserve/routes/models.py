@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
+from urllib.parse import unquote
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -85,9 +87,15 @@ async def list_models(request: Request) -> Response:
 async def retrieve_model(request: Request) -> Response:
     """Answer with a model by its name, which may contain slashes, plain or as %2F. Raises ModelNotFound."""
     serving = serving_of(request)
-    name = request.path_params["model_id"]
+    name = name_in(request)
     model = model_of(serving, serving.check_model(name), name)
     return json_response(in_form(request.scope, msgspec.to_builtins(model)))
+
+
+def name_in(request: Request) -> str:
+    """Return the name of the model in the path that the client sent: TidyPath joins the name's encoded slashes, too."""
+    raw_path = re.sub(b"/{2,}", b"/", request.scope["raw_path"]).rstrip(b"/")
+    return unquote(raw_path.partition(b"/v1/models/")[2]) or str(request.path_params["model_id"])
 
 
 def list_answer(scope: Scope, models: Sequence[AnyModel]) -> Response:

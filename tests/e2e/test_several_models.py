@@ -87,6 +87,14 @@ def test_pages_talk_to_all_models_and_show_all_or_the_chosen_one(two_models: Liv
     page.goto(f"{two_models.url}/dashboard")
     page.wait_for_selector("#model:has-text('all models · ')")
     assert page.locator("#replicas tr").count() == 2
+    states = page.evaluate("""async () => {
+      const { showFleet } = await import("/dashboard/static/fleet.js");
+      const replica = (number, state) => ({ number, state, is_up: state === "Up", models: ["a"] });
+      const replicas = [replica(1, "Up"), replica(2, "Not responding"), replica(null, "Not loaded")];
+      showFleet({ replicas, requests: {}, continued: {}, has_children: true });
+      return [...document.querySelectorAll("[data-label=State]")].map((cell) => cell.className);
+    }""")
+    assert states == ["outcome-finished", "outcome-failed", ""]
     for name in ("chat", "embed"):
         page.select_option("#watched", name)
         page.wait_for_selector(f"#model:has-text('{name} · ')")

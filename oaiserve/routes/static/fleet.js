@@ -26,6 +26,7 @@ export function hideFleet() {
 
 function row(replica) {
   const { number: name, address, state, is_up: isUp, models } = replica;
+  const kind = isUp ? "outcome-finished" : name === null ? "" : "outcome-failed"; // one without a number is not loaded
   const where = address ? [" ", element("a", { href: `http://${address}/dashboard` }, address)] : [];
   const cells = [
     ["Models", models.join(", ") || "–"],
@@ -39,7 +40,7 @@ function row(replica) {
     "tr",
     {},
     element("th", { scope: "row" }, String(name ?? "–"), ...where),
-    element("td", { "data-label": "State", class: isUp ? "outcome-finished" : "outcome-failed" }, state),
+    element("td", { "data-label": "State", class: kind }, state),
     ...cells.map(([label, text, kind]) => element("td", { "data-label": label, class: kind ?? "" }, text)),
   );
 }

@@ -7,6 +7,7 @@ import { Waterfall } from "./waterfall.js";
 
 const EVERY_MS = 2000;
 const MOST_REQUESTS = 100;
+const MOST_OPEN = 20; // that a server lists
 const FILTERS = ["id", "outcome", "slow", "model", "client", "route"];
 const NO_KEY = "without a key"; // a choice among clients, whose names have no spaces
 const waterfall = new Waterfall();
@@ -77,7 +78,8 @@ function show(found, query) {
   byId("clear").hidden = !isFiltered;
   byId("no-requests").textContent = isFiltered ? "No request matches these filters." : "No requests yet. They appear here as soon as they arrive.";
   const ended = found.requests.length === MOST_REQUESTS ? `the last ${MOST_REQUESTS}` : String(found.requests.length);
-  byId("number").textContent = all.length ? `${found.open.length} open, ${ended} ended` : "";
+  const open = found.open.length < MOST_OPEN ? String(found.open.length) : `the newest ${found.open.length}`;
+  byId("number").textContent = all.length ? `${open} open, ${ended} ended` : "";
   waterfall.show(found);
 }
 

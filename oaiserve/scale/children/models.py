@@ -13,6 +13,7 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 
 from oaiserve.config import Config, ModelsOptions
+from oaiserve.engine.pooling import Task
 from oaiserve.errors import ModelNotFound, StartupError, Unavailable, invalid
 from oaiserve.facts.times import monotonic_ns
 from oaiserve.scale.address import Address
@@ -32,6 +33,7 @@ class Model:
     config: Config
     address: Address  # where its process listens
     num_bytes: int  # memory when it is loaded; before the first load, the size of its files
+    task: Task | None = None  # by its files; None if they are not on this disk
     process: ServerProcess | None = None  # set while it takes requests
     loading: asyncio.Task[None] | None = None
     num_users: int = 0  # requests for it that have not ended

@@ -23,10 +23,13 @@ from oaiserve import __version__
 from oaiserve.app import keyring, middleware, refresh_keys, store_limits
 from oaiserve.config import Config, ModelsOptions, RouteOptions, ServerOptions
 from oaiserve.engine.backpressure import SharedLimit
+from oaiserve.engine.pooling import Task
+from oaiserve.engine.start.task import find_task
 from oaiserve.errors import Unavailable
 from oaiserve.facts.record import AccessRefusal
 from oaiserve.facts.times import WallClock
 from oaiserve.files import demo
+from oaiserve.files.bad_file import BadFile
 from oaiserve.files.private import cache_folder
 from oaiserve.files.source import find_model
 from oaiserve.http.codings import page_response
@@ -134,7 +137,13 @@ def create_gateway_of_models(
             await asyncio.sleep(JOIN_SECONDS)
 
     children = [
-        Model(name, _of_child(config, server, own_key), Address.of_socket(inside / f"{number}.sock"), _size(config))
+        Model(
+            name,
+            _of_child(config, server, own_key),
+            Address.of_socket(inside / f"{number}.sock"),
+            _size(config),
+            _task(config),
+        )
         for number, (name, config) in enumerate(configs.items(), start=1)
     ]
     models = ChildModels(children, options, start_on, changed, routers.models_of)
@@ -218,6 +227,16 @@ def _of_child(config: Config, server: ServerOptions, own_key: str | None) -> Con
     """Return the settings of a child process, which has a key for the gateway and shares the gateway's store."""
     keys = config.server.api_key if own_key is None else (*config.server.api_key, own_key)
     return replace(config, server=replace(config.server, api_key=keys, response_store=server.response_store))
+
+
+def _task(config: Config) -> Task | None:
+    """Return the task of a model by its files, or None if they are not on this disk or can't be read."""
+    if config.model == "demo":
+        return "generate"
+    source = find_model(config.model)
+    with suppress(BadFile, OSError):  # The start of the model reports them.
+        return find_task(source, config.engine.task) if source.path.exists() else None
+    return None
 
 
 def _size(config: Config) -> int:

@@ -19,7 +19,7 @@ from oaiserve.http.key_store import KeyStore
 from oaiserve.routes import keys
 from oaiserve.routes.batches import routes as batch_routes
 from oaiserve.routes.middleware import json_response
-from oaiserve.routes.models import AnyModel, in_form, list_answer
+from oaiserve.routes.models import AnyModel, in_form, list_answer, name_in
 from oaiserve.routes.models import closed_route as adapters_closed
 from oaiserve.scale.children.metrics import merged
 from oaiserve.scale.children.models import ChildModels, Model
@@ -48,6 +48,7 @@ def routes(
             root = demo.HUB_ID if model.config.model == "demo" else model.config.model
             for name in model.config.model_names:
                 known = {"id": name, "object": "model", "created": created, "owned_by": "oaiserve", "root": root}
+                known |= {} if model.task is None else {"task": model.task}
                 own[name] = {**known, **loaded.pop(name, {}), "is_loaded": model.process is not None}
         return [*own.values(), *loaded.values()]
 
@@ -55,7 +56,7 @@ def routes(
         return list_answer(request.scope, await every_model(request))
 
     async def retrieve_model(request: Request) -> Response:
-        name = request.path_params["model_id"]
+        name = name_in(request)
         for model in await every_model(request):
             if model["id"] == name:
                 return json_response(in_form(request.scope, model))

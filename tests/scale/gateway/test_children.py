@@ -39,8 +39,8 @@ INSIDE = (
 )
 
 
-def front(server: ServerOptions) -> TestClient:
-    configs = models_of(["demo"], {}, Config("models", server))
+def front(server: ServerOptions, *models: str) -> TestClient:
+    configs = models_of(models or ["demo"], {}, Config("models", server))
     app, _, _ = create_gateway_of_models(server, configs, ModelsOptions(load_on_demand=True))
     return TestClient(app, base_url="http://127.0.0.1", headers={"host": "127.0.0.1"}, raise_server_exceptions=False)
 
@@ -60,6 +60,20 @@ def test_a_front_with_keys_asks_for_one() -> None:
         listed = client.get("/v1/models", headers={"authorization": "Bearer mine"})
         assert [(model["id"], model["is_loaded"]) for model in listed.json()["data"]] == [("demo", False)]
         assert client.get("/v1/models/none", headers={"authorization": "Bearer mine"}).status_code == 404
+
+
+def test_model_that_is_not_loaded_has_the_task_of_its_files(tmp_path: Path) -> None:
+    for name, config in (
+        ("embed", '{"architectures": ["BertModel"]}'),
+        ("chat", '{"architectures": ["LlamaForCausalLM"]}'),
+        ("damaged", "{"),
+    ):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_text(config)
+    folders = [str(tmp_path / name) for name in ("embed", "chat", "damaged")]
+    with front(ServerOptions(), *folders, "org/elsewhere") as client:
+        tasks = [model.get("task") for model in client.get("/v1/models").json()["data"]]
+    assert tasks == ["embed", "generate", None, None]
 
 
 def test_a_front_of_one_model_lists_each_of_its_names() -> None:
