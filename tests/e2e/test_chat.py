@@ -186,8 +186,10 @@ def test_a_message_goes_with_its_settings_its_files_and_what_was_said_before(pag
     page.select_option("[name=reasoning_effort]", "low")
     (tmp_path / "notes.txt").write_text("one ``` two\n")
     (tmp_path / "cat.png").write_bytes(b"\x89PNG\xff")
-    page.set_input_files("#attach", [tmp_path / "notes.txt", tmp_path / "cat.png"])
+    (tmp_path / "long.txt").write_text("a" * 2**21)
+    page.set_input_files("#attach", [tmp_path / name for name in ("cat.png", "long.txt", "notes.txt")])
     page.wait_for_selector("#problem:has-text('cat.png cannot be attached: it is not a text in UTF-8')")
+    assert "long.txt cannot be attached: it has 2097 kB, and" in page.inner_text("#problem")
     assert page.locator("#attached li").count() == 1
     send(page, "Read <b>this</b>.")
     assert page.locator("#attached li").count() == 0

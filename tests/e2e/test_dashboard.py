@@ -99,6 +99,9 @@ def test_bars_of_requests_lie_on_one_time_axis(server: LiveServer, page: Page) -
     with streams(server.url, NUM_STREAMS, max_tokens=40):
         page.wait_for_selector("#requests a >> nth=20")
         page.click("#pause")
+        listed = page.context.new_page()
+        listed.goto(f"{server.url}/requests")
+        listed.wait_for_selector("#number:has-text('the newest 20 open')")
         requests = httpx.get(f"{server.url}/debug/requests", timeout=60).json()["requests"]
     shown = page.locator("#requests a").evaluate_all(BARS)
     assert len(shown) > 20

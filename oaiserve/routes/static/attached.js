@@ -45,16 +45,17 @@ export class Attached {
   }
 
   async #addAll(files) {
-    showProblem("");
+    const problems = [];
     for (const file of files) {
       const isPicture = file.type.startsWith("image/") && this.#readsPictures();
       try {
         const read = isPicture ? { url: await pictureOf(file) } : { text: await textOf(file) };
         this.set([...this.files, { name: file.name, ...read }]);
       } catch (error) {
-        showProblem(`${file.name} cannot be attached: ${error.message}.`);
+        problems.push(`${file.name} cannot be attached: ${error.message}.`);
       }
     }
+    showProblem(problems.join(" "));
   }
 }
 

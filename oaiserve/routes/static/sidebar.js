@@ -58,7 +58,7 @@ export class Sidebar {
       this.page.show(conversation);
       this.hideDrawer();
     };
-    const button = element("button", { type: "button", class: "talk", onclick: show, ...(isOpen ? { "aria-current": "true" } : {}) }, title);
+    const button = element("button", { type: "button", class: "talk", dir: "auto", onclick: show, ...(isOpen ? { "aria-current": "true" } : {}) }, title);
     const item = element("li", { "data-id": id }, button);
     const changes = [
       iconButton("edit", `Rename ${title}`, () => this.#rename(conversation, item)),
