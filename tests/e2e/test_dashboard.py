@@ -365,6 +365,14 @@ def test_one_viewer_too_many_gets_a_message_and_is_connected_later(server: LiveS
     assert visitor.is_hidden("#problem")
 
 
+def test_live_page_needs_no_list_of_models(server: LiveServer, open_page: OpenPage) -> None:
+    """A gateway without a replica that is up has no list, and its page says which replicas are down."""
+    page = open_page(f"{server.url}/docs", may_log=True)
+    page.route("**/v1/models", lambda call: call.fulfill(status=503, json={"error": {"message": "No replica"}}))
+    page.goto(f"{server.url}/dashboard")
+    page.wait_for_selector("#status[data-state=live]")
+
+
 def test_everything_works_under_a_prefix(server: LiveServer, open_page: OpenPage) -> None:
     """`open_page` fails the test if a request has a URL without the prefix."""
     complete(server)

@@ -28,12 +28,12 @@ async function openFeed(signal) {
   return feed;
 }
 
-// Returns the models, or none if the list needs a key: a gateway's feed may need none.
+// Returns the models, or none if the list is refused: a gateway's feed may need no key, and no replica that is up.
 async function models(signal) {
   try {
     return (await requestJson("v1/models", { signal, isQuiet: true })).data;
   } catch (error) {
-    if (error.needsKey) return [];
+    if (error instanceof Refused) return [];
     throw error;
   }
 }
