@@ -164,7 +164,9 @@ def test_what_a_start_has_quantized_is_there_for_later_ones(
 
 
 @pytest.mark.compiler
-@pytest.mark.parametrize("reason", ["--quantized-cache allows", "the disk has", "other users can write"])
+@pytest.mark.parametrize(
+    "reason", ["--quantized-cache allows", "the disk has 0.0 GB free; they", "other users can write"]
+)
 def test_weights_that_cannot_be_stored_are_quantized_at_each_start(
     reason: str, tmp_path: Path, empty_cache: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
