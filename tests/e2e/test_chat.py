@@ -351,8 +351,9 @@ def test_conversations_stay_in_the_browser_and_can_be_found_renamed_exported_and
     assert titles.all_inner_texts() == ["The second"]
     assert page.locator("#turns li").count() == 0
     assert len(stored(page)) == 1
-    page.click("text=Undo")
+    page.keyboard.press("Enter")  # on Undo
     assert titles.all_inner_texts() == ["The second", "Renamed"]
+    assert page.evaluate("() => document.activeElement.textContent") == "Renamed"
 
 
 def fill_storage(page: Page) -> None:

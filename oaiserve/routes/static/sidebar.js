@@ -107,6 +107,7 @@ export class Sidebar {
       this.draw();
       if (wasOpen) this.page.show(conversation);
       byId("notice").hidden = true;
+      byId("conversation-list").querySelector(`[data-id="${conversation.id}"] button`)?.focus();
     };
     const button = element("button", { type: "button", class: "link", onclick: undo }, "Undo");
     byId("notice").replaceChildren(`Deleted “${conversation.title}”. `, button);
