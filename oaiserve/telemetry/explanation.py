@@ -57,7 +57,8 @@ def sentences(record: RequestRecord, others: Sequence[RequestRecord]) -> Iterato
 
 
 def _causes(causes_ns: Mapping[Cause, int], phase_ns: int, neighbours: list[PhaseNeighbour]) -> Iterator[str]:
-    yield f"alone it would have taken {_seconds(causes_ns.get(Cause.ALONE, 0))}"
+    if alone_ns := causes_ns.get(Cause.ALONE):  # unknown for the first prefills, before costs of steps are learned
+        yield f"alone it would have taken {_seconds(alone_ns)}"
     least_ns = LEAST_CAUSE * phase_ns
     decodes_ns = causes_ns.get(Cause.NEIGHBOUR_DECODES, 0)
     prompts_ns = causes_ns.get(Cause.NEIGHBOUR_PROMPTS, 0)

@@ -58,6 +58,13 @@ def test_neighbours_that_still_run_have_no_name() -> None:
     ]
 
 
+def test_unknown_time_alone_is_not_mentioned() -> None:
+    account = EngineAccount(prefill_causes_ns={Cause.MACHINE: 330 * MS, Cause.UNEXPLAINED: 57 * MS})
+    first = record_at(0, 0, 0, 0, 0, 387, 387, 387, account=account)
+    expected = "prefill took 387 ms; for 330 ms the machine was busy elsewhere; 57 ms are unexplained."
+    assert list(sentences(first, [first])) == [expected]
+
+
 def test_a_long_queue_has_its_reasons_and_other_phases_have_none() -> None:
     account = EngineAccount(waits_ns={WaitReason.STEP_UNDER_WAY: 2 * MS, WaitReason.BATCH_FULL: 598 * MS})
     slow = record_at(0, 300, 300, 300, 900, 910, 920, 1000, account=account)
