@@ -149,7 +149,7 @@ def _make_room(folder: Path, num_bytes: int, most_bytes: int) -> None:
         num_freed += sizes.pop(removed[-1])
     free = shutil.disk_usage(folder).free + num_freed
     if free < num_bytes + LEFT_BYTES:
-        sizes = [f"{size / 1e9:.1f} GB" for size in (free, num_bytes, LEFT_BYTES)]
-        raise OSError("the disk has {} free; they take {}, and {} must stay free".format(*sizes))
+        numbers = [f"{size / 1e9:.1f} GB" for size in (free, num_bytes, LEFT_BYTES)]
+        raise OSError("the disk has {} free; they take {}, and {} must stay free".format(*numbers))
     for path in removed:
         path.unlink(missing_ok=True)
