@@ -274,7 +274,7 @@ ENGINE_HOST_SECONDS = _metric(
 ENGINE_FEATURE = _metric(
     "oaiserve_engine_feature",
     "Whether a faster way to compute is on (1) or off (0). feature: drafts, exact; on a CPU native_step, amx; on "
-    "a GPU kernels, long_prompts, graphs.",
+    "a GPU kernels, graphs.",
     "feature",
 )
 

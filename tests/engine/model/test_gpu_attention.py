@@ -1,22 +1,15 @@
 """The Triton backend, in Triton's interpreter, equals the reference backend."""
 
 import math
-from dataclasses import replace
-from inspect import signature
-from itertools import pairwise
 from typing import Any
-from unittest.mock import Mock
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch.nn.attention import varlen
-from torch.nn.functional import scaled_dot_product_attention
 
 from oaiserve.engine.executors.cuda.kernels import PlainAttention
 from oaiserve.engine.model.attention import FP8, FP8_MAX, LayerCache, ScaledCache, Scoring
-from oaiserve.engine.model.attention.paged_prompts import paged_prompts, takes_layer
 from tests.engine.model.attention_inputs import Inputs, make_inputs
 
 pytest.importorskip("triton", reason="Triton has no wheels for this system")
@@ -231,76 +224,3 @@ def sequences_kernel(starts, found, num_sequences, TILE_TOKENS: tl.constexpr):
     sequence, first_tile = _sequence_of(tl.program_id(0), starts, num_sequences, TILE_TOKENS)
     tl.store(found + tl.program_id(0) * 2, sequence)
     tl.store(found + tl.program_id(0) * 2 + 1, first_tile)
-
-
-def varlen_attn(
-    query: torch.Tensor,
-    keys: torch.Tensor,
-    values: torch.Tensor,
-    cu_seq_q: torch.Tensor,
-    cu_seq_k: None,
-    max_q: int,
-    max_k: int,
-    *,
-    scale: float,
-    window_size: tuple[int, int],
-    enable_gqa: bool,
-    seqused_k: torch.Tensor,
-    block_table: torch.Tensor,
-) -> torch.Tensor:
-    """Attend as torch's function does with blocks of a cache: the last query of a sequence sees all its keys."""
-    assert {cu_seq_q.dtype, seqused_k.dtype, block_table.dtype} == {torch.int32}
-    assert (max_q, max_k) == (int(cu_seq_q.diff().max()), int(seqused_k.max()))
-    assert window_size[1] == 0
-    assert enable_gqa
-    out = torch.empty(*query.shape[:2], values.shape[3])
-    for index, (first, last) in enumerate(pairwise(cu_seq_q.tolist())):
-        length = int(seqused_k[index])
-        key, value = (one[block_table[index].long()].flatten(0, 1)[:length].transpose(0, 1) for one in (keys, values))
-        places = torch.arange(length)
-        own = places[length - (last - first) :, None]
-        visible = places <= own
-        if window_size[0] >= 0:
-            visible &= own - places <= window_size[0]
-        of_sequence = query[first:last].transpose(0, 1)
-        attended = scaled_dot_product_attention(of_sequence, key, value, visible, scale=scale, enable_gqa=True)
-        out[first:last] = attended.transpose(0, 1)
-    return out
-
-
-def test_the_double_of_torchs_function_has_its_parameters() -> None:
-    theirs = signature(varlen.varlen_attn).parameters
-    if "block_table" not in theirs:  # pyproject.toml allows 2.11, where a start does not use the function either
-        pytest.skip("torch before 2.12 reads no blocks of a cache")
-    assert [name for name in signature(varlen_attn).parameters if name not in ("keys", "values")] == [
-        name for name in theirs if name not in ("key", "value", "return_aux", "num_splits")
-    ]
-
-
-@pytest.mark.parametrize("window", [None, 30])
-def test_long_prompts_are_computed_by_a_library_if_there_is_one(window: int | None) -> None:
-    library = Mock(side_effect=varlen_attn)
-    query, key, value, cache, batch = make_inputs(MIXED)
-    cache = LayerCache(*(blocks.nan_to_num() for blocks in cache))
-    scoring = Scoring(0.25, window)
-    want = PlainAttention(batch)(query, key, value, copied(cache), scoring)
-    got = triton.TritonAttention(batch, library, least_tokens=44)(query, key, value, copied(cache), scoring)
-    torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4)
-    assert library.call_count == 1
-
-
-def test_other_prompts_and_layers_are_for_the_kernels() -> None:
-    batch = make_inputs(MIXED).batch
-    cache = make_inputs(MIXED).cache
-    library = Mock()
-    assert paged_prompts(library, batch, least_tokens=44) is not None
-    assert paged_prompts(library, batch, least_tokens=45) is None
-    assert paged_prompts(library, batch) is None, "graphs have such prompts"
-    assert paged_prompts(None, batch, least_tokens=0) is None
-    assert paged_prompts(library, make_inputs(MIXED[:2]).batch, least_tokens=0) is None, "there are decodes alone"
-    assert paged_prompts(library, replace(batch, last_visible=batch.positions), least_tokens=0) is None
-    assert takes_layer(cache, Scoring(1.0, 30))
-    assert not takes_layer(cache, Scoring(1.0, softcap=2.0))
-    assert not takes_layer(cache, Scoring(1.0, sinks=torch.ones(4)))
-    assert not takes_layer(make_inputs(MIXED, value_dim=8).cache, Scoring(1.0))
-    assert not takes_layer(ScaledCache.of(LayerCache(*(one.to(FP8) for one in cache)), SCALES), Scoring(1.0))

@@ -17,7 +17,6 @@ import torch
 import triton
 
 from oaiserve.engine.model.attention import LayerCache, Scoring
-from oaiserve.engine.model.attention.paged_prompts import LEAST_TOKENS, Attend, paged_prompts, takes_layer
 from oaiserve.engine.model.attention.rotation import Rotation
 from oaiserve.engine.model.attention.triton_kernels import decode_kernel, plan_kernel, prefill_kernel, write_kernel
 from oaiserve.engine.model.batch import Batch
@@ -45,16 +44,12 @@ class Tile(NamedTuple):
 
 
 class TritonAttention:
-    """The attention of one step by Triton kernels. Sums are in float32. With a rotation, queries may be overwritten.
-
-    Prompts of more than `least_tokens` together are for `library`, if there is one.
-    """
+    """The attention of one step by Triton kernels. Sums are in float32. With a rotation, queries may be overwritten."""
 
     rotates = True
 
-    def __init__(self, batch: Batch, library: Attend | None = None, least_tokens: int = LEAST_TOKENS) -> None:
+    def __init__(self, batch: Batch) -> None:
         self._batch = batch
-        self._long_prompts = paged_prompts(library, batch, least_tokens)
         # The plans by sliding window, number of key heads, and number of items.
         self._plans: dict[tuple[int, int, int], DecodePlan] = {}
 
@@ -82,9 +77,7 @@ class TritonAttention:
                 self._plans[window, kv_heads, wanted] = plan_decodes(batch, window, wanted, kv_heads)
             plan = self._plans[window, kv_heads, wanted]
             decode(query, key, value, cache, batch, out, scoring, plan, rotation=rotation)
-        if has_prefills and self._long_prompts is not None and takes_layer(cache, scoring):
-            self._long_prompts(query, cache, out, scoring)
-        elif has_prefills:
+        if has_prefills:
             prefill(query, cache, batch, out, scoring)
         return out
 

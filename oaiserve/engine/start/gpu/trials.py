@@ -15,12 +15,11 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 # The results of trials by feature: an empty text, or the reason why it is off. Other features were not tried.
 Verdict = Mapping[str, str]
-Feature = Literal["kernels", "long_prompts", "graphs"]  # the names under which /metrics says what is on
+Feature = Literal["kernels", "graphs"]  # the names under which /metrics says what is on
 # For each feature: its name in the log, and the consequence if it is off.
 FEATURES: Mapping[Feature, tuple[str, str]] = MappingProxyType(
     {
         "kernels": ("Triton's kernels", "plain torch computes, which is much slower and has no CUDA graphs"),
-        "long_prompts": ("Long prompts by FlashAttention", "Triton's kernels compute them"),
         "graphs": ("CUDA graphs", "operations are launched one by one, which is slower (--no-cuda-graph does not try)"),
     }
 )

@@ -31,7 +31,6 @@ from oaiserve.engine.start.check import refuse_unless_finite
 from oaiserve.engine.start.described import Described, describe_model, with_shapes
 from oaiserve.engine.start.gpu.graph_capture import Capturable, capture_graphs, graph_memory_bytes, sizes_of
 from oaiserve.engine.start.gpu.kernels import kernels_problem
-from oaiserve.engine.start.gpu.long_prompts import with_library
 from oaiserve.engine.start.gpu.memory import gpu_sizes, refuse_unless_float8, takes_float8, with_measured_scales
 from oaiserve.engine.start.gpu.trials import Trials, all_off
 from oaiserve.engine.start.gpu.usable import Usable
@@ -188,10 +187,7 @@ def kernels_for(
         return kernels._replace(adapters=adapters)
 
     problem = partial(kernels_problem, spec, weights, adaptable=adaptable, block_size=options.block_size)
-    kernels = trials.tried("kernels", make, problem)
-    if kernels is None:
-        return Kernels()
-    return with_library(spec, weights, kernels, options.block_size, trials)
+    return trials.tried("kernels", make, problem) or Kernels()
 
 
 def reason_without_graphs(kernels: Kernels, options: EngineOptions) -> str:

@@ -85,10 +85,10 @@ def run(what: str, feature: str, limit_seconds: float = 60.0) -> Verdict | None:
 def test_a_feature_that_fails_in_a_probe_is_off_and_the_others_are_on(
     what: str, reason: str, probes: int, log: Path
 ) -> None:
-    verdict = run(what, "long_prompts", 2.0 if what == "hangs" else 60.0)
+    verdict = run(what, "graphs", 2.0 if what == "hangs" else 60.0)
     assert verdict is not None
-    assert reason in verdict["long_prompts"]
-    assert {name for name, why in verdict.items() if not why} == set(FEATURES) - {"long_prompts"}
+    assert reason in verdict["graphs"]
+    assert {name for name, why in verdict.items() if not why} == set(FEATURES) - {"graphs"}
     assert len(log.read_text().splitlines()) == probes
 
 

@@ -7,7 +7,6 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -38,7 +37,6 @@ from oaiserve.engine.start.described import Described, describe_model
 from oaiserve.engine.start.gpu import probe, usable
 from oaiserve.engine.start.gpu.child import Order
 from oaiserve.engine.start.gpu.kernels import adapters_problem, logits_problem, sampling_problem
-from oaiserve.engine.start.gpu.long_prompts import with_library
 from oaiserve.engine.start.gpu.memory import scale_for, with_measured_scales
 from oaiserve.engine.start.gpu.trials import FEATURES, Trials, Verdict
 from oaiserve.engine.start.options import refuse_unless_possible
@@ -49,7 +47,7 @@ from oaiserve.engine.start.ways.gpu import OnGpu, Placed
 from oaiserve.engine.text.tokenizer import Tokenizer
 from oaiserve.errors import StartupError
 from oaiserve.files.source import find_model
-from tests.engine.model.cpu.small_models import STATE_FAMILIES, described_by_files, make_model
+from tests.engine.model.cpu.small_models import STATE_FAMILIES, make_model
 from tests.engine.model.gpu.step_runs import PlainSampler, padded_attention
 from tests.engine.model.runners import eager_runner, greedy, make_engine
 from tests.engine.remembered import save
@@ -275,77 +273,6 @@ def test_what_fails_at_the_start_is_off_with_one_warning_and_the_answers_are_rig
         assert re.match(f"{what}: off, {name}", warnings[0])
     with make_engine(loaded, eager_runner(loaded, num_blocks=NUM_BLOCKS, block_size=16)) as plain:
         assert found == answers(plain)
-
-
-def test_long_prompts_are_the_librarys_in_the_backend(device: FakeGpu, placed: Placed) -> None:
-    seen: set[Any] = set()
-
-    def backend(batch: Batch, library: Any = None) -> Any:
-        seen.add(library)
-        return padded_attention(batch)
-
-    def with_a_library(spec: Any, weights: Any, kernels: Kernels, *_: Any) -> Kernels:
-        return kernels._replace(attention=partial(backend, library=broken))
-
-    device.use(attention=backend)
-    device.set(start_on_gpu, "with_library", with_a_library)
-    with started(placed) as engine:
-        seen.clear()
-        assert answers(engine)
-    assert seen == {broken}
-
-
-@pytest.mark.parametrize(
-    ("factor", "times", "reason", "warned"),
-    [
-        (1.0, (1.0, 2.0), "", False),
-        (1.0, (2.0, 1.0), "a step took 2 s, with Triton's kernels 1 s", True),
-        (1.5, (1.0, 2.0), "would differ", True),
-    ],
-)
-def test_a_library_is_used_if_it_computes_the_same_and_faster(
-    factor: float, times: tuple[float, ...], reason: str, warned: bool, caplog: pytest.LogCaptureFixture
-) -> None:
-    loaded = described(random_model(LLAMA_OF_ONE_LAYER))
-    decoder = described_by_files(loaded, compile=False).decoder
-    tables = replace(decoder.layers[0].attention.rotary, cosines=torch.ones(8192, 4), sines=torch.zeros(8192, 4))
-    attention = replace(decoder.layers[0].attention, rotary=tables)
-    decoder = replace(decoder, layers=[replace(decoder.layers[0], attention=attention)])
-    weights = CudaWeights(decoder, dtype=torch.bfloat16, device=loaded.device)
-    spec = replace(loaded, dtype=torch.bfloat16, max_model_len=8192)
-
-    def backend(batch: Batch, library: Any = None, least_tokens: int = 0) -> Any:
-        plain = PlainAttention(batch)
-        return lambda *given: plain(*given) * (1.0 if library is None else factor)
-
-    def seconds(call: Callable[[], torch.Tensor]) -> float:
-        assert call().isfinite().all()
-        return left.pop(0)
-
-    left = list(times)
-    trials = Trials()
-    with caplog.at_level(logging.WARNING):
-        kernels = Kernels(backend)
-        chosen = with_library(spec, weights, kernels, 16, trials, lambda: broken, seconds)
-    if reason:
-        assert chosen is kernels
-    else:
-        assert chosen.attention.keywords == {"library": broken}
-    assert reason in trials.off["long_prompts"]
-    assert [message.partition(":")[0] for message in caplog.messages] == ["Long prompts by FlashAttention"] * warned
-    assert with_library(replace(spec, max_model_len=8191), weights, kernels, 16, trials) is kernels
-
-
-def test_without_a_package_long_prompts_are_for_the_kernels_and_nothing_warns(
-    placed: Placed, caplog: pytest.LogCaptureFixture
-) -> None:
-    trials = Trials()
-    spec = replace(placed.spec, dtype=torch.bfloat16, max_model_len=8192)
-    kernels = Kernels()
-    assert with_library(spec, placed.weights, kernels, 16, trials) is kernels
-    assert trials.off["long_prompts"] == "no package with FlashAttention 3 or 4 is installed"
-    assert torch.nn.attention.current_flash_attention_impl() is None
-    assert not caplog.messages
 
 
 def test_graphs_can_be_switched_off(device: FakeGpu, placed: Placed) -> None:

@@ -34,13 +34,12 @@ def test_a_verdict_replaces_trials(caplog: pytest.LogCaptureFixture) -> None:
     trials = Trials({"kernels": "", "graphs": ""})
     assert is_on(trials, "kernels", lambda: pytest.fail("it is tried"))
     assert trials.tried("graphs", broken, lambda _: None) is None  # no memory for it, for example
-    assert is_on(trials, "long_prompts", lambda: None)  # not in the verdict, so it is tried
     off = Trials({"kernels": "it is wrong"})
     assert off.tried("kernels", lambda: pytest.fail("it is made"), lambda _: None) is None
     assert [message.partition(":")[0] for message in caplog.messages] == ["CUDA graphs", "Triton's kernels"]
-    assert trials.results == {"kernels": "", "long_prompts": "", "graphs": trials.off["graphs"]}
+    assert trials.results == {"kernels": "", "graphs": trials.off["graphs"]}
     assert "illegal memory access" in trials.off["graphs"]
-    assert off.off == {"kernels": "it is wrong", "long_prompts": "not tried", "graphs": "not tried"}
+    assert off.off == {"kernels": "it is wrong", "graphs": "not tried"}
 
 
 def test_trials_are_reported_before_and_after() -> None:
@@ -106,10 +105,8 @@ def test_a_gpu_is_probed_once_for_each_kind_of_start(probes: Probes, monkeypatch
 
 
 def test_a_feature_that_no_probe_has_tried_is_off(probes: Probes) -> None:
-    probes.verdict = {"kernels": "", "graphs": ""}  # as before FlashAttention was installed
-    assert (
-        start().verdict == start().verdict == probes.verdict | {"long_prompts": "no probe has tried it; --recheck does"}
-    )
+    probes.verdict = {"kernels": ""}
+    assert start().verdict == start().verdict == {"kernels": "", "graphs": "no probe has tried it; --recheck does"}
 
 
 def test_failures_of_whole_probes_are_not_stored(probes: Probes) -> None:
