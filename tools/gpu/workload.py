@@ -20,7 +20,7 @@ from oaiserve.engine.executors.cuda.kernels import Kernels
 from oaiserve.engine.model.memory import cpu_sizes
 from oaiserve.engine.request import SamplingParams
 from oaiserve.engine.start.described import describe_model
-from oaiserve.engine.start.gpu.trials import Trials
+from oaiserve.engine.start.gpu.features import by_options
 from oaiserve.engine.start.started import Started, assemble, started_on_cpu
 from oaiserve.engine.start.ways.gpu import executor_of, place, start_on_gpu
 from oaiserve.engine.text.tokenizer import Tokenizer
@@ -90,17 +90,17 @@ def started(files: Files, options: EngineOptions) -> Started:
         executor = executor_of(model.weights, model.spec, num_blocks, options=options, kernels=Kernels())
         sizes = {"num_blocks": num_blocks, "num_states": num_states}
         return started_on_cpu(executor, model.spec, options, model.adaptable, **sizes)
-    trials = Trials()
-    made = start_on_gpu(model, options, trials)
+    possible = by_options(options)
+    made = start_on_gpu(model, options, possible)
     if options.compile:
-        note_off(made.features, filter(trials.results.get, trials.results))
+        note_off(made.features, {name for name, reason in possible.items() if not reason})
     return made
 
 
-def note_off(features: Mapping[str, str], problems: Iterable[str] = ()) -> None:
+def note_off(features: Mapping[str, str], possible: Iterable[str] = ()) -> None:
     """Note the features that failed, and those that are off although each model has them. `features` has the reason by
     name, an empty text for one that is on."""
-    for name in (*ALWAYS_ON, *problems):
+    for name in (*ALWAYS_ON, *possible):
         if reason := features.get(name, "the server does not name it"):
             OFF.setdefault(name, reason)
 

@@ -19,7 +19,6 @@ from oaiserve.errors import StartupError
 from oaiserve.files.adapters import AdapterFiles, BadAdapter, StoredTensor, read_adapter
 
 _DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
-_PROBE_RANK = 3  # about half as large as usual weights
 _PROBE_SCALE = 0.3
 
 
@@ -50,13 +49,15 @@ class Adapter:
         return max(part.rank for part in self.parts.values())
 
 
-def probe_adapter(shapes: Mapping[str, tuple[int, int]], dtype: torch.dtype, device: torch.device) -> Adapter:
+def probe_adapter(
+    shapes: Mapping[str, tuple[int, int]], dtype: torch.dtype, device: torch.device, rank: int
+) -> Adapter:
     """Return an adapter for layers of these shapes, by name, that changes results. It is the same in each call."""
     generator = torch.Generator().manual_seed(0)
     parts = {}
     for name, (rows, columns) in sorted(shapes.items()):
-        a = torch.randn(_PROBE_RANK, columns, generator=generator) / columns**0.5
-        b = torch.randn(rows, _PROBE_RANK, generator=generator)
+        a = torch.randn(rank, columns, generator=generator) / columns**0.5
+        b = torch.randn(rows, rank, generator=generator) / rank**0.5
         parts[name] = AdapterPart(a.to(device, dtype), b.to(device, dtype), _PROBE_SCALE)
     return Adapter("probe", parts)
 

@@ -15,8 +15,6 @@ HALF_TOLERANCE = 0.1  # bfloat16 and float16
 # Keys in floats of eight bits are 6 to 12 % apart, and a last bit of bfloat16 decides which of two one becomes. Noise
 # of that size in queries, keys and values moved the logits of small models by up to 15 %.
 FLOAT8_CACHE_TOLERANCE = 0.3
-# A layer's output may differ by less than logits: it rounds its weights and its results once.
-_LAYER_TOLERANCES = {torch.float32: 1e-3, torch.float16: 0.01, torch.bfloat16: 0.03}
 _LEAST_ROW = 1e-3  # size of a row relative to the largest one; a smaller one counts as this large
 
 T = TypeVar("T")
@@ -76,8 +74,3 @@ def tolerance(dtype: torch.dtype, *, has_float8_cache: bool = False) -> float:
     if has_float8_cache:
         return FLOAT8_CACHE_TOLERANCE
     return FLOAT32_TOLERANCE if dtype == torch.float32 else HALF_TOLERANCE
-
-
-def layer_tolerance(dtype: torch.dtype) -> float:
-    """Choose the largest `difference` that rounding explains between two results of one layer, or of a part of it."""
-    return _LAYER_TOLERANCES[dtype]

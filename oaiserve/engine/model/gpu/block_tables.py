@@ -16,7 +16,7 @@ from oaiserve.engine.model.transfer import on_device
 from oaiserve.engine.sequence import Sequence
 from oaiserve.engine.step import Step
 
-LEAST_ROWS = 3  # Steps that warm up or compare have this many sequences, even if fewer may run.
+LEAST_ROWS = 4  # Steps that warm up or compare have this many sequences, even if fewer may run.
 
 
 @dataclass(slots=True)

@@ -1,32 +1,31 @@
 """Runs probes of a GPU in child processes, so that a kernel that hangs or corrupts memory does no harm to the server.
 
-A probe reads its order from stdin, and writes messages to stdout, lines of JSON: ["trying", feature] before a trial,
-["trying", null] before other work, and ["verdict", verdict] at its end.
+A probe reads its order from stdin. It ends with 0 if all features of the order are usable, and with DECLINED if the
+model cannot be started anyway. Otherwise, the last line of its log is the reason.
 """
 
 from __future__ import annotations
 
-import json
 import logging
-import os
 import pickle
 import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
-from typing import IO, Any, NamedTuple
+from dataclasses import replace
+from typing import NamedTuple
 
 from oaiserve.config import EngineOptions
-from oaiserve.engine.start.gpu.trials import FEATURES, Verdict
+from oaiserve.engine.start.gpu.features import FEATURES, Verdict, all_off
 
 log = logging.getLogger(__name__)
 
 COMMAND = (sys.executable, "-m", "oaiserve.engine.start.gpu.probe")
-# A probe without a message for this long hangs: compiling kernels takes about a minute, and reading weights from a slow
-# disk may take some.
-LIMIT_SECONDS = 300.0
+DECLINED = 3
+# A probe that takes longer hangs: compiling kernels takes about a minute, and reading weights from a slow disk some.
+LIMIT_SECONDS = 600.0
 KILL_LIMIT_SECONDS = 10.0  # A process may live on after this, if the driver blocks its end.
 _SHOWN = 300  # characters of the last line of a probe's log
 
@@ -40,57 +39,40 @@ class Order(NamedTuple):
 
 
 def probed(order: Order, command: Sequence[str] = COMMAND, limit_seconds: float = LIMIT_SECONDS) -> Verdict | None:
-    """Return the verdict on each feature. Return None for a model that cannot be started anyway.
+    """Return the verdict on each feature, or None for a model that cannot be started anyway.
 
-    If a trial ends a probe or takes too long, the next probe skips that feature. If a probe ends outside of trials, all
-    features are off.
+    If a probe fails, another one tries kernels without graphs.
     """
-    known: Verdict = {}
-    while len(known) < len(FEATURES):
-        (what, value), reason = _run(pickle.dumps((order, known)), command, limit_seconds)
-        if what == "verdict":
-            verdict: Verdict | None = value
-            return verdict
-        log.debug("A probe of the GPU failed in %s: %s", value or "no trial", reason)
-        failed: Iterable[str] = FEATURES
-        if value is not None and value not in known:
-            failed = [value]
-        known = {**dict.fromkeys(failed, reason), **known}
-    return known
+    code, reason = _run(order, command, limit_seconds)
+    if code == DECLINED:
+        return None
+    if code == 0:
+        return dict.fromkeys(FEATURES, "")
+    log.debug("A probe of the GPU failed: %s", reason)
+    if order.options.cuda_graph:
+        without_graphs = order._replace(options=replace(order.options, cuda_graph=False))
+        if _run(without_graphs, command, limit_seconds)[0] == 0:
+            return {"kernels": "", "graphs": reason}
+    return all_off(reason)
 
 
-def _run(order: bytes, command: Sequence[str], limit_seconds: float) -> tuple[Any, str]:
-    """Run a probe, and return its last message and how it ended."""
-    with tempfile.TemporaryFile() as messages, tempfile.TemporaryFile() as errors:
-        process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=messages, stderr=errors)
+def _run(order: Order, command: Sequence[str], limit_seconds: float) -> tuple[int | None, str]:
+    """Run a probe. Return its exit code, or None if it took too long, and how it ended."""
+    with tempfile.TemporaryFile() as errors:
+        process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=errors)
         assert process.stdin is not None
+        code: int | None = None
+        end = f"its probe took longer than {limit_seconds:.0f} s"
         try:
             with suppress(BrokenPipeError), process.stdin:
-                process.stdin.write(order)
-            end = _end(process, messages, limit_seconds)
+                process.stdin.write(pickle.dumps(order))
+            with suppress(subprocess.TimeoutExpired):
+                code = process.wait(limit_seconds)
+                end = "its probe ended with " + (f"exit code {code}" if code >= 0 else signal.Signals(-code).name)
         finally:
             process.kill()
             with suppress(subprocess.TimeoutExpired):
                 process.wait(KILL_LIMIT_SECONDS)
-        message: Any = ["trying", None]
-        with suppress(ValueError):  # It may have ended before its first message.
-            message = json.loads(_last_line(messages))
-        return message, ": ".join(filter(None, (end, _last_line(errors)[:_SHOWN])))
-
-
-def _end(process: subprocess.Popen[bytes], messages: IO[bytes], limit_seconds: float) -> str:
-    """Wait until a probe ends, or writes no message for too long, and return how it ended."""
-    size = -1
-    while os.fstat(messages.fileno()).st_size > size:
-        size = os.fstat(messages.fileno()).st_size
-        with suppress(subprocess.TimeoutExpired):
-            code = process.wait(limit_seconds)
-            end = f"exit code {code}" if code >= 0 else signal.Signals(-code).name
-            return f"its trial ended a process with {end}"
-    return f"its trial took longer than {limit_seconds:.0f} s"
-
-
-def _last_line(file: IO[bytes]) -> str:
-    file.seek(0)
-    lines = [line.strip() for line in file.read().decode(errors="replace").splitlines() if line.strip()]
-    return next(reversed(lines), "")
+        errors.seek(0)
+        lines = [line.strip() for line in errors.read().decode(errors="replace").splitlines() if line.strip()]
+        return code, ": ".join([end, *(line[:_SHOWN] for line in lines[-1:])])

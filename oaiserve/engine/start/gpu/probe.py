@@ -1,4 +1,4 @@
-"""Probes a GPU with some layers of a model: starts them as the server does, and reports which features are usable.
+"""Probes a GPU with some layers of a model: starts them as the server does, and compares them with plain torch.
 
     python -m oaiserve.engine.start.gpu.probe
 
@@ -9,12 +9,10 @@ kind.
 from __future__ import annotations
 
 import faulthandler
-import json
 import os
 import pickle
 import sys
 from dataclasses import fields, is_dataclass, replace
-from functools import partial
 from typing import Any
 
 from torch import Tensor
@@ -23,10 +21,13 @@ from oaiserve.config import Bytes
 from oaiserve.engine.decoder.blocks import Blocks
 from oaiserve.engine.decoder.description import NotKnown
 from oaiserve.engine.model.device import select_device
+from oaiserve.engine.model.gpu.cuda_capture import CudaCapture
 from oaiserve.engine.start.described import Described, describe_model
-from oaiserve.engine.start.gpu.child import KILL_LIMIT_SECONDS, LIMIT_SECONDS, Order
-from oaiserve.engine.start.gpu.trials import Trials
-from oaiserve.engine.start.ways.gpu import place, start_on_gpu
+from oaiserve.engine.start.gpu.child import DECLINED, KILL_LIMIT_SECONDS, LIMIT_SECONDS, Order
+from oaiserve.engine.start.gpu.comparison import difference_from_plain
+from oaiserve.engine.start.gpu.features import by_options
+from oaiserve.engine.start.gpu.graph_capture import captured
+from oaiserve.engine.start.ways.gpu import place, ready, warm_up
 from oaiserve.errors import StartupError
 from oaiserve.files.load_errors import named
 from oaiserve.files.source import find_model
@@ -65,41 +66,40 @@ def first_layers(model: Described) -> Described:
     return model._replace(spec=spec, decoder=replace(decoder, layers=decoder.layers[:number]))
 
 
-def probe(order: Order, trials: Trials) -> None:
+def probe(order: Order) -> str | None:
     """Start the first layers of a model, and run the largest step and the whole warm-up.
 
-    Raises NotKnown and StartupError for a model that cannot be started.
+    Return the first difference from plain torch, if there is any. Raises NotKnown and StartupError for a model that
+    cannot be started.
     """
     device = select_device(order.device)
     options = replace(order.options, kv_blocks=None, kv_cache_memory=CACHE_MEMORY)
     model = first_layers(describe_model(find_model(order.model), options, device=device))
-    started = start_on_gpu(place(model, options, order.model), options, trials)
-    with trials.blamed_on("kernels"):
-        started.warm_up()
+    own = ready(place(model, options, order.model), options, by_options(options))
+    graphs = captured(own, CudaCapture(device)) if options.cuda_graph else None
+    problem = difference_from_plain(own, graphs)
+    warm_up(own.new_runner(graphs=graphs), own)
+    return problem
 
 
 def main() -> None:
-    lines = os.fdopen(os.dup(sys.stdout.fileno()), "w", buffering=1)
-    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # Other output goes to the log.
-    order, known = pickle.load(sys.stdin.buffer)
-
-    def write(what: str, value: object) -> None:
-        # The server ends a probe earlier, unless the server has ended.
-        faulthandler.dump_traceback_later(2 * LIMIT_SECONDS + KILL_LIMIT_SECONDS, exit=True)
-        print(json.dumps([what, value]), file=lines)
-
-    write("trying", None)
-    trials = Trials(known, partial(write, "trying"))
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # All output goes to the log.
+    # The server ends a probe earlier, unless the server has ended.
+    faulthandler.dump_traceback_later(LIMIT_SECONDS + KILL_LIMIT_SECONDS, exit=True)
+    order = pickle.load(sys.stdin.buffer)
+    code = 0
     try:
-        probe(order, trials)
+        if problem := probe(order):
+            print(problem, file=sys.stderr)
+            code = 1
     except (NotKnown, StartupError) as error:
         print(error, file=sys.stderr)
-        write("verdict", None)
+        code = DECLINED
     except Exception as error:
-        print(named(error), file=sys.stderr, flush=True)
-        os._exit(1)  # The end of a process whose device has failed would write more lines, or crash.
-    else:
-        write("verdict", trials.results)
+        print(named(error), file=sys.stderr)
+        code = 1
+    sys.stderr.flush()
+    os._exit(code)  # The end of a process whose device has failed would write more lines, or crash.
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ import torch
 from oaiserve.engine.decoder.description import NotKnown
 from oaiserve.engine.decoder.spec import ModelSpec
 from oaiserve.engine.start.gpu.child import Order, probed
-from oaiserve.engine.start.gpu.trials import FEATURES, Verdict, all_off
+from oaiserve.engine.start.gpu.features import FEATURES, Verdict, all_off, by_options, warn
 from oaiserve.engine.start.request import StartRequest
 from oaiserve.errors import DeviceLost, StartupError
 from oaiserve.files import private
@@ -39,23 +39,26 @@ class Usable:
         self._device = spec.device
         name = hashlib.sha256("\n".join(map(str, _about(request, spec))).encode()).hexdigest()[:16]
         self._path = private.cache_folder() / "probed-gpus" / name
-        # A feature that has become possible since the probe must not be tried in this process.
-        self.verdict = {**all_off("no probe has tried it; --recheck does"), **self._decide(request)}
+        self.verdict = self._decide(request)
 
     def _decide(self, request: StartRequest) -> Verdict:
         options = request.options
-        if not options.compile:
-            return all_off("--no-compile")
+        by_its_options = by_options(options)
+        if by_its_options["kernels"]:
+            return by_its_options
         verdict = None if options.recheck else recall(self._path)
-        if verdict is not None:
-            return verdict
-        log.info("Another process computes some layers of the model, to find out which kernels are usable on this GPU")
-        verdict = probed(Order(str(request.source.path), options, str(self._device)))
-        if verdict is None:  # The start itself will fail with the reason.
-            return all_off("the probe could not start the model")
-        if _has_usable(verdict):
-            remember(self._path, verdict)
-        return verdict
+        if verdict is None:
+            log.info("Another process computes some layers of the model, to find out which kernels are usable here")
+            verdict = probed(Order(str(request.source.path), options, str(self._device)))
+            if verdict is None:  # The start itself will fail with the reason.
+                return all_off("the probe could not start the model")
+            if _has_usable(verdict):
+                remember(self._path, verdict)
+        for feature, reason in verdict.items():
+            if reason:
+                warn(feature, reason)
+                break  # Graphs need kernels.
+        return {feature: by_its_options[feature] or reason for feature, reason in verdict.items()}
 
     @contextmanager
     def watched(self) -> Iterator[None]:
@@ -83,7 +86,7 @@ class Usable:
 
 
 def _has_usable(verdict: Verdict) -> bool:
-    return not all(verdict.get(feature) for feature in FEATURES)
+    return not all(verdict.values())
 
 
 def _about(request: StartRequest, spec: ModelSpec) -> Iterable[object]:
@@ -114,7 +117,8 @@ def recall(path: Path) -> Verdict | None:
     except (OSError, RecursionError, ValueError, private.NotPrivate) as error:
         log.warning("The GPU is probed again, because the verdict of an earlier probe cannot be used: %s", error)
         return None
-    is_sound = isinstance(verdict, dict) and all(isinstance(reason, str) for reason in verdict.values())
+    is_sound = isinstance(verdict, dict) and verdict.keys() == FEATURES.keys()
+    is_sound = is_sound and all(isinstance(reason, str) for reason in verdict.values())
     return verdict if is_sound else None
 
 

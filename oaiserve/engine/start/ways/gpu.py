@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import partial
-from importlib.util import find_spec
-from types import ModuleType
 from typing import NamedTuple
 
 import numpy as np
@@ -29,15 +27,15 @@ from oaiserve.engine.model.states import States
 from oaiserve.engine.served_model import ServedModel
 from oaiserve.engine.start.check import refuse_unless_finite
 from oaiserve.engine.start.described import Described, describe_model, with_shapes
-from oaiserve.engine.start.gpu.graph_capture import Capturable, capture_graphs, graph_memory_bytes, sizes_of
-from oaiserve.engine.start.gpu.kernels import kernels_problem
+from oaiserve.engine.start.gpu.features import Verdict, warn
+from oaiserve.engine.start.gpu.graph_capture import Ready, captured, graph_memory_bytes, sizes_of
 from oaiserve.engine.start.gpu.memory import gpu_sizes, refuse_unless_float8, takes_float8, with_measured_scales
-from oaiserve.engine.start.gpu.trials import Trials, all_off
 from oaiserve.engine.start.gpu.usable import Usable
 from oaiserve.engine.start.options import refuse_unless_possible
 from oaiserve.engine.start.request import Declined, StartRequest
 from oaiserve.engine.start.started import GPU_STEP_TOKENS, Started, assemble
 from oaiserve.errors import StartupError
+from oaiserve.files.load_errors import named
 
 
 class OnGpu:
@@ -63,7 +61,7 @@ class OnGpu:
                 usable = Usable(request, described.spec)
             with usable.watched():
                 model = request.load("weights", lambda: place(described, options, name))
-                started = start_on_gpu(model, options, Trials(usable.verdict))
+                started = start_on_gpu(model, options, usable.verdict)
         except NotKnown as reason:
             raise Declined(str(reason)) from reason
         started = started._replace(failed=usable.forbid_if_failed)
@@ -110,93 +108,77 @@ def place(model: Described, options: EngineOptions, name: str) -> Placed:
     return Placed(spec, weights, decoder.adaptable())
 
 
-def start_on_gpu(model: Placed, options: EngineOptions, trials: Trials) -> Started:
-    """Start a model whose weights are on a GPU: its kernels, its sizes, its executor and its graphs.
+def start_on_gpu(model: Placed, options: EngineOptions, verdict: Verdict) -> Started:
+    """Start a model whose weights are on a GPU, with the features that are usable.
 
     Raises StartupError if the device, or its memory, does not allow the options, and NotKnown for a model whose outputs
     are no numbers.
     """
+    own = ready(model, options, verdict)
+    features = dict(verdict)
+    graphs: StepGraphs | None = None
+    if not features["graphs"]:
+        try:
+            graphs = captured(own, CudaCapture(own.spec.device))
+        except Exception as error:  # Drivers can raise anything, and the feature is optional.
+            features["graphs"] = named(error)
+            warn("graphs", features["graphs"])
+    runner = own.new_runner(graphs=graphs)
+    return Started(
+        own.spec,
+        own.adaptable if options.has_adapters else {},
+        runner,
+        own.num_blocks,
+        longest_request(own.spec, own.num_blocks * options.block_size),
+        GPU_STEP_TOKENS,
+        num_states=own.num_states,
+        block_bytes=options.block_size * own.spec.kv_bytes_per_token,
+        weight_bytes=own.executor.weight_bytes,
+        warm_up=partial(warm_up, runner, own),
+        features=features,
+    )
+
+
+def ready(model: Placed, options: EngineOptions, verdict: Verdict) -> Ready:
+    """Make the kernels of a model, its KV cache with as many blocks as there is memory for, and its executor."""
     spec, weights, adaptable = model
     kernels = Kernels()
     graph_bytes = 0
-    if not isinstance(weights, CudaWeights):
-        trials.off |= all_off("--no-compile")
-    else:
+    if isinstance(weights, CudaWeights):
         if options.kv_cache_dtype == "fp8":
             spec = with_measured_scales(spec, weights, options.block_size)
-        kernels = kernels_for(spec, weights, adaptable, options, trials)
-        trials.off["graphs"] = reason_without_graphs(kernels, options)
-        if not trials.off["graphs"]:
+        if not verdict["kernels"]:
+            kernels = kernels_for(spec, adaptable, options)
+        if not verdict["graphs"]:
             graph_bytes = graph_memory_bytes(spec, options, weights.widest)
     new_executor = partial(executor_of, weights, spec, options=options, kernels=kernels)
     new_runner: Callable[..., ModelRunner] = partial(ModelRunner, device=spec.device, block_size=options.block_size)
     if (sampling := kernels.sampling) is not None:
         new_runner = partial(new_runner, sample_ids=sampling.sample_ids, apply_masks=sampling.apply_masks)
-    # Measuring runs the largest step, whose keys and rows no step before had.
-    with trials.blamed_on("kernels"):
-        num_blocks, num_states = gpu_sizes(
-            spec, options, lambda: new_runner(new_executor(1), states=States.of(spec, 1)), graph_bytes=graph_bytes
-        )
+    num_blocks, num_states = gpu_sizes(
+        spec, options, lambda: new_runner(new_executor(1), states=States.of(spec, 1)), graph_bytes=graph_bytes
+    )
     executor = new_executor(num_blocks)
     refuse_unless_finite(executor, spec, options.block_size)
-    max_model_len = longest_request(spec, num_blocks * options.block_size)
-    tables = BlockTables.with_room(options.max_running, max_model_len, options.block_size, spec.device)
+    tables = BlockTables.with_room(options.max_running, spec.max_model_len, options.block_size, spec.device)
     states = States.of(spec, num_states + 1)  # One more than sequences can have, for padded rows of graphs.
     new_runner = partial(new_runner, executor, tables=tables, states=states)
-    graphs: StepGraphs | None = None
-    if not trials.off["graphs"] and isinstance(executor, CudaExecutor):
-        own = Capturable(executor, spec, options, tables, num_blocks, states, adaptable, new_runner)
-        graphs = capture_graphs(own, CudaCapture(spec.device), trials)
-    runner = new_runner(graphs=graphs)
-    return Started(
-        spec,
-        adaptable if options.has_adapters else {},
-        runner,
-        num_blocks,
-        max_model_len,
-        GPU_STEP_TOKENS,
-        num_states=num_states,
-        block_bytes=options.block_size * spec.kv_bytes_per_token,
-        weight_bytes=executor.weight_bytes,
-        warm_up=partial(warm_up, runner, spec, sampling),
-        features=trials.off,
+    return Ready(
+        spec, options, adaptable, weights, executor, tables, num_blocks, num_states, states, new_runner=new_runner
     )
 
 
-def kernels_for(
-    spec: ModelSpec,
-    weights: CudaWeights,
-    adaptable: Mapping[str, tuple[int, int]],
-    options: EngineOptions,
-    trials: Trials,
-) -> Kernels:
-    """Return the kernels that a model uses: those of Triton, if they compute the same as plain torch."""
-    if find_spec("triton") is None:
-        trials.off["kernels"] = "Triton is not installed"
-        return Kernels()
+def kernels_for(spec: ModelSpec, adaptable: Mapping[str, tuple[int, int]], options: EngineOptions) -> Kernels:
+    """Return Triton's kernels, with those for adapters if there may be any."""
+    kernels = triton_kernels()
+    if not options.has_adapters:
+        return kernels
+    from oaiserve.engine.model.gpu.triton_adapters import TritonAdapters
 
-    def make() -> Kernels:
-        kernels = triton_kernels()
-        if not options.has_adapters:
-            return kernels
-        from oaiserve.engine.model.gpu.triton_adapters import TritonAdapters
-
-        captured_tokens = sizes_of(spec, options)[-1].num_tokens
-        # Twice as many adapters as a step can have.
-        adapters = TritonAdapters(adaptable, 2 * options.max_running, spec.device, captured_tokens)
-        return kernels._replace(adapters=adapters)
-
-    problem = partial(kernels_problem, spec, weights, adaptable=adaptable, block_size=options.block_size)
-    return trials.tried("kernels", make, problem) or Kernels()
-
-
-def reason_without_graphs(kernels: Kernels, options: EngineOptions) -> str:
-    """Return why no steps are captured as CUDA graphs; empty if they are."""
-    if not options.cuda_graph:
-        return "--no-cuda-graph"
-    if kernels.sampling is None:
-        return "they need Triton's kernels"
-    return ""
+    captured_tokens = sizes_of(spec, options)[-1].num_tokens
+    # Twice as many adapters as a step can have.
+    adapters = TritonAdapters(adaptable, 2 * options.max_running, spec.device, captured_tokens)
+    return kernels._replace(adapters=adapters)
 
 
 def executor_of(
@@ -209,7 +191,7 @@ def executor_of(
     return ReferenceExecutor(with_shapes(weights, spec), dtype=spec.dtype, device=spec.device, **sizes)
 
 
-def warm_up(runner: ModelRunner, spec: ModelSpec, sampling: ModuleType | None) -> None:
+def warm_up(runner: ModelRunner, own: Ready) -> None:
     """Run a step of each kind, so that no request waits for the compilation of kernels and the handles of libraries.
 
     The thread that runs the steps calls this, because each has its own handles. Kernels for long prompts have been
@@ -217,6 +199,6 @@ def warm_up(runner: ModelRunner, spec: ModelSpec, sampling: ModuleType | None) -
     """
     for step in sampling_steps():
         runner.collect(runner.launch(step))
-    if sampling is not None:
-        words = np.zeros((1, -(-spec.vocab_size // 32)), dtype=np.uint32)
-        sampling.apply_masks(torch.zeros(1, spec.vocab_size, device=spec.device), [0], words)
+    if isinstance(own.executor, CudaExecutor) and (sampling := own.executor.kernels.sampling) is not None:
+        words = np.zeros((1, -(-own.spec.vocab_size // 32)), dtype=np.uint32)
+        sampling.apply_masks(torch.zeros(1, own.spec.vocab_size, device=own.spec.device), [0], words)

@@ -1,32 +1,23 @@
-"""CUDA graphs are captured in the right order, and a model that cannot be captured is served without them.
+"""CUDA graphs are captured in the right order, and the error of one that cannot be captured has the reason.
 
 The device is a double.
 """
 
-import gc
 import inspect
 import logging
-import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
 from typing import Any
 
 import pytest
 import torch
 
 from oaiserve.config import EngineOptions
-from oaiserve.engine.model.gpu.block_tables import BlockTables
 from oaiserve.engine.model.gpu.cuda_capture import CudaCapture
-from oaiserve.engine.model.gpu.step_graphs import StepGraphs
-from oaiserve.engine.model.runner import ModelRunner
-from oaiserve.engine.start.gpu import graph_capture
-from oaiserve.engine.start.gpu.graph_capture import Capturable, capture_graphs
-from oaiserve.engine.start.gpu.trials import Trials
-from tests.engine.model.gpu.step_runs import Model, PlainSampler, executor_of, model_of, padded_attention, run_again
-from tests.engine.model.runners import states_of
+from oaiserve.engine.start.gpu.graph_capture import captured
+from tests.engine.model.gpu.step_runs import Model, model_of
+from tests.engine.start.gpu.ready import ready_model
 from tests.models.decoders import LLAMA_OF_ONE_LAYER
-from tests.models.small_configs import config_of
 
 SYNCHRONIZES = "called a synchronizing CUDA operation"
 BEGIN = inspect.signature(torch.cuda.CUDAGraph.capture_begin)
@@ -113,29 +104,8 @@ def llama() -> Model:
     return model_of(LLAMA_OF_ONE_LAYER)
 
 
-OPTIONS = EngineOptions(max_running=4, max_step_tokens=64)
-
-
-def capturable(
-    model: Model, *, has_adapters: bool = False, sampler: Any = None, options: EngineOptions = OPTIONS
-) -> Capturable:
-    tables = BlockTables(8, 4, 16, DEVICE)
-    adaptable = model.decoder.adaptable() if has_adapters else {}
-    adapters = None
-    if has_adapters:
-        from oaiserve.engine.model.gpu.triton_adapters import TritonAdapters
-
-        adapters = TritonAdapters(adaptable, 8, DEVICE, captured_tokens=68)
-    sampler = sampler or PlainSampler()
-    executor = executor_of(model, 9, 16, padded_attention, sampling=sampler, adapters=adapters)
-    states = states_of(model.spec)
-    kept = {"tables": tables, "states": states, "sample_ids": sampler.sample_ids}
-    new_runner = partial(ModelRunner, executor, DEVICE, 16, **kept)
-    return Capturable(executor, model.spec, options, tables, 8, states, adaptable, new_runner)
-
-
 @pytest.mark.parametrize("fails", ["before", "within", "not"])
-def test_a_model_that_cannot_be_captured_runs_without_graphs_and_the_reason_is_logged(
+def test_the_error_of_a_capture_says_why_it_failed(
     device: FakeCuda, llama: Model, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, fails: str
 ) -> None:
     def forward(batch: Any) -> torch.Tensor:
@@ -144,81 +114,19 @@ def test_a_model_that_cannot_be_captured_runs_without_graphs_and_the_reason_is_l
         device.run()
         return torch.zeros(len(batch.seq_lens), llama.spec.vocab_size)
 
-    own = capturable(llama)
+    own = ready_model(llama)
     monkeypatch.setattr(own.executor, "forward", forward)
-    monkeypatch.setattr(graph_capture, "replay_problem", lambda *_: None)
     device.capture_fails = fails == "within"
-    with caplog.at_level(logging.DEBUG):
-        graphs = capture_graphs(own, CudaCapture(DEVICE), Trials())
-    (line,) = caplog.messages
-    assert (graphs is None) == (fails != "not")
-    expected = {
-        "before": f"(--no-cuda-graph does not try): RuntimeError: {SYNCHRONIZES}",
-        "within": "(--no-cuda-graph does not try): ValueError: the reason why the capture failed",
-        "not": "Captured 7 CUDA graphs in ",
-    }
-    assert expected[fails] in line
-
-
-def test_memory_of_rehearsals_and_of_graphs_that_failed_is_free_at_once(
-    device: FakeCuda, llama: Model, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """While a model starts, no garbage is collected."""
-    made: list[weakref.ref[StepGraphs]] = []
-    monkeypatch.setattr(
-        graph_capture, "replay_problem", lambda own, graphs: made.append(weakref.ref(graphs)) or "wrong"
-    )
-    gc.collect()
-    gc.disable()
-    try:
-        assert capture_graphs(capturable(llama), lambda run: device.replay, Trials()) is None
-        assert made[0]() is None
-    finally:
-        gc.enable()
-    assert device.log == ["empty", "empty"]
-
-
-@pytest.mark.parametrize("kind", ["attention", "states", "adapters"])
-@pytest.mark.parametrize("is_right", [True, False])
-def test_graphs_that_compute_something_else_are_not_used(
-    device: FakeCuda, llama: Model, kind: str, is_right: bool
-) -> None:
-    if kind == "adapters":
-        pytest.importorskip("triton", reason="Triton has no wheels for this system")
-    model = model_of(config_of("falcon_h1")) if kind == "states" else llama
-    trials = Trials()
-    capture = run_again if is_right else lambda run: lambda: None
-    graphs = capture_graphs(capturable(model, has_adapters=kind == "adapters"), capture, trials)
-    assert (graphs is not None) == is_right
-    assert ("outputs of a sequence" in trials.off["graphs"]) != is_right
-
-
-@pytest.mark.parametrize("of", ["decodes", "prompts", "both"])
-def test_graphs_of_each_kind_of_step_are_compared(device: FakeCuda, llama: Model, of: str) -> None:
-    own = capturable(llama)
-    forward = own.executor.forward
-
-    def wrong(batch: Any) -> torch.Tensor:
-        kinds = {(True, False): "decodes", (False, True): "prompts", (True, True): "both"}
-        kind = kinds[batch.num_decodes > 0, batch.num_decodes < len(batch.query_lens)]
-        is_captured = max(batch.context_lens) == 64  # the longest that there can be
-        return forward(batch) * (1.1 if is_captured and kind == of else 1.0)
-
-    own.executor.forward = wrong
-    trials = Trials()
-    assert capture_graphs(own, run_again, trials) is None
-    what = {"decodes": "a sequence", "prompts": "2 prompts", "both": "sequences beside a prompt"}[of]
-    assert f"the outputs of {what}" in trials.off["graphs"]
-
-
-def test_graphs_that_draw_with_other_parameters_are_not_used(device: FakeCuda, llama: Model) -> None:
-    class OtherSeeds(PlainSampler):
-        def draw(self, logits: torch.Tensor, parameters: torch.Tensor, seeds: torch.Tensor, **options: Any) -> None:
-            super().draw(logits, parameters, seeds + 1, **options)
-
-    trials = Trials()
-    assert capture_graphs(capturable(llama, sampler=OtherSeeds()), run_again, trials) is None
-    assert "other tokens of a sequence would be drawn" in trials.off["graphs"]
+    if fails == "not":
+        with caplog.at_level(logging.DEBUG):
+            captured(own, CudaCapture(DEVICE))
+        (line,) = caplog.messages
+        assert "Captured 7 CUDA graphs in " in line
+        assert (device.log[0], device.log[-1]) == ("empty", "empty")
+        return
+    reason = {"before": SYNCHRONIZES, "within": "the reason why the capture failed"}[fails]
+    with pytest.raises((RuntimeError, ValueError), match=reason):
+        captured(own, CudaCapture(DEVICE))
 
 
 def test_with_adapters_each_size_is_captured_twice(device: FakeCuda, llama: Model) -> None:
@@ -226,6 +134,6 @@ def test_with_adapters_each_size_is_captured_twice(device: FakeCuda, llama: Mode
     sizes = {}
     for has_adapters in (False, True):
         options = EngineOptions(max_running=256)
-        own = capturable(llama, has_adapters=has_adapters, options=options)
-        sizes[has_adapters] = graph_capture.captured(own, lambda run: run).num_captured
+        own = ready_model(llama, has_adapters=has_adapters, options=options)
+        sizes[has_adapters] = captured(own, lambda run: run).num_captured
     assert sizes == {False: 44, True: 88}

@@ -19,26 +19,20 @@ from oaiserve.config import EngineOptions
 from oaiserve.engine.decoder.spec import ModelSpec
 from oaiserve.engine.engine import Engine
 from oaiserve.engine.executors.cuda.executor import CudaWeights
-from oaiserve.engine.executors.cuda.kernels import Kernels, PlainAttention, triton_kernels
+from oaiserve.engine.executors.cuda.kernels import Kernels
 from oaiserve.engine.executors.reference.executor import ReferenceExecutor
-from oaiserve.engine.executors.reference.products import Products
 from oaiserve.engine.model import layer_operations
-from oaiserve.engine.model.attention import Scoring
-from oaiserve.engine.model.batch import Batch
 from oaiserve.engine.model.gpu.cuda_capture import Run
-from oaiserve.engine.model.gpu.device_matrices import PackedMatrix, expanded_product
 from oaiserve.engine.model.gpu.step_graphs import StepGraphs
 from oaiserve.engine.model.runner import ModelRunner
 from oaiserve.engine.model.sampling.draw_rows import DrawRow, SampledIds
 from oaiserve.engine.request import SamplingParams
 from oaiserve.engine.served_model import ServedModel
-from oaiserve.engine.start.compare import Difference
 from oaiserve.engine.start.described import Described, describe_model
-from oaiserve.engine.start.gpu import probe, usable
+from oaiserve.engine.start.gpu import child, probe
 from oaiserve.engine.start.gpu.child import Order
-from oaiserve.engine.start.gpu.kernels import adapters_problem, logits_problem, sampling_problem
+from oaiserve.engine.start.gpu.features import FEATURES, Verdict, all_off, by_options
 from oaiserve.engine.start.gpu.memory import scale_for, with_measured_scales
-from oaiserve.engine.start.gpu.trials import FEATURES, Trials, Verdict
 from oaiserve.engine.start.options import refuse_unless_possible
 from oaiserve.engine.start.request import Declined, StartRequest
 from oaiserve.engine.start.started import assemble
@@ -51,10 +45,8 @@ from tests.engine.model.cpu.small_models import STATE_FAMILIES, make_model
 from tests.engine.model.gpu.step_runs import PlainSampler, padded_attention
 from tests.engine.model.runners import eager_runner, greedy, make_engine
 from tests.engine.remembered import save
-from tests.models.decoders import FAMILIES, LLAMA_OF_ONE_LAYER, byte_tokenizer, random_model
+from tests.models.decoders import byte_tokenizer
 from tests.models.described import SmallModel, described
-from tests.models.in_blocks import written
-from tests.models.packed import Packing
 from tests.models.pinned import pinned_model
 
 NUM_BLOCKS = 64
@@ -73,106 +65,8 @@ def placed(loaded: SmallModel) -> Placed:
     return place(loaded)
 
 
-def logits_differ(placed: Placed, kernels: Kernels, block_size: int = BLOCK_SIZE) -> Difference | None:
-    assert isinstance(placed.weights, CudaWeights)
-    return logits_problem(placed.spec, placed.weights, kernels, block_size)
-
-
 def broken(*_: Any, **__: Any) -> Any:
     raise RuntimeError(NO_COMPILER)
-
-
-def without_the_last_key(batch: Batch) -> PlainAttention:
-    """Return attention in which decodes do not see their own token."""
-    lengths = batch.seq_lens.clone()
-    lengths[: batch.num_decodes] -= 1
-    return PlainAttention(replace(batch, seq_lens=lengths))
-
-
-# -- each check by itself ---------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("family", ["gemma2", "gpt2"])
-def test_attention_that_differs_by_rounding_has_no_problem(family: str) -> None:
-    def rounds(batch: Batch) -> Any:
-        plain = PlainAttention(batch)
-        return lambda *given: plain(*given) * (1 + 1e-5)
-
-    assert logits_differ(place(described(random_model(FAMILIES[family]))), Kernels(rounds)) is None
-
-
-@pytest.mark.filterwarnings("ignore:invalid value encountered in subtract")  # from rows that are not finite
-def test_triton_kernels_have_no_problem() -> None:
-    pytest.importorskip("triton", reason="Triton has no wheels for this system")
-    placed = place(described(random_model(LLAMA_OF_ONE_LAYER)))
-    from oaiserve.engine.model.sampling import triton_sampling
-
-    assert logits_differ(placed, triton_kernels(), 16) is None
-    assert sampling_problem(placed.spec, triton_sampling) is None
-
-
-def test_attention_that_computes_something_else_is_found(placed: Placed) -> None:
-    found = str(logits_differ(placed, Kernels(without_the_last_key)))
-    assert found.startswith("the outputs would differ by ")
-    assert found.endswith(" (allowed: 0.1%)")
-
-
-def test_attention_that_leaves_the_cache_as_it_was_is_found(placed: Placed) -> None:
-    def forgets(batch: Batch) -> Any:
-        def attend(query: Any, key: Any, value: Any, cache: Any, scoring: Scoring) -> torch.Tensor:
-            copies = type(cache)(cache.keys.clone(), cache.values.clone())
-            return PlainAttention(batch)(query, key, value, copies, scoring)
-
-        return attend
-
-    assert logits_differ(placed, Kernels(forgets)) is not None
-
-
-def test_products_with_packed_weights_that_are_wrong_are_found(tmp_path: Path) -> None:
-    written(tmp_path, Packing("awq"))
-    options = EngineOptions(dtype="float32", max_model_len=128)
-    found = describe_model(find_model(tmp_path), options, device=torch.device("meta"))
-    weights = CudaWeights(found.decoder, dtype=torch.float32, device=torch.device("cpu"))
-    assert weights.packed
-    packed = Placed(replace(found.spec, device=weights.device), weights, {})
-
-    def doubled(x: torch.Tensor, matrix: PackedMatrix, bias: torch.Tensor | None) -> torch.Tensor:
-        return 2 * expanded_product(x, matrix, bias)
-
-    assert logits_differ(packed, Kernels()) is None
-    assert logits_differ(packed, Kernels(multiply=doubled)) is not None
-
-
-def test_draws_and_masks_that_are_others_are_found(loaded: SmallModel) -> None:
-    class NextIds(PlainSampler):
-        def sample_ids(self, logits: torch.Tensor, rows: list[DrawRow]) -> SampledIds:
-            ids, are_finite = super().sample_ids(logits, rows)
-            return (ids + 1) % logits.shape[1], are_finite
-
-    class NoMasks(PlainSampler):
-        def apply_masks(self, *_: object) -> None:
-            pass
-
-    assert sampling_problem(loaded, PlainSampler()) is None
-    assert "of 1 draws, 1 would be others" in str(sampling_problem(loaded, NextIds()))
-    assert "masks" in str(sampling_problem(loaded, NoMasks()))
-
-
-def test_adapters_of_triton_have_no_problem_and_others_do(placed: Placed) -> None:
-    pytest.importorskip("triton", reason="Triton has no wheels for this system")
-    from oaiserve.engine.model.gpu.triton_adapters import TritonAdapters
-
-    shapes = placed.adaptable
-    kernels = TritonAdapters(shapes, 2, placed.spec.device)
-    assert adapters_problem(placed.spec, shapes, kernels, BLOCK_SIZE) is None
-
-    def of_the_first_alone(batch: Batch) -> Any:
-        first = batch.adapters[0]
-        of_first = [adapter if adapter is first else None for adapter in batch.adapters]
-        return Products(replace(batch, adapters=of_first)).add_to
-
-    kernels.of_batch = of_the_first_alone
-    assert "would differ" in str(adapters_problem(placed.spec, shapes, kernels, BLOCK_SIZE))
 
 
 # -- the whole start --------------------------------------------------------------------------------------------------
@@ -211,9 +105,9 @@ def device(monkeypatch: pytest.MonkeyPatch) -> FakeGpu:
 
 
 @contextmanager
-def started(placed: Placed, **settings: Any) -> Iterator[Engine]:
+def started(placed: Placed, verdict: Verdict | None = None, **settings: Any) -> Iterator[Engine]:
     options = EngineOptions(block_size=BLOCK_SIZE, max_running=2, max_step_tokens=16, **settings)
-    made = start_on_gpu.start_on_gpu(placed, options, Trials())
+    made = start_on_gpu.start_on_gpu(placed, options, verdict or by_options(options))
     with Engine(assemble(made, Tokenizer(byte_tokenizer()), options), options) as engine:
         yield engine
 
@@ -233,86 +127,38 @@ def on(engine: Engine) -> set[str]:
     return {name for name in FEATURES if not engine.features[name]}
 
 
-class WrongSampler(PlainSampler):
-    def sample_ids(self, logits: torch.Tensor, rows: list[DrawRow]) -> SampledIds:
-        return logits.argmin(-1), logits.isfinite()[:, 0]
-
-
-WRONG_LAYERS = SimpleNamespace(add_and_norm=lambda hidden, *_: (hidden, hidden), activate=layer_operations.activate)
-
-
-@pytest.mark.parametrize(
-    ("fail", "off", "name"),
-    [
-        (lambda device: None, set(), None),
-        (lambda device: device.use(attention=broken), {"kernels", "graphs"}, f".*{re.escape(NO_COMPILER)}"),
-        (lambda device: device.use(sampling=WrongSampler()), {"kernels", "graphs"}, ".*draws"),
-        (lambda device: device.use(operations=WRONG_LAYERS), {"kernels", "graphs"}, ".* the outputs would differ"),
-        (lambda device: device.set(start_on_gpu, "triton_kernels", broken), {"kernels", "graphs"}, ""),
-        (lambda device: device.set(device, "capture", lambda run: run() or (lambda: None)), {"graphs"}, ""),
-    ],
-    ids=["nothing", "attention", "sampling", "wrong layers", "broken kernels", "graphs"],
-)
-def test_what_fails_at_the_start_is_off_with_one_warning_and_the_answers_are_right(
-    device: FakeGpu,
-    loaded: SmallModel,
-    placed: Placed,
-    caplog: pytest.LogCaptureFixture,
-    fail: Callable[[FakeGpu], None],
-    off: set[str],
-    name: str | None,
+def test_features_that_a_verdict_rules_out_are_off_and_the_answers_are_right(
+    device: FakeGpu, loaded: SmallModel, placed: Placed
 ) -> None:
-    fail(device)
-    with caplog.at_level(logging.WARNING), started(placed) as engine:
-        assert on(engine) == ON - off
-        found = answers(engine)
-    warnings = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
-    assert len(warnings) == (name is not None), warnings
-    if name is not None:
-        what = "Triton's kernels" if "kernels" in off else "CUDA graphs"
-        assert re.match(f"{what}: off, {name}", warnings[0])
+    found = []
+    for verdict in (
+        all_off("it is broken"),
+        {"kernels": "", "graphs": "a replay was wrong"},
+        dict.fromkeys(FEATURES, ""),
+    ):
+        with started(placed, verdict) as engine:
+            assert on(engine) == {name for name, reason in verdict.items() if not reason}
+            found.append(answers(engine))
     with make_engine(loaded, eager_runner(loaded, num_blocks=NUM_BLOCKS, block_size=16)) as plain:
-        assert found == answers(plain)
+        assert found == [answers(plain)] * 3
+
+
+def test_graphs_that_cannot_be_captured_are_off_with_one_warning(
+    device: FakeGpu, placed: Placed, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Though a probe could capture them, as when there is less memory."""
+    device.set(device, "capture", broken)
+    with caplog.at_level(logging.WARNING), started(placed) as engine:
+        assert on(engine) == {"kernels"}
+        assert answers(engine)
+    (message,) = caplog.messages
+    assert re.match(f"CUDA graphs: off, .*: RuntimeError: {re.escape(NO_COMPILER)}", message)
 
 
 def test_graphs_can_be_switched_off(device: FakeGpu, placed: Placed) -> None:
     with started(placed, cuda_graph=False) as engine:
         assert on(engine) == {"kernels"}
         assert engine.features["graphs"] == "--no-cuda-graph"
-
-
-def test_without_triton_a_model_starts_in_plain_torch(
-    device: FakeGpu, placed: Placed, caplog: pytest.LogCaptureFixture
-) -> None:
-    device.set(start_on_gpu, "find_spec", lambda name: None)
-    with caplog.at_level(logging.WARNING), started(placed) as engine:
-        assert not on(engine)
-        assert engine.features["kernels"] == "Triton is not installed"
-        assert answers(engine)
-    assert not caplog.messages
-
-
-def test_kernels_whose_adapters_are_wrong_are_off(
-    device: FakeGpu, placed: Placed, caplog: pytest.LogCaptureFixture
-) -> None:
-    from oaiserve.engine.model.gpu.triton_adapters import Addition
-
-    device.set(Addition, "__call__", lambda *_: None)
-    with caplog.at_level(logging.WARNING), started(placed, lora_dir=Path("unread")) as engine:
-        assert not on(engine)
-    (message,) = caplog.messages
-    assert re.match(r"Triton's kernels: off, .*: products of '.*' would differ by 100", message)
-
-
-@pytest.mark.parametrize("is_right", [True, False])
-def test_decodes_with_adapters_are_captured_only_if_they_compute_the_same(device: FakeGpu, is_right: bool) -> None:
-    from oaiserve.engine.model.gpu.triton_adapters import TritonAdapters
-
-    if not is_right:
-        device.set(TritonAdapters, "upload", lambda *_: None)
-    with started(place(described(random_model(LLAMA_OF_ONE_LAYER))), lora_dir=Path("unread")) as engine:
-        assert on(engine) == {"kernels", *["graphs"] * is_right}
-        assert is_right or "with adapters would differ" in engine.features["graphs"]
 
 
 def test_decodes_of_a_model_with_states_are_replayed(device: FakeGpu) -> None:
@@ -350,16 +196,18 @@ def from_files(device: FakeGpu) -> Callable[..., ServedModel]:
     def described(source: Any, options: EngineOptions, device: torch.device) -> Described:
         return describe_model(source, replace(options, compile=False), device=device)
 
-    def probed(order: Order) -> Verdict:
-        trials = Trials()
-        probe.probe(order, trials)
-        device.set(start_on_gpu, "kernels_problem", pytest.fail)  # only probes may call it
-        return trials.results
+    def run(order: Order, *_: Any) -> tuple[int, str]:
+        try:
+            problem = probe.probe(order)
+        except RuntimeError as error:
+            return 1, str(error)
+        return (1, problem) if problem else (0, "")
 
     device.set(start_on_gpu, "select_device", lambda name: torch.device("cpu"))
     device.set(start_on_gpu, "describe_model", described)
     device.set(probe, "describe_model", described)
-    device.set(usable, "probed", probed)
+    device.set(child, "_run", run)
+    device.set(probe, "CudaCapture", lambda device_: device.capture)
     device.set(torch.cuda, "get_device_name", lambda device: "a double")
 
     def start(folder: Path, **settings: Any) -> ServedModel:
@@ -384,6 +232,51 @@ def test_a_model_starts_from_its_files(
         found = answers(engine)
     with make_engine(loaded, eager_runner(loaded, num_blocks=NUM_BLOCKS, block_size=16)) as plain_engine:
         assert found == answers(plain_engine)
+
+
+class WrongSampler(PlainSampler):
+    def sample_ids(self, logits: torch.Tensor, rows: list[DrawRow]) -> SampledIds:
+        return logits.argmin(-1), logits.isfinite()[:, 0]
+
+
+def without_work(run: Run) -> Run:
+    run()
+    return lambda: None
+
+
+WRONG_LAYERS = SimpleNamespace(add_and_norm=lambda hidden, *_: (hidden, hidden), activate=layer_operations.activate)
+
+
+@pytest.mark.parametrize(
+    ("fail", "off", "reason"),
+    [
+        (lambda device: device.use(attention=broken), {"kernels", "graphs"}, NO_COMPILER),
+        (lambda device: device.use(sampling=WrongSampler()), {"kernels", "graphs"}, "other tokens would be drawn"),
+        (lambda device: device.use(operations=WRONG_LAYERS), {"kernels", "graphs"}, "the outputs would differ"),
+        (lambda device: device.set(start_on_gpu, "triton_kernels", broken), {"kernels", "graphs"}, NO_COMPILER),
+        (lambda device: device.set(device, "capture", without_work), {"graphs"}, "in graphs"),
+    ],
+    ids=["attention", "sampling", "wrong layers", "broken kernels", "graphs"],
+)
+def test_what_a_probe_finds_is_off_with_one_warning(
+    from_files: Callable[..., ServedModel],
+    device: FakeGpu,
+    loaded: SmallModel,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    fail: Callable[[FakeGpu], None],
+    off: set[str],
+    reason: str,
+) -> None:
+    save(loaded.model, tmp_path)
+    fail(device)
+    with caplog.at_level(logging.WARNING):
+        served = from_files(tmp_path)
+    assert {name for name, why in served.features.items() if why} == off
+    assert all(reason in why for why in served.features.values() if why)
+    (message,) = caplog.messages
+    assert message.startswith("Triton's kernels: off, and " if "kernels" in off else "CUDA graphs: off, and ")
+    assert reason in message
 
 
 @pytest.mark.parametrize("name", ["llama", "qwen3_moe", "gemma3_text", "bamba"])

@@ -1,4 +1,4 @@
-"""A feature is on if its trial, or the verdict of an earlier probe, found no problem. No GPU takes part."""
+"""A feature is on if a probe, now or at an earlier start, found no problem. No GPU takes part."""
 
 import os
 import subprocess
@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from oaiserve.config import EngineOptions
-from oaiserve.engine.start.gpu import usable
+from oaiserve.engine.start.gpu import features, usable
 from oaiserve.engine.start.gpu.child import Order
-from oaiserve.engine.start.gpu.trials import FEATURES, Trials, Verdict, all_off
+from oaiserve.engine.start.gpu.features import FEATURES, Verdict, all_off
 from oaiserve.engine.start.gpu.usable import Usable, recall, remember
 from oaiserve.engine.start.request import StartRequest
 from oaiserve.errors import DeviceLost, StartupError
@@ -24,45 +24,6 @@ ALL_ON = dict.fromkeys(FEATURES, "")
 
 def broken(*_: Any) -> Any:
     raise RuntimeError("an illegal memory access was encountered")
-
-
-def is_on(trials: Trials, feature: Any, problem: Any) -> bool:
-    return trials.tried(feature, lambda: True, lambda _: problem()) is not None
-
-
-def test_a_verdict_replaces_trials(caplog: pytest.LogCaptureFixture) -> None:
-    trials = Trials({"kernels": "", "graphs": ""})
-    assert is_on(trials, "kernels", lambda: pytest.fail("it is tried"))
-    assert trials.tried("graphs", broken, lambda _: None) is None  # no memory for it, for example
-    off = Trials({"kernels": "it is wrong"})
-    assert off.tried("kernels", lambda: pytest.fail("it is made"), lambda _: None) is None
-    assert [message.partition(":")[0] for message in caplog.messages] == ["CUDA graphs", "Triton's kernels"]
-    assert trials.results == {"kernels": "", "graphs": trials.off["graphs"]}
-    assert "illegal memory access" in trials.off["graphs"]
-    assert off.off == {"kernels": "it is wrong", "graphs": "not tried"}
-
-
-def test_trials_are_reported_before_and_after() -> None:
-    reported: list[str | None] = []
-    trials = Trials(report=reported.append)
-    assert is_on(trials, "kernels", lambda: None)
-    assert not is_on(trials, "graphs", lambda: "other outputs")
-    with trials.blamed_on("kernels"):
-        pass
-    with trials.blamed_on("graphs"):  # they are off
-        pass
-    assert reported == ["kernels", None, "graphs", None, "kernels", None]
-
-
-def test_an_error_ends_a_probe_because_later_trials_could_fail_by_what_it_left() -> None:
-    reported: list[str | None] = []
-    trials = Trials(report=reported.append)
-    with pytest.raises(RuntimeError, match="illegal memory access"):
-        is_on(trials, "kernels", broken)
-    assert reported == ["kernels"]  # so that it is blamed
-
-
-# -- the verdict of earlier starts ------------------------------------------------------------------------------------
 
 
 class Probes:
@@ -100,13 +61,33 @@ def test_a_gpu_is_probed_once_for_each_kind_of_start(probes: Probes, monkeypatch
     monkeypatch.setattr(usable, "driver_version", lambda: "NVRM version: a newer one")
     start()
     assert len(probes.orders) == 4
+
+
+def test_what_options_and_packages_rule_out_is_not_probed(probes: Probes, monkeypatch: pytest.MonkeyPatch) -> None:
     assert start(compile=False).verdict == all_off("--no-compile")
-    assert len(probes.orders) == 4
+    monkeypatch.setattr(features, "find_spec", lambda name: None)
+    assert start().verdict == all_off("Triton is not installed")
+    assert not probes.orders
+    monkeypatch.setattr(features, "find_spec", lambda name: name)
+    assert start(cuda_graph=False).verdict == {"kernels": "", "graphs": "--no-cuda-graph"}
 
 
-def test_a_feature_that_no_probe_has_tried_is_off(probes: Probes) -> None:
-    probes.verdict = {"kernels": ""}
-    assert start().verdict == start().verdict == {"kernels": "", "graphs": "no probe has tried it; --recheck does"}
+@pytest.mark.parametrize(
+    ("verdict", "warned"),
+    [
+        (ALL_ON, []),
+        ({"kernels": "", "graphs": "a replay was wrong"}, ["CUDA graphs: off, and"]),
+        (all_off("no compiler"), ["Triton's kernels: off, and"]),
+    ],
+)
+def test_what_a_probe_found_is_one_warning_of_each_start(
+    probes: Probes, caplog: pytest.LogCaptureFixture, verdict: Verdict, warned: list[str]
+) -> None:
+    probes.verdict = verdict
+    for _ in range(2):
+        caplog.clear()
+        assert start().verdict == verdict
+        assert [message[: message.index(" off, and") + 9] for message in caplog.messages] == warned
 
 
 def test_failures_of_whole_probes_are_not_stored(probes: Probes) -> None:
@@ -157,7 +138,19 @@ def test_where_nothing_can_be_stored_a_failed_gpu_ends_the_start_for_good(
     assert not isinstance(raised.value, DeviceLost)
 
 
-@pytest.mark.parametrize("content", ["[" * 100_000, "[]", "7", '{"off": {"kernels": ""}}', '{"a": 1}', "\xff", None])
+@pytest.mark.parametrize(
+    "content",
+    [
+        "[" * 100_000,
+        "[]",
+        "7",
+        '{"off": {"kernels": ""}}',
+        '{"kernels": ""}',
+        '{"kernels": 1, "graphs": 2}',
+        "\xff",
+        None,
+    ],
+)
 def test_a_spoiled_verdict_counts_as_missing(tmp_path: Path, content: str | None) -> None:
     path = tmp_path / "verdict"
     if content is None:

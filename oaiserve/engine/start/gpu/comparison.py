@@ -1,0 +1,138 @@
+"""Compares ways to compute steps on a GPU: plain torch, kernels launched one by one, and kernels in graphs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import torch
+
+from oaiserve.engine.decoder.spec import ModelSpec
+from oaiserve.engine.executors.cuda.executor import CudaExecutor, CudaWeights
+from oaiserve.engine.executors.cuda.kernels import Kernels
+from oaiserve.engine.model.adapters import probe_adapter
+from oaiserve.engine.model.gpu.step_graphs import StepGraphs
+from oaiserve.engine.model.rehearsal import prompt, prompts_and_decodes
+from oaiserve.engine.model.runner import ModelRunner
+from oaiserve.engine.model.sampling import numpy_sampling
+from oaiserve.engine.model.sampling.draw_rows import draw_row
+from oaiserve.engine.model.sampling.logit_edits import apply_masks_in_torch
+from oaiserve.engine.model.states import States
+from oaiserve.engine.request import SamplingParams
+from oaiserve.engine.start.compare import Difference, difference, tolerance
+from oaiserve.engine.start.gpu.graph_capture import Ready
+from oaiserve.engine.step import Chunk, Step
+
+# The lengths of the sequences that are compared. Several programs read the keys of the last one.
+LENGTHS = (9, 40, 17, 600)
+CHUNK_TOKENS = 5  # tokens of the last one, in a step in which the others decode
+# The lengths of prompts alone. Products have tiles of their own for each of these, and unpack matrices for the last.
+ROWS = (20, 40, 100, 300, 2048)
+# By sequence: how tokens are drawn, and the numbers of adapters.
+_PARAMS = (
+    SamplingParams(temperature=0.7, top_k=40, top_p=0.9),
+    SamplingParams(temperature=0.0),
+    SamplingParams(temperature=1.0, min_p=0.05),
+    SamplingParams(temperature=3.0, top_p=0.9),  # The distribution is so flat that most ids are candidates.
+)
+_ADAPTERS = (1, 0, 2, 1)
+_ADAPTER_RANKS = {1: 3, 2: 20}
+
+
+@torch.inference_mode()
+def difference_from_plain(own: Ready, graphs: StepGraphs | None) -> str | None:
+    """Return the first difference of kernels, launched one by one or in `graphs`, from plain torch."""
+    assert isinstance(own.executor, CudaExecutor)
+    kernels = own.executor.kernels
+    plain = _plain_runner(own)
+    runners = {"": own.new_runner()}
+    if graphs is not None:
+        runners[" in graphs"] = own.new_runner(graphs=graphs)
+    has_adapters = kernels.adapters is not None
+    if has_adapters:
+        for number, rank in _ADAPTER_RANKS.items():
+            adapter = probe_adapter(own.adaptable, own.spec.dtype, own.spec.device, rank)
+            for runner in (plain, *runners.values()):
+                runner.add_adapter(number, adapter)
+    for with_adapters in (False, True) if has_adapters else (False,):
+        for name, before, step in _steps(own, with_adapters=with_adapters):
+            expected = _launched(plain, before, step)[0].clone()
+            for way, runner in runners.items():
+                if graphs is not None:  # A replay that computes nothing must not leave the right logits.
+                    graphs.logits.zero_()
+                if problem := _problem(own, step, expected, *_launched(runner, before, step)):
+                    return f"{problem} of {name}{' with adapters' * with_adapters}{way}"
+    return _masks_problem(own.spec, kernels.sampling)
+
+
+def _plain_runner(own: Ready) -> ModelRunner:
+    assert isinstance(own.weights, CudaWeights)
+    sizes = {"num_blocks": own.num_blocks, "block_size": own.options.block_size}
+    executor = CudaExecutor(own.weights, own.spec.kv_shapes, **sizes, kernels=Kernels())
+    states = States.of(own.spec, own.num_states + 1)
+    return ModelRunner(executor, own.spec.device, own.options.block_size, states=states)
+
+
+def _launched(runner: ModelRunner, before: Step, step: Step) -> tuple[torch.Tensor, list[int]]:
+    """Run a step after the one before it. Return its logits, which the next step may overwrite, and its draws."""
+    if before.chunks:  # This is repeated for each step, because steps change states.
+        runner.launch(before)
+    launched = runner.launch(step)
+    ((_, sampling),) = launched.samplings
+    return launched.logits, sampling.wait().token_ids
+
+
+def _problem(own: Ready, step: Step, expected: torch.Tensor, logits: torch.Tensor, token_ids: list[int]) -> str | None:
+    limit = tolerance(own.spec.dtype, has_float8_cache=own.spec.has_float8_cache)
+    apart = Difference("the outputs", difference(logits, expected), limit)
+    if apart.is_beyond_rounding:
+        return f"{apart}"
+    rows = [draw_row(draw.sequence, draw.end) for chunk in step.chunks for draw in chunk.draws()]
+    expected_ids, _ = numpy_sampling.sample_ids(logits, rows)
+    return None if token_ids == expected_ids.tolist() else "other tokens would be drawn from the outputs"
+
+
+def _masks_problem(spec: ModelSpec, sampling: Any) -> str | None:
+    """Compare masks of grammars."""
+    words = np.random.default_rng(0).integers(0, 2**32, (2, -(-spec.vocab_size // 32)), dtype=np.uint32)
+    masked, expected = (torch.zeros(3, spec.vocab_size, device=spec.device) for _ in range(2))
+    sampling.apply_masks(masked, [0, 2], words)
+    apply_masks_in_torch(expected, [0, 2], words)
+    return None if torch.equal(masked, expected) else "masks of grammars would let other tokens come"
+
+
+def _steps(own: Ready, *, with_adapters: bool) -> Iterator[tuple[str, Step, Step]]:
+    """Yield steps: what they are, the step before them, and they."""
+    spec = own.spec
+    block_size = own.options.block_size
+    most = len(LENGTHS)
+    if own.states is not None:
+        most = min(most, own.states.last)
+    lengths = [_possible(length, own) for length in LENGTHS[:most]]
+    prompts, decodes = prompts_and_decodes(lengths, spec.vocab_size, block_size)
+    sequences = [chunk.sequence for chunk in prompts.chunks]
+    for place, sequence in enumerate(sequences):
+        sequence.state = place
+        sequence.params = _PARAMS[place]
+        sequence.adapter = _ADAPTERS[place] * with_adapters
+    yield "a decode", Step(prompts.chunks[:1]), Step(decodes.chunks[:1])
+    yield f"{most} decodes", prompts, decodes
+    yield f"{most} prompts", Step(), Step([Chunk(sequence, 0, sequence.prompt_len) for sequence in sequences])
+    *others, last = decodes.chunks
+    start = max(0, last.end - CHUNK_TOKENS)
+    yield "decodes beside a prompt", prompts, Step([*others, Chunk(last.sequence, start, last.end - start)])
+    alone = [prompt(_possible(length, own), spec.vocab_size, block_size) for length in ROWS]
+    # Rotary tables end at the last position. All blocks of this sequence are the first one.
+    last_position = prompt(spec.max_model_len, spec.vocab_size, block_size, start=spec.max_model_len - 1)
+    sequence = last_position.chunks[0].sequence
+    sequence.blocks = [0] * len(sequence.blocks)
+    for step in (*alone, last_position):
+        step.chunks[0].sequence.adapter = int(with_adapters)
+        yield f"tokens up to {step.chunks[0].end}", Step(prompts.chunks[:1]), step
+
+
+def _possible(length: int, own: Ready) -> int:
+    """Return a length that `prompts_and_decodes`, the model and its cache take."""
+    in_cache = own.num_blocks // len(LENGTHS) * own.options.block_size
+    return max(3, min(length, own.spec.max_model_len, in_cache))

@@ -1,0 +1,40 @@
+"""The faster ways to compute on a GPU, and why some are off."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from importlib.util import find_spec
+from types import MappingProxyType
+
+from oaiserve.config import EngineOptions
+
+log = logging.getLogger(__name__)
+
+# By feature: an empty text, or the reason why it is off.
+Verdict = Mapping[str, str]
+# By the names under which /metrics says what is on: the name in the log, and the consequence if it is off.
+FEATURES: Mapping[str, tuple[str, str]] = MappingProxyType(
+    {
+        "kernels": ("Triton's kernels", "plain torch computes, which is much slower and has no CUDA graphs"),
+        "graphs": ("CUDA graphs", "operations are launched one by one, which is slower (--no-cuda-graph does not try)"),
+    }
+)
+
+
+def all_off(reason: str) -> Verdict:
+    """Return the verdict that no feature is usable."""
+    return dict.fromkeys(FEATURES, reason)
+
+
+def by_options(options: EngineOptions) -> Verdict:
+    """Return which features the options and the installed packages rule out."""
+    if not options.compile:
+        return all_off("--no-compile")
+    if find_spec("triton") is None:
+        return all_off("Triton is not installed")
+    return {"kernels": "", "graphs": "" if options.cuda_graph else "--no-cuda-graph"}
+
+
+def warn(feature: str, reason: str) -> None:
+    log.warning("%s: off, and %s: %s", *FEATURES[feature], reason)

@@ -1,0 +1,41 @@
+"""Models that are ready to run steps on a double of a GPU, whose tensors are on the CPU."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import torch
+
+from oaiserve.config import EngineOptions
+from oaiserve.engine.executors.cuda.executor import CudaExecutor, CudaWeights
+from oaiserve.engine.executors.cuda.kernels import Kernels
+from oaiserve.engine.model.gpu.block_tables import BlockTables
+from oaiserve.engine.model.runner import ModelRunner
+from oaiserve.engine.model.states import States
+from oaiserve.engine.start.gpu.graph_capture import Ready
+from tests.engine.model.gpu.step_runs import Model, PlainSampler, padded_attention
+from tests.engine.model.steps import CPU
+
+OPTIONS = EngineOptions(max_running=4, max_step_tokens=64)
+NUM_BLOCKS = 64
+BLOCK_SIZE = 16
+
+
+def ready_model(model: Model, *, has_adapters: bool = False, options: EngineOptions = OPTIONS, **kernels: Any) -> Ready:
+    adaptable = model.decoder.adaptable()
+    if has_adapters:
+        from oaiserve.engine.model.gpu.triton_adapters import TritonAdapters
+
+        kernels = {"adapters": TritonAdapters(adaptable, 8, CPU, captured_tokens=132), **kernels}
+    own = Kernels(**{"attention": padded_attention, "sampling": PlainSampler(), **kernels})
+    weights = CudaWeights(model.decoder, dtype=torch.float32, device=CPU)
+    sizes = {"num_blocks": NUM_BLOCKS, "block_size": BLOCK_SIZE}
+    executor = CudaExecutor(weights, model.spec.kv_shapes, **sizes, kernels=own)
+    tables = BlockTables.with_room(options.max_running, model.spec.max_model_len, BLOCK_SIZE, CPU)
+    states = States.of(model.spec, 5)
+    new_runner = partial(
+        ModelRunner, executor, CPU, BLOCK_SIZE, tables=tables, states=states, sample_ids=own.sampling.sample_ids
+    )
+    parts = executor, tables, NUM_BLOCKS, 4, states, new_runner
+    return Ready(model.spec, options, adaptable, weights, *parts)

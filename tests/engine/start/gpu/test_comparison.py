@@ -1,0 +1,196 @@
+"""What kernels or graphs compute differently from plain torch is found, whatever it is. The device is a double."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from oaiserve.config import EngineOptions
+from oaiserve.engine.executors.cuda.kernels import PlainAttention
+from oaiserve.engine.executors.reference.products import Products
+from oaiserve.engine.model.attention import Scoring
+from oaiserve.engine.model.batch import Batch
+from oaiserve.engine.model.gpu.cuda_capture import Run
+from oaiserve.engine.model.gpu.device_matrices import PackedMatrix, expanded_product
+from oaiserve.engine.model.gpu.step_graphs import StepGraphs
+from oaiserve.engine.model.gpu.step_sizes import Size
+from oaiserve.engine.model.sampling.draw_rows import DrawRow, SampledIds
+from oaiserve.engine.start.described import describe_model
+from oaiserve.engine.start.gpu import comparison
+from oaiserve.engine.start.gpu.comparison import difference_from_plain
+from oaiserve.engine.start.gpu.graph_capture import Ready, sizes_of
+from oaiserve.files.source import find_model
+from tests.engine.model.gpu.step_runs import Model, PlainSampler, model_of, run_again
+from tests.engine.start.gpu.ready import BLOCK_SIZE, ready_model
+from tests.models.decoders import FAMILIES, LLAMA_OF_ONE_LAYER
+from tests.models.in_blocks import written
+from tests.models.packed import Packing
+from tests.models.small_configs import config_of
+
+
+@pytest.fixture(scope="module")
+def llama() -> Model:
+    return model_of(LLAMA_OF_ONE_LAYER)
+
+
+@pytest.fixture(autouse=True)
+def short_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(comparison, "LENGTHS", (9, 5, 17, 12))
+    monkeypatch.setattr(comparison, "ROWS", (20,))
+
+
+def graphs_of(own: Ready, capture: Callable[[Run], Run] = run_again) -> StepGraphs:
+    executor: Any = own.executor
+    return StepGraphs(
+        executor.forward,
+        executor.kernels.sampling,
+        capture,
+        own.spec,
+        own.tables,
+        sizes=sizes_of(own.spec, own.options) if own.states else [Size(4, 0), Size(4, 16), Size(0, 48)],
+        block_size=BLOCK_SIZE,
+        states=own.states,
+        adapters=executor.kernels.adapters,
+    )
+
+
+@pytest.mark.parametrize("kind", ["attention", "states", pytest.param("adapters", marks=pytest.mark.kernels)])
+@pytest.mark.parametrize("is_right", [True, False])
+def test_graphs_that_compute_something_else_are_found(llama: Model, kind: str, is_right: bool) -> None:
+    if kind == "adapters":
+        pytest.importorskip("triton", reason="Triton has no wheels for this system")
+    own = ready_model(model_of(config_of("falcon_h1")) if kind == "states" else llama, has_adapters=kind == "adapters")
+    graphs = graphs_of(own, run_again if is_right else lambda run: lambda: None)
+    problem = difference_from_plain(own, graphs)
+    if is_right:
+        assert problem is None
+    else:
+        assert str(problem).startswith("the outputs would differ by 100.0% (allowed: 0.1%) of a decode in graphs")
+
+
+@pytest.mark.parametrize("of", ["a decode", "4 prompts", "decodes beside a prompt"])
+def test_graphs_of_each_kind_of_step_are_compared(llama: Model, of: str) -> None:
+    own = ready_model(llama)
+    executor: Any = own.executor
+    forward = executor.forward
+
+    def wrong(batch: Any) -> torch.Tensor:
+        kinds = {(True, False): "a decode", (False, True): "4 prompts", (True, True): "decodes beside a prompt"}
+        kind = kinds[batch.num_decodes > 0, batch.num_decodes < len(batch.query_lens)]
+        return forward(batch) * (1.1 if is_captured and kind == of else 1.0)
+
+    is_captured = True
+    executor.forward = wrong
+
+    def capture(run: Run) -> Run:
+        def replay() -> None:
+            nonlocal is_captured
+            is_captured = True
+            run()
+            is_captured = False
+
+        replay()
+        return replay
+
+    assert f" of {of} in graphs" in str(difference_from_plain(own, graphs_of(own, capture)))
+
+
+def test_graphs_that_draw_with_other_parameters_are_found(llama: Model) -> None:
+    class OtherSeeds(PlainSampler):
+        def draw(self, logits: torch.Tensor, parameters: torch.Tensor, seeds: torch.Tensor, **options: Any) -> None:
+            super().draw(logits, parameters, seeds + 1, **options)
+
+    own = ready_model(llama, sampling=OtherSeeds())
+    expected = "other tokens would be drawn from the outputs of a decode in graphs"
+    assert difference_from_plain(own, graphs_of(own)) == expected
+
+
+@pytest.mark.parametrize("family", ["gemma2", "gpt2"])
+def test_rounding_is_no_difference(family: str) -> None:
+    def rounds(batch: Batch) -> Any:
+        plain = PlainAttention(batch)
+        return lambda *given: plain(*given) * (1 + 1e-5)
+
+    assert difference_from_plain(ready_model(model_of(FAMILIES[family]), attention=rounds), None) is None
+
+
+@pytest.mark.kernels
+def test_triton_kernels_differ_by_rounding_alone(llama: Model) -> None:
+    pytest.importorskip("triton", reason="Triton has no wheels for this system")
+    from oaiserve.engine.executors.cuda.kernels import triton_kernels
+
+    kernels = triton_kernels()._asdict()
+    del kernels["adapters"]
+    own = ready_model(llama, has_adapters=True, **kernels)
+    assert difference_from_plain(own, None) is None
+
+
+def without_the_last_key(batch: Batch) -> PlainAttention:
+    """Return attention in which decodes do not see their own token."""
+    lengths = batch.seq_lens.clone()
+    lengths[: batch.num_decodes] -= 1
+    return PlainAttention(replace(batch, seq_lens=lengths))
+
+
+def without_writing(batch: Batch) -> Any:
+    """Return attention that leaves the cache as it was."""
+
+    def attend(query: Any, key: Any, value: Any, cache: Any, scoring: Scoring) -> torch.Tensor:
+        copies = type(cache)(cache.keys.clone(), cache.values.clone())
+        return PlainAttention(batch)(query, key, value, copies, scoring)
+
+    return attend
+
+
+@pytest.mark.parametrize("attention", [without_the_last_key, without_writing])
+def test_attention_that_computes_something_else_is_found(llama: Model, attention: Any) -> None:
+    own = ready_model(llama, attention=attention)
+    assert str(difference_from_plain(own, None)).startswith("the outputs would differ by ")
+
+
+def test_products_with_packed_weights_that_are_wrong_are_found(tmp_path: Path) -> None:
+    written(tmp_path, Packing("awq"))
+    options = EngineOptions(dtype="float32", max_model_len=128)
+    found = describe_model(find_model(tmp_path), options, device=torch.device("meta"))
+    model = Model(replace(found.spec, device=torch.device("cpu")), found.decoder)
+
+    def doubled(x: torch.Tensor, matrix: PackedMatrix, bias: torch.Tensor | None) -> torch.Tensor:
+        return 2 * expanded_product(x, matrix, bias)
+
+    assert ready_model(model).weights.packed
+    assert difference_from_plain(ready_model(model), None) is None
+    assert difference_from_plain(ready_model(model, multiply=doubled), None) is not None
+
+
+def test_draws_and_masks_that_are_others_are_found(llama: Model) -> None:
+    class NextIds(PlainSampler):
+        def sample_ids(self, logits: torch.Tensor, rows: list[DrawRow]) -> SampledIds:
+            ids, are_finite = super().sample_ids(logits, rows)
+            return (ids + 1) % logits.shape[1], are_finite
+
+    class NoMasks(PlainSampler):
+        def apply_masks(self, *_: object) -> None:
+            pass
+
+    assert difference_from_plain(ready_model(llama), None) is None
+    assert "other tokens would be drawn" in str(difference_from_plain(ready_model(llama, sampling=NextIds()), None))
+    assert "masks" in str(difference_from_plain(ready_model(llama, sampling=NoMasks()), None))
+
+
+def test_adapters_that_are_wrong_are_found(llama: Model) -> None:
+    pytest.importorskip("triton", reason="Triton has no wheels for this system")
+    own = ready_model(llama, has_adapters=True)
+    executor: Any = own.executor
+
+    def of_the_first_alone(batch: Batch) -> Any:
+        first = next(filter(None, batch.adapters))
+        of_first = [adapter if adapter is first else None for adapter in batch.adapters]
+        addition = Products(replace(batch, adapters=of_first)).add_to
+        addition.__func__.modules = first.parts.keys()
+        return addition
+
+    executor.kernels.adapters.of_batch = of_the_first_alone
+    assert " with adapters" in str(difference_from_plain(own, None))
