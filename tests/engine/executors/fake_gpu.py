@@ -97,8 +97,9 @@ READ_IF = {
     "last_visible": ("LOOKS_AHEAD", torch.int64),
     "partial": ("SPLITS", torch.float32),
 }
-# Tensors in the model's dtype. Kernels assume that their last dimension is contiguous.
+# Tensors in the model's dtype. Kernels assume that the numbers of a row, or of a token, are adjacent.
 IN_MODEL_DTYPE = ("query", "key", "value", "hidden", "first", "second", "x", "products", "out")
+CONTIGUOUS = ("keys", "values")  # in the model's dtype, or in eight bits
 _OF_ADAPTERS = {"products": torch.float32, "tiles": torch.int64, "table": torch.int64}
 # Of parameters of kernels that are not in the model's dtype.
 OWN_DTYPES: dict[str, dict[str, torch.dtype]] = {
@@ -106,7 +107,7 @@ OWN_DTYPES: dict[str, dict[str, torch.dtype]] = {
     "expand_kernel": _OF_ADAPTERS,
     "recurrence_kernel": dict.fromkeys(("decay", "key", "value", "query", "rate", "out"), torch.float32),
 }
-_STRIDE = re.compile(r"(\w+?)_(?:(expert)_)?stride(?:_(slot|block|sequence|token|head))?")
+_STRIDE = re.compile(r"(\w+?)_(?:(expert)_)?stride(?:_(sequence|token))?")
 
 
 VARIANTS: set[tuple[Any, ...]] = set()  # the code of kernels that launches so far need, each compiled once
@@ -156,7 +157,9 @@ class Kernel:
             assert tensor.stride(-1) == 1, what
         elif name in IN_MODEL_DTYPE:
             assert tensor.dtype == self._dtype, what
-            assert tensor.stride(-1) == 1, f"{what} has strides {tensor.stride()}"
+            assert tensor[0].is_contiguous(), f"{what} has strides {tensor.stride()}"
+        elif name in CONTIGUOUS:
+            assert tensor.is_contiguous(), what
         elif name in READ_IF and READ_IF[name][0] in arguments:
             constant, dtype = READ_IF[name]
             is_read = arguments[constant] > 1 if constant == "SPLITS" else arguments[constant]
@@ -171,7 +174,7 @@ class Kernel:
         if not isinstance(tensor, Tensor) or name in ("scales", "groups", "state"):
             return
         tokens = tensor.dim() - 3
-        place = {"block": 0, "sequence": 0, "token": tokens, "slot": tokens, "head": tokens + 1}
+        place = {"sequence": 0, "token": tokens}
         if name == "codes":
             expected = tensor.stride(0 if of_experts else tensor.dim() - 2)
         else:

@@ -51,7 +51,7 @@ def make_inputs(
             cache.keys[place] = randn(kv_heads, key_dim)
             cache.values[place] = randn(kv_heads, value_dim)
     num_tokens = sum(count for _, count in lengths)
-    # Heads come first in memory, as in transformers.
-    query = randn(heads, num_tokens, key_dim).transpose(0, 1)
-    key = randn(kv_heads, num_tokens, key_dim).transpose(0, 1)
-    return Inputs(query, key, randn(num_tokens, kv_heads, value_dim), cache, build_batch(step, block_size, CPU))
+    # Queries and keys are views of one product, as in models.
+    query, key = randn(num_tokens, (heads + kv_heads) * key_dim).split([heads * key_dim, kv_heads * key_dim], dim=1)
+    of_heads = query.unflatten(1, (heads, key_dim)), key.unflatten(1, (kv_heads, key_dim))
+    return Inputs(*of_heads, randn(num_tokens, kv_heads, value_dim), cache, build_batch(step, block_size, CPU))

@@ -14,7 +14,7 @@ FP8_MAX = 448.0  # its largest number
 
 
 class LayerCache(NamedTuple):
-    """One layer's part of the KV cache, in blocks of tokens. A backend may have another layout within a block."""
+    """One layer's part of the KV cache, in blocks of tokens."""
 
     keys: torch.Tensor  # [num_blocks, block_size, kv_heads, key_dim]
     values: torch.Tensor  # [num_blocks, block_size, kv_heads, value_dim]

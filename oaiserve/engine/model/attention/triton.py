@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Iterator
 from typing import NamedTuple
 
 import torch
@@ -63,7 +62,7 @@ class TritonAttention:
         rotation: Rotation | None = None,
     ) -> torch.Tensor:
         batch = self._batch
-        query, key, value = _with_heads_in_one_piece(query, key, value)
+        query, key, value = (_with_rows_in_one_piece(numbers) for numbers in (query, key, value))
         out = query.new_empty(*query.shape[:2], value.shape[-1])
         num_decodes = batch.num_decodes
         has_prefills = num_decodes < len(batch.query_lens)
@@ -82,11 +81,11 @@ class TritonAttention:
         return out
 
 
-def _with_heads_in_one_piece(*tensors: torch.Tensor) -> Iterator[torch.Tensor]:
-    for tensor in tensors:
-        if tensor.stride(-1) != 1:
-            tensor = tensor.contiguous()
-        yield tensor
+def _with_rows_in_one_piece(numbers: torch.Tensor) -> torch.Tensor:
+    """Return numbers [T, heads, dim] such that those of a token are adjacent, as kernels expect them."""
+    if numbers.stride()[1:] == (numbers.shape[2], 1):
+        return numbers
+    return numbers.contiguous()
 
 
 def _scalars(scoring: Scoring) -> tuple[float, float]:
@@ -100,11 +99,6 @@ def _scalars(scoring: Scoring) -> tuple[float, float]:
 
 def _has(scoring: Scoring) -> dict[str, bool]:
     return {"HAS_SOFTCAP": scoring.softcap is not None, "HAS_SINKS": scoring.sinks is not None}
-
-
-def _strides(*tensors: torch.Tensor) -> list[int]:
-    """Return the strides of tokens and of heads."""
-    return [stride for tensor in tensors for stride in tensor.stride()[:2]]
 
 
 class DecodePlan(NamedTuple):
@@ -215,9 +209,7 @@ def write(
         *cache.scales,
         *_rotation(rotation, key),
         first_token,
-        *_strides(query, key, value),
-        *cache.keys.stride()[1:3],
-        *cache.values.stride()[1:3],
+        *(query.stride(0), key.stride(0), value.stride(0)),
         **_write_constants(query.shape[1], key.shape[1], key.shape[2], value.shape[2], rotation is not None),
         **_rotation_constants(rotation),
     )
@@ -254,7 +246,7 @@ def decode(
     num_rows = batch.num_decodes
     heads = query.shape[1]
     kv_heads = key.shape[1]
-    constants = _constants(heads // kv_heads, cache.keys.shape[3], cache.values.shape[3], cache.keys.shape[1])
+    constants = _constants(heads, *cache.keys.shape[1:], cache.values.shape[3])
     tile_dims = constants["TILE_KEY_DIM"] + constants["TILE_VALUE_DIM"]
     tile = tile or decode_tile(constants["GROUP"], tile_dims, query.element_size())
     most_items = plan.items.shape[0]
@@ -270,10 +262,7 @@ def decode(
         *(factor * key_scale, softcap, key_scale, value_scale),
         present(scoring.sinks, query),
         num_rows,
-        *_strides(query, key, value, out),
-        *cache.keys.stride()[:3],
-        *cache.values.stride()[:3],
-        batch.block_tables.stride(0),
+        *(query.stride(0), key.stride(0), value.stride(0), batch.block_tables.stride(0)),
         **_has(scoring),
         TILE_ROWS=tile.rows,
         TILE_N=tile.tokens,
@@ -298,8 +287,7 @@ def prefill(
     Without a tile, it is that for the batch's longest query.
     """
     kv_heads = cache.keys.shape[2]
-    group = query.shape[1] // kv_heads
-    constants = _constants(group, cache.keys.shape[3], cache.values.shape[3], cache.keys.shape[1])
+    constants = _constants(query.shape[1], *cache.keys.shape[1:], cache.values.shape[3])
     if tile is None:
         tile_dims = constants["TILE_KEY_DIM"] + constants["TILE_VALUE_DIM"]
         longest = max(batch.query_lens[batch.num_decodes :])
@@ -309,16 +297,13 @@ def prefill(
     num_tiles = (len(query) - batch.num_decodes) // (tile.rows // constants["GROUP"]) + num_sequences
     (factor, softcap) = _scalars(scoring)
     (key_scale, value_scale) = cache.scales
-    prefill_kernel[(kv_heads, num_tiles)](
+    prefill_kernel[(kv_heads * num_tiles,)](
         *(query, out, *cache, batch.query_start, batch.seq_lens, batch.block_tables, batch.table_rows),
         present(batch.last_visible, batch.slots),
         *(factor * key_scale, softcap, value_scale),
         present(scoring.sinks, query),
         *(batch.num_decodes, num_sequences),
-        *_strides(query, out),
-        *cache.keys.stride()[:3],
-        *cache.values.stride()[:3],
-        batch.block_tables.stride(0),
+        *(query.stride(0), batch.block_tables.stride(0)),
         LOOKS_AHEAD=scoring.looks_ahead and batch.last_visible is not None,
         WINDOW=scoring.sliding_window or 0,
         **_has(scoring),
@@ -332,10 +317,11 @@ def prefill(
 
 # The result is cached, as tiles are: triton's arithmetic is slow on the host, and every layer of every step needs it.
 @functools.cache
-def _constants(group: int, key_dim: int, value_dim: int, block_size: int) -> dict[str, int]:
+def _constants(heads: int, block_size: int, kv_heads: int, key_dim: int, value_dim: int) -> dict[str, int]:
     """Return the constants of both attention kernels. Triton's matrix product needs at least 16 dimensions."""
     return {
-        "GROUP": group,
+        "KV_HEADS": kv_heads,
+        "GROUP": heads // kv_heads,
         "KEY_DIM": key_dim,
         "VALUE_DIM": value_dim,
         "TILE_KEY_DIM": max(16, triton.next_power_of_2(key_dim)),

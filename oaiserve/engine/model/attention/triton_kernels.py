@@ -91,16 +91,9 @@ def write_kernel(
     key_norm,
     epsilon,
     first_token,
-    query_stride_token,
-    query_stride_head,
-    key_stride_token,
-    key_stride_head,
-    value_stride_token,
-    value_stride_head,
-    keys_stride_slot,
-    keys_stride_head,
-    values_stride_slot,
-    values_stride_head,
+    query_stride,
+    key_stride,
+    value_stride,
     HEADS: tl.constexpr,
     KV_HEADS: tl.constexpr,
     KEY_DIM: tl.constexpr,
@@ -126,11 +119,11 @@ def write_kernel(
         value_dim = tl.arange(0, TILE_VALUE_DIM)[None, :]
         is_key = is_head[:, None] & (key_dim < KEY_DIM)
         is_value = is_head[:, None] & (value_dim < VALUE_DIM)
-        key_rows = key + token * key_stride_token + kv_head * key_stride_head
+        key_rows = key + token * key_stride + kv_head * KEY_DIM
         if (ROTARY_DIM > 0) | HAS_NORMS:
             position = tl.load(positions + token)
             head = tl.arange(0, TILE_HEADS)
-            query_rows = query + token * query_stride_token + head * query_stride_head
+            query_rows = query + token * query_stride + head * KEY_DIM
             new_query = _turned(
                 query_rows, head < HEADS, position, cosines, sines, query_norm, epsilon,
                 KEY_DIM, TILE_KEY_DIM, ROTARY_DIM, APART, HAS_NORMS,
@@ -144,10 +137,10 @@ def write_kernel(
             tl.store(query_rows[:, None] + key_dim, new_query.to(query.dtype.element_ty), mask=is_query)
         else:
             new_key = tl.load(key_rows[:, None] + key_dim, mask=is_key)
-        value_rows = value + token * value_stride_token + kv_head * value_stride_head
+        value_rows = value + token * value_stride + kv_head * VALUE_DIM
         new_value = tl.load(value_rows[:, None] + value_dim, mask=is_value)
-        key_slot = keys + slot * keys_stride_slot + kv_head[:, None] * keys_stride_head
-        value_slot = values + slot * values_stride_slot + kv_head[:, None] * values_stride_head
+        key_slot = keys + slot * (KV_HEADS * KEY_DIM) + kv_head[:, None] * KEY_DIM
+        value_slot = values + slot * (KV_HEADS * VALUE_DIM) + kv_head[:, None] * VALUE_DIM
         tl.store(key_slot + key_dim, _to_cache(new_key, key_scale, keys), mask=is_key)
         tl.store(value_slot + value_dim, _to_cache(new_value, value_scale, values), mask=is_value)
 
@@ -203,13 +196,10 @@ def _attend(
     table,  # the block table of this sequence
     scale,
     softcap,
-    keys_stride_block,
-    keys_stride_token,
-    values_stride_block,
-    values_stride_token,
     HAS_ENDS: tl.constexpr,  # False: the range consists of whole tiles
     WINDOW: tl.constexpr,  # 0: there is no sliding window
     HAS_SOFTCAP: tl.constexpr,
+    KV_HEADS: tl.constexpr,
     KEY_DIM: tl.constexpr,
     VALUE_DIM: tl.constexpr,
     TILE_KEY_DIM: tl.constexpr,
@@ -229,7 +219,7 @@ def _attend(
         next_block = _blocks(table, token + TILE_N, last, BLOCK_SIZE)
         is_token = token < last
         offset = token % BLOCK_SIZE
-        key_rows = keys + block * keys_stride_block + offset * keys_stride_token
+        key_rows = keys + block * (BLOCK_SIZE * KV_HEADS * KEY_DIM) + offset * (KV_HEADS * KEY_DIM)
         key = _load_rows(key_rows[:, None] + key_dim[None, :], is_token, key_dim, KEY_DIM, TILE_KEY_DIM, not HAS_ENDS)
         if key.dtype == tl.float8e4nv:
             key = key.to(query.dtype)
@@ -248,7 +238,7 @@ def _attend(
         weights = tl.exp2(scores - new_highest[:, None])
         decay = tl.exp2(highest - new_highest)
         total = total * decay + tl.sum(weights, 1)
-        value_rows = values + block * values_stride_block + offset * values_stride_token
+        value_rows = values + block * (BLOCK_SIZE * KV_HEADS * VALUE_DIM) + offset * (KV_HEADS * VALUE_DIM)
         value = _load_rows(
             value_rows[:, None] + value_dim[None, :], is_token, value_dim, VALUE_DIM, TILE_VALUE_DIM, not HAS_ENDS
         )
@@ -299,21 +289,13 @@ def prefill_kernel(
     sinks,
     first_sequence,
     num_sequences,
-    query_stride_token,
-    query_stride_head,
-    out_stride_token,
-    out_stride_head,
-    keys_stride_block,
-    keys_stride_token,
-    keys_stride_head,
-    values_stride_block,
-    values_stride_token,
-    values_stride_head,
+    query_stride,
     table_stride,
     LOOKS_AHEAD: tl.constexpr,
     WINDOW: tl.constexpr,
     HAS_SOFTCAP: tl.constexpr,
     HAS_SINKS: tl.constexpr,
+    KV_HEADS: tl.constexpr,
     GROUP: tl.constexpr,
     KEY_DIM: tl.constexpr,
     VALUE_DIM: tl.constexpr,
@@ -323,12 +305,12 @@ def prefill_kernel(
     TILE_ROWS: tl.constexpr,
     TILE_N: tl.constexpr,
 ):
-    """Attend for a tile of one sequence's tokens, for all heads of a key head. The program is (key head, tile).
+    """Attend for a tile of one sequence's tokens, for all heads of a key head. The program is (tile * key heads).
 
     The last tiles come first: they see the most keys, and the device shall not end with one long tile alone.
     """
-    kv_head = tl.program_id(0)
-    tile = tl.num_programs(1) - 1 - tl.program_id(1)
+    kv_head = tl.program_id(0) % KV_HEADS
+    tile = (tl.num_programs(0) - 1 - tl.program_id(0)) // KV_HEADS
     TILE_TOKENS: tl.constexpr = TILE_ROWS // GROUP
     sequence, first_tile = _sequence_of(tile, query_start + first_sequence, num_sequences, TILE_TOKENS)
     row = first_sequence.to(tl.int64) + sequence
@@ -346,12 +328,12 @@ def prefill_kernel(
     is_row = token < num_tokens
     head = kv_head * GROUP + rows % GROUP
     key_dim = tl.arange(0, TILE_KEY_DIM)
-    query_rows = query + (first_token + token) * query_stride_token + head * query_stride_head
+    query_rows = query + (first_token + token) * query_stride + head * KEY_DIM
     q = _load_rows(query_rows[:, None] + key_dim[None, :], is_row, key_dim, KEY_DIM, TILE_KEY_DIM, False)
     position = first_position + token
 
-    keys += kv_head * keys_stride_head
-    values += kv_head * values_stride_head
+    keys += kv_head * KEY_DIM
+    values += kv_head * VALUE_DIM
     table = block_tables + tl.load(table_rows + row) * table_stride
     state = _first_state(_of_heads(sinks, head, is_row, MASKED, HAS_SINKS), TILE_ROWS, TILE_VALUE_DIM, HAS_SINKS)
     seen = position
@@ -366,17 +348,15 @@ def prefill_kernel(
         first = (first_position + 1) // TILE_N * TILE_N
         state = _attend(
             state, q, None, None, 0, first, keys, values, table, scale, softcap,
-            keys_stride_block, keys_stride_token, values_stride_block, values_stride_token,
-            False, 0, HAS_SOFTCAP, KEY_DIM, VALUE_DIM, TILE_KEY_DIM, TILE_VALUE_DIM, BLOCK_SIZE, TILE_N,
+            False, 0, HAS_SOFTCAP, KV_HEADS, KEY_DIM, VALUE_DIM, TILE_KEY_DIM, TILE_VALUE_DIM, BLOCK_SIZE, TILE_N,
         )  # fmt: skip
     acc, total, _ = _attend(
         state, q, position, seen, first, last, keys, values, table, scale, softcap,
-        keys_stride_block, keys_stride_token, values_stride_block, values_stride_token,
-        True, WINDOW, HAS_SOFTCAP, KEY_DIM, VALUE_DIM, TILE_KEY_DIM, TILE_VALUE_DIM, BLOCK_SIZE, TILE_N,
+        True, WINDOW, HAS_SOFTCAP, KV_HEADS, KEY_DIM, VALUE_DIM, TILE_KEY_DIM, TILE_VALUE_DIM, BLOCK_SIZE, TILE_N,
     )  # fmt: skip
 
     value_dim = tl.arange(0, TILE_VALUE_DIM)
-    out_rows = out + (first_token + token) * out_stride_token + head * out_stride_head
+    out_rows = out + ((first_token + token) * (KV_HEADS * GROUP) + head) * VALUE_DIM
     tl.store(
         out_rows[:, None] + value_dim[None, :],
         acc * (value_scale / tl.where(total > 0.0, total, 1.0))[:, None],  # rows beyond the tokens may see no key
@@ -489,23 +469,13 @@ def decode_kernel(
     value_scale,
     sinks,
     num_rows,
-    query_stride_token,
-    query_stride_head,
-    key_stride_token,
-    key_stride_head,
-    value_stride_token,
-    value_stride_head,
-    out_stride_token,
-    out_stride_head,
-    keys_stride_block,
-    keys_stride_token,
-    keys_stride_head,
-    values_stride_block,
-    values_stride_token,
-    values_stride_head,
+    query_stride,
+    key_stride,
+    value_stride,
     table_stride,
     HAS_SOFTCAP: tl.constexpr,
     HAS_SINKS: tl.constexpr,
+    KV_HEADS: tl.constexpr,
     GROUP: tl.constexpr,
     KEY_DIM: tl.constexpr,
     VALUE_DIM: tl.constexpr,
@@ -538,14 +508,14 @@ def decode_kernel(
 
     key_dim = tl.arange(0, TILE_KEY_DIM)
     value_dim = tl.arange(0, TILE_VALUE_DIM)
-    keys += kv_head * keys_stride_head
-    values += kv_head * values_stride_head
+    keys += kv_head * KEY_DIM
+    values += kv_head * VALUE_DIM
     slot = tl.load(slots + sequence)
     rows = tl.arange(0, TILE_ROWS)
     is_row = rows < GROUP
     head = kv_head * GROUP + rows
-    query_rows = query + sequence * query_stride_token + head * query_stride_head
-    new_key_row = key + sequence * key_stride_token + kv_head * key_stride_head
+    query_rows = query + sequence * query_stride + head * KEY_DIM
+    new_key_row = key + sequence * key_stride + kv_head * KEY_DIM
     is_turned: tl.constexpr = (ROTARY_DIM > 0) | HAS_NORMS
     if is_turned:
         position = tl.load(positions + sequence)
@@ -565,10 +535,10 @@ def decode_kernel(
             new_key = tl.reshape(new_key, [TILE_KEY_DIM])
         else:
             new_key = tl.load(new_key_row + key_dim, mask=key_dim < KEY_DIM)
-        new_value_row = value + sequence * value_stride_token + kv_head * value_stride_head
+        new_value_row = value + sequence * value_stride + kv_head * VALUE_DIM
         new_value = tl.load(new_value_row + value_dim, mask=value_dim < VALUE_DIM)
-        key_slot = keys + (slot // BLOCK_SIZE) * keys_stride_block + (slot % BLOCK_SIZE) * keys_stride_token
-        value_slot = values + (slot // BLOCK_SIZE) * values_stride_block + (slot % BLOCK_SIZE) * values_stride_token
+        key_slot = keys + slot * (KV_HEADS * KEY_DIM)
+        value_slot = values + slot * (KV_HEADS * VALUE_DIM)
         tl.store(key_slot + key_dim, _to_cache(new_key, key_scale, keys), mask=key_dim < KEY_DIM)
         tl.store(value_slot + value_dim, _to_cache(new_value, value_scale, values), mask=value_dim < VALUE_DIM)
         # Other threads of this program read them below; no other program does.
@@ -581,31 +551,31 @@ def decode_kernel(
     # There is one loop, with masks: a second loop, for the last tile alone, would wait for memory once more.
     acc, total, highest = _attend(
         state, q, None, None, first, last, keys, values, block_tables + tl.load(table_rows + sequence) * table_stride,
-        scale, softcap, keys_stride_block, keys_stride_token, values_stride_block, values_stride_token,
-        True, 0, HAS_SOFTCAP, KEY_DIM, VALUE_DIM, TILE_KEY_DIM, TILE_VALUE_DIM, BLOCK_SIZE, TILE_N,
+        scale, softcap,
+        True, 0, HAS_SOFTCAP, KV_HEADS, KEY_DIM, VALUE_DIM, TILE_KEY_DIM, TILE_VALUE_DIM, BLOCK_SIZE, TILE_N,
     )  # fmt: skip
 
     # A padded row of a captured batch has no tokens: its result is zeros.
     result = acc * (value_scale / tl.where(total > 0.0, total, 1.0))[:, None]
     is_number = is_row[:, None] & (value_dim < VALUE_DIM)[None, :]
-    out_rows = out + sequence * out_stride_token + head * out_stride_head
+    heads: tl.constexpr = KV_HEADS * GROUP
+    out_rows = out + (sequence * heads + head) * VALUE_DIM
     if num_items == 1:
         tl.store(out_rows[:, None] + value_dim[None, :], result, mask=is_number)
     else:
-        heads = tl.num_programs(0) * GROUP
         place = number.to(tl.int64) * heads + head
         tl.store(partial + place[:, None] * VALUE_DIM + value_dim[None, :], result, mask=is_number)
         tl.store(log_weights + place, highest + tl.log2(total), mask=is_row)
         # All threads of this program have written theirs before one of them says so, which releases it for the others.
         tl.debug_barrier()
-        done = num_done + sequence * tl.num_programs(0) + kv_head
+        done = num_done + sequence * KV_HEADS + kv_head
         if tl.atomic_add(done, 1, sem="acq_rel", scope="gpu") == num_items - 1:
             tl.debug_barrier()
             tl.store(done, 0)  # for the next layer
             for row in range(GROUP):
                 _combine(
                     partial, log_weights, tl.load(first_items + sequence), num_items, heads, kv_head * GROUP + row,
-                    out + sequence * out_stride_token + (kv_head * GROUP + row) * out_stride_head,
+                    out + (sequence * heads + kv_head * GROUP + row) * VALUE_DIM,
                     VALUE_DIM, TILE_VALUE_DIM, TILE_ITEMS,
                 )  # fmt: skip
 
