@@ -98,11 +98,6 @@ class PackedMatrix:
             return weights
         return torch.empty_like(weights).index_copy_(1, self.order, weights)
 
-    def rows(self, begin: int, end: int) -> Self:
-        """Return the matrix of some rows as views of these tensors."""
-        zeros = None if self.zeros is None else self.zeros[:, begin:end]
-        return replace(self, codes=self.codes[begin:end], scales=self.scales[:, begin:end], zeros=zeros)
-
     def to(self, device: torch.device) -> Self:
         tensors = ((field.name, getattr(self, field.name)) for field in fields(self))
         moved: dict[str, Any] = {name: one.to(device) for name, one in tensors if isinstance(one, Tensor)}
@@ -182,5 +177,5 @@ def _combined(
 
 
 def expanded_product(x: Tensor, matrix: PackedMatrix, bias: Tensor | None) -> Tensor:
-    """Return the product of `x` [..., columns] with a matrix, which is expanded for it."""
+    """Return the product of `x` [rows, columns] with a matrix, which is expanded for it."""
     return linear(x, matrix.expand(x.dtype), bias)

@@ -14,17 +14,18 @@ from typing import NamedTuple
 import torch
 import triton
 from torch import Tensor
+from torch.nn.functional import linear
 
 from oaiserve.engine.model.gpu.device_matrices import ExpertMatrices, PackedMatrix
 from oaiserve.engine.model.gpu.launches import num_multiprocessors, present
+from oaiserve.engine.model.gpu.step_sizes import MOST_TOKENS
 from oaiserve.engine.model.gpu.triton_product_kernels import plan_experts_kernel, product_kernel, unpack_kernel
 
 PROGRAMS_PER_SM = 4  # With this many programs, enough loads are under way to keep the memory busy.
 MOST_SPLITS = 16
 # Matrices are unpacked for this many rows of x. By arithmetic, cuBLAS then saves at least the time of unpacking, on
-# cards from an L4 to an H100.
-UNPACKED_FROM = 1024
-SCRATCH_BYTES = 128 << 20  # memory for weights that are unpacked at a time
+# cards from an L4 to an H100. Prompts in graphs have fewer, so that no graph needs memory for unpacked weights.
+UNPACKED_FROM = MOST_TOKENS + 1
 _UNPACKED_ROWS = 64  # rows of a matrix that one program unpacks
 PAIRS_AT_A_TIME = 1024  # pairs that a program of the plan reads at a time; a constant, so that it is compiled once
 
@@ -54,20 +55,18 @@ class Plan(NamedTuple):
     tiles: MatrixTiles
 
 
-def multiply(x: Tensor, matrix: PackedMatrix, bias: Tensor | None, unpacked_from: int = UNPACKED_FROM) -> Tensor:
-    """Return the product of `x` [..., columns] with the matrix. Sums are in float32. From `unpacked_from` rows on,
-    weights are rounded to the dtype of `x`."""
+def multiply(x: Tensor, matrix: PackedMatrix, bias: Tensor | None) -> Tensor:
+    """Return the product [rows, n] of `x` [rows, columns] with the matrix. Sums are in float32. From UNPACKED_FROM rows
+    on, weights are rounded to the dtype of `x`."""
     if matrix.order is not None:
-        x = x.index_select(-1, matrix.order)
-    rows = x.reshape(-1, x.shape[-1])
-    num_rows = len(rows)
-    out = rows.new_empty(num_rows, matrix.shape[0])
-    if num_rows >= unpacked_from:
-        _multiply_unpacked(rows, matrix, bias, out)
-    else:
-        tiles = tiles_for(num_rows)
-        _launch(rows, matrix, bias, out, tiles, -(-num_rows // tiles.rows))
-    return out.view(*x.shape[:-1], -1)
+        x = x.index_select(1, matrix.order)
+    num_rows = len(x)
+    if num_rows >= UNPACKED_FROM:
+        return linear(x, unpacked(matrix, x.dtype), bias)
+    out = x.new_empty(num_rows, matrix.shape[0])
+    tiles = tiles_for(num_rows)
+    _launch(x, matrix, bias, out, tiles, -(-num_rows // tiles.rows))
+    return out
 
 
 def product(x: Tensor, matrices: ExpertMatrices, plan: Plan, *, pairs_of_row: int, factors: Tensor | None) -> Tensor:
@@ -142,25 +141,10 @@ def planned(chosen: Tensor, num_experts: int) -> Plan:
     return Plan(order, tile_expert, tile_first, tile_end, tiles)
 
 
-def _multiply_unpacked(rows: Tensor, matrix: PackedMatrix, bias: Tensor | None, out: Tensor) -> None:
-    """Write the product of rows with the matrix, after unpacking as many of its rows at a time as there is room for."""
+def unpacked(matrix: PackedMatrix, dtype: torch.dtype) -> Tensor:
+    """Return the weights [n, columns] of a matrix, in the order of its stored columns."""
     n, columns = matrix.shape
-    room = scratch(rows.device, rows.dtype)
-    parts = -(-n // (len(room) // columns // _UNPACKED_ROWS * _UNPACKED_ROWS))
-    size = -(-n // parts // _UNPACKED_ROWS) * _UNPACKED_ROWS  # The parts have about the same size.
-    for begin in range(0, n, size):
-        end = min(n, begin + size)
-        weights = room[: (end - begin) * columns].view(-1, columns)
-        unpack(matrix.rows(begin, end), weights)
-        if bias is None:
-            torch.mm(rows, weights.T, out=out[:, begin:end])
-        else:
-            torch.addmm(bias[begin:end], rows, weights.T, out=out[:, begin:end])
-
-
-def unpack(matrix: PackedMatrix, out: Tensor) -> None:
-    """Write the weights [n, columns] of a matrix, in the order of its stored columns."""
-    n, columns = matrix.shape
+    out = torch.empty(n, columns, dtype=dtype, device=matrix.codes.device)
     unpack_kernel[-(-n // _UNPACKED_ROWS), columns // matrix.tile_columns](
         *(matrix.codes, matrix.scales, present(matrix.zeros, matrix.scales), out),
         *(n, columns, matrix.group_columns, matrix.codes.stride(0), matrix.scales.stride(0)),
@@ -169,6 +153,7 @@ def unpack(matrix: PackedMatrix, out: Tensor) -> None:
         TILE_N=_UNPACKED_ROWS,
         TILE_COLUMNS=matrix.tile_columns,
     )
+    return out
 
 
 def tiles_for(num_rows: int) -> MatrixTiles:
@@ -189,12 +174,6 @@ def num_splits(num_programs: int, num_tiles: int, device: torch.device) -> int:
     while splits < MOST_SPLITS and num_programs * splits < enough:
         splits *= 2
     return min(splits, 1 << num_tiles.bit_length() - 1)
-
-
-@functools.cache
-def scratch(device: torch.device, dtype: torch.dtype) -> Tensor:
-    """Return the memory for unpacked weights, which all products share."""
-    return torch.empty(SCRATCH_BYTES // dtype.itemsize, dtype=dtype, device=device)
 
 
 @functools.cache

@@ -1,7 +1,7 @@
 """Packed matrices on a GPU: products of the kernel are those of the expanded weights, for every format that is read."""
 
-import math
 from dataclasses import replace
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -52,26 +52,22 @@ def test_products_of_the_kernel_are_those_of_expanded_weights(name: str, num_row
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("name", MATRICES)
-def test_many_rows_are_multiplied_with_weights_unpacked_part_by_part(
+def test_many_rows_are_multiplied_with_unpacked_weights(
     name: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    packed = replace(of_integers(MATRICES[name]), order=None)
-    weights = torch.full(packed.shape, math.nan, dtype=dtype)
-    triton_products.unpack(packed, weights)
+    packed = of_integers(MATRICES[name])
+    stored = replace(packed, order=None)
     rtol = 2**-7 if dtype == torch.bfloat16 else 0  # where Triton's interpreter cuts off instead of rounding
-    torch.testing.assert_close(weights, packed.expand(dtype), rtol=rtol, atol=0)
-    # There is room for 64 of the 70 rows of the matrix.
-    room = torch.full((64 * packed.shape[1] + 5,), math.nan, dtype=dtype)
-    monkeypatch.setattr(triton_products, "scratch", lambda device, dtype: room)
-    packed = of_integers(MATRICES[name])  # with its order
-    x = numbers(2, 3, packed.shape[1]).to(dtype)
+    torch.testing.assert_close(triton_products.unpacked(stored, dtype), stored.expand(dtype), rtol=rtol, atol=0)
+    monkeypatch.setattr(triton_products, "UNPACKED_FROM", 6)
+    kernel = Mock(wraps=triton_products.unpacked)
+    monkeypatch.setattr(triton_products, "unpacked", kernel)
     bias = numbers(70).to(dtype)
-    for added in (None, bias):
+    for num_rows, added in ((6, None), (6, bias), (5, bias)):
+        x = numbers(num_rows, packed.shape[1]).to(dtype)
         want = expanded_product(x.float(), packed, None if added is None else added.float())
-        found = triton_products.multiply(x, packed, added, unpacked_from=6)
-        assert relative(found.float(), want) < 5e-3
-        assert not room.isnan().all()
-        assert relative(triton_products.multiply(x, packed, added, unpacked_from=7).float(), want) < 5e-3
+        assert relative(triton_products.multiply(x, packed, added).float(), want) < 5e-3
+    assert kernel.call_count == 2
 
 
 def test_a_row_is_multiplied_alike_in_255_rows_and_in_256() -> None:
@@ -102,7 +98,7 @@ def test_matrices_with_small_groups_are_expanded() -> None:
 def test_matrices_are_joined_if_they_are_stored_alike() -> None:
     one, other = (of_integers(integers(4, n, 128, 32, zeros=True)) for n in (8, 24))
     both = joined([one, other])
-    torch.testing.assert_close(both.rows(8, 32).expand(torch.float32), other.expand(torch.float32), rtol=0, atol=0)
+    torch.testing.assert_close(both.expand(torch.float32)[8:], other.expand(torch.float32), rtol=0, atol=0)
     for bits, group in ((4, 64), (8, 32)):
         assert joined([one, of_integers(integers(bits, 8, 128, group, zeros=True))]) is None
 

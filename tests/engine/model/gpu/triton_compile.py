@@ -184,7 +184,7 @@ def multiply(columns: int, n: int, rows: int) -> None:
     for matrix in matrices if rows == 1 else matrices[::3]:
         triton_products.multiply(x, matrix, None)
     for matrix in matrices if rows == 1 else ():
-        triton_products.unpack(matrix, torch.empty(n, columns, dtype=torch.bfloat16))
+        triton_products.unpacked(matrix, torch.bfloat16)
 
 
 def expert_matrices(kind: Kind, num_experts: int, n: int, columns: int) -> ExpertMatrices:
