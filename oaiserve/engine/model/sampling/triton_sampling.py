@@ -11,7 +11,6 @@ import numpy as np
 import torch
 import triton
 
-from oaiserve.engine.model.padded_head import ALIGNMENT
 from oaiserve.engine.model.sampling.draw_rows import DrawRow, SampledIds, numbers, seeds
 from oaiserve.engine.model.sampling.triton_sampling_kernels import (
     NUM_FLOORS,
@@ -52,9 +51,11 @@ def apply_masks(logits: torch.Tensor, rows: list[int], words: np.ndarray) -> Non
 
 def take_best(logits: torch.Tensor, out: SampledIds | None = None) -> SampledIds:
     """Return the id of each row's highest logit, the lowest of equal ones. `out` has the results, int64 [R] each."""
-    logits, num_rows, vocab, width, num_chunks = _sizes(logits)
+    logits = _with_rows_in_one_piece(logits)
+    num_rows, vocab = logits.shape
+    num_chunks = triton.cdiv(vocab, CHUNK)
     best = torch.empty(num_rows, num_chunks, dtype=torch.int64, device=logits.device)
-    best_of_chunk_kernel[(num_rows, num_chunks)](logits, best, logits.stride(0), vocab, width, CHUNK=CHUNK)
+    best_of_chunk_kernel[(num_rows, num_chunks)](logits, best, logits.stride(0), vocab, CHUNK=CHUNK)
     return _take(best, best, out)
 
 
@@ -72,21 +73,22 @@ def draw(
     Without `has_cuts`, their top_p is ignored, and so is a top_k except 1. `out` has the tensors of results,
     both int64 [R].
     """
-    logits, num_rows, vocab, width, num_chunks = _sizes(logits)
+    logits = _with_rows_in_one_piece(logits)
+    num_rows, vocab = logits.shape
+    num_chunks = triton.cdiv(vocab, CHUNK)
     temperatures, min_ps, *cuts = parameters
 
     def empty(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
         return torch.empty(shape, dtype=dtype, device=logits.device)
 
     grid = (num_rows, num_chunks)
-    of_logits = (logits.stride(0), vocab, width)
-    of_ids = (vocab, width)
+    of_logits = (logits.stride(0), vocab)
     chunks = {"CHUNK": CHUNK, "TILE_CHUNKS": triton.next_power_of_2(num_chunks)}
     best = empty(*grid, dtype=torch.int64)
     scores = empty(*grid, dtype=torch.int64)
     # The kernels use these only if top_k or top_p is applied.
     rows_of_cuts = num_rows if has_cuts else 0
-    weights = empty(rows_of_cuts, width)
+    weights = empty(rows_of_cuts, vocab)
     last = empty(rows_of_cuts), empty(rows_of_cuts, dtype=torch.int32)
 
     best_of_chunk_kernel[grid](logits, best, *of_logits, CHUNK=CHUNK)
@@ -94,18 +96,22 @@ def draw(
         masses = empty(*grid)
         floors = empty(*grid, NUM_FLOORS.value, dtype=torch.int32), empty(*grid, NUM_FLOORS.value)
         candidates = (
-            *(empty(num_rows, width), empty(num_rows, width, dtype=torch.int32)),
+            *(empty(num_rows, vocab), empty(num_rows, vocab, dtype=torch.int32)),
             empty(num_rows, dtype=torch.int32),
         )
         weights_kernel[grid](
             logits, best, temperatures, min_ps, masses, weights, *floors, *of_logits, **chunks, num_warps=8
         )
-        candidates_kernel[grid](weights, masses, *floors, *cuts, *candidates, *of_ids, **chunks, num_warps=8)
+        candidates_kernel[grid](weights, masses, *floors, *cuts, *candidates, vocab, **chunks, num_warps=8)
         sizes = {"TILE_CHUNKS": chunks["TILE_CHUNKS"], "TILE": TILE, "num_warps": 8}
-        cut_kernel[(num_rows,)](masses, *cuts, *candidates, *last, *of_ids, num_chunks, **sizes)
+        cut_kernel[(num_rows,)](masses, *cuts, *candidates, *last, vocab, num_chunks, **sizes)
     of_rows = temperatures, min_ps, cuts[0], seeds
     scores_kernel[grid](logits, best, *of_rows, weights, *last, scores, *of_logits, HAS_CUTS=has_cuts, **chunks)
     return _take(best, scores, out)
+
+
+def _with_rows_in_one_piece(logits: torch.Tensor) -> torch.Tensor:
+    return logits if logits.stride(1) == 1 else logits.contiguous()
 
 
 def _take(best: torch.Tensor, scores: torch.Tensor, out: SampledIds | None) -> SampledIds:
@@ -119,17 +125,3 @@ def _take(best: torch.Tensor, scores: torch.Tensor, out: SampledIds | None) -> S
         best, scores, token_ids, are_finite, num_chunks, TILE_CHUNKS=triton.next_power_of_2(num_chunks), num_warps=1
     )
     return token_ids, are_finite
-
-
-def _sizes(logits: torch.Tensor) -> tuple[torch.Tensor, int, int, int, int]:
-    """Return the logits with contiguous rows, and the numbers of rows, of ids, of readable numbers in a row, and of
-    chunks in a row."""
-    num_rows, vocab = logits.shape
-    if logits.stride(1) != 1:
-        logits = logits.contiguous()
-    # Rows with padding are read with it, as far as their storage has it.
-    padded = -(-vocab // ALIGNMENT) * ALIGNMENT
-    num_there = logits.untyped_storage().nbytes() // logits.element_size()
-    num_read = logits.storage_offset() + (num_rows - 1) * logits.stride(0) + padded
-    width = padded if padded <= logits.stride(0) and num_read <= num_there else vocab
-    return logits, num_rows, vocab, width, triton.cdiv(vocab, CHUNK)

@@ -3,10 +3,6 @@
 A *weight* is a token's probability divided by that of the likeliest token, so it is in [0, 1]. The bits of non-negative
 floats are ordered as the floats are. So a threshold is searched for bit by bit, and no row is sorted.
 
-Rows of logits may be longer than the vocabulary: `width` is the readable numbers of a row, of which those from `vocab`
-on mean nothing. If it is a multiple of 16, as after `padded_head`, and not else, a row is read in vectors. Rows
-of other tensors have `width` numbers, too.
-
 The alignment of the parameters depends on the number of rows. Kernels are not specialised on it, so that no kernel is
 compiled again for another number.
 """
@@ -58,19 +54,18 @@ def _best(best, row, num_chunks, TILE_CHUNKS: tl.constexpr):
 
 
 @triton.jit
-def _logits(logits, row, stride, token_id, vocab, width):
+def _logits(logits, row, stride, token_id, vocab):
     """Load logits of a row in float32, -infinity beyond the vocabulary."""
-    x = tl.load(logits + row * stride + token_id, mask=token_id < width, other=float("-inf")).to(tl.float32)
-    return tl.where(token_id < vocab, x, float("-inf"))
+    return tl.load(logits + row * stride + token_id, mask=token_id < vocab, other=float("-inf")).to(tl.float32)
 
 
 @triton.jit
-def best_of_chunk_kernel(logits, best, stride, vocab, width, CHUNK: tl.constexpr):
+def best_of_chunk_kernel(logits, best, stride, vocab, CHUNK: tl.constexpr):
     """Find the best logit of a chunk. The program is (row, chunk)."""
     row = tl.program_id(0).to(tl.int64)
     chunk = tl.program_id(1)
     token_id = chunk * CHUNK + tl.arange(0, CHUNK)
-    x = _logits(logits, row, stride, token_id, vocab, width)
+    x = _logits(logits, row, stride, token_id, vocab)
     _store_best(best, row, chunk, tl.num_programs(1), x, token_id)
 
 
@@ -111,12 +106,11 @@ def weights_kernel(
     temperatures,
     min_ps,
     masses,  # float32 [R, num_chunks]
-    weights,  # float32 [R, width]
+    weights,  # float32 [R, vocab]
     floor_counts,  # int32 [R, num_chunks, NUM_FLOORS]
     floor_masses,  # float32 [R, num_chunks, NUM_FLOORS]
     stride,
     vocab,
-    width,
     CHUNK: tl.constexpr,
     TILE_CHUNKS: tl.constexpr,
 ):
@@ -125,13 +119,13 @@ def weights_kernel(
     chunk = tl.program_id(1)
     num_chunks = tl.num_programs(1)
     token_id = chunk * CHUNK + tl.arange(0, CHUNK)
-    logit = _logits(logits, row, stride, token_id, vocab, width)
+    logit = _logits(logits, row, stride, token_id, vocab)
     highest = _highest(best, row, num_chunks, TILE_CHUNKS)
     x = tl.exp(_scaled(logit, highest, tl.load(temperatures + row)))
     x = tl.where(x < tl.load(min_ps + row), 0.0, x)
     place = row * num_chunks + chunk
     tl.store(masses + place, tl.sum(x, 0))
-    tl.store(weights + row * width + token_id, x, mask=token_id < width)
+    tl.store(weights + row * vocab + token_id, x, mask=token_id < vocab)
     is_above = x[None, :] >= _floors()[:, None]
     floor = place * NUM_FLOORS + tl.arange(0, NUM_FLOORS)
     tl.store(floor_counts + floor, tl.sum(is_above.to(tl.int32), 1))
@@ -152,11 +146,10 @@ def candidates_kernel(
     floor_masses,
     top_ks,  # float32; 0: all ids stay
     top_ps,
-    candidate_weights,  # float32 [R, width]
-    candidate_ids,  # int32 [R, width]
+    candidate_weights,  # float32 [R, vocab]
+    candidate_ids,  # int32 [R, vocab]
     num_candidates,  # int32 [R]
     vocab,
-    width,
     CHUNK: tl.constexpr,
     TILE_CHUNKS: tl.constexpr,
 ):
@@ -185,10 +178,10 @@ def candidates_kernel(
     counts = tl.sum(tl.where(floors[None, :] == floor, counts, 0), 1)
 
     token_id = chunk * CHUNK + tl.arange(0, CHUNK)
-    x = tl.load(weights + row * width + token_id, mask=token_id < width, other=0.0)
+    x = tl.load(weights + row * vocab + token_id, mask=token_id < vocab, other=0.0)
     is_candidate = x >= tl.sum(tl.where(floors == floor, _floors(), 0.0), 0)
     before = tl.sum(tl.where(chunks < chunk, counts, 0), 0)
-    target = row * width + before + tl.cumsum(is_candidate.to(tl.int32), 0) - 1
+    target = row * vocab + before + tl.cumsum(is_candidate.to(tl.int32), 0) - 1
     tl.store(candidate_weights + target, x, mask=is_candidate)
     tl.store(candidate_ids + target, token_id, mask=is_candidate)
     if chunk == 0:
@@ -268,7 +261,6 @@ def cut_kernel(
     last_weights,  # float32 [R]
     last_ids,  # int32 [R]
     vocab,
-    width,
     num_chunks,
     TILE_CHUNKS: tl.constexpr,
     TILE: tl.constexpr,
@@ -285,8 +277,8 @@ def cut_kernel(
         tl.store(last_weights + row, 0.0)
         tl.store(last_ids + row, -1)
         return
-    weights = candidate_weights + row * width
-    token_ids = candidate_ids + row * width
+    weights = candidate_weights + row * vocab
+    token_ids = candidate_ids + row * vocab
     num = tl.load(num_candidates + row)
     lowest = float("inf")
     highest = 0.0
@@ -358,7 +350,6 @@ def scores_kernel(
     scores,  # int64 [R, num_chunks]
     stride,
     vocab,
-    width,
     HAS_CUTS: tl.constexpr,
     CHUNK: tl.constexpr,
     TILE_CHUNKS: tl.constexpr,
@@ -368,11 +359,11 @@ def scores_kernel(
     chunk = tl.program_id(1)
     num_chunks = tl.num_programs(1)
     token_id = chunk * CHUNK + tl.arange(0, CHUNK)
-    x = _logits(logits, row, stride, token_id, vocab, width)
+    x = _logits(logits, row, stride, token_id, vocab)
     if tl.load(top_ks + row) != 1:
         x = _scaled(x, _highest(best, row, num_chunks, TILE_CHUNKS), tl.load(temperatures + row))
         if HAS_CUTS:
-            weight = tl.load(weights + row * width + token_id, mask=token_id < width, other=0.0)
+            weight = tl.load(weights + row * vocab + token_id, mask=token_id < vocab, other=0.0)
             last_weight = tl.load(last_weights + row)
             stays = (weight > last_weight) | ((weight == last_weight) & (token_id <= tl.load(last_ids + row)))
         else:
