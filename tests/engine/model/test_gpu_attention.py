@@ -95,6 +95,15 @@ def test_keys_and_values_are_written_into_the_cache_unchanged(lengths: tuple[tup
         torch.testing.assert_close(cache, old, rtol=0, atol=0, equal_nan=True)
 
 
+def test_a_layer_without_keys_of_its_own_reads_those_of_an_earlier_one() -> None:
+    query, key, value, cache, batch = make_inputs(MIXED)
+    want = triton.TritonAttention(batch)(query, key, value, cache, Scoring(0.25))
+    before = copied(cache)
+    torch.testing.assert_close(triton.TritonAttention(batch)(query, None, None, cache, Scoring(0.25)), want)
+    for blocks, old in zip(cache, before, strict=True):
+        torch.testing.assert_close(blocks, old, rtol=0, atol=0, equal_nan=True)
+
+
 @pytest.mark.parametrize(("window", "dtype"), [(None, torch.float32), (30, torch.bfloat16)])
 def test_a_cache_in_eight_bits_has_the_numbers_of_the_reference(window: int | None, dtype: torch.dtype) -> None:
     """Prompts and decodes, of which one is cut into items."""

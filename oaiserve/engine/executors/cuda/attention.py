@@ -13,10 +13,9 @@ from oaiserve.engine.decoder.description import Attention, LatentProjection, Nor
 from oaiserve.engine.executors.cuda.kernels import Kernels
 from oaiserve.engine.executors.cuda.place import PLACED, JoiningPlacing
 from oaiserve.engine.executors.cuda.products import StepProducts
-from oaiserve.engine.executors.reference.attention import PagedAttention, in_float32
+from oaiserve.engine.executors.reference.attention import PagedAttention
 from oaiserve.engine.executors.reference.heads import Attending, normed_and_rotated, scaled_queries
-from oaiserve.engine.model.attention import FP8, LayerCache, Scoring, StepAttention
-from oaiserve.engine.model.attention.rotation import Rotation
+from oaiserve.engine.model.attention import LayerCache, Rotation, Scoring, StepAttention
 from oaiserve.engine.model.batch import Batch, CapturedAdapters
 
 
@@ -34,7 +33,6 @@ class CudaStep:
         self.attention = kernels.attention(batch)
         self.rotates = getattr(self.attention, "rotates", False)
         self._angles: dict[int, tuple[Tensor, Tensor, Tensor]] = {}  # by the id of the table
-        self._stored: dict[int, tuple[Tensor, Tensor]] = {}  # by the id of the keys
 
     def angles(self, table: RotaryTable) -> tuple[Tensor, Tensor, Tensor]:
         """Return rows int64 [T] of cosines and sines float32 [rows, pairs], by which the step's tokens are rotated."""
@@ -45,24 +43,6 @@ class CudaStep:
             rows = torch.arange(len(places), device=places.device)
             self._angles[id(table)] = rows, table.cosines.gather(0, places), table.sines.gather(0, places)
         return self._angles[id(table)]
-
-    def stored(self, cache: LayerCache) -> tuple[Tensor, Tensor]:
-        """Return the keys and values of the step's tokens [T, kv_heads, dim], which are in the cache already."""
-        if id(cache.keys) not in self._stored:
-            keys, values = (
-                self._rows(blocks.flatten(0, 1), scale) for blocks, scale in zip(cache, cache.scales, strict=True)
-            )
-            self._stored[id(cache.keys)] = keys, values
-        return self._stored[id(cache.keys)]
-
-    def _rows(self, numbers: Tensor, scale: float) -> Tensor:
-        if numbers.dtype == FP8:
-            return in_float32(numbers, self._slots, scale).to(self.dtype)
-        return numbers.index_select(0, self._slots)
-
-    @cached_property
-    def _slots(self) -> Tensor:
-        return self.batch.slots.clamp(min=0)  # Padded rows have no slot.
 
     @cached_property
     def latent(self) -> LatentAttending:
@@ -108,19 +88,17 @@ class AttentionLayer:
         """Return the output [T, width] for the normed hidden state [T, width]."""
         attention = self._attention
         kv_heads = attention.shape.kv_heads
-        query, key, value, *gates = step.products.joined(x, self._inputs).split(self._sizes, dim=-1)
+        query, new_keys, new_values, *gates = step.products.joined(x, self._inputs).split(self._sizes, dim=-1)
         query = query.unflatten(1, (attention.heads, -1))
+        key: Tensor | None = None
+        value: Tensor | None = None
         if self._has_keys:
-            key = key.unflatten(1, (kv_heads, -1))
-            if attention.values_of_keys:
-                value = key
-            else:
-                value = value.unflatten(1, (kv_heads, -1))
+            key = new_keys.unflatten(1, (kv_heads, -1))
+            value = key if attention.values_of_keys else new_values.unflatten(1, (kv_heads, -1))
             value = _normed(value, attention.value_norm, step)
-        else:
-            key, value = step.stored(cache)
         options: dict[str, Any] = {}
         if self._can_rotate_inside and step.rotates:
+            assert key is not None
             if self._has_norms and not self._can_norm_inside:
                 query = _normed(query, attention.query_norm, step)
                 key = _normed(key, attention.key_norm, step)
@@ -129,7 +107,7 @@ class AttentionLayer:
                 options["rotation"] = self._rotation(step)
         else:
             query = self._turned(query, attention.query_norm, step, is_query=True)
-            if self._has_keys:
+            if key is not None:
                 key = self._turned(key, attention.key_norm, step)
         attended = step.attention(query, key, value, cache, self._scoring, **options).flatten(1)
         for gate in gates:

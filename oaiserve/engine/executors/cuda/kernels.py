@@ -25,9 +25,12 @@ class PlainAttention:
     def __init__(self, batch: Batch) -> None:
         self._paged = PagedAttention(batch)
 
-    def __call__(self, query: Tensor, key: Tensor, value: Tensor, cache: LayerCache, scoring: Scoring) -> Tensor:
+    def __call__(
+        self, query: Tensor, key: Tensor | None, value: Tensor | None, cache: LayerCache, scoring: Scoring
+    ) -> Tensor:
         for blocks, new, scale in zip(cache, (key, value), cache.scales, strict=True):
-            self._paged.write(blocks, new, scale)
+            if new is not None:
+                self._paged.write(blocks, new, scale)
         scaling, window, softcap, sinks, looks_ahead = scoring
         parameters = AttentionParameters(scaling, window, softcap, looks_ahead)
         return self._paged.attend(query, cache, parameters, sinks).to(query.dtype)

@@ -51,19 +51,38 @@ class Scoring(NamedTuple):
     looks_ahead: bool = True  # whether tokens see others up to `Batch.last_visible`, or only earlier ones
 
 
+class Rotation(NamedTuple):
+    """The norm of each head of a layer's queries and keys, if any, and then its rotation, if any, for backends that
+    compute these."""
+
+    positions: torch.Tensor  # [T] int64, the positions of the step's tokens
+    cosines: torch.Tensor | None  # float32 [positions, pairs], or None without a rotation
+    sines: torch.Tensor | None
+    apart: int  # Number i is rotated with number i + apart. If this is 1, neighbours are pairs.
+    query_norm: torch.Tensor | None = None  # float32 [key_dim], the weights of a root mean square norm
+    key_norm: torch.Tensor | None = None  # Either both norms are None, or neither is.
+    epsilon: float = 0.0
+
+    @property
+    def rotary_dim(self) -> int:
+        if self.cosines is None:
+            return 0
+        return 2 * self.cosines.shape[1]
+
+
 class StepAttention(Protocol):
     """The attention of one step. It is called once per layer, and holds the data of the batch for all layers."""
 
     def __call__(
         self,
         query: torch.Tensor,  # [T, heads, key_dim]
-        key: torch.Tensor,  # [T, kv_heads, key_dim]
-        value: torch.Tensor,  # [T, kv_heads, value_dim]
+        key: torch.Tensor | None,  # [T, kv_heads, key_dim]
+        value: torch.Tensor | None,  # [T, kv_heads, value_dim]
         cache: LayerCache,
         scoring: Scoring,
     ) -> torch.Tensor:  # [T, heads, value_dim]
-        """Write the keys and values into the cache. Then each token attends to its own sequence, up to itself or its
-        `Batch.last_visible`."""
+        """Write the keys and values into the cache, unless an earlier layer with the same cache has done so. Then each
+        token attends to its own sequence, up to itself or its `Batch.last_visible`."""
 
 
 Backend = Callable[[Batch], StepAttention]  # makes the attention of a step

@@ -15,8 +15,7 @@ from typing import NamedTuple
 import torch
 import triton
 
-from oaiserve.engine.model.attention import LayerCache, Scoring
-from oaiserve.engine.model.attention.rotation import Rotation
+from oaiserve.engine.model.attention import LayerCache, Rotation, Scoring
 from oaiserve.engine.model.attention.triton_kernels import decode_kernel, plan_kernel, prefill_kernel, write_kernel
 from oaiserve.engine.model.batch import Batch
 from oaiserve.engine.model.gpu.launches import num_multiprocessors, present
@@ -55,22 +54,25 @@ class TritonAttention:
     def __call__(
         self,
         query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
+        key: torch.Tensor | None,
+        value: torch.Tensor | None,
         cache: LayerCache,
         scoring: Scoring,
         rotation: Rotation | None = None,
     ) -> torch.Tensor:
         batch = self._batch
-        query, key, value = (_with_rows_in_one_piece(numbers) for numbers in (query, key, value))
-        out = query.new_empty(*query.shape[:2], value.shape[-1])
+        query = _with_rows_in_one_piece(query)
+        if key is not None and value is not None:
+            key = _with_rows_in_one_piece(key)
+            value = _with_rows_in_one_piece(value)
+        out = query.new_empty(*query.shape[:2], cache.values.shape[3])
         num_decodes = batch.num_decodes
         has_prefills = num_decodes < len(batch.query_lens)
-        if has_prefills:
+        if has_prefills and key is not None and value is not None:
             write(key, value, cache, batch.slots, first_token=num_decodes, query=query, rotation=rotation)
         if num_decodes:
             window = scoring.sliding_window or 0
-            kv_heads = key.shape[1]
+            kv_heads = cache.keys.shape[2]
             wanted = num_items(kv_heads, programs_per_sm(query.shape[1] // kv_heads, cache), query.device)
             if (window, kv_heads, wanted) not in self._plans:
                 self._plans[window, kv_heads, wanted] = plan_decodes(batch, window, wanted, kv_heads)
@@ -232,8 +234,8 @@ def _rotation_constants(rotation: Rotation | None) -> dict[str, int]:
 
 def decode(
     query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
+    key: torch.Tensor | None,
+    value: torch.Tensor | None,
     cache: LayerCache,
     batch: Batch,
     out: torch.Tensor,
@@ -242,10 +244,14 @@ def decode(
     tile: Tile | None = None,
     rotation: Rotation | None = None,
 ) -> None:
-    """Compute the first `batch.num_decodes` rows of `out`, [T, heads, value_dim], and write their keys and values."""
+    """Compute the first `batch.num_decodes` rows of `out`, [T, heads, value_dim], and write their keys and values, if
+    there are any."""
     num_rows = batch.num_decodes
     heads = query.shape[1]
-    kv_heads = key.shape[1]
+    kv_heads = cache.keys.shape[2]
+    has_keys = key is not None
+    key = present(key, query)
+    value = present(value, query)
     constants = _constants(heads, *cache.keys.shape[1:], cache.values.shape[3])
     tile_dims = constants["TILE_KEY_DIM"] + constants["TILE_VALUE_DIM"]
     tile = tile or decode_tile(constants["GROUP"], tile_dims, query.element_size())
@@ -264,6 +270,7 @@ def decode(
         num_rows,
         *(query.stride(0), key.stride(0), value.stride(0), batch.block_tables.stride(0)),
         **_has(scoring),
+        HAS_KEYS=has_keys,
         TILE_ROWS=tile.rows,
         TILE_N=tile.tokens,
         TILE_ITEMS=COMBINED_AT_A_TIME,

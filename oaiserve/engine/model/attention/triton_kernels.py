@@ -165,22 +165,16 @@ def _blocks(table, token, last, BLOCK_SIZE: tl.constexpr):
 
 
 @triton.jit
-def _of_heads(numbers, head, is_row, other, HAS_NUMBERS: tl.constexpr):
-    """Load a number of each row's head, for scores in base 2; `other` beyond the rows."""
-    if HAS_NUMBERS:
-        return tl.where(is_row, tl.load(numbers + head, mask=is_row, other=0.0) * LOG2_E, other)
-    else:
-        return tl.full(head.shape, 0.0, tl.float32)
-
-
-@triton.jit
-def _first_state(sink, ROWS: tl.constexpr, TILE_VALUE_DIM: tl.constexpr, HAS_SINKS: tl.constexpr):
-    """Return the state of an online softmax before its first key. A sink is a key whose value is 0."""
+def _first_state(sinks, head, is_row, ROWS: tl.constexpr, TILE_VALUE_DIM: tl.constexpr, HAS_SINKS: tl.constexpr):
+    """Return the state of an online softmax before its first key. A sink, in these rows, is a key whose value is 0."""
     acc = tl.zeros([ROWS, TILE_VALUE_DIM], tl.float32)
+    total = tl.zeros([ROWS], tl.float32)
+    highest = tl.full([ROWS], MASKED, tl.float32)
     if HAS_SINKS:
-        return acc, tl.where(sink > MASKED, 1.0, 0.0), sink
-    else:
-        return acc, tl.zeros([ROWS], tl.float32), tl.full([ROWS], MASKED, tl.float32)
+        sink = tl.load(sinks + head, mask=is_row, other=0.0) * LOG2_E  # as scores, in base 2
+        total = tl.where(is_row, 1.0, total)
+        highest = tl.where(is_row, sink, highest)
+    return acc, total, highest
 
 
 @triton.jit
@@ -335,7 +329,7 @@ def prefill_kernel(
     keys += kv_head * KEY_DIM
     values += kv_head * VALUE_DIM
     table = block_tables + tl.load(table_rows + row) * table_stride
-    state = _first_state(_of_heads(sinks, head, is_row, MASKED, HAS_SINKS), TILE_ROWS, TILE_VALUE_DIM, HAS_SINKS)
+    state = _first_state(sinks, head, is_row, TILE_ROWS, TILE_VALUE_DIM, HAS_SINKS)
     seen = position
     last = first_position + num_tokens
     if LOOKS_AHEAD:  # a token sees no less than those before it
@@ -475,6 +469,7 @@ def decode_kernel(
     table_stride,
     HAS_SOFTCAP: tl.constexpr,
     HAS_SINKS: tl.constexpr,
+    HAS_KEYS: tl.constexpr,  # False: an earlier layer has written those of the step
     KV_HEADS: tl.constexpr,
     GROUP: tl.constexpr,
     KEY_DIM: tl.constexpr,
@@ -525,7 +520,7 @@ def decode_kernel(
         ).to(query.dtype.element_ty)  # fmt: skip
     else:
         q = _load_rows(query_rows[:, None] + key_dim[None, :], is_row, key_dim, KEY_DIM, TILE_KEY_DIM, False)
-    if (last == seq_len) & (slot >= 0):
+    if (last == seq_len) & (slot >= 0) & HAS_KEYS:
         if is_turned:
             one = tl.arange(0, 1)
             new_key = _turned(
@@ -545,9 +540,7 @@ def decode_kernel(
         tl.debug_barrier()
 
     is_first = number == tl.load(first_items + sequence)  # The first item adds the sink.
-    state = _first_state(
-        _of_heads(sinks, head, is_row & is_first, MASKED, HAS_SINKS), TILE_ROWS, TILE_VALUE_DIM, HAS_SINKS
-    )
+    state = _first_state(sinks, head, is_row & is_first, TILE_ROWS, TILE_VALUE_DIM, HAS_SINKS)
     # There is one loop, with masks: a second loop, for the last tile alone, would wait for memory once more.
     acc, total, highest = _attend(
         state, q, None, None, first, last, keys, values, block_tables + tl.load(table_rows + sequence) * table_stride,

@@ -126,8 +126,11 @@ def with_measured_scales(spec: ModelSpec, weights: CudaWeights, block_size: int)
     def watched(batch: Batch) -> StepAttention:
         attend = PlainAttention(batch)
 
-        def record(query: Tensor, key: Tensor, value: Tensor, cache: LayerCache, scoring: Scoring) -> Tensor:
-            scales[id(cache)] = scale_for(float(key.abs().max())), scale_for(float(value.abs().max()))
+        def record(
+            query: Tensor, key: Tensor | None, value: Tensor | None, cache: LayerCache, scoring: Scoring
+        ) -> Tensor:
+            if key is not None and value is not None:
+                scales[id(cache)] = scale_for(float(key.abs().max())), scale_for(float(value.abs().max()))
             return attend(query, key, value, cache, scoring)
 
         return record

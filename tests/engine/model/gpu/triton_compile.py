@@ -24,9 +24,8 @@ from triton.runtime import driver
 
 from oaiserve.engine.decoder.description import Norm
 from oaiserve.engine.model.adapters import Adapter, AdapterPart
-from oaiserve.engine.model.attention import FP8, LayerCache, ScaledCache, Scoring
+from oaiserve.engine.model.attention import FP8, LayerCache, Rotation, ScaledCache, Scoring
 from oaiserve.engine.model.attention import triton as backend
-from oaiserve.engine.model.attention.rotation import Rotation
 from oaiserve.engine.model.batch import build_batch
 from oaiserve.engine.model.gpu import triton_adapters, triton_layers, triton_products, triton_states
 from oaiserve.engine.model.gpu.device_matrices import ExpertMatrices, Kind, PackedMatrix
