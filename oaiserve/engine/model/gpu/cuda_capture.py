@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import torch
 
@@ -20,7 +20,7 @@ class CudaCapture:
         self._pool = torch.cuda.graph_pool_handle()
 
     def __call__(self, run: Run) -> Run:
-        """Run `run`, capture it, and return a function that replays it. Raises RuntimeError if that is impossible."""
+        """Run `run`, capture it, and return a function that replays it. Raises the error of one that fails."""
         self._rehearse(run)
         graph = torch.cuda.CUDAGraph()
         # torch.cuda.graph would wait for the device and empty torch's cached memory before each capture.
@@ -28,9 +28,19 @@ class CudaCapture:
             graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
             try:
                 run()
-            finally:
                 graph.capture_end()
+            except BaseException:
+                self._abandon(graph)
+                raise
         return graph.replay
+
+    def _abandon(self, graph: torch.cuda.CUDAGraph) -> None:
+        """End a capture that failed. With torch 2.11, the allocator would never again free memory that it has cached,
+        because it stays in the capture if `capture_end` raises."""
+        with suppress(RuntimeError):
+            graph.capture_end()
+        with suppress(RuntimeError):  # The allocator has left the capture.
+            torch._C._cuda_endAllocateToPool(self._stream.device_index, self._pool)
 
     def _rehearse(self, run: Run) -> None:
         """Run `run` before its capture, so that kernels are compiled, and libraries allocate their memory.

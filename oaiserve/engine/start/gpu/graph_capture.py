@@ -78,21 +78,17 @@ def captured(own: Ready, capture: Capture) -> StepGraphs:
     began_ns = monotonic_ns()
     torch.cuda.empty_cache()
     free_bytes, _ = torch.cuda.mem_get_info(own.spec.device)
-    try:
-        graphs = StepGraphs(
-            own.executor.forward,
-            kernels.sampling,
-            capture,
-            own.spec,
-            own.tables,
-            sizes=sizes_of(own.spec, own.options),
-            block_size=own.options.block_size,
-            states=own.states,
-            adapters=kernels.adapters,
-        )
-    except RuntimeError as error:
-        # After a failed capture, ending it fails too, with an error that lacks the reason.
-        raise error.__context__ or error from None
+    graphs = StepGraphs(
+        own.executor.forward,
+        kernels.sampling,
+        capture,
+        own.spec,
+        own.tables,
+        sizes=sizes_of(own.spec, own.options),
+        block_size=own.options.block_size,
+        states=own.states,
+        adapters=kernels.adapters,
+    )
     torch.cuda.empty_cache()  # Each size ran once before its capture, in memory that the graphs don't use.
     left_bytes, _ = torch.cuda.mem_get_info(own.spec.device)
     seconds = (monotonic_ns() - began_ns) / 1e9

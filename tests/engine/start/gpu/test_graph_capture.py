@@ -29,7 +29,9 @@ class FakeCuda:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.log: list[str] = []
+        self.device_index = 0
         self.is_capturing = False
+        self.is_in_pool = False  # whether the allocator believes that memory is for a capture
         self.capture_fails = False
         doubles = {
             "Stream": lambda device: self,
@@ -44,6 +46,7 @@ class FakeCuda:
         for name, double in doubles.items():
             assert hasattr(torch.cuda, name)
             monkeypatch.setattr(torch.cuda, name, double)
+        monkeypatch.setattr(torch._C, "_cuda_endAllocateToPool", self.end_allocate_to_pool)
 
     def wait_stream(self, other: object) -> None:
         self.log.append("order")
@@ -61,13 +64,22 @@ class FakeCuda:
 
     def capture_begin(self, *args: Any, **kwargs: Any) -> None:
         assert BEGIN.bind(self, *args, **kwargs).arguments["pool"] == "pool"
+        assert not self.is_in_pool
         self.log.append("capture")
         self.is_capturing = True
+        self.is_in_pool = True
 
     def capture_end(self) -> None:
         self.is_capturing = False
         if self.capture_fails:
             raise RuntimeError("operation failed due to a previous error during capture")
+        self.is_in_pool = False
+
+    def end_allocate_to_pool(self, device: int, pool: str) -> None:
+        assert (device, pool) == (0, "pool")
+        if not self.is_in_pool:
+            raise RuntimeError("endAllocatePool: not currently recording to mempool_id")
+        self.is_in_pool = False
 
     def run(self) -> None:
         self.log.append("captured" if self.is_capturing else "run")
@@ -87,6 +99,24 @@ def test_work_runs_once_before_it_is_captured_and_can_be_replayed(device: FakeCu
     device.log.clear()
     replay()
     assert device.log == ["replay"]
+
+
+@pytest.mark.parametrize("ends", [True, False])
+def test_after_a_capture_that_fails_there_can_be_another(device: FakeCuda, ends: bool) -> None:
+    """Ending the failed one may raise, too, and leaves the allocator in the capture with torch 2.11."""
+
+    def run() -> None:
+        if device.is_capturing:
+            raise ValueError("the reason why the capture failed")
+
+    capture = CudaCapture(DEVICE)
+    device.capture_fails = not ends
+    with pytest.raises(ValueError, match="the reason"):
+        capture(run)
+    assert not device.is_in_pool
+    device.capture_fails = False
+    capture(device.run)()
+    assert device.log[-1] == "replay"
 
 
 def test_work_that_waits_for_the_device_fails_before_the_capture_begins(device: FakeCuda) -> None:
