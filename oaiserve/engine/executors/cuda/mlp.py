@@ -26,8 +26,6 @@ from oaiserve.engine.executors.reference.experts import experts_output
 from oaiserve.engine.executors.reference.mixers import inputs_of, mixed
 from oaiserve.engine.model.gpu.device_matrices import ExpertMatrices
 
-LEAST_TILE = 16  # columns that a kernel multiplies at a time
-
 
 class MLPLayer:
     """An MLP, with one product for gate and up."""
@@ -46,18 +44,13 @@ class MLPLayer:
 
 
 class MixtureLayer:
-    """A mixture of experts.
-
-    Without kernels, or for sizes that these don't take, experts are computed in plain torch, for which the host waits
-    for the device.
-    """
+    """A mixture of experts. Plain torch computes them expert by expert, for which the host waits for the device."""
 
     def __init__(self, mixture: Experts, placing: JoiningPlacing) -> None:
         experts = mixture.experts
         self._is_gated = experts[0].gate is not None
         self._gate_up = placing.stacked([_inputs(one.gate, one.up) for one in experts])
         self._down = placing.stacked([[one.down] for one in experts])
-        self._fits_kernels = min(self._gate_up.tile_columns, self._down.tile_columns) >= LEAST_TILE
         self._shared: MLPLayer | None = None
         if mixture.shared is not None:
             self._shared = MLPLayer(mixture.shared, placing)
@@ -74,7 +67,7 @@ class MixtureLayer:
             read_by_router = norms.router(in_float32)
             read_by_experts = norms.experts(in_float32).to(x.dtype)
         chosen, weights = mixture.router.choose(step.products(read_by_router, mixture.router.matrix))
-        if step.kernels.experts is None or not self._fits_kernels:
+        if step.kernels.experts is None:
             of_all = weights.new_zeros(len(x), len(self._gate_up.codes)).scatter(-1, chosen, weights)
             out = experts_output(mixture, partial(self._expert, x.dtype), read_by_experts.float(), of_all).to(x.dtype)
         else:

@@ -48,9 +48,12 @@ def recurrence_kernel(
     value += sequence * value_stride_sequence + head * VALUE_DIM + column
     first = sequence * num_tokens
     for token in range(num_tokens):
-        own_key = tl.load(key + token * key_stride_token, mask=is_row, other=0.0).to(tl.float32)
-        own_query = tl.load(query + token * query_stride_token, mask=is_row, other=0.0).to(tl.float32)
-        added = tl.load(value + token * value_stride_token, mask=is_column, other=0.0).to(tl.float32)
+        own_key = tl.load(key, mask=is_row, other=0.0).to(tl.float32)
+        own_query = tl.load(query, mask=is_row, other=0.0).to(tl.float32)
+        added = tl.load(value, mask=is_column, other=0.0).to(tl.float32)
+        key += key_stride_token
+        query += query_stride_token
+        value += value_stride_token
         of_head = (first + token) * HEADS + head
         current *= tl.load(decay + of_head)
         if HAS_RATE:
