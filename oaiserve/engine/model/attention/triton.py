@@ -24,8 +24,7 @@ LEAST_ITEM_TOKENS = 512  # in a smaller item, to combine it takes longer than it
 ITEM_ALIGNMENT = 128  # tokens: a multiple of those that a program reads at a time
 PLANNED_AT_A_TIME = 256  # sequences that a program of the plan looks at, and items that it writes, at a time
 WIDE_PREFILL_BYTES = 106_496  # shared memory of the tile for heads of 256, which Ada and Blackwell cards lack
-LONG_PREFILL_BYTES = 140 << 10  # shared memory of the tile of 128 keys, which fits on A100, H100 and B200
-HOPPER_SHARED_BYTES = 227 << 10
+HOPPER_SHARED_BYTES = 227 << 10  # as on Blackwell's B200; others spill registers with the tile of 128 keys
 COMBINED_AT_A_TIME = 16  # items
 WRITE_NUMBERS = 8192  # most queries' or keys' numbers that a program norms and rotates with eight warps
 
@@ -185,7 +184,7 @@ def prefill_tile(group: int, tile_dims: int, itemsize: int, longest_query: int, 
         return Tile(max(64, triton.next_power_of_2(group)), tokens=32, num_warps=8, num_stages=2)
     if tile_dims > 256:
         return Tile(rows, tokens=32, num_warps=8, num_stages=2)
-    if tile_dims <= 128 and rows == 128 and shared_bytes >= LONG_PREFILL_BYTES:
+    if tile_dims <= 128 and rows == 128 and shared_bytes >= HOPPER_SHARED_BYTES:
         return Tile(rows, tokens=128, num_warps=4, num_stages=3)
     return Tile(rows, tokens=64, num_warps=4 if rows == 64 or tile_dims <= 128 else 8, num_stages=3)
 

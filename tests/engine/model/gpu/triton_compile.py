@@ -120,6 +120,7 @@ def attend(
     is_rotated: bool = False,
     has_norms: bool = False,
     is_scaled: bool = False,
+    has_keys: bool = True,
     **scoring: Any,
 ) -> None:
     """Compute a layer's attention for decodes and, if it has tokens, a prefill, with blocks of 16."""
@@ -140,7 +141,8 @@ def attend(
         norm = torch.empty(dim) if has_norms else None
         rotation = Rotation(batch.positions, table, table, dim // 2, norm, norm, 1e-6)
     attention = backend.TritonAttention(batch)
-    attention(query, key, key, cache, Scoring(0.1, **scoring), rotation)
+    new_keys = key if has_keys else None
+    attention(query, new_keys, new_keys, cache, Scoring(0.1, **scoring), rotation)
 
 
 def adapt(dtype: torch.dtype) -> None:
@@ -248,6 +250,7 @@ def main() -> None:
     attend(256, num_decodes=64, query_len=20, dtype=torch.bfloat16, is_rotated=True, has_norms=True, heads=16)
     attend(128, num_decodes=64, query_len=2048, dtype=torch.bfloat16, is_scaled=True, is_rotated=True)
     attend(64, num_decodes=64, query_len=0, dtype=torch.bfloat16, heads=71, kv_heads=1)  # many for one key
+    attend(256, num_decodes=64, query_len=0, dtype=torch.bfloat16, heads=8, kv_heads=1, has_keys=False)
     attend(64, num_decodes=64, query_len=0, dtype=torch.bfloat16, is_scaled=True)
     attend(128, num_decodes=64, query_len=0, dtype=torch.bfloat16, heads=64, kv_heads=2)
     adapt(torch.bfloat16)
