@@ -185,12 +185,15 @@ def test_adapters_that_are_wrong_are_found(llama: Model) -> None:
     own = ready_model(llama, has_adapters=True)
     executor: Any = own.executor
 
-    def of_the_first_alone(batch: Batch) -> Any:
-        first = next(filter(None, batch.adapters))
-        of_first = [adapter if adapter is first else None for adapter in batch.adapters]
-        addition = Products(replace(batch, adapters=of_first)).add_to
-        addition.__func__.modules = first.parts.keys()
-        return addition
+    class OfTheFirstAlone:
+        def __init__(self, batch: Batch) -> None:
+            first = next(filter(None, batch.adapters))
+            self.modules = first.parts.keys()
+            of_first = [adapter if adapter is first else None for adapter in batch.adapters]
+            self._products = Products(replace(batch, adapters=of_first))
 
-    executor.kernels.adapters.of_batch = of_the_first_alone
+        def __call__(self, module: str, x: torch.Tensor, out: torch.Tensor) -> None:
+            self._products.add_to(module, x, out)
+
+    executor.kernels.adapters.of_batch = OfTheFirstAlone
     assert " with adapters" in str(difference_from_plain(own, None))
