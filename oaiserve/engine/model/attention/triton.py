@@ -24,11 +24,20 @@ LEAST_ITEM_TOKENS = 512  # in a smaller item, to combine it takes longer than it
 ITEM_ALIGNMENT = 128  # tokens: a multiple of those that a program reads at a time
 PLANNED_AT_A_TIME = 256  # sequences that a program of the plan looks at, and items that it writes, at a time
 WIDE_PREFILL_BYTES = 106_496  # shared memory of the tile for heads of 256, which Ada and Blackwell cards lack
-HOPPER_SHARED_BYTES = 227 << 10  # as on Blackwell's B200; others spill registers with the tile of 128 keys
 COMBINED_AT_A_TIME = 16  # items
 WRITE_NUMBERS = 8192  # most queries' or keys' numbers that a program norms and rotates with eight warps
 
 DECODE_BYTES = 32 << 10  # the keys and values of wide heads that a program of the decode kernel loads at once
+
+
+class Card(NamedTuple):
+    """What the tiles depend on."""
+
+    shared_bytes: int  # the memory that one program may share among its threads
+    is_hopper: bool
+
+
+HOPPER = Card(227 << 10, is_hopper=True)
 
 
 class Tile(NamedTuple):
@@ -172,19 +181,16 @@ def decode_tile(group: int, tile_dims: int, itemsize: int) -> Tile:
 
 
 @functools.cache
-def prefill_tile(group: int, tile_dims: int, itemsize: int, longest_query: int, shared_bytes: int) -> Tile:
-    """Return one of only two tiles for a model's prefills: each further one would be compiled during a request.
-
-    `shared_bytes` is the memory that one program may share among its threads.
-    """
+def prefill_tile(group: int, tile_dims: int, itemsize: int, longest_query: int, card: Card) -> Tile:
+    """Return one of only two tiles for a model's prefills: each further one would be compiled during a request."""
     if itemsize == 4:  # float32 does not use tensor cores: it serves comparisons, not speed
         return Tile(max(32, triton.next_power_of_2(group)), tokens=16, num_warps=8, num_stages=2)
     rows = max(64 if longest_query * group <= 64 else 128, triton.next_power_of_2(group))
-    if tile_dims > 256 and shared_bytes < WIDE_PREFILL_BYTES:
+    if tile_dims > 256 and card.shared_bytes < WIDE_PREFILL_BYTES:
         return Tile(max(64, triton.next_power_of_2(group)), tokens=32, num_warps=8, num_stages=2)
     if tile_dims > 256:
         return Tile(rows, tokens=32, num_warps=8, num_stages=2)
-    if tile_dims <= 128 and rows == 128 and shared_bytes >= HOPPER_SHARED_BYTES:
+    if tile_dims <= 128 and rows == 128 and card.is_hopper:  # Other cards spill registers.
         return Tile(rows, tokens=128, num_warps=4, num_stages=3)
     return Tile(rows, tokens=64, num_warps=4 if rows == 64 or tile_dims <= 128 else 8, num_stages=3)
 
@@ -297,7 +303,7 @@ def prefill(
     if tile is None:
         tile_dims = constants["TILE_KEY_DIM"] + constants["TILE_VALUE_DIM"]
         longest = max(batch.query_lens[batch.num_decodes :])
-        tile = prefill_tile(constants["GROUP"], tile_dims, query.element_size(), longest, _shared_bytes(query.device))
+        tile = prefill_tile(constants["GROUP"], tile_dims, query.element_size(), longest, card_of(query.device))
     num_sequences = len(batch.query_lens) - batch.num_decodes
     # The host doesn't know the number of tiles. This is an upper bound for this number of tokens, see `_sequence_of`.
     num_tiles = (len(query) - batch.num_decodes) // (tile.rows // constants["GROUP"]) + num_sequences
@@ -359,9 +365,9 @@ def _write_constants(heads: int, kv_heads: int, key_dim: int, value_dim: int, is
 
 
 @functools.cache
-def _shared_bytes(device: torch.device) -> int:
-    """Return the memory that one program may share among its threads."""
+def card_of(device: torch.device) -> Card:
     if device.type != "cuda":
-        return HOPPER_SHARED_BYTES
+        return HOPPER
     properties = torch.cuda.get_device_properties(device)
-    return int(getattr(properties, "shared_memory_per_block_optin", HOPPER_SHARED_BYTES))
+    shared_bytes = getattr(properties, "shared_memory_per_block_optin", HOPPER.shared_bytes)
+    return Card(shared_bytes, is_hopper=properties.major == 9)

@@ -47,8 +47,8 @@ def compiled(capability: int) -> list[dict[str, Any]]:
     return found
 
 
-@pytest.mark.parametrize("capability", [80, 86, 120])
-def test_all_kernels_compile_for_cards_with_less_shared_memory(capability: int) -> None:
+@pytest.mark.parametrize("capability", [80, 86, 100, 120])
+def test_all_kernels_compile_for_other_cards(capability: int) -> None:
     assert max(kernel["stack_bytes"] for kernel in compiled(capability)) <= MOST_SPILLED
 
 

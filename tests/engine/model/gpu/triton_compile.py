@@ -81,7 +81,7 @@ class CompileOnly:
                 "registers": int(re.search(r"REG:(\d+)", code)[1]),
                 "stack_bytes": int(re.search(r"STACK:(\d+)", code)[1]),  # spilled registers
                 "shared_bytes": compiled.metadata.shared,
-                "shared_limit": backend._shared_bytes(CPU),
+                "shared_limit": SHARED_BYTES,
                 "at_once": counted_on(name, arguments, constants),
                 "instructions": sorted(set(re.findall(r"\b(HGMMA|QGMMA|HMMA|LDGSTS|UTCHMMA)\b", code))),
             }
@@ -234,7 +234,7 @@ def recur(heads: int, key_heads: int, key_dim: int, value_dim: int, *, has_rate:
 
 def main() -> None:
     driver.set_active(NoDevice())
-    backend._shared_bytes = lambda device: SHARED_BYTES
+    backend.card_of = lambda device: backend.Card(SHARED_BYTES, CAPABILITY == 90)
     found: list[dict[str, Any]] = []
     of_layers = triton_adapters, triton_layers, triton_products, triton_states
     for module in (backend, triton_sampling, *of_layers):
