@@ -24,7 +24,7 @@ from loadtest.measure import parse_slos
 from loadtest.null_server import NullOptions, NullServer
 from loadtest.progress import ProgressLine
 from loadtest.prompts import DEFAULT_NUM_REQUESTS, Workload
-from loadtest.report import render
+from loadtest.report import errors_of, render
 from loadtest.sample import Sample
 from oaiserve.errors import StartupError
 from oaiserve.explain.commands import message_of
@@ -205,13 +205,24 @@ def _run_http(run: RunOptions, workload: Workload, arrivals: Arrivals, http: Htt
     slos = parse_slos(run.slo)
     line = ProgressLine()
     _check_writable(("--json", run.json), ("--html", run.html), ("--samples", run.samples))
-    with open_experiment(workload, http, slos, run.warmup, run.calibrate) as experiment:
-        on_samples = _sample_writer(run.samples)
-        points = [experiment.run_point(point, run.repeats, point.label, line.show, on_samples) for point in sweep]
-        shown = {key: value for key, value in asdict(experiment.http).items() if key not in ("api_key", "header")}
+    points: list[dict[str, Any]] = []
+    code = 0
+    try:
+        with open_experiment(workload, http, slos, run.warmup, run.calibrate) as experiment:
+            shown = {key: value for key, value in asdict(experiment.http).items() if key not in ("api_key", "header")}
+            on_samples = _sample_writer(run.samples)
+            for point in sweep:
+                points.append(experiment.run_point(point, run.repeats, point.label, line.show, on_samples))
+    except KeyboardInterrupt:
+        if not points:
+            raise
+        code = 130
     line.clear()
     report = make_report(points, workload=_json_options(workload), http=shown, slos=slos, repeats=run.repeats)
-    return publish(report, run)
+    if code:
+        print(f"Stopped after {len(points)} of {len(sweep)} points.", file=sys.stderr)
+    verdict = publish(report, run)
+    return code or verdict
 
 
 def _find_max(search: Search, workload: Workload, http: HttpOptions) -> int:
@@ -226,9 +237,12 @@ def _find_max(search: Search, workload: Workload, http: HttpOptions) -> int:
             point = experiment.run_point(Arrivals(arrival="poisson", rate=rate), 1, title, line.show)
             run = point["runs"][0]
             metrics = run["metrics"]
-            # If every request failed, the rate fails whether or not the client kept up.
-            is_valid = run["client"]["verdict"] != "invalid" or metrics["num_ok"] == 0
-            return Trial(metrics["num_good"], metrics["num_judged"], run["oversaturated"] is not None, is_valid)
+            problem = ""
+            if metrics["num_ok"] == 0:
+                problem = "; ".join([f"no request succeeded at {rate:.4g} requests/s", *errors_of([run])])
+            elif run["client"]["verdict"] == "invalid":
+                problem = f"the client could not send {rate:.4g} requests/s as it should; use more --processes"
+            return Trial(metrics["num_good"], metrics["num_judged"], run["oversaturated"] is not None, problem)
 
         def show(result: RateResult) -> None:
             line.clear()
@@ -280,11 +294,12 @@ def disagrees(point: dict[str, Any]) -> bool:
     return any(run.get("server", {}).get("check", {}).get("status") == "disagree" for run in point["runs"])
 
 
-def _write(flag: str, path: Path | None, content: Callable[[], str]) -> None:
+def _write(flag: str, path: Path | None, content: Callable[[], str], mode: str = "w") -> None:
     if path is None:
         return
     try:
-        path.write_text(content(), encoding="utf-8")
+        with path.open(mode, encoding="utf-8") as file:
+            file.write(content())
     except OSError as error:
         raise UsageError(f"{flag} is '{path}', which cannot be written: {error.strerror}.") from error
 
@@ -294,16 +309,20 @@ def _json_options(options: Any) -> dict[str, Any]:
 
 
 def _check_writable(*files: tuple[str, Path | None]) -> None:
-    """Raise UsageError before the run if a file cannot be written, so that no results are lost. Existing files become
-    empty."""
+    """Raise UsageError before the run if a file cannot be written, so that no results are lost. A run that ends early
+    leaves existing files as they are."""
     for flag, path in files:
-        _write(flag, path, lambda: "")
+        _write(flag, path, lambda: "", mode="a")
 
 
 def _sample_writer(path: Path | None) -> OnSamples:
+    mode = "w"
+
     def write(label: str, samples: Sequence[Sample]) -> None:
+        nonlocal mode
         if path is not None:
-            with path.open("a", encoding="utf-8") as file:
+            with path.open(mode, encoding="utf-8") as file:
                 file.writelines(json.dumps({"run": label} | asdict(sample)) + "\n" for sample in samples)
+            mode = "a"
 
     return write

@@ -22,7 +22,7 @@ class Trial:
     num_good: int
     num_judged: int
     oversaturated: bool = False
-    is_valid: bool = True  # the client could keep up
+    problem: str = ""  # why it says nothing about the rate, and the search has to end
 
 
 @dataclass(slots=True)
@@ -69,8 +69,8 @@ def find_max(
         for _ in range(most_trials):
             trial = measure(rate, count)
             count += 1
-            if not trial.is_valid:
-                bracket.problem = f"the client could not send {rate:.4g} requests/s as it should; use more --processes"
+            if trial.problem:
+                bracket.problem = trial.problem
                 return False
             good += trial.num_good
             judged += trial.num_judged

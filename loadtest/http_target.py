@@ -110,7 +110,7 @@ class _ToolCall(msgspec.Struct):
 
 
 class _Delta(msgspec.Struct):
-    content: str | None = None
+    content: Any = None  # a text, or a list of parts, as in Mistral's chunks of thinking
     reasoning: str | None = None
     reasoning_content: str | None = None
     tool_calls: list[_ToolCall] | None = None
@@ -120,11 +120,12 @@ class _Delta(msgspec.Struct):
         """Return whether it is reasoning, or part of a call, which a server finds in the model's text."""
         functions = [call.function for call in self.tool_calls or ()]
         is_call = any(function and (function.name or function.arguments) for function in functions)
-        return bool(self.reasoning or self.reasoning_content) or is_call
+        has_parts = bool(self.content) and not isinstance(self.content, str)
+        return bool(self.reasoning or self.reasoning_content) or is_call or has_parts
 
 
 class _Choice(msgspec.Struct):
-    index: int = 0
+    index: int | None = None  # None: there is only one choice
     text: str | None = None
     delta: _Delta | None = None
     message: _Delta | None = None
@@ -133,7 +134,8 @@ class _Choice(msgspec.Struct):
     @property
     def content(self) -> str:
         part = self.delta or self.message
-        return (part.content if part else self.text) or ""
+        content = part.content if part else self.text
+        return content if isinstance(content, str) else ""
 
     @property
     def is_parsed(self) -> bool:
@@ -154,7 +156,7 @@ class _Usage(msgspec.Struct):
 class _Message(msgspec.Struct):
     """The fields of a chunk or a whole answer that the load test reads."""
 
-    choices: list[_Choice] = []
+    choices: list[_Choice] | None = None
     usage: _Usage | None = None
     error: Any = None
     timings: Any = None
@@ -304,13 +306,13 @@ class HttpTarget:
         sample.phases_ns = _server_timing(response.headers.get("server-timing", ""))
         if response.status_code != 200:
             sample.error = f"http_{response.status_code}"
-            sample.error_message = _error_message(await response.aread())
+            sample.error_message = _error_message(await _content(response))
         elif not self._options.stream:
-            content = b"".join([part async for part in response.aiter_raw()])
+            content = await _content(response)
             messages.append((stream.read_ns, content))
         elif not response.headers.get("content-type", "").startswith("text/event-stream"):
             sample.error = "not_a_stream"
-            await response.aread()
+            await _content(response)
         else:
             splitter = EventSplitter()
             async for part in response.aiter_raw():
@@ -333,6 +335,11 @@ _ERROR_KINDS: dict[type[Exception], str] = {  # the first class that matches dec
     httpcore.TimeoutException: "timeout",
     OSError: "disconnected",
 }
+
+
+async def _content(response: httpx.Response) -> bytes:
+    """Return the body as it was sent. Decoding it could fail, and no encoding was requested."""
+    return b"".join([part async for part in response.aiter_raw()])
 
 
 def _num_choices(body: dict[str, Any]) -> int:
@@ -361,7 +368,7 @@ def _first_messages(call: Call) -> list[dict[str, Any]]:
 
 def _server_timing(header: str) -> dict[str, int]:
     """Parse a Server-Timing header (name;dur=milliseconds, ...) into phases in nanoseconds."""
-    return {name: round(float(ms) * 1e6) for name, ms in re.findall(r"([\w-]+);dur=([\d.]+)", header)}
+    return {name: round(float(ms) * 1e6) for name, ms in re.findall(r"([\w-]+);dur=(\d+\.?\d*)", header)}
 
 
 def _interpret(sample: Sample, messages: list[tuple[int, bytes]]) -> str:
@@ -383,15 +390,15 @@ def _interpret(sample: Sample, messages: list[tuple[int, bytes]]) -> str:
             sample.error_message = _error_message(data)
             sample.error = "error_event"
             break
-        for choice in message.choices:
+        for choice in message.choices or ():
             if choice.content or choice.is_parsed:
                 sample.event_ns.append(read_ns)
-                sample.event_choices.append(choice.index)
+                sample.event_choices.append(choice.index or 0)
                 sample.is_parsed |= choice.is_parsed
-            if choice.index == 0:
+            if not choice.index:
                 texts.append(choice.content)
             if choice.finish_reason:
-                finished.add(choice.index)
+                finished.add(choice.index or 0)
         if message.usage is not None:
             details = message.usage.prompt_tokens_details
             sample.prompt_tokens = message.usage.prompt_tokens
@@ -403,6 +410,9 @@ def _interpret(sample: Sample, messages: list[tuple[int, bytes]]) -> str:
     is_complete = is_complete or len(finished) >= sample.num_choices
     if sample.error is None and not is_complete and not sample.is_abandoned:
         sample.error = "truncated"
+    if sample.is_ok and not finished and not sample.event_ns and sample.completion_tokens is None:
+        sample.error = "no_answer"
+        sample.error_message = _error_message(messages[0][1]) if messages[0][1] != DONE else ""
     return "".join(texts)
 
 
@@ -410,4 +420,5 @@ def _timings_ns(timings: Any) -> dict[str, int]:
     """Return the phases in the `timings` of the last chunk (`stream_options.include_timings`), in nanoseconds; empty if
     `timings` has another server's form."""
     phases = timings.get("phases_ns") if isinstance(timings, dict) else None
-    return {str(name): int(phase_ns) for name, phase_ns in phases.items()} if isinstance(phases, dict) else {}
+    phases = phases if isinstance(phases, dict) else {}
+    return {str(name): phase_ns for name, phase_ns in phases.items() if isinstance(phase_ns, int)}

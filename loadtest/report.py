@@ -57,7 +57,7 @@ def _metrics(point: dict[str, Any]) -> str:
         f"completion tokens {first['completion_tokens']:,} (from {first['token_counts_from']})"
         + (" in the first run" if len(runs) > 1 else "")
     )
-    lines += _errors(runs)
+    lines += [f"ERROR {error}" for error in errors_of(runs)]
     lines += [f"OVERSATURATED: {run['oversaturated']}" for run in runs if run["oversaturated"]]
     rates = (
         ("requests/s", "requests_per_second"),
@@ -82,15 +82,15 @@ def _metrics(point: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def _errors(runs: Sequence[dict[str, Any]]) -> list[str]:
-    """Return a line for each kind of error in any of the runs, with the server's message to the first one."""
+def errors_of(runs: Sequence[dict[str, Any]]) -> list[str]:
+    """Return each kind of error in any of the runs with its count and the server's message to the first one."""
     counts: Counter[str] = Counter()
     messages: dict[str, str] = {}
     for run in runs:
         counts.update(run["metrics"]["errors"])
         messages = run["metrics"]["error_messages"] | messages
     return [
-        f"ERROR {kind}: {count}" + (f" (the first: {messages[kind]})" if kind in messages else "")
+        f"{kind}: {count}" + (f" (the first: {messages[kind]})" if kind in messages else "")
         for kind, count in sorted(counts.items())
     ]
 

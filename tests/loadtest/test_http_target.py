@@ -195,6 +195,7 @@ def whole(status: int, content: Any) -> bytes:
             "mid_stream",
         ),
         ([(5, HEAD + b"\r\n" + chunk(b"data: {nonsense\n\n") + END)], "malformed", "before_first_token"),
+        ([(5, HEAD + b"\r\n" + END)], "no_answer", "before_first_token"),
     ],
 )
 def test_errors_have_a_kind_and_a_phase(script: list[Read], kind: str, phase: str) -> None:
@@ -218,6 +219,35 @@ def test_errors_have_a_kind_and_a_phase(script: list[Read], kind: str, phase: st
 def test_an_error_keeps_the_message_of_the_server(content: Any, message: str) -> None:
     (sample,) = ask(Network([(5, whole(400, content))]))
     assert (sample.error, sample.error_message) == ("http_400", message)
+
+
+def test_an_answer_without_a_choice_is_an_error_with_the_servers_message() -> None:
+    chunks = chunk(b'data: {"object": "error", "message": "boom", "code": 500}\n\n')
+    (sample,) = ask(Network([(5, HEAD + b"\r\n" + chunks + END)]))
+    assert (sample.error, sample.error_message) == ("no_answer", "boom")
+
+
+def test_an_answer_in_a_broken_encoding_is_an_error_of_its_own_request() -> None:
+    head = b"HTTP/1.1 502 -\r\ncontent-encoding: gzip\r\ncontent-length: 5\r\n\r\n"
+    (sample,) = ask(Network([(5, head + b"plain")]))
+    assert (sample.error, sample.error_message) == ("http_502", "plain")
+
+
+@pytest.mark.parametrize("header", ["db;dur=1.2.3", "db;dur=.", 'cache;desc="x";dur=', "db;dur=1e3"])
+def test_a_server_timing_of_another_form_ends_no_run(header: str) -> None:
+    head = HEAD + b"server-timing: " + header.encode() + b", queue;dur=2\r\n\r\n"
+    timings = {"phases_ns": {"prefill": "soon", "decode": None}}
+    (sample,) = ask(Network([(1, head + chunk(event()) + chunk(usage(1, timings=timings)) + END)]))
+    assert (sample.error, sample.phases_ns["queue"]) == (None, 2_000_000)
+    assert not {"prefill", "decode"} & sample.phases_ns.keys()
+
+
+def test_other_servers_chunks_may_have_null_and_lists_of_parts() -> None:
+    thinking = {"content": [{"type": "thinking", "thinking": [{"type": "text", "text": "Hm."}]}]}
+    script = HEAD + b"\r\n" + chunk(b'data: {"choices": null, "usage": null}\n\n') + delta(**thinking)
+    script += chunk(b'data: {"choices": [{"index": null, "delta": {"content": " a"}}]}\n\n')
+    (sample,) = ask(Network([(1, script + chunk(usage(2)) + END)]), endpoint="chat")
+    assert (sample.error, len(sample.event_ns), sample.num_tokens, sample.is_parsed) == (None, 2, 2, True)
 
 
 def test_events_are_recorded_for_each_choice() -> None:

@@ -9,8 +9,10 @@ from typing import Any
 import httpx
 import pytest
 
+from loadtest.arrivals import Arrivals
 from loadtest.ceiling import null_server
 from loadtest.cli import main
+from loadtest.experiment import HttpExperiment
 from loadtest.sse import DONE, EventSplitter
 from loadtest.transport import StampedBackend, StampedTransport
 
@@ -71,6 +73,37 @@ def test_several_processes_measure_the_delays_of_the_null_server(tmp_path: Path,
     rows = [json.loads(line) for line in samples.read_text().splitlines()]
     assert len(rows) == 24
     assert len({row["trace_id"] for row in rows}) == 24
+
+
+def test_ctrl_c_reports_the_points_that_ended(
+    tmp_path: Path, url: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_point = HttpExperiment.run_point
+
+    def interrupted(experiment: HttpExperiment, arrivals: Arrivals, *more: Any) -> dict[str, Any]:
+        if arrivals.concurrency == 2:
+            raise KeyboardInterrupt
+        return run_point(experiment, arrivals, *more)
+
+    monkeypatch.setattr(HttpExperiment, "run_point", interrupted)
+    path = tmp_path / "report.json"
+    flags = ["run", "--url", url, "--no-calibrate", "--num-requests", "2", "--max-new-tokens", "2", "--json", str(path)]
+    assert main([*flags, "--sweep", "1,2"]) == 130
+    report = path.read_text()
+    assert [point["label"] for point in json.loads(report)["points"]] == ["1 user"]
+    assert "Stopped after 1 of 2 points." in capsys.readouterr().err
+    assert main([*flags, "--concurrency", "2"]) == 130
+    assert path.read_text() == report, "a run without results has replaced an earlier report"
+
+
+def test_a_server_that_answers_nothing_ends_the_search_with_its_error(
+    url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    flags = ["--no-calibrate", "--timeout-seconds", "0.01", "--num-requests", "3", "--trial-seconds", "0.1"]
+    assert main(["find-max", "--url", url, "--slo", "ttft:1s", "--first-rate", "50", *flags]) == 1
+    out = capsys.readouterr().out
+    assert "Ended early: no request succeeded at 50 requests/s; timeout, before_first_token: 5." in out
+    assert "no rate that was tried" in out
 
 
 def test_messages_need_the_chat_endpoint(tmp_path: Path, url: str, capsys: pytest.CaptureFixture[str]) -> None:
