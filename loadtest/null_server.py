@@ -54,6 +54,8 @@ class NullServer:
                     await self._answer(writer, json.loads(body), is_chat=path.endswith(b"/chat/completions"))
                 elif path == b"/v1/models":
                     _write_json(writer, 200, {"object": "list", "data": [{"id": MODEL, "object": "model"}]})
+                elif path == b"/health":
+                    _write_json(writer, 200, {})
                 else:
                     _write_json(writer, 404, {"error": {"message": "not found"}})
         except (asyncio.IncompleteReadError, ConnectionError):
@@ -64,9 +66,9 @@ class NullServer:
     async def _answer(self, writer: asyncio.StreamWriter, body: dict[str, Any], *, is_chat: bool) -> None:
         options = self._options
         start = asyncio.get_running_loop().time()
-        num_tokens = int(body.get("max_tokens") or 16)
+        num_tokens = int(body.get("max_completion_tokens") or body.get("max_tokens") or 16)
         num_events = -(-num_tokens // options.tokens_per_event)
-        prompt = body.get("prompt") or "".join(message["content"] for message in body.get("messages", ()))
+        prompt = body.get("prompt") or "".join(_text(message.get("content")) for message in body.get("messages", ()))
         prompt_tokens = len(prompt.split()) if isinstance(prompt, str) else len(prompt)
         usage = {"prompt_tokens": prompt_tokens, "completion_tokens": num_tokens}
         if not body.get("stream"):
@@ -87,6 +89,11 @@ class NullServer:
             await writer.drain()
         last = {"choices": [], "usage": usage}
         writer.write(_chunk(b"data: " + json.dumps(last).encode() + b"\n\ndata: [DONE]\n\n") + b"0\r\n\r\n")
+
+
+def _text(content: Any) -> str:
+    """Return the text of a message, whose content may be a list of parts."""
+    return content if isinstance(content, str) else "".join(part.get("text") or "" for part in content or ())
 
 
 async def _sleep_until(due: float) -> None:

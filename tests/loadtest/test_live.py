@@ -44,6 +44,15 @@ async def test_a_stamp_is_within_two_milliseconds_of_the_servers_write(url: str)
     assert 0 < min(delays_ns) < 2_000_000  # on a busy machine, most of them wait for a core
 
 
+def test_the_null_server_answers_other_clients(url: str) -> None:
+    content = [{"type": "text", "text": "one two"}, {"type": "text", "text": " three"}]
+    messages = [{"role": "assistant", "content": None, "tool_calls": []}, {"role": "user", "content": content}]
+    with httpx.Client(base_url=url, trust_env=False) as client:
+        assert client.get("/health").status_code == 200
+        answer = client.post("/v1/chat/completions", json={"messages": messages, "max_completion_tokens": 3})
+    assert answer.json()["usage"] == {"prompt_tokens": 3, "completion_tokens": 3}
+
+
 def run_load(tmp_path: Path, url: str, *flags: str) -> Any:
     """Run `loadtest run`, and return its report."""
     path = tmp_path / "report.json"
