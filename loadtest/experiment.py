@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import math
 import os
 import platform
 import sys
@@ -249,7 +250,7 @@ def summarize(runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
     if all(run["metrics"]["steady"] for run in runs):
         steady = [run["metrics"]["steady"]["completion_tokens_per_second"] for run in runs]
         summary["steady_completion_tokens_per_second"] = _summary_entry(steady)
-    summary["slo_attainment"] = _summary_entry([run["metrics"]["slo_attainment"]["all"] for run in runs])
+    summary["slo_attainment"] = _summary_entry([run["metrics"]["slo_attainment"]["all"] for run in runs], most=1.0)
     for name in _TIMES:
         distributions = [run["metrics"]["distributions"][name] for run in runs]
         distributions = [distribution for distribution in distributions if distribution is not None]
@@ -264,11 +265,11 @@ def summarize(runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
     return summary
 
 
-def _summary_entry(values: list[float]) -> dict[str, Any]:
+def _summary_entry(values: list[float], most: float = math.inf) -> dict[str, Any]:
     interval = mean_interval(values)
     entry: dict[str, Any] = {"mean": sum(values) / len(values), "values": values, "low": None, "high": None}
     if interval is not None:
-        entry |= {"low": max(0.0, interval[0]), "high": interval[1]}
+        entry |= {"low": max(0.0, interval[0]), "high": min(most, interval[1])}
     return entry
 
 

@@ -75,6 +75,16 @@ class Page(HTMLParser):
         assert self.open.pop() == tag
 
 
+def test_the_interval_of_a_share_ends_at_1() -> None:
+    runs = []
+    for num_failed in (0, 1):
+        samples = [sample([100, 120]) for _ in range(9)] + [sample([], error="http_503")] * num_failed
+        runs.append(describe_run(samples, [ProcessHealth()], Arrivals(), None, parse_slos("ttft:1s"), None))
+    share = make_point("1 user", Arrivals(), runs)["summary"]["slo_attainment"]
+    assert share["low"] < share["mean"] == pytest.approx(0.95)
+    assert share["high"] == 1
+
+
 def test_a_report_survives_json_and_has_its_environment() -> None:
     report = make()
     again = json.loads(json.dumps(report))
