@@ -107,6 +107,8 @@ def meaning(content: bytes) -> dict[tuple[str, ...], Any]:
     joined: dict[tuple[str, ...], Any] = {}
 
     def note(path: tuple[str, ...], value: Any) -> None:
+        if path[-1] in BY_TIME_OR_CACHE:
+            return
         if isinstance(value, dict):
             for name, each in value.items():
                 note((*path, f"{value.get('index')}", name), each)
@@ -115,7 +117,7 @@ def meaning(content: bytes) -> dict[tuple[str, ...], Any]:
                 note(path, each)
         elif isinstance(value, list) or (isinstance(value, str) and path[-1] in TEXTS):
             joined[path] = joined.get(path, type(value)()) + value
-        elif path[-1] not in BY_TIME_OR_CACHE:
+        else:
             joined.setdefault(path, set()).add(value)
 
     for text in re.findall(rb"^data: (\{.*)$", re.sub(rb"(?<=[a-z][-_])[0-9a-f]{32}", b"ID", content), re.MULTILINE):
