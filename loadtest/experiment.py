@@ -126,7 +126,7 @@ class HttpExperiment:
             calls,
             offsets,
             warmup=warmup[: self._num_warmup],
-            ask_timings=self.side.dialect is not None and self.side.dialect.has_timings,
+            ask_timings=self.side.has_timings,
         )
         at_rest = self.side.scrape()
         before = {}

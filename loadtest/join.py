@@ -24,13 +24,17 @@ UNTIL_FIRST_TOKEN = ("receive", "tokenize_wait", "tokenize", "encode_media", "qu
 class Dialect:
     """The names that one kind of server gives to its histograms and gauges."""
 
-    name: str  # also the prefix of its metrics
+    name: str
     ttft: str
     duration: str
     phases: dict[str, tuple[str, tuple[tuple[str, str], ...]]]  # histogram and labels of each phase
     gauges: Gauges
     only: tuple[tuple[str, str], ...] = ()  # labels that select the finished requests in every histogram
-    has_timings: bool = False  # whether the server supports stream_options.include_timings
+
+    @property
+    def signs(self) -> set[str]:
+        """The metrics that show such a server. A gateway before some has others, and so no times to compare."""
+        return {self.gauges.running, f"{self.duration}_count"}
 
 
 _OUR_PHASES = (*UNTIL_FIRST_TOKEN, "decode", "respond")
@@ -42,7 +46,6 @@ DIALECTS = (
         {phase: ("oaiserve_request_phase_seconds", (("phase", phase),)) for phase in _OUR_PHASES},
         Gauges("oaiserve_requests_running", "oaiserve_requests_waiting", "oaiserve_kv_cache_usage_ratio"),
         only=(("outcome", "finished"),),
-        has_timings=True,
     ),
     Dialect(
         "vllm",
@@ -58,9 +61,10 @@ DIALECTS = (
 class ServerSide:
     """The server's metrics, and what is needed to compare them with the client's figures."""
 
-    dialect: Dialect | None  # None: the server has no metrics that are known here
+    dialect: Dialect | None  # None: the server has no times of requests that are known here
     round_trip_seconds: float  # time of a small request to the idle server
     scrape: Callable[[], Metrics] = field(default=dict)  # {} if the server does not answer
+    has_timings: bool = False  # whether it supports stream_options.include_timings
 
 
 def inspect_server(client: httpx.Client) -> ServerSide:
@@ -83,8 +87,9 @@ def inspect_server(client: httpx.Client) -> ServerSide:
         client.get("/health")
         round_trips.append(time.monotonic() - started)
     names = {name for name, _ in scrape()}
-    dialect = next((d for d in DIALECTS if any(name.startswith(d.name) for name in names)), None)
-    return ServerSide(dialect, min(round_trips), scrape)
+    dialect = next((dialect for dialect in DIALECTS if dialect.signs & names), None)
+    has_timings = any(name.startswith("oaiserve_") for name in names)
+    return ServerSide(dialect, min(round_trips), scrape, has_timings)
 
 
 def histogram_change(
@@ -123,7 +128,7 @@ def join(
     ok = [sample for sample in samples if sample.is_ok]
     joined: dict[str, Any] = {"dialect": None, "round_trip_seconds": side.round_trip_seconds, "rest": unaccounted(ok)}
     if side.dialect is None:
-        return joined | {"check": _check("not checked", "the server has no /metrics of a known kind")}
+        return joined | {"check": _check("not checked", "its /metrics has no times of requests that are known here")}
     if not before or not after:
         return joined | {"check": _check("not checked", "the server did not answer /metrics before and after the run")}
     dialect = side.dialect

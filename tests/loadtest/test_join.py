@@ -114,6 +114,7 @@ def test_labels_may_contain_anything_and_exponents_are_numbers() -> None:
     ("status", "text", "expected"),
     [
         (200, metrics_text(1, 1, 1), "oaiserve"),
+        (200, "oaiserve_requests_running 0\n", "oaiserve"),
         (200, 'vllm:e2e_request_latency_seconds_count{model_name="m"} 1\n', "vllm"),
         (200, "something_else 1\n", None),
         (404, "", None),
@@ -124,6 +125,16 @@ def test_the_kind_of_server_is_recognised_by_its_metrics(status: int, text: str,
     with httpx.Client(transport=transport, base_url="http://test") as client:
         side = inspect_server(client)
     assert (side.dialect.name if side.dialect else None) == expected
+
+
+def test_a_gateway_has_timings_and_no_times_to_compare() -> None:
+    text = 'oaiserve_gateway_requests_total{ending="answered"} 3\n'
+    transport = httpx.MockTransport(lambda request: httpx.Response(200, text=text))
+    with httpx.Client(transport=transport, base_url="http://test") as client:
+        side = inspect_server(client)
+        metrics = side.scrape()
+    assert side.has_timings
+    assert join(run_of(2), side, metrics, metrics, 0.0)["check"]["status"] == "not checked"
 
 
 def test_a_scrape_of_a_server_that_has_died_is_empty_and_raises_nothing() -> None:
