@@ -241,7 +241,8 @@ def _find_max(search: Search, workload: Workload, http: HttpOptions) -> int:
             if metrics["num_ok"] == 0:
                 problem = "; ".join([f"no request succeeded at {rate:.4g} requests/s", *errors_of([run])])
             elif run["client"]["verdict"] == "invalid":
-                problem = f"the client could not send {rate:.4g} requests/s as it should; use more --processes"
+                reasons = run["client"]["reasons"]
+                problem = "; ".join([f"the client could not send {rate:.4g} requests/s as it should", *reasons])
             return Trial(metrics["num_good"], metrics["num_judged"], run["oversaturated"] is not None, problem)
 
         def show(result: RateResult) -> None:

@@ -118,7 +118,7 @@ def render_search(bracket: Bracket, slo: str, attainment: float) -> str:
     lines = []
     if bracket.problem:
         lines.append(f"Ended early: {bracket.problem}.")
-    holds = f"{bracket.holds:.4g}" if bracket.holds is not None else "no rate that was tried"
+    holds = f"{bracket.holds:.4g} requests/s" if bracket.holds is not None else "no rate that was tried"
     fails = f"{bracket.fails:.4g} does not" if bracket.fails is not None else "no limit was found above"
-    lines.append(f"{slo} for {attainment:.0%} of the requests: {holds} requests/s holds, {fails}.")
+    lines.append(f"{slo} for {attainment:.0%} of the requests: {holds} holds, {fails}.")
     return "\n".join(lines) + "\n"
