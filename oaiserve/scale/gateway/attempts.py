@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -62,18 +63,21 @@ class Attempts:
     tracing: Tracing | None
     are_children: bool
 
-    async def begin(self, request: ClientRequest, left: asyncio.Task[None], *tried_before: str) -> BegunAnswer:
-        """Let a replica that was not tried begin an answer. Raises NoReplica, BadGateway and ClientDisconnect."""
+    async def begin(
+        self, request: ClientRequest, left: asyncio.Task[None], *tried_before: str, kind: bytes = b""
+    ) -> BegunAnswer:
+        """Let a replica that was not tried begin an answer, if possible none that is known to be of another `kind`.
+        Raises NoReplica, BadGateway and ClientDisconnect."""
         answers: list[BegunAnswer] = []
         try:
-            answers.append(await self._ask_in_turn(request, left, [*tried_before], answers))
+            answers.append(await self._ask_in_turn(request, left, [*tried_before], answers, kind))
             return answers.pop()
         finally:
             for unused in answers:
                 unused.answer.close()
 
     async def _ask_in_turn(
-        self, request: ClientRequest, left: asyncio.Task[None], tried: list[str], passed: list[BegunAnswer]
+        self, request: ClientRequest, left: asyncio.Task[None], tried: list[str], passed: list[BegunAnswer], kind: bytes
     ) -> BegunAnswer:
         """Ask replicas until one does not refuse. The answers of the earlier ones are added to `passed`.
 
@@ -92,8 +96,7 @@ class Attempts:
         failed: BegunAnswer | None = None
         while len(tried) < MOST_TRIES or request.looks_for_one:
             try:
-                within = request.within(now_ns := monotonic_ns())
-                decision = self.router.choose(request.prompt, now_ns, request.session, tried, within)
+                decision = self._choose(request, now_ns := monotonic_ns(), tried, kind)
             except NoReplica:
                 break
             if moves:
@@ -111,7 +114,7 @@ class Attempts:
             attributes[names.HTTP_REQUEST_METHOD] = request.method
             request.attempts.append(attempt := Attempt(monotonic_ns(), attributes))
             own = [(ROUTE_HEADER, as_text(decision).encode())]
-            own += request.deadline_headers(within, is_beside=self.are_children)
+            own += request.deadline_headers(request.within(now_ns), is_beside=self.are_children)
             if self.tracing is not None:
                 is_sampled = self.tracing.is_sampled(request.trace)
                 own.append((TRACEPARENT, request.trace.traceparent(attempt.span_id, is_sampled=is_sampled).encode()))
@@ -132,6 +135,7 @@ class Attempts:
             finally:
                 upstream.num_open -= 1
             attempt.attributes[names.HTTP_RESPONSE_STATUS] = status = begun.answer.status
+            upstream.kind = begun.kind or upstream.kind
             is_failure = status >= 500 and status not in (503, LoopDetected.status)
             if is_failure and failed is None and request.may_be_repeated:
                 passed.append(begun)
@@ -160,3 +164,12 @@ class Attempts:
             raise NoReplica
         passed.remove(last)
         return last
+
+    def _choose(self, request: ClientRequest, now_ns: int, tried: list[str], kind: bytes) -> Decision:
+        """Choose a replica that was not tried, one of another kind only if there is no other. Raises NoReplica."""
+        within = request.within(now_ns)
+        unlike = [one.name for one in self.watch.upstreams.values() if kind and one.kind and one.kind != kind]
+        if unlike:
+            with suppress(NoReplica):
+                return self.router.choose(request.prompt, now_ns, request.session, [*tried, *unlike], within)
+        return self.router.choose(request.prompt, now_ns, request.session, tried, within)

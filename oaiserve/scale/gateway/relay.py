@@ -181,16 +181,20 @@ class Relay:
         with suppress(asyncio.CancelledError):  # The server shuts down: the stream ends with an error.
             # A child process that is started again has the same address.
             cutters = [cut.decision.replica] if not self.attempts.are_children else []
+            unlike: set[str] = set()  # replicas that turned out to be of another kind, where that must not be
             if num_cuts:  # replicas cut it off one after the other
                 await unless_left(asyncio.sleep(PAUSE_SECONDS * 2 ** min(num_cuts, 5)), left)
             while monotonic_ns() < give_up_ns and not self.is_draining():
                 with suppress(NoReplica, BadGateway):
-                    begun = await self.attempts.begin(request, left, *cutters)
+                    begun = await self.attempts.begin(request, left, *cutters, kind=kind)
                     is_alike = bool(kind) and begun.kind == kind
                     if begun.answer.status == 200 and begun.may_go_on and (is_alike or self.continues == "any"):
                         self.attempts.metrics.continued.labels("alike" if is_alike else "unlike").inc()
                         return begun
                     begun.answer.close()
+                    if begun.answer.status == 200 and begun.kind and begun.upstream.name not in unlike:
+                        unlike.add(begun.upstream.name)
+                        continue
                     is_of_store = begun.answer.header(REASON_HEADER.encode()) == b"store"
                     if is_of_store or (begun.answer.status < 500 and begun.answer.status != 429):
                         break

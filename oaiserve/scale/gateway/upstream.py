@@ -145,6 +145,7 @@ class Upstream:
         self.num_ejections = self.out_until_ns = 0
         self.is_told_mute = False  # the log says that it gives no reports
         self.report: Report | None = None  # its last one
+        self.kind = b""  # by its last stream; only replicas of one kind write the same bytes
         self.num_open = 0  # requests without a complete answer; written by the sender of each
         self._tls = None if address.tls_name is None else ssl.create_default_context()
         self.idle: list[ReplicaConnection] = []

@@ -305,6 +305,31 @@ def test_a_stream_goes_on_at_a_server_of_another_kind_only_where_it_may(
     assert found.count(b"service_unavailable") == (not is_whole)
 
 
+@pytest.mark.parametrize("odd", [0, 1, 2])
+@pytest.mark.parametrize("continues", ["any", "alike"])
+def test_a_server_of_the_same_kind_is_preferred(continues: ContinueStreams, odd: int) -> None:
+    path, body = CASES["text"]
+    with fleet(3, gated=True, continues=continues) as running:
+        replicas = list(running.replicas.values())
+        for replica in replicas:
+            state = replica.app.state
+            state.serving = replace(state.serving, kind="b" if replica is replicas[odd] else "a")
+        others = [replica.name for replica in replicas if replica is not replicas[odd]]
+        for upstream in running.watch.upstreams.values() if continues == "any" else ():
+            is_odd = upstream.address.port == replicas[odd].server.port
+            upstream.kind = b"b" if is_odd else b"a"
+        killed = []
+
+        def kill(name: str) -> None:
+            killed.append(name)
+            running.replicas[name].server.kill()
+
+        found = run_stream(running, path, body, kill, 3)
+    if killed[0] in others:
+        assert b"another kind" not in found
+        assert b"service_unavailable" not in found
+
+
 def test_others_have_their_steps_while_a_long_answer_is_taken_up() -> None:
     runner = ScriptedRunner(gated=True)
     with make_engine(runner) as engine:
