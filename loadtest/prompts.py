@@ -176,6 +176,7 @@ def _rows(path: Path, limit: int | None) -> list[dict[str, Any]]:
                     rows.append(json.loads(line))
                     if not isinstance(rows[-1], dict):
                         raise UsageError(f"--requests: line {number} of '{path}' is not a JSON object.")
+                    _check_numbers(rows[-1], f"--requests: line {number} of '{path}'")
     except OSError as error:
         raise UsageError(f"--requests is '{path}', which cannot be read: {error.strerror}.") from error
     except json.JSONDecodeError as error:
@@ -187,6 +188,16 @@ def _rows(path: Path, limit: int | None) -> list[dict[str, Any]]:
     if not rows:
         raise UsageError(f"--requests: there is no request in '{path}'.")
     return rows[:limit]
+
+
+def _check_numbers(row: dict[str, Any], line: str) -> None:
+    for name in ("timestamp", "input_length", "output_length", "max_tokens", "max_completion_tokens", "delay"):
+        value = row.get(name, 0)
+        if value is None and name.startswith("max_"):  # as in the API: no limit
+            continue
+        if not isinstance(value, int | float) or (value < 0 and name != "timestamp"):
+            least = "" if name == "timestamp" else " of at least 0"
+            raise UsageError(f'{line} has "{name}": {json.dumps(value)}, but it must be a number{least}.')
 
 
 def _from_row(row: dict[str, Any], workload: Workload, rng: random.Random) -> _Prompt:

@@ -133,7 +133,18 @@ def test_a_trace_is_sent_in_the_order_of_its_times(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("content", "sentence"), [("{}\nx", "line 2 of"), ("[]", "is not a JSON object"), ("", "there is no request")]
+    ("content", "sentence"),
+    [
+        ("{}\nx", "line 2 of"),
+        ("[]", "is not a JSON object"),
+        ("", "there is no request"),
+        ('{"input_length": "x"}', '"input_length": "x", but it must be a number of at least 0'),
+        ('{"input_length": -1}', "at least 0"),
+        ('{"max_tokens": {}}', '"max_tokens": {}, but'),
+        ('{"timestamp": "2026-11-27"}', "it must be a number."),
+        ('{"session_id": "a", "timestamp": null}', '"timestamp": null, but'),
+        ('{"session_id": "a"}\n{"session_id": "a", "delay": "1 s"}', "line 2 of"),
+    ],
 )
 def test_a_file_without_valid_requests_is_refused(tmp_path: Path, content: str, sentence: str) -> None:
     file = tmp_path / "r.jsonl"
