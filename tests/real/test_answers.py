@@ -87,6 +87,19 @@ def test_lists_under_a_schema_have_their_items(coder: LiveServer, task: str, exp
     assert json.loads(answer.choices[0].message.content or "") == {"all": expected}
 
 
+def test_a_json_object_has_the_names_that_were_requested(coder: LiveServer) -> None:
+    """Where no line may begin after the brace, the model writes "/code"."""
+    task = "Write a Python function that reverses a string. Answer as JSON with keys 'code' and 'explanation'."
+    answer = coder.sdk().chat.completions.create(
+        model="coder",
+        messages=[{"role": "user", "content": task}],
+        temperature=0,
+        max_tokens=160,
+        response_format={"type": "json_object"},
+    )
+    assert set(json.loads(answer.choices[0].message.content or "")) == {"code", "explanation"}
+
+
 def test_code_in_the_middle_ends_where_the_text_does(coder: LiveServer) -> None:
     before = "def add(a, b):\n    return "
     after = "\n\n\nprint(add(1, 2))\n"

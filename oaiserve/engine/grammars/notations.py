@@ -43,6 +43,15 @@ _JSON_OPTIONS = {
     "coerce_one_of": False,
     "lenient": False,
 }
+_KEYS_WITHOUT_NAMES = {"type", "additionalProperties", "$defs"}
+# Objects without listed names may have white space as models lay them out, too. Where a model that begins with a line
+# break must go on with a name, it invents odd ones, such as "/code" for "code".
+_LAYOUT_OPTIONS = {
+    **_JSON_OPTIONS,
+    "item_separator": ",",
+    "key_separator": ":",
+    "whitespace_pattern": r" |\n[ \t]{0,40}",  # limited, because models can write blanks for ever
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +67,7 @@ def translate(kind: GrammarKind, text: str) -> Translated:
             return Translated(_schema_grammar({"type": "object"}))
         case "json_schema":
             prepared = prepare(text)
-            grammars = _json("answer", prepared.document, _JSON_OPTIONS)
+            grammars = _json("answer", prepared.document)
             return Translated(json.dumps({"grammars": grammars}), _subschemas(prepared))
         case "regex":
             return _lark_grammar(f"start: /{regexes.full_match(text).text}/")
@@ -88,7 +97,13 @@ def with_prefix(text: str, prefix: str) -> str:
 
 
 def _schema_grammar(document: dict[str, Any]) -> str:
-    return json.dumps({"grammars": [{"json_schema": {**document, "x-guidance": _JSON_OPTIONS}}]})
+    return json.dumps({"grammars": [{"json_schema": {**document, "x-guidance": _options(document)}}]})
+
+
+def _options(document: dict[str, Any]) -> dict[str, Any]:
+    if document.get("type") == "object" and document.keys() <= _KEYS_WITHOUT_NAMES and not has_large(document):
+        return _LAYOUT_OPTIONS
+    return _JSON_OPTIONS
 
 
 def _subschemas(schema: PreparedSchema) -> Iterator[tuple[str, str]]:
@@ -109,7 +124,8 @@ def _lark_with_schemas(
 ) -> Translated:
     """Translate one of the server's own grammars. Only the schemas in it come from a client. Those in `lenient` are
     obeyed as far as possible."""
-    grammars: list[dict[str, Any]] = [_unforced(lark)]
+    # Its texts are short, and forcing them yields the tokens of the chat template. Drawn one by one, they differ.
+    grammars: list[dict[str, Any]] = [{"lark_grammar": lark}]
     parts = []
     for number, (name, schema) in enumerate(schemas.items()):
         part = _schema_part(number, schema, f"in the parameters of '{name}'", {}, name in lenient)
@@ -119,7 +135,7 @@ def _lark_with_schemas(
         alone = ((json.dumps({"grammars": part}), place) for part, place in parts)
         return Translated(json.dumps({"grammars": grammars}), alone)
     prepared = prepare(answer)
-    grammars += _json("answer", prepared.document, _JSON_OPTIONS)
+    grammars += _json("answer", prepared.document)
     return Translated(json.dumps({"grammars": grammars}), _subschemas(prepared))
 
 
@@ -142,13 +158,14 @@ def _schema_part(
             document = prepare_leniently(text)[0].document
         else:
             document = prepare(text).document
-        return _json(f"schema_{number}", document, _JSON_OPTIONS | separators)
+        return _json(f"schema_{number}", document, separators)
     except Refused as refused:
         raise Refused(f"{refused.reason}, {place}") from None
 
 
-def _json(name: str, document: dict[str, Any], options: dict[str, Any]) -> list[dict[str, Any]]:
+def _json(name: str, document: dict[str, Any], separators: dict[str, Any] | None = None) -> list[dict[str, Any]]:
     """Return a prepared schema as a grammar of this name, and as further ones for it. Raises Refused."""
+    options = _JSON_OPTIONS | separators if separators else _options(document)
     if not has_large(document):
         return [{"name": name, "json_schema": {**document, "x-guidance": options}}]
     comma, colon = (str(options[separator]) for separator in _SEPARATORS)

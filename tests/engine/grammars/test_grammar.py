@@ -156,6 +156,29 @@ def test_json_has_one_blank_after_each_separator_and_no_other_white_space() -> N
     assert is_refused('{"a": 1', compiled("json_schema", schema).matcher())  # not the order of the schema
 
 
+@pytest.mark.parametrize(
+    ("kind", "schema"),
+    [
+        ("json_object", ""),
+        ("json_schema", '{"type": "object"}'),
+        ("json_schema", '{"type": "object", "additionalProperties": {"type": "array", "items": {}}}'),
+    ],
+)
+def test_an_object_of_the_models_own_names_may_be_laid_out_in_lines(kind: GrammarKind, schema: str) -> None:
+    """Models that may not begin a line after the brace write other names than they would."""
+    grammar = compiled(kind, schema)
+    for answer in (
+        '{"a":[1,2]}',
+        '{"a": [1, 2], "b": []}',
+        '{\n  "a": [\n\t1\n  ],\n  "b": []\n}',
+        '{ "a": [] }',
+        "{}",
+    ):
+        assert pushed(grammar.matcher(), answer).is_complete, answer
+    for wrong in ("{  ", "{\n\n", "{ \n", "{\n" + 41 * " ", " {"):
+        assert is_refused(wrong, grammar.matcher()), wrong
+
+
 def test_a_property_cannot_come_twice_in_another_spelling() -> None:
     schema = '{"type":"object","properties":{"a":{"type":"string"}},"additionalProperties":{"type":"integer"}}'
     assert is_refused('{"a": "x", "\\u0061": 1}', compiled("json_schema", schema).matcher())

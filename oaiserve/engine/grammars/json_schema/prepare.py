@@ -4,8 +4,9 @@ A schema is obeyed or refused, never ignored: every answer is valid under it. Th
 one by one, so that a refusal names the keyword and its place. Names undefined in JSON Schema are annotations, and are
 left out with the others. llguidance gets a document of the keywords known to be obeyed.
 
-Answers may be narrower than the schema: one blank after each separator and no other white space, properties in the
-order of the schema, further ones only where the schema mentions them, dates accepted by every library.
+Answers may be narrower than the schema: one blank after each separator and no other white space if names are listed,
+properties in the order of the schema, further ones only where the schema mentions them, dates accepted by every
+library.
 """
 
 from __future__ import annotations
