@@ -68,6 +68,14 @@ class CallFamily:
         def lark(*texts: str) -> str:
             return " ".join(text if text.startswith("@") else lark_of(text, special_ids) for text in texts if text)
 
+        def drawn(text: str) -> str:
+            """Return text whose tag, unless it is a special token, isn't forced: models that don't know it as a token
+            write it in pieces, and confuse calls after the token."""
+            tag = text.lstrip()
+            if not tag.startswith("<") or any(map(tag.startswith, special_ids)):
+                return lark(text)
+            return f"/[ \\n]{{0,2}}/ {lark(tag)}"
+
         all_schemas = dict(schemas)
         form = self.parser.form
         bodies = []
@@ -88,10 +96,10 @@ class CallFamily:
             more = ""
         else:
             more = f"({lark(self.separator)} call){{0,{MOST_FORCED_CALLS - 1}}}"
-        start = f"{lark(self.before)} call {more} {lark(self.after)}"
+        start = f"{drawn(self.before)} call {more} {drawn(self.after)}"
         if answer is not None:
             start = f"{lark(self.answer_opening, '@answer')} | {start}"
-        rules = f"start: {start}\ncall: {lark(self.opening)} body {lark(self.closing)}\nbody: {' | '.join(bodies)}"
+        rules = f"start: {start}\ncall: {drawn(self.opening)} body {drawn(self.closing)}\nbody: {' | '.join(bodies)}"
         lenient = [key for key in all_schemas if key.partition("/")[0] not in strict]
         if "TEXT" in rules and form is not None:
             rules += f"\n{form.terminals(special_ids)}"

@@ -111,6 +111,24 @@ def test_whatever_the_grammar_lets_a_model_write_is_read_as_calls(family: CallFa
     assert accepts(family, written(family, [(name, json.loads(arguments)) for name, arguments in result.calls]))
 
 
+@pytest.mark.parametrize("tag", ["<tool_call>", "</tool_call>"])
+def test_a_model_may_write_a_tag_as_a_token_or_in_pieces_and_the_rest_is_forced(tag: str) -> None:
+    """Qwen 2.5 Coder has tokens for these tags, but has never seen them. After them, its calls are worse."""
+    backend = byte_level()
+    backend.add_tokens([AddedToken(tag, special=False, normalized=False)])
+    eos = backend.token_to_id("<|im_end|>")
+    grammars = Grammars(backend, vocab_size=backend.get_vocab_size(), eos_token_ids=frozenset([eos]))
+    text = HERMES.grammar({"get_time": SCHEMAS["get_time"]}, only_one=True, special_ids={})
+    before, after = HERMES.written([("get_time", '{"zone": "utc"}')]).split(tag)
+    for begun in (tag, "<"):
+        matcher = grammars.compile(Grammar("lark_with_schemas", text)).matcher()
+        for token_id in backend.encode(before + begun, add_special_tokens=False).ids:
+            matcher.push(token_id)
+        forced = backend.decode(matcher.forced_ids())
+        assert (tag + after).startswith(begun + forced)
+        assert len(forced) >= 30 * after.startswith("\n{"), forced  # the name and the beginning of the arguments
+
+
 FLAT = {
     "book": {
         "properties": {"city": {"type": "string"}, "nights": {"type": "integer"}, "class": {"enum": ["a", "b c"]}},
