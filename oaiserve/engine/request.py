@@ -126,6 +126,7 @@ class Grammar:
     # If there are any, only parts of the answer obey the grammar. A part begins after a match of one of these regexes,
     # and ends where the grammar first may end. For the grammar, a part starts with "A" for the first regex, and so on.
     leads: tuple[str, ...] = ()
+    continued: str = ""  # text before the answer. If an allowed text may begin with it, the answer is only the rest
 
 
 @dataclass(frozen=True, slots=True)

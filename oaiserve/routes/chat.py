@@ -71,7 +71,7 @@ def _answer(intake: Intake[ChatBody]) -> Answer:
         intake.exchange.tool_calls,
         shows_reasoning=body.include_reasoning is not False,
     )
-    return intake.answer(params, (prompt,), shape)
+    return intake.answer(conversation.continuing(params, prompt), (prompt,), shape)
 
 
 def with_template_parameters(body: AnyBody, adaptations: Adaptations) -> AnyBody:

@@ -22,7 +22,7 @@ from oaiserve.routes.dialects.lark import lark_of
 from oaiserve.routes.dialects.raw_call import RawCall
 from oaiserve.routes.dialects.reasoning import ThinkingParser
 from oaiserve.routes.invalid import invalid
-from oaiserve.routes.tools import Tools, forced_schema
+from oaiserve.routes.tools import Tools, forced_schema, text_of
 
 ANY_OBJECT = {"type": "object"}
 
@@ -156,6 +156,14 @@ class Conversation:
         """Return a prompt with the variables of its template, and with the text that begins the reasoning."""
         opening = "" if self._mode is None else self._mode.prompt_opening
         return replace(prompt, template_kwargs=self._template_kwargs, opening=opening)
+
+    def continuing(self, params: SamplingParams, prompt: ChatPrompt) -> SamplingParams:
+        """Return the parameters for a prompt whose last message may be continued. Forced calls begin anew."""
+        grammar = params.grammar
+        is_forced = self.tools is not None and self.tools.is_forced
+        if grammar is None or is_forced or not prompt.continue_final_message:
+            return params
+        return replace(params, grammar=replace(grammar, continued=text_of(prompt.messages[-1]["content"])))
 
     def reader(self, *, breaks_cut_calls: bool = False) -> AnswerReader:
         tools = self.tools

@@ -216,7 +216,7 @@ def _with_tools(
                 written = (family.in_text or family.written)(
                     (one["name"], one["arguments"] or "{}") for one in functions
                 )
-                message["content"] = "\n".join(filter(None, (_text(message["content"]), written)))
+                message["content"] = "\n".join(filter(None, (text_of(message["content"]), written)))
             result.append(message)
     if abilities.tools:
         return ChatPrompt(result, tools=shown, **more)
@@ -245,16 +245,18 @@ def _introduced(messages: list[Message], shown: Sequence[Mapping[str, Any]], fam
     return [{"role": "system", "content": introduction}, *messages]
 
 
-def _text(content: str | Sequence[Mapping[str, str]]) -> str:
+def text_of(content: str | Sequence[Mapping[str, str]]) -> str:
     if isinstance(content, str):
         return content
-    return "\n".join(part["text"] for part in content)
+    return "\n".join(part["text"] for part in content if "text" in part)
 
 
 def _joined(*contents: str | Sequence[Mapping[str, Any]]) -> str | list[Mapping[str, Any]]:
     """Return contents one after the other: as a text, or as parts if there is another medium among them."""
-    plain = [_text(one) if all("text" in part for part in one) else one for one in contents if not isinstance(one, str)]
+    plain = [
+        text_of(one) if all("text" in part for part in one) else one for one in contents if not isinstance(one, str)
+    ]
     if all(isinstance(one, str) for one in plain):
-        return "".join(map(_text, contents))
+        return "".join(map(text_of, contents))
     lists = ([{"type": "text", "text": one}] if isinstance(one, str) else one for one in contents)
     return [part for each in lists for part in each]

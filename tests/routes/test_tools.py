@@ -299,6 +299,19 @@ def test_special_tokens_that_are_marks_are_seen_and_an_unforced_call_has_no_gram
     assert chatted(served)[0].params.visible_special_ids == frozenset()
 
 
+def test_a_grammar_goes_on_from_the_message_that_is_continued(served: Served) -> None:
+    parts = [{"type": "text", "text": '{"a"'}, {"type": "text", "text": ": 1,"}]
+    body = {"messages": [{"role": "assistant", "content": parts}], "response_format": {"type": "json_object"}}
+    forced = {"tools": TOOLS, "tool_choice": "required"}
+    for more, continued in (
+        ({"continue_final_message": True}, '{"a"\n: 1,'),
+        ({}, ""),
+        ({"continue_final_message": True, **forced}, ""),
+    ):
+        one_request, _ = chatted(served, **body, **more)
+        assert one_request.params.grammar.continued == continued
+
+
 ANSWER = '{"color": "red"}'
 FORMAT = {
     "type": "json_schema",

@@ -81,7 +81,7 @@ def _answer(intake: Intake[MessagesBody], *, is_budget_of_turn: bool) -> Answer:
         shows_reasoning=body.thinking is None or body.thinking.display != "omitted",
         stream=bool(body.stream),
     )
-    return intake.answer(params, (prompt,), shape)
+    return intake.answer(conversation.continuing(params, prompt), (prompt,), shape)
 
 
 def _refuse_thread(body: MessagesBody | CountTokensBody) -> None:

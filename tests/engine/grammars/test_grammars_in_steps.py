@@ -178,6 +178,15 @@ def test_a_stop_string_goes_before_the_end_of_a_grammar() -> None:
     assert (text, chunks[-1].stop_reason) == ("a", "bc")
 
 
+@pytest.mark.parametrize(
+    ("continued", "answer"),
+    [("ab", "cd"), ("", "abcd"), ("b", "abcd"), ("Sure: ", "abcd"), ("abcd", "abcd")],
+)
+def test_an_answer_goes_on_from_the_beginning_of_an_allowed_text(continued: str, answer: str) -> None:
+    one_request = request(max_tokens=20, grammar=Grammar("choice", '["abcd"]', continued=continued))
+    assert events_of(ScriptedRunner(obeying(answer + "!")), one_request)[0] == answer
+
+
 @in_both_ways
 def test_forced_tokens_are_not_drawn_and_come_with_the_token_before() -> None:
     answer = '{"abc": "xx"}'
