@@ -113,8 +113,9 @@ class Choices:
                 stop_ids=stop_ids,
             )
         matcher = None if grammar is None else grammar.matcher()
-        if matcher is not None and params.grammar is not None and params.grammar.continued and thinking is None:
+        continued = "" if params.grammar is None or thinking is not None else params.grammar.continued
+        if grammar is not None and continued:
             begun = grammar.matcher()
-            if begun.begins(params.grammar.continued.encode()) and not begun.is_complete:
+            if begun.begins(continued.encode()) and not begun.is_complete:
                 matcher = begun
         return Constraint(matcher, params, thinking=thinking, eos_token_ids=self._eos_token_ids, stop_ids=stop_ids)

@@ -158,7 +158,7 @@ class Conversation:
         return replace(prompt, template_kwargs=self._template_kwargs, opening=opening)
 
     def continuing(self, params: SamplingParams, prompt: ChatPrompt) -> SamplingParams:
-        """Return the parameters for a prompt whose last message may be continued. Forced calls begin anew."""
+        """Return the parameters for a prompt whose last message may be continued. Forced calls are not."""
         grammar = params.grammar
         is_forced = self.tools is not None and self.tools.is_forced
         if grammar is None or is_forced or not prompt.continue_final_message:

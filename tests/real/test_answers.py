@@ -87,6 +87,31 @@ def test_lists_under_a_schema_have_their_items(coder: LiveServer, task: str, exp
     assert json.loads(answer.choices[0].message.content or "") == {"all": expected}
 
 
+@pytest.mark.parametrize(
+    ("task", "expected"),
+    [
+        ("HTTP status of a page that is missing, and of success?", {"missing": "404", "success": "200"}),
+        ("The scores are 3, 5 and 8; give them as text.", {"scores": ["3", "5", "8"]}),
+    ],
+)
+def test_strings_have_the_numbers_that_the_model_would_write(coder: LiveServer, task: str, expected: Any) -> None:
+    """Where a blank or a bracket may be drawn alone, as before a number, "errors" follows."""
+    text = {"type": "string"}
+    types = {
+        name: text if isinstance(value, str) else {"type": "array", "items": text} for name, value in expected.items()
+    }
+    schema = {"type": "object", "properties": types, "required": list(types), "additionalProperties": False}
+    shape: Any = {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema}}
+    answer = coder.sdk().chat.completions.create(
+        model="coder",
+        messages=[{"role": "user", "content": task}],
+        temperature=0,
+        max_tokens=120,
+        response_format=shape,
+    )
+    assert json.loads(answer.choices[0].message.content or "") == expected
+
+
 def test_a_json_object_has_the_names_that_were_requested(coder: LiveServer) -> None:
     """Where no line may begin after the brace, the model writes "/code"."""
     task = "Write a Python function that reverses a string. Answer as JSON with keys 'code' and 'explanation'."

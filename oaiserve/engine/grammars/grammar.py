@@ -7,7 +7,7 @@ tokens one by one. It must not know HTTP, torch, the scheduler or how tokens are
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
@@ -208,6 +208,13 @@ _PLAIN = r'[^"\\\x00-\x1F\x7F\u{2028}\u{2029}]'
 _SLICES = [f"{_PLAIN}{{1,10}}", f"{_PLAIN}{{1,30}}", f"{_PLAIN}+"]
 
 
+# Beginnings of JSON that are tokens, and first bytes of what may follow: those of most characters beyond ASCII among
+# them.
+_OPENINGS = (b" ", b"{", b" {", b"[", b" [", b"[{", b" [{")
+_MOST_JOINED = 4  # bytes of an opening and the next byte
+_AFTER_OPENING = [b"%c" % byte for byte in (*range(32, 127), *b"\t\n\r", 0xC3, 0xCE, 0xD0, 0xE3, 0xE4, 0xF0)]
+
+
 def _estimated_bytes(key: _Key) -> int:
     return 2**16 + 64 * len(key[1])
 
@@ -256,6 +263,7 @@ class Matcher:
         began_ns = thread_time_ns()
         self._matcher.unsafe_compute_mask_ptr(words.ctypes.data, words.nbytes)
         self._check(GrammarGivenUp)
+        self._tokens.remove_joined(words, self._matcher)
         self._pay(thread_time_ns() - began_ns - TOKEN_NS)
 
     def fill_free(self, words: Mask) -> None:
@@ -300,6 +308,8 @@ class Matcher:
             ahead.unsafe_compute_mask_ptr(words.ctypes.data, words.nbytes)
             if ahead.is_error():
                 words[:] = 0
+            else:
+                self._tokens.remove_joined(words, ahead)
             if ahead.is_error() or thread_time_ns() - began_ns > TOKEN_NS:
                 break
         self._pay(thread_time_ns() - began_ns - TOKEN_NS)
@@ -349,6 +359,27 @@ class Matcher:
         self.is_complete = self._matcher.is_stopped()
 
 
+class _Opening:
+    """A token that is removed from a mask if the vocabulary joins it with each byte that may come next."""
+
+    def __init__(self, text: bytes, ids_of: Mapping[bytes, int], eos_token_ids: Sequence[int], num_words: int) -> None:
+        token_id = ids_of[text]
+        joined = {byte: ids_of[text + byte] for byte in _AFTER_OPENING if byte > b" " and text + byte in ids_of}
+        apart = (ids_of[byte] for byte in _AFTER_OPENING if byte in ids_of and byte not in joined)
+        self._apart = [[token_id, other] for other in (*apart, *eos_token_ids)]
+        self._joined = np.zeros(num_words, np.uint32)
+        for other in joined.values():
+            self._joined[other // 32] |= np.uint32(1 << other % 32)
+        self._word = token_id // 32
+        self._bit = np.uint32(1 << token_id % 32)
+
+    def remove(self, words: NDArray[np.uint32], matcher: llguidance.LLMatcher) -> None:
+        if not words[self._word] & self._bit or any(matcher.validate_tokens(pair) == 2 for pair in self._apart):
+            return
+        if (words & self._joined).any():
+            words[self._word] &= ~self._bit
+
+
 class Tokens:
     """The tokens of a model for llguidance: their bytes, with none for special tokens."""
 
@@ -362,9 +393,22 @@ class Tokens:
         self.tokenizer = llguidance.LLTokenizer(
             llguidance.TokenizerWrapper(self), eos_token=eos_token_ids, slices=_SLICES
         )
+        ids_of = {text: token_id for token_id, text in enumerate(self.tokens) if len(text) <= _MOST_JOINED}
         self.all_ids = np.full(-(-vocab_size // 32), 0xFFFFFFFF, np.uint32)
         if vocab_size % 32:
             self.all_ids[-1] = (1 << vocab_size % 32) - 1
+        shared = (ids_of, eos_token_ids, len(self.all_ids))
+        self._openings = [_Opening(text, *shared) for text in _OPENINGS if text in ids_of]
+
+    def remove_joined(self, words: Mask, matcher: llguidance.LLMatcher) -> None:
+        """Remove openings from a mask where only text may follow that models write in one token with them.
+
+        A model that would like to write a number draws a blank alone. If only a string may follow, it must go on with a
+        token that it has never seen there, and answers "time(2020)" instead of "2020".
+        """
+        unsigned = words.view(np.uint32)
+        for opening in self._openings:
+            opening.remove(unsigned, matcher)
 
     def __call__(self, text: str) -> list[int]:
         """Return the ids of a forced text as the model would write it; for a long text, only those of its beginning."""

@@ -11,6 +11,7 @@ from unittest.mock import Mock
 import llguidance
 import numpy as np
 import pytest
+from tokenizers import AddedToken
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 from oaiserve.engine.grammars import grammar as grammar_module
@@ -27,7 +28,7 @@ from oaiserve.engine.request import Grammar, GrammarKind
 from oaiserve.engine.text.detokenize import TokenTable
 from oaiserve.errors import InvalidRequest
 from tests.engine.grammars.plain import BACKEND, EOS, VOCAB_SIZE, allowed_ids, ids, make_grammars, mask_of, pushed
-from tests.engine.text.tokenizers_for_tests import SPECIALS, sentencepiece, wordpiece
+from tests.engine.text.tokenizers_for_tests import SPECIALS, byte_level, sentencepiece, wordpiece
 
 SPECIAL_IDS = [BACKEND.token_to_id(token) for token in SPECIALS]
 GRAMMARS = make_grammars()
@@ -177,6 +178,35 @@ def test_an_object_of_the_models_own_names_may_be_laid_out_in_lines(kind: Gramma
         assert pushed(grammar.matcher(), answer).is_complete, answer
     for wrong in ("{  ", "{\n\n", "{ \n", "{\n" + 41 * " ", " {"):
         assert is_refused(wrong, grammar.matcher()), wrong
+
+
+@pytest.mark.parametrize(
+    ("pattern", "opening", "is_allowed"),
+    [
+        (":( a| b)", " ", False),
+        (":( a| [0-9])", " ", True),  # no token has a blank and a digit
+        (":( a| é)", " ", True),
+        (":( a|  b)", " ", True),
+        (":( a)? ?", " ", True),  # the text may end after the blank
+        (":( a| c)", " ", True),  # no token has a blank and this letter
+        (": ", " ", True),
+        (r":\[(a|b)\]", "[", False),
+        (r":\[[a0]\]", "[", True),
+    ],
+)
+def test_an_opening_is_no_token_of_its_own_where_models_join_it_with_what_follows(
+    pattern: str, opening: str, is_allowed: bool
+) -> None:
+    backend = byte_level()
+    backend.add_tokens([AddedToken(text, normalized=False) for text in (" a", " b", "[a", "[b")])
+    size = backend.get_vocab_size()
+    grammars = Grammars(backend, vocab_size=size, eos_token_ids=frozenset([backend.token_to_id("<|im_end|>")]))
+    compiled_once = grammars.compile(Grammar("regex", pattern))
+    (token_id,) = backend.encode(opening, add_special_tokens=False).ids
+    rows = np.full((1, -(-size // 32)), 0xAAAAAAAA, np.uint32)
+    compiled_once.matcher().fill_masks_behind(ids(":"), rows)
+    for mask in (mask_of(pushed(compiled_once.matcher(), ":"), size), rows[0]):
+        assert (token_id in allowed_ids(mask)) == is_allowed
 
 
 def test_a_property_cannot_come_twice_in_another_spelling() -> None:
