@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from oaiserve.files.bad_file import BadFile, reason_of
-from oaiserve.files.checkpoint import json_object
+from oaiserve.files.checkpoint import conversion, json_object
 from oaiserve.files.safetensors_header import read_header
 
 MOST_RANK = 256
@@ -83,8 +83,13 @@ def read_adapter(folder: Path) -> AdapterFiles:
         _refuse_unless_supported(config)
         scaling = _scaling(config)
         path = folder / _WEIGHTS
-        if not path.is_file() and (folder / "adapter_model.bin").is_file():
-            raise BadFile("it is missing; there is adapter_model.bin, but pickle can run code, so it is not opened")
+        pickled = folder / "adapter_model.bin"
+        if not path.is_file() and pickled.is_file():
+            command = conversion(pickled, _WEIGHTS)
+            raise BadFile(
+                "it is missing; there is adapter_model.bin, but pickle can run code, so it is not opened. Convert it "
+                f"with: {command}"
+            )
         return AdapterFiles(path, _modules(_tensors(path), scaling))
     except (BadFile, OSError) as error:
         raise BadAdapter(f"'{path}': {reason_of(error)}") from error

@@ -7,6 +7,7 @@ index names. Stdlib only, so that a refusal comes at once. Other faults fail in 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ from oaiserve.files.source import ModelSource
 INDEX = "model.safetensors.index.json"
 _TOKENIZERS = ("tokenizer", "vocab", "tekken")  # The names of tokenizers' files begin with one of these, or
 _VOCABULARIES = (".model", ".tiktoken")  # end with one of these.
-_PICKLED = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
+PICKLED = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 _MOST_CONFIG_BYTES = 2**24
 _NAMES = {"rope_type": "default", "dtype": "bfloat16", "torch_dtype": "bfloat16"}  # with an example of each
 
@@ -91,6 +92,17 @@ def json_object(path: Path) -> dict[str, Any]:
     return parsed
 
 
+def conversion(pickled: Path, name: str) -> str:
+    """Return a shell command that converts a pickled file, or all its shards, to a safetensors file of this name. It
+    runs none of the code in them."""
+    shards = re.sub(r"-\d{5}-of-\d{5}", "-*-of-*", pickled.name)
+    return (
+        f'python -c \'import pathlib, torch, safetensors.torch as s; d = pathlib.Path("{pickled.parent}"); '
+        f'w = {{n: t.contiguous().clone() for f in d.glob("{shards}") for n, t in torch.load(f, weights_only=True)'
+        f'.items()}}; s.save_file(w, d / "{name}", {{"format": "pt"}})\''
+    )
+
+
 def _refuse_nan(constant: str) -> float:
     if constant == "NaN":
         raise BadFile("it has the number NaN")
@@ -109,12 +121,14 @@ def weight_files(folder: Path, config: Mapping[str, Any]) -> list[Path]:
         return [first]
     index = first if named else folder / INDEX
     if not index.is_file():
-        pickled = sorted(path.name for path in folder.iterdir() if path.suffix in _PICKLED)
+        pickled = sorted(
+            (path for path in folder.iterdir() if path.suffix in PICKLED),
+            key=lambda path: (not path.name.startswith("pytorch_model"), path.name),
+        )
         if pickled:
             raise StartupError(
-                f"'{folder}' has weights only as pickle ({pickled[0]}), a format that can run code when it is opened, "
-                "so oaiserve does not open it; convert it where you trust it: python -c 'from transformers import "
-                f'AutoModelForCausalLM as M; M.from_pretrained("{folder}").save_pretrained("CONVERTED")\''
+                f"'{folder}' has weights only as pickle ({pickled[0].name}), a format that can run code when it is "
+                f"opened, so oaiserve does not open it. Convert it with: {conversion(pickled[0], first.name)}"
             )
         raise StartupError(f"'{folder}' has no weights: there is neither model.safetensors nor {INDEX}.")
     try:

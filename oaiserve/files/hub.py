@@ -21,7 +21,7 @@ from typing import NamedTuple, TypeVar
 
 from oaiserve.errors import StartupError
 from oaiserve.files.bad_file import BadFile
-from oaiserve.files.checkpoint import INDEX, json_object
+from oaiserve.files.checkpoint import INDEX, PICKLED, json_object
 from oaiserve.files.gguf import SHARD
 from oaiserve.files.load_errors import named as as_text
 from oaiserve.files.progress import Progress
@@ -38,7 +38,8 @@ _CONFIGURATIONS = (
     *("chat_template", "preprocessor_config", "processor_config", "model.safetensors.index", "modules", "sentence_"),
     "tekken",
 )
-_MODULE = re.compile(r"\d+_\w+")  # folders of sentence-transformers' modules that follow a model
+# Folders of sentence-transformers' modules that follow a model, and of chat templates by name
+_FOLDER = re.compile(r"\d+_\w+|additional_chat_templates")
 _MOST_SHOWN = 12
 TIMEOUT_SECONDS = 3.0
 RETRY_SECONDS = (1.0, 3.0)  # pauses between requests to the hub, if a model is not in the cache
@@ -330,18 +331,24 @@ def files_of_model(repository: str, names: list[str]) -> list[str]:
                 f"'{repository}' has its weights in GGUF files. Name one of them after a colon, by its format or by "
                 f"its name, such as '{repository}:{PurePosixPath(ggufs[0]).name}': it has {_shown(ggufs)}."
             )
+        pickled = ""
+        if any(name.endswith(PICKLED) for name in at_root):
+            pickled = (
+                f" It has pickled ones: fetch them with 'hf download {repository} --local-dir FOLDER'; the error of "
+                "'oaiserve serve FOLDER' has a command that converts them."
+            )
         raise StartupError(
-            f"'{repository}' has no weights that are read: there are neither safetensors nor GGUF files."
+            f"'{repository}' has no weights that are read: there are neither safetensors nor GGUF files.{pickled}"
         )
     texts = [name for name in at_root if name.endswith(_TEXTS) or name.startswith("tokenizer")]
-    of_modules = [
+    in_folders = [
         name
         for name in names
         if len(parts := PurePosixPath(name).parts) == 2
-        and _MODULE.fullmatch(parts[0])
+        and _FOLDER.fullmatch(parts[0])
         and name.endswith((*_TEXTS, _WEIGHTS))
     ]
-    return [*texts, *weights, *of_modules]
+    return [*texts, *weights, *in_folders]
 
 
 def _shown(names: Iterable[str]) -> str:

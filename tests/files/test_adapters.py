@@ -1,6 +1,7 @@
 """The files of an adapter are refused in a sentence where they are damaged or not supported."""
 
 import re
+import shlex
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 from oaiserve.engine.model.adapters import load_adapter
 from oaiserve.files.adapters import BadAdapter, read_adapter
@@ -90,12 +91,17 @@ def test_missing_files_are_named_and_pickled_weights_are_not_opened(tmp_path: Pa
     with pytest.raises(BadAdapter, match=r"adapter_config\.json.*No such file"):
         read_adapter(tmp_path)
     write_adapter(tmp_path, SHAPES)
-    (tmp_path / "adapter_model.safetensors").unlink()
+    modules = read_adapter(tmp_path).modules
+    safe = tmp_path / "adapter_model.safetensors"
+    tensors = load_file(safe)
+    safe.unlink()
     with pytest.raises(BadAdapter, match=r"adapter_model\.safetensors.*No such file"):
         read_adapter(tmp_path)
-    (tmp_path / "adapter_model.bin").touch()
-    with pytest.raises(BadAdapter, match="pickle can run code"):
+    torch.save(tensors, tmp_path / "adapter_model.bin")
+    with pytest.raises(BadAdapter, match="pickle can run code") as refusal:
         read_adapter(tmp_path)
+    exec(shlex.split(str(refusal.value).partition("Convert it with: ")[2])[2])
+    assert read_adapter(tmp_path).modules.keys() == modules.keys()
 
 
 def load(folder: Path, shapes: dict[str, tuple[int, int]]) -> object:

@@ -2,6 +2,7 @@
 
 import json
 import pickle
+import shlex
 import struct
 import subprocess
 import sys
@@ -10,8 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from safetensors.torch import load_file
 
 from oaiserve.errors import StartupError
 from oaiserve.files.checkpoint import INDEX, refuse_unless_sound, refuse_without_tokenizer
@@ -180,11 +183,31 @@ class Harm:
 @pytest.mark.parametrize("name", ["pytorch_model.bin", "model.pt", "consolidated.00.pth"])
 def test_a_model_that_is_only_pickled_is_refused_and_not_opened(folder: Path, tmp_path: Path, name: str) -> None:
     (folder / "model.safetensors").unlink()
-    (folder / name).write_bytes(pickle.dumps(Harm(tmp_path / "harmed")))
+    (folder / name).write_bytes(pickle.dumps(Harm(tmp_path / "harmed"), protocol=2))
     sentence = refusal(folder)
     assert f"has weights only as pickle ({name}), a format that can run code" in sentence
-    assert "save_pretrained" in sentence
+    with pytest.raises(pickle.UnpicklingError):
+        exec(shlex.split(sentence.partition("Convert it with: ")[2])[2])
     assert not (tmp_path / "harmed").exists()
+
+
+@pytest.mark.parametrize(
+    "shards", [("pytorch_model.bin",), tuple(f"pytorch_model-0000{n}-of-00002.bin" for n in (1, 2))]
+)
+def test_the_command_in_the_refusal_of_a_pickled_model_converts_its_weights(
+    folder: Path, shards: tuple[str, ...]
+) -> None:
+    (folder / "model.safetensors").unlink()
+    shared = torch.arange(6.0).reshape(2, 3)
+    tensors = {name: {f"{name}.weight": shared, f"{name}.turned": shared.T} for name in shards}
+    for name in shards:
+        torch.save(tensors[name], folder / name)
+    (folder / "optimizer.bin").write_bytes(b"not opened")
+    exec(shlex.split(refusal(folder).partition("Convert it with: ")[2])[2])
+    torch.testing.assert_close(
+        load_file(folder / "model.safetensors"), {key: one for part in tensors.values() for key, one in part.items()}
+    )
+    refuse_unless_sound(find_model(folder))
 
 
 def test_a_folder_without_a_tokenizer_is_refused(folder: Path) -> None:

@@ -29,7 +29,10 @@ GGUFS = [
     "Q8_0/model-Q8_0-00002-of-00002.gguf",
     "mmproj-Q4_K_M.gguf",
 ]
-MODEL = ["config.json", "tokenizer.json", "tokenizer.model", "model.safetensors", "modules.json", "1_Pool/config.json"]
+MODEL = [
+    *("config.json", "tokenizer.json", "tokenizer.model", "model.safetensors", "modules.json", "1_Pool/config.json"),
+    "additional_chat_templates/tool_use.jinja",
+]
 INDEX = "model.safetensors.index.json"
 SHARDED = ["config.json", INDEX, "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"]
 NOT_READ = ["consolidated.safetensors", "onnx/model.onnx", "onnx/config.json", "README.md", "pytorch_model.bin", "x.py"]
@@ -346,7 +349,8 @@ def test_how_a_gguf_file_is_named(named: str, files: list[str]) -> None:
         ),
         (["a-Q8.gguf", "b-Q8.gguf"], "Q8", r"more than one GGUF file of the name 'Q8': it has a-Q8.gguf, b-Q8.gguf\."),
         (GGUFS, "", r"after a colon, .* such as 'a/b:model-Q4_K_M\.gguf': it has Q8_0/"),
-        (["config.json", "pytorch_model.bin"], "", "there are neither safetensors nor GGUF files"),
+        (["config.json", "x.onnx"], "", r"there are neither safetensors nor GGUF files\.$"),
+        (["config.json", "pytorch_model.bin"], "", r"files\. It has pickled ones: .* download a/b --local-dir FOLDER"),
     ],
 )
 def test_a_repository_in_which_no_one_model_is_meant(files: list[str], named: str, said: str) -> None:

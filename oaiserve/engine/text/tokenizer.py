@@ -12,6 +12,7 @@ from array import array
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property
+from importlib.util import find_spec
 from itertools import islice, repeat
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -400,7 +401,16 @@ def _load(folder: Path) -> StoredTokenizer:
     from transformers import AutoTokenizer  # This takes seconds to import.
 
     kind: Any = AutoTokenizer
-    tokenizer = kind.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
+    try:
+        tokenizer = kind.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
+    except ValueError as error:
+        models = [path.name for path in folder.glob("*.model")]
+        if "tiktoken" not in str(error) or not models or find_spec("sentencepiece") is not None:
+            raise
+        raise ImportError(  # transformers takes a file that it can't read for one of tiktoken
+            f"it is only in sentencepiece's format ({models[0]}). Add the tokenizer.json of the model, or install the "
+            "package that reads this format: pip install sentencepiece"
+        ) from error
     path = folder / "chat_template.json"  # in older multimodal checkpoints
     if getattr(tokenizer, "chat_template", None) is None and path.is_file():
         content = json.loads(path.read_text(encoding="utf-8"))

@@ -1,3 +1,4 @@
+import sys
 from collections.abc import Callable, Generator
 from concurrent.futures import ThreadPoolExecutor
 from itertools import count
@@ -108,6 +109,17 @@ def test_a_folder_without_a_tokenizer_stops_the_start_in_one_line(tmp_path: Path
     assert "\n" not in str(caught.value)
     with pytest.raises(StartupError, match=r"There is no model at '.*model\.gguf'"):
         Tokenizer.from_pretrained(tmp_path / "model.gguf")
+
+
+def test_a_tokenizer_in_the_format_of_sentencepiece_needs_that_package(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for package in ("sentencepiece", "tiktoken"):
+        monkeypatch.setitem(sys.modules, package, None)
+    (tmp_path / "config.json").write_text('{"model_type": "llama"}')
+    (tmp_path / "tokenizer.model").write_bytes(b"\n\x0e\n\x05<unk>\x15\x00\x00\x00\x00\x18\x02")
+    with pytest.raises(StartupError, match=r"format \(tokenizer\.model\)\. Add .*: pip install sentencepiece$"):
+        Tokenizer.from_pretrained(tmp_path)
 
 
 def test_decode_and_token_text_show_special_tokens_and_spaces() -> None:
