@@ -46,9 +46,16 @@ def find_model(model: str | Path) -> ModelSource:
     if path.is_file() and not is_gguf:
         raise StartupError(f"MODEL is '{name}', a file that is not a .gguf file. {allowed}")
     if path.is_dir() and not (path / "config.json").is_file():
-        files = sorted(file.name for file in path.glob("*.gguf"))
+        files = sorted(file.name for file in path.glob("*.gguf") if not is_mmproj(file.name))
         if files:
             instead = f" Give one of its .gguf files instead, such as '{path / files[0]}'."
+        elif (path / "adapter_config.json").is_file():
+            instead = f" It has an adapter: serve the model that it is for, with --lora NAME={name}."
+        elif (path / "modules.json").is_file():
+            instead = (
+                " sentence-transformers saved it long ago. Save it again: python -c 'import sentence_transformers as "
+                f's; s.SentenceTransformer("{name}").save_pretrained("NEW")\''
+            )
         else:
             instead = ""
         raise StartupError(f"MODEL is '{name}', a folder without a config.json, so it has no model to load.{instead}")

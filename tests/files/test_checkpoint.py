@@ -77,6 +77,21 @@ def test_a_name_that_is_no_folder_is_shown_as_one_that_is_looked_for_on_the_hub(
     )
 
 
+@pytest.mark.parametrize(
+    ("file", "says"),
+    [
+        ("adapter_config.json", "It has an adapter: serve the model that it is for, with --lora NAME="),
+        ("modules.json", "sentence-transformers saved it long ago. Save it again: python -c "),
+        ("model.gguf", "Give one of its .gguf files instead, such as .*/model.gguf'"),
+    ],
+)
+def test_a_folder_without_a_config_is_refused_with_what_to_do(file: str, says: str, tmp_path: Path) -> None:
+    for name in (file, "a-mmproj.gguf"):
+        (tmp_path / name).touch()
+    with pytest.raises(StartupError, match=f"a folder without a config.json, so it has no model to load. {says}"):
+        find_model(tmp_path)
+
+
 def test_a_sound_model_passes_and_so_does_a_mixture_with_pickles(folder: Path) -> None:
     (folder / "pytorch_model.bin").write_bytes(b"not looked at")
     refuse_unless_sound(find_model(folder))

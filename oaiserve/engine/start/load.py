@@ -115,9 +115,14 @@ def load_weights(checkpoint: Checkpoint, dtype: torch.dtype, *, attention: str |
     if checkpoint.is_gguf and (defaults := generation_defaults(folder)) is not None:
         loaded.generation_config = defaults
     if missing := sorted(report["missing_keys"]):  # transformers fills them with random numbers
+        why = ""
+        architectures = checkpoint.config.architectures or ()
+        for name in architectures[:1]:
+            if not name.endswith(("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")):
+                why = f" Its architecture is {name}, which generates no text."
         raise StartupError(
             f"'{checkpoint.name}' has no weights for {len(missing)} of the tensors that its config.json describes, "
-            f"such as {missing[0]}."
+            f"such as {missing[0]}.{why}"
         )
     return loaded
 

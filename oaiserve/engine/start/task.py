@@ -33,7 +33,9 @@ def _of_config(config: Mapping[str, Any], *, has_modules: bool) -> Task:
     if has_modules:  # as sentence-transformers writes them
         return "embed"
     # A folder of bare layers, or of an encoder with the head that it was trained with.
-    is_bare = architecture.endswith(("Model", "ForMaskedLM")) and not architecture.endswith("LMHeadModel")
+    is_bare = architecture.endswith(("Model", "ForMaskedLM", "ForPreTraining")) and not architecture.endswith(
+        "LMHeadModel"
+    )
     has_more = config.get("is_encoder_decoder") or any(config.get(f"{kind}_config") for kind in ("vision", "audio"))
     if is_bare and not has_more:
         return "embed"

@@ -25,6 +25,7 @@ from oaiserve.config import (
     TelemetryOptions,
 )
 from oaiserve.explain.commands import message_of
+from oaiserve.files.hub import gguf_models
 from oaiserve.files.source import find_model
 
 _NAMED = re.compile(r"([\w.-]+)=(.+)")
@@ -79,10 +80,13 @@ def holds_models(text: str) -> bool:
 def _in_folder(text: str) -> list[tuple[str, str]]:
     """Return the names and places of the models that an argument stands for."""
     folder = Path(text)
-    if not text or not folder.is_dir() or (folder / "config.json").is_file():
+    # Next to a modules.json, folders are the parts of one model.
+    if not text or not folder.is_dir() or any((folder / name).is_file() for name in ("config.json", "modules.json")):
         return [(text, text)]
-    inside = [path for path in sorted(folder.iterdir()) if path.suffix == ".gguf" or (path / "config.json").is_file()]
-    return [(path.stem if path.suffix == ".gguf" else path.name, str(path)) for path in inside] or [(text, text)]
+    names = {path.name for path in folder.iterdir() if path.suffix == ".gguf" or (path / "config.json").is_file()}
+    files = {parts[0]: name.removesuffix(".gguf") for name, parts in gguf_models(names).items()}
+    models = files | {name: name for name in names if not name.endswith(".gguf")}
+    return [(models[file], str(folder / file)) for file in sorted(models)] or [(text, text)]
 
 
 def _of_model(name: str, model: str, table: Mapping[str, Any], base: Config, *, is_alone: bool) -> Config:

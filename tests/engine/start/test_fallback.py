@@ -15,6 +15,7 @@ from oaiserve.engine.start.measure import Measured, measure
 from oaiserve.engine.start.request import StartRequest
 from oaiserve.engine.start.ways.fallback import Fallback, load
 from oaiserve.errors import StartupError
+from oaiserve.facts.start_times import StartTimes
 from oaiserve.files.source import ModelSource, find_model
 from tests.engine.model.runners import greedy_answers
 from tests.engine.remembered import save
@@ -64,6 +65,15 @@ def test_code_without_a_cache_of_each_sequence_is_refused(name: str) -> None:
 def test_code_that_computes_other_logits_with_a_cache_is_refused() -> None:
     with pytest.raises(NoCache, match="computes other logits with its cache than without it"):
         measured_of("hrm_text")
+
+
+def test_model_that_no_code_computes_is_refused_before_its_tokenizer(tmp_path: Path) -> None:
+    AutoConfig.for_model("siglip").save_pretrained(tmp_path)
+    for name in ("model.safetensors", "tokenizer_config.json"):
+        (tmp_path / name).write_bytes(b"\2\0\0\0\0\0\0\0{}" if name == "model.safetensors" else b"{}")
+    request = StartRequest(find_model(tmp_path), EngineOptions(**OPTIONS), StartTimes(), lambda: None)
+    with pytest.raises(StartupError, match="cannot be served: its text model needs images or audio"):
+        Fallback().start(request)
 
 
 def test_weights_that_are_no_numbers_are_refused() -> None:

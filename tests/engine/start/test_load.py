@@ -144,6 +144,9 @@ def test_weights_that_are_missing_are_not_made_up(folder: Path, reports: Callabl
     ):
         model_of_files(folder)
     assert reports() == []
+    config(architectures=["LlamaForTokenClassification"])(folder)
+    with pytest.raises(StartupError, match="Its architecture is LlamaForTokenClassification, which generates no text"):
+        model_of_files(folder)
 
 
 def test_mxfp4_weights_are_expanded_to_bfloat16(tmp_path: Path) -> None:

@@ -22,6 +22,7 @@ from tests.models.encoder_files import write_encoder
         (LlamaConfig(), False, "generate"),
         (BertConfig(architectures=["BertModel"]), False, "embed"),
         (BertConfig(architectures=["BertForMaskedLM"]), False, "embed"),
+        (BertConfig(architectures=["BertForPreTraining"]), False, "embed"),
         (BertConfig(architectures=["BertLMHeadModel"]), False, "generate"),
         (BertConfig(architectures=["BertForSequenceClassification"]), True, "score"),
         (T5Config(architectures=["T5Model"]), False, "generate"),

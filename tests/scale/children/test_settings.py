@@ -41,10 +41,13 @@ def test_a_folder_stands_for_the_models_in_it(tmp_path: Path) -> None:
         (tmp_path / name).mkdir()
         (tmp_path / name / "config.json").write_text("{}")
     (tmp_path / "notes").mkdir()
-    (tmp_path / "small.gguf").write_bytes(b"GGUF")
+    for name in ("small", "mmproj-small", "split-00001-of-00002", "split-00002-of-00002"):
+        (tmp_path / f"{name}.gguf").write_bytes(b"GGUF")
     assert holds_models(str(tmp_path))
     assert not holds_models(str(tmp_path / "chat"))
-    assert [*models_of([str(tmp_path)], {}, BASE)] == ["chat", "embed", "small"]
+    assert [*models_of([str(tmp_path)], {}, BASE)] == ["chat", "embed", "small", "split"]
+    (tmp_path / "modules.json").write_text("[]")
+    assert not holds_models(str(tmp_path))
 
 
 def test_one_model_that_is_unloaded_when_idle_has_the_name_that_it_is_given() -> None:

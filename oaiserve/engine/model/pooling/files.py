@@ -25,6 +25,12 @@ class PoolingFiles:
     max_tokens: int | None = None  # tokens of a text
     prompts: Mapping[str, str] = field(default_factory=dict)
     default_prompt: str = ""
+    activation: str | None = None  # of a cross-encoder's logit
+
+
+def read_score_files(source: ModelSource) -> PoolingFiles:
+    """Read what sentence-transformers writes for a cross-encoder, since version 5.4. Raises StartupError."""
+    return PoolingFiles(activation=(read_json(source, "config_sentence_transformers.json") or {}).get("activation_fn"))
 
 
 def read_files(source: ModelSource) -> PoolingFiles:
@@ -35,15 +41,23 @@ def read_files(source: ModelSource) -> PoolingFiles:
     mode = None
     dense_folders = []
     for module in modules:
-        kind = str(module["type"]).rpartition(".")[2]
+        package, _, kind = str(module["type"]).rpartition(".")
         folder = str(module.get("path", ""))
         if kind == "Transformer" and folder:
             raise _unfit(source, f"its transformer lies in the folder {folder!r}")
         if kind == "Pooling":
             mode = _pooling_mode(source, read_json(source, f"{folder}/config.json") or {})
-        elif kind == "Dense":
+        elif kind == "Dense" and not package.startswith("pylate."):
             dense_folders.append(folder)
-        elif kind not in ("Transformer", "Normalize"):  # All vectors get length 1 anyway.
+        elif kind in ("Dense", "MLMTransformer", "SpladePooling"):
+            raise _unfit(source, f"it makes several vectors of a text, or sparse ones (a module {module['type']})")
+        elif kind == "LogitScore":
+            raise _unfit(
+                source,
+                "it scores texts by the logits of two tokens (a module LogitScore), which --task generate serves by "
+                "/v1/completions with logprobs",
+            )
+        elif kind not in ("Transformer", "Normalize", "Dropout"):  # All vectors get length 1 anyway.
             raise _unfit(
                 source,
                 f"its modules.json has a module {kind!r}; these are known: Transformer, Pooling, Dense, Normalize",

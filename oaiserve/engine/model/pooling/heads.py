@@ -17,7 +17,9 @@ from oaiserve.errors import StartupError
 
 Head = Callable[[torch.Tensor, list[int]], torch.Tensor]  # ([T, hidden], lengths) -> [texts, size], float32
 
-_ACTIVATIONS = {"Identity": torch.nn.Identity, "Tanh": torch.nn.Tanh, "Sigmoid": torch.nn.Sigmoid}
+_ACTIVATIONS = {
+    name: getattr(torch.nn, name) for name in ("Identity", "Tanh", "Sigmoid", "ReLU", "GELU", "SiLU", "LeakyReLU")
+}
 
 
 def pool(hidden: torch.Tensor, lengths: list[int], mode: str) -> torch.Tensor:
@@ -76,9 +78,10 @@ def score_head(model: PreTrainedModel) -> Head:
     return logits
 
 
-def score_activation(config: Any, name: str) -> torch.nn.Module:
-    """Return the function from the logit of a cross-encoder to its score: the configuration's, or a sigmoid."""
-    stated = (getattr(config, "sentence_transformers", None) or {}).get("activation_fn")
+def score_activation(config: Any, name: str, stated: str | None = None) -> torch.nn.Module:
+    """Return the function from the logit of a cross-encoder to its score: the stated one, the configuration's, or a
+    sigmoid."""
+    stated = stated or (getattr(config, "sentence_transformers", None) or {}).get("activation_fn")
     stated = stated or getattr(config, "sbert_ce_default_activation_function", None) or "Sigmoid"
     kind = str(stated).rpartition(".")[2]
     if kind not in _ACTIVATIONS:

@@ -25,7 +25,7 @@ from oaiserve.engine.model.cpu.cores import default_threads
 from oaiserve.engine.model.device import move, select_device
 from oaiserve.engine.model.model_config import context_length, select_dtype
 from oaiserve.engine.model.pooling.attention import PACKED
-from oaiserve.engine.model.pooling.files import PoolingFiles, find_file, read_files, read_json
+from oaiserve.engine.model.pooling.files import PoolingFiles, find_file, read_files, read_json, read_score_files
 from oaiserve.engine.model.pooling.gguf import load_gguf_pooler
 from oaiserve.engine.model.pooling.heads import Head, embedding_head, load_dense, score_activation, score_head
 from oaiserve.engine.model.pooling.linear import pack_linears
@@ -99,7 +99,7 @@ def load_pooler(model: str | Path, task: Task, options: EngineOptions) -> Loaded
         config = config_of(source)
         if source.gguf_file is not None:
             return _cut(_load_gguf(source.path, config, device, task, options), options)
-        files = read_files(source) if task == "embed" else PoolingFiles()
+        files = read_files(source) if task == "embed" else read_score_files(source)
     kind: Any = AutoModelForTextEncoding if type(config) in MODEL_FOR_TEXT_ENCODING_MAPPING else AutoModel
     if task == "score":
         kind = AutoModelForSequenceClassification
@@ -187,8 +187,11 @@ def prepare_pooler(
         head, activation = rank
     elif task == "score":
         if config.num_labels != 1:
-            raise StartupError(f"'{name}' cannot be served for --task score: it has {config.num_labels} labels, not 1.")
-        activation = score_activation(config, name)
+            raise StartupError(
+                f"'{name}' cannot be served for --task score: it has {config.num_labels} labels, not 1, so it sorts "
+                "texts into classes. Serve a reranker instead, such as BAAI/bge-reranker-base."
+            )
+        activation = score_activation(config, name, files.activation)
     else:
         is_causal = any(getattr(module, "is_causal", False) for module in layers.modules())
         mode = files.mode or ("lasttoken" if is_causal else "mean")

@@ -1,6 +1,7 @@
 """Vectors and scores equal those of transformers, one text at a time, for random models of each family."""
 
 import copy
+import json
 import random
 from collections.abc import Sequence
 from dataclasses import replace
@@ -72,11 +73,17 @@ def test_scores_are_the_sigmoid_of_each_pairs_logit(family: str, tmp_path: Path)
     np.testing.assert_allclose(vectors[:, 0], torch.tensor(expected).sigmoid().numpy(), atol=2e-4)
 
 
-def test_a_config_can_leave_scores_as_they_are(tmp_path: Path) -> None:
+@pytest.mark.parametrize("file", ["config.json", "config_sentence_transformers.json"])
+def test_a_config_can_leave_scores_as_they_are(file: str, tmp_path: Path) -> None:
     model = random_pooler(FAMILIES["bert"], "score")
-    model.config.sentence_transformers = {"activation_fn": "torch.nn.modules.linear.Identity"}
+    stated = {"activation_fn": "torch.nn.modules.linear.Identity"}
+    if file == "config.json":
+        model.config.sentence_transformers = stated
     expected = logits(model, word_tokenizer("bert", model.config.vocab_size), PAIRS)
-    with Engine.from_pretrained(save(tmp_path, "bert", model)) as engine:
+    folder = save(tmp_path, "bert", model)
+    if file != "config.json":
+        (folder / file).write_text(json.dumps({"model_type": "CrossEncoder", **stated}))
+    with Engine.from_pretrained(folder) as engine:
         vectors = pooled(engine, [PairPrompt(*pair) for pair in PAIRS])
     np.testing.assert_allclose(vectors[:, 0], expected, atol=2e-4)
 

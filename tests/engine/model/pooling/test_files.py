@@ -57,6 +57,8 @@ def test_a_model_without_these_files_says_nothing(tmp_path: Path) -> None:
     ("files", "says"),
     [
         ({"modules": [TRANSFORMER | {"path": "0_Transformer"}, POOLING]}, "folder '0_Transformer'"),
+        ({"modules": [TRANSFORMER, {"path": "1_Dense", "type": "pylate.models.Dense.Dense"}]}, "several vectors"),
+        ({"modules": [TRANSFORMER, {"path": "1_L", "type": "sentence_transformers.x.LogitScore"}]}, "--task generate"),
         ({"modules": [TRANSFORMER, {"path": "1_CNN", "type": "sentence_transformers.models.CNN"}]}, "module 'CNN'"),
         ({"1_Pooling_config": {"pooling_mode_mean_tokens": True, "pooling_mode_cls_token": True}}, "mean, cls"),
         ({"1_Pooling_config": {"pooling_mode": "weightedmean"}}, "weightedmean"),
