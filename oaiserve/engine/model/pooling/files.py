@@ -25,7 +25,7 @@ class PoolingFiles:
     max_tokens: int | None = None  # tokens of a text
     prompts: Mapping[str, str] = field(default_factory=dict)
     default_prompt: str = ""
-    activation: str | None = None  # of a cross-encoder's logit
+    activation: str | None = None  # function from a cross-encoder's logit to its score
 
 
 def read_score_files(source: ModelSource) -> PoolingFiles:
