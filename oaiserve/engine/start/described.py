@@ -36,6 +36,7 @@ from oaiserve.engine.model.cpu.kv_layout import latent_dim
 from oaiserve.engine.model.cpu.library import Library
 from oaiserve.engine.model.device import suitable_dtype
 from oaiserve.errors import StartupError
+from oaiserve.files.bad_file import BadFile
 from oaiserve.files.checkpoint import json_object
 from oaiserve.files.gguf import read_tensors, read_values
 from oaiserve.files.load_errors import named
@@ -224,9 +225,12 @@ def _library(dtype: torch.dtype, options: EngineOptions, device: torch.device) -
 
 def _generation(folder: Path) -> dict[str, Any]:
     path = folder / "generation_config.json"
-    if path.is_file():
+    if not path.is_file():
+        return {}
+    try:
         return json_object(path)
-    return {}
+    except BadFile as error:
+        raise StartupError(f"'{path}' cannot be used: {error}.") from error
 
 
 def _with_cache(spec: ModelSpec, decoder: Decoder, library: Library | None, options: EngineOptions) -> Described:

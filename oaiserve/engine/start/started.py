@@ -105,7 +105,9 @@ def assemble(started: Started, tokenizer: Tokenizer, options: EngineOptions) -> 
         form,
         started.max_model_len,
     )
-    eos_token_ids = end_token_ids(tokenizer, spec.eos_token_ids | tokenizer.eos_token_ids)
+    ends = end_token_ids(tokenizer, spec.eos_token_ids | tokenizer.eos_token_ids)
+    # Files may name tokens that the model can't produce, such as those that a fine-tuning added to its tokenizer alone.
+    eos_token_ids = frozenset(token_id for token_id in ends if token_id < spec.vocab_size)
     grammars = Grammars(tokenizer.backend, vocab_size=spec.vocab_size, eos_token_ids=eos_token_ids)
     grammars.prepare(AFTER_FIRST_ANSWER_SECONDS)
     of_engine = started._asdict()

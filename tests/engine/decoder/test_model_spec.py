@@ -27,7 +27,13 @@ def test_the_stored_dtype_is_what_a_file_states(stated: dict[str, str], dtype: t
 
 @pytest.mark.parametrize(
     ("of_model", "of_generation", "ids"),
-    [(2, {}, {2}), (None, {}, set()), ([2, 7], {"eos_token_id": 9}, {2, 7, 9}), (2, {"eos_token_id": [2, 3]}, {2, 3})],
+    [
+        (2, {}, {2}),
+        (None, {}, set()),
+        ([2, 7], {"eos_token_id": 9}, {2, 7, 9}),
+        (2, {"eos_token_id": [2, 3]}, {2, 3}),
+        (-1, {}, set()),
+    ],
 )
 def test_an_answer_ends_with_the_ids_of_the_model_or_its_generation_settings(
     of_model: Any, of_generation: dict[str, Any], ids: set[int], tmp_path: Path

@@ -12,6 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from oaiserve.engine.engine import Engine
+from oaiserve.engine.request import SamplingParams
 from oaiserve.engine.text import jinja_template
 from oaiserve.engine.text.tokenizer import Tokenizer
 from oaiserve.errors import StartupError
@@ -101,6 +102,7 @@ def test_the_models_own_code_does_not_run_where_transformers_has_code_for_it(fol
         config(dtype="nosuch"),
         *(config(dtype=wrong) for wrong in ("load", 4, [], {}, ["float32"], [[[[]]]])),
         config(hidden_act="nosuch"),
+        *(changed("generation_config.json", eos_token_id=wrong) for wrong in ("2", 2.0, [[2]], {})),
     ],
 )
 def test_what_is_broken_or_absurd_is_one_sentence(folder: Path, spoil: Spoil) -> None:
@@ -147,6 +149,13 @@ def test_weights_that_are_missing_are_not_made_up(folder: Path, reports: Callabl
     config(architectures=["LlamaForTokenClassification"])(folder)
     with pytest.raises(StartupError, match="Its architecture is LlamaForTokenClassification, which generates no text"):
         model_of_files(folder)
+
+
+def test_end_tokens_that_the_model_cannot_produce_do_not_count(folder: Path) -> None:
+    changed("generation_config.json", eos_token_id=[2, 10**6])(folder)
+    with Engine.from_pretrained(folder, **OPTIONS) as engine:
+        (completion,) = engine.generate([[5, 9]], SamplingParams(max_tokens=3, min_tokens=3))
+    assert len(completion.token_ids) == 3
 
 
 def test_mxfp4_weights_are_expanded_to_bfloat16(tmp_path: Path) -> None:
