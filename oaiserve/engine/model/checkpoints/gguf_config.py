@@ -58,6 +58,8 @@ def _of_transformers(path: Path, name: str | None) -> PreTrainedConfig:
     except ValueError as error:
         if "is not supported" not in str(error):
             raise
-        known = ", ".join(sorted(_READ_HERE))
-        raise BadFile(f"its architecture is '{name}', and those that can be read are {known}") from error
+        raise BadFile(
+            f"its architecture is '{name}', which is not read from GGUF files; serve the folder or hub id with the "
+            "safetensors that it was made from"
+        ) from error
     return config
