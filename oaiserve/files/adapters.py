@@ -78,6 +78,8 @@ class AdapterFiles:
 def read_adapter(folder: Path) -> AdapterFiles:
     """Read the configuration and the head of the weights of an adapter. Raises BadAdapter."""
     path = folder / _CONFIG
+    if folder.is_file():
+        raise BadAdapter(f"'{folder}' is a file, but an adapter is a folder in PEFT's format, with {_CONFIG}")
     try:
         config = json_object(path)
         _refuse_unless_supported(config)

@@ -14,7 +14,7 @@ from typing import Any
 
 from oaiserve.errors import StartupError
 from oaiserve.files.bad_file import BadFile, check_numbers, reason_of, refuse_pointer
-from oaiserve.files.gguf import read_tensors
+from oaiserve.files.gguf import read_tensors, read_values
 from oaiserve.files.quantization import read_quantization
 from oaiserve.files.safetensors_header import read_header
 from oaiserve.files.source import ModelSource
@@ -24,6 +24,10 @@ _TOKENIZERS = ("tokenizer", "vocab", "tekken")  # The names of tokenizers' files
 _VOCABULARIES = (".model", ".tiktoken")  # end with one of these.
 PICKLED = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 _MOST_CONFIG_BYTES = 2**24
+_NO_MODELS = {  # types of GGUF files
+    "adapter": "it is an adapter; serve its model, with --lora NAME=FOLDER for a folder in PEFT's format",
+    "mmproj": "it only reads images; serve the model next to it, which takes this file with --mmproj",
+}
 _NAMES = {"rope_type": "default", "dtype": "bfloat16", "torch_dtype": "bfloat16"}  # with an example of each
 
 
@@ -34,6 +38,9 @@ def refuse_unless_sound(source: ModelSource) -> None:
     try:
         if source.gguf_file is not None:
             read_tensors(path)
+            kind = read_values(path).get("general.type")
+            if isinstance(kind, str) and kind in _NO_MODELS:
+                raise BadFile(_NO_MODELS[kind])
             return
         config = json_object(path)
         read_quantization(config)

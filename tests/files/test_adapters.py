@@ -90,6 +90,9 @@ def test_tensors_that_are_none_of_lora_are_named(tmp_path: Path, tensors: dict[s
 def test_missing_files_are_named_and_pickled_weights_are_not_opened(tmp_path: Path) -> None:
     with pytest.raises(BadAdapter, match=r"adapter_config\.json.*No such file"):
         read_adapter(tmp_path)
+    (tmp_path / "lora.gguf").touch()
+    with pytest.raises(BadAdapter, match="is a file, but an adapter is a folder in PEFT's format"):
+        read_adapter(tmp_path / "lora.gguf")
     write_adapter(tmp_path, SHAPES)
     modules = read_adapter(tmp_path).modules
     safe = tmp_path / "adapter_model.safetensors"

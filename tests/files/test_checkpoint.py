@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from gguf import GGUFWriter
 from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file
@@ -21,6 +22,7 @@ from oaiserve.files.checkpoint import INDEX, refuse_unless_sound, refuse_without
 from oaiserve.files.gguf import digest, read_tensors
 from oaiserve.files.load_errors import reported
 from oaiserve.files.source import find_model
+from tests.models.gguf_files import finish
 
 CONFIG: dict[str, Any] = {
     "model_type": "llama",
@@ -297,6 +299,15 @@ def gguf_refusal(tmp_path: Path, content: bytes) -> str:
 def test_a_sound_gguf_file_passes(tmp_path: Path) -> None:
     (tmp_path / "model.gguf").write_bytes(gguf())
     refuse_unless_sound(find_model(tmp_path / "model.gguf"))
+
+
+@pytest.mark.parametrize(("kind", "says"), [("adapter", "serve its model, with --lora"), ("mmproj", "with --mmproj")])
+def test_a_gguf_file_that_is_no_model_is_refused_with_what_to_do(kind: str, says: str, tmp_path: Path) -> None:
+    writer = GGUFWriter(tmp_path / "model.gguf", "llama")
+    writer.add_type(kind)
+    finish(writer)
+    with pytest.raises(StartupError, match=says):
+        refuse_unless_sound(find_model(tmp_path / "model.gguf"))
 
 
 @pytest.mark.parametrize(

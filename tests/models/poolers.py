@@ -110,10 +110,11 @@ def save(
             {"idx": place, "name": str(place), "path": folders[place], "type": f"sentence_transformers.models.{kind}"}
             for place, kind in enumerate(kinds)
         ]
-        modes = {"cls": "cls_token", "mean": "mean_tokens", "max": "max_tokens"}
-        switches = {f"pooling_mode_{name}": mode == pooling for mode, name in modes.items()}
+        modes = {"cls": "cls_token", **{mode: f"{mode}_tokens" for mode in ("mean", "max", "weightedmean")}}
+        modes |= {mode: mode for mode in ("lasttoken", "mean_sqrt_len_tokens")}
+        switches: dict[str, Any] = {f"pooling_mode_{name}": mode == pooling for mode, name in modes.items()}
         length = max_tokens or model.config.max_position_embeddings - (2 if "roberta" in family else 0)
-        switches |= {"word_embedding_dimension": size, "pooling_mode_lasttoken": pooling == "lasttoken"}
+        switches["word_embedding_dimension"] = size
         (folder / "1_Pooling").mkdir(exist_ok=True)
         (folder / "2_Normalize").mkdir(exist_ok=True)
         files: dict[str, Any] = {
@@ -133,7 +134,14 @@ def vectors(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, texts: l
     results = []
     for text in texts:
         hidden = model(**tokenizer(text, return_tensors="pt")).last_hidden_state[0]
-        vector = {"cls": hidden[0], "lasttoken": hidden[-1], "mean": hidden.mean(0), "max": hidden.amax(0)}[mode]
+        vector = {
+            "cls": hidden[0],
+            "lasttoken": hidden[-1],
+            "mean": hidden.mean(0),
+            "max": hidden.amax(0),
+            "weightedmean": sum(place * state for place, state in enumerate(hidden, 1)),
+            "mean_sqrt_len_tokens": hidden.mean(0),
+        }[mode]
         results.append(torch.nn.functional.normalize(vector, dim=0).numpy())
     return np.stack(results)
 

@@ -11,7 +11,7 @@ from typing import Any
 from oaiserve.errors import StartupError
 from oaiserve.files.source import ModelSource
 
-MODES = ("cls", "mean", "max", "lasttoken")
+MODES = ("cls", "mean", "max", "lasttoken", "weightedmean", "mean_sqrt_len_tokens")
 # The names of the file with the length at which sentence-transformers cuts texts.
 _LENGTH_FILES = ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
 
@@ -102,7 +102,7 @@ def _pooling_mode(source: ModelSource, config: dict[str, Any]) -> str:
     if not config.get("include_prompt", True):
         raise _unfit(source, "its prompts are left out of the pooling (include_prompt)")
     named = config.get("pooling_mode")
-    names = {"cls_token": "cls", "mean_tokens": "mean", "max_tokens": "max"}
+    names = {"cls_token": "cls", "mean_tokens": "mean", "max_tokens": "max", "weightedmean_tokens": "weightedmean"}
     switched = [name.removeprefix("pooling_mode_") for name, is_on in config.items() if is_on is True]
     if isinstance(named, str):
         modes = [named]

@@ -5,6 +5,7 @@ A head takes the hidden states of all tokens in one row, and the texts' lengths.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,10 +15,11 @@ from safetensors.torch import load_file
 from transformers import PreTrainedModel
 
 from oaiserve.errors import StartupError
+from oaiserve.files.checkpoint import conversion
 
 Head = Callable[[torch.Tensor, list[int]], torch.Tensor]  # ([T, hidden], lengths) -> [texts, size], float32
 
-_ACTIVATIONS = {
+_ACTIVATIONS: dict[str, type[torch.nn.Module]] = {
     name: getattr(torch.nn, name) for name in ("Identity", "Tanh", "Sigmoid", "ReLU", "GELU", "SiLU", "LeakyReLU")
 }
 
@@ -30,8 +32,18 @@ def pool(hidden: torch.Tensor, lengths: list[int], mode: str) -> torch.Tensor:
         else:
             rows = ends - 1
         return hidden[rows]
-    texts = hidden.float().split(lengths)
-    return torch.stack([text.mean(0) if mode == "mean" else text.amax(0) for text in texts])
+    return torch.stack([_pooled(text, mode) for text in hidden.float().split(lengths)])
+
+
+def _pooled(text: torch.Tensor, mode: str) -> torch.Tensor:
+    if mode == "max":
+        return text.amax(0)
+    if mode == "weightedmean":  # Later tokens have seen more of the text.
+        weights = torch.arange(1, len(text) + 1, device=text.device, dtype=text.dtype)
+        return weights @ text / weights.sum()
+    if mode == "mean_sqrt_len_tokens":
+        return text.sum(0) / math.sqrt(len(text))
+    return text.mean(0)
 
 
 def embedding_head(mode: str, dense: list[torch.nn.Module]) -> Head:
@@ -47,7 +59,10 @@ def embedding_head(mode: str, dense: list[torch.nn.Module]) -> Head:
 def load_dense(config: dict[str, Any], weights: Path | None, name: str) -> torch.nn.Module:
     """Return sentence-transformers' linear layer after the pooling, with its activation."""
     if weights is None:
-        raise StartupError(f"'{name}' cannot be served: a dense layer of it has no model.safetensors.")
+        raise StartupError(
+            f"'{name}' cannot be served: a dense layer of it has no model.safetensors. If it has a pytorch_model.bin, "
+            f"convert that in its folder with: {conversion(Path('pytorch_model.bin'), 'model.safetensors')}"
+        )
     kind = str(config.get("activation_function", "Tanh")).rpartition(".")[2]
     if kind not in _ACTIVATIONS:
         raise StartupError(f"'{name}' cannot be served: the activation {kind!r} of a dense layer is not known.")

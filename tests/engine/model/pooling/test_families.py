@@ -46,7 +46,14 @@ def cosines(first: np.ndarray, second: np.ndarray) -> np.ndarray:
 # How vectors are pooled does not depend on the layers before it: all ways with one encoder and one decoder, and each
 # family with one way.
 MODES = ("mean", "cls", "lasttoken")
-FAMILIES_AND_MODES = dict.fromkeys([*product(("bert", "qwen3"), MODES), *zip(FAMILIES, cycle(MODES), strict=False)])
+RARE_MODES = ("max", "weightedmean", "mean_sqrt_len_tokens")
+FAMILIES_AND_MODES = dict.fromkeys(
+    [
+        *product(("bert", "qwen3"), MODES),
+        *zip(FAMILIES, cycle(MODES), strict=False),
+        *product(["bert"], RARE_MODES),
+    ]
+)
 
 
 @pytest.mark.parametrize(("family", "mode"), FAMILIES_AND_MODES)

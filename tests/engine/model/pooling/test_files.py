@@ -61,7 +61,7 @@ def test_a_model_without_these_files_says_nothing(tmp_path: Path) -> None:
         ({"modules": [TRANSFORMER, {"path": "1_L", "type": "sentence_transformers.x.LogitScore"}]}, "--task generate"),
         ({"modules": [TRANSFORMER, {"path": "1_CNN", "type": "sentence_transformers.models.CNN"}]}, "module 'CNN'"),
         ({"1_Pooling_config": {"pooling_mode_mean_tokens": True, "pooling_mode_cls_token": True}}, "mean, cls"),
-        ({"1_Pooling_config": {"pooling_mode": "weightedmean"}}, "weightedmean"),
+        ({"1_Pooling_config": {"pooling_mode": "median"}}, "median"),
         ({"1_Pooling_config": {}}, "none"),
         ({"1_Pooling_config": {"pooling_mode": "cls", "include_prompt": False}}, "include_prompt"),
         ({"sentence_bert_config": {"do_lower_case": True}}, "do_lower_case"),
