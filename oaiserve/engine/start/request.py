@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 from oaiserve.config import EngineOptions
 from oaiserve.engine.pooling import Task
 from oaiserve.engine.text.tokenizer import Tokenizer
+from oaiserve.errors import StartupError
 from oaiserve.facts.start_times import StartTimes
 from oaiserve.files.source import ModelSource
 
@@ -94,8 +95,12 @@ class StartRequest:
         """
         with ThreadPoolExecutor(1, thread_name_prefix="load") as loader:
             loading = loader.submit(self.times.run, part, load)
-            _ = self.tokenizer  # most of the weights are packed in native code
-            self.meanwhile()
+            try:
+                _ = self.tokenizer  # most of the weights are packed in native code
+                self.meanwhile()
+            except StartupError:
+                loading.result()  # A model of a wrong kind often has no tokenizer either.
+                raise
             return loading.result()
 
     def drop_reserved(self) -> None:

@@ -38,7 +38,6 @@ class Fallback:
     def start(self, request: StartRequest) -> ServedModel:
         options = request.options
         name = request.source.location
-        read_checkpoint(request.source, name)  # A model that no code computes may have no tokenizer either.
         model = request.load("weights", lambda: load(request, select_device(options.device)))
         with request.times.part("measuring the cache"), reported(f"'{name}' cannot be served"):
             return assemble(start_fallback(model, options, name), request.tokenizer, options)
