@@ -61,6 +61,8 @@ def invalid_type(body: type[msgspec.Struct], text: str) -> InvalidRequest:
         else:
             got = _JSON_TYPES.get(expected[2], "another type")
         reason = f"must be {kinds}, got {got}"
+    elif text.endswith("out of range"):
+        reason = "number out of range: it must be within ±1.8e308, and have at most 4,300 digits if it is an integer"
     else:
         reason = text[:1].lower() + text[1:]
     if not path:

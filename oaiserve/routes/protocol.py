@@ -56,6 +56,8 @@ _NEWER = {"functions": "tools", "function_call": "tool_choice"} | {
 IGNORED = frozenset(
     {
         "cache_control", "container", "context_management", "diagnostics", "inference_geo", "mcp_servers", "speed",
+        "access_programs", "background_options", "billing_policy", "fallback_credit_token", "fallbacks", "image",
+        "personality", "prompt_cache_options", "truncation", "user_profile_id", "workspace_id",
         "ec_transfer_params", "guided_decoding_backend", "include_reasoning", "kv_transfer_params", "length_penalty",
         "metadata", "mm_processor_kwargs", "moderation", "parallel_tool_calls", "prediction",
         "prompt_cache_key", "prompt_cache_retention", "reasoning_effort", "request_id", "safety_identifier",

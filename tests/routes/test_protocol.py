@@ -9,6 +9,9 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from openai.types import completion_create_params
+from openai.types.chat import completion_create_params as chat_params
+from openai.types.responses import input_token_count_params, response_compact_params, response_create_params
 
 from oaiserve.engine.logprobs import TokenLogprobs, text_of
 from oaiserve.engine.request import SamplingParams
@@ -16,7 +19,7 @@ from oaiserve.engine.turn_workers import at_once
 from oaiserve.errors import InvalidRequest
 from oaiserve.routes import protocol
 from oaiserve.routes.adaptations import HEADER, Adaptations
-from oaiserve.routes.bodies import ChatBody, CompletionBody, ResponsesBody
+from oaiserve.routes.bodies import ChatBody, CompactionBody, CompletionBody, ResponseInputBody, ResponsesBody
 from oaiserve.routes.constraints import grammar
 from oaiserve.routes.logprobs import CompletionLogprobs, completion_logprobs_in_parts
 from oaiserve.routes.parameters import sampling_params
@@ -91,6 +94,26 @@ def test_an_unknown_name_is_logged_once_and_shown_short_and_escaped(caplog: pyte
     message = "Clients sent an unknown parameter, which is ignored: "
     shown = ("'temprature'", "'a\\n\\x1b[2Jb'", f"'{'c' * 59}...")
     assert sorted(caplog.messages) == sorted(message + name for name in shown)
+
+
+@pytest.mark.parametrize(
+    ("kind", "given", "sdk"),
+    [
+        (CompletionBody, {"prompt": "Hi"}, completion_create_params.CompletionCreateParamsBase),
+        (ChatBody, {"messages": []}, chat_params.CompletionCreateParamsBase),
+        (ResponsesBody, {"input": "Hi"}, response_create_params.ResponseCreateParamsBase),
+        (ResponseInputBody, {"input": "Hi"}, input_token_count_params.InputTokenCountParams),
+        (CompactionBody, {"input": "Hi"}, response_compact_params.ResponseCompactParams),
+    ],
+)
+def test_every_parameter_of_the_sdk_is_known(
+    kind: type[msgspec.Struct], given: dict[str, Any], sdk: type, caplog: pytest.LogCaptureFixture
+) -> None:
+    protocol._tell_of.cache_clear()
+    at_once(
+        parse(kind, json.dumps({**dict.fromkeys(sdk.__annotations__), "background_options": None, **given}).encode())
+    )
+    assert caplog.messages == []
 
 
 def test_of_many_unknown_names_few_are_logged(caplog: pytest.LogCaptureFixture) -> None:

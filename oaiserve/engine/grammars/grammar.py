@@ -222,7 +222,8 @@ def _estimated_bytes(key: _Key) -> int:
 def _explained(error: str) -> str:
     if error.startswith("NoExtensionBias"):
         return "no text can satisfy it"
-    if "symbols.len()" in error:  # an assertion of llguidance
+    # An assertion of llguidance, and advice to raise its limits, which clients can't do.
+    if "symbols.len()" in error or "limits." in error:
         return "the grammar is too large"
     return " ".join(error.replace("<non-verbose/>", "").split())[:MOST_QUOTED].rstrip(".")
 

@@ -92,11 +92,12 @@ class TaggedForm:
             if is_text := types_of(value) == {"string"}:
                 if value.keys() & (_OF_STRINGS | _NOT_BY_VALUE):
                     return None
-                choices = " | ".join(lark_of(choice + end, special_ids) for choice in value.get("enum", ()))
-                if choices:
-                    written = f"({choices})"
-                else:
+                if "enum" not in value:
                     written = self._text(key, special_ids)
+                elif choices := _texts(value["enum"]):
+                    written = f"({' | '.join(lark_of(choice + end, special_ids) for choice in choices)})"
+                else:
+                    return None
             elif (types := types_of(value)) and "string" not in types:
                 written = f"@schema_{len(schemas)} {ends}"
                 schemas[f"{name}/{key}"] = value
@@ -168,9 +169,8 @@ def types_of(schema: Any) -> set[str]:
     if not isinstance(schema, Mapping):
         return set()
     if (kind := schema.get("type")) is not None:
-        if isinstance(kind, list):
-            return set(kind)
-        return {kind}
+        kinds = kind if isinstance(kind, list) else [kind]
+        return {each for each in kinds if isinstance(each, str)}
     for key in ("anyOf", "oneOf"):
         if isinstance(options := schema.get(key), list):
             types = [types_of(option) for option in options]
@@ -178,6 +178,13 @@ def types_of(schema: Any) -> set[str]:
                 return set().union(*types)
             return set()
     choices = schema.get("enum")
-    if isinstance(choices, list) and all(isinstance(choice, str) for choice in choices):
+    if isinstance(choices, list) and _texts(choices) == choices:
         return {"string"}
     return set()
+
+
+def _texts(choices: Any) -> list[str]:
+    """Return the texts among the choices of an enum. Clients pass on other people's schemas, which may be wrong."""
+    if isinstance(choices, list):
+        return [choice for choice in choices if isinstance(choice, str)]
+    return []

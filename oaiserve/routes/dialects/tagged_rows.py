@@ -98,10 +98,10 @@ def _value_of(text: str, schema: Any, most_depth: int = _MOST_DEPTH) -> Any:
 
 def _part(schema: Any, name: str) -> Any:
     """Return this keyword of a schema, or of one of its alternatives."""
-    if isinstance(schema, dict):
-        options = [schema, *schema.get("anyOf", ()), *schema.get("oneOf", ())]
-    else:
-        options = []
+    options = [schema]
+    for keyword in ("anyOf", "oneOf") if isinstance(schema, dict) else ():
+        if isinstance(alternatives := schema.get(keyword), list):
+            options += alternatives
     schemas = (option[name] for option in options if isinstance(option, dict) and isinstance(option.get(name), dict))
     return next(schemas, {})
 

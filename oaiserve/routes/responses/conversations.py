@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 import msgspec
 from starlette.concurrency import run_in_threadpool
@@ -22,7 +22,7 @@ from oaiserve.routes.invalid import invalid, show
 from oaiserve.routes.middleware import json_response, lasting_id
 from oaiserve.routes.operation import Deleted, Operation
 from oaiserve.routes.parameters import check_metadata
-from oaiserve.routes.responses.items import Item, input_items
+from oaiserve.routes.responses.items import Item, input_items, with_distinct_ids
 from oaiserve.routes.responses.output import item_id
 from oaiserve.routes.responses.store import (
     CONVERSATION,
@@ -59,8 +59,18 @@ def with_turn(conversation: StoredResponse, items: list[Item], unique_id: str, n
     If another server that ended early has added the items of this response, they are replaced.
     """
     before, after = _around_turn(conversation, unique_id, num_given)
+    items = _distinct(items, (before, after), unique_id)
     parts = [part for part in (before[1:-1], msgspec.json.encode(items)[1:-1], after[1:-1]) if part]
     return conversation._replace(input_items=b"[%b]" % b",".join(parts))
+
+
+def _distinct(items: list[Item], others: Iterable[bytes], unique_id: str) -> list[Item]:
+    """Return the items, with new ids for those with the id of one of the `others`, which are lists in JSON."""
+    if all(unique_id in item["id"] for item in items):  # The server has given all of these ids.
+        return items
+    taken = {id_of(item) for texts in others for item in texts_of(texts)}
+    numbers = itertools.count(1)
+    return with_distinct_ids(items, lambda prefix: item_id(prefix, unique_id, f"n{next(numbers)}"), taken)
 
 
 def before_turn(conversation: StoredResponse, unique_id: str, num_given: int) -> StoredResponse:
@@ -172,6 +182,8 @@ async def add_items(request: Request) -> Response:
     unique_id = lasting_id(request)
 
     def edit(old: StoredResponse) -> StoredResponse:
+        nonlocal items
+        items = _distinct(items, _around_turn(old, unique_id, 0), unique_id)
         new = with_turn(old, items, unique_id, 0)
         if new.num_bytes > most_bytes:
             raise invalid("items", f"the conversation would have more than {int(most_bytes)} bytes")

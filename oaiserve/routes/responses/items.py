@@ -43,7 +43,7 @@ def input_items(
     param: str = "input",
 ) -> list[Item]:
     """Return the items of a client, with ids from `new_id`, which takes a prefix, and the `referred` items. `param` is
-    the field of the request that has them. Raises InvalidRequest."""
+    the field of the request that has them. No two have the same id. Raises InvalidRequest."""
     if isinstance(items, str):
         items = [{"role": "user", "content": items}]
     if not items:
@@ -52,7 +52,21 @@ def input_items(
     if last.get("type") == "item_reference" and isinstance(last.get("id"), str) and last["id"] not in referred:
         reason = f"there is no item {show(last['id'])} in the stored responses. Please send the item itself"
         raise invalid(param, reason, f"{param}[{len(items) - 1}].id")
-    return [_item(f"{param}[{number}]", item, new_id, referred, adaptations) for number, item in enumerate(items)]
+    read = [_item(f"{param}[{number}]", item, new_id, referred, adaptations) for number, item in enumerate(items)]
+    return with_distinct_ids(read, new_id)
+
+
+def with_distinct_ids(items: Iterable[Item], new_id: Callable[[str], str], taken: Iterable[str] = ()) -> list[Item]:
+    """Return the items, with a new id for each whose id an earlier item has, or is `taken`. Otherwise a client that
+    reads pages of a list by the last id of each would read some of them for ever."""
+    ids = set(taken)
+    distinct: list[Item] = []
+    for item in items:
+        if item["id"] in ids:
+            item = {**item, "id": new_id(_PREFIXES.get(item["type"]) or "it")}
+        ids.add(item["id"])
+        distinct.append(item)
+    return distinct
 
 
 def _item(

@@ -295,6 +295,13 @@ def test_an_allowed_token_may_lead_beyond_a_limit_of_the_library(monkeypatch: py
         pushed(compiled("regex", ".*a.{50}").matcher(), "".join(random.Random(1).choices("ab", k=1000)))
 
 
+def test_refusal_of_much_work_gives_no_advice_about_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    limits = llguidance.LLParserLimits(initial_lexer_fuel=100, verbose_errors=False)
+    monkeypatch.setattr(grammar_module, "_LIMITS", limits)
+    with pytest.raises(InvalidRequest, match=": the grammar is too large"):
+        compiled("regex", "a?" * 300 + "a" * 300)
+
+
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     """Return a clock between two of whose reads a mask is made, which takes `taken_ns`."""

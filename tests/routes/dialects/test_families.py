@@ -164,6 +164,31 @@ def test_forced_calls_may_have_the_familys_own_form(family: CallFamily, is_speci
         assert not is_allowed(own_form(family, "book", bad))
 
 
+# Schemas that clients pass on from others, with values that JSON Schema does not know.
+WRONG = {
+    "nullable": {"type": "string", "enum": ["a", None]},
+    "numbers": {"type": "string", "enum": [1]},
+    "one": {"type": "string", "enum": "a"},
+    "nested": {"type": [{"type": "string"}], "enum": 5},
+    "named": {"type": {"type": "string"}},
+    "alternatives": {"anyOf": None, "oneOf": 5},
+}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("key", WRONG)
+def test_wrong_schema_of_an_argument_ends_no_request(family: CallFamily, key: str) -> None:
+    schemas = {"f": {"type": "object", "properties": {key: WRONG[key]}}}
+    _, guidance, ids = tokenizer()
+    text = family.grammar(schemas, only_one=True, special_ids=ids)
+    assert not LLMatcher(guidance, translate("lark_with_schemas", text).text).get_error()
+    family.strict_grammar(schemas, ids)
+    ((name, arguments),) = read(
+        segments_of(AnswerReader(None, family.parser(schemas)), own_form(family, "f", {key: "a"}))
+    ).calls
+    assert (name, json.loads(arguments)) == ("f", {key: "a"})
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 def test_the_grammar_refuses_what_is_no_call_of_these_tools(family: CallFamily) -> None:
     zone = {"zone": "utc"}

@@ -1,5 +1,6 @@
 """Tests /v1/conversations, and the responses that are turns of them."""
 
+from itertools import islice
 from typing import Any
 
 import pytest
@@ -44,6 +45,21 @@ def test_the_sdk_begins_changes_reads_and_deletes_conversations(served: Served) 
     refused(gone, "item_id", "There is no item", status=404)
     assert client.conversations.delete(conversation.id).deleted
     refused(served.http.get(f"{CONVERSATIONS}/{conversation.id}"), "conversation_id", "no conversation", status=404)
+
+
+def test_items_that_are_sent_again_get_ids_of_their_own(served: Served) -> None:
+    """An id that three items have would make the SDK read the same pages for ever."""
+    client = served.sdk()
+    sent = [{"id": "msg_1", "role": "user", "content": text} for text in "abc"]
+    name = begun(served, items=sent[:2])
+    added = served.post(f"{CONVERSATIONS}/{name}/items", items=sent).json()["data"]
+    ask(served, conversation=name, input=[*sent, {"id": "msg_2", "role": "user", "content": "d"}])
+    pages = client.conversations.items.list(name, order="asc", limit=1)
+    listed = [(item.id or "", item.content[0].text) for item in islice(pages, 20)]  # type: ignore[union-attr]
+    assert "".join(text for _, text in listed[:9]) == "ababcabcd"
+    assert len(listed) == len({item_id for item_id, _ in listed}) == 10
+    assert [item["id"] for item in added] == [item_id for item_id, _ in listed[2:5]]
+    assert (listed[0][0], listed[8][0]) == ("msg_1", "msg_2")
 
 
 @pytest.mark.parametrize("stream", [False, True])
