@@ -183,13 +183,16 @@ async def _decoded(request: Request, body: bytearray, codings: list[str], limit_
 
 
 async def read_parsed(
-    request: Request, kind: type[Body], check_given: Callable[[Mapping[str, msgspec.Raw]], None] | None = None
+    request: Request,
+    kind: type[Body],
+    adaptations: Adaptations | None = None,
+    check_given: Callable[[Mapping[str, msgspec.Raw]], None] | None = None,
 ) -> tuple[Body, int]:
     """Read and parse the body of the request, and return it with its number of bytes. Raises the errors of
     `protocol.parse`."""
     serving = serving_of(request)
     content = await read_body(request, serving)
-    parsing = parsed(serving, kind, content, check_given)
+    parsing = parsed(serving, kind, content, check_given, adaptations)
     return await in_turns_if_large(request, parsing, len(content)), len(content)
 
 

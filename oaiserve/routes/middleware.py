@@ -19,7 +19,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
-from starlette.routing import BaseRoute, Route
+from starlette.routing import BaseRoute, Match, Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from oaiserve.engine.turn_workers import CpuTime
@@ -280,9 +280,15 @@ async def render_http_exception(request: Request, error: Exception) -> Response:
     """Answer the exceptions of starlette, such as its 404 and 405, with OpenAI's error object instead of plain text."""
     assert isinstance(error, HTTPException)
     path = request.scope["path"][:100]
+    headers = {**(error.headers or {})}
     api_error: APIError
     if error.status_code == 405:
-        api_error = MethodNotAllowed(f"{request.method} is not allowed on {path}.")
+        # A path with several methods has several routes, of which starlette names one.
+        matching = (route for route in request.app.routes if route.matches(request.scope)[0] is not Match.NONE)
+        methods = {method for route in matching if isinstance(route, Route) for method in route.methods or ()}
+        headers["allow"] = ", ".join(sorted(methods))
+        allowed = " and ".join(sorted(methods - {"HEAD"}))
+        api_error = MethodNotAllowed(f"{request.method} is not allowed on {path}, which takes {allowed}.")
     elif error.status_code == 404:
         task = getattr(getattr(request.app.state, "serving", None), "task", "generate")  # a gateway has no model
         hint = _hint(path, request.app.routes, task)
@@ -291,5 +297,5 @@ async def render_http_exception(request: Request, error: Exception) -> Response:
         api_error = InvalidRequest(error.detail)
         api_error.status = error.status_code
     response = error_response(api_error, request.scope)
-    response.headers.update(error.headers or {})
+    response.headers.update(headers)
     return response

@@ -71,7 +71,7 @@ _SIMILAR = 0.82  # share of the letters that a misspelled name has in common wit
 _MOST_NESTED_BYTES = 4096  # bytes of an object whose names are checked
 _MOST_NAMED_BYTES = 2**20  # bytes of a body of which all names are read: millions would take a second, and much memory
 # Parameters with texts that clients pass on, and that others may have cut.
-_HISTORIES = frozenset({"input", "instructions", "messages", "system"})
+_HISTORIES = frozenset({"input", "instructions", "items", "messages", "system"})
 _STREAM_OPTIONS = ("include_usage", "include_timings", "continuous_usage_stats", "include_obfuscation")
 
 

@@ -30,3 +30,11 @@ def halves_of(body: bytes | bytearray) -> Generator[None, None, list[int]]:
         at += len(REPLACEMENT) if is_half or not is_escape else len(match[0])
         yield
     return places
+
+
+def without_halves(body: bytearray) -> Generator[None, None, list[int]]:
+    """Replace the halves of pairs in a body, and return their places. Yields after each piece of work."""
+    halves = yield from halves_of(body)
+    for at in halves:
+        body[at : at + len(REPLACEMENT)] = REPLACEMENT
+    return halves

@@ -59,9 +59,9 @@ class Detokenized(msgspec.Struct):
     example={"prompt": "Good morning", "return_token_strs": True},
 )
 async def tokenize(request: Request) -> Response:
-    body, num_bytes = await read_parsed(request, TokenizeBody)
-    media = await read_media(request, body, num_bytes)
     adaptations = Adaptations()
+    body, num_bytes = await read_parsed(request, TokenizeBody, adaptations)
+    media = await read_media(request, body, num_bytes)
     work = _tokenize(serving_of(request), body, media, adaptations)
     return await answer_in_turns(request, body.model, work, num_bytes, adaptations)
 
@@ -81,7 +81,7 @@ async def detokenize(request: Request) -> Response:
         if (number := protocol.num_ids(values.get("tokens"))) > most:
             raise invalid("tokens", f"must have at most {most} ids, got {number}. Send them in parts")
 
-    body, num_bytes = await read_parsed(request, DetokenizeBody, check_number)
+    body, num_bytes = await read_parsed(request, DetokenizeBody, check_given=check_number)
     return await answer_in_turns(request, body.model, _detokenize(serving, body.tokens), num_bytes)
 
 

@@ -4,6 +4,7 @@ import json
 import sqlite3
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
@@ -132,11 +133,48 @@ def test_a_line_that_is_refused_is_in_the_file_of_errors_and_the_others_go_on(sd
     assert refused[0]["response"]["body"]["error"]["param"] == "temperature"
 
 
+def test_half_of_a_surrogate_pair_is_read_as_by_the_route_and_fails_no_other_line(served: Served, sdk: OpenAI) -> None:
+    cut = line(1, messages=[{"role": "user", "name": "\ud83d", "content": "Hi"}])
+    batch = ended(sdk, begin(sdk, cut, line(2, stop="\ud83d"), line(3)))
+    counts = batch.request_counts
+    assert (batch.status, counts.completed, counts.failed) == ("completed", 2, 1)
+    prompts = [served.engine.submitted.get_nowait().prompts[0] for _ in range(2)]
+    assert prompts[0].messages[0]["name"] == "\N{REPLACEMENT CHARACTER}"  # type: ignore[union-attr]
+    (refused,) = answers(sdk, batch.error_file_id)
+    assert "half of a surrogate pair" in refused["response"]["body"]["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        ({"method": "GET"}, "Invalid 'method': must be 'POST', got 'GET'"),
+        ({"custom_id": 5}, "Invalid 'custom_id': must be a string, got an integer"),
+        ({"body": []}, "Invalid body: must be an object, got a list"),
+        ({"body": {"stream": 1}}, "Invalid 'stream': must be true or false, got an integer"),
+        ({"body": {"a": "DEEP"}}, "it is nested too deeply"),
+    ],
+)
+def test_error_of_a_line_says_what_is_allowed(sdk: OpenAI, wrong: dict[str, Any], says: str) -> None:
+    content = jsonl(line(1) | wrong).replace(b'"DEEP"', b"[" * 5000 + b"]" * 5000)
+    file = sdk.files.create(file=("in.jsonl", content), purpose="batch")
+    batch = sdk.batches.create(input_file_id=file.id, endpoint=CHAT, completion_window="24h")
+    assert [error.message for error in batch.errors.data] == [f"The line is no request of a batch: {says}."]
+
+
 def test_each_answer_is_one_line_however_lines_are_split(served: Served, sdk: OpenAI) -> None:
     breaks = "a\x85b\u2028c\u2029d\r\n\x0b\x0c\x1c\x1d\x1ee"
     served.engine.script = says(breaks)
     (answered,) = answers(sdk, ended(sdk, begin(sdk, line(1) | {"custom_id": breaks})).output_file_id)
     assert answered["custom_id"] == answered["response"]["body"]["choices"][0]["message"]["content"] == breaks
+
+
+def test_all_clients_that_cancel_a_batch_at_once_get_the_ended_one(served: Served, sdk: OpenAI) -> None:
+    served.engine.script = waits_for(3)
+    batch = begin(sdk, *map(line, range(1, 41)))
+    wait_for_answers(sdk, batch, 3)
+    with ThreadPoolExecutor(8) as threads:
+        batches = [*threads.map(sdk.batches.cancel, [batch.id] * 8)]
+    assert {one.status for one in batches} == {"cancelled"}
 
 
 @pytest.mark.parametrize(

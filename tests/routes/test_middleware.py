@@ -61,3 +61,21 @@ def test_an_answer_links_to_the_page_of_its_request(served: Served, path: str) -
 
 def test_an_answer_of_a_server_without_the_page_has_no_link(serve: Serve) -> None:
     assert "link" not in serve(host="0.0.0.0").complete().headers
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "allowed"),
+    [
+        ("PUT", "/v1/files", {"GET", "HEAD", "POST"}),
+        ("PATCH", "/v1/conversations/conv_1", {"DELETE", "GET", "HEAD", "POST"}),
+        ("GET", "/v1/completions", {"POST"}),
+    ],
+)
+def test_other_method_is_refused_with_all_that_the_path_takes(
+    served: Served, method: str, path: str, allowed: set[str]
+) -> None:
+    response = served.http.request(method, path)
+    assert response.status_code == 405
+    assert {*response.headers["allow"].split(", ")} == allowed
+    message = response.json()["error"]["message"]
+    assert message == f"{method} is not allowed on {path}, which takes {' and '.join(sorted(allowed - {'HEAD'}))}."

@@ -95,6 +95,24 @@ def test_half_an_emoji_in_a_history_is_replaced(reader: Served, path: str, half:
     assert response.headers[HEADER] == "the body: halves of surrogate pairs are read as U+FFFD"
 
 
+@pytest.mark.parametrize(
+    ("path", "field"),
+    [
+        ("/v1/messages/count_tokens", "messages"),
+        ("/v1/responses/input_tokens", "input"),
+        ("/v1/conversations", "items"),
+        ("/v1/conversations/ID/items", "items"),
+        ("/tokenize", "messages"),
+    ],
+)
+def test_half_an_emoji_is_replaced_wherever_a_history_is_read(reader: Served, path: str, field: str) -> None:
+    name = reader.http.post("/v1/conversations", json={}).json()["id"]
+    body = r'{"model": "demo", "%s": [{"role": "user", "content": "zebra \ud83d"}]}' % field
+    response = reader.http.post(path.replace("ID", name), content=body, headers={"content-type": "application/json"})
+    assert response.status_code == 200, response.text
+    assert response.headers[HEADER] == "the body: halves of surrogate pairs are read as U+FFFD"
+
+
 HOSTED: dict[str, Body] = {
     "local shell": {"type": "local_shell_call_output", "id": "s1", "output": "zebra"},
     "shell": {

@@ -222,8 +222,8 @@ def _estimated_bytes(key: _Key) -> int:
 def _explained(error: str) -> str:
     if error.startswith("NoExtensionBias"):
         return "no text can satisfy it"
-    # An assertion of llguidance, and advice to raise its limits, which clients can't do.
-    if "symbols.len()" in error or "limits." in error:
+    # An assertion of llguidance, and messages about its limits, which clients can't change.
+    if any(part in error for part in ("symbols.len()", "limits.", "limit for this grammar")):
         return "the grammar is too large"
     return " ".join(error.replace("<non-verbose/>", "").split())[:MOST_QUOTED].rstrip(".")
 

@@ -8,11 +8,15 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 import msgspec
 
+from oaiserve.engine.turn_workers import at_once
+from oaiserve.errors import InvalidRequest
 from oaiserve.routes.bodies import MAX_CHOICES, MAX_INT32, MetadataBody
+from oaiserve.routes.invalid import Kind, invalid_type
 from oaiserve.routes.objects import described
 from oaiserve.routes.pages import Page
 from oaiserve.routes.protocol import decoder_of
 from oaiserve.routes.sse import one_line
+from oaiserve.routes.surrogates import without_halves
 
 Status = Literal["failed", "in_progress", "completed", "expired", "cancelled"]
 Endpoint = Literal["/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses"]
@@ -290,10 +294,13 @@ class LineReader:
     def _read(self, text: bytes) -> Line | LineError:
         number = self._number
         try:
-            line: _Line = decoder_of(_Line).decode(text)
-            body: _Body = decoder_of(_Body).decode(line.body)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            reason = str(error)[:MOST_REASON_CHARACTERS]
+            line, _ = _parsed(text)
+            body = _decoded(_Body, line.body)
+        except (InvalidRequest, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            if isinstance(error, RecursionError):
+                reason = "it is nested too deeply"
+            else:
+                reason = str(error)[:MOST_REASON_CHARACTERS].removesuffix(".")
             return LineError("invalid_json_line", f"The line is no request of a batch: {reason}.", number)
         if line.url != self._endpoint:
             reason = f"'url' must be {self._endpoint}, the endpoint of the batch."
@@ -317,5 +324,29 @@ def without_mark(line: bytes | bytearray) -> bytes:
 
 
 def request_of(line: bytes) -> bytes:
-    parsed: _Line = decoder_of(_Line).decode(without_mark(line))
-    return bytes(parsed.body)
+    """Return the body of the request in a line, as the client has written it: the route replaces halves of pairs."""
+    text = without_mark(line)
+    parsed, readable = _parsed(text)
+    body = bytes(parsed.body)
+    at = readable.find(body)
+    return text[at : at + len(body)]
+
+
+def _parsed(text: bytes) -> tuple[_Line, bytes]:
+    """Return a line, and the text that was read, in which other escapes replace halves of surrogate pairs."""
+    try:
+        return _decoded(_Line, text), text
+    except msgspec.DecodeError:
+        readable = bytearray(text)
+        if not at_once(without_halves(readable)):
+            raise
+        return _decoded(_Line, readable), bytes(readable)
+
+
+def _decoded(kind: type[Kind], text: bytes | bytearray | msgspec.Raw) -> Kind:
+    """Decode a part of a line. Raises InvalidRequest for a wrong type, and the decoder's errors."""
+    try:
+        decoded: Kind = decoder_of(kind).decode(text)
+    except msgspec.ValidationError as error:
+        raise invalid_type(kind, str(error)) from None
+    return decoded

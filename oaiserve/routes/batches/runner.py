@@ -60,7 +60,8 @@ class _Open:
     lines: deque[Line] = field(default_factory=deque)
     under_way: set[asyncio.Task[None]] = field(default_factory=set)
     is_read: bool = False  # whether all of its lines have been taken
-    is_ending: bool = False
+    ending: asyncio.Lock = field(default_factory=asyncio.Lock)
+    has_ended: bool = False
 
 
 class Backend(Protocol):
@@ -167,7 +168,7 @@ class BatchRunner:
                 if not one.lines and not one.is_read:
                     one.lines += await self.store.next_lines(one.owned.batch.id, one.read)
                     one.is_read = not one.lines
-                if not one.lines or one.is_ending or room <= 0:
+                if not one.lines or one.ending.locked() or room <= 0:
                     continue
                 line = one.lines[0]
                 if self._under_way_bytes and self._under_way_bytes + line.num_bytes > MOST_UNDER_WAY_BYTES:
@@ -192,14 +193,12 @@ class BatchRunner:
         self._changed.set()
 
     async def _end(self, one: _Open, status: Any, code: str = "", message: str = "") -> None:
-        if one.is_ending:
-            return
-        one.is_ending = True
-        try:
+        async with one.ending:  # Of two clients that cancel a batch at once, both wait until it has ended.
+            if one.has_ended:
+                return
             await self._drop(one)
             has_ended = await self.store.end(one.owned, status, code, message)
-        finally:
-            one.is_ending = False
+            one.has_ended = True
         self._open.pop(one.owned.batch.id, None)
         if has_ended:
             logger.info("Batch %s is %s: %s", one.owned.batch.id, status, one.owned.batch.request_counts)

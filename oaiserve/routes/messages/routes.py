@@ -104,9 +104,9 @@ class TokenCount(msgspec.Struct):
     example={"model": "demo", "messages": [{"role": "user", "content": "Good morning"}]},
 )
 async def count_tokens(request: Request) -> Response:
-    body, num_bytes = await read_parsed(request, CountTokensBody)
-    media = await read_media(request, body, num_bytes)
     adaptations = Adaptations()
+    body, num_bytes = await read_parsed(request, CountTokensBody, adaptations)
+    media = await read_media(request, body, num_bytes)
     work = _count(serving_of(request), body, media, adaptations)
     return await answer_in_turns(request, body.model, work, num_bytes, adaptations)
 

@@ -119,8 +119,8 @@ async def create(request: Request) -> Response:
     serving = serving_of(request)
     if not serving.config.server.stores_responses:
         raise InvalidRequest("This server keeps no conversations: it runs with --response-store-number 0.")
-    body, _ = await read_parsed(request, ConversationBody)
     adaptations = Adaptations()
+    body, _ = await read_parsed(request, ConversationBody, adaptations)
     items = _new_items(request, body.items, adaptations) if body.items else []
     conversation = ConversationObject(f"{CONVERSATION}{lasting_id(request)}", int(time.time()), _checked(body.metadata))
     stored = StoredResponse(
@@ -175,8 +175,8 @@ async def list_items(request: Request) -> Response:
     summary="Add items to a conversation.", group="Generation", body=ItemsBody, answer=ItemPage, example=_EXAMPLE
 )
 async def add_items(request: Request) -> Response:
-    body, _ = await read_parsed(request, ItemsBody)
     adaptations = Adaptations()
+    body, _ = await read_parsed(request, ItemsBody, adaptations)
     items = _new_items(request, body.items, adaptations)
     most_bytes = serving_of(request).body_limit
     unique_id = lasting_id(request)

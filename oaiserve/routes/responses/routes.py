@@ -107,11 +107,10 @@ class InputTokens(msgspec.Struct):
 )
 async def input_tokens(request: Request) -> Response:
     serving = serving_of(request)
-    body, num_bytes = await read_parsed(request, ResponseInputBody)
+    adaptations = Adaptations()
+    body, num_bytes = await read_parsed(request, ResponseInputBody, adaptations)
     earlier = await read_earlier(serving, body, request.state.owner, request.state.unique_id)
     media = await earlier_media(request, body, earlier, num_bytes)
-
-    adaptations = Adaptations()
 
     def count() -> Work[bytes]:
         _, conversation = conversed(body, serving, adaptations, is_constrained=False)
