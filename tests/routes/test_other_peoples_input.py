@@ -107,7 +107,7 @@ def test_half_an_emoji_in_a_history_is_replaced(reader: Served, path: str, half:
 )
 def test_half_an_emoji_is_replaced_wherever_a_history_is_read(reader: Served, path: str, field: str) -> None:
     name = reader.http.post("/v1/conversations", json={}).json()["id"]
-    body = r'{"model": "demo", "%s": [{"role": "user", "content": "zebra \ud83d"}]}' % field
+    body = json.dumps({"model": "demo", field: [{"role": "user", "content": "zebra \ud83d"}]})
     response = reader.http.post(path.replace("ID", name), content=body, headers={"content-type": "application/json"})
     assert response.status_code == 200, response.text
     assert response.headers[HEADER] == "the body: halves of surrogate pairs are read as U+FFFD"
