@@ -13,13 +13,10 @@ def is_too_short(chunk: Chunk) -> bool:
     return min_tokens > 0 and chunk.end - chunk.sequence.prompt_len < min_tokens
 
 
-def banned_ids(chunk: Chunk, *, has_mask: bool) -> list[int]:
+def banned_ids(chunk: Chunk, *, has_mask: bool) -> np.ndarray:
     """Return the ids of ends before min_tokens, of which a mask takes care itself, and those completing a bad word."""
     sequence = chunk.sequence
-    if is_too_short(chunk) and not has_mask:
-        banned = list(sequence.stop_ids)
-    else:
-        banned = []
+    banned: list[int] = []
     for *beginning, last in sequence.bad_words:
         start = chunk.end - len(beginning)
         before = sequence.token_ids[start : chunk.known_end]  # with those of the chunk's draft
@@ -27,7 +24,10 @@ def banned_ids(chunk: Chunk, *, has_mask: bool) -> list[int]:
             before += chunk.draft[max(0, start - chunk.known_end) :]
         if start >= sequence.prompt_len and before == beginning:
             banned.append(last)
-    return banned
+    ids = np.array(banned, dtype=np.int64)
+    if is_too_short(chunk) and not has_mask:
+        return np.concatenate([sequence.edits.stop_ids, ids])
+    return ids
 
 
 def leaves_no_token(chunk: Chunk, vocab_size: int) -> bool:
@@ -39,9 +39,10 @@ def leaves_no_token(chunk: Chunk, vocab_size: int) -> bool:
         assert sequence.constraint is not None
         sequence.constraint.fill_masks(words[None], chunk.end - sequence.prompt_len, ())
     may_come = np.unpackbits(words.view(np.uint8), count=vocab_size, bitorder="little").astype(bool)
-    if (allowed := sequence.params.allowed_token_ids) is not None:
+    if (allowed := sequence.edits.allowed_ids) is not None:
         is_allowed = np.zeros(vocab_size, dtype=bool)
-        is_allowed[list(allowed)] = True
+        is_allowed[allowed] = True
         may_come &= is_allowed
-    may_come[[token_id for token_id in banned_ids(chunk, has_mask=has_mask) if token_id < vocab_size]] = False
+    banned = banned_ids(chunk, has_mask=has_mask)
+    may_come[banned[banned < vocab_size]] = False
     return not may_come.any()

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from random import getrandbits
 
 from oaiserve.engine.draws import draw_key
+from oaiserve.engine.fixed_edits import FixedEdits
 from oaiserve.engine.grammars.constraint import Constraint
 from oaiserve.engine.grammars.parts import Leads, PartsConstraint
 from oaiserve.engine.grammars.thinking import Thinking
@@ -39,6 +40,7 @@ class Choices:
         request = tokenized.request
         params = request.params
         stop_ids = (frozenset() if params.ignore_eos else self._eos_token_ids) | set(params.stop_token_ids)
+        edits = FixedEdits.of(params, stop_ids)
         stops = StopStrings(params.stop, include_in_output=params.include_stop_str_in_output)
         second_starts = tokenized.second_starts or [None] * len(tokenized.token_ids)
         all_media = tokenized.media or [None] * len(tokenized.token_ids)
@@ -68,6 +70,7 @@ class Choices:
                     client_name=request.client,
                     is_background=request.is_background,
                     bad_words=tokenized.bad_words,
+                    shared_edits=edits,
                     constraint=self._constraint(tokenized, stop_ids),
                     is_whole=self._pools,
                     second_start=second_starts[prompt_index],

@@ -70,7 +70,7 @@ class ChoiceOutput:
         if token_id in self._eos_token_ids or (constraint is not None and constraint.ends_with(token_id)):
             self._has_end_token = True
             self.finish(FinishReason.STOP)
-        elif token_id in params.stop_token_ids:
+        elif token_id in self._sequence.stop_ids:
             if params.include_stop_str_in_output:
                 self._add(self._detokenizer.push(token_id))
             else:

@@ -7,6 +7,7 @@ from dataclasses import KW_ONLY, InitVar, dataclass, field
 from enum import Enum
 
 from oaiserve.engine.drafting.lookup import Lookup
+from oaiserve.engine.fixed_edits import FixedEdits
 from oaiserve.engine.grammars.constraint import Constraint
 from oaiserve.engine.media import Encoded, PromptMedia
 from oaiserve.engine.request import SamplingParams
@@ -78,6 +79,8 @@ class Sequence:
     is_background: bool = False  # it can wait: see `Scheduler`
     bad_words: list[list[int]] = field(default_factory=list)  # token ids that must not be generated in this order
     constraint: Constraint | None = None  # by a grammar, on its answer
+    shared_edits: InitVar[FixedEdits | None] = None  # those of its request; None: they are made from its parameters
+    edits: FixedEdits = field(init=False)
     # Computed in one step, from its first to its last token, and nothing is kept of it: it is pooled.
     is_whole: bool = False
     second_start: int | None = None  # where the second text of a pair begins
@@ -124,7 +127,11 @@ class Sequence:
     # written by the sampler, if there is a penalty
     token_counts: TokenCounts | None = None
 
-    def __post_init__(self, prompt: list[int]) -> None:
+    def __post_init__(self, prompt: list[int], shared_edits: FixedEdits | None) -> None:
+        if shared_edits is None:
+            self.edits = FixedEdits.of(self.params, self.stop_ids)
+        else:
+            self.edits = shared_edits
         self.token_ids = list(prompt)
         self.num_tokens = self.prompt_len = len(prompt)
         self.needs_ids = (

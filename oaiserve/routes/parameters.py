@@ -134,11 +134,11 @@ def sampling_params(body: SamplingBody, own: SamplingParams, defaults: Mapping[s
         logit_bias=_logit_bias(body.logit_bias or {}),
         allowed_token_ids=None
         if (allowed := body.allowed_token_ids) is None
-        else token_ids("allowed_token_ids", allowed),
+        else distinct_ids("allowed_token_ids", allowed),
         bad_words=strings("bad_words", body.bad_words or []),
         seed=None if seed == -1 else seed,
         stop=own.stop or strings("stop", [body.stop] if isinstance(body.stop, str) else body.stop or []),
-        stop_token_ids=token_ids("stop_token_ids", body.stop_token_ids or []),
+        stop_token_ids=distinct_ids("stop_token_ids", body.stop_token_ids or []),
         include_stop_str_in_output=bool(body.include_stop_str_in_output),
         ignore_eos=bool(body.ignore_eos),
         skip_special_tokens=body.skip_special_tokens is not False,
@@ -186,6 +186,11 @@ def token_ids(param: str, ids: Iterable[Integer]) -> tuple[int, ...]:
             raise invalid(param, f"a token id must be an integer >= 0, got {show(token_id)}")
         converted.append(int(token_id))
     return tuple(converted)
+
+
+def distinct_ids(param: str, ids: Iterable[Integer]) -> tuple[int, ...]:
+    """Return the ids as `token_ids` does, each once: a list of a million cannot have more than the vocabulary."""
+    return tuple(dict.fromkeys(token_ids(param, ids)))
 
 
 def prompt_ids(param: str, ids: list[Integer]) -> Sequence[int]:

@@ -16,6 +16,7 @@ from oaiserve.engine.request import (
     TextPrompt,
     TokenChunk,
 )
+from oaiserve.engine.sequence import Sequence
 from tests.engine.doubles import EOS, ScriptedRunner, letter_id, make_engine, request, stepping
 
 pytestmark = pytest.mark.usefixtures("overlap")
@@ -69,6 +70,20 @@ def test_a_stop_token_is_named_and_its_text_shown_only_on_request() -> None:
         assert "".join(texts(events)) == text
         assert (events[-2].finish_reason, events[-2].stop_reason) == ("stop", letter_id("c"))
         assert events[-2].has_end_token is not include
+
+
+def test_all_choices_share_the_edits_of_their_request() -> None:
+    """Made for each choice, a bias for every token of a vocabulary would take a second from all other requests."""
+    edits: set[int] = set()
+
+    def script(sequence: Sequence) -> int:
+        edits.add(id(sequence.edits))
+        return letter_id("a")
+
+    params = SamplingParams(n=3, max_tokens=2, logit_bias={5: 1.0}, allowed_token_ids=(5, letter_id("a")))
+    with make_engine(ScriptedRunner(script)) as engine:
+        engine.generate(["hello", [1, 2, 3]], params)
+    assert len(edits) == 1
 
 
 @pytest.mark.parametrize(

@@ -52,6 +52,12 @@ def test_every_sampling_parameter_reaches_the_engine(served: Served) -> None:
     )
 
 
+def test_ids_that_are_sent_again_count_once(served: Served) -> None:
+    served.complete(allowed_token_ids=[6, 5.0, 6] * 1000, stop_token_ids=[9] * 1000)
+    params = served.engine.submitted.get().params
+    assert (params.allowed_token_ids, params.stop_token_ids) == ((6, 5), (9,))
+
+
 def test_an_integer_may_be_written_as_a_float(served: Served) -> None:
     served.complete(max_tokens=8.0, n=2.0, seed=-1, top_k=-1)
     assert served.engine.submitted.get().params == SamplingParams(max_tokens=8, n=2)

@@ -160,6 +160,8 @@ def lists(number: Number) -> list[Sent]:
         {"bad_words": ["x" * 30] * 128}, {"stop": ["y" * 30] * 128},
         {"stop_token_ids": list(range(many))}, {"stop_token_ids": [7] * many},
         {"allowed_token_ids": list(range(40_000))}, {"allowed_token_ids": [7] * many},
+        {"n": 128, "allowed_token_ids": [7] * many}, {"n": 128, "logit_bias": {str(i): 1 for i in range(40_000)}},
+        {"n": 128, "stop_token_ids": list(range(40_000)), "min_tokens": 2},
         {"cache_salt": "x" * 1_000_000}, {"model": "m" * 1_000_000},
         {"stream_options": {f"o{i}": True for i in range(many)}, "stream": True},
         {"n": 128, "logprobs": 20, "prompt_logprobs": 20}, {"best_of": 20, "n": 20, "logprobs": 20},

@@ -13,11 +13,13 @@ import numpy as np
 import torch
 
 from oaiserve.engine.banned import banned_ids, is_too_short
+from oaiserve.engine.fixed_edits import FixedEdits
 from oaiserve.engine.model.transfer import on_device
 from oaiserve.engine.sequence import Sequence, TokenCounts
 from oaiserve.engine.step import Chunk, Masks
 
 Rows = list[tuple[int, Chunk]]  # rows of the logits, and the chunk that each belongs to
+RowIds = list[tuple[int, np.ndarray]]  # rows of the logits, with ids, int64, that are edited there
 Index = tuple[torch.Tensor, torch.Tensor]  # rows and ids, int64 [N] each
 # A function that sets logits float32 [R, vocab] to -infinity where a bit of uint32 [N, ceil(vocab / 32)] is 0. The list
 # has the N rows of the logits that these masks belong to.
@@ -45,24 +47,49 @@ def edit_logits(
         masked = []
     else:
         masked = [(row, chunk) for row, chunk in asking if chunk.sequence in masks.rows]
-    if allowed := [(row, ids) for row, c in asking if (ids := c.sequence.params.allowed_token_ids) is not None]:
-        index = _index(allowed, device)
-        allowed_logits = logits[index]
-        logits.index_fill_(0, on_device([row for row, _ in allowed], device), -torch.inf)
-        logits[index] = allowed_logits
     rows_of_masks = {row for row, _ in masked}
-    if banned := [(row, its) for row, c in asking if (its := banned_ids(c, has_mask=row in rows_of_masks))]:
-        # A number in place of this tensor would be copied to the device, and the host would wait for that.
-        logits.index_put_(_index(banned, device), logits.new_full((), -torch.inf))
-    if biases := [(row, bias) for row, c in asking if (bias := c.sequence.params.logit_bias)]:
-        values = [value for _, bias in biases for value in bias.values()]
-        logits[_index([(row, list(bias)) for row, bias in biases], device)] += on_device(values, device, torch.float32)
+    allowed = [(row, ids) for row, c in asking if (ids := c.sequence.edits.allowed_ids) is not None]
+    banned = [(row, ids) for row, c in asking if len(ids := banned_ids(c, has_mask=row in rows_of_masks))]
+    biased = [(row, edits) for row, c in asking if len((edits := c.sequence.edits).biased_ids)]
+    edit = _edit_on_cpu if device.type == "cpu" else _edit_on_device
+    edit(logits, allowed, banned, biased)
     _penalise(logits, asking)
     if masks is not None and masked:
         apply = apply_masks or (apply_masks_on_cpu if device.type == "cpu" else apply_masks_in_torch)
         words = masks.words[[masks.rows[chunk.sequence] + len(chunk.draft) for _, chunk in masked]]
         apply(logits, [row for row, _ in masked], words)
     return logits
+
+
+def _edit_on_cpu(logits: torch.Tensor, allowed: RowIds, banned: RowIds, biased: list[tuple[int, FixedEdits]]) -> None:
+    """Restrict, ban and bias row by row: with many ids, one index for all rows would take ten times as long."""
+    of_row = logits.numpy()
+    for row, ids in allowed:
+        allowed_logits = of_row[row, ids]
+        of_row[row] = -np.inf
+        of_row[row, ids] = allowed_logits
+    for row, ids in banned:
+        of_row[row, ids] = -np.inf
+    for row, edits in biased:
+        of_row[row, edits.biased_ids] += edits.biases
+
+
+def _edit_on_device(
+    logits: torch.Tensor, allowed: RowIds, banned: RowIds, biased: list[tuple[int, FixedEdits]]
+) -> None:
+    device = logits.device
+    if allowed:
+        index = _index(allowed, device)
+        allowed_logits = logits[index]
+        logits.index_fill_(0, on_device([row for row, _ in allowed], device), -torch.inf)
+        logits[index] = allowed_logits
+    if banned:
+        # A number in place of this tensor would be copied to the device, and the host would wait for that.
+        logits.index_put_(_index(banned, device), logits.new_full((), -torch.inf))
+    if biased:
+        values = np.concatenate([edits.biases for _, edits in biased])
+        index = _index([(row, edits.biased_ids) for row, edits in biased], device)
+        logits[index] += on_device(values, device, torch.float32)
 
 
 def is_edited(chunk: Chunk) -> bool:

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from oaiserve.engine.draws import noise, noise_seed
-from oaiserve.engine.model.sampling import numpy_sampling
+from oaiserve.engine.model.sampling import logit_edits, numpy_sampling
 from oaiserve.engine.model.sampling.draw_rows import DrawRow, SampledIds, SampleIds
 from oaiserve.engine.model.sampling.logit_edits import apply_masks_in_torch, apply_masks_on_cpu, edit_logits
 from oaiserve.engine.model.sampling.sampler import Sampled
@@ -143,11 +143,14 @@ def batches(draw: Callable[..., Any]) -> tuple[torch.Tensor, list[Sequence]]:
     return logits.round() if draw(st.booleans()) else logits, rows  # rounded logits have many ties
 
 
+@pytest.mark.parametrize("edit", ["_edit_on_cpu", "_edit_on_device"])
 @settings(max_examples=300)
 @given(batch=batches())
-def test_every_row_is_edited_as_its_request_asks(batch: tuple[torch.Tensor, list[Sequence]]) -> None:
+def test_every_row_is_edited_as_its_request_asks(batch: tuple[torch.Tensor, list[Sequence]], edit: str) -> None:
     logits, rows = batch
-    edited = edit_logits(logits.clone(), last_chunks(rows), masks_of(rows, VOCAB))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(logit_edits, "_edit_on_cpu", getattr(logit_edits, edit))
+        edited = edit_logits(logits.clone(), last_chunks(rows), masks_of(rows, VOCAB))
     for i, row in enumerate(rows):
         assert edited[i].tolist() == pytest.approx(plain_edits(logits[i].tolist(), row), rel=1e-5, abs=1e-5)
 
