@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from random import getrandbits
 
 from oaiserve.engine.draws import draw_key
-from oaiserve.engine.fixed_edits import FixedEdits
+from oaiserve.engine.edits import FixedEdits
 from oaiserve.engine.grammars.constraint import Constraint
 from oaiserve.engine.grammars.parts import Leads, PartsConstraint
 from oaiserve.engine.grammars.thinking import Thinking

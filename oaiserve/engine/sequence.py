@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from array import array
 from dataclasses import KW_ONLY, InitVar, dataclass, field
 from enum import Enum
 
 from oaiserve.engine.drafting.lookup import Lookup
-from oaiserve.engine.fixed_edits import FixedEdits
+from oaiserve.engine.edits import FixedEdits, TokenCounts
 from oaiserve.engine.grammars.constraint import Constraint
 from oaiserve.engine.media import Encoded, PromptMedia
 from oaiserve.engine.request import SamplingParams
@@ -22,33 +21,6 @@ class Place(Enum):
     WAITING = 1
     PARKED = 2  # until another sequence has computed their common prefix
     RUNNING = 3
-
-
-class TokenCounts:
-    """The distinct `ids` of a prompt and its answer, and how many `times` each was generated, in arrays for NumPy."""
-
-    def __init__(self, prompt: list[int]) -> None:
-        self._places = {token_id: place for place, token_id in enumerate(dict.fromkeys(prompt))}
-        self.ids = array("q", self._places)
-        self.times = array("q", bytes(8 * len(self.ids)))
-        self.num_added = 0
-
-    def add(self, generated: list[int]) -> None:
-        for token_id in generated:
-            place = self._places.setdefault(token_id, len(self.ids))
-            if place == len(self.ids):
-                self.ids.append(token_id)
-                self.times.append(0)
-            self.times[place] += 1
-        self.num_added += len(generated)
-
-    def copy(self) -> TokenCounts:
-        copied = TokenCounts([])
-        copied._places = self._places.copy()
-        copied.ids = self.ids[:]
-        copied.times = self.times[:]
-        copied.num_added = self.num_added
-        return copied
 
 
 @dataclass(slots=True, eq=False, repr=False)

@@ -13,9 +13,9 @@ import numpy as np
 import torch
 
 from oaiserve.engine.banned import banned_ids, is_too_short
-from oaiserve.engine.fixed_edits import FixedEdits
+from oaiserve.engine.edits import FixedEdits, TokenCounts
 from oaiserve.engine.model.transfer import on_device
-from oaiserve.engine.sequence import Sequence, TokenCounts
+from oaiserve.engine.sequence import Sequence
 from oaiserve.engine.step import Chunk, Masks
 
 Rows = list[tuple[int, Chunk]]  # rows of the logits, and the chunk that each belongs to
@@ -165,7 +165,8 @@ def _token_counts(chunk: Chunk) -> TokenCounts:
     counts = sequence.token_counts
     if counts is None:
         repeats_count = sequence.params.repetition_penalty != 1.0
-        counts = TokenCounts(sequence.token_ids[: sequence.prompt_len] if repeats_count else [])
+        prompt = sequence.token_ids[: sequence.prompt_len] if repeats_count else []
+        counts = sequence.edits.counts_of_prompt(sequence.index // sequence.params.n, prompt)
         sequence.token_counts = counts
     counts.add(sequence.token_ids[sequence.prompt_len + counts.num_added :])
     if chunk.draft:

@@ -1,0 +1,73 @@
+"""The edits of logits that a request asks for, and the counts of tokens that its penalties need. No torch."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Collection
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from oaiserve.engine.request import SamplingParams
+
+
+class TokenCounts:
+    """The distinct `ids` of a prompt and its answer, and how many `times` each was generated, in arrays for NumPy."""
+
+    def __init__(self, prompt: list[int]) -> None:
+        # Places of the prompt's ids, which copies share, and of others.
+        self._of_prompt = {token_id: place for place, token_id in enumerate(dict.fromkeys(prompt))}
+        self._others: dict[int, int] = {}
+        self.ids = array("q", self._of_prompt)
+        self.times = array("q", bytes(8 * len(self.ids)))
+        self.num_added = 0
+
+    def add(self, generated: list[int]) -> None:
+        for token_id in generated:
+            place = self._of_prompt.get(token_id)
+            if place is None:
+                place = self._others.setdefault(token_id, len(self.ids))
+            if place == len(self.ids):
+                self.ids.append(token_id)
+                self.times.append(0)
+            self.times[place] += 1
+        self.num_added += len(generated)
+
+    def copy(self) -> TokenCounts:
+        copied = TokenCounts([])
+        copied._of_prompt = self._of_prompt
+        copied._others = self._others.copy()
+        copied.ids = self.ids[:]
+        copied.times = self.times[:]
+        copied.num_added = self.num_added
+        return copied
+
+
+@dataclass(frozen=True, slots=True)
+class FixedEdits:
+    """The edits of a request, which all its choices share. A client may send an id for each token of the vocabulary,
+    and converting these for each choice at each step would take seconds from all others."""
+
+    allowed_ids: np.ndarray | None  # the only ids that may be drawn; None: all
+    biased_ids: np.ndarray
+    biases: np.ndarray  # float32, one for each of `biased_ids`
+    stop_ids: np.ndarray  # ids that are forbidden before `min_tokens`
+    _counts: dict[int, TokenCounts] = field(default_factory=dict)  # of its prompts, by their indices
+
+    @classmethod
+    def of(cls, params: SamplingParams, stop_ids: Collection[int]) -> FixedEdits:
+        allowed = params.allowed_token_ids
+        bias = params.logit_bias
+        return cls(
+            None if allowed is None else np.array(allowed, dtype=np.int64),
+            np.fromiter(bias, dtype=np.int64, count=len(bias)),
+            np.fromiter(bias.values(), dtype=np.float32, count=len(bias)),
+            np.fromiter(stop_ids, dtype=np.int64, count=len(stop_ids)),
+        )
+
+    def counts_of_prompt(self, index: int, prompt: list[int]) -> TokenCounts:
+        """Return the counts of a prompt for one of its choices, which adds its own tokens. The prompt is counted once,
+        because counting thousands of tokens takes much longer than a copy."""
+        if index not in self._counts:
+            self._counts[index] = TokenCounts(prompt)
+        return self._counts[index].copy()
