@@ -52,7 +52,7 @@ class FixedEdits:
     biased_ids: np.ndarray
     biases: np.ndarray  # float32, one for each of `biased_ids`
     stop_ids: np.ndarray  # ids that are forbidden before `min_tokens`
-    _counts: dict[int, TokenCounts] = field(default_factory=dict)  # of its prompts, by their indices
+    _counts: dict[int, TokenCounts] = field(default_factory=dict)  # one for each of its prompts, by their indices
 
     @classmethod
     def of(cls, params: SamplingParams, stop_ids: Collection[int]) -> FixedEdits:

@@ -8,11 +8,15 @@ here, a collision can only send a request to a replica that has less of it cache
 from __future__ import annotations
 
 import re
+from codecs import BOM_UTF8
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from hashlib import blake2b
 from typing import Any, NamedTuple
 
 import msgspec
+
+from oaiserve.facts.surrogates import without_halves
 
 BLOCK_BYTES = 256
 # Longer prefixes are not distinguished: prompts with this much in common belong together, and routing takes bounded
@@ -53,13 +57,39 @@ def prompt_of_body(content: bytes | bytearray) -> Prompt:
 
     The router and the replica both call this, so that they compute the same keys.
     """
+    model = ""
+    if content.startswith(BOM_UTF8):
+        content = content[len(BOM_UTF8) :]
     try:
-        body = msgspec.json.decode(content)
+        body = _decoded(content)
         if isinstance(body, dict):
             return prompt_of(body)
+    except msgspec.ValidationError:  # A number is out of range, maybe in a field that the replica ignores.
+        with suppress(msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+            model = _named.decode(content).model
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         pass  # The replica refuses it with the reason.
-    return prompt_of_text(b"", bytes(content[:BLOCK_BYTES]))
+    return prompt_of_text(b"", bytes(content[:BLOCK_BYTES]))._replace(model=model)
+
+
+class _Named(msgspec.Struct):
+    model: str = ""
+
+
+_named = msgspec.json.Decoder(_Named)
+
+
+def _decoded(content: bytes | bytearray) -> Any:
+    """Decode a body as the replica reads it: halves of surrogate pairs are replaced. Raises the decoder's errors."""
+    try:
+        return msgspec.json.decode(content)
+    except msgspec.ValidationError:
+        raise
+    except msgspec.DecodeError:
+        readable = bytearray(content)
+        for _ in without_halves(readable):
+            pass
+        return msgspec.json.decode(readable)
 
 
 def prompt_of(body: Mapping[str, Any]) -> Prompt:

@@ -18,9 +18,9 @@ from msgspec import UNSET, UnsetType, inspect
 
 from oaiserve.collector import paused_for
 from oaiserve.errors import InvalidRequest
+from oaiserve.facts.surrogates import REPLACEMENT, halves_of
 from oaiserve.routes.adaptations import Adaptations
 from oaiserve.routes.invalid import invalid_type, members, show
-from oaiserve.routes.surrogates import REPLACEMENT, halves_of
 
 logger = logging.getLogger(__name__)
 

@@ -1,8 +1,12 @@
 """Reports for routers: means of the load, and the prompts that the prefix cache has, as far as it still has them."""
 
 import json
+from codecs import BOM_UTF8
 from collections import deque
 from dataclasses import replace
+from typing import Any
+
+import pytest
 
 from oaiserve.engine.reports import LEAST_NS, Reports
 from oaiserve.engine.request import Request, SamplingParams, TextPrompt
@@ -45,8 +49,17 @@ def test_router_and_replica_make_the_same_keys_of_a_body_and_bear_any_other() ->
     text = "Once upon a time " * 40
     assert prompt_of_body(body(text)) == prompt_of(json.loads(body(text)))
     assert prompt_of_body(bytearray(body(text))).keys
-    for broken in (b"", b"[]", b"{", b"[" * 5000, b'{"prompt": "\xff"}', body("\ud83d" * 100)):
+    for broken in (b"", b"[]", b"{", b"[" * 5000, b'{"prompt": "\xff"}'):
         assert prompt_of_body(broken).keys == []
+
+
+@pytest.mark.parametrize("more", [{"user": "\ud83d"}, {"messages": [{"content": "\ud83d Hi"}]}, {"user": 1e400}])
+def test_router_finds_the_model_of_every_body_that_a_replica_reads(more: dict[str, Any]) -> None:
+    content = body("Hi", **more).replace(b"Infinity", b"1e400")
+    for readable in (content, BOM_UTF8 + content, bytearray(BOM_UTF8 + content)):
+        assert prompt_of_body(readable).model == "m"
+    assert prompt_of_body(content[:-1]).model == ""
+    assert prompt_of_body(b'{"model": 1e400}').model == ""
 
 
 class Parts:

@@ -10,13 +10,13 @@ import msgspec
 
 from oaiserve.engine.turn_workers import at_once
 from oaiserve.errors import InvalidRequest
+from oaiserve.facts.surrogates import without_halves
 from oaiserve.routes.bodies import MAX_CHOICES, MAX_INT32, MetadataBody
 from oaiserve.routes.invalid import Kind, invalid_type
 from oaiserve.routes.objects import described
 from oaiserve.routes.pages import Page
 from oaiserve.routes.protocol import decoder_of
 from oaiserve.routes.sse import one_line
-from oaiserve.routes.surrogates import without_halves
 
 Status = Literal["failed", "in_progress", "completed", "expired", "cancelled"]
 Endpoint = Literal["/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses"]
