@@ -200,19 +200,17 @@ class Gateway:
         return not is_shown
 
     def _listing_for(self, scope: Scope, request: ClientRequest) -> Callable[[], Awaitable[Response]] | None:
+        if request.method != "GET":
+            return None  # A replica refuses it.
         # With several models here, a request that names one is sent to its process alone.
-        if (
-            scope["path"] == REQUESTS_PATH
-            and request.method == "GET"
-            and not (self._models is not None and request.prompt.model)
-        ):
+        if scope["path"] == REQUESTS_PATH and not (self._models is not None and request.prompt.model):
             query = scope["query_string"].decode("latin-1")
             return partial(all_requests, self.watch, query, request.headers)
         if scope["path"] == MODELS_PATH and self.router.differ:
             return partial(models_answer, self.watch, self.router, scope, request.headers)
         if scope["path"] == SCHEMA_PATH and self._models is None:
             return partial(schema_answer, self.watch, self._refuses, request.headers)
-        if scope["path"] in _LISTS and request.method == "GET":
+        if scope["path"] in _LISTS:
             return partial(all_kept, self.watch, request.target, request.headers)
         return None
 

@@ -38,6 +38,12 @@ def test_a_model_that_none_has_is_refused_by_a_server(two_models: Fleet) -> None
     assert "'none' does not exist" in answer.json()["error"]["message"]
 
 
+@pytest.mark.parametrize("path", ["/v1/models", "/openapi.json", "/debug/requests"])
+def test_list_is_only_read(two_models: Fleet, path: str) -> None:
+    for method in ("POST", "DELETE"):
+        assert two_models.http.request(method, path).status_code in (404, 405), method
+
+
 def test_the_list_has_all_models_once(two_models: Fleet) -> None:
     listed = two_models.http.get("/v1/models").json()
     assert sorted(model["id"] for model in listed["data"]) == ["m", "other"]
