@@ -71,7 +71,9 @@ _SIMILAR = 0.82  # share of the letters that a misspelled name has in common wit
 _MOST_NESTED_BYTES = 4096  # bytes of an object whose names are checked
 _MOST_NAMED_BYTES = 2**20  # bytes of a body of which all names are read: millions would take a second, and much memory
 # Parameters with texts that clients pass on, and that others may have cut.
-_HISTORIES = frozenset({"input", "instructions", "items", "messages", "system"})
+_PASSED_ON = frozenset(
+    {"documents", "input", "instructions", "items", "messages", "queries", "query", "system", "text_1", "text_2"}
+)
 _STREAM_OPTIONS = ("include_usage", "include_timings", "continuous_usage_stats", "include_obfuscation")
 
 
@@ -99,8 +101,8 @@ def parse(
     """Decode a JSON body of this kind and check its types, and yield after each long part. The route checks the ranges.
 
     `check_given` may refuse a body by its names and the JSON of their values, before these are decoded. Misspelled
-    names are noted. Halves of surrogate pairs in a history are replaced in the body and noted. Raises InvalidRequest,
-    RecursionError, and the errors of `check_given`.
+    names are noted. Halves of surrogate pairs in texts that clients pass on are replaced in the body and noted. Raises
+    InvalidRequest, RecursionError, and the errors of `check_given`.
     """
     try:
         try:
@@ -113,7 +115,7 @@ def parse(
             for at in halves:
                 body[at : at + len(REPLACEMENT)] = REPLACEMENT
             values, parsed, unsupported = yield from _decoded(kind, body, check_given)
-            if any(REPLACEMENT in bytes(values[name]) for name in values.keys() - _HISTORIES):
+            if any(REPLACEMENT in bytes(values[name]) for name in values.keys() - _PASSED_ON):
                 raise _half(halves[0]) from None
             adaptations.note("the body", "halves of surrogate pairs are read as U+FFFD")
     except msgspec.ValidationError as error:

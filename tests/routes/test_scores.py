@@ -1,11 +1,13 @@
 """Tests /v1/score and /v1/rerank: the pairs that reach the engine, and the scores and orders that come of them."""
 
+import json
 from typing import Any
 
 import pytest
 
 from oaiserve.engine.pooling import Pooling
 from oaiserve.engine.request import FilledPrompt, PairPrompt, TextPrompt
+from oaiserve.routes.adaptations import HEADER
 from tests.routes.asking import answered, refused
 from tests.routes.conftest import Served
 from tests.routes.doubles import pools
@@ -54,6 +56,18 @@ def test_as_many_texts_are_scored_pair_by_pair(scorer: Served) -> None:
     post(scorer, SCORE, queries=["q", "r"], documents=["a", "b"])
     pairs = (PairPrompt("q", "a", "documents"), PairPrompt("r", "b", "documents"))
     assert scorer.engine.submitted.get().prompts == pairs
+
+
+@pytest.mark.parametrize(
+    ("path", "names"),
+    [(SCORE, ("text_1", "text_2")), (SCORE, ("queries", "documents")), (RERANK, ("query", "documents"))],
+)
+def test_half_of_an_emoji_where_a_text_was_cut_is_replaced(scorer: Served, path: str, names: tuple[str, str]) -> None:
+    body = json.dumps({names[0]: "q \ud83d", names[1]: ["\ude00 a"]})
+    response = scorer.http.post(path, content=body, headers={"content-type": "application/json"})
+    assert "halves of surrogate pairs are read as U+FFFD" in response.headers[HEADER]
+    # It has reached the engine, whose vocabulary here has no such character.
+    assert "outside the model's vocabulary" in response.json()["error"]["message"]
 
 
 def test_a_reranker_with_a_template_reads_pairs_within_it(scorer: Served) -> None:
