@@ -29,7 +29,7 @@ class PoolingFiles:
 
 
 def read_score_files(source: ModelSource) -> PoolingFiles:
-    """Read what sentence-transformers writes for a cross-encoder, since version 5.4. Raises StartupError."""
+    """Read what sentence-transformers writes for a cross-encoder in newer versions. Raises StartupError."""
     return PoolingFiles(activation=(read_json(source, "config_sentence_transformers.json") or {}).get("activation_fn"))
 
 
