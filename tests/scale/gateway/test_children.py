@@ -203,9 +203,9 @@ def test_line_whose_process_ends_is_sent_again(monkeypatch: pytest.MonkeyPatch) 
         assert http.get("/v1/models/a").json()["is_loaded"] is False
         assert http.post("/v1/completions", json={"prompt": "Hi"}).status_code == 200
         first = children["a"]
-        first.engine.script = None  # type: ignore[assignment]
+        first.engine.script = lambda request: ()
         batch = begin(sdk, line(1, model="a"))
-        wait_until(first.engine.submitted.qsize)
+        wait_until(lambda: first.engine.submitted.qsize() == 2)
         first.crash()
         batch = ended(sdk, batch)
         assert (batch.status, batch.request_counts.completed) == ("completed", 1)
