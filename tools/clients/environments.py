@@ -14,14 +14,11 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from tools.bench import prepare
 from tools.bench.prepare import run
+from tools.clients.agent import Agent
 from tools.clients.clients import SCRIPTS, Client
-
-if TYPE_CHECKING:
-    from tools.clients.sessions import Agent
 
 FOLDER = Path(os.environ.get("CLIENTS_DIR") or "~/.cache/oaiclients").expanduser()
 LIMIT_SECONDS = 180  # limit of a script or a session

@@ -15,7 +15,7 @@ import os
 import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from oaiserve.commands.agents import AGENTS as AGENT_TABLE
 from tests.agents import recorded
 from tests.agents.scripted import Turn, next_turn, scripted_server
 from tools.clients import environments
+from tools.clients.agent import Agent
 from tools.clients.clients import SCRIPTS
 from tools.markdown import as_markdown, publish
 from tools.server_process import exit_on_sigterm
@@ -39,22 +40,6 @@ PROJECT = {
 WRONG = "return a - b"
 RIGHT = "return a + b"
 MISSING = "return a * b"
-
-
-@dataclass(frozen=True)
-class Agent:
-    """An agent, how it is started so that it asks this server, and what the model does."""
-
-    title: str
-    packages: tuple[str, ...]  # the version of the first is shown
-    command: str  # shell command, run in the folder of the project
-    turns: tuple[Turn, ...]
-    marker: str  # Prompts of the tool's loop have this text, and others don't.
-    is_javascript: bool = True
-    needs_torch: bool = False
-    made_by: None = None
-    note: str = ""
-    env: Mapping[str, str] = field(default_factory=dict)
 
 
 def ten_turns(
