@@ -12,6 +12,7 @@ from codecs import BOM_UTF8
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from hashlib import blake2b
+from itertools import islice
 from typing import Any, NamedTuple
 
 import msgspec
@@ -19,6 +20,7 @@ import msgspec
 from oaiserve.facts.surrogates import without_halves
 
 BLOCK_BYTES = 256
+MOST_SURROGATES = 100_000  # escapes of surrogates that are looked at in a body: a router must not take long
 # Longer prefixes are not distinguished: prompts with this much in common belong together, and routing takes bounded
 # time.
 MOST_BLOCKS = 256
@@ -87,8 +89,10 @@ def _decoded(content: bytes | bytearray) -> Any:
         raise
     except msgspec.DecodeError:
         readable = bytearray(content)
-        for _ in without_halves(readable):
+        for _ in islice(without_halves(readable), MOST_SURROGATES):
             pass
+        if readable == content:
+            raise
         return msgspec.json.decode(readable)
 
 

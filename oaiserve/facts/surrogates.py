@@ -6,7 +6,7 @@ JSON allows such an escape, but it is no character, so the decoder refuses the w
 from __future__ import annotations
 
 import re
-from collections.abc import Generator
+from collections.abc import Generator, Iterable
 
 REPLACEMENT = rb"\ufffd"  # as long as the escape that it replaces
 _BACKSLASH = ord("\\")
@@ -35,6 +35,10 @@ def halves_of(body: bytes | bytearray) -> Generator[None, None, list[int]]:
 def without_halves(body: bytearray) -> Generator[None, None, list[int]]:
     """Replace the halves of pairs in a body, and return their places. Yields after each piece of work."""
     halves = yield from halves_of(body)
-    for at in halves:
-        body[at : at + len(REPLACEMENT)] = REPLACEMENT
+    replace_halves(body, halves)
     return halves
+
+
+def replace_halves(body: bytearray, places: Iterable[int]) -> None:
+    for at in places:
+        body[at : at + len(REPLACEMENT)] = REPLACEMENT

@@ -18,7 +18,7 @@ from msgspec import UNSET, UnsetType, inspect
 
 from oaiserve.collector import paused_for
 from oaiserve.errors import InvalidRequest
-from oaiserve.facts.surrogates import REPLACEMENT, halves_of
+from oaiserve.facts.surrogates import REPLACEMENT, halves_of, replace_halves
 from oaiserve.routes.adaptations import Adaptations
 from oaiserve.routes.invalid import invalid_type, members, show
 
@@ -112,8 +112,7 @@ def parse(
                 raise
             if adaptations is None or not isinstance(body, bytearray):
                 raise _half(halves[0]) from None
-            for at in halves:
-                body[at : at + len(REPLACEMENT)] = REPLACEMENT
+            replace_halves(body, halves)
             values, parsed, unsupported = yield from _decoded(kind, body, check_given)
             if any(REPLACEMENT in bytes(values[name]) for name in values.keys() - _PASSED_ON):
                 raise _half(halves[0]) from None

@@ -76,15 +76,7 @@ def test_lists_under_a_schema_have_their_items(coder: LiveServer, task: str, exp
     types = {name: {"type": "integer" if name == "age" else "string"} for name in expected[0]}
     item = {"type": "object", "properties": types, "required": list(types), "additionalProperties": False}
     schema = {"type": "object", "properties": {"all": {"type": "array", "items": item}}, "required": ["all"]}
-    shape: Any = {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema}}
-    answer = coder.sdk().chat.completions.create(
-        model="coder",
-        messages=[{"role": "user", "content": task}],
-        temperature=0,
-        max_tokens=100,
-        response_format=shape,
-    )
-    assert json.loads(answer.choices[0].message.content or "") == {"all": expected}
+    assert under_schema(coder, task, schema) == {"all": expected}
 
 
 @pytest.mark.parametrize(
@@ -101,6 +93,10 @@ def test_strings_have_the_numbers_that_the_model_would_write(coder: LiveServer, 
         name: text if isinstance(value, str) else {"type": "array", "items": text} for name, value in expected.items()
     }
     schema = {"type": "object", "properties": types, "required": list(types), "additionalProperties": False}
+    assert under_schema(coder, task, schema) == expected
+
+
+def under_schema(coder: LiveServer, task: str, schema: dict[str, Any]) -> Any:
     shape: Any = {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema}}
     answer = coder.sdk().chat.completions.create(
         model="coder",
@@ -109,7 +105,7 @@ def test_strings_have_the_numbers_that_the_model_would_write(coder: LiveServer, 
         max_tokens=120,
         response_format=shape,
     )
-    assert json.loads(answer.choices[0].message.content or "") == expected
+    return json.loads(answer.choices[0].message.content or "")
 
 
 def test_a_json_object_has_the_names_that_were_requested(coder: LiveServer) -> None:

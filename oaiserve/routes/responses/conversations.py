@@ -58,10 +58,17 @@ def with_turn(conversation: StoredResponse, items: list[Item], unique_id: str, n
 
     If another server that ended early has added the items of this response, they are replaced.
     """
+    return _with_items(conversation, items, unique_id, num_given)[0]
+
+
+def _with_items(
+    conversation: StoredResponse, items: list[Item], unique_id: str, num_given: int
+) -> tuple[StoredResponse, list[Item]]:
+    """Return the conversation as `with_turn` does, and the items as it has them."""
     before, after = _around_turn(conversation, unique_id, num_given)
-    items = _distinct(items, (before, after), unique_id)
-    parts = [part for part in (before[1:-1], msgspec.json.encode(items)[1:-1], after[1:-1]) if part]
-    return conversation._replace(input_items=b"[%b]" % b",".join(parts))
+    distinct = _distinct(items, (before, after), unique_id)
+    parts = [part for part in (before[1:-1], msgspec.json.encode(distinct)[1:-1], after[1:-1]) if part]
+    return conversation._replace(input_items=b"[%b]" % b",".join(parts)), distinct
 
 
 def _distinct(items: list[Item], others: Iterable[bytes], unique_id: str) -> list[Item]:
@@ -178,20 +185,20 @@ async def add_items(request: Request) -> Response:
     adaptations = Adaptations()
     body, _ = await read_parsed(request, ItemsBody, adaptations)
     items = _new_items(request, body.items, adaptations)
+    added = items
     most_bytes = serving_of(request).body_limit
     unique_id = lasting_id(request)
 
     def edit(old: StoredResponse) -> StoredResponse:
-        nonlocal items
-        items = _distinct(items, _around_turn(old, unique_id, 0), unique_id)
-        new = with_turn(old, items, unique_id, 0)
+        nonlocal added
+        new, added = _with_items(old, items, unique_id, 0)
         if new.num_bytes > most_bytes:
             raise invalid("items", f"the conversation would have more than {int(most_bytes)} bytes")
         return new
 
     await _changed(request, edit)
-    added = ItemPage(items, items[0]["id"], items[-1]["id"], has_more=False)
-    return json_response(added, headers=adaptations.headers())
+    page = ItemPage(added, added[0]["id"], added[-1]["id"], has_more=False)
+    return json_response(page, headers=adaptations.headers())
 
 
 @Operation(summary="An item of a conversation.", group="Generation", answer="application/json", errors=(NotFound,))

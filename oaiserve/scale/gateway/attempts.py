@@ -168,8 +168,8 @@ class Attempts:
     def _choose(self, request: ClientRequest, now_ns: int, tried: list[str], kind: bytes) -> Decision:
         """Choose a replica that was not tried, one of another kind only if there is no other. Raises NoReplica."""
         within = request.within(now_ns)
-        unlike = [one.name for one in self.watch.upstreams.values() if kind and one.kind and one.kind != kind]
-        if unlike:
+        if kind:
+            unlike = [one.name for one in self.watch.upstreams.values() if one.kind not in (b"", kind)]
             with suppress(NoReplica):
                 return self.router.choose(request.prompt, now_ns, request.session, [*tried, *unlike], within)
         return self.router.choose(request.prompt, now_ns, request.session, tried, within)

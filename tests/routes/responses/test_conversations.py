@@ -49,13 +49,13 @@ def test_the_sdk_begins_changes_reads_and_deletes_conversations(served: Served) 
 
 def test_items_that_are_sent_again_get_ids_of_their_own(served: Served) -> None:
     """An id that three items have would make the SDK read the same pages for ever."""
-    client = served.sdk()
     sent = [{"id": "msg_1", "role": "user", "content": text} for text in "abc"]
     name = begun(served, items=sent[:2])
     added = served.post(f"{CONVERSATIONS}/{name}/items", items=sent).json()["data"]
     ask(served, conversation=name, input=[*sent, {"id": "msg_2", "role": "user", "content": "d"}])
-    pages = client.conversations.items.list(name, order="asc", limit=1)
-    listed = [(item.id or "", item.content[0].text) for item in islice(pages, 20)]  # type: ignore[union-attr]
+    with served.sdk() as client:
+        pages = client.conversations.items.list(name, order="asc", limit=1)
+        listed = [(item.id or "", item.content[0].text) for item in islice(pages, 20)]  # type: ignore[union-attr]
     assert "".join(text for _, text in listed[:9]) == "ababcabcd"
     assert len(listed) == len({item_id for item_id, _ in listed}) == 10
     assert [item["id"] for item in added] == [item_id for item_id, _ in listed[2:5]]

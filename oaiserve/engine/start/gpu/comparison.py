@@ -16,7 +16,7 @@ from oaiserve.engine.model.gpu.step_graphs import StepGraphs
 from oaiserve.engine.model.rehearsal import prompt, prompts_and_decodes
 from oaiserve.engine.model.runner import ModelRunner
 from oaiserve.engine.model.sampling import numpy_sampling
-from oaiserve.engine.model.sampling.draw_rows import draw_row
+from oaiserve.engine.model.sampling.draw_rows import GREEDY, draw_row
 from oaiserve.engine.model.sampling.logit_edits import apply_masks_in_torch
 from oaiserve.engine.model.states import States
 from oaiserve.engine.request import SamplingParams
@@ -63,7 +63,7 @@ def difference_from_plain(own: Ready, graphs: StepGraphs | None) -> str | None:
                     graphs.logits.zero_()
                 if problem := _problem(own, step, expected, *_launched(runner, before, step)):
                     return f"{problem} of {name}{' with adapters' * with_adapters}{way}"
-    return _masks_problem(own.spec, kernels.sampling)
+    return _sampling_problem(own.spec, kernels.sampling)
 
 
 def _plain_runner(own: Ready) -> ModelRunner:
@@ -93,8 +93,11 @@ def _problem(own: Ready, step: Step, expected: torch.Tensor, logits: torch.Tenso
     return None if token_ids == expected_ids.tolist() else "other tokens would be drawn from the outputs"
 
 
-def _masks_problem(spec: ModelSpec, sampling: Any) -> str | None:
-    """Compare masks of grammars."""
+def _sampling_problem(spec: ModelSpec, sampling: Any) -> str | None:
+    """Compare masks of grammars, and the notice of logits that are not finite."""
+    infinite = torch.full((1, spec.vocab_size), torch.inf, dtype=spec.dtype, device=spec.device)
+    if bool(sampling.sample_ids(infinite, [GREEDY])[1].any()):
+        return "logits that are not finite would not be noticed"
     words = np.random.default_rng(0).integers(0, 2**32, (2, -(-spec.vocab_size // 32)), dtype=np.uint32)
     masked, expected = (torch.zeros(3, spec.vocab_size, device=spec.device) for _ in range(2))
     sampling.apply_masks(masked, [0, 2], words)

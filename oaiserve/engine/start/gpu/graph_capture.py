@@ -41,6 +41,7 @@ class Ready(NamedTuple):
     executor: CudaExecutor | ReferenceExecutor
     tables: BlockTables
     num_blocks: int
+    longest: int  # tokens that a request may have
     num_states: int  # sequences that can keep a state; 0 if no layer keeps one
     states: States | None
     new_runner: Callable[..., ModelRunner]  # runs steps by these parts, and by `graphs` if there are any

@@ -75,7 +75,7 @@ def probe(order: Order) -> str | None:
     device = select_device(order.device)
     options = replace(order.options, kv_blocks=None, kv_cache_memory=CACHE_MEMORY)
     model = first_layers(describe_model(find_model(order.model), options, device=device))
-    own = ready(place(model, options, order.model), options, by_options(options))
+    own = ready(place(model, options, order.model), options, by_options(options), is_probe=True)
     graphs = captured(own, CudaCapture(device)) if options.cuda_graph else None
     problem = difference_from_plain(own, graphs)
     warm_up(own.new_runner(graphs=graphs), own)

@@ -129,7 +129,7 @@ def start_on_gpu(model: Placed, options: EngineOptions, verdict: Verdict) -> Sta
         own.adaptable if options.has_adapters else {},
         runner,
         own.num_blocks,
-        longest_request(own.spec, own.num_blocks * options.block_size),
+        own.longest,
         GPU_STEP_TOKENS,
         num_states=own.num_states,
         block_bytes=options.block_size * own.spec.kv_bytes_per_token,
@@ -139,8 +139,11 @@ def start_on_gpu(model: Placed, options: EngineOptions, verdict: Verdict) -> Sta
     )
 
 
-def ready(model: Placed, options: EngineOptions, verdict: Verdict) -> Ready:
-    """Make the kernels of a model, its KV cache with as many blocks as there is memory for, and its executor."""
+def ready(model: Placed, options: EngineOptions, verdict: Verdict, *, is_probe: bool = False) -> Ready:
+    """Make the kernels of a model, its KV cache with as many blocks as there is memory for, and its executor.
+
+    A probe computes the last position of the model, for which its own cache may have no room.
+    """
     spec, weights, adaptable = model
     kernels = Kernels()
     graph_bytes = 0
@@ -160,11 +163,13 @@ def ready(model: Placed, options: EngineOptions, verdict: Verdict) -> Ready:
     )
     executor = new_executor(num_blocks)
     refuse_unless_finite(executor, spec, options.block_size)
-    tables = BlockTables.with_room(options.max_running, spec.max_model_len, options.block_size, spec.device)
+    longest = longest_request(spec, num_blocks * options.block_size)
+    table_len = spec.max_model_len if is_probe else longest
+    tables = BlockTables.with_room(options.max_running, table_len, options.block_size, spec.device)
     states = States.of(spec, num_states + 1)  # One more than sequences can have, for padded rows of graphs.
     new_runner = partial(new_runner, executor, tables=tables, states=states)
     return Ready(
-        spec, options, adaptable, weights, executor, tables, num_blocks, num_states, states, new_runner=new_runner
+        spec, options, adaptable, weights, executor, tables, num_blocks, longest, num_states, states, new_runner
     )
 
 

@@ -37,5 +37,5 @@ def ready_model(model: Model, *, has_adapters: bool = False, options: EngineOpti
     new_runner = partial(
         ModelRunner, executor, CPU, BLOCK_SIZE, tables=tables, states=states, sample_ids=own.sampling.sample_ids
     )
-    parts = executor, tables, NUM_BLOCKS, 4, states, new_runner
+    parts = executor, tables, NUM_BLOCKS, model.spec.max_model_len, 4, states, new_runner
     return Ready(model.spec, options, adaptable, weights, *parts)

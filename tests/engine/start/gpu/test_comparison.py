@@ -180,6 +180,15 @@ def test_draws_and_masks_that_are_others_are_found(llama: Model) -> None:
     assert "masks" in str(difference_from_plain(ready_model(llama, sampling=NoMasks()), None))
 
 
+def test_draws_that_do_not_notice_infinite_logits_are_found(llama: Model) -> None:
+    class AllFinite(PlainSampler):
+        def sample_ids(self, logits: torch.Tensor, rows: list[DrawRow]) -> SampledIds:
+            token_ids, are_finite = super().sample_ids(logits, rows)
+            return token_ids, torch.ones_like(are_finite)
+
+    assert "not finite" in str(difference_from_plain(ready_model(llama, sampling=AllFinite()), None))
+
+
 def test_adapters_that_are_wrong_are_found(llama: Model) -> None:
     pytest.importorskip("triton", reason="Triton has no wheels for this system")
     own = ready_model(llama, has_adapters=True)
