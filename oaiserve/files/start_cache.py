@@ -59,6 +59,7 @@ class Subject:
     versions: Mapping[str, str]  # versions of the code that makes the record
     stats: Mapping[str, list[int]]  # the files that the record is made from, by name, as they were at the start
     folder: Path  # the folder of these files
+    record: Path  # the path of the record, whether or not there is one
     digest: Callable[[Path], str] | None = None  # digest of the part of a file that counts; None: its SHA-256
 
 
@@ -103,25 +104,27 @@ def subject(
     else:
         folder = model
         files = sorted(model.iterdir())
+    options = dict(sorted(options.items()))
     return Subject(
         kind,
         model,
-        dict(sorted(options.items())),
+        options,
         {package: version_of(package) for package in packages},
         {p.name: _stat(p) for p in files if p in of_model or (p.suffix in suffixes and p.is_file())},
         folder,
+        cache_folder() / "remembered" / _record_name(kind, model, options),
         digest,
     )
 
 
 def recall(subject: Subject) -> StartRecord:
     """Return the record of a subject. Raises NotRemembered if there is none, or if anything has changed."""
-    path = _path(subject)
-    with of_record(path):
-        return _recall(subject, path)
+    with of_record(subject.record):
+        return _recall(subject)
 
 
-def _recall(subject: Subject, path: Path) -> StartRecord:
+def _recall(subject: Subject) -> StartRecord:
+    path = subject.record
     content = bytearray(private.read_file(private.verified(path.parent) / path.name))
     end = len(content) - _DIGEST_BYTES
     if end < 0 or hashlib.sha256(memoryview(content)[:end]).digest() != content[end:]:
@@ -161,7 +164,7 @@ def remember(subject: Subject, data: Mapping[str, Any], content: bytes) -> Path 
     files = {name: {"stat": stat, "sha256": _digest(subject, name)} for name, stat in subject.stats.items()}
     if _has_changed(subject):  # changed while it was read
         return None
-    path = _path(subject)
+    path = subject.record
     private.make_folder(path.parent)
     private.verified(path.parent)
     _forget_lost_models(path.parent)
@@ -177,10 +180,10 @@ def remember(subject: Subject, data: Mapping[str, Any], content: bytes) -> Path 
     return path
 
 
-def name_of(subject: Subject) -> str:
-    """Return the name of a subject's record, which is the same at each start."""
-    name = json.dumps([str(subject.model), subject.options])
-    return f"{subject.kind}-{hashlib.sha256(name.encode()).hexdigest()[:16]}"
+def _record_name(kind: str, model: Path, options: Mapping[str, str]) -> str:
+    """Return the name of a record, which is the same at each start."""
+    name = json.dumps([str(model), options])
+    return f"{kind}-{hashlib.sha256(name.encode()).hexdigest()[:16]}"
 
 
 def _write(path: Path, header: Mapping[str, Any], content: bytes) -> None:
@@ -229,10 +232,6 @@ def _header(path: Path) -> dict[str, Any]:
     with path.open("rb") as file:
         header: dict[str, Any] = json.loads(file.readline())
     return header
-
-
-def _path(subject: Subject) -> Path:
-    return cache_folder() / "remembered" / name_of(subject)
 
 
 def _has_changed(subject: Subject) -> bool:

@@ -116,6 +116,17 @@ def test_nothing_is_remembered_of_a_file_that_changed_during_the_start(folder: P
     assert not cache.exists()
 
 
+def test_a_record_stays_in_the_cache_that_its_subject_was_made_with(
+    folder: Path, cache: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    subject = ask(folder)
+    monkeypatch.setenv("OAISERVE_CACHE", str(tmp_path / "other"))
+    path = remember(subject, DATA, CONTENT)
+    assert path is not None
+    assert path.parent == cache
+    assert not (tmp_path / "other").exists()
+
+
 @given(data=st.data())
 def test_a_damaged_record_is_not_used(data: st.DataObject, tmp_path_factory: pytest.TempPathFactory) -> None:
     root = tmp_path_factory.mktemp("damaged")

@@ -13,7 +13,7 @@ from oaiserve.config import EngineOptions
 from oaiserve.engine.decoder.quantized_file import FileIdentity, QuantizedFile, find
 from oaiserve.files import gguf
 from oaiserve.files.private import NotPrivate
-from oaiserve.files.start_cache import NotRemembered, Subject, name_of, of_record, recall, remember, subject
+from oaiserve.files.start_cache import NotRemembered, Subject, of_record, recall, remember, subject
 
 log = logging.getLogger(__name__)
 
@@ -59,7 +59,7 @@ def remember_start(subject: Subject, quantized: QuantizedFile | None) -> Thread:
             if quantized is None:
                 data = None
             else:
-                data = asdict(quantized.finish(name_of(subject)))
+                data = asdict(quantized.finish(subject.record.name))
             if remember(subject, {"quantized": data}, b"") is None:
                 log.debug("The start is not recorded, because the model's files have changed meanwhile")
         except (NotPrivate, OSError) as error:
