@@ -118,14 +118,23 @@ class ContextLengthExceeded(InvalidRequest):
 
     code = "context_length_exceeded"
 
-    def __init__(self, limit_tokens: int, prompt_tokens: int, *, param: str, is_exact: bool = True) -> None:
-        """Say how long the prompt is, which came in the field `param`; without `is_exact`, it has at least this many
-        tokens."""
+    def __init__(
+        self,
+        limit_tokens: int,
+        prompt_tokens: int,
+        *,
+        param: str,
+        where: str = "",
+        is_exact: bool = True,
+        has_answer: bool = True,
+    ) -> None:
+        """Say how long the prompt is, which came in the field `param`, at the place `where` in it; without `is_exact`,
+        it has at least this many tokens. Without `has_answer`, the prompt may take the whole context."""
         least = "" if is_exact else "at least "
+        room = ", which leaves no room for an answer" if has_answer else ""
         super().__init__(
-            f"This model's maximum context length is {limit_tokens} tokens. However, your {param} resulted in "
-            f"{least}{prompt_tokens} tokens, which leaves no room for an answer. "
-            f"Please reduce the length of the {param}.",
+            f"This model's maximum context length is {limit_tokens} tokens. However, your {where or param} resulted in "
+            f"{least}{prompt_tokens} tokens{room}. Please reduce the length of the {param}.",
             param=param,
         )
 

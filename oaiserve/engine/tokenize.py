@@ -236,11 +236,11 @@ class TokenizeStage:
         token_ids: list[list[int]] = []
         second_starts: list[int | None] = []
         media: list[PromptMedia | None] = []
-        for prompt in request.prompts:
+        for index, prompt in enumerate(request.prompts):
             if token_ids:
                 yield None
             prepared = yield from self._prepare(prompt, request.cache_salt)
-            ids, second_start = yield from self._encode(prompt, 0 if params.max_tokens == 0 else 1, prepared)
+            ids, second_start = yield from self._encode(request, index, prepared)
             token_ids.append(ids)
             second_starts.append(second_start)
             media.append(self._media.placed(ids, prepared) if self._media is not None and prepared else None)
@@ -262,13 +262,13 @@ class TokenizeStage:
             yield None
         return prepared
 
-    def _encode(
-        self, prompt: Prompt, answer_tokens: int, prepared: list[Prepared]
-    ) -> Work[tuple[list[int], int | None]]:
-        """Return the token ids of a prompt, which must leave room for `answer_tokens`. For a pair, also return where
-        its second text begins."""
+    def _encode(self, request: Request, index: int, prepared: list[Prepared]) -> Work[tuple[list[int], int | None]]:
+        """Return the token ids of a prompt, which must leave room for an answer if there is to be one. For a pair, also
+        return where its second text begins."""
+        prompt = request.prompts[index]
         expand = self._expand(prompt, prepared)
-        most_tokens = self._max_model_len - answer_tokens
+        has_answer = request.params.max_tokens != 0
+        most_tokens = self._max_model_len - has_answer
         second_start: int | None = None
         try:
             if isinstance(prompt, PairPrompt):
@@ -277,7 +277,12 @@ class TokenizeStage:
                 token_ids = yield from self._tokenizer.encode_in_pieces(prompt, most_tokens, expand)
         except TooManyTokens as error:
             raise ContextLengthExceeded(
-                self._max_model_len, error.num_tokens, param=prompt.param, is_exact=error.is_exact
+                self._max_model_len,
+                error.num_tokens,
+                param=prompt.param,
+                where=_place_of(request, index),
+                is_exact=error.is_exact,
+                has_answer=has_answer,
             ) from error
         if not token_ids:
             raise invalid(prompt.param, "it has no tokens, so there is nothing to continue")
@@ -311,4 +316,13 @@ class TokenizeStage:
         highest = max(token_ids, default=0)
         if lowest < 0 or highest >= self._vocab_size:
             reason = f"token id {lowest if lowest < 0 else highest} is outside the model's vocabulary"
-            raise invalid(param, f"{reason}. Ids are from 0 to {self._vocab_size - 1}")
+            raise invalid(param, f"{reason}. Ids of this model's tokenizer are from 0 to {self._vocab_size - 1}")
+
+
+def _place_of(request: Request, index: int) -> str:
+    """Return the field that a prompt came from, with its index among the prompts of that field if there are several."""
+    param = request.prompts[index].param
+    others = [prompt.param == param for prompt in request.prompts]
+    if others.count(True) == 1:
+        return param
+    return f"{param}[{others[:index].count(True)}]"

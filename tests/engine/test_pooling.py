@@ -104,8 +104,12 @@ def test_a_text_that_is_longer_than_the_context_is_refused_by_its_field() -> Non
     with pooling_engine(max_model_len=8) as engine:
         *_, end = engine.stream(texts("r", 9))
         assert vectors(list(engine.stream(texts("s", 8)))) == vectors_of(8)
+        *_, end_of_several = engine.stream(texts("t", 8, 8, 9))
     assert isinstance(end.error, ContextLengthExceeded)
     assert end.error.param == "input"
+    reason = "This model's maximum context length is 8 tokens. However, your {} resulted in 9 tokens. Please reduce "
+    assert end.error.message.startswith(reason.format("input"))
+    assert end_of_several.error.message.startswith(reason.format("input[2]"))
 
 
 def test_without_memory_steps_are_halved_but_texts_are_not() -> None:
