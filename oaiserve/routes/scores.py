@@ -187,14 +187,16 @@ class Pairing:
             return tuple(map(self._pair, firsts, self.seconds))
         return (
             *pooling.text_prompts(self.firsts, self._text_before("query"), self.names[0], self.limit),
-            *pooling.text_prompts(self.seconds, self._text_before("document", "passage"), self.names[1], self.limit),
+            *pooling.text_prompts(
+                self.seconds, self._text_before("document", "passage", "corpus"), self.names[1], self.limit
+            ),
         )
 
     def _pair(self, first: str, second: str) -> Prompt:
         template = self.pooling.pair_template
         param = self.names[1]
         if not template:
-            return PairPrompt(first, second, param, self.limit)
+            return PairPrompt(self.pooling.default_prompt + first, second, param, self.limit)
         if self.limit is not None:
             raise InvalidRequest(
                 "Texts cannot be cut for this model, which reads them within a prompt.", param="truncate_prompt_tokens"

@@ -49,6 +49,13 @@ def test_a_cross_encoder_scores_one_text_with_each_of_several(scorer: Served, pa
     assert (record.operation, record.http_route) == ("score", path)
 
 
+def test_the_default_prompt_of_a_cross_encoder_comes_before_the_first_texts(scorer: Served) -> None:
+    scorer.engine.pooling = Pooling("score", 1, prompts={"web": "Find: "}, default_prompt="Find: ")
+    post(scorer, RERANK, query="q", documents=["a", "b"])
+    pairs = (PairPrompt("Find: q", "a", "documents"), PairPrompt("Find: q", "b", "documents"))
+    assert scorer.engine.submitted.get().prompts == pairs
+
+
 def test_as_many_texts_are_scored_pair_by_pair(scorer: Served) -> None:
     post(scorer, SCORE, text_1=["q", "r"], text_2=["a", "b"])
     assert scorer.engine.submitted.get().prompts == (PairPrompt("q", "a", "text_2"), PairPrompt("r", "b", "text_2"))
@@ -91,7 +98,11 @@ def test_an_embedding_model_scores_by_the_cosine(embedder: Served) -> None:
     ("path", "body"),
     [(RERANK, {"query": "q", "documents": ["a", "b"]}), (SCORE, {"queries": "q", "documents": ["a", "b"]})],
 )
-def test_in_a_search_an_embedding_model_reads_its_prompts(embedder: Served, path: str, body: dict[str, Any]) -> None:
+@pytest.mark.parametrize("name", ["document", "passage", "corpus"])
+def test_in_a_search_an_embedding_model_reads_its_prompts(
+    embedder: Served, name: str, path: str, body: dict[str, Any]
+) -> None:
+    embedder.engine.pooling = Pooling("embed", 2, prompts={"query": "Q: ", name: "P: "})
     post(embedder, path, **body)
     texts = [prompt.text for prompt in embedder.engine.submitted.get().prompts if isinstance(prompt, TextPrompt)]
     assert texts == ["Q: q", "P: a", "P: b"]

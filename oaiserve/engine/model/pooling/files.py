@@ -30,7 +30,9 @@ class PoolingFiles:
 
 def read_score_files(source: ModelSource) -> PoolingFiles:
     """Read what sentence-transformers writes for a cross-encoder in newer versions. Raises StartupError."""
-    return PoolingFiles(activation=(read_json(source, "config_sentence_transformers.json") or {}).get("activation_fn"))
+    settings = read_json(source, "config_sentence_transformers.json") or {}
+    prompts, default = _prompts(source, settings)
+    return PoolingFiles(prompts=prompts, default_prompt=default, activation=settings.get("activation_fn"))
 
 
 def read_files(source: ModelSource) -> PoolingFiles:
@@ -38,8 +40,13 @@ def read_files(source: ModelSource) -> PoolingFiles:
     modules = read_json(source, "modules.json")
     if modules is None:
         return PoolingFiles()
+    settings = read_json(source, "config_sentence_transformers.json") or {}
+    kind_of_model = settings.get("model_type") or "SentenceTransformer"
+    if kind_of_model in ("MultiVectorEncoder", "SparseEncoder"):
+        raise _unfit(source, f"it makes several vectors of a text, or sparse ones (a {kind_of_model})")
     mode = None
     dense_folders = []
+    is_normalized = False
     for module in modules:
         package, _, kind = str(module["type"]).rpartition(".")
         folder = str(module.get("path", ""))
@@ -48,6 +55,8 @@ def read_files(source: ModelSource) -> PoolingFiles:
         if kind == "Pooling":
             mode = _pooling_mode(source, read_json(source, f"{folder}/config.json") or {})
         elif kind == "Dense" and not package.startswith("pylate."):
+            if is_normalized:
+                raise _unfit(source, "it has a linear layer after vectors got length 1 (Dense after Normalize)")
             dense_folders.append(folder)
         elif kind in ("Dense", "MLMTransformer", "SpladePooling"):
             raise _unfit(source, f"it makes several vectors of a text, or sparse ones (a module {module['type']})")
@@ -57,7 +66,9 @@ def read_files(source: ModelSource) -> PoolingFiles:
                 "it scores texts by the logits of two tokens (a module LogitScore), which --task generate serves by "
                 "/v1/completions with logprobs",
             )
-        elif kind not in ("Transformer", "Normalize", "Dropout"):  # All vectors get length 1 anyway.
+        elif kind == "Normalize":  # All vectors get length 1 anyway.
+            is_normalized = True
+        elif kind not in ("Transformer", "Dropout"):
             raise _unfit(
                 source,
                 f"its modules.json has a module {kind!r}; these are known: Transformer, Pooling, Dense, Normalize",
@@ -69,12 +80,18 @@ def read_files(source: ModelSource) -> PoolingFiles:
                 raise _unfit(source, "its texts are to be lowercased first (do_lower_case), which is for its tokenizer")
             max_tokens = length.get("max_seq_length")
             break
-    settings = read_json(source, "config_sentence_transformers.json") or {}
+    if max_tokens is None:  # where newer versions write it
+        max_tokens = (read_json(source, "tokenizer_config.json") or {}).get("model_max_length")
+    return PoolingFiles(mode, tuple(dense_folders), max_tokens, *_prompts(source, settings))
+
+
+def _prompts(source: ModelSource, settings: dict[str, Any]) -> tuple[dict[str, str], str]:
+    """Return the prompts by name, and the text of the default one. Raises StartupError."""
     prompts = {name: text for name, text in (settings.get("prompts") or {}).items() if isinstance(text, str)}
     default = settings.get("default_prompt_name")
     if default is not None and default not in prompts:
         raise _unfit(source, f"its default prompt is {default!r}, which is none of its prompts")
-    return PoolingFiles(mode, tuple(dense_folders), max_tokens, prompts, prompts.get(default, ""))
+    return prompts, prompts.get(default, "")
 
 
 def read_json(source: ModelSource, name: str) -> Any:
@@ -116,4 +133,4 @@ def _pooling_mode(source: ModelSource, config: dict[str, Any]) -> str:
 
 
 def _unfit(source: ModelSource, reason: str) -> StartupError:
-    return StartupError(f"'{source.location}' cannot be served for embeddings: {reason}.")
+    return StartupError(f"'{source.location}' cannot be served for embeddings or scores: {reason}.")

@@ -56,8 +56,33 @@ def embedding_head(mode: str, dense: list[torch.nn.Module]) -> Head:
     return head
 
 
+class Dense(torch.nn.Module):
+    """sentence-transformers' linear layer after the pooling. With `use_residual`, its input is added to its output."""
+
+    def __init__(
+        self, sizes: tuple[int, int], activation: torch.nn.Module, *, has_bias: bool, adds_input: bool
+    ) -> None:
+        super().__init__()
+        self.linear = torch.nn.Linear(*sizes, bias=has_bias)
+        self.activation = activation
+        self.residual: torch.nn.Module | None = None
+        if adds_input and sizes[0] == sizes[1]:
+            self.residual = torch.nn.Identity()
+        elif adds_input:
+            self.residual = torch.nn.Linear(*sizes, bias=False)
+
+    def forward(self, vectors: torch.Tensor) -> torch.Tensor:
+        output: torch.Tensor = self.activation(self.linear(vectors))
+        if self.residual is None:
+            return output
+        return output + self.residual(vectors)
+
+
 def load_dense(config: dict[str, Any], weights: Path | None, name: str) -> torch.nn.Module:
-    """Return sentence-transformers' linear layer after the pooling, with its activation."""
+    """Return a linear layer after the pooling, with its activation. Raises StartupError."""
+    for key in ("module_input_name", "module_output_name"):
+        if (value := config.get(key) or "sentence_embedding") != "sentence_embedding":
+            raise StartupError(f"'{name}' cannot be served: a dense layer of it is for {value!r} ({key}), not vectors.")
     if weights is None:
         raise StartupError(
             f"'{name}' cannot be served: a dense layer of it has no model.safetensors. If it has a pytorch_model.bin, "
@@ -66,10 +91,14 @@ def load_dense(config: dict[str, Any], weights: Path | None, name: str) -> torch
     kind = str(config.get("activation_function", "Tanh")).rpartition(".")[2]
     if kind not in _ACTIVATIONS:
         raise StartupError(f"'{name}' cannot be served: the activation {kind!r} of a dense layer is not known.")
-    has_bias = bool(config.get("bias", True))
-    layer = torch.nn.Linear(int(config["in_features"]), int(config["out_features"]), bias=has_bias)
-    layer.load_state_dict({key.removeprefix("linear."): value.float() for key, value in load_file(weights).items()})
-    return torch.nn.Sequential(layer, _ACTIVATIONS[kind]()).eval()
+    layer = Dense(
+        (int(config["in_features"]), int(config["out_features"])),
+        _ACTIVATIONS[kind](),
+        has_bias=bool(config.get("bias", True)),
+        adds_input=bool(config.get("use_residual", False)),
+    )
+    layer.load_state_dict({key: value.float() for key, value in load_file(weights).items()})
+    return layer.eval()
 
 
 def score_head(model: PreTrainedModel) -> Head:

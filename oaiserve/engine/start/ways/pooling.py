@@ -224,7 +224,7 @@ def prepare_pooler(
         model.set_attn_implementation(PACKED)
         if pack:
             pack_linears(layers, model.device, model.dtype)
-    pooling = Pooling("score", 1)
+    pooling = Pooling("score", 1, default_prompt=files.default_prompt)
     if task == "embed":
         with torch.inference_mode():
             size = forward(*texts[0], [len(texts[0][0])]).shape[1]

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from oaiserve.engine.model.pooling.files import PoolingFiles, read_files
+from oaiserve.engine.model.pooling.files import PoolingFiles, read_files, read_score_files
 from oaiserve.errors import StartupError
 from oaiserve.files.source import ModelSource
 
@@ -49,6 +49,23 @@ def test_prompts_and_lengths_are_read(tmp_path: Path) -> None:
     assert read_files(where) == PoolingFiles("cls", (), 256, {"query": "Q: ", "none": ""}, "Q: ")
 
 
+@pytest.mark.parametrize("stated", [{}, {"max_seq_length": None}])
+def test_without_a_length_of_its_own_a_model_has_that_of_its_tokenizer(stated: dict[str, Any], tmp_path: Path) -> None:
+    where = source(
+        tmp_path,
+        modules=[TRANSFORMER],
+        sentence_bert_config={"transformer_task": "feature-extraction"} | stated,
+        tokenizer_config={"model_max_length": 128},
+    )
+    assert read_files(where).max_tokens == 128
+
+
+def test_a_cross_encoder_has_a_default_prompt(tmp_path: Path) -> None:
+    settings = {"prompts": {"web": "Find: "}, "default_prompt_name": "web", "activation_fn": "torch.nn.Identity"}
+    files = read_score_files(source(tmp_path, config_sentence_transformers=settings))
+    assert (files.default_prompt, files.activation) == ("Find: ", "torch.nn.Identity")
+
+
 def test_a_model_without_these_files_says_nothing(tmp_path: Path) -> None:
     assert read_files(source(tmp_path)) == PoolingFiles()
 
@@ -60,6 +77,17 @@ def test_a_model_without_these_files_says_nothing(tmp_path: Path) -> None:
         ({"modules": [TRANSFORMER, {"path": "1_Dense", "type": "pylate.models.Dense.Dense"}]}, "several vectors"),
         ({"modules": [TRANSFORMER, {"path": "1_L", "type": "sentence_transformers.x.LogitScore"}]}, "--task generate"),
         ({"modules": [TRANSFORMER, {"path": "1_CNN", "type": "sentence_transformers.models.CNN"}]}, "module 'CNN'"),
+        (
+            {
+                "modules": [
+                    *(TRANSFORMER, POOLING, {"path": "2", "type": "sentence_transformers.models.Normalize"}),
+                    {"path": "3", "type": "sentence_transformers.models.Dense"},
+                ]
+            },
+            "Dense after Normalize",
+        ),
+        ({"config_sentence_transformers": {"model_type": "MultiVectorEncoder"}}, "several vectors"),
+        ({"config_sentence_transformers": {"model_type": "SparseEncoder"}}, "sparse ones"),
         ({"1_Pooling_config": {"pooling_mode_mean_tokens": True, "pooling_mode_cls_token": True}}, "mean, cls"),
         ({"1_Pooling_config": {"pooling_mode": "median"}}, "median"),
         ({"1_Pooling_config": {}}, "none"),
