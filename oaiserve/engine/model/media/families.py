@@ -40,6 +40,8 @@ class Family(NamedTuple):
     shape: str = ""  # the field by which the positions of its tokens follow, where these have three axes
     renamed: Mapping[str, str] = {}  # fields that the tower takes by another name
     max_seconds: Callable[[Settings], float] = lambda _: 0.0  # The processor would cut off the rest of a longer sound.
+    # Whether the processor gives the shorter side of each image the same length, and crops the longer one only then.
+    fixes_shorter_side: bool = False
 
 
 def _of_grid(settings: Settings, image: Fields) -> str:
@@ -144,7 +146,7 @@ _MISTRAL = Family(
 IMAGES: dict[str, Family] = {
     **dict.fromkeys(("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe"), _QWEN),
     **dict.fromkeys(("idefics3", "smolvlm"), _IDEFICS),
-    "llava": Family(_of_patches),
+    "llava": Family(_of_patches, fixes_shorter_side=True),
     "llava_next": Family(_by_transformers("LlavaNextProcessor")),
     "llava_onevision": Family(_by_transformers("LlavaOnevisionProcessor")),
     "mistral3": _MISTRAL,

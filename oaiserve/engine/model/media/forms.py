@@ -41,6 +41,7 @@ class Form:
             if self.kind == "image":
                 on_white = bool(getattr(processor, "do_convert_rgb", False))
                 image = decode_image(file, limits.max_pixels, limits.max_bytes, on_white=on_white)
+                self._check_resized(file, image.shape[1], image.shape[0], limits.max_pixels)
                 # As an array: converting one of Pillow's images into it would hold the interpreter's lock.
                 layout = {"input_data_format": "channels_last"}
                 return dict(processor(images=[image], return_tensors="pt", **layout, **arguments))
@@ -51,6 +52,20 @@ class Form:
         except ValueError as error:  # such as an image that is far longer than wide
             noun = NOUNS[self.kind].lower()
             raise invalid(file.param, f"the model's processor of {noun} refuses one: {error}", file.where) from error
+
+    def _check_resized(self, file: MediaFile, width: int, height: int, max_pixels: int) -> None:
+        """Refuse an image that the processor would enlarge beyond all memory, because it is far longer than wide."""
+        if not self.family.fixes_shorter_side or not (edge := self.settings.processor.size.shortest_edge):
+            return
+        longer = edge * max(width, height) // min(width, height)
+        if edge * longer > max_pixels:
+            raise invalid(
+                file.param,
+                f"the image has {width} x {height} pixels, and the model's processor would resize it to {edge} on its "
+                f"shorter side and {longer} on its longer one, more than {max_pixels} pixels (--max-image-pixels). "
+                "Crop it first",
+                file.where,
+            )
 
 
 def kinds_of(config: Any) -> list[MediaKind]:

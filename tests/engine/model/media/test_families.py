@@ -5,8 +5,12 @@ from typing import Any
 import pytest
 import transformers
 
+from oaiserve.engine.media import MediaFile
 from oaiserve.engine.model.media.families import IMAGES, SOUNDS, Settings
-from tests.models.seeing import HEARING, KINDS, picture, sine
+from oaiserve.engine.model.media.forms import Form
+from oaiserve.errors import InvalidRequest
+from oaiserve.facts.media import MediaLimits
+from tests.models.seeing import HEARING, KINDS, picture, png, sine
 
 # The processors whose code can be called here: others import packages for videos.
 PROCESSORS = {
@@ -35,6 +39,18 @@ def test_the_text_of_an_image_is_that_of_transformers(name: str, size: tuple[int
         attributes["full_image_sequence"] = f"\n\n<start_of_image>{vectors}<end_of_image>\n\n"
     vars(processor).update(attributes)
     assert family.text(settings, fields) == processor.replace_image_token(fields, 0)
+
+
+@pytest.mark.parametrize("size", [(1, 40), (40, 1)])
+def test_an_image_is_not_enlarged_beyond_the_most_pixels(size: tuple[int, int]) -> None:
+    """LLaVA's processor would make billions of pixels of a file with some kilobytes."""
+    kind = KINDS["llava"]
+    images = getattr(transformers, kind.images)(**kind.of_images)
+    form = Form("image", IMAGES["llava"], Settings(kind.settings, {}, images, kind.vector), 0)
+    file = MediaFile("image", png(picture(0, *size)), where="messages[0].content[1]")
+    assert form.fields(file, MediaLimits(max_pixels=28 * 28 * 40))["pixel_values"].shape[2:] == (28, 28)
+    with pytest.raises(InvalidRequest, match=r"content\[1\].* to 28 on its shorter side and 1120 on its longer one"):
+        form.fields(file, MediaLimits(max_pixels=28 * 28 * 40 - 1))
 
 
 @pytest.mark.parametrize("seconds", [0.1, 0.5, 1.234, 30.0])
