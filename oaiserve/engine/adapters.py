@@ -58,13 +58,15 @@ class AdapterTable:
     def get(self, name: str) -> ServedAdapter | None:
         return self._by_name.get(name)
 
-    def load(self, name: str, path: Path) -> ServedAdapter:
-        """Load an adapter, which takes a while. Raises BadAdapter, and InvalidRequest for a taken name."""
+    def load(self, name: str, path: Path, *, in_place: bool = False) -> ServedAdapter:
+        """Load an adapter, which takes a while, with `in_place` instead of one of the same name. Raises BadAdapter, and
+        InvalidRequest for a taken name."""
         assert self._add is not None
         with self._lock:
-            if name in self._by_name:
-                raise InvalidRequest(f"An adapter '{name}' is loaded already; unload it first.", param="lora_name")
-            if len(self._by_name) >= MOST_ADAPTERS:
+            if name in self._by_name and not in_place:
+                message = f"An adapter '{name}' is loaded already; unload it first, or send \"load_inplace\": true."
+                raise InvalidRequest(message, param="lora_name")
+            if len(self._by_name.keys() - {name}) >= MOST_ADAPTERS:
                 message = f"{MOST_ADAPTERS} adapters are loaded already, which is the most; unload one first."
                 raise InvalidRequest(message, param="lora_name")
             num_bytes = self._size(path)

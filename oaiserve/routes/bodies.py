@@ -323,6 +323,7 @@ class LoadAdapterBody(msgspec.Struct, kw_only=True):
 
     lora_name: str
     lora_path: str
+    load_inplace: Annotated[bool | None, described("Replace a loaded adapter of this name. Default: false.")] = None
 
 
 class UnloadAdapterBody(msgspec.Struct, kw_only=True):

@@ -8,6 +8,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import unquote
@@ -174,7 +175,8 @@ async def load(request: Request) -> Response:
     if name in serving.config.model_names:
         raise invalid("lora_name", f"is the name of the model itself: '{name}'")
     try:
-        adapter = await _in_turn(serving.engine.load_adapter, name, path)
+        load_adapter = partial(serving.engine.load_adapter, in_place=bool(body.load_inplace))
+        adapter = await _in_turn(load_adapter, name, path)
     except BadAdapter as error:
         raise InvalidRequest(f"The adapter cannot be used: {error}.", param="lora_path") from error
     logger.info("Loaded the adapter '%s' from %s", name, path)

@@ -33,7 +33,7 @@ class Held:
         self.dropped: SimpleQueue[int] = SimpleQueue()
 
     def add(self, number: int, name: str, path: Path) -> None:
-        self.runner.add_adapter(number, ADAPTERS[name])
+        self.runner.add_adapter(number, ADAPTERS[path.name])
 
     def drop(self, number: int) -> None:
         self.runner.drop_adapter(number)
@@ -101,6 +101,20 @@ def test_a_request_whose_adapter_was_unloaded_on_its_way_fails(engine: Engine, h
     assert held.dropped.get(timeout=60) == number
     end = collect(engine, [request("late", number)]).ended["late"]
     assert isinstance(end.error, AdapterUnloaded)
+
+
+def test_an_adapter_that_is_replaced_stays_with_its_open_requests(engine: Engine, held: Held) -> None:
+    number = engine.load_adapter("one", Path("one")).number
+    expected = collect(engine, [request("alone", number, num_tokens=50)])
+    inbox = Inbox()
+    engine.submit(request("open", number, num_tokens=50), inbox)
+    replacing = engine.load_adapter("one", Path("two"), in_place=True).number
+    answers = collect(engine, [request("new", replacing)], inbox)
+    assert held.dropped.get(timeout=60) == number
+    assert engine.snapshot().adapters == {"one": (0, 0)}
+    inbox.wait_terminal("open")
+    assert collect(engine, [], inbox).choices["open", 0].token_ids == expected.choices["alone", 0].token_ids
+    assert answers.choices["new", 0].token_ids == generate(merged(MODEL, ADAPTERS["two"]), [PROMPT], 6)[0]
 
 
 def test_a_table_has_each_name_once_and_a_bounded_number() -> None:

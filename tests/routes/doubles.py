@@ -153,8 +153,8 @@ class FakeEngine:
         if path.name == "broken":
             raise BadAdapter(f"'{path}': it is broken")
 
-    def load_adapter(self, name: str, path: Path) -> ServedAdapter:
-        return self.adapters.load(name, path)
+    def load_adapter(self, name: str, path: Path, *, in_place: bool = False) -> ServedAdapter:
+        return self.adapters.load(name, path, in_place=in_place)
 
     def unload_adapter(self, name: str) -> ServedAdapter:
         return self.adapters.unload(name)

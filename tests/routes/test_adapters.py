@@ -118,6 +118,24 @@ def test_an_adapter_that_is_loaded_again_has_another_number(loading: Served) -> 
     assert numbers[0] != numbers[1]
 
 
+def test_an_adapter_can_be_replaced_in_place(loading: Served, folder: Path) -> None:
+    loading.post("/v1/load_lora_adapter", lora_name="a", lora_path="sql")
+    says = 'unload it first, or send "load_inplace": true'
+    refused(
+        loading.post("/v1/load_lora_adapter", lora_name="a", lora_path="chat", load_inplace=False), "lora_name", says
+    )
+    assert (
+        loading.post("/v1/load_lora_adapter", lora_name="a", lora_path="broken", load_inplace=True).status_code == 400
+    )
+    assert loading.complete(model="a").status_code == 200
+    answer = loading.post("/v1/load_lora_adapter", lora_name="a", lora_path="chat", load_inplace=True).json()
+    assert (answer["id"], answer["root"]) == ("a", str(folder / "chat"))
+    assert [model["id"] for model in loading.http.get("/v1/models").json()["data"]] == ["org/demo", "a"]
+    loading.complete(model="a")
+    before, after = (loading.engine.submitted.get(timeout=60).adapter for _ in range(2))
+    assert before != after
+
+
 @pytest.mark.parametrize(
     ("param", "value"),
     [
