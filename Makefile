@@ -30,7 +30,7 @@ TESTED := $(shell sed -n 's/^transformers==//p' constraints.txt)
 .PHONY: serve test test-kernels test-real test-range test-avx2 check format bench bench-peers clients docs wheel setup
 
 serve: setup
-	@exec $(BIN)/oaiserve serve $(MODEL) --port $(PORT) $(ARGS)
+	@OAISERVE_PORT=$(PORT) exec $(BIN)/oaiserve serve $(MODEL) $(ARGS)
 
 test: setup
 	$(PYTEST) -m "not kernels and not real" $(ARGS)

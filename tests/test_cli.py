@@ -406,6 +406,13 @@ def test_the_banner_has_the_address_of_the_page_and_the_log_warns_where_it_is_op
     assert ("see all requests, but not their text" in caplog.text) == warns
 
 
+def test_make_serve_lets_args_name_the_port() -> None:
+    command = ["make", "--dry-run", "--old-file", "setup", "serve", "PORT=8001", "ARGS=--port 9"]
+    recipe = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    assert recipe.count("--port") == 1
+    assert "OAISERVE_PORT=8001 " in recipe
+
+
 LOAD_FOR_EVER = """
 import signal
 import sys
