@@ -113,7 +113,23 @@ def _structured_outputs(value: StructuredOutputs) -> Grammar:
     if len(constraints) != 1:
         raise invalid(param, f"must have one of {', '.join(_KINDS)}, got {', '.join(constraints) or 'none'}")
     ((kind, each),) = constraints.items()
+    if value.disable_any_whitespace and kind in ("json", "json_object"):
+        return _of_kind("json", _in_one_line(each), f"{param}.json", param)
     return _of_kind(kind, each, f"{param}.{kind}", param)
+
+
+def _in_one_line(schema: dict[str, Any] | str | bool) -> Any:
+    """Return an equal schema whose JSON has one line: only objects without `properties` may be laid out in lines."""
+    if schema is True:
+        schema = {"type": "object"}
+    if isinstance(schema, str):
+        try:
+            schema = msgspec.json.decode(schema)
+        except msgspec.DecodeError:
+            return schema  # Compiling it reports what is wrong.
+    if isinstance(schema, dict):
+        return {"properties": {}, **schema}
+    return msgspec.json.encode(schema).decode()
 
 
 def _of_kind(kind: str, value: Any, where: str, param: str) -> Grammar:

@@ -268,7 +268,7 @@ class StructuredOutputs(msgspec.Struct, kw_only=True, forbid_unknown_fields=True
     choice: Annotated[list[str] | None, described("The only answers.", minItems=1)] = None
     grammar: Annotated[str | None, described("A grammar in GBNF, or in Lark's form.")] = None
     json_object: bool | None = None
-    disable_any_whitespace: Annotated[bool | None, described("Changes nothing: white space is limited.")] = None
+    disable_any_whitespace: Annotated[bool | None, described("Keeps all JSON in one line.")] = None
     disable_additional_properties: Annotated[bool | None, described("Must be false.", enum=[False, None])] = None
     structural_tag: Annotated[StructuralTag | str | None, described("As in `response_format`, or its JSON.")] = None
     whitespace_pattern: Nothing = None

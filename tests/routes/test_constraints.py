@@ -5,12 +5,16 @@ from typing import Any
 
 import pytest
 
+from oaiserve.engine.grammars.grammar import GrammarViolation
 from oaiserve.engine.request import Grammar
 from oaiserve.engine.turn_workers import at_once
 from oaiserve.errors import InvalidRequest
 from oaiserve.routes.bodies import ChatBody, CompletionBody
 from oaiserve.routes.constraints import grammar
 from oaiserve.routes.protocol import parse
+from tests.engine.grammars.plain import make_grammars, pushed
+
+GRAMMARS = make_grammars()
 
 SCHEMA = {"type": "object", "properties": {"b": {"type": "integer"}, "a": {"enum": ["ä", 1.5, None]}}}
 SCHEMA_TEXT = json.dumps(SCHEMA, ensure_ascii=False, separators=(",", ":"))
@@ -39,7 +43,9 @@ def one(param: str, kind: str, text: str, value: Any) -> Any:
         one("response_format", "json_schema", SCHEMA_TEXT, named()),
         one("response_format", "json_schema", SCHEMA_TEXT, named(strict=False, description="An example.")),
         one("structured_outputs", "json_schema", SCHEMA_TEXT, {"json": SCHEMA}),
-        one("structured_outputs", "json_schema", "{ }", {"json": "{ }", "disable_any_whitespace": True}),
+        one("structured_outputs", "json_schema", "{ }", {"json": "{ }", "disable_any_whitespace": False}),
+        one("structured_outputs", "json_schema", "{", {"json": "{", "disable_any_whitespace": True}),
+        one("structured_outputs", "json_schema", "true", {"json": " true", "disable_any_whitespace": True}),
         one("structured_outputs", "regex", "a+", {"regex": "a+", "choice": None, "whitespace_pattern": None}),
         one("structured_outputs", "choice", '["ä","b"]', {"choice": ["ä", "b"]}),
         one("structured_outputs", "gbnf", GBNF, {"grammar": GBNF}),
@@ -51,6 +57,18 @@ def one(param: str, kind: str, text: str, value: Any) -> Any:
 )
 def test_each_name_of_a_constraint_gives_its_grammar(fields: dict[str, Any], expected: Grammar) -> None:
     assert constraint(**fields) == expected
+
+
+@pytest.mark.parametrize("form", [{"json_object": True}, {"json": {"type": "object"}}, {"json": '{"type": "object"}'}])
+def test_disable_any_whitespace_keeps_json_in_one_line(form: dict[str, Any]) -> None:
+    laid_out = constraint(structured_outputs=form)
+    in_one_line = constraint(structured_outputs={**form, "disable_any_whitespace": True})
+    assert laid_out is not None
+    assert in_one_line is not None
+    assert pushed(GRAMMARS.compile(laid_out).matcher(), '{\n  "a": [1,2]\n}').is_complete
+    assert pushed(GRAMMARS.compile(in_one_line).matcher(), '{"a": [1, 2]}').is_complete
+    with pytest.raises(GrammarViolation):
+        pushed(GRAMMARS.compile(in_one_line).matcher(), "{\n")
 
 
 @pytest.mark.parametrize(
