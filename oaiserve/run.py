@@ -45,6 +45,8 @@ SWITCH_SECONDS = 0.0005
 MOST_NEW_OBJECTS = 10_000
 BACKLOG = 2048  # connections that the system keeps until they are accepted
 STDERR = 2  # file descriptor
+CERTIFICATE_NOT_YET_VALID = 9  # OpenSSL's codes, which Python's ssl doesn't name
+CERTIFICATE_EXPIRED = 10
 
 
 def check_files(server: ServerOptions, engine: EngineOptions, telemetry: TelemetryOptions) -> None:
@@ -89,6 +91,30 @@ def check_tls(certificate: Path | None, key: Path | None) -> None:
             f"--tls-certificate '{certificate}' and --tls-key '{key}' are not a PEM certificate "
             f"and its key without a passphrase ({error.reason or error})."
         ) from error
+
+
+def refused_certificate(certificate: Path, key: Path) -> str | None:
+    """Return why clients refuse the certificate by its dates, from a handshake in memory; None if they don't."""
+    server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    server.load_cert_chain(certificate, key)
+    client = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    client.check_hostname = False
+    client.load_verify_locations(certificate)
+    client.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN  # The signer doesn't matter.
+    to_server = ssl.MemoryBIO()
+    to_client = ssl.MemoryBIO()
+    begun = client.wrap_bio(to_client, to_server)
+    answered = server.wrap_bio(to_server, to_client, server_side=True)
+    for end in (begun, answered, begun):
+        try:
+            end.do_handshake()
+        except ssl.SSLWantReadError:
+            pass  # The other end is next.
+        except ssl.SSLCertVerificationError as error:
+            if error.verify_code in (CERTIFICATE_NOT_YET_VALID, CERTIFICATE_EXPIRED):
+                return error.verify_message
+            return None
+    return None
 
 
 def bind(host: str, port: int) -> socket.socket:
@@ -303,6 +329,10 @@ def listen(options: ServerOptions, sock: socket.socket, banner: Banner | Callabl
         logger.warning(
             "--open-dashboard lets everyone who can reach %s see all requests, but not their text", options.host
         )
+    if options.tls_certificate is not None and options.tls_key is not None:
+        reason = refused_certificate(options.tls_certificate, options.tls_key)
+        if reason is not None:
+            logger.warning("Clients will refuse --tls-certificate '%s': %s.", options.tls_certificate, reason)
     try:
         sock.listen(BACKLOG)
     except OSError as error:  # The other process has bound the port, too.

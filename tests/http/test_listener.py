@@ -1,9 +1,7 @@
 """Tests that connections with TLS are bounded from their first moment on, before there is a handshake."""
 
-import shutil
 import socket
 import ssl
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -13,28 +11,16 @@ import pytest
 from oaiserve.app import create_app
 from oaiserve.config import Config, ServerOptions
 from oaiserve.http.connections import Refusal
+from oaiserve.run import listen
 from tests.engine.doubles import TIMEOUT_SECONDS
 from tests.routes.conftest import RunningServer, running_server
 from tests.routes.doubles import FakeEngine, FakeTelemetry
 from tests.waiting import wait_until
 
-pytestmark = pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl is not installed")
-
-
-@pytest.fixture(scope="module")
-def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    folder = tmp_path_factory.mktemp("certificate")
-    certificate = folder / "certificate.pem"
-    key = folder / "key.pem"
-    command = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
-    command += ["-subj", "/CN=localhost", "-days", "1", "-keyout", str(key), "-out", str(certificate)]
-    subprocess.run(command, check=True, capture_output=True)
-    return certificate, key
-
 
 @pytest.fixture
-def server(certificate: tuple[Path, Path]) -> Iterator[tuple[tuple[str, int], RunningServer]]:
-    tls = {"tls_certificate": certificate[0], "tls_key": certificate[1]}
+def server(certificates: dict[str, Path]) -> Iterator[tuple[tuple[str, int], RunningServer]]:
+    tls = {"tls_certificate": certificates["sound"], "tls_key": certificates["sound"]}
     limits = {"max_connections": 2, "max_connections_per_address": 0, "header_timeout_seconds": 1}
     options = ServerOptions(**tls, **limits)
     with running_server(create_app(Config("demo", options), FakeEngine(), FakeTelemetry()), options) as (url, running):
@@ -76,3 +62,22 @@ def test_a_broken_handshake_leaves_nothing_open(server: tuple[tuple[str, int], R
     assert ask(address) == b"HTTP/1.1 200"
     wait_until(lambda: running.connections.num_open == 0)
     assert running.connections.refused[Refusal.HANDSHAKE] == 5
+
+
+@pytest.mark.parametrize(
+    ("kind", "reason"),
+    [
+        ("sound", ""),
+        ("of another", ""),
+        ("expired", "certificate has expired"),
+        ("not yet valid", "certificate is not yet valid"),
+    ],
+)
+def test_a_certificate_outside_of_its_dates_is_a_warning_at_the_start(
+    certificates: dict[str, Path], kind: str, reason: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    options = ServerOptions(tls_certificate=certificates[kind], tls_key=certificates[kind])
+    with socket.create_server(("127.0.0.1", 0)) as sock:
+        listen(options, sock, lambda: None)
+    expected = f"Clients will refuse --tls-certificate '{certificates[kind]}': {reason}."
+    assert caplog.messages == ([expected] if reason else [])
