@@ -71,7 +71,8 @@ class SpanExport:
     ) -> None:
         self._exporter = exporter
         self._first_warning = ""  # first warning of the exporter in the last export
-        self._exporters_logger = logging.getLogger(type(exporter).__module__)
+        # A CollectorExporter logs under the name of the SDK's exporter.
+        self._exporters_logger = logging.getLogger(getattr(exporter, "logger_name", type(exporter).__module__))
         self._exporters_logger.addFilter(self._filter)
         self._count_spans = count_spans
         self._limits = limits or BatchLimits.from_environment()
@@ -134,23 +135,25 @@ class SpanExport:
                 if not batch and self._is_closing:
                     return
             if batch:
-                failure = self._failure(batch)
-                if failure is None:
-                    self._count_spans("exported", len(batch))
-                    self._recover()
+                num_failed, reason = self._export(batch)
+                if num_failed < len(batch):
+                    self._count_spans("exported", len(batch) - num_failed)
+                if num_failed:
+                    self._lose("failed", num_failed, reason)
                 else:
-                    self._lose("failed", len(batch), failure)
+                    self._recover()
 
-    def _failure(self, batch: list[ReadableSpan]) -> str | None:
-        """Export spans. Return the reason if that failed, else None."""
+    def _export(self, batch: list[ReadableSpan]) -> tuple[int, str]:
+        """Export spans. Return how many of them failed, and the reason."""
         self._first_warning = ""
         try:
             is_exported = self._exporter.export(batch).name == "SUCCESS"
         except Exception as error:  # an exporter may raise anything, and the thread must survive it
-            return repr(error)
+            return len(batch), repr(error)
         if is_exported:
-            return None
-        return self._first_warning.rstrip(".") or "the exporter gave no reason"
+            num_rejected, reason = getattr(self._exporter, "rejected", (0, ""))  # of a CollectorExporter
+            return min(num_rejected, len(batch)), reason or "the collector rejects some of them"
+        return len(batch), self._first_warning.rstrip(".") or "the exporter gave no reason"
 
     def _filter(self, record: logging.LogRecord) -> bool:
         if record.levelno >= logging.WARNING:

@@ -46,9 +46,9 @@ def exporter(kind: Literal["otlp", "console"]) -> SpanExporter:
     if kind == "console":
         return ConsoleSpanExporter()
     # A late import, because it loads an HTTP client that is not needed otherwise.
-    from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+    from oaiserve.telemetry.collector import CollectorExporter
 
-    return OTLPSpanExporter()  # reads endpoint, headers, timeout and the rest from the environment
+    return CollectorExporter()
 
 
 class TraceSampling:

@@ -16,6 +16,7 @@ class Collector:
         self.url = ""
         self.paths: list[str] = []
         self.spans: list[Span] = []
+        self.answer = b""  # an ExportTraceServiceResponse
 
 
 @contextmanager
@@ -29,8 +30,9 @@ def running_collector() -> Iterator[Collector]:
             for resource in ExportTraceServiceRequest.FromString(body).resource_spans:
                 collector.spans += [span for scope in resource.scope_spans for span in scope.spans]
             self.send_response(200)
-            self.send_header("content-length", "0")
+            self.send_header("content-length", str(len(collector.answer)))
             self.end_headers()
+            self.wfile.write(collector.answer)
 
     with running_http(Receiver) as collector.url:
         yield collector

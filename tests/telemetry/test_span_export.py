@@ -10,20 +10,30 @@ from threading import Lock
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
+    ExportTracePartialSuccess,
+    ExportTraceServiceResponse,
+)
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
+from opentelemetry.trace import SpanContext
 
 from oaiserve.errors import StartupError
+from oaiserve.telemetry.collector import CollectorExporter
 from oaiserve.telemetry.span_export import RECOVERY_NS, BatchLimits, SpanExport
 from tests.engine.doubles import Clock
+from tests.telemetry.collector import running_collector
 
 LOST = "WARNING Spans are being lost:"
 AT_ONCE = BatchLimits(queue_size=8, batch_size=1, delay_seconds=60)
 
 
 def spans(name: str, number: int) -> list[ReadableSpan]:
-    return [ReadableSpan(name) for _ in range(number)]
+    return [ReadableSpan(name, SpanContext(1, 1, is_remote=False)) for _ in range(number)]
+
+
+def partial(**fields: int | str) -> ExportTraceServiceResponse:
+    return ExportTraceServiceResponse(partial_success=ExportTracePartialSuccess(**fields))
 
 
 class Counts:
@@ -184,17 +194,41 @@ def unreachable_url(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
 def test_a_collector_that_is_down_causes_one_line_with_the_reason(unreachable_url: str, lines) -> None:
     """The real exporter logs each attempt itself."""
     counts = Counts()
-    export = SpanExport(OTLPSpanExporter(unreachable_url, timeout=0.2), counts, AT_ONCE)
+    export = SpanExport(CollectorExporter(unreachable_url, timeout=0.2), counts, AT_ONCE)
     for _ in range(3):
         export.put(spans("a", 1))
     assert export.close(5)
     (line,) = lines()
-    assert line.startswith(f"{LOST} ")
+    assert line.startswith(f"{LOST} Failed to export spans batch")
     assert counts.by_result == {"ended": 3, "failed": 3}
 
 
+@pytest.mark.parametrize(
+    ("answer", "num_rejected", "reason"),
+    [
+        (ExportTraceServiceResponse(), 0, ""),
+        (partial(rejected_spans=0, error_message="slow down"), 0, ""),
+        (partial(rejected_spans=2, error_message="too old"), 2, "too old"),
+        (partial(rejected_spans=9), 3, "the collector rejects some of them"),
+        (b"{}", 0, ""),
+    ],
+)
+def test_spans_that_a_collector_rejects_of_a_batch_are_lost(
+    answer: ExportTraceServiceResponse | bytes, num_rejected: int, reason: str, lines
+) -> None:
+    counts = Counts()
+    with running_collector() as collector:
+        collector.answer = answer if isinstance(answer, bytes) else answer.SerializeToString()
+        export = SpanExport(CollectorExporter(f"{collector.url}/v1/traces"), counts, BatchLimits(8, 3, 60))
+        export.put(spans("a", 3))
+        assert export.close(5)
+    assert +counts.by_result == +Counter(ended=3, exported=3 - num_rejected, failed=num_rejected)
+    warning = f"{LOST} {reason}. They are counted in /metrics."
+    assert lines() == ([warning] if num_rejected else [])
+
+
 def test_the_exporters_warnings_are_logged_again_after_close(unreachable_url: str, lines) -> None:
-    exporter = OTLPSpanExporter(unreachable_url)
+    exporter = CollectorExporter(unreachable_url)
     SpanExport(exporter, Counts(), AT_ONCE).close(5)
     exporter.shutdown()
     assert lines() == ["WARNING Exporter already shutdown, ignoring call"]
