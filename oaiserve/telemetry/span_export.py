@@ -151,7 +151,8 @@ class SpanExport:
         except Exception as error:  # an exporter may raise anything, and the thread must survive it
             return len(batch), repr(error)
         if is_exported:
-            num_rejected, reason = getattr(self._exporter, "rejected", (0, ""))  # of a CollectorExporter
+            # Only a CollectorExporter reads what the collector rejects.
+            num_rejected, reason = getattr(self._exporter, "rejected", (0, ""))
             return min(num_rejected, len(batch)), reason or "the collector rejects some of them"
         return len(batch), self._first_warning.rstrip(".") or "the exporter gave no reason"
 
