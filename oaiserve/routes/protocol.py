@@ -35,6 +35,7 @@ UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     **dict.fromkeys(
         ("guided_json", "guided_regex", "guided_choice", "guided_grammar", "guided_whitespace_pattern"), ()
     ),
+    **dict.fromkeys(("regex", "ebnf"), ()),  # SGLang's constraints
     "logits_processors": ([],),
     "modalities": (["text"], []),
     "return_tokens_as_token_ids": (False,),
@@ -47,9 +48,13 @@ UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "web_search_options": (),
 }
 
-# Newer names for older parameters.
-_NEWER = {"functions": "tools", "function_call": "tool_choice"} | {
-    f"guided_{kind}": f"structured_outputs.{kind}" for kind in ("json", "regex", "choice", "grammar")
+# The names of older parameters, and of other servers', here.
+_NEWER = {
+    "functions": "tools",
+    "function_call": "tool_choice",
+    "regex": "structured_outputs.regex",
+    "ebnf": "structured_outputs.grammar",
+    **{f"guided_{kind}": f"structured_outputs.{kind}" for kind in ("json", "regex", "choice", "grammar")},
 }
 
 # Parameters of OpenAI, Anthropic or vLLM without a meaning for this server: ignoring them changes no answer.

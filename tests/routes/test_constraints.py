@@ -111,6 +111,8 @@ def test_chat_takes_the_same_constraints() -> None:
         ("structured_outputs", {"structural_tag": "{"}, "'structured_outputs.structural_tag': is no structural tag: "),
         ("structured_outputs", {"regex": "a", "other": 1}, "'structured_outputs.other': is not supported"),
         ("guided_choice", ["a"], "Use 'structured_outputs.choice' instead"),
+        ("regex", "a+", "Use 'structured_outputs.regex' instead"),
+        ("ebnf", GBNF, "Use 'structured_outputs.grammar' instead"),
         ("json_schema", "{}", "must be an object, got a string"),
     ],
 )
