@@ -24,6 +24,7 @@ from oaiserve.files.bad_file import BadFile
 from oaiserve.files.checkpoint import INDEX, PICKLED, json_object
 from oaiserve.files.gguf import SHARD
 from oaiserve.files.load_errors import named as as_text
+from oaiserve.files.private import expanded
 from oaiserve.files.progress import Progress
 from oaiserve.files.source import ModelSource, best_mmproj, find_model, is_mmproj
 
@@ -228,7 +229,7 @@ def _is_offline() -> bool:
 def _storage(repository: str) -> Path:
     from huggingface_hub import constants
 
-    return Path(constants.HF_HUB_CACHE).expanduser() / f"models--{repository.replace('/', '--')}"
+    return expanded(constants.HF_HUB_CACHE, "HF_HOME") / f"models--{repository.replace('/', '--')}"
 
 
 def _cached(request: _Request) -> ModelSource:

@@ -1,6 +1,6 @@
 """The cache folder, and private folders: only this user and root can change them, so their files can be trusted.
 
-Stdlib only. It does not know the purpose of the folders.
+It does not know the purpose of the folders.
 """
 
 from __future__ import annotations
@@ -10,6 +10,8 @@ import stat
 import tempfile
 from contextlib import suppress
 from pathlib import Path
+
+from oaiserve.errors import StartupError
 
 FOLDER_MODE = 0o700
 FILE_MODE = 0o600
@@ -24,8 +26,19 @@ def cache_folder() -> Path:
 
     It holds files that can be made or downloaded again: the demo model, compiled native code, the start cache."""
     if own := os.environ.get("OAISERVE_CACHE"):
-        return Path(own).expanduser()
-    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "oaiserve"
+        return expanded(own, "OAISERVE_CACHE")
+    return expanded(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "OAISERVE_CACHE") / "oaiserve"
+
+
+def expanded(path: str, variable: str) -> Path:
+    """Return the path without `~`. If the user has no home folder, StartupError names the variable to set: a container
+    may run with an arbitrary user id and without HOME."""
+    try:
+        return Path(path).expanduser()
+    except RuntimeError as error:
+        raise StartupError(
+            f"The user {os.geteuid()} has no home folder. Set {variable} to a folder that this user can write to."
+        ) from error
 
 
 def make_folder(folder: Path) -> None:

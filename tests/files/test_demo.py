@@ -1,4 +1,5 @@
 import hashlib
+import pwd
 import shutil
 import subprocess
 import threading
@@ -169,3 +170,14 @@ def test_the_cache_folder_follows_the_variables(monkeypatch: pytest.MonkeyPatch,
     assert cache_folder() == tmp_path / "oaiserve"
     monkeypatch.setenv("OAISERVE_CACHE", str(tmp_path / "own"))
     assert cache_folder() == tmp_path / "own"
+
+
+def test_a_user_without_a_home_folder_is_told_the_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_entry(uid: int) -> None:
+        raise KeyError(uid)
+
+    for variable in ("HOME", "OAISERVE_CACHE", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(variable, raising=False)
+    monkeypatch.setattr(pwd, "getpwuid", no_entry)
+    with pytest.raises(StartupError, match="has no home folder. Set OAISERVE_CACHE to a folder"):
+        cache_folder()
