@@ -14,7 +14,7 @@ import msgspec
 from oaiserve.engine.adapters import ServedAdapter
 from oaiserve.engine.request import TokenChunk, Usage
 from oaiserve.engine.streams import LoopStream
-from oaiserve.errors import APIError, DeadlineMissed, DeadlineRefused, SlowReader, Unavailable
+from oaiserve.errors import APIError, DeadlineRefused, RequestTimeout, SlowReader, Unavailable
 from oaiserve.facts.continuation import StreamIds
 from oaiserve.facts.record import DeadlineOutcome, EngineAccount, Outcome, ToolCallOutcome
 from oaiserve.facts.times import RequestTimes, monotonic_ns
@@ -152,7 +152,7 @@ class Exchange:
         if self.error is None:
             return Outcome.FINISHED
         is_refused = self.http_status != 200 and (self.error.status < 500 or isinstance(self.error, Unavailable))
-        is_refused |= isinstance(self.error, DeadlineMissed)  # This is no fault of the server in a stream, either.
+        is_refused |= isinstance(self.error, RequestTimeout)  # This is no fault of the server in a stream, either.
         if is_refused:
             return Outcome.REJECTED
         return Outcome.FAILED

@@ -5,7 +5,7 @@ from typing import Any
 import httpx
 import pytest
 
-from oaiserve.errors import DeadlineMissed, DeadlineRefused, InternalError
+from oaiserve.errors import DeadlineMissed, DeadlineRefused, InternalError, RequestTimeout
 from oaiserve.facts.record import DeadlineOutcome, Outcome
 from tests.routes.asking import BODIES, refused
 from tests.routes.conftest import Served
@@ -72,6 +72,13 @@ def test_the_record_says_whether_it_was_met(
     if record.error_type == "DeadlineMissed" and "stream" not in body:
         refused(response, None, "Late.", status=408, code="deadline_missed")
         assert response.headers["x-should-retry"] == "false"
+
+
+def test_a_stream_that_exceeds_the_limit_of_the_server_is_rejected_like_other_answers(served: Served) -> None:
+    for stream in (False, True):
+        served.engine.script = fails(RequestTimeout("Too long."), "H")
+        ask(served, stream=stream)
+        assert served.telemetry.next_record().outcome == Outcome.REJECTED
 
 
 @pytest.mark.parametrize("path", BODIES)
