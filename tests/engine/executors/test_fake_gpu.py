@@ -237,37 +237,32 @@ class Graphs:
             return operations + self._gpu.kernels, [*self._replays]
 
 
-# What the host launches: the copy of the inputs and that of the results. The forward and the draws are graphs.
+# What the host launches: the copy of the inputs and that of the results. The forward and the draws are one graph.
 BY_HOST = Counter({"copy_": 1, "_to_copy": 1})
+OF_DRAWS = ("best_of_chunk_kernel", "weights_kernel", "candidates_kernel", "cut_kernel", "scores_kernel", "best_kernel")
+DRAWS = Counter(OF_DRAWS)
 TABLES = Counter({"_to_copy": 1, "index_copy_": 1})  # the blocks of prompts
 
 
 @pytest.mark.parametrize("name", PINNED)
-def test_steps_of_every_family_are_few_copies_and_two_graphs(name: str, gpu: FakeGpu) -> None:
+def test_steps_of_every_family_are_few_copies_and_a_graph(name: str, gpu: FakeGpu) -> None:
     model = model_of(name)
     graphs = Graphs(model, gpu)
     prompts = [(0, 0, 5), (1, 0, 17)]
     beside = [(2, 6, 1), (1, 0, 17)]
     num_attending = sum(layer.attention is not None for layer in model.decoder.layers)
     for parts in (DECODES, prompts, beside) if not model.spec.state_shapes else (DECODES,):
-        by_host, (forward, draws) = graphs.launches(parts, temperature=0.0)
+        by_host, (forward,) = graphs.launches(parts, temperature=0.0)
         assert by_host == (BY_HOST if parts is DECODES else BY_HOST + TABLES)
-        assert draws == {"best_of_chunk_kernel": 1, "best_kernel": 1}
+        assert forward >= DRAWS
         assert forward["decode_kernel"] == num_attending * (parts is not prompts)
         assert forward["prefill_kernel"] == num_attending * (parts is not DECODES)
-
-
-@pytest.mark.parametrize(("params", "num_launches"), [({}, 3), ({"top_p": 0.9}, 6)], ids=str)
-def test_draws_are_a_graph_of_few_launches(params: dict[str, Any], num_launches: int, gpu: FakeGpu) -> None:
-    by_host, (_, draws) = Graphs(model_of("llama"), gpu).launches(DECODES, **params)
-    assert by_host == BY_HOST
-    assert draws.total() == num_launches
 
 
 def test_decodes_beside_a_prompt_read_each_matrix_once(gpu: FakeGpu) -> None:
     """In a graph, and where the prompt is too long for one."""
     graphs = Graphs(model_of("llama"), gpu)
-    (forward, _) = graphs.launches([(0, 6, 1), (1, 0, 17)])[1]
+    (forward,) = graphs.launches([(0, 6, 1), (1, 0, 17)])[1]
     alone = graphs.launches(DECODES)[1][0]
     assert forward["mm"] == alone["mm"] > 0
     by_host, replayed = graphs.launches([(0, 6, 1), (1, 0, 22), (2, 0, 5)])
@@ -287,7 +282,7 @@ def test_edited_draws_are_launched_after_the_graph_of_the_forward(gpu: FakeGpu) 
 def test_adapters_take_two_launches_for_each_module(name: str, gpu: FakeGpu) -> None:
     model = model_of(name)
     graphs = Graphs(model, gpu, has_adapters=True)
-    by_host, (forward, _) = graphs.launches(DECODES, adapter=1)
+    by_host, (forward,) = graphs.launches(DECODES, adapter=1)
     assert by_host == {"copy_": 2, "_to_copy": 1}, "their tiles are one more copy"
     num_modules = len(model.decoder.adaptable())
     assert forward["shrink_kernel"] == forward["expand_kernel"] == num_modules

@@ -1,15 +1,14 @@
-"""Runs steps as CUDA graphs: one for the forward of a step, instead of hundreds of kernels, and one for its draws.
+"""Runs steps as CUDA graphs: one launch for the forward of a step and its draws, instead of hundreds of kernels.
 
-The forward is captured for some numbers of decodes and of prompt tokens, with inputs at fixed addresses, and replayed
-for steps of at most these numbers. Padding fills the rest and writes nothing. All graphs are captured at the start.
-Steps without a graph are launched operation by operation.
+A step is captured for some numbers of decodes and of prompt tokens, with inputs at fixed addresses, and replayed for
+steps of at most these numbers. Padding fills the rest and writes nothing. All graphs are captured at the start. Steps
+without a graph are launched operation by operation.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Sequence as Sequenced
-from dataclasses import dataclass
 from types import ModuleType
 from typing import TYPE_CHECKING
 
@@ -23,7 +22,7 @@ from oaiserve.engine.model.gpu.cuda_capture import Capture, Run
 from oaiserve.engine.model.gpu.step_inputs import StepInputs
 from oaiserve.engine.model.gpu.step_sizes import MOST_PROMPTS, Size
 from oaiserve.engine.model.padded_head import aligned
-from oaiserve.engine.model.sampling.draw_rows import draw_row
+from oaiserve.engine.model.sampling.draw_rows import GREEDY, DrawRow, draw_row
 from oaiserve.engine.model.sampling.logit_edits import is_edited
 from oaiserve.engine.model.sampling.sampler import Sampled
 from oaiserve.engine.model.states import States
@@ -33,18 +32,6 @@ from oaiserve.engine.step import Chunk, Draw, Step
 
 if TYPE_CHECKING:  # The import needs Triton.
     from oaiserve.engine.model.gpu.triton_adapters import TritonAdapters
-
-
-@dataclass(frozen=True, slots=True)
-class Draws:
-    """The graphs of draws for one number of rows, one for each kind of sampling.
-
-    If they included the forward, it would be captured again for each kind of sampling.
-    """
-
-    take_best: Run
-    draw: Run
-    draw_with_cuts: Run
 
 
 class Replayed:
@@ -70,7 +57,7 @@ class Replayed:
 
 
 class StepGraphs:
-    """The steps that can be replayed, and their draws, for `sizes` in ascending order.
+    """The steps that can be replayed, for `sizes` in ascending order.
 
     `forward` belongs to an executor whose attention writes nothing for padded rows, and reads lengths and `tables` on
     the device. `sampler` is the module `triton_sampling`, whose draws can be captured. The KV cache has blocks of
@@ -108,15 +95,12 @@ class StepGraphs:
         logits = torch.zeros(most_rows, aligned(spec.vocab_size), dtype=spec.dtype, device=spec.device)
         self.logits = logits[:, : spec.vocab_size]
         self._token_ids: torch.Tensor | None = None  # the ids of the step that was replayed last
-        self._draws: dict[int, Draws] = {}  # by the number of rows
         self._graphs: dict[tuple[Size, bool], Run] = {}  # by size, and whether with adapters
         # The largest is captured first, because all others fit into the memory that it allocates.
         for size in reversed(sizes):
             for additions in [None, adapters] if adapters is not None else [None]:
-                batch = self._padding(size, tables, additions)
-                self._graphs[size, additions is not None] = capture(self._run(forward, batch, size))
-            if size.num_sequences not in self._draws:
-                self._draws[size.num_sequences] = self._captured_draws(size, sampler, capture)
+                run = self._run(forward, self._padding(size, tables, additions), size, sampler)
+                self._graphs[size, additions is not None] = capture(run)
 
     @property
     def num_captured(self) -> int:
@@ -160,7 +144,7 @@ class StepGraphs:
         """Launch a step without waiting, and return its logits [R, vocab], which the next launch overwrites.
 
         `size` is the one that `find` returned, and `draws` are the chunks, each cut after a token that a draw follows.
-        If no draw needs edits of logits or log-probabilities, sampling is launched too, and its result is returned.
+        If no draw needs edits of logits or log-probabilities, the results of the draws are returned, too.
         `table_rows` are the step's rows of `tables`. `drawn_ids` int64 [R] are the ids of the previous step. For
         `drawn_rows` see `build_batch`. `began` is recorded when the device has the step's inputs.
         """
@@ -171,11 +155,9 @@ class StepGraphs:
             self._words[: len(drawn_ids)].copy_(drawn_ids)
         is_plain = bool(draws) and all(map(_is_plain, draws))
         rows = [draw_row(draw.sequence, draw.end) for draw in draws] if is_plain else []
-        is_drawn = not all(row.is_greedy for row in rows)
-        inputs = self._inputs[size]
-        begin, words = inputs.packed(step, self._block_size, table_rows, drawn_rows, rows if is_drawn else [])
-        on_device = self._words[begin : begin + len(words)]
-        on_device.copy_(pinned(torch.frombuffer(words, dtype=torch.int64), on_device.device), non_blocking=True)
+        if all(row.is_greedy for row in rows):
+            rows = [GREEDY]  # as the padding of all other rows
+        self._upload(size, step, table_rows, drawn_rows, rows)
         if self._states is not None:
             self._states.begin([chunk.sequence.state or 0 for chunk in step.chunks if chunk.start == 0])
         if began is not None:
@@ -184,25 +166,29 @@ class StepGraphs:
         logits = self.logits[: len(draws)]
         if not is_plain:
             return logits, None
-        kinds = self._draws[size.num_sequences]
-        if not is_drawn:
-            kinds.take_best()
-        elif any(row.cuts(logits.shape[1]) for row in rows):
-            kinds.draw_with_cuts()
-        else:
-            kinds.draw()
         replayed = Replayed(self._words, len(draws), aligned_size(size.num_sequences))
         self._token_ids = replayed.token_ids
         return logits, replayed
+
+    def _upload(
+        self,
+        size: Size,
+        step: Step,
+        table_rows: list[int],
+        drawn_rows: Mapping[Sequence, int],
+        rows: list[DrawRow],
+    ) -> None:
+        begin, words = self._inputs[size].packed(step, self._block_size, table_rows, drawn_rows, rows)
+        on_device = self._words[begin : begin + len(words)]
+        on_device.copy_(pinned(torch.frombuffer(words, dtype=torch.int64), on_device.device), non_blocking=True)
 
     def _padding(self, size: Size, tables: BlockTables, adapters: TritonAdapters | None) -> Callable[[], Batch]:
         """Fill all inputs with padding, and return a function that makes the batch that reads them in place.
 
         Lengths on the host only select kernels, here those for one prompt with all tokens.
         """
-        inputs = self._inputs[size]
-        inputs.fill(self._words)
-        views = inputs.views(self._words)
+        self._upload(size, Step(), [], {}, [GREEDY])
+        views = self._inputs[size].views(self._words)
         captured_adapters = None if adapters is None else adapters.captured(size.num_tokens)
         most_len = tables.on_device.shape[1] * self._block_size
         prompts = [size.tokens, *[0] * (size.num_prompts - 1)] if size.tokens else []
@@ -226,23 +212,20 @@ class StepGraphs:
 
         return batch
 
-    def _run(self, forward: Callable[[Batch], torch.Tensor], batch: Callable[[], Batch], size: Size) -> Run:
-        return lambda: self.logits[: size.num_sequences].copy_(forward(batch()))
-
-    def _captured_draws(self, size: Size, sampler: ModuleType, capture: Capture) -> Draws:
-        inputs = self._inputs[size]
-        inputs.fill(self._words)
-        views = inputs.views(self._words)
+    def _run(
+        self, forward: Callable[[Batch], torch.Tensor], batch: Callable[[], Batch], size: Size, sampler: ModuleType
+    ) -> Run:
         number = size.num_sequences
         logits = self.logits[:number]
+        views = self._inputs[size].views(self._words)
         width = aligned_size(number)
         drawn = self._words[:number], self._words[width : width + number]
-        of_rows = logits, views.parameters, views.seeds
-        return Draws(
-            capture(lambda: sampler.take_best(logits, drawn)),
-            capture(lambda: sampler.draw(*of_rows, has_cuts=False, out=drawn)),
-            capture(lambda: sampler.draw(*of_rows, has_cuts=True, out=drawn)),
-        )
+
+        def run() -> None:
+            logits.copy_(forward(batch()))
+            sampler.draw(logits, views.parameters, views.seeds, drawn)
+
+        return run
 
 
 def _is_plain(draw: Chunk) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import torch
 
@@ -15,6 +15,7 @@ from oaiserve.engine.model.states import States
 from oaiserve.engine.sequence import Sequence
 from oaiserve.engine.step import Step
 
+T = TypeVar("T")
 _PARAMETER_PADDING = GREEDY[:-1]  # all parameters except for the seed
 
 
@@ -35,11 +36,7 @@ class InputViews(NamedTuple):
 
 
 class StepInputs:
-    """The places of the inputs of one size, from word `first` on, which is the same for all sizes.
-
-    Inputs of draws come first. Sizes with equally many sequences share the graphs of draws, so these places must not
-    depend on the number of tokens.
-    """
+    """The places of the inputs of one size, from word `first` on."""
 
     def __init__(self, size: Size, first: int, states: States | None) -> None:
         self._first = first
@@ -47,9 +44,10 @@ class StepInputs:
         self._has_states = states is not None
         num_tokens = size.num_tokens
         number = size.num_sequences
-        self._parameters = first + aligned_size(number)
+        self._width = aligned_size(number)
+        self._parameters = first + self._width
         # Two parameters fit into one int64. `begin` is the first word after the inputs of draws.
-        self.begin = self._parameters + len(_PARAMETER_PADDING) * aligned_size(number) // 2
+        self.begin = self._parameters + len(_PARAMETER_PADDING) * self._width // 2
         # The size and the padding of each column that is not for draws.
         self._columns = [
             *((num_tokens, filler) for filler in (0, self.begin, 0, -1)),
@@ -68,15 +66,6 @@ class StepInputs:
             begin += aligned_size(column)
         return InputViews(*views)
 
-    def fill(self, words: torch.Tensor) -> None:
-        """Fill all inputs with padding."""
-        seeds, parameters, *columns = self.views(words)
-        seeds.fill_(GREEDY.seed)
-        for row, number in zip(parameters, _PARAMETER_PADDING, strict=True):
-            row.fill_(number)
-        for column, (_, filler) in zip(columns, self._columns, strict=True):
-            column.fill_(filler)
-
     def packed(
         self,
         step: Step,
@@ -85,8 +74,8 @@ class StepInputs:
         drawn_rows: Mapping[Sequence, int],
         rows: list[DrawRow],
     ) -> tuple[int, array[int]]:
-        """Return the words of a step, and the first one's place. `rows` are the parameters of its draws. Without them,
-        the words begin after the inputs of draws."""
+        """Return the place of the first word of a step, and all its words, with padding. `rows` are the parameters of
+        its first draws; the other draws are greedy."""
         lists = lists_of(step, block_size, drawn_rows)
         num_decodes = lists.num_decodes
         missing = self._size.rows - num_decodes
@@ -107,7 +96,9 @@ class StepInputs:
             [row if row < num_decodes else row + missing for row in lists.logits_rows],
             [chunk.sequence.state or 0 for chunk in step.chunks] if self._has_states else [],
         ]
-        packed = self._packed_draws(rows) if rows else array("q")
+        packed = array("q", self._padded(seeds(rows).tolist(), GREEDY.seed))
+        for values, filler in zip(numbers(rows).tolist(), _PARAMETER_PADDING, strict=True):
+            packed.frombytes(array("f", self._padded(values, filler)).tobytes())
         words: list[int] = []
         end = 0
         for values, (column, filler) in zip(columns, self._columns, strict=True):
@@ -115,11 +106,7 @@ class StepInputs:
             end += aligned_size(column)
             words += [filler] * (end - len(words))
         packed.extend(words)
-        return (self._first if rows else self.begin), packed
+        return self._first, packed
 
-    def _packed_draws(self, rows: list[DrawRow]) -> array[int]:
-        num_missing = self._parameters - self._first - len(rows)
-        packed = array("q", [*seeds(rows).tolist(), *[GREEDY.seed] * num_missing])
-        for own, filler in zip(numbers(rows).tolist(), _PARAMETER_PADDING, strict=True):
-            packed.frombytes(array("f", [*own, *[filler] * num_missing]).tobytes())
-        return packed
+    def _padded(self, values: list[T], filler: T) -> list[T]:
+        return [*values, *[filler] * (self._width - len(values))]

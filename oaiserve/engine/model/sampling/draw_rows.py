@@ -55,7 +55,7 @@ def draw_row(sequence: Sequence, position: int) -> DrawRow:
 
 def numbers(rows: list[DrawRow]) -> np.ndarray:
     """Return all parameters of the rows but the seeds: float32 [4, R]."""
-    return np.ascontiguousarray(np.array([row[:-1] for row in rows], np.float32).T)
+    return np.ascontiguousarray(np.array([row[:-1] for row in rows], np.float32).reshape(-1, 4).T)
 
 
 def seeds(rows: list[DrawRow]) -> np.ndarray:

@@ -1,8 +1,8 @@
 """Sampling with Triton kernels: a few launches, without a sort, replace the draws on the host.
 
 Sampled ids are those of `draws` up to float32 rounding: of two scores, or sides of a border of top_p or min_p within
-it, either may count. Equal logits are in the order of their ids. `take_best` and `draw` read nothing back and wait for
-nothing, so they can be captured in a CUDA graph.
+it, either may count. Equal logits are in the order of their ids. `draw` reads nothing back and waits for nothing, so it
+can be captured in a CUDA graph.
 """
 
 from __future__ import annotations
@@ -30,11 +30,8 @@ TILE = 2048  # candidates that a program processes at a time
 
 def sample_ids(logits: torch.Tensor, rows: list[DrawRow]) -> SampledIds:
     """Draw a token from each row of `logits` [R, vocab], which are not changed."""
-    if all(row.is_greedy for row in rows):
-        return take_best(logits)
-    has_cuts = any(row.cuts(logits.shape[-1]) for row in rows)
     parameters = on_device(numbers(rows), logits.device, torch.float32)
-    return draw(logits, parameters, on_device(seeds(rows), logits.device), has_cuts=has_cuts)
+    return draw(logits, parameters, on_device(seeds(rows), logits.device))
 
 
 def apply_masks(logits: torch.Tensor, rows: list[int], words: np.ndarray) -> None:
@@ -49,31 +46,14 @@ def apply_masks(logits: torch.Tensor, rows: list[int], words: np.ndarray) -> Non
     )
 
 
-def take_best(logits: torch.Tensor, out: SampledIds | None = None) -> SampledIds:
-    """Return the id of each row's highest logit, the lowest of equal ones. `out` has the results, int64 [R] each."""
-    logits = _with_rows_in_one_piece(logits)
-    num_rows, vocab = logits.shape
-    num_chunks = triton.cdiv(vocab, CHUNK)
-    best = torch.empty(num_rows, num_chunks, dtype=torch.int64, device=logits.device)
-    best_of_chunk_kernel[(num_rows, num_chunks)](logits, best, logits.stride(0), vocab, CHUNK=CHUNK)
-    return _take(best, best, out)
-
-
 def draw(
-    logits: torch.Tensor,
-    parameters: torch.Tensor,
-    seeds: torch.Tensor,
-    *,
-    has_cuts: bool,
-    out: SampledIds | None = None,
+    logits: torch.Tensor, parameters: torch.Tensor, seeds: torch.Tensor, out: SampledIds | None = None
 ) -> SampledIds:
     """Draw an id from each row of `logits` [R, vocab]. `parameters` float32 [4, R] and `seeds` int64 [R] are those of
-    the rows, see `draw_rows`.
-
-    Without `has_cuts`, their top_p is ignored, and so is a top_k except 1. `out` has the tensors of results,
-    both int64 [R].
+    the rows, see `draw_rows`. `out` has the tensors of results, both int64 [R].
     """
-    logits = _with_rows_in_one_piece(logits)
+    if logits.stride(1) != 1:
+        logits = logits.contiguous()
     num_rows, vocab = logits.shape
     num_chunks = triton.cdiv(vocab, CHUNK)
     temperatures, min_ps, *cuts = parameters
@@ -86,42 +66,24 @@ def draw(
     chunks = {"CHUNK": CHUNK, "TILE_CHUNKS": triton.next_power_of_2(num_chunks)}
     best = empty(*grid, dtype=torch.int64)
     scores = empty(*grid, dtype=torch.int64)
-    # The kernels use these only if top_k or top_p is applied.
-    rows_of_cuts = num_rows if has_cuts else 0
-    weights = empty(rows_of_cuts, vocab)
-    last = empty(rows_of_cuts), empty(rows_of_cuts, dtype=torch.int32)
+    weights = empty(num_rows, vocab)
+    masses = empty(*grid)
+    floors = empty(*grid, NUM_FLOORS.value, dtype=torch.int32), empty(*grid, NUM_FLOORS.value)
+    candidates = (
+        *(empty(num_rows, vocab), empty(num_rows, vocab, dtype=torch.int32)),
+        empty(num_rows, dtype=torch.int32),
+    )
+    last = empty(num_rows), empty(num_rows, dtype=torch.int32)
+    token_ids, are_finite = out or (empty(num_rows, dtype=torch.int64), empty(num_rows, dtype=torch.bool))
 
     best_of_chunk_kernel[grid](logits, best, *of_logits, CHUNK=CHUNK)
-    if has_cuts:
-        masses = empty(*grid)
-        floors = empty(*grid, NUM_FLOORS.value, dtype=torch.int32), empty(*grid, NUM_FLOORS.value)
-        candidates = (
-            *(empty(num_rows, vocab), empty(num_rows, vocab, dtype=torch.int32)),
-            empty(num_rows, dtype=torch.int32),
-        )
-        weights_kernel[grid](
-            logits, best, temperatures, min_ps, masses, weights, *floors, *of_logits, **chunks, num_warps=8
-        )
-        candidates_kernel[grid](weights, masses, *floors, *cuts, *candidates, vocab, **chunks, num_warps=8)
-        sizes = {"TILE_CHUNKS": chunks["TILE_CHUNKS"], "TILE": TILE, "num_warps": 8}
-        cut_kernel[(num_rows,)](masses, *cuts, *candidates, *last, vocab, num_chunks, **sizes)
-    of_rows = temperatures, min_ps, cuts[0], seeds
-    scores_kernel[grid](logits, best, *of_rows, weights, *last, scores, *of_logits, HAS_CUTS=has_cuts, **chunks)
-    return _take(best, scores, out)
-
-
-def _with_rows_in_one_piece(logits: torch.Tensor) -> torch.Tensor:
-    return logits if logits.stride(1) == 1 else logits.contiguous()
-
-
-def _take(best: torch.Tensor, scores: torch.Tensor, out: SampledIds | None) -> SampledIds:
-    """Return the ids with the best of the scores [R, num_chunks], and whether the best logits are finite."""
-    num_rows, num_chunks = best.shape
-    token_ids, are_finite = out or (
-        torch.empty(num_rows, dtype=torch.int64, device=best.device),
-        torch.empty(num_rows, dtype=torch.bool, device=best.device),
-    )
+    of_rows = temperatures, min_ps, *cuts
+    weights_kernel[grid](logits, best, *of_rows, masses, weights, *floors, *of_logits, **chunks, num_warps=8)
+    candidates_kernel[grid](weights, masses, *floors, *cuts, *candidates, vocab, **chunks, num_warps=8)
+    sizes = {"TILE_CHUNKS": chunks["TILE_CHUNKS"], "TILE": TILE, "num_warps": 8}
+    cut_kernel[(num_rows,)](masses, *cuts, *candidates, *last, vocab, num_chunks, **sizes)
+    scores_kernel[grid](logits, best, *of_rows, seeds, weights, *last, scores, *of_logits, **chunks)
     best_kernel[(num_rows,)](
-        best, scores, token_ids, are_finite, num_chunks, TILE_CHUNKS=triton.next_power_of_2(num_chunks), num_warps=1
+        best, scores, token_ids, are_finite, num_chunks, TILE_CHUNKS=chunks["TILE_CHUNKS"], num_warps=1
     )
     return token_ids, are_finite

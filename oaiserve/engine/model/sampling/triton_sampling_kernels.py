@@ -99,12 +99,20 @@ def _floors():
     return (exponent << 23).to(tl.float32, bitcast=True)
 
 
-@triton.jit(do_not_specialize_on_alignment=["temperatures", "min_ps"])
+@triton.jit
+def _is_cut(top_k, top_p, vocab):
+    """Return whether top_k or top_p can exclude an id. A greedy draw, with a top_k of 1, needs no such search."""
+    return (top_k != 1) & (((top_k > 0) & (top_k < vocab)) | (top_p < 1.0))
+
+
+@triton.jit(do_not_specialize_on_alignment=["temperatures", "min_ps", "top_ks", "top_ps"])
 def weights_kernel(
     logits,
     best,  # int64 [R, num_chunks]
     temperatures,
     min_ps,
+    top_ks,  # float32; 0: all ids stay
+    top_ps,
     masses,  # float32 [R, num_chunks]
     weights,  # float32 [R, vocab]
     floor_counts,  # int32 [R, num_chunks, NUM_FLOORS]
@@ -114,9 +122,14 @@ def weights_kernel(
     CHUNK: tl.constexpr,
     TILE_CHUNKS: tl.constexpr,
 ):
-    """Compute a chunk's weights, their sum, and number and sum from each floor on. The program is (row, chunk)."""
+    """Compute a chunk's weights, their sum, and number and sum from each floor on. The program is (row, chunk).
+
+    This kernel and the next two do nothing for a row from which neither top_k nor top_p can exclude an id.
+    """
     row = tl.program_id(0).to(tl.int64)
     chunk = tl.program_id(1)
+    if not _is_cut(tl.load(top_ks + row), tl.load(top_ps + row), vocab):
+        return
     num_chunks = tl.num_programs(1)
     token_id = chunk * CHUNK + tl.arange(0, CHUNK)
     logit = _logits(logits, row, stride, token_id, vocab)
@@ -132,19 +145,13 @@ def weights_kernel(
     tl.store(floor_masses + floor, tl.sum(tl.where(is_above, x[None, :], 0.0), 1))
 
 
-@triton.jit
-def _is_cut(top_k, top_p, vocab):
-    """Return whether top_k or top_p can exclude an id. A greedy draw, with a top_k of 1, needs no such search."""
-    return (top_k != 1) & (((top_k > 0) & (top_k < vocab)) | (top_p < 1.0))
-
-
 @triton.jit(do_not_specialize_on_alignment=["top_ks", "top_ps"])
 def candidates_kernel(
     weights,
     masses,
     floor_counts,
     floor_masses,
-    top_ks,  # float32; 0: all ids stay
+    top_ks,
     top_ps,
     candidate_weights,  # float32 [R, vocab]
     candidate_ids,  # int32 [R, vocab]
@@ -156,7 +163,7 @@ def candidates_kernel(
     """Store the candidates of a chunk: the tokens that top_k and top_p may exclude or not. The program is (row, chunk).
 
     These are the tokens from the highest floor with enough of them on, in the order of ids, after those of the chunks
-    before. If neither top_k nor top_p can exclude a token, nothing is stored.
+    before.
     """
     row = tl.program_id(0).to(tl.int64)
     chunk = tl.program_id(1)
@@ -267,15 +274,12 @@ def cut_kernel(
 ):
     """Find the last id within top_k and top_p, and its weight. The program is (row).
 
-    Ids with a higher weight stay, and of those with the same weight the ones up to the last id. If neither top_k nor
-    top_p can exclude an id, the last weight is 0, and all ids with some weight stay.
+    Ids with a higher weight stay, and of those with the same weight the ones up to the last id.
     """
     row = tl.program_id(0).to(tl.int64)
     top_k = tl.load(top_ks + row)
     top_p = tl.load(top_ps + row)
     if not _is_cut(top_k, top_p, vocab):
-        tl.store(last_weights + row, 0.0)
-        tl.store(last_ids + row, -1)
         return
     weights = candidate_weights + row * vocab
     token_ids = candidate_ids + row * vocab
@@ -336,13 +340,14 @@ def _noise(seed, token_id):
     return -tl.log(waited)
 
 
-@triton.jit(do_not_specialize_on_alignment=["temperatures", "min_ps", "top_ks", "seeds"])
+@triton.jit(do_not_specialize_on_alignment=["temperatures", "min_ps", "top_ks", "top_ps", "seeds"])
 def scores_kernel(
     logits,
     best,
     temperatures,
     min_ps,
     top_ks,
+    top_ps,
     seeds,  # int64 [R]
     weights,
     last_weights,
@@ -350,7 +355,6 @@ def scores_kernel(
     scores,  # int64 [R, num_chunks]
     stride,
     vocab,
-    HAS_CUTS: tl.constexpr,
     CHUNK: tl.constexpr,
     TILE_CHUNKS: tl.constexpr,
 ):
@@ -360,9 +364,10 @@ def scores_kernel(
     num_chunks = tl.num_programs(1)
     token_id = chunk * CHUNK + tl.arange(0, CHUNK)
     x = _logits(logits, row, stride, token_id, vocab)
-    if tl.load(top_ks + row) != 1:
+    top_k = tl.load(top_ks + row)
+    if top_k != 1:
         x = _scaled(x, _highest(best, row, num_chunks, TILE_CHUNKS), tl.load(temperatures + row))
-        if HAS_CUTS:
+        if _is_cut(top_k, tl.load(top_ps + row), vocab):
             weight = tl.load(weights + row * vocab + token_id, mask=token_id < vocab, other=0.0)
             last_weight = tl.load(last_weights + row)
             stays = (weight > last_weight) | ((weight == last_weight) & (token_id <= tl.load(last_ids + row)))

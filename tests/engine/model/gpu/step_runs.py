@@ -62,15 +62,9 @@ class PlainSampler:
     def apply_masks(self, logits: torch.Tensor, rows: list[int], words: np.ndarray) -> None:
         apply_masks_in_torch(logits, rows, words)
 
-    def take_best(self, logits: torch.Tensor, out: SampledIds) -> None:
-        self._keep(plain_sampling.take_best(logits), out)
-
-    def draw(self, *of_rows: torch.Tensor, has_cuts: bool, out: SampledIds) -> None:
-        self._keep(plain_sampling.draw(*of_rows, has_cuts=has_cuts), out)
-
-    def _keep(self, found: SampledIds, out: SampledIds) -> None:
-        for results, kept in zip(found, out, strict=True):
-            kept.copy_(results)
+    def draw(self, logits: torch.Tensor, parameters: torch.Tensor, seeds: torch.Tensor, out: SampledIds) -> None:
+        for results, stored in zip(plain_sampling.draw(logits, parameters, seeds), out, strict=True):
+            stored.copy_(results)
 
 
 def padded_attention(batch: Batch) -> PlainAttention:

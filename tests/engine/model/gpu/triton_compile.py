@@ -268,9 +268,7 @@ def main() -> None:
     logits = torch.empty(64, 128256, dtype=torch.bfloat16)
     out = (torch.empty(64, dtype=torch.int64), torch.empty(64, dtype=torch.int64))  # as for captured steps
     triton_sampling.apply_masks(logits.float(), [0], np.zeros((1, 128256 // 32), np.uint32))
-    triton_sampling.take_best(logits, out)
-    for has_cuts in (False, True):
-        triton_sampling.draw(logits, torch.empty(4, 64), torch.empty(64, dtype=torch.int64), has_cuts=has_cuts, out=out)
+    triton_sampling.draw(logits, torch.empty(4, 64), torch.empty(64, dtype=torch.int64), out)
     print(json.dumps(found))
 
 

@@ -11,49 +11,19 @@ _MASK32 = (1 << 32) - 1
 
 def sample_ids(logits: torch.Tensor, rows: list[DrawRow]) -> SampledIds:
     """Draw an id from each row of `logits` [R, vocab]."""
-    device = logits.device
-    vocab = logits.shape[-1]
-    by_kind: dict[tuple[bool, bool], list[int]] = {}
-    for index, row in enumerate(rows):
-        by_kind.setdefault((row.is_greedy, row.cuts(vocab)), []).append(index)
-    if len(by_kind) == 1:
-        return _sample_kind(logits, rows)
-    token_ids = torch.empty(len(rows), dtype=torch.int64, device=device)
-    are_finite = torch.empty(len(rows), dtype=torch.bool, device=device)
-    for indices in by_kind.values():
-        places = on_device(indices, device)
-        token_ids[places], are_finite[places] = _sample_kind(logits[places], [rows[i] for i in indices])
-    return token_ids, are_finite
-
-
-def _sample_kind(logits: torch.Tensor, rows: list[DrawRow]) -> SampledIds:
-    """Draw for rows of one kind."""
-    if rows[0].is_greedy:
-        return take_best(logits)
     parameters = on_device(numbers(rows), logits.device, torch.float32)
-    has_cuts = rows[0].cuts(logits.shape[-1])
-    return draw(logits, parameters, on_device(seeds(rows), logits.device), has_cuts=has_cuts)
+    return draw(logits, parameters, on_device(seeds(rows), logits.device))
 
 
-def take_best(logits: torch.Tensor) -> SampledIds:
-    """Return the id of the highest logit of each row [R, vocab]."""
-    best, token_ids = logits.max(dim=-1)
-    return token_ids, best.isfinite()
-
-
-def draw(logits: torch.Tensor, parameters: torch.Tensor, seeds: torch.Tensor, *, has_cuts: bool) -> SampledIds:
+def draw(logits: torch.Tensor, parameters: torch.Tensor, seeds: torch.Tensor) -> SampledIds:
     """Draw an id from each row of `logits` [R, vocab]. `parameters` float32 [4, R] and `seeds` int64 [R] are those of
-    the rows, see `draw_rows`.
-
-    Without `has_cuts`, their top_p is ignored, and so is a top_k except 1.
-    """
+    the rows, see `draw_rows`."""
     logits = logits.double()
     temperatures, min_ps, top_ks, top_ps = parameters.double()[:, :, None]
     highest = logits.amax(dim=-1, keepdim=True)
     scaled = (logits - highest) / temperatures
     scaled = scaled.masked_fill(scaled < min_ps.log(), -torch.inf)
-    if has_cuts:
-        scaled = scaled.masked_fill(~_stays(scaled, top_ks, top_ps), -torch.inf)
+    scaled = scaled.masked_fill(~_stays(scaled, top_ks, top_ps), -torch.inf)
     scores = scaled + _noise(seeds[:, None], logits.shape[-1])
     return torch.where(top_ks == 1, logits, scores).argmax(dim=-1), highest.isfinite()[:, 0]
 
