@@ -15,11 +15,12 @@ import sys
 from dataclasses import fields, is_dataclass, replace
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from oaiserve.config import Bytes
 from oaiserve.engine.decoder.blocks import Blocks
-from oaiserve.engine.decoder.description import NotKnown
+from oaiserve.engine.decoder.description import Experts, Layer, NotKnown
 from oaiserve.engine.model.device import select_device
 from oaiserve.engine.model.gpu.cuda_capture import CudaCapture
 from oaiserve.engine.start.described import Described, describe_model
@@ -51,19 +52,29 @@ def kind_of(part: Any) -> Any:
     return part
 
 
+def with_fixed_choices(layer: Layer) -> Layer:
+    """Return a layer that chooses the same experts for all tokens, so that rounding can't change a choice."""
+    if not isinstance(layer.mlp, Experts):
+        return layer
+    router = layer.mlp.router
+    bias = 2 * torch.arange(len(router.weight), dtype=torch.float32)  # Scores are between 0 and 1.
+    return replace(layer, mlp=replace(layer.mlp, router=replace(router, bias=bias)))
+
+
 def first_layers(model: Described) -> Described:
     """Return a model with its first layers, as many as are needed for all kinds."""
     decoder = model.decoder
-    if decoder.layer_inputs is not None:  # These have numbers for each layer.
-        return model
     kinds = [kind_of(layer) for layer in decoder.layers]
     number = max(LEAST_LAYERS, 1 + max(map(kinds.index, kinds)))
+    if decoder.layer_inputs is not None:  # These have numbers for each layer.
+        number = len(decoder.layers)
+    layers = [with_fixed_choices(layer) for layer in decoder.layers[:number]]
     spec = replace(
         model.spec,
         kv_shapes={layer: shape for layer, shape in model.spec.kv_shapes.items() if layer < number},
         state_shapes={layer: shape for layer, shape in model.spec.state_shapes.items() if layer < number},
     )
-    return model._replace(spec=spec, decoder=replace(decoder, layers=decoder.layers[:number]))
+    return model._replace(spec=spec, decoder=replace(decoder, layers=layers))
 
 
 def probe(order: Order) -> str | None:
@@ -78,7 +89,7 @@ def probe(order: Order) -> str | None:
     own = ready(place(model, options, order.model), options, by_options(options), is_probe=True)
     graphs = captured(own, CudaCapture(device)) if options.cuda_graph else None
     problem = difference_from_plain(own, graphs)
-    warm_up(own.new_runner(graphs=graphs), own)
+    warm_up(own.new_runner(graphs=graphs))
     return problem
 
 

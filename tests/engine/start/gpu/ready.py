@@ -5,8 +5,6 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-import torch
-
 from oaiserve.config import EngineOptions
 from oaiserve.engine.executors.cuda.executor import CudaExecutor, CudaWeights
 from oaiserve.engine.executors.cuda.kernels import Kernels
@@ -29,7 +27,7 @@ def ready_model(model: Model, *, has_adapters: bool = False, options: EngineOpti
 
         kernels = {"adapters": TritonAdapters(adaptable, 8, CPU, captured_tokens=132), **kernels}
     own = Kernels(**{"attention": padded_attention, "sampling": PlainSampler(), **kernels})
-    weights = CudaWeights(model.decoder, dtype=torch.float32, device=CPU)
+    weights = CudaWeights(model.decoder, dtype=model.spec.dtype, device=CPU)
     sizes = {"num_blocks": NUM_BLOCKS, "block_size": BLOCK_SIZE}
     executor = CudaExecutor(weights, model.spec.kv_shapes, **sizes, kernels=own)
     tables = BlockTables.with_room(options.max_running, model.spec.max_model_len, BLOCK_SIZE, CPU)
