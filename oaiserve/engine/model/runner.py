@@ -19,7 +19,6 @@ from oaiserve.engine.model.executor import Executor
 from oaiserve.engine.model.gpu.block_tables import BlockTables
 from oaiserve.engine.model.gpu.step_graphs import Replayed, StepGraphs
 from oaiserve.engine.model.sampling.draw_rows import SampleIds
-from oaiserve.engine.model.sampling.logit_edits import ApplyMasks
 from oaiserve.engine.model.sampling.sampler import Sampling, take
 from oaiserve.engine.model.states import KeptStates, StateChunk
 from oaiserve.engine.sequence import Sequence
@@ -50,9 +49,9 @@ class Launched:
 class ModelRunner:
     """Runs steps on an executor, whose KV cache has blocks of `block_size` tokens.
 
-    `sample_ids` and `apply_masks` replace NumPy and plain torch, see `Sampling`. `graphs` are captured from the
-    executor, and run the steps that they can. `tables` are a GPU's block tables of sequences, which `graphs` read, too.
-    `states` are needed if the model's layers have states.
+    `sample_ids` replaces NumPy, see `Sampling`. `graphs` are captured from the executor, and run the steps that they
+    can. `tables` are a GPU's block tables of sequences, which `graphs` read, too. `states` are needed if the model's
+    layers have states.
     """
 
     def __init__(
@@ -62,7 +61,6 @@ class ModelRunner:
         block_size: int,
         *,
         sample_ids: SampleIds | None = None,
-        apply_masks: ApplyMasks | None = None,
         graphs: StepGraphs | None = None,
         tables: BlockTables | None = None,
         states: KeptStates | None = None,
@@ -72,7 +70,6 @@ class ModelRunner:
         self._device = device
         self._block_size = block_size
         self._sample_ids = sample_ids
-        self._apply_masks = apply_masks
         self._graphs = graphs
         self._tables = tables
         self._states = states
@@ -246,7 +243,7 @@ class ModelRunner:
         if len(rows) < num_rows:  # Sampling overwrites its logits, so it gets a copy.
             logits = take(logits, [*rows, *range(num_rows, num_rows + len(known))])
         chunks = [launched.draws[row] for row in rows]
-        sampling = Sampling(logits, chunks, known, self._sample_ids, masks=masks, apply_masks=self._apply_masks)
+        sampling = Sampling(logits, chunks, known, self._sample_ids, masks=masks)
         launched.samplings.append((rows, sampling))
 
     def _keep_drawn(self, launched: Launched) -> None:

@@ -207,7 +207,7 @@ class Graphs:
         own = {"sizes": sizes, "block_size": BLOCK_SIZE, "states": states, "adapters": adapters}
         with watched() as self._operations:
             graphs = StepGraphs(executor.forward, triton_sampling, self._capture, spec, tables, **own)
-        kernels = {"sample_ids": triton_sampling.sample_ids, "apply_masks": triton_sampling.apply_masks}
+        kernels = {"sample_ids": triton_sampling.sample_ids}
         self.runner = ModelRunner(executor, GPU, BLOCK_SIZE, graphs=graphs, tables=tables, states=states, **kernels)
         self.runner.is_asynchronous = True
         if has_adapters:

@@ -5,6 +5,7 @@ A row need not be the last of a chunk: several positions of one sequence are as 
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -49,7 +50,7 @@ def draw_row(sequence: Sequence, position: int) -> DrawRow:
     if params.temperature < GREEDY_BELOW:
         return GREEDY
     wanted = (params.temperature, params.min_p, max(params.top_k, 0), params.top_p)
-    temperature, min_p, top_k, top_p = np.array(wanted, np.float32).tolist()
+    temperature, min_p, top_k, top_p = array("f", wanted)
     return DrawRow(temperature, min_p, top_k, top_p, noise_seed(sequence.draw_key, position))
 
 

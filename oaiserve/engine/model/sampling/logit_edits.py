@@ -7,7 +7,7 @@ length is taken from its chunk.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 
 import numpy as np
 import torch
@@ -21,22 +21,16 @@ from oaiserve.engine.step import Chunk, Masks
 Rows = list[tuple[int, Chunk]]  # rows of the logits, and the chunk that each belongs to
 RowIds = list[tuple[int, np.ndarray]]  # rows of the logits, with ids, int64, that are edited there
 Index = tuple[torch.Tensor, torch.Tensor]  # rows and ids, int64 [N] each
-# A function that sets logits float32 [R, vocab] to -infinity where a bit of uint32 [N, ceil(vocab / 32)] is 0. The list
-# has the N rows of the logits that these masks belong to.
-ApplyMasks = Callable[[torch.Tensor, list[int], np.ndarray], None]
 
 # For each byte of a mask: the limits of its eight logits, infinity or -infinity.
 _BITS = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little")
 _LIMITS = np.where(_BITS == 1, np.inf, -np.inf).astype(np.float32)
 
 
-def edit_logits(
-    logits: torch.Tensor, chunks: list[Chunk], masks: Masks | None = None, apply_masks: ApplyMasks | None = None
-) -> torch.Tensor:
+def edit_logits(logits: torch.Tensor, chunks: list[Chunk], masks: Masks | None = None) -> torch.Tensor:
     """Edit row i of `logits` [R, vocab] by the parameters of `chunks[i]`, and return the result.
 
-    The result is in float32 if any row is edited. Logits in float32 are edited in place. `apply_masks` replaces this
-    file's code for masks.
+    The result is in float32 if any row is edited. Logits in float32 are edited in place.
     """
     asking = [(row, chunk) for row, chunk in enumerate(chunks) if is_edited(chunk)]
     if not asking:
@@ -55,7 +49,7 @@ def edit_logits(
     edit(logits, allowed, banned, biased)
     _penalise(logits, asking)
     if masks is not None and masked:
-        apply = apply_masks or (apply_masks_on_cpu if device.type == "cpu" else apply_masks_in_torch)
+        apply = apply_masks_on_cpu if device.type == "cpu" else apply_masks_in_torch
         words = masks.words[[masks.rows[chunk.sequence] + len(chunk.draft) for _, chunk in masked]]
         apply(logits, [row for row, _ in masked], words)
     return logits
@@ -133,7 +127,7 @@ def _penalise(logits: torch.Tensor, asking: Rows) -> None:
 
 
 def apply_masks_in_torch(logits: torch.Tensor, rows: list[int], words: np.ndarray) -> None:
-    """Apply masks, as `ApplyMasks` says, on any device."""
+    """Set the logits float32 [R, vocab] of N rows to -infinity where a bit of `words` [N, ceil(vocab / 32)] is 0."""
     bits = on_device(words.view(np.int32), logits.device, torch.int32)[:, :, None] >> torch.arange(
         32, device=logits.device, dtype=torch.int32
     )
@@ -143,7 +137,7 @@ def apply_masks_in_torch(logits: torch.Tensor, rows: list[int], words: np.ndarra
 
 
 def apply_masks_on_cpu(logits: torch.Tensor, rows: list[int], words: np.ndarray) -> None:
-    """Apply masks, as `ApplyMasks` says, on a CPU.
+    """Do the same on a CPU.
 
     A look-up for each byte takes the same time for all masks. Writing only where bits are 0 takes ten times as long if
     half of them are.

@@ -15,7 +15,7 @@ import torch
 
 from oaiserve.engine.model.sampling import numpy_sampling
 from oaiserve.engine.model.sampling.draw_rows import SampleIds, draw_row
-from oaiserve.engine.model.sampling.logit_edits import ApplyMasks, edit_logits
+from oaiserve.engine.model.sampling.logit_edits import edit_logits
 from oaiserve.engine.model.transfer import ReadBack, on_device
 from oaiserve.engine.step import Chunk, Logprobs, Masks
 
@@ -36,7 +36,7 @@ class Sampling:
 
     `logits` is [S + K, vocab]. The first S rows belong to the chunks, and are overwritten. The other K rows predict
     the tokens `known`, each given by its id and the number of alternatives wanted. Log-probabilities are those of the
-    unmodified logits. `sample_ids` and `apply_masks` replace NumPy and plain torch, as those of `triton_sampling` do.
+    unmodified logits. `sample_ids` replaces NumPy, as that of `triton_sampling` does.
     """
 
     def __init__(
@@ -47,7 +47,6 @@ class Sampling:
         sample_ids: SampleIds | None = None,
         *,
         masks: Masks | None = None,
-        apply_masks: ApplyMasks | None = None,
     ) -> None:
         self._num_rows = len(chunks)
         rows = logits[: len(chunks)]
@@ -59,7 +58,7 @@ class Sampling:
             unmodified = take(rows, self._asking).float().log_softmax(dim=-1)
         else:
             unmodified = None
-        edited = edit_logits(rows, chunks, masks, apply_masks)
+        edited = edit_logits(rows, chunks, masks)
         draw = sample_ids or numpy_sampling.sample_ids
         results = [*draw(edited, [draw_row(chunk.sequence, chunk.end) for chunk in chunks])]
         self.token_ids = results[0]  # int64 [S], on the device

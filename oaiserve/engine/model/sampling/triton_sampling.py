@@ -7,7 +7,6 @@ can be captured in a CUDA graph.
 
 from __future__ import annotations
 
-import numpy as np
 import torch
 import triton
 
@@ -18,7 +17,6 @@ from oaiserve.engine.model.sampling.triton_sampling_kernels import (
     best_of_chunk_kernel,
     candidates_kernel,
     cut_kernel,
-    mask_kernel,
     scores_kernel,
     weights_kernel,
 )
@@ -32,18 +30,6 @@ def sample_ids(logits: torch.Tensor, rows: list[DrawRow]) -> SampledIds:
     """Draw a token from each row of `logits` [R, vocab], which are not changed."""
     parameters = on_device(numbers(rows), logits.device, torch.float32)
     return draw(logits, parameters, on_device(seeds(rows), logits.device))
-
-
-def apply_masks(logits: torch.Tensor, rows: list[int], words: np.ndarray) -> None:
-    """Apply masks as `logit_edits.ApplyMasks` says; all go to the device in one copy."""
-    assert logits.stride(1) == 1
-    num_masks, num_words = words.shape
-    masks = np.empty((num_masks, 1 + num_words), dtype=np.int32)
-    masks[:, 1:] = words.view(np.int32)
-    masks[:, 0] = rows
-    mask_kernel[(num_masks, triton.cdiv(logits.shape[1], CHUNK))](
-        logits, on_device(masks, logits.device, torch.int32), logits.stride(0), logits.shape[1], num_words, CHUNK=CHUNK
-    )
 
 
 def draw(

@@ -29,17 +29,6 @@ def _ordered(logits):
 
 
 @triton.jit
-def mask_kernel(logits, masks, stride, vocab, num_words, CHUNK: tl.constexpr):
-    """Set logits to -infinity where a bit of a mask, int32 [row, *words], is 0. The program is (mask, chunk)."""
-    mask = masks + tl.program_id(0).to(tl.int64) * (1 + num_words)
-    chunk = tl.program_id(1)
-    token_id = chunk * CHUNK + tl.arange(0, CHUNK)
-    word = tl.load(mask + 1 + token_id // 32, mask=token_id < vocab, other=-1)
-    is_banned = (word >> (token_id % 32)) & 1 == 0
-    tl.store(logits + tl.load(mask).to(tl.int64) * stride + token_id, float("-inf"), mask=is_banned)
-
-
-@triton.jit
 def _store_best(best, row, chunk, num_chunks, x, token_id):
     """Store the highest number of a chunk and its lowest id, as one number with the former in its upper bits."""
     both = (_ordered(x).to(tl.int64) << 32) | (0x7FFFFFFF - token_id).to(tl.int64)

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
-import numpy as np
 import torch
 
-from oaiserve.engine.decoder.spec import ModelSpec
 from oaiserve.engine.executors.cuda.executor import CudaExecutor, CudaWeights
 from oaiserve.engine.executors.cuda.kernels import Kernels
 from oaiserve.engine.model.adapters import probe_adapter
@@ -17,7 +14,6 @@ from oaiserve.engine.model.rehearsal import prompt, prompts_and_decodes
 from oaiserve.engine.model.runner import ModelRunner
 from oaiserve.engine.model.sampling import numpy_sampling
 from oaiserve.engine.model.sampling.draw_rows import GREEDY, draw_row
-from oaiserve.engine.model.sampling.logit_edits import apply_masks_in_torch
 from oaiserve.engine.model.states import States
 from oaiserve.engine.request import SamplingParams
 from oaiserve.engine.start.compare import Difference, difference, tolerance
@@ -45,6 +41,7 @@ def difference_from_plain(own: Ready, graphs: StepGraphs | None) -> str | None:
     """Return the first difference of kernels, launched one by one or in `graphs`, from plain torch."""
     assert isinstance(own.executor, CudaExecutor)
     kernels = own.executor.kernels
+    assert kernels.sampling is not None
     plain = _plain_runner(own)
     runners = {"": own.new_runner()}
     if graphs is not None:
@@ -63,7 +60,10 @@ def difference_from_plain(own: Ready, graphs: StepGraphs | None) -> str | None:
                     graphs.logits.zero_()
                 if problem := _problem(own, step, expected, *_launched(runner, before, step)):
                     return f"{problem} of {name}{' with adapters' * with_adapters}{way}"
-    return _sampling_problem(own.spec, kernels.sampling)
+    infinite = torch.full((1, own.spec.vocab_size), torch.inf, dtype=own.spec.dtype, device=own.spec.device)
+    if bool(kernels.sampling.sample_ids(infinite, [GREEDY])[1].any()):
+        return "logits that are not finite would not be noticed"
+    return None
 
 
 def _plain_runner(own: Ready) -> ModelRunner:
@@ -91,18 +91,6 @@ def _problem(own: Ready, step: Step, expected: torch.Tensor, logits: torch.Tenso
     rows = [draw_row(draw.sequence, draw.end) for chunk in step.chunks for draw in chunk.draws()]
     expected_ids, _ = numpy_sampling.sample_ids(logits, rows)
     return None if token_ids == expected_ids.tolist() else "other tokens would be drawn from the outputs"
-
-
-def _sampling_problem(spec: ModelSpec, sampling: Any) -> str | None:
-    """Compare masks of grammars, and the notice of logits that are not finite."""
-    infinite = torch.full((1, spec.vocab_size), torch.inf, dtype=spec.dtype, device=spec.device)
-    if bool(sampling.sample_ids(infinite, [GREEDY])[1].any()):
-        return "logits that are not finite would not be noticed"
-    words = np.random.default_rng(0).integers(0, 2**32, (2, -(-spec.vocab_size // 32)), dtype=np.uint32)
-    masked, expected = (torch.zeros(3, spec.vocab_size, device=spec.device) for _ in range(2))
-    sampling.apply_masks(masked, [0, 2], words)
-    apply_masks_in_torch(expected, [0, 2], words)
-    return None if torch.equal(masked, expected) else "masks of grammars would let other tokens come"
 
 
 def _steps(own: Ready, *, with_adapters: bool) -> Iterator[tuple[str, Step, Step]]:

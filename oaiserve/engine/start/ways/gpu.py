@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import NamedTuple
 
-import numpy as np
 import torch
 
 from oaiserve.config import EngineOptions
@@ -134,7 +133,7 @@ def start_on_gpu(model: Placed, options: EngineOptions, verdict: Verdict) -> Sta
         num_states=own.num_states,
         block_bytes=options.block_size * own.spec.kv_bytes_per_token,
         weight_bytes=own.executor.weight_bytes,
-        warm_up=partial(warm_up, runner, own),
+        warm_up=partial(warm_up, runner),
         features=features,
     )
 
@@ -157,7 +156,7 @@ def ready(model: Placed, options: EngineOptions, verdict: Verdict, *, is_probe: 
     new_executor = partial(executor_of, weights, spec, options=options, kernels=kernels)
     new_runner: Callable[..., ModelRunner] = partial(ModelRunner, device=spec.device, block_size=options.block_size)
     if (sampling := kernels.sampling) is not None:
-        new_runner = partial(new_runner, sample_ids=sampling.sample_ids, apply_masks=sampling.apply_masks)
+        new_runner = partial(new_runner, sample_ids=sampling.sample_ids)
     num_blocks, num_states = gpu_sizes(
         spec, options, lambda: new_runner(new_executor(1), states=States.of(spec, 1)), graph_bytes=graph_bytes
     )
@@ -196,7 +195,7 @@ def executor_of(
     return ReferenceExecutor(with_shapes(weights, spec), dtype=spec.dtype, device=spec.device, **sizes)
 
 
-def warm_up(runner: ModelRunner, own: Ready) -> None:
+def warm_up(runner: ModelRunner) -> None:
     """Run a step of each kind, so that no request waits for the compilation of kernels and the handles of libraries.
 
     The thread that runs the steps calls this, because each has its own handles. Kernels for long prompts have been
@@ -204,6 +203,3 @@ def warm_up(runner: ModelRunner, own: Ready) -> None:
     """
     for step in sampling_steps():
         runner.collect(runner.launch(step))
-    if isinstance(own.executor, CudaExecutor) and (sampling := own.executor.kernels.sampling) is not None:
-        words = np.zeros((1, -(-own.spec.vocab_size // 32)), dtype=np.uint32)
-        sampling.apply_masks(torch.zeros(1, own.spec.vocab_size, device=own.spec.device), [0], words)

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from transformers import PreTrainedConfig
 
@@ -23,7 +22,6 @@ from oaiserve.engine.model.gpu.step_graphs import StepGraphs
 from oaiserve.engine.model.gpu.step_sizes import Size
 from oaiserve.engine.model.runner import Launched, ModelRunner
 from oaiserve.engine.model.sampling.draw_rows import DrawRow, SampledIds
-from oaiserve.engine.model.sampling.logit_edits import apply_masks_in_torch
 from oaiserve.engine.step import Step
 from tests.engine.model.cpu.small_models import load
 from tests.engine.model.runners import states_of
@@ -58,9 +56,6 @@ class PlainSampler:
     def sample_ids(self, logits: torch.Tensor, rows: list[DrawRow]) -> SampledIds:
         self.num_sampled += len(rows)
         return plain_sampling.sample_ids(logits, rows)
-
-    def apply_masks(self, logits: torch.Tensor, rows: list[int], words: np.ndarray) -> None:
-        apply_masks_in_torch(logits, rows, words)
 
     def draw(self, logits: torch.Tensor, parameters: torch.Tensor, seeds: torch.Tensor, out: SampledIds) -> None:
         for results, stored in zip(plain_sampling.draw(logits, parameters, seeds), out, strict=True):

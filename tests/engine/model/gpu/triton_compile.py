@@ -16,7 +16,6 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 import triton
 from triton.backends.compiler import GPUTarget
@@ -267,7 +266,6 @@ def main() -> None:
     recur(24, 1, 256, 64, has_rate=False)
     logits = torch.empty(64, 128256, dtype=torch.bfloat16)
     out = (torch.empty(64, dtype=torch.int64), torch.empty(64, dtype=torch.int64))  # as for captured steps
-    triton_sampling.apply_masks(logits.float(), [0], np.zeros((1, 128256 // 32), np.uint32))
     triton_sampling.draw(logits, torch.empty(4, 64), torch.empty(64, dtype=torch.int64), out)
     print(json.dumps(found))
 

@@ -7,7 +7,6 @@ import torch
 
 from oaiserve.engine.grammars.masks import fill_masks
 from oaiserve.engine.model.sampling.draw_rows import GREEDY_BELOW, DrawRow, SampleIds, draw_row
-from oaiserve.engine.model.sampling.logit_edits import ApplyMasks
 from oaiserve.engine.model.sampling.sampler import Sampled, Sampling
 from oaiserve.engine.request import SamplingParams
 from oaiserve.engine.sequence import Sequence
@@ -29,12 +28,11 @@ def sample(
     sequences: list[Sequence],
     known: Sequenced[tuple[int, int]] = (),
     sample_ids: SampleIds | None = None,
-    apply_masks: ApplyMasks | None = None,
 ) -> Sampled:
     """Return the results of `Sampling` for the next token of each sequence."""
     chunks = last_chunks(sequences)
     masks = masks_of(sequences, logits.shape[1])
-    return Sampling(logits, chunks, known, sample_ids, masks=masks, apply_masks=apply_masks).wait()
+    return Sampling(logits, chunks, known, sample_ids, masks=masks).wait()
 
 
 def masks_of(sequences: list[Sequence], vocab: int) -> Masks | None:

@@ -3,12 +3,10 @@
 import math
 import random
 
-import numpy as np
 import pytest
 import torch
 
 from oaiserve.engine.draws import noise
-from oaiserve.engine.model.sampling import logit_edits
 from oaiserve.engine.sequence import Sequence
 
 pytest.importorskip("triton", reason="Triton has no wheels for this system")
@@ -135,18 +133,3 @@ def test_logits_may_have_any_strides_and_nothing_between_their_rows_is_drawn(dty
         sequence = sequence_of([1, 2, 3], **params)
         check(logits, [sequence] * 3)
         check(logits.contiguous().T.contiguous().T, [sequence] * 3)
-
-
-@pytest.mark.parametrize("vocab", [1, 31, 64, 150, 200])
-def test_masks_are_applied_as_in_plain_torch(vocab: int) -> None:
-    chance = np.random.default_rng(vocab)
-    words = chance.integers(0, 2**32, (3, -(-vocab // 32)), dtype=np.uint32)
-    words[1] = [0, 0xFFFFFFFF, 0, 0xFFFFFFFF, 0, 0xFFFFFFFF, 0][: words.shape[1]]
-    logits = torch.randn(5, vocab)
-    logits[4] = math.nan
-    got = logits.clone()
-    want = logits.clone()
-    triton_sampling.apply_masks(got, [4, 0, 3], words)
-    logit_edits.apply_masks_in_torch(want, [4, 0, 3], words)
-    assert torch.equal(got.nan_to_num(7.0), want.nan_to_num(7.0))
-    assert torch.equal(got[1:3], logits[1:3])
