@@ -81,7 +81,7 @@ def test_incomplete_results_have_a_text(data: st.DataObject) -> None:
         ("gpt2", {"status": "done", "off": {"graphs": "no memory"}}),
         ("families", {"status": "done", "llama": {"equal": False}}),
         ("probes", {"status": "done", "Llama": {"equal": True}, "GPT-2": {"equal": False}}),
-        ("overload", {"status": "ended after 9 s, its limit"}),
+        ("memory", {"status": "ended after 9 s, its limit"}),
         ("graphs", {"status": "left out"}),
     ],
 )
@@ -120,5 +120,5 @@ def test_features_that_every_model_has_must_be_on() -> None:
 def test_answers_that_were_not_checked_do_not_count_as_equal() -> None:
     checked = {"a": {"equal": True}, "rows": [{"equal": True}, {"equal": False}], "b": {"problem": NOT_ON_CPU}}
     assert len(summary.compared(checked, equal=True)) == 2
-    sections = {**measured(), "overload": {"status": "done", "out_of_memory": {"problem": NOT_ON_CPU}}}
-    assert f"- overload: 0 equal\n    - out_of_memory: {NOT_ON_CPU}" in summary.as_text(report(sections))
+    sections = {**measured(), "families": {"status": "done", "llama": {"problem": NOT_ON_CPU}}}
+    assert f"- families: 0 equal\n    - llama: {NOT_ON_CPU}" in summary.as_text(report(sections))

@@ -11,13 +11,12 @@ import torch
 
 pytest.importorskip("triton", reason="Triton has no wheels for this system")
 
-from oaiserve.config import EngineOptions
 from tests.models.decoders import FAMILIES, random_model, real_shape
 from tools import gpu_check
 from tools.engine_load import random_prompts
-from tools.gpu import answers, engines, overload, peers, probes, steps, waits
+from tools.gpu import answers, engines, peers, probes, steps
 from tools.gpu.sections import NOT_ON_CPU, Target
-from tools.gpu.workload import files_of, saved, started
+from tools.gpu.workload import saved
 
 # Rows without numbers are computed like the others, and then marked.
 pytestmark = [pytest.mark.kernels, pytest.mark.filterwarnings("ignore:invalid value encountered in subtract")]
@@ -44,19 +43,6 @@ def test_the_check_runs_one_section_writes_its_results_and_resumes(
     monkeypatch.setattr(gpu_check, "run_all", lambda chosen, *_: pytest.fail(chosen) if chosen else iter(()))
     assert gpu_check.main(again) == 0
     assert "| environment | done |" in capsys.readouterr().out
-
-
-def test_answers_are_the_same_under_preemption_and_aborts() -> None:
-    found = overload.preemption(CPU)
-    assert found["equal"], found
-    assert found["preemptions"] > 0
-    assert found["left_early"] > 0
-
-
-def test_only_a_client_that_leaves_may_have_less_than_its_answer() -> None:
-    expected = [[1, 2, 3], [4, 5, 6], [7, 8, 9]]
-    assert overload.wrong_answers(expected, [[1, 2, 3], [4, 5], [7, 8, 9]], leaving={1}) == []
-    assert overload.wrong_answers(expected, [[1, 2], [4, 6], [7, 8, 9, 1]], leaving={1}) == [0, 1, 2]
 
 
 def test_a_family_is_compared_with_generate() -> None:
@@ -189,15 +175,3 @@ def test_ragged_steps_have_figures() -> None:
     assert found["uneven"]["bytes"] > found["even"]["bytes"]
     assert found["arrivals"]["mixed_steps"] > 0
     assert found["arrivals"]["itl_p99_to_steady"] >= 1
-
-
-def test_launches_can_be_watched_for_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    modes_set: list[str] = []
-    monkeypatch.setattr(torch.cuda, "set_sync_debug_mode", modes_set.append)
-    with files_of("smollm2-135m", CPU) as files:
-        runner = started(files, EngineOptions(kv_blocks=16, max_running=2)).runner
-    for name, asked in waits.ASKED.items():
-        assert waits.check(runner, name, asked) == {"equal": True}
-    assert modes_set == ["error", "default"] * 3 * len(waits.ASKED)
-    monkeypatch.setattr(runner, "draw", lambda _: (_ for _ in ()).throw(RuntimeError("called a synchronizing op")))
-    assert "synchronizing" in waits.check(runner, "greedy", {})["problem"]

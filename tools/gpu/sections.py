@@ -44,8 +44,6 @@ SECTIONS = (
     Section("families", "answers:families", is_check=True),
     Section("probes", "probes:run", is_check=True, needs_gpu=True),
     Section("graphs", "answers:shapes", is_check=True, needs_gpu=True),
-    Section("waits", "waits:run", is_check=True, needs_gpu=True),
-    Section("overload", "overload:run", 120, is_check=True, is_alone=True),
     # Speed, the most telling figures first: the steps of a small and of a large model, then ragged ones.
     Section("decode-1b", "steps:run", 110, {"model": "llama-3.2-1b"}),
     Section("decode-8b", "steps:run", 150, {"model": "llama-3.1-8b"}),
