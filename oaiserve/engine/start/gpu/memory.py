@@ -10,14 +10,12 @@ from dataclasses import replace
 from typing import NamedTuple
 
 import torch
-from torch import Tensor
 
 from oaiserve.config import EngineOptions
 from oaiserve.engine.decoder.spec import ModelSpec
 from oaiserve.engine.executors.cuda.executor import CudaExecutor, CudaWeights
-from oaiserve.engine.executors.cuda.kernels import Kernels, PlainAttention
-from oaiserve.engine.model.attention import FP8_MAX, LayerCache, Scoring, StepAttention
-from oaiserve.engine.model.batch import Batch
+from oaiserve.engine.executors.cuda.kernels import Kernels
+from oaiserve.engine.model.attention import FP8_MAX
 from oaiserve.engine.model.memory import MemoryUse, gib, kv_blocks, num_states
 from oaiserve.engine.model.rehearsal import largest_step, prompt
 from oaiserve.engine.model.runner import ModelRunner
@@ -121,24 +119,15 @@ def with_measured_scales(spec: ModelSpec, weights: CudaWeights, block_size: int)
     that the largest number of a rehearsal is at most a fourth of the largest in the cache."""
     plain = spec.with_cache("auto")
     num_tokens = min(SCALED_TOKENS, plain.max_model_len)
-    scales: dict[int, tuple[float, float]] = {}  # by the id of the cache
-
-    def watched(batch: Batch) -> StepAttention:
-        attend = PlainAttention(batch)
-
-        def record(
-            query: Tensor, key: Tensor | None, value: Tensor | None, cache: LayerCache, scoring: Scoring
-        ) -> Tensor:
-            if key is not None and value is not None:
-                scales[id(cache)] = scale_for(float(key.abs().max())), scale_for(float(value.abs().max()))
-            return attend(query, key, value, cache, scoring)
-
-        return record
-
     sizes = {"num_blocks": -(-num_tokens // block_size), "block_size": block_size}
-    executor = CudaExecutor(weights, plain.kv_shapes, **sizes, kernels=Kernels(attention=watched))
+    executor = CudaExecutor(weights, plain.kv_shapes, **sizes, kernels=Kernels())
     executor.forward(batch_of(prompt(num_tokens, plain.vocab_size, block_size), plain, block_size, States.of(plain, 1)))
-    return plain.with_scales({layer: scales[id(cache)] for layer, cache in executor.caches.items()})
+    return plain.with_scales(
+        {
+            layer: (scale_for(float(cache.keys.abs().max())), scale_for(float(cache.values.abs().max())))
+            for layer, cache in executor.caches.items()
+        }
+    )
 
 
 def takes_float8(device: torch.device) -> bool:
