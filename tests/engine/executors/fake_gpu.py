@@ -77,7 +77,7 @@ def watched() -> Iterator[Counter[str]]:
 # -- kernels -----------------------------------------------------------------------------------------------------------
 
 _INT64 = ("slots", "seq_lens", "block_tables", "table_rows", "last_visible", "chosen")
-_INT32 = ("items", "first_items", "num_done", "tiles", "order", "tile_expert", "tile_first", "tile_end")
+_INT32 = ("items", "first_items", "num_done", "order", "tile_expert", "tile_first", "tile_end")
 _FLOAT32 = ("partial", "log_weights")
 DTYPES = {
     **dict.fromkeys(_INT64, torch.int64),
@@ -100,7 +100,7 @@ READ_IF = {
 # Tensors in the model's dtype. Kernels assume that the numbers of a row, or of a token, are adjacent.
 IN_MODEL_DTYPE = ("query", "key", "value", "hidden", "first", "second", "x", "products", "out")
 CONTIGUOUS = ("keys", "values")  # in the model's dtype, or in eight bits
-_OF_ADAPTERS = {"products": torch.float32, "tiles": torch.int64, "table": torch.int64}
+_OF_ADAPTERS = {"products": torch.float32, "table": torch.int64}
 # Of parameters of kernels that are not in the model's dtype.
 OWN_DTYPES: dict[str, dict[str, torch.dtype]] = {
     "shrink_kernel": _OF_ADAPTERS,

@@ -7,7 +7,7 @@ without a graph are launched operation by operation.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Sequenced
 from types import ModuleType
 from typing import TYPE_CHECKING
@@ -149,15 +149,14 @@ class StepGraphs:
         `drawn_rows` see `build_batch`. `began` is recorded when the device has the step's inputs.
         """
         has_adapters = any(adapters)
-        if has_adapters and self._adapters is not None:
-            self._adapters.upload(*_placed(step, adapters, size), size.num_tokens)
         if drawn_ids is not None and drawn_ids is not self._token_ids:
             self._words[: len(drawn_ids)].copy_(drawn_ids)
         is_plain = bool(draws) and all(map(_is_plain, draws))
         rows = [draw_row(draw.sequence, draw.end) for draw in draws] if is_plain else []
         if all(row.is_greedy for row in rows):
             rows = [GREEDY]  # as the padding of all other rows
-        self._upload(size, step, table_rows, drawn_rows, rows)
+        numbers = self._adapters.numbers(adapters) if self._adapters is not None and has_adapters else []
+        self._upload(size, step, table_rows, drawn_rows, rows, numbers)
         if self._states is not None:
             self._states.begin([chunk.sequence.state or 0 for chunk in step.chunks if chunk.start == 0])
         if began is not None:
@@ -177,8 +176,9 @@ class StepGraphs:
         table_rows: list[int],
         drawn_rows: Mapping[Sequence, int],
         rows: list[DrawRow],
+        adapters: list[int],
     ) -> None:
-        begin, words = self._inputs[size].packed(step, self._block_size, table_rows, drawn_rows, rows)
+        begin, words = self._inputs[size].packed(step, self._block_size, table_rows, drawn_rows, rows, adapters)
         on_device = self._words[begin : begin + len(words)]
         on_device.copy_(pinned(torch.frombuffer(words, dtype=torch.int64), on_device.device), non_blocking=True)
 
@@ -187,9 +187,8 @@ class StepGraphs:
 
         Lengths on the host only select kernels, here those for one prompt with all tokens.
         """
-        self._upload(size, Step(), [], {}, [GREEDY])
+        self._upload(size, Step(), [], {}, [GREEDY], [])
         views = self._inputs[size].views(self._words)
-        captured_adapters = None if adapters is None else adapters.captured(size.num_tokens)
         most_len = tables.on_device.shape[1] * self._block_size
         prompts = [size.tokens, *[0] * (size.num_prompts - 1)] if size.tokens else []
 
@@ -207,7 +206,7 @@ class StepGraphs:
                 query_lens=[1] * size.rows + prompts,
                 context_lens=[most_len] * size.num_sequences,
                 states=None if self._states is None else self._states.of_rows(views.places),
-                captured_adapters=captured_adapters,
+                captured_adapters=None if adapters is None else adapters.captured(views.adapters),
             )
 
         return batch
@@ -231,13 +230,3 @@ class StepGraphs:
 def _is_plain(draw: Chunk) -> bool:
     """Return whether a draw needs only the logits and the parameters of its row."""
     return draw.draw is Draw.AT_LAUNCH and draw.sequence.params.logprobs is None and not is_edited(draw)
-
-
-def _placed(step: Step, adapters: Iterable[Adapter | None], size: Size) -> tuple[list[Adapter | None], list[int]]:
-    """Return the adapters of a replayed step's sequences, with padding, and their numbers of tokens."""
-    lengths = [chunk.num_tokens for chunk in step.chunks]
-    num_rows = lengths.count(1)
-    of_sequences = list(adapters)
-    padding = size.rows - num_rows
-    placed = [*of_sequences[:num_rows], *[None] * padding, *of_sequences[num_rows:]]
-    return placed, [*lengths[:num_rows], *[1] * padding, *lengths[num_rows:]]

@@ -28,6 +28,7 @@ class InputViews(NamedTuple):
     sources: torch.Tensor  # [T], the place of each token's id in the tensor of all inputs: in `ids`, or among drawn ids
     positions: torch.Tensor
     slots: torch.Tensor  # -1 for padding
+    adapters: torch.Tensor  # [T], the number of each token's adapter; 0 for none
     table_rows: torch.Tensor
     query_start: torch.Tensor
     seq_lens: torch.Tensor
@@ -50,7 +51,7 @@ class StepInputs:
         self.begin = self._parameters + len(_PARAMETER_PADDING) * self._width // 2
         # The size and the padding of each column that is not for draws.
         self._columns = [
-            *((num_tokens, filler) for filler in (0, self.begin, 0, -1)),
+            *((num_tokens, filler) for filler in (0, self.begin, 0, -1, 0)),
             *((number, 0), (number + 1, 0), (number, 0), (number, 0)),
             (0, 0) if states is None else (number, states.last),
         ]
@@ -73,9 +74,10 @@ class StepInputs:
         table_rows: list[int],
         drawn_rows: Mapping[Sequence, int],
         rows: list[DrawRow],
+        adapters: list[int],
     ) -> tuple[int, array[int]]:
         """Return the place of the first word of a step, and all its words, with padding. `rows` are the parameters of
-        its first draws; the other draws are greedy."""
+        its first draws; the other draws are greedy. `adapters` has a number for each chunk, unless all are 0."""
         lists = lists_of(step, block_size, drawn_rows)
         num_decodes = lists.num_decodes
         missing = self._size.rows - num_decodes
@@ -90,8 +92,10 @@ class StepInputs:
             sources[row] = drawn
         starts = [*range(self._size.rows), *(start + missing for start in lists.query_start[num_decodes:])]
         starts += [starts[-1]] * (self._size.num_sequences + 1 - len(starts))  # Missing prompts have no tokens.
+        of_chunks = zip(step.chunks, adapters, strict=False)
+        of_tokens = [number for chunk, number in of_chunks for _ in range(chunk.num_tokens)]
         columns = [
-            *(ids, sources, spread(lists.positions), spread(lists.slots, -1)),
+            *(ids, sources, spread(lists.positions), spread(lists.slots, -1), spread(of_tokens)),
             *(spread(table_rows), starts, spread([chunk.end for chunk in step.chunks])),
             [row if row < num_decodes else row + missing for row in lists.logits_rows],
             [chunk.sequence.state or 0 for chunk in step.chunks] if self._has_states else [],

@@ -120,10 +120,11 @@ def _launch(
     )
 
 
-def planned(chosen: Tensor, num_experts: int) -> Plan:
+def planned(chosen: Tensor, num_experts: int, tiles: MatrixTiles | None = None) -> Plan:
     """Sort the rows by expert. The host knows only an upper bound of the number of tiles."""
     num_pairs = chosen.numel()
-    tiles = tiles_for(-(-num_pairs // num_experts))
+    if tiles is None:
+        tiles = tiles_for(-(-num_pairs // num_experts))
     if tiles.rows >= LARGEST_OF_EXPERTS.rows:
         tiles = LARGEST_OF_EXPERTS
     most_tiles = min(num_pairs, num_pairs // tiles.rows + num_experts)

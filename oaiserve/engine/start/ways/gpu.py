@@ -27,7 +27,7 @@ from oaiserve.engine.served_model import ServedModel
 from oaiserve.engine.start.check import refuse_unless_finite
 from oaiserve.engine.start.described import Described, describe_model, with_shapes
 from oaiserve.engine.start.gpu.features import Verdict, warn
-from oaiserve.engine.start.gpu.graph_capture import Ready, captured, graph_memory_bytes, sizes_of
+from oaiserve.engine.start.gpu.graph_capture import Ready, captured, graph_memory_bytes
 from oaiserve.engine.start.gpu.memory import gpu_sizes, refuse_unless_float8, takes_float8, with_measured_scales
 from oaiserve.engine.start.gpu.usable import Usable
 from oaiserve.engine.start.options import refuse_unless_possible
@@ -179,9 +179,8 @@ def kernels_for(spec: ModelSpec, adaptable: Mapping[str, tuple[int, int]], optio
         return kernels
     from oaiserve.engine.model.gpu.triton_adapters import TritonAdapters
 
-    captured_tokens = sizes_of(spec, options)[-1].num_tokens
     # Twice as many adapters as a step can have.
-    adapters = TritonAdapters(adaptable, 2 * options.max_running, spec.device, captured_tokens)
+    adapters = TritonAdapters(adaptable, 2 * options.max_running, spec.device)
     return kernels._replace(adapters=adapters)
 
 

@@ -151,7 +151,7 @@ def adapt(dtype: torch.dtype) -> None:
     batch.adapters = [Adapter("a", {"up": part})]
     x = torch.empty(100, 4096, dtype=dtype)
     out = torch.empty(100, 14336, dtype=dtype)
-    triton_adapters.TritonAdapters(["up"], 1, CPU).of_batch(batch)("up", x, out)
+    triton_adapters.TritonAdapters(["up"], 512, CPU).of_batch(batch)("up", x, out)
 
 
 def operate(width: int, inner: int, rows: int) -> None:

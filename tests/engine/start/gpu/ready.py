@@ -25,7 +25,7 @@ def ready_model(model: Model, *, has_adapters: bool = False, options: EngineOpti
     if has_adapters:
         from oaiserve.engine.model.gpu.triton_adapters import TritonAdapters
 
-        kernels = {"adapters": TritonAdapters(adaptable, 8, CPU, captured_tokens=132), **kernels}
+        kernels = {"adapters": TritonAdapters(adaptable, 8, CPU), **kernels}
     own = Kernels(**{"attention": padded_attention, "sampling": PlainSampler(), **kernels})
     weights = CudaWeights(model.decoder, dtype=model.spec.dtype, device=CPU)
     sizes = {"num_blocks": NUM_BLOCKS, "block_size": BLOCK_SIZE}
