@@ -7,13 +7,12 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain
+from types import MappingProxyType
 from typing import Any
 
 from oaiserve.engine.grammars import gbnf, regexes, structural_tag
-from oaiserve.engine.grammars.json_schema.large_numbers import SEPARATORS, LargeNumbers, has_large
 from oaiserve.engine.grammars.json_schema.prepare import PreparedSchema, prepare, prepare_leniently
 from oaiserve.engine.grammars.refusal import Refused
 from oaiserve.engine.request import GrammarKind
@@ -32,13 +31,13 @@ _LARK_TEXT_OR_SCHEMA = re.compile(rf"{_LARK_TEXTS.pattern}|(?P<schema>%json\s*)(
 _LARK_REFUSED = re.compile(r"<[^<>\n]*>|@\w+|%(?!(?:import|ignore|regex|lark)\b)\w+|\btemperature\s*=|&|~(?!\s*\d)")
 _decoder = json.JSONDecoder()
 _LARK_OPTIONS = re.compile(r"\s*%llguidance[ \t]*([^\n]*)")
-_SEPARATORS = ("item_separator", "key_separator")
 # The spelling of JSON: one for each string, so that no property can come twice, and a blank after each separator, as
 # Python writes it. Real models expect the blank. Tokens such as ` [` begin with it, so without it, models end a list
 # before its first item.
 _JSON_OPTIONS = {
     "whitespace_flexible": False,
-    **dict(zip(_SEPARATORS, SEPARATORS, strict=True)),
+    "item_separator": ", ",
+    "key_separator": ": ",
     "json_allowed_escapes": 'nrbtf\\"',
     "coerce_one_of": False,
     "lenient": False,
@@ -67,8 +66,7 @@ def translate(kind: GrammarKind, text: str) -> Translated:
             return Translated(_schema_grammar({"type": "object"}))
         case "json_schema":
             prepared = prepare(text)
-            grammars = _json("answer", prepared.document)
-            return Translated(json.dumps({"grammars": grammars}), _subschemas(prepared))
+            return Translated(_schema_grammar(prepared.document), _subschemas(prepared))
         case "regex":
             return _lark_grammar(f"start: /{regexes.full_match(text).text}/")
         case "choice":
@@ -97,11 +95,17 @@ def with_prefix(text: str, prefix: str) -> str:
 
 
 def _schema_grammar(document: dict[str, Any]) -> str:
-    return json.dumps({"grammars": [{"json_schema": {**document, "x-guidance": _options(document)}}]})
+    return json.dumps({"grammars": [_json(document)]})
+
+
+def _json(document: dict[str, Any], separators: Mapping[str, str] = MappingProxyType({})) -> dict[str, Any]:
+    """Return a prepared schema as a grammar. The separators replace those of all schemas."""
+    options = {**_JSON_OPTIONS, **separators} if separators else _options(document)
+    return {"json_schema": {**document, "x-guidance": options}}
 
 
 def _options(document: dict[str, Any]) -> dict[str, Any]:
-    if document.get("type") == "object" and document.keys() <= _KEYS_WITHOUT_NAMES and not has_large(document):
+    if document.get("type") == "object" and document.keys() <= _KEYS_WITHOUT_NAMES:
         return _LAYOUT_OPTIONS
     return _JSON_OPTIONS
 
@@ -129,13 +133,13 @@ def _lark_with_schemas(
     parts = []
     for number, (name, schema) in enumerate(schemas.items()):
         part = _schema_part(number, schema, f"in the parameters of '{name}'", {}, name in lenient)
-        grammars += part
+        grammars.append(part)
         parts.append((part, f"the parameters of '{name}'"))
     if answer is None:
-        alone = ((json.dumps({"grammars": part}), place) for part, place in parts)
+        alone = ((json.dumps({"grammars": [part]}), place) for part, place in parts)
         return Translated(json.dumps({"grammars": grammars}), alone)
     prepared = prepare(answer)
-    grammars += _json("answer", prepared.document)
+    grammars.append({"name": "answer", **_json(prepared.document)})
     return Translated(json.dumps({"grammars": grammars}), _subschemas(prepared))
 
 
@@ -143,37 +147,24 @@ def _structural_tag(text: str) -> Translated:
     writer = structural_tag.Writer()
     grammars = [_unforced(writer.lark(text))]
     for number, schema in enumerate(writer.schemas):
-        grammars += _schema_part(number, schema, f"in the schema {number + 1} of the structural tag", {})
+        grammars.append(_schema_part(number, schema, f"in the schema {number + 1} of the structural tag", {}))
     grammars += ({"name": f"grammar_{number}", **_unforced(lark)} for number, lark in enumerate(writer.grammars))
     return Translated(json.dumps({"grammars": grammars}))
 
 
 def _schema_part(
     number: int, schema: Any, place: str, separators: dict[str, Any], is_lenient: bool = False
-) -> list[dict[str, Any]]:
-    """Return a schema as parts of a grammar, which calls the first `@schema_` with the number. Raises Refused."""
+) -> dict[str, Any]:
+    """Return a schema as a part of a grammar, which calls it `@schema_` with the number. Raises Refused."""
     text = json.dumps(schema)
     try:
         if is_lenient:
             document = prepare_leniently(text)[0].document
         else:
             document = prepare(text).document
-        return _json(f"schema_{number}", document, separators)
     except Refused as refused:
         raise Refused(f"{refused.reason}, {place}") from None
-
-
-def _json(name: str, document: dict[str, Any], separators: dict[str, Any] | None = None) -> list[dict[str, Any]]:
-    """Return a prepared schema as a grammar of this name, and as further ones for it. Raises Refused."""
-    options = _JSON_OPTIONS | separators if separators else _options(document)
-    if not has_large(document):
-        return [{"name": name, "json_schema": {**document, "x-guidance": options}}]
-    comma, colon = (str(options[separator]) for separator in _SEPARATORS)
-    written = LargeNumbers(document, name, (comma, colon))
-    parts = (
-        {"name": f"{name}_{i}", "json_schema": {**part, "x-guidance": options}} for i, part in enumerate(written.parts)
-    )
-    return [{"name": name, **_unforced(written.lark)}, *parts]
+    return {"name": f"schema_{number}", **_json(document, separators)}
 
 
 def _client_lark(text: str) -> Translated:
@@ -194,14 +185,13 @@ def _client_lark(text: str) -> Translated:
     if len(_LARK_DEFINITION.findall(bare)) + len(schemas) > MOST_DEFINITIONS:
         raise Refused(f"the grammar has more than {MOST_DEFINITIONS} definitions")
     lark = pieces[0] + "".join(f"@schema_{number}{piece}" for number, piece in enumerate(pieces[1:]))
-    return Translated(json.dumps({"grammars": [_unforced(lark), *chain.from_iterable(schemas)]}))
+    return Translated(json.dumps({"grammars": [_unforced(lark), *schemas]}))
 
 
-def _without_schemas(text: str) -> tuple[list[str], list[list[dict[str, Any]]]]:
-    """Return the pieces of a Lark grammar between its JSON Schemas, and the schemas as grammars of their own, each as
-    one or more."""
+def _without_schemas(text: str) -> tuple[list[str], list[dict[str, Any]]]:
+    """Return the pieces of a Lark grammar between its JSON Schemas, and the schemas as grammars of their own."""
     pieces: list[str] = []
-    schemas: list[list[dict[str, Any]]] = []
+    schemas: list[dict[str, Any]] = []
     begin = end = 0
     while match := _LARK_TEXT_OR_SCHEMA.search(text, end):
         end = match.end()
@@ -217,6 +207,10 @@ def _without_schemas(text: str) -> tuple[list[str], list[list[dict[str, Any]]]]:
         end = begin
         # Clients of llguidance pass its options with a schema. Only the spelling of JSON can be obeyed.
         options = schema.pop("x-guidance", None)
-        separators = {name: options[name] for name in _SEPARATORS if isinstance(options, dict) and name in options}
+        separators = {
+            name: options[name]
+            for name in ("item_separator", "key_separator")
+            if isinstance(options, dict) and name in options
+        }
         schemas.append(_schema_part(len(schemas), schema, "in the grammar's '%json'", separators))
     return [*pieces, text[begin:]], schemas

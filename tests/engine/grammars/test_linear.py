@@ -72,14 +72,10 @@ def zigzag(number: int) -> Schema:
     return {"anyOf": [{"$ref": f"#/$defs/d{at}"} for at in places], "$defs": links}
 
 
-def large_numbers(number: int) -> Schema:
-    return {"type": "object", "properties": {f"p{at}": {"type": "integer", "maximum": 2**63} for at in range(number)}}
-
-
 @pytest.mark.parametrize(
     ("made", "number"),
-    [(twice("anyOf"), 2), (twice("allOf"), 2), (zigzag, 50), (large_numbers, 100)],
-    ids=["anyOf", "allOf", "zigzag", "large numbers"],
+    [(twice("anyOf"), 2), (twice("allOf"), 2), (zigzag, 50)],
+    ids=["anyOf", "allOf", "zigzag"],
 )
 def test_schemas_take_linear_time(made: Callable[[int], Schema], number: int) -> None:
     def read(size: int) -> None:

@@ -62,12 +62,11 @@ FORMATS: dict[str, str | None] = {
     **dict.fromkeys(("password", "binary", "path", "file-path", "directory-path"), regexes.ANYTHING),
 }
 # Formats of numbers, from OpenAPI and Rust. Any number of JSON can be stored as a float.
-_WIDEST = LARGEST_NUMBER - 1
 NUMBER_FORMATS: dict[str, tuple[int, int] | None] = {
     **{f"int{bits}": (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1) for bits in (8, 16, 32)},
     **{f"uint{bits}": (0, 2**bits - 1) for bits in (8, 16, 32)},
-    "int64": (-_WIDEST, _WIDEST),
-    "uint64": (0, _WIDEST),
+    "int64": (-LARGEST_NUMBER, LARGEST_NUMBER),
+    "uint64": (0, LARGEST_NUMBER),
     "float": None,
     "double": None,
 }

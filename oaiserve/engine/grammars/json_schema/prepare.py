@@ -22,7 +22,6 @@ from oaiserve.collector import paused_for
 from oaiserve.engine.grammars import regexes
 from oaiserve.engine.grammars.json_schema.exclusion import Exclusion
 from oaiserve.engine.grammars.json_schema.known_patterns import without_look_around
-from oaiserve.engine.grammars.json_schema.large_numbers import check_large_numbers
 from oaiserve.engine.grammars.json_schema.limits import Definition, SchemaLimits
 from oaiserve.engine.grammars.json_schema.rewrite import finish, modern
 from oaiserve.engine.grammars.json_schema.terms import (
@@ -47,8 +46,6 @@ MOST_DEPTH = 50  # schemas within each other; llguidance's reader of JSON stops 
 MOST_JOINED_PATTERNS = 12  # in schemas that are joined with others; finding a common match takes exponential time
 MOST_ITEMS = 10_000  # items of an array with bounds; all such arrays together may have ten times as many
 MOST_LENGTH = 2**31 - 1
-MOST_DIGITS = 40  # digits of a number
-MOST_NUMBER = 10**MOST_DIGITS - 1
 MOST_MULTIPLE = 65_536
 MOST_PLACES = 6  # decimal places of a "multipleOf"
 
@@ -91,14 +88,9 @@ def prepare_leniently(text: str) -> tuple[PreparedSchema, Sequence[str]]:
     """Prepare a schema, but leave out what cannot be obeyed. Return the omitted keywords, too: "" for all."""
     left_out: dict[str, None] = {}
     try:
-        prepared = _Preparation(_read(text), left_out).run()
+        return _Preparation(_read(text), left_out).run(), [*left_out]
     except Refused:
         return PreparedSchema({"type": "object"}, []), [""]
-    try:
-        check_large_numbers(prepared.document)
-    except Refused:
-        prepared = _Preparation(_read(text), left_out, with_large_numbers=False).run()
-    return prepared, [*left_out]
 
 
 def _read(text: str) -> Any:
@@ -122,15 +114,9 @@ def _no_number(text: str) -> Any:
 
 
 class _Preparation:
-    def __init__(
-        self, document: Any, left_out: dict[str, None] | None = None, *, with_large_numbers: bool = True
-    ) -> None:
+    def __init__(self, document: Any, left_out: dict[str, None] | None = None) -> None:
         """With `left_out`, keywords that cannot be obeyed are omitted and added to it. Otherwise they are refused."""
         self._left_out = left_out
-        if with_large_numbers:
-            self._largest_number = MOST_NUMBER
-        else:
-            self._largest_number = LARGEST_NUMBER
         self._document = SchemaDocument(document)
         self._exclusion = Exclusion(self._document)
         self._unique_items = UniqueItems(self._document)
@@ -359,8 +345,8 @@ class _Preparation:
             each, depth = waiting.pop()
             if depth > MOST_DEPTH:
                 raise Refused(f"the value at {where} has more than {MOST_DEPTH} values within each other")
-            if isinstance(each, int | float) and abs(each) > self._largest_number:
-                raise Refused(f"the value at {where} has a number of more than {MOST_DIGITS} digits")
+            if isinstance(each, int | float) and abs(each) > LARGEST_NUMBER:
+                raise Refused(f"the value at {where} has the number {shown(each)}, which is beyond 2^53 - 1")
             if isinstance(each, str) and not regexes.UNWRITABLE.isdisjoint(each):
                 raise Refused(f"the value at {where} has a control character that strings of answers do not have")
             if isinstance(each, dict | list):
@@ -370,9 +356,19 @@ class _Preparation:
     def _number(self, value: Any, where: str, *_: Any) -> Any:
         if not is_number(value):
             raise Refused(f"{where} must be a number, got {kind_of(value)}")
-        if abs(value) > self._largest_number:
-            raise Refused(f"{where} must be a number of at most {MOST_DIGITS} digits")
+        if abs(value) > LARGEST_NUMBER:
+            raise Refused(f"{where} must be a number of at most 2^53 - 1, got {shown(value)}")
         return value
+
+    def _lower_bound(self, value: Any, where: str, *_: Any) -> Any:
+        if is_number(value):
+            value = max(value, -LARGEST_NUMBER)  # Narrower bounds allow only valid numbers.
+        return self._number(value, where)
+
+    def _upper_bound(self, value: Any, where: str, *_: Any) -> Any:
+        if is_number(value):
+            value = min(value, LARGEST_NUMBER)
+        return self._number(value, where)
 
     def _multiple_of(self, value: Any, where: str, depth: int, is_alone: bool) -> Any:
         self._number(value, where)
@@ -454,10 +450,10 @@ _CHECKED: dict[str, Any] = {
     "prefixItems": _Preparation._list,
     "minItems": _Preparation._count_items,
     "maxItems": _Preparation._count_items,
-    "minimum": _Preparation._number,
-    "maximum": _Preparation._number,
-    "exclusiveMinimum": _Preparation._number,
-    "exclusiveMaximum": _Preparation._number,
+    "minimum": _Preparation._lower_bound,
+    "maximum": _Preparation._upper_bound,
+    "exclusiveMinimum": _Preparation._lower_bound,
+    "exclusiveMaximum": _Preparation._upper_bound,
     "multipleOf": _Preparation._multiple_of,
     "minLength": _Preparation._count,
     "maxLength": _Preparation._count,

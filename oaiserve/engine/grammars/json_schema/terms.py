@@ -10,7 +10,7 @@ from urllib.parse import unquote
 
 from oaiserve.engine.grammars.refusal import Refused
 
-LARGEST_NUMBER = 2**53  # above it, libraries disagree about the number that is meant
+LARGEST_NUMBER = 2**53 - 1  # llguidance reads numbers as floats, which hold no larger integers exactly
 TYPES = ("string", "number", "integer", "boolean", "null", "array", "object")
 
 
