@@ -40,7 +40,7 @@ class Choices:
         request = tokenized.request
         params = request.params
         stop_ids = (frozenset() if params.ignore_eos else self._eos_token_ids) | set(params.stop_token_ids)
-        edits = FixedEdits.of(params, stop_ids)
+        edits = FixedEdits(params, stop_ids)
         stops = StopStrings(params.stop, include_in_output=params.include_stop_str_in_output)
         second_starts = tokenized.second_starts or [None] * len(tokenized.token_ids)
         all_media = tokenized.media or [None] * len(tokenized.token_ids)

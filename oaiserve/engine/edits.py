@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Collection
-from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
 
@@ -43,27 +43,35 @@ class TokenCounts:
         return copied
 
 
-@dataclass(frozen=True, slots=True)
 class FixedEdits:
-    """The edits of a request, which all its choices share. A client may send an id for each token of the vocabulary,
-    and converting these for each choice at each step would take seconds from all others."""
+    """The edits of a request, which all its choices share, as arrays that are made when a draw first needs them. A
+    client may send an id for each token of the vocabulary, and converting these for each choice at each step would take
+    seconds from all others."""
 
-    allowed_ids: np.ndarray | None  # the only ids that may be drawn; None: all
-    biased_ids: np.ndarray
-    biases: np.ndarray  # float32, one for each of `biased_ids`
-    stop_ids: np.ndarray  # ids that are forbidden before `min_tokens`
-    _counts: dict[int, TokenCounts] = field(default_factory=dict)  # one for each of its prompts, by their indices
+    def __init__(self, params: SamplingParams, stop_ids: Collection[int]) -> None:
+        self._params = params
+        self._stop_ids = stop_ids
+        self._counts: dict[int, TokenCounts] = {}  # one for each of its prompts, by their indices
 
-    @classmethod
-    def of(cls, params: SamplingParams, stop_ids: Collection[int]) -> FixedEdits:
-        allowed = params.allowed_token_ids
-        bias = params.logit_bias
-        return cls(
-            None if allowed is None else np.array(allowed, dtype=np.int64),
-            np.fromiter(bias, dtype=np.int64, count=len(bias)),
-            np.fromiter(bias.values(), dtype=np.float32, count=len(bias)),
-            np.fromiter(stop_ids, dtype=np.int64, count=len(stop_ids)),
-        )
+    @cached_property
+    def allowed_ids(self) -> np.ndarray | None:
+        """The only ids that may be drawn; None: all."""
+        allowed = self._params.allowed_token_ids
+        return None if allowed is None else np.array(allowed, dtype=np.int64)
+
+    @cached_property
+    def biased_ids(self) -> np.ndarray:
+        return np.array([*self._params.logit_bias], dtype=np.int64)
+
+    @cached_property
+    def biases(self) -> np.ndarray:
+        """The biases in float32, one for each of `biased_ids`."""
+        return np.array([*self._params.logit_bias.values()], dtype=np.float32)
+
+    @cached_property
+    def stop_ids(self) -> np.ndarray:
+        """The ids that are forbidden before `min_tokens`."""
+        return np.array([*self._stop_ids], dtype=np.int64)
 
     def counts_of_prompt(self, index: int, prompt: list[int]) -> TokenCounts:
         """Return the counts of a prompt for one of its choices, which adds its own tokens. The prompt is counted once,

@@ -101,7 +101,7 @@ class Sequence:
 
     def __post_init__(self, prompt: list[int], shared_edits: FixedEdits | None) -> None:
         if shared_edits is None:
-            self.edits = FixedEdits.of(self.params, self.stop_ids)
+            self.edits = FixedEdits(self.params, self.stop_ids)
         else:
             self.edits = shared_edits
         self.token_ids = list(prompt)
