@@ -1,7 +1,4 @@
-"""Reads and parses the body of a request, with limits on its size and its time.
-
-Long work on it is done in the tokenize stage and not on the event loop, and clients take turns there.
-"""
+"""Reads and parses the body of a request, with limits on its size and its time."""
 
 from __future__ import annotations
 
@@ -10,13 +7,12 @@ from codecs import BOM_UTF8
 from collections.abc import Awaitable, Callable, Generator, Iterable, Mapping
 from functools import partial
 from threading import Lock
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import msgspec
 from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect, Request
-from starlette.types import Receive
 
 from oaiserve.engine.backpressure import SharedLimit
 from oaiserve.engine.turn_workers import LARGE_BYTES, MUCH_BYTES, CpuTime, Work, at_once
@@ -25,14 +21,12 @@ from oaiserve.http.codings import WINDOW_BYTES, Decoding, codings_of, decoded
 from oaiserve.routes import protocol
 from oaiserve.routes.adaptations import Adaptations
 from oaiserve.routes.serving import Serving, serving_of
+from oaiserve.routes.turns import MOST_LOOP_BYTES, in_turns, in_turns_if_large
 
 RETRY_AFTER_SECONDS = 1
 TOO_MANY_BODIES = "The server is receiving too many large bodies already; try again later."
 MOST_SECONDS = 60.0  # A body must arrive within this time.
-# The event loop itself does the work for bodies up to this size. A tool's schema of this size takes up to 20 ms there.
-MOST_LOOP_BYTES = 2**13
 Body = TypeVar("Body", bound=msgspec.Struct)
-Result = TypeVar("Result")
 
 
 class HeldBytes:
@@ -212,28 +206,6 @@ def parsed(
     return body
 
 
-async def in_turns(request: Request, work: Work[Result], num_bytes: int) -> Result:
-    """Do work on a body of `num_bytes` in the tokenize stage, and return its result. Each `yield` of it ends a turn.
-
-    Raises its error, Overloaded and Unavailable if the stage takes no more work, and ClientDisconnect if the client has
-    left, which ends the work early.
-    """
-    engine = serving_of(request).engine
-    work = request.state.cpu.of(work)
-    result = asyncio.wrap_future(engine.run_in_turns(work, client=request.state.client, num_bytes=num_bytes))
-    left = asyncio.create_task(client_left(request.receive))
-    both: list[asyncio.Future[Any]] = [result, left]
-    try:
-        await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
-        if not result.done():
-            raise ClientDisconnect
-        return result.result()
-    finally:
-        left.cancel()
-        result.cancel()
-        del result, both  # An error in them refers to this frame, and so to the body.
-
-
 async def read_into(body: bytearray, request: Request, held: HeldBytes, limit_bytes: int) -> None:
     """Read a body without an engine: worker threads undo its content codings. `held` has its bytes until the caller
     gives them back. Raises an APIError, and ClientDisconnect."""
@@ -256,26 +228,3 @@ async def read_without_engine(request: Request, received: SharedLimit, limit_byt
             return await run_in_threadpool(at_once, protocol.parse(kind, content))
         except RecursionError:
             raise InvalidRequest("The body is nested too deeply.") from None
-
-
-async def client_left(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
-
-
-async def in_turns_if_large(request: Request, work: Work[Result], num_bytes: int, *, always: bool = False) -> Result:
-    """Do work on a body: `in_turns` unless it is small, and `always` where the tokenizer is needed.
-
-    Raises InvalidRequest for a body with too deep a nesting, and the errors of the work and of `in_turns`.
-    """
-
-    def guarded() -> Work[Result]:
-        try:
-            return (yield from work)
-        except RecursionError:  # raised by the decoder, or by the readers of its values
-            raise InvalidRequest("The body is nested too deeply.") from None
-
-    if always or num_bytes > MOST_LOOP_BYTES:
-        return await in_turns(request, guarded(), num_bytes)
-    cpu: CpuTime = request.state.cpu
-    return at_once(cpu.of(guarded()))

@@ -17,13 +17,14 @@ from oaiserve.engine.media import Detail, MediaFile, MediaKind
 from oaiserve.errors import InvalidRequest, NotFetched
 from oaiserve.facts.media import FILE_BYTES
 from oaiserve.routes.adaptations import STORED, Adaptations
-from oaiserve.routes.body import HeldBytes, in_turns_if_large
+from oaiserve.routes.body import HeldBytes
 from oaiserve.routes.exchange import Exchange
 from oaiserve.routes.foreign import text_of
 from oaiserve.routes.invalid import invalid, show
 from oaiserve.routes.messages.body import Base64Source, FileSource, ImageBlock
 from oaiserve.routes.objects import ImagePart, InputImage, SoundPart
 from oaiserve.routes.serving import Serving, serving_of
+from oaiserve.routes.turns import in_turns_if_large
 
 MediaPart = ImagePart | SoundPart | InputImage | ImageBlock
 Part = dict[str, Any]

@@ -24,7 +24,7 @@ from oaiserve.facts.record import Origin
 from oaiserve.facts.times import monotonic_ns
 from oaiserve.routes import parameters
 from oaiserve.routes.bodies import MAX_CHOICES_PER_REQUEST, SamplingBody
-from oaiserve.routes.body import in_turns_if_large, parsed, read_body
+from oaiserve.routes.body import parsed, read_body
 from oaiserve.routes.deadlines import deadline_ns
 from oaiserve.routes.exchange import COST_HEADER, Exchange
 from oaiserve.routes.invalid import invalid
@@ -35,6 +35,7 @@ from oaiserve.routes.sampling_defaults import NEUTRAL
 from oaiserve.routes.serving import Serving, serving_of
 from oaiserve.routes.shape import RenderWhole, Shape
 from oaiserve.routes.shapes import Head
+from oaiserve.routes.turns import in_turns_if_large
 
 Body = TypeVar("Body", bound=msgspec.Struct)
 OwnBody = TypeVar("OwnBody", bound=msgspec.Struct, covariant=True)

@@ -35,12 +35,12 @@ from oaiserve.facts.forecast import FORECAST_HEADER
 from oaiserve.facts.times import monotonic_ns
 from oaiserve.http.connections import CONNECTION, WRITE_TIMED_OUT
 from oaiserve.routes import sse
-from oaiserve.routes.body import client_left
 from oaiserve.routes.continued import ContinuedShape
 from oaiserve.routes.exchange import Exchange
 from oaiserve.routes.middleware import as_api_error
 from oaiserve.routes.serving import Serving
 from oaiserve.routes.shape import RenderWhole, Shape
+from oaiserve.routes.turns import client_left
 
 PIECE_BYTES = 64 * 1024  # most bytes that are passed to the connection at once, and so most that wait in it
 

@@ -17,7 +17,7 @@ from oaiserve.errors import InvalidRequest
 from oaiserve.routes import protocol
 from oaiserve.routes.adaptations import Adaptations
 from oaiserve.routes.bodies import DetokenizeBody, TokenizeBody
-from oaiserve.routes.body import in_turns, read_parsed
+from oaiserve.routes.body import read_parsed
 from oaiserve.routes.chat import build_prompt, with_template_parameters
 from oaiserve.routes.dialects.dialect import Dialect
 from oaiserve.routes.invalid import invalid, show
@@ -29,6 +29,7 @@ from oaiserve.routes.parameters import token_ids
 from oaiserve.routes.serving import Serving, serving_of
 from oaiserve.routes.shown_tools import shown_tools
 from oaiserve.routes.tools import functions_of
+from oaiserve.routes.turns import in_turns
 
 # Most tokens of a text, or of a list of ids. People count the tokens of documents that are longer than the context, so
 # this is twice the longest usual context: the length of some books. The answer then has two megabytes.

@@ -16,7 +16,7 @@ from oaiserve.engine.turn_workers import CpuTime
 from oaiserve.errors import InvalidRequest, Overloaded
 from oaiserve.facts.record import Cause
 from oaiserve.http.refusals import RECORDED_NS, STORED_BYTE_NS, STORED_NS, UNREAD_NS, Refusals
-from oaiserve.routes import body
+from oaiserve.routes import body, turns
 from tests.routes.asking import CHAT, COMPLETIONS, bearer
 from tests.routes.conftest import Served, serving
 from tests.routes.doubles import fails
@@ -90,7 +90,7 @@ def test_work_in_other_threads_is_charged(
     served = start()
     served.http.get("/nothing")
     served.complete(prompt=7)
-    served.complete(prompt=7, user="x" * body.MOST_LOOP_BYTES)
+    served.complete(prompt=7, user="x" * turns.MOST_LOOP_BYTES)
     assert [cpu_ns for _, cpu_ns in charges] == [0, RECORDED_NS + 1000, RECORDED_NS + 1000]
 
 

@@ -17,7 +17,6 @@ from oaiserve.engine.request import ChatPrompt, PromptDone, TokenChunk, Usage
 from oaiserve.engine.turn_workers import Work
 from oaiserve.errors import InvalidRequest
 from oaiserve.routes.bodies import CompactionBody, ResponsesBody
-from oaiserve.routes.body import in_turns_if_large
 from oaiserve.routes.invalid import invalid
 from oaiserve.routes.operation import Operation
 from oaiserve.routes.prepare import Intake, prepare
@@ -34,6 +33,7 @@ from oaiserve.routes.responses.request_input import (
 )
 from oaiserve.routes.responses.shape import ResponsesShape
 from oaiserve.routes.shapes import encode
+from oaiserve.routes.turns import in_turns_if_large
 
 SUMMARY_TOKENS = 1024  # at most this, or a quarter of the context
 SUMMARIZE = {

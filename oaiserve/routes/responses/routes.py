@@ -22,7 +22,7 @@ from oaiserve.routes.bodies import (
     ResponseInputBody,
     ResponsesBody,
 )
-from oaiserve.routes.body import in_turns_if_large, read_parsed
+from oaiserve.routes.body import read_parsed
 from oaiserve.routes.invalid import invalid
 from oaiserve.routes.objects import PlainText, ResponseTool, TextOptions
 from oaiserve.routes.operation import Operation
@@ -50,6 +50,7 @@ from oaiserve.routes.responses.store import StoredResponse
 from oaiserve.routes.serving import Serving, serving_of
 from oaiserve.routes.shapes import encode
 from oaiserve.routes.tokens import answer_in_turns, encoded
+from oaiserve.routes.turns import in_turns_if_large
 
 # Parameters of other routes or servers, and their equivalents here.
 _ELSEWHERE = {

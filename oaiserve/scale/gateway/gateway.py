@@ -27,8 +27,9 @@ from oaiserve.facts.routing_decision import OWNER_HEADER
 from oaiserve.facts.times import WAITED_HEADER, Phase, monotonic_ns
 from oaiserve.http.keys import Key
 from oaiserve.routes.batches.routes import MOST_FILE_BYTES
-from oaiserve.routes.body import HeldBytes, client_left, read_into
+from oaiserve.routes.body import HeldBytes, read_into
 from oaiserve.routes.serving import MEDIA_BODY_BYTES, MOST_RECEIVED_BYTES
+from oaiserve.routes.turns import client_left
 from oaiserve.scale.children.models import ChildModels
 from oaiserve.scale.gateway.attempts import TRACEPARENT, Attempts, BegunAnswer
 from oaiserve.scale.gateway.client_request import (
