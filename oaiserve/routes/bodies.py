@@ -65,6 +65,7 @@ ReasoningFormat = Literal["none", "auto", "deepseek", "deepseek-legacy"]  # llam
 
 
 # Fields that several bodies share.
+ModelName = Annotated[str | None, described("Name of the model; the one that is served, if left out.")]
 Priority = Annotated[Integer | None, described("Lower is earlier, under --policy priority.", -MAX_INT64 - 1, MAX_INT64)]
 _TopLogprobs = Annotated[
     Integer | None, described("Alternatives for each token, if log-probabilities are requested.", 0, MAX_LOGPROBS)
@@ -78,12 +79,15 @@ _AddsSpecialTokens = Annotated[
 _AddsGenerationPrompt = Annotated[
     bool | None, described("Add the template's beginning of an answer after the messages. Default: true.")
 ]
+_ContinuesMessage = Annotated[bool | None, described("Continue the last message instead.")]
+TemplateKwargs = Annotated[dict[str, Any] | None, described("Variables of the chat template.")]
+_Parallel = Annotated[bool | None, described("Whether there may be several calls. Default: true.")]
 
 
 class SamplingBody(msgspec.Struct, kw_only=True):
     """The parameters that all generation routes accept. None means that the client did not set it."""
 
-    model: Annotated[str | None, described("Name of the model; the one that is served, if left out.")] = None
+    model: ModelName = None
     n: Annotated[Integer | None, described("Choices for each prompt. Default: 1.", 1, MAX_CHOICES)] = None
     max_tokens: Annotated[Integer | None, described("Most tokens of a choice.", 1, MAX_INT32)] = None
     max_completion_tokens: Annotated[
@@ -205,11 +209,11 @@ class ChatBody(SamplingBody, kw_only=True):
     logprobs: Annotated[bool | None, described("Send the log-probability of each token of the content.")] = None
     top_logprobs: _TopLogprobs = None
     add_generation_prompt: _AddsGenerationPrompt = None
-    continue_final_message: Annotated[bool | None, described("Continue the last message instead.")] = None
-    chat_template_kwargs: Annotated[dict[str, Any] | None, described("Variables of the chat template.")] = None
+    continue_final_message: _ContinuesMessage = None
+    chat_template_kwargs: TemplateKwargs = None
     tools: Annotated[list[Tool] | None, described("Functions that the model may call.", maxItems=MAX_TOOLS)] = None
     tool_choice: Annotated[ToolChoice | None, described("Whether to call tools, and which. Default: auto.")] = None
-    parallel_tool_calls: Annotated[bool | None, described("Whether there may be several calls. Default: true.")] = None
+    parallel_tool_calls: _Parallel = None
     reasoning_effort: Annotated[
         Effort | None,
         described("Passed on to the chat template. For one that has none: none, minimal and low are less."),
@@ -225,9 +229,7 @@ _Instructions = Annotated[str | None, described("The system's message, before al
 _Text = Annotated[TextOptions | None, described("The form of the text.")]
 _Tools = Annotated[list[ResponseTool] | None, described("Functions that the model may call.", maxItems=MAX_TOOLS)]
 _Choice = Annotated[ResponseToolChoice | None, described("Whether to call tools, and which. Default: auto.")]
-_Parallel = Annotated[bool | None, described("Whether there may be several calls. Default: true.")]
 _Reasoning = Annotated[ReasoningOptions | None, described("How the model reasons.")]
-_TemplateKwargs = Annotated[dict[str, Any] | None, described("Variables of the chat template.")]
 _Previous = Annotated[str | None, described("The stored response that this one continues.")]
 _Conversation = Annotated[
     str | ConversationId | None, described("The id of the stored conversation that this turn belongs to.")
@@ -241,13 +243,13 @@ _Metadata = Annotated[
 class CompactionBody(msgspec.Struct, kw_only=True):
     """A conversation to shorten, or the stored response at its end, or both."""
 
-    model: Annotated[str | None, described("Name of the model; the one that is served, if left out.")] = None
+    model: ModelName = None
     input: _Input | None = None
     instructions: _Instructions = None
     tools: _Tools = None
     parallel_tool_calls: _Parallel = None
     reasoning: _Reasoning = None
-    chat_template_kwargs: _TemplateKwargs = None
+    chat_template_kwargs: TemplateKwargs = None
     previous_response_id: _Previous = None
 
 
@@ -282,7 +284,7 @@ class ResponsesBody(SamplingBody, kw_only=True):
     ] = None
     reasoning: _Reasoning = None
     thinking_token_budget: ThinkingBudget = None
-    chat_template_kwargs: _TemplateKwargs = None
+    chat_template_kwargs: TemplateKwargs = None
     previous_response_id: _Previous = None
     store: Annotated[bool | None, described("Keep the response. Default: true.")] = None
     truncation: Annotated[
@@ -335,13 +337,13 @@ class UnloadAdapterBody(msgspec.Struct, kw_only=True):
 class TokenizeBody(msgspec.Struct, kw_only=True):
     """What to tokenize: either a prompt or messages."""
 
-    model: Annotated[str | None, described("Name of the model; the one that is served, if left out.")] = None
+    model: ModelName = None
     prompt: Annotated[str | None, described("A text.")] = None
     messages: Annotated[list[GivenMessage] | None, described("A conversation.", minItems=1)] = None
     add_special_tokens: _AddsSpecialTokens = None
     add_generation_prompt: _AddsGenerationPrompt = None
-    continue_final_message: Annotated[bool | None, described("Continue the last message instead.")] = None
-    chat_template_kwargs: Annotated[dict[str, Any] | None, described("Variables of the chat template.")] = None
+    continue_final_message: _ContinuesMessage = None
+    chat_template_kwargs: TemplateKwargs = None
     return_token_strs: Annotated[bool | None, described("Send the text of each token, too.")] = None
     tools: Annotated[list[Tool] | None, described("Functions in the prompt.", maxItems=MAX_TOOLS)] = None
 
@@ -349,7 +351,7 @@ class TokenizeBody(msgspec.Struct, kw_only=True):
 class DetokenizeBody(msgspec.Struct, kw_only=True):
     """The tokens to turn into text."""
 
-    model: Annotated[str | None, described("Name of the model; the one that is served, if left out.")] = None
+    model: ModelName = None
     tokens: list[TokenId]
 
 

@@ -25,6 +25,7 @@ from oaiserve.routes.invalid import invalid
 from oaiserve.routes.tools import Tools, forced_schema, text_of
 
 ANY_OBJECT = {"type": "object"}
+_NO_TOOLS = Tools((), {}, "none", only_one=False)
 
 
 class Conversation:
@@ -60,8 +61,6 @@ class Conversation:
             by_effort, budget = dialect.reasoning.by_effort(effort)
             if thinking_budget is None:
                 self._budget = budget
-            else:
-                self._budget = thinking_budget
         self._template_kwargs = template_kwargs = {**by_effort, **template_kwargs}
         self._mode = None
         if dialect.reasoning is not None:
@@ -166,32 +165,28 @@ class Conversation:
         return replace(params, grammar=replace(grammar, continued=text_of(prompt.messages[-1]["content"])))
 
     def reader(self, *, breaks_cut_calls: bool = False) -> AnswerReader:
-        tools = self.tools
+        tools = self.tools or _NO_TOOLS
         family = self._dialect.calls
-        schemas = {} if tools is None else tools.schemas
-        names = {} if tools is None else tools.client_names
-        strict = frozenset[str]() if tools is None else tools.strict
-        if tools is None:
-            only_one = False
-            is_raw = False
-        else:
-            only_one = tools.only_one
-            is_raw = tools.raw is not None
+        is_raw = tools.raw is not None
         calls: CallParser | None = None
         thinking = None
         if family is not None and issubclass(family.parser, ChannelCalls):
-            if self.reads_reasoning or tools is not None:
+            if self.reads_reasoning or self.reads_calls:
                 in_reasoning = self._mode is not None and self._mode.is_open
                 calls = family.parser(
-                    schemas, only_one=only_one, in_reasoning=in_reasoning, is_raw=is_raw, strict=strict
+                    tools.schemas,
+                    only_one=tools.only_one,
+                    in_reasoning=in_reasoning,
+                    is_raw=is_raw,
+                    strict=tools.strict,
                 )
-            return AnswerReader(thinking, calls, breaks_cut_calls=breaks_cut_calls, client_names=names)
-        if family is not None and (tools is not None or (family.parser.hidden_tags and not self._shows_tags)):
-            calls = (RawCall if is_raw else family.parser)(schemas, only_one=only_one, strict=strict)
-        if self.reads_reasoning and self._mode is not None:
-            if family is not None and tools is not None:
-                parser = partial(family.parser, schemas, strict=strict)
-            else:
-                parser = None
-            thinking = ThinkingParser(self._mode, parser)
-        return AnswerReader(thinking, calls, breaks_cut_calls=breaks_cut_calls, client_names=names)
+        else:
+            if family is not None and (self.reads_calls or (family.parser.hidden_tags and not self._shows_tags)):
+                parser = RawCall if is_raw else family.parser
+                calls = parser(tools.schemas, only_one=tools.only_one, strict=tools.strict)
+            if self.reads_reasoning and self._mode is not None:
+                in_thoughts = None
+                if family is not None and self.reads_calls:
+                    in_thoughts = partial(family.parser, tools.schemas, strict=tools.strict)
+                thinking = ThinkingParser(self._mode, in_thoughts)
+        return AnswerReader(thinking, calls, breaks_cut_calls=breaks_cut_calls, client_names=tools.client_names)

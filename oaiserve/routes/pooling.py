@@ -11,7 +11,7 @@ import numpy as np
 from oaiserve.engine.pooling import Pooling
 from oaiserve.engine.request import Pooled, Prompt, TextPrompt, Usage
 from oaiserve.errors import InvalidRequest
-from oaiserve.routes.bodies import Priority
+from oaiserve.routes.bodies import ModelName, Priority
 from oaiserve.routes.invalid import invalid
 from oaiserve.routes.objects import Integer, described
 from oaiserve.routes.parameters import integer
@@ -26,7 +26,7 @@ Vector = np.ndarray[tuple[int], np.dtype[np.float32]]
 class PoolingBody(msgspec.Struct, kw_only=True):
     """The parameters that all of these routes accept. None means that the client did not set it."""
 
-    model: Annotated[str | None, described("Name of the model; the one that is served, if left out.")] = None
+    model: ModelName = None
     # The model decides about its maximum.
     truncate_prompt_tokens: Annotated[
         Integer | None, described("Cut texts to this many tokens; -1: to the most that the model reads.", -1)

@@ -181,13 +181,6 @@ def forced_schema(schema: Mapping[str, Any]) -> Mapping[str, Any]:
 _EXAMPLE = ("name-of-the-function", '{"name-of-an-argument": "its value"}')
 
 
-def prompt_with_tools(
-    messages: Iterable[Message], shown: Sequence[Mapping[str, Any]], dialect: Dialect, **more: Any
-) -> ChatPrompt:
-    """Return the prompt of checked messages, with a description of the tools `shown`. `more` are its other fields."""
-    return _with_tools([*_without_billing(messages)], shown, dialect, **more)
-
-
 def _without_billing(messages: Iterable[Message]) -> Iterator[Message]:
     for message in messages:
         if message["role"] not in SYSTEM_ROLES:
@@ -196,12 +189,13 @@ def _without_billing(messages: Iterable[Message]) -> Iterator[Message]:
             yield {**message, "content": content}
 
 
-def _with_tools(
+def prompt_with_tools(
     messages: Iterable[Message], shown: Sequence[Mapping[str, Any]], dialect: Dialect, **more: Any
 ) -> ChatPrompt:
+    """Return the prompt of checked messages, with a description of the tools `shown`. `more` are its other fields."""
     family = dialect.calls or HERMES
     abilities = dialect.abilities
-    history = [_with_model_names(message) for message in messages]
+    history = [_with_model_names(message) for message in _without_billing(messages)]
     history = history if family.history is None else list(family.history(history))
     result: list[Message] = []
     for is_result, messages in groupby(history, lambda one: one["role"] == "tool" and not abilities.results):

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-from oaiserve.routes.bodies import MAX_INT32, MAX_STRINGS, MAX_TOOLS, SamplingBody, ThinkingBudget
+from oaiserve.routes.bodies import MAX_INT32, MAX_STRINGS, MAX_TOOLS, SamplingBody, TemplateKwargs, ThinkingBudget
 from oaiserve.routes.objects import Effort, Integer, NonEmpty, Schema, Strict, TextPart, described
 
 
@@ -115,7 +115,6 @@ Thinking = Annotated[ThinkingOptions | None, described("How the model reasons. D
 Output = Annotated[OutputConfig | None, described("The form of the answer.")]
 MCPServers = Annotated[list[Any] | None, described("Are left out: this server runs no tools.")]
 Thread = Annotated[dict[str, Any] | None, described("Is refused, so that the client sends the whole conversation.")]
-TemplateKwargs = Annotated[dict[str, Any] | None, described("Variables of the chat template.")]
 
 
 class CountTokensBody(msgspec.Struct, kw_only=True):
