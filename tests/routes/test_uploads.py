@@ -1,7 +1,6 @@
 """Uploaded files keep their names and contents, whatever client writes the form, and hostile forms cost little."""
 
 import asyncio
-import encodings
 import gzip
 import hashlib
 import json
@@ -69,11 +68,8 @@ def form(disposition: bytes, content: bytes = b"{}", headers: bytes = b"") -> by
         f'filename="{NAME}"'.encode("latin-1"),
         b"filename*=UTF-8''%C3%9Cbersicht.jsonl",
         b"filename*=utf-8'de'%C3%9Cbersicht.jsonl",
-        b"filename*=ISO-8859-1''%DCbersicht.jsonl",
         b"filename=\"ubersicht.jsonl\"; filename*=UTF-8''%C3%9Cbersicht.jsonl",
         b"filename*=no-charset''x; filename=\"" + NAME.encode() + b'"',
-        b"filename*0*=UTF-8''%C3%9Cber; filename*1=sicht; filename*2*=%2Ejsonl",
-        'filename*0="Über"; filename*1="sicht.jsonl"'.encode(),
         f"filename={NAME}".encode(),
         f'\r\n filename="{NAME}"'.encode(),
         f'FILENAME = "{NAME}"'.encode(),
@@ -129,7 +125,7 @@ def test_the_content_of_a_file_arrives_as_it_is(content: bytes) -> None:
             "32 fields",
         ),
         (form(b'name="other"'), "must have the fields 'file' and 'purpose'"),
-        (form(b'name="file"', b"x", b"content-transfer-encoding: base64\r\n"), "not valid base64"),
+        (form(b'name="file"', b"x", b"content-transfer-encoding: base64\r\n"), "content-transfer-encoding"),
     ],
 )
 def test_a_form_that_is_wrong_is_refused_with_the_reason(sent: bytes, reason: str) -> None:
@@ -162,20 +158,10 @@ def test_hostile_forms_take_little_time_and_no_more_memory(unit: bytes, place: s
 
 
 @pytest.mark.parametrize("piece_bytes", [1, 2, 3, 7, 64])
-@pytest.mark.parametrize(
-    ("encoding", "sent", "content"),
-    [
-        ("base64", b"w5xiZXI\r\nsIGVpbg==", "Über, ein"),
-        ("quoted-printable", b"=C3=9C=\r\nber =3D=20", "Über = "),
-        ("8bit", b"a\r\n--bc\r\n-", "a\r\n-"),
-    ],
-)
-def test_a_form_is_read_alike_wherever_its_pieces_end(
-    piece_bytes: int, encoding: str, sent: bytes, content: str
-) -> None:
-    header = f"Content-Transfer-Encoding: {encoding}\r\n".encode()
-    body = form(f'name="file";\r\n filename="{NAME}"'.encode(), sent.replace(b"--bc\r\n", b""), header)
-    assert _parts(TYPE, body, piece_bytes) == ("batch", NAME, content.encode())
+def test_a_form_is_read_alike_wherever_its_pieces_end(piece_bytes: int) -> None:
+    header = b"Content-Transfer-Encoding: 8bit\r\n"
+    body = form(f'name="file";\r\n filename="{NAME}"'.encode(), b"a\r\n-", header)
+    assert _parts(TYPE, body, piece_bytes) == ("batch", NAME, b"a\r\n-")
 
 
 def announced(url: str, head: bytes, **headers: str) -> tuple[int, str]:
@@ -258,13 +244,6 @@ def test_unknown_fields_are_noted(served: Served) -> None:
     data = {"purpose": "user_data", "expires_after[anchor]": "created_at"}
     answer = served.http.post("/v1/files", data=data, files={"file": ("a", b"x")})
     assert answer.headers["x-oaiserve-adapted"] == "form: fields other than 'file' and 'purpose' are left out"
-
-
-def test_charsets_of_names_that_nobody_has_leave_nothing_behind() -> None:
-    before = len(encodings._cache)  # type: ignore[attr-defined]
-    for name in (b"x" * 100, b"punycode", b"idna", b"unicode_escape"):
-        assert _parts(TYPE, form(b'name="file"; filename=a; filename*=' + name + b"''b"))[1] == "a"
-    assert len(encodings._cache) == before  # type: ignore[attr-defined]
 
 
 def test_a_full_disk_is_named_with_what_was_to_be_kept(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:

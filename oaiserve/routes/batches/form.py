@@ -7,7 +7,6 @@ multipart or a message within a field is content.
 from __future__ import annotations
 
 import re
-from binascii import Error, a2b_base64, a2b_qp
 from contextlib import suppress
 from typing import IO, Any
 from urllib.parse import unquote_to_bytes
@@ -27,13 +26,9 @@ MOST_PURPOSE_BYTES = 200
 MOST_NAME_CHARACTERS = 255
 # A parameter of a header: a token, and a quoted string or another token.
 _PARAMETER = re.compile(rb';\s*([^\s=;"]+)\s*=\s*("(?:[^"\\]|\\.)*"|[^\s;]*)', re.DOTALL)
+_UNCHANGED = (b"", b"7bit", b"8bit", b"binary")  # encodings that leave a field as it is
 _QUOTED_PAIR = re.compile(rb'\\(["\\])')
-# Charsets of names. Python also has slow ones, and remembers each unknown name for ever.
-_CHARSET = re.compile(
-    r"utf-?8|us-ascii|latin-?1|iso-8859-\d\d?|windows-\d{3,4}|cp\d{3,4}|koi8-[ru]|gbk|gb2312|gb18030|big5|euc-(jp|kr)|"
-    r"shift_jis|iso-2022-jp",
-    re.ASCII | re.IGNORECASE,
-)
+_EXTENDED = re.compile(rb"(?:utf-?8)?'[^']*'(.*)", re.IGNORECASE | re.DOTALL)  # charset, language and text
 _ESCAPED = {b"%22": b'"', b"%0D": b"\r", b"%0A": b"\n"}  # Browsers escape only these in names.
 
 
@@ -57,7 +52,6 @@ class UploadForm:
         self._content = content
         self._names: list[str] = []
         self._raw_purpose = b""
-        self._decoder = _Decoder("")
         self._start = b""  # start of the content
         self._given_purpose: GivenPurpose | None = None  # set once its field has ended
         self.filename = "file"
@@ -76,7 +70,7 @@ class UploadForm:
                 elif isinstance(event, MultipartSegment):
                     self._begin_field(event)
                 else:
-                    self._take(self._decoder.decoded(event))
+                    self._take(event)
         except ParserLimitReached:
             limits = f"at most {MOST_HEADERS} of {MOST_HEADER_BYTES} bytes each"
             raise _malformed(f"a field's headers are too long or too many, {limits} are read") from None
@@ -112,7 +106,8 @@ class UploadForm:
         self._names.append(name)
         if len(self._names) > MOST_FIELDS:
             raise _malformed(f"it has more than {MOST_FIELDS} fields")
-        self._decoder = _Decoder(headers.get("content-transfer-encoding", b"").strip().lower().decode("latin-1"))
+        if headers.get("content-transfer-encoding", b"").strip().lower() not in _UNCHANGED:
+            raise _malformed("a field has a content-transfer-encoding, which fields of a form must not have")
         filename = _text(parameters, b"filename")
         if filename and len(filename) > MOST_NAME_CHARACTERS:
             raise InvalidRequest(
@@ -134,46 +129,11 @@ class UploadForm:
             self._raw_purpose = (self._raw_purpose + data)[: MOST_PURPOSE_BYTES + 1]
 
     def _end_field(self) -> None:
-        self._take(self._decoder.rest())
         if self._names[-1] == "purpose":
             purpose = self._raw_purpose.decode(errors="replace").strip()
             self._given_purpose = next((one for one in GIVEN_PURPOSES if one == purpose), None)
             if self._given_purpose is None:
                 raise invalid("purpose", f"must be 'batch', 'vision' or 'user_data', got {show(purpose)}")
-
-
-class _Decoder:
-    """Undoes the content-transfer-encoding of a field, which hardly any client uses, piece by piece."""
-
-    def __init__(self, encoding: str) -> None:
-        self._encoding = encoding
-        self._held = b""  # the beginning of a unit that the next piece completes
-
-    def decoded(self, data: bytes) -> bytes:
-        if self._encoding == "base64":
-            data = self._held + data.translate(None, b"\r\n\t ")
-            end = len(data) // 4 * 4
-        elif self._encoding == "quoted-printable":
-            data = self._held + data
-            escape = data.rfind(b"=", -2)  # an escape that may not have ended
-            end = len(data) if escape < 0 else escape
-        else:
-            return data
-        self._held = data[end:]
-        return self._converted(data[:end])
-
-    def rest(self) -> bytes:
-        rest = self._held
-        self._held = b""
-        return self._converted(rest)
-
-    def _converted(self, data: bytes) -> bytes:
-        try:
-            if data and self._encoding == "base64":
-                return a2b_base64(data, strict_mode=True)
-            return a2b_qp(data)
-        except Error as error:
-            raise _malformed(f"a field is not valid {self._encoding}") from error
 
 
 def _parameters(header: bytes) -> dict[bytes, bytes]:
@@ -187,36 +147,17 @@ def _parameters(header: bytes) -> dict[bytes, bytes]:
 
 
 def _text(parameters: dict[bytes, bytes], name: bytes) -> str | None:
-    """Return a parameter as text, from the first of these that exists: `filename*`, which states its encoding, its
-    parts `filename*0` and so on (RFC 2231), and `filename`, whose encoding browsers and other clients choose."""
-    extended = parameters.get(name + b"*")
-    if extended is None and (parts := _continued(parameters, name)):
-        if not parts[0][0].endswith(b"*"):
-            return _printable(_in_utf8(b"".join(value for _, value in parts)))
-        texts = (value if part.endswith(b"*") else value.replace(b"%", b"%25") for part, value in parts)
-        extended = b"".join(texts)
-    if extended is not None and extended.count(b"'") >= 2:
-        raw_charset, _, text = extended.split(b"'", 2)
-        charset = raw_charset.decode("latin-1") or "utf-8"
-        if _CHARSET.fullmatch(charset):
-            with suppress(LookupError, ValueError):  # an unknown charset, or bytes that it does not have
-                return _printable(unquote_to_bytes(text).decode(charset))
+    """Return a parameter as text: `filename*` if it is in UTF-8, or else `filename`, whose encoding browsers and other
+    clients choose."""
+    if extended := _EXTENDED.fullmatch(parameters.get(name + b"*", b"")):
+        with suppress(UnicodeDecodeError):
+            return _printable(unquote_to_bytes(extended[1]).decode())
     plain = parameters.get(name)
     if plain is None:
         return None
     for escape, character in _ESCAPED.items():
         plain = plain.replace(escape, character)
     return _printable(_in_utf8(plain))
-
-
-def _continued(parameters: dict[bytes, bytes], name: bytes) -> list[tuple[bytes, bytes]]:
-    parts: list[tuple[bytes, bytes]] = []
-    while True:
-        numbered = b"%s*%d" % (name, len(parts))
-        part = next((each for each in (numbered + b"*", numbered) if each in parameters), None)
-        if part is None:
-            return parts
-        parts.append((part, parameters[part]))
 
 
 def _in_utf8(raw: bytes) -> str:

@@ -53,7 +53,6 @@ def hostile_forms(number: Number) -> Iterator[Sent]:
         yield upload(filled(unit))
         yield upload(b"x", name=filled(unit, 2**20))
         yield upload(b"x", head=b"x: y" + filled(unit))
-        yield upload(filled(unit, 2**20), head=b"Content-Transfer-Encoding: quoted-printable\r\n")
 
 
 @UPLOADS.burst("parts of messages and multiparts, 3,000 deep, and fields without end", ANY, 4)
