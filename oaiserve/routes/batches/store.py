@@ -14,7 +14,6 @@ import sqlite3
 import tempfile
 from collections.abc import AsyncIterator, Iterator
 from contextlib import closing, contextmanager, suppress
-from functools import partial
 from pathlib import Path
 from typing import IO, NamedTuple, TypeVar
 from uuid import uuid4
@@ -28,7 +27,7 @@ from oaiserve.files.group_commit import GroupCommit
 from oaiserve.files.private import FILE_MODE
 from oaiserve.routes.batches.objects import BatchObject, BatchUsage, FileObject, Line, Status, given_up
 from oaiserve.routes.batches.tables import SCHEMA
-from oaiserve.routes.responses.store import Store, StoreLimits, reported
+from oaiserve.routes.responses.store import Store, StoreLimits, on_thread, reported
 
 T = TypeVar("T")
 PIECE_BYTES = 2**18  # bytes of a file's content that are read at once
@@ -106,11 +105,8 @@ class BatchStore(Store):
 
     # -- room ---------------------------------------------------------------------------------------------------------
 
-    async def check_room(self, owner: str, num_bytes: int) -> None:
-        """Raise InvalidRequest if there is no room for a file of `num_bytes`."""
-        await self._do(partial(self._check_room, owner, num_bytes, "file"))
-
-    def _check_room(self, owner: str, num_bytes: int, param: str) -> None:
+    def _check_room(self, owner: str, num_bytes: int, param: str = "file") -> None:
+        """Raise InvalidRequest if there is no room for `num_bytes` more, which are those of `param`."""
         taken = self._taken()
         if not self._has_room(taken, owner, num_bytes):
             raise InvalidRequest(
@@ -119,6 +115,8 @@ class BatchStore(Store):
                 "files, or send less.",
                 param=param,
             )
+
+    check_room = on_thread(_check_room)
 
     def _taken(self) -> dict[str, int]:
         return dict(self._all("SELECT owner, num_bytes FROM file_owners"))
@@ -149,38 +147,30 @@ class BatchStore(Store):
             except OSError as error:
                 raise sqlite3.OperationalError(f"an upload cannot be written: {error.strerror}") from error
 
-    async def add_file(self, owner: str, file: FileObject, content: IO[bytes]) -> None:
-        """Store a file, unless a server that ended before it could answer has stored it. Raises InvalidRequest if there
-        is no room."""
-        await self._do(partial(self._add_file, owner, file, content))
-
-    async def files(self, owner: str, purpose: str | None, limit: int, after: str | None) -> list[FileObject]:
+    @on_thread
+    def files(self, owner: str, purpose: str | None, limit: int, after: str | None) -> list[FileObject]:
         """Return an owner's files that follow the one with the id `after`, newest first. Raises NotFound if there is
         none."""
-        return await self._do(partial(self._page, FileObject, "stored_files", owner, limit, after, purpose))
-
-    async def file(self, owner: str, file_id: str) -> tuple[FileObject, int] | None:
-        return await self._do(partial(self._file, owner, file_id))
-
-    async def delete_file(self, owner: str, file_id: str) -> bool:
-        return await self._do(partial(self._delete_file, owner, file_id))
+        return self._page(FileObject, "stored_files", owner, limit, after, purpose)
 
     async def content(self, file: int) -> AsyncIterator[bytes]:
         """Yield the content of the file with this number, in parts. It ends early if the file is deleted."""
         after: int | None = 0
         while after is not None:
-            part, after = await self._do(partial(self._content, file, after))
+            part, after = await self._content(file, after)
             if part:
                 yield part
 
-    async def slice(self, file: int, start: int, num_bytes: int) -> bytes:
+    @on_thread
+    def slice(self, file: int, start: int, num_bytes: int) -> bytes:
         """Return a part of an uploaded file, or b"" if it no longer exists."""
         first = start // PIECE_BYTES * PIECE_BYTES
         query = "SELECT content FROM file_pieces WHERE file = ? AND start >= ? AND start < ? ORDER BY start"
-        rows = await self._do(lambda: self._all(query, file, first, start + num_bytes))
+        rows = self._all(query, file, first, start + num_bytes)
         return b"".join(content for (content,) in rows)[start - first :][:num_bytes]
 
-    def _file(self, owner: str, file_id: str) -> tuple[FileObject, int] | None:
+    @on_thread
+    def file(self, owner: str, file_id: str) -> tuple[FileObject, int] | None:
         query = (
             "SELECT object, number FROM stored_files WHERE owner = ? AND id = ? AND created_at > ? AND NOT is_deleted"
         )
@@ -188,12 +178,15 @@ class BatchStore(Store):
             return msgspec.json.decode(row, type=FileObject), number
         return None
 
-    def _add_file(self, owner: str, file: FileObject, content: IO[bytes]) -> None:
+    @on_thread
+    def add_file(self, owner: str, file: FileObject, content: IO[bytes]) -> None:
+        """Store a file, unless a server that ended before it could answer has stored it. Raises InvalidRequest if there
+        is no room."""
         with database.transaction(self._connection):
             if self._has("stored_files", owner, file.id):
                 return
             self._drop_old()
-            self._check_room(owner, self._file_bytes(file), "file")
+            self._check_room(owner, self._file_bytes(file))
             number = self._insert_file(owner, file, self._file_bytes(file))
             content.seek(0)
             for start in range(0, file.bytes, PIECE_BYTES):
@@ -212,7 +205,8 @@ class BatchStore(Store):
             (owner, file.id, self._clock(), file.purpose, num_bytes, msgspec.json.encode(file), batch, failed),
         ).lastrowid
 
-    def _delete_file(self, owner: str, file_id: str) -> bool:
+    @on_thread
+    def delete_file(self, owner: str, file_id: str) -> bool:
         execute = self._connection.execute
         with database.transaction(self._connection):
             files = self._all(
@@ -235,6 +229,7 @@ class BatchStore(Store):
     def _drop_deleted(self) -> None:
         self._connection.execute(f"DELETE FROM stored_files WHERE is_deleted AND {_UNREAD}")
 
+    @on_thread
     def _content(self, file: int, after: int) -> tuple[bytes, int | None]:
         """Return a part of a file's content, and the value of `after` for the next one, or None."""
         owners = self._all("SELECT batch, failed FROM stored_files WHERE number = ?", file)
@@ -265,32 +260,22 @@ class BatchStore(Store):
 
     # -- batches ------------------------------------------------------------------------------------------------------
 
-    async def add_batch(self, owned: Owned, lines: list[Line]) -> None:
-        """Store a batch with its lines, unless a server that ended before it could answer has stored it. Raises
-        InvalidRequest if there is no room, Overloaded if the owner has too many open batches, and NotFound if its file
-        has been deleted."""
-        await self._do(partial(self._add_batch, owned, lines))
-
-    async def batches(self, owner: str, limit: int, after: str | None) -> list[BatchObject]:
+    @on_thread
+    def batches(self, owner: str, limit: int, after: str | None) -> list[BatchObject]:
         """Return an owner's batches that follow the one with the id `after`, newest first. Raises NotFound if there is
         none."""
-        return await self._do(partial(self._page, BatchObject, "stored_batches", owner, limit, after))
+        return self._page(BatchObject, "stored_batches", owner, limit, after)
 
-    async def batch(self, owner: str, batch_id: str) -> BatchObject | None:
-        return await self._do(partial(self._batch, owner, batch_id))
-
-    async def open_batches(self) -> list[Owned]:
-        """Return all batches that have not ended, oldest first."""
-        return await self._do(self._open_batches)
-
-    async def next_lines(self, batch_id: str, after: int) -> list[Line]:
+    @on_thread
+    def next_lines(self, batch_id: str, after: int) -> list[Line]:
         """Return the next lines after a number that are not done."""
-        return [Line(*row) for row in await self._do(lambda: self._all(_NEXT_LINES, batch_id, after, PAGE_LINES))]
+        return [Line(*row) for row in self._all(_NEXT_LINES, batch_id, after, PAGE_LINES)]
 
-    async def done_lines(self, batch_id: str, after: int) -> tuple[bytes, int]:
+    @on_thread
+    def done_lines(self, batch_id: str, after: int) -> tuple[bytes, int]:
         """Return answers in the order in which they came, after the first ones, and the number before the next page."""
         query = "SELECT done, result FROM stored_lines WHERE batch = ? AND done > ? ORDER BY done"
-        number, results = await self._do(partial(self._results, query, batch_id, after))
+        number, results = self._results(query, batch_id, after)
         return b"".join(results), after if number is None else number
 
     async def put(self, owned: Owned, answered: Result) -> None:
@@ -299,21 +284,24 @@ class BatchStore(Store):
             # A stored answer is kept, even if its batch is cancelled or the server ends.
             await asyncio.shield(self._commits.put((owned, answered)))
 
-    async def end(self, owned: Owned, status: Status, code: str = "", message: str = "") -> bool:
-        """End a batch, and give up its remaining lines with this error. Return False if it has ended before."""
-        return await self._do(partial(self._end, owned, status, code, message))
-
-    def _batch(self, owner: str, batch_id: str) -> BatchObject | None:
+    @on_thread
+    def batch(self, owner: str, batch_id: str) -> BatchObject | None:
         query = "SELECT object FROM stored_batches WHERE owner = ? AND id = ? AND (is_open OR created_at > ?)"
         for (row,) in self._all(query, owner, batch_id, self._oldest()):
             return msgspec.json.decode(row, type=BatchObject)
         return None
 
-    def _open_batches(self) -> list[Owned]:
+    @on_thread
+    def open_batches(self) -> list[Owned]:
+        """Return all batches that have not ended, oldest first."""
         rows = self._all("SELECT object, owner, file FROM stored_batches WHERE is_open ORDER BY number")
         return [Owned(msgspec.json.decode(row, type=BatchObject), owner, file) for row, owner, file in rows]
 
-    def _add_batch(self, owned: Owned, lines: list[Line]) -> None:
+    @on_thread
+    def add_batch(self, owned: Owned, lines: list[Line]) -> None:
+        """Store a batch with its lines, unless a server that ended before it could answer has stored it. Raises
+        InvalidRequest if there is no room, Overloaded if the owner has too many open batches, and NotFound if its file
+        has been deleted."""
         batch, owner, file = owned
         content = msgspec.json.encode(batch)
         num_bytes = len(content) + ROW_BYTES + sum(LINE_BYTES + 2 * len(line.custom_id.encode()) for line in lines)
@@ -404,7 +392,9 @@ class BatchStore(Store):
         query = "UPDATE stored_batches SET object = ? WHERE id = ? AND is_open"
         self._connection.execute(query, (msgspec.json.encode(batch), batch.id))
 
-    def _end(self, owned: Owned, status: Status, code: str, message: str) -> bool:
+    @on_thread
+    def end(self, owned: Owned, status: Status, code: str = "", message: str = "") -> bool:
+        """End a batch, and give up its remaining lines with this error. Return False if it has ended before."""
         batch = owned.batch
         now = int(self._clock())
         with database.transaction(self._connection):

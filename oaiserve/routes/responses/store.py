@@ -11,13 +11,13 @@ import asyncio
 import logging
 import sqlite3
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
-from functools import partial
+from functools import partial, wraps
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, Concatenate, Generic, NamedTuple, ParamSpec, TypeVar
 
 import msgspec
 
@@ -28,6 +28,8 @@ from oaiserve.files.group_commit import GroupCommit
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
+P = ParamSpec("P")
+AnyStore = TypeVar("AnyStore", bound="Store")
 
 RETRY_AFTER_SECONDS = 5
 
@@ -134,10 +136,10 @@ class Store:
         self._clock = clock
 
     async def close(self) -> None:
-        await self._do(self._connection.close)
+        await self.do(self._connection.close)
         self._thread.shutdown()
 
-    async def _do(self, work: Callable[[], T]) -> T:
+    async def do(self, work: Callable[[], T]) -> T:
         with reported():
             return await asyncio.get_running_loop().run_in_executor(self._thread, work)
 
@@ -147,6 +149,18 @@ class Store:
 
     def _all(self, query: str, *values: object) -> list[tuple[Any, ...]]:
         return self._connection.execute(query, values).fetchall()
+
+
+def on_thread(
+    method: Callable[Concatenate[AnyStore, P], T],
+) -> Callable[Concatenate[AnyStore, P], Coroutine[Any, Any, T]]:
+    """Turn a method that works on the database into one that runs on the store's thread."""
+
+    @wraps(method)
+    async def run(store: AnyStore, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        return await store.do(partial(method, store, *args, **kwargs))
+
+    return run
 
 
 class ResponseDatabase(Store):
@@ -172,22 +186,6 @@ class ResponseDatabase(Store):
         of the answer from the server that stores it last, so it must find that version.
         """
         await self._commits.put((owner, stored))
-
-    async def get(self, owner: str, response_id: str) -> StoredResponse | None:
-        return await self._do(partial(self._get, owner, response_id))
-
-    async def conversation(self, owner: str, response_id: str, most_bytes: int) -> list[StoredResponse]:
-        """Return the turns of a conversation up to this response, in order; none if one of them is missing. Raises
-        ConversationTooLarge."""
-        return await self._do(partial(self._conversation, owner, response_id, most_bytes))
-
-    async def replace(self, owner: str, old: StoredResponse, new: StoredResponse) -> bool:
-        """Replace `old` by `new`, and return whether `old` was still stored unchanged."""
-        return await self._do(partial(self._replace, owner, old, new))
-
-    async def delete(self, owner: str, response_id: str) -> bool:
-        """Delete a response, and return whether it existed."""
-        return await self._do(partial(self._delete, owner, response_id))
 
     def counts(self) -> StoreCounts:
         """Return the numbers of the store. Any thread may call this, and it does not wait."""
@@ -226,7 +224,9 @@ class ResponseDatabase(Store):
         )
         return True
 
-    def _replace(self, owner: str, old: StoredResponse, new: StoredResponse) -> bool:
+    @on_thread
+    def replace(self, owner: str, old: StoredResponse, new: StoredResponse) -> bool:
+        """Replace `old` by `new`, and return whether `old` was still stored unchanged."""
         with database.transaction(self._connection):
             num_replaced = self._connection.execute(
                 "DELETE FROM responses WHERE owner = ? AND id = ? AND response = ? AND input_items = ? AND used_at > ?",
@@ -238,7 +238,7 @@ class ResponseDatabase(Store):
         self._dropped["size"] += too_large
         self._counts = self._count()
         if new.num_bytes < old.num_bytes:
-            self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")  # see `_delete`
+            self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")  # see `delete`
         return num_replaced > 0
 
     def _make_room(self) -> int:
@@ -265,7 +265,12 @@ class ResponseDatabase(Store):
             return None
         return StoredResponse(*row)
 
-    def _conversation(self, owner: str, response_id: str, most_bytes: int) -> list[StoredResponse]:
+    get = on_thread(_get)
+
+    @on_thread
+    def conversation(self, owner: str, response_id: str, most_bytes: int) -> list[StoredResponse]:
+        """Return the turns of a conversation up to this response, in order; none if one of them is missing. Raises
+        ConversationTooLarge."""
         turns: list[StoredResponse] = []
         next_id: str | None = response_id
         too_large = False
@@ -283,7 +288,9 @@ class ResponseDatabase(Store):
             raise ConversationTooLarge
         return turns[::-1]
 
-    def _delete(self, owner: str, response_id: str) -> bool:
+    @on_thread
+    def delete(self, owner: str, response_id: str) -> bool:
+        """Delete a response, and return whether it existed."""
         with database.transaction(self._connection):
             deleted = self._connection.execute(
                 "DELETE FROM responses WHERE owner = ? AND id = ? AND used_at > ?", (owner, response_id, self._oldest())
