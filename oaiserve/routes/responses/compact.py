@@ -23,14 +23,7 @@ from oaiserve.routes.prepare import Intake, prepare
 from oaiserve.routes.respond import Answer
 from oaiserve.routes.responses.items import Item, encrypted, kept
 from oaiserve.routes.responses.output import CompactionItem, OutputMessage, ResponseObject, ResponseUsage, item_id
-from oaiserve.routes.responses.request_input import (
-    Earlier,
-    conversed,
-    earlier_media,
-    read_earlier,
-    read_input,
-    truncated,
-)
+from oaiserve.routes.responses.request_input import Earlier, RequestInput, conversed, read_all_earlier
 from oaiserve.routes.responses.shape import ResponsesShape
 from oaiserve.routes.shapes import encode
 from oaiserve.routes.turns import in_turns_if_large
@@ -101,9 +94,7 @@ class CompactionShape(SummaryShape):
 )
 async def compact(http: Request) -> Answer:
     intake = await prepare(http, CompactionBody, _as_response, id_prefix="resp_")
-    earlier = await read_earlier(intake.serving, intake.body, http.state.owner, intake.head.unique_id)
-    intake.media = await earlier_media(http, intake.body, earlier, intake.num_bytes, intake.media)
-    intake.num_bytes += earlier.num_bytes
+    earlier = await read_all_earlier(http, intake)
     return await in_turns_if_large(http, _answer(intake, earlier), intake.num_bytes, always=True)
 
 
@@ -137,10 +128,10 @@ def _answer(intake: Intake[ResponsesBody], earlier: Earlier) -> Work[Answer]:
     exchange = intake.exchange
     adaptations = exchange.adaptations
     offered, conversation = conversed(body, serving, adaptations, is_constrained=False)
-    whole = read_input(
+    whole = RequestInput(
         body, serving, conversation, earlier, intake.media, adaptations, intake.head.unique_id, needs_input=False
     )
-    prompt, _ = yield from truncated(body, serving, conversation, whole, keeps_room=True)
+    prompt, _ = yield from whole.truncated(SUMMARY_TOKENS, keeps_room=True)
     own = conversation.own_params(SUMMARY_TOKENS, None, None)
     params, wanted = intake.checked(own)
     shape = CompactionShape(

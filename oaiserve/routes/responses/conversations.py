@@ -53,18 +53,14 @@ def no_conversation(name: str) -> str:
     return f"There is no conversation {show(name)}: it was deleted, or not used for too long."
 
 
-def with_turn(conversation: StoredResponse, items: list[Item], unique_id: str, num_given: int) -> StoredResponse:
-    """Return the conversation with the items of a response, of which `num_given` are input.
+def with_turn(
+    conversation: StoredResponse, items: list[Item], unique_id: str, num_given: int
+) -> tuple[StoredResponse, list[Item]]:
+    """Return the conversation with the items of a response, of which `num_given` are input, and these items as it has
+    them.
 
     If another server that ended early has added the items of this response, they are replaced.
     """
-    return _with_items(conversation, items, unique_id, num_given)[0]
-
-
-def _with_items(
-    conversation: StoredResponse, items: list[Item], unique_id: str, num_given: int
-) -> tuple[StoredResponse, list[Item]]:
-    """Return the conversation as `with_turn` does, and the items as it has them."""
     before, after = _around_turn(conversation, unique_id, num_given)
     distinct = _distinct(items, (before, after), unique_id)
     parts = [part for part in (before[1:-1], msgspec.json.encode(distinct)[1:-1], after[1:-1]) if part]
@@ -191,7 +187,7 @@ async def add_items(request: Request) -> Response:
 
     def edit(old: StoredResponse) -> StoredResponse:
         nonlocal added
-        new, added = _with_items(old, items, unique_id, 0)
+        new, added = with_turn(old, items, unique_id, 0)
         if new.num_bytes > most_bytes:
             raise invalid("items", f"the conversation would have more than {int(most_bytes)} bytes")
         return new

@@ -7,9 +7,8 @@ answer.
 from __future__ import annotations
 
 import itertools
-from bisect import bisect_left
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 from starlette.concurrency import run_in_threadpool
@@ -27,6 +26,7 @@ from oaiserve.routes.history import prompt_of
 from oaiserve.routes.invalid import invalid, show
 from oaiserve.routes.media import MediaReader, read_media
 from oaiserve.routes.parameters import integer
+from oaiserve.routes.prepare import Intake
 from oaiserve.routes.responses.conversations import before_turn, no_conversation
 from oaiserve.routes.responses.items import Item, chat_messages, input_items, references, since_compaction, stored_items
 from oaiserve.routes.responses.offered import OfferedTools, offered_tools
@@ -34,6 +34,7 @@ from oaiserve.routes.responses.output import item_id, response_ids
 from oaiserve.routes.responses.store import ConversationTooLarge, StoredDecoder, StoredResponse, is_conversation
 from oaiserve.routes.serving import Serving
 
+InputBody = ResponsesBody | ResponseInputBody
 MAX_REFERENCES = 128  # references to items of other responses
 ROOM_TOKENS = 1024  # room for an answer without a limit, when a conversation is truncated
 
@@ -58,9 +59,7 @@ class Earlier(NamedTuple):
         return sum(stored.num_bytes for stored in (*self.turns, *self.referred))
 
 
-async def read_earlier(
-    serving: Serving, body: ResponsesBody | ResponseInputBody, owner: str, unique_id: str
-) -> Earlier:
+async def read_earlier(serving: Serving, body: InputBody, owner: str, unique_id: str) -> Earlier:
     """Read the stored responses: those before the response with `unique_id`. Raises InvalidRequest if they are missing,
     or too large together."""
     store = serving.responses
@@ -112,11 +111,7 @@ def items_of(turns: Iterable[StoredResponse]) -> Iterable[Item]:
 
 
 async def earlier_media(
-    request: Request,
-    body: ResponsesBody | ResponseInputBody,
-    earlier: Earlier,
-    num_bytes: int,
-    known: MediaReader | None = None,
+    request: Request, body: InputBody, earlier: Earlier, num_bytes: int, known: MediaReader | None = None
 ) -> MediaReader:
     """Return the reader of the media of a request and of the turns that it continues. Raises the errors of
     `read_media`."""
@@ -129,8 +124,16 @@ async def earlier_media(
     return await read_media(request, body, num_bytes + earlier.num_bytes, stored, known)
 
 
+async def read_all_earlier(http: Request, intake: Intake[Any]) -> Earlier:
+    """Read the stored responses for a request, and the media of both."""
+    earlier = await read_earlier(intake.serving, intake.body, http.state.owner, intake.head.unique_id)
+    intake.media = await earlier_media(http, intake.body, earlier, intake.num_bytes, intake.media)
+    intake.num_bytes += earlier.num_bytes
+    return earlier
+
+
 def conversed(
-    body: ResponsesBody | ResponseInputBody, serving: Serving, adaptations: Adaptations, *, is_constrained: bool
+    body: InputBody, serving: Serving, adaptations: Adaptations, *, is_constrained: bool
 ) -> tuple[OfferedTools, Conversation]:
     """Return the tools and the reasoning of a request. `is_constrained` says whether it has a `text.format`."""
     offered = offered_tools(body, adaptations)
@@ -145,117 +148,95 @@ def conversed(
     return offered, conversation
 
 
-def text_format(body: ResponsesBody | ResponseInputBody) -> Grammar | None:
-    form = None if body.text is None else body.text.format
-    if form is None:
+def text_format(body: InputBody) -> Grammar | None:
+    if body.text is None or body.text.format is None:
         return None
-    return constraints.text_format(form)
+    return constraints.text_format(body.text.format)
 
 
-class RequestInput(NamedTuple):
-    """The items before the input and those of the input, with their prompt."""
+class RequestInput:
+    """The items before the input and those of the input, with their prompt. Items without an id get one of the response
+    with `unique_id`."""
 
-    earlier: list[Item]
-    items: list[Item]
-    prompt: ChatPrompt
-    media: MediaReader
+    def __init__(
+        self,
+        body: InputBody,
+        serving: Serving,
+        conversation: Conversation,
+        earlier: Earlier,
+        media: MediaReader,
+        adaptations: Adaptations,
+        unique_id: str,
+        *,
+        needs_input: bool = True,
+    ) -> None:
+        self._body = body
+        self._serving = serving
+        self._conversation = conversation
+        self._media = media
+        self.earlier = since_compaction(list(items_of(earlier.turns)))
+        self.items: list[Item] = []
+        if needs_input or body.input or not self.earlier:
+            numbers = itertools.count(1)
+            known = {
+                item["id"]: item
+                for item in (*self.earlier, *items_of(earlier.referred))
+                if item["type"] != "item_reference"  # That reference led to an item that was missing then, too.
+            }
+            self.items = input_items(
+                body.input, lambda prefix: item_id(prefix, unique_id, f"i{next(numbers)}"), known, adaptations
+            )
+        serving.check_messages("input", len(self.earlier) + len(self.items))
+        self.prompt = self._prompt(self.earlier, self.items, adaptations)
 
+    def _prompt(self, earlier: Sequence[Item], items: Sequence[Item], adaptations: Adaptations) -> ChatPrompt:
+        messages = chat_messages(earlier, items, ContentReader(self._media, adaptations, "input"), adaptations)
+        if self._body.instructions is not None:
+            messages.insert(0, ("instructions", {"role": "system", "content": self._body.instructions}))
+        if not messages and items:
+            raise invalid("input", "must hold at least one item that the model can read")
+        tools = self._conversation.shown_tools
+        prompt = prompt_of(messages, tools, self._serving.dialect, self._media, adaptations, param="input")
+        return self._conversation.completed(prompt)
 
-def read_input(
-    body: ResponsesBody | ResponseInputBody,
-    serving: Serving,
-    conversation: Conversation,
-    earlier: Earlier,
-    media: MediaReader,
-    adaptations: Adaptations,
-    unique_id: str,
-    *,
-    needs_input: bool = True,
-) -> RequestInput:
-    """Return the input and options of a request. Items without an id get one of the response with `unique_id`."""
-    numbers = itertools.count(1)
-    before = since_compaction(list(items_of(earlier.turns)))
-    items: list[Item] = []
-    if needs_input or body.input or not before:
-        known = {
-            item["id"]: item
-            for item in (*before, *items_of(earlier.referred))
-            if item["type"] != "item_reference"  # That reference led to an item that was missing then, too.
-        }
-        items = input_items(
-            body.input, lambda prefix: item_id(prefix, unique_id, f"i{next(numbers)}"), known, adaptations
-        )
-    serving.check_messages("input", len(before) + len(items))
-    return RequestInput(before, items, _prompt(body, serving, conversation, media, before, items, adaptations), media)
+    def truncated(self, max_tokens: int | None, *, keeps_room: bool) -> Work[tuple[ChatPrompt, int]]:
+        """Return a prompt with room for an answer, and the number of first items that it lacks, which is as small as
+        possible.
 
+        Without `keeps_room`, a whole conversation may leave room for only a single token.
+        """
+        limit = self._serving.engine.max_model_len
+        room = min(max_tokens or ROOM_TOKENS, limit // 4)
+        shortest = (self.prompt, 0)
+        if (yield from self._fits(self.prompt, limit - (room if keeps_room else 1))):
+            return shortest
+        items = [*self.earlier, *self.items]
+        cuts = _cuts(items)
+        low = 0
+        high = len(cuts)
+        # The first tries keep one turn, two, four and so on, because trying half of a very long conversation takes
+        # long.
+        step = 1
+        while low < high:
+            middle = (low + high) // 2 if low else max(0, len(cuts) - step)
+            staying = [*filter(_stays, items[: cuts[middle]]), *items[cuts[middle] :]]
+            shorter = (self._prompt(staying, (), Adaptations()), len(items) - len(staying))
+            if (yield from self._fits(shorter[0], limit - room)):
+                high = middle
+                shortest = shorter
+            else:
+                low = middle + 1
+                if low == len(cuts):
+                    shortest = max(shortest, shorter, key=lambda each: each[1])
+            step *= 2
+        return shortest
 
-def _prompt(
-    body: ResponsesBody | ResponseInputBody,
-    serving: Serving,
-    conversation: Conversation,
-    media: MediaReader,
-    earlier: Sequence[Item],
-    items: Sequence[Item],
-    adaptations: Adaptations,
-) -> ChatPrompt:
-    messages = chat_messages(earlier, items, ContentReader(media, adaptations, "input"), adaptations)
-    if body.instructions is not None:
-        messages.insert(0, ("instructions", {"role": "system", "content": body.instructions}))
-    if not messages and items:
-        raise invalid("input", "must hold at least one item that the model can read")
-    prompt = prompt_of(messages, conversation.shown_tools, serving.dialect, media, adaptations, param="input")
-    return conversation.completed(prompt)
-
-
-def truncated(
-    body: ResponsesBody,
-    serving: Serving,
-    conversation: Conversation,
-    request: RequestInput,
-    *,
-    keeps_room: bool = False,
-) -> Work[tuple[ChatPrompt, int]]:
-    """Return a prompt with room for an answer, and the number of first items that it lacks, which is as small as
-    possible.
-
-    Without `keeps_room`, a whole conversation may leave room for only a single token.
-    """
-    limit = serving.engine.max_model_len
-    items = [*request.earlier, *request.items]
-    room = min(integer(body, "max_output_tokens") or ROOM_TOKENS, limit // 4)
-    if (yield from _fits(serving, request.prompt, limit - (room if keeps_room else 1))):
-        return request.prompt, 0
-    cuts = _cuts(items)
-    staying = [number for number, item in enumerate(items) if _stays(item)]
-    shortest = (request.prompt, 0)
-    low = 0
-    high = len(cuts)
-    # The first tries keep one turn, two, four and so on, because trying half of a very long conversation takes long.
-    step = 1
-    while low < high:
-        middle = (low + high) // 2 if low else max(0, len(cuts) - step)
-        staying_items = [*map(items.__getitem__, staying[: bisect_left(staying, cuts[middle])]), *items[cuts[middle] :]]
-        shorter = (
-            _prompt(body, serving, conversation, request.media, staying_items, (), Adaptations()),
-            len(items) - len(staying_items),
-        )
-        if (yield from _fits(serving, shorter[0], limit - room)):
-            high = middle
-            shortest = shorter
-        else:
-            low = middle + 1
-            if low == len(cuts):
-                shortest = max(shortest, shorter, key=lambda each: each[1])
-        step *= 2
-    return shortest
-
-
-def _fits(serving: Serving, prompt: ChatPrompt, most_tokens: int) -> Work[bool]:
-    try:
-        yield from serving.engine.encode(prompt, most_tokens)
-    except TooManyTokens:
-        return False
-    return True
+    def _fits(self, prompt: ChatPrompt, most_tokens: int) -> Work[bool]:
+        try:
+            yield from self._serving.engine.encode(prompt, most_tokens)
+        except TooManyTokens:
+            return False
+        return True
 
 
 def _stays(item: Item) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 import msgspec
@@ -36,13 +35,13 @@ from oaiserve.routes.responses.offered import OfferedTools
 from oaiserve.routes.responses.output import ResponseEvent, ResponseObject
 from oaiserve.routes.responses.request_input import (
     Earlier,
+    RequestInput,
     conversed,
     earlier_media,
     items_of,
+    read_all_earlier,
     read_earlier,
-    read_input,
     text_format,
-    truncated,
 )
 from oaiserve.routes.responses.runs import Run
 from oaiserve.routes.responses.shape import ResponsesShape
@@ -78,11 +77,9 @@ async def responses(http: Request) -> Answer | BackgroundAnswer:
     intake = await prepare(http, ResponsesBody, lambda intake: intake, id_prefix="resp_")
     if compacts := compact.is_triggered(intake.body):
         intake = compact.for_summary(intake)
-    earlier = await read_earlier(intake.serving, intake.body, http.state.owner, intake.head.unique_id)
+    earlier = await read_all_earlier(http, intake)
     if earlier.turns:
         intake.exchange.conversation_id = earlier.turns[-1].conversation_id
-    intake.media = await earlier_media(http, intake.body, earlier, intake.num_bytes, intake.media)
-    intake.num_bytes += earlier.num_bytes
 
     def answer() -> Work[Answer | BackgroundAnswer]:
         yield None
@@ -115,7 +112,7 @@ async def input_tokens(request: Request) -> Response:
 
     def count() -> Work[bytes]:
         _, conversation = conversed(body, serving, adaptations, is_constrained=False)
-        prompt = read_input(body, serving, conversation, earlier, media, adaptations, request.state.unique_id).prompt
+        prompt = RequestInput(body, serving, conversation, earlier, media, adaptations, request.state.unique_id).prompt
         return encode(InputTokens(len((yield from encoded(serving, prompt)))))
 
     return await answer_in_turns(request, body.model, count(), num_bytes + earlier.num_bytes, adaptations)
@@ -141,21 +138,22 @@ def _answer(intake: Intake[ResponsesBody], earlier: Earlier, *, compacts: bool) 
         exchange.tool_calls[ToolCallOutcome.LEFT_OUT] = len(offered.left_out)
     has_logprobs = LOGPROBS in (body.include or [])
     num_logprobs = parameters.top_logprobs(body, has_logprobs, f"'include': ['{LOGPROBS}']")
+    max_tokens = integer(body, "max_output_tokens")
     own = conversation.own_params(
-        integer(body, "max_output_tokens"),
+        max_tokens,
         num_logprobs,
         constraints.grammar(body, text_format(body)),
         text_lengths=num_logprobs is not None and conversation.reads_calls,
     )
     params, wanted = intake.checked(own)
     adaptations = exchange.adaptations
-    whole = read_input(
+    whole = RequestInput(
         body, serving, conversation, earlier, intake.media, adaptations, intake.head.unique_id, needs_input=not compacts
     )
-    _, items, prompt, _ = whole
+    prompt = whole.prompt
     num_dropped = 0
     if body.truncation == "auto" or compacts:
-        prompt, num_dropped = yield from truncated(body, serving, conversation, whole, keeps_room=compacts)
+        prompt, num_dropped = yield from whole.truncated(max_tokens, keeps_room=compacts)
     stores = body.store is not False and serving.config.server.stores_responses
     if stores and exchange.conversation_id is None:
         exchange.conversation_id = intake.head.id
@@ -173,7 +171,7 @@ def _answer(intake: Intake[ResponsesBody], earlier: Earlier, *, compacts: bool) 
     def turn(response: bytes) -> StoredResponse:
         assert exchange.conversation_id is not None
         ids = intake.head.id, exchange.conversation_id, body.previous_response_id
-        return StoredResponse(*ids, response, encode(items))
+        return StoredResponse(*ids, response, encode(whole.items))
 
     async def store(usage: Usage) -> None:
         """Store the answer before the client sees its end."""
@@ -182,8 +180,12 @@ def _answer(intake: Intake[ResponsesBody], earlier: Earlier, *, compacts: bool) 
             await serving.responses.put(earlier.owner, stored)
         if body.conversation is not None:  # If it has been deleted, it stays deleted.
             added = await run_in_threadpool(lambda: list(items_of([stored])))
-            edit = partial(with_turn, items=added, unique_id=intake.head.unique_id, num_given=len(items))
-            await change(serving.responses, earlier.owner, stored.conversation_id, edit)
+            await change(
+                serving.responses,
+                earlier.owner,
+                stored.conversation_id,
+                lambda old: with_turn(old, added, intake.head.unique_id, len(whole.items))[0],
+            )
 
     keeps = stores or body.conversation is not None
     asking = compact.with_wish(prompt) if compacts else prompt
