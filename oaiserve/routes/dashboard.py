@@ -43,6 +43,8 @@ _MEDIA_TYPES = {
     ".svg": "image/svg+xml",
     ".txt": "text/plain",
 }
+# The pages that are shown in frame.html, with the link there that is theirs.
+_FRAMED = {"live.html": "dashboard", "requests.html": "requests", "request.html": "requests", "api.html": "docs"}
 _HEADERS = {
     "cache-control": "no-cache",  # A browser may keep a file, but must check by its etag whether it has changed.
     "content-security-policy": (
@@ -64,11 +66,23 @@ class File(NamedTuple):
 @cache
 def page_files() -> Mapping[str, File]:
     by_name = {}
-    for path in files("oaiserve.routes").joinpath("static").iterdir():
+    folder = files("oaiserve.routes").joinpath("static")
+    frame = folder.joinpath("frame.html").read_text()
+    for path in folder.iterdir():
         suffix = path.name[path.name.rindex(".") :]
         content = path.read_bytes()
+        if path.name in _FRAMED:
+            content = _framed(frame, content.decode(), _FRAMED[path.name]).encode()
+        if path.name == "request.html":  # Its address is one level deeper.
+            content = content.replace(b'"./', b'"../')
         by_name[path.name] = File(content, _MEDIA_TYPES[suffix], f'"{sha256(content).hexdigest()[:32]}"')
     return by_name
+
+
+def _framed(frame: str, page: str, link: str) -> str:
+    head, main = page.split("\n\n", 1)
+    frame = frame.replace(f'href="./{link}"', f'href="./{link}" aria-current="page"')
+    return frame.replace('<slot name="head"></slot>', head).replace('<slot name="main"></slot>', main)
 
 
 class Root(msgspec.Struct):
