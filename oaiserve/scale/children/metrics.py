@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterator, Mapping
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
 
 from oaiserve.scale.children.models import Model
 
@@ -11,10 +14,10 @@ LABEL = "served_model"
 _NAME = re.compile(r"[a-zA-Z_:][a-zA-Z0-9_:]*")
 
 
-def merged(own: str, texts: Mapping[str, str], models: Iterable[Model]) -> str:
+def merged(own: str, texts: Mapping[str, str]) -> str:
     """Return one text in Prometheus' format with the gateway's own metrics, and those of each model's process."""
     families: dict[str, list[str]] = {}  # lines by family, because a family must be in one piece
-    for name, text in (("", own), *texts.items(), ("", _of_models(models))):
+    for name, text in (("", own), *texts.items()):
         label = f'{LABEL}="{_escaped(name)}"'
         family: list[str] = []
         for line in text.split("\n"):
@@ -36,33 +39,25 @@ def _labelled(line: str, label: str) -> str:
     return f"{metric}{{{label},{rest[1:]}" if rest.startswith("{") else f"{metric}{{{label}}}{rest}"
 
 
-def _of_models(models: Iterable[Model]) -> str:
-    def family(name: str, kind: str, text: str, values: Mapping[str, int]) -> str:
-        samples = "".join(f'{name}{{{LABEL}="{_escaped(model)}"}} {value}\n' for model, value in values.items())
-        return f"# HELP {name} {text}\n# TYPE {name} {kind}\n{samples}"
-
-    all_models = [*models]
-    return (
-        family(
-            "oaiserve_model_loaded",
-            "gauge",
-            "Whether a model of this server is loaded.",
-            {model.name: int(model.process is not None) for model in all_models},
-        )
-        + family(
-            "oaiserve_model_loads_total",
-            "counter",
-            "Loads of a model.",
-            {model.name: model.num_loads for model in all_models},
-        )
-        + family(
-            "oaiserve_model_memory_bytes",
-            "gauge",
-            "Memory of a model that is loaded, when that was last looked at.",
-            {model.name: model.num_bytes for model in all_models if model.process is not None},
-        )
-    )
-
-
 def _escaped(name: str) -> str:
     return name.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+
+
+class ModelMetrics(Collector):
+    """The metrics of the models of a gateway, loaded or not."""
+
+    def __init__(self, models: Collection[Model]) -> None:
+        self._models = models
+
+    def collect(self) -> Iterator[Metric]:
+        labels = [LABEL]
+        loaded = GaugeMetricFamily("oaiserve_model_loaded", "Whether a model of this server is loaded.", labels=labels)
+        loads = CounterMetricFamily("oaiserve_model_loads", "Loads of a model.", labels=labels)
+        text = "Memory of a model that is loaded, when that was last looked at."
+        memory = GaugeMetricFamily("oaiserve_model_memory_bytes", text, labels=labels)
+        for model in self._models:
+            loaded.add_metric([model.name], float(model.process is not None))
+            loads.add_metric([model.name], model.num_loads)
+            if model.process is not None:
+                memory.add_metric([model.name], model.num_bytes)
+        yield from (loaded, loads, memory)

@@ -41,6 +41,7 @@ from oaiserve.routes.middleware import json_response, render_http_exception
 from oaiserve.routes.serving import MOST_RECEIVED_BYTES
 from oaiserve.scale.address import Address
 from oaiserve.scale.children.folder import ModelsFolder
+from oaiserve.scale.children.metrics import ModelMetrics
 from oaiserve.scale.children.models import ChildModels, Model
 from oaiserve.scale.children.process import start_on
 from oaiserve.scale.gateway import model_routes, page
@@ -158,6 +159,8 @@ def _create(
 ) -> tuple[Starlette, Gateway]:
     metrics = GatewayMetrics(watch)
     models = None if children is None else children.models
+    if models is not None:
+        metrics.registry.register(ModelMetrics(models.models.values()))
     tracing = make_tracing(
         epoch_offset_ns=WallClock(),
         version=__version__,

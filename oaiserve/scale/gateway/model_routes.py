@@ -77,11 +77,10 @@ def routes(
 
 async def all_metrics(metrics: GatewayMetrics, watch: Watch, models: Iterable[Model]) -> bytes:
     """Return the metrics of the gateway, and those of each child process with its model as a label."""
-    all_models = [*models]
-    loaded = [model for model in all_models if model.process is not None]
+    loaded = [model for model in models if model.process is not None]
     texts = await asyncio.gather(*(_metrics_of(model, watch) for model in loaded))
     by_name = {model.name: text for model, text in zip(loaded, texts, strict=True)}
-    text = await run_in_threadpool(lambda: merged(metrics.render().decode(), by_name, all_models))
+    text = await run_in_threadpool(lambda: merged(metrics.render().decode(), by_name))
     return text.encode()
 
 
