@@ -118,11 +118,8 @@ def thoughts_in(content: object) -> str:
 
 
 def _thought(part: object) -> str:
-    kind = part.get("type") if isinstance(part, dict) else None
-    if isinstance(part, dict) and isinstance(kind, str):
-        text = part.get(_THOUGHTS.get(kind, ""))
-    else:
-        text = None
-    if isinstance(text, str):
-        return text
+    if isinstance(part, dict) and is_part(part):
+        text = part.get(_THOUGHTS.get(part["type"], ""))
+        if isinstance(text, str):
+            return text
     return ""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple, cast
 
 import msgspec
@@ -64,21 +65,16 @@ def source_of(part: MediaPart, where: str) -> MediaSource:
             return MediaSource("image", url=source.url)
         case ImagePart(image):
             if isinstance(image, str):
-                url = image
-                detail = None
-                file_id = None
-            else:
-                url = image.url
-                detail = image.detail
-                file_id = None
+                return MediaSource("image", url=image)
+            return MediaSource("image", url=image.url, detail=_fineness(image.detail))
         case InputImage():
-            url = part.image_url or ""
-            detail = part.detail
-            file_id = part.file_id
-            if bool(url) == bool(file_id):
+            if bool(part.image_url) == bool(part.file_id):
                 raise invalid(_top(where), "needs either 'image_url' or 'file_id'", where)
-    fineness = cast("Detail", {None: "auto", "original": "high"}.get(detail, detail))
-    return MediaSource("image", url=url, file_id=file_id or "", detail=fineness)
+            return MediaSource("image", None, part.image_url or "", part.file_id or "", _fineness(part.detail))
+
+
+def _fineness(detail: str | None) -> Detail:
+    return cast("Detail", {None: "auto", "original": "high"}.get(detail, detail))
 
 
 class MediaReader:
@@ -284,37 +280,29 @@ async def _content(
     request: Request, serving: Serving, source: MediaSource, place: _Place, take: Callable[[int], None]
 ) -> bytes | None:
     """Return a medium, or None if it is missing and not needed. Raises InvalidRequest and Overloaded."""
+    refused = partial(invalid, place.param, where=place.where)
     try:
-        return await _needed_content(request, serving, source, place.param, place.where, take)
+        if source.file_id:
+            files = request.app.state.batches
+            stored = None if files is None else await files.store.file(request.state.owner, source.file_id)
+            if stored is None:
+                raise refused(f"there is no file {show(source.file_id)}: it was deleted, or is too old")
+            file, number = stored
+            take(file.bytes)
+            return b"".join([part async for part in files.store.content(number)])
+        if source.url[:4].lower() != "http":
+            raise refused(f"must be a URL with data:, http: or https:, got {show(source.url)}")
+        if serving.fetcher is None:
+            reason = "this server fetches nothing: it runs without --allow-media-from. Send a data: URL"
+            raise refused(f"{reason}, got {show(source.url)}")
+        try:
+            return await serving.fetcher.fetch(source.url, source.kind, FILE_BYTES, take)
+        except NotFetched as error:
+            raise refused(f"{show(source.url)} is not fetched: {error}") from error
     except InvalidRequest:
         if place.is_needed:
             raise
         return None
-
-
-async def _needed_content(
-    request: Request, serving: Serving, source: MediaSource, param: str, where: str, take: Callable[[int], None]
-) -> bytes:
-    if source.file_id:
-        files = request.app.state.batches
-        if files is None:
-            stored = None
-        else:
-            stored = await files.store.file(request.state.owner, source.file_id)
-        if stored is None:
-            raise invalid(param, f"there is no file {show(source.file_id)}: it was deleted, or is too old", where)
-        file, number = stored
-        take(file.bytes)
-        return b"".join([part async for part in files.store.content(number)])
-    if source.url[:4].lower() != "http":
-        raise invalid(param, f"must be a URL with data:, http: or https:, got {show(source.url)}", where)
-    if serving.fetcher is None:
-        reason = "this server fetches nothing: it runs without --allow-media-from. Send a data: URL"
-        raise invalid(param, f"{reason}, got {show(source.url)}", where)
-    try:
-        return await serving.fetcher.fetch(source.url, source.kind, FILE_BYTES, take)
-    except NotFetched as error:
-        raise invalid(param, f"{show(source.url)} is not fetched: {error}", where) from error
 
 
 def _top(where: str) -> str:
