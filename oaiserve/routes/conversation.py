@@ -16,8 +16,8 @@ from oaiserve.engine.request import ChatPrompt, Grammar, Reasoning, SamplingPara
 from oaiserve.routes.answer_reader import AnswerReader
 from oaiserve.routes.constraints import TEXT_FORMATS
 from oaiserve.routes.dialects.calls import CallParser
-from oaiserve.routes.dialects.channels import ChannelCalls
 from oaiserve.routes.dialects.dialect import Dialect
+from oaiserve.routes.dialects.harmony import HarmonyCalls
 from oaiserve.routes.dialects.lark import lark_of
 from oaiserve.routes.dialects.raw_call import RawCall
 from oaiserve.routes.dialects.reasoning import ThinkingParser
@@ -170,7 +170,7 @@ class Conversation:
         is_raw = tools.raw is not None
         calls: CallParser | None = None
         thinking = None
-        if family is not None and issubclass(family.parser, ChannelCalls):
+        if family is not None and issubclass(family.parser, HarmonyCalls):
             if self.reads_reasoning or self.reads_calls:
                 in_reasoning = self._mode is not None and self._mode.is_open
                 calls = family.parser(

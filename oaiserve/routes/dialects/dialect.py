@@ -28,11 +28,12 @@ from oaiserve.routes.dialects.json_rows import (
     FUNCTIONARY,
     GIGACHAT,
     GIGACHAT31,
+    GRANITE,
     MINIMAX_M1,
     NEMOTRON,
+    PHI4,
 )
 from oaiserve.routes.dialects.kimi import KIMI
-from oaiserve.routes.dialects.listed import GRANITE, PHI4
 from oaiserve.routes.dialects.llama import LLAMA, LLAMA4
 from oaiserve.routes.dialects.mistral import MISTRAL, MISTRAL_NAMED
 from oaiserve.routes.dialects.pythonic import LFM2

@@ -8,9 +8,8 @@ from typing import Any
 import regex
 
 from oaiserve.routes.dialects.calls import NotACall
-from oaiserve.routes.dialects.channels import ChannelCalls
 from oaiserve.routes.dialects.family import CallFamily
-from oaiserve.routes.dialects.json_calls import in_quotes
+from oaiserve.routes.dialects.json_calls import NamedCalls, in_quotes
 from oaiserve.routes.dialects.raw_call import RAW_BEGIN, RAW_END
 from oaiserve.routes.dialects.segments import Arguments, Content, Reasoning, Segment, find_tag
 from oaiserve.routes.dialects.sites import SPACE, Site
@@ -28,8 +27,9 @@ _HEADER = regex.compile(
 )
 
 
-class HarmonyCalls(ChannelCalls):
-    """Reads whole answers. A message with a broken header is content. One to an unknown tool is dropped."""
+class HarmonyCalls(NamedCalls):
+    """Reads whole answers: reasoning, content and calls. A message with a broken header is content, and one to an
+    unknown tool is dropped."""
 
     opening_tags = (_CHANNEL, _START)
     closing_tags = _ENDS
@@ -52,9 +52,25 @@ class HarmonyCalls(ChannelCalls):
         ),
     )
 
-    def __init__(self, tools: Mapping[str, Mapping[str, Any]], **options: Any) -> None:
+    def __init__(
+        self,
+        tools: Mapping[str, Mapping[str, Any]],
+        *,
+        in_reasoning: bool = False,
+        is_raw: bool = False,
+        **options: Any,
+    ) -> None:
+        """`in_reasoning`: the prompt ends within the reasoning. With `is_raw`, a call's text is its only argument."""
         super().__init__(tools, **options)
-        self._step = self._in_analysis if self._in_reasoning else self._at_start
+        self._is_raw = is_raw
+        self.is_over = False
+        self.end = 0  # characters of the text up to the end of the last reasoning so far
+        self._num_pushed = 0
+        self._step = self._in_analysis if in_reasoning else self._at_start
+
+    def push(self, text: str) -> list[Segment]:
+        self._num_pushed += len(text)
+        return super().push(text)
 
     def finish(self, *, is_cut: bool) -> list[Segment]:
         self.is_over = True
@@ -125,13 +141,8 @@ class HarmonyCalls(ChannelCalls):
     def _in_message(self, segments: list[Segment]) -> bool:
         return self._in_body(segments, Content)
 
-    def _in_dropped(self, _segments: list[Segment]) -> bool:
-        at, tag = find_tag(self._text, _ENDS)
-        self._text = self._text[at + len(tag) :]
-        if tag:
-            self._is_blank = True
-            self._step = self._after_call
-        return bool(tag)
+    def _in_dropped(self, segments: list[Segment]) -> bool:
+        return self._in_body(segments, None)
 
     def _in_raw(self, segments: list[Segment]) -> bool:
         at, tag = find_tag(self._text, _ENDS)
@@ -142,9 +153,9 @@ class HarmonyCalls(ChannelCalls):
         segments.append(Arguments(RAW_END))
         return self._end(segments)
 
-    def _in_body(self, segments: list[Segment], kind: type[Content | Reasoning]) -> bool:
+    def _in_body(self, segments: list[Segment], kind: type[Content | Reasoning] | None) -> bool:
         at, tag = find_tag(self._text, _ENDS)
-        if at:
+        if at and kind is not None:
             segments.append(kind(self._text[:at]))
         self._text = self._text[at + len(tag) :]
         if kind is Reasoning:

@@ -137,6 +137,18 @@ APERTUS = CallFamily(
     signs=("<|tools_prefix|>",),
     reasoning_tags=("<|inner_prefix|>", "<|inner_suffix|>"),
 )
+_TOOL_CALL = _listed("<|tool_call|>", "functools", closing="<|/tool_call|>")  # Without tags, Phi-4 writes functools.
+PHI4 = CallFamily(
+    "phi4_mini_json",
+    _TOOL_CALL,
+    separator=", ",
+    before="<|tool_call|>[",
+    after="]<|/tool_call|>",
+    signs=("<|/tool|>",),
+)
+GRANITE = CallFamily(
+    "granite", _TOOL_CALL, separator=", ", before="<|tool_call|>[", after="]", signs=("<|tool_call|>",)
+)
 FIREFUNCTION = CallFamily(
     "firefunction",
     _listed("functools", closing=""),

@@ -19,7 +19,7 @@ from oaiserve.routes.answer_reader import AnswerReader
 from oaiserve.routes.dialects.dialect import FAMILIES, family_of
 from oaiserve.routes.dialects.family import CallFamily
 from oaiserve.routes.dialects.hermes import HERMES
-from oaiserve.routes.dialects.listed import PHI4
+from oaiserve.routes.dialects.json_rows import PHI4
 from oaiserve.routes.dialects.llama import LLAMA
 from oaiserve.routes.dialects.mistral import MISTRAL, MISTRAL_NAMED
 from oaiserve.routes.dialects.pythonic import LFM2
