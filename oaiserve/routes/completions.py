@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain, tee
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -34,7 +34,7 @@ from oaiserve.routes.logprobs import (
     prompt_logprobs_in_parts,
 )
 from oaiserve.routes.operation import Operation
-from oaiserve.routes.parameters import Wanted, integer, prompt_ids, types_of
+from oaiserve.routes.parameters import Wanted, inputs_of, integer, prompt_ids
 from oaiserve.routes.prepare import Intake, prepare
 from oaiserve.routes.respond import Answer
 from oaiserve.routes.serving import serving_of
@@ -136,23 +136,12 @@ def _with_gap(prompt: TextPrompt | TokenPrompt, suffix: str) -> GapPrompt:
 
 def build_prompts(body: CompletionBody) -> tuple[TextPrompt | TokenPrompt, ...]:
     """Return the prompts of the body: a string, a list of strings, one list of token ids, or a list of such lists."""
-    prompt = body.prompt
-    special = body.add_special_tokens is not False
-    if isinstance(prompt, str):
-        return (TextPrompt(prompt, special),)
-    if not prompt:
-        raise invalid("prompt", "must not be an empty list")
-    entries: list[Any] = prompt
-    kinds = types_of(entries)
-    if kinds <= {int, float}:
-        return (TokenPrompt(prompt_ids("prompt", entries)),)
+    entries, are_ids = inputs_of("prompt", body.prompt)
     if len(entries) > MAX_CHOICES_PER_REQUEST:  # checked before a million of them are made
         raise invalid("prompt", f"prompts times n must be <= {MAX_CHOICES_PER_REQUEST}, got {len(entries)} prompts")
-    if kinds == {str}:
-        return tuple(TextPrompt(text, special) for text in entries)
-    if kinds == {list}:
+    if are_ids:
         return tuple(TokenPrompt(prompt_ids("prompt", ids)) for ids in entries)
-    raise invalid("prompt", "must be a string, a list of strings, a list of token ids, or a list of lists of token ids")
+    return tuple(TextPrompt(text, body.add_special_tokens is not False) for text in entries)
 
 
 class CompletionShape(ChoicesShape):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from base64 import b64encode
 from collections.abc import Iterator, Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import msgspec
 from starlette.requests import Request as HTTPRequest
@@ -16,7 +16,7 @@ from oaiserve.routes.bodies import MAX_INT32
 from oaiserve.routes.invalid import invalid, show
 from oaiserve.routes.objects import Integer, Prompts, described
 from oaiserve.routes.operation import Operation
-from oaiserve.routes.parameters import integer, prompt_ids, types_of
+from oaiserve.routes.parameters import inputs_of, integer, prompt_ids
 from oaiserve.routes.prepare import Intake, prepare
 from oaiserve.routes.respond import Answer
 from oaiserve.routes.shapes import encode
@@ -102,7 +102,6 @@ def _size(body: EmbeddingBody, model: Pooling) -> int | None:
 
 def build_prompts(body: EmbeddingBody, model: Pooling, limit: int | None) -> tuple[Prompt, ...]:
     """Return a prompt for each text: a string, a list of strings, a list of token ids, or a list of such lists."""
-    value = body.input
     before = model.default_prompt
     name = body.prompt_name
     if name is not None:
@@ -110,17 +109,10 @@ def build_prompts(body: EmbeddingBody, model: Pooling, limit: int | None) -> tup
             known = ", ".join(map(repr, model.prompts)) or "none"
             raise invalid("prompt_name", f"this model's prompts are: {known}, got {show(name)}")
         before = model.prompts[name]
-    inputs: list[Any] = [value] if isinstance(value, str) else value
-    if isinstance(value, list) and value and types_of(value) <= {int, float}:
-        inputs = [value]
+    inputs, are_ids = inputs_of("input", body.input)
     pooling.check_number(inputs, "input")
-    kinds = types_of(inputs)
-    if kinds == {list}:
+    if are_ids:
         return tuple(TokenPrompt(prompt_ids("input", ids)[:limit], "input") for ids in inputs)
-    if kinds != {str}:
-        raise invalid(
-            "input", "must be a string, a list of strings, a list of token ids, or a list of lists of token ids"
-        )
     if "" in inputs:
         raise invalid("input", f"must not have an empty string, got one at index {inputs.index('')}")
     special = body.add_special_tokens is not False

@@ -26,7 +26,7 @@ from oaiserve.routes.bodies import (
     ranges,
 )
 from oaiserve.routes.invalid import invalid, show
-from oaiserve.routes.objects import Integer
+from oaiserve.routes.objects import Integer, Prompts
 
 SLICE_VALUES = 2**15  # examined within about a millisecond
 # Parameters that have the same name in bodies and in `SamplingParams`, with their defaults if the model has none.
@@ -202,6 +202,21 @@ def prompt_ids(param: str, ids: list[Integer]) -> Sequence[int]:
     if (least := min(map(min, slices(ids)))) < 0:
         raise invalid(param, f"a token id must be >= 0, got {show(least)}")
     return cast("list[int]", ids)
+
+
+def inputs_of(param: str, value: Prompts) -> tuple[list[Any], bool]:
+    """Return the texts in a value, or the lists of token ids, and whether they are such lists."""
+    if isinstance(value, str):
+        return [value], False
+    if not value:
+        raise invalid(param, "must not be an empty list")
+    kinds = types_of(value)
+    if kinds <= {int, float}:
+        return [value], True
+    if kinds not in ({str}, {list}):
+        reason = "must be a string, a list of strings, a list of token ids, or a list of lists of token ids"
+        raise invalid(param, reason)
+    return value, kinds == {list}
 
 
 def prompt_logprobs(body: SamplingBody) -> int | None:
