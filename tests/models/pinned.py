@@ -178,13 +178,12 @@ def _differences(other: list[str], lines: list[str]) -> list[str]:
 
 
 def _write(texts: dict[str, list[str]]) -> None:
-    """Write each description as what differs from Llama's, or from that of the model whose name begins its own, unless
-    the whole is shorter."""
+    """Write each description as what differs from an earlier one, unless the whole is shorter."""
+    written: dict[str, list[str]] = {}
     for stem, lines in texts.items():
-        begun = [other for other in texts if stem.startswith(f"{other}_")]
-        others = [other for other in ("llama", *begun[-1:]) if other != stem and stem != "llama"]
-        forms = [lines, *([f"{_LIKE}{other}\n", *_differences(texts[other], lines)] for other in others)]
+        forms = [lines, *([f"{_LIKE}{other}\n", *_differences(written[other], lines)] for other in written)]
         FILES.joinpath(f"{stem}.txt").write_text(min(map("".join, forms), key=len))
+        written[stem] = lines
 
 
 def _numbers(name: str, shape: torch.Size) -> torch.Tensor:
