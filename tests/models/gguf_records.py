@@ -1,8 +1,9 @@
 """Small models of the families whose GGUF files are kept, and their files as llama.cpp's converter has written them.
 
 What the converter wrote of each is recorded in a folder of JSON files: the numbers of the head, and the name, the shape
-and a checksum of each tensor. Weights depend on the names of parameters alone, so that the records hold for other
-versions of torch and transformers, too.
+and a checksum of each tensor. Layers whose tensors have the names and shapes of an earlier layer's have only a checksum
+of their checksums. Weights depend on the names of parameters alone, so that the records hold for other versions of
+torch and transformers, too.
 """
 
 import json
@@ -89,6 +90,19 @@ class Record:
         self.values: dict[str, Any] = result["values"]
         self.shapes: dict[str, tuple[int, ...]] = {key: tuple(shape) for key, (shape, _) in result["tensors"].items()}
         self.checksums: dict[str, int] = {key: checksum for key, (_, checksum) in result["tensors"].items()}
+        self._layers_like_others = result.get("like", {})
+        for layer, (other, of_layer) in self._layers_like_others.items():
+            names = [name for name in self.shapes if name.startswith(f"{other}.")]
+            self.shapes |= {name.replace(other, layer): self.shapes[name] for name in names}
+            self.checksums[layer] = of_layer
+
+    def checksums_of(self, tensors: dict[str, NDArray[np.float32]]) -> dict[str, int]:
+        """Return the checksums of a file's tensors in the form in which this record has them."""
+        result = {name: _checksum(values) for name, values in tensors.items()}
+        for layer in self._layers_like_others:
+            names = sorted(name for name in result if name.startswith(f"{layer}."))
+            result[layer] = zlib.crc32(repr([result.pop(name) for name in names]).encode())
+        return result
 
     def config(self) -> PreTrainedConfig:
         """Return the configuration that is read of the numbers."""
@@ -168,7 +182,7 @@ class Record:
         finish(writer)
 
 
-def checksum(values: NDArray[np.float32]) -> int:
+def _checksum(values: NDArray[np.float32]) -> int:
     """Return a checksum of numbers, rounded so that another exponential function does not matter."""
     mantissas, exponents = np.frexp(values.astype(np.float64).ravel())
     return zlib.crc32(np.rint(mantissas * 4096).astype(np.int32).tobytes() + exponents.astype(np.int32).tobytes())

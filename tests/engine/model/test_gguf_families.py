@@ -9,7 +9,7 @@ from transformers import AutoModelForCausalLM
 
 from oaiserve.engine.model.checkpoints.empty_model import named_parameters
 from oaiserve.engine.model.checkpoints.gguf_weights import GgufWeights
-from tests.models.gguf_records import Record, checksum, model_of, parameters_of, records
+from tests.models.gguf_records import Record, model_of, parameters_of, records
 
 IDS = torch.arange(5, 25)[None]
 
@@ -20,7 +20,7 @@ def test_names_and_changes_are_those_of_the_converter(name: str) -> None:
     model = model_of(name)
     result = record.file_tensors(model)
     assert result.keys() == record.shapes.keys()
-    assert {key: checksum(values) for key, values in result.items()} == record.checksums
+    assert record.checksums_of(result) == record.checksums
 
 
 @pytest.mark.parametrize("name", records())
