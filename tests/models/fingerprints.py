@@ -2,8 +2,8 @@
 
 A line has a field and its value: floats as `repr` writes them, of a tensor the dtype, the shape and a hash of its
 bytes, of blocks the format, the shape, their place in the file and a hash. What is None, False, 0 or the default of its
-field is left out. A norm or a tensor that occurs again is written as the path of its first place. Layers, or experts,
-that differ from an earlier one only in their numbers are said to be like it, with one hash of all theirs.
+field is left out. A norm or a tensor that occurs again is written as the path of its first place. Layers, experts and
+other parts that differ from an earlier one only in their numbers are said to be like it, with one hash of all theirs.
 """
 
 import hashlib
@@ -59,7 +59,33 @@ def text_of(decoder: Decoder) -> str:
         value = getattr(decoder, field.name)
         if not _is_left_out(field, value):
             lines += text.lines(field.name, field.name, value)
-    return "".join(f"{line}\n" for line in lines)
+    return "".join(f"{line}\n" for line in _folded(lines))
+
+
+def _folded(lines: list[str]) -> Iterator[str]:
+    """Write parts of layers that differ from an earlier one only in their hashes in one line, with a hash of these."""
+    firsts: dict[str, str] = {}
+    path: list[str] = []
+    number = 0
+    while number < len(lines):
+        depth = _depth(lines[number])
+        name = lines[number].split()[0]
+        path[depth:] = [name]
+        end = next((below for below in range(number + 1, len(lines)) if _depth(lines[below]) <= depth), len(lines))
+        layer = path[0].removeprefix("layers.")
+        text = "\n".join(lines[number:end]).replace(f".{layer}.", ".N.")
+        place = ".".join(path)
+        first = firsts.setdefault(_HASH.sub("#", text), place)
+        if depth > 0 and end - number > 1 and first != place:
+            yield f"{' ' * depth}{name} like {first} {_hash(''.join(_HASH.findall(text)).encode())}"
+            number = end
+        else:
+            yield lines[number]
+            number += 1
+
+
+def _depth(line: str) -> int:
+    return len(line) - len(line.lstrip())
 
 
 def text_of_table(table: RotaryTable | torch.Tensor) -> str:

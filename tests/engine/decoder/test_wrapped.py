@@ -51,7 +51,7 @@ _LEFT_OUT = r", axes=\S+ #\w+|num_deep 1\n"  # compared by themselves
 # What text models don't have, unlike the pinned models of their families, and hashes of hashes.
 _MISSING = {
     "glm_ocr_text": r"|, bias=\S+ #\w+|(?<=like 0) #\w+",
-    "glm4v_moe_text": r"|\n +(query|key)_norm .*|(?<=like 1) #\w+",
+    "glm4v_moe_text": r"|\n +(query|key)_norm .*|(?<=like 1) #\w+|(?<=like layers\.0\.attention) #\w+",
 }
 
 
