@@ -26,7 +26,6 @@ from tests.engine.model.steps import batch_of_prompt
 from tests.engine.remembered import answer, save
 from tests.models.decoders import generate, greedy
 from tests.models.described import described
-from tests.models.small_configs import config_of
 
 pytestmark = pytest.mark.compiler
 PROMPTS = [[5, 9, 3, 17], list(range(20, 75)), [90], [7] * 20, [11, 40, 11], [*range(20, 60), 4]]
@@ -53,16 +52,6 @@ def test_answers_are_those_of_transformers_however_they_are_packed(family: str) 
 
 NOT_KNOWN = {
     "apertus": (WITHOUT_STEP, "models of type 'apertus' have no description"),
-    "gemma3n_text": (config_of("gemma3n_text"), "it has several hidden states of a token"),
-    "limits": (config("olmo", clip_qkv=1.0), "it limits queries, keys and values"),
-    "cohere": (
-        config("cohere", use_qk_norm=True),
-        "its norm 'model.layers.0.self_attn.q_norm' has weights of its own for each head",
-    ),
-    "norms behind": (
-        config("opt", ffn_dim=96, word_embed_proj_dim=64, do_layer_norm_before=False),
-        "it norms the hidden state itself",
-    ),
     "small latent vectors": (
         config(
             "deepseek_v3",
