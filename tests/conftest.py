@@ -15,12 +15,16 @@ from typing import Any, NamedTuple
 import pytest
 from hypothesis import HealthCheck, settings
 
+from oaiserve.engine.model.cpu import cores
+
 # Triton's kernels run in its interpreter, on the CPU. The variable must be set before torch imports Triton.
 os.environ["TRITON_INTERPRET"] = "1"
 
 # There is a process of tests for each core, and small models are no faster with more threads. Those of torch in several
 # processes would wait for each other, and burn the cores meanwhile. Servers that tests start inherit the variable.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# Without `cpu_threads`, an engine would give torch a thread for each core, in all tests after it, too.
+cores._allowed = lambda: [0]
 
 # Servers and workers that tests start import what the tests have imported, so nobody compiles it a second time.
 sys.dont_write_bytecode = False
