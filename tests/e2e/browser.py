@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import pytest
 
 if TYPE_CHECKING:  # playwright need not be installed where there is no Chromium
-    from playwright.sync_api import Browser, Page
+    from playwright.sync_api import Browser, BrowserContext, Page, ViewportSize
 
 WAIT_MS = 120_000  # on a busy machine
-PHONE = {"width": 360, "height": 740}
-DESK = {"width": 1280, "height": 900}
+PHONE: ViewportSize = {"width": 360, "height": 740}
+DESK: ViewportSize = {"width": 1280, "height": 900}
 _CONTRASTS = (Path(__file__).parent / "contrast.js").read_text()
 OpenPage = Callable[..., "Page"]
 
@@ -29,32 +29,67 @@ def browser() -> Iterator[Browser]:
         browser.close()
 
 
+@pytest.fixture(scope="module")
+def shared_context(browser: Browser) -> Iterator[BrowserContext]:
+    """Keep a context with an empty page, whose process later pages share: to start one takes a second of CPU time."""
+    with browser.new_context() as context:
+        context.new_page()
+        yield context
+
+
 @pytest.fixture
-def open_page(browser: Browser) -> Iterator[OpenPage]:
-    """Give a function that opens a page in its own context.
+def open_page(browser: Browser, shared_context: BrowserContext) -> Iterator[OpenPage]:
+    """Give a function that opens a page.
+
+    The pages of a test share cookies and storage, which the next test finds empty. A page that `is_alone` has a context
+    of its own, for changes that a context cannot undo, such as another clock.
 
     In the end, check that no page had a problem: an error or a warning in its console, or a request to another server.
     A page that `may_log` may have errors in its console, as when a server refuses a request.
     """
-    contexts = []
+    alone = []
+    origins = set()
     problems = []
 
-    def open_page(url: str, viewport: dict[str, int] = DESK, *, may_log: bool = False, **options: str) -> Page:
-        context = browser.new_context(viewport=viewport, **options)
-        context.set_default_timeout(WAIT_MS)
-        contexts.append(context)
+    def open_page(
+        url: str,
+        viewport: ViewportSize = DESK,
+        *,
+        may_log: bool = False,
+        is_alone: bool = False,
+        color_scheme: Literal["light", "dark"] = "light",
+        permissions: Sequence[str] = (),
+    ) -> Page:
+        context = shared_context
+        if is_alone:
+            context = browser.new_context()
+            alone.append(context)
+        context.grant_permissions(permissions)
         page = context.new_page()
+        page.set_default_timeout(WAIT_MS)
+        page.set_viewport_size(viewport)
+        page.emulate_media(color_scheme=color_scheme)
         base = url.rpartition("/")[0]
         if not may_log:
             page.on("console", lambda line: problems.append(line.text) if line.type in ("error", "warning") else None)
         page.on("pageerror", lambda error: problems.append(str(error)))
         page.on("request", lambda sent: problems.append(sent.url) if not sent.url.startswith(base) else None)
+        page.on("request", lambda sent: origins.add("/".join(sent.url.split("/")[:3])))
         page.goto(url)
         return page
 
     yield open_page
-    for context in contexts:
+    for context in alone:
         context.close()
+    empty, *pages = shared_context.pages
+    for page in pages:
+        page.close()
+    shared_context.clear_permissions()
+    shared_context.clear_cookies()
+    storage = shared_context.new_cdp_session(empty)
+    for origin in origins:
+        storage.send("Storage.clearDataForOrigin", {"origin": origin, "storageTypes": "all"})
+    storage.detach()
     assert problems == []
 
 

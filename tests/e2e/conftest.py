@@ -12,7 +12,8 @@ import openai
 import pytest
 
 from oaiserve.files import demo
-from tests.e2e.browser import browser, open_page  # noqa: F401
+from tests.e2e.browser import browser, open_page, shared_context  # noqa: F401
+from tests.e2e.chat_page import script, scripted_page  # noqa: F401
 from tests.engine.text.tokenizers_for_tests import CHATML
 from tests.models.decoders import FAMILIES, byte_tokenizer, random_model
 from tests.published import checked, checking

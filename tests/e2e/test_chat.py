@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import json
-import random
 import re
 from collections.abc import Iterator
 from io import BytesIO
@@ -17,6 +16,7 @@ import pytest
 from PIL import Image
 
 from tests.e2e.browser import DESK, PHONE, OpenPage, check_texts_and_controls, walk_to
+from tests.e2e.chat_page import LAST, bodies, ended, send, settings, stored
 from tests.e2e.conftest import LiveServer, serve_process
 from tests.models.adapters import write_adapter
 from tests.models.seeing import picture, png
@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from playwright.sync_api import Page
 
 pytestmark = pytest.mark.browser
-
-LAST = "#turns > li:last-child .answered"
 
 
 @pytest.fixture(scope="module")
@@ -55,17 +53,6 @@ def reopen(page: Page) -> None:
     ready(page).locator("#conversation-list .talk").first.click()
 
 
-def settings(page: Page, **values: str) -> None:
-    if page.is_hidden("#settings"):
-        page.click("#settings-button")
-    for name, value in values.items():
-        if name == "kind":
-            page.check(f"[name=kind][value={value}]")
-        else:
-            page.fill(f"[name={name}]", value)
-    page.keyboard.press("Tab")  # so that the last field reports its change
-
-
 def compare(page: Page) -> None:
     """Choose both models."""
     page.click("#model-button")
@@ -74,27 +61,9 @@ def compare(page: Page) -> None:
     page.keyboard.press("Escape")
 
 
-def bodies(page: Page) -> list[dict[str, Any]]:
-    """Return a list that gets the bodies that the page sends from now on."""
-    sent_bodies: list[dict[str, Any]] = []
-    page.on("request", lambda sent: sent_bodies.append(sent.post_data_json) if sent.method == "POST" else None)
-    return sent_bodies
-
-
-def send(page: Page, text: str = "Hi") -> None:
-    page.fill("#prompt", text)
-    page.click("#send")
-    ended(page)
-
-
 def regenerate(page: Page) -> None:
     page.locator(f"{LAST} [aria-label=Regenerate]").click()
     ended(page)
-
-
-def ended(page: Page) -> None:
-    page.wait_for_selector("#turns:not(.busy)")
-    page.wait_for_selector(f"{LAST}[aria-busy=false]")
 
 
 # -- an answer -------------------------------------------------------------------------------------------------------
@@ -272,18 +241,6 @@ def test_pictures_are_chosen_dropped_and_pasted_and_go_with_later_turns_too(seei
     assert last["content"] == "And now?"
 
 
-def test_a_browser_without_room_for_pictures_keeps_the_rest_of_the_conversation(seeing: Page) -> None:
-    seeing.evaluate("() => [21, 20, 19].forEach((size) => localStorage.setItem(`x${size}`, 'x'.repeat(2 ** size)))")
-    noise = png(Image.frombytes("RGB", (1000, 1000), random.Random(1).randbytes(3_000_000)))
-    seeing.set_input_files("#attach", {"name": "n.png", "mimeType": "image/png", "buffer": noise})
-    seeing.wait_for_selector("#attached img")
-    send(seeing)
-    assert "no room for this chat's pictures" in seeing.inner_text("#problem")
-    assert seeing.locator(".asked img").count() == 1
-    reopen(seeing)
-    assert "n.png · this browser had no room for it" in seeing.inner_text(".asked")
-
-
 def test_only_models_that_read_pictures_get_them(page: Page, seeing: Page) -> None:
     refused = "#problem:has-text('a.png cannot be attached: it is not a text in UTF-8')"
     hand_in(page, "paste", png(picture(0)))
@@ -291,12 +248,6 @@ def test_only_models_that_read_pictures_get_them(page: Page, seeing: Page) -> No
     compare(seeing)
     hand_in(seeing, "paste", png(picture(0)))
     seeing.wait_for_selector(refused)
-
-
-def stored(page: Page) -> Any:
-    """Return the conversations that the browser has."""
-    return page.evaluate("""() => Object.keys(localStorage).filter((key) => key.startsWith("oaiserve-chat-")).map(
-      (key) => JSON.parse(localStorage.getItem(key)))""")
 
 
 def test_an_edited_message_is_another_version_and_the_first_one_stays(page: Page) -> None:
@@ -319,72 +270,6 @@ def test_an_edited_message_is_another_version_and_the_first_one_stays(page: Page
     page.locator("#turns > li:first-child [aria-label='Branch into a new chat']").click()
     assert texts.all_inner_texts() == ["One"]
     assert page.locator(".talk").all_inner_texts() == ["One (branch)", "One"]
-
-
-def test_conversations_stay_in_the_browser_and_can_be_found_renamed_exported_and_deleted(page: Page) -> None:
-    settings(page, max_completion_tokens="4", seed="3")
-    send(page, "The first")
-    page.click("#new-chat")
-    assert page.locator("#turns li").count() == 0
-    settings(page, seed="")
-    send(page, "The second")
-    page.reload()
-    ready(page)
-    titles = page.locator("#conversation-list .talk")
-    assert page.locator("#conversation-list h2").all_inner_texts() == ["Today"]
-    assert titles.all_inner_texts() == ["The second", "The first"]
-    page.fill("#search", "FIRST")
-    assert titles.all_inner_texts() == ["The first"]
-    titles.first.click()
-    page.fill("#search", "")
-    assert page.locator(".asked .text").all_inner_texts() == ["The first"]
-    assert page.input_value("[name=seed]") == "3"
-    page.click("[aria-label='Rename The first']", force=True)
-    page.keyboard.type("Renamed")
-    page.keyboard.press("Enter")
-    assert titles.all_inner_texts() == ["The second", "Renamed"]
-    with page.expect_download() as saved:
-        page.click("[aria-label='Export Renamed']", force=True)
-    assert saved.value.suggested_filename == "Renamed.md"
-    assert saved.value.path().read_text().startswith("# Renamed\n\n## You\n\nThe first\n\n## small\n\n")
-    page.click("[aria-label='Delete Renamed']", force=True)
-    assert titles.all_inner_texts() == ["The second"]
-    assert page.locator("#turns li").count() == 0
-    assert len(stored(page)) == 1
-    page.keyboard.press("Enter")  # on Undo
-    assert titles.all_inner_texts() == ["The second", "Renamed"]
-    assert page.evaluate("() => document.activeElement.textContent") == "Renamed"
-
-
-def fill_storage(page: Page) -> None:
-    page.evaluate("""() => {
-      for (let size = 2 ** 22; size >= 1; size /= 2) {
-        const at = localStorage.length;
-        try { for (let i = at; i < at + 4; i++) localStorage.setItem(`x${i}`, "x".repeat(size)); } catch { continue; }
-      }
-    }""")
-
-
-def test_full_storage_is_reported_once_older_answers_have_lost_their_shades(page: Page) -> None:
-    settings(page, kind="schema", schema=json.dumps({"type": "string", "minLength": 400}), temperature="0")
-    send(page, "Old")
-    settings(page, kind="text", max_completion_tokens="4")
-    page.click("#new-chat")
-    fill_storage(page)
-    send(page)
-    assert page.is_hidden("#problem")
-    chats = sorted(stored(page), key=lambda chat: chat["title"])
-    assert [[bool(step["tokens"]) for step in steps(chat)] for chat in chats] == [[True], [False]]
-    fill_storage(page)
-    send(page)
-    assert "no room for this chat" in page.inner_text("#problem")
-    settings(page, system="Be kind. " * 500, kind="schema")
-    assert page.is_visible("#schema")
-    assert "no room for the settings" in page.inner_text("#problem")
-
-
-def steps(conversation: Any) -> list[Any]:
-    return [step for turn in conversation["turns"] for answer in turn["answers"] for step in answer["steps"]]
 
 
 def test_an_answer_can_be_stopped_and_meanwhile_no_message_is_sent(page: Page) -> None:
@@ -471,27 +356,24 @@ def test_each_tool_can_be_chosen_by_its_name(page: Page) -> None:
     assert page.input_value("#tool_choice") == '"auto"'  # the one that was chosen is gone
 
 
-@pytest.mark.parametrize(
-    ("kind", "text", "problem"),
-    [
+def test_what_is_not_json_is_told_at_its_box_and_not_sent(page: Page) -> None:
+    sent = bodies(page)
+    for kind, text, problem in (
         ("schema", '{"type": }', "This is not JSON: "),
         ("schema", "[]", "A schema is an object: {...}."),
         ("tools", "[{]", "This is not JSON: "),
         ("tools", '{"type": "function"}', "Tools are a list of objects: [{...}, ...]."),
         ("tools", "[1]", "Tools are a list of objects: [{...}, ...]."),
-    ],
-)
-def test_what_is_not_json_is_told_at_its_box_and_not_sent(page: Page, kind: str, text: str, problem: str) -> None:
-    sent = bodies(page)
-    settings(page, kind=kind)
-    page.fill(f"#{kind}", text)
-    page.click("#close-settings")
-    page.fill("#prompt", "Hi")
-    page.keyboard.press("Enter")
-    assert (page.text_content(f"#{kind}-problem") or "").startswith(problem)
-    assert page.get_attribute(f"#{kind}", "aria-invalid") == "true"
-    assert page.get_attribute(f"#{kind}", "aria-describedby") == f"{kind}-problem"
-    assert page.evaluate("() => document.activeElement.id") == kind
+    ):
+        settings(page, kind=kind)
+        page.fill(f"#{kind}", text)
+        page.click("#close-settings")
+        page.fill("#prompt", "Hi")
+        page.keyboard.press("Enter")
+        assert (page.text_content(f"#{kind}-problem") or "").startswith(problem)
+        assert page.get_attribute(f"#{kind}", "aria-invalid") == "true"
+        assert page.get_attribute(f"#{kind}", "aria-describedby") == f"{kind}-problem"
+        assert page.evaluate("() => document.activeElement.id") == kind
     assert sent == []
 
 
@@ -656,8 +538,7 @@ def test_a_conversation_needs_no_mouse(page: Page) -> None:
     assert page.is_visible("#help")
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("viewport", [DESK, PHONE], ids=["desk", "phone"])
+@pytest.mark.parametrize(("scheme", "viewport"), [("light", DESK), ("dark", PHONE)], ids=["light", "dark on a phone"])
 def test_every_text_has_enough_contrast_and_every_control_a_name_within_the_width(
     server: LiveServer, open_page: OpenPage, scheme: str, viewport: dict[str, int]
 ) -> None:

@@ -2,118 +2,26 @@
 
 from __future__ import annotations
 
-import asyncio
-import json
-import math
-import queue
-import threading
-from collections.abc import AsyncIterator, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
-from starlette.applications import Starlette
-from starlette.requests import Request
-from starlette.responses import JSONResponse, Response, StreamingResponse
-from starlette.routing import Route
 
-from oaiserve.config import ServerOptions
-from oaiserve.routes.dashboard import answer_root, page_routes
-from tests.e2e.browser import PHONE, OpenPage, fits_the_width
-from tests.routes.conftest import RunningServer
+from tests.e2e.browser import PHONE, fits_the_width
+from tests.e2e.chat_page import LAST, MODEL, Script, ask, ended, ready
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page
 
 pytestmark = pytest.mark.browser
 
-OPTIONS = ServerOptions(drain_timeout_seconds=0)
-MODEL = {
-    "id": "/models/tiny-coder-Q4_K_M.gguf",
-    "root": "/models/tiny-coder-Q4_K_M.gguf",
-    "max_model_len": 8192,
-    "task": "generate",
-    "input_modalities": ["text"],
-    "default_sampling": {"temperature": 0.2, "min_p": 0.05},
-}
-LAST = "#turns > li:last-child .answered"
-DONE = "data: [DONE]\n\n"
-
-
-class Script:
-    """A server whose streams get their text from a test, piece by piece. None ends a stream."""
-
-    def __init__(self) -> None:
-        self.pieces: queue.Queue[str | None] = queue.Queue()
-        self.bodies: list[dict[str, Any]] = []
-        self.is_abandoned = threading.Event()
-
-    async def chat(self, request: Request) -> Response:
-        self.bodies.append(await request.json())
-        return StreamingResponse(self._stream(), media_type="text/event-stream")
-
-    async def _stream(self) -> AsyncIterator[str]:
-        try:
-            while (piece := await asyncio.to_thread(self.pieces.get)) is not None:
-                yield piece
-        except asyncio.CancelledError:
-            self.is_abandoned.set()
-            self.pieces.put(None)  # for the thread that waits
-            raise
-
-    def say(self, **delta: Any) -> None:
-        """Send a chunk with this delta, whose text is one token."""
-        text = "".join(delta.values())
-        token = {"token": text, "bytes": [*text.encode()], "logprob": math.log(0.6)}
-        self.chunk(choices=[{"index": 0, "delta": delta, "logprobs": {"content": [token]}}])
-
-    def chunk(self, **chunk: Any) -> None:
-        self.pieces.put(f"data: {json.dumps(chunk)}\n\n")
-
-    def end(self) -> None:
-        self.pieces.put(DONE)
-        self.pieces.put(None)
-
 
 @pytest.fixture
-def script() -> Script:
-    return Script()
-
-
-@pytest.fixture
-def page(script: Script, open_page: OpenPage) -> Iterator[Page]:
-    async def root(request: Request) -> Response:
-        return await answer_root(request, OPTIONS, "1")
-
-    async def models(_request: Request) -> Response:
-        return JSONResponse({"data": [MODEL]})
-
-    routes = [
-        *(Route("/", root), Route("/v1/models", models)),
-        *(Route("/v1/chat/completions", script.chat, methods=["POST"]), *page_routes(None)),
-    ]
-    with RunningServer(Starlette(routes=routes), OPTIONS) as server:
-        page = ready(open_page(f"{server.url}/"))
-        yield page
-        script.pieces.put(None)
-        page.goto("about:blank")
-
-
-def ready(page: Page) -> Page:
-    page.wait_for_selector("#model-name:text-is('tiny-coder')")
-    return page
-
-
-def send(page: Page, text: str = "Hi") -> None:
-    page.fill("#prompt", text)
-    page.click("#send")
-
-
-def ended(page: Page) -> None:
-    page.wait_for_selector("#turns:not(.busy)")
+def page(scripted_page: Page) -> Page:
+    return scripted_page
 
 
 def test_long_prompt_shows_its_progress_and_comments_are_not_events(page: Page, script: Script) -> None:
-    send(page)
+    ask(page)
     page.wait_for_selector(".progress:has-text('Waiting for the first token')")
     script.pieces.put(": 16 of 3582 prompt tokens\n\n")
     script.chunk(choices=[], prompt_progress={"total": 3582, "cache": 0, "processed": 16, "time_ms": 900})
@@ -132,7 +40,7 @@ def test_long_prompt_shows_its_progress_and_comments_are_not_events(page: Page, 
 
 
 def test_a_stream_that_moves_to_another_server_says_so_and_goes_on(page: Page, script: Script) -> None:
-    send(page)
+    ask(page)
     script.say(content="One, ")
     page.wait_for_selector(f"{LAST} .markdown:has-text('One,')")
     for _ in range(2):
@@ -147,7 +55,7 @@ def test_a_stream_that_moves_to_another_server_says_so_and_goes_on(page: Page, s
 
 
 def test_failure_while_reading_stops_the_request(page: Page, script: Script) -> None:
-    send(page)
+    ask(page)
     script.say(content="One")
     script.pieces.put("data: {broken\n\n")
     page.wait_for_selector(f"{LAST} .error:visible")
@@ -156,7 +64,7 @@ def test_failure_while_reading_stops_the_request(page: Page, script: Script) -> 
 
 
 def test_reasoning_is_folded_with_its_time(page: Page, script: Script) -> None:
-    send(page)
+    ask(page)
     script.say(reasoning="Hmm.")
     page.wait_for_selector(".reasoning[open] summary:text-is('Thinking…')")
     script.say(content="Yes.")
@@ -169,7 +77,7 @@ def test_reasoning_is_folded_with_its_time(page: Page, script: Script) -> None:
 
 
 def test_shaded_tokens_keep_the_markdown_around_them(page: Page, script: Script) -> None:
-    send(page)
+    ask(page)
     for text in ("A **bo", "ld** word:\n\n", "```py\nif ", "x: pass\n```\n", "- one\n- two"):
         script.say(content=text)
     script.end()
@@ -197,7 +105,7 @@ def test_an_empty_field_shows_the_default_of_the_model_and_is_not_sent(page: Pag
     assert shown == ["0.2", "1", "0.05", "off"]
     page.fill("[name=top_k]", "40")
     page.fill("[name=stop]", "END\n\\n\\n")
-    send(page)
+    ask(page)
     ours = {"model", "messages", "logprobs", "stream", "stream_options", "return_progress"}
     page.wait_for_selector("#turns.busy")
     script.end()
@@ -208,7 +116,7 @@ def test_an_empty_field_shows_the_default_of_the_model_and_is_not_sent(page: Pag
 
 
 def test_the_page_follows_an_answer_only_while_its_end_is_in_sight(page: Page, script: Script) -> None:
-    send(page)
+    ask(page)
     script.say(content="line\n\n" * 100)
     page.wait_for_selector(f"{LAST} .block >> nth=99")
     at_end = """() => {
@@ -226,38 +134,6 @@ def test_the_page_follows_an_answer_only_while_its_end_is_in_sight(page: Page, s
     assert page.is_hidden("#to-end")
     script.end()
     ended(page)
-
-
-def test_answer_survives_its_page_and_grows_in_other_tabs(page: Page, script: Script) -> None:
-    send(page)
-    script.say(content="One, ")
-    other = page.context.new_page()
-    other.goto(page.url)
-    ready(other).click(".talk")
-    other.wait_for_selector(f"{LAST} .markdown:has-text('One,')")  # stored while the stream is open
-    assert other.inner_text(f"{LAST} .end").startswith("Not complete:")
-    other.fill("#prompt", "A draft")
-    script.say(content="two.")
-    page.wait_for_selector(f"{LAST} .markdown:has-text('One, two.')")
-    page.reload()
-    ready(page).click(".talk")
-    for tab in (page, other):
-        tab.wait_for_selector(f"{LAST} .markdown:has-text('One, two.')")
-        assert tab.inner_text(f"{LAST} .end").startswith("Not complete:")
-    assert other.input_value("#prompt") == "A draft"
-
-
-def test_page_works_without_storage_and_says_that_chats_are_lost(page: Page, script: Script) -> None:
-    page.add_init_script("""for (const name of ["localStorage", "sessionStorage"]) {
-      Object.defineProperty(window, name, { get() { throw new DOMException("No", "SecurityError"); } });
-    }""")
-    page.reload()
-    assert "does not allow this page to store anything" in ready(page).inner_text("#problem")
-    send(page)
-    script.say(content="Yes.")
-    script.end()
-    ended(page)
-    assert page.locator(".talk").all_inner_texts() == ["Hi"]
 
 
 def test_what_is_wide_or_high_leaves_the_controls_in_sight_on_a_phone(page: Page, script: Script) -> None:
@@ -281,18 +157,3 @@ def test_what_is_wide_or_high_leaves_the_controls_in_sight_on_a_phone(page: Page
     heights = page.locator(f"{LAST} th").evaluate_all("cells => cells.map((cell) => cell.clientHeight)")
     assert max(heights) < 40  # no word is broken
     assert fits_the_width(page)
-
-
-def test_a_conversation_of_an_earlier_version_is_readable(page: Page) -> None:
-    message = {"content": "**Yes**", "reasoning": "", "calls": []}
-    step = {"message": message, "tokens": [["**Yes**", 0, -0.1]], "eventsMs": [9], "phases": [["decode", 9]], "why": []}
-    answers = [{"model": name, "asked": "temperature 0.7", "steps": [step]} for name in ("a", "b")]
-    settings = {"system": "", "temperature": "0.7", "max_completion_tokens": "512", "kind": "text", "models": ["a"]}
-    turns = [{"text": "Old?", "files": [], "answers": answers}]
-    old = {"id": "1", "title": "An old one", "changedMs": 0, "turns": turns, "settings": settings}
-    page.evaluate("old => localStorage.setItem('oaiserve-chat-1', JSON.stringify(old))", old)
-    page.reload()
-    page.click("text=An old one")
-    assert page.locator("#turns strong").all_inner_texts() == ["Yes", "Yes"]
-    assert page.locator("#turns .answered h2").all_text_contents() == ["a temperature 0.7", "b temperature 0.7"]
-    assert page.input_value("[name=max_completion_tokens]") == "512"
