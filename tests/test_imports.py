@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from collections.abc import Sequence
 from graphlib import TopologicalSorter
 from pathlib import Path
 
@@ -19,29 +20,31 @@ def test_imports_make_no_circle() -> None:
     TopologicalSorter(imports).prepare()  # raises CycleError, with the circle
 
 
-NEED_NO_TORCH = (
-    "oaiserve",
-    "oaiserve.engine.engine",
-    "oaiserve.engine.text.detokenize",
-    "oaiserve.cli",
-    "loadtest.cli",
+NO_TORCH = {"torch", "transformers"}
+NO_TRANSFORMERS = {"transformers", "torch._dynamo", "opentelemetry.sdk"}
+# What runs in a process, step by step, and the packages that it must not have imported by then.
+STEPS = (
+    ("import oaiserve", NO_TORCH),
+    ("import oaiserve.engine.engine", NO_TORCH),
+    ("import oaiserve.engine.text.detokenize", NO_TORCH),
+    ("import oaiserve.cli", NO_TORCH),
+    ("import loadtest.cli", NO_TORCH),
+    ("oaiserve.cli.main(['serve', '--help'])", {"torch"}),
+    # What starts a model with a description.
+    ("import oaiserve.engine.text.tokenizer", NO_TRANSFORMERS),
+    ("import oaiserve.app", NO_TRANSFORMERS),
+    ("import oaiserve.engine.start.ways.described", NO_TRANSFORMERS),
 )
-# What starts a model with a description.
-NEED_NO_TRANSFORMERS = ("oaiserve.engine.start.ways.described", "oaiserve.engine.text.tokenizer", "oaiserve.app")
-PS_NEEDS_NONE_OF = {"torch", "transformers", "numpy", "uvicorn", "starlette", "huggingface_hub", "httpx"}
+PS = (
+    "from oaiserve import cli; cli.main(['ps'])",
+    {"torch", "transformers", "numpy", "uvicorn", "starlette", "huggingface_hub", "httpx"},
+)
 
 
-@pytest.mark.parametrize(
-    ("code", "late"),
-    [
-        *((f"import {module}", {"torch", "transformers"}) for module in NEED_NO_TORCH),
-        *((f"import {name}", {"transformers", "torch._dynamo", "opentelemetry.sdk"}) for name in NEED_NO_TRANSFORMERS),
-        ("from oaiserve import cli; cli.main(['serve', '--help'])", {"torch"}),
-        ("from oaiserve import cli; cli.main(['ps'])", PS_NEEDS_NONE_OF),
-    ],
-)
-def test_costly_packages_are_imported_late(code: str, late: set[str]) -> None:
-    code = f"import sys; {code}; assert not {late} & sys.modules.keys()"
+@pytest.mark.parametrize("steps", [STEPS, (PS,)], ids=["server", "ps"])
+def test_costly_packages_are_imported_late(steps: Sequence[tuple[str, set[str]]]) -> None:
+    lines = [f"{code}; assert not (too_early := {late} & sys.modules.keys()), too_early" for code, late in steps]
+    code = "\n".join(["import sys", *lines])
     subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT, timeout=60)
 
 
