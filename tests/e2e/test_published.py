@@ -6,6 +6,7 @@ The requests are a function of the seed; `python -m tools.attack --only generate
 import json
 from collections import Counter
 from collections.abc import Iterator
+from functools import cache
 from typing import Any
 
 import httpx
@@ -25,7 +26,7 @@ from tests.routes.conftest import run_server
 from tests.routes.doubles import FakeTelemetry
 from tools.attack import schema
 
-NUM_REQUESTS = 60  # requests to each route and of each kind
+NUM_REQUESTS = 30  # requests to each route and of each kind
 SEED = 20
 FEW = st.integers(1, 4)
 # Any number of tokens is allowed, and takes as long.
@@ -35,6 +36,7 @@ SHORT: dict[str, dict[str, st.SearchStrategy[Any]]] = {
     "ResponsesBody": {"max_output_tokens": FEW},
 }
 ROUTES = schema.bodies(published())
+ANYTHING = cache(lambda: schema.drawn(schema.ANYTHING, SEED, NUM_REQUESTS))
 
 
 @pytest.fixture(scope="module")
@@ -58,8 +60,8 @@ def test_what_the_schema_allows_is_understood_and_what_it_forbids_is_refused(htt
     fitting = schema.fitting(published(), name, SHORT.get(name, {}))
     allowed = validator(f"#/components/schemas/{name}", is_strict=False)
     statuses: dict[bool, Counter[int]] = {True: Counter(), False: Counter()}
-    kinds = (fitting, schema.mutated(fitting), schema.ANYTHING)
-    for body in [body for kind in kinds for body in schema.drawn(kind, SEED, NUM_REQUESTS)]:
+    kinds = (fitting, schema.mutated(fitting))
+    for body in [*(body for kind in kinds for body in schema.drawn(kind, SEED, NUM_REQUESTS)), *ANYTHING()]:
         content = json.dumps(body).encode()
         is_allowed = allowed.is_valid(json.loads(content))
         response = http.post(path, content=content, headers={"content-type": "application/json"})
