@@ -1,4 +1,4 @@
-"""Tests the live page in a real Chromium, with a real server under the load of 64 streams."""
+"""Tests the live page in a real Chromium, with a real server under the load of 32 streams."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.browser
 
-NUM_STREAMS = 64
+NUM_STREAMS = 32
 
 
 @pytest.fixture(scope="module")

@@ -113,7 +113,7 @@ def test_the_account_of_the_first_request_has_the_load_of_its_model(two_models: 
 
 
 def test_a_stream_goes_on_when_the_process_of_its_model_is_killed(two_models: LiveServer) -> None:
-    body = {"model": "chat", "prompt": "Hello", "max_tokens": 400, "temperature": 1, "seed": 7, "stream": True}
+    body = {"model": "chat", "prompt": "Hello", "max_tokens": 150, "temperature": 1, "seed": 7, "stream": True}
 
     def text(http: httpx.Client, *, kills: bool) -> str:
         parts = []

@@ -6,7 +6,7 @@
 import json
 from itertools import pairwise
 
-from hypothesis import given
+from hypothesis import given, settings
 
 from oaiserve.facts.fact import facts_of
 from oaiserve.facts.record import RequestRecord, ToolCallOutcome
@@ -17,6 +17,7 @@ from tests.telemetry.exported import OFFSET_NS, json_log, spans_of
 from tests.telemetry.records import records
 
 
+@settings(max_examples=40)
 @given(records())
 def test_spans_are_contiguous_have_the_integers_of_the_record_and_each_event_inside_one(record: RequestRecord) -> None:
     server, inner, *spans = spans_of(record)
@@ -42,6 +43,7 @@ def test_spans_are_contiguous_have_the_integers_of_the_record_and_each_event_ins
                 assert event.timestamp > span.start_time or span is spans[0]
 
 
+@settings(max_examples=40)
 @given(records())
 def test_the_log_line_the_ring_and_the_spans_tell_the_same_of_each_fact(record: RequestRecord) -> None:
     recent = RecentRequests(1, lambda: OFFSET_NS)

@@ -67,8 +67,8 @@ def assert_same(found: dict[Key, float], wanted: dict[Key, float]) -> None:
         assert math.isclose(found[sample], value, rel_tol=1e-12) if is_mean else found[sample] == value, sample
 
 
-@given(turns=st.lists(st.tuples(records(), st.sets(st.sampled_from(FORMS))), max_size=8))
-@settings(max_examples=20)
+@given(turns=st.lists(st.tuples(records(), st.sets(st.sampled_from(FORMS))), max_size=5))
+@settings(max_examples=15)
 def test_each_page_matches_a_recomputation_from_the_records(turns: list[tuple[RequestRecord, set[str]]]) -> None:
     """Lines that are kept between pages are never stale."""
     metrics = metrics_of()

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from oaiserve.routes.answer_reader import AnswerReader
@@ -259,7 +259,6 @@ TEXTS = st.lists(SNIPPETS | st.text(max_size=3), max_size=14).map("".join)
 
 
 @pytest.mark.parametrize("family", PARSERS)
-@settings(max_examples=40)
 @given(text=TEXTS, places=cuts(), is_cut=st.booleans(), only_one=st.booleans())
 def test_the_parts_do_not_depend_on_the_pieces(
     family: type[CallParser], text: str, places: list[int], is_cut: bool, only_one: bool
@@ -278,7 +277,6 @@ def test_the_parts_do_not_depend_on_the_pieces(
 
 
 @pytest.mark.parametrize("family", PARSERS)
-@settings(max_examples=40)
 @given(text=TEXTS)
 def test_a_text_without_calls_stays_as_it_is_and_complete_calls_have_valid_arguments(
     family: type[CallParser], text: str
