@@ -93,23 +93,15 @@ def _item(
         adaptations.note(f"{where}.{needed_field}", "is missing, and read as empty")
     match item.type:
         case "function_call":
-            if item.namespace is None:
-                namespace = {}
-            else:
-                namespace = {"namespace": item.namespace}
-            if isinstance(item.arguments, str):
-                arguments = item.arguments
-            else:
-                arguments = _json(item.arguments)
-            return {**identity, "call_id": call_id, "name": item.name or UNKNOWN, "arguments": arguments, **namespace}
+            call = {**identity, "call_id": call_id, "name": item.name or UNKNOWN, "arguments": _text(item.arguments)}
+            if item.namespace is not None:
+                call["namespace"] = item.namespace
+            return call
         case "custom_tool_call":
             return {**identity, "call_id": call_id, "name": item.name or UNKNOWN, "input": item.input or ""}
         case "function_call_output" | "custom_tool_call_output":
-            if isinstance(item.output, str) or has_parts(item.output):
-                output = item.output
-            else:
-                output = _json(item.output)
-            return {**identity, "call_id": call_id, "output": output if isinstance(output, str) else _parts(output, "")}
+            output = _parts(item.output, "") if has_parts(item.output) else _text(item.output)
+            return {**identity, "call_id": call_id, "output": output}
         case "reasoning":
             parts = _parts(item.content, "reasoning_text")
             if not parts and (thought := read_encrypted(item.encrypted_content)):
@@ -146,9 +138,12 @@ _SIDES = {"assistant": "output"}
 _MORE_FIELDS: dict[str, Item] = {"output_text": {"annotations": [], "logprobs": []}}
 
 
-def _json(value: object) -> str:
+def _text(value: object) -> str:
+    """Return a text, or the JSON of another value."""
     if value is None:
         return ""
+    if isinstance(value, str):
+        return value
     return msgspec.json.encode(value).decode()
 
 
