@@ -7,7 +7,7 @@ import asyncio
 import logging
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import msgspec
 from starlette.requests import ClientDisconnect
@@ -20,8 +20,9 @@ from oaiserve.facts.routing_decision import REFUSAL_CPU_HEADER, as_text
 from oaiserve.facts.times import monotonic_ns
 from oaiserve.http.connections import CONNECTION
 from oaiserve.routes import sse
+from oaiserve.routes.turns import unless_left
 from oaiserve.scale.gateway.attempts import ROUTE_HEADER, Attempts, BegunAnswer
-from oaiserve.scale.gateway.client_request import OF_CONNECTION, ClientRequest, unless_left
+from oaiserve.scale.gateway.client_request import OF_CONNECTION, ClientRequest
 from oaiserve.scale.gateway.metrics import Ending
 from oaiserve.scale.gateway.upstream import CutOff, Upstream
 from oaiserve.scale.router import NoReplica
@@ -47,13 +48,12 @@ class Relay:
     continues: ContinueStreams
     is_draining: Callable[[], bool]
     shows_requests: bool  # Answers keep their links to the pages of requests.
-    unmarked: set[str] = field(default_factory=set)  # replicas whose streams cannot go on
 
     def _warn_of_unmarked(self, upstream: Upstream) -> None:
         """Warn once about a replica whose streams have no marks. A child process trusts this gateway, so its streams
         lack marks for other reasons."""
-        if not self.attempts.are_children and self.continues != "never" and upstream.name not in self.unmarked:
-            self.unmarked.add(upstream.name)
+        if not self.attempts.are_children and self.continues != "never" and not upstream.is_told_unmarked:
+            upstream.is_told_unmarked = True
             text = "Streams of replica %s end with it, unless its --trusted-proxy has the address of this gateway"
             log.warning(text, upstream.shown)
 

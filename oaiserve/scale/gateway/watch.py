@@ -78,7 +78,6 @@ class Watch:
         self._polls: dict[str, asyncio.Task[None]] = {}
         self._numbers: dict[str, int] = {}  # by replica, including some that are gone
         self._next_number = count(1)
-        self._mute_until_ns: dict[str, int] = {}  # by replica that serves, but sends no reports that can be read
         self.upstreams: dict[str, Upstream] = {}  # all current replicas by name
         self.joined: set[str] = set()  # replicas that the router has
         self.silent: set[str] = set()  # replicas that did not answer the last request for a report
@@ -110,7 +109,6 @@ class Watch:
             log.log(self._log_level, "Replica %s is gone: its address is no longer listed", upstream.shown)
             self._polls.pop(name).cancel()
             upstream.close()
-            self._mute_until_ns.pop(name, None)
             for names in (self.joined, self.silent):
                 names.discard(name)
         self._router.update_replicas(self.joined, monotonic_ns())
@@ -129,7 +127,7 @@ class Watch:
             return  # The replica is gone.
         self._router.exclude(name, monotonic_ns())
         if name not in self.silent:
-            self._mute_until_ns.pop(name, None)  # Another process may answer next time.
+            self.upstreams[name].mute_until_ns = 0  # Another process may answer next time.
             self.silent.add(name)
             log.warning("Replica %s gets no requests until it answers: %s", self.upstreams[name].shown, why)
 
@@ -202,7 +200,7 @@ class Watch:
     async def _ask(self, upstream: Upstream, number: int) -> ReplicaReport:
         """Return the report of a replica, or a substitute without one. Raises NotReady, and as `Upstream.get` does."""
         name = upstream.name
-        if monotonic_ns() >= self._mute_until_ns.get(name, 0):
+        if monotonic_ns() >= upstream.mute_until_ns:
             why_mute = None
             try:
                 status, content = await upstream.get(b"/debug/report", self.headers)
@@ -219,7 +217,7 @@ class Watch:
                 why_mute = f"they cannot be read: {error}"
             upstream.report = None
             if why_mute is not None:
-                self._mute_until_ns[name] = monotonic_ns() + int(MUTE_SECONDS * 1e9)
+                upstream.mute_until_ns = monotonic_ns() + int(MUTE_SECONDS * 1e9)
                 if not upstream.is_told_mute:
                     upstream.is_told_mute = True
                     log.warning(
