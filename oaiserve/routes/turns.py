@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any, TypeVar
+from collections.abc import Awaitable
+from typing import TypeVar
 
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import Receive
@@ -45,16 +46,24 @@ async def in_turns(request: Request, work: Work[Result], num_bytes: int) -> Resu
     work = request.state.cpu.of(work)
     result = asyncio.wrap_future(engine.run_in_turns(work, client=request.state.client, num_bytes=num_bytes))
     left = asyncio.create_task(client_left(request.receive))
-    both: list[asyncio.Future[Any]] = [result, left]
     try:
-        await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
+        return await unless_left(result, left)
+    finally:
+        left.cancel()
+        del result  # An error in it refers to this frame, and so to the body.
+
+
+async def unless_left(work: Awaitable[Result], left: asyncio.Task[None]) -> Result:
+    """Return the result of the work, or raise its error. ClientDisconnect cancels it."""
+    result = asyncio.ensure_future(work)
+    try:
+        await asyncio.wait({result, left}, return_when=asyncio.FIRST_COMPLETED)
         if not result.done():
             raise ClientDisconnect
         return result.result()
     finally:
-        left.cancel()
         result.cancel()
-        del result, both  # An error in them refers to this frame, and so to the body.
+        del result, work  # as above
 
 
 async def client_left(receive: Receive) -> None:

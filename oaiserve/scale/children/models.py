@@ -224,15 +224,7 @@ class ChildModels:
     async def _join(self, model: Model, process: ServerProcess) -> None:
         """Let a process take requests. Raises StartupError if it ends before it can."""
         model.process = process
-        joining = asyncio.ensure_future(self._changed())
-        ending = asyncio.ensure_future(process.ended())
-        try:
-            await asyncio.wait((joining, ending), return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            has_joined = joining.done()
-            joining.cancel()
-            ending.cancel()
-        if not has_joined:
+        if not await _is_before(self._changed(), process.ended()):
             model.process = None
             await self._changed()
             raise StartupError(f"Its process has ended {process.how_ended}.")
@@ -250,10 +242,7 @@ class ChildModels:
             other.is_leaving = True
             try:
                 if other.num_users and other.process is not None:
-                    waiting = [asyncio.ensure_future(one) for one in (other.free.wait(), other.process.ended())]
-                    await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
-                    for task in waiting:
-                        task.cancel()
+                    await _is_before(other.free.wait(), other.process.ended())
                 await self._unload(other, f"{model.name} needs its memory")
             finally:
                 other.is_leaving = False
@@ -305,6 +294,17 @@ class ChildModels:
     def _is_needed(self, model: Model) -> bool:
         stays = not (self._options.load_on_demand or self.is_draining) and self._excess(model.num_bytes) <= 0
         return stays or model.num_users > 0
+
+
+async def _is_before(first: Awaitable[object], second: Awaitable[object]) -> bool:
+    """Wait for one of the two, and cancel the other. Return whether the first is done."""
+    both = [asyncio.ensure_future(first), asyncio.ensure_future(second)]
+    try:
+        await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
+        return both[0].done()
+    finally:
+        for one in both:
+            one.cancel()
 
 
 def _pause_ns(num_failures: int) -> int:

@@ -13,7 +13,8 @@ from oaiserve.facts.continuation import KIND_HEADER, SENT_HEADER
 from oaiserve.facts.routing_decision import DECISION_HEADER, Decision, as_text
 from oaiserve.facts.times import monotonic_ns
 from oaiserve.facts.trace import Attempt
-from oaiserve.scale.gateway.client_request import ClientRequest, unless_left
+from oaiserve.routes.turns import unless_left
+from oaiserve.scale.gateway.client_request import ClientRequest
 from oaiserve.scale.gateway.metrics import GatewayMetrics
 from oaiserve.scale.gateway.upstream import BadAnswer, Unreachable, Upstream, UpstreamAnswer
 from oaiserve.scale.gateway.watch import Watch

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Coroutine
 from dataclasses import dataclass, field
 from random import getrandbits
-from typing import Any, TypeVar
 from urllib.parse import parse_qsl, quote, urlencode
 
 from starlette.datastructures import Headers
-from starlette.requests import ClientDisconnect
 from starlette.types import Scope
 
 from oaiserve.errors import MODELS_PATH
@@ -43,8 +40,6 @@ _NOT_REPEATED = (b"/v1/conversations", b"/v1/files", b"/v1/batches")
 ADAPTER_PATHS = ("/v1/load_lora_adapter", "/v1/unload_lora_adapter")
 INSIDE = ("/admin", "/debug", "/dashboard")
 OF_ONE_REPLICA = (*INSIDE, *ADAPTER_PATHS)
-
-Result = TypeVar("Result")
 
 
 @dataclass(slots=True)
@@ -137,15 +132,3 @@ async def client_request_of(
     request.deadlines_ms = first, end
     request.headers = [header for header in headers if header[0] not in deadlines]
     return request
-
-
-async def unless_left(work: Coroutine[Any, Any, Result], left: asyncio.Task[None]) -> Result:
-    """Return the result of the work, or raise its error. ClientDisconnect cancels it."""
-    task = asyncio.create_task(work)
-    try:
-        await asyncio.wait({task, left}, return_when=asyncio.FIRST_COMPLETED)
-        if not task.done():
-            raise ClientDisconnect
-        return task.result()
-    finally:
-        task.cancel()

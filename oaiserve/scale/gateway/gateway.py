@@ -29,7 +29,7 @@ from oaiserve.http.keys import Key
 from oaiserve.routes.batches.routes import MOST_FILE_BYTES
 from oaiserve.routes.body import HeldBytes, read_into
 from oaiserve.routes.serving import MEDIA_BODY_BYTES, MOST_RECEIVED_BYTES
-from oaiserve.routes.turns import client_left
+from oaiserve.routes.turns import client_left, unless_left
 from oaiserve.scale.children.models import ChildModels
 from oaiserve.scale.gateway.attempts import TRACEPARENT, Attempts, BegunAnswer
 from oaiserve.scale.gateway.client_request import (
@@ -39,7 +39,6 @@ from oaiserve.scale.gateway.client_request import (
     ClientRequest,
     client_request_of,
     num_hops_of,
-    unless_left,
 )
 from oaiserve.scale.gateway.lists import (
     REQUESTS_PATH,
