@@ -164,8 +164,9 @@ def _bench(argv: list[str]) -> int:
 
 def _message_for(error: CycloptsError, name: str) -> str:
     if isinstance(error, UnusedCliTokensError) and error.command_chain and error.command_chain[0] == "route":
-        unexpected = " ".join(error.unused_tokens or ())
-        return f"Unexpected argument '{unexpected}'. 'oaiserve route' takes flags only, as in --replica {unexpected}."
+        unexpected = error.unused_tokens or ()
+        flags = " ".join(f"--replica {token}" for token in unexpected)
+        return f"Unexpected argument '{' '.join(unexpected)}'. 'oaiserve route' takes flags only, as in {flags}."
     if isinstance(error, UnknownOptionError):
         option = unknown_option(error)
         if option in OUR_FLAGS:

@@ -237,6 +237,7 @@ def test_files_with_keys_are_known_so_that_the_log_warns_if_others_can_read_them
         (["serve", "demo", "demo"], "Two models have the name 'demo'."),
         (["route"], "--replica is missing."),
         (["route", "http://a:1"], "'oaiserve route' takes flags only, as in --replica http://a:1."),
+        (["route", "http://a", "http://b"], "takes flags only, as in --replica http://a --replica http://b."),
         (["route", "--replica", "a:1"], "--replica is 'a:1', but must be a URL, as in"),
         (["route", "--replica", "http://a:1", "--port", "65536"], "--port is 65536, but must be between 0 and 65535."),
         (["route", "--replica", "http://a:1", "--host", "192.0.2.1"], "Cannot listen on 192.0.2.1 port 8000"),
