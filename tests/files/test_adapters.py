@@ -121,6 +121,14 @@ def test_an_adapter_for_another_model_is_refused_with_tensor_and_shapes(tmp_path
         load(tmp_path, {LAYER: SHAPES[LAYER]})
 
 
+@pytest.mark.parametrize("wrapper", ["model.language_model", "language_model.model", "model.text_model"])
+def test_an_adapter_of_a_multimodal_checkpoint_has_its_names(wrapper: str, tmp_path: Path) -> None:
+    shapes = {name.replace("model", wrapper, 1): shape for name, shape in SHAPES.items()}
+    files = read_adapter(write_adapter(tmp_path, shapes, rank=4))
+    adapter = load_adapter("x", files, SHAPES, torch.bfloat16, torch.device("cpu"))
+    assert adapter.parts.keys() == SHAPES.keys()
+
+
 def test_numbers_that_are_not_finite_are_refused(tmp_path: Path) -> None:
     write_adapter(tmp_path, SHAPES, rank=4, size=float("inf"))
     with pytest.raises(BadAdapter, match="not finite"):

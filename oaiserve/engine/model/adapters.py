@@ -15,6 +15,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from oaiserve.engine.decoder.sources.wrapped_names import text_name
 from oaiserve.errors import StartupError
 from oaiserve.files.adapters import AdapterFiles, BadAdapter, StoredTensor, read_adapter
 
@@ -101,19 +102,21 @@ def load_adapter(
             raise BadAdapter(f"'{files.weights}': its tensor '{stored.name[:200]}' has numbers that are not finite")
         return tensor
 
-    return Adapter(
-        name, {module: AdapterPart(read(part.a), read(part.b), part.scale) for module, part in files.modules.items()}
-    )
+    parts = {
+        text_name(module): AdapterPart(read(part.a), read(part.b), part.scale) for module, part in files.modules.items()
+    }
+    return Adapter(name, parts)
 
 
 def _refuse_unless_it_fits(files: AdapterFiles, adaptable: Mapping[str, tuple[int, int]]) -> None:
     """Raise BadAdapter unless each tensor has the shape for its layer of the model."""
     for module, part in files.modules.items():
-        if module not in adaptable:
+        # An adapter that was trained on a multimodal checkpoint has the names of its modules.
+        if (own_module := text_name(module)) not in adaptable:
             raise BadAdapter(
                 f"'{files.weights}': it adapts '{module[:200]}', which is no linear layer in the model's decoder"
             )
-        rows, columns = adaptable[module]
+        rows, columns = adaptable[own_module]
         for tensor, shape in ((part.a, (part.rank, columns)), (part.b, (rows, part.rank))):
             if tensor.shape != shape:
                 raise BadAdapter(
