@@ -80,6 +80,13 @@ def read_adapter(folder: Path) -> AdapterFiles:
     path = folder / _CONFIG
     if folder.is_file():
         raise BadAdapter(f"'{folder}' is a file, but an adapter is a folder in PEFT's format, with {_CONFIG}")
+    if not folder.exists():
+        reason = f"there is no folder '{folder}'"
+        if len(folder.parts) == 2:  # as in the ids of the hub
+            reason += f". If it is on the hub, fetch it with 'hf download {folder} --local-dir FOLDER'"
+        raise BadAdapter(reason)
+    if not path.exists() and (inner := sorted(folder.glob(f"*/{_CONFIG}"))):
+        raise BadAdapter(f"'{folder}' has no {_CONFIG}, but its folder '{inner[-1].parent.name}' has one")
     try:
         config = json_object(path)
         _refuse_unless_supported(config)

@@ -90,6 +90,13 @@ def test_tensors_that_are_none_of_lora_are_named(tmp_path: Path, tensors: dict[s
 def test_missing_files_are_named_and_pickled_weights_are_not_opened(tmp_path: Path) -> None:
     with pytest.raises(BadAdapter, match=r"adapter_config\.json.*No such file"):
         read_adapter(tmp_path)
+    write_adapter(tmp_path / "outer" / "checkpoint-9", SHAPES)
+    with pytest.raises(BadAdapter, match="has no adapter_config.json, but its folder 'checkpoint-9' has one"):
+        read_adapter(tmp_path / "outer")
+    with pytest.raises(BadAdapter, match=f"there is no folder '{tmp_path}/none'$"):
+        read_adapter(tmp_path / "none")
+    with pytest.raises(BadAdapter, match="fetch it with 'hf download someone/sql --local-dir FOLDER'"):
+        read_adapter(Path("someone/sql"))
     (tmp_path / "lora.gguf").touch()
     with pytest.raises(BadAdapter, match="is a file, but an adapter is a folder in PEFT's format"):
         read_adapter(tmp_path / "lora.gguf")
