@@ -73,9 +73,9 @@ class Dense(torch.nn.Module):
 
     def forward(self, vectors: torch.Tensor) -> torch.Tensor:
         output: torch.Tensor = self.activation(self.linear(vectors))
-        if self.residual is None:
-            return output
-        return output + self.residual(vectors)
+        if self.residual is not None:
+            output = output + self.residual(vectors)
+        return output
 
 
 def load_dense(config: dict[str, Any], weights: Path | None, name: str) -> torch.nn.Module:
