@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import logging
+import select
 import sys
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
@@ -55,12 +56,42 @@ class JSONFormatter(logging.Formatter):
 
 
 class _Handler(logging.StreamHandler[TextIO]):
-    """Writes lines above the progress bars that are on the same terminal."""
+    """Writes lines above the progress bars that are on the same terminal.
+
+    A pipe or terminal that nobody reads makes a write wait, and with it the event loop. So one line waits for STALL_MS,
+    and from then on lines are left out until they can be written again.
+    """
+
+    STALL_MS = 1000
+
+    def __init__(self, stream: TextIO) -> None:
+        super().__init__(stream)
+        self._num_missing = 0
 
     def emit(self, record: logging.LogRecord) -> None:
+        if not self._can_write():
+            self._num_missing += 1
+            return
+        if self._num_missing:
+            message = f"{self._num_missing} lines of the log are missing here, because it was not read"
+            self._num_missing = 0
+            self._write(
+                logging.makeLogRecord({"name": __name__, "levelno": 30, "levelname": "WARNING", "msg": message})
+            )
+        self._write(record)
+
+    def _write(self, record: logging.LogRecord) -> None:
         tqdm = getattr(sys.modules.get("tqdm"), "tqdm", None)
         with nullcontext() if tqdm is None else tqdm.external_write_mode(self.stream):
             super().emit(record)
+
+    def _can_write(self) -> bool:
+        poll = select.poll()
+        try:
+            poll.register(self.stream.fileno(), select.POLLOUT)
+        except (OSError, ValueError):  # a stream in memory, or one that has been closed
+            return True
+        return bool(poll.poll(0 if self._num_missing else self.STALL_MS))
 
 
 def resolved(form: LogFormat, stream: TextIO | None = None) -> LogFormat:

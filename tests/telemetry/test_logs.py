@@ -11,6 +11,7 @@ import termios
 from array import array
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from threading import Thread
 from typing import Any, Literal
 
 import pytest
@@ -340,6 +341,28 @@ def test_the_log_is_limited_but_for_information_and_the_lines_of_requests(stream
         logs.log_request(make_record(outcome=Outcome.FAILED))  # each is an account of its own
     assert len(stream.getvalue().splitlines()) == 105
     assert limit.counts()["info", "written"] == 50
+
+
+def test_a_log_that_nobody_reads_loses_lines_and_stops_no_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(logs._Handler, "STALL_MS", 10)
+    reader, writer = os.pipe()
+    size = fcntl.fcntl(writer, fcntl.F_SETPIPE_SZ, 4096)
+    with open(reader, "rb") as end, open(writer, "w", buffering=1) as stream:
+        os.write(writer, b"." * size)
+        logs.configure(form="json", stream=stream)
+        thread = Thread(target=lambda: [logging.getLogger("oaiserve").warning("Unread") for _ in range(3)])
+        thread.start()
+        thread.join(10)
+        is_stopped = thread.is_alive()
+        end.read(size)
+        thread.join()
+        assert not is_stopped
+        logging.getLogger("oaiserve").warning("Read")
+        lines = [json.loads(end.readline()) for _ in range(2)]
+    assert [line["message"] for line in lines] == [
+        "3 lines of the log are missing here, because it was not read",
+        "Read",
+    ]
 
 
 def test_the_fields_of_the_line_are_documented(stream: io.StringIO, make_record, account) -> None:
