@@ -122,6 +122,7 @@ class Kernel:
         self._dtype = dtype
         self._launches = launches
         self._not_specialized = kernel.kwargs.get("do_not_specialize") or ()
+        self._of_any_alignment = kernel.kwargs.get("do_not_specialize_on_alignment") or ()
         self._grid: tuple[int, ...] = ()
 
     def __getitem__(self, grid: tuple[int, ...]) -> Kernel:
@@ -136,7 +137,13 @@ class Kernel:
         # As Triton does: numbers that are 1, and those that are multiples of 16, have code of their own.
         numbers = {name: min(one, 2) if one % 16 else 16 for name, one in numbers.items()}
         special = {name: one for name, one in numbers.items() if name not in self._not_specialized}
-        VARIANTS.add((self._name, *sorted({**constants, **special}.items())))
+        # So have tensors that begin at a multiple of 16 bytes.
+        aligned = {
+            name: one.storage_offset() * one.itemsize % 16 == 0
+            for name, one in zip(self._parameters, args, strict=False)
+            if isinstance(one, Tensor) and name not in self._of_any_alignment
+        }
+        VARIANTS.add((self._name, *sorted({**constants, **special, **aligned}.items())))
         arguments = dict(zip(self._parameters, args, strict=False)) | constants
         missing = [name for name in self._parameters if name not in arguments]
         assert not missing, f"{self._name}: no {missing}"

@@ -128,9 +128,11 @@ def planned(chosen: Tensor, num_experts: int, tiles: MatrixTiles | None = None) 
     if tiles.rows >= LARGEST_OF_EXPERTS.rows:
         tiles = LARGEST_OF_EXPERTS
     most_tiles = min(num_pairs, num_pairs // tiles.rows + num_experts)
-    order, tile_expert, tile_first, tile_end = torch.empty(
-        num_pairs + 3 * most_tiles, dtype=torch.int32, device=chosen.device
-    ).split([num_pairs, most_tiles, most_tiles, most_tiles])
+    # Parts of one tensor would begin at any address, and Triton compiles kernels for each kind of alignment.
+    order, tile_expert, tile_first, tile_end = (
+        torch.empty(size, dtype=torch.int32, device=chosen.device)
+        for size in (num_pairs, most_tiles, most_tiles, most_tiles)
+    )
     plan_experts_kernel[(num_experts,)](
         *(chosen.contiguous(), order, tile_expert, tile_first, tile_end, num_pairs, most_tiles),
         NUM_EXPERTS=num_experts,
