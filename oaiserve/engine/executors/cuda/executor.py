@@ -96,18 +96,13 @@ class CudaExecutor:
 class CudaWeights:
     """The embedding, the layers and the head of a decoder on a device, with weights in `dtype` or in blocks."""
 
-    def __init__(
-        self, decoder: Decoder, *, dtype: torch.dtype, device: torch.device, takes_float8: bool = True
-    ) -> None:
-        """Copy the weights one by one. Afterwards, the description is no longer needed.
-
-        Without `takes_float8`, matrices in floats of eight bits are expanded. Raises NotKnown for parts without
-        kernels.
-        """
+    def __init__(self, decoder: Decoder, *, dtype: torch.dtype, device: torch.device) -> None:
+        """Copy the weights one by one. Afterwards, the description is no longer needed. Raises NotKnown for parts
+        without kernels."""
         refuse_without_kernels(decoder)
         self.dtype = dtype
         self.device = device
-        placing = JoiningPlacing(dtype, device, takes_float8=takes_float8)
+        placing = JoiningPlacing(dtype, device)
         self._embedding, self._head = placing.embedding_and_head(decoder.embedding, decoder.head)
         self._vocab_size = len(decoder.head.weight)
         self._has_longer_vocabulary = len(decoder.head.weight) > len(decoder.embedding)

@@ -11,12 +11,19 @@ from oaiserve.engine.decoder.sources.integer_layouts import Floats
 from oaiserve.engine.decoder.sources.unread_matrix import UnreadMatrix
 from oaiserve.engine.model.gpu.device_matrices import MXFP4_TILE, PackedMatrix, of_integers
 
+FLOAT8_CAPABILITY = (8, 9)
 
-def packed(weight: Tensor | Blocks, device: torch.device, *, takes_float8: bool = True) -> PackedMatrix | None:
+
+def takes_float8(device: torch.device) -> bool:
+    """Return whether kernels on this GPU can compute with floats of eight bits."""
+    return device.type != "cuda" or torch.cuda.get_device_capability(device) >= FLOAT8_CAPABILITY
+
+
+def packed(weight: Tensor | Blocks, device: torch.device) -> PackedMatrix | None:
     """Return a matrix in blocks on the device; None for other tensors, and for formats that no kernel reads."""
     if isinstance(weight, UnreadMatrix):
         matrix = weight.read()
-        if isinstance(matrix, Floats) and not takes_float8:
+        if isinstance(matrix, Floats) and not takes_float8(device):
             return None
         on_host = of_integers(matrix)
         if on_host is None:

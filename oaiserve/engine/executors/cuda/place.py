@@ -41,13 +41,11 @@ class JoinedMatrix:
 class JoiningPlacing(Placing):
     """Places the parts of one description, a matrix at a time.
 
-    Matrices in blocks stay so if kernels can read them, and are expanded on the host otherwise. Without `takes_float8`,
-    those in floats of eight bits are, too.
+    Matrices in blocks stay so if kernels can read them, and are expanded on the host otherwise.
     """
 
-    def __init__(self, dtype: torch.dtype, device: torch.device, *, takes_float8: bool = True) -> None:
+    def __init__(self, dtype: torch.dtype, device: torch.device) -> None:
         super().__init__(dtype, device)
-        self._takes_float8 = takes_float8
         self._weights: dict[int, Tensor | PackedMatrix] = {}
         self.widest = 0
 
@@ -131,11 +129,7 @@ class JoiningPlacing(Placing):
 
     def _packed(self, matrices: list[Matrix]) -> PackedMatrix | None:
         """Return the rows of all these in blocks on the device, or None if they have none that kernels read."""
-        return joined(
-            _unless_any_is_none(
-                packed(matrix.weight, self.device, takes_float8=self._takes_float8) for matrix in matrices
-            )
-        )
+        return joined(_unless_any_is_none(packed(matrix.weight, self.device) for matrix in matrices))
 
     def _count(self, weight: Any) -> None:
         self._weights[id(weight)] = weight

@@ -15,6 +15,7 @@ from oaiserve.config import EngineOptions
 from oaiserve.engine.decoder.spec import ModelSpec
 from oaiserve.engine.executors.cuda.executor import CudaExecutor, CudaWeights
 from oaiserve.engine.executors.cuda.kernels import Kernels
+from oaiserve.engine.executors.cuda.packed import FLOAT8_CAPABILITY, takes_float8
 from oaiserve.engine.model.attention import FP8_MAX
 from oaiserve.engine.model.memory import MemoryUse, gib, kv_blocks, num_states
 from oaiserve.engine.model.rehearsal import largest_step, prompt
@@ -33,7 +34,6 @@ SCALED_TOKENS = 64  # length of the rehearsal that determines the scales
 # Keys of other texts may be larger than those of the rehearsal, up to this factor. Even larger ones are cut off. Small
 # floats have as many digits as large ones, so the room costs nothing down to 2^-15 of the largest.
 ROOM = 4
-FLOAT8_CAPABILITY = (8, 9)
 
 
 class MemoryReading(NamedTuple):
@@ -128,11 +128,6 @@ def with_measured_scales(spec: ModelSpec, weights: CudaWeights, block_size: int)
             for layer, cache in executor.caches.items()
         }
     )
-
-
-def takes_float8(device: torch.device) -> bool:
-    """Return whether kernels on this GPU can compute with floats of eight bits."""
-    return device.type != "cuda" or torch.cuda.get_device_capability(device) >= FLOAT8_CAPABILITY
 
 
 def refuse_unless_float8(device: torch.device) -> None:

@@ -28,7 +28,7 @@ from oaiserve.engine.start.check import refuse_unless_finite
 from oaiserve.engine.start.described import Described, describe_model, with_shapes
 from oaiserve.engine.start.gpu.features import Verdict, warn
 from oaiserve.engine.start.gpu.graph_capture import Ready, captured, graph_memory_bytes
-from oaiserve.engine.start.gpu.memory import gpu_sizes, refuse_unless_float8, takes_float8, with_measured_scales
+from oaiserve.engine.start.gpu.memory import gpu_sizes, refuse_unless_float8, with_measured_scales
 from oaiserve.engine.start.gpu.usable import Usable
 from oaiserve.engine.start.options import refuse_unless_possible
 from oaiserve.engine.start.request import Declined, StartRequest
@@ -94,7 +94,7 @@ def place(model: Described, options: EngineOptions, name: str) -> Placed:
     weights: CudaWeights | Decoder
     try:
         if options.compile:
-            weights = CudaWeights(decoder, dtype=spec.dtype, device=device, takes_float8=takes_float8(device))
+            weights = CudaWeights(decoder, dtype=spec.dtype, device=device)
         else:
             weights = placed(decoder, spec.dtype, device)
     except torch.OutOfMemoryError as error:

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from oaiserve.config import EngineOptions
-from oaiserve.engine.start.gpu.memory import takes_float8
+from oaiserve.engine.executors.cuda.packed import takes_float8
 from oaiserve.engine.start.ways import gpu as start_on_gpu
 from oaiserve.engine.start.ways.gpu import refuse_what_the_device_lacks
 from oaiserve.errors import StartupError
