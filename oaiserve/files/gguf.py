@@ -11,7 +11,7 @@ import math
 import mmap
 import re
 import struct
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
@@ -158,17 +158,11 @@ def shard_paths(path: Path) -> list[Path]:
     return [path.with_name(name) for name in names]
 
 
-def digest(path: Path, counts: Callable[[GgufTensor], bool]) -> str:
-    """Return the SHA-256 of one file's head and of the tensors for which `counts` is true. Raises the errors of
-    `read_tensors`."""
-    tensors = sorted(_read_file(path)[1])
-    digested = hashlib.sha256()
+def head_digest(path: Path) -> str:
+    """Return the SHA-256 of one file's head, before its tensors. Raises the errors of `read_tensors`."""
+    tensors = _read_file(path)[1]
     with path.open("rb") as file:
-        digested.update(file.read(tensors[0].begin if tensors else -1))
-        for tensor in filter(counts, tensors):
-            file.seek(tensor.begin)
-            digested.update(file.read(tensor.end - tensor.begin))
-    return digested.hexdigest()
+        return hashlib.sha256(file.read(min(tensors).begin if tensors else -1)).hexdigest()
 
 
 def read_tensors(path: Path) -> dict[str, GgufTensor]:

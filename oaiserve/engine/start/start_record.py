@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import logging
 from dataclasses import asdict
-from functools import partial
 from pathlib import Path
 from threading import Thread, main_thread
 
@@ -32,7 +31,7 @@ def subject_of(model: Path, options: EngineOptions) -> Subject | None:
         _FILES,
         options={"quantize": options.quantize},
         packages=("oaiserve",),
-        digest=partial(gguf.digest, counts=lambda _: False) if parts else None,
+        digest=gguf.head_digest if parts else None,
         parts=parts,
     )
 

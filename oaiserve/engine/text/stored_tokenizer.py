@@ -8,7 +8,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -47,8 +46,8 @@ class StoredTokenizer(TokenizerParts):
 def tokenizer_subject(model: Path) -> Subject | None:
     """Return the subject of a tokenizer: its folder or GGUF file, or None if it depends on more."""
     if model.suffix == ".gguf" and model.is_file():
-        head = partial(gguf.digest, counts=lambda _: False)
-        return subject("tokenizer", model, (), options={}, packages=("oaiserve", "tokenizers"), digest=head)
+        packages = ("oaiserve", "tokenizers")
+        return subject("tokenizer", model, (), options={}, packages=packages, digest=gguf.head_digest)
     if not model.is_dir() or (model / "additional_chat_templates").exists():
         return None
     return subject("tokenizer", model, _FILES, options={}, packages=_PACKAGES)
