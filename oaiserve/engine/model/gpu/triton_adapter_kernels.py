@@ -96,7 +96,9 @@ def expand_kernel(
     for start in range(0, rank, RANKS):
         ranks = start + tl.arange(0, RANKS)
         is_inside = ranks < rank
-        part = tl.load(products + row[:, None] * widest + ranks[None, :], mask=is_inside[None, :], other=0.0)
+        part = tl.load(
+            products + row[:, None] * widest + ranks[None, :], mask=is_row[:, None] & is_inside[None, :], other=0.0
+        )
         weights = tl.load(
             b + column[None, :] * rank + ranks[:, None],
             mask=is_inside[:, None] & (column < num_columns)[None, :],
