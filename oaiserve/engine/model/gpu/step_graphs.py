@@ -22,11 +22,11 @@ from oaiserve.engine.model.gpu.cuda_capture import Capture, Run
 from oaiserve.engine.model.gpu.step_inputs import StepInputs
 from oaiserve.engine.model.gpu.step_sizes import MOST_PROMPTS, Size
 from oaiserve.engine.model.padded_head import aligned
-from oaiserve.engine.model.sampling.draw_rows import GREEDY, DrawRow, draw_row
+from oaiserve.engine.model.sampling.draw_rows import GREEDY, draw_row
 from oaiserve.engine.model.sampling.logit_edits import is_edited
 from oaiserve.engine.model.sampling.sampler import Sampled
 from oaiserve.engine.model.states import States
-from oaiserve.engine.model.transfer import ReadBack, pinned
+from oaiserve.engine.model.transfer import ReadBack
 from oaiserve.engine.sequence import Sequence
 from oaiserve.engine.step import Chunk, Draw, Step
 
@@ -156,7 +156,7 @@ class StepGraphs:
         if all(row.is_greedy for row in rows):
             rows = [GREEDY]  # as the padding of all other rows
         numbers = self._adapters.numbers(adapters) if self._adapters is not None and has_adapters else []
-        self._upload(size, step, table_rows, drawn_rows, rows, numbers)
+        self._inputs[size].upload(self._words, step, self._block_size, table_rows, drawn_rows, rows, numbers)
         if self._states is not None:
             self._states.begin([chunk.sequence.state or 0 for chunk in step.chunks if chunk.start == 0])
         if began is not None:
@@ -164,31 +164,20 @@ class StepGraphs:
         self._graphs[size, has_adapters]()
         logits = self.logits[: len(draws)]
         if not is_plain:
+            self._token_ids = None  # Draws with the parameters of no request have replaced them.
             return logits, None
         replayed = Replayed(self._words, len(draws), aligned_size(size.num_sequences))
         self._token_ids = replayed.token_ids
         return logits, replayed
-
-    def _upload(
-        self,
-        size: Size,
-        step: Step,
-        table_rows: list[int],
-        drawn_rows: Mapping[Sequence, int],
-        rows: list[DrawRow],
-        adapters: list[int],
-    ) -> None:
-        begin, words = self._inputs[size].packed(step, self._block_size, table_rows, drawn_rows, rows, adapters)
-        on_device = self._words[begin : begin + len(words)]
-        on_device.copy_(pinned(torch.frombuffer(words, dtype=torch.int64), on_device.device), non_blocking=True)
 
     def _padding(self, size: Size, tables: BlockTables, adapters: TritonAdapters | None) -> Callable[[], Batch]:
         """Fill all inputs with padding, and return a function that makes the batch that reads them in place.
 
         Lengths on the host only select kernels, here those for one prompt with all tokens.
         """
-        self._upload(size, Step(), [], {}, [GREEDY], [])
-        views = self._inputs[size].views(self._words)
+        inputs = self._inputs[size]
+        inputs.upload(self._words, Step(), self._block_size, [], {}, [GREEDY], [])
+        views = inputs.views(self._words)
         most_len = tables.on_device.shape[1] * self._block_size
         prompts = [size.tokens, *[0] * (size.num_prompts - 1)] if size.tokens else []
 

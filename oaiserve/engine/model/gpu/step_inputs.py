@@ -12,6 +12,7 @@ from oaiserve.engine.model.batch import aligned_size, lists_of
 from oaiserve.engine.model.gpu.step_sizes import Size
 from oaiserve.engine.model.sampling.draw_rows import GREEDY, DrawRow, numbers, seeds
 from oaiserve.engine.model.states import States
+from oaiserve.engine.model.transfer import pinned
 from oaiserve.engine.sequence import Sequence
 from oaiserve.engine.step import Step
 
@@ -67,17 +68,18 @@ class StepInputs:
             begin += aligned_size(column)
         return InputViews(*views)
 
-    def packed(
+    def upload(
         self,
+        words: torch.Tensor,
         step: Step,
         block_size: int,
         table_rows: list[int],
         drawn_rows: Mapping[Sequence, int],
         rows: list[DrawRow],
         adapters: list[int],
-    ) -> tuple[int, array[int]]:
-        """Return the place of the first word of a step, and all its words, with padding. `rows` are the parameters of
-        its first draws; the other draws are greedy. `adapters` has a number for each chunk, unless all are 0."""
+    ) -> None:
+        """Copy the inputs of a step, with padding, into `words` on the device. `rows` are the parameters of its first
+        draws; the other draws are greedy. `adapters` has a number for each chunk, unless all are 0."""
         lists = lists_of(step, block_size, drawn_rows)
         num_decodes = lists.num_decodes
         missing = self._size.rows - num_decodes
@@ -103,14 +105,15 @@ class StepInputs:
         packed = array("q", self._padded(seeds(rows).tolist(), GREEDY.seed))
         for values, filler in zip(numbers(rows).tolist(), _PARAMETER_PADDING, strict=True):
             packed.frombytes(array("f", self._padded(values, filler)).tobytes())
-        words: list[int] = []
+        padded: list[int] = []
         end = 0
         for values, (column, filler) in zip(columns, self._columns, strict=True):
-            words += values
+            padded += values
             end += aligned_size(column)
-            words += [filler] * (end - len(words))
-        packed.extend(words)
-        return self._first, packed
+            padded += [filler] * (end - len(padded))
+        packed.extend(padded)
+        on_device = words[self._first : self.end]
+        on_device.copy_(pinned(torch.frombuffer(packed, dtype=torch.int64), on_device.device), non_blocking=True)
 
     def _padded(self, values: list[T], filler: T) -> list[T]:
         return [*values, *[filler] * (self._width - len(values))]
