@@ -46,7 +46,15 @@ from oaiserve.explain import commands
 from oaiserve.explain.commands import FILE_FORMATS, message_of, settings_in, suggestion, unknown_option
 from oaiserve.files.source import find_model
 from oaiserve.foreign_flags import OUR_FLAGS
-from oaiserve.run import bind, check_files, check_tls, serve_gateway, serve_model, serve_models
+from oaiserve.run import (
+    bind,
+    check_files,
+    check_tls,
+    obey_signals_as_first_process,
+    serve_gateway,
+    serve_model,
+    serve_models,
+)
 from oaiserve.scale.children.settings import holds_models, models_of
 
 # Serves on a bound socket that does not listen yet, until it is stopped, and returns the exit code.
@@ -76,6 +84,7 @@ MODEL_PROCESS = "model-process"  # A hidden command: a server with several model
 
 def main(argv: Sequence[str] | None = None, serve_app: ServeApp | None = None) -> int:
     """Run one command and return the exit code: 2 if the user can correct the error, 1 if the server failed."""
+    obey_signals_as_first_process()
     argv = list(sys.argv[1:] if argv is None else argv)
     if argv[:1] == ["bench"]:
         return _bench(argv[1:])

@@ -17,6 +17,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
+from types import FrameType
 
 from oaiserve.commands import banner as banners
 from oaiserve.commands.banner import Banner
@@ -47,6 +48,18 @@ BACKLOG = 2048  # connections that the system keeps until they are accepted
 STDERR = 2  # file descriptor
 CERTIFICATE_NOT_YET_VALID = 9  # OpenSSL's codes, which Python's ssl doesn't name
 CERTIFICATE_EXPIRED = 10
+
+
+def obey_signals_as_first_process() -> None:
+    """Let SIGTERM and SIGHUP end the first process of a container before the server handles them. The kernel drops
+    signals that this process doesn't handle, so that stopping a container would wait until it is killed."""
+    if os.getpid() == 1:
+        for number in (signal.SIGTERM, signal.SIGHUP):
+            signal.signal(number, _leave)
+
+
+def _leave(number: int, _frame: FrameType | None) -> None:
+    os._exit(128 + number)  # as shells report it; an exception could be ignored
 
 
 def check_files(server: ServerOptions, engine: EngineOptions, telemetry: TelemetryOptions) -> None:
@@ -185,7 +198,7 @@ def serve_model(config: Config, sock: socket.socket, ready: Callable[[], None] |
     # Until the server handles signals, Ctrl-C ends the process at once. An exception could be raised in a callback that
     # ignores it, and Python would end while threads run native code.
     if signal.getsignal(signal.SIGINT) != signal.SIG_IGN:
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        signal.signal(signal.SIGINT, _leave if os.getpid() == 1 else signal.SIG_DFL)
     sys.setswitchinterval(SWITCH_SECONDS)
     with times.part("import of the engine"):
         from oaiserve.engine.engine import Engine

@@ -449,6 +449,20 @@ def test_ctrl_c_ends_a_server_whose_model_loads_at_once() -> None:
         assert process.stderr.read() == ""
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
+def test_signals_end_the_first_process_of_a_container_while_its_model_loads(number: signal.Signals) -> None:
+    """The kernel drops signals that such a process doesn't handle. Here it only believes to be one."""
+    first = f"import os\nos.getpid = lambda: 1\n{LOAD_FOR_EVER}"
+    with subprocess.Popen([sys.executable, "-c", first], stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        try:
+            assert any(line == "loading\n" for line in process.stderr)
+            process.send_signal(number)
+            assert process.wait(60) == 128 + number
+        finally:
+            process.kill()
+
+
 @pytest.mark.parametrize(
     ("variable", "value", "says"),
     [
