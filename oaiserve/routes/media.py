@@ -152,11 +152,18 @@ class MediaReader:
             if (number := len(of_kind) - len(old)) > self._most:
                 reason = f"may have at most {self._most} {noun} (--max-images), got {number}"
                 raise invalid(of_kind[0]["file"].param, reason)
-            for part in old[: max(0, len(of_kind) - self._most)]:
+            for part in old[: num_left_out(len(of_kind), self._most)]:
                 file: MediaFile = part.pop("file")
                 adaptations.note(file.where, f"is left out, as there are too many {noun} (--max-images)")
                 part |= {"type": "text", "text": text_of(part)}
         return tuple(part.pop("file") for part in parts if "file" in part)
+
+
+def num_left_out(number: int, most: int) -> int:
+    """Return how many of the oldest media are left out: a multiple of a quarter of the most, so that several turns of
+    an agent, each with a new screenshot, begin with the same prompt, which the prefix cache has."""
+    group = max(1, most // 4)
+    return -(-max(0, number - most) // group) * group
 
 
 class _Place(NamedTuple):
@@ -257,7 +264,7 @@ async def _fetched(request: Request, serving: Serving, named: Named) -> dict[str
     if (num_needed := sum(place.is_needed for _, place in named.values())) > limit:
         raise InvalidRequest(f"The request names {num_needed} files, but may have at most {limit} (--max-images).")
     others = [name for name, each in named.items() if not each[1].is_needed]
-    for name in others[: max(0, len(named) - limit)]:
+    for name in others[: num_left_out(len(named), limit)]:
         del named[name]
     with HeldBytes(serving.received_bytes, request.state.client) as held:
 

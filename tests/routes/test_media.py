@@ -10,7 +10,7 @@ import pytest
 from oaiserve.engine.media import MediaFile
 from oaiserve.engine.request import ChatPrompt
 from tests.plain_http import Handler, running_http
-from tests.routes.asking import MESSAGES, RESPONSES
+from tests.routes.asking import CHAT, MESSAGES, RESPONSES
 from tests.routes.conftest import Serve, Served
 
 ONE, TWO, WAV = (b64encode(content).decode() for content in (b"first image", b"second image", b"a sound"))
@@ -293,7 +293,21 @@ def _source(url: str) -> dict[str, str]:
     return {"type": "base64", "data": base64} if base64 else {"type": "url", "url": url}
 
 
-@pytest.mark.parametrize("path", ["/v1/chat/completions", RESPONSES, MESSAGES])
+@pytest.mark.parametrize("is_named", [False, True])
+def test_oldest_images_are_left_out_in_groups_so_that_several_turns_have_the_same_beginning(
+    serve: Serve, site: tuple[str, list[str]], *, is_named: bool
+) -> None:
+    served = reading(serve(max_images=8, allow_media_from=(site[0].removeprefix("http://"),)))
+    urls = [f"{site[0]}/{number}" if is_named else data_url(f"AAA{number}") for number in range(12)]
+    numbers = []
+    for number in range(7, 12):
+        prompt = prompt_of(served, sent(served, CHAT, urls[:number], [urls[number]]))
+        numbers.append(len(prompt.media))
+    assert numbers == [8, 7, 8, 7, 8]
+    assert len(prompt_of(served, sent(served, CHAT, urls[:1], urls[1:9])).media) == 8  # all that are in the last turn
+
+
+@pytest.mark.parametrize("path", [CHAT, RESPONSES, MESSAGES])
 @pytest.mark.parametrize("is_named", [False, True])
 def test_oldest_images_beyond_the_limit_are_left_out_but_none_that_is_asked_about(
     serve: Serve, site: tuple[str, list[str]], path: str, *, is_named: bool
