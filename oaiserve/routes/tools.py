@@ -76,13 +76,10 @@ def requested_tools(
     """Return the tools for the model, or None without any. `offered` has those of a response, as functions by their
     places, and `joined` the names of those in namespaces."""
     choice: ToolChoice | ResponseToolChoice | None = body.tool_choice
-    without: tuple[str | None, ...] = (None, "none")
-    if not isinstance(body, ChatBody):
-        without = (None, "none", "auto")
-    else:
+    if isinstance(body, ChatBody):
         offered = functions_of(body.tools or [], adaptations)
     if not offered:
-        if choice not in without:
+        if choice not in (None, "none", "auto"):
             raise invalid("tool_choice", f"is only allowed with 'tools', got {show(msgspec.to_builtins(choice))}")
         return None
     shown = shown_tools([*offered.values()], [*offered], adaptations, joined=joined)

@@ -76,7 +76,6 @@ def deltas_of(served: Served, **body: Any) -> list[tuple[dict[str, Any], str | N
         ({"tools": TOOLS, "tool_choice": allowed("never", "stop")}, "tool_choice", "'never'"),
         ({"tools": TOOLS, "tool_choice": allowed("auto")}, "tool_choice", "at least one tool"),
         ({"tool_choice": "required"}, "tool_choice", "only allowed with 'tools'"),
-        ({"tool_choice": "auto", "tools": []}, "tool_choice", "only allowed with 'tools'"),
         ({"tools": TOOLS, "parallel_tool_calls": "no"}, "parallel_tool_calls", "must be true or false"),
         ({"functions": [{"name": "f"}]}, "functions", "Use 'tools' instead"),
         ({"tools": TOOLS, "function_call": "auto"}, "function_call", "Use 'tool_choice' instead"),
@@ -236,6 +235,11 @@ def test_no_call_or_one_of_no_tool_or_without_an_end_is_text_without_a_key_for_c
     assert choice["finish_reason"] == "stop"
     assert served.telemetry.next_record().tool_calls == counted
     assert "".join(delta.get("content") or "" for delta, _ in deltas_of(served)) == text
+
+
+def test_a_choice_that_forces_no_call_may_come_without_functions(served: Served) -> None:
+    for tools in ([], [{"type": "web_search"}], None):
+        assert choice_of(served, tools=tools, tool_choice="auto")["message"]["content"] == CALL
 
 
 def test_calls_are_neither_read_nor_forced_where_they_are_not_allowed(serve: Serve, served: Served) -> None:
