@@ -152,11 +152,11 @@ def test_it_equals_the_reference_for_any_mix_of_prefill_and_decode(
     want = expected(inputs, scoring)
     out = torch.full_like(want, math.nan)
     tile = triton.Tile(rows=16, tokens=16, num_warps=4, num_stages=2)
-    triton.write(key, value, cache, batch.slots, query)
     if batch.num_decodes < len(lengths):
+        triton.write(key, value, cache, batch.slots, first_token=batch.num_decodes)
         triton.prefill(query, cache, batch, out, scoring, tile)
     plan = triton.plan_decodes(batch, window or 0, wanted, 2, least_tokens=16, alignment=16)
-    triton.decode(query, cache, batch, out, scoring, plan, tile)
+    triton.decode(query, key, value, cache, batch, out, scoring, plan, tile)
     torch.testing.assert_close(out, want, rtol=1e-5, atol=1e-5)
 
 
@@ -172,8 +172,7 @@ def test_padded_rows_of_a_captured_batch_write_nothing_and_get_zeros(wanted: int
     untouched = cache.keys[batch.block_tables[1]].clone()
     out = torch.full_like(want, math.nan)
     plan = triton.plan_decodes(batch, 0, wanted, 2, least_tokens=16, alignment=16)
-    triton.write(key, value, cache, batch.slots, query)
-    triton.decode(query, cache, batch, out, scoring, plan, triton.Tile(16, 16, 4, 2))
+    triton.decode(query, key, value, cache, batch, out, scoring, plan, triton.Tile(16, 16, 4, 2))
     torch.testing.assert_close(out[0], want[0], rtol=1e-5, atol=1e-5)
     assert out[1].tolist() == torch.zeros_like(out[1]).tolist()
     torch.testing.assert_close(cache.keys[batch.block_tables[1]], untouched, rtol=0, atol=0, equal_nan=True)

@@ -1,8 +1,8 @@
 """Runs a description on a GPU, with joined products, kernels and an attention backend.
 
-In a decode, a layer is four products, one kernel for norms and rotation of heads and one for attention, two kernels
-for sums with the norms after them, and one for the activation. Parts without a kernel are computed as in the
-reference. The host reads nothing from the device, so that decodes can be captured in a graph.
+In a decode, a layer is four products, one kernel for attention with norms and rotation, two kernels for sums with the
+norms after them, and one for the activation. Parts without a kernel are computed as in the reference. The host reads
+nothing from the device, so that decodes can be captured in a graph.
 """
 
 from __future__ import annotations

@@ -73,17 +73,20 @@ class TritonAttention:
         if key is not None and value is not None:
             key = _with_rows_in_one_piece(key)
             value = _with_rows_in_one_piece(value)
-            write(key, value, cache, batch.slots, query, rotation)
         out = query.new_empty(*query.shape[:2], cache.values.shape[3])
-        if batch.num_decodes:
+        num_decodes = batch.num_decodes
+        has_prefills = num_decodes < len(batch.query_lens)
+        if has_prefills and key is not None and value is not None:
+            write(key, value, cache, batch.slots, first_token=num_decodes, query=query, rotation=rotation)
+        if num_decodes:
             window = scoring.sliding_window or 0
             kv_heads = cache.keys.shape[2]
             wanted = num_items(kv_heads, programs_per_sm(query.shape[1] // kv_heads, cache), query.device)
             if (window, kv_heads, wanted) not in self._plans:
                 self._plans[window, kv_heads, wanted] = plan_decodes(batch, window, wanted, kv_heads)
             plan = self._plans[window, kv_heads, wanted]
-            decode(query, cache, batch, out, scoring, plan)
-        if batch.num_decodes < len(batch.query_lens):
+            decode(query, key, value, cache, batch, out, scoring, plan, rotation=rotation)
+        if has_prefills:
             prefill(query, cache, batch, out, scoring)
         return out
 
@@ -197,18 +200,22 @@ def write(
     value: torch.Tensor,
     cache: LayerCache,
     slots: torch.Tensor,
-    query: torch.Tensor,
+    *,
+    first_token: int,
+    query: torch.Tensor | None = None,
     rotation: Rotation | None = None,
 ) -> None:
-    """Write the keys and values of all tokens and heads into their slots of the cache.
+    """Write the keys and values of the tokens from `first_token` on, of all heads, into their slots of the cache.
 
-    With a rotation, keys are normed and rotated before, and queries in place.
+    With a rotation, keys are normed and rotated before, and the queries of these tokens are in place.
     """
+    query = present(query, key)
     tensors = query, key, value, slots, *cache
-    write_kernel[(key.shape[0],)](
+    write_kernel[(key.shape[0] - first_token,)](
         *tensors,
         *cache.scales,
         *_rotation(rotation, key),
+        first_token,
         *(query.stride(0), key.stride(0), value.stride(0)),
         **_write_constants(query.shape[1], key.shape[1], key.shape[2], value.shape[2], rotation is not None),
         **_rotation_constants(rotation),
@@ -232,18 +239,24 @@ def _rotation_constants(rotation: Rotation | None) -> dict[str, int]:
 
 def decode(
     query: torch.Tensor,
+    key: torch.Tensor | None,
+    value: torch.Tensor | None,
     cache: LayerCache,
     batch: Batch,
     out: torch.Tensor,
     scoring: Scoring,
     plan: DecodePlan,
     tile: Tile | None = None,
+    rotation: Rotation | None = None,
 ) -> None:
-    """Compute the first `batch.num_decodes` rows of `out` [T, heads, value_dim], whose keys and values are in the cache
-    already."""
+    """Compute the first `batch.num_decodes` rows of `out`, [T, heads, value_dim], and write their keys and values, if
+    there are any."""
     num_rows = batch.num_decodes
     heads = query.shape[1]
     kv_heads = cache.keys.shape[2]
+    has_keys = key is not None
+    key = present(key, query)
+    value = present(value, query)
     constants = _constants(heads, *cache.keys.shape[1:], cache.values.shape[3])
     tile_dims = constants["TILE_KEY_DIM"] + constants["TILE_VALUE_DIM"]
     tile = tile or decode_tile(constants["GROUP"], tile_dims, query.element_size())
@@ -252,20 +265,24 @@ def decode(
     key_scale, value_scale = cache.scales
     partial = torch.empty(most_items, heads, out.shape[2], dtype=torch.float32, device=out.device)
     log_weights = torch.empty(most_items, heads, dtype=torch.float32, device=out.device)
+    tensors = query, key, value, out, partial, log_weights, *cache, *plan
     decode_kernel[(kv_heads, most_items)](
-        *(query, out, partial, log_weights, *cache, *plan),
-        *(batch.block_tables, batch.table_rows),
-        *(factor * key_scale, softcap, value_scale),
+        *tensors,
+        *(batch.slots, batch.seq_lens, batch.block_tables, batch.table_rows),
+        *_rotation(rotation, key),
+        *(factor * key_scale, softcap, key_scale, value_scale),
         present(scoring.sinks, query),
         num_rows,
-        *(query.stride(0), batch.block_tables.stride(0)),
+        *(query.stride(0), key.stride(0), value.stride(0), batch.block_tables.stride(0)),
         **_has(scoring),
+        HAS_KEYS=has_keys,
         TILE_ROWS=tile.rows,
         TILE_N=tile.tokens,
         TILE_ITEMS=COMBINED_AT_A_TIME,
         num_warps=tile.num_warps,
         num_stages=tile.num_stages,
         **constants,
+        **_rotation_constants(rotation),
     )
 
 

@@ -74,7 +74,7 @@ def _to_cache(numbers, scale, cache):
         return numbers.to(cache.dtype.element_ty)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["first_token"])
 def write_kernel(
     query,
     key,
@@ -90,6 +90,7 @@ def write_kernel(
     query_norm,
     key_norm,
     epsilon,
+    first_token,
     query_stride,
     key_stride,
     value_stride,
@@ -109,7 +110,7 @@ def write_kernel(
 
     If the layer has a rotation, keys are normed and rotated first, and so are the queries of the token, in place.
     """
-    token = tl.program_id(0).to(tl.int64)
+    token = (first_token + tl.program_id(0)).to(tl.int64)
     slot = tl.load(slots + token)
     if slot >= 0:
         kv_head = tl.arange(0, TILE_KV_HEADS)
@@ -436,6 +437,8 @@ def plan_kernel(
 @triton.jit(do_not_specialize=["num_rows", "table_stride"])
 def decode_kernel(
     query,
+    key,
+    value,
     out,  # [B, heads, VALUE_DIM]
     partial,  # float32 [num_items, heads, VALUE_DIM], the results of items of sequences that have several
     log_weights,  # float32 [num_items, heads], the log2 of the sum of weights of each of these
@@ -444,17 +447,29 @@ def decode_kernel(
     items,  # as in the plan
     first_items,
     num_done,
+    slots,
+    seq_lens,
     block_tables,
     table_rows,
+    positions,
+    cosines,
+    sines,
+    query_norm,
+    key_norm,
+    epsilon,
     scale,
     softcap,
+    key_scale,
     value_scale,
     sinks,
     num_rows,
     query_stride,
+    key_stride,
+    value_stride,
     table_stride,
     HAS_SOFTCAP: tl.constexpr,
     HAS_SINKS: tl.constexpr,
+    HAS_KEYS: tl.constexpr,  # False: an earlier layer has written those of the step
     KV_HEADS: tl.constexpr,
     GROUP: tl.constexpr,
     KEY_DIM: tl.constexpr,
@@ -465,10 +480,15 @@ def decode_kernel(
     TILE_ROWS: tl.constexpr,
     TILE_N: tl.constexpr,
     TILE_ITEMS: tl.constexpr,
+    ROTARY_DIM: tl.constexpr,
+    APART: tl.constexpr,
+    HAS_NORMS: tl.constexpr,
 ):
     """Compute attention of one token to the tokens of an item, for all query heads of a key head.
 
-    The program is (key head, item). The last one to end of a sequence's items combines their results.
+    The program is (key head, item). The one with the sequence's last token also writes its key and value into the
+    cache. The last one to end of a sequence's items combines their results. If the layer has a rotation, query and key
+    are normed and rotated where they are read.
     """
     kv_head = tl.program_id(0)
     number = tl.program_id(1)
@@ -479,16 +499,45 @@ def decode_kernel(
     first = tl.load(item + 1)
     last = tl.load(item + 2)
     num_items = tl.load(item + 3)
+    seq_len = tl.load(seq_lens + sequence).to(tl.int32)
 
     key_dim = tl.arange(0, TILE_KEY_DIM)
     value_dim = tl.arange(0, TILE_VALUE_DIM)
     keys += kv_head * KEY_DIM
     values += kv_head * VALUE_DIM
+    slot = tl.load(slots + sequence)
     rows = tl.arange(0, TILE_ROWS)
     is_row = rows < GROUP
     head = kv_head * GROUP + rows
     query_rows = query + sequence * query_stride + head * KEY_DIM
-    q = _load_rows(query_rows[:, None] + key_dim[None, :], is_row, key_dim, KEY_DIM, TILE_KEY_DIM, False)
+    new_key_row = key + sequence * key_stride + kv_head * KEY_DIM
+    is_turned: tl.constexpr = (ROTARY_DIM > 0) | HAS_NORMS
+    if is_turned:
+        position = tl.load(positions + sequence)
+        q = _turned(
+            query_rows, is_row, position, cosines, sines, query_norm, epsilon,
+            KEY_DIM, TILE_KEY_DIM, ROTARY_DIM, APART, HAS_NORMS,
+        ).to(query.dtype.element_ty)  # fmt: skip
+    else:
+        q = _load_rows(query_rows[:, None] + key_dim[None, :], is_row, key_dim, KEY_DIM, TILE_KEY_DIM, False)
+    if (last == seq_len) & (slot >= 0) & HAS_KEYS:
+        if is_turned:
+            one = tl.arange(0, 1)
+            new_key = _turned(
+                new_key_row + one, one == 0, position, cosines, sines, key_norm, epsilon,
+                KEY_DIM, TILE_KEY_DIM, ROTARY_DIM, APART, HAS_NORMS,
+            )  # fmt: skip
+            new_key = tl.reshape(new_key, [TILE_KEY_DIM])
+        else:
+            new_key = tl.load(new_key_row + key_dim, mask=key_dim < KEY_DIM)
+        new_value_row = value + sequence * value_stride + kv_head * VALUE_DIM
+        new_value = tl.load(new_value_row + value_dim, mask=value_dim < VALUE_DIM)
+        key_slot = keys + slot * (KV_HEADS * KEY_DIM)
+        value_slot = values + slot * (KV_HEADS * VALUE_DIM)
+        tl.store(key_slot + key_dim, _to_cache(new_key, key_scale, keys), mask=key_dim < KEY_DIM)
+        tl.store(value_slot + value_dim, _to_cache(new_value, value_scale, values), mask=value_dim < VALUE_DIM)
+        # Other threads of this program read them below; no other program does.
+        tl.debug_barrier()
 
     is_first = number == tl.load(first_items + sequence)  # The first item adds the sink.
     state = _first_state(sinks, head, is_row & is_first, TILE_ROWS, TILE_VALUE_DIM, HAS_SINKS)

@@ -93,7 +93,7 @@ def counted_on(name: str, arguments: tuple[Any, ...], constants: dict[str, Any])
     Those of a cache in eight bits depend on registers, and so on the version of Triton."""
     if name != "decode_kernel" or constants["TILE_ROWS"] > 32:
         return []
-    keys, values = arguments[4:6]
+    keys, values = arguments[6:8]
     number = backend.programs_per_sm(constants["GROUP"], LayerCache(keys, values))
     return [number] if keys.itemsize > 1 else [number - 1, number, number + 1]
 
