@@ -1,5 +1,6 @@
 """Small models of transformers, each with the description of its files, which executors run."""
 
+import json
 from dataclasses import dataclass, fields
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -9,7 +10,13 @@ import torch
 from transformers import PreTrainedModel
 
 from oaiserve.config import EngineOptions
+from oaiserve.engine.decoder.context_length import context_length
+from oaiserve.engine.decoder.describe import describe
 from oaiserve.engine.decoder.description import Decoder
+from oaiserve.engine.decoder.families import FAMILIES
+from oaiserve.engine.decoder.settings import Settings, is_wrapper, settings_of
+from oaiserve.engine.decoder.sources.hub import HubTensors
+from oaiserve.engine.decoder.sources.tensor_files import TensorFiles
 from oaiserve.engine.decoder.spec import ModelSpec
 from oaiserve.engine.start.described import Described, describe_model
 from oaiserve.engine.start.load import load_weights, read_checkpoint
@@ -37,6 +44,34 @@ def described_files(path: Path | str, model: PreTrainedModel | None = None, **op
     dtype = str(model.dtype).removeprefix("torch.")
     asked = EngineOptions(**{"dtype": dtype, "compile": False, **options})
     return with_model(describe_model(find_model(path), asked, device=model.device), model)
+
+
+def settings_in(folder: Path) -> Settings:
+    return settings_of(_config_in(folder))
+
+
+def _config_in(folder: Path) -> dict[str, Any]:
+    config: dict[str, Any] = json.loads((folder / "config.json").read_text())
+    return config
+
+
+@torch.inference_mode()
+def decoder_in(
+    folder: Path, settings: Settings | None = None, *, dtype: torch.dtype = torch.float32, length: int | None = None
+) -> Decoder:
+    """Describe the files in a folder, with the settings there unless there are others. Raises NotKnown."""
+    config = _config_in(folder)
+    if settings is None:
+        settings = settings_of(config)
+    family = FAMILIES[settings["model_type"]]
+    tensors = HubTensors(
+        TensorFiles(folder, of_wrapper=is_wrapper(config)),
+        family.names,
+        dtype,
+        is_transposed=family.is_transposed,
+        has_transposed_experts=family.has_transposed_experts,
+    )
+    return describe(tensors, settings, family, context_length(settings) if length is None else length)
 
 
 def with_model(found: Described, model: PreTrainedModel) -> SmallModel:

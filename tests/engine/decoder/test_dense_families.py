@@ -8,13 +8,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from oaiserve.engine.decoder.describe import describe
 from oaiserve.engine.decoder.description import Attention, Decoder, Matrix, NotKnown
-from oaiserve.engine.decoder.families import FAMILIES
-from oaiserve.engine.decoder.settings import settings_of
-from oaiserve.engine.decoder.sources.hub import HubTensors
-from oaiserve.engine.decoder.sources.tensor_files import TensorFiles
 from tests.models.decoders import random_model
+from tests.models.described import decoder_in
 from tests.models.fingerprints import text_of
 from tests.models.small_configs import config_of
 
@@ -72,7 +68,7 @@ def test_gpt_bigcode_with_keys_for_each_head_sorts_rows_by_head(tmp_path: Path) 
     model = random_model(config_of("gpt_bigcode", multi_query=False))
     model.save_pretrained(tmp_path)
     stored = model.transformer.h[0].attn.c_attn.weight.detach().view(4, 3, 16, 64)  # by head: query, key, value
-    result = attention_of(read(tmp_path))[0]
+    result = attention_of(decoder_in(tmp_path, length=128))[0]
     (matrix,) = matrices_of(result)
     assert result.shape.kv_heads == 4
     assert torch.equal(torch.as_tensor(matrix.weight), stored.transpose(0, 1).reshape(192, 64))
@@ -134,21 +130,14 @@ def test_files_of_all_ages_are_read(
         embedding = next(name for name in tensors if name.endswith(("wte.weight", "embed_tokens.weight")))
         tensors["lm_head.weight"] = tensors[embedding].clone()
     save_file(tensors, file)
-    assert text_of(read(tmp_path)) == expected
+    assert text_of(decoder_in(tmp_path, length=128)) == expected
 
 
 def described(folder: Path, model_type: str, length: int = 128, **changes: Any) -> Decoder:
     random_model(config_of(model_type, **changes)).save_pretrained(folder)
     file = folder / "config.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | changes))  # `config_of` leaves out what is None
-    return read(folder, length)
-
-
-def read(folder: Path, length: int = 128) -> Decoder:
-    settings = settings_of(json.loads((folder / "config.json").read_text()))
-    family = FAMILIES[settings["model_type"]]
-    tensors = HubTensors(TensorFiles(folder), family.names, torch.float32, is_transposed=family.is_transposed)
-    return describe(tensors, settings, family, length)
+    return decoder_in(folder, length=length)
 
 
 def attention_of(decoder: Decoder) -> list[Attention]:

@@ -8,9 +8,9 @@ import torch
 from transformers import PreTrainedModel
 
 from oaiserve.engine.executors.reference.executor import ReferenceExecutor
-from tests.engine.decoder.test_experts import described
 from tests.engine.model.cpu.small_models import make_model
 from tests.engine.model.steps import BLOCK_SIZE, CPU, batch_of_prompt
+from tests.models.described import decoder_in
 from tests.models.small_configs import config_of
 
 TOLERANCE = 2e-5  # norm of the differences, relative to that of the logits
@@ -96,7 +96,7 @@ def error(model: PreTrainedModel, folder: Path) -> float:
 @torch.inference_mode()
 def error_of_files(model: PreTrainedModel, folder: Path) -> float:
     """Return how far the logits of a description are from those of a model. Raises NotKnown."""
-    decoder = described(folder, length=_NUM_TOKENS)
+    decoder = decoder_in(folder, length=_NUM_TOKENS)
     executor = ReferenceExecutor(decoder, dtype=torch.float32, device=CPU, num_blocks=8, block_size=BLOCK_SIZE)
     batch = batch_of_prompt(_NUM_TOKENS)
     batch.logits_rows = torch.arange(_NUM_TOKENS)

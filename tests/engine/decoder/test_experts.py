@@ -8,16 +8,14 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from oaiserve.engine.decoder.describe import describe
 from oaiserve.engine.decoder.description import Decoder, NotKnown
 from oaiserve.engine.decoder.families import FAMILIES
 from oaiserve.engine.decoder.keys import refuse_ignored
-from oaiserve.engine.decoder.settings import Settings, settings_of
-from oaiserve.engine.decoder.sources.hub import HubTensors
-from oaiserve.engine.decoder.sources.tensor_files import TensorFiles
+from oaiserve.engine.decoder.settings import settings_of
 from oaiserve.engine.model.cpu.library import Library
 from oaiserve.engine.model.cpu.native import NativeDecoder
 from tests.models.decoders import random_model
+from tests.models.described import decoder_in
 from tests.models.pinned import pinned_model
 from tests.models.small_configs import config_of
 
@@ -32,23 +30,7 @@ def written(name: str, folder: Path, changes: dict[str, torch.Tensor | None], **
     save_file({key: tensor for key, tensor in tensors.items() if tensor is not None}, path)
     config = folder / "config.json"
     config.write_text(json.dumps(json.loads(config.read_text()) | settings))
-    return described(folder)
-
-
-def described(folder: Path, length: int = LENGTH, settings: Settings | None = None) -> Decoder:
-    """Describe the files in a folder, with the settings there unless there are some."""
-    if settings is None:
-        settings = settings_of(json.loads((folder / "config.json").read_text()))
-    family = FAMILIES[settings["model_type"]]
-    tensors = HubTensors(
-        TensorFiles(folder),
-        family.names,
-        torch.float32,
-        is_transposed=family.is_transposed,
-        has_transposed_experts=family.has_transposed_experts,
-    )
-    with torch.inference_mode():
-        return describe(tensors, settings, family, length)
+    return decoder_in(folder, length=LENGTH)
 
 
 @pytest.mark.parametrize("name", ["deepseek_v3", "glm4_moe", "glm4_moe_lite"])
@@ -127,7 +109,7 @@ def test_native_code_refuses_descriptions_that_it_cannot_run(
     name: str, changes: dict[str, Any], reason: str, tmp_path: Path
 ) -> None:
     random_model(config_of(name, **changes)).save_pretrained(tmp_path)
-    decoder = described(tmp_path)
+    decoder = decoder_in(tmp_path, length=LENGTH)
     with pytest.raises(NotKnown, match=reason):
         NativeDecoder(Library(torch.float32), decoder, num_threads=1, num_blocks=4, block_size=16)
 

@@ -1,6 +1,5 @@
 """Families describe models from their files alone as the pinned descriptions have them."""
 
-import json
 from pathlib import Path
 
 import pytest
@@ -9,15 +8,10 @@ import transformers
 from safetensors import safe_open
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from oaiserve.engine.decoder.context_length import context_length
-from oaiserve.engine.decoder.describe import describe
 from oaiserve.engine.decoder.description import Decoder, Experts, NotKnown
 from oaiserve.engine.decoder.families import FAMILIES
 from oaiserve.engine.decoder.model_spec import model_spec
-from oaiserve.engine.decoder.settings import Settings, settings_of
-from oaiserve.engine.decoder.sources.hub import HubTensors
-from oaiserve.engine.decoder.sources.tensor_files import TensorFiles
-from tests.models.described import described as described_model
+from tests.models.described import decoder_in, described, settings_in
 from tests.models.fingerprints import fingerprint, text_of
 from tests.models.pinned import PINNED, pinned_model, pinned_text
 
@@ -42,11 +36,11 @@ def test_a_tensor_of_all_experts_is_read_as_one_for_each(name: str, tmp_path: Pa
 @pytest.mark.parametrize("name", [name for name in KNOWN if PINNED[name].dtype == torch.float32])
 def test_a_file_in_float32_is_rounded_to_16_bits_as_by_transformers(name: str, tmp_path: Path) -> None:
     pinned_model(name).save_pretrained(tmp_path)
-    from_files = described(name, tmp_path, torch.bfloat16)
+    from_files = decoder_in(tmp_path, dtype=torch.bfloat16)
     model = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.bfloat16)
     if transformers.__version__.startswith("5.23."):
         restore_routers(model, from_files)
-    assert text_of(from_files) == text_of(described_model(model).decoder)
+    assert text_of(from_files) == text_of(described(model).decoder)
 
 
 def restore_routers(model: PreTrainedModel, decoder: Decoder) -> None:
@@ -59,29 +53,9 @@ def restore_routers(model: PreTrainedModel, decoder: Decoder) -> None:
 
 
 def _compare_with_pinned(name: str, folder: Path) -> None:
-    decoder = described(name, folder)
+    decoder = decoder_in(folder, dtype=PINNED[name].dtype)
     spec = model_spec(settings_in(folder), decoder, dtype=PINNED[name].dtype, device=torch.device("cpu"))
     assert fingerprint(decoder, spec) == pinned_text(name)
-
-
-def described(name: str, folder: Path, dtype: torch.dtype | None = None, settings: Settings | None = None) -> Decoder:
-    """Describe one of PINNED from its files, with the settings in the same folder unless there are some."""
-    pinned = PINNED[name]
-    family = FAMILIES[pinned.config.model_type]
-    tensors = HubTensors(
-        TensorFiles(folder),
-        family.names,
-        pinned.dtype if dtype is None else dtype,
-        is_transposed=family.is_transposed,
-        has_transposed_experts=family.has_transposed_experts,
-    )
-    settings = settings_in(folder) if settings is None else settings
-    with torch.inference_mode():
-        return describe(tensors, settings, family, context_length(settings))
-
-
-def settings_in(folder: Path) -> Settings:
-    return settings_of(json.loads((folder / "config.json").read_text()))
 
 
 def test_a_tensor_that_the_family_does_not_read_declines_the_description(tmp_path: Path) -> None:
@@ -89,16 +63,16 @@ def test_a_tensor_that_the_family_does_not_read_declines_the_description(tmp_pat
     model.model.layers[1].mlp.register_parameter("strange", torch.nn.Parameter(torch.zeros(3)))
     model.save_pretrained(tmp_path)
     with pytest.raises(NotKnown, match=r"'model\.layers\.1\.mlp\.strange'"):
-        described("mistral", tmp_path)
+        decoder_in(tmp_path)
 
 
 @pytest.mark.parametrize("name", ["gemma4_text", "llama"])
 def test_descriptions_do_not_depend_on_the_default_dtype(name: str, tmp_path: Path) -> None:
     """While transformers loads a model in any thread, it changes the default dtype of all threads."""
     pinned_model(name).save_pretrained(tmp_path)
-    expected = text_of(described(name, tmp_path))
+    expected = text_of(decoder_in(tmp_path))
     torch.set_default_dtype(torch.bfloat16)
     try:
-        assert text_of(described(name, tmp_path)) == expected
+        assert text_of(decoder_in(tmp_path)) == expected
     finally:
         torch.set_default_dtype(torch.float32)

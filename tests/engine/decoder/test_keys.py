@@ -13,11 +13,10 @@ from oaiserve.engine.decoder.families import FAMILIES
 from oaiserve.engine.decoder.keys import effective, refuse_ignored, refuse_other_tensors, unknown
 from oaiserve.engine.decoder.reader import Reader
 from oaiserve.engine.decoder.settings import settings_of
-from tests.engine.decoder.test_experts import described as described_files
-from tests.engine.decoder.test_families import KNOWN, described, settings_in
+from tests.engine.decoder.test_families import KNOWN
 from tests.engine.executors.test_described_families import VARIANTS
-from tests.engine.executors.test_described_families import described as described_settings
 from tests.models.decoders import random_model
+from tests.models.described import decoder_in, settings_in
 from tests.models.pinned import model_with_numbers, pinned_model
 from tests.models.small_configs import config_of
 
@@ -40,17 +39,17 @@ def test_the_list_has_the_keys_that_families_read(tmp_path: Path) -> None:
         folder = tmp_path / name
         pinned_model(name).save_pretrained(folder)
         settings = settings_in(folder)
-        described(name, folder, settings=settings)
+        decoder_in(folder, settings)
         read |= settings.read
     random_model(config_of("llama4_text")).save_pretrained(tmp_path)
     settings = settings_in(tmp_path)
-    described_files(tmp_path, settings=settings)
+    decoder_in(tmp_path, settings)
     read |= settings.read
     for name in VARIANTS:
         folder = tmp_path / name
         model_with_numbers(config_of(name)).save_pretrained(folder)
         settings = settings_in(folder)
-        described_settings(settings, folder)
+        decoder_in(folder, settings)
         read |= settings.read
     assert read - OF_ALL_TYPES == effective()
 
@@ -78,7 +77,7 @@ def test_a_setting_of_another_family_declines_the_description(
 def test_the_number_of_experts_is_told_by_tensors(name: str, tmp_path: Path) -> None:
     pinned_model(name).save_pretrained(tmp_path)
     settings = settings_in(tmp_path)
-    described(name, tmp_path, settings=settings)
+    decoder_in(tmp_path, settings)
     refuse_ignored(settings)
 
 

@@ -10,14 +10,11 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from oaiserve.engine.decoder.describe import describe
 from oaiserve.engine.decoder.description import Decoder, DeltaNet, Mamba2, NotKnown
-from oaiserve.engine.decoder.families import FAMILIES
 from oaiserve.engine.decoder.settings import settings_of
-from oaiserve.engine.decoder.sources.hub import HubTensors
-from oaiserve.engine.decoder.sources.tensor_files import TensorFiles
-from tests.engine.executors.test_reference import LARGEST_ERROR, MEDIAN_ERROR, case_of_model, errors
+from tests.engine.executors.test_reference import assert_small, case_of_model, errors
 from tests.models.decoders import random_model
+from tests.models.described import decoder_in
 from tests.models.fingerprints import text_of
 from tests.models.small_configs import config_of
 
@@ -89,9 +86,7 @@ def test_descriptions_with_other_settings_compute_the_logits_of_transformers(
         for parameter in model.parameters():
             if parameter.dim() == 1:
                 parameter += 0.1 * torch.arange(len(parameter)) / len(parameter)
-    found = errors(case_of_model(model))
-    assert found.median() < MEDIAN_ERROR
-    assert found.max() < LARGEST_ERROR
+    assert_small(errors(case_of_model(model)))
 
 
 def test_keys_and_values_of_layers_that_share_others_are_left_out(tmp_path: Path) -> None:
@@ -183,9 +178,7 @@ def test_a_family_refuses_what_a_description_cannot_say(
 
 def read(folder: Path, **changes: Any) -> Decoder:
     settings = settings_of(json.loads((folder / "config.json").read_text()) | changes)
-    family = FAMILIES[settings["model_type"]]
-    with torch.inference_mode():
-        return describe(HubTensors(TensorFiles(folder), family.names, torch.float32), settings, family, 128)
+    return decoder_in(folder, settings, length=128)
 
 
 def change_tensors(folder: Path, change: Callable[[dict[str, Tensor]], dict[str, Tensor]]) -> None:

@@ -6,17 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from safetensors.torch import load_file, save_file
 
-from oaiserve.engine.decoder.describe import describe
 from oaiserve.engine.decoder.description import Decoder
-from oaiserve.engine.decoder.families import FAMILIES
 from oaiserve.engine.decoder.keys import refuse_ignored
-from oaiserve.engine.decoder.settings import is_wrapper, settings_of, table
-from oaiserve.engine.decoder.sources.hub import HubTensors
-from oaiserve.engine.decoder.sources.tensor_files import TensorFiles
+from oaiserve.engine.decoder.settings import settings_of, table
 from oaiserve.engine.decoder.sources.wrapped_names import own_name
+from tests.models.described import decoder_in, settings_in
 from tests.models.fingerprints import text_of
 from tests.models.pinned import PINNED, fill, pinned_text
 from tests.models.wrappers import random_wrapper
@@ -118,13 +114,8 @@ def test_images_reach_as_many_layers_as_the_vision_config_says(vision: dict[str,
 
 
 def described(folder: Path) -> Decoder:
-    config = json.loads((folder / "config.json").read_text())
-    settings = settings_of(config)
-    family = FAMILIES[settings["model_type"]]
-    files = TensorFiles(folder, of_wrapper=is_wrapper(config))
-    with torch.inference_mode():
-        tensors = HubTensors(files, family.names, torch.float32, has_transposed_experts=family.has_transposed_experts)
-        decoder = describe(tensors, settings, family, 128)
+    settings = settings_in(folder)
+    decoder = decoder_in(folder, settings, length=128)
     refuse_ignored(settings)
     return decoder
 

@@ -7,21 +7,17 @@ from typing import Any
 import pytest
 import torch
 
-from oaiserve.engine.decoder.describe import describe
 from oaiserve.engine.decoder.description import Decoder, Experts, NotKnown
-from oaiserve.engine.decoder.families import FAMILIES
-from oaiserve.engine.decoder.settings import Settings, settings_of
-from oaiserve.engine.decoder.sources.hub import HubTensors
-from oaiserve.engine.decoder.sources.tensor_files import TensorFiles
+from oaiserve.engine.decoder.settings import settings_of
 from oaiserve.engine.executors.reference.executor import ReferenceExecutor
 from oaiserve.engine.model.cpu.library import Library
 from oaiserve.engine.model.cpu.native import NativeDecoder
 from oaiserve.engine.model.states import StateChunk
-from tests.engine.executors.test_reference import LARGEST_ERROR, MEDIAN_ERROR, NUM_BLOCKS, Case, case_of_model, errors
+from tests.engine.executors.test_reference import NUM_BLOCKS, Case, assert_small, case_of_model, errors
 from tests.engine.model.cpu.small_models import make_model
 from tests.engine.model.runners import states_of
 from tests.engine.model.steps import BLOCK_SIZE, CPU, batch_of_prompt
-from tests.models.described import described as described_model
+from tests.models.described import decoder_in, described
 from tests.models.pinned import model_with_numbers
 from tests.models.small_configs import config_of
 
@@ -93,31 +89,21 @@ SIZES: dict[str, Any] = {"num_blocks": NUM_BLOCKS, "block_size": BLOCK_SIZE}
 _CASES = [(name, changes) for name, variants in VARIANTS.items() for changes in variants]
 
 
-_NAMES = [f"{name} {list(changes)}" for name, changes in _CASES]
-
-
-@pytest.mark.parametrize(("name", "changes"), _CASES, ids=_NAMES)
-def test_logits_are_those_of_transformers(name: str, changes: dict[str, Any]) -> None:
-    found = errors(case_with(name, changes))
-    assert found.median() < MEDIAN_ERROR
-    assert found.max() < LARGEST_ERROR
-
-
-@pytest.mark.parametrize(("name", "changes"), _CASES, ids=_NAMES)
-def test_the_native_step_computes_them_too(name: str, changes: dict[str, Any]) -> None:
+@pytest.mark.parametrize(("name", "changes"), _CASES, ids=[f"{name} {list(changes)}" for name, changes in _CASES])
+def test_the_reference_and_the_native_step_compute_the_logits_of_transformers(
+    name: str, changes: dict[str, Any]
+) -> None:
     case = case_with(name, changes)
+    assert_small(errors(case))
+    mixtures = [layer.mlp for layer in case.decoder.layers if isinstance(layer.mlp, Experts)]
     if name in WITHOUT_NATIVE_CODE:
         with pytest.raises(NotKnown, match=WITHOUT_NATIVE_CODE[name]):
             native(case.decoder)
-        return
-    mixtures = [layer.mlp for layer in case.decoder.layers if isinstance(layer.mlp, Experts)]
-    if any(mixture.experts[0].gate is None for mixture in mixtures):
+    elif any(mixture.experts[0].gate is None for mixture in mixtures):
         with pytest.raises(NotKnown, match="its experts have no gates"):
             native(case.decoder)
-        return
-    found = errors(case, executor=native(case.decoder))
-    assert found.median() < MEDIAN_ERROR
-    assert found.max() < LARGEST_ERROR
+    else:
+        assert_small(errors(case, executor=native(case.decoder)))
 
 
 @pytest.mark.parametrize(
@@ -145,7 +131,7 @@ def test_a_family_refuses_what_a_description_cannot_say(
     model_with_numbers(config_of(name)).save_pretrained(tmp_path)
     settings = settings_of(json.loads((tmp_path / "config.json").read_text()) | stated)
     with pytest.raises(NotKnown, match=reason):
-        described(settings, tmp_path)
+        decoder_in(tmp_path, settings, length=128)
 
 
 @pytest.mark.parametrize("changes", [{}, {"linear_head_dim": 128, "linear_num_heads": 2}], ids=len)
@@ -156,7 +142,7 @@ def test_kimi_linear_in_16_bits_is_as_close_to_float32_as_in_transformers(
     # Without experts: where rounding changes the choice of one, errors are large.
     asked = config_of("kimi_linear", mlp_layer_types=["dense"] * 3, **changes)
     model = make_model(asked, dtype=torch.bfloat16)
-    spec = described_model(model)
+    spec = described(model)
     batch = batch_of_prompt(60, wants_prompt_logprobs=True)
     states = states_of(spec)
     assert states is not None
@@ -181,11 +167,3 @@ def native(decoder: Decoder, dtype: torch.dtype = torch.float32) -> NativeDecode
 
 def case_with(name: str, changes: dict[str, Any]) -> Case:
     return case_of_model(model_with_numbers(config_of(name, **changes)))
-
-
-@torch.inference_mode()
-def described(settings: Settings, folder: Path, dtype: torch.dtype = torch.float32) -> Decoder:
-    family = FAMILIES[settings["model_type"]]
-    has_transposed_experts = family.has_transposed_experts
-    tensors = HubTensors(TensorFiles(folder), family.names, dtype, has_transposed_experts=has_transposed_experts)
-    return describe(tensors, settings, family, 128)
