@@ -150,14 +150,12 @@ def check_pieces(backend: Backend, rules: EncodingRules) -> None:
     check()
 
 
-@pytest.mark.parametrize("is_checked", [True, False], ids=["checked", "unchecked"])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_the_ids_of_pieces_are_those_of_the_whole(family: str, is_checked: bool) -> None:
-    """The argument for the cuts must hold by itself: the last check, by the tokenizer, sees only a window."""
+def test_the_ids_of_pieces_are_those_of_the_whole(family: str) -> None:
+    """The last check, by the tokenizer, sees only a window. It is left out, so that every cut must be right without."""
     backend = FAMILIES[family]()
     rules = EncodingRules(backend)
-    if not is_checked:
-        rules._agrees = lambda *_: True
+    rules._agrees = lambda *_: True
     check_pieces(backend, rules)
 
 

@@ -79,16 +79,12 @@ def made_of(path: Path, *, compiled: bool = False, **options: Any) -> Engine:
 
 @pytest.fixture
 def engine(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[tuple[str, SeeingModel, Engine]]:
-    name, _, native = request.param.partition(" ")
-    seeing = save_seeing(name, tmp_path)
-    with made_of(tmp_path, compiled=bool(native)) as own:
-        yield name, seeing, own
+    seeing = save_seeing(request.param, tmp_path)
+    with made_of(tmp_path) as own:
+        yield request.param, seeing, own
 
 
-IN_NATIVE_STEP = [pytest.param(f"{name} native", marks=pytest.mark.compiler) for name in ("qwen3_vl", "gemma4")]
-
-
-@pytest.mark.parametrize("engine", [*KINDS, *IN_NATIVE_STEP], indirect=True)
+@pytest.mark.parametrize("engine", KINDS, indirect=True)
 def test_answers_to_images_are_those_of_transformers(engine: tuple[str, SeeingModel, Engine]) -> None:
     name, seeing, own = engine
     answer = ask(own, [FIRST, SECOND], "first")
