@@ -1,5 +1,6 @@
 """Sequences that decode known texts with drafts, on a machine whose steps take a known time. Nothing is computed."""
 
+import functools
 import random
 from collections.abc import Callable
 from collections.abc import Sequence as Ordered
@@ -23,6 +24,7 @@ def misleading(place: int) -> int:
     return place if place % 3 == 2 else place % 3
 
 
+@functools.cache
 def with_copies(seed: int, copied: float, length: int = 40_000) -> Text:
     """Return a text of spans, of which a share is copied from before with a few changes, and the rest is new."""
     rng = random.Random(seed)
