@@ -103,8 +103,18 @@ def changed(part: Any, change: Callable[[Any], Any]) -> Any:
     return part
 
 
-@pytest.mark.parametrize(("mix", "rest"), [(MIX, Kind.Q4_0), (MIX, Kind.BF16), ({}, Kind.F16)])
-@pytest.mark.parametrize("name", FILES)
+# Formats matter to how matrices are read: one of their own, tied ones, joined ones, and two layouts of experts.
+IN_OTHER_FORMATS = ("llama", "llama, tied", "phi3", "qwen2_moe", "gpt_oss")
+
+
+@pytest.mark.parametrize(
+    ("name", "mix", "rest"),
+    [
+        *((name, MIX, Kind.Q4_0) for name in FILES),
+        *((name, MIX, Kind.BF16) for name in IN_OTHER_FORMATS),
+        *((name, {}, Kind.F16) for name in IN_OTHER_FORMATS),
+    ],
+)
 def test_a_description_of_a_file_is_that_of_a_model_with_its_numbers(
     name: str, mix: dict[str, Kind], rest: Kind, tmp_path: Path
 ) -> None:
