@@ -1,5 +1,7 @@
 """Families describe models from their files alone as the pinned descriptions have them."""
 
+import functools
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -19,10 +21,22 @@ KNOWN = [name for name, asked in PINNED.items() if asked.config.model_type in FA
 WITH_EXPERTS = [name for name in KNOWN if "experts.0 Expert\n" in pinned_text(name)]
 
 
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """Return a function that returns the folder of one of PINNED, which is saved once for all tests."""
+
+    @functools.cache
+    def save(name: str) -> Path:
+        folder = tmp_path_factory.mktemp("pinned")
+        pinned_model(name).save_pretrained(folder)
+        return folder
+
+    return save
+
+
 @pytest.mark.parametrize("name", KNOWN)
-def test_a_description_from_files_is_the_pinned_one(name: str, tmp_path: Path) -> None:
-    pinned_model(name).save_pretrained(tmp_path)
-    _compare_with_pinned(name, tmp_path)
+def test_a_description_from_files_is_the_pinned_one(name: str, saved: Callable[[str], Path]) -> None:
+    _compare_with_pinned(name, saved(name))
 
 
 @pytest.mark.parametrize("name", WITH_EXPERTS)
@@ -34,10 +48,9 @@ def test_a_tensor_of_all_experts_is_read_as_one_for_each(name: str, tmp_path: Pa
 
 
 @pytest.mark.parametrize("name", [name for name in KNOWN if PINNED[name].dtype == torch.float32])
-def test_a_file_in_float32_is_rounded_to_16_bits_as_by_transformers(name: str, tmp_path: Path) -> None:
-    pinned_model(name).save_pretrained(tmp_path)
-    from_files = decoder_in(tmp_path, dtype=torch.bfloat16)
-    model = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.bfloat16)
+def test_a_file_in_float32_is_rounded_to_16_bits_as_by_transformers(name: str, saved: Callable[[str], Path]) -> None:
+    from_files = decoder_in(saved(name), dtype=torch.bfloat16)
+    model = AutoModelForCausalLM.from_pretrained(saved(name), dtype=torch.bfloat16)
     if transformers.__version__.startswith("5.23."):
         restore_routers(model, from_files)
     assert text_of(from_files) == text_of(described(model).decoder)
@@ -67,12 +80,11 @@ def test_a_tensor_that_the_family_does_not_read_declines_the_description(tmp_pat
 
 
 @pytest.mark.parametrize("name", ["gemma4_text", "llama"])
-def test_descriptions_do_not_depend_on_the_default_dtype(name: str, tmp_path: Path) -> None:
+def test_descriptions_do_not_depend_on_the_default_dtype(name: str, saved: Callable[[str], Path]) -> None:
     """While transformers loads a model in any thread, it changes the default dtype of all threads."""
-    pinned_model(name).save_pretrained(tmp_path)
-    expected = text_of(decoder_in(tmp_path))
+    expected = text_of(decoder_in(saved(name)))
     torch.set_default_dtype(torch.bfloat16)
     try:
-        assert text_of(decoder_in(tmp_path)) == expected
+        assert text_of(decoder_in(saved(name))) == expected
     finally:
         torch.set_default_dtype(torch.float32)
