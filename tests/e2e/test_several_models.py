@@ -79,6 +79,7 @@ def test_pages_talk_to_all_models_and_show_all_or_the_chosen_one(two_models: Liv
     assert page.locator("#model-list input").count() == 1  # the other one writes no text
     page.click("#settings-button")
     page.fill("[name=max_completion_tokens]", "5")
+    page.fill("[name=temperature]", "0")
     page.fill("#prompt", "Hi")
     page.keyboard.press("Enter")
     page.wait_for_selector("#turns:not(.busy) .answered")

@@ -7,7 +7,16 @@ from typing import Any
 import pytest
 
 from oaiserve.config import RouteOptions
-from tests.e2e.browser import DESK, PHONE, OpenPage, browser, fits_the_width, open_page, weak_contrasts  # noqa: F401
+from tests.e2e.browser import (  # noqa: F401
+    DESK,
+    PHONE,
+    OpenPage,
+    browser,
+    fits_the_width,
+    open_page,
+    shared_context,
+    weak_contrasts,
+)
 from tests.scale.gateway.doubles import BEHIND_A_GATEWAY, Fleet, fleet
 from tests.waiting import wait_until
 
