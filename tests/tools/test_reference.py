@@ -4,11 +4,13 @@ import pytest
 
 from tools import charts, reference
 
+TABLES = reference.tables()
 
-@pytest.mark.parametrize(("page", "name"), reference.tables(), ids=lambda part: part)
+
+@pytest.mark.parametrize(("page", "name"), TABLES, ids=lambda part: part)
 def test_the_pages_have_the_tables_of_the_code(page: str, name: str) -> None:
     """If this fails, `python -m tools.reference` writes the tables again."""
-    text = reference.tables()[page, name].strip()
+    text = TABLES[page, name].strip()
     assert f"<!-- {name} -->\n\n{text}\n\n<!-- end of {name} -->" in (reference.FOLDER / page).read_text()
 
 
