@@ -3,12 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator, Mapping
-
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
-from prometheus_client.registry import Collector
-
-from oaiserve.scale.children.models import Model
+from collections.abc import Mapping
 
 LABEL = "served_model"
 _NAME = re.compile(r"[a-zA-Z_:][a-zA-Z0-9_:]*")
@@ -41,23 +36,3 @@ def _labelled(line: str, label: str) -> str:
 
 def _escaped(name: str) -> str:
     return name.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
-
-
-class ModelMetrics(Collector):
-    """The metrics of the models of a gateway, loaded or not."""
-
-    def __init__(self, models: Collection[Model]) -> None:
-        self._models = models
-
-    def collect(self) -> Iterator[Metric]:
-        labels = [LABEL]
-        loaded = GaugeMetricFamily("oaiserve_model_loaded", "Whether a model of this server is loaded.", labels=labels)
-        loads = CounterMetricFamily("oaiserve_model_loads", "Loads of a model.", labels=labels)
-        text = "Memory of a model that is loaded, when that was last looked at."
-        memory = GaugeMetricFamily("oaiserve_model_memory_bytes", text, labels=labels)
-        for model in self._models:
-            loaded.add_metric([model.name], float(model.process is not None))
-            loads.add_metric([model.name], model.num_loads)
-            if model.process is not None:
-                memory.add_metric([model.name], model.num_bytes)
-        yield from (loaded, loads, memory)

@@ -41,13 +41,12 @@ from oaiserve.routes.middleware import json_response, render_http_exception
 from oaiserve.routes.serving import MOST_RECEIVED_BYTES
 from oaiserve.scale.address import Address
 from oaiserve.scale.children.folder import ModelsFolder
-from oaiserve.scale.children.metrics import ModelMetrics
 from oaiserve.scale.children.models import ChildModels, Model
 from oaiserve.scale.children.process import start_on
 from oaiserve.scale.gateway import model_routes, page
 from oaiserve.scale.gateway.batches import BatchBackend
 from oaiserve.scale.gateway.gateway import Gateway
-from oaiserve.scale.gateway.metrics import CONTENT_TYPE, GatewayMetrics
+from oaiserve.scale.gateway.metrics import CONTENT_TYPE, GatewayMetrics, ModelMetrics
 from oaiserve.scale.gateway.sources import Resolve, Url, addresses_of
 from oaiserve.scale.gateway.watch import USUAL, Pace, Watch, report_headers
 from oaiserve.scale.routers import Routers

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from enum import StrEnum
 
 from prometheus_client import (
@@ -18,6 +18,8 @@ from prometheus_client.registry import Collector
 
 from oaiserve.facts.record import AccessRefusal
 from oaiserve.http.connections import Connections
+from oaiserve.scale.children.metrics import LABEL
+from oaiserve.scale.children.models import Model
 from oaiserve.scale.gateway.watch import Watch
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -113,3 +115,23 @@ class _Replicas(Collector):
             num_open.add_metric(labels, upstream.num_open)
             ejected.add_metric(labels, upstream.num_ejections)
         yield from (up, num_open, ejected)
+
+
+class ModelMetrics(Collector):
+    """The metrics of the models of a gateway, loaded or not."""
+
+    def __init__(self, models: Collection[Model]) -> None:
+        self._models = models
+
+    def collect(self) -> Iterator[Metric]:
+        labels = [LABEL]
+        loaded = GaugeMetricFamily("oaiserve_model_loaded", "Whether a model of this server is loaded.", labels=labels)
+        loads = CounterMetricFamily("oaiserve_model_loads", "Loads of a model.", labels=labels)
+        text = "Memory of a model that is loaded, when that was last looked at."
+        memory = GaugeMetricFamily("oaiserve_model_memory_bytes", text, labels=labels)
+        for model in self._models:
+            loaded.add_metric([model.name], float(model.process is not None))
+            loads.add_metric([model.name], model.num_loads)
+            if model.process is not None:
+                memory.add_metric([model.name], model.num_bytes)
+        yield from (loaded, loads, memory)
