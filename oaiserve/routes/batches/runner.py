@@ -110,11 +110,6 @@ class BatchRunner:
         self._under_way_bytes = 0
         self.readers = asyncio.Semaphore(MOST_READERS)
 
-    @property
-    def _max_running(self) -> int:
-        number: int = self._backend.capacity["max_running"]
-        return number
-
     async def run(self) -> None:
         try:
             while True:
@@ -161,7 +156,8 @@ class BatchRunner:
                 await self._end(one, "completed")
             elif self._clock() > one.owned.batch.expires_at:
                 await self._end(one, "expired", *EXPIRED)
-        room = self._max_running + AHEAD - sum(len(one.under_way) for one in self._open.values())
+        under_way = sum(len(one.under_way) for one in self._open.values())
+        room = self._backend.capacity["max_running"] + AHEAD - under_way
         while room > 0:
             has_begun = False
             for one in [*self._open.values()]:

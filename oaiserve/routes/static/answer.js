@@ -29,7 +29,7 @@ export class Answer {
     const isOpen = steps.some((step) => step.isOpen);
     this.element.setAttribute("aria-busy", String(isOpen));
     steps.forEach((step, place) => {
-      this.#steps[place] ??= this.#newStep(step, place);
+      this.#steps[place] ??= this.#newStep(step);
       this.#drawStep(step, this.#steps[place], place === steps.length - 1);
     });
     this.tools.hidden = isOpen;
@@ -45,15 +45,9 @@ export class Answer {
     thinking.addEventListener("click", () => (reasoning.isChosen = true));
     const [text, calls, end] = ["markdown", "calls", "end"].map((name) => make("div", { class: name }));
     const waiting = make("div", { class: "progress", hidden: "" });
-    const account = new Account(step, () => this.#redraw(step));
+    const account = new Account(step, () => this.draw());
     const foot = make("div", { class: "foot" }, account.element);
     return { reasoning, thinking, thoughts, text, calls, end, waiting, account, foot };
-  }
-
-  #redraw(step) {
-    const { steps } = this.answer;
-    const place = steps.indexOf(step);
-    this.#drawStep(step, this.#steps[place], place === steps.length - 1);
   }
 
   #drawStep(step, parts, isLast) {
