@@ -312,7 +312,7 @@ class BatchRunner:
         prompts = round(num_tokens * all_bytes / num_bytes if num_bytes else all_bytes / BYTES_PER_TOKEN)
         answers = 0 if batch.endpoint == "/v1/embeddings" else most_tokens
         cost = self._backend.step_cost
-        rows = min(self._max_running, len(lines))
+        rows: int = min(self._backend.capacity["max_running"], len(lines))
         if cost is None:
             return Estimate(prompts, answers, None)
         context = rows * (prompts + answers // 2) // len(lines)
