@@ -80,7 +80,7 @@ def calls_in(family: CallFamily, text: str) -> Read:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-@settings(max_examples=10)
+@settings(max_examples=30)
 @given(calls=CALLS)
 def test_what_is_written_is_allowed_by_the_grammar_and_read_by_the_parser(
     family: CallFamily, calls: list[tuple[str, dict[str, object]]]
@@ -92,7 +92,7 @@ def test_what_is_written_is_allowed_by_the_grammar_and_read_by_the_parser(
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(5))
 def test_whatever_the_grammar_lets_a_model_write_is_read_as_calls(family: CallFamily, seed: int) -> None:
     draw = random.Random(seed)
     backend, guidance, _ = tokenizer()
