@@ -47,7 +47,7 @@ class Hub(Handler):
     hostile: ClassVar[list[str]] = []  # further names, of files that it sends, too
     commit: ClassVar[str] = COMMIT
     refusal: ClassVar[tuple[str, int]] = ("", 200)  # the start of the paths with this status; 0: it never answers
-    num_requests: ClassVar[int] = 0  # about the repository: once a day the client also fetches a list of agents
+    num_requests: ClassVar[int] = 0  # without those for the list of agents, which the client fetches once a day
     may_answer: ClassVar[Event] = Event()
 
     def do_HEAD(self) -> None:
@@ -58,7 +58,10 @@ class Hub(Handler):
         headers = {}
         status = 200
         data = b""
-        Hub.num_requests += REPOSITORY in path
+        if path == "/api/agent-harnesses":
+            self.send_error(404)
+            return
+        Hub.num_requests += 1
         digests = {
             str(file.relative_to(self.folder)): hashlib.sha1(file.read_bytes()).hexdigest()
             for file in sorted(self.folder.rglob("*"))

@@ -173,6 +173,7 @@ class JinjaTemplate:
             raise ValueError("There are no messages.")
         if continue_final_message and add_generation_prompt:
             raise ValueError("The final message is either continued or answered, not both.")
+        _end_ns.set(thread_time_ns() + MOST_RENDER_NS)
         prepared = [_prepared(message) for message in messages]
         values = {"tools": None, "documents": None, **variables}
         if {"functions", "datetime"} <= self._variables:  # FireFunction's form of tools
@@ -184,7 +185,6 @@ class JinjaTemplate:
                 raise ValueError(f"The {name} must be objects.")
         continued = self._tag_end(prepared) if continue_final_message else ""
         values |= {"messages": prepared, "add_generation_prompt": add_generation_prompt}
-        _end_ns.set(thread_time_ns() + MOST_RENDER_NS)
         text = "".join(_counted_text(self._template.generate(values)))
         if not continue_final_message:
             return text

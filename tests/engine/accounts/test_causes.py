@@ -48,18 +48,13 @@ def causes_of(ended: Terminal) -> tuple[dict[Cause, int], dict[Cause, int]]:
     return account.prefill_causes_ns, account.decode_causes_ns
 
 
-@pytest.fixture(scope="module")
-def taught() -> Iterator[Lab]:
+@pytest.fixture
+def lab() -> Iterator[Lab]:
+    """An engine that has learnt the costs of its steps. It goes on learning, so that each test has its own."""
     lab = Lab()
     with lab.engine:
         lab.learn()
         yield lab
-
-
-@pytest.fixture
-def lab(taught: Lab) -> Iterator[Lab]:
-    yield taught
-    taught.machine.stolen_ns = 0
 
 
 def near(ns: float) -> object:

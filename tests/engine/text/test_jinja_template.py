@@ -1,5 +1,6 @@
 """Templates render as transformers renders them, which models are trained with; the reference is its own renderer."""
 
+from contextvars import Context
 from typing import Any
 
 import pytest
@@ -94,7 +95,9 @@ def test_templates_do_not_get_out_of_the_sandbox(source: str) -> None:
 def test_tools_are_also_the_functions_of_firefunction() -> None:
     template = JinjaTemplate("{{ 'Tools:' + functions + datetime[-5:-3] }}")
     tools = [{"type": "function", "function": {"name": "add"}}]
-    assert template.render([HELLO], {"tools": tools}) == 'Tools:[\n    {\n        "name": "add"\n    }\n] 2'
+    of_first_text = Context()  # No text has been rendered in it.
+    text = of_first_text.run(template.render, [HELLO], {"tools": tools})
+    assert text == 'Tools:[\n    {\n        "name": "add"\n    }\n] 2'
     assert template.render([HELLO], {"datetime": "1 May 1999"}) == "Tools: 1"
 
 
