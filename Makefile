@@ -19,7 +19,9 @@ MODEL ?= demo
 ARGS ?=
 
 BIN := $(VENV)/bin
-PYTEST := $(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
+# One process more than cores, because tests with browsers and servers also wait.
+PROCESSES := $(shell expr $$(getconf _NPROCESSORS_ONLN) + 1)
+PYTEST := $(BIN)/python -m pytest --numprocesses $(PROCESSES) --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 INSTALLED := $(VENV)/.installed
 DOCS_VENV := build/docs-venv
 OF_TRANSFORMERS := tests/engine/decoder tests/engine/executors tests/engine/model tests/engine/start tests/engine/text
