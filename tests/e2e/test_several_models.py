@@ -5,10 +5,11 @@ import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import httpx
 import pytest
+from openai.types import Completion, CreateEmbeddingResponse
 
 from oaiserve import cli
 from tests.e2e.browser import OpenPage
@@ -55,16 +56,39 @@ def samples(server: LiveServer, name: str) -> dict[str, float]:
     return {line[len(start) :].split('"')[0]: float(line.split()[-1]) for line in lines if line.startswith(start)}
 
 
-def test_each_model_is_loaded_when_it_is_asked_for(two_models: LiveServer) -> None:
-    assert samples(two_models, "oaiserve_model_loaded") == {"chat": 0, "embed": 0}
+class FirstAnswers(NamedTuple):
+    """The answer of each model to its first request, and which models were loaded before, between and after."""
+
+    models: list[str]
+    vectors: CreateEmbeddingResponse
+    text: Completion
+    loaded: list[dict[str, float]]
+
+
+@pytest.fixture(scope="module")
+def first_answers(two_models: LiveServer) -> FirstAnswers:
+    loaded = [samples(two_models, "oaiserve_model_loaded")]
     with two_models.sdk() as client:
-        assert [model.id for model in client.models.list()] == ["embed", "chat"]
+        models = [model.id for model in client.models.list()]
         vectors = client.embeddings.create(model="embed", input="aa cat")
-        assert samples(two_models, "oaiserve_model_loaded") == {"chat": 0, "embed": 1}
-        answer = client.completions.create(model="chat", prompt="Hello", max_tokens=4, temperature=0)
-    assert vectors.model == "embed"
-    assert (answer.model, answer.usage and answer.usage.completion_tokens) == ("chat", 4)
-    assert samples(two_models, "oaiserve_model_loaded") == {"chat": 1, "embed": 1}
+        loaded.append(samples(two_models, "oaiserve_model_loaded"))
+        text = client.completions.create(model="chat", prompt="Hello", max_tokens=4, temperature=0)
+    loaded.append(samples(two_models, "oaiserve_model_loaded"))
+    return FirstAnswers(models, vectors, text, loaded)
+
+
+@pytest.fixture(autouse=True)
+def loaded_models(two_models: LiveServer, first_answers: FirstAnswers) -> None:
+    """Each test begins with both models loaded, one of which another test may have killed."""
+    wait_until(lambda: samples(two_models, "oaiserve_model_loaded") == {"chat": 1, "embed": 1})
+
+
+def test_each_model_is_loaded_when_it_is_asked_for(two_models: LiveServer, first_answers: FirstAnswers) -> None:
+    assert first_answers.loaded == [{"chat": 0, "embed": 0}, {"chat": 0, "embed": 1}, {"chat": 1, "embed": 1}]
+    assert first_answers.models == ["embed", "chat"]
+    assert first_answers.vectors.model == "embed"
+    text = first_answers.text
+    assert (text.model, text.usage and text.usage.completion_tokens) == ("chat", 4)
     assert all(num_bytes > 2**20 for num_bytes in samples(two_models, "oaiserve_model_memory_bytes").values())
     with two_models.http() as http:
         assert "\noaiserve_gateway_connections " in http.get("/metrics").text, "those of clients are the gateway's"
