@@ -4,10 +4,11 @@ import asyncio
 import functools
 import gc
 import inspect
+import logging
 import os
 import shutil
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -41,6 +42,24 @@ settings.load_profile("oaiserve")
 
 
 ROOT = Path(__file__).parents[1]
+# What commands and servers set up for their whole process; "" is the root.
+LOGGERS = (
+    *("", "oaiserve", "oaiserve.files.progress", "opentelemetry.trace.span"),
+    *("uvicorn", "uvicorn.error", "uvicorn.access", "uvicorn.asgi"),
+)
+
+
+@pytest.fixture(autouse=True)
+def restored_logging() -> Iterator[None]:
+    """Restore the loggers of the process after each test."""
+    loggers = [logging.getLogger(name) for name in LOGGERS]
+    before = [(logger.handlers[:], logger.level, logger.propagate, logger.disabled) for logger in loggers]
+    yield
+    for logger, (handlers, level, propagate, disabled) in zip(loggers, before, strict=True):
+        logger.handlers[:] = handlers
+        logger.setLevel(level)
+        logger.propagate = propagate
+        logger.disabled = disabled
 
 
 class Group(NamedTuple):

@@ -1,6 +1,5 @@
 """A cache of its own for each test, and a server whose model repeats what it is told."""
 
-import logging
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -22,15 +21,6 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("OAISERVE_CACHE", str(tmp_path / "ours"))
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "cache"))
     return tmp_path / "ours"
-
-
-@pytest.fixture(autouse=True)
-def log_level() -> Iterator[None]:
-    """Undo what a command does to the level of the whole process."""
-    logger = logging.getLogger("oaiserve")
-    level = logger.level
-    yield
-    logger.setLevel(level)
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,7 @@ import re
 import struct
 import termios
 from array import array
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from threading import Thread
 from typing import Any, Literal
@@ -23,23 +23,11 @@ from oaiserve.screen import Screen
 from oaiserve.telemetry import logs
 from oaiserve.telemetry.log_lines import ShortFormatter
 
-TOUCHED = ("", "opentelemetry.trace.span", "uvicorn", "uvicorn.error", "uvicorn.access", "uvicorn.asgi")
-
 
 @pytest.fixture(autouse=True)
-def restored_logging() -> Iterator[None]:
-    """Restore the loggers of the process after each test."""
-    loggers = [logging.getLogger(name) for name in TOUCHED]
-    before = [(list(x.handlers), x.level, x.propagate, x.disabled) for x in loggers]
-    for handler in before[0][0]:  # so that `force` does not close handlers of pytest
-        loggers[0].removeHandler(handler)
-    yield
-    for x, (handlers, level, propagate, disabled) in zip(loggers, before, strict=True):
-        x.handlers[:] = handlers
-        x.level = level
-        x.propagate = propagate
-        x.disabled = disabled
-        x.setLevel(level)
+def without_handlers(restored_logging: None) -> None:
+    """Remove pytest's handlers during a test, so that `configure` doesn't close them."""
+    logging.getLogger().handlers.clear()
 
 
 @pytest.fixture
