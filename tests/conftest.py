@@ -21,11 +21,11 @@ from oaiserve.engine.model.cpu import cores
 # Triton's kernels run in its interpreter, on the CPU. The variable must be set before torch imports Triton.
 os.environ["TRITON_INTERPRET"] = "1"
 
-# There is a process of tests for each core, and small models are no faster with more threads. Those of torch in several
+# Processes of tests take all cores, and small models are no faster with more threads. Those of torch in several
 # processes would wait for each other, and burn the cores meanwhile. Servers that tests start inherit the variable.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 # Without `cpu_threads`, an engine would give torch a thread for each core, in all tests after it, too.
-cores._allowed = lambda: [0]
+cores.allowed_cpus = lambda: [0]
 
 # Servers and workers that tests start import what the tests have imported, so nobody compiles it a second time.
 sys.dont_write_bytecode = False

@@ -58,33 +58,42 @@ class AdapterTable:
     def get(self, name: str) -> ServedAdapter | None:
         return self._by_name.get(name)
 
-    def load(self, name: str, path: Path, *, in_place: bool = False) -> ServedAdapter:
-        """Load an adapter, which takes a while, with `in_place` instead of one of the same name. Raises BadAdapter, and
-        InvalidRequest for a taken name."""
-        assert self._add is not None
+    def load(self, name: str, path: Path) -> ServedAdapter:
+        """Load an adapter, which takes a while. Raises BadAdapter, and InvalidRequest for a taken name."""
         with self._lock:
-            if name in self._by_name and not in_place:
+            if name in self._by_name:
                 message = f"An adapter '{name}' is loaded already; unload it first, or send \"load_inplace\": true."
                 raise InvalidRequest(message, param="lora_name")
-            if len(self._by_name.keys() - {name}) >= MOST_ADAPTERS:
-                message = f"{MOST_ADAPTERS} adapters are loaded already, which is the most; unload one first."
-                raise InvalidRequest(message, param="lora_name")
-            num_bytes = self._size(path)
-            held_bytes = self.num_bytes
-            if held_bytes + num_bytes > self.max_bytes:
-                message = (
-                    f"The adapter takes {num_bytes} bytes, and those that are loaded or in use take {held_bytes} of "
-                    f"{self.max_bytes} (--lora-memory); unload one first."
-                )
-                raise InvalidRequest(message, param="lora_path")
-            self._last_number += 1
-            # In a thread that ends, because each thread that computes gets threads of torch's, which compete for cores.
-            with ThreadPoolExecutor(1, thread_name_prefix="adapter") as loader:
-                loader.submit(self._add, self._last_number, name, path).result()
-            adapter = ServedAdapter(name, str(path), self._last_number, int(time.time()))
-            self._held[adapter.number] = num_bytes
-            self._by_name = self._by_name | {name: adapter}
-            return adapter
+            return self._load(name, path)
+
+    def replace(self, name: str, path: Path) -> tuple[ServedAdapter, ServedAdapter | None]:
+        """Load an adapter, and return it with the one whose name it takes, which open requests still have. Raises
+        BadAdapter and InvalidRequest."""
+        with self._lock:
+            replaced = self._by_name.get(name)
+            return self._load(name, path), replaced
+
+    def _load(self, name: str, path: Path) -> ServedAdapter:
+        assert self._add is not None
+        if len(self._by_name.keys() - {name}) >= MOST_ADAPTERS:
+            message = f"{MOST_ADAPTERS} adapters are loaded already, which is the most; unload one first."
+            raise InvalidRequest(message, param="lora_name")
+        num_bytes = self._size(path)
+        held_bytes = self.num_bytes
+        if held_bytes + num_bytes > self.max_bytes:
+            message = (
+                f"The adapter takes {num_bytes} bytes, and those that are loaded or in use take {held_bytes} of "
+                f"{self.max_bytes} (--lora-memory); unload one first."
+            )
+            raise InvalidRequest(message, param="lora_path")
+        self._last_number += 1
+        # In a thread that ends, because each thread that computes gets threads of torch's, which compete for cores.
+        with ThreadPoolExecutor(1, thread_name_prefix="adapter") as loader:
+            loader.submit(self._add, self._last_number, name, path).result()
+        adapter = ServedAdapter(name, str(path), self._last_number, int(time.time()))
+        self._held[adapter.number] = num_bytes
+        self._by_name = self._by_name | {name: adapter}
+        return adapter
 
     def unload(self, name: str) -> ServedAdapter:
         """Take away the name of an adapter, and return the adapter: open requests still have it. Raises NotFound."""

@@ -233,10 +233,12 @@ class Engine:
     def load_adapter(self, name: str, path: Path, *, in_place: bool = False) -> ServedAdapter:
         """Load an adapter for requests, which takes a while. With `in_place`, it takes the place of one of its name,
         which open requests still have. Raises what `AdapterTable.load` does."""
-        replaced = self.adapters.get(name)
-        adapter = self.adapters.load(name, path, in_place=in_place)
-        if replaced is not None:
-            self._loop.post(DropAdapter(replaced.number))
+        if in_place:
+            adapter, replaced = self.adapters.replace(name, path)
+            if replaced is not None:
+                self._loop.post(DropAdapter(replaced.number))
+        else:
+            adapter = self.adapters.load(name, path)
         self._tokenize.give_back_later()  # what the files were read into
         return adapter
 

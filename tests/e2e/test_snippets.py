@@ -43,7 +43,7 @@ def start_session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable
     environment = clean_environment() | {"HOME": str(home), "PATH": programs(home / "bin"), "PYTHONPATH": str(ROOT)}
     environment["OAISERVE_CACHE"] = str(cache)
     # A short context ends answers that find no end of their own.
-    flags = ("--max-model-len", "512", "--kv-cache-memory", "256MiB", "--lora-dir", str(adapters))
+    flags = ("--max-model-len", "1024", "--kv-cache-memory", "256MiB", "--lora-dir", str(adapters))
     with serve_process("demo", home / "log", *flags, env=environment) as server:
         address = urlsplit(server.url).netloc
         yield lambda folder: Session(folder, adapters, address, environment)

@@ -1,6 +1,7 @@
 """Adapters in the engine: sequences with several of them share steps, but not the prefix cache."""
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from queue import SimpleQueue
 
@@ -131,6 +132,15 @@ def test_a_table_has_each_name_once_and_a_bounded_number() -> None:
         table.load("one more", Path("x"))
     table.unload("a")
     assert table.load("a", Path("a")).number == len(added) == MOST_ADAPTERS + 1
+
+
+def test_each_adapter_that_is_replaced_comes_out_of_the_table_once() -> None:
+    table = AdapterTable(lambda *_: None)
+    with ThreadPoolExecutor(4) as threads:
+        pairs = [*threads.map(lambda index: table.replace("a", Path(f"{index}")), range(8))]
+    (last,) = table.served
+    replaced = [before.number for _, before in pairs if before is not None]
+    assert sorted([*replaced, last.number]) == [new.number for new, _ in sorted(pairs, key=lambda pair: pair[0].number)]
 
 
 def test_adapters_have_a_bounded_memory_with_those_that_open_requests_still_have() -> None:

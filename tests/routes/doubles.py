@@ -154,7 +154,9 @@ class FakeEngine:
             raise BadAdapter(f"'{path}': it is broken")
 
     def load_adapter(self, name: str, path: Path, *, in_place: bool = False) -> ServedAdapter:
-        return self.adapters.load(name, path, in_place=in_place)
+        if in_place:
+            return self.adapters.replace(name, path)[0]
+        return self.adapters.load(name, path)
 
     def unload_adapter(self, name: str) -> ServedAdapter:
         return self.adapters.unload(name)

@@ -97,7 +97,7 @@ class Gateway:
         self.received = SharedLimit(MOST_RECEIVED_BYTES)  # bodies of requests without an answer
         self.kept = SharedLimit(MOST_KEPT_BYTES)  # pieces of streams
         self._listing = asyncio.Semaphore(MOST_LISTS)
-        self._is_told_loop = False
+        self._has_warned_of_loop = False
         self.is_draining = False
         self._attempts = Attempts(router, watch, metrics, tracing, are_children=models is not None)
         self._relay = Relay(
@@ -157,8 +157,8 @@ class Gateway:
             raise Unavailable("The server is shutting down. Please try again.", retry_after_seconds=5)
         num_hops = num_hops_of(scope)
         if num_hops >= MOST_HOPS:
-            if not self._is_told_loop:
-                self._is_told_loop = True
+            if not self._has_warned_of_loop:
+                self._has_warned_of_loop = True
                 text = "A request has passed %d gateways: does a --replica of this one, or of one before it, lead back?"
                 log.error(text, num_hops)
             raise LoopDetected(f"The request has passed {num_hops} gateways, and at most {MOST_HOPS} are allowed.")

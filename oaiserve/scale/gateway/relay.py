@@ -52,8 +52,8 @@ class Relay:
     def _warn_of_unmarked(self, upstream: Upstream) -> None:
         """Warn once about a replica whose streams have no marks. A child process trusts this gateway, so its streams
         lack marks for other reasons."""
-        if not self.attempts.are_children and self.continues != "never" and not upstream.is_told_unmarked:
-            upstream.is_told_unmarked = True
+        if not self.attempts.are_children and self.continues != "never" and not upstream.has_warned_of_marks:
+            upstream.has_warned_of_marks = True
             text = "Streams of replica %s end with it, unless its --trusted-proxy has the address of this gateway"
             log.warning(text, upstream.shown)
 

@@ -144,8 +144,8 @@ class Upstream:
         self.num_failures = self.num_pauses = 0  # since its last answer
         self.num_ejections = self.out_until_ns = 0
         self.mute_until_ns = 0  # It serves, but sends no reports that can be read.
-        self.is_told_mute = False  # the log says that it gives no reports
-        self.is_told_unmarked = False  # the log says that its streams cannot go on
+        self.has_warned_of_reports = False  # the log says that it gives no reports
+        self.has_warned_of_marks = False  # the log says that its streams cannot go on
         self.report: Report | None = None  # its last one
         self.kind = b""  # by its last stream; only replicas of one kind write the same bytes
         self.num_open = 0  # requests without a complete answer; written by the sender of each

@@ -218,8 +218,8 @@ class Watch:
             upstream.report = None
             if why_mute is not None:
                 upstream.mute_until_ns = monotonic_ns() + int(MUTE_SECONDS * 1e9)
-                if not upstream.is_told_mute:
-                    upstream.is_told_mute = True
+                if not upstream.has_warned_of_reports:
+                    upstream.has_warned_of_reports = True
                     log.warning(
                         "Replica %s gives no reports (%s), so its load and cache are estimated",
                         upstream.shown,

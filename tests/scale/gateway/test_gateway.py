@@ -370,7 +370,7 @@ def test_a_client_that_leaves_takes_its_request_along(stream: bool) -> None:
 def test_a_server_that_gives_no_reports_is_used_all_the_same() -> None:
     # On such an address, a server without keys shows its reports to nobody.
     with fleet(2, server=replace(BEHIND_A_GATEWAY, host="0.0.0.0", allowed_host=("127.0.0.1",))) as running:
-        assert all(upstream.is_told_mute for upstream in running.watch.upstreams.values())
+        assert all(upstream.has_warned_of_reports for upstream in running.watch.upstreams.values())
         answers = [running.ask(f"{LONG}{number}") for number in range(4)]
         assert len({replica_of(answer) for answer in answers}) == 1
         assert [reason_of(answer) for answer in answers] == ["new", "prefix", "prefix", "prefix"]

@@ -17,7 +17,7 @@ def default_threads(cpus: Collection[int] | None = None, root: Path = Path("/"))
     hardware threads of one core (SMT) share its arithmetic units, so they count as one core. `cpus` are the CPUs on
     which the process may run; by default, the system is asked. `root` is the folder that has sys/.
     """
-    cores = len({_siblings(cpu, root) for cpu in (_allowed() if cpus is None else cpus)})
+    cores = len({_siblings(cpu, root) for cpu in (allowed_cpus() if cpus is None else cpus)})
     if (quota := _quota(root)) is not None:
         cores = min(cores, max(1, int(quota)))
     if cores < _FEW_CORES:
@@ -27,14 +27,15 @@ def default_threads(cpus: Collection[int] | None = None, root: Path = Path("/"))
 
 def usable_cpus(cpus: Collection[int] | None = None, root: Path = Path("/")) -> int:
     """Return on how many CPUs this process may run at once: all hardware threads of its cores, within its quota."""
-    number = len(_allowed() if cpus is None else cpus)
+    number = len(allowed_cpus() if cpus is None else cpus)
     quota = _quota(root)
     if quota is None:
         return number
     return min(number, max(1, math.ceil(quota)))
 
 
-def _allowed() -> Collection[int]:
+def allowed_cpus() -> Collection[int]:
+    """Return the CPUs on which this process may run."""
     if hasattr(os, "sched_getaffinity"):
         return os.sched_getaffinity(0)
     return range(os.cpu_count() or 1)
