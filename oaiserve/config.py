@@ -513,6 +513,9 @@ class EngineOptions:
     explain: bool = True
     """Learn what steps cost, divide each request's prefill and decode into causes, and forecast its first token."""
 
+    nvtx: bool = False
+    """Mark steps and phases of requests as ranges for a profiler: NVTX on a GPU, ITT on a CPU (docs/telemetry.md)."""
+
     def __post_init__(self) -> None:
         _check_choices(self)
         if self.quantize != "none" and not self.compile:

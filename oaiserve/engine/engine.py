@@ -180,7 +180,7 @@ class Engine:
         self._tokenize = TokenizeStage(
             model.tokenizer,
             grammars.compile,
-            self._post,
+            self._post if self._loop.phases is None else self._loop.phases.watch(self._post),
             num_workers=options.tokenize_workers,
             # Encoding keeps no lock, but a core, and streams that decode would notice.
             encode_rest=REST if self.is_on_cpu and model.pooling is None else 0.0,

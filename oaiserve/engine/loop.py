@@ -10,20 +10,22 @@ import logging
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import partial
 from queue import Empty, SimpleQueue
 from threading import Event, Thread
+from typing import TYPE_CHECKING
 
 from oaiserve.engine.accounts.costs import Rates
 from oaiserve.engine.accounts.host_time import HostTime
 from oaiserve.engine.accounts.machine_time import MachineTime
 from oaiserve.engine.accounts.shares import Shares
-from oaiserve.engine.accounts.step_account import StepAccount
+from oaiserve.engine.accounts.step_account import RequestNotes, StepAccount
 from oaiserve.engine.accounts.step_causes import StepCauses
 from oaiserve.engine.backpressure import SharedLimit
 from oaiserve.engine.disk_tier import BlocksRead
 from oaiserve.engine.drafting.drafts import Drafts
 from oaiserve.engine.encoder import Encoder
-from oaiserve.engine.forecast.forecaster import Forecaster
+from oaiserve.engine.forecast.forecaster import Ended, Forecaster
 from oaiserve.engine.open_request import Bounds
 from oaiserve.engine.open_requests import OpenRequests
 from oaiserve.engine.request import Deliver, Failed, Request, Usage
@@ -37,6 +39,9 @@ from oaiserve.errors import AdapterUnloaded, APIError, InternalError, Unavailabl
 from oaiserve.explain.step_cost_fit import FitThread, Run, StepCostFit
 from oaiserve.facts.record import EngineAccount, HostPart
 from oaiserve.facts.times import RequestTimes
+
+if TYPE_CHECKING:
+    from oaiserve.engine.ranges import PhaseRanges
 
 log = logging.getLogger(__name__)
 
@@ -106,6 +111,15 @@ class EngineLoop:
         self._draining = False
         self._dropping: list[int] = []  # adapters that are dropped when no request has them any more
         self._host = HostTime(clock_ns)
+        self.phases: PhaseRanges | None = None
+        new_notes: Callable[..., RequestNotes] = RequestNotes
+        if model.ranges is not None:
+            from oaiserve.engine.accounts.ranged import RangedHostTime, RangedNotes
+            from oaiserve.engine.ranges import PhaseRanges
+
+            self._host = RangedHostTime(clock_ns, model.ranges)
+            self.phases = PhaseRanges(model.ranges)
+            new_notes = partial(RangedNotes, self.phases)
         self._fits = FitThread()
         self.causes = None
         if machine is not None:
@@ -119,6 +133,10 @@ class EngineLoop:
             self.forecaster = Forecaster(scheduler, own, cost, lambda: self.snapshot, self._host.under_way)
         self.watchdog = Watchdog(self._host, cost, hang_seconds, exits=exit_on_hang)
         self._account = StepAccount(self._host, self.causes, cores_ns)
+        note_end: Callable[[Ended], object]
+        note_end = self.forecaster.ended.append if self.forecaster is not None else lambda ended: None
+        if self.phases is not None:
+            note_end = self.phases.watch_ends(note_end)
         self.arriving: dict[str, Submitted] = {}  # requests in the inbox; written and read by any thread
         # written by the engine thread, read by any thread
         self.requests = OpenRequests(
@@ -131,7 +149,8 @@ class EngineLoop:
             stop_tokenizing=stop_tokenizing,
             rates=rates,
             causes=self.causes,
-            note_end=self.forecaster.ended.append if self.forecaster is not None else lambda ended: None,
+            note_end=note_end,
+            new_notes=new_notes,
         )
         self._stepper = Stepper(
             model,
@@ -190,8 +209,11 @@ class EngineLoop:
             self.failure = error
             self._failed(error)
         finally:
-            self._close()
-            self._is_warm.set()
+            try:
+                self._close()
+            finally:
+                self._host.enter(HostPart.IDLE)
+                self._is_warm.set()
 
     def _turn(self) -> None:
         now_ns = self._clock_ns()

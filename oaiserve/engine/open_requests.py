@@ -57,10 +57,12 @@ class OpenRequests:
         rates: Rates,
         causes: StepCauses | None = None,
         note_end: Callable[[Ended], object] = lambda ended: None,
+        new_notes: Callable[..., RequestNotes] = RequestNotes,
     ) -> None:
         """Begin without requests. `waiting` counts the choices until they enter a step or end; who submits a request
         has taken their room. `stop_tokenizing` takes the id of a request ended before it was tokenized. With
-        the `causes` of steps, each request's account has its own. `note_end` is told of ended requests."""
+        the `causes` of steps, each request's account has its own. `note_end` is told of ended requests, and
+        `new_notes` makes what writes a request's stamps."""
         self._scheduler = scheduler
         self.table = TokenTable(model.tokenizer.backend)
         self._numbers = numbers
@@ -70,6 +72,7 @@ class OpenRequests:
         self._rates = rates
         self._causes = causes
         self._note_end = note_end
+        self._new_notes = new_notes
         self._open: dict[str, OpenRequest] = {}
         self.outbox = Outbox()
         self._taken_up = Continuations()
@@ -109,7 +112,7 @@ class OpenRequests:
             causes = None
         else:
             causes = RequestCauses(has_several=request.num_choices > 1)
-        notes = RequestNotes(times, account, self._causes, causes)
+        notes = self._new_notes(request.request_id, times, account, self._causes, causes)
         self._open[request.request_id] = OpenRequest(
             request, deliver, times, account, notes, causes, num_waiting=request.num_choices
         )

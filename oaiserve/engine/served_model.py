@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from oaiserve.engine.adapters import AdapterTable
 from oaiserve.engine.disk_tier import KeptBlocks
@@ -14,6 +14,9 @@ from oaiserve.engine.grammars.grammar import Grammars
 from oaiserve.engine.pooling import Pooling
 from oaiserve.engine.step import Runner
 from oaiserve.engine.text.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from oaiserve.engine.ranges import Ranges
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -37,6 +40,7 @@ class ServedModel:
     warm_up: Callable[[], None] = lambda: None  # called on the engine thread before the first step
     # Called on the engine thread when an error has ended it. Returns whether the device has failed, too.
     failed: Callable[[BaseException], bool] = lambda error: False
+    ranges: Ranges | None = None  # for a profiler, with --nvtx
     block_bytes: int = 0  # size of a block
     weight_bytes: int = 0  # weights that each step reads
     path: Path | None = None  # its folder or GGUF file

@@ -28,6 +28,7 @@ MOST_STEPS_KEPT = 2**16  # until they are taken: minutes even on a fast GPU
 class RequestNotes:
     """The writer of one request's account and stamps, by the events of its sequences in steps."""
 
+    request_id: str
     _times: RequestTimes
     _account: EngineAccount
     _steps: StepCauses | None  # all steps, where their time is divided into causes

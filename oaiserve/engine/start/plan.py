@@ -67,7 +67,12 @@ def start_model(
     with reported(f"No model could be loaded from {source.shown}"):
         refuse_unless_sound(source)
         refuse_without_tokenizer(source)
-        return _started(StartRequest(source, options, times, meanwhile, default_params))
+        served = _started(StartRequest(source, options, times, meanwhile, default_params))
+        if not options.nvtx:
+            return served
+        from oaiserve.engine.model.ranges import ranges_on
+
+        return replace(served, ranges=ranges_on(served.device))
 
 
 def _started(request: StartRequest) -> ServedModel:

@@ -124,6 +124,6 @@ def test_the_account_counts_images_sounds_and_their_tokens_until_all_are_encoded
         account.note_medium(kind, num_tokens)
     assert (account.num_images, account.num_sounds, account.num_media) == (2, 1, 3)
     assert (account.image_tokens, account.audio_tokens) == (12, 3)
-    RequestNotes(times, account, None, None).media_encoded(1000)
+    RequestNotes("a", times, account, None, None).media_encoded(1000)
     assert times.media_encoded == 1000
     assert events_of(account) == [("media_encoded", None, {"encode_ns": 9, "cached": 1, "tokens": 15})]

@@ -1,0 +1,71 @@
+"""Ranges for a profiler: what marks them, and the phases of requests. No torch, and nothing of it without --nvtx."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Protocol
+
+from oaiserve.engine.tokenize import GrammarCompiled, Tokenized, TokenizeFailed, TokenizeStarted
+
+if TYPE_CHECKING:
+    from oaiserve.engine.forecast.forecaster import Ended
+
+FromTokenizer = TokenizeStarted | GrammarCompiled | Tokenized | TokenizeFailed
+
+
+class Ranges(Protocol):
+    """Marks ranges: those of a thread nest, and those of requests overlap and may end on another thread."""
+
+    def push(self, name: str) -> None: ...
+
+    def pop(self) -> None:
+        """End the innermost range of this thread."""
+
+    def start(self, phase: str, request_id: str) -> Any:
+        """Begin the phase of a request, and return what `end` takes."""
+
+    def end(self, started: Any) -> None: ...
+
+
+class PhaseRanges:
+    """The phases of requests. A tokenize worker begins the first ones, and the engine thread the others."""
+
+    def __init__(self, ranges: Ranges) -> None:
+        self._ranges = ranges
+        self._started: dict[str, Any] = {}  # the phase under way, by request id
+
+    def enter(self, request_id: str, phase: str) -> None:
+        """End the phase under way, if there is one, and begin another."""
+        self.leave(request_id)
+        self._started[request_id] = self._ranges.start(phase, request_id)
+
+    def leave(self, request_id: str) -> None:
+        started = self._started.pop(request_id, None)
+        if started is not None:
+            self._ranges.end(started)
+
+    def watch(self, post: Callable[[FromTokenizer], None]) -> Callable[[FromTokenizer], None]:
+        """Return a `post` for the tokenize stage that marks the phases before it passes an event on."""
+
+        def watched(event: FromTokenizer) -> None:
+            request_id = event.request.request_id
+            match event:
+                case TokenizeStarted():
+                    self.enter(request_id, "tokenize")
+                case Tokenized() if event.token_ids and request_id in self._started:  # or else it has ended meanwhile
+                    self.enter(request_id, "encode_media" if any(event.media) else "queue")
+                case Tokenized() | TokenizeFailed():
+                    self.leave(request_id)
+            post(event)
+
+        return watched
+
+    def watch_ends(self, note_end: Callable[[Ended], object]) -> Callable[[Ended], object]:
+        """Return a `note_end` that ends the phase under way. All requests end there, also those that ended before they
+        were tokenized."""
+
+        def watched(ended: Ended) -> object:
+            self.leave(ended.request_id)
+            return note_end(ended)
+
+        return watched
