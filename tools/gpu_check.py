@@ -1,10 +1,11 @@
-"""Checks in ten minutes on a GPU whether answers are right, how fast they are, and where a step's time goes.
+"""Checks in two calls of at most 270 seconds on a GPU whether answers are right, how fast they are, and why.
 
-    python -m tools.gpu_check --out DIR                         # the whole picture, on the GPU
-    python -m tools.gpu_check --out DIR --device cpu --quick    # a dry run anywhere
-    python -m tools.gpu_check --out DIR --only gpt2 decode-8b   # parts of it again
-    python -m tools.gpu_check --out DIR --resume                # the sections that are not done in DIR
+    python -m tools.gpu_check figures --out DIR                 # how fast, and where a step's time goes
+    python -m tools.gpu_check answers --out DIR                 # whether answers are right
+    python -m tools.gpu_check figures --out DIR --only gpt2     # parts of it again
+    python -m tools.gpu_check figures --out DIR --resume        # the sections that are not done in DIR
     python -m tools.gpu_check --show DIR/gpu_check.json --markdown docs/benchmarks.md
+    python -m tools.gpu_check --dry-run                         # both calls without a GPU, and compiles all kernels
 
 Needs torch and transformers, no network and no weights: the models have the shapes of real ones and random weights.
 Each section runs in a process of its own, within a time limit. After each one DIR/gpu_check.json and DIR/gpu_check.md
@@ -21,7 +22,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from tools.gpu import summary
+from tools.gpu import dry_run, summary
 from tools.gpu.run import run_all
 from tools.gpu.sections import NOT_ON_CPU, SECTIONS, Section
 from tools.markdown import about, write_between
@@ -31,32 +32,40 @@ def main(argv: list[str] | None = None) -> int:
     names = [section.name for section in SECTIONS]
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
+    add("call", nargs="?", choices=("figures", "answers"), help="which sections; else those of both")
     add("--out", type=Path, help="folder for the results, and for a log of each section")
     add("--device", default="cuda", choices=("cuda", "cpu"))
     add("--quick", action="store_true", help="tiny models and short runs, which only show that everything works")
+    add("--dry-run", action="store_true", help="all sections on a fake GPU, whose kernels are compiled for an H100")
     add("--only", nargs="+", choices=names, default=names, metavar="SECTION", help=f"some of {', '.join(names)}")
     add("--resume", action="store_true", help="leave out the sections that are done in the folder")
-    add("--budget-seconds", type=float, default=530.0, help="for all sections (default %(default)g)")
+    add("--budget-seconds", type=float, default=262.0, help="for all sections (default %(default)g)")
     add("--show", type=Path, nargs="+", metavar="JSON", help="measure nothing; show these results, and "
         "the last one of a section that several files have")  # fmt: skip
     add("--markdown", type=Path, metavar="PAGE", help="write the text there, between the markers of gpu")
     arguments = parser.parse_args(argv)
-    if (arguments.out is None) == (arguments.show is None):
-        parser.error("Give either --out, to measure, or --show.")
-    report = together(arguments.show) if arguments.show else measure(arguments)
+    if [arguments.out is not None, arguments.show is not None, arguments.dry_run].count(True) != 1:
+        parser.error("Give one of --out, to measure, --show and --dry-run.")
+    chosen = [one for one in SECTIONS if one.name in arguments.only and arguments.call in (None, one.call)]
+    if arguments.dry_run:
+        return dry_run.run(chosen)
+    report = together(arguments.show) if arguments.show else measure(arguments, chosen)
     print(summary.as_text(report))
     if arguments.markdown:
         write_between(arguments.markdown, "gpu", summary.as_text(report))
     return 0 if summary.is_correct(report["sections"]) else 1
 
 
-def measure(arguments: argparse.Namespace) -> dict[str, Any]:
+def measure(arguments: argparse.Namespace, chosen: Sequence[Section]) -> dict[str, Any]:
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    turns = arguments.out / "turns"
+    turns.mkdir(exist_ok=True)
+
     def command(section: Section, out: Path, limit_seconds: float) -> list[str]:
         command = [sys.executable, "-m", "tools.gpu.section", section.name, "--out", str(out)]
-        command += ["--device", arguments.device, "--limit-seconds", f"{limit_seconds:.0f}"]
+        command += ["--device", arguments.device, "--turns", str(turns), "--limit-seconds", f"{limit_seconds:.0f}"]
         return command + ["--quick"] * arguments.quick
 
-    arguments.out.mkdir(parents=True, exist_ok=True)
     no_figures = NOT_ON_CPU if arguments.device == "cpu" else "not measured: tiny models" if arguments.quick else ""
     report: dict[str, Any] = {
         **about(),
@@ -64,23 +73,29 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
         "sections": {},
     }
     file = arguments.out / "gpu_check.json"
-    sections = report["sections"]
+    sections: dict[str, Any] = report["sections"]
     if arguments.resume and file.exists():
         earlier = json.loads(file.read_text())["sections"]
         sections |= {name: result for name, result in earlier.items() if result["status"] == "done"}
-    chosen = [section for section in SECTIONS if section.name in arguments.only and section.name not in sections]
-    for name, result in run_all(chosen, command, arguments.out, arguments.budget_seconds):
+    left = [section for section in chosen if section.name not in sections]
+    at_once = 2 if arguments.device == "cpu" else max(1, len(left))
+    for name, result in run_all(left, command, arguments.out, arguments.budget_seconds, at_once):
         sections[name] = result
+        report["sections"] = _in_order(sections)
         print(f"{name}: {result['status']}, {result.get('seconds', 0):.0f} s", file=sys.stderr, flush=True)
         file.write_text(json.dumps(report, indent=1) + "\n")
         (arguments.out / "gpu_check.md").write_text(summary.as_text(report))
     return report
 
 
+def _in_order(sections: dict[str, Any]) -> dict[str, Any]:
+    return {section.name: sections[section.name] for section in SECTIONS if section.name in sections}
+
+
 def together(files: Sequence[Path]) -> dict[str, Any]:
     reports = [json.loads(file.read_text()) for file in files]
     sections = {name: result for report in reports for name, result in report["sections"].items()}
-    return {**reports[0], "sections": {s.name: sections[s.name] for s in SECTIONS if s.name in sections}}
+    return {**reports[0], "sections": _in_order(sections)}
 
 
 if __name__ == "__main__":

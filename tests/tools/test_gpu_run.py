@@ -77,7 +77,7 @@ def test_other_sections_run_after_one_that_fails_and_none_for_longer_than_is_lef
         limits.append(limit_seconds)
         return command(codes[section.name], out)
 
-    results = dict(run_all([FIRST, Section("second", "none:run", 1000)], run, tmp_path, 100))
+    results = dict(run_all([FIRST, Section("second", "none:run", 1000)], run, tmp_path, 100, at_once=1))
     assert [result["status"] for result in results.values()] == ["broke with exit code 2", "done"]
     assert limits[0] == 60
     assert 30 < limits[1] <= 100
@@ -97,25 +97,28 @@ def test_a_section_says_why_it_does_not_run() -> None:
     assert list(parts(gpu_section, "cpu", quick=True)) == [{"problem": NOT_ON_CPU}]
 
 
-def test_section_names_are_unique_and_correctness_comes_before_speed() -> None:
+def test_section_names_are_unique_and_checks_are_answers() -> None:
     names = [section.name for section in SECTIONS]
     assert len(set(names)) == len(names)
-    assert names[:2] == ["memory", "environment"]
-    kinds = [section.is_check for section in SECTIONS[2:]]
-    assert kinds == sorted(kinds, reverse=True)
+    assert all(section.call == "answers" for section in SECTIONS if section.is_check)
 
 
-def test_a_check_that_needs_the_device_alone_has_no_neighbour(tmp_path: Path) -> None:
-    limits: dict[str, float] = {}
+def test_sections_run_side_by_side(tmp_path: Path) -> None:
+    """Each ends once the other has begun."""
+    waits = """
+import os, sys, time
+open(sys.argv[1], "w")
+while not os.path.exists(sys.argv[2]):
+    time.sleep(0.01)
+"""
+    others = {"a": "b", "b": "a"}
 
     def run(section: Section, out: Path, limit_seconds: float) -> list[str]:
-        limits[section.name] = limit_seconds
-        return command("import time; time.sleep(1)", out)
+        return command(waits, tmp_path / section.name, tmp_path / others[section.name])
 
-    sections = [Section(name, "none:run", 1000, is_check=True, is_alone=name == "c") for name in "abc"]
-    dict(run_all(sections, run, tmp_path, 100))
-    assert limits["a"] == limits["b"]
-    assert limits["c"] < limits["b"] - 0.9  # what the others have left
+    sections = [Section(name, "none:run", 60) for name in others]
+    results = dict(run_all(sections, run, tmp_path, 100, at_once=2))
+    assert [result["status"] for result in results.values()] == ["done", "done"]
 
 
 # Installs nothing, and writes results as the check does.

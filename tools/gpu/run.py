@@ -1,4 +1,4 @@
-"""Runs each section in a process of its own, within a time limit. No torch.
+"""Runs sections side by side, each in a process of its own, within a time limit. No torch.
 
 A section that fails, hangs or dies does not disturb the others, and its result reports how it ended.
 """
@@ -10,8 +10,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from itertools import groupby
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any
 
@@ -19,29 +18,30 @@ from tools.gpu.sections import Section
 from tools.server_process import KILL_LIMIT_SECONDS, stop_group
 
 LAST_LINES = 15
-LEAST_SECONDS = 20  # a section that has less does not begin
+LEAST_SECONDS = 10  # a section that has less does not begin
 
 # Makes the command of a section, given the file for its result and its limit in seconds.
 Command = Callable[[Section, Path, float], Sequence[str]]
 
 
 def run_all(
-    sections: Sequence[Section], command: Command, folder: Path, budget_seconds: float
+    sections: Sequence[Section], command: Command, folder: Path, budget_seconds: float, at_once: int
 ) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield names and results as sections end. Neighbours that are checks run side by side, unless they need to be
-    alone. Once the budget is used up, the other sections are left out, with a result that reports it."""
+    """Yield names and results as sections end. They begin in their order, as many at once as are given. Once the budget
+    is used up, those that run are ended, and the others are left out, with a result that reports it."""
     give_up = time.monotonic() + budget_seconds
-    for are_checks, group in groupby(sections, key=lambda section: section.is_check and not section.is_alone):
-        for together in [list(group)] if are_checks else [[section] for section in group]:
-            left_seconds = give_up - time.monotonic()
-            if left_seconds < LEAST_SECONDS:
-                problem = f"{max(0.0, left_seconds):.0f} s were left of the {budget_seconds:.0f} s for all sections."
-                yield from ((section.name, {"status": "left out", "problem": problem}) for section in together)
-                continue
-            with ThreadPoolExecutor(len(together)) as pool:
-                limits = [min(section.limit_seconds, left_seconds) for section in together]
-                results = pool.map(lambda section, limit: run_one(section, command, folder, limit), together, limits)
-                yield from zip((section.name for section in together), results, strict=True)
+
+    def result(section: Section) -> dict[str, Any]:
+        left_seconds = give_up - time.monotonic()
+        if left_seconds < LEAST_SECONDS:
+            problem = f"{max(0.0, left_seconds):.0f} s were left of the {budget_seconds:.0f} s for all sections."
+            return {"status": "left out", "problem": problem}
+        return run_one(section, command, folder, min(section.limit_seconds, left_seconds))
+
+    with ThreadPoolExecutor(at_once) as pool:
+        running = {pool.submit(result, section): section.name for section in sections}
+        for done in as_completed(running):
+            yield running[done], done.result()
 
 
 def run_one(section: Section, command: Command, folder: Path, limit_seconds: float) -> dict[str, Any]:

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 if TYPE_CHECKING:
     import torch
 
+    from tools.gpu.turns import Turns
+
 NOT_ON_CPU = "not measured on a CPU"
+Call = Literal["figures", "answers"]
 
 
 class Target(NamedTuple):
@@ -17,10 +21,24 @@ class Target(NamedTuple):
 
     device: torch.device
     quick: bool  # tiny models and short runs, which show that it works, not how fast
+    turns: Turns | None = None  # None: no other section uses the device
 
     @property
     def is_gpu(self) -> bool:
         return self.device.type == "cuda"
+
+    @property
+    def is_dry(self) -> bool:
+        """Return whether the device is a fake one: models start as on a GPU, and nothing is computed."""
+        return self.device.type == "meta"
+
+    def turn(self) -> AbstractContextManager[None]:
+        """Return a context in which no other section measures or starts a model. A section that measures takes it."""
+        return nullcontext() if self.turns is None else self.turns.measuring()
+
+    def starting(self) -> AbstractContextManager[None]:
+        """Return a context in which no other section measures. A section that only starts a model takes it."""
+        return nullcontext() if self.turns is None else self.turns.starting()
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,27 +47,27 @@ class Section:
 
     name: str
     run: str  # module:function
-    limit_seconds: float = 170
+    limit_seconds: float = 240
     arguments: Mapping[str, str] = field(default_factory=dict)
-    is_check: bool = False  # checks answers: measures no time, so it may run next to other checks
-    is_alone: bool = False  # it needs the device's memory for itself
+    call: Call = "figures"
+    is_check: bool = False  # it checks answers, and measures no time
     needs_gpu: bool = False
 
 
-SECTIONS = (
-    # Before all else, so that nothing is explained by a kernel that reads or writes elsewhere.
-    Section("memory", "probes:memory", 120, is_check=True, is_alone=True, needs_gpu=True),
+# Each call takes at most 270 seconds. Its sections begin side by side, and measure in this order.
+FIGURES = (
     Section("environment", "environment:run", 120),
-    # Whether answers are right, the widest question first.
-    Section("families", "answers:families", is_check=True),
-    Section("probes", "probes:run", is_check=True, needs_gpu=True),
-    Section("graphs", "answers:shapes", is_check=True, needs_gpu=True),
-    # Speed, the most telling figures first: the steps of a small and of a large model, then ragged ones.
     Section("decode-1b", "steps:run", 110, {"model": "llama-3.2-1b"}),
     Section("decode-8b", "steps:run", 150, {"model": "llama-3.1-8b"}),
     Section("uneven", "engines:uneven", 70),
     Section("gpt2", "engines:gpt2", 70),
     Section("streams", "streams:run", 170),
-    Section("peers", "peers:run", 170, needs_gpu=True),
 )
+ANSWERS = (
+    Section("memory", "probes:memory", 120, call="answers", is_check=True, needs_gpu=True),
+    Section("families", "answers:families", call="answers", is_check=True),
+    Section("probes", "probes:run", call="answers", is_check=True, needs_gpu=True),
+    Section("graphs", "answers:shapes", call="answers", is_check=True, needs_gpu=True),
+)
+SECTIONS = FIGURES + ANSWERS
 CHECKS = tuple(section.name for section in SECTIONS if section.is_check)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,7 +19,7 @@ from oaiserve.engine.engine import Engine
 from oaiserve.engine.executors.cuda.kernels import Kernels
 from oaiserve.engine.model.memory import cpu_sizes
 from oaiserve.engine.request import SamplingParams
-from oaiserve.engine.start.described import describe_model
+from oaiserve.engine.start.described import Described, describe_model, with_shapes
 from oaiserve.engine.start.gpu.features import by_options
 from oaiserve.engine.start.started import Started, assemble, started_on_cpu
 from oaiserve.engine.start.ways.gpu import executor_of, place, start_on_gpu
@@ -78,23 +78,40 @@ def files_of(name: str, target: Target, dtype: torch.dtype = torch.bfloat16) -> 
         yield described(folder, target.device, dtype)
 
 
-def started(files: Files, options: EngineOptions) -> Started:
-    """Start a model as the server does on a GPU, and note in OFF what should be on. On a CPU, for a dry run, plain
-    PyTorch computes it."""
-    about = files.spec
-    options = replace(options, dtype=_name_of(about.dtype), compile=options.compile and not about.is_on_cpu)
-    found = describe_model(find_model(files.folder), options, device=about.device)
-    model = place(found, options, files.folder)
-    if about.is_on_cpu:
-        num_blocks, num_states = cpu_sizes(model.spec, options)
-        executor = executor_of(model.weights, model.spec, num_blocks, options=options, kernels=Kernels())
-        sizes = {"num_blocks": num_blocks, "num_states": num_states}
-        return started_on_cpu(executor, model.spec, options, model.adaptable, **sizes)
-    possible = by_options(options)
-    made = start_on_gpu(model, options, possible)
+def started(model: Described | Files, options: EngineOptions, target: Target | None = None) -> Started:
+    """Start a model as the server does on a GPU, and note in OFF what should be on. On a CPU plain PyTorch computes
+    it."""
+    if isinstance(model, Files):
+        model = _in_folder(model, options)
+    spec = model.spec
+    options = replace(options, dtype=_name_of(spec.dtype), compile=options.compile and not spec.is_on_cpu)
+    with nullcontext() if target is None else target.starting():
+        placed = place(_with_options(model, options), options, spec.name)
+        if spec.is_on_cpu:
+            num_blocks, num_states = cpu_sizes(placed.spec, options)
+            executor = executor_of(placed.weights, placed.spec, num_blocks, options=options, kernels=Kernels())
+            sizes = {"num_blocks": num_blocks, "num_states": num_states}
+            return started_on_cpu(executor, placed.spec, options, placed.adaptable, **sizes)
+        possible = by_options(options)
+        made = start_on_gpu(placed, options, possible)
     if options.compile:
         note_off(made.features, {name for name, reason in possible.items() if not reason})
     return made
+
+
+def _in_folder(files: Files, options: EngineOptions) -> Described:
+    spec = files.spec
+    options = replace(options, dtype=_name_of(spec.dtype), compile=options.compile and not spec.is_on_cpu)
+    return describe_model(find_model(files.folder), options, device=spec.device)
+
+
+def _with_options(model: Described, options: EngineOptions) -> Described:
+    """Return the model with the length and the KV cache of the options, as if its files had been described with
+    them."""
+    spec = model.spec.with_cache(options.kv_cache_dtype)
+    if options.max_model_len is not None:
+        spec = replace(spec, max_model_len=options.max_model_len)
+    return model._replace(spec=spec, decoder=with_shapes(model.decoder, spec))
 
 
 def note_off(features: Mapping[str, str], possible: Iterable[str] = ()) -> None:
@@ -110,12 +127,12 @@ def _name_of(dtype: torch.dtype) -> Any:
 
 
 @contextmanager
-def running_engine(files: Files, **settings: Any) -> Iterator[Engine]:
+def running_engine(model: Described | Files, target: Target | None = None, **settings: Any) -> Iterator[Engine]:
     """Run an engine in the block, started as the server starts it on a GPU. Its memory is free again once the caller
     has dropped it, too."""
     options = EngineOptions(**settings)
-    tokenizer = Tokenizer(byte_tokenizer(files.spec.vocab_size))
-    with Engine(assemble(started(files, options), tokenizer, options), options) as engine:
+    tokenizer = Tokenizer(byte_tokenizer(model.spec.vocab_size))
+    with Engine(assemble(started(model, options, target), tokenizer, options), options) as engine:
         yield engine
     del engine
     release()

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from types import ModuleType
 
 import torch
 
+from oaiserve.engine.decoder.spec import ModelSpec
 from oaiserve.engine.executors.cuda.executor import CudaExecutor, CudaWeights
 from oaiserve.engine.executors.cuda.kernels import Kernels
 from oaiserve.engine.model.adapters import probe_adapter
@@ -60,10 +62,13 @@ def difference_from_plain(own: Ready, graphs: StepGraphs | None) -> str | None:
                     graphs.logits.zero_()
                 if problem := _problem(own, step, expected, *_launched(runner, before, step)):
                     return f"{problem} of {name}{' with adapters' * with_adapters}{way}"
-    infinite = torch.full((1, own.spec.vocab_size), torch.inf, dtype=own.spec.dtype, device=own.spec.device)
-    if bool(kernels.sampling.sample_ids(infinite, [GREEDY])[1].any()):
-        return "logits that are not finite would not be noticed"
-    return None
+    return None if notices_infinite(kernels.sampling, own.spec) else "logits that are not finite would not be noticed"
+
+
+def notices_infinite(sampling: ModuleType, spec: ModelSpec) -> bool:
+    """Return whether draws report logits that are not finite."""
+    infinite = torch.full((1, spec.vocab_size), torch.inf, dtype=spec.dtype, device=spec.device)
+    return not bool(sampling.sample_ids(infinite, [GREEDY])[1].any())
 
 
 def _plain_runner(own: Ready) -> ModelRunner:
