@@ -74,6 +74,9 @@ class Batch:
     states: StepStates | None = None  # None if the model's layers keep no states
     media: BatchMedia | None = None
     axes: torch.Tensor | None = None  # [3, T] int64: positions by time, height and width; None: all are `positions`
+    # [num_decodes] int64: the slots of decodes in a captured step with prompts, for which `slots` has -1. The first of
+    # them are decodes; the rest is padding, with -1, and has no tokens: the next ones are those of prompts.
+    decode_slots: torch.Tensor | None = None
     # [T] int64: the last token of its sequence that each token sees, by index. If this is None, it is the token itself.
     last_visible: torch.Tensor | None = None
 

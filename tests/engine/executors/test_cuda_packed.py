@@ -120,7 +120,9 @@ def test_kernels_give_the_logits_of_expanded_weights(name: str, tmp_path: Path) 
 @torch.inference_mode()
 def test_matrices_in_4_bits_take_a_fifth_of_the_memory(tmp_path: Path) -> None:
     found = described(FILES["awq"][0](tmp_path))
-    matrices = CudaWeights(found.decoder, dtype=torch.float32, device=CPU).packed
+    weights = CudaWeights(found.decoder, dtype=torch.float32, device=CPU)
+    matrices = weights.packed
+    assert weights.largest_packed == max(one.shape[0] * one.shape[1] for one in matrices)
     # For 32 weights, 16 bytes of codes, 2 of a scale and 1 of a zero.
     assert sum(one.nbytes for one in matrices) == sum(one.shape[0] * one.shape[1] * 19 // 32 for one in matrices)
 

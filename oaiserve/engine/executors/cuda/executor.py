@@ -7,6 +7,7 @@ nothing from the device, so that decodes can be captured in a graph.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
@@ -38,7 +39,7 @@ from oaiserve.engine.executors.reference.place import new_cache
 from oaiserve.engine.model.adapters import Adapter, AdapterPart
 from oaiserve.engine.model.attention import LayerCache
 from oaiserve.engine.model.batch import Batch
-from oaiserve.engine.model.gpu.device_matrices import PackedMatrix
+from oaiserve.engine.model.gpu.device_matrices import ExpertMatrices, PackedMatrix
 from oaiserve.engine.model.kv_cache import copy_blocks
 
 
@@ -116,6 +117,8 @@ class CudaWeights:
         self.num_bytes = placing.weight_bytes
         self.packed: list[PackedMatrix] = placing.packed  # the matrices in blocks, and those of experts in any form
         self.widest = placing.widest  # the most rows or columns of a layer's matrix
+        unpacked = [matrix for matrix in self.packed if not isinstance(matrix, ExpertMatrices)]
+        self.largest_packed = max((math.prod(matrix.shape) for matrix in unpacked), default=0)
         self.sorted_by_head = {
             matrix.module: (matrix.heads, matrix.parts) for matrix in matrices_in(decoder) if matrix.heads
         }

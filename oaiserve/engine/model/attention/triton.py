@@ -77,7 +77,8 @@ class TritonAttention:
         num_decodes = batch.num_decodes
         has_prefills = num_decodes < len(batch.query_lens)
         if has_prefills and key is not None and value is not None:
-            write(key, value, cache, batch.slots, first_token=num_decodes, query=query, rotation=rotation)
+            first_token = num_decodes if batch.decode_slots is None else 0
+            write(key, value, cache, batch.slots, first_token=first_token, query=query, rotation=rotation)
         if num_decodes:
             window = scoring.sliding_window or 0
             kv_heads = cache.keys.shape[2]
@@ -266,9 +267,10 @@ def decode(
     partial = torch.empty(most_items, heads, out.shape[2], dtype=torch.float32, device=out.device)
     log_weights = torch.empty(most_items, heads, dtype=torch.float32, device=out.device)
     tensors = query, key, value, out, partial, log_weights, *cache, *plan
+    slots = batch.slots if batch.decode_slots is None else batch.decode_slots
     decode_kernel[(kv_heads, most_items)](
         *tensors,
-        *(batch.slots, batch.seq_lens, batch.block_tables, batch.table_rows),
+        *(slots, batch.seq_lens, batch.block_tables, batch.table_rows),
         *_rotation(rotation, key),
         *(factor * key_scale, softcap, key_scale, value_scale),
         present(scoring.sinks, query),
@@ -305,8 +307,9 @@ def prefill(
         longest = max(batch.query_lens[batch.num_decodes :])
         tile = prefill_tile(constants["GROUP"], tile_dims, query.element_size(), longest, card_of(query.device))
     num_sequences = len(batch.query_lens) - batch.num_decodes
+    num_tokens = len(query) - (batch.num_decodes if batch.decode_slots is None else 0)
     # The host doesn't know the number of tiles. This is an upper bound for this number of tokens, see `_sequence_of`.
-    num_tiles = (len(query) - batch.num_decodes) // (tile.rows // constants["GROUP"]) + num_sequences
+    num_tiles = num_tokens // (tile.rows // constants["GROUP"]) + num_sequences
     (factor, softcap) = _scalars(scoring)
     (key_scale, value_scale) = cache.scales
     prefill_kernel[(kv_heads * num_tiles,)](

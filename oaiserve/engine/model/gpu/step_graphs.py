@@ -1,12 +1,13 @@
 """Runs steps as CUDA graphs: one launch for the forward of a step and its draws, instead of hundreds of kernels.
 
-A step is captured for some numbers of decodes and of prompt tokens, with inputs at fixed addresses, and replayed for
-steps of at most these numbers. Padding fills the rest and writes nothing. All graphs are captured at the start. Steps
-without a graph are launched operation by operation.
+A step is captured for a number of tokens and a number of decodes among them, with inputs at fixed addresses, and
+replayed for steps of at most these numbers. Kernels read on the device which tokens are decodes. Padding fills the rest
+and writes nothing. All graphs are captured at the start. Steps without a graph are launched operation by operation.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Sequenced
 from types import ModuleType
@@ -81,6 +82,7 @@ class StepGraphs:
     ) -> None:
         self.tables = tables
         self.sizes = sizes
+        self._totals = [size.num_tokens for size in sizes]
         self._block_size = block_size
         self._states = states
         self._adapters = adapters
@@ -124,8 +126,8 @@ class StepGraphs:
                 num_draws += 1 + len(draft) if max_draws else 0
         if max(num_draws, len(step.chunks) - num_rows) > MOST_PROMPTS:
             return None
-        fits = (size for size in self.sizes if size.rows >= num_rows and size.tokens >= num_tokens)
-        found = next(fits, None)
+        smallest = bisect_left(self._totals, num_rows + num_tokens)
+        found = next((one for one in self.sizes[smallest:] if _has_room(one, num_rows, num_tokens)), None)
         if found is not None and any(adapters) and (self._adapters is None or not self._adapters.admit(adapters)):
             return None
         return found
@@ -196,6 +198,7 @@ class StepGraphs:
                 context_lens=[most_len] * size.num_sequences,
                 states=None if self._states is None else self._states.of_rows(views.places),
                 captured_adapters=None if adapters is None else adapters.captured(views.adapters),
+                decode_slots=views.decode_slots if size.tokens else None,
             )
 
         return batch
@@ -214,6 +217,11 @@ class StepGraphs:
             sampler.draw(logits, views.parameters, views.seeds, drawn)
 
         return run
+
+
+def _has_room(size: Size, num_rows: int, num_others: int) -> bool:
+    """Return whether a size with enough tokens has room for these decodes, and for other tokens if there are any."""
+    return size.rows >= num_rows and (size.tokens > 0) == (num_others > 0)
 
 
 def _is_plain(draw: Chunk) -> bool:

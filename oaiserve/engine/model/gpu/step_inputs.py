@@ -28,13 +28,14 @@ class InputViews(NamedTuple):
     ids: torch.Tensor  # [T], the ids that the host knows
     sources: torch.Tensor  # [T], the place of each token's id in the tensor of all inputs: in `ids`, or among drawn ids
     positions: torch.Tensor
-    slots: torch.Tensor  # -1 for padding
+    slots: torch.Tensor  # -1 for padding, and next to prompts also for decodes
     adapters: torch.Tensor  # [T], the number of each token's adapter; 0 for none
     table_rows: torch.Tensor
     query_start: torch.Tensor
     seq_lens: torch.Tensor
     logits_rows: torch.Tensor
     places: torch.Tensor  # [B], places of states, if layers have any
+    decode_slots: torch.Tensor  # the slots of decodes next to prompts, -1 for padding
 
 
 class StepInputs:
@@ -55,6 +56,7 @@ class StepInputs:
             *((num_tokens, filler) for filler in (0, self.begin, 0, -1, 0)),
             *((number, 0), (number + 1, 0), (number, 0), (number, 0)),
             (0, 0) if states is None else (number, states.last),
+            (size.rows if size.tokens else 0, -1),
         ]
         self.end = self.begin + sum(aligned_size(column) for column, _ in self._columns)
 
@@ -88,19 +90,25 @@ class StepInputs:
             """Put padding between the sequences of one token and the others."""
             return [*values[:num_decodes], *[filler] * missing, *values[num_decodes:]]
 
-        ids = spread(lists.input_ids)
-        sources = list(range(self.begin, self.begin + len(ids)))
+        sources = list(range(self.begin, self.begin + len(lists.input_ids)))
         for row, drawn in zip(lists.unknown_rows, lists.drawn_rows, strict=True):
             sources[row] = drawn
-        starts = [*range(self._size.rows), *(start + missing for start in lists.query_start[num_decodes:])]
-        starts += [starts[-1]] * (self._size.num_sequences + 1 - len(starts))  # Missing prompts have no tokens.
+        # Sequences of padding have no tokens.
+        starts = spread(lists.query_start, num_decodes)
+        starts += [starts[-1]] * (self._size.num_sequences + 1 - len(starts))
+        slots = lists.slots
+        decode_slots: list[int] = []
+        if self._size.tokens:
+            decode_slots = slots[:num_decodes]
+            slots[:num_decodes] = [-1] * num_decodes
         of_chunks = zip(step.chunks, adapters, strict=False)
         of_tokens = [number for chunk, number in of_chunks for _ in range(chunk.num_tokens)]
         columns = [
-            *(ids, sources, spread(lists.positions), spread(lists.slots, -1), spread(of_tokens)),
+            *(lists.input_ids, sources, lists.positions, slots, of_tokens),
             *(spread(table_rows), starts, spread([chunk.end for chunk in step.chunks])),
-            [row if row < num_decodes else row + missing for row in lists.logits_rows],
+            lists.logits_rows,
             [chunk.sequence.state or 0 for chunk in step.chunks] if self._has_states else [],
+            decode_slots,
         ]
         packed = array("q", self._padded(seeds(rows).tolist(), GREEDY.seed))
         for values, filler in zip(numbers(rows).tolist(), _PARAMETER_PADDING, strict=True):

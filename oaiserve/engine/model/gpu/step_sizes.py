@@ -5,17 +5,15 @@ from __future__ import annotations
 from typing import NamedTuple
 
 MOST_PROMPTS = 64  # most prompts in a replayed step, and most draws after their tokens
-# Longer prompts keep the device busy for longer than the host takes to launch their operations.
-MOST_TOKENS = 1024
-_MIXED_ROWS = 64
-_MIXED_TOKENS = (64, 128, 192, 256, 384)
+MOST_TOKENS = 2048  # Larger steps keep the device busy for longer than the host takes to launch their operations.
+_FEW_ROWS = 64
 
 
 class Size(NamedTuple):
     """The size of a step that is captured."""
 
-    rows: int  # sequences that compute one token each
-    tokens: int  # all tokens of the other sequences
+    rows: int  # most sequences that compute one token each
+    tokens: int = 0  # all tokens of a step that also computes several tokens of other sequences; 0 if there are none
 
     @property
     def num_prompts(self) -> int:
@@ -28,23 +26,26 @@ class Size(NamedTuple):
 
     @property
     def num_tokens(self) -> int:
-        return self.rows + self.tokens
+        return self.tokens or self.rows
 
 
 def step_sizes(max_running: int, max_step_tokens: int, *, has_states: bool = False) -> list[Size]:
-    """Return the sizes to capture, ascending: only decodes, only prompts, and a few with both.
+    """Return the sizes to capture, ascending: steps of only decodes, and others with few and with many decodes.
 
-    A row of padding reads no keys, and with up to some hundred rows, a matrix product takes as long as reading its
-    weights. So a few rows of padding cost hardly any time. Layers with states compute each prompt by itself.
+    A row of padding reads no keys, and with up to some hundred tokens, a matrix product takes as long as reading its
+    weights. So a few tokens of padding cost hardly any time. Layers with states compute each prompt by itself.
     """
     rows = [1, 2, 4, *range(8, 64, 8), *range(64, 256, 16), *range(256, max_running, 64)]
-    rows = [number for number in rows if number < max_running] + [max_running]
-    sizes = [Size(number, 0) for number in rows]
+    sizes = [Size(number) for number in _up_to(max_running, rows)]
     if not has_states:
         most = min(MOST_TOKENS, max_step_tokens)
-        tokens = [number for number in (16, 32, 64, 96, 128, 192, 256, 384, 512, 768) if number < most] + [most]
-        few_tokens = [number for number in tokens if number in _MIXED_TOKENS] or tokens[:1]
-        few_rows = sorted({min(_MIXED_ROWS, max_running), max_running})
-        sizes += [Size(0, number) for number in tokens]
-        sizes += [Size(number, of_prompts) for number in few_rows for of_prompts in few_tokens]
-    return sorted(sizes, key=lambda size: (size.num_tokens, size.rows))
+        with_few = [16, 32, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536]
+        sizes += [Size(min(_FEW_ROWS, max_running, number), number) for number in _up_to(most, with_few)]
+        if max_running > _FEW_ROWS:
+            with_many = [*range(96, 512, 32), *range(512, 1024, 64), *range(1024, MOST_TOKENS, 256)]
+            sizes += [Size(min(max_running, number), number) for number in _up_to(most, with_many)]
+    return sorted(set(sizes), key=lambda size: (size.num_tokens, size))
+
+
+def _up_to(most: int, numbers: list[int]) -> list[int]:
+    return [number for number in numbers if number < most] + [most]

@@ -18,14 +18,13 @@ from torch.nn.functional import linear
 
 from oaiserve.engine.model.gpu.device_matrices import ExpertMatrices, PackedMatrix
 from oaiserve.engine.model.gpu.launches import num_multiprocessors, present
-from oaiserve.engine.model.gpu.step_sizes import MOST_TOKENS
 from oaiserve.engine.model.gpu.triton_product_kernels import plan_experts_kernel, product_kernel, unpack_kernel
 
 PROGRAMS_PER_SM = 4  # With this many programs, enough loads are under way to keep the memory busy.
 MOST_SPLITS = 16
 # Matrices are unpacked for this many rows of x. By arithmetic, cuBLAS then saves at least the time of unpacking, on
-# cards from an L4 to an H100. Prompts in graphs have fewer, so that no graph needs memory for unpacked weights.
-UNPACKED_FROM = MOST_TOKENS + 1
+# cards from an L4 to an H100.
+UNPACKED_FROM = 1025
 _UNPACKED_ROWS = 64  # rows of a matrix that one program unpacks
 PAIRS_AT_A_TIME = 1024  # pairs that a program of the plan reads at a time; a constant, so that it is compiled once
 

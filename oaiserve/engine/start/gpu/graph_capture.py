@@ -47,10 +47,11 @@ class Ready(NamedTuple):
     new_runner: Callable[..., ModelRunner]  # runs steps by these parts, and by `graphs` if there are any
 
 
-def graph_memory_bytes(spec: ModelSpec, options: EngineOptions, widest: int) -> int:
+def graph_memory_bytes(spec: ModelSpec, options: EngineOptions, widest: int, largest_packed: int = 0) -> int:
     """Return an estimate of all device memory that `captured` will take.
 
-    `widest` is the most rows or columns of a layer's matrix.
+    `widest` is the most rows or columns of a layer's matrix, and `largest_packed` the most weights of a matrix in
+    blocks, which a product with many rows unpacks.
     """
     sizes = sizes_of(spec, options)
     most_rows = max(size.num_sequences for size in sizes)
@@ -62,7 +63,8 @@ def graph_memory_bytes(spec: ModelSpec, options: EngineOptions, widest: int) -> 
     num_layers = len(spec.kv_shapes | spec.state_shapes)
     launch_bytes = (1 + options.has_adapters) * len(sizes) * num_layers * LAYER_BYTES
     token_bytes = widest * spec.dtype.itemsize * WIDE_TENSORS
-    return most_rows * row_bytes + launch_bytes + sizes[-1].num_tokens * token_bytes + POOL_BYTES
+    unpacked_bytes = largest_packed * spec.dtype.itemsize
+    return most_rows * row_bytes + launch_bytes + sizes[-1].num_tokens * token_bytes + unpacked_bytes + POOL_BYTES
 
 
 def sizes_of(spec: ModelSpec, options: EngineOptions) -> list[Size]:

@@ -152,7 +152,7 @@ def ready(model: Placed, options: EngineOptions, verdict: Verdict, *, is_probe: 
         if not verdict["kernels"]:
             kernels = kernels_for(spec, adaptable, options)
         if not verdict["graphs"]:
-            graph_bytes = graph_memory_bytes(spec, options, weights.widest)
+            graph_bytes = graph_memory_bytes(spec, options, weights.widest, weights.largest_packed)
     new_executor = partial(executor_of, weights, spec, options=options, kernels=kernels)
     new_runner: Callable[..., ModelRunner] = partial(ModelRunner, device=spec.device, block_size=options.block_size)
     if (sampling := kernels.sampling) is not None:

@@ -64,15 +64,24 @@ class PlainSampler:
 
 def padded_attention(batch: Batch) -> PlainAttention:
     """Attend as kernels do in a captured step, which read lengths on the device. Padding writes into the last slot."""
+    if batch.decode_slots is None:
+        seq_lens = batch.seq_lens.clamp(min=1)
+        return PlainAttention(replace(batch, seq_lens=seq_lens, context_lens=seq_lens.tolist()))
     query_lens = batch.query_start.diff().tolist()
-    number = max([batch.num_decodes, *(place + 1 for place, length in enumerate(query_lens) if length)])
-    seq_lens = batch.seq_lens[:number].clamp(min=1)
+    places = [place for place, length in enumerate(query_lens) if length]
+    num_decodes = int((batch.decode_slots >= 0).sum())
+    slots = batch.slots.clone()
+    slots[:num_decodes] = batch.decode_slots[:num_decodes]
+    seq_lens = batch.seq_lens[places]
     of_step = replace(
         batch,
-        table_rows=batch.table_rows[:number],
-        query_start=batch.query_start[: number + 1],
+        num_decodes=num_decodes,
+        slots=slots,
+        decode_slots=None,
+        table_rows=batch.table_rows[places],
+        query_start=torch.tensor([*batch.query_start[places].tolist(), batch.query_start[-1]]),
         seq_lens=seq_lens,
-        query_lens=query_lens[:number],
+        query_lens=[query_lens[place] for place in places],
         context_lens=seq_lens.tolist(),
     )
     return PlainAttention(of_step)

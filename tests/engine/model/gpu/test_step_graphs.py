@@ -27,9 +27,7 @@ from tests.models.small_configs import config_of
 
 BLOCK_SIZE = 4
 MAX_LEN = 48
-SIZES = sorted(
-    [Size(1, 0), Size(4, 0), Size(8, 0), Size(0, 8), Size(0, 24), Size(8, 24)], key=lambda one: one.num_tokens
-)
+SIZES = [Size(1), Size(4), Size(8), Size(4, 8), Size(4, 24), Size(8, 32)]
 LIMITS = {"max_running": 8, "max_step_tokens": 24}
 FEW_EDITED = 0.1  # so that most steps have no request that edits logits or asks for log-probabilities
 WITH_STATES = ("mamba2", "falcon_h1", "qwen3_next", "lfm2")
@@ -60,7 +58,7 @@ def test_answers_are_the_same_with_graphs(llama: Model, num_blocks: int, overlap
 @pytest.mark.parametrize("family", OF_FAMILIES)
 def test_answers_of_families_are_the_same_with_graphs(family: str) -> None:
     model = model_of(FAMILIES.get(family) or config_of(family))
-    sizes = [Size(8, 0)] if model.spec.state_shapes else [Size(8, 0), Size(8, 24)]
+    sizes = [Size(8)] if model.spec.state_shapes else [Size(8), Size(8, 24)]
     requests = some_requests(2, 10, FEW_EDITED)
     expected = run(model.spec, plain_runner(model, 200, BLOCK_SIZE), requests, 200, **LIMITS)
     runner = GraphRunner(model, sizes, num_blocks=200, block_size=BLOCK_SIZE, overlap=True)
@@ -159,17 +157,20 @@ def test_steps_that_fit_are_replayed(runners: tuple[ModelRunner, GraphRunner]) -
     first, second, third = sequences_for_steps()[:3]
     long = sequence_of([5] * 40, range(10))
     decode = Chunk(first, 2, 1)
-    assert graphs.find(Step([decode, Chunk(second, 3, 1)])) == Size(4, 0)
+    assert graphs.find(Step([decode, Chunk(second, 3, 1)])) == Size(4)
     assert graphs.find(Step([decode] * 9)) is None
-    assert graphs.find(Step([Chunk(second, 0, 4)])) == Size(0, 8)
-    assert graphs.find(Step([Chunk(long, 0, 24)])) == Size(0, 24)
-    assert graphs.find(Step([Chunk(long, 0, 25)])) is None
-    assert graphs.find(Step([decode, Chunk(second, 0, 4), Chunk(third, 0, 5)])) == Size(8, 24)
-    assert graphs.find(Step([decode, Chunk(second, 2, 1, max_draws=0)])) == Size(4, 0), "it is the rest of a prompt"
-    assert graphs.find(Step([Chunk(long, 38, 4, draft=(5, 6))])) == Size(0, 8)
+    assert graphs.find(Step([Chunk(second, 0, 4)])) == Size(4, 8)
+    assert graphs.find(Step([Chunk(long, 0, 24)])) == Size(4, 24)
+    assert graphs.find(Step([Chunk(long, 0, 33)])) is None
+    assert graphs.find(Step([decode, Chunk(second, 0, 4), Chunk(third, 0, 3)])) == Size(4, 8)
+    assert graphs.find(Step([decode, Chunk(second, 0, 4), Chunk(third, 0, 4)])) == Size(4, 24)
+    assert graphs.find(Step([*[decode] * 5, Chunk(second, 0, 3)])) == Size(8, 32), "it has more than four decodes"
+    assert graphs.find(Step([*[decode] * 9, Chunk(second, 0, 3)])) is None
+    assert graphs.find(Step([decode, Chunk(second, 2, 1, max_draws=0)])) == Size(4), "it is the rest of a prompt"
+    assert graphs.find(Step([Chunk(long, 38, 4, draft=(5, 6))])) == Size(4, 8)
     assert graphs.find(Step([Chunk(long, 0, 4, draft=(5,) * MOST_PROMPTS)])) is None, "there are too many draws"
     second.media = media_of(second)
-    assert graphs.find(Step([decode, Chunk(second, 4, 1)])) == Size(4, 0), "it is behind the image"
+    assert graphs.find(Step([decode, Chunk(second, 4, 1)])) == Size(4), "it is behind the image"
     assert graphs.find(Step([decode, Chunk(second, 3, 1)])) is None, "its embedding may be a vector"
     assert graphs.find(Step([Chunk(second, 0, 4)])) is None, "its embeddings may be vectors"
     second.media = None
@@ -245,17 +246,17 @@ def test_a_step_begins_when_its_inputs_are_on_the_device(llama: Model) -> None:
         run()
         return lambda: log.append("work")
 
-    runner = GraphRunner(llama, [Size(4, 0)], num_blocks=200, block_size=BLOCK_SIZE, capture=capture)
+    runner = GraphRunner(llama, [Size(4)], num_blocks=200, block_size=BLOCK_SIZE, capture=capture)
     graphs = runner.graphs
     sequence = sequences_for_steps()[3]
 
     class Began:
         def record(self) -> None:
-            log.append(int(graphs._words[graphs._inputs[Size(4, 0)].begin]))
+            log.append(int(graphs._words[graphs._inputs[Size(4)].begin]))
 
     chunk = Chunk(sequence, sequence.prompt_len - 1, 1)
     step = Step([chunk])
-    graphs.launch(Size(4, 0), step, [chunk], graphs.tables.update(step), None, {}, Began())
+    graphs.launch(Size(4), step, [chunk], graphs.tables.update(step), None, {}, Began())
     assert log == [sequence.token_ids[-1], "work"]
 
 
@@ -264,11 +265,11 @@ def test_a_row_with_nan_in_its_logits_has_an_error(llama: Model, params: dict[st
     weight = llama.decoder.head.weight.clone()
     weight[50] = float("nan")
     broken = Model(llama.spec, replace(llama.decoder, head=replace(llama.decoder.head, weight=weight)))
-    runner = GraphRunner(broken, [Size(4, 0)], num_blocks=200, block_size=BLOCK_SIZE)
+    runner = GraphRunner(broken, [Size(4)], num_blocks=200, block_size=BLOCK_SIZE)
     sequences = [sequence_of([5, 6, 7], [place], draw_key=place, **params) for place in range(3)]
     results = runner.collect(runner.launch(Step([Chunk(one, 2, 1) for one in sequences]))).chunks
     assert [bool(result.error) for result in results] == [True] * 3
-    assert runner.replayed == [Size(4, 0)]
+    assert runner.replayed == [Size(4)]
 
 
 def test_triton_kernels_ignore_padding(llama: Model) -> None:
@@ -277,7 +278,7 @@ def test_triton_kernels_ignore_padding(llama: Model) -> None:
     from oaiserve.engine.model.sampling import triton_sampling
 
     expected = Drive(plain_runner(llama, NUM_BLOCKS, BLOCK_SIZE), overlap=False)
-    sizes = [Size(4, 0), Size(0, 24), Size(4, 24)]
+    sizes = [Size(4), Size(4, 16), Size(4, 28)]
     own = {"num_blocks": NUM_BLOCKS, "block_size": BLOCK_SIZE, "attention": TritonAttention}
     runner = GraphRunner(llama, sizes, sampler=triton_sampling, **own)
     found = Drive(runner, overlap=True)
@@ -293,23 +294,26 @@ def test_triton_kernels_ignore_padding(llama: Model) -> None:
 # -- sizes, memory, and the copy to the host --------------------------------------------------------------------------
 
 
-@given(most=st.integers(1, 1000), num_rows=st.integers(0, 1000), num_tokens=st.integers(0, 1024))
+@given(most=st.integers(1, 1000), num_rows=st.integers(0, 1000), num_tokens=st.integers(2, 2048))
 def test_each_step_has_a_size_that_is_not_much_larger(most: int, num_rows: int, num_tokens: int) -> None:
     sizes = step_sizes(most, 2048)
-    assert sizes == sorted(set(sizes), key=lambda size: (size.num_tokens, size.rows))
-    fits = [size for size in sizes if size.rows >= num_rows and size.tokens >= num_tokens]
-    if num_tokens == 0 and 0 < num_rows <= most:
-        assert fits[0].tokens == 0
-        assert fits[0].rows - num_rows < max(8, 0.25 * fits[0].rows)
-    if num_rows == 0 and num_tokens:
-        assert fits[0].num_tokens <= max(16, 2 * num_tokens)
-    assert bool(fits) == ((num_rows <= most and num_tokens <= 384) or num_rows == 0)
+    assert sizes == sorted(set(sizes), key=lambda size: (size.num_tokens, size))
+    assert all(size.rows <= min(most, size.num_tokens) for size in sizes)
+    num_rows = min(num_rows, most)
+    decodes = [size.rows for size in sizes if not size.tokens and size.rows >= num_rows]
+    assert decodes[0] - num_rows < max(8, 0.25 * decodes[0])
+    total = num_rows + num_tokens
+    fits = [size.tokens for size in sizes if size.tokens >= total and size.rows >= num_rows]
+    assert bool(fits) == (total <= 2048)
+    if fits:
+        assert fits[0] <= max(32, 2 * total)
+        assert num_rows <= 64 or fits[0] - total < max(32, total / 4)
 
 
 def test_few_sizes_are_captured_and_fewer_with_states_or_short_steps() -> None:
-    assert len(step_sizes(256, 2048)) == 44
-    assert step_sizes(4, 24) == [Size(1, 0), Size(2, 0), Size(4, 0), Size(0, 16), Size(4, 16), Size(0, 24)]
-    assert step_sizes(3, 2048, has_states=True) == [Size(1, 0), Size(2, 0), Size(3, 0)]
+    assert len(step_sizes(256, 2048)) == 62
+    assert step_sizes(4, 24) == [Size(1), Size(2), Size(4), Size(4, 16), Size(4, 24)]
+    assert step_sizes(3, 2048, has_states=True) == [Size(1), Size(2), Size(3)]
 
 
 def test_the_memory_estimate_covers_the_tensors_that_graphs_keep(llama: Model) -> None:
@@ -319,6 +323,8 @@ def test_the_memory_estimate_covers_the_tensors_that_graphs_keep(llama: Model) -
     estimates = [graph_memory_bytes(llama.spec, EngineOptions(max_running=most, **sizes), 64) for most in (1, 300, 600)]
     assert held < estimates[1] - estimates[0] + 40_000
     assert estimates == sorted(estimates)
+    with_blocks = graph_memory_bytes(llama.spec, EngineOptions(max_running=1, **sizes), 64, largest_packed=1000)
+    assert with_blocks == estimates[0] + 1000 * llama.spec.dtype.itemsize, "products with many rows unpack a matrix"
 
 
 def test_unpacked_tensors_equal_the_packed_ones() -> None:

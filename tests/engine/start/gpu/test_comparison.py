@@ -54,7 +54,7 @@ def graphs_of(own: Ready, capture: Callable[[Run], Run] = run_again) -> StepGrap
         capture,
         own.spec,
         own.tables,
-        sizes=sizes_of(own.spec, own.options) if own.states else [Size(4, 0), Size(4, 16), Size(0, 48)],
+        sizes=sizes_of(own.spec, own.options) if own.states else [Size(4), Size(4, 16), Size(4, 48)],
         block_size=BLOCK_SIZE,
         states=own.states,
         adapters=executor.kernels.adapters,
@@ -83,7 +83,8 @@ def test_graphs_of_each_kind_of_step_are_compared(llama: Model, of: str) -> None
 
     def wrong(batch: Any) -> torch.Tensor:
         kinds = {(True, False): "a decode", (False, True): "4 prompts", (True, True): "decodes beside a prompt"}
-        kind = kinds[batch.num_decodes > 0, batch.num_decodes < len(batch.query_lens)]
+        has_decodes = batch.num_decodes > 0 if batch.decode_slots is None else bool((batch.decode_slots >= 0).any())
+        kind = kinds[has_decodes, batch.num_decodes < len(batch.query_lens)]
         return forward(batch) * (1.1 if is_captured and kind == of else 1.0)
 
     is_captured = True
