@@ -27,6 +27,8 @@ from tools.gpu.run import run_all
 from tools.gpu.sections import NOT_ON_CPU, SECTIONS, Section
 from tools.markdown import about, write_between
 
+MOST_CHARACTERS = 11_000  # The end of a call shows no longer text, because others keep only the end of its output.
+
 
 def main(argv: list[str] | None = None) -> int:
     names = [section.name for section in SECTIONS]
@@ -50,9 +52,12 @@ def main(argv: list[str] | None = None) -> int:
     if arguments.dry_run:
         return dry_run.run(chosen)
     report = together(arguments.show) if arguments.show else measure(arguments, chosen)
-    print(summary.as_text(report))
+    text = summary.as_text(report)
     if arguments.markdown:
-        write_between(arguments.markdown, "gpu", summary.as_text(report))
+        write_between(arguments.markdown, "gpu", text)
+    if arguments.out and len(text) > MOST_CHARACTERS:  # The most telling comes first.
+        text = f"{text[:MOST_CHARACTERS]}\n... and the rest is in {arguments.out / 'gpu_check.md'}."
+    print(text)
     return 0 if summary.is_correct(report["sections"]) else 1
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tools.gpu.pack import SCRIPT, download, packages
+from tools.gpu.pack import FOLDER_OF_KERNELS, SCRIPT, install, packages
 from tools.gpu.run import LAST_LINES, run_all, run_one
 from tools.gpu.section import parts
 from tools.gpu.sections import NOT_ON_CPU, SECTIONS, Section
@@ -86,8 +86,8 @@ def test_other_sections_run_after_one_that_fails_and_none_for_longer_than_is_lef
 def test_what_travels_is_all_that_the_device_machine_lacks() -> None:
     names = {one.partition("==")[0] for one in packages()}
     assert {"cyclopts", "starlette", "llguidance", "protobuf", "psutil", "transformers", "tokenizers"} <= names
-    assert not {"torch", "numpy", "triton", "pip"} & names
-    words = download("3.12", Path("wheels"))
+    assert not {"torch", "numpy", "triton", "pip", "hf-xet"} & names
+    words = install("3.12", Path("packages"))
     for platform in ("manylinux_2_24_x86_64", "manylinux_2_28_x86_64", "manylinux2014_x86_64", "any"):
         assert words[words.index(platform) - 1] == "--platform"
 
@@ -121,40 +121,44 @@ while not os.path.exists(sys.argv[2]):
     assert [result["status"] for result in results.values()] == ["done", "done"]
 
 
-# Installs nothing, and writes results as the check does.
+# Writes results as the check does, and notes its arguments and what surrounds it.
 PYTHON = """#!/bin/sh
-if [ "$2" = pip ]; then mkdir packages.new; echo install >> ../calls; exit; fi
-echo "$@" >> ../calls
-[ -f results/gpu_check.json ] && cat results/gpu_check.json >> ../calls
-mkdir -p results
-for section in a b c d e f g h; do echo log > results/$section.log; done
-echo '{"sections": {}}' > results/gpu_check.json
-echo text > results/gpu_check.md
+case "$1" in -c) exit;; esac
+echo "$2 $8" >> calls
+cat COMMIT $TRITON_CACHE_DIR/*/__grp__* >> calls
+results=$4
+echo log > "$results/a.log"
+echo '{"sections": {}}' > "$results/gpu_check.json"
+echo text > "$results/gpu_check.md"
 exit 1
 """
 
 
-def test_the_packed_check_installs_once_resumes_and_returns_few_files(tmp_path: Path) -> None:
-    folder = tmp_path / "oaiserve-gpu"
-    out = tmp_path / "out"
+def test_the_packed_check_unpacks_once_and_returns_few_files(tmp_path: Path) -> None:
+    script = tmp_path / "sources/tools/gpu/check.sh"
+    script.parent.mkdir(parents=True)
+    script.write_text(SCRIPT.read_text())
     python = tmp_path / "python"
-    folder.mkdir()
-    (folder / "check.sh").write_text(SCRIPT.read_text())
-    (tmp_path / "gpu_check.json").write_text("of another machine\n")
     python.write_text(PYTHON)
     python.chmod(0o755)
-    environment = {"PATH": os.environ["PATH"], "OUT": str(out), "PYTHON": str(python)}
+    pack = tmp_path / "sources/.pack"
+    pack.mkdir()
+    (pack / "COMMIT").write_text("a commit\n")
+    (tmp_path / "packages").mkdir()
+    (tmp_path / "kernels/KEY").mkdir(parents=True)
+    (tmp_path / "kernels/KEY/__grp__write_kernel.json").write_text(f"{FOLDER_OF_KERNELS}/KEY\n")
+    for command in ("czf packages.tar.gz", "cJf kernels.tar.xz"):
+        kind, name = command.split()
+        subprocess.run(["tar", kind, pack / name, "-C", tmp_path, name.partition(".")[0]], check=True)
+    there = tmp_path / "there"
+    out = tmp_path / "out"
+    environment = {"PATH": os.environ["PATH"], "OUT": str(out), "PYTHON": str(python), "THERE": str(there)}
     for _ in range(2):
-        out.mkdir()
-        done = subprocess.run(["sh", str(folder / "check.sh"), "--only", "memory"], env=environment, check=False)
-        assert done.returncode == 1
+        done = subprocess.run(["sh", script, "figures"], env=environment, capture_output=True, text=True, check=False)
+        assert done.returncode == 1, done.stderr
         assert {file.name for file in out.iterdir()} == {"gpu_check.json", "gpu_check.md", "logs.tar.gz"}
-        shutil.rmtree(out)  # as a machine may that lends itself for one command
-    check = "-m tools.gpu_check --out results --resume --only memory"
-    assert (tmp_path / "calls").read_text().splitlines() == [
-        "install",
-        check,
-        "of another machine",
-        check,
-        '{"sections": {}}',
-    ]
+        assert done.stdout.splitlines()[-1].startswith("1 compiled kernels, of which 1 were packed")
+        shutil.rmtree(out)
+        (pack / "packages.tar.gz").unlink(missing_ok=True)  # so that a second unpacking would fail
+    call = ["tools.gpu_check figures", "a commit", f"{there}/kernels/KEY"]
+    assert (tmp_path / "sources/calls").read_text().splitlines() == call * 2

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -88,13 +89,17 @@ class NotedKernel:
         self._launches = launches
         self._names = [parameter.name for parameter in kernel.params]
 
-    def __getitem__(self, grid: tuple[int, ...]) -> NotedKernel:
-        if not all(type(size) is int and size > 0 for size in grid) or any(size >= 1 << 16 for size in grid[1:]):
+    def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
+        if not all(type(size) is int and size >= 0 for size in grid) or any(size >= 1 << 16 for size in grid[1:]):
             raise ValueError(f"{self._kernel.fn.__name__} cannot have the grid {grid}")
-        return self
+        return self if all(grid) else _nothing
 
     def __call__(self, *positional: Any, **named: Any) -> None:
         self._launches.note(self._kernel, dict(zip(self._names, positional, strict=False)) | named)
+
+
+def _nothing(*positional: Any, **named: Any) -> None:
+    """Stands for a kernel without programs, which Triton does not launch."""
 
 
 def _in_key(argument: Any, parameter: Any) -> Any:

@@ -1,16 +1,16 @@
-"""Packs what the GPU check needs on a machine without a network, and prints the commands to run there.
+"""Packs what the GPU check needs, beside the sources, on a machine without a network: packages and compiled kernels.
 
-    python -m tools.gpu.pack [--out FOLDER] [--python 3.12]
+    python -m tools.gpu.pack [--out FOLDER] [--python 3.12] [--like PYTHON]
 
-The machine has torch and triton. FOLDER gets one archive: the committed sources, and the wheels of the other packages
-for that version of Python. The command that is printed runs for at most ten minutes, and leaves three files in $OUT.
-Run it again for the sections that are left; on another machine, with gpu_check.json beside the archive's folder.
+The machine has torch and triton. FOLDER gets the other packages for that version of Python. PYTHON has the machine's
+versions of torch and triton: with it, the check runs on a fake GPU, and the kernels that it compiles are packed, too.
+There, `sh tools/gpu/check.sh figures` and `sh tools/gpu/check.sh answers` run the two calls, and leave files in $OUT.
 """
 
 from __future__ import annotations
 
 import argparse
-import shutil
+import os
 import subprocess
 import sys
 import tarfile
@@ -24,57 +24,67 @@ from packaging.utils import canonicalize_name
 
 from tools import machine
 
-SOURCES = ("oaiserve", "tools", "loadtest", "tests")
+# The machine has these, and they are large or belong together.
+THERE = ("torch", "triton", "numpy", "sympy", "mpmath", "networkx", "setuptools")
+UNUSED = ("hf-xet",)  # it speeds up downloads
+ADDED = ("psutil",)  # tools.bench needs it
 SCRIPT = Path(__file__).with_name("check.sh")
-THERE = ("torch", "triton", "numpy")  # and all that these need
 GLIBC = range(17, 32)  # minor versions that wheels may need; the machine has at least the last one
-MOST_BYTES = 64 << 20  # the largest archive
-COMMAND = "mkdir -p build && tar xzf {archive} -C build && sh build/oaiserve-gpu/check.sh"
+MOST_BYTES = 64 << 20  # for the sources and all that is packed
+KERNELS = "kernels"
+# Triton's cache needs the code and the description of a compiled kernel. Its other files are for people.
+KEPT_OF_KERNEL = (".cubin", ".json")
+FOLDER_OF_KERNELS = "@KERNELS@"  # stands for the folder of the cache, whose files name it
 
 
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, default=Path("build"), help="folder for the archive (default %(default)s)")
+    parser.add_argument("--out", type=Path, default=Path(".pack"), help="folder for the files (default %(default)s)")
     parser.add_argument("--python", default="3.12", help="the version there (default %(default)s)")
+    parser.add_argument("--like", type=Path, help="a program of Python with the versions there of torch and triton")
     arguments = parser.parse_args(argv)
-    arguments.out.mkdir(parents=True, exist_ok=True)
-    archive = arguments.out / "oaiserve-gpu.tar.gz"
-    with tempfile.TemporaryDirectory() as folder:
-        there = Path(folder) / "oaiserve-gpu"
-        wheels = there / "wheels"
-        wheels.mkdir(parents=True)
-        subprocess.run(download(arguments.python, wheels), check=True)
-        tree = subprocess.run(["git", "archive", "HEAD", *SOURCES], check=True, capture_output=True).stdout
-        subprocess.run(["tar", "x", "-C", str(there)], input=tree, check=True)
-        (there / machine.COMMIT).write_text(machine.version())
-        shutil.copy(SCRIPT, there)
-        with tarfile.open(archive, "w:gz") as file:
-            file.add(there, there.name)
-    size = archive.stat().st_size
-    print(f"{archive}: {size / 1e6:.1f} MB. There, until no section is left out:\n\n{COMMAND.format(archive=archive)}")
-    return 0 if size < MOST_BYTES else 1
+    out: Path = arguments.out
+    out.mkdir(parents=True, exist_ok=True)
+    (out / machine.COMMIT).write_text(machine.version())
+    with tempfile.TemporaryDirectory() as temporary:
+        installed = Path(temporary) / "packages"
+        subprocess.run(install(arguments.python, installed), check=True)
+        if arguments.like is not None:
+            pack_kernels(arguments.like, installed, Path(temporary) / KERNELS, out / f"{KERNELS}.tar.xz")
+        with tarfile.open(out / "packages.tar.gz", "w:gz") as file:
+            file.add(installed, "packages")
+    sources = sum(Path(name).lstat().st_size for name in _committed())
+    packed = sum(path.stat().st_size for path in out.iterdir())
+    for path in sorted(out.iterdir()):
+        print(f"{path}: {path.stat().st_size / 1e6:.1f} MB")
+    print(f"With {sources / 1e6:.1f} MB of sources: {(sources + packed) / 1e6:.1f} MB of {MOST_BYTES / 1e6:.1f} MB.")
+    return 0 if sources + packed < MOST_BYTES else 1
 
 
-def download(python: str, folder: Path) -> list[str]:
-    """Return the command that downloads the wheels."""
+def _committed() -> list[str]:
+    said = subprocess.run(["git", "ls-files", "-z"], check=True, capture_output=True, text=True).stdout
+    return [name for name in said.split("\0") if name]
+
+
+def install(python: str, folder: Path) -> list[str]:
+    """Return the command that installs the packages into a folder."""
     # pip takes no wheels for an older glibc than the one that is named.
     platforms = [f"manylinux_2_{minor}_x86_64" for minor in GLIBC] + ["manylinux2014_x86_64", "any"]
-    words = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary", ":all:"]
+    words = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-compile"]
+    words += ["--only-binary", ":all:", "--python-version", python, "--target", str(folder)]
     for platform in platforms:
         words += ["--platform", platform]
-    return [*words, "--python-version", python, "--dest", str(folder), *packages()]
+    return words + packages()
 
 
 def packages() -> list[str]:
     """Return oaiserve's dependencies except THERE, as `name==version`, in the versions installed here."""
-    there: dict[str, str] = {}
-    for name in THERE:
-        _closure(name, there)
     needed: dict[str, str] = {}
     for requirement in tomllib.loads(Path("pyproject.toml").read_text())["project"]["dependencies"]:
         _closure(Requirement(requirement).name, needed)
-    _closure("psutil", needed)  # tools.bench needs it
-    return [f"{name}=={version}" for name, version in needed.items() if name not in there]
+    for name in ADDED:
+        _closure(name, needed)
+    return [f"{name}=={version}" for name, version in needed.items() if name not in THERE + UNUSED]
 
 
 def _closure(name: str, found: dict[str, str]) -> None:
@@ -90,6 +100,19 @@ def _closure(name: str, found: dict[str, str]) -> None:
     for requirement in map(Requirement, installed.requires or ()):
         if requirement.marker is None or requirement.marker.evaluate({"extra": ""}):
             _closure(requirement.name, found)
+
+
+def pack_kernels(python: Path, installed: Path, cache: Path, archive: Path) -> None:
+    """Let another Python compile the kernels of the check, and pack them. Raises CalledProcessError if one does not
+    fit."""
+    environment = os.environ | {"PYTHONPATH": f"{Path.cwd()}:{installed}", "TRITON_CACHE_DIR": str(cache)}
+    subprocess.run([python, "-m", "tools.gpu_check", "--dry-run"], env=environment, check=True)
+    with tarfile.open(archive, "w:xz") as file:
+        for path in sorted(cache.rglob("*")):
+            if path.suffix in KEPT_OF_KERNEL:
+                if path.name.startswith("__grp__"):
+                    path.write_text(path.read_text().replace(str(cache), FOLDER_OF_KERNELS))
+                file.add(path, Path(KERNELS) / path.relative_to(cache))
 
 
 if __name__ == "__main__":

@@ -71,8 +71,26 @@ def parts(section: Section, device: str, *, quick: bool, turns: Turns | None = N
         from tools.gpu.workload import OFF
 
         target = Target(torch.device(device) if device == "meta" else select_device(device), quick, turns)
+        kernels = noted_kernels()
         for part in run(target, **section.arguments):
-            yield {**part, "off": dict(OFF)}
+            yield {**part, "off": dict(OFF), "kernels": dict(kernels)}
+
+
+def noted_kernels() -> dict[str, float]:
+    """Return counts, as they grow, of the kernels that Triton finds in its cache, and of those that it compiles."""
+    found = {"found": 0, "compiled": 0, "compile_seconds": 0.0}
+    try:
+        from triton import knobs
+    except ImportError:  # There are no kernels.
+        return {}
+
+    def note(*, times: Any, cache_hit: bool, **_: Any) -> None:
+        found["found" if cache_hit else "compiled"] += 1
+        if not cache_hit:
+            found["compile_seconds"] += times.total / 1e6
+
+    knobs.compilation.listener = note
+    return found
 
 
 def write(path: Path, found: dict[str, Any]) -> None:
