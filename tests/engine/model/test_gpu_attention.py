@@ -62,8 +62,11 @@ def check(inputs: Inputs, **scoring: Any) -> None:
 DIMS = [
     *((dim, torch.float32) for dim in (16, 64, 80, 96, 128, 256)),
     *((dim, torch.float16) for dim in (16, 80, 128)),
-    *((dim, torch.bfloat16) for dim in (64, 96, 256)),
+    *((dim, torch.bfloat16) for dim in (64, 96, 256, 512)),
 ]
+# Cards of which a multiprocessor has less shared memory than Hopper's: A100, and Ada and Blackwell for desktops.
+AMPERE = triton.Card(163 << 10, 164 << 10, is_hopper=False)
+ADA = triton.Card(99 << 10, 100 << 10, is_hopper=False)
 # Groups of heads, block sizes.
 SIZES = [
     *({"heads": heads, "kv_heads": kv_heads} for heads, kv_heads in ((3, 3), (9, 3), (8, 1), (20, 1))),
@@ -83,6 +86,41 @@ CASES = [
 @pytest.mark.parametrize(("sizes", "scoring"), CASES, ids=str)
 def test_it_equals_the_reference(sizes: dict[str, Any], scoring: dict[str, Any]) -> None:
     check(make_inputs(MIXED, **sizes), **scoring)
+
+
+@pytest.mark.parametrize(("dim", "dtype"), [(512, torch.float32), (512, torch.bfloat16), (256, torch.bfloat16)])
+def test_tiles_of_cards_with_little_memory_have_the_same_results(
+    dim: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(triton, "card_of", lambda device: ADA)
+    check(make_inputs(MIXED, key_dim=dim, dtype=dtype, heads=8, kv_heads=1))
+
+
+@pytest.mark.parametrize("card", [AMPERE, triton.HOPPER, ADA], ids=str)
+@pytest.mark.parametrize("dims", [(16, 16), (64, 64), (128, 128), (192, 128), (256, 256), (512, 512)], ids=str)
+def test_tiles_fit_into_each_card(dims: tuple[int, int], card: triton.Card) -> None:
+    """The most that a layer has for it: 16 query heads of 512 numbers for a key head, and 128 of 128."""
+    tile_dims = triton.tile_dims(*dims)
+    groups = (1, 4, 8, 16) if tile_dims.key == 512 else (1, 4, 8, 16, 71, 128)
+    for group in groups:
+        for itemsize in (2, 4) if group <= 16 else (2,):
+            tiles = [triton.decode_tile(group, tile_dims, itemsize, card)]
+            for longest in (1, 2048):
+                tiles.append(triton.prefill_tile(group, tile_dims, itemsize, itemsize, longest, card))
+            for tile in tiles:
+                assert tile.rows >= group
+                assert triton.shared_bytes(tile, tile_dims, itemsize, card) <= card.shared_bytes, tile
+
+
+@pytest.mark.parametrize("dim", [64, 128, 256, 512])
+def test_decodes_are_cut_for_two_programs_on_each_multiprocessor_at_least(dim: int) -> None:
+    cache = LayerCache(*torch.empty(2, 1, 16, 1, dim, dtype=torch.bfloat16))
+    assert [triton.programs_per_sm(8, cache, 2, card) for card in (triton.HOPPER, AMPERE, ADA)] == {
+        64: [3, 2, 3],
+        128: [3, 2, 2],
+        256: [3, 2, 2],
+        512: [2, 2, 2],
+    }[dim]
 
 
 @pytest.mark.parametrize("lengths", [MIXED, PROMPTS])

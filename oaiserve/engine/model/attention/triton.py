@@ -23,21 +23,24 @@ from oaiserve.engine.model.gpu.launches import num_multiprocessors, present
 LEAST_ITEM_TOKENS = 512  # in a smaller item, to combine it takes longer than it saves
 ITEM_ALIGNMENT = 128  # tokens: a multiple of those that a program reads at a time
 PLANNED_AT_A_TIME = 256  # sequences that a program of the plan looks at, and items that it writes, at a time
-WIDE_PREFILL_BYTES = 106_496  # shared memory of the tile for heads of 256, which Ada and Blackwell cards lack
 COMBINED_AT_A_TIME = 16  # items
 WRITE_NUMBERS = 8192  # most queries' or keys' numbers that a program norms and rotates with eight warps
 
 DECODE_BYTES = 32 << 10  # the keys and values of wide heads that a program of the decode kernel loads at once
+LARGE_SM_BYTES = 160 << 10  # shared memory of a multiprocessor that holds several of the decode kernel's larger tiles
+RESERVED_BYTES = 1024  # shared memory of the multiprocessor that each program takes beside its own
+LEAST_TOKENS = 16  # tokens of a tile, at least: tensor cores multiply no fewer
 
 
 class Card(NamedTuple):
     """What the tiles depend on."""
 
     shared_bytes: int  # the memory that one program may share among its threads
+    sm_bytes: int  # the memory that all programs of a multiprocessor share
     is_hopper: bool
 
 
-HOPPER = Card(227 << 10, is_hopper=True)
+HOPPER = Card(227 << 10, 228 << 10, is_hopper=True)
 
 
 class Tile(NamedTuple):
@@ -82,7 +85,8 @@ class TritonAttention:
         if num_decodes:
             window = scoring.sliding_window or 0
             kv_heads = cache.keys.shape[2]
-            wanted = num_items(kv_heads, programs_per_sm(query.shape[1] // kv_heads, cache), query.device)
+            programs = programs_per_sm(query.shape[1] // kv_heads, cache, query.element_size(), card_of(query.device))
+            wanted = num_items(kv_heads, programs, query.device)
             if (window, kv_heads, wanted) not in self._plans:
                 self._plans[window, kv_heads, wanted] = plan_decodes(batch, window, wanted, kv_heads)
             plan = self._plans[window, kv_heads, wanted]
@@ -120,11 +124,20 @@ class DecodePlan(NamedTuple):
     num_done: torch.Tensor  # int32 [num_decodes, kv_heads], zeros, which each layer leaves as it finds them
 
 
-def programs_per_sm(group: int, cache: LayerCache) -> int:
+def programs_per_sm(group: int, cache: LayerCache, itemsize: int, card: Card) -> int:
     """Return how many programs of the decode kernel fit into an SM, as a test that compiles it has it."""
-    if group > 16:
-        return 2
-    return 4 if cache.keys.itemsize == 1 else 3
+    dims = tile_dims(cache.keys.shape[3], cache.values.shape[3])
+    return _programs_per_sm(group, dims, itemsize, cache.keys.itemsize, card)
+
+
+@functools.cache
+def _programs_per_sm(group: int, dims: Dims, itemsize: int, cache_itemsize: int, card: Card) -> int:
+    by_registers = 4 if cache_itemsize == 1 else 3
+    if group > 16 or sum(dims) * itemsize // cache_itemsize > 512:
+        by_registers = 2
+    tile = decode_tile(group, dims, itemsize, card)
+    bytes_ = shared_bytes(tile, dims, itemsize, card, cache_itemsize)
+    return max(1, min(by_registers, card.sm_bytes // (bytes_ + RESERVED_BYTES)))
 
 
 def num_items(kv_heads: int, programs: int, device: torch.device) -> int:
@@ -164,36 +177,97 @@ def plan_decodes(
     return plan
 
 
+class Dims(NamedTuple):
+    """The numbers of a key and a value of a head in a tile: powers of two."""
+
+    key: int
+    value: int
+
+
 @functools.cache
-def decode_tile(group: int, tile_dims: int, itemsize: int) -> Tile:
-    """Return the decode tile for `group` query heads per key head, and keys and values of `tile_dims` in total."""
-    token_bytes = triton.next_power_of_2(tile_dims * itemsize)
+def tile_dims(key_dim: int, value_dim: int) -> Dims:
+    """Return the dimensions of tiles. Triton's matrix product needs at least 16."""
+    return Dims(max(16, triton.next_power_of_2(key_dim)), max(16, triton.next_power_of_2(value_dim)))
+
+
+@functools.cache
+def decode_tile(group: int, dims: Dims, itemsize: int, card: Card) -> Tile:
+    """Return the decode tile for `group` query heads per key head."""
+    token_bytes = triton.next_power_of_2(sum(dims) * itemsize)
     # These were the fastest of 18 on an H100. More keys at a time with fewer stages beat fewer keys with more.
     if token_bytes <= 512:
         tokens = 128
         num_stages = 3 if token_bytes <= 256 else 2
     else:
-        tokens = max(16, DECODE_BYTES // token_bytes)
+        tokens = max(LEAST_TOKENS, DECODE_BYTES // token_bytes)
         num_stages = 3
+    if card.sm_bytes < LARGE_SM_BYTES:  # Smaller tiles, so that there are several programs to hide each other's waits.
+        tokens = min(tokens, 64)
+        num_stages = 2
     rows = max(16, triton.next_power_of_2(group))
+    num_warps = 8 if itemsize == 4 else 4
     if rows >= 64:  # each thread has several rows, and registers for fewer keys
-        return Tile(rows, min(tokens, 32), num_warps=8, num_stages=2)
-    return Tile(rows, tokens, num_warps=8 if itemsize == 4 else 4, num_stages=num_stages)
+        tokens = min(tokens, 32)
+        num_warps = 8
+        num_stages = 2
+    return _fitting(Tile(rows, tokens, num_warps, num_stages), rows, dims, itemsize, card)
 
 
 @functools.cache
-def prefill_tile(group: int, tile_dims: int, itemsize: int, longest_query: int, card: Card) -> Tile:
+def prefill_tile(group: int, dims: Dims, itemsize: int, cache_itemsize: int, longest_query: int, card: Card) -> Tile:
     """Return one of only two tiles for a model's prefills: each further one would be compiled during a request."""
+    least_rows = max(16, triton.next_power_of_2(group))
+    # To convert keys and values of eight bits takes registers, which Hopper's own tiles do not leave.
+    is_hopper = card.is_hopper and cache_itemsize == itemsize
+    tile = _preferred_prefill_tile(sum(dims), itemsize, longest_query * group <= 64, is_hopper)
+    rows = max(tile.rows, least_rows)
+    return _fitting(tile._replace(rows=rows), least_rows, dims, itemsize, card)
+
+
+def _preferred_prefill_tile(numbers: int, itemsize: int, is_short: bool, is_hopper: bool) -> Tile:
+    """Return the tile for keys and values of `numbers` numbers together, if the rows of one token fit into it."""
     if itemsize == 4:  # float32 does not use tensor cores: it serves comparisons, not speed
-        return Tile(max(32, triton.next_power_of_2(group)), tokens=16, num_warps=8, num_stages=2)
-    rows = max(64 if longest_query * group <= 64 else 128, triton.next_power_of_2(group))
-    if tile_dims > 256 and card.shared_bytes < WIDE_PREFILL_BYTES:
-        return Tile(max(64, triton.next_power_of_2(group)), tokens=32, num_warps=8, num_stages=2)
-    if tile_dims > 256:
+        return Tile(32, tokens=16, num_warps=8, num_stages=2)
+    if numbers > 512 and is_hopper:
+        return Tile(64, tokens=16, num_warps=8, num_stages=2)
+    if numbers > 512:
+        return Tile(32, tokens=32, num_warps=8, num_stages=2)
+    rows = 64 if is_short else 128
+    if numbers > 256:
         return Tile(rows, tokens=32, num_warps=8, num_stages=2)
-    if tile_dims <= 128 and rows == 128 and card.is_hopper:  # Other cards spill registers.
+    if numbers <= 128 and rows == 128 and is_hopper:  # Other cards spill registers.
         return Tile(rows, tokens=128, num_warps=4, num_stages=3)
-    return Tile(rows, tokens=64, num_warps=4 if rows == 64 or tile_dims <= 128 else 8, num_stages=3)
+    return Tile(rows, tokens=64, num_warps=4 if rows == 64 or numbers <= 128 else 8, num_stages=3)
+
+
+def _fitting(tile: Tile, least_rows: int, dims: Dims, itemsize: int, card: Card) -> Tile:
+    """Return the tile or, if the card has too little shared memory for it, the largest smaller one that fits.
+
+    None fits if the rows of a single token are too many: Triton says so when the start probes the kernels.
+    """
+    while shared_bytes(tile, dims, itemsize, card) > card.shared_bytes:
+        if tile.num_stages > 2:
+            tile = tile._replace(num_stages=tile.num_stages - 1)
+        elif tile.rows > max(64, least_rows):
+            tile = tile._replace(rows=tile.rows // 2)
+        elif tile.tokens > LEAST_TOKENS:
+            tile = tile._replace(tokens=tile.tokens // 2)
+        elif tile.rows > least_rows:
+            tile = tile._replace(rows=tile.rows // 2)
+        else:
+            break
+    return tile
+
+
+def shared_bytes(tile: Tile, dims: Dims, itemsize: int, card: Card, cache_itemsize: int | None = None) -> int:
+    """Return the shared memory of an attention kernel, as a test that compiles it has it: queries, the stages of keys
+    and values, and weights, unless each warp keeps those of its rows in registers."""
+    is_whole_group = card.is_hopper and tile.rows >= 64 and itemsize == 2  # four warps multiply as one
+    stages = tile.num_stages if is_whole_group else tile.num_stages - 1
+    queries = tile.rows * dims.key * itemsize
+    tokens = stages * tile.tokens * sum(dims) * (cache_itemsize or itemsize)
+    has_weights = not is_whole_group and (tile.rows < 128 or tile.tokens < 64)
+    return queries + tokens + has_weights * tile.rows * tile.tokens * itemsize
 
 
 def write(
@@ -259,8 +333,8 @@ def decode(
     key = present(key, query)
     value = present(value, query)
     constants = _constants(heads, *cache.keys.shape[1:], cache.values.shape[3])
-    tile_dims = constants["TILE_KEY_DIM"] + constants["TILE_VALUE_DIM"]
-    tile = tile or decode_tile(constants["GROUP"], tile_dims, query.element_size())
+    dims = Dims(constants["TILE_KEY_DIM"], constants["TILE_VALUE_DIM"])
+    tile = tile or decode_tile(constants["GROUP"], dims, query.element_size(), card_of(query.device))
     most_items = plan.items.shape[0]
     (factor, softcap) = _scalars(scoring)
     key_scale, value_scale = cache.scales
@@ -303,9 +377,10 @@ def prefill(
     kv_heads = cache.keys.shape[2]
     constants = _constants(query.shape[1], *cache.keys.shape[1:], cache.values.shape[3])
     if tile is None:
-        tile_dims = constants["TILE_KEY_DIM"] + constants["TILE_VALUE_DIM"]
+        dims = Dims(constants["TILE_KEY_DIM"], constants["TILE_VALUE_DIM"])
         longest = max(batch.query_lens[batch.num_decodes :])
-        tile = prefill_tile(constants["GROUP"], tile_dims, query.element_size(), longest, card_of(query.device))
+        itemsizes = query.element_size(), cache.keys.element_size()
+        tile = prefill_tile(constants["GROUP"], dims, *itemsizes, longest, card_of(query.device))
     num_sequences = len(batch.query_lens) - batch.num_decodes
     num_tokens = len(query) - (batch.num_decodes if batch.decode_slots is None else 0)
     # The host doesn't know the number of tiles. This is an upper bound for this number of tokens, see `_sequence_of`.
@@ -333,14 +408,15 @@ def prefill(
 # The result is cached, as tiles are: triton's arithmetic is slow on the host, and every layer of every step needs it.
 @functools.cache
 def _constants(heads: int, block_size: int, kv_heads: int, key_dim: int, value_dim: int) -> dict[str, int]:
-    """Return the constants of both attention kernels. Triton's matrix product needs at least 16 dimensions."""
+    """Return the constants of both attention kernels."""
+    dims = tile_dims(key_dim, value_dim)
     return {
         "KV_HEADS": kv_heads,
         "GROUP": heads // kv_heads,
         "KEY_DIM": key_dim,
         "VALUE_DIM": value_dim,
-        "TILE_KEY_DIM": max(16, triton.next_power_of_2(key_dim)),
-        "TILE_VALUE_DIM": max(16, triton.next_power_of_2(value_dim)),
+        "TILE_KEY_DIM": dims.key,
+        "TILE_VALUE_DIM": dims.value,
         "BLOCK_SIZE": block_size,
     }
 
@@ -373,4 +449,5 @@ def card_of(device: torch.device) -> Card:
         return HOPPER
     properties = torch.cuda.get_device_properties(device)
     shared_bytes = getattr(properties, "shared_memory_per_block_optin", HOPPER.shared_bytes)
-    return Card(shared_bytes, is_hopper=properties.major == 9)
+    sm_bytes = getattr(properties, "shared_memory_per_multiprocessor", HOPPER.sm_bytes)
+    return Card(shared_bytes, sm_bytes, is_hopper=properties.major == 9)

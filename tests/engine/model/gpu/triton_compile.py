@@ -36,6 +36,7 @@ from tests.engine.model.steps import CPU, sequence_of
 CAPABILITY = int(sys.argv[1])
 # The memory that one program may share among its threads, as the device reports it.
 SHARED_BYTES = {80: 163 << 10, 86: 99 << 10, 89: 99 << 10, 90: 227 << 10, 100: 227 << 10, 120: 99 << 10}[CAPABILITY]
+CARD = backend.Card(SHARED_BYTES, SHARED_BYTES + 1024, CAPABILITY == 90)
 HAS_FLOAT8 = CAPABILITY >= 89  # else the start refuses caches and expands matrices in eight bits
 # Whose instructions are looked at; others are not disassembled.
 ON_TENSOR_CORES = {
@@ -77,6 +78,7 @@ class CompileOnly:
                 "kernel": name,
                 "dtype": str(arguments[0].dtype),
                 "constants": {name: value for name, value in constants.items() if not name.startswith("TILE")},
+                "rows": constants.get("TILE_ROWS", 0),
                 "registers": int(re.search(r"REG:(\d+)", code)[1]),
                 "stack_bytes": int(re.search(r"STACK:(\d+)", code)[1]),  # spilled registers
                 "shared_bytes": compiled.metadata.shared,
@@ -94,7 +96,7 @@ def counted_on(name: str, arguments: tuple[Any, ...], constants: dict[str, Any])
     if name != "decode_kernel" or constants["TILE_ROWS"] > 32:
         return []
     keys, values = arguments[6:8]
-    number = backend.programs_per_sm(constants["GROUP"], LayerCache(keys, values))
+    number = backend.programs_per_sm(constants["GROUP"], LayerCache(keys, values), arguments[0].itemsize, CARD)
     return [number] if keys.itemsize > 1 else [number - 1, number, number + 1]
 
 
@@ -233,7 +235,7 @@ def recur(heads: int, key_heads: int, key_dim: int, value_dim: int, *, has_rate:
 
 def main() -> None:
     driver.set_active(NoDevice())
-    backend.card_of = lambda device: backend.Card(SHARED_BYTES, CAPABILITY == 90)
+    backend.card_of = lambda device: CARD
     found: list[dict[str, Any]] = []
     of_layers = triton_adapters, triton_layers, triton_products, triton_states
     for module in (backend, triton_sampling, *of_layers):
@@ -252,6 +254,12 @@ def main() -> None:
     attend(256, num_decodes=64, query_len=0, dtype=torch.bfloat16, heads=8, kv_heads=1, has_keys=False)
     attend(64, num_decodes=64, query_len=0, dtype=torch.bfloat16, is_scaled=True)
     attend(128, num_decodes=64, query_len=0, dtype=torch.bfloat16, heads=64, kv_heads=2)
+    # The widest heads, of Gemma 4, and those of eight bits.
+    for is_scaled in (False, True):
+        attend(512, num_decodes=64, query_len=2048, dtype=torch.bfloat16, heads=16, kv_heads=2, is_scaled=is_scaled)
+    attend(512, num_decodes=64, query_len=20, dtype=torch.float32, heads=16, kv_heads=2, has_norms=True)
+    attend(256, num_decodes=64, query_len=2048, dtype=torch.bfloat16, heads=16, is_scaled=True)
+    attend(64, num_decodes=0, query_len=2048, dtype=torch.bfloat16, is_scaled=True)
     adapt(torch.bfloat16)
     operate(4096, 14336, 64)
     for rows in (1, 200):  # the smallest and the largest tiles
