@@ -6,6 +6,7 @@ import asyncio
 import json
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -15,26 +16,32 @@ from cyclopts import App, CoercionError, CycloptsError, Group, Parameter
 
 from loadtest.arrivals import NEEDS_RATE, Arrivals
 from loadtest.comparison import compare, load_report
+from loadtest.engine_experiment import open_engine
+from loadtest.engine_target import EngineRun
 from loadtest.errors import UsageError
-from loadtest.experiment import OnSamples, make_report, open_experiment
+from loadtest.experiment import Experiment, OnSamples, make_report, open_experiment
 from loadtest.find_max import RateResult, Trial, find_max, render_result, render_search
 from loadtest.html import render_html
 from loadtest.http_target import HttpOptions
-from loadtest.measure import parse_slos
+from loadtest.measure import Slos, parse_slos
 from loadtest.null_server import NullOptions, NullServer
 from loadtest.progress import ProgressLine
 from loadtest.prompts import DEFAULT_NUM_REQUESTS, Workload
 from loadtest.report import errors_of, render
 from loadtest.sample import Sample
+from loadtest.targets import Target, arrivals_in_process, given_flags, refuse_idle_flags
 from oaiserve.errors import StartupError
 from oaiserve.explain.commands import message_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunOptions:
-    """The options of a run: its repeats, and where its report goes."""
+    """The options of a run: its target, its repeats, and where its report goes."""
 
-    repeats: int = 1
+    target: Target = "http"
+    """http: send requests to a server. engine: submit them to oaiserve's engine in this process."""
+
+    repeats: Annotated[int, Parameter(alias="--repeat-runs")] = 1
     """Runs of each point, each with different prompts. With two or more, intervals are over the repeats."""
 
     warmup: int = 4
@@ -105,8 +112,9 @@ class Search:
 def main(argv: Sequence[str] | None = None, name: str = "loadtest") -> int:
     """Run one command and return its exit code: 2 for a mistake of the user, 3 for a failed check of --strict."""
     try:
-        command, bound, _ = _command_line(name).parse_args(
-            sys.argv[1:] if argv is None else argv, print_error=False, exit_on_error=False, verbose=False
+        argv = sys.argv[1:] if argv is None else argv
+        command, bound, _ = _command_line(name, argv).parse_args(
+            argv, print_error=False, exit_on_error=False, verbose=False
         )
         return command(*bound.args, **bound.kwargs) or 0
     except CycloptsError as error:
@@ -127,10 +135,11 @@ def _flags(title: str, position: int) -> Parameter:
     return Parameter(name="*", group=Group(title, sort_key=position))
 
 
-def _command_line(name: str) -> App:
+def _command_line(name: str, argv: Sequence[str] = ()) -> App:
+    """Return the command line. `argv` has the words that it will parse: a run refuses flags that do nothing in it."""
     app = App(
         name=name,
-        help="Load tests for OpenAI-compatible servers.",
+        help="Load tests for OpenAI-compatible servers, and for oaiserve's engine in process.",
         version_flags=[],
         default_parameter=Parameter(negative_iterable=()),
     )
@@ -142,9 +151,20 @@ def _command_line(name: str) -> App:
         workload: Annotated[Workload, _flags("Workload", 2)] = Workload(),  # noqa: B008 - frozen
         arrivals: Annotated[Arrivals, _flags("Arrivals", 3)] = Arrivals(),  # noqa: B008 - frozen
         http: Annotated[HttpOptions, _flags("Server", 4)] = HttpOptions(),  # noqa: B008 - frozen
+        engine: Annotated[EngineRun, _flags("Engine in process", 5)] = EngineRun(),  # noqa: B008 - frozen
     ) -> int:
-        """Send requests to a server, and report its latencies and throughput and the health of the client."""
-        return _run_http(run, workload, arrivals, http)
+        """Send requests to a server, or to the engine in process, and report latencies, throughput, and whether the
+        figures can be trusted."""
+        given = given_flags(argv)
+        refuse_idle_flags(given, run.target, workload, engine)
+        slos = parse_slos(run.slo)
+        line = ProgressLine()
+        opened: AbstractContextManager[Experiment]
+        if run.target == "engine":
+            opened = open_engine(http.model or "demo", workload, engine, slos, line)
+            return _run(run, workload, arrivals_in_process(given, arrivals, engine), opened, slos, line)
+        opened = open_experiment(workload, http, slos, run.warmup, run.calibrate)
+        return _run(run, workload, arrivals, opened, slos, line)
 
     @app.command(name="find-max")
     def find_max_(
@@ -200,16 +220,21 @@ async def _serve(host: str, port: int, options: NullOptions) -> None:
     await server.serve_forever()
 
 
-def _run_http(run: RunOptions, workload: Workload, arrivals: Arrivals, http: HttpOptions) -> int:
+def _run(
+    run: RunOptions,
+    workload: Workload,
+    arrivals: Arrivals,
+    opened: AbstractContextManager[Experiment],
+    slos: Slos,
+    line: ProgressLine,
+) -> int:
+    """Run all points, publish their report, and return the exit code. Ctrl-C keeps the points that are complete."""
     sweep = sweep_points(arrivals)
-    slos = parse_slos(run.slo)
-    line = ProgressLine()
     _check_writable(("--json", run.json), ("--html", run.html), ("--samples", run.samples))
     points: list[dict[str, Any]] = []
     code = 0
     try:
-        with open_experiment(workload, http, slos, run.warmup, run.calibrate) as experiment:
-            shown = {key: value for key, value in asdict(experiment.http).items() if key not in ("api_key", "header")}
+        with opened as experiment:
             on_samples = _sample_writer(run.samples)
             for point in sweep:
                 points.append(experiment.run_point(point, run.repeats, point.label, line.show, on_samples))
@@ -217,8 +242,10 @@ def _run_http(run: RunOptions, workload: Workload, arrivals: Arrivals, http: Htt
         if not points:
             raise
         code = 130
-    line.clear()
-    report = make_report(points, workload=_json_options(workload), http=shown, slos=slos, repeats=run.repeats)
+    finally:
+        line.clear()
+    settings = experiment.settings | {"workload": _json_options(workload), "slos": slos, "repeats": run.repeats}
+    report = make_report(run.target, points, **settings)
     if code:
         print(f"Stopped after {len(points)} of {len(sweep)} points.", file=sys.stderr)
     verdict = publish(report, run)

@@ -48,25 +48,28 @@ class ProcessHealth:
 
 
 class ProcessWatch:
-    """Observes the health of this process between `start` and `stop`. Call both in the event loop that
-    sends."""
+    """Observes the health of this process between `start` and `stop`. Call both in the event loop that sends, or
+    without one, with `watch_loop=False`."""
 
     def __init__(self) -> None:
         self._health = ProcessHealth()
         self._gc_started_ns = 0
+        self._sampler: asyncio.Task[None] | None = None
 
-    def start(self) -> None:
+    def start(self, *, watch_loop: bool = True) -> None:
         gc.collect()
         gc.freeze()  # objects from before the run are not garbage, and scanning them would only cause pauses
         gc.callbacks.append(self._on_gc)
         self._health.wall_ns = -monotonic_ns()
         self._health.cpu_ns = -process_time_ns()
-        self._sampler = asyncio.create_task(self._sample_lag())
+        if watch_loop:
+            self._sampler = asyncio.create_task(self._sample_lag())
 
     def stop(self) -> ProcessHealth:
         self._health.wall_ns += monotonic_ns()
         self._health.cpu_ns += process_time_ns()
-        self._sampler.cancel()
+        if self._sampler is not None:
+            self._sampler.cancel()
         gc.callbacks.remove(self._on_gc)
         gc.unfreeze()
         unit = 1 if sys.platform == "darwin" else 1024
@@ -118,44 +121,25 @@ def client_facts(
     }
 
 
+Rule = tuple[float, float, float, str]  # a value, the limits for suspect and for invalid, and the reason
+
+
 def verdict(
     metrics: dict[str, Any],
     facts: dict[str, Any],
     processes: Sequence[dict[str, Any]],
     *,
     shares_cores: bool = False,
+    is_in_process: bool = False,
 ) -> dict[str, Any]:
     """Judge the client's figures as valid, suspect or invalid, with the reasons.
 
     `shares_cores` means that the server runs on the same few cores, which delays any client. So larger delays are
-    allowed, and what would count against another client is a note.
+    allowed, and what would count against another client is a note. `is_in_process` means that there is no client: the
+    engine in this process is meant to be busy, and late submits are its own doing.
     """
     allowance = SHARED_ALLOWANCE if shares_cores else 1.0
-    distributions = metrics["distributions"]
-    shortest = min((d["p50"] for d in (distributions["ttft"], distributions["tpot"]) if d is not None), default=0.0)
-    lag = max((p["loop_lag_seconds"]["p99"] for p in processes if p["loop_lag_seconds"]), default=0.0)
-    cpu = max((p["cpu_share"] for p in processes), default=0.0)
-    rules: list[tuple[float, float, float, str]] = [  # a value, the limits for suspect and for invalid, and the reason
-        (
-            facts["late_share"],
-            0.01 * allowance,
-            0.1 * allowance,
-            "{:.1%} of the requests were sent late (by over 5 % of their TTFT)",
-        ),
-        (cpu, 0.7, 0.95, "a client process used {:.0%} of a core; use more --processes"),
-        (
-            lag if lag > 0.002 else 0.0,
-            0.25 * shortest * allowance,
-            shortest * allowance,
-            "the client's event loop was up to {:.4f} s late (p99), which is a lot compared with the times it measured",
-        ),
-        (
-            facts["load_of_ceiling"] or 0.0,
-            0.5,
-            0.8,
-            "requests and events were {:.0%} of the most that this client can do",
-        ),
-    ]
+    rules = [] if is_in_process else _rules_of_a_client(metrics, facts, processes, allowance)
     if facts["offered_requests_per_second"] is not None:
         missing = 1 - facts["achieved_requests_per_second"] / facts["offered_requests_per_second"]
         rules.append((missing, 0.02, 0.1, "requests were sent {:.1%} slower than scheduled"))
@@ -186,3 +170,33 @@ def verdict(
             levels.append(level)
             reasons.append(text)
     return {"verdict": VERDICTS[max(levels)], "reasons": reasons, "notes": notes}
+
+
+def _rules_of_a_client(
+    metrics: dict[str, Any], facts: dict[str, Any], processes: Sequence[dict[str, Any]], allowance: float
+) -> list[Rule]:
+    distributions = metrics["distributions"]
+    shortest = min((d["p50"] for d in (distributions["ttft"], distributions["tpot"]) if d is not None), default=0.0)
+    lag = max((p["loop_lag_seconds"]["p99"] for p in processes if p["loop_lag_seconds"]), default=0.0)
+    cpu = max((p["cpu_share"] for p in processes), default=0.0)
+    return [
+        (
+            facts["late_share"],
+            0.01 * allowance,
+            0.1 * allowance,
+            "{:.1%} of the requests were sent late (by over 5 % of their TTFT)",
+        ),
+        (cpu, 0.7, 0.95, "a client process used {:.0%} of a core; use more --processes"),
+        (
+            lag if lag > 0.002 else 0.0,
+            0.25 * shortest * allowance,
+            shortest * allowance,
+            "the client's event loop was up to {:.4f} s late (p99), which is a lot compared with the times it measured",
+        ),
+        (
+            facts["load_of_ceiling"] or 0.0,
+            0.5,
+            0.8,
+            "requests and events were {:.0%} of the most that this client can do",
+        ),
+    ]

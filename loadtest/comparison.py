@@ -6,11 +6,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from loadtest.intervals import ratio_interval
+from loadtest.tables import ms, number, table
 from oaiserve.errors import StartupError
 
 Report = dict[str, Any]  # or a part of one
@@ -19,6 +20,7 @@ SCHEMA = "oaiserve-loadtest/1"
 SHOWN = (
     *("requests_per_second", "completion_tokens_per_second", "steady_completion_tokens_per_second"),
     *("total_tokens_per_second", "goodput_per_second"),
+    *("submit_wall", "submit_p50", "submit_p99"),
     *("phase_tokenize_p50", "phase_queue_p50", "phase_prefill_p50"),
     *("ttft_p50", "ttft_p99", "tpot_p50", "tpot_p99", "itl_p99", "latency_p50", "latency_p99"),
 )  # fmt: skip
@@ -63,7 +65,10 @@ def _row(name: str, a: Report, b: Report) -> list[str]:
 def _differences(a: Report, b: Report) -> Iterator[str]:
     if len(a["points"]) != len(b["points"]):
         yield f"DIFFERENT: A has {len(a['points'])} points, B has {len(b['points'])}."
-    for part in ("workload", "slos", "environment"):
+    targets = [report.get("target", "http") for report in (a, b)]  # older reports have none
+    if targets[0] != targets[1]:
+        yield f"DIFFERENT: target is {targets[0]} in A, {targets[1]} in B"
+    for part in ("workload", "engine", "slos", "environment"):
         old = a.get(part)
         new = b.get(part)
         if isinstance(old, dict) and isinstance(new, dict):
@@ -71,29 +76,7 @@ def _differences(a: Report, b: Report) -> Iterator[str]:
                 key for key in (old.keys() | new.keys()) - {"load_average"} if old.get(key) != new.get(key)
             ):
                 yield f"different: {part} {key} is {old.get(key)} in A, {new.get(key)} in B"
-        elif old != new:
+        elif old != new and part != "engine":
             yield f"DIFFERENT: {part} is {old} in A, {new} in B"
     if any(len(report["points"][0]["runs"]) < 2 for report in (a, b) if report["points"]):
         yield "Without repeats on both sides there are no intervals, so a ratio may be due to chance."
-
-
-def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Return a table aligned for a terminal: the first column to the left, the others to the right."""
-    cells = [list(head), *map(list, rows)]
-    widths = [max(len(row[i]) for row in cells) for i in range(len(head))]
-    lines = [
-        "  ".join([row[0].ljust(widths[0]), *(cell.rjust(w) for cell, w in zip(row[1:], widths[1:], strict=True))])
-        for row in cells
-    ]
-    return "\n".join(line.rstrip() for line in [lines[0], "  ".join("-" * width for width in widths), *lines[1:]])
-
-
-def ms(seconds: float | None) -> str:
-    if seconds is None:
-        return "-"
-    value = seconds * 1e3
-    return f"{value:.3f}" if abs(value) < 10 else f"{value:,.1f}"
-
-
-def number(value: float | None) -> str:
-    return "-" if value is None else f"{value:,.2f}" if abs(value) < 100 else f"{value:,.0f}"

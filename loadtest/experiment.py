@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, Protocol
 from urllib.parse import urlsplit
 
 import httpx
@@ -38,7 +38,20 @@ OnProgress = Callable[[str, Progress, int], None]  # takes the run's title, its 
 OnSamples = Callable[[str, Sequence[Sample]], None]
 
 _RATES = ("requests_per_second", "completion_tokens_per_second", "total_tokens_per_second", "goodput_per_second")
-_TIMES = ("send_lag", "ttft", "tpot", "itl", "latency")
+_TIMES = ("send_lag", "submit", "ttft", "tpot", "itl", "latency")
+
+
+class Experiment(Protocol):
+    """What runs the points of a sweep: a server with the processes that send to it, or an engine in this process."""
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The part of the report about the target, without secrets."""
+
+    def run_point(
+        self, arrivals: Arrivals, num_repeats: int, label: str, on_progress: OnProgress, on_samples: OnSamples
+    ) -> dict[str, Any]:
+        """Run one point as often as `num_repeats`, and return it as an entry of the report's `points`."""
 
 
 @contextmanager
@@ -86,6 +99,11 @@ class HttpExperiment:
         self._num_warmup = num_warmup
         self.ceiling: dict[str, float] | None = None
         self._num_runs = 0
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The part of the report about the server and the requests to it, without secrets."""
+        return {"http": {key: value for key, value in asdict(self.http).items() if key not in ("api_key", "header")}}
 
     def _first_model(self) -> str:
         response = self._client.get("/v1/models")
@@ -200,6 +218,7 @@ def describe_run(
     limits: dict[str, float] | None,
     *,
     shares_cores: bool = False,
+    is_in_process: bool = False,
 ) -> dict[str, Any]:
     """Return everything about one run except the server's view: an entry of a point's `runs`."""
     metrics = measure(samples, slos)
@@ -207,7 +226,7 @@ def describe_run(
     metrics["steady"] = steady_state(samples) if has_steady_load else None
     facts = client_facts(samples, offsets, limits)
     processes = [process.summary() for process in health]
-    judged = verdict(metrics, facts, processes, shares_cores=shares_cores)
+    judged = verdict(metrics, facts, processes, shares_cores=shares_cores, is_in_process=is_in_process)
     start_ns = min((sample.intended_ns for sample in samples), default=0)
     return {
         "metrics": metrics,
@@ -251,6 +270,8 @@ def summarize(runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
         steady = [run["metrics"]["steady"]["completion_tokens_per_second"] for run in runs]
         summary["steady_completion_tokens_per_second"] = _summary_entry(steady)
     summary["slo_attainment"] = _summary_entry([run["metrics"]["slo_attainment"]["all"] for run in runs], most=1.0)
+    if "submit_wall_seconds" in runs[0]:  # in process
+        summary["submit_wall"] = _summary_entry([run["submit_wall_seconds"] for run in runs])
     for name in _TIMES:
         distributions = [run["metrics"]["distributions"][name] for run in runs]
         distributions = [distribution for distribution in distributions if distribution is not None]
@@ -273,10 +294,11 @@ def _summary_entry(values: list[float], most: float = math.inf) -> dict[str, Any
     return entry
 
 
-def make_report(points: list[dict[str, Any]], **settings: Any) -> dict[str, Any]:
+def make_report(target: str, points: list[dict[str, Any]], **settings: Any) -> dict[str, Any]:
     """Return the whole report, ready for JSON. `settings` are the options of the run."""
     return {
         "schema": SCHEMA,
+        "target": target,
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
         "arguments": _without_secrets(sys.argv[1:]),
         "environment": environment(),

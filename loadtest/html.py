@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from html import escape
 from typing import Any
 
-from loadtest.comparison import ms
 from loadtest.report import render
+from loadtest.tables import ms
 
 _WIDTH = 640
 _HEIGHT = 280

@@ -48,9 +48,6 @@ class HttpOptions:
     stream: bool = True
     """Ask for server-sent events. Without them, the first token counts when the whole answer arrives."""
 
-    temperature: float = 0.0
-    """Sampling temperature."""
-
     extra_body: str | None = None
     """JSON object to add to each request."""
 
@@ -221,7 +218,7 @@ class HttpTarget:
         body: dict[str, Any] = {
             "model": options.model,
             "max_tokens": call.max_tokens,
-            "temperature": options.temperature,
+            "temperature": self._workload.temperature,
         }
         body |= {"prompt": call.prompt} if messages is None else {"messages": list(messages)}
         body["stream"] = options.stream

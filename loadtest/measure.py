@@ -75,11 +75,12 @@ def measure(samples: Sequence[Sample], limits: Slos | None = None) -> dict[str, 
 
 
 def series(samples: Sequence[Sample]) -> dict[str, list[float]]:
-    """Return the values of each metric in seconds, unordered. Failed requests count in send_lag only."""
+    """Return the values of each metric in seconds, unordered. Failed requests count in send_lag and submit only."""
     ok = [sample for sample in samples if sample.is_ok]
     sent = [sample for sample in samples if sample.sent_ns]
     nanoseconds: dict[str, Iterable[float]] = {
         "send_lag": (sample.send_lag_ns for sample in sent),
+        "submit": (sample.submit_ns for sample in sent if sample.submit_ns is not None),
         "ttft": (sample.ttft_ns for sample in ok),
         "ttft_from_send": (sample.ttft_ns - sample.send_lag_ns for sample in ok),
         "tpot": (sample.tpot_ns for sample in ok if sample.tpot_ns is not None),

@@ -45,8 +45,17 @@ class Workload:
     stop_on_eos: bool = True
     """Let the model end its answer early. --no-stop-on-eos sends ignore_eos, so each answer has its full length."""
 
+    temperature: float = 0.0
+    """Sampling temperature."""
+
     prompt: str | None = None
     """A text to send. Default: random tokens."""
+
+    prompt_repeats: int = 1
+    """How many times each prompt repeats --prompt."""
+
+    unique_prompts: bool = False
+    """Begin each prompt of --prompt with its own number, so that the prefix cache has none of it."""
 
     input_len: str = "128"
     """Tokens of a random prompt, in the forms of --max-new-tokens."""
@@ -71,10 +80,10 @@ class Workload:
     new prompts are made."""
 
     abandon_share: float = 0.0
-    """Share of the requests whose client disconnects during the answer, 0 to 1. Over HTTP only."""
+    """Share of the requests whose client disconnects during the answer, 0 to 1."""
 
     slow_share: float = 0.0
-    """Share of the requests whose client reads slowly, 0 to 1. Over HTTP only."""
+    """Share of the requests whose client reads slowly, 0 to 1."""
 
     seed: int = 0
     """Seed of prompts, lengths and arrival times. The same seed gives the same ones."""
@@ -82,6 +91,7 @@ class Workload:
     def __post_init__(self) -> None:
         for flag, value, least in (
             ("--num-requests", DEFAULT_NUM_REQUESTS if self.num_requests is None else self.num_requests, 1),
+            ("--prompt-repeats", self.prompt_repeats, 1),
             ("--prefix-len", self.prefix_len, 0),
             ("--prefix-groups", self.prefix_groups, 1),
             ("--turns", self.turns, 1),
@@ -91,6 +101,12 @@ class Workload:
         for flag, share in (("--abandon-share", self.abandon_share), ("--slow-share", self.slow_share)):
             if not 0 <= share <= 1:
                 raise UsageError(f"{flag} is {share:g}, but must be between 0 and 1.")
+        if not self.temperature >= 0:
+            raise UsageError(f"--temperature is {self.temperature:g}, but must be at least 0.")
+        if self.prompt is None and self.prompt_repeats > 1:
+            raise UsageError("--prompt-repeats needs a --prompt; random prompts have the length of --input-len.")
+        if self.prompt is None and self.unique_prompts:
+            raise UsageError("--unique-prompts needs a --prompt; random prompts are unique anyway.")
         length_sampler("--input-len", self.input_len)
         length_sampler("--max-new-tokens", self.max_new_tokens)
 
@@ -161,7 +177,8 @@ def _prompts(workload: Workload, seed: int, rng: random.Random) -> Iterator[_Pro
     prefixes = [_tokens(workload, rng, workload.prefix_len) for _ in range(workload.prefix_groups)]
     for index in range(workload.num_requests or DEFAULT_NUM_REQUESTS):
         if workload.prompt is not None:
-            yield workload.prompt, None, None, {}
+            start = f"{seed}-{index}: " if workload.unique_prompts else ""
+            yield start + workload.prompt * workload.prompt_repeats, None, None, {}
         else:
             prefix = prefixes[index % len(prefixes)]
             yield prefix + _tokens(workload, rng, input_len(rng)), None, None, {}  # type: ignore[operator]

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from loadtest.client_health import VERDICTS
-from loadtest.comparison import ms, number, table
+from loadtest.engine_summary import render_engine
 from loadtest.measure import LEAST_STEADY, distribution
+from loadtest.tables import interval, ms, number, table, times_table
 
 _TIMES = {
     "send_lag": "Send lag",
@@ -27,22 +28,26 @@ def render(report: dict[str, Any]) -> str:
         f"load average {machine['load_average']:.1f}"
     ]
     for point in report["points"]:
-        blocks += [_metrics(point), _client(point), _server(point)]
+        if is_in_process(report):
+            blocks += [render_engine(point, report["engine"]), "\n".join(_problems(point["runs"]))]
+        else:
+            blocks.append(_metrics(point))
+        blocks += [_client(point), _server(point)]
     if len(report["points"]) > 1:
         head, *rows = sweep_rows(report["points"])
         blocks.append(table(head, rows))
     return "\n\n".join(block for block in blocks if block) + "\n"
 
 
+def is_in_process(report: dict[str, Any]) -> bool:
+    return bool(report.get("target") == "engine")  # older reports have no target
+
+
 def subject(report: dict[str, Any]) -> str:
-    """Return the name of what was measured: the model and the server's URL."""
+    """Return the name of what was measured: the model, and the server's URL or that there was none."""
+    if is_in_process(report):
+        return f"{report['engine']['model']}, the engine in process"
     return f"{report['http'].get('model')} at {report['http']['url']}"
-
-
-def _interval(entry: dict[str, Any], form: Callable[[float | None], str]) -> str:
-    if entry["low"] is None:
-        return ""
-    return f"{form(entry['low'])} .. {form(entry['high'])}"
 
 
 def _metrics(point: dict[str, Any]) -> str:
@@ -57,8 +62,7 @@ def _metrics(point: dict[str, Any]) -> str:
         f"completion tokens {first['completion_tokens']:,} (from {first['token_counts_from']})"
         + (" in the first run" if len(runs) > 1 else "")
     )
-    lines += [f"ERROR {error}" for error in errors_of(runs)]
-    lines += [f"OVERSATURATED: {run['oversaturated']}" for run in runs if run["oversaturated"]]
+    lines += _problems(runs)
     rates = (
         ("requests/s", "requests_per_second"),
         ("completion tokens/s", "completion_tokens_per_second"),
@@ -69,17 +73,22 @@ def _metrics(point: dict[str, Any]) -> str:
         ("SLO attainment", "slo_attainment"),
     )
     rows = [
-        [title, number(summary[name]["mean"]), _interval(summary[name], number)]
+        [title, number(summary[name]["mean"]), interval(summary[name], number)]
         for title, name in rates
         if name in summary
         and (first["slo_attainment"].keys() != {"all"} or name not in ("goodput_per_second", "slo_attainment"))
     ]
     head = ("", "mean", "95 %" if len(runs) > 1 else "")
-    lines += ["", table(head, rows), "", _times(summary), *_steady(first["steady"])]
+    lines += ["", table(head, rows), "", times_table(summary, _TIMES), *_steady(first["steady"])]
     lines.append(
         "95 %: intervals over the repeats" if len(runs) > 1 else "one run has no intervals: use --repeats for some"
     )
     return "\n".join(lines)
+
+
+def _problems(runs: Sequence[dict[str, Any]]) -> list[str]:
+    errors = [f"ERROR {error}" for error in errors_of(runs)]
+    return errors + [f"OVERSATURATED: {run['oversaturated']}" for run in runs if run["oversaturated"]]
 
 
 def errors_of(runs: Sequence[dict[str, Any]]) -> list[str]:
@@ -105,16 +114,6 @@ def _steady(steady: dict[str, Any] | None) -> list[str]:
         f"TTFT p50 {ms(ttft.get('p50'))}, p99 {ms(ttft.get('p99'))}, TPOT p50 {ms(tpot.get('p50'))}, "
         f"latency p50 {ms(latency.get('p50'))}, p99 {ms(latency.get('p99'))}"
     ]
-
-
-def _times(summary: dict[str, Any]) -> str:
-    rows = []
-    for name, title in _TIMES.items():
-        if f"{name}_mean" in summary:
-            keys = ("mean", "p50", "p95", "p99", "max")
-            cells = [ms(summary[f"{name}_{key}"]["mean"]) for key in keys]
-            rows.append([title, *cells, *(_interval(summary[f"{name}_{key}"], ms) for key in ("p50", "p99"))])
-    return table(("ms", "mean", "p50", "p95", "p99", "max", "95 % of p50", "95 % of p99"), rows)
 
 
 def _client(point: dict[str, Any]) -> str:

@@ -13,7 +13,8 @@ class Sample:
     index: int
     intended_ns: int  # when the request was due by the schedule; in a closed loop, when its user was free
     turn: int = 0  # position in a conversation; only turn 0 is sent by the schedule
-    sent_ns: int = 0  # just before the request was handed to the HTTP client; 0: never sent
+    sent_ns: int = 0  # just before the request was handed to the HTTP client, or to the engine; 0: never sent
+    submit_ns: int | None = None  # in process, how long `Engine.submit` took
     headers_ns: int | None = None
     event_ns: list[int] = field(default_factory=list)  # arrival of each event with output; those of one read are equal
     event_choices: list[int] = field(default_factory=list)  # the choice of each event; empty if there is only one

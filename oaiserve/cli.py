@@ -64,7 +64,7 @@ ENV_PREFIX = "OAISERVE_"
 VARIABLES_WITHOUT_FLAG = {"OAISERVE_CACHE"}  # read by `oaiserve.files.private`
 # Commands with a command line of their own, without the settings of a server, and their help.
 OTHER_COMMANDS = {
-    "bench": "Measure a server under load.",
+    "bench": "Measure a server, or the engine in process, under load.",
     "diff": "Compare two recordings of requests, and say what took more or less time.",
 }
 # Each is a file of this name in `oaiserve.commands`.

@@ -459,6 +459,9 @@ class EngineOptions:
     """Maximum number of tokens in one step, at least --max-running. Fewer mean steadier streams, more mean faster
     prefills. Default: 512 on a CPU, 2048 on a GPU, or --max-running if higher."""
 
+    prefill_max_requests: int | None = field(default=None, metadata=NO_FLAG)
+    """Maximum number of sequences that prefill in one step. Default: no limit but that of the tokens."""
+
     policy: SchedulingPolicy = "fair"
     """Order in which waiting requests are scheduled. fair: clients take turns, and short prompts pass long ones. fcfs:
     first come, first served. priority: the lowest "priority" in the request first. shortest: the shortest prompt first,
@@ -536,6 +539,7 @@ class EngineOptions:
             kv_cache_memory=1,
             max_running=1,
             max_step_tokens=1,
+            prefill_max_requests=1,
             itl_target_seconds=0.001,
             hang_seconds=1,
             cost_per_hour=0,

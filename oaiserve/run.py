@@ -6,7 +6,6 @@ Heavy modules such as torch are imported only after the settings, the port and t
 from __future__ import annotations
 
 import faulthandler
-import gc
 import logging
 import os
 import signal
@@ -19,6 +18,7 @@ from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 
+from oaiserve import interpreter
 from oaiserve.commands import banner as banners
 from oaiserve.commands.banner import Banner
 from oaiserve.commands.servers import announced
@@ -38,12 +38,6 @@ from oaiserve.screen import Screen
 
 logger = logging.getLogger(__name__)
 
-# How long a thread that computes in Python may keep the others from it. The engine thread needs Python several times in
-# each step of some milliseconds, so with Python's own 5 ms, one large request could double the time of each step.
-SWITCH_SECONDS = 0.0005
-# New objects that may live before the collector looks at them. Python's own 700 are less than a step of 256 sequences
-# makes, so the collector would run in each step. 10,000 objects take some megabytes.
-MOST_NEW_OBJECTS = 10_000
 BACKLOG = 2048  # connections that the system keeps until they are accepted
 STDERR = 2  # file descriptor
 CERTIFICATE_NOT_YET_VALID = 9  # OpenSSL's codes, which Python's ssl doesn't name
@@ -167,8 +161,7 @@ def serve_model(config: Config, sock: socket.socket, ready: Callable[[], None] |
     """
     times = StartTimes()
     times.since_begin("command line")
-    # Each collection would examine everything that has been imported, and all of that stays.
-    gc.disable()
+    interpreter.begin_load()
     # Otherwise torch looks for plugins for other devices in all installed packages.
     os.environ.setdefault("TORCH_DEVICE_BACKEND_AUTOLOAD", "0")
     with times.part("import of the log"):
@@ -199,7 +192,6 @@ def serve_model(config: Config, sock: socket.socket, ready: Callable[[], None] |
     # ignores it, and Python would end while threads run native code.
     if signal.getsignal(signal.SIGINT) != signal.SIG_IGN:
         signal.signal(signal.SIGINT, _leave if os.getpid() == 1 else signal.SIG_DFL)
-    sys.setswitchinterval(SWITCH_SECONDS)
     with times.part("import of the engine"):
         from oaiserve.engine.engine import Engine
         from oaiserve.engine.system_memory import give_back, keep_freed
@@ -221,14 +213,7 @@ def serve_model(config: Config, sock: socket.socket, ready: Callable[[], None] |
         responses = response_store(config.server)
         telemetry = server_telemetry(config, engine, connections, responses, log_limit)
         app = create_app(config, engine, telemetry, responses, is_child=sock.family == socket.AF_UNIX)
-    # Python's garbage collector shall not look again at all that stays: torch and transformers alone are a million
-    # objects, and a full collection would stop all threads for a sixth of a second. Imports leave hardly any garbage,
-    # but the load of a model by transformers does.
-    if "transformers" in sys.modules:
-        gc.collect()
-    gc.freeze()
-    gc.set_threshold(MOST_NEW_OBJECTS)
-    gc.enable()
+    interpreter.end_load()
     give_back()  # memory that the start has freed
     keep_freed()
     logger.debug("Start, in ms since the process began: %s", times)

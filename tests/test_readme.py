@@ -8,6 +8,7 @@ import pytest
 
 from loadtest.arrivals import Arrivals
 from loadtest.cli import RunOptions, Search
+from loadtest.engine_target import EngineRun
 from loadtest.http_target import HttpOptions
 from loadtest.prompts import Workload
 from oaiserve.app import routes
@@ -67,7 +68,7 @@ def test_source_files_that_pages_name_exist(page: str) -> None:
 
 LOADTEST_FLAGS = {
     flag
-    for options in (RunOptions, Search, Workload, Arrivals, HttpOptions)
+    for options in (RunOptions, Search, Workload, Arrivals, HttpOptions, EngineRun)
     for name in (field.name.replace("_", "-") for field in fields(options))
     for flag in (f"--{name}", f"--no-{name}")
 }

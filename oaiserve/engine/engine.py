@@ -113,6 +113,7 @@ class Engine:
         limits = Limits(
             max_running=min(options.max_running, model.num_states or options.max_running),
             max_step_tokens=options.step_tokens(model.max_step_tokens_default),
+            prefill_max_requests=options.prefill_max_requests,
         )
         # A state cannot go back to the tokens before a draft that has not come true.
         is_drafting = options.drafts == "lookup" or (options.drafts == "auto" and self.is_on_cpu)

@@ -98,6 +98,14 @@ def test_with_a_limit_below_what_decodes_take_prompts_wait_until_a_decode_ends()
     assert steps == [[("a", 1), ("b", 1)], [("a", 1), ("b", 1)], [("b", 1)], *[[("c", 1)]] * 5]
 
 
+def test_a_limit_of_prompts_in_a_step_counts_those_under_way_and_no_decodes() -> None:
+    memory = memory_of(*(sequence(name, 6) for name in "abc"), max_step_tokens=8, prefill_max_requests=1)
+    assert memory.run() == [("a", 6)]
+    assert memory.run() == [("a", 1), ("b", 6)]
+    memory = memory_of(sequence("long", 12), sequence("b", 2), max_step_tokens=8, prefill_max_requests=1)
+    assert [memory.run() for _ in range(3)] == [[("long", 8)], [("long", 4)], [("long", 1), ("b", 2)]]
+
+
 def test_a_sequence_that_does_not_fit_is_overtaken_by_a_bounded_number() -> None:
     first = sequence("first", 66, 60)
     big = sequence("big", 190, 1)

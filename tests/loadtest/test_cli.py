@@ -1,5 +1,7 @@
 import json
 import socket
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -7,9 +9,22 @@ import pytest
 
 from loadtest import cli
 from loadtest.arrivals import Arrivals
-from loadtest.cli import disagrees, main, publish, sweep_points
+from loadtest.cli import _command_line, disagrees, main, publish, sweep_points
+from loadtest.engine_target import EngineRun
 from loadtest.errors import UsageError
+from loadtest.targets import (
+    ARRIVAL_FLAGS,
+    ENGINE_FLAGS,
+    HTTP_FLAGS,
+    IN_PROCESS,
+    OVER_HTTP,
+    RANDOM_PROMPT_FLAGS,
+    arrivals_in_process,
+    given_flags,
+)
 from oaiserve.cli import main as oaiserve_main
+
+ENGINE = ("run", "--target", "engine")
 
 
 def refusal(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
@@ -33,6 +48,21 @@ def refusal(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
         (["run", "--trace-share", "2"], "--trace-share is 2"),
         (["run", "--scrape-seconds", "-1"], "--scrape-seconds is -1"),
         (["run", "--samples", "/nowhere/x"], "--samples is '/nowhere/x', which cannot be written"),
+        (["run", "--prompt", "a", "--input-len", "9"], "--input-len is for random prompts. Use it without --prompt."),
+        (["run", "--prompt", "a", "--requests", "x"], "--prompt and --requests both set the prompts."),
+        (["run", "--pretok"], "--pretok needs --target engine. With a server, use --random-form ids"),
+        (["run", "--max-batch-size=8"], "--max-batch-size needs --target engine. With a server, start it with --max-r"),
+        (["run", "--tokenize-workers", "2"], "--tokenize-workers needs --target engine."),  # also for the default
+        ([*ENGINE, "--warmup", "4"], "--warmup needs --target http. In process, use --warmup-runs."),
+        ([*ENGINE, "--no-stream"], "--stream needs --target http. In process, use --mode offline for whole answers."),
+        ([*ENGINE, "--turns", "2"], "--turns needs --target http. In process, leave it out."),
+        ([*ENGINE, "--mode", "offline", "--rate", "2", "--arrival", "poisson"], "--rate needs --mode online"),
+        ([*ENGINE, "--mode", "offline", "--stream-interval", "8"], "--stream-interval needs --mode online"),
+        ([*ENGINE, "--mode", "offline", "--submit-interval-ms", "1"], "--submit-interval-ms needs --mode online"),
+        ([*ENGINE, "--submit-interval-ms", "0", "--concurrency", "2"], "--submit-interval-ms and --concurrency both"),
+        ([*ENGINE, "--submit-schedule", "relative"], "--submit-schedule relative needs a --submit-interval-ms above 0"),
+        ([*ENGINE, "--pretok"], "--pretok has no effect on random prompts of token ids. Use --random-form words"),
+        ([*ENGINE, "--model", "/nowhere"], "'/nowhere'"),
         (["find-max", "--slo", "ttft:1s", "--attainment", "1"], "--attainment below 1"),
         (["compare", "/nowhere/a.json", "/nowhere/b.json"], "'/nowhere/a.json' cannot be read"),
     ],
@@ -53,6 +83,38 @@ def test_the_message_names_the_url_if_no_server_answers(capsys: pytest.CaptureFi
 def test_oaiserve_bench_is_the_same_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert oaiserve_main(["bench", "run", "--repeats", "0"]) == 2
     assert capsys.readouterr().err == "oaiserve bench: --repeats is 0, but must be at least 1.\n"
+
+
+def test_each_flag_of_a_run_does_something_for_one_target_or_for_both() -> None:
+    arguments = _command_line("bench")["run"].assemble_argument_collection(parse_docstring=True)
+    existing = {argument.names[0] for argument in arguments if argument.parse}
+    assert existing >= HTTP_FLAGS | ENGINE_FLAGS | ARRIVAL_FLAGS | RANDOM_PROMPT_FLAGS
+    assert not HTTP_FLAGS & ENGINE_FLAGS
+    assert IN_PROCESS.keys() <= HTTP_FLAGS
+    assert OVER_HTTP.keys() <= ENGINE_FLAGS
+
+
+def test_a_run_in_process_submits_at_once_unless_flags_say_when() -> None:
+    poisson = Arrivals(arrival="poisson", rate=3)
+    assert arrivals_in_process(["--model"], Arrivals(), EngineRun()).arrival == "at-once"
+    assert arrivals_in_process(["--rate", "--arrival"], poisson, EngineRun()) == poisson
+    assert arrivals_in_process(["--concurrency"], Arrivals(concurrency=2), EngineRun()) == Arrivals(concurrency=2)
+    every_2_ms = arrivals_in_process([], Arrivals(), EngineRun(submit_interval_ms=2))
+    assert (every_2_ms.arrival, every_2_ms.rate) == ("constant", 500)
+
+
+def test_flags_are_found_on_a_command_line_in_all_their_forms() -> None:
+    argv = ["run", "--prompt", "a-b", "--no-stream", "--max_batch_size=4", "--html=a=b"]
+    assert given_flags(argv) == ["--prompt", "--stream", "--max-batch-size", "--html"]
+
+
+def test_a_run_against_a_server_imports_no_torch_and_no_engine() -> None:
+    code = (
+        "import sys; from loadtest.cli import main; assert main(['run', '--url', 'http://127.0.0.1:9']) == 2; "
+        "sys.exit(sorted({'torch', 'transformers', 'oaiserve.engine.engine'} & sys.modules.keys()) or 0)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stderr.count("\n")) == (0, 1), done.stderr
 
 
 def test_a_sweep_has_a_point_for_each_rate_or_number_of_users() -> None:

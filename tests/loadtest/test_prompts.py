@@ -39,8 +39,12 @@ def test_prompts_of_a_group_have_a_common_prefix() -> None:
     assert all(len(call.prompt) == 12 for call in calls)
 
 
-def test_each_request_has_the_given_prompt() -> None:
-    assert [call.prompt for call in calls_of(num_requests=2, prompt="ab")] == ["ab"] * 2
+def test_a_prompt_is_repeated_and_unique_prompts_differ_from_the_start_in_all_runs() -> None:
+    assert [call.prompt for call in calls_of(num_requests=2, prompt="ab ", prompt_repeats=3)] == ["ab ab ab "] * 2
+    options: dict[str, Any] = {"num_requests": 3, "prompt": "ab", "unique_prompts": True}
+    unique = [call.prompt for seed in (1, 2) for call in calls_of(seed, **options)]
+    assert len({prompt[:4] for prompt in unique}) == 6  # they differ within the first block of a cache
+    assert all(prompt.endswith("ab") for prompt in unique)
 
 
 def test_the_shares_of_clients_that_leave_or_read_slowly_are_kept() -> None:
@@ -178,6 +182,10 @@ def test_lengths_follow_their_distribution() -> None:
         ({"num_requests": 0}, "--num-requests is 0"),
         ({"abandon_share": 1.5}, "--abandon-share is 1.5"),
         ({"max_new_tokens": "none"}, "--max-new-tokens is 'none'"),
+        ({"prompt": "a", "prompt_repeats": 0}, "--prompt-repeats is 0"),
+        ({"prompt_repeats": 2}, "--prompt-repeats needs a --prompt"),
+        ({"unique_prompts": True}, "--unique-prompts needs a --prompt"),
+        ({"temperature": -1.0}, "--temperature is -1"),
     ],
 )
 def test_wrong_options_are_refused(options: dict[str, Any], sentence: str) -> None:

@@ -49,7 +49,7 @@ def make(*, ttft_ms: float = 100, labels: tuple[str, ...] = ("1 users",), num_ru
                 "gauges": GAUGES,
             }
         points.append(make_point(label, Arrivals(), runs))
-    return make_report(points, http={"url": "http://test"}, workload={"seed": 0}, **settings)
+    return make_report("http", points, http={"url": "http://test"}, workload={"seed": 0}, **settings)
 
 
 class Page(HTMLParser):
@@ -142,7 +142,7 @@ def test_the_html_page_is_well_formed_and_loads_nothing(labels: tuple[str, ...])
 def test_a_report_without_any_answer_gives_a_well_formed_page() -> None:
     failed = [sample([], error="connect")]
     run = describe_run(failed, [ProcessHealth()], Arrivals(), None, {}, None)
-    report = make_report([make_point("x", Arrivals(), [run])], http={"url": "u"})
+    report = make_report("http", [make_point("x", Arrivals(), [run])], http={"url": "u"})
     assert Page(render_html(report)).open == []
     assert report["points"][0]["verdict"] == "invalid"
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 class Limits:
     max_running: int
     max_step_tokens: int
+    prefill_max_requests: int | None = None  # sequences that prefill in one step
     lookahead: int = 8  # waiting sequences to try after one that does not fit
 
     def __post_init__(self) -> None:

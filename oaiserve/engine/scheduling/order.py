@@ -83,6 +83,7 @@ class PromptsOfStep:
     budget: int  # tokens left in the step
     share: int  # tokens left for prompts that were under way before the step
     under_way: list[Sequence]  # those left, the first one last
+    num_prompts: int  # those under way, and those that begin in the step
     passed: list[Sequence] = field(default_factory=list)  # waiting sequences without enough room
     has_held: bool = False  # a client is held back until the end of the step
 
@@ -238,7 +239,9 @@ class Order:
             return WaitReason.BATCH_FULL
         if lane.step.preempted:
             return WaitReason.NO_BLOCKS
-        if prompts.budget <= 0 or not self.has_room(lane, head):
+        most_prompts = self.limits.prefill_max_requests
+        has_place = most_prompts is None or prompts.num_prompts < most_prompts
+        if prompts.budget <= 0 or not has_place or not self.has_room(lane, head):
             return WaitReason.TOKEN_BUDGET
         return None
 

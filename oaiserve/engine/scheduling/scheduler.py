@@ -252,7 +252,8 @@ class Scheduler:
         overtakes one without enough room.
         """
         order = self.order
-        prompts = PromptsOfStep(budget, order.share_of_prompts(lane, budget), order.prompts_under_way(lane))
+        under_way = order.prompts_under_way(lane)
+        prompts = PromptsOfStep(budget, order.share_of_prompts(lane, budget), under_way, len(under_way))
         reason: WaitReason | None = None
         while reason is None:
             head = lane.waiting.head()
@@ -306,6 +307,7 @@ class Scheduler:
         if self._admit(lane, head, shared) or self._make_way(lane, head, shared):
             for other in prompts.passed:
                 other.num_overtaken += 1
+            prompts.num_prompts += head.num_uncomputed > 1
             prompts.budget -= self._add_chunk(lane, head, prompts.budget, lane.waiting.head())
             return None
         if not lane.running and lane.forked:
