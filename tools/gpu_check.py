@@ -54,7 +54,7 @@ def main(argv: list[str] | None = None) -> int:
     report = together(arguments.show) if arguments.show else measure(arguments, chosen)
     text = summary.as_text(report)
     if arguments.markdown:
-        write_between(arguments.markdown, "gpu", text)
+        write_between(arguments.markdown, "gpu", summary.as_page(report))
     if arguments.out and len(text) > MOST_CHARACTERS:  # The most telling comes first.
         text = f"{text[:MOST_CHARACTERS]}\n... and the rest is in {arguments.out / 'gpu_check.md'}."
     print(text)
@@ -94,7 +94,8 @@ def measure(arguments: argparse.Namespace, chosen: Sequence[Section]) -> dict[st
 
 
 def _in_order(sections: dict[str, Any]) -> dict[str, Any]:
-    return {section.name: sections[section.name] for section in SECTIONS if section.name in sections}
+    """Return the sections in their order, and then those of other versions of the check."""
+    return {section.name: sections[section.name] for section in SECTIONS if section.name in sections} | sections
 
 
 def together(files: Sequence[Path]) -> dict[str, Any]:

@@ -4,25 +4,25 @@ memory bandwidth and matrix products."""
 from __future__ import annotations
 
 import importlib.metadata
-import math
 import platform
 import shutil
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
 import torch
 
 from tools.gpu.sections import NOT_ON_CPU, Target
+from tools.gpu.timing import median_seconds
 
 _PACKAGES = ("torch", "triton", "transformers", "tokenizers")
 _ASKED = ("driver_version", "clocks.sm", "clocks.max.sm", "power.limit", "temperature.gpu", "mig.mode.current")
 # Rows, inner size, columns: square ones, and the projections of an 8B model for a step of 2,048 tokens.
 PRODUCTS = ((8192, 8192, 8192), (2048, 4096, 14336), (2048, 14336, 4096), (4096, 4096, 4096))
 MOVED_BYTES = 1 << 32  # many times the L2 cache
-WARM_SECONDS = 3.0
+WARM_SECONDS = 1.0
 REPEATS = 5
 
 
@@ -46,9 +46,10 @@ def run(target: Target) -> Iterator[dict[str, Any]]:
         "capability": f"{properties.major}.{properties.minor}",
         "nvidia_smi": nvidia_smi(),
     }
-    warm_clock(device)
-    moved = bandwidth(device)
-    multiplied = products(device)
+    with target.turn():
+        warm_clock(device)
+        moved = bandwidth(device)
+        multiplied = products(device)
     yield {
         "ceilings": {
             "bytes_per_second": max(moved.values()),
@@ -79,27 +80,13 @@ def warm_clock(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-def device_seconds(call: Callable[[], object]) -> float:
-    """Return the least time of a call on the GPU. The first call compiles, and doesn't count."""
-    call()
-    best_ms = math.inf
-    for _ in range(REPEATS):
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        begin.record()
-        call()
-        end.record()
-        end.synchronize()
-        best_ms = min(best_ms, begin.elapsed_time(end))
-    return best_ms / 1e3
-
-
 def bandwidth(device: torch.device) -> dict[str, float]:
     """Return the bytes per second of reading, and of a copy, which reads and writes each byte."""
     source = torch.ones(MOVED_BYTES // 4, dtype=torch.float32, device=device)
     half = source[: source.numel() // 2]
     copy = torch.empty_like(half)
     calls = {"read": source.amax, "copy": partial(copy.copy_, half)}
-    return {name: MOVED_BYTES / device_seconds(call) for name, call in calls.items()}
+    return {name: MOVED_BYTES / median_seconds(call, device, REPEATS) for name, call in calls.items()}
 
 
 def products(device: torch.device) -> dict[str, float]:
@@ -109,6 +96,6 @@ def products(device: torch.device) -> dict[str, float]:
         x = torch.randn(rows, inner, dtype=torch.bfloat16, device=device)
         weight = torch.randn(columns, inner, dtype=torch.bfloat16, device=device)
         rates[f"{rows} x {inner} x {columns}"] = (
-            2 * rows * inner * columns / device_seconds(partial(torch.nn.functional.linear, x, weight))
+            2 * rows * inner * columns / median_seconds(partial(torch.nn.functional.linear, x, weight), device, REPEATS)
         )
     return rates

@@ -18,7 +18,6 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedConfig
 from transformers.core_model_loading import revert_weight_conversion
 
-from oaiserve.config import KVCacheDtype
 from oaiserve.engine.decoder.blocks import MXFP4, Blocks
 from oaiserve.engine.decoder.context_length import context_length
 from oaiserve.engine.decoder.describe import describe
@@ -29,7 +28,7 @@ from oaiserve.engine.decoder.sources.hub import HubTensors
 from oaiserve.engine.decoder.sources.integer_layouts import Floats, Integers
 from oaiserve.engine.decoder.sources.tensor_files import TensorFiles
 from oaiserve.engine.decoder.sources.unread_matrix import UnreadMatrix
-from oaiserve.engine.start.described import Described, with_shapes
+from oaiserve.engine.start.described import Described
 from tests.models.packed import Packing
 
 Packed = Packing | str | None
@@ -51,7 +50,6 @@ def described_on(
     *,
     dtype: torch.dtype = torch.bfloat16,
     packing: Packed = None,
-    kv_cache_dtype: KVCacheDtype = "auto",
 ) -> Described:
     """Describe a model with random weights on a device. On "meta" its large matrices have only shapes.
 
@@ -69,8 +67,7 @@ def described_on(
         keeps_dtype=True,
     )
     decoder = describe(tensors, settings, family, context_length(settings))
-    spec = model_spec(settings, decoder, dtype=dtype, device=device).with_cache(kv_cache_dtype)
-    return Described(spec, with_shapes(decoder, spec), None, tensors=tensors)
+    return Described(model_spec(settings, decoder, dtype=dtype, device=device), decoder, None, tensors=tensors)
 
 
 class RandomTensors(TensorFiles):

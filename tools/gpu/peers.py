@@ -1,67 +1,63 @@
-"""Compares decodes and prompts with those of vLLM, where that is installed, on the same files."""
+"""Compares decodes with the one peer that is always there: the continuous batching of transformers, in process."""
 
 from __future__ import annotations
 
+import statistics
 import time
-from collections.abc import Callable, Iterator
-from importlib import import_module
-from importlib.util import find_spec
+from collections.abc import Iterator
+from itertools import pairwise
 from typing import Any
 
-from tools.engine_load import greedy, random_prompts
+import torch
+from transformers import ContinuousBatchingConfig, GenerationConfig
+
+from tests.models.decoders import random_model, real_shape
+from tools.engine_load import random_prompts
 from tools.gpu.sections import Target
-from tools.gpu.workload import Files, blocks_for, files_of, ids, running_engine
+from tools.gpu.workload import release
 
 MODEL = "llama-3.2-1b"
-# By name: prompts, their tokens, and new tokens for each.
-LOADS = {"decodes of 1": (1, 448, 128), "decodes of 64": (64, 448, 128), "prompts of 2,048": (16, 2048, 1)}
-TINY_LOADS = {"decodes of 2": (2, 8, 4)}
-Generate = Callable[[list[list[int]], int], object]
+BLOCK_TOKENS = 256  # its default
 
 
 def run(target: Target) -> Iterator[dict[str, Any]]:
-    if find_spec("vllm") is None:
-        yield {"problem": "vLLM is not installed"}
-        return
-    loads = TINY_LOADS if target.quick else LOADS
-    with files_of(MODEL, target) as files:
-        yield {"oaiserve": ours(files, loads)}
-        yield {"vllm": vllm(files, loads)}
+    if target.is_dry:  # Only our own kernels know the fake device.
+        target = Target(torch.device("cpu"), quick=True, turns=target.turns)
+    count, prompt_len, num_tokens = (4, 8, 8) if target.quick else (64, 448, 128)
+    config = real_shape(MODEL, tiny=target.quick)
+    with target.starting():
+        model = random_model(config, dtype=torch.bfloat16, device=target.device)
+        model.set_attn_implementation("sdpa")
+    prompts = random_prompts(count, prompt_len, config.vocab_size)
+    asked = GenerationConfig(max_new_tokens=num_tokens, do_sample=False, eos_token_id=-1, pad_token_id=0)
+    blocks = count * (-(-(prompt_len + num_tokens) // BLOCK_TOKENS) + 1)
+    sizes = ContinuousBatchingConfig(num_blocks=blocks, max_batch_tokens=2048)
+    with target.turn():
+        began = time.perf_counter()
+        found = model.generate_batch(
+            prompts, generation_config=asked, continuous_batching_config=sizes, record_timestamps=True
+        )
+        seconds = time.perf_counter() - began
+    yield {"seconds_with_start": seconds, **token_times([one.timestamps for one in found.values()])}
+    del model, found
+    release()
 
 
-def ours(files: Files, loads: dict[str, tuple[int, int, int]]) -> dict[str, float]:
-    most = max(count for count, *_ in loads.values())
-    longest = max(length + new for _, length, new in loads.values())
-    settings: dict[str, Any] = {"max_running": most, "kv_blocks": blocks_for(most, longest), "prefix_cache": False}
-    with running_engine(files, **settings) as engine:
-        return _seconds(files, loads, lambda prompts, new: ids(engine, prompts, greedy(new)))
-
-
-def vllm(files: Files, loads: dict[str, tuple[int, int, int]]) -> dict[str, float]:
-    package = import_module("vllm")
-    longest = max(length + new for _, length, new in loads.values())
-    server = package.LLM(
-        files.folder,
-        skip_tokenizer_init=True,
-        max_model_len=longest,
-        gpu_memory_utilization=0.5,
-        enable_prefix_caching=False,
-    )
-
-    def generate(prompts: list[list[int]], new: int) -> object:
-        params = package.SamplingParams(max_tokens=new, temperature=0.0, ignore_eos=True, detokenize=False)
-        return server.generate([{"prompt_token_ids": one} for one in prompts], params, use_tqdm=False)
-
-    return _seconds(files, loads, generate)
-
-
-def _seconds(files: Files, loads: dict[str, tuple[int, int, int]], generate: Generate) -> dict[str, float]:
-    """Return the seconds that each load takes, after one that is not counted."""
-    found = {}
-    for name, (count, length, new) in loads.items():
-        for seed in range(2):
-            prompts = random_prompts(count, length, files.spec.vocab_size, seed)
-            began = time.perf_counter()
-            generate(prompts, new)
-            found[name] = time.perf_counter() - began
-    return found
+def token_times(timestamps: list[list[float]]) -> dict[str, Any]:
+    """Return the rate of all tokens from the first to the last, and the median time between two of a sequence, of those
+    that came while all sequences decoded."""
+    first = min(one[0] for one in timestamps)
+    last = max(one[-1] for one in timestamps)
+    all_decode = max(one[0] for one in timestamps)
+    until = min(one[-1] for one in timestamps)
+    apart = [
+        later - earlier
+        for one in timestamps
+        for earlier, later in pairwise(one)
+        if earlier >= all_decode and later <= until
+    ]
+    return {
+        "sequences": len(timestamps),
+        "output_tokens_per_second": sum(map(len, timestamps)) / (last - first),
+        "step_ms": 1e3 * statistics.median(apart) if apart else None,
+    }

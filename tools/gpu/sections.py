@@ -56,12 +56,13 @@ class Section:
 
 # Each call takes at most 270 seconds. Its sections begin side by side, and measure in this order.
 FIGURES = (
-    Section("environment", "environment:run", 120),
-    Section("decode-1b", "steps:run", 110, {"model": "llama-3.2-1b"}),
-    Section("decode-8b", "steps:run", 150, {"model": "llama-3.1-8b"}),
-    Section("uneven", "engines:uneven", 70),
-    Section("gpt2", "engines:gpt2", 70),
-    Section("streams", "streams:run", 170),
+    Section("environment", "environment:run", 90),
+    Section("8b", "steps:run", arguments={"model": "llama-3.1-8b"}),
+    Section("1b", "steps:run", arguments={"model": "llama-3.2-1b"}),
+    Section("gpt2", "gpt2:run"),
+    Section("quantized", "quantized:run"),
+    Section("streams", "streams:run"),
+    Section("peers", "peers:run"),
 )
 ANSWERS = (
     Section("memory", "probes:memory", 120, call="answers", is_check=True, needs_gpu=True),

@@ -1,4 +1,5 @@
-"""Measures the steps of a model in the engine: decodes of several batch sizes, prompts in chunks, and their kernels.
+"""Measures the steps of a model: decodes in the engine, prompts and mixed steps one after the other, and their kernels,
+beside what torch's own kernels need for the same work.
 
 Times come from the engine's own records, which use the device's clock on a GPU.
 """
@@ -8,83 +9,138 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Iterator, Sequence
+from functools import partial
+from itertools import pairwise
 from typing import Any
 
 import torch
-from torch.autograd import DeviceType
-from torch.profiler import ProfilerActivity, profile
 
 from loadtest.intervals import percentile
 from oaiserve.config import EngineOptions
 from oaiserve.engine.engine import Engine
 from oaiserve.engine.model.runner import ModelRunner
+from oaiserve.engine.start.started import Started, assemble
 from oaiserve.engine.step import Step
+from oaiserve.engine.text.tokenizer import Tokenizer
 from oaiserve.facts.record import HostPart, StepKind, StepRecord
-from tests.models.decoders import real_shape
-from tools.bench.floor import DecoderShape, step_work, work
-from tools.engine_load import complete, figures, random_prompts, random_step
+from tests.models.decoders import byte_tokenizer, real_shape
+from tools.bench.floor import DecoderShape, step_work
+from tools.engine_load import complete, random_prompts, random_step
+from tools.gpu import reference
+from tools.gpu.models import described_on
+from tools.gpu.parts import in_turn
+from tools.gpu.profiles import needed, profiled
 from tools.gpu.sections import Target
-from tools.gpu.workload import BLOCK_SIZE, Files, blocks_for, files_of, release, running_engine, started
+from tools.gpu.workload import BLOCK_SIZE, blocks_for, release, started
 
-CONTEXT = 512
-CHUNK = 2048
-PROMPT = 4 * CHUNK
-PROFILED_STEPS = 5
-MOST_KERNELS = 20
+# Sections hold their models side by side, and each has a KV cache of its own.
+UTILIZATION = 0.97
+
+
+class Sizes:
+    """How much of each is measured."""
+
+    def __init__(self, *, quick: bool) -> None:
+        self.batches = (2, 1, 4) if quick else (64, 1, 256, 16, 128, 8, 32)
+        self.context = 40 if quick else 512
+        self.new_tokens = 16 if quick else 128
+        self.chunk = 16 if quick else 2048
+        self.earlier = 48 if quick else 6144
+        self.mixed_rows = (2, 3) if quick else (64, 128, 255)  # with the prompt, at most as many as may run
+        self.mixed_tokens = (3, 8) if quick else (100, 400, 800)
+        self.long = 80 if quick else 65_536
+        self.steps = 3 if quick else 10
+
+    @property
+    def most(self) -> int:
+        return max(self.batches)
+
+    @property
+    def few(self) -> int:
+        return max(2, self.most // 4)
+
+    @property
+    def kv_blocks(self) -> int:
+        """Return the blocks that the largest of all needs."""
+        mixed = blocks_for(self.most, self.context) + blocks_for(1, max(self.mixed_tokens))
+        return max(
+            mixed, blocks_for(self.most, self.context + self.new_tokens // 2), blocks_for(1, self.long) + mixed // 4
+        )
 
 
 def run(target: Target, model: str) -> Iterator[dict[str, Any]]:
-    with files_of(model, target) as files:
-        yield from _figures(model, files, target)
-
-
-def _figures(model: str, files: Files, target: Target) -> Iterator[dict[str, Any]]:
-    shape = DecoderShape.of(files.spec, real_shape(model, tiny=target.quick))
-    weights = sum(part.num_bytes for part in work(shape, [(0, 0)]).values())
-    yield {"model": model, "weight_bytes": weights, "kv_bytes_per_token": files.spec.kv_bytes_per_token}
-
-    batches, context, num_tokens = ((1, 4), 40, 16) if target.quick else ((64, 1, 16, 256), CONTEXT, 128)
-    prompt_len = context - num_tokens // 2  # then a sequence has `context` tokens on average over a run
-    kv_blocks = blocks_for(max(batches), prompt_len + num_tokens)
-    decode: list[dict[str, Any]] = []
-    with running_engine(files, kv_blocks=kv_blocks, max_running=max(batches), prefix_cache=False) as engine:
-        for batch in batches:
-            prompts = random_prompts(batch, prompt_len, files.spec.vocab_size)
-            found = measure_decodes(engine, prompts, num_tokens, repeats=1 if target.quick else 2)
-            least = step_work(shape, [(context - 1, context)] * batch)
-            decode.append({"context": context, "bytes": least.num_bytes, "operations": least.flops, **found})
-            yield {"decode": decode}
-    del engine
-
-    yield {"prefill": prefill(files, shape, target)}
-    release()
-
-    sequences, prompt = (4, 16) if target.quick else (64, CHUNK)
+    sizes = Sizes(quick=target.quick)
+    config = real_shape(model, tiny=target.quick)
+    described = described_on(config, target.device)
+    shape = DecoderShape.of(described.spec, config)
+    matrices = reference.matrix_shapes(described.decoder)
+    spec = described.spec
     options = EngineOptions(
-        compile=target.is_gpu,
-        kv_blocks=blocks_for(sequences, max(context, prompt)),
-        max_running=sequences,
-        max_step_tokens=max(prompt, sequences),
+        compile=not spec.is_on_cpu,
+        kv_blocks=sizes.kv_blocks,
+        max_running=sizes.most,
+        max_step_tokens=max(sizes.chunk, sizes.most, max(sizes.mixed_tokens) + max(sizes.mixed_rows)),
+        prefix_cache=False,
+        gpu_memory_utilization=UTILIZATION,
     )
     began = time.perf_counter()
-    runner = (made := started(files, options)).runner
-    made.warm_up()
-    yield {"start": {"seconds_to_ready": time.perf_counter() - began}}
-    decode_one = [(context - 1, 1)]
-    steps = {"decode": decode_one * sequences, "decode of one": decode_one, "prefill": [(0, prompt)]}
-    profiles = {
-        name: profiled(runner, random_step(lengths, BLOCK_SIZE, files.spec.vocab_size), target.device)
-        for name, lengths in steps.items()
-    }
-    yield {"parts": profiles}
+    made = started(described, options, target)
+    del described
+    release()
+    weight_bytes = step_work(shape, [(0, 1)]).num_bytes
+    about = {"model": model, "weight_bytes": weight_bytes, "kv_bytes_per_token": spec.kv_bytes_per_token}
+    yield about | {"seconds_to_ready": time.perf_counter() - began}
+    yield from in_turn(
+        {
+            "reference": lambda: references(matrices, shape, spec.dtype, sizes, target),
+            "decode": lambda: decodes(made, options, shape, sizes, target),
+            "steps": lambda: other_steps(made.runner, shape, sizes, target),
+            "profiles": lambda: profiles(made.runner, shape, sizes, target),
+            "attention": lambda: attentions(shape, sizes, spec.kv_shapes[0].key_dim, target),
+        }
+    )
 
 
-def measure_decodes(engine: Engine, prompts: Sequence[list[int]], num_tokens: int, repeats: int) -> dict[str, Any]:
-    """Let all prompts decode together, and return figures of the steps and of the requests."""
-    complete(engine, prompts, num_tokens // 4)
-    engine.take_steps()  # the warm-up's
-    runs = [complete(engine, prompts, num_tokens) for _ in range(repeats)]
-    return step_figures(engine.take_steps(), len(prompts)) | figures(runs)
+def references(
+    matrices: list[list[tuple[int, int]]], shape: DecoderShape, dtype: torch.dtype, sizes: Sizes, target: Target
+) -> Iterator[dict[str, Any]]:
+    """Yield the times of a step's products alone, by rows, and of copies that move as many bytes as decodes read."""
+    rows: list[dict[str, Any]] = []
+    with target.turn():
+        products = reference.Products(matrices, dtype, target.device)
+        for batch in sorted(sizes.batches):
+            least = step_work(shape, [(sizes.context - 1, sizes.context)] * batch)
+            copied = reference.copy_seconds(least.num_bytes, target.device, *([1 << 16] if target.quick else []))
+            found = {"rows": batch, "products_ms": 1e3 * products.seconds(batch, batch), "copy_ms": 1e3 * copied}
+            rows.append(found)
+            yield {"reference": rows}
+        for number in sorted(
+            {sizes.chunk, *(one + of_prompt for one in sizes.mixed_rows for of_prompt in sizes.mixed_tokens)}
+        ):
+            rows.append({"rows": number, "products_ms": 1e3 * products.seconds(number, min(number, sizes.most))})
+        yield {"reference": rows}
+    del products
+    release()
+
+
+def decodes(
+    made: Started, options: EngineOptions, shape: DecoderShape, sizes: Sizes, target: Target
+) -> Iterator[dict[str, Any]]:
+    """Yield the decode steps of each batch in a running engine."""
+    vocab_size = made.spec.vocab_size
+    prompt_len = sizes.context - sizes.new_tokens // 2  # then a sequence has `context` tokens on average
+    rows: list[dict[str, Any]] = []
+    with Engine(assemble(made, Tokenizer(byte_tokenizer(vocab_size)), options), options) as engine:
+        with target.starting():
+            complete(engine, random_prompts(2, prompt_len, vocab_size), 4)
+        for batch in sizes.batches:
+            with target.turn():
+                engine.take_steps()
+                complete(engine, random_prompts(batch, prompt_len, vocab_size), sizes.new_tokens)
+                found = step_figures(engine.take_steps(), batch)
+            least = step_work(shape, [(sizes.context - 1, sizes.context)] * batch)
+            rows.append({"context": sizes.context, "bytes": least.num_bytes, "operations": least.flops, **found})
+            yield {"decode": rows}
 
 
 def step_figures(records: Sequence[StepRecord], batch: int) -> dict[str, Any]:
@@ -115,68 +171,90 @@ def step_figures(records: Sequence[StepRecord], batch: int) -> dict[str, Any]:
     }
 
 
-def prefill(files: Files, shape: DecoderShape, target: Target) -> dict[str, Any]:
-    chunk, length, count = (16, 64, 2) if target.quick else (CHUNK, PROMPT, 3)
-    settings: dict[str, Any] = {"max_running": 16, "max_step_tokens": chunk, "prefix_cache": False}
-    settings |= {"cuda_graph": False, "explain": False}  # no step is cut by its time, so each chunk is a step
-    with running_engine(files, kv_blocks=blocks_for(count, length + 1), **settings) as engine:
-        complete(engine, random_prompts(1, length, files.spec.vocab_size), 1)
-        engine.take_steps()
-        complete(engine, random_prompts(count, length, files.spec.vocab_size, seed=1), 1)
-        return prefill_figures(shape, engine.take_steps(), chunk, length)
-
-
-def prefill_figures(shape: DecoderShape, records: Sequence[StepRecord], chunk: int, length: int) -> dict[str, Any]:
-    """Return figures of prompts of `length` tokens that were computed one after the other, a step for each chunk."""
-    steps = [record for record in records if record.kind == StepKind.PREFILL and record.num_tokens == chunk]
-    each = length // chunk
-    if len(steps) % each or len(steps) != len(records):
-        raise RuntimeError(f"Prompts of {each} chunks did not take {each} prefill steps each: {records}")
-    operations = [step_work(shape, [(start, start + chunk)]).flops for start in range(0, length, chunk)]
-    medians_ns = [statistics.median(step.duration_ns for step in steps[place::each]) for place in range(each)]
-    return {
-        "chunk": chunk,
-        "prompt": length,
-        "steps": len(steps),
-        "ms": [ns / 1e6 for ns in medians_ns],
-        "operations": operations,
-        "operations_per_second": sum(operations) / sum(medians_ns) * 1e9,
-        "gap_ms": statistics.median(step.idle_ns / 1e6 for step in steps),
-    }
-
-
-def profiled(runner: ModelRunner, step: Step, device: torch.device) -> dict[str, Any]:
-    """Return the host's time to launch a step and its time until the results are there, and the kernels that take most
-    of the device's time."""
-    launched = []
-    whole = []
-    for _ in range(12):
-        began = time.perf_counter()
-        handle = runner.launch(step)
-        launched.append((time.perf_counter() - began) * 1e3)
-        runner.collect(handle)
-        whole.append((time.perf_counter() - began) * 1e3)
-    is_gpu = device.type == "cuda"
-    with profile(activities=[ProfilerActivity.CUDA if is_gpu else ProfilerActivity.CPU]) as found:
-        for _ in range(PROFILED_STEPS):
-            runner.collect(runner.launch(step))
-        if is_gpu:
-            torch.cuda.synchronize(device)
-    kernels = [
-        {
-            "name": event.key,
-            "calls": event.count / PROFILED_STEPS,
-            "us": (event.self_device_time_total if is_gpu else event.self_cpu_time_total) / PROFILED_STEPS,
+def other_steps(runner: ModelRunner, shape: DecoderShape, sizes: Sizes, target: Target) -> Iterator[dict[str, Any]]:
+    """Yield steps with prompts, each launched while the one before is computed, and by itself: mixed ones, the chunks
+    of a prompt, and decodes of which one sequence is long."""
+    lengths: dict[str, list[tuple[int, int]]] = {}
+    decode = (sizes.context - 1, 1)
+    for rows in sizes.mixed_rows:
+        for tokens in sizes.mixed_tokens:
+            lengths[f"{rows} decodes, {tokens} prompt tokens"] = [decode] * rows + [(0, tokens)]
+    for start in range(0, sizes.earlier + 1, sizes.earlier // 3):
+        lengths[f"{sizes.chunk} prompt tokens behind {start}"] = [(start, sizes.chunk)]
+    lengths[f"{sizes.few} decodes, one at {sizes.long}"] = [(sizes.long - 1, 1)] + [decode] * (sizes.few - 1)
+    found: dict[str, dict[str, Any]] = {}
+    for name, of_step in lengths.items():
+        step = random_step(of_step, BLOCK_SIZE, shape.vocab)
+        least = step_work(shape, [(start, start + new) for start, new in of_step])
+        about = {
+            "sequences": len(of_step),
+            "tokens": step.num_tokens,
+            "bytes": least.num_bytes,
+            "operations": least.flops,
         }
-        for event in found.key_averages()
-        if (event.device_type == DeviceType.CUDA) == is_gpu
-    ]
+        with target.turn():
+            timed_steps(runner, [step] * 2, overlaps=True)
+            overlapped = timed_steps(runner, [step] * sizes.steps, overlaps=True)
+            alone = timed_steps(runner, [step] * max(2, sizes.steps // 2), overlaps=False)
+        found[name] = about | overlapped | {"alone_ms": alone["period_ms"]}
+        yield {"steps": found}
+
+
+def timed_steps(runner: ModelRunner, steps: Sequence[Step], *, overlaps: bool) -> dict[str, Any]:
+    """Return medians, in ms, of steps that are launched as the engine does with overlap, or without.
+
+    The period is from the results of a step to those of the next one. `launch_ms` is the host's time to launch.
+    """
+    launched: list[float] = []
+    device_ns: list[int | None] = []
+    ended = [time.perf_counter()]
+    in_flight: list[Any] = []
+
+    def collect() -> None:
+        device_ns.append(runner.collect(in_flight.pop(0)).device_ns)
+        ended.append(time.perf_counter())
+
+    for step in steps:
+        began = time.perf_counter()
+        in_flight.append(runner.launch(step))
+        launched.append(time.perf_counter() - began)
+        if len(in_flight) > overlaps:
+            collect()
+    while in_flight:
+        collect()
+    periods = [end - begin for begin, end in pairwise(ended)][1:] or [ended[1] - ended[0]]
+    period_ms = 1e3 * statistics.median(periods)
+    by_device = [ns / 1e6 for ns in device_ns if ns is not None]
     return {
-        "sequences": len(step.chunks),
-        "tokens": step.num_tokens,
-        "launch_ms": statistics.median(launched[2:]),
-        "whole_ms": statistics.median(whole[2:]),
-        "on": "device" if is_gpu else "host",
-        "busy_ms": sum(kernel["us"] for kernel in kernels) / 1e3,
-        "kernels": sorted(kernels, key=lambda kernel: -kernel["us"])[:MOST_KERNELS],
+        "device_ms": statistics.median(by_device) if by_device else period_ms,
+        "launch_ms": 1e3 * statistics.median(launched),
+        "period_ms": period_ms,
     }
+
+
+def profiles(runner: ModelRunner, shape: DecoderShape, sizes: Sizes, target: Target) -> Iterator[dict[str, Any]]:
+    decode = (sizes.context - 1, 1)
+    few = sizes.few
+    asked = {
+        f"decode of {few}": [decode] * few,
+        "decode of 1": [decode],
+        f"decode of {sizes.most}": [decode] * sizes.most,
+        f"prompt of {sizes.chunk}": [(0, sizes.chunk)],
+        f"{sizes.chunk} behind {sizes.earlier}": [(sizes.earlier, sizes.chunk)],
+        f"{few} decodes, {sizes.mixed_tokens[1]} prompt tokens": [decode] * few + [(0, sizes.mixed_tokens[1])],
+    }
+    found: dict[str, dict[str, Any]] = {}
+    for name, lengths in asked.items():
+        step = random_step(lengths, BLOCK_SIZE, shape.vocab)
+        with target.turn():
+            found[name] = profiled(runner, step, target.device, needed(shape, step))
+        yield {"profiles": found}
+
+
+def attentions(shape: DecoderShape, sizes: Sizes, dim: int, target: Target) -> Iterator[dict[str, Any]]:
+    rows: list[dict[str, Any]] = []
+    of_layer = partial(reference.attention, shape.queries // dim, shape.keys // dim, dim, sizes.chunk)
+    for earlier in (0, sizes.earlier):
+        with target.turn():
+            rows += of_layer(earlier, target.device)
+        yield {"attention": rows}
