@@ -27,6 +27,7 @@ from tools.gpu.run import run_all
 from tools.gpu.sections import NOT_ON_CPU, SECTIONS, Section
 from tools.markdown import about, write_between
 
+AT_ONCE = 5  # More sections would not fit into 80 GB together.
 MOST_CHARACTERS = 11_000  # The end of a call shows no longer text, because others keep only the end of its output.
 
 
@@ -83,7 +84,7 @@ def measure(arguments: argparse.Namespace, chosen: Sequence[Section]) -> dict[st
         earlier = json.loads(file.read_text())["sections"]
         sections |= {name: result for name, result in earlier.items() if result["status"] == "done"}
     left = [section for section in chosen if section.name not in sections]
-    at_once = 2 if arguments.device == "cpu" else max(1, len(left))
+    at_once = 2 if arguments.device == "cpu" else AT_ONCE
     for name, result in run_all(left, command, arguments.out, arguments.budget_seconds, at_once):
         sections[name] = result
         report["sections"] = _in_order(sections)

@@ -29,7 +29,7 @@ packed=$(ls "$there/kernels" | wc -l)
 triton=$("$python" -c 'import importlib.util as u; print(*u.find_spec("triton").submodule_search_locations)')
 [ -x "$triton/backends/nvidia/bin/ptxas" ] && unset TRITON_PTXAS_PATH
 export PYTHONUNBUFFERED=1 HF_HUB_OFFLINE=1
-export PYTHONPATH="$PWD:$there/packages" TRITON_CACHE_DIR="$there/kernels"
+export PYTHONPATH="$PWD:$there/packages${PYTHONPATH:+:$PYTHONPATH}" TRITON_CACHE_DIR="$there/kernels"
 budget=$((254 + began - $(date +%s)))
 echo "unpacked after $(($(date +%s) - began)) s: $packed compiled kernels; $budget s are left for sections"
 timeout -s INT -k 3 $((budget + 8)) "$python" -m tools.gpu_check --out "$there/results" --resume \

@@ -48,10 +48,10 @@ def _command(section: Section, out: Path, limit_seconds: float) -> list[str]:
 
 
 def _line(name: str, result: Mapping[str, Any], folder: Path) -> str:
-    path = folder / f"{name}{LAUNCHES_SUFFIX}"
-    launched = read(path) if path.exists() else {}
+    launched, peak_bytes = read(folder / f"{name}{LAUNCHES_SUFFIX}")
     line = f"{name}: {result['status']}, {result.get('seconds', 0):.0f} s, "
-    line += f"{sum(launched.values()):,} launches of {len(launched)} variants of kernels"
+    line += f"{sum(launched.values()):,} launches of {len(launched)} variants of kernels, "
+    line += f"{peak_bytes / 1e9:.1f} GB of weights and KV caches"
     for feature, reason in result.get("off", {}).items():
         line += f"\n    {feature} is off: {reason}"
     return line + "".join(f"\n    {text}" for text in result.get("problem", "").splitlines())
@@ -61,7 +61,7 @@ def launched_by(files: Mapping[str, Path]) -> dict[Variant, list[str]]:
     """Return the names of the sections that launched a variant, for each."""
     launched: dict[Variant, list[str]] = defaultdict(list)
     for name, path in files.items():
-        for variant in read(path) if path.exists() else ():
+        for variant in read(path).counts:
             launched[variant].append(name)
     return dict(launched)
 

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from oaiserve.engine.decoder.spec import ModelSpec
-from oaiserve.engine.executors.cuda.executor import CudaWeights
+from oaiserve.engine.executors.cuda.executor import CudaExecutor, CudaWeights
 from oaiserve.engine.executors.reference.executor import ReferenceExecutor
 from oaiserve.engine.model.attention import triton as triton_attention
 from oaiserve.engine.model.batch import Batch
@@ -64,6 +64,8 @@ def fake_device() -> Iterator[Launches]:
             if hasattr(module, "num_multiprocessors"):
                 replaced(module, num_multiprocessors=lambda device: MULTIPROCESSORS)
         replaced(torch.cuda, **_MEMORY)
+        replaced(CudaWeights, __init__=_held(CudaWeights.__init__, launches, lambda weights: weights.num_bytes))
+        replaced(CudaExecutor, __init__=_held(CudaExecutor.__init__, launches, _cache_bytes))
         replaced(CudaCapture, __init__=lambda self, device: None, __call__=_captured)
         replaced(ReadBack, __init__=_begin_read_back, wait=_read_back)
         replaced(ModelRunner, __init__=_asynchronous(ModelRunner.__init__))
@@ -84,6 +86,18 @@ _MEMORY: dict[str, Callable[..., Any]] = {
     "memory_reserved": lambda device=None: 0,
     "reset_peak_memory_stats": lambda device=None: None,
 }
+
+
+def _held(make: Callable[..., None], launches: Launches, num_bytes: Callable[[Any], int]) -> Callable[..., None]:
+    def made(self: Any, *arguments: Any, **named: Any) -> None:
+        make(self, *arguments, **named)
+        launches.hold(self, num_bytes(self))
+
+    return made
+
+
+def _cache_bytes(executor: CudaExecutor) -> int:
+    return sum(blocks.nbytes for cache in executor.caches.values() for blocks in cache)
 
 
 def _captured(self: CudaCapture, run: Run) -> Run:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import importlib
 import json
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -52,11 +53,20 @@ class Pointer:
         return self._address
 
 
+class Noted(NamedTuple):
+    """The launches of a process, and the memory that it had on the device."""
+
+    counts: dict[Variant, int]  # the number of launches of each variant
+    peak_bytes: int  # the most that weights and KV caches took together
+
+
 class Launches:
     """The variants that were launched, with the number of launches of each."""
 
     def __init__(self) -> None:
         self.counts: dict[Variant, int] = {}
+        self._num_bytes = 0
+        self._peak_bytes = 0
         self._known: dict[tuple[Any, ...], Variant] = {}
 
     def noted(self, kernel: Any) -> NotedKernel:
@@ -72,13 +82,24 @@ class Launches:
             variant = self._known[key] = Variant(kernel.fn.__module__, kernel.fn.__name__, said)
         self.counts[variant] = self.counts.get(variant, 0) + 1
 
+    def hold(self, owner: object, num_bytes: int) -> None:
+        """Count memory of the device for as long as its owner lives."""
+        self._num_bytes += num_bytes
+        self._peak_bytes = max(self._peak_bytes, self._num_bytes)
+        weakref.finalize(owner, self._release, num_bytes)
+
+    def _release(self, num_bytes: int) -> None:
+        self._num_bytes -= num_bytes
+
     def write(self, path: Path) -> None:
         rows = [[one.module, one.kernel, one.arguments, count] for one, count in self.counts.items()]
-        path.write_text(json.dumps(rows))
+        path.write_text(json.dumps([rows, self._peak_bytes]))
 
 
-def read(path: Path) -> dict[Variant, int]:
-    return {Variant(*row): count for *row, count in json.loads(path.read_text())}
+def read(path: Path) -> Noted:
+    """Return what a process has written. A process that died has written nothing."""
+    rows, peak_bytes = json.loads(path.read_text()) if path.exists() else ([], 0)
+    return Noted({Variant(*row): count for *row, count in rows}, peak_bytes)
 
 
 class NotedKernel:

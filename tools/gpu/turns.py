@@ -26,6 +26,7 @@ class Turns:
         self._folder = folder
         self._place = place
         self._has_turn = False
+        self._is_starting = False
 
     @contextmanager
     def measuring(self) -> Iterator[None]:
@@ -38,7 +39,7 @@ class Turns:
                 while not (not self._earlier_waits() and self._tried(held, "measures", fcntl.LOCK_EX)):
                     time.sleep(POLL_SECONDS)
             give_up = time.monotonic() + START_LIMIT_SECONDS
-            while not self._tried(held, "starts", fcntl.LOCK_EX):
+            while not self._is_starting and not self._tried(held, "starts", fcntl.LOCK_EX):
                 if time.monotonic() > give_up:
                     log.warning("Another section starts a model while this one measures")
                     break
@@ -52,13 +53,17 @@ class Turns:
     @contextmanager
     def starting(self) -> Iterator[None]:
         """Wait until no other section measures, and let others only start models in the block."""
-        if self._has_turn:
+        if self._has_turn or self._is_starting:
             yield
             return
         with ExitStack() as held:
             while not self._tried(held, "starts", fcntl.LOCK_SH):
                 time.sleep(POLL_SECONDS)
-            yield
+            self._is_starting = True
+            try:
+                yield
+            finally:
+                self._is_starting = False
 
     def _earlier_waits(self) -> bool:
         for path in self._folder.glob("waits-*"):
