@@ -34,7 +34,7 @@ class Outbox:
             prompt.sent = True
             done = (prompt.token_ids, prompt.logprobs, replace(opened.times), prompt.cached_tokens)
             self.emit(opened, PromptDone(request.request_id, index, *done, opened.account.forecast))
-        self.emit(opened, chunk)
+        self._events.setdefault(opened.deliver, []).append(chunk)
 
     def hand_over(self) -> list[Deliver]:
         """Deliver all events, by one call per consumer. Return the consumers that failed to take theirs."""

@@ -38,7 +38,7 @@ class ChoiceOutput:
         self._stops = StopMatcher(stops)
         reasoning = params.reasoning
         # Stop strings count only after this text.
-        if reasoning is None or reasoning.opening:
+        if not stops.stops or reasoning is None or reasoning.opening:
             self._stop_after = ""
         else:
             self._stop_after = reasoning.closing
@@ -49,6 +49,11 @@ class ChoiceOutput:
         self._num_characters = 0  # characters of all tokens, including text that is held back or cut off
         self._logprobs = TokenLogprobs() if params.logprobs is not None else None
         self._chunk_tokens = min(1, stream_interval)  # for the next chunk: the first token does not wait for others
+        self._end_ids = self._eos_token_ids | sequence.stop_ids
+        # Nothing but its ids and its length ends it, and its chunks have no numbers for each token.
+        self._is_plain = not (
+            stops.stops or params.text_lengths or params.logprobs is not None or sequence.constraint is not None
+        )
         self._has_end_token = False
         self.finish_reason: FinishReason | None = None
         self.stop_reason: str | int | None = None
@@ -86,6 +91,27 @@ class ChoiceOutput:
                 self.finish(FinishReason.LENGTH)
         if self._text_lengths is not None:
             self._text_lengths.append(self._num_characters - num_before)
+
+    def is_plain(self, token_id: int) -> bool:
+        """Return whether `push_plain` can take the next token: it only adds its text."""
+        return self._is_plain and self.num_tokens + 1 < self._max_tokens and token_id not in self._end_ids
+
+    def push_plain(self, token_id: int) -> TokenChunk | None:
+        """Take the next token as `push` does, and return what `take` would return."""
+        self.num_tokens += 1
+        token_ids = self._token_ids
+        token_ids.append(token_id)
+        text = self._detokenizer.push(token_id)
+        if text:
+            self._num_characters += len(text)
+            self._text.append(text)
+        if self._chunk_tokens == 0 or len(token_ids) < self._chunk_tokens or not self._text:
+            return None
+        chunk = TokenChunk(self._sequence.request_id, self._sequence.index, "".join(self._text), token_ids, None)
+        self._text = []
+        self._token_ids = []
+        self._chunk_tokens = self._stream_interval
+        return chunk
 
     def take(self, *, was_sent: bool = False) -> TokenChunk | None:
         """Return a chunk of the text and tokens since the last one, or None if they are too few to send.

@@ -20,6 +20,7 @@ from oaiserve.engine.output import ChoiceOutput, add_logprobs
 from oaiserve.engine.prompt_progress import report_progress
 from oaiserve.engine.request import FinishReason, Pooled
 from oaiserve.engine.scheduling.scheduler import Scheduler
+from oaiserve.engine.sequence import Sequence
 from oaiserve.engine.step import Chunk, ChunkResult, Draw, Logprobs, Step
 from oaiserve.errors import InternalError, InvalidRequest
 from oaiserve.facts.engine_numbers import EngineNumbers
@@ -30,6 +31,9 @@ log = logging.getLogger(__name__)
 # since the weights are read once for all: on two CPU cores, the demo model takes 8.2 ms for one token and 10.0 ms for
 # 8, but 45 ms for 64. In larger steps, where each token makes the others wait, forced tokens are drawn like others.
 FEW_TOKENS = 8
+# Members of enumerations are properties in Python 3.11, and slow to read for each token.
+_AT_LAUNCH = Draw.AT_LAUNCH
+_VOID = Draw.VOID
 
 
 class Results:
@@ -44,19 +48,46 @@ class Results:
         self._num_forceable = 0  # tokens that grammars may force as results of the step under way
 
     def take(self, step: Step, results: list[ChunkResult], now_ns: int) -> None:
-        self._num_forceable = FEW_TOKENS - len(step.chunks)
+        batch = len(step.chunks)
+        self._num_forceable = FEW_TOKENS - batch
+        of_choice = self._requests.of_choice
         for chunk, result in zip(step.chunks, results, strict=True):
-            opened = self._requests.of_choice(chunk.sequence)
-            if opened is None or chunk.draw is Draw.VOID:
+            sequence, start, num_tokens, max_draws, _, draw = chunk
+            opened = of_choice(sequence)
+            if opened is None or draw is _VOID:
                 continue  # it has ended since the step was scheduled, or it is scheduled again
             try:
-                self._take_chunk(opened, chunk, result, now_ns, batch=len(step.chunks))
+                output = opened.outputs[sequence]
+                token_ids = result.token_ids
+                if (
+                    num_tokens == 1 == max_draws
+                    and draw is _AT_LAUNCH
+                    and len(token_ids) == 1
+                    and sequence.last_token_ns is not None
+                    and result.error is None
+                    and result.prompt_logprobs is None
+                    and output.is_plain(token_ids[0])
+                ):
+                    self._take_plain(opened, output, sequence, start, token_ids[0], now_ns)
+                else:
+                    self._take_chunk(opened, chunk, result, now_ns, batch=batch)
             except (GrammarGivenUp, GrammarViolation) as error:
                 self._requests.grammar_failed(chunk.sequence, error)
             except BaseException:  # the request's own data met a bug; a panic in the Rust detokenizer is no Exception
                 request_id = chunk.sequence.request_id
                 log.exception("Request %s failed", request_id)
                 self._requests.fail(request_id, InternalError("The server failed on this request's output."))
+
+    def _take_plain(
+        self, opened: OpenRequest, output: ChoiceOutput, sequence: Sequence, start: int, token_id: int, now_ns: int
+    ) -> None:
+        """Do what `_take_chunk` does with a token after the first one of a choice, if it only adds its text."""
+        opened.notes.drew_next(sequence, now_ns)
+        opened.usage.completion_tokens += 1
+        token_chunk = output.push_plain(token_id)
+        self._scheduler.commit_next(sequence, start, token_id)
+        if token_chunk is not None:
+            self._requests.outbox.emit_chunk(opened, token_chunk)
 
     def _take_chunk(self, opened: OpenRequest, chunk: Chunk, result: ChunkResult, now_ns: int, *, batch: int) -> None:
         sequence = chunk.sequence

@@ -102,8 +102,14 @@ class RequestNotes:
                 if self._steps is not None and self._causes is not None and self._causes.has_begun:
                     self._account.prefill_causes_ns = self._causes.phase_ended(self._steps.totals)
                     self._first_token_step = self._steps.number
+            sequence.last_token_ns = now_ns
         else:
-            self._account.inter_token_ns.append(now_ns - sequence.last_token_ns)
+            self.drew_next(sequence, now_ns)
+
+    def drew_next(self, sequence: Sequence, now_ns: int) -> None:
+        """Do what `drew` does for each token but the first one of a choice."""
+        assert sequence.last_token_ns is not None
+        self._account.inter_token_ns.append(now_ns - sequence.last_token_ns)
         sequence.last_token_ns = now_ns
 
     def finished(self, sequence: Sequence, reason: str, now_ns: int, batch: int) -> None:

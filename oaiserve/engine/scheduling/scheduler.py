@@ -175,6 +175,12 @@ class Scheduler:
         lane = self.background if chunk.sequence.is_background else self.foreground  # inlined `of`: for each token
         return commit(lane, chunk, token_ids)
 
+    def commit_next(self, sequence: Sequence, start: int, token_id: int) -> None:
+        """Do what `commit` does for a chunk with the token at `start` alone, and its one draw."""
+        sequence.token_ids.append(token_id)
+        if (start + 1) % self.pool.block_size == 0 and sequence.place is Place.RUNNING:
+            self.of(sequence).publish(sequence, start, start + 1)
+
     # -- the parts of a step ------------------------------------------------------------------------------------------
 
     def _fill(self, lane: Lane) -> None:

@@ -56,6 +56,7 @@ class TokenTable:
         self._byte_fallback = False
         self._replace: list[tuple[str, str]] = []
         self._cache: dict[int, bytes] = {}
+        self.whole_texts: dict[int, str] = {}  # those of tokens whose bytes are whole characters, once they were needed
         # The pickled state of a decoder is its JSON; asking the whole tokenizer would write out its vocabulary too.
         self._recognise(json.loads(backend.decoder.__getstate__()) if backend.decoder is not None else {"type": None})
         # Added tokens that the tokenizer's own decoder takes for bytes: DeepSeek has one for "ö".
@@ -179,6 +180,15 @@ class ByteDetokenizer:
         """Take a token, and return the completed characters: often none, sometimes several."""
         if token_id in self._hidden:
             return ""
+        if not (self._held or self._is_first or self._to_strip):
+            whole = self._table.whole_texts.get(token_id)
+            if whole is not None:
+                return whole
+            data = self._table.bytes_of(token_id)
+            text = self._decode(data)
+            if not self._held and text.encode() == data:
+                self._table.whole_texts[token_id] = text
+            return text
         if self._is_first:
             self._is_first = self._table.backend.id_to_token(token_id) is None
             return self._decode(self._table.first_bytes_of(token_id))
