@@ -5,6 +5,8 @@ these tests fail removes what users were promised.
 """
 
 import gc
+import json
+import re
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,11 +14,14 @@ from typing import Any
 
 import httpx
 import pytest
+from torch.profiler import itt
 
+from loadtest.cli import _command_line
+from loadtest.cli import main as bench
 from oaiserve.app import create_app
 from oaiserve.config import Config
 from oaiserve.engine.output import ChoiceOutput
-from oaiserve.engine.request import Finished, Request, SamplingParams, TextPrompt, TokenChunk
+from oaiserve.engine.request import Finished, Request, SamplingParams, TextPrompt, TokenChunk, TokenPrompt
 from oaiserve.engine.streams import LoopStream, LoopStreams
 from oaiserve.engine.text.tokenizer import Tokenizer
 from oaiserve.facts.record import Outcome
@@ -31,6 +36,7 @@ from tests.engine.doubles import (
     request,
     wait_until_idle,
 )
+from tests.models.decoders import byte_tokenizer, random_model, real_shape
 from tests.routes.conftest import run_server
 from tests.routes.doubles import FakeTelemetry
 from tests.telemetry.exported import OFFSET_NS, spans_of
@@ -38,7 +44,6 @@ from tests.telemetry.pages import metrics_of, samples
 from tools.bench.counted import count_hand_overs
 
 ROOT = Path(__file__).parent.parent
-SERVER_FLAGS = ("--tokenize-workers", "--stream-interval", "--nvtx")
 
 
 class Gated(BlockedTokenizer):
@@ -249,8 +254,83 @@ def test_ttft_in_parts_has_the_same_stamps_in_spans_and_histograms() -> None:
         assert seconds == pytest.approx(phase.duration_ns / 1e9, rel=1e-9)
 
 
+LOAD = (
+    *("--model", "--prompt", "--prompt-repeats", "--unique-prompts", "--num-requests", "--max-new-tokens"),
+    *("--no-stop-on-eos", "--warmup-runs", "--repeat-runs"),
+)
+ENGINE = (
+    *("--device", "--dtype", "--max-batch-size", "--prefill-max-batch-size", "--submit-interval-ms"),
+    *("--submit-schedule", "--stream-interval", "--tokenize-workers", "--pretok", "--no-prefix-cache"),
+    *("--no-cuda-graph", "--mode", "--nvtx"),
+)
+LINES = (  # each line of the summary, with what stands beside its title
+    *("Model", "Device", "Pretok +off", "Tokenize workers +1", "Stream interval +2", "Paged attention +on"),
+    *("CUDA graphs +off", "NVTX +on", "Requests +3 a run", "Prompt tokens", "Completion tokens +12"),
+    *(
+        r"Submit wall +[\d.]+ ms",
+        "Submit interval +1 ms, absolute schedule",
+        r"Throughput +[\d,.]+ completion tokens/s",
+    ),
+    *("ms +mean +p50 +p95 +p99", "Submit lag", "Submit latency", "Tokenize", "Queue wait", "Prefill to first token"),
+    *("TTFT", "TPOT", "ITL", "Latency"),
+)
+
+
+@pytest.fixture(scope="module")
+def gpt2(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Save a tiny GPT-2 with random weights and a token for each byte."""
+    folder = tmp_path_factory.mktemp("gpt2")
+    config = real_shape("gpt2-124m", tiny=True)
+    random_model(config).save_pretrained(folder)
+    byte_tokenizer(config.vocab_size).save_pretrained(folder)
+    return folder
+
+
+def test_the_benchmark_itself_runs_the_engine_in_process_and_prints_every_line(
+    gpt2: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """`oaiserve bench run --target engine`: without HTTP, online and offline, with warm-ups and repeats."""
+    pushed: list[str] = []
+    encoded: list[Any] = []
+    encode = Tokenizer.encode_in_pieces
+    monkeypatch.setattr(itt, "range_push", pushed.append)
+    monkeypatch.setattr(Tokenizer, "encode_in_pieces", lambda *these: encoded.append(these[1]) or encode(*these))
+    load = ["--model", f"{gpt2}", "--device", "cpu", "--prompt", "Hi", "--prompt-repeats", "2", "--unique-prompts"]
+    load += ["--num-requests", "3", "--max-new-tokens", "4", "--max-batch-size", "2", "--prefill-max-batch-size", "1"]
+    load += ["--no-stop-on-eos", "--no-prefix-cache", "--tokenize-workers", "1", "--warmup-runs", "1"]
+    online = ["--submit-interval-ms", "1", "--submit-schedule", "absolute", "--stream-interval", "2", "--nvtx"]
+    online += ["--repeat-runs", "2", "--json", f"{tmp_path}/online.json"]
+    assert bench(["run", "--target", "engine", *load, *online]) == 0
+    shown = capsys.readouterr().out
+    assert [line for line in LINES if re.search(f"^{line}", shown, re.MULTILINE) is None] == [], shown
+    assert "step" in pushed
+    assert [prompt.text for prompt in encoded] == [
+        f"{seed}-{index}: HiHi" for seed in (0, 1000, 2000) for index in range(3)
+    ], "each prompt of the warm-up and of both runs, once"
+    (point,) = json.loads((tmp_path / "online.json").read_text())["points"]
+    for name in ("send_lag", "submit", "phase_tokenize", "phase_queue", "phase_prefill", "ttft"):
+        assert {f"{name}_{share}" for share in ("p50", "p95", "p99")} <= point["summary"].keys(), name
+    for run in point["runs"]:
+        for row in run["requests"]:
+            parts = ("receive", "tokenize_wait", "tokenize", "queue", "prefill")
+            assert sum(row["phases"][part] for part in parts) <= row["ttft"] + 1e-6, "the parts are of the same stamps"
+    pushed.clear()
+    encoded.clear()
+    assert bench(["run", "--target", "engine", *load, "--mode", "offline", "--pretok"]) == 0
+    assert re.search("^Pretok +on$", capsys.readouterr().out, re.MULTILINE)
+    kinds = [type(prompt) for prompt in encoded]
+    assert kinds == ([TextPrompt] * 3 + [TokenPrompt] * 3) * 2, "the engine gets the ids of prompts encoded before"
+    assert pushed == [], "there are no ranges without --nvtx"
+
+
 def test_what_was_promised_says_so_in_the_list_of_features() -> None:
     lines = (ROOT / "docs/features.md").read_text().splitlines()
-    for flag in SERVER_FLAGS:
-        (line,) = [line for line in lines if line.startswith("| `--") and f"`{flag}`" in line]
-        assert "promised" in line, line
+    promised = [line for line in lines if "promised:" in line]
+    for name in ("--tokenize-workers", "--stream-interval", "--nvtx", "bench run"):
+        assert [line for line in promised if line.startswith("| `") and f"`{name}`" in line.split("|")[1]], name
+    of_bench = {name for line in promised if line.startswith("| `bench`:") for name in re.findall("`(--[^`]+)`", line)}
+    flags = {flag.replace("--no-", "--") for flag in ENGINE}
+    assert flags - {"--device", "--dtype"} <= {flag.replace("--no-", "--") for flag in of_bench}
+    command = _command_line("bench")["run"]
+    options = {name for each in command.assemble_argument_collection(parse_docstring=True) for name in each.names}
+    assert {*LOAD, *ENGINE, "--target"} <= options

@@ -11,6 +11,7 @@ import sys
 
 COMMANDS = {
     "bench.compare": "against other servers: `make bench-peers`",
+    "bench.articles": "settings of the engine without HTTP, as in five articles: docs/benchmarks.md",
     "bench.agents": "sessions of coding agents, with other servers",
     "bench.quantized_peers": "against llama.cpp on the same GGUF files, and vLLM on 4-bit checkpoints",
     "bench.drafts": "what drafts bring or cost on models of yours: docs/measurements.md",

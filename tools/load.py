@@ -1,10 +1,11 @@
-"""Runs `oaiserve bench run` on a running server, in another process."""
+"""Runs `oaiserve bench run` in another process: on a running server, or on an engine in that process."""
 
 from __future__ import annotations
 
 import json
 import subprocess
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -19,12 +20,25 @@ class RunFailed(Exception):
 def run_bench(url: str, options: dict[str, Any], *flags: str, most_failed: float = 0.0) -> dict[str, Any]:
     """Run `oaiserve bench run` and return the point of its report. Raises RunFailed if more than this share of the
     requests failed."""
-    words = [str(word) for option in options.items() for word in option]
+    return _point(["--url", url, "--no-calibrate", *flags, *_words(options)], most_failed)
+
+
+def run_in_process(model: str, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Run `oaiserve bench run --target engine` and return the point of its report. An option whose value is None is a
+    flag alone. Raises RunFailed if a request failed."""
+    return _point(["--target", "engine", "--model", model, *_words(options)])
+
+
+def _words(options: Mapping[str, Any]) -> list[str]:
+    return [str(word) for option in options.items() for word in option if word is not None]
+
+
+def _point(words: Sequence[str], most_failed: float = 0.0) -> dict[str, Any]:
     with TemporaryDirectory() as folder:
         report = Path(folder) / "report.json"
-        command = [sys.executable, "-m", "loadtest", "run", "--url", url, "--json", str(report), "--no-calibrate"]
+        command = [sys.executable, "-m", "loadtest", "run", "--json", str(report), *words]
         try:
-            subprocess.run([*command, *flags, *words], check=True, stdout=subprocess.DEVNULL, timeout=LIMIT_SECONDS)
+            subprocess.run(command, check=True, stdout=subprocess.DEVNULL, timeout=LIMIT_SECONDS)
         except subprocess.SubprocessError as error:
             raise RunFailed(str(error)) from error
         (point,) = json.loads(report.read_text())["points"]

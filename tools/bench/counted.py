@@ -126,8 +126,9 @@ class HandOvers:
 
 
 def count_hand_overs(make_engine: Callable[[], Engine], requests: Sequence[Request]) -> HandOvers:
-    """Count what an engine does from its start to the end of all streams. One event loop reads them."""
+    """Count what an engine that has started does up to the end of all streams. One event loop reads them."""
     with counting() as counts, make_engine() as engine:
+        counts.clear()
         num_tokens = asyncio.run(_read_all(engine, requests))
         thread = engine._loop._thread.ident
         did = {what: number for (what, ident), number in counts.items() if ident == thread}
