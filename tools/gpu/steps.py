@@ -9,6 +9,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from functools import partial
 from itertools import pairwise
 from typing import Any
@@ -130,8 +131,10 @@ def decodes(
     vocab_size = made.spec.vocab_size
     prompt_len = sizes.context - sizes.new_tokens // 2  # then a sequence has `context` tokens on average
     rows: list[dict[str, Any]] = []
-    with Engine(assemble(made, Tokenizer(byte_tokenizer(vocab_size)), options), options) as engine:
+    with ExitStack() as stack:
         with target.starting():
+            served = assemble(made, Tokenizer(byte_tokenizer(vocab_size)), options)
+            engine = stack.enter_context(Engine(served, options))
             complete(engine, random_prompts(2, prompt_len, vocab_size), 4)
         for batch in sizes.batches:
             with target.turn():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -33,12 +34,12 @@ def run(target: Target) -> Iterator[dict[str, Any]]:
     if target.is_gpu:
         flags += ["--kv-cache-memory", KV_MEMORY, "--gpu-memory-utilization", "0.97"]
     load = PROMPT | {"--num-requests": count, "--concurrency": count, "--max-new-tokens": num_tokens}
-    with (
-        files_of(MODEL, target) as files,
-        running_oaiserve(
-            *flags, model=files.folder, log_file=Path(files.folder) / "log", start_limit_seconds=140.0
-        ) as server,
-    ):
+    with ExitStack() as stack:
+        files = stack.enter_context(files_of(MODEL, target))
+        log_file = Path(files.folder) / "log"
+        with target.starting():
+            running = running_oaiserve(*flags, model=files.folder, log_file=log_file, start_limit_seconds=140.0)
+            server = stack.enter_context(running)
         yield {"streams": count, "tokens_each": num_tokens, "start_seconds": server.start_seconds}
         with target.turn():
             run_bench(server.url, load | {"--processes": clients, "--warmup": 0}, "--no-stop-on-eos")
@@ -71,17 +72,20 @@ def run(target: Target) -> Iterator[dict[str, Any]]:
     }
 
 
-def thread_seconds(pid: int) -> dict[tuple[int, str], float]:
-    """Return the CPU time of each thread of a process, and of its child processes, by number and name."""
+def thread_seconds(pid: int) -> dict[str, float]:
+    """Return the CPU time of each thread of a process, and of its child processes. The first thread of each, which is
+    the server's event loop, is called so."""
     ticks = os.sysconf("SC_CLK_TCK")
-    found: dict[tuple[int, str], float] = {}
-    for task in [task for each in (pid, *children(pid)) for task in Path(f"/proc/{each}/task").glob("*")]:
-        try:
-            head, _, rest = (task / "stat").read_text().rpartition(")")
-        except OSError:  # it has ended
-            continue
-        fields = rest.split()  # from the third field on
-        found[int(task.name), head.partition("(")[2]] = (int(fields[11]) + int(fields[12])) / ticks
+    found: dict[str, float] = {}
+    for each in (pid, *children(pid)):
+        for task in Path(f"/proc/{each}/task").glob("*"):
+            try:
+                head, _, rest = (task / "stat").read_text().rpartition(")")
+            except OSError:  # it has ended
+                continue
+            fields = rest.split()  # from the third field on
+            name = "first" if task.name == f"{each}" else head.partition("(")[2]
+            found[f"{name} {task.name}"] = (int(fields[11]) + int(fields[12])) / ticks
     return found
 
 
@@ -97,9 +101,7 @@ def children(pid: int) -> list[int]:
     return found
 
 
-def spent(before: dict[tuple[int, str], float], after: dict[tuple[int, str], float]) -> list[tuple[str, float]]:
-    """Return the threads that used CPU time between two readings, the busiest first. Those of one name are added up."""
-    by_name: dict[str, float] = {}
-    for thread, seconds in after.items():
-        by_name[thread[1]] = by_name.get(thread[1], 0.0) + seconds - before.get(thread, 0.0)
-    return sorted(((name, used) for name, used in by_name.items() if used >= LEAST_SECONDS), key=lambda one: -one[1])
+def spent(before: dict[str, float], after: dict[str, float]) -> list[tuple[str, float]]:
+    """Return the threads that used CPU time between two readings, the busiest first."""
+    used = {thread: seconds - before.get(thread, 0.0) for thread, seconds in after.items()}
+    return sorted(((thread, one) for thread, one in used.items() if one >= LEAST_SECONDS), key=lambda one: -one[1])
