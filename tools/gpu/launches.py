@@ -97,7 +97,7 @@ class Launches:
 
 
 def read(path: Path) -> Noted:
-    """Return what a process has written. A process that died has written nothing."""
+    """Return the launches that a process has written; none if it died."""
     rows, peak_bytes = json.loads(path.read_text()) if path.exists() else ([], 0)
     return Noted({Variant(*row): count for *row, count in rows}, peak_bytes)
 
