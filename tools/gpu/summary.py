@@ -126,7 +126,7 @@ def as_text(report: dict[str, Any]) -> str:
 
 def as_page(report: dict[str, Any]) -> str:
     """Return the short form for the documentation."""
-    return tables.page(report["sections"], _where(report))
+    return tables.page(report["sections"], report["created"])
 
 
 def _problems(sections: Sections) -> list[str]:

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from typing import Any
@@ -15,6 +16,8 @@ Sections = dict[str, dict[str, Any]]
 Rows = list[list[str]]
 MODELS = {"8b": "8B", "1b": "1B"}  # sections, and how their models are called
 SHOWN_GAPS = 3
+MARGIN = 120  # characters of a line on a page
+_SHOWN_VERSIONS = ("torch", "triton")
 WAITING = ("wait", "idle")  # parts of the engine thread's time in which it has nothing to do
 
 
@@ -215,18 +218,37 @@ def _cell(value: float | None) -> str:
     return "" if value is None else number(value)
 
 
-def page(sections: Sections, about: str) -> str:
-    """Return the short form for the documentation: a sentence, a table of steps, and a few results."""
+def page(sections: Sections, created: str) -> str:
+    """Return the short form for the documentation: where it was measured, a table of steps, and a few results."""
     head = ["device ms (floor; products alone)", *(title for name, title in MODELS.items() if name in sections)]
     found = [_page_rows(sections, sections[name]) for name in MODELS if name in sections]
     names = list(dict.fromkeys(name for column in found for name in column))
     table = [head, *([name, *(column.get(name, "") for column in found)] for name in names)]
-    lines = [about, "", *as_markdown(table)]
+    lines = [*_wrapped(_where(sections, created)), "", *as_markdown(table)]
     for more in (quantized(sections), gpt2(sections)):
         lines += ["", *as_markdown(more)] if len(more) > 1 else []
-    for sentences in (streams(sections), peers(sections)):
-        lines += ["", *sentences] if sentences else []
+    for sentence in (*streams(sections), *peers(sections)):
+        lines += ["", *_wrapped(sentence)]
     return "\n".join(lines) + "\n"
+
+
+def _where(sections: Sections, created: str) -> str:
+    found = sections.get("environment", {})
+    versions = [f"{name} {version}" for name, version in found.get("versions", {}).items() if name in _SHOWN_VERSIONS]
+    text = (
+        f"Models with random weights on {found.get('device', 'an unknown device')} ({', '.join([*versions, created])})."
+    )
+    with suppress(KeyError):
+        rates = ceilings(sections)
+        text += (
+            f" A floor is the time of bytes at the measured {rates['bytes_per_second'] / 1e12:.2f} TB/s, or of "
+            f"operations at {rates['operations_per_second'] / 1e12:.0f} TFLOP/s."
+        )
+    return text
+
+
+def _wrapped(text: str) -> list[str]:
+    return textwrap.wrap(text, MARGIN, break_long_words=False, break_on_hyphens=False)
 
 
 _ON_PAGE = (1, 16, 64, 256)  # decodes
