@@ -27,7 +27,7 @@ from tools import machine
 # The machine has these, and they are large or belong together.
 THERE = ("torch", "triton", "numpy", "sympy", "mpmath", "networkx", "setuptools")
 UNUSED = ("hf-xet",)  # it speeds up downloads
-ADDED = ("psutil",)  # tools.bench needs it
+ADDED = ("psutil", "pytest", "hypothesis")  # needed by tools.bench, and by models of the tests
 SCRIPT = Path(__file__).with_name("check.sh")
 GLIBC = range(17, 32)  # minor versions that wheels may need; the machine has at least the last one
 MOST_BYTES = 64 << 20  # for the sources and all that is packed
