@@ -17,7 +17,7 @@ from tests.models.packed import Packing
 from tests.models.small_configs import config_of
 from tools.bench.floor import DecoderShape, step_work
 from tools.engine_load import random_step
-from tools.gpu import gpt2, parts, peers, quantized, reference, steps, streams
+from tools.gpu import dry_run, gpt2, parts, peers, quantized, reference, steps, streams
 from tools.gpu.models import described_on
 from tools.gpu.profiles import Kernel, needed, parts_of
 from tools.gpu.sections import Target
@@ -59,6 +59,8 @@ def test_a_part_that_fails_leaves_the_others(caplog: pytest.LogCaptureFixture) -
     found = found_by(parts.in_turn({"one": fails, "two": lambda: iter([{"found": 2}])}))
     assert (found["begun"], found["found"]) == (1, 2)
     assert found["problems"]["one"].endswith("ValueError: the reason")
+    assert dry_run.is_whole({"status": "done", "off": {}})
+    assert not dry_run.is_whole({"status": "done", **found})
 
 
 def test_products_alone_have_the_shapes_of_the_executor() -> None:

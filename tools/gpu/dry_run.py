@@ -33,13 +33,18 @@ def run(sections: Sequence[Section], out: Path | None = None) -> int:
             print(_line(name, result, folder), flush=True)
         launched = launched_by({name: folder / f"{name}{LAUNCHES_SUFFIX}" for name in results})
     sections_seconds = time.monotonic() - began
-    are_done = all(result["status"] == "done" and not result.get("off") for result in results.values())
+    are_done = all(map(is_whole, results.values()))
     do_fit = check_kernels(launched)
     print(
         f"{len(results)} sections in {sections_seconds:.0f} s, {len(launched)} variants of kernels in "
         f"{time.monotonic() - began - sections_seconds:.0f} s."
     )
     return 0 if are_done and do_fit else 1
+
+
+def is_whole(result: Mapping[str, Any]) -> bool:
+    """Return whether a section ended well, with all its parts and with all features on."""
+    return result["status"] == "done" and not result.get("off") and not result.get("problems")
 
 
 def _command(section: Section, out: Path, limit_seconds: float) -> list[str]:
@@ -54,7 +59,8 @@ def _line(name: str, result: Mapping[str, Any], folder: Path) -> str:
     line += f"{peak_bytes / 1e9:.1f} GB of weights and KV caches"
     for feature, reason in result.get("off", {}).items():
         line += f"\n    {feature} is off: {reason}"
-    return line + "".join(f"\n    {text}" for text in result.get("problem", "").splitlines())
+    said = [result.get("problem", ""), *(f"{part}: {text}" for part, text in result.get("problems", {}).items())]
+    return line + "".join(f"\n    {text}" for problem in said for text in problem.splitlines())
 
 
 def launched_by(files: Mapping[str, Path]) -> dict[Variant, list[str]]:
