@@ -112,6 +112,7 @@ def test_the_page_has_a_short_table_of_both_models() -> None:
     text = summary.as_page(report(measured()))
     assert "| decode of 64 at 512 | 1.20 (1.00; 0.90) | 1.20 (1.00; 0.90) |" in text
     assert "| AWQ, 4.00 GB | 1.50 (1.00; 1.50) |" in text
+    assert f"{CHECKS[0]} 1 right, " in text
     assert len(text) < 4000
     assert all(len(line) <= tables.MARGIN for line in text.splitlines() if not line.startswith("|"))
 

@@ -126,7 +126,19 @@ def as_text(report: dict[str, Any]) -> str:
 
 def as_page(report: dict[str, Any]) -> str:
     """Return the short form for the documentation."""
-    return tables.page(report["sections"], report["created"])
+    return tables.page(report["sections"], report["created"], _checked(report["sections"]))
+
+
+def _checked(sections: Sections) -> list[str]:
+    """Say how many answers of each check were right."""
+    counts = []
+    for name in CHECKS:
+        if (result := sections.get(name)) is not None:
+            different = len(compared(result, equal=False))
+            wrong = f" and **{different} wrong**" if different else ""
+            unfinished = "" if result["status"] == "done" else f" ({result['status']})"
+            counts.append(f"{name} {len(compared(result, equal=True))} right{wrong}{unfinished}")
+    return [f"Checks of answers: {', '.join(counts)}."] if counts else []
 
 
 def _problems(sections: Sections) -> list[str]:

@@ -218,7 +218,7 @@ def _cell(value: float | None) -> str:
     return "" if value is None else number(value)
 
 
-def page(sections: Sections, created: str) -> str:
+def page(sections: Sections, created: str, checked: Sequence[str]) -> str:
     """Return the short form for the documentation: where it was measured, a table of steps, and a few results."""
     head = ["device ms (floor; products alone)", *(title for name, title in MODELS.items() if name in sections)]
     found = [_page_rows(sections, sections[name]) for name in MODELS if name in sections]
@@ -227,7 +227,7 @@ def page(sections: Sections, created: str) -> str:
     lines = [*_wrapped(_where(sections, created)), "", *as_markdown(table)]
     for more in (quantized(sections), gpt2(sections)):
         lines += ["", *as_markdown(more)] if len(more) > 1 else []
-    for sentence in (*streams(sections), *peers(sections)):
+    for sentence in (*streams(sections), *peers(sections), *checked):
         lines += ["", *_wrapped(sentence)]
     return "\n".join(lines) + "\n"
 
