@@ -45,7 +45,11 @@ def test_the_section_of_a_model_has_all_figures() -> None:
     assert four["bytes"] - two["bytes"] == pytest.approx(2 * 40 * found["kv_bytes_per_token"], rel=0.03)
     assert four["operations"] == pytest.approx(4 * one["operations"])
     assert {row["rows"] for row in found["reference"]} >= {1, 2, 4, sizes.chunk, 3 + 8}
-    assert len(found["steps"]) == len(sizes.mixed_rows) * len(sizes.mixed_tokens) + 4 + 1
+    assert len(found["steps"]) == len(sizes.mixed_rows) * len(sizes.mixed_tokens) + 4 + 1 + 1
+    of_chunks = [found["steps"][f"16 prompt tokens behind {start}"] for start in (0, 16, 32, 48)]
+    whole = found["steps"]["prompt of 64, 4 steps"]
+    assert whole["device_ms"] == pytest.approx(sum(one["device_ms"] for one in of_chunks))
+    assert whole["operations"] > 4 * of_chunks[0]["operations"]
     assert all(row["launch_ms"] > 0 and row["alone_ms"] > 0 for row in found["steps"].values())
     assert len(found["profiles"]) == 6
     assert [row["by"] for row in found["attention"]] == ["math"] * 2

@@ -57,6 +57,11 @@ class Sizes:
         return max(self.batches)
 
     @property
+    def starts(self) -> range:
+        """Return where the chunks of a long prompt begin."""
+        return range(0, self.earlier + 1, self.chunk)
+
+    @property
     def few(self) -> int:
         return max(2, self.most // 4)
 
@@ -182,8 +187,8 @@ def other_steps(runner: ModelRunner, shape: DecoderShape, sizes: Sizes, target: 
     for rows in sizes.mixed_rows:
         for tokens in sizes.mixed_tokens:
             lengths[f"{rows} decodes, {tokens} prompt tokens"] = [decode] * rows + [(0, tokens)]
-    for start in range(0, sizes.earlier + 1, sizes.earlier // 3):
-        lengths[f"{sizes.chunk} prompt tokens behind {start}"] = [(start, sizes.chunk)]
+    chunks = {f"{sizes.chunk} prompt tokens behind {start}": [(start, sizes.chunk)] for start in sizes.starts}
+    lengths |= chunks
     lengths[f"{sizes.few} decodes, one at {sizes.long}"] = [(sizes.long - 1, 1)] + [decode] * (sizes.few - 1)
     found: dict[str, dict[str, Any]] = {}
     for name, of_step in lengths.items():
@@ -201,6 +206,10 @@ def other_steps(runner: ModelRunner, shape: DecoderShape, sizes: Sizes, target: 
             alone = timed_steps(runner, [step] * max(2, sizes.steps // 2), overlaps=False)
         found[name] = about | overlapped | {"alone_ms": alone["period_ms"]}
         yield {"steps": found}
+    of_chunks = [found[name] for name in chunks]
+    whole = {key: sum(one[key] for one in of_chunks) for key in of_chunks[0] if key != "sequences"}
+    found[f"prompt of {whole['tokens']}, {len(of_chunks)} steps"] = {"sequences": 1, **whole}
+    yield {"steps": found}
 
 
 def timed_steps(runner: ModelRunner, steps: Sequence[Step], *, overlaps: bool) -> dict[str, Any]:

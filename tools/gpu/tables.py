@@ -253,8 +253,9 @@ def _wrapped(text: str) -> list[str]:
 
 _ON_PAGE = (1, 16, 64, 256)  # decodes
 _FEW_STEPS: tuple[Callable[[str], bool], ...] = (
-    lambda name: name.startswith("2048 prompt tokens behind"),
+    lambda name: name == "2048 prompt tokens behind 0",
     lambda name: name == "64 decodes, 400 prompt tokens",
+    lambda name: name.startswith("prompt of 8192"),
 )
 
 
