@@ -27,6 +27,7 @@ from oaiserve.engine.step import Chunk, ChunkResult, Draw, Masks, OutOfMemory, S
 BAD_LOGITS = "The model produced no usable numbers (NaN or infinity) for this request."
 NO_MEMORY = "The device had no memory left to draw this request's next token."
 T = TypeVar("T")
+_LATE = Draw.LATE  # Members of enumerations are slow to read in Python 3.11.
 
 
 @dataclass(slots=True)
@@ -123,14 +124,22 @@ class ModelRunner:
             table_rows = self._tables.update(step)
         if self._states is not None:
             self._states.copy(step.state_copies)
-        draws = [draw for chunk in step.chunks for draw in chunk.draws()]
+        draws: list[Chunk] = []
+        sample_chunks: list[int] = []
+        for index, chunk in enumerate(step.chunks):
+            if chunk.draft:
+                several = chunk.draws()
+                draws += several
+                sample_chunks += [index] * len(several)
+            elif chunk.max_draws:
+                draws.append(chunk)
+                sample_chunks.append(index)
         prompt_rows: list[tuple[int, int, int]] = []
         known: list[tuple[int, int]] = []
         replayed: Replayed | None = None
         size = None if self._graphs is None else self._graphs.find(step, adapters)
         if self._graphs is not None and size is not None:
             assert table_rows is not None
-            sample_chunks = [index for index, chunk in enumerate(step.chunks) for _ in chunk.draws()]
             inputs = draws, table_rows, self._drawn_ids, self._drawn_rows
             logits, replayed = self._graphs.launch(size, step, *inputs, began, adapters)
         else:
@@ -139,13 +148,12 @@ class ModelRunner:
                 began.record()
             batch.adapters = adapters
             logits = self._executor.forward(batch)
-            sample_chunks = batch.sample_chunks
             prompt_rows = batch.prompt_rows
             for index, _, count in prompt_rows:  # the prompt tokens that these rows predict
                 sequence, start, *_ = step.chunks[index]
                 num_top = sequence.params.prompt_logprobs or 0
                 known += [(token_id, num_top) for token_id in sequence.token_ids[start + 1 : start + 1 + count]]
-        waiting_rows = [row for row, draw in enumerate(draws) if draw.draw is Draw.LATE]
+        waiting_rows = [row for row, draw in enumerate(draws) if draw.draw is _LATE]
         launched = Launched(step, logits, sample_chunks, draws, prompt_rows, waiting_rows, [], began, self._ended)
         if replayed is None:
             self._sample_what_can_be(launched, known)

@@ -23,13 +23,15 @@ from oaiserve.engine.model.gpu.cuda_capture import Capture, Run
 from oaiserve.engine.model.gpu.step_inputs import StepInputs
 from oaiserve.engine.model.gpu.step_sizes import MOST_PROMPTS, Size
 from oaiserve.engine.model.padded_head import aligned
-from oaiserve.engine.model.sampling.draw_rows import GREEDY, draw_row
+from oaiserve.engine.model.sampling.draw_rows import GREEDY_BELOW, DrawRow, draw_row
 from oaiserve.engine.model.sampling.logit_edits import is_edited
 from oaiserve.engine.model.sampling.sampler import Sampled
 from oaiserve.engine.model.states import States
 from oaiserve.engine.model.transfer import ReadBack
 from oaiserve.engine.sequence import Sequence
 from oaiserve.engine.step import Chunk, Draw, Step
+
+_AT_LAUNCH = Draw.AT_LAUNCH  # Members of enumerations are slow to read in Python 3.11.
 
 if TYPE_CHECKING:  # The import needs Triton.
     from oaiserve.engine.model.gpu.triton_adapters import TritonAdapters
@@ -154,9 +156,9 @@ class StepGraphs:
         if drawn_ids is not None and drawn_ids is not self._token_ids:
             self._words[: len(drawn_ids)].copy_(drawn_ids)
         is_plain = bool(draws) and all(map(_is_plain, draws))
-        rows = [draw_row(draw.sequence, draw.end) for draw in draws] if is_plain else []
-        if all(row.is_greedy for row in rows):
-            rows = [GREEDY]  # as the padding of all other rows
+        rows: list[DrawRow] = []  # Without these, all draws are greedy.
+        if is_plain and not all(draw.sequence.params.temperature < GREEDY_BELOW for draw in draws):
+            rows = [draw_row(draw.sequence, draw.end) for draw in draws]
         numbers = self._adapters.numbers(adapters) if self._adapters is not None and has_adapters else []
         self._inputs[size].upload(self._words, step, self._block_size, table_rows, drawn_rows, rows, numbers)
         if self._states is not None:
@@ -178,7 +180,7 @@ class StepGraphs:
         Lengths on the host only select kernels, here those for one prompt with all tokens.
         """
         inputs = self._inputs[size]
-        inputs.upload(self._words, Step(), self._block_size, [], {}, [GREEDY], [])
+        inputs.upload(self._words, Step(), self._block_size, [], {}, [], [])
         views = inputs.views(self._words)
         most_len = tables.on_device.shape[1] * self._block_size
         prompts = [size.tokens, *[0] * (size.num_prompts - 1)] if size.tokens else []
@@ -226,4 +228,10 @@ def _has_room(size: Size, num_rows: int, num_others: int) -> bool:
 
 def _is_plain(draw: Chunk) -> bool:
     """Return whether a draw needs only the logits and the parameters of its row."""
-    return draw.draw is Draw.AT_LAUNCH and draw.sequence.params.logprobs is None and not is_edited(draw)
+    sequence, *_, moment = draw
+    return (
+        moment is _AT_LAUNCH
+        and not sequence.has_edits
+        and sequence.params.logprobs is None
+        and not (sequence.params.min_tokens and is_edited(draw))
+    )

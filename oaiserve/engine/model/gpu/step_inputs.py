@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Mapping
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
+import numpy as np
 import torch
 
 from oaiserve.engine.model.batch import aligned_size, lists_of
@@ -16,7 +17,6 @@ from oaiserve.engine.model.transfer import pinned
 from oaiserve.engine.sequence import Sequence
 from oaiserve.engine.step import Step
 
-T = TypeVar("T")
 _PARAMETER_PADDING = GREEDY[:-1]  # all parameters except for the seed
 
 
@@ -51,24 +51,33 @@ class StepInputs:
         self._parameters = first + self._width
         # Two parameters fit into one int64. `begin` is the first word after the inputs of draws.
         self.begin = self._parameters + len(_PARAMETER_PADDING) * self._width // 2
-        # The size and the padding of each column that is not for draws.
-        self._columns = [
-            *((num_tokens, filler) for filler in (0, self.begin, 0, -1, 0)),
-            *((number, 0), (number + 1, 0), (number, 0), (number, 0)),
+        # The size and the padding of each column that is not for draws. In steps of only decodes, tokens, sequences and
+        # draws are the same rows.
+        places = range(self.begin, self.begin + num_tokens)
+        padding: list[tuple[int, int | range]] = [
+            *((num_tokens, filler) for filler in (0, places, 0, -1, 0)),
+            *((number, 0), (number + 1, range(number + 1)), (number, 0)),
+            (number, 0 if size.tokens else range(number)),
             (0, 0) if states is None else (number, states.last),
             (size.rows if size.tokens else 0, -1),
         ]
-        self.end = self.begin + sum(aligned_size(column) for column, _ in self._columns)
+        self._columns: list[slice] = []  # in all words
+        begin = self.begin
+        for num_words, _ in padding:
+            self._columns.append(slice(begin, begin + num_words))
+            begin += aligned_size(num_words)
+        self.end = begin
+        self._padding = np.zeros(self.end - first, np.int64)
+        self._padding[: self._width] = seeds([GREEDY])
+        self._parameters_in(self._padding)[:] = numbers([GREEDY])
+        for column, (_, filler) in zip(self._columns, padding, strict=True):
+            self._padding[column.start - first : column.stop - first] = filler
 
     def views(self, words: torch.Tensor) -> InputViews:
         number = self._size.num_sequences
         parameters = words[self._parameters : self.begin].view(torch.float32).view(len(_PARAMETER_PADDING), -1)
         views = [words[self._first : self._first + number], parameters[:, :number]]
-        begin = self.begin
-        for column, _ in self._columns:
-            views.append(words[begin : begin + column])
-            begin += aligned_size(column)
-        return InputViews(*views)
+        return InputViews(*views, *(words[column] for column in self._columns))
 
     def upload(
         self,
@@ -82,6 +91,62 @@ class StepInputs:
     ) -> None:
         """Copy the inputs of a step, with padding, into `words` on the device. `rows` are the parameters of its first
         draws; the other draws are greedy. `adapters` has a number for each chunk, unless all are 0."""
+        packed = self._padding.copy()
+        if rows:
+            packed[: len(rows)] = seeds(rows)
+            self._parameters_in(packed)[:, : len(rows)] = numbers(rows)
+        if self._size.tokens:
+            columns = self._of_prompts(step, block_size, table_rows, drawn_rows, adapters)
+        else:
+            columns = self._of_decodes(step, block_size, table_rows, drawn_rows, adapters)
+        for column, values in zip(self._columns, columns, strict=True):
+            if values:
+                begin = column.start - self._first
+                # An array is made from a list faster than NumPy's are.
+                packed[begin : begin + len(values)] = np.frombuffer(array("q", values), np.int64)
+        on_device = words[self._first : self.end]
+        on_device.copy_(pinned(torch.from_numpy(packed), on_device.device), non_blocking=True)
+
+    def _of_decodes(
+        self,
+        step: Step,
+        block_size: int,
+        table_rows: list[int],
+        drawn_rows: Mapping[Sequence, int],
+        adapters: list[int],
+    ) -> list[list[int]]:
+        """Return the beginning of each column of a step with one token of each sequence."""
+        ids: list[int] = []
+        sources: list[int] = []
+        positions: list[int] = []
+        slots: list[int] = []
+        ends: list[int] = []
+        draws: list[int] = []
+        for row, (sequence, start, _, max_draws, _, _) in enumerate(step.chunks):
+            token_ids = sequence.token_ids
+            if start < len(token_ids):
+                ids.append(token_ids[start])
+                sources.append(self.begin + row)
+            else:
+                ids.append(0)
+                sources.append(drawn_rows[sequence])
+            positions.append(start if sequence.media is None else sequence.media.position(start))
+            slots.append(sequence.blocks[start // block_size] * block_size + start % block_size)
+            ends.append(start + 1)
+            if max_draws:
+                draws.append(row)
+        states = [chunk.sequence.state or 0 for chunk in step.chunks] if self._has_states else []
+        return [ids, sources, positions, slots, adapters, table_rows, [], ends, draws, states, []]
+
+    def _of_prompts(
+        self,
+        step: Step,
+        block_size: int,
+        table_rows: list[int],
+        drawn_rows: Mapping[Sequence, int],
+        adapters: list[int],
+    ) -> list[list[int]]:
+        """Return the beginning of each column of a step with prompts."""
         lists = lists_of(step, block_size, drawn_rows)
         num_decodes = lists.num_decodes
         missing = self._size.rows - num_decodes
@@ -96,32 +161,19 @@ class StepInputs:
         # Sequences of padding have no tokens.
         starts = spread(lists.query_start, num_decodes)
         starts += [starts[-1]] * (self._size.num_sequences + 1 - len(starts))
-        slots = lists.slots
-        decode_slots: list[int] = []
-        if self._size.tokens:
-            decode_slots = slots[:num_decodes]
-            slots[:num_decodes] = [-1] * num_decodes
+        decode_slots = lists.slots[:num_decodes]
+        lists.slots[:num_decodes] = [-1] * num_decodes
         of_chunks = zip(step.chunks, adapters, strict=False)
-        of_tokens = [number for chunk, number in of_chunks for _ in range(chunk.num_tokens)]
-        columns = [
-            *(lists.input_ids, sources, lists.positions, slots, of_tokens),
+        return [
+            *(lists.input_ids, sources, lists.positions, lists.slots),
+            [number for chunk, number in of_chunks for _ in range(chunk.num_tokens)],
             *(spread(table_rows), starts, spread([chunk.end for chunk in step.chunks])),
             lists.logits_rows,
-            [chunk.sequence.state or 0 for chunk in step.chunks] if self._has_states else [],
+            [],
             decode_slots,
         ]
-        packed = array("q", self._padded(seeds(rows).tolist(), GREEDY.seed))
-        for values, filler in zip(numbers(rows).tolist(), _PARAMETER_PADDING, strict=True):
-            packed.frombytes(array("f", self._padded(values, filler)).tobytes())
-        padded: list[int] = []
-        end = 0
-        for values, (column, filler) in zip(columns, self._columns, strict=True):
-            padded += values
-            end += aligned_size(column)
-            padded += [filler] * (end - len(padded))
-        packed.extend(padded)
-        on_device = words[self._first : self.end]
-        on_device.copy_(pinned(torch.frombuffer(packed, dtype=torch.int64), on_device.device), non_blocking=True)
 
-    def _padded(self, values: list[T], filler: T) -> list[T]:
-        return [*values, *[filler] * (self._width - len(values))]
+    def _parameters_in(self, packed: np.ndarray) -> np.ndarray:
+        """Return the parameters of draws in the words of this size, float32 [4, R]."""
+        words = packed[self._width : self.begin - self._first]
+        return words.view(np.float32).reshape(len(_PARAMETER_PADDING), -1)
