@@ -244,6 +244,8 @@ def _with_cache(spec: ModelSpec, decoder: Decoder, library: Library | None, opti
     if width:
         spec = spec.with_latent_cache(width)
     else:
+        if not spec.is_on_cpu:  # its kernels attend to keys and values
+            spec = spec.with_latent_cache(0)
         spec = spec.with_cache(options.kv_cache_dtype)
     decoder = with_shapes(decoder, spec)
     return Described(spec, replace(decoder, layers=[with_key_sizes(layer) for layer in decoder.layers]), library)

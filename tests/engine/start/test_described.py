@@ -10,6 +10,7 @@ import torch
 from oaiserve.config import EngineOptions
 from oaiserve.engine.executors.reference.executor import ReferenceExecutor
 from oaiserve.engine.model.adapters import load_adapter
+from oaiserve.engine.start.described import describe_model
 from oaiserve.engine.start.request import Declined, StartRequest
 from oaiserve.engine.start.ways.described import FromDescription
 from oaiserve.errors import StartupError
@@ -90,6 +91,15 @@ def test_plain_pytorch_computes_in_the_dtype_of_the_model(tmp_path: Path) -> Non
     executor: Any = served.runner._executor
     assert isinstance(executor, ReferenceExecutor)
     assert {blocks.dtype for cache in executor.caches.values() for blocks in cache} == {torch.bfloat16}
+
+
+def test_a_gpu_keeps_the_keys_and_values_that_its_kernels_read(tmp_path: Path) -> None:
+    save(make_model(FAMILIES["deepseek_v3"]), tmp_path)
+    options = EngineOptions(compile=False)
+    gpu = describe_model(find_model(tmp_path), options, device=torch.device("meta"))
+    assert not gpu.spec.has_latent_cache
+    assert not any(layer.attention.shape.latent_dim for layer in gpu.decoder.layers if layer.attention is not None)
+    assert describe_model(find_model(tmp_path), options).spec.has_latent_cache
 
 
 def test_a_cache_in_eight_bits_has_more_blocks(
