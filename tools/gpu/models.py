@@ -32,6 +32,7 @@ from oaiserve.engine.start.described import Described
 from tests.models.packed import Packing
 
 Packed = Packing | str | None
+GAIN = 1.3  # A matrix makes a row longer by about this factor.
 FP8_COLUMNS = 128  # columns that share a scale, if a row has a multiple of them
 _MXFP4_COLUMNS = 32
 _PLACES = 1 << 14  # places of the pool in which a tensor may begin
@@ -41,6 +42,13 @@ _NEAR_ONE = ("norm.weight", "layer_scalar", "per_expert_scale", "router.scale")
 _OF_STATES = ("A_log", "conv.weight", "conv1d.weight", "dt_bias", "dt_proj.bias")
 _DEVIATION_OF_STATES = 0.5  # or else what is in a state hardly changes an answer
 _DEVIATION_OF_CODES = 4.6  # deviation of four random bits
+
+
+def sensitive(config: PreTrainedConfig) -> PreTrainedConfig:
+    """Give a configuration weights so large that scores of keys differ, and a wrong key changes an answer."""
+    if hasattr(config, "initializer_range"):
+        config.initializer_range = GAIN / config.hidden_size**0.5
+    return config
 
 
 @torch.inference_mode()

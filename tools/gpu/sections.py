@@ -64,11 +64,13 @@ FIGURES = (
     Section("streams", "streams:run"),
     Section("peers", "peers:run"),
 )
+# The most telling first.
 ANSWERS = (
-    Section("memory", "probes:memory", 120, call="answers", is_check=True, needs_gpu=True),
+    Section("probes", "probes:run", call="answers", is_check=True),
+    Section("schedule", "schedule:run", call="answers", is_check=True),
     Section("families", "answers:families", call="answers", is_check=True),
-    Section("probes", "probes:run", call="answers", is_check=True, needs_gpu=True),
-    Section("graphs", "answers:shapes", call="answers", is_check=True, needs_gpu=True),
+    Section("graphs", "answers:shapes", call="answers", is_check=True),
+    Section("memory", "probes:memory", call="answers", is_check=True, needs_gpu=True),
 )
 SECTIONS = FIGURES + ANSWERS
 CHECKS = tuple(section.name for section in SECTIONS if section.is_check)

@@ -86,7 +86,7 @@ def started(model: Described | Files, options: EngineOptions, target: Target | N
     spec = model.spec
     options = replace(options, dtype=_name_of(spec.dtype), compile=options.compile and not spec.is_on_cpu)
     with nullcontext() if target is None else target.starting():
-        placed = place(_with_options(model, options), options, spec.name)
+        placed = place(with_options(model, options), options, spec.name)
         if spec.is_on_cpu:
             num_blocks, num_states = cpu_sizes(placed.spec, options)
             executor = executor_of(placed.weights, placed.spec, num_blocks, options=options, kernels=Kernels())
@@ -105,10 +105,12 @@ def _in_folder(files: Files, options: EngineOptions) -> Described:
     return describe_model(find_model(files.folder), options, device=spec.device)
 
 
-def _with_options(model: Described, options: EngineOptions) -> Described:
+def with_options(model: Described, options: EngineOptions) -> Described:
     """Return the model with the length and the KV cache of the options, as if its files had been described with
     them."""
     spec = model.spec.with_cache(options.kv_cache_dtype)
+    if not spec.is_on_cpu:
+        spec = spec.with_latent_cache(0)
     if options.max_model_len is not None:
         spec = replace(spec, max_model_len=options.max_model_len)
     return model._replace(spec=spec, decoder=with_shapes(model.decoder, spec))

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from oaiserve.config import Bytes
+from oaiserve.config import Bytes, EngineOptions
 from oaiserve.engine.decoder.blocks import Blocks
 from oaiserve.engine.decoder.description import Experts, Layer, NotKnown
 from oaiserve.engine.model.device import select_device
@@ -78,16 +78,23 @@ def first_layers(model: Described) -> Described:
 
 
 def probe(order: Order) -> str | None:
-    """Start the first layers of a model, and run the largest step and the whole warm-up.
+    """Describe a model by its files, and return its first difference from plain torch, if there is any.
 
-    Return the first difference from plain torch, if there is any. Raises NotKnown and StartupError for a model that
-    cannot be started.
+    Raises NotKnown and StartupError for a model that cannot be started.
     """
     device = select_device(order.device)
-    options = replace(order.options, kv_blocks=None, kv_cache_memory=CACHE_MEMORY)
-    model = first_layers(describe_model(find_model(order.model), options, device=device))
-    own = ready(place(model, options, order.model), options, by_options(options), is_probe=True)
-    graphs = captured(own, CudaCapture(device)) if options.cuda_graph else None
+    return first_difference(describe_model(find_model(order.model), order.options, device=device), order.options)
+
+
+def first_difference(model: Described, options: EngineOptions) -> str | None:
+    """Start the first layers of a model on its GPU, and run the largest step and the whole warm-up.
+
+    Return the first difference from plain torch, if there is any.
+    """
+    options = replace(options, kv_blocks=None, kv_cache_memory=CACHE_MEMORY)
+    few = first_layers(model)
+    own = ready(place(few, options, few.spec.name), options, by_options(options), is_probe=True)
+    graphs = captured(own, CudaCapture(own.spec.device)) if options.cuda_graph else None
     problem = difference_from_plain(own, graphs)
     warm_up(own.new_runner(graphs=graphs))
     return problem

@@ -17,7 +17,7 @@ from tests.engine.model.steps import CPU
 
 OPTIONS = EngineOptions(max_running=4, max_step_tokens=64)
 NUM_BLOCKS = 64
-BLOCK_SIZE = 16
+BLOCK_SIZE = OPTIONS.block_size
 
 
 def ready_model(model: Model, *, has_adapters: bool = False, options: EngineOptions = OPTIONS, **kernels: Any) -> Ready:
@@ -28,12 +28,14 @@ def ready_model(model: Model, *, has_adapters: bool = False, options: EngineOpti
         kernels = {"adapters": TritonAdapters(adaptable, 8, CPU), **kernels}
     own = Kernels(**{"attention": padded_attention, "sampling": PlainSampler(), **kernels})
     weights = CudaWeights(model.decoder, dtype=model.spec.dtype, device=CPU)
-    sizes = {"num_blocks": NUM_BLOCKS, "block_size": BLOCK_SIZE}
+    num_blocks = options.kv_blocks or NUM_BLOCKS
+    # What is padded writes into a block more, where the kernels write nothing.
+    sizes = {"num_blocks": num_blocks + 1, "block_size": options.block_size}
     executor = CudaExecutor(weights, model.spec.kv_shapes, **sizes, kernels=own)
-    tables = BlockTables.with_room(options.max_running, model.spec.max_model_len, BLOCK_SIZE, CPU)
-    states = States.of(model.spec, 5)
+    tables = BlockTables.with_room(options.max_running, model.spec.max_model_len, options.block_size, CPU)
+    states = States.of(model.spec, options.max_running + 1)
     new_runner = partial(
-        ModelRunner, executor, CPU, BLOCK_SIZE, tables=tables, states=states, sample_ids=own.sampling.sample_ids
+        ModelRunner, executor, CPU, options.block_size, tables=tables, states=states, sample_ids=own.sampling.sample_ids
     )
-    parts = executor, tables, NUM_BLOCKS, model.spec.max_model_len, 4, states, new_runner
+    parts = executor, tables, num_blocks, model.spec.max_model_len, options.max_running, states, new_runner
     return Ready(model.spec, options, adaptable, weights, *parts)
