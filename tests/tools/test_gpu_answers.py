@@ -72,7 +72,9 @@ def test_a_probe_that_raises_has_a_problem(monkeypatch: pytest.MonkeyPatch) -> N
         raise RuntimeError("too much shared memory")
 
     monkeypatch.setattr(ready, "padded_attention", refused)
-    assert probes.check(CPU, "Gemma 2") == {"equal": False, "problem": "RuntimeError: too much shared memory"}
+    found = probes.check(CPU, "Gemma 2")
+    assert (found["equal"], found["problem"]) == (False, "RuntimeError: too much shared memory")
+    assert "refused" in "".join(found["log"])
 
 
 def test_probes_have_every_kind_of_head_group_cache_weight_and_state() -> None:

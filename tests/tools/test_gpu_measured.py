@@ -65,6 +65,7 @@ def test_a_part_that_fails_leaves_the_others(caplog: pytest.LogCaptureFixture) -
     assert found["problems"]["one"].endswith("ValueError: the reason")
     assert dry_run.is_whole({"status": "done", "off": {}})
     assert not dry_run.is_whole({"status": "done", **found})
+    assert not dry_run.is_whole({"status": "done", "a case": {"equal": False}})
 
 
 def test_products_alone_have_the_shapes_of_the_executor() -> None:

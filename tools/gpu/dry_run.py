@@ -15,6 +15,7 @@ from tools.gpu.launches import Variant, read
 from tools.gpu.run import run_all
 from tools.gpu.section import LAUNCHES_SUFFIX
 from tools.gpu.sections import Section
+from tools.gpu.summary import compared
 from tools.markdown import as_markdown
 
 LIMIT_SECONDS = 1800.0
@@ -43,8 +44,9 @@ def run(sections: Sequence[Section], out: Path | None = None) -> int:
 
 
 def is_whole(result: Mapping[str, Any]) -> bool:
-    """Return whether a section ended well, with all its parts and with all features on."""
-    return result["status"] == "done" and not result.get("off") and not result.get("problems")
+    """Return whether a section ended well, with all its parts and cases, and with all features on."""
+    has_all = not result.get("problems") and not compared(result, equal=False)
+    return result["status"] == "done" and not result.get("off") and has_all
 
 
 def _command(section: Section, out: Path, limit_seconds: float) -> list[str]:
@@ -59,6 +61,9 @@ def _line(name: str, result: Mapping[str, Any], folder: Path) -> str:
     line += f"{peak_bytes / 1e9:.1f} GB of weights and KV caches"
     for feature, reason in result.get("off", {}).items():
         line += f"\n    {feature} is off: {reason}"
+    for name, found in result.items():
+        if compared(found, equal=False):
+            line += f"\n    {name}: {found}"
     said = [result.get("problem", ""), *(f"{part}: {text}" for part, text in result.get("problems", {}).items())]
     return line + "".join(f"\n    {text}" for problem in said for text in problem.splitlines())
 

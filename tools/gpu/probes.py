@@ -6,7 +6,8 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+import traceback
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -31,6 +32,7 @@ from tools.gpu.doubles import graphs_of
 from tools.gpu.models import described_on, sensitive
 from tools.gpu.sections import Target
 from tools.gpu.side_by_side import NO_NUMBERS, checked
+from tools.gpu.worker import LAST_LINES
 from tools.gpu.workload import model_folder, with_options
 
 AT_ONCE = 8
@@ -174,16 +176,24 @@ def check(target: Target, name: str) -> dict[str, Any]:
     config = case.config(is_small=name not in CASES)
     model = with_options(described_on(config, target.device, dtype=dtype, packing=case.packing), options)
     compare = difference_on_cpu if on_cpu else first_difference
+    problem = _problem(compare, model, options)
+    if not problem:
+        return {"problem": NO_NUMBERS} if target.is_dry else {"equal": True}
+    found = {"equal": False, **problem}
+    if target.is_gpu:
+        found["without_graphs"] = _problem(compare, model, replace(options, cuda_graph=False)) or "equal"
+    return found
+
+
+def _problem(
+    compare: Callable[[Described, EngineOptions], str | None], model: Described, options: EngineOptions
+) -> dict[str, Any]:
+    """Return the problem of a comparison, if it has one, and where it was raised."""
     try:
         problem = compare(model, options)
+        return {} if problem is None else {"problem": problem}
     except Exception as error:
-        problem = named(error)
-    if problem is None:
-        return {"problem": NO_NUMBERS} if target.is_dry else {"equal": True}
-    found = {"equal": False, "problem": problem}
-    if target.is_gpu:
-        found["without_graphs"] = compare(model, replace(options, cuda_graph=False)) or "equal"
-    return found
+        return {"problem": named(error), "log": traceback.format_exc().splitlines()[-LAST_LINES:]}
 
 
 def difference_on_cpu(model: Described, options: EngineOptions) -> str | None:
