@@ -1,16 +1,17 @@
 """Packs what the GPU check needs, beside the sources, on a machine without a network: packages and compiled kernels.
 
-    python -m tools.gpu.pack [--out FOLDER] [--python 3.12] [--like PYTHON]
+    TRITON_CACHE_DIR=CACHE python -m tools.gpu_check --dry-run
+    python -m tools.gpu.pack [--out FOLDER] [--python 3.12] [--kernels CACHE]
 
-The machine has torch and triton. FOLDER gets the other packages for that version of Python. PYTHON has the machine's
-versions of torch and triton: with it, the check runs on a fake GPU, and the kernels that it compiles are packed, too.
-There, `sh tools/gpu/check.sh figures` and `sh tools/gpu/check.sh answers` run the two calls, and leave files in $OUT.
+The machine has torch and triton. FOLDER gets the other packages for that version of Python. Compiled kernels in CACHE
+are of use if the dry run's version of Triton is the machine's; others are compiled there. There, too,
+`sh tools/gpu/check.sh figures` and `sh tools/gpu/check.sh answers` run the two calls, and leave files in $OUT.
 """
 
 from __future__ import annotations
 
 import argparse
-import os
+import io
 import subprocess
 import sys
 import tarfile
@@ -41,7 +42,7 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path(".pack"), help="folder for the files (default %(default)s)")
     parser.add_argument("--python", default="3.12", help="the version there (default %(default)s)")
-    parser.add_argument("--like", type=Path, help="a program of Python with the versions there of torch and triton")
+    parser.add_argument("--kernels", type=Path, metavar="CACHE", help="a folder of Triton's cache")
     arguments = parser.parse_args(argv)
     out: Path = arguments.out
     out.mkdir(parents=True, exist_ok=True)
@@ -49,10 +50,10 @@ def main(argv: list[str] | None = None) -> int:
     with tempfile.TemporaryDirectory() as temporary:
         installed = Path(temporary) / "packages"
         subprocess.run(install(arguments.python, installed), check=True)
-        if arguments.like is not None:
-            pack_kernels(arguments.like, installed, Path(temporary) / KERNELS, out / f"{KERNELS}.tar.xz")
         with tarfile.open(out / "packages.tar.gz", "w:gz") as file:
             file.add(installed, "packages")
+    if arguments.kernels is not None:
+        pack_kernels(arguments.kernels, out / f"{KERNELS}.tar.xz")
     sources = sum(Path(name).lstat().st_size for name in _committed())
     packed = sum(path.stat().st_size for path in out.iterdir())
     for path in sorted(out.iterdir()):
@@ -102,17 +103,18 @@ def _closure(name: str, found: dict[str, str]) -> None:
             _closure(requirement.name, found)
 
 
-def pack_kernels(python: Path, installed: Path, cache: Path, archive: Path) -> None:
-    """Let another Python compile the kernels of the check, and pack them. Raises CalledProcessError if one does not
-    fit."""
-    environment = os.environ | {"PYTHONPATH": f"{Path.cwd()}:{installed}", "TRITON_CACHE_DIR": str(cache)}
-    subprocess.run([python, "-m", "tools.gpu_check", "--dry-run"], env=environment, check=True)
+def pack_kernels(cache: Path, archive: Path) -> None:
+    """Pack what Triton reads of a cache. Its files that name others do so by a path for which another one is put in."""
     with tarfile.open(archive, "w:xz") as file:
         for path in sorted(cache.rglob("*")):
-            if path.suffix in KEPT_OF_KERNEL:
-                if path.name.startswith("__grp__"):
-                    path.write_text(path.read_text().replace(str(cache), FOLDER_OF_KERNELS))
-                file.add(path, Path(KERNELS) / path.relative_to(cache))
+            if path.suffix not in KEPT_OF_KERNEL:
+                continue
+            content = path.read_bytes()
+            if path.name.startswith("__grp__"):
+                content = content.replace(bytes(cache.absolute()), FOLDER_OF_KERNELS.encode())
+            about = tarfile.TarInfo(str(Path(KERNELS) / path.relative_to(cache)))
+            about.size = len(content)
+            file.addfile(about, io.BytesIO(content))
 
 
 if __name__ == "__main__":
