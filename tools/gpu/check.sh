@@ -15,8 +15,8 @@ mkdir -p "$out" "$there/results"
 
 if [ ! -d "$there/packages" ]; then
     tar xzf "$pack/packages.tar.gz" -C "$there" &
-    if [ -f "$pack/kernels.tar.xz" ]; then
-        tar xJf "$pack/kernels.tar.xz" -C "$there" &&
+    if [ -f "$pack/kernels.tar.gz" ]; then
+        tar xzf "$pack/kernels.tar.gz" -C "$there" &&
             sed -i "s#@KERNELS@#$there/kernels#g" "$there"/kernels/*/__grp__*
     fi
     wait

@@ -53,7 +53,7 @@ def main(argv: list[str] | None = None) -> int:
         with tarfile.open(out / "packages.tar.gz", "w:gz") as file:
             file.add(installed, "packages")
     if arguments.kernels is not None:
-        pack_kernels(arguments.kernels, out / f"{KERNELS}.tar.xz")
+        pack_kernels(arguments.kernels, out / f"{KERNELS}.tar.gz")
     sources = sum(Path(name).lstat().st_size for name in _committed())
     packed = sum(path.stat().st_size for path in out.iterdir())
     for path in sorted(out.iterdir()):
@@ -105,7 +105,7 @@ def _closure(name: str, found: dict[str, str]) -> None:
 
 def pack_kernels(cache: Path, archive: Path) -> None:
     """Pack what Triton reads of a cache. Its files that name others do so by a path for which another one is put in."""
-    with tarfile.open(archive, "w:xz") as file:
+    with tarfile.open(archive, "w:gz") as file:
         for path in sorted(cache.rglob("*")):
             if path.suffix not in KEPT_OF_KERNEL:
                 continue
