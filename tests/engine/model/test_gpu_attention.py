@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from oaiserve.engine.executors.cuda.kernels import PlainAttention
-from oaiserve.engine.model.attention import FP8, FP8_MAX, LayerCache, ScaledCache, Scoring
+from oaiserve.engine.model.attention import FP8, FP8_MAX, LayerCache, Rotation, ScaledCache, Scoring
 from tests.engine.model.attention_inputs import Inputs, make_inputs
 
 pytest.importorskip("triton", reason="Triton has no wheels for this system")
@@ -131,6 +131,51 @@ def test_keys_and_values_are_written_into_the_cache_unchanged(lengths: tuple[tup
     for cache, old, new in zip(inputs.cache, before, (inputs.key, inputs.value), strict=True):
         old.flatten(0, 1)[inputs.batch.slots] = new
         torch.testing.assert_close(cache, old, rtol=0, atol=0, equal_nan=True)
+
+
+def turned(heads: torch.Tensor, rotation: Rotation, norm: torch.Tensor | None) -> torch.Tensor:
+    """Return heads [T, heads, dim] in float32, normed and rotated as `Rotation` says."""
+    heads = heads.float()
+    if norm is not None:
+        heads = heads * (heads.square().mean(-1, keepdim=True) + rotation.epsilon).rsqrt() * norm
+    if rotation.cosines is None or rotation.sines is None:
+        return heads
+    pairs = torch.arange(rotation.rotary_dim // 2)
+    first = 2 * pairs if rotation.apart == 1 else pairs
+    second = first + rotation.apart
+    cosines, sines = (table[rotation.positions][:, None] for table in (rotation.cosines, rotation.sines))
+    result = heads.clone()
+    result[..., first] = heads[..., first] * cosines - heads[..., second] * sines
+    result[..., second] = heads[..., second] * cosines + heads[..., first] * sines
+    return result
+
+
+@pytest.mark.parametrize("has_norms", [False, True])
+@pytest.mark.parametrize(
+    ("dim", "rotary_dim", "apart"), [(16, 16, 8), (20, 8, 4), (20, 8, 10), (20, 20, 1), (24, 8, 1), (12, 0, 0)]
+)
+def test_keys_and_queries_are_normed_and_rotated_and_a_token_without_a_slot_is_left(
+    dim: int, rotary_dim: int, apart: int, has_norms: bool
+) -> None:
+    query, key, value, cache, batch = make_inputs(((3, 1), (20, 37)), key_dim=dim, value_dim=10, heads=6)
+    angles = torch.linspace(0.0, 40.0, 64 * rotary_dim // 2).view(64, -1)
+    tables = (angles.cos(), angles.sin()) if rotary_dim else (None, None)
+    norms = (torch.linspace(0.5, 2.0, dim), torch.linspace(2.0, 0.5, dim)) if has_norms else (None, None)
+    rotation = Rotation(batch.positions, *tables, apart, *norms, epsilon=1e-6)
+    without_slot = 5
+    batch.slots[without_slot] = -1
+    want = query.clone()
+    want[1:] = turned(query, rotation, norms[0])[1:]
+    want[without_slot] = query[without_slot]
+    written = [row for row in range(1, len(key)) if row != without_slot]
+    expected_cache = copied(cache)
+    expected_cache.keys.flatten(0, 1)[batch.slots[written]] = turned(key, rotation, norms[1])[written]
+    expected_cache.values.flatten(0, 1)[batch.slots[written]] = value[written]
+    query = query.contiguous()
+    triton.write(key, value, cache, batch.slots, first_token=1, query=query, rotation=rotation)
+    torch.testing.assert_close(query, want, rtol=1e-5, atol=1e-5)
+    for blocks, wanted in zip(cache, expected_cache, strict=True):
+        torch.testing.assert_close(blocks, wanted, rtol=1e-5, atol=1e-5, equal_nan=True)
 
 
 def test_a_layer_without_keys_of_its_own_reads_those_of_an_earlier_one() -> None:

@@ -24,7 +24,7 @@ LEAST_ITEM_TOKENS = 512  # in a smaller item, to combine it takes longer than it
 ITEM_ALIGNMENT = 128  # tokens: a multiple of those that a program reads at a time
 PLANNED_AT_A_TIME = 256  # sequences that a program of the plan looks at, and items that it writes, at a time
 COMBINED_AT_A_TIME = 16  # items
-WRITE_NUMBERS = 8192  # most queries' or keys' numbers that a program norms and rotates with eight warps
+WRITE_NUMBERS = 4096  # the queries' or keys' numbers that a program norms and rotates, if one token has no more
 
 DECODE_BYTES = 32 << 10  # the keys and values of wide heads that a program of the decode kernel loads at once
 LARGE_SM_BYTES = 160 << 10  # shared memory of a multiprocessor that holds several of the decode kernel's larger tiles
@@ -286,13 +286,15 @@ def write(
     """
     query = present(query, key)
     tensors = query, key, value, slots, *cache
-    write_kernel[(key.shape[0] - first_token,)](
+    constants = _write_constants(query.shape[1], key.shape[1], key.shape[2], value.shape[2], rotation is not None)
+    num_tokens = key.shape[0] - first_token
+    write_kernel[(-(-num_tokens // constants["TILE_TOKENS"]),)](
         *tensors,
         *cache.scales,
         *_rotation(rotation, key),
-        first_token,
+        *(first_token, num_tokens),
         *(query.stride(0), key.stride(0), value.stride(0)),
-        **_write_constants(query.shape[1], key.shape[1], key.shape[2], value.shape[2], rotation is not None),
+        **constants,
         **_rotation_constants(rotation),
     )
 
@@ -429,17 +431,19 @@ def _write_constants(heads: int, kv_heads: int, key_dim: int, value_dim: int, is
     tile_key_dim = triton.next_power_of_2(key_dim)
     tile_value_dim = triton.next_power_of_2(value_dim)
     numbers = (tile_heads if is_turned else tile_kv_heads) * max(tile_key_dim, tile_value_dim)
+    tokens = max(1, WRITE_NUMBERS // numbers)
     return {
         "HEADS": heads,
         "KV_HEADS": kv_heads,
         "KEY_DIM": key_dim,
         "VALUE_DIM": value_dim,
+        "TILE_TOKENS": tokens,
         "TILE_HEADS": tile_heads,
         "TILE_KV_HEADS": tile_kv_heads,
         "TILE_KEY_DIM": tile_key_dim,
         "TILE_VALUE_DIM": tile_value_dim,
-        # Each thread has 8 numbers, of 2 bytes in most models, and of many heads more.
-        "num_warps": min(8 if numbers <= WRITE_NUMBERS else 16, max(1, numbers // 256)),
+        # Each thread has 16 numbers, of 2 bytes in most models, and of many heads more.
+        "num_warps": min(8 if numbers <= 2 * WRITE_NUMBERS else 16, max(1, tokens * numbers // 512)),
     }
 
 

@@ -74,7 +74,64 @@ def _to_cache(numbers, scale, cache):
         return numbers.to(cache.dtype.element_ty)
 
 
-@triton.jit(do_not_specialize=["first_token"])
+@triton.jit
+def _turned_pairs(
+    rows,  # [T, H], where the rows of tokens and heads begin
+    is_row,  # [T, H]
+    position,  # [T]
+    is_token,  # [T]
+    cosines,
+    sines,
+    norm,
+    epsilon,
+    DIM: tl.constexpr,
+    TILE_PAIRS: tl.constexpr,
+    ROTARY_DIM: tl.constexpr,
+    APART: tl.constexpr,
+    HAS_NORM: tl.constexpr,
+):
+    """Load rows of queries or keys, normed and rotated, as `_turned` does, each number once.
+
+    Return the first and the second numbers of all pairs, float32 [T, H, TILE_PAIRS], where they are in memory, and
+    which there are. Numbers that are not rotated are pairs, too.
+    """
+    HALF: tl.constexpr = ROTARY_DIM // 2
+    PAIRS: tl.constexpr = DIM // 2
+    tl.static_assert((ROTARY_DIM == 0) | (APART == 1) | (APART == HALF) | (APART == PAIRS))
+    tl.static_assert(2 * PAIRS == DIM)
+    pair = tl.arange(0, TILE_PAIRS)
+    if APART == 1:
+        first_dim = 2 * pair
+        second_dim = first_dim + 1
+    elif ROTARY_DIM == 0 or APART == PAIRS:
+        first_dim = pair
+        second_dim = pair + PAIRS
+    else:
+        first_dim = tl.where(pair < HALF, pair, pair + HALF)
+        second_dim = tl.where(pair < HALF, pair + APART, pair + PAIRS)
+    is_number = is_row[:, :, None] & (pair < PAIRS)[None, None, :]
+    first_place = rows[:, :, None] + first_dim[None, None, :]
+    second_place = rows[:, :, None] + second_dim[None, None, :]
+    first = tl.load(first_place, mask=is_number, other=0.0).to(tl.float32)
+    second = tl.load(second_place, mask=is_number, other=0.0).to(tl.float32)
+    if HAS_NORM:
+        scale = tl.rsqrt((tl.sum(first * first, 2) + tl.sum(second * second, 2)) / DIM + epsilon)
+        first_norm = tl.load(norm + first_dim, mask=pair < PAIRS, other=0.0)
+        second_norm = tl.load(norm + second_dim, mask=pair < PAIRS, other=0.0)
+        first = first * scale[:, :, None] * first_norm[None, None, :]
+        second = second * scale[:, :, None] * second_norm[None, None, :]
+    if ROTARY_DIM > 0:
+        angle = position[:, None] * HALF + pair[None, :]
+        is_rotated = is_token[:, None] & (pair < HALF)[None, :]
+        cosine = tl.load(cosines + angle, mask=is_rotated, other=1.0)[:, None, :]
+        sine = tl.load(sines + angle, mask=is_rotated, other=0.0)[:, None, :]
+        turned = first * cosine - second * sine
+        second = second * cosine + first * sine
+        first = turned
+    return first, second, first_dim, second_dim, is_number
+
+
+@triton.jit(do_not_specialize=["first_token", "num_tokens"])
 def write_kernel(
     query,
     key,
@@ -91,6 +148,7 @@ def write_kernel(
     key_norm,
     epsilon,
     first_token,
+    num_tokens,
     query_stride,
     key_stride,
     value_stride,
@@ -98,6 +156,7 @@ def write_kernel(
     KV_HEADS: tl.constexpr,
     KEY_DIM: tl.constexpr,
     VALUE_DIM: tl.constexpr,
+    TILE_TOKENS: tl.constexpr,
     TILE_HEADS: tl.constexpr,
     TILE_KV_HEADS: tl.constexpr,
     TILE_KEY_DIM: tl.constexpr,
@@ -106,43 +165,54 @@ def write_kernel(
     APART: tl.constexpr,
     HAS_NORMS: tl.constexpr,
 ):
-    """Write the keys and values of one token, of all heads, into its slot. The program is (token).
+    """Write the keys and values of a few tokens, of all heads, into their slots. The program is (tokens).
 
-    If the layer has a rotation, keys are normed and rotated first, and so are the queries of the token, in place.
+    If the layer has a rotation, keys are normed and rotated first, and so are the queries of the tokens, in place. A
+    token without a slot is left as it is. Its numbers are loaded nevertheless, because to wait for the slot first would
+    take longer.
     """
-    token = (first_token + tl.program_id(0)).to(tl.int64)
-    slot = tl.load(slots + token)
-    if slot >= 0:
-        kv_head = tl.arange(0, TILE_KV_HEADS)
-        is_head = kv_head < KV_HEADS
-        key_dim = tl.arange(0, TILE_KEY_DIM)[None, :]
-        value_dim = tl.arange(0, TILE_VALUE_DIM)[None, :]
-        is_key = is_head[:, None] & (key_dim < KEY_DIM)
-        is_value = is_head[:, None] & (value_dim < VALUE_DIM)
-        key_rows = key + token * key_stride + kv_head * KEY_DIM
-        if (ROTARY_DIM > 0) | HAS_NORMS:
-            position = tl.load(positions + token)
-            head = tl.arange(0, TILE_HEADS)
-            query_rows = query + token * query_stride + head * KEY_DIM
-            new_query = _turned(
-                query_rows, head < HEADS, position, cosines, sines, query_norm, epsilon,
-                KEY_DIM, TILE_KEY_DIM, ROTARY_DIM, APART, HAS_NORMS,
-            )  # fmt: skip
-            new_key = _turned(
-                key_rows, is_head, position, cosines, sines, key_norm, epsilon,
-                KEY_DIM, TILE_KEY_DIM, ROTARY_DIM, APART, HAS_NORMS,
-            )  # fmt: skip
-            tl.debug_barrier()  # all threads have read the queries by now
-            is_query = (head < HEADS)[:, None] & (key_dim < KEY_DIM)
-            tl.store(query_rows[:, None] + key_dim, new_query.to(query.dtype.element_ty), mask=is_query)
-        else:
-            new_key = tl.load(key_rows[:, None] + key_dim, mask=is_key)
-        value_rows = value + token * value_stride + kv_head * VALUE_DIM
-        new_value = tl.load(value_rows[:, None] + value_dim, mask=is_value)
-        key_slot = keys + slot * (KV_HEADS * KEY_DIM) + kv_head[:, None] * KEY_DIM
-        value_slot = values + slot * (KV_HEADS * VALUE_DIM) + kv_head[:, None] * VALUE_DIM
-        tl.store(key_slot + key_dim, _to_cache(new_key, key_scale, keys), mask=is_key)
-        tl.store(value_slot + value_dim, _to_cache(new_value, value_scale, values), mask=is_value)
+    number = tl.program_id(0) * TILE_TOKENS + tl.arange(0, TILE_TOKENS)
+    is_token = number < num_tokens
+    token = (first_token + number).to(tl.int64)
+    slot = tl.load(slots + token, mask=is_token, other=-1)
+    has_slot = (slot >= 0)[:, None, None]
+    kv_head = tl.arange(0, TILE_KV_HEADS)
+    is_kv_row = is_token[:, None] & (kv_head < KV_HEADS)[None, :]
+    key_rows = key + token[:, None] * key_stride + kv_head[None, :] * KEY_DIM
+    key_slots = keys + slot[:, None] * (KV_HEADS * KEY_DIM) + kv_head[None, :] * KEY_DIM
+    value_dim = tl.arange(0, TILE_VALUE_DIM)[None, None, :]
+    is_value = is_kv_row[:, :, None] & (value_dim < VALUE_DIM)
+    value_rows = value + token[:, None] * value_stride + kv_head[None, :] * VALUE_DIM
+    new_value = tl.load(value_rows[:, :, None] + value_dim, mask=is_value)
+    if (ROTARY_DIM > 0) | HAS_NORMS:
+        position = tl.load(positions + token, mask=is_token, other=0)
+        head = tl.arange(0, TILE_HEADS)
+        is_query_row = is_token[:, None] & (head < HEADS)[None, :]
+        query_rows = query + token[:, None] * query_stride + head[None, :] * KEY_DIM
+        first, second, first_dim, second_dim, is_number = _turned_pairs(
+            query_rows, is_query_row, position, is_token, cosines, sines, query_norm, epsilon,
+            KEY_DIM, TILE_KEY_DIM // 2, ROTARY_DIM, APART, HAS_NORMS,
+        )  # fmt: skip
+        first_key, second_key, _, _, is_key = _turned_pairs(
+            key_rows, is_kv_row, position, is_token, cosines, sines, key_norm, epsilon,
+            KEY_DIM, TILE_KEY_DIM // 2, ROTARY_DIM, APART, HAS_NORMS,
+        )  # fmt: skip
+        is_number &= has_slot
+        is_key &= has_slot
+        kind = query.dtype.element_ty
+        tl.debug_barrier()  # all threads have read the queries by now
+        tl.store(query_rows[:, :, None] + first_dim[None, None, :], first.to(kind), mask=is_number)
+        tl.store(query_rows[:, :, None] + second_dim[None, None, :], second.to(kind), mask=is_number)
+        key_places = key_slots[:, :, None]
+        tl.store(key_places + first_dim[None, None, :], _to_cache(first_key, key_scale, keys), mask=is_key)
+        tl.store(key_places + second_dim[None, None, :], _to_cache(second_key, key_scale, keys), mask=is_key)
+    else:
+        key_dim = tl.arange(0, TILE_KEY_DIM)[None, None, :]
+        is_key = is_kv_row[:, :, None] & (key_dim < KEY_DIM)
+        new_key = tl.load(key_rows[:, :, None] + key_dim, mask=is_key)
+        tl.store(key_slots[:, :, None] + key_dim, _to_cache(new_key, key_scale, keys), mask=is_key & has_slot)
+    value_slots = values + slot[:, None] * (KV_HEADS * VALUE_DIM) + kv_head[None, :] * VALUE_DIM
+    tl.store(value_slots[:, :, None] + value_dim, _to_cache(new_value, value_scale, values), mask=is_value & has_slot)
 
 
 @triton.jit
