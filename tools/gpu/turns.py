@@ -15,8 +15,8 @@ from pathlib import Path
 log = logging.getLogger(__name__)
 
 POLL_SECONDS = 0.01
-# A section that measures waits so long for others that start models. Then it goes on beside them.
-START_LIMIT_SECONDS = 60.0
+# A section that measures waits for others that start models, for this time in all. Then it goes on beside them.
+PATIENCE_SECONDS = 45.0
 
 
 class Turns:
@@ -27,6 +27,7 @@ class Turns:
         self._place = place
         self._has_turn = False
         self._is_starting = False
+        self._patience_seconds = PATIENCE_SECONDS
 
     @contextmanager
     def measuring(self) -> Iterator[None]:
@@ -38,12 +39,13 @@ class Turns:
             with self._locked(f"waits-{self._place:02}"):
                 while not (not self._earlier_waits() and self._tried(held, "measures", fcntl.LOCK_EX)):
                     time.sleep(POLL_SECONDS)
-            give_up = time.monotonic() + START_LIMIT_SECONDS
+            began = time.monotonic()
             while not self._is_starting and not self._tried(held, "starts", fcntl.LOCK_EX):
-                if time.monotonic() > give_up:
+                if time.monotonic() - began > self._patience_seconds:
                     log.warning("Another section starts a model while this one measures")
                     break
                 time.sleep(POLL_SECONDS)
+            self._patience_seconds -= time.monotonic() - began
             self._has_turn = True
             try:
                 yield
