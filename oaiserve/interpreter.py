@@ -13,11 +13,15 @@ SWITCH_SECONDS = 0.0005
 MOST_NEW_OBJECTS = 10_000
 
 
+def switch_often() -> None:
+    """Let threads that wait for the interpreter's lock have it soon, as a server needs, which reads large bodies."""
+    sys.setswitchinterval(SWITCH_SECONDS)
+
+
 def begin_load() -> None:
     """Prepare to load a model. Until `end_load`, each collection would examine everything that has been imported, and
     all of that stays."""
     gc.disable()
-    sys.setswitchinterval(SWITCH_SECONDS)
 
 
 def end_load() -> None:

@@ -162,6 +162,7 @@ def serve_model(config: Config, sock: socket.socket, ready: Callable[[], None] |
     times = StartTimes()
     times.since_begin("command line")
     interpreter.begin_load()
+    interpreter.switch_often()
     # Otherwise torch looks for plugins for other devices in all installed packages.
     os.environ.setdefault("TORCH_DEVICE_BACKEND_AUTOLOAD", "0")
     with times.part("import of the log"):

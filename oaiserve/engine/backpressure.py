@@ -44,13 +44,14 @@ class SharedLimit:
 
     def take(self, client: str, number: int) -> bool:
         """Take this number, or return False if there is no room. If nothing is taken yet, any number may be."""
+        if not number:
+            return True
         with self._lock:
             is_full = self.total and self.total + number > self._most
             if is_full and not is_within_share(self._most, self._taken, client, number):
                 return False
             self.total += number
-            if number:
-                self._taken[client] = self._taken.get(client, 0) + number
+            self._taken[client] = self._taken.get(client, 0) + number
             return True
 
     def give_back(self, client: str, number: int) -> None:
