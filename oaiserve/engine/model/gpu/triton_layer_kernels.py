@@ -5,15 +5,24 @@ import triton.language as tl
 
 
 @triton.jit
-def _normed(x, is_inside, weight, bias, column, epsilon, width, HAS_BIAS: tl.constexpr, HAS_MEAN: tl.constexpr):
-    """Return the norm of a row, float32 [TILE], with zeros after its end."""
+def _normed(x, is_inside, weight, bias, epsilon, width, HAS_MEAN: tl.constexpr):
+    """Return the norm of a row, float32 [TILE], with zeros after its end, where `weight` and `bias` have zeros, too."""
     if HAS_MEAN:
         x = tl.where(is_inside, x - tl.sum(x, 0) / width, 0.0)
     x = x * tl.rsqrt(tl.sum(x * x, 0) / width + epsilon)
-    x = x * tl.load(weight + column, mask=is_inside, other=0.0)
+    return x * weight + bias
+
+
+@triton.jit
+def _of_norm(weight, bias, column, is_inside, HAS_NORM: tl.constexpr, HAS_BIAS: tl.constexpr):
+    """Load the weight and the bias of a norm; 0 stands for one that is missing."""
+    own_weight = 0.0
+    own_bias = 0.0
+    if HAS_NORM:
+        own_weight = tl.load(weight + column, mask=is_inside, other=0.0)
     if HAS_BIAS:
-        x += tl.load(bias + column, mask=is_inside, other=0.0)
-    return x
+        own_bias = tl.load(bias + column, mask=is_inside, other=0.0)
+    return own_weight, own_bias
 
 
 @triton.jit
@@ -42,25 +51,29 @@ def add_and_norm_kernel(
     HAS_MEAN: tl.constexpr,
     TILE: tl.constexpr,
 ):
-    """Add to a row of `hidden`, in place, and write its norm. The program is (row)."""
+    """Add to a row of `hidden`, in place, and write its norm. The program is (row).
+
+    It loads all before it computes, so that it waits for memory once.
+    """
     row = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, TILE)
     is_inside = column < width
-    x = tl.load(hidden + row * hidden_stride + column, mask=is_inside, other=0.0).to(tl.float32)
+    x = tl.load(hidden + row * hidden_stride + column, mask=is_inside, other=0.0)
+    own_weight, own_bias = _of_norm(weight, bias, column, is_inside, HAS_NORM, HAS_BIAS)
+    added_weight, added_bias = _of_norm(out_weight, out_bias, column, is_inside, HAS_OUT_NORM, HAS_OUT_BIAS)
+    x = x.to(tl.float32)
     if NUM_ADDED > 0:
         added = tl.load(first + row * first_stride + column, mask=is_inside, other=0.0).to(tl.float32)
         if NUM_ADDED > 1:
             added += tl.load(second + row * second_stride + column, mask=is_inside, other=0.0).to(tl.float32)
         if HAS_OUT_NORM:
-            added = _normed(
-                added, is_inside, out_weight, out_bias, column, out_epsilon, width, HAS_OUT_BIAS, HAS_OUT_MEAN
-            )
+            added = _normed(added, is_inside, added_weight, added_bias, out_epsilon, width, HAS_OUT_MEAN)
         # The sum is rounded as it is stored, so that the norm is that of the next layer's input.
         x = (x + scale * added).to(hidden.dtype.element_ty)
         tl.store(hidden + row * hidden_stride + column, x, mask=is_inside)
         x = x.to(tl.float32)
     if HAS_NORM:
-        x = _normed(x, is_inside, weight, bias, column, epsilon, width, HAS_BIAS, HAS_MEAN)
+        x = _normed(x, is_inside, own_weight, own_bias, epsilon, width, HAS_MEAN)
         tl.store(out + row * width + column, x.to(out.dtype.element_ty), mask=is_inside)
 
 
