@@ -24,7 +24,7 @@ from tools.engine_load import random_prompts
 from tools.gpu.doubles import running
 from tools.gpu.models import described_on, sensitive
 from tools.gpu.sections import Target
-from tools.gpu.side_by_side import NO_NUMBERS, checked
+from tools.gpu.side_by_side import NO_NUMBERS, TOGETHER, checked
 from tools.gpu.ties import Answers, compare
 from tools.gpu.workload import PROMPTS, QWEN3_MOE, SIZES, blocks_for, ids, model_folder, started
 
@@ -38,10 +38,11 @@ MODES: list[dict[str, bool]] = [
 ]
 FASTEST = MODES[-1:]
 NUM_TOKENS = 12
-AT_ONCE = 4
+FAMILIES_AT_ONCE = 4
+SHAPES_AT_ONCE = 2
 LIMIT_SECONDS = 100.0
 # Few sizes of graphs: prompts of up to nine tokens, which cut longer ones, alone and beside up to eight decodes.
-SETTINGS = {"block_size": 4, "kv_blocks": 64, "max_running": 8, "max_step_tokens": 9}
+SETTINGS = {"block_size": 4, "kv_blocks": 64, "max_running": 8, "max_step_tokens": 9, **TOGETHER}
 # Quantized checkpoints: the type of the model, and how its matrices are packed.
 PACKED = {
     "AWQ": ("llama", Packing("awq")),
@@ -60,7 +61,11 @@ QUICK = ("llama", "lfm2", "AWQ")
 def families(target: Target) -> Iterator[dict[str, Any]]:
     """Compare small models of every family with transformers."""
     yield from checked(
-        names_of(target), f"{__name__}:check_family", target, at_once=_at_once(target), limit_seconds=LIMIT_SECONDS
+        names_of(target),
+        f"{__name__}:check_family",
+        target,
+        at_once=2 if target.quick else FAMILIES_AT_ONCE,
+        limit_seconds=LIMIT_SECONDS,
     )
 
 
@@ -125,7 +130,7 @@ def shapes(target: Target) -> Iterator[dict[str, Any]]:
     """Compare the modes of models with real shapes."""
     names = [name for name in SHAPES if not target.quick or name.startswith("gpt2")]
     yield from checked(
-        names, f"{__name__}:check_shape", target, at_once=_at_once(target), limit_seconds=2 * LIMIT_SECONDS
+        names, f"{__name__}:check_shape", target, at_once=SHAPES_AT_ONCE, limit_seconds=2 * LIMIT_SECONDS
     )
 
 
@@ -150,7 +155,8 @@ def check_shape(target: Target, name: str) -> dict[str, Any]:
     num_tokens = 8 if target.quick else 32
     prompts = random_prompts(count, length, model.spec.vocab_size)
     sampled = replace(engine_load.greedy(num_tokens), temperature=0.8, top_k=50, top_p=0.9, seed=11)
-    settings = {"kv_blocks": 2 * blocks_for(count, length + num_tokens), "max_running": count, "max_step_tokens": 256}
+    settings = {"max_running": count, "max_step_tokens": 256, **TOGETHER}
+    settings["kv_blocks"] = 2 * blocks_for(count, length + num_tokens)
     found: list[tuple[Answers, Answers]] = []
     for mode in FASTEST if target.is_dry else MODES:
         with running(model, target, **settings, **mode) as engine:
@@ -173,7 +179,3 @@ def check_shape(target: Target, name: str) -> dict[str, Any]:
     else:
         equal = all(difference["is_near_tie"] for difference in different)
     return {"equal": equal, **checked_modes, "different": different, "drawn_differently": drawn_differently}
-
-
-def _at_once(target: Target) -> int:
-    return 2 if target.quick else AT_ONCE

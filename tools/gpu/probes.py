@@ -31,7 +31,7 @@ from tests.models.small_configs import config_of
 from tools.gpu.doubles import graphs_of
 from tools.gpu.models import described_on, sensitive
 from tools.gpu.sections import Target
-from tools.gpu.side_by_side import NO_NUMBERS, checked
+from tools.gpu.side_by_side import NO_NUMBERS, TOGETHER, checked
 from tools.gpu.worker import LAST_LINES
 from tools.gpu.workload import model_folder, with_options
 
@@ -51,7 +51,7 @@ class Case:
     options: dict[str, Any] = field(default_factory=dict)
 
     def engine_options(self, dtype: str) -> EngineOptions:
-        return EngineOptions(dtype=dtype, max_running=64, **self.options)
+        return EngineOptions(dtype=dtype, max_running=64, **TOGETHER, **self.options)
 
     def config(self, *, is_small: bool) -> PreTrainedConfig:
         """Return a configuration of two layers with real widths, or one of a small model with other sizes."""

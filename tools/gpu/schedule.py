@@ -27,7 +27,7 @@ from tools.gpu.doubles import running
 from tools.gpu.models import described_on, sensitive
 from tools.gpu.requests import is_plain_greedy, leaving, some_requests
 from tools.gpu.sections import Target
-from tools.gpu.side_by_side import NO_NUMBERS, checked
+from tools.gpu.side_by_side import NO_NUMBERS, TOGETHER, checked
 from tools.gpu.ties import NEAR_TIE, first_difference, tie_distance
 from tools.gpu.workload import started
 
@@ -54,8 +54,8 @@ class Sizes(NamedTuple):
     settings: dict[str, Any]
 
 
-REAL = Sizes(200, 28, 200, 56, {"kv_blocks": 96, "max_running": 16, "max_step_tokens": 96})
-TINY = Sizes(40, 10, 40, 12, {"block_size": 4, "kv_blocks": 32, "max_running": 5, "max_step_tokens": 24})
+REAL = Sizes(200, 28, 200, 56, {"kv_blocks": 96, "max_running": 16, "max_step_tokens": 96, **TOGETHER})
+TINY = Sizes(40, 10, 40, 12, {"block_size": 4, "kv_blocks": 32, "max_running": 5, "max_step_tokens": 24, **TOGETHER})
 _FEW = {"num_hidden_layers": 2, "vocab_size": 8192}
 _LLAMA_1B = {
     "hidden_size": 2048, "intermediate_size": 8192, "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 64,

@@ -28,6 +28,8 @@ KILL_LIMIT_SECONDS = 10.0  # A process may live on after this, if the driver blo
 # Each process computes with few threads, because there are as many processes as the machine has cores.
 THREADS = {"OMP_NUM_THREADS": "2", "MKL_NUM_THREADS": "2", "TOKENIZERS_PARALLELISM": "false"}
 LAST_LINES = 4
+# Settings of starts beside others: all processes together may use this share of the device's memory.
+TOGETHER = {"gpu_memory_utilization": 0.97}
 NO_NUMBERS = "no numbers on the fake device"
 
 Result = dict[str, Any]
