@@ -50,6 +50,7 @@ class RequestNotes:
         self._account.num_preemptions += 1
         self._account.note(EventKind.PREEMPTED, now_ns, sequence.index, tokens=sequence.num_tokens)
         if self._causes is not None and self._steps is not None:
+            self._steps.decodes.settle(self._causes)
             self._causes.preempted(self._steps.number, self._steps.totals)
 
     def admitted(self, sequence: Sequence, now_ns: int) -> bool:
@@ -100,6 +101,7 @@ class RequestNotes:
                 self._times.first_token = now_ns
                 # The phase `prefill` ends with the last step.
                 if self._steps is not None and self._causes is not None and self._causes.has_begun:
+                    self._steps.decodes.settle(self._causes)
                     self._account.prefill_causes_ns = self._causes.phase_ended(self._steps.totals)
                     self._first_token_step = self._steps.number
             sequence.last_token_ns = now_ns
@@ -125,6 +127,7 @@ class RequestNotes:
         for name in ("num_steps", "model_ns", "num_step_sequences", "num_step_tokens"):
             setattr(account, name, getattr(numbers, name) - getattr(before, name))
         if self._steps is not None and self._causes is not None:
+            self._steps.decodes.settle(self._causes)
             causes_ns = self._causes.phase_ended(self._steps.totals)
             first_token_step = self._first_token_step
             if first_token_step is None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from oaiserve.engine.accounts.machine_time import MachineTime
+from oaiserve.engine.accounts.plain_decodes import PlainDecodes
 from oaiserve.engine.accounts.shares import Shares
 from oaiserve.engine.step import Chunk, Step
 from oaiserve.explain.causes import NOTHING, Parts, RequestCauses
@@ -33,6 +34,7 @@ class StepCauses:
         self._machine = machine
         self._fit = fit
         self.shares = shares
+        self.decodes = PlainDecodes()
         self.number = 0  # steps so far
         self.ended_ns = 0  # when the last step ended
         self.had_prompts = False  # the last step
@@ -105,7 +107,7 @@ class StepCauses:
         machine_ns = self.shares.time.of_step
         weigh = cost if cost is not None and expected_ns else BY_ROWS
         unit = 1 / weigh.share_ns(load, load)
-        others: list[Chunk] | None = None
+        others: list[Chunk] = []
         before: Parts | None = None  # the totals, if a request may have missed steps
         chunks = step.chunks
         if len(chunks) == 1 and not has_prompts:
@@ -113,34 +115,21 @@ class StepCauses:
         else:
             lone = None
         if lone is not None and not lone.may_have_missed:
+            if self.decodes:
+                self.decodes.settle_all()
             lone.alone_ns += expected_ns
             lone.core_ns += core_ns
             lone.machine_ns += machine_ns
             lone.weight_reads += 1
         else:
-            token_ns, context_ns, cached_ns = self._plain_ns
-            rows = load.decodes + load.prompt_tokens
-            beside = unit * (weigh.together_ns(rows) / rows + weigh.draw_ns - token_ns)  # a row of many costs less
-            read = 1 / rows
-            for chunk in chunks:
-                sequence, start, num_tokens, max_draws, _, _ = chunk
-                own = sequence.causes
-                if own is None:
-                    continue
-                if num_tokens == 1 == max_draws and own.is_plain and not sequence.needs_ids:
-                    ns = token_ns + context_ns * start + cached_ns * sequence.num_cached
-                    own.alone_ns += ns
-                    share = unit * ns + beside
-                    own.core_ns += core_ns * share
-                    own.machine_ns += machine_ns * share
-                    own.weight_reads += read
-                    continue
-                if own.may_have_missed and before is None:
-                    before = self.totals
-                if others is None:
-                    others = [chunk]
-                else:
-                    others.append(chunk)
+            others = self.decodes.begin_step(chunks)
+            if self.decodes:
+                rows = load.decodes + load.prompt_tokens
+                # A row of many costs less than one alone.
+                beside = unit * (weigh.together_ns(rows) / rows + weigh.draw_ns - self._plain_ns[0])
+                self.decodes.step_ended(self._plain_ns, unit, beside, core_ns, machine_ns, 1 / rows)
+            if any(chunk.sequence.causes is not None and chunk.sequence.causes.may_have_missed for chunk in others):
+                before = self.totals
         weight = 1.0
         lost_ns = 0
         # The usual step is not slow: only others are looked into.
@@ -164,7 +153,7 @@ class StepCauses:
         self._decodes_ns += decodes_ns
         if has_prompts:
             self._prompts_ns += expected_ns - decodes_ns
-        if others is not None:
+        if others:
             self._charge(others, step, load, before, expected_ns, decodes_ns, weigh, unit)
         self.shares.step_ended()
         self.number += 1
@@ -233,21 +222,19 @@ class StepCauses:
         `before` are the totals before the step, if a request may have missed steps. With `unit`, shares by `weigh` add
         up to 1.
         """
-        parts: dict[RequestCauses, Load] = {}
+        by_request: dict[RequestCauses, list[Chunk]] = {}
         again: list[RequestCauses] = []  # requests that compute lost tokens again
         for chunk in chunks:
-            own = chunk.sequence.causes
-            part = load if len(step.chunks) == 1 else chunk_load(chunk)
+            sequence = chunk.sequence
+            own = sequence.causes
             if own is None:
                 continue
-            if own not in parts:
-                parts[own] = part
-            else:
-                parts[own] = sum_of((parts[own], part))
-            if chunk.sequence.num_preemptions and chunk.num_known > 1:
+            by_request.setdefault(own, []).append(chunk)
+            if sequence.num_preemptions and chunk.num_known > 1:
                 again.append(own)
         after = NOTHING if before is None else self.totals
-        for own, part in parts.items():
+        for own, own_chunks in by_request.items():
+            part = load if len(own_chunks) == len(step.chunks) else _load_of(own_chunks)
             if before is not None:
                 own.took_part(self.number, before, after)
             share = weigh.share_ns(part, load) * unit
@@ -289,9 +276,13 @@ def _costs_ns(
 
 
 def load_of(step: Step) -> Load:
+    return _load_of(step.chunks)
+
+
+def _load_of(chunks: Iterable[Chunk]) -> Load:
     decodes = context = cached = draws = 0
     others = []
-    for chunk in step.chunks:
+    for chunk in chunks:
         sequence, start, num_tokens, max_draws, _, _ = chunk
         if num_tokens == 1 and not sequence.needs_ids:
             decodes += 1

@@ -1,0 +1,147 @@
+"""The shares of requests that compute one token of their only sequence in each step. Engine thread only, no torch.
+
+A step adds to sums of all such requests, and to no request. A request has the sums of when it came, and gets its shares
+when it leaves: a token's share depends on the step and, linearly, on the context, which is one longer in each step.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from oaiserve.engine.step import Chunk
+from oaiserve.explain.causes import RequestCauses
+
+# Steps until all requests get their shares, so that the sums stay small, and their differences exact.
+MOST_STEPS = 1024
+
+
+@dataclass(slots=True)
+class _Sums:
+    """Sums over steps of what a token of such a request costs: on its own, for each token of its context, that times
+    the number of the step, and for each cached token."""
+
+    token: float = 0.0
+    context: float = 0.0
+    context_steps: float = 0.0
+    cached: float = 0.0
+
+    def add(self, factor: float, token: float, context: float, cached: float, step: int) -> None:
+        self.token += token
+        self.context += factor * context
+        self.context_steps += factor * context * step
+        self.cached += factor * cached
+
+    def of(self, offset: int, num_cached: int) -> float:
+        """Return the sum for a request with `offset` tokens of context more than steps."""
+        return self.token + self.context * offset + self.context_steps + self.cached * num_cached
+
+
+@dataclass(slots=True)
+class _Member:
+    offset: int  # the tokens of its context without the number of steps
+    num_cached: int
+    before: tuple[float, float, float, float]  # the sums before it came: the four amounts of its shares
+
+
+class PlainDecodes:
+    """The requests that took part in the last step in this way, with the sums of steps."""
+
+    def __init__(self) -> None:
+        self._members: dict[RequestCauses, _Member] = {}
+        self._sum_of_offsets = 0
+        self._step = 0
+        self._alone = _Sums()
+        self._cores = _Sums()
+        self._machine = _Sums()
+        self._reads = 0.0
+
+    def __len__(self) -> int:
+        return len(self._members)
+
+    def begin_step(self, chunks: list[Chunk]) -> list[Chunk]:
+        """Note who takes part in a step, and return the chunks of others."""
+        if self._step >= MOST_STEPS:
+            self.settle_all()
+        members = self._members
+        singles = [chunk for chunk in chunks if chunk[2] == 1 == chunk[3]]
+        others = []
+        if len(singles) < len(chunks):
+            others = [chunk for chunk in chunks if not chunk[2] == 1 == chunk[3]]
+        owns = [chunk[0].causes for chunk in singles]
+        if len(owns) == len(members) and members.keys() == set(owns):
+            # No context grows by more than a token in a step. So if their sum has grown by one for each, all have.
+            if sum([chunk[1] for chunk in singles]) == self._sum_of_offsets + len(members) * self._step:
+                return others
+            self.settle_all()
+        for absent in members.keys() - set(owns):
+            self.settle(absent)
+        for chunk, own in zip(singles, owns, strict=True):
+            if own is None:
+                continue
+            sequence = chunk.sequence
+            member = members.get(own)
+            if member is not None and member.offset + self._step != chunk.start:
+                self.settle(own)
+                member = None
+            if member is None:
+                if own.is_plain and not sequence.needs_ids:
+                    self._come(own, chunk.start - self._step, sequence.num_cached)
+                else:
+                    others.append(chunk)
+        return others
+
+    def step_ended(
+        self,
+        costs_ns: tuple[float, float, float],
+        unit: float,
+        beside: float,
+        core_ns: float,
+        machine_ns: float,
+        read: float,
+    ) -> None:
+        """Add a step, in which a token takes `costs_ns`: on its own, for each token of context and each cached one.
+
+        Its share of `core_ns` and `machine_ns` is `unit` times these, and `beside`. It reads `read` of the weights.
+        """
+        token_ns, context_ns, cached_ns = costs_ns
+        step = self._step
+        self._alone.add(1.0, token_ns, context_ns, cached_ns, step)
+        share = unit * token_ns + beside
+        self._cores.add(core_ns * unit, core_ns * share, context_ns, cached_ns, step)
+        self._machine.add(machine_ns * unit, machine_ns * share, context_ns, cached_ns, step)
+        self._reads += read
+        self._step += 1
+
+    def settle(self, own: RequestCauses) -> None:
+        """Give a request its shares, if it is one of these. It leaves, and may come again with the next step."""
+        member = self._members.pop(own, None)
+        if member is None:
+            return
+        self._sum_of_offsets -= member.offset
+        alone_ns, core_ns, machine_ns, reads = self._amounts(member.offset, member.num_cached)
+        before = member.before
+        own.alone_ns += alone_ns - before[0]
+        own.core_ns += core_ns - before[1]
+        own.machine_ns += machine_ns - before[2]
+        own.weight_reads += reads - before[3]
+
+    def settle_all(self) -> None:
+        for own in list(self._members):
+            self.settle(own)
+        self._step = 0
+        self._alone = _Sums()
+        self._cores = _Sums()
+        self._machine = _Sums()
+        self._reads = 0.0
+
+    def _come(self, own: RequestCauses, offset: int, num_cached: int) -> None:
+        self._members[own] = _Member(offset, num_cached, self._amounts(offset, num_cached))
+        self._sum_of_offsets += offset
+
+    def _amounts(self, offset: int, num_cached: int) -> tuple[float, float, float, float]:
+        return (
+            self._alone.of(offset, num_cached),
+            self._cores.of(offset, num_cached),
+            self._machine.of(offset, num_cached),
+            self._reads,
+        )
