@@ -61,12 +61,11 @@ def test_each_room_of_scale_has_a_line() -> None:
     assert sorted(named("Rooms of `scale/`")) == sorted(rooms)
 
 
-def test_each_flag_of_serve_has_one_line_and_there_are_at_most_eighty() -> None:
+def test_each_flag_of_serve_has_one_line() -> None:
     app = command_line(lambda config, sock: 0)
     existing = flags(app["serve"], app)
     lines = [name for title in SERVE for name in named(title)]
     assert sorted(without_no(lines, existing)) == sorted(existing)
-    assert len(existing - {"--nvtx"}) <= 80  # without the one that was promised
 
 
 def test_each_flag_of_route_beyond_those_of_serve_has_a_line() -> None:
