@@ -34,6 +34,8 @@ from oaiserve.engine.sequence import Place, Sequence
 from oaiserve.engine.step import Chunk, Draw, Step
 from oaiserve.facts.record import WaitReason
 
+_RUNNING = Place.RUNNING  # Members of enumerations are slow to read in Python 3.11.
+
 
 class Scheduler:
     """Chooses the chunks of steps. Each sequence is in one place of one lane: waiting, parked, running or nowhere.
@@ -178,7 +180,7 @@ class Scheduler:
     def commit_next(self, sequence: Sequence, start: int, token_id: int) -> None:
         """Do what `commit` does for a chunk with the token at `start` alone, and its one draw."""
         sequence.token_ids.append(token_id)
-        if (start + 1) % self.pool.block_size == 0 and sequence.place is Place.RUNNING:
+        if (start + 1) % self.pool.block_size == 0 and sequence.place is _RUNNING:
             self.of(sequence).publish(sequence, start, start + 1)
 
     # -- the parts of a step ------------------------------------------------------------------------------------------
@@ -226,7 +228,7 @@ class Scheduler:
         for sequence in lane.running.copy():  # the one loop of every step whose cost grows with the running sequences
             start = sequence.num_computed
             blocks = sequence.blocks
-            if sequence.num_tokens - start != 1 or sequence.place is not Place.RUNNING:
+            if sequence.num_tokens - start != 1 or sequence.place is not _RUNNING:
                 self._make_room_for_several(lane, sequence)
                 continue
             if sequence in sitting_out:
