@@ -1,6 +1,7 @@
 """Checks that the code reads easily: one assignment per statement, few conditional expressions, and plain words.
 
-python -m tools style prints each fault with its file and line, and exits with 1 if there are any. `make check` runs it.
+python -m tools style prints each fault with its file and line, and exits with 1 if there are any. It also prints advice
+on the words of changed files, which is no fault. `make check` runs it.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from tools import wording
+from tools.changes import changed_files
 
 ROOT = Path(__file__).parents[1]
 FOLDERS = ("oaiserve", "loadtest", "tests", "tools", "deploy")
@@ -70,8 +72,11 @@ def pages() -> dict[str, str]:
 def main() -> int:
     sources = read()
     product = {path: source for path, source in sources.items() if path.startswith("oaiserve/")}
-    worded = {path: source for path, source in sources.items() if not path.startswith(ODD_WORDS)}
-    faults = [*packed(sources), *conditional(product), *wording.faults(worded | pages())]
+    worded = {path: source for path, source in (sources | pages()).items() if path != ODD_WORDS}
+    changed = changed_files()
+    for path, line, text in wording.advice({path: source for path, source in worded.items() if path in changed}):
+        print(f"{path}:{line}: advice: {text}")
+    faults = [*packed(sources), *conditional(product), *wording.errors(worded)]
     for path, line, text in faults:
         print(f"{path}:{line}: {text}")
     return 1 if faults else 0

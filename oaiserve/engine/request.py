@@ -189,7 +189,7 @@ class Request:
     sent: tuple[Piece, ...] = ()  # pieces of its answer that another server has sent; this one continues after them
     is_background: bool = False  # it can wait: it gets what nobody else needs, and no timeout of the server ends it
     reports_progress: bool = False  # whether it reports how far its prompts are, until its first token
-    # By the clock of `received_ns`: when it is of no use any more without its first token, or its end. None: never.
+    # Deadlines of the first token and of the whole answer, on the clock of `received_ns`. None: no deadline.
     first_token_deadline_ns: int | None = None
     deadline_ns: int | None = None
     origin: Origin = Origin()  # noqa: RUF009 - immutable

@@ -31,6 +31,36 @@ def test_longest_conditional_expressions_are_reported_when_there_are_too_many() 
     ]
 
 
+@pytest.mark.parametrize(
+    ("source", "status", "printed"),
+    [
+        ("# Runs so many steps.\n", 0, "a.py:1: advice: 'so many': a number, this many, or the parameter's name\n"),
+        ("# Runs anew.\n", 1, "a.py:1: 'anew': again\n"),
+        ("a, b = 1, 2\n", 1, "a.py:1: one assignment per statement, but this has several: a, b = (1, 2)\n"),
+    ],
+)
+def test_errors_fail_and_advice_does_not(
+    source: str, status: int, printed: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(style, "read", lambda: {"a.py": source})
+    monkeypatch.setattr(style, "pages", dict)
+    monkeypatch.setattr(style, "changed_files", lambda: {"a.py"})
+
+    assert style.main() == status
+
+    assert capsys.readouterr().out == printed
+
+
+def test_advice_is_for_changed_files(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(style, "read", lambda: {"a.py": "# Runs so many steps.\n"})
+    monkeypatch.setattr(style, "pages", dict)
+    monkeypatch.setattr(style, "changed_files", set)
+
+    style.main()
+
+    assert capsys.readouterr().out == ""
+
+
 def test_sources_are_read_from_all_folders() -> None:
     paths = style.read().keys()
     assert {path.split("/")[0] for path in paths} == set(style.FOLDERS)

@@ -22,7 +22,7 @@ class Client:
     written: str = ""  # what a user writes to reach this server; "": the first text of several lines in the script
     language: str = "python"  # language of the client
     flags: tuple[str, ...] = ()  # for a server of its own
-    needs_torch: bool = False  # the benchmarks' one, which has no CUDA where there is such a one
+    needs_torch: bool = False  # torch of the benchmarks' environment, where possible a build without CUDA
     made_by: Callable[[], Path] | None = None  # the environment is one of the benchmarks', with its own pins
     note: str = ""  # a sentence below the table
 

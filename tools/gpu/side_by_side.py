@@ -109,7 +109,7 @@ class Worker:
         self._log.close()
 
     def result(self, case: str, limit_seconds: float) -> Result:
-        """Check a case. Without an answer in time, the process is of no use any more."""
+        """Check a case. Without an answer in time, the process can't be used again."""
         began = time.monotonic()
         try:
             if not self._is_ready:

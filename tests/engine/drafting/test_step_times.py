@@ -25,7 +25,7 @@ def test_a_ratio_is_the_mean_of_steps_whatever_the_speed_of_the_machine() -> Non
         times.observe(number, int({8: 1000, 12: 1500}[number] * speed * rng.lognormvariate(0, 0.1)))
     assert ratio(times, 12, to=8) == pytest.approx(1.5, rel=0.05)
     assert ratio(times, 10, to=8) == pytest.approx(1.25, rel=0.05), "between two numbers, there is a line"
-    assert ratio(times, 24, to=12) == pytest.approx(ASSUMED[24] / ASSUMED[12]), "further ones are not known"
+    assert ratio(times, 24, to=12) == pytest.approx(ASSUMED[24] / ASSUMED[12]), "larger numbers are not known"
 
 
 def test_one_lucky_step_makes_no_other_number_look_cheap() -> None:

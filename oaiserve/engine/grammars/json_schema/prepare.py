@@ -5,7 +5,7 @@ one by one, so that a refusal names the keyword and its place. Names undefined i
 left out with the others. llguidance gets a document of the keywords known to be obeyed.
 
 Answers may be narrower than the schema: one blank after each separator and no other white space if names are listed,
-properties in the order of the schema, further ones only where the schema mentions them, dates accepted by every
+properties in the order of the schema, others only where the schema mentions them, dates accepted by every
 library.
 """
 
