@@ -20,15 +20,19 @@ def test_swap_and_unpacking_are_no_faults(statement: str) -> None:
     assert list(style.packed({"a.py": statement})) == []
 
 
-def test_longest_conditional_expressions_are_reported_when_there_are_too_many() -> None:
-    most = style.MOST_CONDITIONALS
-    short = "x = a if b else c\n" * (most - 1)
-    longest = "x = aaaa if b else c\n"
-    rest = "x = 1\n" * (1000 - most - 1)
-    assert style.conditional({"a.py": longest + short, "b.py": rest + "x = 1\n"}) == []
-    assert style.conditional({"a.py": longest + short, "b.py": "x = a if b else c\n" + rest}) == [
-        ("a.py", 1, "write it as an if statement: aaaa if b else c")
-    ]
+@pytest.mark.parametrize(
+    "block",
+    [
+        "class A:\n    def f(self):\n        {}",
+        "if a:\n    pass\nelse:\n    {}",
+        "try:\n    pass\nexcept OSError:\n    pass\nfinally:\n    {}",
+        "try:\n    pass\nexcept OSError:\n    {}",
+        "match a:\n    case 1:\n        {}",
+        "async def f():\n    async with a:\n        async for b in c:\n            {}",
+    ],
+)
+def test_assignments_within_other_statements_are_reported(block: str) -> None:
+    assert len(list(style.packed({"a.py": block.format("a, b = x, y")}))) == 1
 
 
 @pytest.mark.parametrize(
