@@ -1,0 +1,7 @@
+"""The metrics that no dashboard or rule uses, each with the reason. A new metric has a panel, or a line here."""
+
+REASONS = {
+    "oaiserve_build_info": "It never changes. Queries join it for the version.",
+    "oaiserve_engine_feature": "It never changes after the start.",
+    "oaiserve_finished_choices_total": "How choices end depends on clients and models, and asks for no action.",
+}
