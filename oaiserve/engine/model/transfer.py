@@ -48,7 +48,11 @@ class ReadBack:
 
 
 def pack(tensors: list[torch.Tensor]) -> torch.Tensor:
-    parts = [tensor.flatten().view(torch.uint8) for tensor in tensors]
+    """Return the bytes of all tensors, one after the other."""
+    # A tensor without elements may have strides of 0, as those from NumPy 2.5 have, and no view as bytes.
+    parts = [tensor.flatten().view(torch.uint8) for tensor in tensors if tensor.numel()]
+    if not parts:
+        return torch.empty(0, dtype=torch.uint8, device=tensors[0].device)
     return torch.cat(parts) if len(parts) > 1 else parts[0]
 
 
