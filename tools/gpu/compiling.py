@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import multiprocessing
 import os
 import re
@@ -14,8 +15,9 @@ from typing import NamedTuple
 
 from tools.gpu.launches import Variant
 
-CAPABILITY = 90
-SHARED_BYTES = 227 << 10  # the most shared memory of one program on such a card, as the device reports it
+HOPPER = 90
+# The most shared memory of one program on a card by its compute capability, as the device reports it.
+SHARED_BYTES = {80: 163 << 10, 86: 99 << 10, 89: 99 << 10, 90: 227 << 10, 100: 227 << 10, 120: 99 << 10}
 WARP_SIZE = 32
 # Those that take longest are compiled first, so that no process ends long after the others.
 _LONGEST = ("decode_kernel", "prefill_kernel", "product_kernel", "candidates_kernel", "cut_kernel")
@@ -28,15 +30,24 @@ class Resources(NamedTuple):
     spilled_bytes: int = 0  # bytes of registers that each thread keeps in memory
     shared_bytes: int = 0
     problem: str = ""
+    instructions: tuple[str, ...] = ()  # those of INSTRUCTIONS, if they were asked for
+
+
+# Kernels that multiply matrices, and the instructions for it on several cards; LDGSTS loads while others compute.
+ON_TENSOR_CORES = ("shrink_kernel", "expand_kernel", "product_kernel", "prefill_kernel", "decode_kernel")
+INSTRUCTIONS = r"\b(HGMMA|QGMMA|HMMA|UTCHMMA|LDGSTS)\b"
 
 
 class NoDevice:
     """Replaces Triton's driver, with the methods that compiling needs."""
 
+    def __init__(self, capability: int) -> None:
+        self._capability = capability
+
     def get_current_target(self) -> object:
         from triton.backends.compiler import GPUTarget
 
-        return GPUTarget("cuda", CAPABILITY, WARP_SIZE)
+        return GPUTarget("cuda", self._capability, WARP_SIZE)
 
     def get_current_device(self) -> int:
         return 0
@@ -45,47 +56,55 @@ class NoDevice:
         return 0
 
 
-def compiled(variants: Iterable[Variant], processes: int | None = None) -> Iterator[tuple[Variant, Resources]]:
-    """Yield each variant with what it takes, as soon as it is known."""
+def compiled(
+    variants: Iterable[Variant], capability: int = HOPPER, processes: int | None = None, *, disassembles: bool = False
+) -> Iterator[tuple[Variant, Resources]]:
+    """Yield each variant with what it takes on a card, as soon as it is known.
+
+    The processes compile for this card alone: Triton keeps how the first card that it sees converts floats of 8 bits.
+    """
     order = sorted(variants, key=lambda one: (one.kernel not in _LONGEST, one.kernel, one.arguments))
     context = multiprocessing.get_context("spawn")
     number = min(processes or os.cpu_count() or 1, max(1, len(order)))
-    with ProcessPoolExecutor(number, mp_context=context, initializer=_without_device) as pool:
-        running = {pool.submit(resources, variant): variant for variant in order}
+    with ProcessPoolExecutor(number, context, initializer=_as_on, initargs=(capability,)) as pool:
+        running = {pool.submit(resources, variant, capability, disassembles): variant for variant in order}
         for done in as_completed(running):
             yield running[done], done.result()
 
 
-def _without_device() -> None:
+def _as_on(capability: int) -> None:
+    """Compile for a card, with Triton's options as a server sets them: the keys of its cache depend on them."""
     from triton.runtime import driver
 
-    driver.set_active(NoDevice())
+    driver.set_active(NoDevice(capability))
+    importlib.import_module("oaiserve.engine.model.gpu.launches")
 
 
-def resources(variant: Variant) -> Resources:
+def resources(variant: Variant, capability: int, disassembles: bool) -> Resources:
     try:
         kernel = variant.function()
         found = kernel.warmup(grid=(1,), **variant.launch_arguments())
     except Exception as error:  # The compiler raises anything, and other variants are compiled, too.
         lines = str(error).strip().splitlines() or [""]
         return Resources(problem=f"cannot be compiled ({type(error).__name__}: {lines[-1]})")
-    registers, spilled_bytes = _of_binary(found.asm["cubin"])
+    flags = ["--dump-sass"] if disassembles and variant.kernel in ON_TENSOR_CORES else []
+    said = _dumped(found.asm["cubin"], flags)
+    counts = {name: int(count) for name, count in re.findall(r"(REG|STACK):(\d+)", said)}
+    instructions = tuple(sorted(set(re.findall(INSTRUCTIONS, said))))
     shared_bytes = found.metadata.shared
+    most_bytes = SHARED_BYTES[capability]
     problem = ""
-    if shared_bytes > SHARED_BYTES:
-        problem = f"needs {shared_bytes:,} bytes of shared memory, and a program has at most {SHARED_BYTES:,}"
-    return Resources(registers, spilled_bytes, shared_bytes, problem)
+    if shared_bytes > most_bytes:
+        problem = f"needs {shared_bytes:,} bytes of shared memory, and a program has at most {most_bytes:,}"
+    return Resources(counts["REG"], counts["STACK"], shared_bytes, problem, instructions)
 
 
-def _of_binary(binary: bytes) -> tuple[int, int]:
-    """Return the registers and the bytes of spilled registers of a compiled kernel."""
+def _dumped(binary: bytes, flags: list[str]) -> str:
     import triton
 
     program = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(binary)
         file.flush()
-        command = [program, "--dump-resource-usage", file.name]
-        said = subprocess.run(command, check=True, capture_output=True, text=True).stdout
-    counts = {name: int(count) for name, count in re.findall(r"(REG|STACK):(\d+)", said)}
-    return counts["REG"], counts["STACK"]
+        command = [program, "--dump-resource-usage", *flags, file.name]
+        return subprocess.run(command, check=True, capture_output=True, text=True).stdout

@@ -80,7 +80,7 @@ def launched_by(files: Mapping[str, Path]) -> dict[Variant, list[str]]:
 def check_kernels(launched: Mapping[Variant, Sequence[str]]) -> bool:
     """Compile all variants, and print the problem of each that has one, and a row for each kernel. Return whether all
     fit."""
-    from tools.gpu.compiling import SHARED_BYTES, Resources, compiled
+    from tools.gpu.compiling import HOPPER, SHARED_BYTES, Resources, compiled
 
     os.environ["TRITON_INTERPRET"] = "0"
     found: dict[str, list[Resources]] = defaultdict(list)
@@ -94,6 +94,6 @@ def check_kernels(launched: Mapping[Variant, Sequence[str]]) -> bool:
         [kernel, len(all_of), *(max(of_one[place] for of_one in all_of) for place in range(3))]
         for kernel, all_of in sorted(found.items())
     ]
-    head = ["kernel", "variants", "registers", "bytes spilled", f"shared bytes, of {SHARED_BYTES:,}"]
+    head = ["kernel", "variants", "registers", "bytes spilled", f"shared bytes, of {SHARED_BYTES[HOPPER]:,}"]
     print("\n".join(as_markdown([head, *([f"{cell}" for cell in row] for row in rows)])))
     return do_fit

@@ -49,20 +49,28 @@ LAUNCHING: tuple[ModuleType, ...] = (
 
 
 @contextmanager
-def fake_device() -> Iterator[Launches]:
-    """Replace what reads from a GPU in this process, and yield the launches as they are noted."""
+def noted_kernels() -> Iterator[Launches]:
+    """Replace the kernels, and yield their launches as they are noted."""
     launches = Launches()
     with ExitStack() as stack:
+        for module in LAUNCHING:
+            for name in [name for name in vars(module) if name.endswith("_kernel")]:
+                stack.enter_context(patch.object(module, name, launches.noted(getattr(module, name))))
+            if hasattr(module, "num_multiprocessors"):
+                stack.enter_context(patch.object(module, "num_multiprocessors", lambda device: MULTIPROCESSORS))
+        yield launches
+
+
+@contextmanager
+def fake_device() -> Iterator[Launches]:
+    """Replace what reads from a GPU in this process, and yield the launches as they are noted."""
+    with ExitStack() as stack:
+        launches = stack.enter_context(noted_kernels())
 
         def replaced(owner: Any, **by_name: Any) -> None:
             for name, replacement in by_name.items():
                 stack.enter_context(patch.object(owner, name, replacement))
 
-        for module in LAUNCHING:
-            for name in [name for name in vars(module) if name.endswith("_kernel")]:
-                replaced(module, **{name: launches.noted(getattr(module, name))})
-            if hasattr(module, "num_multiprocessors"):
-                replaced(module, num_multiprocessors=lambda device: MULTIPROCESSORS)
         replaced(torch.cuda, **_MEMORY)
         replaced(CudaWeights, __init__=_held(CudaWeights.__init__, launches, lambda weights: weights.num_bytes))
         replaced(CudaExecutor, __init__=_held(CudaExecutor.__init__, launches, _cache_bytes))

@@ -132,9 +132,11 @@ def programs_per_sm(group: int, cache: LayerCache, itemsize: int, card: Card) ->
 
 @functools.cache
 def _programs_per_sm(group: int, dims: Dims, itemsize: int, cache_itemsize: int, card: Card) -> int:
-    by_registers = 4 if cache_itemsize == 1 else 3
+    by_registers = 3
     if group > 16 or sum(dims) * itemsize // cache_itemsize > 512:
         by_registers = 2
+    elif cache_itemsize == 1 and sum(dims) <= 128:
+        by_registers = 4
     tile = decode_tile(group, dims, itemsize, card)
     bytes_ = shared_bytes(tile, dims, itemsize, card, cache_itemsize)
     return max(1, min(by_registers, card.sm_bytes // (bytes_ + RESERVED_BYTES)))

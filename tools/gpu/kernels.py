@@ -1,0 +1,136 @@
+"""Compiles every kernel in the shapes that models have, for four kinds of cards, and shows what each takes.
+
+    python -m tools.gpu.kernels [--triton FOLDER]... [--json FILE] [--markdown FILE] [--show JSON]
+
+No GPU is needed. FOLDER has a version of Triton that `pip install --no-deps --target FOLDER triton==VERSION` put there;
+without one, it is the version that is installed. The exit status is 1 if a kernel is beyond its bounds, which a test
+holds, too.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from tools.markdown import add_publishing, as_markdown, publish, results_of
+
+ROOT = Path(__file__).parents[2]
+CARDS = {80: "A100", 89: "L4, RTX 4090", 90: "H100", 120: "RTX 5090"}
+HOPPER = 90
+# The most bytes of a thread's registers that are spilled. On an H100, the tile of 128 keys of 64 numbers, which spills
+# a few, was faster by 14 to 22 % than any that spills none.
+MOST_SPILLED = 320
+MOST_SPILLED_ON_HOPPER = {"decode_kernel": 16, "prefill_kernel": 144}
+# Instructions of Hopper that multiply matrices of 16 bits: the fastest one takes at least 64 rows.
+ON_HOPPER = {
+    "shrink_kernel": ({"HMMA"},),
+    "expand_kernel": ({"HMMA"},),
+    "product_kernel": ({"HGMMA"},),
+    "prefill_kernel": ({"HGMMA", "LDGSTS"}, {"HMMA", "LDGSTS"}),
+    "decode_kernel": ({"HGMMA", "LDGSTS"}, {"HMMA", "LDGSTS"}),
+}
+WIDE_IN_8_BITS = "heads of 512, cache in FP8"  # prompts of this shape alone have 32 rows on Hopper
+MARKERS = "kernels"
+Row = Mapping[str, Any]
+
+
+def resources_of(folder: Path | None, capabilities: Iterable[int] = CARDS) -> dict[str, Any]:
+    """Return the version of a Triton and a row for each kernel, shape and card. Raises CalledProcessError.
+
+    Triton keeps what it has compiled in its cache, where it finds it by the kernel's source and its own version.
+    """
+    path = [str(one) for one in (folder, ROOT) if one is not None] + os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    environment = os.environ | {"TRITON_INTERPRET": "0", "PYTHONPATH": os.pathsep.join(filter(None, path))}
+    command = [sys.executable, "-m", "tools.gpu.resources", *map(str, capabilities)]
+    run = subprocess.run(command, env=environment, check=True, stdout=subprocess.PIPE, text=True)
+    found: dict[str, Any] = json.loads(run.stdout.splitlines()[-1])  # Triton prints errors of its assembler, too.
+    return found
+
+
+def beyond(row: Row) -> list[str]:
+    """Return sentences about what a kernel takes beyond its bounds."""
+    if "problem" in row:
+        return [row["problem"]]
+    kernel = row["kernel"]
+    found = []
+    if row["programs"] < row["programs_counted"]:
+        found.append(
+            f"a multiprocessor runs {row['programs']} of its programs, and the plan counts on {row['programs_counted']}"
+        )
+    most_spilled = most_spilled_of(kernel, row["capability"])
+    if row["spilled_bytes"] > most_spilled:
+        found.append(f"spills {row['spilled_bytes']} bytes of a thread's registers, of at most {most_spilled}")
+    if row["capability"] == HOPPER and row["is_in_16_bits"] and kernel in ON_HOPPER:
+        wanted = ON_HOPPER[kernel]
+        if kernel == "prefill_kernel" and row["shape"] != WIDE_IN_8_BITS:
+            wanted = wanted[:1]
+        if not any(names <= set(row["instructions"]) for names in wanted):
+            found.append(f"multiplies with {', '.join(row['instructions'])}")
+    return found
+
+
+def most_spilled_of(kernel: str, capability: int) -> int:
+    return MOST_SPILLED_ON_HOPPER.get(kernel, 0) if capability == HOPPER else MOST_SPILLED
+
+
+def problems(rows: Iterable[Row]) -> list[str]:
+    return [
+        f"{row['kernel']} on sm_{row['capability']}, {row['shape']}: {problem}"
+        for row in rows
+        for problem in beyond(row)
+    ]
+
+
+def as_text(results: Mapping[str, Any]) -> str:
+    """Return a table of kernels and cards for each version of Triton, with the most of each resource."""
+    lines = []
+    for one in results["tritons"]:
+        number = len({row["shape"] for row in one["rows"]})
+        lines += [f"Triton {one['triton']}, {len(one['rows'])} kernels of {number} shapes:", ""]
+        lines += [*as_markdown(_table(one["rows"])), ""]
+    return "\n".join(lines).strip()
+
+
+def _table(rows: Sequence[Row]) -> list[list[str]]:
+    capabilities = sorted({row["capability"] for row in rows})
+    table = [["kernel", *(f"sm_{capability} ({CARDS[capability]})" for capability in capabilities)]]
+    for kernel in dict.fromkeys(row["kernel"] for row in rows):
+        own = [row for row in rows if row["kernel"] == kernel]
+        cells = [_cell([row for row in own if row["capability"] == capability]) for capability in capabilities]
+        table.append([kernel.removesuffix("_kernel"), *cells])
+    return table
+
+
+def _cell(rows: Sequence[Row]) -> str:
+    """Return the most registers, spilled bytes and shared bytes of a kernel, and the fewest programs."""
+    if not rows:
+        return ""
+    most = [max(row[name] for row in rows) for name in ("registers", "spilled_bytes", "shared_bytes")]
+    return " / ".join(f"{one:,}" for one in (*most, min(row["programs"] for row in rows)))
+
+
+def _measured(arguments: argparse.Namespace) -> dict[str, Any]:
+    return {"tritons": [resources_of(folder) for folder in arguments.triton or [None]]}
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--triton", type=Path, action="append", metavar="FOLDER", help="a folder with a Triton")
+    add_publishing(parser, MARKERS)
+    arguments = parser.parse_args(argv)
+    results = results_of(arguments, _measured)
+    publish(arguments, MARKERS, results, as_text(results))
+    found = [f"Triton {one['triton']}: {problem}" for one in results["tritons"] for problem in problems(one["rows"])]
+    for problem in found:
+        print(problem, file=sys.stderr)
+    return 1 if found else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
