@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from time import monotonic_ns
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from oaiserve.engine.request import Event, Prompt, Request, Terminal
 
 SHOW_NS = 500_000_000  # between two looks at the progress
+BURST_SWITCH_SECONDS = 0.005  # as Python itself has it
 LEAST_QUIET_NS = 20_000_000  # before a submit, the progress is not shown, which could delay it
 # Lines of --requests may have these fields in process, too.
 SAMPLING = {"temperature", "top_p", "top_k", "min_p"}
@@ -99,11 +101,7 @@ class EngineRun:
 
 
 def load_engine(model: str, options: EngineRun) -> Engine:
-    """Load an engine without starting it. Raises UsageError or StartupError for what it refuses.
-
-    Python collects garbage as in a server, but keeps its own switch interval: no thread here reads large bodies. With a
-    server's, a burst of submits stops every half millisecond for whichever thread waits.
-    """
+    """Load an engine without starting it. Raises UsageError or StartupError for what it refuses."""
     interpreter.begin_load()
     try:
         from oaiserve.engine.engine import Engine
@@ -194,11 +192,17 @@ class EngineTarget:
             offsets = None
         else:
             due = on_schedule(offsets, answers)
+        # A burst takes about a millisecond. With a server's interval, it would wait for tokenize workers in between, and
+        # the times of some submits would be those of other threads.
+        is_burst = arrivals.arrival == "at-once" and self._options.tokenize_workers > 0
+        burst = interpreter.switch_interval(BURST_SWITCH_SECONDS) if is_burst else nullcontext()
         watch = ProcessWatch()
         watch.start(watch_loop=False)
         try:
-            num_submitted = self._submit(requests, samples, due, answers)
-            answers.wait_for_all()
+            with interpreter.switch_interval(interpreter.SWITCH_SECONDS):
+                with burst:
+                    num_submitted = self._submit(requests, samples, due, answers)
+                answers.wait_for_all()
         finally:
             health = watch.stop()
         return EngineResult(samples[:num_submitted], offsets, health)

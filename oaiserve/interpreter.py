@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gc
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 # How long a thread that computes in Python may keep the others from it. The engine thread needs Python several times in
 # each step of some milliseconds, so with Python's own 5 ms, one large request could double the time of each step.
@@ -16,6 +18,17 @@ MOST_NEW_OBJECTS = 10_000
 def switch_often() -> None:
     """Let threads that wait for the interpreter's lock have it soon, as a server needs, which reads large bodies."""
     sys.setswitchinterval(SWITCH_SECONDS)
+
+
+@contextmanager
+def switch_interval(seconds: float) -> Iterator[None]:
+    """Let threads that wait for the interpreter's lock have it after this time, in the block."""
+    before_seconds = sys.getswitchinterval()
+    sys.setswitchinterval(seconds)
+    try:
+        yield
+    finally:
+        sys.setswitchinterval(before_seconds)
 
 
 def begin_load() -> None:
