@@ -25,10 +25,10 @@ from tests.models.decoders import real_shape
 from tools.engine_load import random_prompts
 from tools.gpu import answers, probes, schedule
 from tools.gpu.fake_device import FAKE
-from tools.gpu.models import described_on
+from tools.gpu.models import described_on, sensitive
 from tools.gpu.sections import Target
 from tools.gpu.side_by_side import NO_NUMBERS
-from tools.gpu.ties import compare, tie_distance
+from tools.gpu.ties import NEAR_TIE, compare, rounding, tie_distance
 from tools.gpu.workload import started
 
 # Rows without numbers are computed like the others, and then marked.
@@ -132,7 +132,18 @@ def test_answers_may_differ_only_from_a_tie_on() -> None:
     (difference,) = compare(runner, 16, [prompt], [[best, 1, 2]], [[worst, 1, 2]])
     assert difference["token"] == 0
     assert not difference["is_near_tie"]
+    assert difference["limit"] == NEAR_TIE
     assert not list(compare(runner, 16, [prompt], [[best, 1]], [[best, 1]]))
+
+
+def test_plain_torch_is_further_off_from_itself_with_fewer_bits() -> None:
+    prompt = random_prompts(1, 12, 64)[0]
+    found = {}
+    for dtype in (torch.float32, torch.bfloat16):
+        model = described_on(sensitive(real_shape("smollm2-135m", tiny=True)), CPU.device, dtype=dtype)
+        runner = started(model, EngineOptions(compile=False, kv_blocks=8), CPU).runner
+        found[dtype] = rounding(runner, 16, prompt)
+    assert found[torch.float32] < 1e-4 < found[torch.bfloat16] < 1
     (shorter,) = compare(runner, 16, [prompt], [[best, 1]], [[best]])
     assert not shorter["is_near_tie"]
 

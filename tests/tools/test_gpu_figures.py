@@ -26,7 +26,11 @@ def measured() -> dict[str, dict[str, Any]]:
         {"part": "attention", "us": 640.0, "calls": 32.0, "bytes": 1e9, "operations": 1e10, "kernel": "ours"},
         {"part": "draw", "us": 9.0, "calls": 2.0, "bytes": 0, "operations": 0, "kernel": "best"},
     ]
-    profile = {"device_us": 1700.0, "busy_us": 1649.0, "parts": parts, "kernels": []}
+    kernels = [
+        {"name": "prefill_kernel", "us": 640.0, "calls": 32.0},
+        {"name": "decode_kernel", "us": 9.0, "calls": 32.0},
+    ]
+    profile = {"device_us": 1700.0, "busy_us": 1649.0, "parts": parts, "kernels": kernels}
     model = {
         "model": "m",
         "reference": [{"rows": 64, "products_ms": 0.9, "copy_ms": 1.1}, {"rows": 2048, "products_ms": 25.0}],

@@ -106,9 +106,9 @@ def attention(section: dict[str, Any], title: str) -> Rows:
     for (earlier, tokens), by in sorted(found.items()):
         names = (f"prompt of {tokens}", f"{tokens} behind {earlier}")
         profile = section.get("profiles", {}).get(names[bool(earlier)], {})
-        for part in profile.get("parts", ()):
-            if part["part"] == "attention":
-                by["ours"] = _with_rate(part["us"] / part["calls"], operations[earlier, tokens])
+        for kernel in profile.get("kernels", ()):
+            if kernel["name"] == "prefill_kernel":
+                by["ours"] = _with_rate(kernel["us"] / kernel["calls"], operations[earlier, tokens])
         rows.append([names[1], *(by.get(name, "") for name in ("ours", "flash", "cudnn"))])
     return rows
 

@@ -10,8 +10,9 @@ import torch
 from oaiserve.engine.model.rehearsal import prompt_of
 from oaiserve.engine.model.runner import ModelRunner
 
-# Two tokens tie if their logits differ by less than this, in standard deviations of all logits: bfloat16 rounds as much
-# away in another order of additions. Tokens picked at random differ by several.
+# Two tokens tie if their logits differ by less than this, in standard deviations of all logits, or by less than plain
+# torch is off from itself for both: bfloat16 rounds as much away in another order of additions. Tokens picked at random
+# differ by several.
 NEAR_TIE = 0.1
 
 Answers = list[list[int]]
@@ -27,8 +28,12 @@ def compare(
             if place == min(len(a), len(b)):
                 yield {"answer": index, "token": place, "is_near_tie": False, "lengths": [len(a), len(b)]}
                 continue
-            distance = tie_distance(runner, block_size, prompt + a[:place], a[place], b[place])
-            yield {"answer": index, "token": place, "distance": distance, "is_near_tie": distance < NEAR_TIE}
+            token_ids = prompt + a[:place]
+            distance = tie_distance(runner, block_size, token_ids, a[place], b[place])
+            limit = max(NEAR_TIE, 2 * rounding(runner, block_size, token_ids))
+            yield {
+                "answer": index, "token": place, "distance": distance, "limit": limit, "is_near_tie": distance < limit
+            }  # fmt: skip
 
 
 def first_difference(a: list[int], b: list[int]) -> int:
@@ -44,3 +49,16 @@ def tie_distance(runner: ModelRunner, block_size: int, token_ids: list[int], one
     logits = launched.logits[-1].float()
     runner.collect(launched)
     return float((logits.max() - logits[[one, other]].min()) / logits.std())
+
+
+@torch.inference_mode()
+def rounding(runner: ModelRunner, block_size: int, token_ids: list[int]) -> float:
+    """Return by how much a logit of the next token changes, in standard deviations of all logits, if the last token is
+    computed in a step of its own."""
+    whole = runner.launch(prompt_of(token_ids, block_size))
+    logits = whole.logits[-1].float().clone()
+    runner.collect(whole)
+    for step in (prompt_of(token_ids[:-1], block_size), prompt_of(token_ids, block_size, start=len(token_ids) - 1)):
+        launched = runner.launch(step)
+        runner.collect(launched)
+    return float((logits - launched.logits[-1].float()).abs().max() / logits.std())
