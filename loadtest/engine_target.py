@@ -192,8 +192,8 @@ class EngineTarget:
             offsets = None
         else:
             due = on_schedule(offsets, answers)
-        # A burst takes about a millisecond. With a server's interval, it would wait for tokenize workers in between, and
-        # the times of some submits would be those of other threads.
+        # A burst takes about a millisecond. With a server's interval, it would wait for tokenize workers, and the times
+        # of some submits would be those of other threads.
         is_burst = arrivals.arrival == "at-once" and self._options.tokenize_workers > 0
         burst = interpreter.switch_interval(BURST_SWITCH_SECONDS) if is_burst else nullcontext()
         watch = ProcessWatch()
