@@ -37,7 +37,9 @@ from oaiserve.facts.times import RequestTimes
 WINDOW_NS = 5_000_000_000  # The mean time of a step is over this window.
 # Numbers of recent requests. The one whose mean gap fits best determines when the next requests are expected.
 PACES = (4, 16, 64, 256)
-MOST_OPEN = 65_536  # requests with a forecast that have not ended
+# Requests with a forecast that have not ended. With more of them, a request gets none, because a forecast computes the
+# turns of all others, next to the engine thread.
+MOST_OPEN = 64
 
 _due = attrgetter("due")
 _fit = attrgetter("fit")

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from oaiserve.engine import loop
 from oaiserve.engine.engine import Engine
 from oaiserve.engine.forecast.calibration import ENOUGH
-from oaiserve.engine.forecast.forecaster import PACES, Ended, Forecaster, _Pace
+from oaiserve.engine.forecast.forecaster import MOST_OPEN, PACES, Ended, Forecaster, _Pace
 from oaiserve.engine.request import Aborted, Finished, PromptDone, Request, SamplingParams, TokenPrompt
 from oaiserve.facts.engine_numbers import EngineNumbers
 from oaiserve.facts.forecast import NO_FORECAST
@@ -68,6 +68,20 @@ def test_every_end_of_a_request_leaves_nothing_behind(monkeypatch: pytest.Monkey
         answer(engine, "more")
         (forecaster,) = forecasters
         assert {*forecaster.open_now(0, [*map(str, range(20)), "long", "one", "more"])} <= {"more"}
+
+
+def test_a_request_beside_many_open_ones_has_no_forecast_until_one_of_them_ends() -> None:
+    forecaster = make_forecaster(EngineNumbers)
+    for number in range(MOST_OPEN):
+        forecaster.forecast(question(f"{number}"), number)
+    open_ids = [f"{number}" for number in range(MOST_OPEN + 2)]
+    forecaster.forecast(question(f"{MOST_OPEN}"), MOST_OPEN)
+    assert len(forecaster.open_now(0, open_ids)) == MOST_OPEN
+
+    forecaster.ended.append(Ended("0", RequestTimes()))
+    forecaster.forecast(question(f"{MOST_OPEN + 1}"), MOST_OPEN)
+
+    assert f"{MOST_OPEN + 1}" in forecaster.open_now(0, open_ids)
 
 
 def test_a_forecast_keeps_no_prompt() -> None:
