@@ -75,16 +75,6 @@ def chain(length: int, end: Any, **beside: Any) -> dict[str, Any]:
         ({"multipleOf": 1e-7}, "$.multipleOf must have at most 6 decimal places, got 1e-07"),
         ({"multipleOf": 655.37}, "$.multipleOf must be at most 65536, and so must its digits as a whole number"),
         ({"allOf": [{"multipleOf": 1.01}]*2}, "must be at most 100, and so must its digits as a whole number, to"),
-        ({"uniqueItems": 1}, "$.uniqueItems must be true or false, got a number"),
-        ({"type": "array", "items": {"enum": list(range(9))}, "uniqueItems": True}, "up to 5000 different lists"),
-        ({"type": "array", "items": {"enum": list(range(8000))}, "uniqueItems": True}, "a lower 'maxItems'"),
-        ({"type": "array", "items": {"$ref": "#/items"}, "uniqueItems": True}, "the items are of few values"),
-        ({"type": "array", "items": {"const": 1}, "minItems": 2, "uniqueItems": True}, "there is no list"),
-        *(({"type": "array", "items": items, "uniqueItems": True}, "'uniqueItems' at $.uniqueItems") for items in (
-            {"enum": ["a", "b"], "minLength": 2}, {"type": "integer", "minimum": 1, "maximum": 2}, {},
-            {"anyOf": [{"const": 1}, {"type": "string"}]}, {"$ref": "#/items", "enum": [1]},
-            {"type": ["boolean", "string"]},
-        )),
         ({"const": 2**53}, "the value at $.const has the number 9007199254740992, which is beyond 2^53 - 1"),
         ({"enum": ["a", {"b": [1e300]}]}, "the value at $.enum[1] has the number 1e+300"),
         ({"enum": ["a", "b\x01"]}, "the value at $.enum[1] has a control character"),
@@ -188,7 +178,6 @@ NULL = {"type": "null"}
         ({"items": [NULL], "additionalItems": False}, {"prefixItems": [NULL], "items": False}),
         # What demands nothing is left out, and so are values of other types.
         ({"title": "x", "type": "null", "unknown": {"not": {}}, **HARMLESS}, NULL),
-        ({"type": "array", "maxItems": 1, "uniqueItems": True}, {"type": "array", "maxItems": 1}),
         ({"type": ["integer", "null"], "enum": [1, 2.0, 2.5, "x", None, True]}, {"enum": [1, 2.0, None]}),
         # Formats of numbers are bounds.
         ({"type": "integer", "format": "int32", "minimum": 0}, {"type": "integer", "minimum": 0, "maximum": 2**31 - 1}),
@@ -204,30 +193,6 @@ def test_references_within_the_document_are_followed(reference: str) -> None:
     definitions = {"a/b ~c": {"$anchor": "name", "type": "null"}, "list": [{"type": "null"}]}
     schema = {"$id": "https://example.org/s", "$ref": reference.replace("%7Ec", "%7E0c"), "$defs": definitions}
     assert prepared(schema) == {"$ref": "#/$defs/r0", "$defs": {"r0": {"type": "null"}}}
-
-
-LISTS = [[], [0], ["x"], [0, "x"], ["x", 0]]
-
-
-@pytest.mark.parametrize(
-    ("items", "beside", "lists"),
-    [
-        ({"enum": [0, "x"]}, {}, LISTS),
-        ({"enum": [0, "x", 0.0]}, {}, [[], [0.0], ["x"], [0.0, "x"], ["x", 0.0]]),
-        ({"$ref": "#/$defs/value"}, {"$defs": {"value": {"title": "Value", "enum": [0, "x"]}}}, LISTS),
-        ({"anyOf": [{"const": 0}, {"type": "string", "enum": ["x", 1]}]}, {"title": "A set"}, LISTS),
-        ({"type": "boolean"}, {"minItems": 2, "maxItems": 5}, [[False, True], [True, False]]),
-        ({"type": "null"}, {}, [[], [None]]),
-    ],
-)
-def test_lists_of_different_values_are_written_out(items: Any, beside: dict[str, Any], lists: list[Any]) -> None:
-    assert prepared({"type": "array", "items": items, "uniqueItems": True, **beside}) == {"enum": lists}
-
-
-def test_the_lists_of_a_document_are_counted_together() -> None:
-    value = {"type": "array", "items": {"enum": list(range(6))}, "uniqueItems": True}
-    assert "anyOf" in prepared({"anyOf": [value] * 2})
-    assert "up to 5000 different lists" in refusal({"anyOf": [value] * 3})
 
 
 def with_k(value: str, *required: str) -> dict[str, Any]:

@@ -36,7 +36,6 @@ from oaiserve.engine.grammars.json_schema.terms import (
     shown,
     step,
 )
-from oaiserve.engine.grammars.json_schema.unique import UniqueItems
 from oaiserve.engine.grammars.refusal import Refused
 
 MOST_BYTES = 2**18
@@ -54,6 +53,7 @@ REFUSED: dict[str, tuple[Any, ...]] = {
     "not": (False,),
     "if": (),
     "contains": (),
+    "uniqueItems": (False,),  # No automaton remembers items.
     "dependentRequired": ({},),
     "dependentSchemas": ({},),
     "dependencies": ({},),
@@ -119,7 +119,6 @@ class _Preparation:
         self._left_out = left_out
         self._document = SchemaDocument(document)
         self._exclusion = Exclusion(self._document)
-        self._unique_items = UniqueItems(self._document)
         self._definitions: dict[tuple[int, bool], Definition] = {}
         self._by_name: dict[str, Definition] = {}
         self._waiting: deque[Definition] = deque()
@@ -168,11 +167,7 @@ class _Preparation:
         if self._num_schemas > MOST_SCHEMAS:
             raise Refused(f"the schema consists of more than {MOST_SCHEMAS} schemas")
         schema = self._without_refused(schema, place)
-        for keyword, rewritten in (
-            ("items", modern),
-            ("propertyNames", self._with_names),
-            ("uniqueItems", self._unique_items.written_out),
-        ):
+        for keyword, rewritten in (("items", modern), ("propertyNames", self._with_names)):
             try:
                 schema = rewritten(schema, place)
             except Refused:
@@ -268,7 +263,7 @@ class _Preparation:
             return schema
         names = self._document.resolved(schema["propertyNames"])
         if isinstance(names, dict):  # its keywords, except annotations and the type string, which every name has
-            known = {*_CHECKED, *REFUSED, *_APPLICATORS, "propertyNames", "uniqueItems"}
+            known = {*_CHECKED, *REFUSED, *_APPLICATORS, "propertyNames"}
             names = {name: value for name, value in names.items() if name in known and (name, value) != _STRING}
         others = {name: value for name, value in schema.items() if name != "propertyNames"}
         if names in (True, {}):
