@@ -103,9 +103,7 @@ class TooManyTokens(Exception):
         self.is_exact = is_exact
 
 
-GrammarKind = Literal[
-    "json_object", "json_schema", "regex", "choice", "lark", "gbnf", "structural_tag", "lark_with_schemas"
-]
+GrammarKind = Literal["json_object", "json_schema", "regex", "choice", "lark", "gbnf", "lark_with_schemas"]
 
 
 ANSWER_START = "\x02"  # stands for the beginning of an answer in the `leads` of a grammar

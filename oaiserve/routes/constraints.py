@@ -13,7 +13,6 @@ from typing import Any
 
 import msgspec
 
-from oaiserve.engine.grammars.structural_tag import Format
 from oaiserve.engine.request import Grammar, GrammarKind
 from oaiserve.routes.bodies import SamplingBody
 from oaiserve.routes.invalid import check_name, invalid
@@ -24,7 +23,6 @@ from oaiserve.routes.objects import (
     NamedSchema,
     PlainObject,
     PlainSchema,
-    StructuralTag,
     StructuredOutputs,
     TextFormat,
 )
@@ -33,7 +31,7 @@ GBNF_DEFINITION = re.compile(r"^[ \t]*+[A-Za-z0-9_-]++\s*+::=", re.ASCII | re.MU
 _PARAMS = ("response_format", "structured_outputs", "grammar", "json_schema")
 # These constrain the text of an answer, the others everything that is generated.
 TEXT_FORMATS = ("response_format", "text.format", "output_config.format")
-_KINDS = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")  # kinds of structured_outputs
+_KINDS = ("json", "regex", "choice", "grammar", "json_object")  # kinds of structured_outputs
 
 
 def grammar(body: SamplingBody, other: Grammar | None = None) -> Grammar | None:
@@ -83,8 +81,6 @@ def _grammars(body: SamplingBody) -> Iterator[Grammar]:
             yield _of_kind("json", schema, f"{param}.schema", param)
         case BySchema(named):
             yield _named_schema(named, f"{param}.json_schema", param)
-        case StructuralTag() as tag:
-            yield _structural_tag(tag, param, param)
     if body.structured_outputs is not None:
         yield _structured_outputs(body.structured_outputs)
     if body.grammar:
@@ -96,13 +92,6 @@ def _grammars(body: SamplingBody) -> Iterator[Grammar]:
 def _named_schema(value: NamedSchema, where: str, param: str) -> Grammar:
     check_name(param, f"{where}.name", value.name)
     return _of_kind("json", value.schema, f"{where}.schema", param)
-
-
-def _structural_tag(value: StructuralTag, where: str, param: str) -> Grammar:
-    if (value.format is None) != bool(value.structures and value.triggers):
-        raise invalid(param, "must have 'format', or 'structures' and 'triggers'", where)
-    older = Format(type="triggered_tags", triggers=value.triggers, tags=value.structures)
-    return Grammar("structural_tag", msgspec.json.encode(value.format or older).decode(), param)
 
 
 def _structured_outputs(value: StructuredOutputs) -> Grammar:
@@ -144,13 +133,6 @@ def _of_kind(kind: str, value: Any, where: str, param: str) -> Grammar:
         case "grammar", _:
             form: GrammarKind = "gbnf" if GBNF_DEFINITION.search(value) else "lark"
             return Grammar(form, value, param)
-        case "structural_tag", StructuralTag():
-            return _structural_tag(value, where, param)
-        case "structural_tag", _:
-            try:
-                return _structural_tag(msgspec.json.decode(value, type=StructuralTag), where, param)
-            except msgspec.MsgspecError as error:
-                raise invalid(param, f"is no structural tag: {error}", where) from None
         case "choice", []:
             raise invalid(param, "must be a list of strings that is not empty, got []", where)
         case "choice", _:

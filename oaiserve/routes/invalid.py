@@ -27,6 +27,10 @@ _EXPECTED = re.compile(r"Expected `(.+?)`(?:, got `(.+?)`)?")
 _MISSING = re.compile(r"Object missing required field `(.+?)`")
 _UNKNOWN = re.compile(r"Object contains unknown field `(.+?)`", re.DOTALL)
 _NOT_ALLOWED = re.compile(r"Invalid (?:enum )?value ('.*')", re.DOTALL)
+# What to use in place of words and names that other servers have.
+_INSTEAD = {
+    "structural_tag": "Use a JSON Schema, or a Lark grammar with '%json' in 'structured_outputs.grammar'.",
+}
 _PATH = " - at `$"  # before the path, which ends the message
 
 
@@ -38,6 +42,7 @@ def invalid_type(body: type[msgspec.Struct], text: str) -> InvalidRequest:
         path = path[:-1].removeprefix(".")
     else:
         path = ""
+    foreign = ""
     if missing := _MISSING.search(text):
         place = f"{path}.{missing[1]}" if path else missing[1]
         return InvalidRequest(f"Missing required parameter: '{place}'.", param=_top(place))
@@ -49,8 +54,10 @@ def invalid_type(body: type[msgspec.Struct], text: str) -> InvalidRequest:
         *most, last = [word for word in map(repr, _allowed(body, path)) if word != not_allowed[1]]
         words = f"{', '.join(most)} or {last}" if most else last
         reason = f"must be {words}, got {_cut(not_allowed[1])}"
+        foreign = not_allowed[1].strip("'")
     elif text.startswith("Expected `null`"):
         reason = "is not supported"
+        foreign = path.rpartition(".")[2]
     elif expected := _EXPECTED.search(text):
         wanted = [name for name in expected[1].split(" | ") if name != "null"]
         if "int" in wanted:
@@ -65,6 +72,8 @@ def invalid_type(body: type[msgspec.Struct], text: str) -> InvalidRequest:
         reason = "number out of range: it must be within ±1.8e308, and have at most 4,300 digits if it is an integer"
     else:
         reason = text[:1].lower() + text[1:]
+    if foreign in _INSTEAD:
+        reason += f". {_INSTEAD[foreign].removesuffix('.')}"
     if not path:
         return InvalidRequest(f"Invalid body: {reason}.")
     return InvalidRequest(f"Invalid '{path}': {reason}.", param=_top(path))

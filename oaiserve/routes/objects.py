@@ -10,8 +10,6 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-from oaiserve.engine.grammars.structural_tag import Format
-
 NAME = "^[A-Za-z0-9_.-]{1,64}$"  # names of schemas
 MAX_TOOL_NAME = 128
 
@@ -247,17 +245,7 @@ class BySchema(msgspec.Struct, tag_field="type", tag="json_schema", forbid_unkno
     schema: Nothing = None
 
 
-class StructuralTag(msgspec.Struct, tag_field="type", tag="structural_tag", forbid_unknown_fields=True):
-    """A text with xgrammar's `format`, or any text in which each trigger begins a structure: JSON between two texts."""
-
-    format: Format | None = None
-    structures: Annotated[list[Format], described("With `begin`, `schema` and `end`.")] = []
-    triggers: list[str] = []
-    schema: Nothing = None
-    json_schema: Nothing = None
-
-
-ResponseFormat = AnyText | AnyObject | BySchema | StructuralTag
+ResponseFormat = AnyText | AnyObject | BySchema
 
 
 class StructuredOutputs(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -270,7 +258,7 @@ class StructuredOutputs(msgspec.Struct, kw_only=True, forbid_unknown_fields=True
     json_object: bool | None = None
     disable_any_whitespace: Annotated[bool | None, described("Keeps all JSON in one line.")] = None
     disable_additional_properties: Annotated[bool | None, described("Must be false.", enum=[False, None])] = None
-    structural_tag: Annotated[StructuralTag | str | None, described("As in `response_format`, or its JSON.")] = None
+    structural_tag: Nothing = None
     whitespace_pattern: Nothing = None
 
 

@@ -229,14 +229,6 @@ GBNF = {
     "a comment": r"root ::= \"a\"\n# «a»",
 }
 CHOICES = {"choices": '«"c#",»', "one choice": '"«a»"', "equal choices": '«"c",»', "prefixes": '«"a","aa",»'}
-TAGS = {
-    "tags": '{"type":"structural_tag","structures":[«{"begin":"<a#>","schema":{},"end":"</a>"},»],"triggers":["<a"]}',
-    "triggers": '{"type":"structural_tag","structures":[{"begin":"<a>","schema":{},"end":"b"}],"triggers":[«"<a#",»]}',
-    "deep tags": '{"type":"structural_tag","format":«{"type":"tag","begin":"a","end":"b","content":»'
-    '{"type":"any_text"}«}»}',
-    "a sequence of tags": '{"type":"structural_tag","format":{"type":"sequence","elements":['
-    '«{"type":"const_string","value":"a"},»]}}',
-}  # fmt: skip
 FUNCTION = '{"type":"function","function":{"name":"f#","parameters":HERE}},'
 CHAT_TOOLS = {
     "tools": f"«{FUNCTION.replace('HERE', '{}')}»",
@@ -284,7 +276,7 @@ def _constraints(schema: str, others: str | None = None) -> Forms:
     for kind, (forms, place) in kinds.items() if others else ():
         field = f'"structured_outputs":{{"{kind.replace("GBNF", "grammar")}":{place}}}'
         fields |= {f"{kind}: {name}": field.replace("HERE", form) for name, form in forms.items()}
-    return fields | (within('"response_format":HERE', TAGS) if others else {})
+    return fields
 
 
 HI = '{"role":"user","content":"Hi"}'

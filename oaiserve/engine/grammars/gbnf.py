@@ -92,7 +92,7 @@ def _lark_rule(tokens: list[_Token], names: Mapping[str, str]) -> str:
         if is_first and token in ("|", ")"):
             written.append('""')
         if kind == "repeat":
-            written[-1] += repeat(token)
+            written[-1] += _repeat(token)
         else:
             written.append(names[token] if kind == "name" else _lark_element(kind, token))
         last = token if token in ("(", "|") else kind
@@ -116,7 +116,7 @@ def _lark_element(kind: str, token: str) -> str:
             return token
 
 
-def repeat(token: str) -> str:
+def _repeat(token: str) -> str:
     if token[0] != "{":
         return token
     low, comma, high = token[1:-1].partition(",")

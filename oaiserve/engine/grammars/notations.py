@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
-from oaiserve.engine.grammars import gbnf, regexes, structural_tag
+from oaiserve.engine.grammars import gbnf, regexes
 from oaiserve.engine.grammars.json_schema.prepare import PreparedSchema, prepare, prepare_leniently
 from oaiserve.engine.grammars.refusal import Refused
 from oaiserve.engine.request import GrammarKind
@@ -82,8 +82,6 @@ def translate(kind: GrammarKind, text: str) -> Translated:
             return _lark_grammar(gbnf.as_lark(text))
         case "lark_with_schemas":
             return _lark_with_schemas(**json.loads(text))
-        case "structural_tag":
-            return _structural_tag(text)
 
 
 def with_prefix(text: str, prefix: str) -> str:
@@ -141,15 +139,6 @@ def _lark_with_schemas(
     prepared = prepare(answer)
     grammars.append({"name": "answer", **_json(prepared.document)})
     return Translated(json.dumps({"grammars": grammars}), _subschemas(prepared))
-
-
-def _structural_tag(text: str) -> Translated:
-    writer = structural_tag.Writer()
-    grammars = [_unforced(writer.lark(text))]
-    for number, schema in enumerate(writer.schemas):
-        grammars.append(_schema_part(number, schema, f"in the schema {number + 1} of the structural tag", {}))
-    grammars += ({"name": f"grammar_{number}", **_unforced(lark)} for number, lark in enumerate(writer.grammars))
-    return Translated(json.dumps({"grammars": grammars}))
 
 
 def _schema_part(
