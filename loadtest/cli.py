@@ -1,4 +1,4 @@
-"""The command line: run, find-max, compare and null-server. A wrong option gives one sentence and exit code 2."""
+"""The command line: run, find-max, compare, diff and null-server. A wrong option gives one sentence and exit code 2."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from cyclopts import App, CoercionError, CycloptsError, Group, Parameter
 
 from loadtest.arrivals import NEEDS_RATE, Arrivals
 from loadtest.comparison import compare, load_report
+from loadtest.diff import compared, paragraph, rows
 from loadtest.engine_experiment import open_engine
 from loadtest.engine_target import EngineRun
 from loadtest.errors import UsageError
@@ -188,6 +189,25 @@ def _command_line(name: str, argv: Sequence[str] = ()) -> App:
             The report that is compared with it.
         """
         print(compare(load_report(a), load_report(b)), end="")
+        return 0
+
+    @app.command(name="diff")
+    def diff_(a: Path, b: Path, /, *, table: bool = True) -> int:
+        """Compare the requests of two recordings: where those of B spent more or less time than those of A, and why.
+
+        Parameters
+        ----------
+        a
+            A recording (serve --record-requests), or an answer of /debug/requests: the baseline.
+        b
+            What is compared with A: another recording or answer.
+        table
+            Print all parts below the paragraph.
+        """
+        change = compared(a, b)
+        print(paragraph(change))
+        if table:
+            print("\n" + "\n".join(rows(change)))
         return 0
 
     @app.command

@@ -22,6 +22,7 @@ from cyclopts import (
     CycloptsError,
     Group,
     Parameter,
+    UnknownCommandError,
     UnknownOptionError,
     UnusedCliTokensError,
 )
@@ -65,7 +66,6 @@ VARIABLES_WITHOUT_FLAG = {"OAISERVE_CACHE"}  # read by `oaiserve.files.private`
 # Commands with a command line of their own, without the settings of a server, and their help.
 OTHER_COMMANDS = {
     "bench": "Measure a server, or the engine in process, under load.",
-    "diff": "Compare two recordings of requests, and say what took more or less time.",
 }
 # Each is a file of this name in `oaiserve.commands`.
 SMALL_COMMANDS = {
@@ -88,10 +88,6 @@ def main(argv: Sequence[str] | None = None, serve_app: ServeApp | None = None) -
     argv = list(sys.argv[1:] if argv is None else argv)
     if argv[:1] == ["bench"]:
         return _bench(argv[1:])
-    if argv[:1] == ["diff"]:
-        from oaiserve.explain.diff.command import main as diff
-
-        return diff(argv[1:])
     if argv and argv[0] in SMALL_COMMANDS:
         return commands.run(small_command(argv[0]), argv[1:])
     if argv[:1] == [MODEL_PROCESS] and len(argv) > 1:
@@ -176,6 +172,8 @@ def _message_for(error: CycloptsError, name: str) -> str:
         unexpected = error.unused_tokens or ()
         flags = " ".join(f"--replica {token}" for token in unexpected)
         return f"Unexpected argument '{' '.join(unexpected)}'. 'oaiserve route' takes flags only, as in {flags}."
+    if isinstance(error, UnknownCommandError) and (error.unused_tokens or ())[:1] == ["diff"]:
+        return "The command 'diff' belongs to the load test: 'oaiserve bench diff' compares two recordings."
     if isinstance(error, UnknownOptionError):
         option = unknown_option(error)
         if option in OUR_FLAGS:

@@ -614,8 +614,8 @@ class TelemetryOptions:
     """Number of ended requests that /debug/requests shows."""
 
     record_requests: Path | None = None
-    """File that records the load, without any text, for the load test and `oaiserve diff`. At 64 MiB it is renamed to
-    end in .1, and a new one begins."""
+    """File that records the load, without any text, for the load test. At 64 MiB it is renamed to end in .1, and a new
+    one begins."""
 
     slo: str | None = None
     """Targets for the time to first token and per output token, as in ttft:2s,tpot:100ms, for metrics and alerts.

@@ -295,8 +295,13 @@ def test_help_lists_all_commands(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_missing_argument_of_another_command_is_named(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["diff"]) == 2
-    assert capsys.readouterr().err == "oaiserve diff: A is missing. See 'oaiserve diff --help'.\n"
+    assert cli.main(["bench", "diff"]) == 2
+    assert capsys.readouterr().err == "oaiserve bench: A is missing. See 'oaiserve bench diff --help'.\n"
+
+
+def test_a_command_that_moved_says_where_it_is(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["diff", "a.jsonl", "b.jsonl", "--no-table"]) == 2
+    assert "'oaiserve bench diff' compares two recordings." in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("model", ["demo", "gpt2", "Qwen/Qwen3-0.6B", "."])

@@ -7,7 +7,6 @@ from cyclopts import App
 
 from loadtest.cli import _command_line as bench
 from oaiserve.cli import OTHER_COMMANDS, SMALL_COMMANDS, command_line, small_command
-from oaiserve.explain.diff.command import _command_line as diff
 
 ROOT = Path(__file__).parent.parent
 SECTIONS = dict(
@@ -43,7 +42,7 @@ def without_no(names: list[str], existing: set[str]) -> list[str]:
 
 def commands() -> dict[str, App]:
     """Return the commands of their own command lines, by name."""
-    apps = {name: small_command(name) for name in SMALL_COMMANDS} | {"bench": bench("bench"), "diff": diff()}
+    apps = {name: small_command(name) for name in SMALL_COMMANDS} | {"bench": bench("bench")}
     found = {}
     for name, app in apps.items():
         parts = [part for part in app if not part.startswith("-")]

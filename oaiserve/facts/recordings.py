@@ -1,5 +1,5 @@
-"""The form of recordings (`serve --record-requests`). The server writes them, and `oaiserve diff`, the load test and
-tools read them.
+"""The form of recordings (`serve --record-requests`). The server writes them, and the load test and tools
+read them.
 
 A recording is JSON lines. The first line has the version, the size of blocks and the server's settings. The others are
 prompts, with the fields that docs/planning.md lists, and now and then the estimated cost of steps.

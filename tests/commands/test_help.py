@@ -12,7 +12,6 @@ from cyclopts import App
 from rich.console import Console
 
 import loadtest.cli
-import oaiserve.explain.diff.command
 from oaiserve import cli
 
 FRAME = re.compile("[│╭╮╰╯─]")
@@ -21,8 +20,10 @@ COMMANDS: dict[str, tuple[App, list[str]]] = {
     **{name: (cli.command_line(lambda config, sock: 0, all_flags=True), [name]) for name in ("serve", "route")},
     **{name: (cli.small_command(name), []) for name in cli.SMALL_COMMANDS if name != "keys"},
     **{f"keys {name}": (cli.small_command("keys"), [name]) for name in ("add", "list", "limit", "revoke")},
-    "diff": (oaiserve.explain.diff.command._command_line(), []),
-    **{f"bench {name}": (loadtest.cli._command_line("bench"), [name]) for name in ("run", "find-max", "compare")},
+    **{
+        f"bench {name}": (loadtest.cli._command_line("bench"), [name])
+        for name in ("run", "find-max", "compare", "diff")
+    },
 }
 
 

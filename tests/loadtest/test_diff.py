@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from oaiserve.cli import main
-from oaiserve.explain.diff.difference import Account, difference, read
+from loadtest.accounts import Account, difference, read
+from loadtest.cli import main
 from tests.recordings import row, written
 
 PARTS = [("queue", "batch_full"), ("prefill", "alone"), ("decode", "neighbour_decodes"), ("respond", "")]

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from oaiserve.errors import StartupError
+from loadtest.errors import UsageError
 from oaiserve.explain.intervals import t_quantile
 from oaiserve.facts.recordings import is_recording
 
@@ -38,7 +38,7 @@ class Account:
 
 
 def read(path: Path) -> list[Account]:
-    """Return the accounts of the answered requests, in the order of arrival. Raises StartupError."""
+    """Return the accounts of the answered requests, in the order of arrival. Raises UsageError."""
     try:
         text = path.read_text()
     except (OSError, UnicodeDecodeError) as error:
@@ -46,7 +46,7 @@ def read(path: Path) -> list[Account]:
             reason = error.strerror
         else:
             reason = "it is not text"
-        raise StartupError(f"'{path}' cannot be read: {reason}.") from error
+        raise UsageError(f"'{path}' cannot be read: {reason}.") from error
     try:
         first, _, rest = text.partition("\n")
         if (not rest or rest.startswith("{")) and is_recording(head := json.loads(first)):
@@ -61,7 +61,7 @@ def read(path: Path) -> list[Account]:
             why = f": {error}"
         else:
             why = "; reports of the load test are for 'oaiserve bench compare'"
-        raise StartupError(
+        raise UsageError(
             f"'{path}' must be a recording (serve --record-requests) or an answer of /debug/requests{why}."
         ) from error
     return sorted(accounts, key=lambda account: account.arrived_seconds)

@@ -1,61 +1,35 @@
-"""The command `oaiserve diff`: a paragraph and a table of the difference of two recordings or measurements."""
+"""Compares two recordings or measurements of a server: a paragraph and a table of what took more or less time."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 
-from cyclopts import App
-
-from oaiserve.errors import StartupError
-from oaiserve.explain import commands
-from oaiserve.explain.diff.difference import AccountsDifference, MeanChange, difference, read
+from loadtest.accounts import Account, AccountsDifference, MeanChange, difference, read
+from loadtest.errors import UsageError
 
 MOST_NAMED = 4  # causes in the paragraph
 LEAST_SHARE = 0.05  # A cause is named from this share of the change of the duration.
 
 
-def main(argv: Sequence[str]) -> int:
-    """Run the command, and return the exit code: 2 if the user can correct the error."""
-    return commands.run(_command_line(), argv)
+def compared(a: Path, b: Path) -> AccountsDifference:
+    """Return the difference of the requests in two files. Raises UsageError if they do not compare."""
+    before = _answered(a)
+    after = _answered(b)
+    models = [{account.model for account in side} for side in (before, after)]
+    if models[0].isdisjoint(models[1]):
+        known = [", ".join(sorted(names)) for names in models]
+        raise UsageError(
+            f"'{a}' has requests of {known[0]}, and '{b}' of {known[1]}: times of different models do not compare, "
+            "unless both are served under one --served-model-name."
+        )
+    return difference(before, after)
 
 
-def _command_line() -> App:
-    app = App(name="oaiserve diff", version_flags=[])
-
-    @app.default
-    def diff(a: Path, b: Path, /, *, table: bool = True) -> int:
-        """Compare the requests of two recordings: where those of B spent more or less time than those of A, and why.
-
-        Parameters
-        ----------
-        a
-            A recording (serve --record-requests), or an answer of /debug/requests: the baseline.
-        b
-            What is compared with A: another recording or answer.
-        table
-            Print all parts below the paragraph.
-        """
-        sides = []
-        for path in (a, b):
-            accounts = read(path)
-            if not accounts:
-                raise StartupError(f"'{path}' has no request that was answered.")
-            sides.append(accounts)
-        models = [{account.model for account in side} for side in sides]
-        if models[0].isdisjoint(models[1]):
-            known = [", ".join(sorted(names)) for names in models]
-            raise StartupError(
-                f"'{a}' has requests of {known[0]}, and '{b}' of {known[1]}: times of different models do not compare, "
-                "unless both are served under one --served-model-name."
-            )
-        change = difference(*sides)
-        print(paragraph(change))
-        if table:
-            print("\n" + "\n".join(rows(change)))
-        return 0
-
-    return app
+def _answered(path: Path) -> list[Account]:
+    accounts = read(path)
+    if not accounts:
+        raise UsageError(f"'{path}' has no request that was answered.")
+    return accounts
 
 
 def paragraph(difference: AccountsDifference) -> str:

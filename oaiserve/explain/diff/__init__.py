@@ -1,1 +1,0 @@
-"""`oaiserve diff` explains the difference of two times: the phases with more or less time, and the causes."""
