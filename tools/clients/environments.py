@@ -1,7 +1,8 @@
 """Makes the environments of the clients in a folder of the user's cache, with the versions that are pinned in pins/.
 
 The folder is $CLIENTS_DIR, else ~/.cache/oaiclients. An environment whose pins have changed is made again. Python's are
-made by uv where it is installed, else by venv and pip; those of JavaScript need node and npm.
+made by uv where it is installed, else by venv and pip, with a version of each package. Those of JavaScript need node
+and npm. Their pins are the versions of the client's own packages, and the time `before` which all others appeared.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 
 from tools.bench import prepare
@@ -70,13 +72,13 @@ def renew(name: str, client: Client | Agent) -> None:
     folder = FOLDER / name
     shutil.rmtree(folder, ignore_errors=True)
     pins = pins_file(name, client)
-    pins.parent.mkdir(parents=True, exist_ok=True)
     if client.is_javascript:
         folder.mkdir(parents=True)
-        (folder / "package.json").write_text(json.dumps({"name": name, "private": True}))
-        run("npm", "install", "--silent", "--prefix", folder, *client.packages)
-        for file in (folder / "package.json", folder / "package-lock.json"):
-            shutil.copy(file, pins.parent)
+        before = datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
+        package = folder / "package.json"
+        package.write_text(json.dumps({"name": name, "private": True, "before": before}, indent=2))
+        run("npm", "install", "--silent", "--save-exact", "--before", before, "--prefix", folder, *client.packages)
+        shutil.copy(package, pins)
     else:
         _install_python(folder, client, *client.packages)
         pins.write_text(run(*_pip(folder, "freeze")).replace("+cpu", ""))
@@ -94,20 +96,20 @@ def version(name: str, client: Client | Agent) -> str:
     package = re.split(r"[<\[]", client.packages[0])[0]
     pins = pins_file(name, client).read_text()
     if client.is_javascript:
-        installed_version: str = json.loads(pins)["packages"][f"node_modules/{package}"]["version"]
-        return installed_version
+        pinned_version: str = json.loads(pins)["dependencies"][package]
+        return pinned_version
     pinned = (line.split("==") for line in pins.splitlines() if "==" in line)
     return {name.replace("_", "-"): number for name, number in pinned}[package]
 
 
 def pins_file(name: str, client: Client | Agent) -> Path:
-    return PINS / name / "package-lock.json" if client.is_javascript else PINS / f"{name}.txt"
+    return PINS / f"{name}.{'json' if client.is_javascript else 'txt'}"
 
 
-def _install_javascript(folder: Path, lock: Path) -> None:
-    shutil.copytree(lock.parent, folder)
-    # Not `npm ci`: it refuses npm 11's own lock files if they lack the packages for other platforms.
-    run("npm", "install", "--silent", "--prefix", folder)
+def _install_javascript(folder: Path, pins: Path) -> None:
+    folder.mkdir(parents=True)
+    shutil.copy(pins, folder / "package.json")
+    run("npm", "install", "--silent", "--before", json.loads(pins.read_text())["before"], "--prefix", folder)
 
 
 def _install_python(folder: Path, client: Client | Agent, *requirements: str) -> None:
