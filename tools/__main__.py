@@ -43,6 +43,7 @@ COMMANDS = {
     "kills": "servers killed in mid-stream, and their streams compared: docs/gateway.md",
     "reference": "writes the tables of docs/reference",
     "charts": "draws the bars of docs/benchmarks.md",
+    "quick": "the tests that a change can break, for at most 90 s: `make quick`",
     "style": "statements and words that are hard to read, with file and line: `make check`",
 }
 
