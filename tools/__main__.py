@@ -22,6 +22,7 @@ COMMANDS = {
     "quality": "KL divergence and top-1 agreement with float32, next to llama.cpp's: docs/benchmarks.md",
     "goodput": "requests within their deadlines by load and policy: docs/slow-requests.md",
     "gpu_check": "right and how fast on a GPU; --dry-run needs none, and compiles all kernels",
+    "gpu.kernels": "compiles every kernel for four kinds of cards, and shows what each takes",
     "gpu.pack": "packages and compiled kernels for the GPU check on a machine without a network",
     "config_defaults": "renews the defaults of model types that engine/decoder keeps",
     "config_mutants": "changes each setting of each described type; fails where a description is wrong",
