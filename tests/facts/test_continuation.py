@@ -4,7 +4,6 @@ import msgspec
 import pytest
 
 from oaiserve.facts.continuation import BEGUN, NOTHING, Piece, StreamSplitter, mark
-from tests.growth import is_linear
 
 STREAM = b"".join(
     (
@@ -37,16 +36,3 @@ def test_a_stream_without_marks_is_cut_behind_whole_events(length: int) -> None:
 def test_a_broken_mark_is_an_error() -> None:
     with pytest.raises(msgspec.MsgspecError):
         StreamSplitter(is_marked=True).push(b': tokens [1,"a"]\n\n')
-
-
-@pytest.mark.parametrize("is_marked", [True, False])
-@pytest.mark.parametrize("unit", [b": tokens ", b": tokens []", b"\n: tokens ", b"data: {}\n\n", mark(BEGUN), b"x"])
-@pytest.mark.parametrize("length", [1, 3, 65536])
-def test_splitting_a_stream_takes_linear_time(unit: bytes, length: int, *, is_marked: bool) -> None:
-    def split(size: int) -> None:
-        splitter = StreamSplitter(is_marked=is_marked)
-        stream = unit * (size // len(unit))
-        for start in range(0, len(stream), length):
-            splitter.push(stream[start : start + length])
-
-    assert is_linear(split, 8000 if length < 10 else 200_000)

@@ -4,20 +4,15 @@
 """
 
 import json
-from collections.abc import Callable, Sequence
-from typing import Any
 
 import pytest
 
 from oaiserve.app import routes
 from oaiserve.config import Config
-from oaiserve.engine.text.template_abilities import in_turns, one_call_each
-from oaiserve.routes.responses.request_input import _cuts
-from tests.growth import is_linear
 from tests.routes.conftest import Served
 from tools.attack.forms import FILES, forms, grown
+from tools.attack.functions.linear import is_linear
 
-NUMBER = 1000
 NUM_BYTES = 2**17
 QUADRATIC = (  # what once was
     ("/v1/messages", "added tools"),
@@ -49,31 +44,6 @@ def test_time_grows_with_the_bytes(served: Served, path: str, name: str) -> None
         served.http.post(path, content=form.body(num_bytes), headers={"content-type": "application/json"})
 
     assert is_linear(send, NUM_BYTES)
-
-
-Message = dict[str, Any]
-
-
-def said(number: int) -> list[Message]:
-    return [{"role": "user", "content": [{"type": "text", "text": "a"}], f"field_{each}": 1} for each in range(number)]
-
-
-def called(number: int) -> list[Message]:
-    calls = [{"id": f"c{each}", "function": {"name": "f", "arguments": "{}"}} for each in range(number)]
-    results = [{"role": "tool", "tool_call_id": call["id"], "content": "r"} for call in calls]
-    return [{"role": "assistant", "content": "", "tool_calls": calls}, *results]
-
-
-def answered(number: int) -> list[Message]:
-    call = {"type": "function_call", "id": "c", "call_id": "c"}
-    return [call, *({"type": "function_call_output", "id": f"o{each}", "call_id": "c"} for each in range(number))]
-
-
-@pytest.mark.parametrize(("change", "made"), [(in_turns, said), (one_call_each, called), (_cuts, answered)])
-def test_messages_are_repaired_in_linear_time(
-    change: Callable[[Sequence[Message]], list[Any]], made: Callable[[int], list[Message]]
-) -> None:
-    assert is_linear(lambda number: change(made(number)), NUMBER)
 
 
 @pytest.mark.parametrize(

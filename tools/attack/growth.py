@@ -1,5 +1,8 @@
 """Sends each route bodies of n and 2n bytes of its worst forms: python -m tools.attack.growth
 
+With --functions, it needs no server: it measures functions that read what clients and models write, with n and 8n
+characters of the input that costs them most. CI runs that.
+
 A form passes if twice the bytes cost no more than twice the CPU time and twice the memory, with some room, each within
 a limit; if a neighbour's /health answers within 100 ms meanwhile; and if no answer is a 5xx. One that fails is measured
 up to three times more, because the machine may be busy. The server is a process of its own with the demo model.
@@ -15,15 +18,17 @@ import json
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 from urllib.parse import urlsplit
 
 from tools.attack.attack import ATTACKER_KEY, CHAT, COMPLETIONS, NEIGHBOUR_KEY
 from tools.attack.forms import COMPACT, CONVERSATIONS, EMBEDDINGS, MESSAGES, RERANKS, RESPONSES, SCORES, Form, forms
+from tools.attack.functions import dialects, grammars, routes, streams
+from tools.attack.functions.linear import Case, is_linear
 from tools.attack.server import Server, oaiserve
 from tools.bench import process_usage
 from tools.markdown import as_markdown, publish
@@ -53,6 +58,15 @@ PROBE_SECONDS = 0.01  # between two probes of /health
 MARKERS = "growth"
 HEAD = ("route", "form", "status", "KiB, 2n", "CPU s, n", "CPU s, 2n", "MiB, n", "MiB, 2n", "/health ms", "verdict")
 MOST_SHOWN = 3  # forms of a route that hold
+
+
+class Functions(Protocol):
+    """A module with cases."""
+
+    def cases(self) -> Iterable[Case]: ...
+
+
+FUNCTIONS: tuple[Functions, ...] = (grammars, dialects, routes, streams)
 
 
 class Cost(NamedTuple):
@@ -201,6 +215,21 @@ def run_all(arguments: argparse.Namespace) -> list[Growth]:
     return measured
 
 
+def measure_functions(only: Sequence[str], *, is_listed: bool) -> int:
+    """Measure the functions, or list them. Print the slow ones, and return the exit code."""
+    cases = [case for module in FUNCTIONS for case in module.cases() if any(part in case.name for part in only or [""])]
+    if is_listed:
+        print("\n".join(case.name for case in cases))
+        return 0
+    num_slow = 0
+    for case in cases:
+        if not is_linear(case.run, case.size):
+            num_slow += 1
+            print(f"{case.name}: takes more than linear time", flush=True)
+    print(f"{num_slow} of {len(cases)} functions fail")
+    return 1 if num_slow else 0
+
+
 def markdown(found: Sequence[Growth]) -> str:
     rows = []
     for path in dict.fromkeys(growth.path for growth in found):
@@ -221,13 +250,16 @@ def markdown(found: Sequence[Growth]) -> str:
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", action="append", metavar="TEXT", help="forms with this in 'ROUTE NAME'; repeatable")
-    parser.add_argument("--list", action="store_true", help="list the forms, and send none")
+    parser.add_argument("--functions", action="store_true", help="measure functions in this process, and send nothing")
+    parser.add_argument("--list", action="store_true", help="list the forms or functions, and measure none")
     parser.add_argument("--bytes", type=int, action="append", help=f"n; repeatable (default: {NUM_BYTES})")
     parser.add_argument("--model", default="demo")
     parser.add_argument("flags", nargs="*", help="more flags of the server, after --")
     parser.add_argument("--json", type=Path, help="write the results to this file")
     parser.add_argument("--markdown", type=Path, help=f"write the table between the markers '{MARKERS}' of this page")
     arguments = parser.parse_args(argv)
+    if arguments.functions:
+        return measure_functions(arguments.only or [], is_listed=arguments.list)
     if arguments.list:
         print("\n".join(f"{form.path} {form.name}" for form in forms()))
         return 0

@@ -10,7 +10,6 @@ from oaiserve.engine.grammars.thinking import Thinking
 from oaiserve.engine.request import Grammar, Reasoning, SamplingParams
 from oaiserve.engine.text.detokenize import TokenTable
 from tests.engine.grammars.plain import BACKEND, EOS, VOCAB_SIZE, allowed_ids, ids, make_grammars, mask_of, pushed
-from tests.growth import is_linear
 
 STOP = BACKEND.token_to_id("|")
 TABLE = TokenTable(BACKEND)
@@ -112,15 +111,3 @@ def test_the_possible_part_of_a_draft_stays_within_the_reasoning_and_its_budget(
         thinking.push(token_id)
         assert opening or not thinking.is_over
     assert was_forced or opening or not thinking.forced_ids
-
-
-def test_white_space_before_reasoning_takes_linear_time() -> None:
-    (blank,) = ids(" ")
-
-    def push(size: int) -> None:
-        thinking = Thinking(Reasoning("</think>", "<think>"), TABLE, ids("</think>"))
-        for _ in range(size):
-            assert thinking.push(blank) == b""
-        assert thinking.push(STOP) == b" " * size + b"|"
-
-    assert is_linear(push, 2000)

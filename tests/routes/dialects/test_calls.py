@@ -13,7 +13,7 @@ from oaiserve.routes.dialects.calls import CallParser
 from oaiserve.routes.dialects.dialect import FAMILIES
 from oaiserve.routes.dialects.hermes import HermesCalls
 from oaiserve.routes.dialects.llama import LlamaCalls
-from oaiserve.routes.dialects.segments import Arguments, CallBegin, CallBroken, CallEnd, Content
+from oaiserve.routes.dialects.segments import Arguments, CallBegin, CallBroken, CallEnd, Content, joined
 from oaiserve.routes.dialects.xml import QWEN_CODER
 from tests.routes.dialects.reading import TOOLS, Read, cut, cuts, read, segments_of
 
@@ -310,3 +310,9 @@ def test_calls_of_any_arguments_are_read_as_they_were_written(
     result = whole(HermesCalls, text)
     assert [(name, json.loads(arguments)) for name, arguments in result.calls] == calls
     assert result.content == (before if not calls or not before.isspace() else "")
+
+
+@pytest.mark.parametrize("blanks", [" " * 5000, "\n" * 5000])
+def test_endless_white_space_is_not_held_back(blanks: str) -> None:
+    for family in PARSERS:
+        assert joined(parser(family).push(blanks)) != []
