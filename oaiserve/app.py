@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import asdict
 from functools import partial
@@ -38,6 +38,8 @@ from oaiserve.http.connections import Connections
 from oaiserve.http.key_store import KeyStore
 from oaiserve.http.key_table import KeyTable
 from oaiserve.http.keys import Keyring
+from oaiserve.plugin import Plugin
+from oaiserve.plugin_loading import routes_of, running
 from oaiserve.routes import (
     adaptations,
     chat,
@@ -103,6 +105,7 @@ def create_app(
     telemetry: Telemetry,
     responses: ResponseDatabase | None = None,
     *,
+    plugins: Sequence[Plugin] = (),
     is_child: bool = False,
     clock: Callable[[], float] = time.time,
 ) -> Starlette:
@@ -132,7 +135,7 @@ def create_app(
             feed=feed,
             model_root=demo.HUB_ID if config.model == "demo" else config.model,
             version=__version__,
-            kind=_kind(config, sampling),
+            kind="" if any(plugin.sampling_rules for plugin in plugins) else _kind(config, sampling),
             created=int(time.time()),
             received_bytes=SharedLimit(MOST_RECEIVED_BYTES),
             responses=stored,
@@ -144,6 +147,7 @@ def create_app(
                 config.server.reasoning_parser,
                 engine.tokenizer.chat_template,
                 engine.tokenizer.special_token_ids,
+                [family for plugin in plugins for family in plugin.dialects],
             ),
             sampling=sampling,
         )
@@ -161,7 +165,8 @@ def create_app(
         if ring is not None and (config.server.api_key_file or key_store is not None):
             tasks.append(asyncio.create_task(refresh_keys(ring)))
         try:
-            yield
+            async with running(plugins, engine):
+                yield
         finally:
             for task in tasks:
                 task.cancel()
@@ -176,8 +181,9 @@ def create_app(
             # All records exist only now, because the engine's last events come before its `stop` returns.
             await run_in_threadpool(telemetry.close, TELEMETRY_CLOSE_SECONDS)
 
+    table = routes(config)
     return Starlette(
-        routes=routes(config),
+        routes=[*table, *routes_of(plugins, {route.path for route in table})],
         middleware=middleware(
             config.server, ring, telemetry.count_refused_access, telemetry.is_sampled, is_child=is_child
         ),
@@ -214,6 +220,7 @@ def server_telemetry(
     connections: Connections | None,
     responses: ResponseDatabase,
     log_limit: LogLimit | None = None,
+    plugins: Iterable[Plugin] = (),
 ) -> Telemetry:
     """Return the telemetry of a server with these components, or without `connections` if another server has them.
     Raises StartupError for wrong OTEL_* variables."""
@@ -243,6 +250,7 @@ def server_telemetry(
         recent_requests=config.telemetry.recent_requests,
         log_limit=log_limit,
         recording=None if config.telemetry.record_requests is None else partial(_recording, config, engine),
+        observers={plugin.name: plugin.observe for plugin in plugins if plugin.observe is not None},
     )
 
 

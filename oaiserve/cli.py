@@ -10,7 +10,7 @@ import os
 import runpy
 import socket
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from importlib import import_module
 from pathlib import Path
@@ -43,10 +43,13 @@ from oaiserve.config import (
     TelemetryOptions,
     flag_of,
 )
+from oaiserve.errors import StartupError
 from oaiserve.explain import commands
 from oaiserve.explain.commands import FILE_FORMATS, message_of, settings_in, suggestion, unknown_option
 from oaiserve.files.source import find_model
 from oaiserve.foreign_flags import OUR_FLAGS
+from oaiserve.plugin import Command
+from oaiserve.plugin_loading import commands_of_plugins
 from oaiserve.run import (
     bind,
     check_files,
@@ -67,18 +70,20 @@ VARIABLES_WITHOUT_FLAG = {"OAISERVE_CACHE"}  # read by `oaiserve.files.private`
 OTHER_COMMANDS = {
     "bench": "Measure a server, or the engine in process, under load.",
 }
-# Each is a file of this name in `oaiserve.commands`.
 SMALL_COMMANDS = {
-    "batch": "Answer all requests of a file, at low priority.",
-    "chat": "Chat with a model in the terminal.",
-    "keys": "Create, list, limit and revoke API keys.",
-    "doctor": "Check whether this machine can serve models, and how well.",
-    "launch": "Start a coding tool, such as codex or claude, with your server.",
-    "list": "List the models on this disk.",
-    "ps": "List your running servers on this machine.",
-    "pull": "Download a model without serving it.",
-    "rm": "Remove a model from this disk.",
+    name: Command(text, f"oaiserve.commands.{name}")
+    for name, text in {
+        "batch": "Answer all requests of a file, at low priority.",
+        "keys": "Create, list, limit and revoke API keys.",
+        "doctor": "Check whether this machine can serve models, and how well.",
+        "list": "List the models on this disk.",
+        "plugins": "List the plug-ins that a server loads.",
+        "ps": "List your running servers on this machine.",
+        "pull": "Download a model without serving it.",
+        "rm": "Remove a model from this disk.",
+    }.items()
 }
+WITHOUT_PLUGINS = ("serve", "route", "--version")  # These load no plug-ins for the command line.
 MODEL_PROCESS = "model-process"  # A hidden command: a server with several models starts one process of it per model.
 
 
@@ -89,14 +94,23 @@ def main(argv: Sequence[str] | None = None, serve_app: ServeApp | None = None) -
     if argv[:1] == ["bench"]:
         return _bench(argv[1:])
     if argv and argv[0] in SMALL_COMMANDS:
-        return commands.run(small_command(argv[0]), argv[1:])
+        return commands.run(small_command(argv[0], SMALL_COMMANDS[argv[0]]), argv[1:])
     if argv[:1] == [MODEL_PROCESS] and len(argv) > 1:
         from oaiserve.scale.children.process import run
 
         return run(argv[1:], serve_model)
+    further: dict[str, Command] = {}
+    if not argv or argv[0] not in WITHOUT_PLUGINS:
+        try:
+            further = commands_of_plugins()
+        except StartupError as error:
+            print(f"oaiserve: {error}", file=sys.stderr)
+            return 2
+    if argv and argv[0] in further:
+        return commands.run(small_command(argv[0], further[argv[0]]), argv[1:])
     if argv[:1] == ["--install-completion"]:
-        return commands.run(_completed(), argv)
-    app = command_line(serve_app or serve_model, all_flags="--help-all" in argv)
+        return commands.run(_completed(further), argv)
+    app = command_line(serve_app or serve_model, further, all_flags="--help-all" in argv)
     return commands.run(app, _with_each_name(_with_flag_for_vllm(argv)), _message_for)
 
 
@@ -132,9 +146,9 @@ def _with_each_name(argv: Sequence[str]) -> list[str]:
     return result
 
 
-def small_command(name: str) -> App:
+def small_command(name: str, described: Command) -> App:
     app = App(name=f"oaiserve {name}", version_flags=[], default_parameter=Parameter(negative=()))
-    module = import_module(f"oaiserve.commands.{name}")
+    module = import_module(described.module)
     for each in getattr(module, "COMMANDS", ()):
         app.command(each)
     if hasattr(module, "command"):
@@ -143,13 +157,13 @@ def small_command(name: str) -> App:
     return app
 
 
-def _completed() -> App:
+def _completed(further: Mapping[str, Command]) -> App:
     """Return the command line that shells complete, including the flags of the small commands."""
-    app = command_line(serve_model)
+    app = command_line(serve_model, further)
     app.config = ()  # --install-completion has no settings
-    for name in SMALL_COMMANDS:
+    for name, described in _small_commands(further).items():
         del app[name]
-        app.command(small_command(name), name=name)
+        app.command(small_command(name, described), name=name)
     return app
 
 
@@ -184,8 +198,16 @@ def _message_for(error: CycloptsError, name: str) -> str:
     return message_of(error, name)
 
 
-def command_line(serve_app: ServeApp, *, all_flags: bool = False) -> App:
-    """Return the command line. Without `all_flags`, the help of `serve` shows only the flags that most people use."""
+def _small_commands(further: Mapping[str, Command]) -> dict[str, Command]:
+    """Return the small commands by name, in the order of the alphabet. Those of plug-ins replace none of oaiserve's."""
+    return dict(sorted((dict(further) | SMALL_COMMANDS).items()))
+
+
+def command_line(serve_app: ServeApp, further: Mapping[str, Command] | None = None, *, all_flags: bool = False) -> App:
+    """Return the command line, with `further` commands of plug-ins.
+
+    Without `all_flags`, the help of `serve` shows only the flags that most people use.
+    """
     app = App(
         name="oaiserve",
         help="An OpenAI-compatible server for language models that accounts for every millisecond of every request.",
@@ -200,7 +222,8 @@ def command_line(serve_app: ServeApp, *, all_flags: bool = False) -> App:
     app.register_install_completion_command(
         help="Let your shell complete commands and flags (--shell bash, zsh, fish)."
     )
-    for name, text in (OTHER_COMMANDS | SMALL_COMMANDS).items():  # `main` runs these
+    small = {name: each.help for name, each in _small_commands(further or {}).items()}
+    for name, text in (OTHER_COMMANDS | small).items():  # `main` runs these
         app.command(App(name=name, help=text))
 
     @app.command

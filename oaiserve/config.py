@@ -222,6 +222,10 @@ class ServerOptions(ListenerOptions):
     max_images: int = 16
     """Maximum number of images in a request, including earlier turns, and of sounds."""
 
+    plugin: tuple[str, ...] = ()
+    """Plug-in to load, besides the installed ones: a module, or a file that ends in .py. Repeatable
+    (docs/plugins.md)."""
+
     response_store: Path | None = None
     """File that keeps the answers of /v1/responses across restarts. Servers on one machine may share it. Default:
     memory."""

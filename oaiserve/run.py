@@ -15,10 +15,11 @@ import sys
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import FrameType
 
-from oaiserve import interpreter
+from oaiserve import interpreter, plugin_loading
 from oaiserve.commands import banner as banners
 from oaiserve.commands.banner import Banner
 from oaiserve.commands.servers import announced
@@ -178,6 +179,8 @@ def serve_model(config: Config, sock: socket.socket, ready: Callable[[], None] |
     faulthandler.enable(STDERR)  # Otherwise a crash in native code, or of a file that was cut, leaves no line.
     if ready is None:
         _warn_of_keys(config)
+    with times.part("plug-ins"):
+        plugins = [each.plugin for each in plugin_loading.load(config.server.plugin)]
     with times.part("check of OpenTelemetry's variables"):
         from oaiserve.telemetry import check_tracing
 
@@ -203,7 +206,13 @@ def serve_model(config: Config, sock: socket.socket, ready: Callable[[], None] |
 
     with times.part("model"):
         try:
-            engine = Engine.from_pretrained(config.model, config.engine, times=times, meanwhile=import_server)
+            engine = Engine.from_pretrained(
+                config.model,
+                config.engine,
+                times=times,
+                meanwhile=import_server,
+                rules=partial(plugin_loading.rules_of, plugins),
+            )
         except DeviceLost as error:
             logger.warning("%s The server starts again without kernels of its own", error)
             os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
@@ -212,8 +221,9 @@ def serve_model(config: Config, sock: socket.socket, ready: Callable[[], None] |
 
         connections = allowed_connections(config.server)
         responses = response_store(config.server)
-        telemetry = server_telemetry(config, engine, connections, responses, log_limit)
-        app = create_app(config, engine, telemetry, responses, is_child=sock.family == socket.AF_UNIX)
+        telemetry = server_telemetry(config, engine, connections, responses, log_limit, plugins)
+        is_child = sock.family == socket.AF_UNIX
+        app = create_app(config, engine, telemetry, responses, plugins=plugins, is_child=is_child)
     interpreter.end_load()
     give_back()  # memory that the start has freed
     keep_freed()

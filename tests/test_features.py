@@ -7,6 +7,7 @@ from cyclopts import App
 
 from loadtest.cli import _command_line as bench
 from oaiserve.cli import OTHER_COMMANDS, SMALL_COMMANDS, command_line, small_command
+from oaiserve.plugin_loading import commands_of_plugins
 
 ROOT = Path(__file__).parent.parent
 SECTIONS = dict(
@@ -42,7 +43,8 @@ def without_no(names: list[str], existing: set[str]) -> list[str]:
 
 def commands() -> dict[str, App]:
     """Return the commands of their own command lines, by name."""
-    apps = {name: small_command(name) for name in SMALL_COMMANDS} | {"bench": bench("bench")}
+    small = SMALL_COMMANDS | commands_of_plugins()
+    apps = {name: small_command(name, each) for name, each in small.items()} | {"bench": bench("bench")}
     found = {}
     for name, app in apps.items():
         parts = [part for part in app if not part.startswith("-")]
@@ -52,7 +54,7 @@ def commands() -> dict[str, App]:
 
 def test_each_command_has_a_line() -> None:
     assert sorted(named("Commands")) == sorted(["serve", "route", *commands()])
-    assert {name.split()[0] for name in commands()} == {*OTHER_COMMANDS, *SMALL_COMMANDS}
+    assert {name.split()[0] for name in commands()} == {*OTHER_COMMANDS, *SMALL_COMMANDS, *commands_of_plugins()}
 
 
 def test_each_room_of_scale_has_a_line() -> None:

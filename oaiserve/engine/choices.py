@@ -26,6 +26,7 @@ class Choices:
         self._bounds = bounds
         self._table = table
         self._eos_token_ids = model.eos_token_ids
+        self._rules = model.rules
         self._pools = model.pooling is not None  # each prompt is computed in one step, and answered by a vector
 
     def make(
@@ -72,6 +73,7 @@ class Choices:
                     bad_words=tokenized.bad_words,
                     shared_edits=edits,
                     constraint=self._constraint(tokenized, stop_ids),
+                    rules=self._rules,
                     is_whole=self._pools,
                     second_start=second_starts[prompt_index],
                     media=media,

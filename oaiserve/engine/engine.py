@@ -46,6 +46,7 @@ from oaiserve.engine.request import (
     TokenChunk,
     TokenPrompt,
 )
+from oaiserve.engine.sampling_rule import SamplingRule
 from oaiserve.engine.scheduling.blocks import BlockPool, StatePool
 from oaiserve.engine.scheduling.limits import Limits
 from oaiserve.engine.scheduling.pacing import StepTime
@@ -53,6 +54,7 @@ from oaiserve.engine.scheduling.policy import POLICIES
 from oaiserve.engine.scheduling.scheduler import Scheduler
 from oaiserve.engine.served_model import ServedModel
 from oaiserve.engine.start.plan import start_model
+from oaiserve.engine.text.tokenizer import Tokenizer
 from oaiserve.engine.tokenize import REST, Tokenized, TokenizeStage
 from oaiserve.engine.turn_workers import Work
 from oaiserve.errors import InvalidRequest, NotFound, Overloaded, Unavailable
@@ -206,16 +208,21 @@ class Engine:
         *,
         times: StartTimes | None = None,
         meanwhile: Callable[[], object] = lambda: None,
+        rules: Callable[[Tokenizer], tuple[SamplingRule, ...]] | None = None,
         **kwargs: Any,
     ) -> Engine:
         """Load a model and return its engine. `model` is "demo", a folder, a hub id or a GGUF file.
 
         The options are an EngineOptions, or its fields by name. `times` gets the parts of the load. `meanwhile` is
-        called while native code packs the weights of a checked model, which leaves time to import more.
+        called while native code packs the weights of a checked model, which leaves time to import more. `rules` makes
+        the sampling rules of plug-ins for the model's tokenizer.
         Raises StartupError if the model cannot be loaded or served.
         """
         options = replace(options or EngineOptions(), **kwargs)
-        return cls(start_model(model, options, times or StartTimes(), meanwhile), options)
+        served = start_model(model, options, times or StartTimes(), meanwhile)
+        if rules is not None:
+            served = replace(served, rules=rules(served.tokenizer))
+        return cls(served, options)
 
     @property
     def features(self) -> dict[str, str]:

@@ -10,6 +10,7 @@ from oaiserve.engine.edits import FixedEdits, TokenCounts
 from oaiserve.engine.grammars.constraint import Constraint
 from oaiserve.engine.media import Encoded, PromptMedia
 from oaiserve.engine.request import SamplingParams
+from oaiserve.engine.sampling_rule import SamplingRule
 from oaiserve.engine.scheduling.blocks import BlockHash
 from oaiserve.engine.scheduling.clients import Client, RequestTurn
 from oaiserve.explain.causes import RequestCauses
@@ -51,6 +52,7 @@ class Sequence:
     is_background: bool = False  # it can wait: see `Scheduler`
     bad_words: list[list[int]] = field(default_factory=list)  # token ids that must not be generated in this order
     constraint: Constraint | None = None  # by a grammar, on its answer
+    rules: tuple[SamplingRule, ...] = ()  # edits by plug-ins, on each of its draws
     shared_edits: InitVar[FixedEdits | None] = None  # those of its request; None: they are made from its parameters
     edits: FixedEdits = field(init=False)
     # Computed in one step, from its first to its last token, and nothing is kept of it: it is pooled.
@@ -108,6 +110,7 @@ class Sequence:
         self.num_tokens = self.prompt_len = len(prompt)
         self.needs_ids = (
             self.constraint is not None
+            or bool(self.rules)
             or self.params.repetition_penalty != 1.0
             or self.params.frequency_penalty != 0.0
             or self.params.presence_penalty != 0.0

@@ -12,6 +12,7 @@ from oaiserve.engine.disk_tier import KeptBlocks
 from oaiserve.engine.encoder import Media
 from oaiserve.engine.grammars.grammar import Grammars
 from oaiserve.engine.pooling import Pooling
+from oaiserve.engine.sampling_rule import SamplingRule
 from oaiserve.engine.step import Runner
 from oaiserve.engine.text.tokenizer import Tokenizer
 
@@ -36,6 +37,7 @@ class ServedModel:
     pooling: Pooling | None = None  # None: the model generates text
     adapters: AdapterTable = field(default_factory=AdapterTable)
     media: Media | None = None  # None: the model reads text alone
+    rules: tuple[SamplingRule, ...] = ()  # sampling rules of plug-ins
     kept_blocks: KeptBlocks | None = None  # on disk, by --prefix-cache-dir
     warm_up: Callable[[], None] = lambda: None  # called on the engine thread before the first step
     # Called on the engine thread when an error has ended it. Returns whether the device has failed, too.

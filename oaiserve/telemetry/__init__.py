@@ -58,9 +58,9 @@ class Telemetry:
     """Metrics, spans, log lines and the ring of recent requests, all fed by one thread.
 
     `log_limit` is the limit on the log, whose summaries are written and whose numbers are on /metrics. `recording`
-    makes a recording of the requests, with their times from the wall clock. `environ` is for tests: the
-    OpenTelemetry SDK reads most of its variables from the process itself. Raises StartupError for an invalid or
-    unsupported OTEL_* variable.
+    makes a recording of the requests, with their times from the wall clock. `observers` are the plug-ins that get each
+    record, by name. `environ` is for tests: the OpenTelemetry SDK reads most of its variables from the process itself.
+    Raises StartupError for an invalid or unsupported OTEL_* variable.
     """
 
     def __init__(
@@ -70,6 +70,7 @@ class Telemetry:
         recent_requests: int,
         log_limit: LogLimit | None = None,
         recording: Callable[[EpochOffset], Recording] | None = None,
+        observers: Mapping[str, Consumer] | None = None,
         environ: Mapping[str, str] = os.environ,
     ) -> None:
         epoch_offset_ns = WallClock()
@@ -104,6 +105,8 @@ class Telemetry:
         )
         if self._tracing is not None:
             consumers["tracing"] = self._tracing.record
+        for name, observe in (observers or {}).items():
+            consumers[f"plugin {name}"] = observe
         self._recorder = Recorder(consumers, partial(self._metrics.count, names.TELEMETRY_ERRORS), self._tick)
 
     def record(self, record: RequestRecord) -> None:

@@ -328,8 +328,8 @@ MODEL_INFO = _metric(
 SCRAPE_DURATION_SECONDS = Metric("oaiserve_scrape_duration_seconds", "summary", "Time to render /metrics.", "seconds")
 TELEMETRY_ERRORS = _metric(
     "oaiserve_telemetry_errors_total",
-    "Failures of telemetry. consumer: recent, metrics, log, tracing or recording failed on a record; queue was "
-    "full; tick failed to update the metrics.",
+    "Failures of telemetry. consumer: recent, metrics, log, tracing, recording or a plug-in (plugin NAME) failed on a "
+    "record; queue was full; tick failed to update the metrics.",
     "consumer",
 )
 SPANS = _metric(

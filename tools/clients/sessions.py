@@ -19,7 +19,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from oaiserve.commands.agents import AGENTS as AGENT_TABLE
+from oaiserve.plugins.terminal.agents import AGENTS as AGENT_TABLE
 from tests.agents import recorded
 from tests.agents.scripted import Turn, next_turn, scripted_server
 from tools.clients import environments

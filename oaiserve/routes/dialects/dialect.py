@@ -7,7 +7,7 @@ supported. A pattern, or a format that can be read only as a whole, cannot be st
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -59,9 +59,12 @@ FAMILIES = (
 )
 
 
-def family_of(name: str, template: str) -> CallFamily | None:
-    """Return the family of `--tool-call-parser`; with "auto" the chat template's, or else Hermes."""
-    recognised = [family for family in FAMILIES if all(sign in template for sign in family.signs)]
+def family_of(name: str, template: str, further: Iterable[CallFamily] = ()) -> CallFamily | None:
+    """Return the family of `--tool-call-parser`; with "auto" the chat template's, or else Hermes.
+
+    The `further` families of plug-ins are recognised before ours.
+    """
+    recognised = [family for family in (*further, *FAMILIES) if all(sign in template for sign in family.signs)]
     if name == "auto":
         if recognised:
             return recognised[0]
@@ -93,7 +96,11 @@ class Dialect:
 
 
 def dialect_of(
-    tool_call_parser: str, reasoning_parser: str, template: ChatTemplate | None, special_ids: Mapping[str, int]
+    tool_call_parser: str,
+    reasoning_parser: str,
+    template: ChatTemplate | None,
+    special_ids: Mapping[str, int],
+    further: Iterable[CallFamily] = (),
 ) -> Dialect:
     """Return the dialect by the flags, or else by the tokenizer's declaration or the chat template."""
     if template is None:  # Without a template, there is no chat.
@@ -103,7 +110,7 @@ def dialect_of(
     calls = declared_calls(declared) if tool_call_parser == "auto" else None
     fields = _REASONING_FIELDS if reasoning_parser == "auto" else ()
     tags = next(filter(None, (_tags(_declared(declared, name)) for name in fields)), None)
-    calls = calls or family_of(tool_call_parser, source)
+    calls = calls or family_of(tool_call_parser, source, further)
     is_always = calls is not None and (calls.by_channels or calls.reasons_always)
     if calls is not None:
         tags = calls.reasoning_tags or tags

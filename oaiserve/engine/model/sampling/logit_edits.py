@@ -1,12 +1,13 @@
 """Edits logits by the requests' parameters, before temperature is applied, for the whole batch on its device.
 
 The host collects the ids that each row edits, so that each kind of edit is one look-up and one write. The order is
-vLLM's, with masks of grammars last, so that nothing lifts them. A sequence may have grown by the time of the draw: its
-length is taken from its chunk.
+vLLM's, followed by the rules of plug-ins, with masks of grammars last, so that nothing lifts them. A sequence may have
+grown by the time of the draw: its length is taken from its chunk.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Collection
 
 import numpy as np
@@ -17,6 +18,8 @@ from oaiserve.engine.edits import FixedEdits, TokenCounts
 from oaiserve.engine.model.transfer import on_device
 from oaiserve.engine.sequence import Sequence
 from oaiserve.engine.step import Chunk, Masks
+
+logger = logging.getLogger(__name__)
 
 Rows = list[tuple[int, Chunk]]  # rows of the logits, and the chunk that each belongs to
 RowIds = list[tuple[int, np.ndarray]]  # rows of the logits, with ids, int64, that are edited there
@@ -48,6 +51,9 @@ def edit_logits(logits: torch.Tensor, chunks: list[Chunk], masks: Masks | None =
     edit = _edit_on_cpu if device.type == "cpu" else _edit_on_device
     edit(logits, allowed, banned, biased)
     _penalise(logits, asking)
+    for row, chunk in asking:
+        if chunk.sequence.rules:
+            _apply_rules(logits[row], chunk)
     if masks is not None and masked:
         apply = apply_masks_on_cpu if device.type == "cpu" else apply_masks_in_torch
         words = masks.words[[masks.rows[chunk.sequence] + len(chunk.draft) for _, chunk in masked]]
@@ -124,6 +130,20 @@ def _penalise(logits: torch.Tensor, asking: Rows) -> None:
     factor, subtrahend = on_device(amounts, logits.device, torch.float32)
     scores = logits[index]
     logits[index] = torch.where(scores > 0, scores / factor, scores * factor) - subtrahend
+
+
+def _apply_rules(logits: torch.Tensor, chunk: Chunk) -> None:
+    """Let the rules of plug-ins edit the logits of one draw. If one raises, the logits become NaN, which fails the
+    request and no other."""
+    sequence = chunk.sequence
+    answer_ids = [*sequence.token_ids[sequence.prompt_len : chunk.known_end], *chunk.draft]
+    for rule in sequence.rules:
+        try:
+            rule.edit(logits, answer_ids)
+        except Exception:
+            logger.exception("A sampling rule of plug-in '%s' failed on request %s", rule.plugin, sequence.request_id)
+            logits.fill_(torch.nan)
+            return
 
 
 def apply_masks_in_torch(logits: torch.Tensor, rows: list[int], words: np.ndarray) -> None:

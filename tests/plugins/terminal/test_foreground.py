@@ -16,7 +16,7 @@ from tests.waiting import LIMIT_SECONDS
 # Runs a program that first runs its argument, for example to set signal handlers, then prints its process id and waits.
 RUN = """\
 import sys
-from oaiserve.commands import foreground
+from oaiserve.plugins.terminal import foreground
 foreground.GRACE_SECONDS = 0.1
 program = "import os, signal, sys, time; " + sys.argv[1] + "; print(os.getpid(), flush=True); time.sleep(600)"
 sys.exit(foreground.run([sys.executable, "-c", program], {}))

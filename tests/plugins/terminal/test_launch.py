@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from oaiserve import cli
-from oaiserve.commands.agents import AGENTS
 from oaiserve.commands.client import Client
 from oaiserve.commands.servers import announced
+from oaiserve.plugins.terminal.agents import AGENTS
 from tests.agents.scripted import ScriptedServer
 from tests.waiting import LIMIT_SECONDS
 

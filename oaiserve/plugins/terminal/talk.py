@@ -12,8 +12,8 @@ from rich.markdown import Markdown
 from rich.segment import Segment
 from rich.text import Text
 
-from oaiserve.commands.conversation import Chat
 from oaiserve.errors import StartupError
+from oaiserve.plugins.terminal.conversation import Chat
 
 HELP = """\
 /time           where the time of the last answer went

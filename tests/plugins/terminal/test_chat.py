@@ -12,9 +12,9 @@ from rich.markdown import Markdown
 
 from oaiserve import cli
 from oaiserve.commands.client import Client, NoAnswer
-from oaiserve.commands.conversation import Chat
 from oaiserve.commands.servers import announced
-from oaiserve.commands.terminal import Answer
+from oaiserve.plugins.terminal.conversation import Chat
+from oaiserve.plugins.terminal.talk import Answer
 from tests.agents.scripted import ScriptedServer
 from tests.commands.terminal import END, terminal
 from tests.plain_http import Handler, running_http

@@ -5,8 +5,8 @@ from __future__ import annotations
 import sys
 from contextlib import ExitStack
 
-from oaiserve.commands.conversation import Chat
 from oaiserve.commands.own_server import server_with
+from oaiserve.plugins.terminal.conversation import Chat
 
 
 def command(
@@ -35,7 +35,7 @@ def command(
                 print(text, end="", flush=True)
             print()
             return 0
-        from oaiserve.commands.terminal import talk
+        from oaiserve.plugins.terminal.talk import talk
 
         talk(chat)
     return 0

@@ -15,12 +15,12 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from oaiserve.commands.agents import AGENTS, Agent
 from oaiserve.commands.client import client_for
-from oaiserve.commands.foreground import run
 from oaiserve.commands.servers import running
 from oaiserve.commands.table import table
 from oaiserve.errors import StartupError
+from oaiserve.plugins.terminal.agents import AGENTS, Agent
+from oaiserve.plugins.terminal.foreground import run
 
 LEAN = "The server computes on a CPU, so {} gets a short prompt and few tools (all of them with --no-lean)."
 

@@ -1,0 +1,14 @@
+"""`SamplingRule`: an edit of logits that a plug-in brings, for all sequences of a server. No torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+# Edits the logits of one draw in place: a tensor in float32, [vocab]. It also gets the ids of the answer so far.
+Rule = Callable[[Any, list[int]], None]
+
+
+class SamplingRule(NamedTuple):
+    plugin: str  # name of the plug-in, for the log
+    edit: Rule

@@ -1,0 +1,92 @@
+"""The interface for plug-ins: what they can bring, and what they may use. docs/plugins.md has an example of each part.
+
+A plug-in is a module with a `Plugin`. The server finds it by an entry point of the group `oaiserve.plugins`, or by
+`--plugin`. It may import this module and those in PUBLIC_MODULES. Everything else may change in any release.
+
+If a plug-in raises `StartupError`, when it is imported or when the server starts, the server does not start. Any other
+error is logged with the plug-in's name, and the server goes on without that part.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass, field, fields
+from typing import TYPE_CHECKING
+
+from oaiserve.errors import StartupError
+
+if TYPE_CHECKING:
+    from starlette.requests import Request
+    from starlette.routing import BaseRoute
+
+    from oaiserve.engine.engine import Engine
+    from oaiserve.engine.sampling_rule import Rule
+    from oaiserve.engine.text.tokenizer import Tokenizer
+    from oaiserve.facts.record import RequestRecord
+    from oaiserve.routes.dialects.family import CallFamily
+
+__all__ = ["PUBLIC_MODULES", "Command", "Plugin", "StartupError", "engine_of"]
+
+PUBLIC_MODULES = (
+    "oaiserve.plugin",
+    "oaiserve.commands.client",
+    "oaiserve.commands.own_server",
+    "oaiserve.commands.servers",
+    "oaiserve.commands.table",
+    "oaiserve.engine.request",
+    "oaiserve.errors",
+    "oaiserve.facts.record",
+    "oaiserve.routes.dialects",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """A command of the command line, such as `oaiserve chat`."""
+
+    help: str  # one sentence
+    module: str
+    """Imported when the command runs. Its function `command` becomes a command line of cyclopts, from its parameters
+    and docstring, and returns the exit code. If there are several subcommands, they are in `COMMANDS`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plugin:
+    """A plug-in. Every part but the name is optional, and a server pays nothing for a part that no plug-in has."""
+
+    name: str
+
+    commands: Mapping[str, Command] = field(default_factory=dict)
+    """Commands by name, which replace none of oaiserve. They need an installed plug-in, or one in OAISERVE_PLUGIN."""
+
+    routes: Callable[[], Iterable[BaseRoute]] | None = None
+    """Called once, when the server starts. The routes need an API key as the server's own routes do. They cannot have
+    the path of one of those."""
+
+    lifespan: Callable[[Engine], AbstractAsyncContextManager[object]] | None = None
+    """Entered when the engine has started, and left before it stops, on the server's event loop."""
+
+    observe: Callable[[RequestRecord], None] | None = None
+    """Called with the record of each ended request, after its answer, on the telemetry thread. The record is shared, so
+    it must not be changed."""
+
+    dialects: Sequence[CallFamily] = ()
+    """Ways in which models write tool calls. With `--tool-call-parser auto`, a chat template that has all `signs` of
+    one of these selects it, before any of oaiserve."""
+
+    sampling_rules: Callable[[Tokenizer], Iterable[Rule]] | None = None
+    """Called once, when the model has been loaded. At each draw of each sequence, each rule gets the logits, a float32
+    tensor on the model's device that it edits in place, and the ids of the answer so far. If a rule raises, the request
+    fails."""
+
+    @property
+    def parts(self) -> list[str]:
+        """Return the names of the parts that this plug-in has."""
+        return [part.name for part in fields(self) if part.name != "name" and getattr(self, part.name)]
+
+
+def engine_of(request: Request) -> Engine:
+    """Return the engine of the server that received the request. Its `generate` blocks, so call it in a thread."""
+    engine: Engine = request.app.state.serving.engine
+    return engine

@@ -1,0 +1,199 @@
+"""Finds and loads plug-ins, and adds their parts to a server that starts. `plugin.py` says what they are."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from importlib import import_module
+from importlib.metadata import entry_points
+from importlib.util import find_spec, module_from_spec, spec_from_file_location
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING
+
+from oaiserve import __version__
+from oaiserve.engine.sampling_rule import SamplingRule
+from oaiserve.errors import StartupError
+from oaiserve.plugin import Command, Plugin
+
+if TYPE_CHECKING:
+    from starlette.routing import BaseRoute
+
+    from oaiserve.engine.engine import Engine
+    from oaiserve.engine.text.tokenizer import Tokenizer
+
+logger = logging.getLogger(__name__)
+
+# The group of entry points of installed plug-ins, and the package of oaiserve's own ones.
+GROUP = "oaiserve.plugins"
+VARIABLE = "OAISERVE_PLUGIN"
+OURS = ("terminal",)  # folders of oaiserve/plugins, each of which may be missing
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedPlugin:
+    plugin: Plugin
+    source: str  # the package and its version, or the flag
+
+
+def load(modules: Iterable[str] = ()) -> list[LoadedPlugin]:
+    """Load the plug-ins of oaiserve, the installed ones, and those in these modules or files.
+
+    An installed plug-in that cannot be loaded is logged and left out, and so is one of oaiserve whose folder is
+    missing. Raises StartupError if a plug-in raises it, if one of the modules cannot be loaded, and if two plug-ins
+    have the same name.
+    """
+    loaded = []
+    for name in OURS:
+        plugin = _ours(name)
+        if plugin is not None:
+            loaded.append(LoadedPlugin(plugin, f"oaiserve {__version__}"))
+    for entry in entry_points(group=GROUP):
+        source = "an unknown package" if entry.dist is None else f"{entry.dist.name} {entry.dist.version}"
+        plugin = _installed(entry.name, source, entry.load)
+        if plugin is not None:
+            loaded.append(LoadedPlugin(plugin, source))
+    for module in modules:
+        loaded.append(LoadedPlugin(_of_flag(module), f"--plugin {module}"))
+    by_name: dict[str, LoadedPlugin] = {}
+    for each in loaded:
+        first = by_name.setdefault(each.plugin.name, each)
+        if first.plugin is not each.plugin:
+            raise StartupError(
+                f"Two plug-ins have the name '{each.plugin.name}': one from {first.source}, one from {each.source}. "
+                "Remove one of them."
+            )
+    return list(by_name.values())
+
+
+def commands_of_plugins() -> dict[str, Command]:
+    """Return the commands of the plug-ins that are found without the settings of a server. Raises StartupError."""
+    loaded = load(os.environ.get(VARIABLE, "").split())
+    return {name: command for each in loaded for name, command in each.plugin.commands.items()}
+
+
+def _ours(name: str) -> Plugin | None:
+    module = f"{GROUP}.{name}"
+    try:
+        spec = find_spec(module)
+    except ModuleNotFoundError:  # the folder of all plug-ins is missing
+        spec = None
+    if spec is None or spec.origin is None:  # None: a folder without code
+        logger.info("Plug-in '%s' of oaiserve is left out, because its folder is missing", name)
+        return None
+    return _installed(name, "oaiserve", lambda: import_module(module).plugin)
+
+
+def _installed(name: str, source: str, load_object: Callable[[], object]) -> Plugin | None:
+    try:
+        plugin = load_object()
+    except StartupError as error:
+        raise StartupError(f"Plug-in '{name}' ({source}) refuses to start: {error}") from error
+    except Exception:
+        logger.exception("Plug-in '%s' (%s) cannot be loaded, and is left out", name, source)
+        return None
+    if isinstance(plugin, Plugin):
+        return plugin
+    logger.error("Plug-in '%s' (%s) is left out: its entry point must name an oaiserve.plugin.Plugin", name, source)
+    return None
+
+
+def _of_flag(text: str) -> Plugin:
+    try:
+        plugin = getattr(_module(text), "plugin", None)
+    except StartupError as error:
+        raise StartupError(f"Plug-in '{text}' refuses to start: {error}") from error
+    except Exception as error:
+        raise StartupError(
+            f"--plugin is '{text}', which cannot be loaded: {type(error).__name__}: {error}. "
+            "Give a module that Python can import, or a file that ends in .py."
+        ) from error
+    if isinstance(plugin, Plugin):
+        return plugin
+    raise StartupError(
+        f"--plugin is '{text}', which has no plug-in. It must have a line such as: plugin = Plugin(name=...)"
+    )
+
+
+def _module(text: str) -> ModuleType:
+    if not text.endswith(".py"):
+        return import_module(text)
+    path = Path(text).resolve()
+    module = sys.modules.get(path.stem)
+    if module is not None and getattr(module, "__file__", None) == str(path):
+        return module
+    spec = spec_from_file_location(path.stem, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = module_from_spec(spec)
+    sys.modules[path.stem] = module  # Dataclasses of the module look it up.
+    spec.loader.exec_module(module)
+    return module
+
+
+def rules_of(plugins: Iterable[Plugin], tokenizer: Tokenizer) -> tuple[SamplingRule, ...]:
+    """Return the sampling rules of the plug-ins, for a model with this tokenizer."""
+    rules: list[SamplingRule] = []
+    for plugin in plugins:
+        if plugin.sampling_rules is None:
+            continue
+        try:
+            rules += [SamplingRule(plugin.name, rule) for rule in plugin.sampling_rules(tokenizer)]
+        except StartupError:
+            raise
+        except Exception:
+            logger.exception("Plug-in '%s' could not make its sampling rules, and has none", plugin.name)
+    return tuple(rules)
+
+
+def routes_of(plugins: Iterable[Plugin], taken: Collection[str]) -> list[BaseRoute]:
+    """Return the routes of the plug-ins. Raises StartupError if one has a path that is taken."""
+    paths = set(taken)
+    routes: list[BaseRoute] = []
+    for plugin in plugins:
+        if plugin.routes is None:
+            continue
+        try:
+            added = list(plugin.routes())
+        except StartupError:
+            raise
+        except Exception:
+            logger.exception("Plug-in '%s' could not make its routes, and has none", plugin.name)
+            continue
+        for route in added:
+            path = getattr(route, "path", "")
+            if path in paths:
+                raise StartupError(f"Plug-in '{plugin.name}' has the route '{path}', which there is already.")
+        routes += added
+        paths.update(getattr(route, "path", "") for route in added)
+    return routes
+
+
+@asynccontextmanager
+async def running(plugins: Sequence[Plugin], engine: Engine) -> AsyncIterator[None]:
+    """Enter the lifespans of the plug-ins, and leave them in the opposite order."""
+    async with AsyncExitStack() as stack:
+        for plugin in plugins:
+            if plugin.lifespan is None:
+                continue
+            try:
+                context = plugin.lifespan(engine)
+                await context.__aenter__()
+            except StartupError:
+                raise
+            except Exception:
+                logger.exception("Plug-in '%s' could not start, and the server goes on without it", plugin.name)
+            else:
+                stack.push_async_callback(_leave, plugin.name, context)
+        yield
+
+
+async def _leave(name: str, context: AbstractAsyncContextManager[object]) -> None:
+    try:
+        await context.__aexit__(None, None, None)
+    except Exception:
+        logger.exception("Plug-in '%s' failed while the server stopped", name)

@@ -1,0 +1,1 @@
+from tests.commands.conftest import cache, server  # noqa: F401 - fixtures
