@@ -31,6 +31,7 @@ logger = logging.getLogger(__name__)
 # The group of entry points of installed plug-ins, and the package of oaiserve's own ones.
 GROUP = "oaiserve.plugins"
 VARIABLE = "OAISERVE_PLUGIN"
+OWN_SOURCE = f"oaiserve {__version__}"
 OURS = ("terminal",)  # folders of oaiserve/plugins, each of which may be missing
 
 
@@ -51,7 +52,7 @@ def load(modules: Iterable[str] = ()) -> list[LoadedPlugin]:
     for name in OURS:
         plugin = _ours(name)
         if plugin is not None:
-            loaded.append(LoadedPlugin(plugin, f"oaiserve {__version__}"))
+            loaded.append(LoadedPlugin(plugin, OWN_SOURCE))
     for entry in entry_points(group=GROUP):
         source = "an unknown package" if entry.dist is None else f"{entry.dist.name} {entry.dist.version}"
         plugin = _installed(entry.name, source, entry.load)
@@ -67,6 +68,9 @@ def load(modules: Iterable[str] = ()) -> list[LoadedPlugin]:
                 f"Two plug-ins have the name '{each.plugin.name}': one from {first.source}, one from {each.source}. "
                 "Remove one of them."
             )
+    for each in by_name.values():
+        if each.source != OWN_SOURCE:
+            logger.info("Plug-in '%s' (%s) brings %s", each.plugin.name, each.source, ", ".join(each.plugin.parts))
     return list(by_name.values())
 
 

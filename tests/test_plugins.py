@@ -15,7 +15,7 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse
 from starlette.routing import BaseRoute, Route
 
-from oaiserve import __version__, cli
+from oaiserve import cli
 from oaiserve.app import create_app
 from oaiserve.config import Config, ServerOptions
 from oaiserve.engine.text.chat_template import ChatTemplate
@@ -23,7 +23,7 @@ from oaiserve.errors import StartupError
 from oaiserve.facts.engine_numbers import EngineNumbers
 from oaiserve.facts.record import RequestRecord
 from oaiserve.plugin import PUBLIC_MODULES, Plugin, engine_of
-from oaiserve.plugin_loading import OURS, load, rules_of
+from oaiserve.plugin_loading import OURS, OWN_SOURCE, load, rules_of
 from oaiserve.routes.dialects.dialect import dialect_of
 from oaiserve.telemetry import Measured, Telemetry
 from tests.engine.doubles import TOKENIZER
@@ -318,7 +318,7 @@ assert cli.main(["plugins"]) == 0
 
 
 def test_oaiserve_has_its_plugins() -> None:
-    assert [each.plugin.name for each in load() if each.source == f"oaiserve {__version__}"] == [*OURS]
+    assert [each.plugin.name for each in load() if each.source == OWN_SOURCE] == [*OURS]
     folders = {path.parent.name for path in (ROOT / "oaiserve/plugins").glob("*/__init__.py")}
     assert folders == {*OURS}
 

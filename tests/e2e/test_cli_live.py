@@ -1,4 +1,4 @@
-"""Commands as processes: SIGTERM lets a stream finish with all its spans, and a chat has a server of its own."""
+"""A server as a process: SIGTERM lets a stream finish with all its spans."""
 
 import json
 from pathlib import Path
@@ -7,10 +7,8 @@ import httpx
 
 from oaiserve.commands.servers import running
 from oaiserve.facts.times import TEXT_PHASES
-from tests.commands.terminal import END, terminal
 from tests.e2e.conftest import STOP_SECONDS, serve_process
 from tests.telemetry.collector import running_collector
-from tests.waiting import wait_until
 
 TRACE_ID = 0x4BF92F3577B34DA6A3CE929D0E0E4736
 PARENT_ID = 0x00F067AA0BA902B7
@@ -48,16 +46,3 @@ def test_sigterm_lets_a_stream_finish_with_all_its_spans(small_model: Path, tmp_
     assert spans.keys() >= set(TEXT_PHASES)
     assert {span.trace_id for span in collector.spans} == {TRACE_ID.to_bytes(16)}
     assert spans["POST /v1/completions"].parent_span_id == PARENT_ID.to_bytes(8)
-
-
-def test_a_chat_has_a_server_while_it_runs_and_shows_where_time_went(small_model: Path) -> None:
-    with terminal("chat", str(small_model)) as screen:
-        screen.shows(r"(?s)at\s+http://127\.0\.0\.1:\d+\.\s+Ctrl-C .*\n\n> $")
-        (server,) = (each for each in running() if each.model == str(small_model))
-        screen.types("Hello\r")
-        screen.shows(r"(?s)Hello\n.*\n\n> $")
-        screen.types("/time\r")
-        screen.shows(r"(?s) ms, \d+ tokens read .*prefill +[\d.]+ ms .*decode .*> $")
-        screen.types(END)
-    assert screen.process.returncode == 0
-    wait_until(lambda: not Path(f"/proc/{server.pid}").exists())

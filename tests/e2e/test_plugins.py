@@ -19,6 +19,8 @@ def test_the_plugins_of_the_page_work_in_a_server(small_model: Path, tmp_path: P
             text = http.post("/v1/completions", json=BODY).json()["choices"][0]["text"]
         assert server.terminate() == 0
         assert [line for line in server.log() if line["level"] != "INFO"] == []
+    messages = [line["message"] for line in server.log()]
+    assert f"Plug-in 'complete' (--plugin {tmp_path / 'complete.py'}) brings routes" in messages
     assert completed.status_code == 200
     assert completed.json()["text"]
     assert len(text) > 100
