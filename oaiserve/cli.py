@@ -338,7 +338,8 @@ def _read_config_file(app: App, commands: tuple[str, ...], arguments: ArgumentCo
             raise OptionError(f"'{key}' in '{path}' is an empty list. Give it a value, or leave it out.")
     source = FILE_FORMATS[path.suffix](path, use_commands_as_keys=False)
     if tuple(commands) == ("serve",):
-        source.config.pop("models", None)  # `serve` reads these itself
+        for key in ("models", "plugins"):  # These tables are read later.
+            source.config.pop(key, None)
     for key, value in source.config.items():
         if key.replace("_", "-") == "default-params" and isinstance(value, dict):
             source.config[key] = json.dumps(value)

@@ -1,7 +1,9 @@
 """The interface for plug-ins: what they can bring, and what they may use. docs/plugins.md has an example of each part.
 
-A plug-in is a module with a `Plugin`. The server finds it by an entry point of the group `oaiserve.plugins`, or by
-`--plugin`. It may import this module and those in PUBLIC_MODULES. Everything else may change in any release.
+A plug-in is a module with a `plugin`: a `Plugin`, or a function that makes one from its settings, the table
+[plugins.NAME] of the config file. The server finds it by an entry point of the group `oaiserve.plugins`, whose name is
+NAME, or by `--plugin`, where NAME is that of the module. It may import this module and those in PUBLIC_MODULES.
+Everything else may change in any release.
 
 If a plug-in raises `StartupError`, when it is imported or when the server starts, the server does not start. Any other
 error is logged with the plug-in's name, and the server goes on without that part.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from collections.abc import AsyncIterator, Callable, Collection, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from importlib import import_module
@@ -13,7 +13,7 @@ from importlib.metadata import entry_points
 from importlib.util import find_spec, module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from oaiserve import __version__
 from oaiserve.engine.sampling_rule import SamplingRule
@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+Settings = Mapping[str, Any]  # a table of the config file
+
 # The group of entry points of installed plug-ins, and the package of oaiserve's own ones.
 GROUP = "oaiserve.plugins"
 VARIABLE = "OAISERVE_PLUGIN"
@@ -41,25 +43,33 @@ class LoadedPlugin:
     source: str  # the package and its version, or the flag
 
 
-def load(modules: Iterable[str] = ()) -> list[LoadedPlugin]:
-    """Load the plug-ins of oaiserve, the installed ones, and those in these modules or files.
+def load(modules: Iterable[str] = (), settings: Mapping[str, Settings] | None = None) -> list[LoadedPlugin]:
+    """Load the plug-ins of oaiserve, the installed ones, and those in these modules or files, with their settings.
 
     An installed plug-in that cannot be loaded is logged and left out, and so is one of oaiserve whose folder is
-    missing. Raises StartupError if a plug-in raises it, if one of the modules cannot be loaded, and if two plug-ins
-    have the same name.
+    missing. Raises StartupError if a plug-in raises it, if one of the modules cannot be loaded, if two plug-ins have
+    the same name, and for settings of an unknown plug-in.
     """
+    settings = settings or {}
+    names: list[str] = []
     loaded = []
     for name in OURS:
-        plugin = _ours(name)
+        names.append(name)
+        plugin = _ours(name, settings.get(name, {}))
         if plugin is not None:
             loaded.append(LoadedPlugin(plugin, OWN_SOURCE))
     for entry in entry_points(group=GROUP):
         source = "an unknown package" if entry.dist is None else f"{entry.dist.name} {entry.dist.version}"
-        plugin = _installed(entry.name, source, entry.load)
+        names.append(entry.name)
+        plugin = _installed(entry.name, source, entry.load, settings.get(entry.name, {}))
         if plugin is not None:
             loaded.append(LoadedPlugin(plugin, source))
     for module in modules:
-        loaded.append(LoadedPlugin(_of_flag(module), f"--plugin {module}"))
+        names.append(_module_name(module))
+        loaded.append(LoadedPlugin(_of_flag(module, settings.get(names[-1], {})), f"--plugin {module}"))
+    for name in settings:
+        if name not in names:
+            raise StartupError(f"[plugins.{name}] in the config file names no plug-in. There are: {', '.join(names)}.")
     by_name: dict[str, LoadedPlugin] = {}
     for each in loaded:
         first = by_name.setdefault(each.plugin.name, each)
@@ -80,7 +90,14 @@ def commands_of_plugins() -> dict[str, Command]:
     return {name: command for each in loaded for name, command in each.plugin.commands.items()}
 
 
-def _ours(name: str) -> Plugin | None:
+def _made(found: object, settings: Settings) -> object:
+    """Return what a module has as its plug-in, or what its function makes from the settings."""
+    if isinstance(found, Plugin) and settings:
+        raise StartupError(f"it takes no settings, but the config file has {', '.join(settings)}.")
+    return found if isinstance(found, Plugin) or not callable(found) else found(settings)
+
+
+def _ours(name: str, settings: Settings) -> Plugin | None:
     module = f"{GROUP}.{name}"
     try:
         spec = find_spec(module)
@@ -89,12 +106,12 @@ def _ours(name: str) -> Plugin | None:
     if spec is None or spec.origin is None:  # None: a folder without code
         logger.info("Plug-in '%s' of oaiserve is left out, because its folder is missing", name)
         return None
-    return _installed(name, "oaiserve", lambda: import_module(module).plugin)
+    return _installed(name, "oaiserve", lambda: import_module(module).plugin, settings)
 
 
-def _installed(name: str, source: str, load_object: Callable[[], object]) -> Plugin | None:
+def _installed(name: str, source: str, load_object: Callable[[], object], settings: Settings) -> Plugin | None:
     try:
-        plugin = load_object()
+        plugin = _made(load_object(), settings)
     except StartupError as error:
         raise StartupError(f"Plug-in '{name}' ({source}) refuses to start: {error}") from error
     except Exception:
@@ -106,9 +123,13 @@ def _installed(name: str, source: str, load_object: Callable[[], object]) -> Plu
     return None
 
 
-def _of_flag(text: str) -> Plugin:
+def _module_name(text: str) -> str:
+    return Path(text).stem if text.endswith(".py") else text
+
+
+def _of_flag(text: str, settings: Settings) -> Plugin:
     try:
-        plugin = getattr(_module(text), "plugin", None)
+        plugin = _made(getattr(_module(text), "plugin", None), settings)
     except StartupError as error:
         raise StartupError(f"Plug-in '{text}' refuses to start: {error}") from error
     except Exception as error:

@@ -18,12 +18,21 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 from oaiserve import interpreter, plugin_loading
 from oaiserve.commands import banner as banners
 from oaiserve.commands.banner import Banner
 from oaiserve.commands.servers import announced
-from oaiserve.config import Config, EngineOptions, ModelsOptions, RouteOptions, ServerOptions, TelemetryOptions
+from oaiserve.config import (
+    Config,
+    EngineOptions,
+    ModelsOptions,
+    OptionError,
+    RouteOptions,
+    ServerOptions,
+    TelemetryOptions,
+)
 from oaiserve.engine.pooling import Task
 from oaiserve.errors import DeviceLost, StartupError
 from oaiserve.explain.commands import settings_in
@@ -180,7 +189,8 @@ def serve_model(config: Config, sock: socket.socket, ready: Callable[[], None] |
     if ready is None:
         _warn_of_keys(config)
     with times.part("plug-ins"):
-        plugins = [each.plugin for each in plugin_loading.load(config.server.plugin)]
+        loaded = plugin_loading.load(config.server.plugin, _plugin_settings(config))
+        plugins = [each.plugin for each in loaded]
     with times.part("check of OpenTelemetry's variables"):
         from oaiserve.telemetry import check_tracing
 
@@ -251,6 +261,16 @@ def files_with_keys(config: Config) -> list[Path]:
     if config.file is not None and {"api-key", "api_key"} & settings_in(config.file).keys():
         files.append(config.file)
     return files
+
+
+def _plugin_settings(config: Config) -> Mapping[str, Mapping[str, Any]]:
+    """Return the tables of plug-ins in the config file, by their names. Raises OptionError."""
+    if config.file is None:
+        return {}
+    tables = settings_in(config.file).get("plugins", {})
+    if isinstance(tables, Mapping) and all(isinstance(table, Mapping) for table in tables.values()):
+        return tables
+    raise OptionError("'plugins' in the config file must have a table for each plug-in, as in: [plugins.ledger]")
 
 
 def _warn_of_keys(config: Config) -> None:

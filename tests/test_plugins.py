@@ -3,6 +3,7 @@
 import ast
 import logging
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -148,6 +149,55 @@ def test_a_plugin_of_a_flag_that_cannot_be_loaded_stops_the_start(packages: Path
 def test_a_plugin_of_a_flag_that_does_not_exist_stops_the_start() -> None:
     with pytest.raises(StartupError, match="No module named 'no_such_module'"):
         load(["no_such_module"])
+
+
+CONFIGURED = """
+from oaiserve.plugin import Plugin, StartupError
+
+def plugin(settings):
+    if settings.keys() - {"suffix"}:
+        raise StartupError("it knows only suffix.")
+    return Plugin(name="greeting-" + settings.get("suffix", "none"))
+"""
+
+
+def test_a_function_makes_a_plugin_from_its_table_in_the_config_file(packages: Path) -> None:
+    install(packages, "greeting", CONFIGURED)
+    (packages / "farewell.py").write_text(CONFIGURED)
+    farewell = str(packages / "farewell.py")
+    settings = {"greeting": {"suffix": "a"}, "farewell": {"suffix": "b"}}
+    names = [each.plugin.name for each in load([farewell], settings) if each.source != OWN_SOURCE]
+    assert names == ["greeting-a", "greeting-b"]
+    assert names_of_others() == {"greeting-none": "greeting 1.5"}
+
+
+@pytest.mark.parametrize(
+    ("source", "settings", "reason"),
+    [
+        (CONFIGURED, {"greeting": {"colour": 1}}, "refuses to start: it knows only suffix."),
+        (
+            GREETING,
+            {"greeting": {"colour": 1}},
+            "it takes no settings, but the config file has colour.",
+        ),
+        (CONFIGURED, {"greetings": {}}, "[plugins.greetings] in the config file names no plug-in. There are: "),
+    ],
+)
+def test_wrong_settings_of_plugins_stop_the_start(
+    source: str, settings: dict[str, dict[str, int]], reason: str, packages: Path
+) -> None:
+    install(packages, "greeting", source)
+    with pytest.raises(StartupError, match=re.escape(reason)):
+        load(settings=settings)
+
+
+def test_tables_of_plugins_are_no_unknown_settings_of_the_server(tmp_path: Path) -> None:
+    file = tmp_path / "oaiserve.toml"
+    file.write_text("max-running = 3\n[plugins.greeting]\ncolour = 1\n")
+    seen: list[Config] = []
+    serve = ["serve", "demo", "--port", "0", "--config", str(file)]
+    assert cli.main(serve, lambda config, sock: seen.append(config) or 0) == 0
+    assert (seen[0].engine.max_running, seen[0].file) == (3, file)
 
 
 def test_the_command_plugins_lists_names_sources_and_parts(packages: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -372,13 +422,11 @@ def test_the_rule_of_the_page_forbids_digits(tmp_path: Path, packages: Path) -> 
     assert ids
 
 
-def test_the_example_is_installed_by_pip_and_removed(
-    packages: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_example_is_installed_by_pip_and_removed(packages: Path, tmp_path: Path) -> None:
     flags = ["--quiet", "--no-build-isolation", "--no-deps", "--no-index", "--target", str(packages)]
     subprocess.run([sys.executable, "-m", "pip", "install", *flags, str(ROOT / "examples/plugin")], check=True)
-    monkeypatch.setenv("LEDGER_FILE", str(tmp_path / "ledger.csv"))
-    (ledger,) = (each for each in load() if each.plugin.name == "ledger")
+    settings = {"ledger": {"file": str(tmp_path / "ledger.csv")}}
+    (ledger,) = (each for each in load(settings=settings) if each.plugin.name == "ledger")
     assert ledger.source == "oaiserve-ledger 1.0"
     assert ledger.plugin.observe is not None
     ledger.plugin.observe(record_at(0, 1, client="alice", prompt_tokens=5, completion_tokens=2))

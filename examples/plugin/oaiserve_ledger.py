@@ -1,21 +1,23 @@
-"""Appends a line for each ended request to the file in LEDGER_FILE: its key, its model, and the tokens it used."""
+"""Appends a line for each ended request to a file: its key, its model, its end, and the tokens it used."""
 
-import os
+from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 from oaiserve.facts.record import RequestRecord
 from oaiserve.plugin import Plugin, StartupError
 
-FILE = Path(os.environ.get("LEDGER_FILE", "ledger.csv"))
 
-if not FILE.parent.is_dir():
-    raise StartupError(f"LEDGER_FILE is '{FILE}', but there is no folder '{FILE.parent}'.")
-
-
-def write_line(record: RequestRecord) -> None:
-    with FILE.open("a") as file:
-        tokens = record.prompt_tokens, record.completion_tokens
-        print(record.client or "", record.model, record.outcome.value, *tokens, sep=",", file=file)
+def plugin(settings: Mapping[str, Any]) -> Plugin:
+    """Return the plug-in. The settings may have the name of the `file`."""
+    file = Path(settings.get("file", "ledger.csv"))
+    if not file.parent.is_dir():
+        raise StartupError(f"the file is '{file}', but there is no folder '{file.parent}'.")
+    return Plugin(name="ledger", observe=partial(write_line, file))
 
 
-plugin = Plugin(name="ledger", observe=write_line)
+def write_line(file: Path, record: RequestRecord) -> None:
+    tokens = record.prompt_tokens, record.completion_tokens
+    with file.open("a") as ledger:
+        print(record.client or "", record.model, record.outcome.value, *tokens, sep=",", file=ledger)
