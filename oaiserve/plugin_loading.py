@@ -148,14 +148,15 @@ def _module(text: str) -> ModuleType:
     if not text.endswith(".py"):
         return import_module(text)
     path = Path(text).resolve()
-    module = sys.modules.get(path.stem)
+    name = f"oaiserve_plugin_{path.stem}"  # A file may have the name of another module.
+    module = sys.modules.get(name)
     if module is not None and getattr(module, "__file__", None) == str(path):
         return module
-    spec = spec_from_file_location(path.stem, path)
+    spec = spec_from_file_location(name, path)
     assert spec is not None
     assert spec.loader is not None
     module = module_from_spec(spec)
-    sys.modules[path.stem] = module  # Dataclasses of the module look it up.
+    sys.modules[name] = module  # Dataclasses and commands of the module look it up.
     spec.loader.exec_module(module)
     return module
 

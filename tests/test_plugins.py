@@ -89,6 +89,13 @@ def test_a_flag_names_a_module_or_a_file(packages: Path) -> None:
     assert names_of_others(str(file)) == {"farewell": f"--plugin {file}"}
 
 
+def test_a_file_may_have_the_name_of_another_module_and_commands(packages: Path) -> None:
+    (packages / "wave.py").write_text(GREETING)
+    (plugin,) = (each.plugin for each in load([str(packages / "wave.py")]) if each.plugin.name == "greeting")
+    assert "wave" not in sys.modules
+    assert cli.small_command("greet", plugin.commands["greet"])(["Ada"], result_action="return_value") == 3
+
+
 def test_an_installed_plugin_that_a_flag_names_too_is_loaded_once(packages: Path) -> None:
     install(packages, "greeting", GREETING)
     assert names_of_others("greeting") == {"greeting": "greeting 1.5"}
