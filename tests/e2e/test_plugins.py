@@ -1,6 +1,8 @@
 """The plug-ins of docs/plugins.md in a server process, and a server whose own plug-ins were deleted."""
 
+import json
 from pathlib import Path
+from urllib.request import urlopen
 
 import httpx
 
@@ -14,15 +16,14 @@ BODY = {"prompt": "Count: ", "max_tokens": 400, "ignore_eos": True, "seed": 3, "
 def test_the_plugins_of_the_page_work_in_a_server(small_model: Path, tmp_path: Path) -> None:
     flags = [f"--plugin={file}" for file in plugins_of_page(tmp_path)]
     with serve_process(str(small_model), tmp_path / "log", "--kv-cache-memory", "12MiB", *flags) as server:
-        with httpx.Client(base_url=server.url, timeout=60) as http:
-            completed = http.get("/v1/complete", params={"text": "Hello"})
-            text = http.post("/v1/completions", json=BODY).json()["choices"][0]["text"]
+        with urlopen(f"{server.url}/v1/complete?text=Hello") as answer:  # not httpx, which knows published routes only
+            completed = json.load(answer)
+        text = httpx.post(f"{server.url}/v1/completions", json=BODY, timeout=60).json()["choices"][0]["text"]
         assert server.terminate() == 0
         assert [line for line in server.log() if line["level"] != "INFO"] == []
     messages = [line["message"] for line in server.log()]
     assert f"Plug-in 'complete' (--plugin {tmp_path / 'complete.py'}) brings routes" in messages
-    assert completed.status_code == 200
-    assert completed.json()["text"]
+    assert completed["text"]
     assert len(text) > 100
     assert not any(map(str.isdigit, text))
 
