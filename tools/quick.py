@@ -73,7 +73,6 @@ def importers(sources: Mapping[str, str]) -> dict[str, set[str]]:
 
 def readers(path: str, sources: Mapping[str, str]) -> set[str]:
     """Return the tests, and the files of the same top folder, that name a file or else the nearest of its folders."""
-    general = {reader for reader in READERS_OF_PAGES if path.endswith(".md") and reader in sources}
     *folders, file = PurePosixPath(path).parts
     name = file if "." in file else path  # `run` says too little
     patterns = [rf"(?<![\w.-]){re.escape(name)}(?![\w-])"]
@@ -82,15 +81,17 @@ def readers(path: str, sources: Mapping[str, str]) -> set[str]:
     texts = {each: source for each, source in sources.items() if each.startswith(tops)}
     for pattern in patterns:
         if named := {each for each, text in texts.items() if re.search(pattern, text)}:
-            return general | named
-    return general
+            return named
+    return set()
 
 
 def distances(changed: set[str], sources: Mapping[str, str]) -> dict[str, int]:
     """Return the number of imports from each file to the nearest change."""
     by_name = importers(sources)
-    distance_by_path = {path: 0 for path in changed if path.endswith(".py")}
-    nearest = set(distance_by_path)
+    nearest = {path for path in changed if path.endswith(".py")}
+    if any(path.endswith(".md") for path in changed):
+        nearest |= set(READERS_OF_PAGES) & sources.keys()
+    distance_by_path = dict.fromkeys(nearest, 0)
     users = {reader for path in changed - nearest for reader in readers(path, sources)}
     distance = 0
     while nearest or users:
@@ -123,8 +124,9 @@ def affected(changed: set[str], sources: Mapping[str, str]) -> dict[str, int]:
         if path in sources and path.startswith("tests/") and PurePosixPath(path).name.startswith("test_")
     }
 
-    def order(path: str) -> tuple[int, int, str]:
-        return tests[path], -max(num_shared_folders(path, each) for each in changed), path
+    def order(path: str) -> tuple[int, bool, int, str]:
+        starts_servers = path.startswith("tests/e2e/")
+        return tests[path], starts_servers, -max(num_shared_folders(path, each) for each in changed), path
 
     return {path: tests[path] for path in sorted(tests, key=order)}
 

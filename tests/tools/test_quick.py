@@ -75,7 +75,7 @@ def test_tests_import_the_conftest_above_them() -> None:
 
 
 def test_a_page_has_the_tests_of_all_pages_and_those_that_name_it() -> None:
-    assert affected("docs/features.md") == {"tests/test_features.py": 1, "tests/test_links.py": 2}
+    assert affected("docs/features.md") == {"tests/test_features.py": 1, "tests/test_links.py": 1}
 
 
 def test_another_file_is_read_by_code_that_names_its_folder() -> None:
@@ -95,6 +95,12 @@ def test_tests_in_the_folder_of_the_change_come_first_among_equals() -> None:
         "tests/engine/test_a.py",
         "tests/a/test_b.py",
     ]
+
+
+def test_tests_that_start_servers_come_last_among_equals() -> None:
+    sources = dict.fromkeys(("tests/e2e/test_a.py", "tests/test_b.py"), "import oaiserve.blocks")
+
+    assert list(quick.affected({"oaiserve/blocks.py"}, sources)) == ["tests/test_b.py", "tests/e2e/test_a.py"]
 
 
 def run_in(folder: Path, seconds: float) -> str:
