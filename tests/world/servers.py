@@ -196,7 +196,7 @@ class WorldEngine(Engine):
         return self._loop
 
     def before_the_loop(self) -> dict[str, int]:
-        return {"body_bytes": self._body_bytes.total, "aborted": len(self._tokenize._aborted)}
+        return {"body_bytes": self._body_bytes.total, "tokenizing": len(self._tokenize._places)}
 
 
 def _takes_no_row(action: int, *_: object) -> int:
