@@ -28,7 +28,6 @@ from oaiserve.engine.model.cpu.prebuilt import usable_features
 from oaiserve.engine.model.gpu.found import gpu_names
 from oaiserve.engine.streams import MAX_HELD_TOKENS, LoopStreams
 from oaiserve.errors import ANTHROPIC_PATH
-from oaiserve.facts.forecast import FORECAST_HEADER
 from oaiserve.facts.targets import Targets
 from oaiserve.facts.times import EpochOffset, monotonic_ns
 from oaiserve.facts.trace import TraceContext
@@ -93,7 +92,6 @@ EXPOSED_HEADERS = (  # visible to the scripts of allowed pages
         "openai-processing-ms",
         "retry-after",
     ),
-    FORECAST_HEADER,
     adaptations.HEADER,
 )
 TELEMETRY_CLOSE_SECONDS = 5.0  # the longest wait at shutdown for a collector that does not answer

@@ -23,7 +23,7 @@ Quantize = Literal["none", "int8", "int4"]
 ContinueStreams = Literal["any", "alike", "never"]
 KVCacheDtype = Literal["auto", "int8", "fp8"]
 DraftSource = Literal["auto", "lookup", "off"]
-SchedulingPolicy = Literal["fair", "fcfs", "priority", "shortest", "deadline"]
+SchedulingPolicy = Literal["fair", "fcfs", "priority", "shortest"]
 # fmt: off
 ToolCallParser = Literal[
     "auto", "none", "hermes", "llama3_json", "llama4_pythonic", "mistral", "qwen3_coder", "openai", "deepseek_v3",
@@ -469,7 +469,7 @@ class EngineOptions:
     policy: SchedulingPolicy = "fair"
     """Order in which waiting requests are scheduled. fair: clients take turns, and short prompts pass long ones. fcfs:
     first come, first served. priority: the lowest "priority" in the request first. shortest: the shortest prompt first,
-    with ageing. deadline: the most urgent first; a request without a deadline should start within 30 s."""
+    with ageing."""
 
     itl_target_seconds: float | None = None
     """Target time between two tokens of a stream, for which steps take fewer prompt tokens. Needs --explain."""
@@ -518,7 +518,7 @@ class EngineOptions:
     """Threads that tokenize prompts, plus half as many that prepare images and sounds. 0: no separate threads."""
 
     explain: bool = True
-    """Learn what steps cost, divide each request's prefill and decode into causes, and forecast its first token."""
+    """Learn what steps cost, and divide each request's prefill and decode into causes."""
 
     nvtx: bool = False
     """Mark steps and phases of requests as ranges for a profiler: NVTX on a GPU, ITT on a CPU (docs/telemetry.md)."""

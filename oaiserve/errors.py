@@ -270,24 +270,6 @@ class Unavailable(APIError):
     code = "service_unavailable"
 
 
-class DeadlineRefused(Unavailable):
-    """The request would very probably miss its deadline: it is not begun, and told the forecast, in milliseconds."""
-
-    code = "deadline_unreachable"
-
-    def __init__(self, message: str, *, forecast: dict[str, list[float]], retry_after_seconds: int) -> None:
-        super().__init__(message, retry_after_seconds=retry_after_seconds)
-        self.forecast = forecast
-
-    def body(self, path: str = "", **ids: str) -> dict[str, Any]:
-        body = super().body(path, **ids)
-        body["error"]["forecast"] = self.forecast
-        return body
-
-    def headers(self) -> dict[str, str]:
-        return {**super().headers(), REASON_HEADER: "deadline"}
-
-
 class StoreFailed(Unavailable):
     """The store of the server failed. What needs no store works."""
 

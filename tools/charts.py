@@ -1,7 +1,5 @@
 """Draws the throughput of the servers in docs/benchmarks/cpu-peers.json as bars of docs/images: python -m tools.charts
 
-Other tools draw curves in the same style.
-
 Bars are medians over the rounds, and the line on a bar goes from the least to the most. Each measure has a scale of its
 own, from 0.
 """
@@ -25,7 +23,6 @@ FIGURES_WIDTH = 190
 BAR = 18  # heights
 GAP = 6
 HEAD = 26
-COLOURS = ("#2563eb", "#d9480f", "#2b8a3e", "#9c36b5", "#8b95a5", "#e67700")  # colours of curves
 
 # In the colours of the live page.
 STYLE = """
@@ -72,28 +69,6 @@ def svg(title: str, height: int, parts: list[str]) -> str:
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" role="img">\n<title>{title}</title>\n'
     )
     return f"{head}<style>{STYLE}</style>\n" + "\n".join(parts) + "\n</svg>\n"
-
-
-def curves(title: str, panels: dict[str, dict[str, list[tuple[float, float]]]]) -> str:
-    """Return the SVG of panels side by side, each with curves by name. All have the same axes, from 0."""
-    points = [point for lines in panels.values() for line in lines.values() for point in line]
-    most_x, most_y = (max(each) for each in zip(*points, strict=True))
-    width = WIDTH // len(panels)
-    parts = [text(0, 16, title, "title")]
-    across = width - 60
-    up = 240
-    for left, (name, lines) in zip(range(40, WIDTH, width), panels.items(), strict=False):
-        parts += [text(left, 44, name, "quiet"), f'<path d="M{left} 54v{up}h{across}" class="range"/>']
-        for share in (0.5, 1.0):
-            parts.append(text(left + int(share * across), up + 70, f"{share * most_x:g}", "quiet", "end"))
-            parts.append(text(left - 6, 54 + int((1 - share) * up) + 5, f"{share * most_y:.2g}", "quiet", "end"))
-        for number, (line_name, line) in enumerate(lines.items()):
-            drawn = " ".join(f"{left + x / most_x * across:.1f},{54 + up - y / most_y * up:.1f}" for x, y in line)
-            style = f"stroke: {COLOURS[number]}; fill: none; stroke-width: 1.6"
-            parts.append(f'<polyline points="{drawn}" style="{style}"/>')
-            y = up + 92 + 18 * number
-            parts.append(f'<path d="M{left} {y - 4}h24" style="{style}"/>{text(left + 32, y, line_name, "")}')
-    return svg(title, up + 92 + 18 * max(map(len, panels.values())), parts)
 
 
 def bar(y: int, server: str, figures: list[float], scale: float) -> list[str]:

@@ -111,18 +111,10 @@ def _traffic() -> list[Panel]:
         ),
         lines(
             "Deadlines",
-            "Requests per second that had a deadline of their own: `met`, `missed`, or `refused` because they would "
-            "most probably have missed it.",
+            "Requests per second that had a deadline of their own: `met` or `missed`.",
             "reqps",
             [Query(rate("oaiserve_deadlines_total", ENGINE, "outcome"), "{{outcome}}")],
             stacked=True,
-        ),
-        lines(
-            "Forecasts",
-            "Promised times per second, of first tokens and ends: nine in ten come `within` their interval, whatever "
-            "the load. After a change, it takes some hundred requests until they do.",
-            "reqps",
-            [Query(rate("oaiserve_forecasts_total", ENGINE, "time, held"), "{{time}}, {{held}}")],
         ),
     ]
 

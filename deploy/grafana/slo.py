@@ -15,8 +15,8 @@ OBJECTIVES = {
 TOTAL = "oaiserve_requests_total"
 FINISHED = f'outcome="finished", {REQUESTS}'
 FAILED = f'outcome="failed", {REQUESTS}'
-OF_CLIENTS = "RateLimited|DeadlineRefused"  # limits of a key, and deadlines of a request
-TURNED_AWAY = f'outcome="rejected", status=~"429|503", error_type!~"{OF_CLIENTS}", {REQUESTS}'
+OF_CLIENTS = "RateLimited"  # limits of a key
+TURNED_AWAY = f'outcome="rejected", status=~"429|503", error_type!="{OF_CLIENTS}", {REQUESTS}'
 BUDGET = "on (slo) group_left () oaiserve:slo_budget:ratio"
 FAST = 14.4  # burn rates of the alerts
 SLOW = 6

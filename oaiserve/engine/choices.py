@@ -29,14 +29,7 @@ class Choices:
         self._rules = model.rules
         self._pools = model.pooling is not None  # each prompt is computed in one step, and answered by a vector
 
-    def make(
-        self,
-        opened: OpenRequest,
-        tokenized: Tokenized,
-        encoded: Mapping[bytes, Encoded],
-        turn_ns: int,
-        latest_start_ns: int | None,
-    ) -> Iterator[Sequence]:
+    def make(self, opened: OpenRequest, tokenized: Tokenized, encoded: Mapping[bytes, Encoded]) -> Iterator[Sequence]:
         """Put the prompts and choices of a request into its state, and yield each new sequence."""
         request = tokenized.request
         params = request.params
@@ -63,9 +56,6 @@ class Choices:
                     stop_ids=stop_ids,
                     draw_key=draw_key(seed, choice),
                     priority=request.priority,
-                    turn_ns=turn_ns,
-                    deadline_ns=request.deadline_ns,
-                    latest_start_ns=latest_start_ns,
                     cache_salt=f"{request.adapter} {request.cache_salt}",
                     adapter=request.adapter,
                     client_name=request.client,

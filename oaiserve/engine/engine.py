@@ -27,9 +27,8 @@ from oaiserve.engine.adapters import ServedAdapter
 from oaiserve.engine.backpressure import SharedLimit
 from oaiserve.engine.disk_tier import DiskTier
 from oaiserve.engine.drafting.drafts import Drafts
-from oaiserve.engine.forecast.forecaster import Asked
 from oaiserve.engine.grammars.grammar import Grammars
-from oaiserve.engine.loop import Abort, DropAdapter, EngineLoop, FromTokenizer, Stop, Submitted
+from oaiserve.engine.loop import Abort, DropAdapter, EngineLoop, Stop, Submitted
 from oaiserve.engine.open_request import Bounds
 from oaiserve.engine.open_rows import OpenRows
 from oaiserve.engine.reports import Reports
@@ -55,7 +54,7 @@ from oaiserve.engine.scheduling.scheduler import Scheduler
 from oaiserve.engine.served_model import ServedModel
 from oaiserve.engine.start.plan import start_model
 from oaiserve.engine.text.tokenizer import Tokenizer
-from oaiserve.engine.tokenize import REST, Tokenized, TokenizeStage
+from oaiserve.engine.tokenize import REST, TokenizeStage
 from oaiserve.engine.turn_workers import Work
 from oaiserve.errors import InvalidRequest, NotFound, Overloaded, Unavailable
 from oaiserve.explain.step_cost import StepCost
@@ -153,7 +152,7 @@ class Engine:
             disk=self._disk,
             step_time=step_time,
         )
-        self._bounds = Bounds(
+        bounds = Bounds(
             max_model_len=model.max_model_len,
             queue_timeout_seconds=options.queue_timeout_seconds,
             request_timeout_seconds=options.request_timeout_seconds,
@@ -162,7 +161,7 @@ class Engine:
         self._loop = EngineLoop(
             model,
             scheduler,
-            self._bounds,
+            bounds,
             waiting=self._waiting,
             clock_ns=clock_ns,
             stop_tokenizing=lambda request_id: self._tokenize.abort(request_id),
@@ -183,7 +182,7 @@ class Engine:
         self._tokenize = TokenizeStage(
             model.tokenizer,
             grammars.compile,
-            self._post if self._loop.phases is None else self._loop.phases.watch(self._post),
+            self._loop.post if self._loop.phases is None else self._loop.phases.watch(self._loop.post),
             num_workers=options.tokenize_workers,
             # Encoding keeps no lock, but a core, and streams that decode would notice.
             encode_rest=REST if self.is_on_cpu and model.pooling is None else 0.0,
@@ -197,7 +196,6 @@ class Engine:
             self._loop.requests.computed_prompts,
             is_cached=lambda block_hash: pool.find(block_hash) is not None,
             clock_ns=clock_ns,
-            pace=lambda: self._loop.requests.limits.pace,
         )
 
     @classmethod
@@ -354,35 +352,6 @@ class Engine:
             raise self._overloaded(f"{self._max_waiting} requests in the background are open already, the limit")
         self._loop.post(Submitted(request, deliver, self._clock_ns()))
         self._tokenize.submit(request, partial(self._body_bytes.give_back, request.client, request.num_bytes))
-
-    def _post(self, event: FromTokenizer) -> None:
-        """Pass the result of a tokenize worker on to the engine thread. The prompts of a request for which somebody
-        waits get a forecast."""
-        forecaster = self._loop.forecaster
-        bounds = self._bounds
-        request = event.request
-        is_forecast = not request.sent and not request.is_background
-        if forecaster is not None and is_forecast and isinstance(event, Tokenized) and event.token_ids:
-            params = request.params
-            now_ns = self._clock_ns()
-            length = len(event.token_ids[0])
-            question = Asked(
-                request.request_id,
-                request.client,
-                request.origin.operation,
-                None if params.grammar is None else params.grammar.kind,
-                event.token_ids,
-                limit=bounds.length(length, params.max_tokens) - length,
-                is_limited=params.max_tokens is not None or bounds.default_max_tokens is not None,
-                ends_early=not params.ignore_eos or bool(params.stop or params.stop_token_ids),
-                num_choices=request.num_choices,
-                cache_salt=f"{request.adapter} {request.cache_salt}",
-                received_ns=request.received_ns or now_ns,
-                turn_ns=self._loop.requests.limits.turn(request, event.token_ids, now_ns)[0],
-                media_rows=sum(prompt.num_rows_to_encode for prompt in event.media if prompt is not None),
-            )
-            event = replace(event, forecast=forecaster.forecast(question, now_ns))
-        self._loop.post(event)
 
     def encode(self, prompt: Prompt, most_tokens: int) -> Work[list[int]]:
         """Return the token ids of a prompt, in turns, for `run_in_turns`. Raises as `Tokenizer.encode_in_pieces`."""

@@ -25,7 +25,6 @@ from oaiserve.engine.backpressure import SharedLimit
 from oaiserve.engine.disk_tier import BlocksRead
 from oaiserve.engine.drafting.drafts import Drafts
 from oaiserve.engine.encoder import Encoder
-from oaiserve.engine.forecast.forecaster import Ended, Forecaster
 from oaiserve.engine.open_request import Bounds
 from oaiserve.engine.open_requests import OpenRequests
 from oaiserve.engine.request import Deliver, Failed, Request, Usage
@@ -127,16 +126,8 @@ class EngineLoop:
             self.causes = StepCauses(machine, time_fit, Shares(cores_ns(), cores_fit))
         causes = self.causes
         cost = (lambda: None) if causes is None else (lambda: causes.cost)
-        self.forecaster: Forecaster | None = None
-        if scheduler.step_time is not None and model.pooling is None:
-            own = scheduler.step_time.copy()
-            self.forecaster = Forecaster(scheduler, own, cost, lambda: self.snapshot, self._host.under_way)
         self.watchdog = Watchdog(self._host, cost, hang_seconds, exits=exit_on_hang)
         self._account = StepAccount(self._host, self.causes, cores_ns)
-        note_end: Callable[[Ended], object]
-        note_end = self.forecaster.ended.append if self.forecaster is not None else lambda ended: None
-        if self.phases is not None:
-            note_end = self.phases.watch_ends(note_end)
         self.arriving: dict[str, Submitted] = {}  # requests in the inbox; written and read by any thread
         # written by the engine thread, read by any thread
         self.requests = OpenRequests(
@@ -149,7 +140,7 @@ class EngineLoop:
             stop_tokenizing=stop_tokenizing,
             rates=rates,
             causes=self.causes,
-            note_end=note_end,
+            note_end=self.phases.leave if self.phases is not None else lambda request_id: None,
             new_notes=new_notes,
         )
         self._stepper = Stepper(

@@ -67,7 +67,6 @@ class OpenRequest:
     def note_tokenized(self, tokenized: Tokenized) -> None:
         self.times.tokenized = tokenized.at_ns
         self.times.has_media = any(tokenized.media)
-        self.account.forecast = tokenized.forecast
 
     def note_prompts(self, tokenized: Tokenized) -> None:
         """Count the tokens and media of its prompts, once it is admitted."""

@@ -17,7 +17,6 @@ from oaiserve.engine.backpressure import DrainRate, SharedLimit
 from oaiserve.engine.choices import Choices
 from oaiserve.engine.continuation import Continuations, take_up
 from oaiserve.engine.encoder import Encoding
-from oaiserve.engine.forecast.forecaster import Ended
 from oaiserve.engine.grammars.grammar import CompiledGrammar, GrammarGivenUp
 from oaiserve.engine.media import Encoded
 from oaiserve.engine.open_request import Bounds, OpenRequest
@@ -32,7 +31,7 @@ from oaiserve.engine.step import Chunk, Step
 from oaiserve.engine.text.detokenize import TokenTable
 from oaiserve.engine.time_limits import TimeLimits
 from oaiserve.engine.tokenize import Tokenized
-from oaiserve.errors import APIError, DeadlineMissed, InternalError, InvalidRequest
+from oaiserve.errors import APIError, InternalError, InvalidRequest
 from oaiserve.explain.causes import RequestCauses
 from oaiserve.facts.engine_numbers import EngineNumbers
 from oaiserve.facts.record import EngineAccount, EventKind
@@ -56,12 +55,12 @@ class OpenRequests:
         stop_tokenizing: Callable[[str], None],
         rates: Rates,
         causes: StepCauses | None = None,
-        note_end: Callable[[Ended], object] = lambda ended: None,
+        note_end: Callable[[str], object] = lambda request_id: None,
         new_notes: Callable[..., RequestNotes] = RequestNotes,
     ) -> None:
         """Begin without requests. `waiting` counts the choices until they enter a step or end; who submits a request
         has taken their room. `stop_tokenizing` takes the id of a request ended before it was tokenized. With
-        the `causes` of steps, each request's account has its own. `note_end` is told of ended requests, and
+        the `causes` of steps, each request's account has its own. `note_end` gets the ids of ended requests, and
         `new_notes` makes what writes a request's stamps."""
         self._scheduler = scheduler
         self.table = TokenTable(model.tokenizer.backend)
@@ -76,8 +75,7 @@ class OpenRequests:
         self._open: dict[str, OpenRequest] = {}
         self.outbox = Outbox()
         self._taken_up = Continuations()
-        cost = (lambda: None) if causes is None else (lambda: causes.cost)
-        self.limits = TimeLimits(bounds, scheduler.order.slack, cost, self._open.__contains__)
+        self.limits = TimeLimits(bounds, self._open.__contains__)
         self._waiting = waiting
         # read by any thread
         self.num_waiting_tokens = 0  # prompt tokens of all requests before their first step
@@ -167,13 +165,8 @@ class OpenRequests:
         request = tokenized.request
         arrived_ns = tokenized.at_ns or self._clock_ns()
         since_ns = opened.times.media_encoded or arrived_ns
-        turn_ns, start_ns = self.limits.turn(request, tokenized.token_ids, arrived_ns)
-        if start_ns is None or start_ns < arrived_ns:
-            latest_start_ns = None
-        else:
-            latest_start_ns = start_ns
         leader: Sequence | None = None  # the first choice computes the prompt for the others
-        for sequence in self._choices.make(opened, tokenized, encoded, turn_ns, latest_start_ns):
+        for sequence in self._choices.make(opened, tokenized, encoded):
             if not request.sent:
                 is_first = sequence.index % request.params.n == 0
                 self._scheduler.add(sequence, None if is_first else leader, since_ns=since_ns)
@@ -196,17 +189,13 @@ class OpenRequests:
         self.finish_if_complete(opened, self._clock_ns())
 
     def admitted(self, tokenized: Tokenized) -> OpenRequest | None:
-        """Return a request whose prompts are encoded, or None if it has ended, or fails because it would miss its
-        deadline."""
+        """Return a request whose prompts are encoded, or None if it has ended."""
         request = tokenized.request
         opened = self.find(request)
         if opened is None:
-            self._note_end(Ended(request.request_id, RequestTimes()))
+            self._note_end(request.request_id)
             return None
         opened.note_tokenized(tokenized)
-        if (refused := self.limits.refusal(opened, tokenized.forecast)) is not None:
-            self._fail(opened, refused)
-            return None
         opened.waiting_tokens = 0 if request.is_background else tokenized.num_prompt_tokens
         self.num_waiting_tokens += opened.waiting_tokens
         opened.note_prompts(tokenized)
@@ -328,12 +317,7 @@ class OpenRequests:
         self._stop_waiting(opened, opened.num_waiting)
         if opened.times.tokenized is None:
             self._stop_tokenizing(opened.request.request_id)
-        num_tokens = opened.account.longest_choice_tokens
-        is_whole = isinstance(terminal, Finished)
-        is_late = isinstance(terminal, Failed) and isinstance(terminal.error, DeadlineMissed)
-        late_ns = now_ns if is_late else None
-        self._note_end(Ended(opened.request.request_id, opened.times, num_tokens, is_whole, late_ns))
-        self.limits.note_end(opened, now_ns, num_tokens, is_whole=is_whole)
+        self._note_end(opened.request.request_id)
         self.outbox.emit(opened, terminal)
 
     def _note_cost(self, opened: OpenRequest) -> None:

@@ -10,7 +10,7 @@ from itertools import islice
 
 from oaiserve.engine.loop import EngineLoop, Submitted
 from oaiserve.engine.open_request import OpenRequest
-from oaiserve.facts.open_row import OpenForecast, OpenRow
+from oaiserve.facts.open_row import OpenRow
 from oaiserve.facts.times import RequestTimes
 
 
@@ -27,17 +27,9 @@ class OpenRows:
         open_now: dict[str, Submitted | OpenRequest] = {**self.loop.requests.all()}
         open_now |= {request_id: one for request_id, one in arriving.items() if request_id not in open_now}
         newest = dict(islice(reversed(open_now.items()), most))
-        forecaster = self.loop.forecaster
-        if forecaster is None:
-            forecasts = {}
-        else:
-            forecasts = forecaster.open_now(self.clock_ns(), newest)
-        return {
-            request_id: self._row(one, forecasts.get(request_id, OpenForecast()), epoch_offset_ns)
-            for request_id, one in newest.items()
-        }
+        return {request_id: self._row(one, epoch_offset_ns) for request_id, one in newest.items()}
 
-    def _row(self, one: Submitted | OpenRequest, forecast: OpenForecast, epoch_offset_ns: int) -> OpenRow:
+    def _row(self, one: Submitted | OpenRequest, epoch_offset_ns: int) -> OpenRow:
         origin = one.request.origin
         if isinstance(one, Submitted):
             times = RequestTimes(received=one.request.received_ns or one.at_ns, submitted=one.at_ns)
@@ -47,7 +39,6 @@ class OpenRows:
             one.times,
             self.clock_ns,
             epoch_offset_ns,
-            forecast,
             prompt_tokens=one.usage.prompt_tokens,
             cached_tokens=one.usage.cached_tokens,
             computed_prompt_tokens=one.computed_prompt_tokens,

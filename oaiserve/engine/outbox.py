@@ -33,7 +33,7 @@ class Outbox:
         if not prompt.sent:
             prompt.sent = True
             done = (prompt.token_ids, prompt.logprobs, replace(opened.times), prompt.cached_tokens)
-            self.emit(opened, PromptDone(request.request_id, index, *done, opened.account.forecast))
+            self.emit(opened, PromptDone(request.request_id, index, *done))
         self._events.setdefault(opened.deliver, []).append(chunk)
 
     def hand_over(self) -> list[Deliver]:

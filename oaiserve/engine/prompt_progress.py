@@ -30,5 +30,5 @@ def _emit_progress(outbox: Outbox, opened: OpenRequest, now_ns: int) -> None:
     opened.progress_ns = now_ns
     elapsed_ns = now_ns - (opened.times.scheduled or now_ns)
     tokens = (usage.prompt_tokens, usage.cached_tokens, opened.computed_prompt_tokens)
-    done = (*tokens, elapsed_ns, replace(opened.times), opened.account.forecast)
+    done = (*tokens, elapsed_ns, replace(opened.times))
     outbox.emit(opened, PromptProgress(opened.request.request_id, *done))

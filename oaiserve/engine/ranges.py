@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from oaiserve.engine.tokenize import GrammarCompiled, Tokenized, TokenizeFailed, TokenizeStarted
-
-if TYPE_CHECKING:
-    from oaiserve.engine.forecast.forecaster import Ended
 
 FromTokenizer = TokenizeStarted | GrammarCompiled | Tokenized | TokenizeFailed
 
@@ -40,6 +37,7 @@ class PhaseRanges:
         self._started[request_id] = self._ranges.start(phase, request_id)
 
     def leave(self, request_id: str) -> None:
+        """End the phase under way, if there is one. All requests end here, also those never tokenized."""
         started = self._started.pop(request_id, None)
         if started is not None:
             self._ranges.end(started)
@@ -57,15 +55,5 @@ class PhaseRanges:
                 case Tokenized() | TokenizeFailed():
                     self.leave(request_id)
             post(event)
-
-        return watched
-
-    def watch_ends(self, note_end: Callable[[Ended], object]) -> Callable[[Ended], object]:
-        """Return a `note_end` that ends the phase under way. All requests end there, also those that ended before they
-        were tokenized."""
-
-        def watched(ended: Ended) -> object:
-            self.leave(ended.request_id)
-            return note_end(ended)
 
         return watched

@@ -14,7 +14,7 @@ from threading import Lock
 
 from oaiserve.engine.scheduling.blocks import BlockHash
 from oaiserve.facts.engine_numbers import EngineNumbers
-from oaiserve.facts.report import HeldPrefixes, Pace, ReplicaReport
+from oaiserve.facts.report import HeldPrefixes, ReplicaReport
 
 # For this long, all routers get the same report, so that its means are over more than a moment.
 LEAST_NS = 500_000_000
@@ -35,14 +35,12 @@ class Reports:
         prompts: deque[ComputedPrompt],
         is_cached: Callable[[BlockHash], bool],
         clock_ns: Callable[[], int],
-        pace: Callable[[], Pace] = Pace,
     ) -> None:
         """`prompts` gets the prompts computed by the engine thread. `is_cached` may be called on any thread."""
         self._snapshot = snapshot
         self._prompts = prompts
         self._is_cached = is_cached
         self._clock_ns = clock_ns
-        self._pace = pace
         self._lock = Lock()
         self._held: HeldPrefixes[BlockHash] = HeldPrefixes()
         self._incarnation = token_hex(8)
@@ -80,6 +78,5 @@ class Reports:
                 num_waiting=now.num_waiting + now.num_tokenizing,
                 kv_use=now.kv_usage,
                 step_seconds=step_seconds,
-                pace=self._pace(),
             )
             return self._last

@@ -16,7 +16,6 @@ from oaiserve.engine.logprobs import TokenLogprobs
 from oaiserve.engine.media import MediaFile
 from oaiserve.errors import APIError
 from oaiserve.facts.continuation import Piece
-from oaiserve.facts.forecast import NO_FORECAST, Forecast
 from oaiserve.facts.record import EngineAccount, Origin
 from oaiserve.facts.times import RequestTimes
 
@@ -214,7 +213,6 @@ class PromptProgress:
     num_computed: int  # those included, and those of the step under way
     elapsed_ns: int  # since the request entered its first step
     times: RequestTimes  # the stamps so far
-    forecast: Forecast = NO_FORECAST
 
     @property
     def rest_ns(self) -> int | None:
@@ -235,7 +233,6 @@ class PromptDone:
     logprobs: TokenLogprobs | None  # only with SamplingParams.prompt_logprobs
     times: RequestTimes  # the stamps so far, up to the first token
     cached_tokens: int = 0
-    forecast: Forecast = NO_FORECAST
 
 
 @dataclass(slots=True)

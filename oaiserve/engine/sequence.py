@@ -43,9 +43,6 @@ class Sequence:
     stop_ids: frozenset[int] = frozenset()  # they end it: end-of-sequence unless ignored, and the client's own
     draw_key: int = 0  # 64 bits: with the position, all the randomness there is
     priority: int = 0  # lower is earlier, where the policy asks for it
-    turn_ns: int = 0  # when its turn comes, where the policy asks for it
-    deadline_ns: int | None = None  # when it must have ended
-    latest_start_ns: int | None = None  # to keep its deadlines; None: it has none, cannot keep them, or has begun
     cache_salt: str = ""  # only sequences with the same salt share cached blocks
     adapter: int = 0  # its number, or 0; the salt has it, too
     client_name: str = ""  # clients take turns, where the policy asks for it

@@ -19,7 +19,6 @@ from oaiserve.engine.request import (
     Terminal,
     TokenChunk,
 )
-from oaiserve.facts.forecast import NO_FORECAST
 from oaiserve.facts.times import RequestTimes, monotonic_ns
 
 if TYPE_CHECKING:
@@ -64,7 +63,6 @@ class LoopStream:
         self._on_end: Callable[[Terminal], None] | None = None
         self.on_cut: Callable[[], object] = lambda: None
         self.times: RequestTimes | None = None  # the stamps that the latest event has carried
-        self.forecast = NO_FORECAST
         self.terminal: Terminal | None = None
 
     @property
@@ -143,13 +141,11 @@ class LoopStream:
         elif isinstance(event, Pooled | PromptDone):
             if isinstance(event, PromptDone):
                 self.times = event.times
-                self.forecast = event.forecast
             if self._has_reader:
                 self._gather(num_tokens(event))
                 self._events.append(event)
         elif isinstance(event, PromptProgress):
             self.times = event.times
-            self.forecast = event.forecast
             if self._has_reader:
                 self._events.append(event)
         else:

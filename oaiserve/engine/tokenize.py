@@ -20,7 +20,6 @@ from oaiserve.engine.request import ChatPrompt, Grammar, PairPrompt, Prompt, Req
 from oaiserve.engine.turn_workers import LONG, CpuTime, Task, TurnWorkers, Work
 from oaiserve.errors import APIError, ContextLengthExceeded, invalid
 from oaiserve.facts.continuation import SENT_HEADER
-from oaiserve.facts.forecast import NO_FORECAST, Forecast
 from oaiserve.facts.times import monotonic_ns
 
 if TYPE_CHECKING:
@@ -60,7 +59,6 @@ class Tokenized:
     grammar: CompiledGrammar | None = None
     at_ns: int | None = None  # None: it was not encoded
     media: list[PromptMedia | None] = field(default_factory=list)  # media of each prompt; empty if none has any
-    forecast: Forecast = NO_FORECAST  # given to it on the way to the engine thread
 
     @property
     def num_prompt_tokens(self) -> int:

@@ -1,26 +1,16 @@
-"""`OpenRow` describes an open request for `/debug/requests` and the live page: its phases, its progress and its
-forecast. It has no text of prompts or answers."""
+"""`OpenRow` describes an open request for `/debug/requests` and the live page: its phases and its progress. It has no
+text of prompts or answers."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
 
 import msgspec
 
-from oaiserve.facts.forecast import NO_FORECAST, Forecast
 from oaiserve.facts.record import Origin
 from oaiserve.facts.times import RequestTimes
 
 MOST_SHOWN = 20  # open requests in a list: the newest of the engine, and the newest of those outside it
-
-
-class OpenForecast(NamedTuple):
-    """The forecast that was made for an open request, and the current estimates of its times since its receipt."""
-
-    promised: Forecast = NO_FORECAST
-    first_token_now_ns: int | None = None  # None: it has been generated, or there is no estimate
-    end_now_ns: int | None = None  # None: its length is unknown, or there is no estimate
 
 
 class PhaseSoFar(msgspec.Struct):
@@ -34,9 +24,7 @@ class PhaseSoFar(msgspec.Struct):
 class OpenRow(msgspec.Struct, kw_only=True):
     """An open request. Numbers of tokens are 0 until they are known.
 
-    `computed_prompt_tokens` need no further computation; they include the `cached_tokens`. `forecast` was made when the
-    prompt was tokenized. `first_token_now_ns` and `end_now_ns` are the current estimates; the former is null once the
-    first token has been generated.
+    `computed_prompt_tokens` need no further computation; they include the `cached_tokens`.
     """
 
     request_id: str
@@ -52,9 +40,6 @@ class OpenRow(msgspec.Struct, kw_only=True):
     cached_tokens: int = 0
     computed_prompt_tokens: int = 0
     completion_tokens: int = 0
-    forecast: dict[str, Any]
-    first_token_now_ns: int | None
-    end_now_ns: int | None
 
     @classmethod
     def of(
@@ -63,7 +48,6 @@ class OpenRow(msgspec.Struct, kw_only=True):
         times: RequestTimes,
         clock_ns: Callable[[], int],
         epoch_offset_ns: int,
-        forecast: OpenForecast = OpenForecast(),  # noqa: B008 - immutable
         **tokens: int,
     ) -> OpenRow:
         """Return the current row. Other threads may still write into `times`, in which `received` is set.
@@ -81,8 +65,5 @@ class OpenRow(msgspec.Struct, kw_only=True):
             elapsed_ns=phases[-1].end_ns - received_ns,
             phase=phases[-1].name,
             phases=[PhaseSoFar(phase.name, phase.start_ns - received_ns, phase.duration_ns) for phase in phases],
-            forecast=forecast.promised.shown(),
-            first_token_now_ns=forecast.first_token_now_ns,
-            end_now_ns=forecast.end_now_ns,
             **tokens,
         )

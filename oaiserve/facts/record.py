@@ -13,7 +13,6 @@ from enum import StrEnum
 from typing import Any, NamedTuple
 
 from oaiserve.facts.fact import fact
-from oaiserve.facts.forecast import NO_FORECAST, Forecast
 from oaiserve.facts.times import RequestTimes
 from oaiserve.facts.trace import TraceContext
 
@@ -44,8 +43,7 @@ class DeadlineOutcome(StrEnum):
     """The ways in which a request with a deadline can end, unless its client leaves."""
 
     MET = "met"  # the whole answer was written in time, and so was its first token
-    MISSED = "missed"  # too late, or failed, or refused for another reason
-    REFUSED = "refused"  # refused, because the forecast was too late
+    MISSED = "missed"  # too late, failed, or refused
 
 
 class WaitReason(StrEnum):
@@ -145,7 +143,6 @@ class EngineAccount:
     # The token ids of each prompt, to be hashed: nothing may store them. Empty if they were never known.
     prompts: list[list[int]] = field(default_factory=list)
     cache_salt: str = ""
-    forecast: Forecast = NO_FORECAST  # made when the request was tokenized; the forecast has the rows
     num_choices: int = fact("Choices that the request asked for, over all its prompts.")
     longest_choice_tokens: int = fact("Generated tokens of the longest choice.")
     num_preemptions: int = fact(
@@ -379,7 +376,7 @@ class RequestRecord:
     )
     tool_calls: Mapping[ToolCallOutcome, int] = fact("Calls of tools in the answer, by outcome.", new=dict, json=True)
     deadline: DeadlineOutcome | None = fact(
-        "Whether it kept its deadlines: met, missed or refused. None: it had none, or its client left.",
+        "Whether it kept its deadlines: met or missed. None: it had none, or its client left.",
         None,
         json=True,
         log=True,

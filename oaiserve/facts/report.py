@@ -10,7 +10,7 @@ from array import array
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Generic, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Annotated, Generic, TypeVar
 
 import msgspec
 
@@ -36,20 +36,6 @@ Seconds = Annotated[float, msgspec.Meta(ge=0, le=MOST_SECONDS)]
 ModelName = Annotated[str, msgspec.Meta(min_length=1, max_length=MOST_NAME_CHARACTERS)]
 
 
-class Pace(NamedTuple):
-    """The recent times of a replica for a prompt token and for a whole answer, in seconds; 0 while unknown."""
-
-    prompt_token: Seconds = 0.0
-    answer: Seconds = 0.0  # time of an answer of the median length
-
-
-class Within(NamedTuple):
-    """The time left until the deadlines of a request, in seconds; None without a deadline."""
-
-    first_token: float | None = None
-    end: float | None = None
-
-
 @dataclass(frozen=True, slots=True)
 class ReplicaReport:
     """The report of one replica at one moment."""
@@ -67,7 +53,6 @@ class ReplicaReport:
     kv_use: float = 0.0  # share of the KV cache's blocks that sequences use
     step_seconds: float = 0.0  # mean time of a step since the report before
     models: tuple[str, ...] = ()  # names of its model and adapters; none: not stated
-    pace: Pace = Pace()  # noqa: RUF009 - immutable
 
     @property
     def is_full(self) -> bool:
@@ -92,7 +77,6 @@ class Report(msgspec.Struct):
     is_hung: bool = False  # The engine makes no progress.
     # Names of its model and adapters; none if there are too many for a report.
     models: Annotated[tuple[ModelName, ...], msgspec.Meta(max_length=MOST_MODELS)] = ()
-    pace: Pace = Pace()
 
     def __post_init__(self) -> None:
         if len(self.keys) % 8:
@@ -106,7 +90,6 @@ class Report(msgspec.Struct):
         own |= {"keys": report.keys.tobytes(), "models": models}
         # Estimates have no bound of their own, and one that routers refuse would take the rest of the report with it.
         own["step_seconds"] = min(MOST_SECONDS, report.step_seconds)
-        own["pace"] = Pace(*(min(MOST_SECONDS, seconds) for seconds in report.pace))
         return cls(**own, is_ready=is_ready, is_hung=is_hung)
 
     def of_replica(self, name: str) -> ReplicaReport:
@@ -119,7 +102,6 @@ class Report(msgspec.Struct):
             array("Q", self.keys),
             step_seconds=self.step_seconds,
             models=self.models,
-            pace=self.pace,
         )
 
 

@@ -14,7 +14,7 @@ import msgspec
 from oaiserve.engine.adapters import ServedAdapter
 from oaiserve.engine.request import TokenChunk, Usage
 from oaiserve.engine.streams import LoopStream
-from oaiserve.errors import APIError, DeadlineRefused, RequestTimeout, SlowReader, Unavailable
+from oaiserve.errors import APIError, RequestTimeout, SlowReader, Unavailable
 from oaiserve.facts.continuation import StreamIds
 from oaiserve.facts.record import DeadlineOutcome, EngineAccount, Outcome, ToolCallOutcome
 from oaiserve.facts.times import RequestTimes, monotonic_ns
@@ -162,8 +162,6 @@ class Exchange:
         limits_ns = (self.deadline_ns, times.duration_ns), (self.ttft_deadline_ns, times.time_to_first_token_ns)
         if limits_ns[0][0] is limits_ns[1][0] is None or self.outcome is Outcome.CANCELLED:
             return None
-        if isinstance(self.error, DeadlineRefused):
-            return DeadlineOutcome.REFUSED
         in_time = all(limit is None or (took is not None and took <= limit) for limit, took in limits_ns)
         if self.outcome is Outcome.FINISHED and in_time:
             return DeadlineOutcome.MET

@@ -6,7 +6,7 @@ from __future__ import annotations
 import time
 from itertools import islice
 
-from oaiserve.facts.open_row import MOST_SHOWN, OpenForecast, OpenRow
+from oaiserve.facts.open_row import MOST_SHOWN, OpenRow
 from oaiserve.facts.record import Origin
 from oaiserve.facts.times import monotonic_ns
 from oaiserve.routes.exchange import Exchange
@@ -40,4 +40,4 @@ def _row(serving: Serving, exchange: Exchange, epoch_offset_ns: int) -> OpenRow:
             "computed_prompt_tokens": usage.prompt_tokens if exchange.times.first_token is not None else 0,
             "completion_tokens": usage.completion_tokens,
         }
-    return OpenRow.of(origin, exchange.times, monotonic_ns, epoch_offset_ns, OpenForecast(), **tokens)
+    return OpenRow.of(origin, exchange.times, monotonic_ns, epoch_offset_ns, **tokens)

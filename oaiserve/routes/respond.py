@@ -31,7 +31,6 @@ from oaiserve.engine.streams import LoopStream, append
 from oaiserve.engine.turn_workers import MUCH_BYTES
 from oaiserve.errors import APIError, InvalidRequest, Overloaded, SlowReader, StoreFailed, Unavailable, WriteTimeout
 from oaiserve.facts.continuation import KIND_HEADER
-from oaiserve.facts.forecast import FORECAST_HEADER
 from oaiserve.facts.times import monotonic_ns
 from oaiserve.http.connections import CONNECTION, WRITE_TIMED_OUT
 from oaiserve.routes import sse
@@ -308,9 +307,6 @@ class Answer:
         headers = self.exchange.adaptations.headers()
         if cut_to is not None:
             headers["x-max-tokens-cut-to"] = f"{cut_to}"
-        is_forecast = self.serving.config.engine.explain and not self.request.is_background
-        if is_forecast and self.exchange.stream is not None:
-            headers[FORECAST_HEADER] = self.exchange.stream.forecast.in_header()
         return {"server-timing": self.exchange.server_timing(), **headers}
 
     def _note_finish_reason(self, chunk: TokenChunk) -> None:

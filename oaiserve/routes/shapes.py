@@ -106,29 +106,9 @@ class Progress(msgspec.Struct):
     rest_ms: int | UnsetType = UNSET  # how long the rest will take, once that is known
 
 
-class ForecastTold(msgspec.Struct):
-    """The forecast of a request at its admission, in milliseconds since it was received: nine in ten have their first
-    token, and their last, between low and high, and half of them before the one without either. The end is UNSET if
-    the length of the answer is unknown."""
-
-    first_token_low_ms: float
-    first_token_ms: float
-    first_token_high_ms: float
-    end_low_ms: float | UnsetType = UNSET
-    end_ms: float | UnsetType = UNSET
-    end_high_ms: float | UnsetType = UNSET
-
-
-class Extension(msgspec.Struct):
-    """Fields of only this server, in the first chunk of a stream. OpenAI's clients ignore them."""
-
-    forecast: ForecastTold
-
-
 class StreamChunk(_Object, Generic[Choice]):
     """The JSON of one event of a stream. A field that is UNSET is left out."""
 
-    oaiserve: Extension | UnsetType = UNSET
     prompt_progress: Progress | UnsetType = UNSET
     prompt_token_ids: list[int] | UnsetType = UNSET
     choices: Sequence[Choice] = ()
@@ -158,7 +138,6 @@ class ChoicesShape:
         self._first_values = (head.id, kind, head.created, head.model, head.system_fingerprint)
         self._wanted = wanted
         self._usage = Usage(0, 0, 0)  # usage of the answer so far
-        self._told: Extension | None = None  # extension of the first chunk
         # The frame of an event stays the same for the whole stream, and encoding it once saves a third of an event's
         # time. Quotes within JSON strings are escaped, so the separator occurs only once.
         before, after = self._chunk_event(()).split(b'"choices":[]')
@@ -206,19 +185,13 @@ class ChoicesShape:
     def _add_usage(self, event: PromptDone) -> None:
         self._usage.prompt_tokens += len(event.token_ids)
         self._usage.cached_tokens += event.cached_tokens
-        if event.forecast.is_calibrated and event.prompt_index == 0:
-            times_ms = [round(ns / 1e6, 1) for ns in event.forecast.intervals_ns]
-            self._told = Extension(ForecastTold(*times_ms))
 
     def _event(self, choice: msgspec.Struct) -> bytes:
-        if self._wanted.continuous_usage or self._told is not None:
+        if self._wanted.continuous_usage:
             return self._chunk_event((choice,))
         return self._before + sse.one_line(encode(choice)) + self._after
 
     def _chunk_event(self, choices: Sequence[msgspec.Struct], **more: Any) -> bytes:
-        if self._told is not None:
-            more["oaiserve"] = self._told
-            self._told = None
         if self._wanted.include_usage:
             more.setdefault("usage", self._usage_object(self._usage) if self._wanted.continuous_usage else None)
         return sse.event(encode(StreamChunk(*self._first_values, choices=choices, **more)))

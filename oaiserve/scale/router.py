@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from oaiserve.facts.prefix_keys import BLOCK_BYTES, BYTES_PER_TOKEN, Prompt, key_of_session, marked_depths
-from oaiserve.facts.report import Pace, ReplicaReport, Within
+from oaiserve.facts.report import ReplicaReport
 from oaiserve.facts.routing_decision import Decision, Reason
 
 # A replica takes no request that would bring it above BOUND times the mean load, as long as another one is below.
@@ -101,9 +101,6 @@ class Router:
         if replica.is_available:
             self._total_rest += rest - replica.rest
         replica.rest = rest
-        replica.num_tokens = report.waiting_tokens
-        replica.step_seconds = report.step_seconds
-        replica.pace = report.pace
         before = set(replica.reported)
         after = set(report.keys)
         for key in after - before:
@@ -119,23 +116,17 @@ class Router:
         now_ns: int,
         session: str | None = None,
         without: Collection[str] = (),
-        within: Within | None = None,
     ) -> Decision:
         """Choose the replica for a request, which is counted as sent to it.
 
         Replicas with the same prefix are tried in an order that each conversation has for itself. The less loaded one
         of the first two that are not busy is chosen; for a `session` the first one, so that its requests stay together.
-        `without` has the names of replicas that have already refused the request. With deadlines `within`, a replica is
-        chosen that is expected to meet them, if there is one. Raises NoReplica.
+        `without` has the names of replicas that have already refused the request. Raises NoReplica.
         """
         if now_ns >= self._next_silent_ns:
             self._find_available(now_ns)
         if all(replica.name in without for replica in self._available):
             raise NoReplica("there is no replica that the request could be sent to")
-        if within is not None:
-            late = self._late(prompt, within)
-            if any(replica.name not in without and replica.name not in late for replica in self._available):
-                without = late.union(without)
         fading = self._fading(now_ns)
         own = prompt.conversation if session is None else key_of_session(session)
         bound = self._bound(_weight(prompt.num_tokens), fading)
@@ -167,19 +158,6 @@ class Router:
         reason = Reason.SPILLED if longest else Reason.NEW
         return Decision(chosen.name, reason, 0, num_holders, self._send(chosen, prompt, 0, fading), bound)
 
-    def _late(self, prompt: Prompt, within: Within) -> set[str]:
-        hits: dict[str, int] = {}
-        for depth, replicas in self._holders_of(prompt, ()):
-            for replica in replicas:
-                hits.setdefault(replica.name, _num_tokens(prompt, depth))
-        late = set()
-        for replica in self._available:
-            first = replica.first_token_seconds(prompt.num_tokens - hits.get(replica.name, 0))
-            times = (within.first_token, first), (within.end, first + replica.pace.answer)
-            if any(limit is not None and seconds > limit for limit, seconds in times):
-                late.add(replica.name)
-        return late
-
     def _holders_of(self, prompt: Prompt, without: Collection[str]) -> Iterator[tuple[int, list[_Replica]]]:
         """Return numbers of first blocks with their available holders, longest first, except for too short prefixes."""
         num_before = 0
@@ -209,7 +187,6 @@ class Router:
         prompt."""
         weight = _weight(prompt.num_tokens - hit_tokens)
         replica.sent += weight * fading
-        replica.num_tokens += max(0, prompt.num_tokens - hit_tokens)
         self._total_sent += weight * fading
         for depth in marked_depths(len(prompt.keys)):
             self.holders.add(prompt.keys[depth - 1], replica)
@@ -257,19 +234,12 @@ class _Replica:
     sent: float = 0.0
     rest: float = 0.0
     is_available: bool = False
-    # These estimate its times: uncomputed prompt tokens, including those sent since its report, and reported times.
-    num_tokens: float = 0.0
-    step_seconds: float = 0.0
-    pace: Pace = Pace()  # noqa: RUF009 - immutable
 
     def __post_init__(self) -> None:
         self.seed = seed_of(self.name)
 
     def load(self, fading: float) -> float:
         return self.sent / fading + self.rest
-
-    def first_token_seconds(self, num_tokens: int) -> float:
-        return self.step_seconds + (self.num_tokens + num_tokens) * self.pace.prompt_token
 
 
 def _weight(tokens_to_compute: int) -> float:

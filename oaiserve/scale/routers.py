@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 
 from oaiserve.facts.prefix_keys import Prompt
-from oaiserve.facts.report import ReplicaReport, Within
+from oaiserve.facts.report import ReplicaReport
 from oaiserve.facts.routing_decision import Decision
 from oaiserve.scale.router import NoReplica, Router
 
@@ -58,7 +58,6 @@ class Routers:
         now_ns: int,
         session: str | None = None,
         without: Collection[str] = (),
-        within: Within | None = None,
     ) -> Decision:
         """Choose the replica for a request, among those with its model. Raises NoReplica."""
         router = self.by_model.get(prompt.model)
@@ -68,7 +67,7 @@ class Routers:
             router = self.fleet
             if having := self._having.get(prompt.model):
                 without = {*without, *self._present}.difference(set(having).difference(without))
-        return router.choose(prompt, now_ns, session, without, within)
+        return router.choose(prompt, now_ns, session, without)
 
     def _divide(self, now_ns: int) -> None:
         """Group the models by the replicas that serve them, with a router for each group."""

@@ -165,18 +165,13 @@ FINISHED_CHOICES = _metric(
 )
 DEADLINES = _metric(
     "oaiserve_deadlines_total",
-    "Ended requests with a deadline. outcome: met, missed, or refused because it would be missed.",
+    "Ended requests with a deadline. outcome: met or missed.",
     "outcome",
 )
 SLO_REQUESTS = _metric(
     "oaiserve_slo_requests_total",
     "Finished requests with a target (--slo). slo: ttft or tpot. outcome: met or missed.",
     "slo model outcome",
-)
-FORECASTS = _metric(
-    "oaiserve_forecasts_total",
-    "Forecasts for ended requests. time: first_token or end. held: within the interval, earlier or later.",
-    "time held",
 )
 TOOL_CALLS = _metric(
     "oaiserve_tool_calls_total",

@@ -9,7 +9,6 @@ import re
 from array import array
 
 from oaiserve.errors import APIError, kinds_of
-from oaiserve.facts.forecast import Held
 from oaiserve.facts.record import (
     POOLING_OPERATIONS,
     AccessRefusal,
@@ -89,9 +88,6 @@ class Observations:
         for slo in LEAST_NS:
             for outcome in ("met", "missed"):
                 self.count(names.SLO_REQUESTS, (slo, model, outcome), 0)
-        for time in ("first_token", "end"):
-            for held in Held:
-                self.count(names.FORECASTS, (time, held), 0)
         for phase in EXPLAINED:
             for cause in Cause:
                 if cause not in (Cause.MODEL_LOAD, Cause.REFUSAL_DELAY):
@@ -159,8 +155,6 @@ class Observations:
         for judged in self._targets.judge(record):
             for outcome, is_so in (("met", judged.is_met), ("missed", not judged.is_met)):
                 self.count(names.SLO_REQUESTS, (judged.slo, model, outcome), int(is_so))
-        for time, held in account.forecast.held(times):
-            self.count(names.FORECASTS, (time, held))
         self._observe_costs(record)
         if operation not in POOLING_OPERATIONS:
             self._observe_generation(record, labels, origin)

@@ -11,7 +11,6 @@ from operator import attrgetter
 from typing import Any, NamedTuple
 
 from oaiserve.facts.fact import Fact, facts_of
-from oaiserve.facts.forecast import Forecast
 from oaiserve.facts.record import EngineAccount, RequestRecord
 from oaiserve.telemetry.names import ROUTING_PREFIX
 
@@ -48,7 +47,7 @@ class _Place:
 def _rows(name: Callable[[Fact], str], when: Callable[[Fact], str]) -> list[_Row]:
     return [
         (prefix + row.name, name(row), prefix + when(row) if when(row) else "")
-        for prefix, record in (("", RequestRecord), ("account.", EngineAccount), ("account.forecast.", Forecast))
+        for prefix, record in (("", RequestRecord), ("account.", EngineAccount))
         for row in facts_of(record)
         if name(row)
     ]
@@ -75,7 +74,6 @@ def json_of(record: RequestRecord) -> dict[str, Any]:
     shown["grammar"] = None if grammar["kind"] is None else grammar
     shown["media"] = _MEDIA.values(record) if record.account.num_media else None
     shown["cost"] = _COST.values(record)
-    shown["forecast"] = record.account.forecast.shown()
     return shown
 
 

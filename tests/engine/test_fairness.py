@@ -31,10 +31,6 @@ def admitted_in_order(memory: Memory) -> list[str]:
     return order
 
 
-def service_of(memory: Memory, client: str) -> int:
-    return memory.scheduler.foreground.waiting.service_of(client)
-
-
 # -- whose turn it is -------------------------------------------------------------------------------------------------
 
 
@@ -62,19 +58,20 @@ def test_prompt_tokens_that_are_cached_cost_nothing_and_others_cost_one_each() -
     add(memory, "other", prompt=2, max_tokens=1)
     admitted_in_order(memory)
     for expected in (12 + GENERATED_WEIGHT, 4 + GENERATED_WEIGHT):
-        before_service = service_of(memory, "a")
-        add(memory, "a", prompt=[*range(12)], max_tokens=1)
+        one = sequence("a", [*range(12)], max_tokens=1, client_name="a")
+        memory.add(one)
+        before_service = one.client.service
         admitted_in_order(memory)
-        assert service_of(memory, "a") - before_service == expected
+        assert one.client.service - before_service == expected
 
 
 def test_what_is_computed_again_after_a_preemption_is_not_charged_again() -> None:
     memory = memory_of(kv_blocks=4, max_step_tokens=16, prefix_cache=False, policy=fair)
-    add(memory, "a", prompt=4, max_tokens=8)
-    add(memory, "b", prompt=4, max_tokens=8)
+    one, other = (sequence(client, 4, max_tokens=8, client_name=client) for client in "ab")
+    memory.add(one, other)
     admitted_in_order(memory)
     assert memory.scheduler.foreground.num_preemptions > 0
-    assert service_of(memory, "a") == service_of(memory, "b") == 4 + GENERATED_WEIGHT * 8
+    assert one.client.service == other.client.service == 4 + GENERATED_WEIGHT * 8
 
 
 @pytest.mark.parametrize("policy", ["fair", "priority"])

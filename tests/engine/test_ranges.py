@@ -177,7 +177,7 @@ def test_without_ranges_the_engine_runs_the_same_code_as_ever() -> None:
     with make_engine() as engine:
         assert type(engine._loop._host) is HostTime
         assert engine._loop.requests._new_notes is RequestNotes
-        assert engine._tokenize._post == engine._post
+        assert engine._tokenize._post == engine._loop.post
 
 
 # -- what marks them --------------------------------------------------------------------------------------------------

@@ -13,7 +13,6 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from oaiserve.engine.media import PromptMedia
 from oaiserve.engine.scheduling.blocks import StatePool
 from oaiserve.engine.scheduling.policy import POLICIES
-from oaiserve.engine.scheduling.slack import turn_ns
 from oaiserve.engine.sequence import Place, Sequence
 from oaiserve.engine.step import Draw
 from oaiserve.explain.step_cost import KNOTS, StepCost
@@ -76,8 +75,6 @@ class SchedulerMachine(RuleBasedStateMachine):
         for choice in range(choices):
             name = f"{self.num_arrived}" if is_one else f"{self.num_arrived}.{choice}"
             fields = {"priority": number, "cache_salt": salt, "client_name": client, "adapter": number + 1}
-            fields["turn_ns"] = turn_ns(self.now_ns, start_ns := self.now_ns + own if number else None)
-            fields["latest_start_ns"] = start_ns
             fields["is_background"] = self.has_background and own % 2 == 0
             if (run := range(len(prompt) // 3, len(prompt))[: self.longest_run]) and number:
                 fields["media"] = PromptMedia((), array("i"), runs=((run.start, run.stop),))
@@ -197,8 +194,6 @@ MACHINES: dict[str, dict[str, object]] = {
     "without cache": WITHOUT_CACHE,
     "priority": {"policy": "priority"},
     "shortest": {"policy": "shortest"},
-    "deadline": {"policy": "deadline"},
-    "deadline, overlap, several, with time": {**OVERLAP, **SEVERAL, "policy": "deadline", "has_time": True},
     "fair": {"policy": "fair"},
     "fair, with time": {"policy": "fair", "has_time": True},
     "overlap, several, fair, with time": {**OVERLAP, **SEVERAL, "policy": "fair", "has_time": True},

@@ -5,7 +5,7 @@ from typing import Any
 import httpx
 import pytest
 
-from oaiserve.errors import DeadlineMissed, DeadlineRefused, InternalError, RequestTimeout
+from oaiserve.errors import DeadlineMissed, InternalError, RequestTimeout
 from oaiserve.facts.record import DeadlineOutcome, Outcome
 from tests.routes.asking import BODIES, refused
 from tests.routes.conftest import Served
@@ -79,18 +79,6 @@ def test_a_stream_that_exceeds_the_limit_of_the_server_is_rejected_like_other_an
         served.engine.script = fails(RequestTimeout("Too long."), "H")
         ask(served, stream=stream)
         assert served.telemetry.next_record().outcome == Outcome.REJECTED
-
-
-@pytest.mark.parametrize("path", BODIES)
-def test_a_refusal_has_the_forecast_and_when_to_ask_again(served: Served, path: str) -> None:
-    forecast = {"first_token_ms": [1.0, 2.0, 3.0], "end_ms": [4.0, 5.5, 6.0]}
-    served.engine.script = fails(DeadlineRefused("Too late.", forecast=forecast, retry_after_seconds=7))
-    response = ask(served, path, deadline_ms=5, stream=True)
-    assert (response.status_code, response.headers["retry-after"]) == (503, "7")
-    assert response.headers["x-oaiserve-reason"] == "deadline"
-    assert response.json()["error"]["forecast"] == forecast
-    record = served.telemetry.next_record()
-    assert (record.outcome, record.deadline) == (Outcome.REJECTED, DeadlineOutcome.REFUSED)
 
 
 def test_an_answer_that_comes_too_late_has_missed(served: Served) -> None:

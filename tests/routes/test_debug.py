@@ -215,7 +215,6 @@ def test_the_report_has_its_keys_in_64_bits_each(served: Served) -> None:
         "kv_use": 0.25,
         "is_ready": True,
         "step_seconds": 0.0,
-        "pace": [0.0, 0.0],
         "is_hung": False,
         "models": ["org/demo"],
     }

@@ -2,7 +2,6 @@
 
 from array import array
 from collections import Counter
-from dataclasses import replace
 from math import exp, sqrt
 
 import numpy as np
@@ -12,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
 from oaiserve.facts.prefix_keys import BLOCK_BYTES, Prompt, marked_depths, prompt_of_text
-from oaiserve.facts.report import MOST_KEYS, Pace, ReplicaReport, Within
+from oaiserve.facts.report import MOST_KEYS, ReplicaReport
 from oaiserve.facts.routing_decision import Decision, Reason, as_text, of_text
 from oaiserve.scale.router import (
     BOUND,
@@ -327,35 +326,6 @@ def test_a_replica_that_has_refused_a_request_is_not_chosen_for_it_again() -> No
     assert {*refused} == {*NAMES}
     with pytest.raises(NoReplica):
         router.choose(prompt, 0, without=refused)
-
-
-def test_a_request_with_a_deadline_goes_where_it_is_expected_to_be_met() -> None:
-    """The replica of its session is full of prompts."""
-    router = make()
-    asked = prompt("system", "talk")
-    pace = Pace(0.001, 2.0)
-    first = router.choose(asked, 0, session="s").replica
-    for name in NAMES[:4]:
-        router.learn(replace(report(name), waiting_tokens=5000.0 if name == first else 0.0, pace=pace), 0)
-    assert router.choose(asked, 0, session="s").replica == first, "without a deadline it stays with its session"
-    assert router.choose(asked, 0, session="s", within=Within(first_token=3.0)).replica != first
-    assert router.choose(asked, 0, session="s", within=Within(end=6.0)).replica != first
-    assert router.choose(asked, 0, session="s", within=Within(end=9.0)).replica == first
-    nowhere = {router.choose(asked, 0, within=Within(end=1.0), without=[first]).replica for _ in range(40)}
-    assert nowhere == {*NAMES[:4]} - {first}, "then it goes where any request would, and is refused by who knows better"
-
-
-def test_prompts_sent_since_a_report_count_and_cached_ones_do_not() -> None:
-    router = make(NAMES[:2])
-    talk = prompt("system", *(f"turn {number}" for number in range(8)))
-    pace = Pace(prompt_token=1 / talk.num_tokens)  # each has a second for the talk
-    for name in NAMES[:2]:
-        router.learn(replace(report(name), pace=pace), 0)
-    first = router.choose(talk, 0, session="s").replica
-    assert router.choose(prompt("small"), 0, session="s", within=Within(first_token=0.5)).replica != first
-    router.learn(replace(report(first, 1, held=talk), pace=pace), 0)
-    assert router.choose(prompt("other"), 0, session="s", within=Within(first_token=0.5)).replica == first
-    assert router.choose(talk, 0, within=Within(first_token=0.5)).reason is Reason.PREFIX
 
 
 # -- rendezvous hashing: a fair order for each key, in which little moves ---------------------------------------------

@@ -7,7 +7,6 @@ from fractions import Fraction
 
 from hypothesis import strategies as st
 
-from oaiserve.facts.forecast import NO_FORECAST, Forecast
 from oaiserve.facts.record import (
     Cause,
     DeadlineOutcome,
@@ -92,9 +91,6 @@ def records(draw: st.DrawFn) -> RequestRecord:
         num_forced_tokens=draw(TOKENS),
         num_draft_tokens=num_drafted,
         num_accepted_tokens=draw(st.integers(0, num_drafted)),
-        forecast=draw(
-            st.sampled_from([NO_FORECAST, *(Forecast(True, *(10**7 * n for n in range(1, most))) for most in (4, 7))])
-        ),
         **draw(causes(times)),
     )
     return RequestRecord(
@@ -258,17 +254,6 @@ def counted(record: RequestRecord) -> Iterator[tuple[names.Metric, dict[str, str
     yield vllm_names.PROMPT_TOKENS, vllm, record.prompt_tokens
     if record.deadline is not None:
         yield n.DEADLINES, {"outcome": str(record.deadline)}, 1
-    forecast = record.account.forecast
-    times = record.times
-    intervals = (
-        ("first_token", times.first_token, forecast.first_token_low_ns, forecast.first_token_high_ns),
-        ("end", times.last_token, forecast.end_low_ns, forecast.end_high_ns),
-    )
-    for time, came, low_ns, high_ns in intervals:
-        if came is not None and high_ns:
-            late_ns = came - times.received
-            held = "within" if low_ns <= late_ns <= high_ns else "later" if late_ns > high_ns else "earlier"
-            yield n.FORECASTS, {"time": time, "held": held}, 1
     for judged in Targets().judge(record):
         yield n.SLO_REQUESTS, {"slo": judged.slo, "model": MODEL, "outcome": "met" if judged.is_met else "missed"}, 1
     account = record.account

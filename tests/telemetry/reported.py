@@ -1,7 +1,6 @@
 """The names of all attributes of spans, and of the metrics that the Prometheus client adds."""
 
 from oaiserve.facts.fact import facts_of
-from oaiserve.facts.forecast import Forecast
 from oaiserve.facts.record import EngineAccount, RequestRecord
 from oaiserve.telemetry import names
 
@@ -15,7 +14,7 @@ EVENT_DETAILS = (
     *("compile_ns", "cache", "kind", "encode_ns", "cached"),
 )
 _BY_VALUE = (names.NUM_TOOL_CALLS, names.QUEUE_WAITS_NS, names.CAUSES_NS, names.GEN_AI_REQUEST_PARAMS)
-_RECORDS = (RequestRecord, EngineAccount, Forecast)
+_RECORDS = (RequestRecord, EngineAccount)
 # NAME stands for a parameter that has no standard name.
 ATTRIBUTES = frozenset(
     (

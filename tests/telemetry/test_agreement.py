@@ -75,7 +75,7 @@ def test_the_log_line_the_ring_and_the_spans_tell_the_same_of_each_fact(record: 
     in_json = entry | {
         f"{group}.{name}": value for group in ("grammar", "media") for name, value in (entry[group] or {}).items()
     }
-    for facts in (record, record.account, record.account.forecast):
+    for facts in (record, record.account):
         for row in facts_of(type(facts)):
             value = getattr(facts, row.name)
             in_log = round(value / 1e6, 3) if row.name.endswith("_ns") and value is not None else value
@@ -90,8 +90,6 @@ def test_the_log_line_the_ring_and_the_spans_tell_the_same_of_each_fact(record: 
                 assert not name or span.attributes.get(name) == (None if is_left_out else on_span)
     assert (entry["media"] is None) == (not record.account.num_media)
     assert (entry["grammar"] is None) == (record.account.grammar_kind is None)
-    forecast = record.account.forecast
-    assert entry["forecast"] == forecast.shown()
     for outcome in ToolCallOutcome:
         number = record.tool_calls.get(outcome)
         assert entry["tool_calls"].get(outcome) == line.get(f"tool_calls_{outcome}") == number

@@ -9,8 +9,6 @@ from oaiserve.engine.step import Step
 from oaiserve.explain.step_cost import Load
 from oaiserve.facts.record import HostPart, StepKind
 
-_COMPUTES = frozenset({HostPart.LAUNCH, HostPart.MASKS, HostPart.WAIT})
-
 
 class HostTime:
     """The time of the engine thread in each part of its work.
@@ -24,10 +22,6 @@ class HostTime:
         self.step: Step | None = None  # the step that the part works on; read by the watchdog
         self.since_ns = clock_ns()
         self.spent_ns = dict.fromkeys(HostPart, 0)  # in parts that are over
-
-    def under_way(self) -> tuple[Step | None, int]:
-        """Return the step that is computed, if one is, and since when. Any thread may ask."""
-        return self.step if self.part in _COMPUTES else None, self.since_ns
 
     def enter(self, part: HostPart, step: Step | None = None) -> int:
         """End the current part, begin another one, and return the time between the two."""

@@ -148,7 +148,6 @@ class Lane:
         self.waits.leave(sequence)
         self._count(sequence, running=1, waiting=-1)
         sequence.place = Place.RUNNING
-        sequence.latest_start_ns = None
         self.waiting.begin(sequence)
         self.step.admitted.append(sequence)
         insort(self.running, sequence, key=_key)

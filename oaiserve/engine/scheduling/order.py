@@ -1,7 +1,6 @@
 """The order of work: who is next, who may pass, who gives way, who sits out, who is preempted first.
 
-`Order` only answers; `Scheduler` acts on the answers. The forecast of a queue (`forecast/ahead.py`) follows prompts of
-its own through simulated steps, and asks the same questions about them. No torch.
+`Order` only answers; `Scheduler` acts on the answers. No torch.
 """
 
 from __future__ import annotations
@@ -9,14 +8,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from operator import attrgetter
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import NamedTuple
 
-from oaiserve.engine.scheduling.clients import Client, RequestTurn
+from oaiserve.engine.scheduling.clients import Client
 from oaiserve.engine.scheduling.lane import Lane
 from oaiserve.engine.scheduling.limits import Limits
 from oaiserve.engine.scheduling.pacing import StepTime
 from oaiserve.engine.scheduling.policy import Policy
-from oaiserve.engine.scheduling.slack import Slack
 from oaiserve.engine.sequence import Sequence
 from oaiserve.facts.record import WaitReason
 
@@ -38,35 +36,6 @@ SHORTER_SHARE = 0.3
 # The weight of a prompt token with log-probabilities in a step in which others decode: the model's last layer is
 # computed for it, and the whole vocabulary is searched for the best. The number is chosen, not measured.
 PROMPT_LOGPROBS_COST = 4
-
-
-class OrderedClient(Protocol):
-    """A client, in the engine or in a forecast."""
-
-    @property
-    def service(self) -> float: ...
-    @property
-    def num_running(self) -> int: ...
-    @property
-    def num_spare(self) -> int: ...
-
-
-class OrderedPrompt(Protocol):
-    """A prompt to compute: a sequence, or one that a forecast simulates."""
-
-    @property
-    def key(self) -> Any: ...
-    @property
-    def client(self) -> OrderedClient: ...
-    @property
-    def turn(self) -> RequestTurn: ...
-    @property
-    def num_computed(self) -> int: ...
-    @property
-    def num_uncomputed(self) -> int: ...
-
-
-AnyPrompt = TypeVar("AnyPrompt", bound=OrderedPrompt)
 
 
 class Turns(NamedTuple):
@@ -93,72 +62,18 @@ class Order:
 
     def __init__(self, policy: Policy, limits: Limits, foreground: Lane, background: Lane) -> None:
         self.by_client = policy.by_client
-        self._passes = policy.passes
         self.key_of = policy.key
         self.limits = limits
         self.foreground = foreground
         self.background = background
-        self.slack = Slack()
 
-    # -- the prompts of a step: also for those that a forecast simulates ----------------------------------------------
+    # -- the prompts of a step ----------------------------------------------------------------------------------------
 
-    def first(self, prompts: Iterable[AnyPrompt]) -> AnyPrompt:
-        """Return the prompt whose turn is first: of the client with the least service, then by key."""
-        return min(prompts, key=_client_and_key)
-
-    def in_turn(self, prompts: Iterable[AnyPrompt]) -> list[AnyPrompt]:
-        """Return prompts under way in the reverse of their order, so that `pop` returns the next."""
-        return sorted(prompts, key=_client_and_key, reverse=True)
-
-    def passes(self, head: OrderedPrompt | None, prompt: OrderedPrompt) -> bool:
+    def passes(self, head: Sequence | None, prompt: Sequence) -> bool:
         """Return whether the next waiting prompt goes before this one, which is under way."""
-        if head is None:
-            return False
-        if self._passes:
-            return bool(head.key < prompt.key)
-        if head.client is not prompt.client or not self.by_client:
+        if head is None or head.client is not prompt.client or not self.by_client:
             return False
         return head.turn.num_running == 0 and head.key < prompt.key
-
-    def may_take_place(self, head: OrderedPrompt | None, *, has_several_clients: bool, has_admitted: bool) -> bool:
-        """Return whether the next waiting prompt may get a place in a full batch.
-
-        It may if its client has nothing running, or if its request has nothing running and another request of the
-        client has several sequences running. One prompt per step gets a place in this way.
-        """
-        if head is None or has_admitted or not self.by_client:
-            return False
-        client = head.client
-        is_newcomer = has_several_clients and client.num_running == 0
-        return is_newcomer or (head.turn.num_running == 0 and client.num_spare > 0)
-
-    def num_tokens(
-        self,
-        prompt: OrderedPrompt,
-        most: int,
-        next_prompt: OrderedPrompt | None,
-        step_time: StepTime | None,
-        *,
-        is_shorter: bool,
-    ) -> int:
-        """Return how many tokens of a prompt, `most` at most, fit into the time of a step.
-
-        A prompt that does not end in the step leaves half to the next one of the same client if that one is shorter.
-        In a step that `is_shorter`, prompts get only a share of their time.
-        """
-        num_tokens = prompt.num_uncomputed
-        leaves_half = (
-            self.by_client
-            and next_prompt is not None
-            and next_prompt.client is prompt.client
-            and next_prompt.num_uncomputed < num_tokens
-        )
-        if num_tokens > most:
-            num_tokens = (most + 1) // 2 if leaves_half else most
-        if step_time is None:
-            return num_tokens
-        share = SHORTER_SHARE if self.by_client and is_shorter else 1.0
-        return step_time.fitting(prompt.num_computed, num_tokens, share / 2 if leaves_half else share)
 
     def num_shorter_steps(self, num_steps: int, num_tokens: int, prompts_left: Iterable[int]) -> int:
         """Return for how many steps prompts get only part of their time, once a prompt of `num_tokens` has arrived.
@@ -169,32 +84,13 @@ class Order:
             return SHORTER_STEPS
         return num_steps
 
-    # -- of the queue, for any thread ---------------------------------------------------------------------------------
-
-    def client_of(self, name: str) -> str:
-        """Return the client with whose sequences others take turns: all belong to one if the policy has no turns."""
-        if self.by_client:
-            return name
-        return ""
-
-    def due_of(self, client: str, num_tokens: int, turn_ns: int) -> float:
-        """Return about when a prompt of this length, with this turn, would be due if it came now (`Sequence.key`)."""
-        if self._passes:
-            return turn_ns
-        lane = self.foreground
-        if self.by_client:
-            return lane.waiting.due_of(client, num_tokens)
-        return lane.num_arrived
-
-    def service_of(self, client: str) -> int:
-        """Return the counter of a client."""
-        return self.foreground.waiting.service_of(client)
-
     # -- who is next --------------------------------------------------------------------------------------------------
 
     def prompts_under_way(self, lane: Lane) -> list[Sequence]:
-        """Return the running prompts of a lane in the reverse of their order."""
-        return self.in_turn(one for one in lane.running if one.num_uncomputed > 1 and not one.is_held)
+        """Return the running prompts of a lane in the reverse of their order, so that `pop` returns the next: of the
+        client with the least service, then by key."""
+        prompts = (one for one in lane.running if one.num_uncomputed > 1 and not one.is_held)
+        return sorted(prompts, key=_client_and_key, reverse=True)
 
     def share_of_prompts(self, lane: Lane, budget: int) -> int:
         """Return how many tokens of the budget the prompts under way may take before waiting ones.
@@ -213,10 +109,6 @@ class Order:
     def _is_after_prompts(self, lane: Lane, client: Client) -> bool:
         services = [one.client.service for one in lane.running if one.num_uncomputed > 1]
         return bool(services) and min(services) > client.service
-
-    def is_late(self, head: Sequence, now_ns: int) -> bool:
-        """Return whether the next sequence can no longer keep its deadline, under the policy `deadline`."""
-        return self._passes and (head.latest_start_ns or now_ns) < now_ns
 
     def is_held_back(self, lane: Lane, head: Sequence) -> bool:
         """Return whether the next sequence waits for the next step, because the step is full of decodes, and others of
@@ -247,11 +139,19 @@ class Order:
 
     def is_full(self, lane: Lane, head: Sequence | None) -> bool:
         """Return whether a lane has no place for its next sequence, and none that others would give it."""
-        if len(lane.running) < lane.max_running:
+        return len(lane.running) >= lane.max_running and not self._may_take_place(lane, head)
+
+    def _may_take_place(self, lane: Lane, head: Sequence | None) -> bool:
+        """Return whether the next sequence may get a place in a full batch.
+
+        It may if its client has nothing running, or if its request has nothing running and another request of the
+        client has several sequences running. One sequence per step gets a place in this way.
+        """
+        if head is None or lane.step.admitted or not self.by_client:
             return False
-        has_several_clients = lane.waiting.has_several_clients
-        has_admitted = bool(lane.step.admitted)
-        return not self.may_take_place(head, has_several_clients=has_several_clients, has_admitted=has_admitted)
+        client = head.client
+        is_newcomer = lane.waiting.has_several_clients and client.num_running == 0
+        return is_newcomer or (head.turn.num_running == 0 and client.num_spare > 0)
 
     def may_overtake(self, passed: list[Sequence]) -> bool:
         """Return whether a sequence may overtake those that do not fit: only a few may, and not too often."""
@@ -260,8 +160,24 @@ class Order:
         return not passed or passed[-1].num_overtaken < MOST_OVERTAKEN
 
     def num_tokens_in(self, lane: Lane, sequence: Sequence, most: int, next_prompt: Sequence | None = None) -> int:
-        """Return how many tokens of a prompt, `most` at most, fit into the step of a lane."""
-        return self.num_tokens(sequence, most, next_prompt, lane.step_time, is_shorter=lane.num_shorter_steps > 0)
+        """Return how many tokens of a prompt, `most` at most, fit into the step of a lane.
+
+        A prompt that does not end in the step leaves half to the next one of the same client if that one is shorter.
+        For some steps after a short prompt has arrived, prompts get only a share of their time.
+        """
+        num_tokens = sequence.num_uncomputed
+        leaves_half = (
+            self.by_client
+            and next_prompt is not None
+            and next_prompt.client is sequence.client
+            and next_prompt.num_uncomputed < num_tokens
+        )
+        if num_tokens > most:
+            num_tokens = (most + 1) // 2 if leaves_half else most
+        if lane.step_time is None:
+            return num_tokens
+        share = SHORTER_SHARE if self.by_client and lane.num_shorter_steps else 1.0
+        return lane.step_time.fitting(sequence.num_computed, num_tokens, share / 2 if leaves_half else share)
 
     def cost_of_token(self, lane: Lane, sequence: Sequence) -> int:
         """Return how many tokens of the budget a prompt token of this sequence counts for."""
@@ -270,14 +186,6 @@ class Order:
         if sequence.wants_prompt_logprobs and others_decode:
             return PROMPT_LOGPROBS_COST
         return 1
-
-    def paces_ns(self, lane: Lane, now_ns: int) -> list[float]:
-        """Return the step times that let decodes keep their deadlines, under the policy `deadline`."""
-        decodes = lane.step.chunks
-        has_prompts = bool(lane.waiting) or len(decodes) < len(lane.running)
-        if lane is not self.foreground or not self._passes or not has_prompts:
-            return []
-        return self.slack.paces_ns((chunk.sequence for chunk in decodes), now_ns)
 
     # -- who sits out -------------------------------------------------------------------------------------------------
 

@@ -6,7 +6,7 @@ Stdlib only; owned by the engine thread.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Iterable
 from copy import copy
 
 from oaiserve.engine.accounts.step_causes import chunk_load, load_of, sum_of
@@ -58,18 +58,13 @@ class StepTime:
         self._step = Step()
         self._load: Load | None = None  # load of the step; counted on demand
         self._others: Load | None = None  # load of the foreground in the step; background work is scheduled next to it
-        self._paces_ns: Collection[float] = ()
         self._is_paced = False
         self._most_ns = 0.0
         self._alone_ns = self._row_ns = 0.0  # the time of `_others`, and that of each further row
 
-    def copy(self) -> StepTime:
-        """Return one with the same targets, for other steps."""
-        return copy(self)
-
     def without_itl_target(self) -> StepTime:
         """Return one for other steps, without a target for ITL."""
-        other = self.copy()
+        other = copy(self)
         other._itl_ns = None
         return other
 
@@ -77,15 +72,11 @@ class StepTime:
     def is_known(self) -> bool:
         return self._cost_now() is not None
 
-    def begin(self, step: Step, others: Step | None = None, paces_ns: Collection[float] = ()) -> None:
-        """Begin with a step that has its decodes, or, at a known cost, with background work in addition to `others`.
-
-        `paces_ns` are times that it shall not exceed. Those that its decodes exceed by themselves do not count.
-        """
+    def begin(self, step: Step, others: Step | None = None) -> None:
+        """Begin with a step that has its decodes, or, at a known cost, with background work in addition to `others`."""
         self._step = step
         self._load = None
         self._others = None
-        self._paces_ns = paces_ns
         cost = self._cost_now()
         if cost is not self._cost and cost is not None:
             self._cost = cost
@@ -200,13 +191,11 @@ class StepTime:
             decodes_ns = 0.0
         else:
             decodes_ns = self._cost.expected_ns(decodes)
-        most_ns = decodes_ns + self.target_ns
+        self._most_ns = decodes_ns + self.target_ns
         self._is_paced = False
         if self._itl_ns is not None and decodes.decodes:
-            most_ns = self._itl_ns
+            self._most_ns = self._itl_ns
             self._is_paced = True
-        self._most_ns = min([most_ns, *(pace_ns for pace_ns in self._paces_ns if pace_ns > decodes_ns)])
-        self._is_paced |= self._most_ns < most_ns
 
     def _with(self, load: Load, start: int, num_tokens: int) -> tuple[Load, float]:
         """Return the load with a further chunk of a prompt, and its expected time."""

@@ -22,7 +22,6 @@ class Policy:
 
     key: Callable[[Sequence, int], tuple[int, ...]]  # sort key of a sequence and its place in the order of arrival
     by_client: bool = False  # clients take turns, and their requests do
-    passes: bool = False  # a waiting sequence goes before the prompts under way that have a higher key
 
 
 fcfs = Policy(lambda sequence, arrival: (arrival,))  # first come, first served
@@ -30,7 +29,5 @@ fair = Policy(fcfs.key, by_client=True)
 priority = Policy(lambda sequence, arrival: (sequence.priority, arrival))  # the lowest first, then by arrival
 # The shortest prompt first, with ageing, so that a long one gets its turn.
 shortest = Policy(lambda sequence, arrival: (sequence.prompt_len + AGEING_TOKENS * arrival, arrival))
-# The least slack first. A sequence is only overtaken by those that arrive before its own latest start (`slack.py`).
-deadline = Policy(lambda sequence, arrival: (sequence.turn_ns, arrival), passes=True)
 
-POLICIES = {"fcfs": fcfs, "fair": fair, "priority": priority, "shortest": shortest, "deadline": deadline}
+POLICIES = {"fcfs": fcfs, "fair": fair, "priority": priority, "shortest": shortest}

@@ -29,7 +29,6 @@ from oaiserve.engine.scheduling.order import Order, PromptsOfStep
 from oaiserve.engine.scheduling.pacing import StepTime
 from oaiserve.engine.scheduling.policy import Policy, fcfs
 from oaiserve.engine.scheduling.progress import advance, commit, planned_draw, settle
-from oaiserve.engine.scheduling.slack import PATIENCE_NS
 from oaiserve.engine.sequence import Place, Sequence
 from oaiserve.engine.step import Chunk, Draw, Step
 from oaiserve.facts.record import WaitReason
@@ -192,7 +191,7 @@ class Scheduler:
             lane.step_time.begin(lane.step, lane.beside)  # bounds decodes, too
         budget = max(0, lane.max_step_tokens - self._continue_decodes(lane))
         if lane.step_time is not None and lane.beside is None:
-            lane.step_time.begin(lane.step, paces_ns=self.order.paces_ns(lane, self._now_ns))
+            lane.step_time.begin(lane.step)
         self._compute_prompts(lane, budget)
         lane.num_shorter_steps -= lane.num_shorter_steps > 0
         lane.waiting.charge_draws(lane.step)
@@ -266,9 +265,6 @@ class Scheduler:
         while reason is None:
             head = lane.waiting.head()
             self._go_on(lane, prompts, head)
-            if head is not None and order.is_late(head, self._now_ns):
-                lane.waiting.postpone(head, PATIENCE_NS)
-                continue
             reason = order.obstacle(lane, head, prompts)
             if head is None or reason is not None:
                 continue

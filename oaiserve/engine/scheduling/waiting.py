@@ -100,22 +100,6 @@ class WaitingQueue:
             sequence.num_due = num_tokens
             sequence.key = (client.shares.arrive(turn, num_tokens), *sequence.key)
 
-    def due_of(self, name: str, num_tokens: int) -> float:
-        """Estimate when a prompt with this number of new tokens would be due among its client's, if it came now."""
-        client = self._clients.get(name)
-        if client is None:
-            return num_tokens
-        return client.shares.now + num_tokens
-
-    def service_of(self, name: str) -> int:
-        """Return the counter of a client, one that is new included. Any thread may ask."""
-        client = self._clients.get(name)
-        waiting = next(iter(self._turns), None)
-        floor = self._last.service if waiting is None else waiting[0]
-        if client is None:
-            return floor
-        return max(client.service, floor)
-
     def add(self, sequence: Sequence) -> None:
         """Add a sequence. If its client has none waiting, it is lifted."""
         client = sequence.client
@@ -161,13 +145,6 @@ class WaitingQueue:
         """Take the next sequence from the queue."""
         heapq.heappop(head.turn.waiting)
         self.discard(head)
-
-    def postpone(self, head: Sequence, ns: int) -> None:
-        """Delay the turn of the next sequence by `ns`. It no longer has a latest start."""
-        self.take(head)
-        head.key = (head.key[0] + ns, *head.key[1:])
-        head.latest_start_ns = None
-        self.put_back(head)
 
     def discard(self, sequence: Sequence) -> None:
         """Remove a sequence from the queue. It stays in the heap of its request, and is skipped when its turn comes."""

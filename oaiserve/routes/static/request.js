@@ -2,7 +2,7 @@
 
 import { account } from "./account.js";
 import { copyOnClick } from "./copy.js";
-import { openBar, progressOf, promisedOf, promptShare } from "./open.js";
+import { progressOf, promptShare } from "./open.js";
 import { showMain, start } from "./page.js";
 import { byId, count, duration, element, facts, indented, RETRY_MS, setStatus, showLost, showProblem, words } from "./show.js";
 import { Refused, request } from "./sse.js";
@@ -61,24 +61,20 @@ function missing({ message, lacksRight }) {
   return element("div", { class: "card" }, element("p", {}, message), ...advice);
 }
 
-// Returns the phase, the progress and the forecast of an open request.
+// Returns the phase and the progress of an open request.
 function soFar(entry) {
   const { phase, phases, elapsed_ns: elapsed, prompt_tokens: prompt, cached_tokens: cached } = entry;
-  const promised = promisedOf(entry);
   const bar = element("progress", { max: "1", value: String(promptShare(entry)), "aria-label": "Prompt" });
   const pairs = [
     ["Elapsed", duration(elapsed / 1e9)],
     ["Prompt", prompt ? `${count(prompt)} tokens, ${count(cached)} of them from the cache` : "not tokenized yet"],
-    ...(promised ? [["Forecast", `${promised.name} after ${duration(promised.low / 1e9)} to ${duration(promised.high / 1e9)}`]] : []),
-    ...(promised?.now ? [["Current estimate", `${promised.name} after ${duration(promised.now / 1e9)}`]] : []),
     ...phases.map(({ name, duration_ns: ns }) => [words(name), duration(ns / 1e9)]),
   ];
   return [
     element("div", { class: "card open" },
       element("p", {}, element("strong", {}, phase === "queue" ? "Waiting" : "Running"), ` · ${phase === "prefill" ? "prompt tokens: " : ""}${progressOf(entry)}`),
       ...(phase === "prefill" ? [bar] : []),
-      ...(promised ? [openBar(entry)] : []),
-      facts(pairs),
+        facts(pairs),
     ),
   ];
 }

@@ -115,7 +115,7 @@ class Attempts:
             attributes[names.HTTP_REQUEST_METHOD] = request.method
             request.attempts.append(attempt := Attempt(monotonic_ns(), attributes))
             own = [(ROUTE_HEADER, as_text(decision).encode())]
-            own += request.deadline_headers(request.within(now_ns), is_beside=self.are_children)
+            own += request.deadline_headers(now_ns, is_beside=self.are_children)
             if self.tracing is not None:
                 is_sampled = self.tracing.is_sampled(request.trace)
                 own.append((TRACEPARENT, request.trace.traceparent(attempt.span_id, is_sampled=is_sampled).encode()))
@@ -168,9 +168,8 @@ class Attempts:
 
     def _choose(self, request: ClientRequest, now_ns: int, tried: list[str], kind: bytes) -> Decision:
         """Choose a replica that was not tried, one of another kind only if there is no other. Raises NoReplica."""
-        within = request.within(now_ns)
         if kind:
             unlike = [one.name for one in self.watch.upstreams.values() if one.kind not in (b"", kind)]
             with suppress(NoReplica):
-                return self.router.choose(request.prompt, now_ns, request.session, [*tried, *unlike], within)
-        return self.router.choose(request.prompt, now_ns, request.session, tried, within)
+                return self.router.choose(request.prompt, now_ns, request.session, [*tried, *unlike])
+        return self.router.choose(request.prompt, now_ns, request.session, tried)

@@ -14,7 +14,6 @@ from starlette.types import Scope
 from oaiserve.errors import MODELS_PATH
 from oaiserve.facts.continuation import IDS_HEADER, StreamIds
 from oaiserve.facts.prefix_keys import Prompt, prompt_of_body
-from oaiserve.facts.report import Within
 from oaiserve.facts.routing_decision import BACKGROUND_HEADER, HOPS_HEADER
 from oaiserve.facts.times import monotonic_ns
 from oaiserve.facts.trace import Attempt, TraceContext
@@ -59,22 +58,17 @@ class ClientRequest:
     status: int | None = None  # status of the answer that the client has
     deadlines_ms: tuple[int | None, int | None] = (None, None)  # limits for its first token and its end, since it began
 
-    def within(self, now_ns: int) -> Within | None:
-        """Return the time left until each of its deadlines. A stream that continues has had its first token."""
-        first, end = self.deadlines_ms
-        if first is end is None:
-            return None
-        gone = (now_ns - self.began_ns) / 1e9
-        return Within(
-            None if first is None or self.sent.number else first / 1e3 - gone, None if end is None else end / 1e3 - gone
-        )
-
-    def deadline_headers(self, within: Within | None, *, is_beside: bool) -> list[tuple[bytes, bytes]]:
-        """Return the headers with the time left. A replica on the same machine counts from the request's arrival
-        here."""
-        left_ms = [None if left is None else max(1, int(left * 1e3)) for left in within or ()]
-        limits = zip(DEADLINES, self.deadlines_ms if is_beside else left_ms, strict=False)
-        return [(name, b"%d" % milliseconds) for name, milliseconds in limits if milliseconds is not None]
+    def deadline_headers(self, now_ns: int, *, is_beside: bool) -> list[tuple[bytes, bytes]]:
+        """Return the headers with the time left until each deadline. A stream that continues has had its first token.
+        A replica on the same machine counts from the request's arrival here."""
+        first_ms, end_ms = self.deadlines_ms
+        gone_ms = 0.0
+        if not is_beside:
+            gone_ms = (now_ns - self.began_ns) / 1e6
+            if self.sent.number:
+                first_ms = None
+        limits = zip(DEADLINES, (first_ms, end_ms), strict=True)
+        return [(name, b"%d" % max(1, int(limit_ms - gone_ms))) for name, limit_ms in limits if limit_ms is not None]
 
     @property
     def looks_for_one(self) -> bool:

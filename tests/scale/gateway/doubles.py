@@ -4,7 +4,6 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from threading import Semaphore
-from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -17,7 +16,6 @@ from oaiserve.config import Config, ContinueStreams, RouteOptions, ServerOptions
 from oaiserve.engine.engine import Engine
 from oaiserve.engine.sequence import Sequence
 from oaiserve.engine.step import Step
-from oaiserve.facts.forecast import Forecast
 from oaiserve.scale.address import Address
 from oaiserve.scale.gateway.app import create_gateway
 from oaiserve.scale.gateway.gateway import Gateway
@@ -68,14 +66,11 @@ class Signed:
 
 
 class ToldEngine(Engine):
-    """An engine that forecasts what a test says, and shows its runner."""
+    """An engine that shows its runner."""
 
     @property
     def runner(self) -> Any:
         return self._runner
-
-    def foresee(self, forecast: Forecast) -> None:
-        self._loop.forecaster = SimpleNamespace(forecast=lambda asked, now_ns: forecast)
 
     def hang_in(self, part: str) -> None:
         self._loop.watchdog.hang = part

@@ -78,7 +78,7 @@ BAD_REPORTS: dict[str, Content] = {
     "half a key": as_page(REPORT | {"keys": "AAAA"}),
     "a load below 0": as_page(REPORT | {"num_open": -1e9}),
     "a huge load": as_page(REPORT | {"waiting_tokens": 1e308}),
-    "a huge pace": as_page(REPORT | {"pace": [1e300, 0]}),
+    "endless steps": as_page(REPORT | {"step_seconds": 1e300}),
     **{f"{name} as an object": as_page(REPORT | {name: {"a": []}}) for name in REPORT},
 }
 
@@ -112,7 +112,7 @@ def test_replica_keeps_its_models_while_its_reports_cannot_be_read(
     other.answers[b"/debug/report"] = as_page(REPORT | {"models": ["b"]})
     with gateway_before(*replicas) as (made, http):
         wait_until(lambda: made.router.differ)
-        one.answers[b"/debug/report"] = as_page(REPORT | {"models": ["a"], "pace": [0, 1e7]})
+        one.answers[b"/debug/report"] = as_page(REPORT | {"models": ["a"], "step_seconds": 1e7})
         watched = made.watch.upstreams[one.address.name]
         wait_until(lambda: watched.report is None)
         num_before = other.num_asked

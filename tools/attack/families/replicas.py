@@ -49,7 +49,7 @@ REPORTS: tuple[Content, ...] = (
     report(models=[f"{number}" for number in range(1000)]),
     report(keys="A" * 8_000_000),
     report(num_open=-1e300, waiting_tokens=1e300),
-    report(incarnation=[], models={}, pace="soon"),
+    report(incarnation=[], models={}, step_seconds="soon"),
     page(DEEP),
 )
 LISTS: tuple[Content, ...] = (
