@@ -14,7 +14,7 @@ from tools.gpu.turns import Turns
 
 
 class Visit:
-    """A thread that waits for a context, and leaves it when it is told."""
+    """A thread that enters a context, and stays in it until `leave`."""
 
     def __init__(self, pool: ThreadPoolExecutor, context: Callable[[], AbstractContextManager[None]]) -> None:
         self.is_in = Event()
