@@ -307,6 +307,8 @@ def noisy_answers(
 
         def with_noise(batch: Any) -> torch.Tensor:
             logits = forward(batch)
+            if not len(logits):
+                return logits  # the step draws nothing, and torch warns of the deviation of no numbers
             noise = torch.empty_like(logits).normal_(std=NOISE, generator=generator)
             return logits + noise * logits.std(dim=-1, keepdim=True)
 
