@@ -18,7 +18,7 @@ from typing import Any
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
-PACKAGE = "oaiserve/engine/model/cpu"
+PACKAGE = "oaiserve/engine/executors/native"
 EXTRA_FLAGS = ["-Wl,--strip-all", "-w"]  # warnings are for those who change the code
 
 
@@ -30,7 +30,7 @@ class NativeCode(BuildHookInterface):
         if version == "editable":
             return
         sys.path.insert(0, self.root)
-        from oaiserve.engine.model.cpu import variants
+        from oaiserve.engine.executors.native import variants
 
         compiler = shlex.split(os.environ.get("CXX") or "g++")
         target = subprocess.run([*compiler, "-dumpmachine"], check=True, capture_output=True, text=True).stdout.strip()

@@ -22,52 +22,45 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.routing import Route
 
 from oaiserve import __version__
+from oaiserve.checkpoints import demo
+from oaiserve.checkpoints.kind import kind_of
 from oaiserve.config import Config, ServerOptions
 from oaiserve.engine.backpressure import SharedLimit
-from oaiserve.engine.model.cpu.prebuilt import usable_features
-from oaiserve.engine.model.gpu.found import gpu_names
-from oaiserve.engine.streams import MAX_HELD_TOKENS, LoopStreams
+from oaiserve.engine.executors.cuda.found import gpu_names
+from oaiserve.engine.executors.native.prebuilt import usable_features
+from oaiserve.engine.requests.streams import MAX_HELD_TOKENS, LoopStreams
 from oaiserve.errors import ANTHROPIC_PATH
 from oaiserve.facts.targets import Targets
 from oaiserve.facts.times import EpochOffset, monotonic_ns
 from oaiserve.facts.trace import TraceContext
-from oaiserve.files import demo
-from oaiserve.files.kind import kind_of
 from oaiserve.http.connections import Connections
-from oaiserve.http.key_store import KeyStore
-from oaiserve.http.key_table import KeyTable
 from oaiserve.http.keys import Keyring
 from oaiserve.plugin import Plugin
 from oaiserve.plugin_loading import routes_of, running
-from oaiserve.routes import (
-    adaptations,
-    chat,
-    completions,
-    dashboard,
-    debug,
-    embeddings,
-    health,
-    keys,
-    models,
-    scores,
-    tokens,
-)
-from oaiserve.routes.access import APIKeys, CountRefusal, Hosts
-from oaiserve.routes.accounting import Accounting
-from oaiserve.routes.batches import routes as batch_routes
-from oaiserve.routes.batches.runner import BatchRunner
-from oaiserve.routes.batches.store import BatchStore
+from oaiserve.plugins.batches import routes as batch_routes
+from oaiserve.plugins.batches.runner import BatchRunner
+from oaiserve.plugins.batches.store import BatchStore
+from oaiserve.plugins.keys import routes as keys
+from oaiserve.plugins.keys.key_store import KeyStore
+from oaiserve.plugins.keys.key_table import KeyTable
+from oaiserve.plugins.messages import routes as messages
+from oaiserve.plugins.pages import dashboard
+from oaiserve.plugins.pages.feed import Feed
+from oaiserve.plugins.pooling import embeddings, scores
+from oaiserve.plugins.responses import compact, conversations
+from oaiserve.plugins.responses import routes as responses
+from oaiserve.plugins.responses import stored as stored_responses
+from oaiserve.plugins.responses.runs import Runs
+from oaiserve.plugins.responses.store import ResponseDatabase, StoreLimits
+from oaiserve.routes import chat_completions as chat
+from oaiserve.routes import completions, debug, health, models, tokens
 from oaiserve.routes.dialects.dialect import dialect_of
-from oaiserve.routes.feed import Feed
-from oaiserve.routes.messages import routes as messages
-from oaiserve.routes.middleware import Errors, PacedRefusals, RequestHeaders, TidyPath, render_http_exception
+from oaiserve.routes.door.access import APIKeys, CountRefusal, Hosts
+from oaiserve.routes.door.accounting import Accounting
+from oaiserve.routes.door.middleware import Errors, PacedRefusals, RequestHeaders, TidyPath, render_http_exception
+from oaiserve.routes.intake import adaptations
+from oaiserve.routes.intake.sampling_defaults import SamplingDefaults
 from oaiserve.routes.openapi import published
-from oaiserve.routes.responses import compact, conversations
-from oaiserve.routes.responses import routes as responses
-from oaiserve.routes.responses import stored as stored_responses
-from oaiserve.routes.responses.runs import Runs
-from oaiserve.routes.responses.store import ResponseDatabase, StoreLimits
-from oaiserve.routes.sampling_defaults import SamplingDefaults
 from oaiserve.routes.serving import MOST_RECEIVED_BYTES, Serving
 from oaiserve.telemetry import Measured, Telemetry, names
 from oaiserve.telemetry.log_limit import LogLimit

@@ -30,6 +30,8 @@ from cyclopts.argument import ArgumentCollection
 from cyclopts.config import Env
 
 from oaiserve import __version__
+from oaiserve.checkpoints.source import find_model
+from oaiserve.commands.foreign_flags import OUR_FLAGS
 from oaiserve.commands.help import HelpFormatter
 from oaiserve.config import (
     HAS_FLAG,
@@ -46,10 +48,9 @@ from oaiserve.config import (
 from oaiserve.errors import StartupError
 from oaiserve.explain import commands
 from oaiserve.explain.commands import FILE_FORMATS, message_of, settings_in, suggestion, unknown_option
-from oaiserve.files.source import find_model
-from oaiserve.foreign_flags import OUR_FLAGS
 from oaiserve.plugin import Command
 from oaiserve.plugin_loading import commands_of_plugins
+from oaiserve.plugins.gateway.children.settings import holds_models, models_of
 from oaiserve.run import (
     bind,
     check_files,
@@ -59,13 +60,12 @@ from oaiserve.run import (
     serve_model,
     serve_models,
 )
-from oaiserve.scale.children.settings import holds_models, models_of
 
 # Serves on a bound socket that does not listen yet, until it is stopped, and returns the exit code.
 ServeApp = Callable[[Config, socket.socket], int]
 
 ENV_PREFIX = "OAISERVE_"
-VARIABLES_WITHOUT_FLAG = {"OAISERVE_CACHE"}  # read by `oaiserve.files.private`
+VARIABLES_WITHOUT_FLAG = {"OAISERVE_CACHE"}  # read by `oaiserve.storage.private`
 # Commands with a command line of their own, without the settings of a server, and their help.
 OTHER_COMMANDS = {
     "bench": "Measure a server, or the engine in process, under load.",
@@ -96,7 +96,7 @@ def main(argv: Sequence[str] | None = None, serve_app: ServeApp | None = None) -
     if argv and argv[0] in SMALL_COMMANDS:
         return commands.run(small_command(argv[0], SMALL_COMMANDS[argv[0]]), argv[1:])
     if argv[:1] == [MODEL_PROCESS] and len(argv) > 1:
-        from oaiserve.scale.children.process import run
+        from oaiserve.plugins.gateway.children.process import run
 
         return run(argv[1:], serve_model)
     further: dict[str, Command] = {}

@@ -36,10 +36,14 @@ PUBLIC_MODULES = (
     "oaiserve.commands.own_server",
     "oaiserve.commands.servers",
     "oaiserve.commands.table",
+    "oaiserve.config",
     "oaiserve.engine.request",
     "oaiserve.errors",
-    "oaiserve.facts.record",
-    "oaiserve.routes.dialects",
+    "oaiserve.facts",
+    "oaiserve.http",
+    "oaiserve.routes",
+    "oaiserve.storage",
+    "oaiserve.wire",
 )
 
 

@@ -21,6 +21,8 @@ from types import FrameType
 from typing import Any
 
 from oaiserve import interpreter, plugin_loading
+from oaiserve.checkpoints import demo
+from oaiserve.checkpoints.adapters import BadAdapter, read_adapter
 from oaiserve.commands import banner as banners
 from oaiserve.commands.banner import Banner
 from oaiserve.commands.servers import announced
@@ -37,13 +39,11 @@ from oaiserve.engine.pooling import Task
 from oaiserve.errors import DeviceLost, StartupError
 from oaiserve.explain.commands import settings_in
 from oaiserve.facts.start_times import StartTimes
-from oaiserve.files import demo
-from oaiserve.files.adapters import BadAdapter, read_adapter
 from oaiserve.http.connections import Connections, allowed_connections
-from oaiserve.http.key_table import KeyTable
 from oaiserve.http.keys import Keyring, exposure
-from oaiserve.routes.responses import store
-from oaiserve.routes.sampling_defaults import SamplingDefaults, given_defaults
+from oaiserve.plugins.keys.key_table import KeyTable
+from oaiserve.plugins.responses import store
+from oaiserve.routes.intake.sampling_defaults import SamplingDefaults, given_defaults
 from oaiserve.screen import Screen
 
 logger = logging.getLogger(__name__)
@@ -208,7 +208,7 @@ def serve_model(config: Config, sock: socket.socket, ready: Callable[[], None] |
         signal.signal(signal.SIGINT, _leave if os.getpid() == 1 else signal.SIG_DFL)
     with times.part("import of the engine"):
         from oaiserve.engine.engine import Engine
-        from oaiserve.engine.system_memory import give_back, keep_freed
+        from oaiserve.system_memory import give_back, keep_freed
 
     def import_server() -> None:
         with times.part("import of the server"):
@@ -287,7 +287,7 @@ def _warn_of_keys(config: Config) -> None:
 def serve_models(
     server: ServerOptions, configs: Mapping[str, Config], options: ModelsOptions, sock: socket.socket
 ) -> int:
-    from oaiserve.scale.gateway.app import create_gateway_of_models
+    from oaiserve.plugins.gateway.app import create_gateway_of_models
     from oaiserve.telemetry import logs
 
     port = sock.getsockname()[1]
@@ -310,7 +310,7 @@ def serve_models(
 
 
 def serve_gateway(options: RouteOptions, sock: socket.socket) -> int:
-    from oaiserve.scale.gateway.app import create_gateway
+    from oaiserve.plugins.gateway.app import create_gateway
     from oaiserve.telemetry import logs
 
     logs.configure(options.log_level, options.log_format)

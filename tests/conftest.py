@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import pytest
 from hypothesis import HealthCheck, settings
 
-from oaiserve.engine.model.cpu import cores
+from oaiserve.engine.executors.native import cores
 
 # Triton's kernels run in its interpreter, on the CPU. The variable must be set before torch imports Triton.
 os.environ["TRITON_INTERPRET"] = "1"
@@ -44,7 +44,7 @@ settings.load_profile("oaiserve")
 ROOT = Path(__file__).parents[1]
 # What commands and servers set up for their whole process; "" is the root.
 LOGGERS = (
-    *("", "oaiserve", "oaiserve.files.progress", "opentelemetry.trace.span"),
+    *("", "oaiserve", "oaiserve.checkpoints.progress", "opentelemetry.trace.span"),
     *("uvicorn", "uvicorn.error", "uvicorn.access", "uvicorn.asgi"),
 )
 
@@ -89,17 +89,17 @@ GROUPS = (
 # The files that take longest. All tests of a file run in one process, so these come first: the last one of them would
 # run while the other processes have nothing left to do.
 LONGEST = (
-    "tests/engine/model/gpu/test_triton_compile.py",
-    "tests/e2e/test_dashboard.py",
-    "tests/e2e/test_chat.py",
+    "tests/engine/executors/cuda/test_triton_compile.py",
+    "tests/plugins/pages/test_live_page.py",
+    "tests/plugins/pages/test_chat.py",
     "tests/e2e/test_snippets.py",
     "tests/engine/test_scheduler_machines.py",
-    "tests/engine/model/cpu/test_same_numbers.py",
+    "tests/engine/executors/native/test_same_numbers.py",
     "tests/engine/model/test_gpu_attention.py",
     "tests/tools/test_gpu_sections.py",
-    "tests/engine/model/cpu/test_native_families.py",
+    "tests/engine/executors/native/test_native_families.py",
     "tests/engine/model/checkpoints/test_wrappers.py",
-    "tests/e2e/test_responses.py",
+    "tests/plugins/responses/test_live.py",
     "tests/e2e/test_prometheus.py",
 )
 

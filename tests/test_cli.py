@@ -15,12 +15,12 @@ import pytest
 
 from oaiserve import __version__, cli
 from oaiserve.commands import banner as banners
+from oaiserve.commands.foreign_flags import OUR_FLAGS
 from oaiserve.config import WITHOUT_FLAG, Bytes, Config, EngineOptions, ServerOptions, TelemetryOptions
 from oaiserve.errors import StartupError
-from oaiserve.foreign_flags import OUR_FLAGS
-from oaiserve.routes.sampling_defaults import given_defaults
+from oaiserve.plugins.gateway.children.settings import models_of
+from oaiserve.routes.intake.sampling_defaults import given_defaults
 from oaiserve.run import files_with_keys, listen
-from oaiserve.scale.children.settings import models_of
 
 FREE_PORT = ("--port", "0")
 
@@ -425,7 +425,7 @@ import sys
 import time
 from oaiserve import cli
 from oaiserve.engine.engine import Engine
-from oaiserve.files import demo
+from oaiserve.checkpoints import demo
 
 def load(*_, **__):
     print("loading", file=sys.stderr, flush=True)

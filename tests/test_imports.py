@@ -51,5 +51,7 @@ def test_costly_packages_are_imported_late(steps: Sequence[tuple[str, set[str]]]
 
 def test_the_build_of_a_wheel_needs_no_package() -> None:
     """hatch_build.py imports how native code is compiled, in an environment that has hatchling alone."""
-    code = "import sys, oaiserve.engine.model.cpu.variants; assert not any('site-packages' in p for p in sys.path)"
+    code = (
+        "import sys, oaiserve.engine.executors.native.variants; assert not any('site-packages' in p for p in sys.path)"
+    )
     subprocess.run([sys.executable, "-S", "-c", code], check=True, cwd=ROOT, timeout=60)

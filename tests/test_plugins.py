@@ -30,9 +30,9 @@ from oaiserve.telemetry import Measured, Telemetry
 from tests.engine.doubles import TOKENIZER
 from tests.pages import snippets
 from tests.records import record_at
-from tests.routes.conftest import run_server
 from tests.routes.dialects.reading import TOOLS, Read, read, segments_of
 from tests.routes.doubles import FakeEngine, FakeTelemetry
+from tests.serving import run_server
 
 ROOT = Path(__file__).parent.parent
 GREETING = """

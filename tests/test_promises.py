@@ -20,9 +20,9 @@ from loadtest.cli import _command_line
 from loadtest.cli import main as bench
 from oaiserve.app import create_app
 from oaiserve.config import Config
-from oaiserve.engine.output import ChoiceOutput
 from oaiserve.engine.request import Finished, Request, SamplingParams, TextPrompt, TokenChunk, TokenPrompt
-from oaiserve.engine.streams import LoopStream, LoopStreams
+from oaiserve.engine.requests.output import ChoiceOutput
+from oaiserve.engine.requests.streams import LoopStream, LoopStreams
 from oaiserve.engine.text.tokenizer import Tokenizer
 from oaiserve.facts.record import Outcome
 from oaiserve.telemetry.metrics import Metrics
@@ -37,8 +37,8 @@ from tests.engine.doubles import (
     wait_until_idle,
 )
 from tests.models.decoders import byte_tokenizer, random_model, real_shape
-from tests.routes.conftest import run_server
 from tests.routes.doubles import FakeTelemetry
+from tests.serving import run_server
 from tests.telemetry.exported import OFFSET_NS, spans_of
 from tests.telemetry.pages import metrics_of, samples
 from tools.bench.counted import count_hand_overs

@@ -106,8 +106,16 @@ def test_the_table_of_routes_has_every_route() -> None:
 @pytest.mark.parametrize(
     ("page", "line", "source"),
     [
-        ("docs/keys.md", "Created the key 'alice'. Copy it now, because it is not shown again:", "commands/keys.py"),
-        ("docs/gateway.md", "Replica 2 (127.0.0.1:8002) gets no requests until it answers:", "scale/gateway/watch.py"),
+        (
+            "docs/keys.md",
+            "Created the key 'alice'. Copy it now, because it is not shown again:",
+            "plugins/keys/command.py",
+        ),
+        (
+            "docs/gateway.md",
+            "Replica 2 (127.0.0.1:8002) gets no requests until it answers:",
+            "plugins/gateway/watch.py",
+        ),
     ],
 )
 def test_quoted_output_is_that_of_the_code(page: str, line: str, source: str) -> None:

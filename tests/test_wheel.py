@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 from hatchling.builders.wheel import WheelBuilder
 
-from oaiserve.engine.model.cpu import variants
-from oaiserve.engine.model.cpu.variants import VARIANTS
+from oaiserve.engine.executors.native import variants
+from oaiserve.engine.executors.native.variants import VARIANTS
 
 ROOT = Path(__file__).parent.parent
-LIBRARY = re.compile(r"oaiserve/engine/model/cpu/lib/(.*\.so)")
+LIBRARY = re.compile(r"oaiserve/engine/executors/native/lib/(.*\.so)")
 
 
 def build_wheel(folder: Path, monkeypatch: pytest.MonkeyPatch, *, target: str = "") -> Path:
@@ -74,7 +74,7 @@ def test_a_wheel_that_is_not_asked_for_native_code_needs_no_compiler_and_names_i
     assert urls == {"Documentation", "Source", "Changelog"}
     assert metadata["License-Expression"] == "Apache-2.0 AND MIT"
     of_others = {str(path.relative_to(ROOT)) for path in (ROOT / "oaiserve").rglob("*LICENSE*")}
-    assert of_others >= {"oaiserve/routes/static/uplot.LICENSE.txt"}
+    assert of_others >= {"oaiserve/plugins/pages/static/uplot.LICENSE.txt"}
     licences = {"LICENSE", *of_others}
     assert set(metadata.get_all("License-File", [])) == licences
     assert {name.partition("/licenses/")[2] for name in names if "/licenses/" in name} == licences

@@ -28,6 +28,7 @@ from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForMultimodalLM, PreTrainedModel
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
+from oaiserve.checkpoints.source import ModelSource
 from oaiserve.config import EngineOptions
 from oaiserve.engine.decoder.description import NotKnown
 from oaiserve.engine.decoder.families import FAMILIES
@@ -36,7 +37,6 @@ from oaiserve.engine.executors.reference.executor import ReferenceExecutor
 from oaiserve.engine.model.states import StateChunk
 from oaiserve.engine.start.described import Described, describe_model
 from oaiserve.engine.start.load import restore_padding
-from oaiserve.files.source import ModelSource
 from tests.engine.model.runners import states_of
 from tests.engine.model.steps import BLOCK_SIZE, CPU, batch_of_prompt
 from tests.models import small_configs

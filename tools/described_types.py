@@ -26,6 +26,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 from transformers.pytorch_utils import Conv1D
 
+from oaiserve.checkpoints.source import find_model
 from oaiserve.config import EngineOptions
 from oaiserve.engine.decoder.description import NotKnown
 from oaiserve.engine.decoder.families import FAMILIES
@@ -34,17 +35,16 @@ from oaiserve.engine.decoder.sources.wrapped_names import own_name
 from oaiserve.engine.executors.cuda.executor import CudaExecutor, CudaWeights
 from oaiserve.engine.executors.cuda.kernels import Kernels
 from oaiserve.engine.executors.fallback import CachedForward
+from oaiserve.engine.executors.native.native import NativeDecoder
 from oaiserve.engine.executors.reference.executor import ReferenceExecutor
 from oaiserve.engine.model.checkpoints.gguf_config import read_config
-from oaiserve.engine.model.cpu.native import NativeDecoder
 from oaiserve.engine.model.states import StateChunk
 from oaiserve.engine.start.described import Described, describe_model
 from oaiserve.engine.start.request import StartRequest
 from oaiserve.engine.start.ways import fallback
 from oaiserve.errors import StartupError
-from oaiserve.files.source import find_model
 from tests.engine.decoder.sources.test_gguf import FILES
-from tests.engine.model.cpu.small_models import config, make_model
+from tests.engine.executors.native.small_models import config, make_model
 from tests.engine.model.runners import states_of
 from tests.engine.model.steps import BLOCK_SIZE, CPU, batch_of_prompt
 from tests.models.gguf_files import ARCHITECTURES, write_gguf

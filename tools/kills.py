@@ -250,7 +250,7 @@ class RayFleet(Fleet):
     """Servers that Ray Serve starts and replaces, on two nodes that are both this machine. Ports name them."""
 
     def _start(self, stack: ExitStack) -> list[str]:
-        from tests.scale.ray_cluster.local import start_local
+        from tests.plugins.ray.ray_cluster.local import start_local
 
         self._cluster = stack.enter_context(start_local(num_cpus=2))
         settings = {

@@ -20,13 +20,14 @@ import torch
 import transformers
 from transformers import PreTrainedModel
 
+from oaiserve.checkpoints.source import find_model
 from oaiserve.config import EngineOptions
 from oaiserve.engine.decoder.description import NotKnown
 from oaiserve.engine.decoder.settings import table
 from oaiserve.engine.engine import Engine
 from oaiserve.engine.executors.fallback import FallbackExecutor
+from oaiserve.engine.executors.native.native import NativeDecoder
 from oaiserve.engine.executors.reference.executor import ReferenceExecutor
-from oaiserve.engine.model.cpu.native import NativeDecoder
 from oaiserve.engine.model.model_config import refuse_unless_computable
 from oaiserve.engine.model.pooling.files import PoolingFiles
 from oaiserve.engine.model.pooling.pooler import PackedForward
@@ -37,7 +38,6 @@ from oaiserve.engine.start.plan import start_model
 from oaiserve.engine.start.ways.pooling import prepare_pooler
 from oaiserve.errors import StartupError
 from oaiserve.facts.start_times import StartTimes
-from oaiserve.files.source import find_model
 from tests.models.decoders import byte_tokenizer, generate, random_model
 from tests.models.encoders import OWN, PACKED, encoder_config
 from tests.models.poolers import random_pooler

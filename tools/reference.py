@@ -14,11 +14,18 @@ from typing import Any
 import msgspec
 
 from oaiserve.cli import command_line
-from oaiserve.routes.bodies import ChatBody, CompletionBody, DetokenizeBody, ResponsesBody, SamplingBody, TokenizeBody
-from oaiserve.routes.embeddings import EmbeddingBody
-from oaiserve.routes.messages.body import MessagesBody
-from oaiserve.routes.objects import Message
-from oaiserve.routes.scores import RerankBody, ScoreBody
+from oaiserve.plugins.messages.body import MessagesBody
+from oaiserve.plugins.pooling.embeddings import EmbeddingBody
+from oaiserve.plugins.pooling.scores import RerankBody, ScoreBody
+from oaiserve.routes.intake.body_types import (
+    ChatBody,
+    CompletionBody,
+    DetokenizeBody,
+    ResponsesBody,
+    SamplingBody,
+    TokenizeBody,
+)
+from oaiserve.routes.intake.object_types import Message
 from oaiserve.telemetry import names, vllm_names
 from tools.markdown import as_markdown, write_between
 

@@ -12,9 +12,9 @@ from oaiserve import __version__
 from oaiserve.commands.models import model_at
 from oaiserve.commands.table import size
 from oaiserve.config import Config, RouteOptions, ServerOptions
-from oaiserve.engine.model.cpu.cores import default_threads
+from oaiserve.engine.executors.native.cores import default_threads
 from oaiserve.engine.pooling import Task
-from oaiserve.routes.sampling_defaults import SamplingDefaults
+from oaiserve.routes.intake.sampling_defaults import SamplingDefaults
 from oaiserve.screen import Screen
 
 if TYPE_CHECKING:

@@ -13,16 +13,17 @@ from pathlib import Path
 from textwrap import fill, indent
 from typing import NamedTuple
 
+from oaiserve.checkpoints import demo, hub
+from oaiserve.checkpoints.checkpoint import refuse_unless_sound
+from oaiserve.checkpoints.source import find_model
 from oaiserve.commands.models import stored_models
 from oaiserve.commands.table import size
-from oaiserve.engine.model.cpu import prebuilt
-from oaiserve.engine.model.cpu.cores import usable_cpus
-from oaiserve.engine.system_memory import available_bytes
-from oaiserve.files import demo, hub, private
-from oaiserve.files.checkpoint import refuse_unless_sound
-from oaiserve.files.private import NotPrivate, cache_folder
-from oaiserve.files.source import find_model
+from oaiserve.engine.executors.native import prebuilt
+from oaiserve.engine.executors.native.cores import usable_cpus
+from oaiserve.system_memory import available_bytes
 from oaiserve.screen import Screen
+from oaiserve.storage import private
+from oaiserve.storage.private import NotPrivate, cache_folder
 
 DEMO_BYTES = 1_500_000_000  # memory that a server with the demo model takes
 FEW_FILES = 1024
@@ -180,7 +181,7 @@ def _installation() -> Iterator[Finding]:
 
 
 def _gpu() -> Finding:
-    from oaiserve.engine.model.gpu.found import gpu_names
+    from oaiserve.engine.executors.cuda.found import gpu_names
 
     names = gpu_names()
     if not names:

@@ -8,12 +8,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from oaiserve.checkpoints import demo, gguf, hub
+from oaiserve.checkpoints.bad_file import BadFile
+from oaiserve.checkpoints.checkpoint import json_object, weight_files
+from oaiserve.checkpoints.safetensors_header import read_header
 from oaiserve.errors import StartupError
-from oaiserve.files import demo, gguf, hub, start_cache
-from oaiserve.files.bad_file import BadFile
-from oaiserve.files.checkpoint import json_object, weight_files
-from oaiserve.files.private import cache_folder
-from oaiserve.files.safetensors_header import read_header
+from oaiserve.storage import start_cache
+from oaiserve.storage.private import cache_folder
 
 if TYPE_CHECKING:
     from huggingface_hub import CachedRepoInfo, HFCacheInfo

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 
-from oaiserve.files import demo, hub
+from oaiserve.checkpoints import demo, hub
 
 
 def command(model: str, /) -> int:

@@ -21,8 +21,8 @@ from tempfile import NamedTemporaryFile
 import msgspec
 
 from oaiserve.errors import StartupError
-from oaiserve.files import private
-from oaiserve.files.private import NotPrivate, cache_folder
+from oaiserve.storage import private
+from oaiserve.storage.private import NotPrivate, cache_folder
 
 log = logging.getLogger(__name__)
 

@@ -20,7 +20,7 @@ import numpy as np
 
 from oaiserve.engine.scheduling.blocks import BlockHash, BlockPool
 from oaiserve.engine.sequence import Sequence
-from oaiserve.files.block_files import BlockFiles
+from oaiserve.storage.block_files import BlockFiles
 
 log = logging.getLogger(__name__)
 

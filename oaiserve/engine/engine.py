@@ -29,8 +29,6 @@ from oaiserve.engine.disk_tier import DiskTier
 from oaiserve.engine.drafting.drafts import Drafts
 from oaiserve.engine.grammars.grammar import Grammars
 from oaiserve.engine.loop import Abort, DropAdapter, EngineLoop, Stop, Submitted
-from oaiserve.engine.open_request import Bounds
-from oaiserve.engine.open_rows import OpenRows
 from oaiserve.engine.reports import Reports
 from oaiserve.engine.request import (
     TERMINAL,
@@ -45,6 +43,8 @@ from oaiserve.engine.request import (
     TokenChunk,
     TokenPrompt,
 )
+from oaiserve.engine.requests.open_request import Bounds
+from oaiserve.engine.requests.open_rows import OpenRows
 from oaiserve.engine.sampling_rule import SamplingRule
 from oaiserve.engine.scheduling.blocks import BlockPool, StatePool
 from oaiserve.engine.scheduling.limits import Limits
@@ -55,16 +55,16 @@ from oaiserve.engine.served_model import ServedModel
 from oaiserve.engine.start.plan import start_model
 from oaiserve.engine.text.tokenizer import Tokenizer
 from oaiserve.engine.tokenize import REST, TokenizeStage
-from oaiserve.engine.turn_workers import Work
 from oaiserve.errors import InvalidRequest, NotFound, Overloaded, Unavailable
 from oaiserve.explain.step_cost import StepCost
 from oaiserve.explain.step_cost_fit import Run
 from oaiserve.facts.engine_numbers import EngineNumbers
 from oaiserve.facts.open_row import MOST_SHOWN, OpenRow
 from oaiserve.facts.record import HostPart, StepRecord
-from oaiserve.facts.report import ReplicaReport
 from oaiserve.facts.start_times import StartTimes
 from oaiserve.facts.times import monotonic_ns
+from oaiserve.http.fair_turns import Work
+from oaiserve.wire.report import ReplicaReport
 
 # Of the bodies whose work waits or is under way. Parsed, a body takes up to four times its bytes, or more as ids.
 MAX_BODY_BYTES = 64 * 2**20

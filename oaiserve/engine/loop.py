@@ -25,9 +25,9 @@ from oaiserve.engine.backpressure import SharedLimit
 from oaiserve.engine.disk_tier import BlocksRead
 from oaiserve.engine.drafting.drafts import Drafts
 from oaiserve.engine.encoder import Encoder
-from oaiserve.engine.open_request import Bounds
-from oaiserve.engine.open_requests import OpenRequests
 from oaiserve.engine.request import Deliver, Failed, Request, Usage
+from oaiserve.engine.requests.open_request import Bounds
+from oaiserve.engine.requests.open_requests import OpenRequests
 from oaiserve.engine.scheduling.scheduler import Scheduler
 from oaiserve.engine.served_model import ServedModel
 from oaiserve.engine.step import OutOfMemory

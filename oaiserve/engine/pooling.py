@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from oaiserve.files.gguf import architecture, read_values
+from oaiserve.checkpoints.gguf import architecture, read_values
 
 Task = Literal["generate", "embed", "score"]  # the use of a served model
 

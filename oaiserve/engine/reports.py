@@ -14,7 +14,7 @@ from threading import Lock
 
 from oaiserve.engine.scheduling.blocks import BlockHash
 from oaiserve.facts.engine_numbers import EngineNumbers
-from oaiserve.facts.report import HeldPrefixes, ReplicaReport
+from oaiserve.wire.report import HeldPrefixes, ReplicaReport
 
 # For this long, all routers get the same report, so that its means are over more than a moment.
 LEAST_NS = 500_000_000

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any, Literal
 from oaiserve.engine.logprobs import TokenLogprobs
 from oaiserve.engine.media import MediaFile
 from oaiserve.errors import APIError
-from oaiserve.facts.continuation import Piece
 from oaiserve.facts.record import EngineAccount, Origin
 from oaiserve.facts.times import RequestTimes
+from oaiserve.wire.continuation import Piece
 
 if TYPE_CHECKING:
     Floats = array[float]

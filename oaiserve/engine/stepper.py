@@ -25,9 +25,9 @@ from oaiserve.engine.accounts.host_time import HostTime
 from oaiserve.engine.accounts.step_account import StepAccount
 from oaiserve.engine.drafting.drafts import Drafts
 from oaiserve.engine.grammars.masks import fill_masks
-from oaiserve.engine.open_request import OpenRequest
-from oaiserve.engine.open_requests import OpenRequests
-from oaiserve.engine.results import Results
+from oaiserve.engine.requests.open_request import OpenRequest
+from oaiserve.engine.requests.open_requests import OpenRequests
+from oaiserve.engine.requests.results import Results
 from oaiserve.engine.scheduling.scheduler import Scheduler
 from oaiserve.engine.sequence import Place, Sequence
 from oaiserve.engine.served_model import ServedModel

@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from oaiserve.engine.media import MediaReader, Prepared, PromptMedia
 from oaiserve.engine.request import ChatPrompt, Grammar, PairPrompt, Prompt, Request, TooManyTokens
-from oaiserve.engine.turn_workers import LONG, CpuTime, Task, TurnWorkers, Work
 from oaiserve.errors import APIError, ContextLengthExceeded, invalid
-from oaiserve.facts.continuation import SENT_HEADER
 from oaiserve.facts.times import monotonic_ns
+from oaiserve.http.fair_turns import LONG, CpuTime, Task, TurnWorkers, Work
+from oaiserve.wire.continuation import SENT_HEADER
 
 if TYPE_CHECKING:
     from oaiserve.engine.grammars.grammar import CompiledGrammar

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
 
-from oaiserve.facts.routing_decision import HOPS_HEADER
+from oaiserve.wire.routing_decision import HOPS_HEADER
 
 HOPS = HOPS_HEADER.encode()
 

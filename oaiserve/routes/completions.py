@@ -24,21 +24,23 @@ from oaiserve.engine.request import (
     Usage,
 )
 from oaiserve.errors import ContextLengthExceeded
-from oaiserve.routes import constraints, parameters, protocol
-from oaiserve.routes.bodies import MAX_CHOICES_PER_REQUEST, CompletionBody
-from oaiserve.routes.invalid import invalid
-from oaiserve.routes.logprobs import (
+from oaiserve.routes.answer.common_shape import HOLE, ChoicesShape, Head, StreamChunk, Whole, encode, filled
+from oaiserve.routes.answer.logprobs import (
     CompletionLogprobs,
     PromptLogprobs,
     completion_logprobs_in_parts,
     prompt_logprobs_in_parts,
 )
+from oaiserve.routes.answer.respond import Answer
+from oaiserve.routes.chat import constraints
+from oaiserve.routes.intake import decode as protocol
+from oaiserve.routes.intake import parameters
+from oaiserve.routes.intake.body_types import MAX_CHOICES_PER_REQUEST, CompletionBody
+from oaiserve.routes.intake.invalid import invalid
+from oaiserve.routes.intake.parameters import Wanted, inputs_of, integer, prompt_ids
+from oaiserve.routes.intake.prepare import Intake, prepare
 from oaiserve.routes.operation import Operation
-from oaiserve.routes.parameters import Wanted, inputs_of, integer, prompt_ids
-from oaiserve.routes.prepare import Intake, prepare
-from oaiserve.routes.respond import Answer
 from oaiserve.routes.serving import serving_of
-from oaiserve.routes.shapes import HOLE, ChoicesShape, Head, StreamChunk, Whole, encode, filled
 
 if TYPE_CHECKING:
     from oaiserve.engine.text.tokenizer import Tokenizer

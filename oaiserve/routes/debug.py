@@ -16,12 +16,12 @@ from starlette.responses import Response
 from oaiserve.errors import NotFound
 from oaiserve.facts.open_row import OpenRow
 from oaiserve.facts.record import Outcome
-from oaiserve.facts.report import ROUTER_HEADER, Report
 from oaiserve.facts.times import PHASES
-from oaiserve.routes.middleware import json_response
+from oaiserve.routes.door.middleware import json_response
 from oaiserve.routes.open_requests import open_requests
 from oaiserve.routes.operation import PRIVATE, Operation, Parameter, closed, read_query
 from oaiserve.routes.serving import serving_of
+from oaiserve.wire.report import ROUTER_HEADER, Report
 
 closed_route = closed(
     f"{{path}} shows other people's requests, {PRIVATE}, or with --open-dashboard."

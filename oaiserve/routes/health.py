@@ -9,7 +9,7 @@ from starlette.responses import Response
 
 from oaiserve.errors import Unavailable
 from oaiserve.http.codings import page_response
-from oaiserve.routes.middleware import json_response
+from oaiserve.routes.door.middleware import json_response
 from oaiserve.routes.operation import Operation
 from oaiserve.routes.serving import serving_of
 

@@ -20,14 +20,14 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Scope
 
+from oaiserve.checkpoints.adapters import BadAdapter
 from oaiserve.engine.adapters import ServedAdapter
 from oaiserve.engine.pooling import Task
 from oaiserve.errors import InvalidRequest, NotFound
-from oaiserve.files.adapters import BadAdapter
-from oaiserve.routes.bodies import LoadAdapterBody, UnloadAdapterBody
-from oaiserve.routes.body import read_parsed
-from oaiserve.routes.invalid import invalid, show
-from oaiserve.routes.middleware import is_of_anthropic, json_response
+from oaiserve.routes.door.middleware import is_of_anthropic, json_response
+from oaiserve.routes.intake.body_types import LoadAdapterBody, UnloadAdapterBody
+from oaiserve.routes.intake.invalid import invalid, show
+from oaiserve.routes.intake.receive import read_parsed
 from oaiserve.routes.operation import PRIVATE, Deleted, Operation, Parameter, closed
 from oaiserve.routes.serving import Serving, serving_of
 

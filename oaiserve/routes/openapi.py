@@ -13,9 +13,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from oaiserve.routes.access import is_open
-from oaiserve.routes.dashboard import document_response
-from oaiserve.routes.objects import REF, InputItem, Message
+from oaiserve.plugins.pages.dashboard import document_response
+from oaiserve.routes.door.access import is_open
+from oaiserve.routes.intake.object_types import REF, InputItem, Message
 from oaiserve.routes.operation import ErrorAnswer, Operation, operation_of
 
 STATUSES = {

@@ -14,15 +14,15 @@ from oaiserve.config import Config
 from oaiserve.engine.adapters import ServedAdapter
 from oaiserve.engine.backpressure import SharedLimit
 from oaiserve.engine.pooling import Task
-from oaiserve.engine.streams import LoopStreams
+from oaiserve.engine.requests.streams import LoopStreams
 from oaiserve.errors import InvalidRequest, ModelNotFound, invalid
-from oaiserve.http.key_store import KeyStore
+from oaiserve.plugins.keys.key_store import KeyStore
+from oaiserve.plugins.pages.feed import Feed
+from oaiserve.plugins.responses.runs import Runs
+from oaiserve.plugins.responses.store import ResponseDatabase
 from oaiserve.routes.dialects.dialect import Dialect
-from oaiserve.routes.exchange import Exchange
-from oaiserve.routes.feed import Feed
-from oaiserve.routes.responses.runs import Runs
-from oaiserve.routes.responses.store import ResponseDatabase
-from oaiserve.routes.sampling_defaults import SamplingDefaults
+from oaiserve.routes.door.exchange import Exchange
+from oaiserve.routes.intake.sampling_defaults import SamplingDefaults
 
 if TYPE_CHECKING:
     from oaiserve.engine.engine import Engine

@@ -12,24 +12,24 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from oaiserve.engine.request import Prompt, TextPrompt, TooManyTokens
-from oaiserve.engine.turn_workers import Work
 from oaiserve.errors import InvalidRequest
-from oaiserve.routes import protocol
-from oaiserve.routes.adaptations import Adaptations
-from oaiserve.routes.bodies import DetokenizeBody, TokenizeBody
-from oaiserve.routes.body import read_parsed
-from oaiserve.routes.chat import build_prompt, with_template_parameters
+from oaiserve.http.fair_turns import Work
+from oaiserve.routes.chat.shown_tools import shown_tools
+from oaiserve.routes.chat.tools import functions_of
+from oaiserve.routes.chat_completions import build_prompt, with_template_parameters
 from oaiserve.routes.dialects.dialect import Dialect
-from oaiserve.routes.invalid import invalid, show
-from oaiserve.routes.media import MediaReader, read_media
-from oaiserve.routes.middleware import json_response
-from oaiserve.routes.objects import Integer
+from oaiserve.routes.door.middleware import json_response
+from oaiserve.routes.intake import decode as protocol
+from oaiserve.routes.intake.adaptations import Adaptations
+from oaiserve.routes.intake.body_types import DetokenizeBody, TokenizeBody
+from oaiserve.routes.intake.invalid import invalid, show
+from oaiserve.routes.intake.media import MediaReader, read_media
+from oaiserve.routes.intake.object_types import Integer
+from oaiserve.routes.intake.parameters import token_ids
+from oaiserve.routes.intake.receive import read_parsed
+from oaiserve.routes.intake.turns import in_turns
 from oaiserve.routes.operation import Operation
-from oaiserve.routes.parameters import token_ids
 from oaiserve.routes.serving import Serving, serving_of
-from oaiserve.routes.shown_tools import shown_tools
-from oaiserve.routes.tools import functions_of
-from oaiserve.routes.turns import in_turns
 
 # Most tokens of a text, or of a list of ids. People count the tokens of documents that are longer than the context, so
 # this is twice the longest usual context: the length of some books. The answer then has two megabytes.

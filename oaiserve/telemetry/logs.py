@@ -131,7 +131,7 @@ def configure(
     # The server's own lines report its start and its end, as uvicorn's would.
     least = logging.getLevelNamesMapping()[level.upper()]
     is_hidden = form == "json" or (form == "short" and not handler.stream.isatty())
-    logging.getLogger("oaiserve.files.progress").setLevel(logging.ERROR if is_hidden else least)
+    logging.getLogger("oaiserve.checkpoints.progress").setLevel(logging.ERROR if is_hidden else least)
     logging.getLogger("uvicorn.error").setLevel(logging.WARNING if least == logging.INFO else least)
     # The line of `log_request` has more than uvicorn's access line, and is written after the answer has ended.
     logging.getLogger("uvicorn.access").disabled = True

@@ -22,7 +22,7 @@ from oaiserve.errors import StartupError
 from oaiserve.facts.record import POOLING_OPERATIONS, Cause, EngineAccount, RequestRecord
 from oaiserve.facts.recordings import BLOCK_TOKENS, HASH_BYTES, head
 from oaiserve.facts.times import EpochOffset
-from oaiserve.files.private import FILE_MODE
+from oaiserve.storage.private import FILE_MODE
 
 logger = logging.getLogger(__name__)
 

@@ -15,15 +15,15 @@ from typing import Any
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from oaiserve.app import create_app
+from oaiserve.checkpoints import demo
 from oaiserve.config import Config, ServerOptions
 from oaiserve.engine.request import TextPrompt
 from oaiserve.engine.sequence import Sequence as Choice
 from oaiserve.engine.text.tokenizer import Tokenizer
 from oaiserve.facts.record import RequestRecord
-from oaiserve.files import demo
 from tests.engine.doubles import ScriptedRunner, make_engine
-from tests.routes.conftest import running_server
 from tests.routes.doubles import FakeTelemetry
+from tests.serving import running_server
 
 CONTEXT = 65_536  # tokens
 BLOCK = 16  # tokens

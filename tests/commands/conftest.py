@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.agents.scripted import ScriptedServer, scripted_server
-from tests.files.test_hub import hub  # noqa: F401 - a fixture
+from tests.checkpoints.test_hub import hub  # noqa: F401 - a fixture
 from tests.routes.doubles import FakeTelemetry
 
 METRICS = b"""# HELP oaiserve_requests_running Sequences that take part in steps of the engine.

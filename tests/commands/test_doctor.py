@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from oaiserve import cli
+from oaiserve.checkpoints import hub
 from oaiserve.commands import doctor
-from oaiserve.files import hub
 
 
 @pytest.fixture(autouse=True)

@@ -6,9 +6,10 @@ from pathlib import Path
 import pytest
 
 from oaiserve import cli
-from oaiserve.files import demo, private, start_cache
-from tests.files.test_checkpoint import gguf, safetensors
-from tests.files.test_hub import GGUFS, MODEL, REPOSITORY, put
+from oaiserve.checkpoints import demo
+from oaiserve.storage import private, start_cache
+from tests.checkpoints.test_checkpoint import gguf, safetensors
+from tests.checkpoints.test_hub import GGUFS, MODEL, REPOSITORY, put
 
 HubFolder = tuple[Path, list[str]]
 

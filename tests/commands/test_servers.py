@@ -16,7 +16,7 @@ from oaiserve import cli
 from oaiserve.commands.client import Client, NoAnswer, client_for
 from oaiserve.commands.servers import announced, running
 from oaiserve.errors import StartupError
-from oaiserve.files import private
+from oaiserve.storage import private
 from tests.agents.scripted import ScriptedServer
 
 URL = "http://127.0.0.1:1"

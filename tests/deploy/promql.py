@@ -8,10 +8,10 @@ from typing import Any
 import yaml
 from prometheus_client import Counter
 
-from oaiserve.scale.children import metrics as children
-from oaiserve.scale.gateway.metrics import GatewayMetrics
-from oaiserve.scale.gateway.watch import USUAL, Watch
-from oaiserve.scale.routers import Routers
+from oaiserve.plugins.gateway.children import metrics as children
+from oaiserve.plugins.gateway.metrics import GatewayMetrics
+from oaiserve.plugins.gateway.routers import Routers
+from oaiserve.plugins.gateway.watch import USUAL, Watch
 from oaiserve.telemetry import names, vllm_names
 from tests.deploy.paths import DEPLOY
 from tests.telemetry.reported import PROCESS_METRICS

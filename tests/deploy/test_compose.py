@@ -22,7 +22,7 @@ from oaiserve.app import TELEMETRY_CLOSE_SECONDS
 from oaiserve.config import Config, ServerOptions
 from oaiserve.http.server import CUT_SECONDS
 from tests.deploy.paths import DEPLOY, ROOT
-from tests.routes.conftest import RunningServer
+from tests.serving import RunningServer
 
 FOLDER = DEPLOY / "compose"
 COMPOSE = yaml.safe_load((FOLDER / "compose.yaml").read_text())

@@ -146,7 +146,7 @@ def test_exemplars_link_to_the_trace_store_and_to_the_page_of_the_request() -> N
 
 
 def test_phases_have_the_colours_of_the_pages() -> None:
-    style = (DEPLOY.parent / "oaiserve/routes/static/base.css").read_text()
+    style = (DEPLOY.parent / "oaiserve/plugins/pages/static/base.css").read_text()
     of_pages = dict(re.findall(r"--(\w+): light-dark\(#\w+, (#\w+)\);", style))
     assert PHASE_COLORS.keys() == set(PHASES)
     assert {phase: of_pages[phase] for phase in PHASE_COLORS} == PHASE_COLORS

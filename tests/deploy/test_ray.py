@@ -8,7 +8,7 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from oaiserve.scale.on_ray.settings import config_of
+from oaiserve.plugins.ray.settings import config_of
 from tests.deploy.manifests import KUBERNETES
 from tests.deploy.paths import DEPLOY
 

@@ -28,16 +28,16 @@ from oaiserve.app import create_app
 from oaiserve.config import Config
 from oaiserve.engine.engine import Engine
 from oaiserve.engine.request import Deliver, Event, Prompt, Request, TextPrompt, TokenChunk
+from oaiserve.engine.requests.streams import LoopStreams
 from oaiserve.engine.sequence import Sequence
 from oaiserve.engine.step import Step
-from oaiserve.engine.streams import LoopStreams
 from oaiserve.engine.text.tokenizer import Tokenizer
 from oaiserve.facts.record import Outcome, RequestRecord
 from tests.e2e.raw_client import SMALL_BUFFER_BYTES
 from tests.engine.doubles import EOS, TIMEOUT_SECONDS, TOKENIZER, ScriptedRunner, make_engine, next_letter
 from tests.engine.text.tokenizers_for_tests import CHATML, byte_level
-from tests.routes.conftest import RunningServer, running_server
 from tests.routes.doubles import FakeTelemetry
+from tests.serving import RunningServer, running_server
 from tests.waiting import wait_until
 
 BAD_LOGITS = "The model produced no usable numbers."

@@ -11,7 +11,7 @@ from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
 from oaiserve.config import ServerOptions
-from tests.routes.conftest import RunningServer
+from tests.serving import RunningServer
 
 OPTIONS = ServerOptions(drain_timeout_seconds=0)
 HOP_HEADERS = ("connection", "transfer-encoding", "keep-alive")  # not passed on

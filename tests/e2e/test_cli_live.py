@@ -7,7 +7,7 @@ import httpx
 
 from oaiserve.commands.servers import running
 from oaiserve.facts.times import TEXT_PHASES
-from tests.e2e.conftest import STOP_SECONDS, serve_process
+from tests.e2e.live import STOP_SECONDS, serve_process
 from tests.telemetry.collector import running_collector
 
 TRACE_ID = 0x4BF92F3577B34DA6A3CE929D0E0E4736

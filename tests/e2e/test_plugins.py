@@ -7,7 +7,7 @@ from urllib.request import urlopen
 import httpx
 
 from oaiserve.plugin_loading import OURS
-from tests.e2e.conftest import serve_process
+from tests.e2e.live import serve_process
 from tests.test_plugins import plugins_of_page, tree_without
 
 BODY = {"prompt": "Count: ", "max_tokens": 400, "ignore_eos": True, "seed": 3, "temperature": 1}

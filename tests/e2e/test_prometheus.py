@@ -20,17 +20,17 @@ import httpx
 import pytest
 
 from oaiserve.config import RouteOptions
-from oaiserve.scale.gateway.app import create_gateway
+from oaiserve.plugins.gateway.app import create_gateway
 from oaiserve.telemetry import names, vllm_names
 from tests.deploy import promql
 from tests.deploy.paths import DEPLOY
-from tests.e2e.conftest import LiveServer, serve_process
+from tests.e2e.live import LiveServer, serve_process
 from tests.e2e.load import CHAT, TEXTS, Call, calls
 from tests.e2e.prometheus import Prometheus, running_prometheus
 from tests.models.mmproj_files import save_folder
 from tests.models.seeing import picture, png
-from tests.routes.conftest import RunningServer
-from tests.scale.gateway.doubles import OPTIONS
+from tests.plugins.gateway.doubles import OPTIONS
+from tests.serving import RunningServer
 from tests.telemetry.collector import Collector, running_collector
 from tests.telemetry.pages import OPENMETRICS, TEXT, families, key, samples_on
 from tests.waiting import wait_until

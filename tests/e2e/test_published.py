@@ -22,8 +22,8 @@ from tests.engine.text.tokenizers_for_tests import CHATML
 from tests.models.decoders import FAMILIES, byte_tokenizer, random_model
 from tests.models.described import described
 from tests.published import published, validator
-from tests.routes.conftest import run_server
 from tests.routes.doubles import FakeTelemetry
+from tests.serving import run_server
 from tools.attack import schema
 
 NUM_REQUESTS = 30  # requests to each route and of each kind

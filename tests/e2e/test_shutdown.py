@@ -14,8 +14,8 @@ from oaiserve.app import create_app
 from oaiserve.config import Config, ServerOptions
 from oaiserve.facts.record import Outcome
 from tests.engine.doubles import TIMEOUT_SECONDS, ScriptedRunner, make_engine
-from tests.routes.conftest import running_server
 from tests.routes.doubles import FakeTelemetry
+from tests.serving import running_server
 
 
 def test_a_signal_takes_effect_before_the_server_stops_listening() -> None:

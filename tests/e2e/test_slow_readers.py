@@ -22,13 +22,13 @@ from oaiserve.app import create_app
 from oaiserve.config import Config, ServerOptions
 from oaiserve.engine.engine import Engine
 from oaiserve.engine.request import TERMINAL, Deliver, Event, Request
-from oaiserve.engine.streams import LoopStreams
+from oaiserve.engine.requests.streams import LoopStreams
 from oaiserve.facts.record import Outcome
-from oaiserve.routes.respond import PIECE_BYTES
+from oaiserve.routes.answer.respond import PIECE_BYTES
 from tests.e2e.raw_client import SMALL_BUFFER_BYTES, send_request
 from tests.engine.doubles import TIMEOUT_SECONDS, ScriptedRunner, make_engine
-from tests.routes.conftest import RunningServer, running_server
 from tests.routes.doubles import FakeTelemetry
+from tests.serving import RunningServer, running_server
 from tests.waiting import wait_until
 
 NUM_TOKENS = 8000  # with logprobs far more than the buffers hold, although ready tokens share an event

@@ -11,10 +11,10 @@ from urllib.parse import urlsplit
 import pytest
 import yaml
 
-from oaiserve.files import demo
-from oaiserve.files.private import cache_folder
+from oaiserve.checkpoints import demo
+from oaiserve.storage.private import cache_folder
 from tests.deploy import promql
-from tests.e2e.conftest import clean_environment, serve_process
+from tests.e2e.live import clean_environment, serve_process
 from tests.e2e.snippets import REASONS, Session, check_commands, programs
 from tests.pages import PAGES, ROOT, Snippet, name_of, snippets
 

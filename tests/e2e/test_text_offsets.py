@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.e2e.conftest import LiveServer
+from tests.e2e.live import LiveServer
 
 SPLIT = "Hi 🚀 there, Größe"
 SPECIAL = {"<|im_start|>", "<|im_end|>", "<|endoftext|>"}

@@ -7,12 +7,12 @@ import torch
 
 from oaiserve.engine.accounts.host_time import HostTime, describe
 from oaiserve.engine.decoder import quantized_file
-from oaiserve.engine.model.cpu.library import Library
+from oaiserve.engine.executors.native.library import Library
 from oaiserve.engine.start import start_record
 from oaiserve.engine.start.probe import refuse_unless_probed
 from oaiserve.engine.step import Step
 from oaiserve.facts.record import HostPart
-from oaiserve.files.private import cache_folder
+from oaiserve.storage.private import cache_folder
 from tests.engine.doubles import ScriptedRunner
 from tests.engine.memory import Memory
 from tests.models.decoders import FAMILIES, random_model

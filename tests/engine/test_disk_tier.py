@@ -23,11 +23,11 @@ from oaiserve.engine.scheduling.blocks import BlockHash, BlockPool, hash_block
 from oaiserve.engine.start import kept_blocks
 from oaiserve.errors import StartupError
 from oaiserve.facts.record import WaitReason
-from oaiserve.files.block_files import BlockFiles
+from oaiserve.storage.block_files import BlockFiles
 from tests.engine.answers import collect
 from tests.engine.doubles import TIMEOUT_SECONDS
+from tests.engine.executors.native.small_models import FAMILIES, make_model
 from tests.engine.memory import sequence
-from tests.engine.model.cpu.small_models import FAMILIES, make_model
 from tests.engine.model.runners import greedy, greedy_answers
 from tests.engine.remembered import save, started
 
@@ -94,7 +94,7 @@ def test_other_settings_and_other_salts_find_nothing(start: Callable[..., Engine
 
 
 @pytest.mark.compiler
-@pytest.mark.parametrize("name", ["decoder/rotary.py", "decoder/defaults.json", "model/cpu/native.py"])
+@pytest.mark.parametrize("name", ["decoder/rotary.py", "decoder/defaults.json", "executors/native/native.py"])
 def test_other_code_finds_nothing(
     start: Callable[..., Engine], name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -12,9 +12,9 @@ from oaiserve.engine.reports import LEAST_NS, Reports
 from oaiserve.engine.request import Request, SamplingParams, TextPrompt
 from oaiserve.engine.scheduling.blocks import BlockHash
 from oaiserve.facts.engine_numbers import EngineNumbers, LoadTotals
-from oaiserve.facts.prefix_keys import BLOCK_BYTES, marked_depths, prefix_keys_of, prompt_of, prompt_of_body
-from oaiserve.facts.report import ReplicaReport
-from oaiserve.scale.router import Reason, Router
+from oaiserve.plugins.gateway.router import Reason, Router
+from oaiserve.wire.prefix_keys import BLOCK_BYTES, marked_depths, prefix_keys_of, prompt_of, prompt_of_body
+from oaiserve.wire.report import ReplicaReport
 from tests.engine.doubles import TIMEOUT_SECONDS, Clock, make_engine, request, stepping
 
 

@@ -4,7 +4,6 @@ import asyncio
 
 import pytest
 
-from oaiserve.engine import streams
 from oaiserve.engine.request import (
     Aborted,
     Deliver,
@@ -16,7 +15,8 @@ from oaiserve.engine.request import (
     TokenChunk,
     Usage,
 )
-from oaiserve.engine.streams import MAX_CHUNK_TOKENS, STALLED_NS, HeldTokens, LoopStream
+from oaiserve.engine.requests import streams
+from oaiserve.engine.requests.streams import MAX_CHUNK_TOKENS, STALLED_NS, HeldTokens, LoopStream
 from oaiserve.facts.record import EngineAccount
 from oaiserve.facts.times import RequestTimes
 from tests.engine.doubles import Clock

@@ -22,8 +22,8 @@ from oaiserve.engine.request import (
     TooManyTokens,
 )
 from oaiserve.engine.tokenize import GrammarCompiled, Tokenized, TokenizeFailed, TokenizeStage, TokenizeStarted
-from oaiserve.engine.turn_workers import LARGE_BYTES
 from oaiserve.errors import APIError, ContextLengthExceeded, InternalError, InvalidRequest, Unavailable
+from oaiserve.http.fair_turns import LARGE_BYTES
 
 HELLO = {"role": "user", "content": "hello"}
 

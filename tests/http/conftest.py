@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.routes.conftest import serve, serve_session, served
+from tests.serving import serve, serve_session, served
 
 __all__ = ["serve", "serve_session", "served"]
 

@@ -15,9 +15,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from starlette.requests import Request
 
-from oaiserve.engine.turn_workers import at_once
 from oaiserve.errors import APIError, BodyTooLarge, InvalidRequest, UnsupportedMedia
 from oaiserve.http.codings import MOST_MEMBERS, PIECE_BYTES, Decoding, codings_of, decoded, page_response
+from oaiserve.http.fair_turns import at_once
 
 
 def bare_deflate(body: bytes) -> bytes:

@@ -15,8 +15,8 @@ import pytest
 from oaiserve.http.connection import MOST_HEAD_BYTES, MOST_HEADERS, MOST_PIPELINED
 from oaiserve.http.connections import Refusal
 from tests.engine.doubles import TIMEOUT_SECONDS
-from tests.routes.conftest import Serve, Served
 from tests.routes.doubles import says
+from tests.serving import Serve, Served
 
 PATH = "/v1/completions"
 BODY = b'{"prompt": "Hi"}'

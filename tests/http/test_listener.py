@@ -13,8 +13,8 @@ from oaiserve.config import Config, ServerOptions
 from oaiserve.http.connections import Refusal
 from oaiserve.run import listen
 from tests.engine.doubles import TIMEOUT_SECONDS
-from tests.routes.conftest import RunningServer, running_server
 from tests.routes.doubles import FakeEngine, FakeTelemetry
+from tests.serving import RunningServer, running_server
 from tests.waiting import wait_until
 
 

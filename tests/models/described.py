@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
+from oaiserve.checkpoints.source import find_model
 from oaiserve.config import EngineOptions
 from oaiserve.engine.decoder.context_length import context_length
 from oaiserve.engine.decoder.describe import describe
@@ -20,7 +21,6 @@ from oaiserve.engine.decoder.sources.tensor_files import TensorFiles
 from oaiserve.engine.decoder.spec import ModelSpec
 from oaiserve.engine.start.described import Described, describe_model
 from oaiserve.engine.start.load import load_weights, read_checkpoint
-from oaiserve.files.source import find_model
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,6 +19,7 @@ from gguf import GGMLQuantizationType as Kind
 from numpy.typing import NDArray
 from transformers import PreTrainedConfig, PreTrainedModel
 
+from oaiserve.checkpoints.gguf import GgufTensor
 from oaiserve.engine.decoder.families import FAMILIES
 from oaiserve.engine.decoder.settings import Settings
 from oaiserve.engine.decoder.sources.gguf.architecture import Architecture
@@ -28,7 +29,6 @@ from oaiserve.engine.decoder.sources.gguf.settings import settings_of_gguf
 from oaiserve.engine.decoder.sources.names import names_of, split_path
 from oaiserve.engine.model.checkpoints.gguf_config import config_of as config_of_metadata
 from oaiserve.engine.model.checkpoints.gguf_weights import paths_of_parameters
-from oaiserve.files.gguf import GgufTensor
 from tests.models import small_configs
 from tests.models.decoders import random_model
 from tests.models.gguf_files import finish

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from tokenizers import pre_tokenizers
 from transformers import PreTrainedConfig, PreTrainedModel
 
+from oaiserve.checkpoints.source import find_model
 from oaiserve.config import EngineOptions
 from oaiserve.engine.decoder.blocks import Blocks
 from oaiserve.engine.decoder.description import Decoder
@@ -25,8 +26,7 @@ from oaiserve.engine.model.adapters import Adapter, AdapterPart
 from oaiserve.engine.model.batch import Batch, build_batch
 from oaiserve.engine.model.rehearsal import prompt
 from oaiserve.engine.start.described import describe_model
-from oaiserve.files.source import find_model
-from tests.engine.model.cpu.small_models import BLOCK_SIZE, config, make_model, native_of
+from tests.engine.executors.native.small_models import BLOCK_SIZE, config, make_model, native_of
 from tests.models.decoders import byte_tokenizer
 from tests.models.gguf_files import round_as_in_a_file, write_gguf
 from tests.models.packed import Packing, write_checkpoint

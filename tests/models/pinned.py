@@ -20,10 +20,10 @@ import torch
 from gguf import GGMLQuantizationType
 from transformers import PreTrainedConfig, PreTrainedModel
 
+from oaiserve.checkpoints.source import find_model
 from oaiserve.config import EngineOptions
 from oaiserve.engine.start.described import Described, describe_model
-from oaiserve.files.source import find_model
-from tests.engine.model.cpu.small_models import FAMILIES, GEMMA4, GROUPED_MOE, LATENT, config
+from tests.engine.executors.native.small_models import FAMILIES, GEMMA4, GROUPED_MOE, LATENT, config
 from tests.models import small_configs
 from tests.models.decoders import random_model
 from tests.models.fingerprints import fingerprint

@@ -1,1 +1,4 @@
-from tests.e2e.conftest import small_model  # noqa: F401 - a fixture
+"""The servers around scripted engines, and a small model, that tests of plug-ins share."""
+
+from tests.e2e.live import small_model  # noqa: F401 - fixtures
+from tests.serving import serve, serve_session, served  # noqa: F401

@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, NamedTuple
 
-from oaiserve.files.private import cache_folder
+from oaiserve.storage.private import cache_folder
 
 
 class Artefact(NamedTuple):

@@ -15,6 +15,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from oaiserve.checkpoints import demo
+from oaiserve.checkpoints.source import find_model
 from oaiserve.engine.decoder.description import Attention, Decoder, Layer, Norm, RotaryTable
 from oaiserve.engine.executors.reference.place import placed
 from oaiserve.engine.start.described import Described, describe_model
@@ -26,8 +28,6 @@ from oaiserve.engine.start.layer_comparison import (
     token_ids,
     transformers_states,
 )
-from oaiserve.files import demo
-from oaiserve.files.source import find_model
 from tests.real import artefacts
 from tools.markdown import as_markdown
 

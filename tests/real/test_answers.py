@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.e2e.conftest import LiveServer, serve_process
+from tests.e2e.live import LiveServer, serve_process
 
 QUESTION = "What is the capital of France? Answer in one sentence."
 WEATHER = {

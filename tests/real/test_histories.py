@@ -10,10 +10,10 @@ import pytest
 
 from oaiserve.engine.text.chat_template import ChatTemplate
 from oaiserve.errors import InvalidRequest
-from oaiserve.routes.conversation import Conversation
+from oaiserve.routes.chat.conversation import Conversation
+from oaiserve.routes.chat.tools import Tools
 from oaiserve.routes.dialects.dialect import Dialect
 from oaiserve.routes.dialects.hermes import HERMES
-from oaiserve.routes.tools import Tools
 from tests.real.test_templates import (
     AGAIN,
     CALL_ALONE,

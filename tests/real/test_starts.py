@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
+from oaiserve.checkpoints import demo
 from oaiserve.engine.start.layer_comparison import LIMIT
-from oaiserve.files import demo
 from tests.real.mutants import MUTANTS, RealModel, real_model
 
 

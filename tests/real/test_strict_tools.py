@@ -9,7 +9,7 @@ import httpx
 import jsonschema
 import pytest
 
-from tests.e2e.conftest import LiveServer, serve_process
+from tests.e2e.live import LiveServer, serve_process
 
 SCHEMA = {
     "type": "object",

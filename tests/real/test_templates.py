@@ -11,12 +11,12 @@ import pytest
 from oaiserve.engine.text.chat_template import NO_SPECIAL_TEXTS, ChatTemplate
 from oaiserve.engine.text.special_tokens import ESCAPED_MARK, MARK, SpecialTexts
 from oaiserve.errors import InvalidRequest
-from oaiserve.routes.adaptations import Adaptations
-from oaiserve.routes.bodies import ChatBody
-from oaiserve.routes.chat import build_prompt
-from oaiserve.routes.conversation import Conversation
+from oaiserve.routes.chat.conversation import Conversation
+from oaiserve.routes.chat.tools import requested_tools
+from oaiserve.routes.chat_completions import build_prompt
 from oaiserve.routes.dialects.dialect import Dialect, dialect_of
-from oaiserve.routes.tools import requested_tools
+from oaiserve.routes.intake.adaptations import Adaptations
+from oaiserve.routes.intake.body_types import ChatBody
 
 pytestmark = pytest.mark.real
 

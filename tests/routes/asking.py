@@ -6,7 +6,7 @@ from typing import Any
 import httpx
 
 from oaiserve.engine.request import ChatPrompt, Grammar, Request
-from tests.routes.conftest import Served
+from tests.serving import Served
 
 CHAT = "/v1/chat/completions"
 COMPLETIONS = "/v1/completions"

@@ -11,6 +11,7 @@ from pathlib import Path
 from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
+from oaiserve.checkpoints.adapters import BadAdapter
 from oaiserve.engine.adapters import AdapterTable, ServedAdapter
 from oaiserve.engine.logprobs import Entry
 from oaiserve.engine.media import MediaKind
@@ -41,13 +42,12 @@ from oaiserve.engine.text.template_abilities import Abilities
 from oaiserve.errors import APIError, InvalidRequest
 from oaiserve.explain.step_cost import StepCost
 from oaiserve.facts.record import EngineAccount, RequestRecord
-from oaiserve.facts.report import ReplicaReport
 from oaiserve.facts.times import RequestTimes, monotonic_ns
 from oaiserve.facts.trace import TraceContext
-from oaiserve.files.adapters import BadAdapter
 from oaiserve.telemetry.live import Live
 from oaiserve.telemetry.observations import Observations
 from oaiserve.telemetry.recent import RecentRequests
+from oaiserve.wire.report import ReplicaReport
 from tests.engine.logprobs_for_tests import token_logprobs
 
 VOCAB_SIZE = 1000

@@ -17,13 +17,13 @@ from starlette.testclient import TestClient
 
 from oaiserve.app import routes
 from oaiserve.config import Config
-from oaiserve.facts.report import ROUTER_HEADER
-from oaiserve.facts.routing_decision import OWNER_HEADER
 from oaiserve.http.keys import Keyring
-from oaiserve.routes.access import APIKeys
-from oaiserve.routes.middleware import Errors, RequestHeaders
+from oaiserve.routes.door.access import APIKeys
+from oaiserve.routes.door.middleware import Errors, RequestHeaders
+from oaiserve.wire.report import ROUTER_HEADER
+from oaiserve.wire.routing_decision import OWNER_HEADER
 from tests.routes.asking import bearer
-from tests.routes.conftest import Serve, Served
+from tests.serving import Serve, Served
 
 OPERATORS = ("/health", "/ready", "/version", "/metrics", "/openapi.json")
 ALL_ROUTES = [
@@ -358,7 +358,7 @@ def test_a_file_of_keys_opens_the_page_on_any_address(serve: Serve, tmp_path: Pa
 def test_refusals_are_counted_and_logged_without_the_key(serve: Serve, caplog: pytest.LogCaptureFixture) -> None:
     served = serve(api_key=("one", "s3cret"))
     served.telemetry.refused_access.clear()
-    with caplog.at_level(logging.WARNING, "oaiserve.routes.access"):
+    with caplog.at_level(logging.WARNING, "oaiserve.routes.door.access"):
         served.http.get("/v1/models")
         served.http.get("/v1/models", headers=bearer("s3cre"))
         served.http.get("/v1/models", headers={"host": "evil.example"})

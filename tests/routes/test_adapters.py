@@ -11,7 +11,7 @@ import pytest
 from oaiserve.config import Config, EngineOptions, ServerOptions
 from oaiserve.engine.adapters import AdapterTable
 from tests.routes.asking import refused
-from tests.routes.conftest import Served, serving
+from tests.serving import Served, serving
 
 
 @pytest.fixture

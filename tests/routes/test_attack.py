@@ -6,7 +6,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.routes.conftest import Served
+from tests.serving import Served
 from tools.attack.attack import Strike
 from tools.attack.families import ATTACKS
 from tools.attack.families.generated import generate

@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.routes.conftest import Served
+from tests.serving import Served
 
 COMPLETIONS = "/v1/completions"
 CHAT = "/v1/chat/completions"

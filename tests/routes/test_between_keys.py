@@ -11,8 +11,8 @@ from oaiserve.app import create_app
 from oaiserve.config import Config, ServerOptions
 from tests.engine.doubles import ScriptedRunner, make_engine
 from tests.routes.asking import BODIES, CHAT, COMPLETIONS, RESPONSES, bearer
-from tests.routes.conftest import Serve, run_server
 from tests.routes.doubles import FakeTelemetry
+from tests.serving import Serve, run_server
 
 ONE = bearer("one")
 TWO = bearer("two")

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from oaiserve.routes.call_arguments import MOST_DEPTH, RAW_KEY, object_text
+from oaiserve.routes.chat.call_arguments import MOST_DEPTH, RAW_KEY, object_text
 
 CUT = "are cut, and completed"
 NO_OBJECT = "are no object"

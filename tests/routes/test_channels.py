@@ -6,8 +6,8 @@ import pytest
 
 from oaiserve.engine.request import Reasoning
 from tests.routes.asking import HI, answered, chatted
-from tests.routes.conftest import Serve, Served
 from tests.routes.doubles import says
+from tests.serving import Serve, Served
 
 GPT_OSS = "{{ tools }}{{ reasoning_effort }}<|start|>assistant<|channel|>analysis<|message|>"
 TOOLS = [{"type": "function", "function": {"name": "stop"}}]

@@ -7,10 +7,10 @@ import msgspec
 import pytest
 
 from oaiserve.engine.request import SamplingParams, Usage
-from oaiserve.routes.shapes import usage_object
+from oaiserve.routes.answer.common_shape import usage_object
 from tests.routes.asking import CHAT, HI, chatted, refused, stream_of
-from tests.routes.conftest import Serve, Served
 from tests.routes.doubles import says
+from tests.serving import Serve, Served
 
 
 def test_the_answer_has_the_documented_shape(served: Served) -> None:

@@ -9,8 +9,8 @@ from oaiserve import __version__
 from oaiserve.engine.request import FinishReason, GapPrompt, SamplingParams, TextPrompt, TokenPrompt
 from oaiserve.engine.text.fill import FillTokens
 from tests.routes.asking import stream_of
-from tests.routes.conftest import Serve, Served
 from tests.routes.doubles import candidates, says
+from tests.serving import Serve, Served
 
 
 def test_the_answer_has_the_documented_shape(served: Served) -> None:

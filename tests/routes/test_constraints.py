@@ -7,11 +7,11 @@ import pytest
 
 from oaiserve.engine.grammars.grammar import GrammarViolation
 from oaiserve.engine.request import Grammar
-from oaiserve.engine.turn_workers import at_once
 from oaiserve.errors import InvalidRequest
-from oaiserve.routes.bodies import ChatBody, CompletionBody
-from oaiserve.routes.constraints import grammar
-from oaiserve.routes.protocol import parse
+from oaiserve.http.fair_turns import at_once
+from oaiserve.routes.chat.constraints import grammar
+from oaiserve.routes.intake.body_types import ChatBody, CompletionBody
+from oaiserve.routes.intake.decode import parse
 from tests.engine.grammars.plain import make_grammars, pushed
 
 GRAMMARS = make_grammars()

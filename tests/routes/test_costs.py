@@ -7,8 +7,8 @@ import pytest
 
 from oaiserve.facts.record import EngineAccount
 from tests.routes.asking import BODIES, CHAT
-from tests.routes.conftest import Served
 from tests.routes.doubles import says
+from tests.serving import Served
 
 COST = {
     "core_ns": 7_000_001,

@@ -8,8 +8,8 @@ import pytest
 from oaiserve.errors import DeadlineMissed, InternalError, RequestTimeout
 from oaiserve.facts.record import DeadlineOutcome, Outcome
 from tests.routes.asking import BODIES, refused
-from tests.routes.conftest import Served
 from tests.routes.doubles import fails, says
+from tests.serving import Served
 
 
 def ask(

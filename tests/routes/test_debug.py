@@ -17,13 +17,13 @@ from oaiserve.facts.open_row import MOST_SHOWN, OpenRow
 from oaiserve.facts.record import Cause, EngineAccount, Origin, Outcome
 from oaiserve.facts.times import PHASES, TEXT_PHASES, RequestTimes
 from oaiserve.facts.trace import TraceContext
-from oaiserve.routes.exchange import Exchange
+from oaiserve.routes.door.exchange import Exchange
 from oaiserve.routes.open_requests import open_requests
 from oaiserve.telemetry.recent import RecentRequests
 from tests.records import MS, record_at
 from tests.routes.asking import refused
-from tests.routes.conftest import Served, serving
 from tests.routes.doubles import finished
+from tests.serving import Served, serving
 
 RECORD = record_at(
     *(0, 1, 2, 10, 110, 160, 310, 400), account=EngineAccount(first_step=5, num_steps=10), finish_reasons=("stop",)

@@ -9,7 +9,7 @@ import pytest
 
 from oaiserve.app import routes
 from oaiserve.config import Config
-from tests.routes.conftest import Served
+from tests.serving import Served
 from tools.attack.forms import FILES, forms, grown
 from tools.attack.functions.linear import is_linear
 

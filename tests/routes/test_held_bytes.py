@@ -5,7 +5,7 @@ from starlette.requests import ClientDisconnect
 
 from oaiserve.engine.backpressure import SharedLimit
 from oaiserve.errors import Overloaded
-from oaiserve.routes.body import HeldBytes
+from oaiserve.routes.intake.receive import HeldBytes
 
 
 def test_bytes_are_given_back_however_the_request_ends() -> None:

@@ -4,10 +4,10 @@ from typing import Any
 
 import pytest
 
-from oaiserve.routes.adaptations import HEADER
-from oaiserve.routes.history import NO_RESULT, ORPHAN, UNKNOWN
+from oaiserve.routes.chat.history import NO_RESULT, ORPHAN, UNKNOWN
+from oaiserve.routes.intake.adaptations import HEADER
 from tests.routes.asking import CHAT, HI, HYBRID, RESPONSES, answered, refused, submitted
-from tests.routes.conftest import Serve, Served
+from tests.serving import Serve, Served
 
 
 def call(name: str = "look", arguments: object = "{}", call_id: str | None = "c1") -> dict[str, Any]:

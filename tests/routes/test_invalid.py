@@ -5,8 +5,8 @@ import json
 import msgspec
 import pytest
 
-from oaiserve.routes.bodies import ChatBody
-from oaiserve.routes.invalid import invalid_type
+from oaiserve.routes.intake.body_types import ChatBody
+from oaiserve.routes.intake.invalid import invalid_type
 
 
 @pytest.mark.parametrize(

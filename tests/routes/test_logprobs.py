@@ -8,8 +8,9 @@ import msgspec
 import pytest
 
 from oaiserve.engine.logprobs import TokenLogprobs
-from oaiserve.engine.streams import MAX_CHUNK_TOKENS
-from oaiserve.routes.logprobs import (
+from oaiserve.engine.requests.streams import MAX_CHUNK_TOKENS
+from oaiserve.routes.answer.common_shape import HOLE, filled, joined
+from oaiserve.routes.answer.logprobs import (
     ChatLogprobs,
     CompletionLogprobs,
     chat_entries,
@@ -17,7 +18,6 @@ from oaiserve.routes.logprobs import (
     completion_logprobs_in_parts,
     prompt_logprobs_in_parts,
 )
-from oaiserve.routes.shapes import HOLE, filled, joined
 from tests.engine.logprobs_for_tests import token_logprobs
 from tests.routes.doubles import logprob
 

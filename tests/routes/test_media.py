@@ -11,7 +11,7 @@ from oaiserve.engine.media import MediaFile
 from oaiserve.engine.request import ChatPrompt
 from tests.plain_http import Handler, running_http
 from tests.routes.asking import CHAT, MESSAGES, RESPONSES
-from tests.routes.conftest import Serve, Served
+from tests.serving import Serve, Served
 
 ONE, TWO, WAV = (b64encode(content).decode() for content in (b"first image", b"second image", b"a sound"))
 

@@ -4,7 +4,7 @@ from urllib.parse import urljoin
 
 import pytest
 
-from tests.routes.conftest import Serve, Served
+from tests.serving import Serve, Served
 
 
 @pytest.mark.parametrize("path", ["/health", "/v1/models", "/nothing", "/v1/completions"])

@@ -18,12 +18,12 @@ from oaiserve.config import Config, EngineOptions, ServerOptions
 from oaiserve.engine.pooling import Pooling
 from oaiserve.errors import APIError
 from oaiserve.routes import openapi
-from oaiserve.routes.bodies import ChatBody, CompletionBody, ranges
+from oaiserve.routes.intake.body_types import ChatBody, CompletionBody, ranges
 from oaiserve.routes.openapi import STATUSES, document
 from oaiserve.routes.operation import operation_of
 from tests.published import CheckedStream, check, check_events, operation, published
-from tests.routes.conftest import Serve, Served
 from tests.routes.doubles import pools
+from tests.serving import Serve, Served
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]

@@ -12,12 +12,12 @@ import pytest
 
 from oaiserve.app import create_app
 from oaiserve.config import Config, ServerOptions
-from oaiserve.routes.adaptations import HEADER
+from oaiserve.routes.intake.adaptations import HEADER
 from tests.published import checked
 from tests.routes.asking import CHAT, HI, REQUIRED, RESPONSES, ROUTES, tool
-from tests.routes.conftest import Served, run_server
 from tests.routes.doubles import FakeTelemetry
 from tests.routes.test_generated_histories import OBJECTS
+from tests.serving import Served, run_server
 from tools.attack.histories import EncodingEngine, encoding_engine
 from tools.attack.history_bodies import SCHEMAS
 

@@ -11,7 +11,7 @@ import pytest
 from oaiserve import __version__
 from oaiserve.errors import Overloaded
 from tests.routes.asking import refused
-from tests.routes.conftest import Serve, Served
+from tests.serving import Serve, Served
 
 
 def test_the_one_model_is_listed(served: Served) -> None:

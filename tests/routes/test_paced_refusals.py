@@ -12,14 +12,15 @@ import httpx
 import pytest
 
 from oaiserve.config import Config, ServerOptions
-from oaiserve.engine.turn_workers import CpuTime
 from oaiserve.errors import InvalidRequest, Overloaded
 from oaiserve.facts.record import Cause
+from oaiserve.http.fair_turns import CpuTime
 from oaiserve.http.refusals import RECORDED_NS, STORED_BYTE_NS, STORED_NS, UNREAD_NS, Refusals
-from oaiserve.routes import body, turns
+from oaiserve.routes.intake import receive as body
+from oaiserve.routes.intake import turns
 from tests.routes.asking import CHAT, COMPLETIONS, bearer
-from tests.routes.conftest import Served, serving
 from tests.routes.doubles import fails
+from tests.serving import Served, serving
 
 DELAY_NS = 300_000_000
 LEAST_NS = DELAY_NS - 2_000_000  # a timer of uvloop may be a millisecond early

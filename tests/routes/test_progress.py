@@ -11,12 +11,12 @@ import pytest
 from oaiserve.engine.request import FinishReason, PromptDone, PromptProgress, Request, TokenChunk, Usage
 from oaiserve.errors import InternalError
 from oaiserve.facts.times import RequestTimes
-from oaiserve.routes.messages.shape import MessagesShape
-from oaiserve.routes.responses.shape import ResponsesShape
-from oaiserve.routes.shapes import ChoicesShape
+from oaiserve.plugins.messages.shape import MessagesShape
+from oaiserve.plugins.responses.shape import ResponsesShape
+from oaiserve.routes.answer.common_shape import ChoicesShape
 from tests.routes.asking import BODIES, CHAT, CHATML, stream_of
-from tests.routes.conftest import Serve, Served
 from tests.routes.doubles import failed, finished, says, starts
+from tests.serving import Serve, Served
 
 # What the routes send before the first token.
 SIGNS = {

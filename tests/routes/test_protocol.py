@@ -15,15 +15,15 @@ from openai.types.responses import input_token_count_params, response_compact_pa
 
 from oaiserve.engine.logprobs import TokenLogprobs, text_of
 from oaiserve.engine.request import SamplingParams
-from oaiserve.engine.turn_workers import at_once
 from oaiserve.errors import InvalidRequest
-from oaiserve.routes import protocol
-from oaiserve.routes.adaptations import HEADER, Adaptations
-from oaiserve.routes.bodies import ChatBody, CompactionBody, CompletionBody, ResponseInputBody, ResponsesBody
-from oaiserve.routes.constraints import grammar
-from oaiserve.routes.logprobs import CompletionLogprobs, completion_logprobs_in_parts
-from oaiserve.routes.parameters import sampling_params
-from oaiserve.routes.protocol import MOST_TOLD, UNSUPPORTED, num_ids, parse
+from oaiserve.http.fair_turns import at_once
+from oaiserve.routes.answer.logprobs import CompletionLogprobs, completion_logprobs_in_parts
+from oaiserve.routes.chat.constraints import grammar
+from oaiserve.routes.intake import decode as protocol
+from oaiserve.routes.intake.adaptations import HEADER, Adaptations
+from oaiserve.routes.intake.body_types import ChatBody, CompactionBody, CompletionBody, ResponseInputBody, ResponsesBody
+from oaiserve.routes.intake.decode import MOST_TOLD, UNSUPPORTED, num_ids, parse
+from oaiserve.routes.intake.parameters import sampling_params
 from tests.engine.logprobs_for_tests import token_logprobs
 
 json_values = st.recursive(

@@ -5,10 +5,10 @@ from typing import Any
 import pytest
 
 from oaiserve.engine.request import Reasoning
+from tests.plugins.responses.asking import ask
 from tests.routes.asking import CHAT, HYBRID, OPEN, THOUGHT, answered, chatted, stream_of, submitted
-from tests.routes.conftest import Serve, Served
 from tests.routes.doubles import says
-from tests.routes.responses.asking import ask
+from tests.serving import Serve, Served
 
 TOOLS = [{"type": "function", "function": {"name": "stop"}}]
 NO_THINKING = {"chat_template_kwargs": {"enable_thinking": False}}

@@ -21,16 +21,16 @@ from oaiserve.app import create_app
 from oaiserve.config import Bytes, Config, ServerOptions
 from oaiserve.engine.backpressure import SharedLimit
 from oaiserve.engine.request import TextPrompt, TokenChunk
-from oaiserve.engine.turn_workers import MUCH_BYTES, CpuTime
 from oaiserve.errors import ContextLengthExceeded, InternalError, InvalidRequest, Overloaded, RequestTimeout
 from oaiserve.facts.record import Outcome
 from oaiserve.facts.trace import TraceContext
-from oaiserve.routes import exchange
-from oaiserve.routes.body import read_body
-from oaiserve.routes.respond import PIECE_BYTES, write
+from oaiserve.http.fair_turns import MUCH_BYTES, CpuTime
+from oaiserve.routes.answer.respond import PIECE_BYTES, write
+from oaiserve.routes.door import exchange
+from oaiserve.routes.intake.receive import read_body
 from tests.routes.asking import BODIES, refused
-from tests.routes.conftest import Serve, Served, run_server
 from tests.routes.doubles import FakeEngine, FakeTelemetry, Script, fails, says, starts
+from tests.serving import Serve, Served, run_server
 
 # Requests that finish.
 
@@ -257,7 +257,7 @@ async def read(serving: Any, *messages: Message, client: str = "one", coding: by
 
 
 def test_a_body_that_does_not_arrive_in_time_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("oaiserve.routes.body.MOST_SECONDS", 0)
+    monkeypatch.setattr("oaiserve.routes.intake.receive.MOST_SECONDS", 0)
     serving = serving_of(10)
     with pytest.raises(RequestTimeout, match="did not arrive within 0 seconds"):
         asyncio.run(read(serving))

@@ -7,9 +7,9 @@ import pytest
 
 from oaiserve.app import _kind
 from oaiserve.config import Config, EngineOptions, OptionError, ServerOptions
-from oaiserve.routes.bodies import SamplingBody
-from oaiserve.routes.sampling_defaults import FALLBACK, NEUTRAL, SamplingDefaults, given_defaults
-from tests.routes.conftest import Serve, Served
+from oaiserve.routes.intake.body_types import SamplingBody
+from oaiserve.routes.intake.sampling_defaults import FALLBACK, NEUTRAL, SamplingDefaults, given_defaults
+from tests.serving import Serve, Served
 
 QWEN = {"temperature": 0.7, "top_p": 0.8, "top_k": 20, "repetition_penalty": 1.05}
 

@@ -7,9 +7,9 @@ import pytest
 
 from oaiserve.engine.request import Grammar
 from tests.routes.asking import CHAT, MESSAGES, REQUIRED, RESPONSES, ROUTES, tool
-from tests.routes.conftest import Serve, Served
 from tests.routes.doubles import says
 from tests.routes.test_foreign_tools import asked, names_called
+from tests.serving import Serve, Served
 
 SCHEMA = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
 CALL = '<tool_call>{"name": "f", "arguments": {"n": 1}}</tool_call>'

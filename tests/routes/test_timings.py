@@ -6,8 +6,8 @@ from oaiserve.errors import InternalError
 from oaiserve.facts.record import EngineAccount, WaitReason
 from oaiserve.facts.times import TEXT_PHASES
 from tests.routes.asking import CHAT, refused, stream_of
-from tests.routes.conftest import Served
 from tests.routes.doubles import fails, says
+from tests.serving import Served
 
 ROUTES = [CHAT, "/v1/completions"]
 ACCOUNT = EngineAccount(

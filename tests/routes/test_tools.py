@@ -15,8 +15,8 @@ from oaiserve.engine.request import FinishReason, Grammar
 from tests.engine.text.tokenizers_for_tests import byte_level
 from tests.routes import asking
 from tests.routes.asking import CALL, CHAT, CHATML, HI, HYBRID, PARAMETERS, PIECES, ZONE, chatted, refused, stream_of
-from tests.routes.conftest import Serve, Served
 from tests.routes.doubles import says
+from tests.serving import Serve, Served
 
 TIME = {"type": "function", "function": {"name": "get_time", "description": "The time.", "parameters": PARAMETERS}}
 STOP = {"type": "function", "function": {"name": "stop"}}

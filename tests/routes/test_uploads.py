@@ -24,14 +24,14 @@ from hypothesis import strategies as st
 from starlette.concurrency import run_in_threadpool
 
 from oaiserve.errors import InvalidRequest
-from oaiserve.routes import body
-from oaiserve.routes.adaptations import Adaptations
-from oaiserve.routes.batches import routes as batch_routes
-from oaiserve.routes.batches.form import UploadForm
-from oaiserve.routes.batches.objects import Line, LineError, LineReader
-from oaiserve.routes.batches.store import MOST_ARRIVING, PIECE_BYTES, BatchStore
-from oaiserve.routes.responses.store import StoreLimits
-from tests.routes.conftest import Serve, Served
+from oaiserve.plugins.batches import routes as batch_routes
+from oaiserve.plugins.batches.form import UploadForm
+from oaiserve.plugins.batches.objects import Line, LineError, LineReader
+from oaiserve.plugins.batches.store import MOST_ARRIVING, PIECE_BYTES, BatchStore
+from oaiserve.plugins.responses.store import StoreLimits
+from oaiserve.routes.intake import receive as body
+from oaiserve.routes.intake.adaptations import Adaptations
+from tests.serving import Serve, Served
 
 NAME = "Übersicht.jsonl"
 TYPE = "multipart/form-data; boundary=b"

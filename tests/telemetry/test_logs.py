@@ -321,7 +321,7 @@ def test_a_line_tells_of_the_grammar_of_drafts_and_of_the_tool_calls(
 def test_the_log_is_limited_but_for_information_and_the_lines_of_requests(stream: io.StringIO, make_record) -> None:
     limit = logs.configure(stream=stream)
     for _ in range(20):
-        logging.getLogger("oaiserve.routes.access").warning("Refused: %s", "x")
+        logging.getLogger("oaiserve.routes.door.access").warning("Refused: %s", "x")
     assert len(stream.getvalue().splitlines()) == 5
     assert limit.counts()["warning", "left_out"] == 15
     for _ in range(50):

@@ -12,8 +12,8 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 
-from oaiserve.routes.bodies import ChatBody, DetokenizeBody, ResponsesBody, TokenizeBody
-from oaiserve.routes.messages.body import MessagesBody
+from oaiserve.plugins.messages.body import MessagesBody
+from oaiserve.routes.intake.body_types import ChatBody, DetokenizeBody, ResponsesBody, TokenizeBody
 from tests.published import published
 from tools.attack import schema
 from tools.attack.__main__ import as_json, markdown

@@ -20,7 +20,7 @@ from oaiserve.engine.model.batch import Batch
 from oaiserve.engine.model.runner import ModelRunner
 from oaiserve.engine.scheduling.blocks import BlockPool
 from oaiserve.engine.step import Step, StepResult
-from tests.engine.model.gpu.step_runs import padded_attention
+from tests.engine.executors.cuda.step_runs import padded_attention
 from tests.engine.start.gpu import ready
 from tests.models.decoders import real_shape
 from tools.engine_load import random_prompts

@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from oaiserve.checkpoints.source import find_model
 from oaiserve.engine.model.rehearsal import prompt
-from oaiserve.files.source import find_model
-from tests.engine.model.cpu.small_models import BLOCK_SIZE
+from tests.engine.executors.native.small_models import BLOCK_SIZE
 from tests.models.described import model_of_files
 from tests.models.in_blocks import FAMILIES, file_of, own_logits
 from tools.quality.__main__ import chosen, compare, figures, table, text

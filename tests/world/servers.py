@@ -26,11 +26,11 @@ from oaiserve.engine.step import Chunk, ChunkResult, Masks, Step, StepResult
 from oaiserve.facts.record import HostPart, RequestRecord
 from oaiserve.http.connections import Connections
 from oaiserve.http.server import Server
-from oaiserve.routes.responses import store as store_module
-from oaiserve.routes.responses.store import ResponseDatabase, StoreLimits
-from oaiserve.scale.address import Address
-from oaiserve.scale.gateway.app import create_gateway
-from oaiserve.scale.gateway.watch import Pace
+from oaiserve.plugins.gateway.app import create_gateway
+from oaiserve.plugins.gateway.watch import Pace
+from oaiserve.plugins.responses import store as store_module
+from oaiserve.plugins.responses.store import ResponseDatabase, StoreLimits
+from oaiserve.wire.address import Address
 from tests.databases import opened_databases
 from tests.engine.doubles import EOS, LETTERS, TOKENIZER, make_engine
 from tests.routes.doubles import FakeTelemetry

@@ -2,7 +2,7 @@
 
 import pytest
 
-from oaiserve.facts.continuation import Piece, StreamSplitter
+from oaiserve.wire.continuation import Piece, StreamSplitter
 from tests.world.hour import live
 
 

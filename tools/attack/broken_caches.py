@@ -22,8 +22,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from oaiserve.files.private import cache_folder
-from tests.engine.model.cpu.small_models import FAMILIES, make_model
+from oaiserve.storage.private import cache_folder
+from tests.engine.executors.native.small_models import FAMILIES, make_model
 from tests.engine.remembered import OPTIONS as ON_CPU
 from tests.engine.remembered import answer, save
 from tools.attack.broken_files import WALL_SECONDS, changed_bytes, cut, edited

@@ -40,14 +40,14 @@ from numpy.typing import NDArray
 from transformers import GptOssConfig, LlamaConfig, PreTrainedModel
 
 from oaiserve import cli
+from oaiserve.checkpoints.checkpoint import INDEX
 from oaiserve.config import Config
 from oaiserve.engine.engine import Engine
+from oaiserve.engine.executors.native.build import build
 from oaiserve.engine.model import adapters  # noqa: F401 - imported once, for all processes
-from oaiserve.engine.model.cpu.build import build
 from oaiserve.engine.request import SamplingParams
 from oaiserve.engine.start.ways import described, fallback, pooling  # noqa: F401
-from oaiserve.files.checkpoint import INDEX
-from oaiserve.files.private import cache_folder
+from oaiserve.storage.private import cache_folder
 from tests.models.adapters import adaptable, write_adapter
 from tests.models.decoders import byte_tokenizer, random_model
 from tests.models.gguf_files import random_blocks, write_gguf

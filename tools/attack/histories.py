@@ -28,13 +28,13 @@ from typing import Any
 import httpx
 
 from oaiserve.app import create_app
+from oaiserve.checkpoints import demo as demo_files
 from oaiserve.config import Config, ServerOptions
 from oaiserve.engine.grammars.grammar import Grammars
 from oaiserve.engine.request import Prompt, Request
 from oaiserve.engine.text.tokenizer import Tokenizer
-from oaiserve.engine.turn_workers import at_once
-from oaiserve.files import demo as demo_files
-from oaiserve.routes.adaptations import HEADER
+from oaiserve.http.fair_turns import at_once
+from oaiserve.routes.intake.adaptations import HEADER
 from tests.routes.doubles import FakeEngine, FakeTelemetry
 from tools.attack.history_bodies import MODEL, Bodies, Body
 

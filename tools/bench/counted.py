@@ -20,7 +20,7 @@ from typing import Any
 
 from oaiserve.engine.engine import Engine
 from oaiserve.engine.request import Event, Request, TokenChunk
-from oaiserve.engine.streams import LoopStream, LoopStreams
+from oaiserve.engine.requests.streams import LoopStream, LoopStreams
 
 _Lock = threading.Lock
 _RLock = threading.RLock

@@ -19,7 +19,7 @@ from typing import Any
 
 import httpx
 
-from oaiserve.files import demo
+from oaiserve.checkpoints import demo
 from tools.bench.servers import oaiserve
 from tools.bench.turns import SIZES
 from tools.markdown import add_publishing, as_markdown, number, publish, results_of

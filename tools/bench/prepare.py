@@ -14,7 +14,7 @@ import tarfile
 import zipfile
 from pathlib import Path
 
-from oaiserve.files import demo
+from oaiserve.checkpoints import demo
 
 FOLDER = Path(os.environ.get("BENCH_DIR") or "~/.cache/oaibench").expanduser()
 

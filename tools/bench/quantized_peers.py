@@ -19,7 +19,7 @@ from gguf import GGMLQuantizationType as Kind
 from numpy.typing import NDArray
 from transformers import AutoModelForCausalLM, PreTrainedConfig
 
-from oaiserve.files import demo
+from oaiserve.checkpoints import demo
 from tests.models.decoders import REAL_SHAPES
 from tests.models.gguf_files import write_gguf
 from tests.models.packed import Layout, Packing, write_checkpoint

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from oaiserve.files import demo
+from oaiserve.checkpoints import demo
 from tools import machine
 from tools.bench import prepare
 from tools.server_process import CHAT, QUESTION, ROOT, ServerProcess, free_port, running_process

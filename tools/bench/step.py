@@ -15,19 +15,19 @@ from typing import Any, get_args
 
 import torch
 
+from oaiserve.checkpoints import demo
+from oaiserve.checkpoints.source import find_model
 from oaiserve.config import EngineOptions, KVCacheDtype
 from oaiserve.engine.decoder.spec import ModelSpec
 from oaiserve.engine.engine import Engine
+from oaiserve.engine.executors.native.cores import default_threads
+from oaiserve.engine.executors.native.native import NativeDecoder
 from oaiserve.engine.model.batch import build_batch
-from oaiserve.engine.model.cpu.cores import default_threads
-from oaiserve.engine.model.cpu.native import NativeDecoder
 from oaiserve.engine.model.sampling.sampler import Sampling
 from oaiserve.engine.start.described import describe_model
 from oaiserve.engine.start.load import config_of
-from oaiserve.engine.system_memory import available_bytes
+from oaiserve.system_memory import available_bytes
 from oaiserve.facts.record import StepKind
-from oaiserve.files import demo
-from oaiserve.files.source import find_model
 from tools.bench import floor
 from tools.engine_load import complete, random_step
 from tools.markdown import add_publishing, as_markdown, number, publish, results_of

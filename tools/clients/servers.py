@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from oaiserve.files import demo
+from oaiserve.checkpoints import demo
 from tests.models.poolers import FAMILIES, random_pooler, save
 from tools.server_process import running_oaiserve
 

@@ -13,9 +13,9 @@ from typing import Any
 import torch
 from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
 
+from oaiserve.checkpoints.source import find_model
 from oaiserve.config import EngineOptions
 from oaiserve.engine.start.described import Described, describe_model
-from oaiserve.files.source import find_model
 from tests.models.decoders import FAMILIES, greedy, random_model, real_shape
 from tests.models.packed import Packing, write_checkpoint
 from tests.models.pinned import PINNED

@@ -77,7 +77,7 @@ def _as_on(capability: int) -> None:
     from triton.runtime import driver
 
     driver.set_active(NoDevice(capability))
-    importlib.import_module("oaiserve.engine.model.gpu.launches")
+    importlib.import_module("oaiserve.engine.executors.cuda.launches")
 
 
 def resources(variant: Variant, capability: int, disassembles: bool) -> Resources:

@@ -12,13 +12,13 @@ from typing import Any
 from oaiserve.config import EngineOptions
 from oaiserve.engine.engine import Engine
 from oaiserve.engine.executors.cuda.executor import CudaExecutor
-from oaiserve.engine.model.gpu.step_graphs import StepGraphs
+from oaiserve.engine.executors.cuda.step_graphs import StepGraphs
 from oaiserve.engine.model.memory import longest_request
 from oaiserve.engine.start.described import Described
 from oaiserve.engine.start.gpu.graph_capture import Ready, sizes_of
 from oaiserve.engine.start.started import GPU_STEP_TOKENS, Started, assemble
 from oaiserve.engine.text.tokenizer import Tokenizer
-from tests.engine.model.gpu.step_runs import Model, run_again
+from tests.engine.executors.cuda.step_runs import Model, run_again
 from tests.engine.start.gpu.ready import ready_model
 from tests.models.decoders import byte_tokenizer
 from tools.gpu.sections import Target

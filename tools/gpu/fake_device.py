@@ -17,13 +17,18 @@ import torch
 from torch import Tensor
 
 from oaiserve.engine.decoder.spec import ModelSpec
+from oaiserve.engine.executors.cuda import (
+    triton_adapters,
+    triton_attention,
+    triton_layers,
+    triton_products,
+    triton_states,
+)
+from oaiserve.engine.executors.cuda.cuda_capture import CudaCapture, Run
 from oaiserve.engine.executors.cuda.executor import CudaExecutor, CudaWeights
 from oaiserve.engine.executors.reference.executor import ReferenceExecutor
-from oaiserve.engine.model.attention import triton as triton_attention
 from oaiserve.engine.model.batch import Batch
 from oaiserve.engine.model.executor import Executor
-from oaiserve.engine.model.gpu import triton_adapters, triton_layers, triton_products, triton_states
-from oaiserve.engine.model.gpu.cuda_capture import CudaCapture, Run
 from oaiserve.engine.model.runner import ModelRunner
 from oaiserve.engine.model.sampling import numpy_sampling, triton_sampling
 from oaiserve.engine.model.sampling.draw_rows import DrawRow

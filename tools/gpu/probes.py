@@ -17,13 +17,13 @@ from typing import Any
 import torch
 from transformers import AutoConfig, PreTrainedConfig
 
+from oaiserve.checkpoints.load_errors import named
 from oaiserve.config import EngineOptions
 from oaiserve.engine.start.described import Described
 from oaiserve.engine.start.gpu.child import COMMAND, Order, probed
 from oaiserve.engine.start.gpu.comparison import difference_from_plain
 from oaiserve.engine.start.gpu.probe import first_difference, first_layers
-from oaiserve.files.load_errors import named
-from tests.engine.model.gpu.step_runs import Model
+from tests.engine.executors.cuda.step_runs import Model
 from tests.engine.start.gpu.ready import ready_model
 from tests.models.decoders import random_model
 from tests.models.packed import Packing, write_checkpoint

@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 import torch
 
-from oaiserve.engine.model.gpu.cuda_capture import CudaCapture
+from oaiserve.engine.executors.cuda.cuda_capture import CudaCapture
 
 Call = Callable[[], object]
 REPEATS = 10

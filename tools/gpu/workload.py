@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from transformers import PreTrainedModel
 
+from oaiserve.checkpoints.source import find_model
 from oaiserve.config import EngineOptions
 from oaiserve.engine.decoder.spec import ModelSpec
 from oaiserve.engine.engine import Engine
@@ -24,7 +25,6 @@ from oaiserve.engine.start.gpu.features import by_options
 from oaiserve.engine.start.started import Started, assemble, started_on_cpu
 from oaiserve.engine.start.ways.gpu import executor_of, place, start_on_gpu
 from oaiserve.engine.text.tokenizer import Tokenizer
-from oaiserve.files.source import find_model
 from tests.models.decoders import SMALL, byte_tokenizer, random_model, real_shape
 from tools.gpu.sections import Target
 

@@ -26,10 +26,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from oaiserve.checkpoints.source import find_model
 from oaiserve.config import Dtype, EngineOptions, KVCacheDtype, Quantize
+from oaiserve.engine.executors.native.cores import default_threads
+from oaiserve.engine.executors.native.native import NativeDecoder
 from oaiserve.engine.model.batch import build_batch
-from oaiserve.engine.model.cpu.cores import default_threads
-from oaiserve.engine.model.cpu.native import NativeDecoder
 from oaiserve.engine.model.model_config import context_length
 from oaiserve.engine.model.runner import ModelRunner
 from oaiserve.engine.request import SamplingParams, TextPrompt
@@ -39,7 +40,6 @@ from oaiserve.engine.start.plan import start_model
 from oaiserve.engine.step import Chunk, Step
 from oaiserve.engine.text.tokenizer import Tokenizer
 from oaiserve.facts.start_times import StartTimes
-from oaiserve.files.source import find_model
 from tools.bench import prepare
 from tools.markdown import add_publishing, as_markdown, publish, results_of
 from tools.quality.reference import Reference

@@ -20,6 +20,7 @@ from torch.nn import Module
 from transformers import PreTrainedModel
 from transformers.modeling_outputs import MoeModelOutputWithPast
 
+from oaiserve.checkpoints.source import ModelSource
 from oaiserve.engine.decoder.sources.mxfp4_weights import Mxfp4Weights
 from oaiserve.engine.decoder.sources.packed_weights import PackedWeights
 from oaiserve.engine.decoder.sources.tensor_files import TensorFiles
@@ -27,7 +28,6 @@ from oaiserve.engine.model.checkpoints.empty_model import empty_model, named_par
 from oaiserve.engine.model.checkpoints.gguf_weights import GgufWeights, scale_frequencies
 from oaiserve.engine.model.model_config import is_mxfp4
 from oaiserve.engine.start.load import Checkpoint, read_checkpoint
-from oaiserve.files.source import ModelSource
 
 _LAYER = re.compile(r".*\.layers\.\d+")
 

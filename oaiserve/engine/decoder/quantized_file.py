@@ -22,8 +22,8 @@ from pathlib import Path
 import numpy as np
 
 from oaiserve.engine.decoder.blocks import FORMATS, Blocks
-from oaiserve.files import private
-from oaiserve.files.private import NotPrivate, cache_folder
+from oaiserve.storage import private
+from oaiserve.storage.private import NotPrivate, cache_folder
 
 _ALIGNMENT = 64
 LEFT_BYTES = 2**31  # space that must stay free on the disk

@@ -15,9 +15,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from oaiserve.checkpoints.adapters import AdapterFiles, BadAdapter, StoredTensor, read_adapter
 from oaiserve.engine.decoder.sources.wrapped_names import text_name
 from oaiserve.errors import StartupError
-from oaiserve.files.adapters import AdapterFiles, BadAdapter, StoredTensor, read_adapter
 
 _DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 _PROBE_SCALE = 0.3

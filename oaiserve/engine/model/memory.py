@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from oaiserve.config import EngineOptions
 from oaiserve.engine.decoder.spec import ModelSpec
-from oaiserve.engine.system_memory import available_bytes
+from oaiserve.system_memory import available_bytes
 from oaiserve.errors import StartupError
 
 log = logging.getLogger(__name__)

@@ -6,12 +6,12 @@ import torch
 from transformers import PreTrainedConfig
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
+from oaiserve.checkpoints.bad_file import BadFile
+from oaiserve.checkpoints.quantization import Quantization, read_quantization
 from oaiserve.engine.decoder.context_length import MOST_POSITIONS
 from oaiserve.engine.decoder.context_length import context_length as length_by_settings
 from oaiserve.engine.model.device import suitable_dtype
 from oaiserve.errors import StartupError
-from oaiserve.files.bad_file import BadFile
-from oaiserve.files.quantization import Quantization, read_quantization
 
 
 def refuse_unless_computable(config: PreTrainedConfig, name: str) -> None:

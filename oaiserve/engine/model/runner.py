@@ -12,12 +12,12 @@ from typing import TypeVar
 
 import torch
 
+from oaiserve.engine.executors.cuda.block_tables import BlockTables
+from oaiserve.engine.executors.cuda.step_graphs import Replayed, StepGraphs
+from oaiserve.engine.executors.native.native import NativeDecoder
 from oaiserve.engine.model.adapters import Adapter
 from oaiserve.engine.model.batch import Batch, build_batch
-from oaiserve.engine.model.cpu.native import NativeDecoder
 from oaiserve.engine.model.executor import Executor
-from oaiserve.engine.model.gpu.block_tables import BlockTables
-from oaiserve.engine.model.gpu.step_graphs import Replayed, StepGraphs
 from oaiserve.engine.model.sampling.draw_rows import SampleIds
 from oaiserve.engine.model.sampling.sampler import Sampling, take
 from oaiserve.engine.model.states import KeptStates, StateChunk

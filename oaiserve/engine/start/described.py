@@ -11,6 +11,12 @@ from typing import Any, NamedTuple
 
 import torch
 
+from oaiserve.checkpoints.bad_file import BadFile
+from oaiserve.checkpoints.checkpoint import json_object
+from oaiserve.checkpoints.gguf import read_tensors, read_values
+from oaiserve.checkpoints.load_errors import named
+from oaiserve.checkpoints.quantization import read_quantization
+from oaiserve.checkpoints.source import ModelSource
 from oaiserve.config import EngineOptions
 from oaiserve.engine.decoder.context_length import MOST_POSITIONS, context_length, refuse_longer
 from oaiserve.engine.decoder.describe import describe
@@ -30,19 +36,13 @@ from oaiserve.engine.decoder.sources.mxfp4_weights import Mxfp4Weights
 from oaiserve.engine.decoder.sources.packed_weights import PackedWeights
 from oaiserve.engine.decoder.sources.tensor_files import TensorFiles
 from oaiserve.engine.decoder.spec import ModelSpec
-from oaiserve.engine.model.cpu.cores import default_threads
-from oaiserve.engine.model.cpu.encoder import Encoder
-from oaiserve.engine.model.cpu.kv_layout import latent_dim
-from oaiserve.engine.model.cpu.library import Library
+from oaiserve.engine.executors.native.cores import default_threads
+from oaiserve.engine.executors.native.encoder import Encoder
+from oaiserve.engine.executors.native.kv_layout import latent_dim
+from oaiserve.engine.executors.native.library import Library
 from oaiserve.engine.model.device import suitable_dtype
 from oaiserve.errors import StartupError
-from oaiserve.files.bad_file import BadFile
-from oaiserve.files.checkpoint import json_object
-from oaiserve.files.gguf import read_tensors, read_values
-from oaiserve.files.load_errors import named
-from oaiserve.files.private import NotPrivate
-from oaiserve.files.quantization import read_quantization
-from oaiserve.files.source import ModelSource
+from oaiserve.storage.private import NotPrivate
 
 log = logging.getLogger(__name__)
 

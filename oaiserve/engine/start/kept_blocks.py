@@ -10,15 +10,15 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from oaiserve.checkpoints.kind import kind_of
 from oaiserve.config import EngineOptions
 from oaiserve.engine.disk_tier import KeptBlocks
-from oaiserve.engine.model.cpu.native import NativeDecoder
+from oaiserve.engine.executors.native.native import NativeDecoder
 from oaiserve.engine.model.runner import ModelRunner
 from oaiserve.engine.served_model import ServedModel
 from oaiserve.errors import StartupError
-from oaiserve.files.block_files import BlockFiles
-from oaiserve.files.kind import kind_of
-from oaiserve.files.private import NotPrivate
+from oaiserve.storage.block_files import BlockFiles
+from oaiserve.storage.private import NotPrivate
 
 _ENGINE = Path(__file__).parents[1]
 

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import Module, ModuleList
 
+from oaiserve.checkpoints.source import ModelSource
 from oaiserve.config import EngineOptions
 from oaiserve.engine.executors.reference.executor import ReferenceExecutor
 from oaiserve.engine.model.batch import Batch, build_batch
@@ -22,7 +23,6 @@ from oaiserve.engine.start.compare import difference_by_row
 from oaiserve.engine.start.described import Described, describe_model
 from oaiserve.engine.start.load import Checkpoint, load_weights, read_checkpoint
 from oaiserve.engine.text.tokenizer import Tokenizer
-from oaiserve.files.source import ModelSource
 
 LIMIT = 1e-3  # largest difference that rounding in float32 explains
 OPTIONS = EngineOptions(device="cpu", dtype="float32", compile=False)

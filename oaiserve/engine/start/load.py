@@ -21,6 +21,11 @@ from transformers import (
 from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
 from transformers.utils.quantization_config import Mxfp4Config
 
+from oaiserve.checkpoints.gguf import architecture, read_values, shard_paths
+from oaiserve.checkpoints.load_errors import reported, tensors_named
+from oaiserve.checkpoints.progress import counted
+from oaiserve.checkpoints.quantization import Quantization
+from oaiserve.checkpoints.source import ModelSource
 from oaiserve.engine.decoder.sources.gguf.architectures import ARCHITECTURES
 from oaiserve.engine.decoder.sources.packed_weights import PackedWeights
 from oaiserve.engine.decoder.sources.tensor_files import TensorFiles
@@ -35,11 +40,6 @@ from oaiserve.engine.model.model_config import (
     refuse_unless_computable,
 )
 from oaiserve.errors import StartupError
-from oaiserve.files.gguf import architecture, read_values, shard_paths
-from oaiserve.files.load_errors import reported, tensors_named
-from oaiserve.files.progress import counted
-from oaiserve.files.quantization import Quantization
-from oaiserve.files.source import ModelSource
 
 log = logging.getLogger(__name__)
 

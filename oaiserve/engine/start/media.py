@@ -7,10 +7,11 @@ from pathlib import Path
 
 from torch import Tensor
 
+from oaiserve.checkpoints.load_errors import reported
 from oaiserve.engine.encoder import Media
+from oaiserve.engine.executors.native.cores import default_threads
 from oaiserve.engine.media import MediaKind
 from oaiserve.engine.model.checkpoints.wrapper import text_config
-from oaiserve.engine.model.cpu.cores import default_threads
 from oaiserve.engine.model.device import select_device
 from oaiserve.engine.model.media.forms import NOUNS, Form, form_of, kinds_of, read_settings
 from oaiserve.engine.model.media.mmproj import NotRead, read_mmproj
@@ -20,7 +21,6 @@ from oaiserve.engine.model.model_config import select_dtype
 from oaiserve.engine.start.load import config_of
 from oaiserve.engine.start.request import StartRequest
 from oaiserve.facts.media import MediaLimits
-from oaiserve.files.load_errors import reported
 
 log = logging.getLogger(__name__)
 

@@ -16,21 +16,21 @@ from threading import Thread
 from types import MappingProxyType
 from typing import Any
 
+from oaiserve.checkpoints import demo, gguf
+from oaiserve.checkpoints.checkpoint import refuse_unless_sound, refuse_without_tokenizer
+from oaiserve.checkpoints.hub import fetched
+from oaiserve.checkpoints.load_errors import reported
+from oaiserve.checkpoints.model_defaults import stated_defaults
+from oaiserve.checkpoints.progress import show_transformers_progress
+from oaiserve.checkpoints.source import ModelSource, find_mmproj, find_model
 from oaiserve.config import EngineOptions
 from oaiserve.engine.encoder import Media
-from oaiserve.engine.model.cpu.cores import usable_cpus
-from oaiserve.engine.model.cpu.reserved import reserve
+from oaiserve.engine.executors.native.cores import usable_cpus
+from oaiserve.engine.executors.native.reserved import reserve
 from oaiserve.engine.served_model import ServedModel
 from oaiserve.engine.start.request import Declined, StartRequest, Way, without_generation
 from oaiserve.engine.start.task import find_task
 from oaiserve.facts.start_times import StartTimes
-from oaiserve.files import demo, gguf
-from oaiserve.files.checkpoint import refuse_unless_sound, refuse_without_tokenizer
-from oaiserve.files.hub import fetched
-from oaiserve.files.load_errors import reported
-from oaiserve.files.model_defaults import stated_defaults
-from oaiserve.files.progress import show_transformers_progress
-from oaiserve.files.source import ModelSource, find_mmproj, find_model
 
 log = logging.getLogger(__name__)
 
@@ -129,7 +129,7 @@ def compile_early(options: EngineOptions, stored: str) -> Thread | None:
     """Compile the native code of a decoder that is stored in this dtype, in a thread, while the start goes on."""
     import torch
 
-    from oaiserve.engine.model.cpu.build import build_beside, limit_features
+    from oaiserve.engine.executors.native.build import build_beside, limit_features
     from oaiserve.engine.start.ways.described import is_on_cpu
 
     limit_features(options.cpu_features)
@@ -172,7 +172,7 @@ def _ways(request: StartRequest) -> Iterator[Way]:
         # The system finds memory for packed weights, which take as much, while a core is idle during imports.
         request.reserved = reserve(sum(part.stat().st_size for part in gguf.shard_paths(source.path)))
     with times.part("import of torch"):
-        from oaiserve.engine.model.cpu.build import limit_features
+        from oaiserve.engine.executors.native.build import limit_features
         from oaiserve.engine.model.device import limit_compiled_shapes
     limit_features(options.cpu_features)
     limit_compiled_shapes()

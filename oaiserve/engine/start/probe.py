@@ -15,15 +15,15 @@ import torch
 from oaiserve.engine.decoder.description import Decoder, NotKnown
 from oaiserve.engine.decoder.mixers import state_shapes
 from oaiserve.engine.decoder.spec import ModelSpec
+from oaiserve.engine.executors.native.library import Library
+from oaiserve.engine.executors.native.native import NativeDecoder
 from oaiserve.engine.executors.reference.executor import ReferenceExecutor
-from oaiserve.engine.model.cpu.library import Library
-from oaiserve.engine.model.cpu.native import NativeDecoder
 from oaiserve.engine.start.check import batches
 from oaiserve.engine.start.compare import compare
 from oaiserve.engine.start.probe_layers import POSITIONS, VOCAB_SIZE, ProbeLayers
-from oaiserve.files import private
-from oaiserve.files.private import NotPrivate, cache_folder
-from oaiserve.files.start_cache import version_of
+from oaiserve.storage import private
+from oaiserve.storage.private import NotPrivate, cache_folder
+from oaiserve.storage.start_cache import version_of
 
 log = logging.getLogger(__name__)
 

@@ -9,15 +9,15 @@ from functools import cached_property
 from threading import Thread
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
+from oaiserve.checkpoints.source import ModelSource
 from oaiserve.config import EngineOptions
 from oaiserve.engine.pooling import Task
 from oaiserve.engine.text.tokenizer import Tokenizer
 from oaiserve.errors import StartupError
 from oaiserve.facts.start_times import StartTimes
-from oaiserve.files.source import ModelSource
 
 if TYPE_CHECKING:
-    from oaiserve.engine.model.cpu.reserved import ReservedMemory
+    from oaiserve.engine.executors.native.reserved import ReservedMemory
     from oaiserve.engine.served_model import ServedModel
 
 T = TypeVar("T")

@@ -8,11 +8,11 @@ from dataclasses import asdict
 from pathlib import Path
 from threading import Thread, main_thread
 
+from oaiserve.checkpoints import gguf
 from oaiserve.config import EngineOptions
 from oaiserve.engine.decoder.quantized_file import FileIdentity, QuantizedFile, find
-from oaiserve.files import gguf
-from oaiserve.files.private import NotPrivate
-from oaiserve.files.start_cache import NotRemembered, Subject, of_record, recall, remember, subject
+from oaiserve.storage.private import NotPrivate
+from oaiserve.storage.start_cache import NotRemembered, Subject, of_record, recall, remember, subject
 
 log = logging.getLogger(__name__)
 

@@ -10,14 +10,15 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
+from oaiserve.checkpoints.adapters import BadAdapter, read_adapter
 from oaiserve.config import EngineOptions
 from oaiserve.engine.adapters import AdapterTable
 from oaiserve.engine.decoder.spec import ModelSpec
+from oaiserve.engine.executors.native.native import NativeDecoder
+from oaiserve.engine.executors.native.prebuilt import usable_features
+from oaiserve.engine.executors.native.variants import AMX_FEATURES
 from oaiserve.engine.grammars.grammar import Grammars
 from oaiserve.engine.model.adapters import load_adapter
-from oaiserve.engine.model.cpu.native import NativeDecoder
-from oaiserve.engine.model.cpu.prebuilt import usable_features
-from oaiserve.engine.model.cpu.variants import AMX_FEATURES
 from oaiserve.engine.model.memory import longest_request
 from oaiserve.engine.model.runner import ModelRunner
 from oaiserve.engine.model.states import States
@@ -25,7 +26,6 @@ from oaiserve.engine.served_model import ServedModel
 from oaiserve.engine.text.end_tokens import end_token_ids
 from oaiserve.engine.text.tokenizer import Tokenizer
 from oaiserve.errors import StartupError
-from oaiserve.files.adapters import BadAdapter, read_adapter
 
 if TYPE_CHECKING:
     from oaiserve.engine.executors.reference.executor import ReferenceExecutor

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from oaiserve.checkpoints.checkpoint import json_object
+from oaiserve.checkpoints.source import ModelSource
 from oaiserve.config import TaskOption
 from oaiserve.engine.pooling import Task, gguf_task
-from oaiserve.files.checkpoint import json_object
-from oaiserve.files.source import ModelSource
 
 
 def find_task(source: ModelSource, option: TaskOption) -> Task:

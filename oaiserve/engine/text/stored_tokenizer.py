@@ -14,10 +14,10 @@ from typing import Any
 import msgspec
 from tokenizers import Tokenizer as RustTokenizer
 
+from oaiserve.checkpoints import gguf
 from oaiserve.errors import StartupError
-from oaiserve.files import gguf
-from oaiserve.files.private import NotPrivate
-from oaiserve.files.start_cache import Subject, of_record, recall, remember, subject
+from oaiserve.storage.private import NotPrivate
+from oaiserve.storage.start_cache import Subject, of_record, recall, remember, subject
 
 log = logging.getLogger(__name__)
 

@@ -17,6 +17,7 @@ from itertools import islice, repeat
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from oaiserve.checkpoints.load_errors import reported
 from oaiserve.engine.logprobs import text_of
 from oaiserve.engine.request import (
     ChatPrompt,
@@ -42,10 +43,9 @@ from oaiserve.engine.text.stored_tokenizer import (
     stored,
     tokenizer_subject,
 )
-from oaiserve.engine.turn_workers import at_once
 from oaiserve.errors import InvalidRequest, StartupError, invalid
-from oaiserve.files.load_errors import reported
-from oaiserve.files.start_cache import NotRemembered
+from oaiserve.http.fair_turns import at_once
+from oaiserve.storage.start_cache import NotRemembered
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer as RustTokenizer

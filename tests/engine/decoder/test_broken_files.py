@@ -7,12 +7,12 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from oaiserve.checkpoints.source import find_model
 from oaiserve.engine.decoder.description import NotKnown
 from oaiserve.engine.engine import Engine
 from oaiserve.engine.start.described import describe_model
 from oaiserve.errors import StartupError
-from oaiserve.files.source import find_model
-from tests.engine.model.cpu.small_models import FAMILIES, config, make_model
+from tests.engine.executors.native.small_models import FAMILIES, config, make_model
 from tests.engine.remembered import save
 from tests.models.in_blocks import OPTIONS
 

@@ -10,7 +10,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from oaiserve.engine.decoder.description import NotKnown
 from oaiserve.engine.decoder.keys import refuse_ignored
 from tests.engine.decoder.test_expert_logits import TOLERANCE, error_of_files
-from tests.engine.model.cpu.small_models import FAMILIES, make_model
+from tests.engine.executors.native.small_models import FAMILIES, make_model
 from tests.models.decoders import random_model
 from tests.models.described import decoder_in, settings_in
 from tests.models.small_configs import config_of

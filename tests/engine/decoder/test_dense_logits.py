@@ -10,7 +10,7 @@ import pytest
 from oaiserve.engine.decoder.description import NotKnown
 from oaiserve.engine.decoder.settings import table
 from tests.engine.decoder.test_expert_logits import TOLERANCE, error
-from tests.engine.model.cpu.small_models import make_model
+from tests.engine.executors.native.small_models import make_model
 from tests.models.small_configs import config_of, sizes_of
 
 ROWS: dict[str, Any] = table()["types"]

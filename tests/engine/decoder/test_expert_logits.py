@@ -8,7 +8,7 @@ import torch
 from transformers import PreTrainedModel
 
 from oaiserve.engine.executors.reference.executor import ReferenceExecutor
-from tests.engine.model.cpu.small_models import make_model
+from tests.engine.executors.native.small_models import make_model
 from tests.engine.model.steps import BLOCK_SIZE, CPU, batch_of_prompt
 from tests.models.described import decoder_in
 from tests.models.small_configs import config_of

@@ -12,8 +12,8 @@ from oaiserve.engine.decoder.description import Decoder, NotKnown
 from oaiserve.engine.decoder.families import FAMILIES
 from oaiserve.engine.decoder.keys import refuse_ignored
 from oaiserve.engine.decoder.settings import settings_of
-from oaiserve.engine.model.cpu.library import Library
-from oaiserve.engine.model.cpu.native import NativeDecoder
+from oaiserve.engine.executors.native.library import Library
+from oaiserve.engine.executors.native.native import NativeDecoder
 from tests.models.decoders import random_model
 from tests.models.described import decoder_in
 from tests.models.pinned import pinned_model

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from tests.engine.model.cpu.small_models import FAMILIES, load
+from tests.engine.executors.native.small_models import FAMILIES, load
 from tests.models.fingerprints import fingerprint
 
 

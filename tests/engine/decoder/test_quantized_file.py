@@ -12,7 +12,7 @@ import pytest
 
 from oaiserve.engine.decoder import quantized_file
 from oaiserve.engine.decoder.quantized_file import FileIdentity, FinishedFile, QuantizedFile, file_bytes, find
-from oaiserve.files.private import NotPrivate
+from oaiserve.storage.private import NotPrivate
 
 Q8_0 = 8
 MATRICES = [(Q8_0, 3, 64), (Q8_0, 5, 32)]

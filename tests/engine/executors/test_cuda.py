@@ -22,10 +22,10 @@ from oaiserve.engine.model.batch import Batch, BatchMedia
 from oaiserve.engine.model.padded_head import aligned
 from oaiserve.engine.model.states import StateChunk
 from oaiserve.engine.start.compare import difference
+from tests.engine.executors.native.small_models import FAMILIES, load
 from tests.engine.executors.test_reference import LARGEST_ERROR, MEDIAN_ERROR, Case, case_of, errors, in_float32
 from tests.engine.executors.test_reference_fields import covering_models, logits_of, mutants
 from tests.engine.executors.test_reference_steps import ADAPTED, batch_of, prompts, reference, with_keys_and_values
-from tests.engine.model.cpu.small_models import FAMILIES, load
 from tests.engine.model.runners import states_of
 from tests.engine.model.steps import BLOCK_SIZE, CPU, NUM_BLOCKS
 from tests.models.adapters import random_adapter

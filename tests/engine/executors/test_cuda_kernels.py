@@ -14,10 +14,10 @@ from oaiserve.engine.model.executor import Executor
 from oaiserve.engine.model.states import StateChunk
 from oaiserve.engine.start.compare import difference
 from oaiserve.engine.step import Chunk, Step
+from tests.engine.executors.native.small_models import FAMILIES, load
 from tests.engine.executors.test_cuda import on_cpu
 from tests.engine.executors.test_described_families import case_with
 from tests.engine.executors.test_reference_steps import reference, with_keys_and_values
-from tests.engine.model.cpu.small_models import FAMILIES, load
 from tests.engine.model.runners import states_of
 from tests.engine.model.steps import BLOCK_SIZE, CPU, sequence_of
 

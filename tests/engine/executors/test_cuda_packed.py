@@ -10,6 +10,7 @@ import pytest
 import torch
 from gguf import GGMLQuantizationType as Kind
 
+from oaiserve.checkpoints.source import find_model
 from oaiserve.config import EngineOptions
 from oaiserve.engine.decoder.sources.integer_layouts import Integers
 from oaiserve.engine.decoder.sources.unread_matrix import UnreadMatrix
@@ -19,12 +20,11 @@ from oaiserve.engine.executors.cuda.kernels import triton_kernels
 from oaiserve.engine.model.batch import Batch
 from oaiserve.engine.start.compare import difference
 from oaiserve.engine.start.described import Described, describe_model
-from oaiserve.files.source import find_model
+from tests.engine.executors.cuda.packed_matrices import integers
 from tests.engine.executors.fake_gpu import GPU
+from tests.engine.executors.native.small_models import EXPERTS, MOE, config, make_model
 from tests.engine.executors.test_cuda import on_cpu, on_weights
 from tests.engine.executors.test_reference_steps import reference
-from tests.engine.model.cpu.small_models import EXPERTS, MOE, config, make_model
-from tests.engine.model.gpu.packed_matrices import integers
 from tests.engine.model.steps import CPU
 from tests.models.in_blocks import SIZES, batch_of, file_of, written
 from tests.models.packed import Packing, save_in_mxfp4, write_fp8

@@ -9,12 +9,12 @@ import torch
 
 from oaiserve.engine.decoder.description import Decoder, Experts, NotKnown
 from oaiserve.engine.decoder.settings import settings_of
+from oaiserve.engine.executors.native.library import Library
+from oaiserve.engine.executors.native.native import NativeDecoder
 from oaiserve.engine.executors.reference.executor import ReferenceExecutor
-from oaiserve.engine.model.cpu.library import Library
-from oaiserve.engine.model.cpu.native import NativeDecoder
 from oaiserve.engine.model.states import StateChunk
+from tests.engine.executors.native.small_models import make_model
 from tests.engine.executors.test_reference import NUM_BLOCKS, Case, assert_small, case_of_model, errors
-from tests.engine.model.cpu.small_models import make_model
 from tests.engine.model.runners import states_of
 from tests.engine.model.steps import BLOCK_SIZE, CPU, batch_of_prompt
 from tests.models.described import decoder_in, described

@@ -14,14 +14,14 @@ import torch
 from oaiserve.engine.decoder.description import Decoder, Experts, Layer
 from oaiserve.engine.decoder.model_spec import kv_shapes
 from oaiserve.engine.decoder.spec import ModelSpec
+from oaiserve.engine.executors.cuda.block_tables import BlockTables
 from oaiserve.engine.executors.cuda.executor import CudaExecutor, CudaWeights
 from oaiserve.engine.executors.cuda.kernels import Kernels, triton_kernels
+from oaiserve.engine.executors.cuda.step_graphs import StepGraphs
+from oaiserve.engine.executors.cuda.step_sizes import Size
 from oaiserve.engine.model import transfer
 from oaiserve.engine.model.adapters import Adapter, AdapterPart
 from oaiserve.engine.model.batch import CapturedAdapters, build_batch
-from oaiserve.engine.model.gpu.block_tables import BlockTables
-from oaiserve.engine.model.gpu.step_graphs import StepGraphs
-from oaiserve.engine.model.gpu.step_sizes import Size
 from oaiserve.engine.model.runner import ModelRunner
 from oaiserve.engine.model.states import StateChunk, States
 from oaiserve.engine.step import Chunk, Step
@@ -36,8 +36,13 @@ from tests.models.pinned import PINNED, pinned_model
 
 pytest.importorskip("triton", reason="Triton has no wheels for this system")
 
-from oaiserve.engine.model.attention import triton as triton_attention
-from oaiserve.engine.model.gpu import triton_adapters, triton_layers, triton_products, triton_states
+from oaiserve.engine.executors.cuda import (
+    triton_adapters,
+    triton_attention,
+    triton_layers,
+    triton_products,
+    triton_states,
+)
 from oaiserve.engine.model.sampling import triton_sampling
 
 DTYPE = torch.bfloat16

@@ -13,11 +13,11 @@ from pathlib import Path
 import pytest
 import torch
 
+from oaiserve.checkpoints.source import find_model
 from oaiserve.config import EngineOptions
 from oaiserve.engine.decoder.description import Matrix
 from oaiserve.engine.decoder.spec import ModelSpec
 from oaiserve.engine.start.described import describe_model
-from oaiserve.files.source import find_model
 from tests.engine.executors.fake_gpu import GPU
 from tests.engine.executors.test_cuda import batch_of, on_cpu
 from tests.models.decoders import FAMILIES, random_model
@@ -36,7 +36,7 @@ from pathlib import Path
 from oaiserve.config import EngineOptions
 from oaiserve.engine.executors.cuda.executor import CudaWeights
 from oaiserve.engine.start.described import describe_model
-from oaiserve.files.source import find_model
+from oaiserve.checkpoints.source import find_model
 
 def used():  # private memory, in which mapped files count, too
     return 1024 * int(Path("/proc/self/status").read_text().partition("VmData:")[2].split()[0])

@@ -19,7 +19,7 @@ from oaiserve.engine.model.checkpoints.gguf_weights import GgufWeights
 from oaiserve.engine.model.executor import Executor
 from oaiserve.engine.model.states import StateChunk
 from oaiserve.engine.step import Chunk, Step
-from tests.engine.model.cpu.small_models import FAMILIES, make_model
+from tests.engine.executors.native.small_models import FAMILIES, make_model
 from tests.engine.model.runners import states_of
 from tests.engine.model.steps import BLOCK_SIZE, CPU, sequence_of
 from tests.models.described import described

@@ -14,7 +14,7 @@ from oaiserve.engine.model.states import StateChunk, States
 from oaiserve.engine.start.compare import difference
 from oaiserve.engine.step import Chunk, Step
 from tests.engine.executors.fake_gpu import GPU
-from tests.engine.model.cpu.small_models import FAMILIES, GROUPED_MOE, LATENT, config, load, make_model
+from tests.engine.executors.native.small_models import FAMILIES, GROUPED_MOE, LATENT, config, load, make_model
 from tests.engine.model.runners import states_of
 from tests.engine.model.steps import BLOCK_SIZE, CPU, NUM_BLOCKS, sequence_of
 from tests.models.adapters import adaptable, merged, random_adapter

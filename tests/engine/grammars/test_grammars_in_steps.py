@@ -8,7 +8,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from oaiserve.engine import results
 from oaiserve.engine.grammars.grammar import GrammarGivenUp, Grammars, Matcher
 from oaiserve.engine.request import (
     Event,
@@ -20,6 +19,7 @@ from oaiserve.engine.request import (
     TokenChunk,
     TokenPrompt,
 )
+from oaiserve.engine.requests import results
 from oaiserve.engine.sequence import Sequence
 from oaiserve.facts.record import HostPart
 from tests.engine.answers import run_to_the_end

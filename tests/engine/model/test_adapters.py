@@ -13,7 +13,7 @@ from oaiserve.engine.model.batch import build_batch
 from oaiserve.engine.model.runner import ModelRunner
 from oaiserve.engine.step import Chunk, Step
 from oaiserve.errors import StartupError
-from tests.engine.model.cpu.small_models import FAMILIES as NATIVE_FAMILIES
+from tests.engine.executors.native.small_models import FAMILIES as NATIVE_FAMILIES
 from tests.engine.model.runners import PROMPTS, decode, gpu_executor
 from tests.engine.model.steps import CPU, sequence_of
 from tests.engine.remembered import save
@@ -33,7 +33,7 @@ def test_answers_with_adapters_are_those_of_merged_weights(family: str, kernels:
     executor = gpu_executor(loaded, PlainAttention, num_blocks=32, block_size=16)
     if kernels == "triton":
         pytest.importorskip("triton", reason="Triton has no wheels for this system")
-        from oaiserve.engine.model.gpu.triton_adapters import TritonAdapters
+        from oaiserve.engine.executors.cuda.triton_adapters import TritonAdapters
 
         executor.kernels = executor.kernels._replace(adapters=TritonAdapters(shapes, 4, CPU))
     runner = ModelRunner(executor, CPU, 16)
@@ -55,7 +55,7 @@ def test_linear_layers_are_adaptable_but_not_experts_and_the_output_head(family:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 def test_triton_adds_what_plain_torch_adds(dtype: torch.dtype) -> None:
     pytest.importorskip("triton", reason="Triton has no wheels for this system")
-    from oaiserve.engine.model.gpu.triton_adapters import TritonAdapters
+    from oaiserve.engine.executors.cuda.triton_adapters import TritonAdapters
 
     shapes = {"wide": (300, 130), "narrow": (48, 200)}
     first = random_adapter(shapes, 1, rank=33, dtype=dtype)

@@ -5,10 +5,10 @@ from typing import Any
 import pytest
 import torch
 
-from oaiserve.engine import results
 from oaiserve.engine.draws import draw_key
 from oaiserve.engine.grammars.masks import fill_masks
 from oaiserve.engine.model.runner import BAD_LOGITS, ModelRunner
+from oaiserve.engine.requests import results
 from oaiserve.engine.sequence import Sequence
 from oaiserve.engine.step import Chunk, ChunkResult, Draw, Step
 from tests.engine.answers import Answers

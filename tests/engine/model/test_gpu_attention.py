@@ -8,8 +8,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from oaiserve.engine.executors.cuda.kernels import PlainAttention
 from oaiserve.engine.model.attention import FP8, FP8_MAX, LayerCache, Rotation, ScaledCache, Scoring
+from oaiserve.engine.executors.cuda.kernels import PlainAttention
 from tests.engine.model.attention_inputs import Inputs, make_inputs
 
 pytest.importorskip("triton", reason="Triton has no wheels for this system")
@@ -17,8 +17,8 @@ pytest.importorskip("triton", reason="Triton has no wheels for this system")
 import triton.language as tl
 from triton import jit
 
-from oaiserve.engine.model.attention import triton
-from oaiserve.engine.model.attention.triton_kernels import _sequence_of
+from oaiserve.engine.executors.cuda import triton_attention as triton
+from oaiserve.engine.executors.cuda.triton_attention_kernels import _sequence_of
 
 # exp2 of a score far above the softcap is infinity, and the score becomes the softcap, which is right.
 pytestmark = [pytest.mark.kernels, pytest.mark.filterwarnings("ignore:overflow encountered in exp2")]

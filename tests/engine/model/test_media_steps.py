@@ -11,6 +11,7 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
+from oaiserve.checkpoints.source import find_model
 from oaiserve.config import EngineOptions
 from oaiserve.engine.executors.cuda.executor import CudaExecutor, CudaWeights
 from oaiserve.engine.executors.cuda.kernels import Kernels
@@ -24,8 +25,7 @@ from oaiserve.engine.scheduling.scheduler import Scheduler
 from oaiserve.engine.sequence import Sequence
 from oaiserve.engine.start.described import describe_model
 from oaiserve.engine.step import Chunk, Step
-from oaiserve.files.source import find_model
-from tests.engine.model.cpu.small_models import native_of
+from tests.engine.executors.native.small_models import native_of
 from tests.engine.model.media_prompts import IMAGE, logits_by_transformers, media_of, sequence_with_media
 from tests.engine.model.runners import eager_runner, reference_of, states_of
 from tests.engine.model.steps import CPU, sequence_of
@@ -134,7 +134,7 @@ def test_so_do_those_of_the_native_step_which_are_the_same_in_any_chunks(name: s
 )
 def test_so_do_those_of_the_executor_of_gpus(name: str, backend: str, tmp_path: Path) -> None:
     pytest.importorskip("triton", reason="Triton has no wheels for this system")
-    from oaiserve.engine.model.attention.triton import TritonAttention
+    from oaiserve.engine.executors.cuda.triton_attention import TritonAttention
 
     wrapper, loaded = random_pair(name, tmp_path)
     spec, decoder, *_ = describe_model(find_model(tmp_path), OPTIONS)

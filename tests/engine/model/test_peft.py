@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 import torch
 
+from oaiserve.checkpoints.adapters import read_adapter
 from oaiserve.engine.model.adapters import load_adapter
-from oaiserve.files.adapters import read_adapter
-from tests.engine.model.cpu.small_models import FAMILIES as NATIVE_FAMILIES
+from tests.engine.executors.native.small_models import FAMILIES as NATIVE_FAMILIES
 from tests.engine.model.runners import PROMPTS, decode, eager_runner
 from tests.models.decoders import FAMILIES, generate, random_model
 from tests.models.described import described

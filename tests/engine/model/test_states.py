@@ -7,6 +7,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from oaiserve.checkpoints.source import find_model
 from oaiserve.config import EngineOptions
 from oaiserve.engine.decoder.spec import LayerStateShapes, StateShape
 from oaiserve.engine.engine import Engine
@@ -16,7 +17,6 @@ from oaiserve.engine.sequence import Sequence
 from oaiserve.engine.start.described import describe_model
 from oaiserve.engine.step import Chunk, Step
 from oaiserve.errors import StartupError
-from oaiserve.files.source import find_model
 from tests.engine.model.runners import eager_runner, greedy_answers
 from tests.engine.model.steps import sequence_of
 from tests.engine.remembered import save

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from oaiserve.engine.model.cpu import build, prebuilt
+from oaiserve.engine.executors.native import build, prebuilt
 from oaiserve.errors import StartupError
-from tests.engine.model.cpu.small_models import FAMILIES, make_model
+from tests.engine.executors.native.small_models import FAMILIES, make_model
 from tests.engine.remembered import answer, save
 
 pytestmark = pytest.mark.compiler

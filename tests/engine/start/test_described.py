@@ -7,6 +7,8 @@ from typing import Any
 import pytest
 import torch
 
+from oaiserve.checkpoints.adapters import read_adapter
+from oaiserve.checkpoints.source import find_model
 from oaiserve.config import EngineOptions
 from oaiserve.engine.executors.reference.executor import ReferenceExecutor
 from oaiserve.engine.model.adapters import load_adapter
@@ -14,9 +16,7 @@ from oaiserve.engine.start.described import describe_model
 from oaiserve.engine.start.request import Declined, StartRequest
 from oaiserve.engine.start.ways.described import FromDescription
 from oaiserve.errors import StartupError
-from oaiserve.files.adapters import read_adapter
-from oaiserve.files.source import find_model
-from tests.engine.model.cpu.small_models import FAMILIES, config, make_model
+from tests.engine.executors.native.small_models import FAMILIES, config, make_model
 from tests.engine.model.runners import greedy, greedy_answers
 from tests.engine.remembered import OPTIONS, answer, save, started
 from tests.models.adapters import merged, write_adapter

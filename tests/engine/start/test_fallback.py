@@ -7,6 +7,7 @@ import pytest
 import torch
 from transformers import AutoConfig, PreTrainedConfig
 
+from oaiserve.checkpoints.source import ModelSource, find_model
 from oaiserve.config import EngineOptions
 from oaiserve.engine.engine import Engine
 from oaiserve.engine.executors.fallback import CachedForward, NoCache
@@ -16,7 +17,6 @@ from oaiserve.engine.start.request import StartRequest
 from oaiserve.engine.start.ways.fallback import Fallback, load
 from oaiserve.errors import StartupError
 from oaiserve.facts.start_times import StartTimes
-from oaiserve.files.source import ModelSource, find_model
 from tests.engine.model.runners import greedy_answers
 from tests.engine.remembered import save
 from tests.models.decoders import generate, random_model

@@ -11,13 +11,13 @@ from gguf import GGMLQuantizationType as Kind
 from transformers import PreTrainedConfig
 
 from oaiserve import cli
+from oaiserve.checkpoints.source import find_model
 from oaiserve.engine.decoder.dense import attention
 from oaiserve.engine.decoder.description import Attention
 from oaiserve.engine.decoder.families import FAMILIES as DESCRIBED
 from oaiserve.engine.decoder.families.family import Family
 from oaiserve.engine.start.layer_comparison import LIMIT, compare_layers
-from oaiserve.files.source import find_model
-from tests.engine.model.cpu.small_models import FAMILIES, config, make_model
+from tests.engine.executors.native.small_models import FAMILIES, config, make_model
 from tests.engine.remembered import save
 from tests.models.in_blocks import MIX, TOKENIZER, TOKENS, WIDE, file_of
 from tests.models.small_configs import config_of

@@ -11,13 +11,13 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from oaiserve.checkpoints.checkpoint import refuse_unless_sound
+from oaiserve.checkpoints.source import find_model
 from oaiserve.engine.engine import Engine
 from oaiserve.engine.request import SamplingParams
 from oaiserve.engine.text import jinja_template
 from oaiserve.engine.text.tokenizer import Tokenizer
 from oaiserve.errors import StartupError
-from oaiserve.files.checkpoint import refuse_unless_sound
-from oaiserve.files.source import find_model
 from tests.engine.decoder.test_expert_logits import TOLERANCE, error_of_files
 from tests.engine.remembered import OPTIONS, answer, save
 from tests.models.decoders import FAMILIES, byte_tokenizer, random_model

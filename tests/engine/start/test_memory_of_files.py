@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from oaiserve.config import EngineOptions
-from tests.engine.model.cpu.small_models import config, make_model
+from tests.engine.executors.native.small_models import config, make_model
 from tests.engine.model.runners import greedy_answers
 from tests.engine.remembered import save, started
 

@@ -10,13 +10,13 @@ import pytest
 import torch
 from transformers import PreTrainedConfig
 
+from oaiserve.checkpoints.source import find_model
 from oaiserve.config import EngineOptions
-from oaiserve.engine.model.cpu import build
+from oaiserve.engine.executors.native import build
 from oaiserve.engine.start.plan import _stored_dtype, compile_early
 from oaiserve.errors import StartupError
 from oaiserve.facts.start_times import StartTimes
-from oaiserve.files.source import find_model
-from tests.engine.model.cpu.small_models import FAMILIES, config, make_model
+from tests.engine.executors.native.small_models import FAMILIES, config, make_model
 from tests.engine.remembered import OPTIONS, answer, save, started
 from tests.models.decoders import generate
 from tests.models.in_blocks import TOKENIZER, TOKENS, WIDE, file_of

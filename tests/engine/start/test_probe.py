@@ -9,8 +9,8 @@ import torch
 
 from oaiserve.engine.decoder.blocks import FORMATS
 from oaiserve.engine.decoder.description import Decoder, NotKnown
+from oaiserve.engine.executors.native.library import Library
 from oaiserve.engine.executors.reference.executor import ReferenceExecutor
-from oaiserve.engine.model.cpu.library import Library
 from oaiserve.engine.start import probe
 from oaiserve.engine.start.probe_layers import ProbeLayers
 

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from safetensors.torch import load_file, save_file
 from transformers import PreTrainedConfig
 
+from oaiserve.checkpoints.source import find_model
 from oaiserve.engine.decoder.description import NotKnown
 from oaiserve.engine.decoder.key_sizes import key_sizes
 from oaiserve.engine.engine import Engine
@@ -24,8 +25,7 @@ from oaiserve.engine.start.compare import difference
 from oaiserve.engine.start.described import describe_model
 from oaiserve.engine.text.tokenizer import Tokenizer
 from oaiserve.errors import StartupError
-from oaiserve.files.source import find_model
-from tests.engine.model.cpu.small_models import config, make_model
+from tests.engine.executors.native.small_models import config, make_model
 from tests.models.adapters import random_adapter
 from tests.models.described import model_of_files
 from tests.models.gguf_files import random_blocks, write_gguf

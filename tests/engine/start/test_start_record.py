@@ -15,9 +15,9 @@ from oaiserve.config import EngineOptions
 from oaiserve.engine.request import ChatPrompt
 from oaiserve.engine.start.start_record import recall_start, subject_of
 from oaiserve.engine.text.tokenizer import Tokenizer
-from oaiserve.files import start_cache
-from oaiserve.files.start_cache import NotRemembered
-from tests.engine.model.cpu.small_models import FAMILIES, make_model
+from oaiserve.storage import start_cache
+from oaiserve.storage.start_cache import NotRemembered
+from tests.engine.executors.native.small_models import FAMILIES, make_model
 from tests.engine.remembered import OPTIONS, answer, save
 from tests.models.decoders import generate
 

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 from transformers import BertConfig, LlamaConfig, PreTrainedConfig, T5Config
 
+from oaiserve.checkpoints.source import ModelSource
 from oaiserve.config import EngineOptions, OptionError
 from oaiserve.engine.start.task import find_task
-from oaiserve.files.source import ModelSource
 from tests.models.encoder_files import write_encoder
 
 

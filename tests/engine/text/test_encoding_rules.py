@@ -11,10 +11,10 @@ from tokenizers import AddedToken, Regex, models, normalizers, pre_tokenizers
 from tokenizers import Tokenizer as Backend
 from tokenizers.trainers import BpeTrainer
 
+from oaiserve.checkpoints import demo
 from oaiserve.engine.text import encoding_rules
 from oaiserve.engine.text.encoding_rules import EncodingRules, _alternatives
 from oaiserve.engine.text.gguf.splits import expressions
-from oaiserve.files import demo
 from tests.engine.text.tokenizers_for_tests import byte_level, metaspace, sentencepiece, wordpiece
 
 LLAMA3 = (

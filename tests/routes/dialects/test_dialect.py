@@ -7,13 +7,13 @@ import pytest
 from transformers.utils.chat_parsing import parse_response
 
 from oaiserve.engine.text.template_abilities import Abilities
-from oaiserve.routes.answer_reader import AnswerReader
+from oaiserve.routes.answer.answer_reader import AnswerReader
+from oaiserve.routes.chat.tools import prompt_with_tools
 from oaiserve.routes.dialects.dialect import Dialect, dialect_of
 from oaiserve.routes.dialects.hermes import HERMES
 from oaiserve.routes.dialects.llama import LLAMA
 from oaiserve.routes.dialects.pythonic import LFM2
 from oaiserve.routes.dialects.reasoning import ThinkingParser
-from oaiserve.routes.tools import prompt_with_tools
 from tests.routes.dialects.reading import TOOLS, read, segments_of
 from tests.routes.doubles import FakeTemplate
 

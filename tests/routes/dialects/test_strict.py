@@ -12,12 +12,12 @@ from oaiserve.engine.grammars.grammar import Grammars
 from oaiserve.engine.grammars.parts import Leads, PartsConstraint
 from oaiserve.engine.request import Grammar, SamplingParams
 from oaiserve.engine.text.detokenize import TokenTable
-from oaiserve.routes.answer_reader import AnswerReader
+from oaiserve.routes.answer.answer_reader import AnswerReader
+from oaiserve.routes.chat.tools import forced_schema
 from oaiserve.routes.dialects.dialect import FAMILIES
 from oaiserve.routes.dialects.family import CallFamily
 from oaiserve.routes.dialects.hermes import HERMES
 from oaiserve.routes.dialects.reasoning import THINK, ReasoningMode, ThinkingParser
-from oaiserve.routes.tools import forced_schema
 from tests.engine.grammars.plain import allowed_ids
 from tests.engine.text.tokenizers_for_tests import byte_level
 from tests.routes.dialects.reading import Read, own_form, read, segments_of

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from oaiserve.routes.bodies import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
+from oaiserve.routes.intake.body_types import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
 from tools.attack.attack import (
     CHAT,
     COMPLETIONS,

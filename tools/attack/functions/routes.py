@@ -9,10 +9,10 @@ from typing import Any
 import msgspec
 
 from oaiserve.engine.text.template_abilities import in_turns, one_call_each
-from oaiserve.routes.bodies import ChatBody
-from oaiserve.routes.constraints import GBNF_DEFINITION
-from oaiserve.routes.invalid import invalid_type
-from oaiserve.routes.responses.request_input import _cuts
+from oaiserve.plugins.responses.request_input import _cuts
+from oaiserve.routes.chat.constraints import GBNF_DEFINITION
+from oaiserve.routes.intake.body_types import ChatBody
+from oaiserve.routes.intake.invalid import invalid_type
 from tools.attack.functions.linear import Case, repeated
 
 Message = dict[str, Any]

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from oaiserve.engine.output import ChoiceOutput
 from oaiserve.engine.request import SamplingParams
+from oaiserve.engine.requests.output import ChoiceOutput
 from oaiserve.engine.sequence import Sequence
 from oaiserve.engine.text.detokenize import StopStrings, TokenTable
-from oaiserve.facts.continuation import BEGUN, StreamSplitter, mark
+from oaiserve.wire.continuation import BEGUN, StreamSplitter, mark
 from tests.engine.doubles import EOS, TOKENIZER
 from tools.attack.functions.linear import Case
 

@@ -13,13 +13,13 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from oaiserve.checkpoints.quantization import Quantization
 from oaiserve.engine.decoder.blocks import Blocks, of_integers
 from oaiserve.engine.decoder.sources import integer_layouts
 from oaiserve.engine.decoder.sources.integer_layouts import BadLayout, Floats, Integers
 from oaiserve.engine.decoder.sources.tensor_files import TensorFiles
 from oaiserve.engine.decoder.sources.unread_matrix import UnreadMatrix
 from oaiserve.errors import StartupError
-from oaiserve.files.quantization import Quantization
 
 # The last parts of the names of tensors that are no parameters of a model.
 _NO_PARAMETERS = {

@@ -10,11 +10,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from oaiserve.checkpoints.checkpoint import json_object, weight_files
+from oaiserve.checkpoints.safetensors_header import read_header
 from oaiserve.engine.decoder.blocks import Blocks
 from oaiserve.engine.decoder.sources.wrapped_names import own_name
 from oaiserve.errors import StartupError
-from oaiserve.files.checkpoint import json_object, weight_files
-from oaiserve.files.safetensors_header import read_header
 
 _DTYPES = {
     "BOOL": torch.bool, "U8": torch.uint8, "I8": torch.int8, "I16": torch.int16, "I32": torch.int32, "I64": torch.int64,

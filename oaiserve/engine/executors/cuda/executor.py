@@ -31,15 +31,15 @@ from oaiserve.engine.decoder.description import (
 )
 from oaiserve.engine.decoder.reference_only import refuse_reference_only
 from oaiserve.engine.decoder.spec import KVShape
+from oaiserve.engine.model.attention import LayerCache
 from oaiserve.engine.executors.cuda.attention import AttentionLayer, CudaStep, LatentLayer, attention_layer
+from oaiserve.engine.executors.cuda.device_matrices import ExpertMatrices, PackedMatrix
 from oaiserve.engine.executors.cuda.kernels import Kernels
 from oaiserve.engine.executors.cuda.mlp import MixerLayer, MixtureLayer, MLPLayer
 from oaiserve.engine.executors.cuda.place import PLACED, JoiningPlacing
 from oaiserve.engine.executors.reference.place import new_cache
 from oaiserve.engine.model.adapters import Adapter, AdapterPart
-from oaiserve.engine.model.attention import LayerCache
 from oaiserve.engine.model.batch import Batch
-from oaiserve.engine.model.gpu.device_matrices import ExpertMatrices, PackedMatrix
 from oaiserve.engine.model.kv_cache import copy_blocks
 
 

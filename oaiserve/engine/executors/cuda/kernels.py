@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING, NamedTuple
 from torch import Tensor
 
 from oaiserve.engine.decoder.description import AttentionParameters
+from oaiserve.engine.model.attention import Backend, LayerCache, Scoring
+from oaiserve.engine.executors.cuda.device_matrices import Multiply, expanded_product
 from oaiserve.engine.executors.reference.attention import PagedAttention
 from oaiserve.engine.executors.reference.mixers import Recurrence, recurrence
 from oaiserve.engine.model import layer_operations
-from oaiserve.engine.model.attention import Backend, LayerCache, Scoring
 from oaiserve.engine.model.batch import Batch
-from oaiserve.engine.model.gpu.device_matrices import Multiply, expanded_product
 
 if TYPE_CHECKING:  # The import needs Triton.
-    from oaiserve.engine.model.gpu.triton_adapters import TritonAdapters
+    from oaiserve.engine.executors.cuda.triton_adapters import TritonAdapters
 
 
 class PlainAttention:
@@ -50,8 +50,8 @@ class Kernels(NamedTuple):
 
 def triton_kernels() -> Kernels:
     """Return all kernels in Triton. Raises ImportError without the package."""
-    from oaiserve.engine.model.attention.triton import TritonAttention
-    from oaiserve.engine.model.gpu import triton_layers, triton_products, triton_states
+    from oaiserve.engine.executors.cuda import triton_layers, triton_products, triton_states
+    from oaiserve.engine.executors.cuda.triton_attention import TritonAttention
     from oaiserve.engine.model.sampling import triton_sampling
 
     return Kernels(

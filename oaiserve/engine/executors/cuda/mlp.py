@@ -20,11 +20,11 @@ from oaiserve.engine.decoder.description import (
     MixtureNorms,
 )
 from oaiserve.engine.executors.cuda.attention import CudaStep
+from oaiserve.engine.executors.cuda.device_matrices import ExpertMatrices
 from oaiserve.engine.executors.cuda.kernels import Kernels
 from oaiserve.engine.executors.cuda.place import PLACED, JoiningPlacing
 from oaiserve.engine.executors.reference.experts import experts_output
 from oaiserve.engine.executors.reference.mixers import inputs_of, mixed
-from oaiserve.engine.model.gpu.device_matrices import ExpertMatrices
 
 
 class MLPLayer:

@@ -9,7 +9,7 @@ from torch import Tensor
 from oaiserve.engine.decoder.blocks import FORMATS, MXFP4, Blocks, integers_of
 from oaiserve.engine.decoder.sources.integer_layouts import Floats
 from oaiserve.engine.decoder.sources.unread_matrix import UnreadMatrix
-from oaiserve.engine.model.gpu.device_matrices import MXFP4_TILE, PackedMatrix, of_integers
+from oaiserve.engine.executors.cuda.device_matrices import MXFP4_TILE, PackedMatrix, of_integers
 
 FLOAT8_CAPABILITY = (8, 9)
 

@@ -11,9 +11,9 @@ from torch import Tensor
 
 from oaiserve.engine.decoder.blocks import Blocks
 from oaiserve.engine.decoder.description import Matrix, Router
+from oaiserve.engine.executors.cuda.device_matrices import ExpertMatrices, PackedMatrix, joined, stacked
 from oaiserve.engine.executors.cuda.packed import packed
 from oaiserve.engine.executors.reference.place import Placing, expanded
-from oaiserve.engine.model.gpu.device_matrices import ExpertMatrices, PackedMatrix, joined, stacked
 from oaiserve.engine.model.padded_head import aligned
 
 PLACED = Matrix(torch.empty(0, 0), None)  # It replaces a matrix that is on the device already.

@@ -9,11 +9,11 @@ from torch import Tensor
 from torch.nn.functional import linear
 
 from oaiserve.engine.decoder.description import Matrix
+from oaiserve.engine.executors.cuda.device_matrices import Multiply, PackedMatrix
 from oaiserve.engine.executors.cuda.place import JoinedMatrix
 from oaiserve.engine.executors.reference.products import Products
 from oaiserve.engine.model.adapters import AdapterPart
 from oaiserve.engine.model.batch import Batch, CapturedAdapters
-from oaiserve.engine.model.gpu.device_matrices import Multiply, PackedMatrix
 
 
 class StepProducts(Products):

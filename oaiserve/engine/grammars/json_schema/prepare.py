@@ -18,7 +18,6 @@ from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any
 
-from oaiserve.collector import paused_for
 from oaiserve.engine.grammars import regexes
 from oaiserve.engine.grammars.json_schema.exclusion import Exclusion
 from oaiserve.engine.grammars.json_schema.known_patterns import without_look_around
@@ -37,6 +36,7 @@ from oaiserve.engine.grammars.json_schema.terms import (
     step,
 )
 from oaiserve.engine.grammars.refusal import Refused
+from oaiserve.gc_pause import paused_for
 
 MOST_BYTES = 2**18
 MOST_SCHEMAS = 8_000  # in a document

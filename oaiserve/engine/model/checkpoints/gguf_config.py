@@ -12,13 +12,13 @@ from typing import Any
 
 from transformers import CONFIG_MAPPING, AutoConfig, PreTrainedConfig
 
+from oaiserve.checkpoints.bad_file import BadFile
+from oaiserve.checkpoints.gguf import GgufTensor, architecture, read_tensors, read_values
 from oaiserve.engine.decoder.sources.gguf.architectures import ARCHITECTURES
 from oaiserve.engine.decoder.sources.gguf.metadata import Metadata
 from oaiserve.engine.decoder.sources.gguf.settings import common_fields
 from oaiserve.engine.model.checkpoints.gguf_encoders import ENCODERS
 from oaiserve.errors import StartupError
-from oaiserve.files.bad_file import BadFile
-from oaiserve.files.gguf import GgufTensor, architecture, read_tensors, read_values
 
 _READ_HERE = ENCODERS | ARCHITECTURES
 

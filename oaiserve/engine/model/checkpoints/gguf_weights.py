@@ -16,13 +16,13 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from oaiserve.checkpoints.gguf import read_tensors, read_values
 from oaiserve.engine.decoder.description import NotKnown
 from oaiserve.engine.decoder.families import FAMILIES
 from oaiserve.engine.decoder.settings import settings_of
 from oaiserve.engine.decoder.sources.gguf.settings import settings_of_gguf
 from oaiserve.engine.decoder.sources.gguf.tensors import GgufTensors
 from oaiserve.engine.decoder.sources.names import Names, names_of, split_path
-from oaiserve.files.gguf import read_tensors, read_values
 
 _ROPE_FACTORS = "frequency_factors"
 # The ends of names in transformers, and of paths. Names of tensors of all experts don't end with "weight".

@@ -18,6 +18,9 @@ import transformers
 from torch import Tensor
 from transformers import CONFIG_MAPPING, PreTrainedConfig
 
+from oaiserve.checkpoints.bad_file import BadFile
+from oaiserve.checkpoints.gguf import GgufTensor, read_tensors, read_values
+from oaiserve.checkpoints.load_errors import reported
 from oaiserve.engine.decoder.description import NotKnown
 from oaiserve.engine.decoder.sources.gguf.architecture import neighbours_as_halves
 from oaiserve.engine.decoder.sources.gguf.file import GgufFile
@@ -26,9 +29,6 @@ from oaiserve.engine.model.media.families import Settings
 from oaiserve.engine.model.media.tower import tower_parameters
 from oaiserve.engine.text.tokenizer import Tokenizer
 from oaiserve.errors import StartupError
-from oaiserve.files.bad_file import BadFile
-from oaiserve.files.gguf import GgufTensor, read_tensors, read_values
-from oaiserve.files.load_errors import reported
 
 
 class Mmproj(NamedTuple):

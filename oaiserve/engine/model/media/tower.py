@@ -23,11 +23,11 @@ from transformers import (
     PreTrainedModel,
 )
 
+from oaiserve.checkpoints.load_errors import reported, tensors_named
 from oaiserve.engine.media import Encoded, MediaKind, Medium
 from oaiserve.engine.model.media.pieces import ATTENTION, ON_CPU, ON_GPU, cut_products, in_pieces
 from oaiserve.engine.step import OutOfMemory
 from oaiserve.errors import StartupError
-from oaiserve.files.load_errors import reported, tensors_named
 
 _NO_LAYERS = "Initializing zero-element tensors"  # a warning, of a text model without layers
 _OF_TEXT = re.compile(r"(^|\.)(language_model|text_model|lm_head)\.")

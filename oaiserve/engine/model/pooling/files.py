@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from oaiserve.checkpoints.source import ModelSource
 from oaiserve.errors import StartupError
-from oaiserve.files.source import ModelSource
 
 MODES = ("cls", "mean", "max", "lasttoken", "weightedmean", "mean_sqrt_len_tokens")
 # The names of the file with the length at which sentence-transformers cuts texts.

@@ -11,6 +11,7 @@ from torch.nn import Linear, Module
 from torch.nn.functional import gelu, layer_norm, linear
 from transformers import AutoModel, PreTrainedConfig, PreTrainedModel
 
+from oaiserve.checkpoints.gguf import architecture, read_tokenizer, read_values
 from oaiserve.engine.decoder.description import NotKnown
 from oaiserve.engine.decoder.sources.gguf.file import GgufFile
 from oaiserve.engine.model.checkpoints.empty_model import empty_model, named_parameters
@@ -20,7 +21,6 @@ from oaiserve.engine.model.pooling.heads import Head, pool
 from oaiserve.engine.model.pooling.jina_bert import JinaBert
 from oaiserve.engine.pooling import GGUF_MODES, GGUF_RANK
 from oaiserve.errors import StartupError
-from oaiserve.files.gguf import architecture, read_tokenizer, read_values
 
 _HEADS = ("cls.", "dense_", "output.weight")  # beginnings of the names of tensors after the layers
 

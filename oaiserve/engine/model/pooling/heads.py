@@ -14,8 +14,8 @@ import torch
 from safetensors.torch import load_file
 from transformers import PreTrainedModel
 
+from oaiserve.checkpoints.checkpoint import conversion
 from oaiserve.errors import StartupError
-from oaiserve.files.checkpoint import conversion
 
 Head = Callable[[torch.Tensor, list[int]], torch.Tensor]  # ([T, hidden], lengths) -> [texts, size], float32
 

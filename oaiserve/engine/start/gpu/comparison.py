@@ -10,8 +10,8 @@ import torch
 from oaiserve.engine.decoder.spec import ModelSpec
 from oaiserve.engine.executors.cuda.executor import CudaExecutor, CudaWeights
 from oaiserve.engine.executors.cuda.kernels import Kernels
+from oaiserve.engine.executors.cuda.step_graphs import StepGraphs
 from oaiserve.engine.model.adapters import probe_adapter
-from oaiserve.engine.model.gpu.step_graphs import StepGraphs
 from oaiserve.engine.model.rehearsal import prompt, prompts_and_decodes
 from oaiserve.engine.model.runner import ModelRunner
 from oaiserve.engine.model.sampling import numpy_sampling

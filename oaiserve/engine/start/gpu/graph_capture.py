@@ -11,12 +11,12 @@ import torch
 from oaiserve.config import EngineOptions
 from oaiserve.engine.decoder.description import Decoder
 from oaiserve.engine.decoder.spec import ModelSpec
+from oaiserve.engine.executors.cuda.block_tables import BlockTables
+from oaiserve.engine.executors.cuda.cuda_capture import Capture
 from oaiserve.engine.executors.cuda.executor import CudaExecutor, CudaWeights
+from oaiserve.engine.executors.cuda.step_graphs import StepGraphs
+from oaiserve.engine.executors.cuda.step_sizes import Size, step_sizes
 from oaiserve.engine.executors.reference.executor import ReferenceExecutor
-from oaiserve.engine.model.gpu.block_tables import BlockTables
-from oaiserve.engine.model.gpu.cuda_capture import Capture
-from oaiserve.engine.model.gpu.step_graphs import StepGraphs
-from oaiserve.engine.model.gpu.step_sizes import Size, step_sizes
 from oaiserve.engine.model.runner import ModelRunner
 from oaiserve.engine.model.states import States
 from oaiserve.engine.start.started import GPU_STEP_TOKENS

@@ -18,11 +18,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from oaiserve.checkpoints.load_errors import named
+from oaiserve.checkpoints.source import find_model
 from oaiserve.config import Bytes, EngineOptions
 from oaiserve.engine.decoder.blocks import Blocks
 from oaiserve.engine.decoder.description import Experts, Layer, NotKnown
+from oaiserve.engine.executors.cuda.cuda_capture import CudaCapture
 from oaiserve.engine.model.device import select_device
-from oaiserve.engine.model.gpu.cuda_capture import CudaCapture
 from oaiserve.engine.start.described import Described, describe_model
 from oaiserve.engine.start.gpu.child import DECLINED, KILL_LIMIT_SECONDS, LIMIT_SECONDS, Order
 from oaiserve.engine.start.gpu.comparison import difference_from_plain
@@ -30,8 +32,6 @@ from oaiserve.engine.start.gpu.features import by_options
 from oaiserve.engine.start.gpu.graph_capture import captured
 from oaiserve.engine.start.ways.gpu import place, ready, warm_up
 from oaiserve.errors import StartupError
-from oaiserve.files.load_errors import named
-from oaiserve.files.source import find_model
 
 LEAST_LAYERS = 2  # One kernel computes a layer's sums and the norm of the next layer.
 CACHE_MEMORY = Bytes("1GiB")

@@ -16,15 +16,15 @@ from pathlib import Path
 
 import torch
 
+from oaiserve.checkpoints.load_errors import named
 from oaiserve.engine.decoder.description import NotKnown
 from oaiserve.engine.decoder.spec import ModelSpec
 from oaiserve.engine.start.gpu.child import Order, probed
 from oaiserve.engine.start.gpu.features import FEATURES, Verdict, all_off, by_options, warn
 from oaiserve.engine.start.request import StartRequest
 from oaiserve.errors import DeviceLost, StartupError
-from oaiserve.files import private
-from oaiserve.files.load_errors import named
-from oaiserve.files.start_cache import version_of
+from oaiserve.storage import private
+from oaiserve.storage.start_cache import version_of
 
 log = logging.getLogger(__name__)
 

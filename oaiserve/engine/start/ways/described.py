@@ -12,12 +12,12 @@ from oaiserve.config import EngineOptions
 from oaiserve.engine.decoder.description import Decoder, NotKnown
 from oaiserve.engine.decoder.sources.hub import HubTensors
 from oaiserve.engine.decoder.spec import ModelSpec
+from oaiserve.engine.executors.native.build import BuildError
+from oaiserve.engine.executors.native.cores import default_threads
+from oaiserve.engine.executors.native.kv_layout import refuse_unless_it_fits
+from oaiserve.engine.executors.native.library import Library
+from oaiserve.engine.executors.native.native import NativeDecoder
 from oaiserve.engine.executors.reference.executor import ReferenceExecutor
-from oaiserve.engine.model.cpu.build import BuildError
-from oaiserve.engine.model.cpu.cores import default_threads
-from oaiserve.engine.model.cpu.kv_layout import refuse_unless_it_fits
-from oaiserve.engine.model.cpu.library import Library
-from oaiserve.engine.model.cpu.native import NativeDecoder
 from oaiserve.engine.model.memory import cpu_sizes
 from oaiserve.engine.served_model import ServedModel
 from oaiserve.engine.start.check import refuse_unless_finite
@@ -28,7 +28,7 @@ from oaiserve.engine.start.request import Declined, StartRequest, needing_native
 from oaiserve.engine.start.start_record import recall_start, remember_start, subject_of
 from oaiserve.engine.start.started import Started, assemble, started_on_cpu
 from oaiserve.errors import StartupError
-from oaiserve.files.start_cache import NotRemembered
+from oaiserve.storage.start_cache import NotRemembered
 
 log = logging.getLogger(__name__)
 

@@ -7,12 +7,13 @@ import logging
 import torch
 from transformers import PreTrainedModel
 
+from oaiserve.checkpoints.load_errors import reported
 from oaiserve.config import EngineOptions
 from oaiserve.engine.decoder.context_length import refuse_longer
 from oaiserve.engine.decoder.model_spec import ids_of
 from oaiserve.engine.decoder.spec import ModelSpec
 from oaiserve.engine.executors.fallback import CachedForward, FallbackExecutor
-from oaiserve.engine.model.cpu.cores import default_threads
+from oaiserve.engine.executors.native.cores import default_threads
 from oaiserve.engine.model.device import move, select_device
 from oaiserve.engine.model.memory import CPU_SHARE, STATES_SHARE, gib, longest_request, sizes_of_caches
 from oaiserve.engine.model.model_config import context_length, most_tokens, select_dtype
@@ -22,9 +23,8 @@ from oaiserve.engine.start.load import load_weights, read_checkpoint
 from oaiserve.engine.start.measure import measure
 from oaiserve.engine.start.request import StartRequest, needing_native
 from oaiserve.engine.start.started import CPU_STEP_TOKENS, GPU_STEP_TOKENS, Started, assemble
-from oaiserve.engine.system_memory import available_bytes
+from oaiserve.system_memory import available_bytes
 from oaiserve.errors import StartupError
-from oaiserve.files.load_errors import reported
 
 log = logging.getLogger(__name__)
 

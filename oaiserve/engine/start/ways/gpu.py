@@ -8,17 +8,18 @@ from typing import NamedTuple
 
 import torch
 
+from oaiserve.checkpoints.load_errors import named
 from oaiserve.config import EngineOptions
 from oaiserve.engine.decoder.description import Decoder, NotKnown
 from oaiserve.engine.decoder.spec import ModelSpec
+from oaiserve.engine.executors.cuda.block_tables import BlockTables
+from oaiserve.engine.executors.cuda.cuda_capture import CudaCapture
 from oaiserve.engine.executors.cuda.executor import CudaExecutor, CudaWeights, refuse_without_kernels
 from oaiserve.engine.executors.cuda.kernels import Kernels, triton_kernels
+from oaiserve.engine.executors.cuda.step_graphs import StepGraphs
 from oaiserve.engine.executors.reference.executor import ReferenceExecutor
 from oaiserve.engine.executors.reference.place import placed
 from oaiserve.engine.model.device import select_device
-from oaiserve.engine.model.gpu.block_tables import BlockTables
-from oaiserve.engine.model.gpu.cuda_capture import CudaCapture
-from oaiserve.engine.model.gpu.step_graphs import StepGraphs
 from oaiserve.engine.model.memory import longest_request
 from oaiserve.engine.model.rehearsal import sampling_steps
 from oaiserve.engine.model.runner import ModelRunner
@@ -34,7 +35,6 @@ from oaiserve.engine.start.options import refuse_unless_possible
 from oaiserve.engine.start.request import Declined, StartRequest
 from oaiserve.engine.start.started import GPU_STEP_TOKENS, Started, assemble
 from oaiserve.errors import StartupError
-from oaiserve.files.load_errors import named
 
 
 class OnGpu:
@@ -177,7 +177,7 @@ def kernels_for(spec: ModelSpec, adaptable: Mapping[str, tuple[int, int]], optio
     kernels = triton_kernels()
     if not options.has_adapters:
         return kernels
-    from oaiserve.engine.model.gpu.triton_adapters import TritonAdapters
+    from oaiserve.engine.executors.cuda.triton_adapters import TritonAdapters
 
     # Twice as many adapters as a step can have.
     adapters = TritonAdapters(adaptable, 2 * options.max_running, spec.device)

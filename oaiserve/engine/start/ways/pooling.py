@@ -19,9 +19,11 @@ from transformers import (
     PreTrainedModel,
 )
 
+from oaiserve.checkpoints.hub import local_source
+from oaiserve.checkpoints.load_errors import reported, tensors_named
 from oaiserve.config import EngineOptions
 from oaiserve.engine.decoder.context_length import refuse_longer
-from oaiserve.engine.model.cpu.cores import default_threads
+from oaiserve.engine.executors.native.cores import default_threads
 from oaiserve.engine.model.device import move, select_device
 from oaiserve.engine.model.model_config import context_length, select_dtype
 from oaiserve.engine.model.pooling.attention import PACKED
@@ -37,8 +39,6 @@ from oaiserve.engine.start.packed_check import Unpackable, refuse_unless_equal
 from oaiserve.engine.start.request import StartRequest, needing_native
 from oaiserve.engine.start.started import CPU_STEP_TOKENS, GPU_STEP_TOKENS
 from oaiserve.errors import StartupError
-from oaiserve.files.hub import local_source
-from oaiserve.files.load_errors import reported, tensors_named
 
 log = logging.getLogger(__name__)
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
+from oaiserve.checkpoints.bad_file import BadFile
 from oaiserve.engine.text.gguf.vocabulary import CONTINUES, SPACE, Vocabulary
-from oaiserve.files.bad_file import BadFile
 
 _MOST_WORD_CHARACTERS = 100  # a longer word is unknown
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 
-from oaiserve.files.bad_file import BadFile
+from oaiserve.checkpoints.bad_file import BadFile
 
 log = logging.getLogger(__name__)
 

@@ -6,12 +6,12 @@ from pathlib import Path
 
 from tokenizers import AddedToken, Tokenizer, processors
 
+from oaiserve.checkpoints.bad_file import BadFile
+from oaiserve.checkpoints.gguf import read_tokenizer
 from oaiserve.engine.text.gguf import bpe, encoders
 from oaiserve.engine.text.gguf.splits import ADD_BOS, ADD_SEPARATOR, GEMMA4, SPACED
 from oaiserve.engine.text.gguf.vocabulary import Vocabulary
 from oaiserve.engine.text.stored_tokenizer import StoredTokenizer
-from oaiserve.files.bad_file import BadFile
-from oaiserve.files.gguf import read_tokenizer
 
 # Names of tokens in templates and libraries, by their names in the metadata.
 _NAMES = {

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping
 from functools import cached_property
 from typing import Any
 
+from oaiserve.checkpoints.bad_file import BadFile
 from oaiserve.engine.text.special_tokens import END_TEXTS
-from oaiserve.files.bad_file import BadFile
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)  # types of tokens
 SPACE = "▁"  # in tokens

@@ -11,16 +11,16 @@ import pytest
 import torch
 from transformers import PreTrainedConfig, PreTrainedModel
 
+from oaiserve.checkpoints.source import find_model
 from oaiserve.config import Bytes
 from oaiserve.engine.decoder.sources.encoded_weights import EncodedWeights
 from oaiserve.engine.engine import Engine
-from oaiserve.engine.model.cpu.encoder import Encoder
-from oaiserve.engine.model.cpu.library import Library
+from oaiserve.engine.executors.native.encoder import Encoder
+from oaiserve.engine.executors.native.library import Library
 from oaiserve.engine.start.compare import difference
 from oaiserve.engine.start.described import describe_model
 from oaiserve.errors import StartupError
-from oaiserve.files.source import find_model
-from tests.engine.model.cpu.small_models import config, make_model
+from tests.engine.executors.native.small_models import config, make_model
 from tests.engine.remembered import answer, save
 from tests.models.in_blocks import OPTIONS, SIZES, kept_logits, own_logits, round_inputs, written
 from tests.models.packed import Packing

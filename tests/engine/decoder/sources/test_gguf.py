@@ -13,6 +13,7 @@ import torch
 from gguf import GGMLQuantizationType as Kind
 from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
 
+from oaiserve.checkpoints.gguf import GgufTensor, read_tensors, read_values
 from oaiserve.engine.decoder.blocks import Blocks
 from oaiserve.engine.decoder.describe import describe
 from oaiserve.engine.decoder.description import (
@@ -33,8 +34,7 @@ from oaiserve.engine.decoder.settings import Settings, keys_of, settings_of
 from oaiserve.engine.decoder.sources.gguf.settings import settings_of_gguf
 from oaiserve.engine.decoder.sources.gguf.tensors import GgufTensors
 from oaiserve.engine.model.checkpoints.gguf_config import read_config
-from oaiserve.files.gguf import GgufTensor, read_tensors, read_values
-from tests.engine.model.cpu.small_models import config
+from tests.engine.executors.native.small_models import config
 from tests.models.described import described as described_model
 from tests.models.described import model_of_files
 from tests.models.fingerprints import fingerprint, text_of

@@ -9,15 +9,15 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import PreTrainedModel
 
+from oaiserve.checkpoints.source import find_model
 from oaiserve.engine.decoder.blocks import FORMATS
 from oaiserve.engine.engine import Engine
-from oaiserve.engine.model.cpu.library import Library
+from oaiserve.engine.executors.native.library import Library
 from oaiserve.engine.start.compare import difference
 from oaiserve.engine.start.described import describe_model
 from oaiserve.errors import StartupError
-from oaiserve.files.source import find_model
-from tests.engine.model.cpu.small_models import config, make_model
-from tests.engine.model.gpu.packed_matrices import weights_in
+from tests.engine.executors.cuda.packed_matrices import weights_in
+from tests.engine.executors.native.small_models import config, make_model
 from tests.engine.model.runners import greedy_answers
 from tests.models.adapters import random_adapter
 from tests.models.decoders import generate

@@ -9,6 +9,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import PreTrainedModel
 
+from oaiserve.checkpoints.quantization import read_quantization
 from oaiserve.engine.decoder.blocks import Blocks
 from oaiserve.engine.decoder.describe import describe
 from oaiserve.engine.decoder.description import Decoder, matrices_in
@@ -17,9 +18,8 @@ from oaiserve.engine.decoder.settings import settings_of
 from oaiserve.engine.decoder.sources.hub import HubTensors
 from oaiserve.engine.decoder.sources.packed_weights import PackedWeights
 from oaiserve.engine.decoder.sources.tensor_files import TensorFiles
-from oaiserve.engine.model.cpu.library import Library
-from oaiserve.files.quantization import read_quantization
-from tests.engine.model.cpu.small_models import config, make_model
+from oaiserve.engine.executors.native.library import Library
+from tests.engine.executors.native.small_models import config, make_model
 from tests.models.described import described
 from tests.models.fingerprints import text_of
 from tests.models.in_blocks import SIZES, with_expanded_blocks, written

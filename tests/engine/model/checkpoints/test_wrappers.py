@@ -10,6 +10,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig
 
+from oaiserve.checkpoints.checkpoint import refuse_unless_sound
+from oaiserve.checkpoints.source import find_model
 from oaiserve.engine.decoder.spec import ModelSpec
 from oaiserve.engine.executors.reference.executor import ReferenceExecutor
 from oaiserve.engine.model.checkpoints.wrapper import text_config
@@ -19,9 +21,7 @@ from oaiserve.engine.model.runner import ModelRunner
 from oaiserve.engine.start.described import describe_model
 from oaiserve.engine.text.tokenizer import Tokenizer
 from oaiserve.errors import StartupError
-from oaiserve.files.checkpoint import refuse_unless_sound
-from oaiserve.files.source import find_model
-from tests.engine.model.cpu import small_models
+from tests.engine.executors.native import small_models
 from tests.engine.model.runners import greedy_answers, make_engine, states_of
 from tests.engine.model.steps import BLOCK_SIZE
 from tests.engine.text.tokenizers_for_tests import CHATML

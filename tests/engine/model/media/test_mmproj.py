@@ -6,6 +6,7 @@ import pytest
 import torch
 from gguf import GGMLQuantizationType as Kind
 
+from oaiserve.checkpoints.source import find_mmproj, find_model
 from oaiserve.config import EngineOptions
 from oaiserve.engine.engine import Engine
 from oaiserve.engine.media import MediaFile
@@ -15,7 +16,6 @@ from oaiserve.engine.start.media import load_media
 from oaiserve.engine.start.request import StartRequest
 from oaiserve.engine.text.tokenizer import Tokenizer
 from oaiserve.errors import InvalidRequest, StartupError
-from oaiserve.files.source import find_mmproj, find_model
 from tests.engine.model.media.test_answers import FIRST, NUM_TOKENS, SECOND, ask, made_of
 from tests.models.gguf_records import Record
 from tests.models.mmproj_files import FAMILIES, save_folder, write_pair, write_tower

@@ -6,13 +6,13 @@ from functools import partial
 from typing import Any
 
 from oaiserve.config import EngineOptions
+from oaiserve.engine.executors.cuda.block_tables import BlockTables
 from oaiserve.engine.executors.cuda.executor import CudaExecutor, CudaWeights
 from oaiserve.engine.executors.cuda.kernels import Kernels
-from oaiserve.engine.model.gpu.block_tables import BlockTables
 from oaiserve.engine.model.runner import ModelRunner
 from oaiserve.engine.model.states import States
 from oaiserve.engine.start.gpu.graph_capture import Ready
-from tests.engine.model.gpu.step_runs import Model, PlainSampler, padded_attention
+from tests.engine.executors.cuda.step_runs import Model, PlainSampler, padded_attention
 from tests.engine.model.steps import CPU
 
 OPTIONS = EngineOptions(max_running=4, max_step_tokens=64)
@@ -23,7 +23,7 @@ BLOCK_SIZE = OPTIONS.block_size
 def ready_model(model: Model, *, has_adapters: bool = False, options: EngineOptions = OPTIONS, **kernels: Any) -> Ready:
     adaptable = model.decoder.adaptable()
     if has_adapters:
-        from oaiserve.engine.model.gpu.triton_adapters import TritonAdapters
+        from oaiserve.engine.executors.cuda.triton_adapters import TritonAdapters
 
         kernels = {"adapters": TritonAdapters(adaptable, 8, CPU), **kernels}
     own = Kernels(**{"attention": padded_attention, "sampling": PlainSampler(), **kernels})

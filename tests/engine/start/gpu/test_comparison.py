@@ -8,24 +8,24 @@ from typing import Any
 import pytest
 import torch
 
+from oaiserve.checkpoints.source import find_model
 from oaiserve.config import EngineOptions
 from oaiserve.engine.decoder.description import Experts
-from oaiserve.engine.executors.cuda.kernels import PlainAttention
-from oaiserve.engine.executors.reference.products import Products
 from oaiserve.engine.model.attention import Scoring
+from oaiserve.engine.executors.cuda.cuda_capture import Run
+from oaiserve.engine.executors.cuda.device_matrices import PackedMatrix, expanded_product
+from oaiserve.engine.executors.cuda.kernels import PlainAttention
+from oaiserve.engine.executors.cuda.step_graphs import StepGraphs
+from oaiserve.engine.executors.cuda.step_sizes import Size
+from oaiserve.engine.executors.reference.products import Products
 from oaiserve.engine.model.batch import Batch
-from oaiserve.engine.model.gpu.cuda_capture import Run
-from oaiserve.engine.model.gpu.device_matrices import PackedMatrix, expanded_product
-from oaiserve.engine.model.gpu.step_graphs import StepGraphs
-from oaiserve.engine.model.gpu.step_sizes import Size
 from oaiserve.engine.model.sampling.draw_rows import DrawRow, SampledIds
 from oaiserve.engine.start.described import Described, describe_model
 from oaiserve.engine.start.gpu import comparison
 from oaiserve.engine.start.gpu.comparison import difference_from_plain
 from oaiserve.engine.start.gpu.graph_capture import Ready, sizes_of
 from oaiserve.engine.start.gpu.probe import first_layers
-from oaiserve.files.source import find_model
-from tests.engine.model.gpu.step_runs import Model, PlainSampler, model_of, run_again
+from tests.engine.executors.cuda.step_runs import Model, PlainSampler, model_of, run_again
 from tests.engine.start.gpu.ready import BLOCK_SIZE, ready_model
 from tests.models.decoders import FAMILIES, LLAMA_OF_ONE_LAYER
 from tests.models.described import described

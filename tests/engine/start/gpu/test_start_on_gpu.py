@@ -15,15 +15,16 @@ from unittest.mock import Mock
 import pytest
 import torch
 
+from oaiserve.checkpoints.source import find_model
 from oaiserve.config import EngineOptions
 from oaiserve.engine.decoder.spec import ModelSpec
 from oaiserve.engine.engine import Engine
+from oaiserve.engine.executors.cuda.cuda_capture import Run
 from oaiserve.engine.executors.cuda.executor import CudaWeights
 from oaiserve.engine.executors.cuda.kernels import Kernels
+from oaiserve.engine.executors.cuda.step_graphs import StepGraphs
 from oaiserve.engine.executors.reference.executor import ReferenceExecutor
 from oaiserve.engine.model import layer_operations
-from oaiserve.engine.model.gpu.cuda_capture import Run
-from oaiserve.engine.model.gpu.step_graphs import StepGraphs
 from oaiserve.engine.model.runner import ModelRunner
 from oaiserve.engine.model.sampling.draw_rows import DrawRow, SampledIds
 from oaiserve.engine.request import SamplingParams
@@ -40,9 +41,8 @@ from oaiserve.engine.start.ways import gpu as start_on_gpu
 from oaiserve.engine.start.ways.gpu import OnGpu, Placed
 from oaiserve.engine.text.tokenizer import Tokenizer
 from oaiserve.errors import StartupError
-from oaiserve.files.source import find_model
-from tests.engine.model.cpu.small_models import STATE_FAMILIES, make_model
-from tests.engine.model.gpu.step_runs import PlainSampler, padded_attention
+from tests.engine.executors.cuda.step_runs import PlainSampler, padded_attention
+from tests.engine.executors.native.small_models import STATE_FAMILIES, make_model
 from tests.engine.model.runners import eager_runner, greedy, make_engine
 from tests.engine.remembered import save
 from tests.models.decoders import byte_tokenizer

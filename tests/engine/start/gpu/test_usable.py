@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from oaiserve.checkpoints.source import ModelSource
 from oaiserve.config import EngineOptions
 from oaiserve.engine.start.gpu import features, usable
 from oaiserve.engine.start.gpu.child import Order
@@ -17,7 +18,6 @@ from oaiserve.engine.start.gpu.features import FEATURES, Verdict, all_off
 from oaiserve.engine.start.gpu.usable import Usable, recall, remember
 from oaiserve.engine.start.request import StartRequest
 from oaiserve.errors import DeviceLost, StartupError
-from oaiserve.files.source import ModelSource
 
 ALL_ON = dict.fromkeys(FEATURES, "")
 

@@ -4,9 +4,9 @@ import logging
 
 import pytest
 
+from oaiserve.checkpoints.bad_file import BadFile
 from oaiserve.engine.text.gguf.bpe import byte_level
 from oaiserve.engine.text.gguf.vocabulary import Vocabulary
-from oaiserve.files.bad_file import BadFile
 from tests.engine.text.gguf import vocabularies
 
 

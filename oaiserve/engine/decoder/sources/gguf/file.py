@@ -13,9 +13,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from oaiserve.checkpoints.gguf import GgufTensor, read_tensors, shard_paths
 from oaiserve.engine.decoder.blocks import Blocks, expand
 from oaiserve.engine.decoder.description import NotKnown
-from oaiserve.files.gguf import GgufTensor, read_tensors, shard_paths
 
 _DTYPES = {0: torch.float32, 1: torch.float16, 30: torch.bfloat16}  # by the formats that torch has a type for
 _MAPPED_BYTES = 2**20

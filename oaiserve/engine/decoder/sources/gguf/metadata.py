@@ -6,8 +6,8 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from oaiserve.files.bad_file import BadFile
-from oaiserve.files.gguf import GgufTensor, architecture
+from oaiserve.checkpoints.bad_file import BadFile
+from oaiserve.checkpoints.gguf import GgufTensor, architecture
 
 _TOKENIZER = "tokenizer.ggml."
 _DEFAULT_THETA = 10000.0

@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from oaiserve.checkpoints.gguf import GgufTensor
 from oaiserve.engine.decoder.description import NotKnown
 from oaiserve.engine.decoder.settings import Settings, keys_of, settings_of
 from oaiserve.engine.decoder.sources.gguf.architectures import ARCHITECTURES
 from oaiserve.engine.decoder.sources.gguf.metadata import Fields, Metadata, rope
-from oaiserve.files.gguf import GgufTensor
 
 # Keys of a config.json, and the metadata that are all of each. A key whose metadata are missing has its default.
 _FIELDS = {

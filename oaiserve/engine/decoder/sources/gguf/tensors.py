@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from oaiserve.checkpoints.gguf import GgufTensor, architecture, read_values
 from oaiserve.engine.decoder.blocks import FORMATS, Blocks, one_behind_the_other
 from oaiserve.engine.decoder.description import NotKnown
 from oaiserve.engine.decoder.reader import Tensors
@@ -23,7 +24,6 @@ from oaiserve.engine.decoder.sources.gguf.architectures import ARCHITECTURES
 from oaiserve.engine.decoder.sources.gguf.file import GgufFile
 from oaiserve.engine.decoder.sources.gguf.names import GGUF
 from oaiserve.engine.decoder.sources.names import Names, names_of, split_path
-from oaiserve.files.gguf import GgufTensor, architecture, read_values
 
 # What the file has with dimensions more, or fewer: vectors, and the weights of convolutions.
 _VECTORS = ("choice_bias", "mixer.A_log", "mixer.D", "mixer.norm")

@@ -1,0 +1,155 @@
+"""Checks the files of a model before they are loaded: none may run code, or take unlimited time or memory.
+
+The libraries that load a model trust its files: they make as many layers as config.json says, and open the file that an
+index names. Stdlib only, so that a refusal comes at once. Other faults fail in the libraries (`load_errors`).
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from oaiserve.checkpoints.bad_file import BadFile, check_numbers, reason_of, refuse_pointer
+from oaiserve.checkpoints.gguf import read_tensors, read_values
+from oaiserve.checkpoints.quantization import read_quantization
+from oaiserve.checkpoints.safetensors_header import read_header
+from oaiserve.checkpoints.source import ModelSource
+from oaiserve.errors import StartupError
+
+INDEX = "model.safetensors.index.json"
+_TOKENIZERS = ("tokenizer", "vocab", "tekken")  # The names of tokenizers' files begin with one of these, or
+_VOCABULARIES = (".model", ".tiktoken")  # end with one of these.
+PICKLED = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
+_MOST_CONFIG_BYTES = 2**24
+_NO_MODELS = {  # types of GGUF files
+    "adapter": "it is an adapter; serve its model, with --lora NAME=FOLDER for a folder in PEFT's format",
+    "mmproj": "it only reads images; serve the model next to it, which takes this file with --mmproj",
+}
+_NAMES = {"rope_type": "default", "dtype": "bfloat16", "torch_dtype": "bfloat16"}  # with an example of each
+
+
+def refuse_unless_sound(source: ModelSource) -> None:
+    """Raise StartupError if the files of a local model are cut, lie about their sizes, or could run code."""
+    folder = Path(source.location)
+    path = folder / (source.gguf_file or "config.json")
+    try:
+        if source.gguf_file is not None:
+            read_tensors(path)
+            kind = read_values(path).get("general.type")
+            if isinstance(kind, str) and kind in _NO_MODELS:
+                raise BadFile(_NO_MODELS[kind])
+            return
+        config = json_object(path)
+        read_quantization(config)
+        weights = weight_files(folder, config)
+        num_tensors = 0
+        for path in weights:
+            num_tensors += len(read_header(path)[0])
+        path = folder / "config.json"
+        check_numbers(config, num_tensors, sum(weight.stat().st_size for weight in weights))
+        _check_names(config)
+    except (BadFile, OSError) as error:
+        raise StartupError(f"'{path}' cannot be used: {reason_of(error)}.") from error
+
+
+def refuse_without_tokenizer(source: ModelSource) -> None:
+    """Raise StartupError if there is no file of a tokenizer in a local folder. A GGUF file has it in itself."""
+    folder = Path(source.location)
+    if source.gguf_file is not None:
+        return
+    names = [path.name for path in folder.iterdir()]
+    if not any(name.startswith(_TOKENIZERS) or name.endswith(_VOCABULARIES) for name in names):
+        raise StartupError(
+            f"'{folder}' has no tokenizer: there is neither tokenizer.json nor another file of one. Copy these files "
+            "from where the model comes from."
+        )
+    path = folder / "tokenizer.json"
+    try:
+        if path.name in names:
+            refuse_pointer(path)
+    except (BadFile, OSError) as error:
+        raise StartupError(f"'{path}' cannot be used: {reason_of(error)}.") from error
+
+
+def _check_names(config: Mapping[str, Any], *, is_rope: bool = False) -> None:
+    """Raise BadFile for a dtype or a type of rotary embedding other than a name, anywhere in a configuration."""
+    for key, value in config.items():
+        example = _NAMES.get(key) or (_NAMES["rope_type"] if is_rope and key == "type" else None)
+        if example is not None and not isinstance(value, str | None):
+            raise BadFile(f"its {key} is {str(value)[:100]}, but must be a name, such as {example}")
+        if isinstance(value, dict):
+            _check_names(value, is_rope=key in ("rope_scaling", "rope_parameters"))
+
+
+def json_object(path: Path) -> dict[str, Any]:
+    """Return the object in a JSON file. Raises BadFile and OSError."""
+    with path.open("rb") as file:
+        data = file.read(_MOST_CONFIG_BYTES + 1)
+    if len(data) > _MOST_CONFIG_BYTES:
+        raise BadFile(f"it has more than {_MOST_CONFIG_BYTES >> 20} MiB")
+    try:
+        parsed = json.loads(data, parse_constant=_refuse_nan)
+    except (ValueError, RecursionError) as error:
+        raise BadFile(f"it is not valid JSON ({error})") from error
+    if not isinstance(parsed, dict):
+        raise BadFile("it is not a JSON object")
+    return parsed
+
+
+def conversion(pickled: Path, name: str) -> str:
+    """Return a shell command that converts a pickled file, or all its shards, to a safetensors file of this name. It
+    runs none of the code in them."""
+    shards = re.sub(r"-\d{5}-of-\d{5}", "-*-of-*", pickled.name)
+    return (
+        f'python -c \'import pathlib, torch, safetensors.torch as s; d = pathlib.Path("{pickled.parent}"); '
+        f'w = {{n: t.contiguous().clone() for f in d.glob("{shards}") for n, t in torch.load(f, weights_only=True)'
+        f'.items()}}; s.save_file(w, d / "{name}", {{"format": "pt"}})\''
+    )
+
+
+def _refuse_nan(constant: str) -> float:
+    if constant == "NaN":
+        raise BadFile("it has the number NaN")
+    return float(constant)
+
+
+def weight_files(folder: Path, config: Mapping[str, Any]) -> list[Path]:
+    """Return the files of weights as transformers chooses them. Raises BadFile, and StartupError without any."""
+    named = config.get("transformers_weights")
+    if named is not None and not (
+        isinstance(named, str) and named.endswith((".safetensors", ".safetensors.index.json"))
+    ):
+        raise BadFile("its transformers_weights is not a safetensors file")
+    first = folder / (named or "model.safetensors")
+    if first.is_file() and first.suffix == ".safetensors":
+        return [first]
+    index = first if named else folder / INDEX
+    if not index.is_file():
+        pickled = sorted(
+            (path for path in folder.iterdir() if path.suffix in PICKLED),
+            key=lambda path: (not path.name.startswith("pytorch_model"), path.name),
+        )
+        if pickled:
+            raise StartupError(
+                f"'{folder}' has weights only as pickle ({pickled[0].name}), a format that can run code when it is "
+                f"opened, so oaiserve does not open it. Convert it with: {conversion(pickled[0], first.name)}"
+            )
+        raise StartupError(f"'{folder}' has no weights: there is neither model.safetensors nor {INDEX}.")
+    try:
+        files = json_object(index).get("weight_map")
+        if not isinstance(files, dict) or not files:
+            raise BadFile("it has no weight_map")
+        names = set()
+        for name in files.values():
+            if not isinstance(name, str) or Path(name).name != name or not name.endswith(".safetensors"):
+                raise BadFile(f"it names {str(name)[:100]!r}, which is not a .safetensors file of this folder")
+            names.add(name)
+        for name in sorted(names):
+            if not (folder / name).is_file():
+                raise BadFile(f"it names {name[:100]}, which is missing")
+    except BadFile as error:
+        raise StartupError(f"'{index}' cannot be used: {error}.") from error
+    return [folder / name for name in sorted(names)]

@@ -1,0 +1,305 @@
+"""Reads the head of a GGUF file, and refuses one with impossible counts, sizes or numbers. Stdlib only.
+
+A large model may be split into several files, its shards. The first one has all metadata, and each has some of the
+tensors.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import mmap
+import re
+import struct
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from oaiserve.checkpoints.bad_file import BadFile, check_numbers, reason_of, refuse_pointer
+
+_STRING = 8
+_ARRAY = 9
+# Formats for `struct`, by the number of the type.
+_SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
+# The numbers in a quantized block, and its bytes, by the number of a tensor's type.
+_BLOCKS = {
+    0: (1, 4), 1: (1, 2), 24: (1, 1), 25: (1, 2), 26: (1, 4), 27: (1, 8), 28: (1, 8), 30: (1, 2),
+    2: (32, 18), 3: (32, 20), 6: (32, 22), 7: (32, 24), 8: (32, 34), 9: (32, 40), 20: (32, 18), 39: (32, 17),
+    10: (256, 84), 11: (256, 110), 12: (256, 144), 13: (256, 176), 14: (256, 210), 15: (256, 292),
+    16: (256, 66), 17: (256, 74), 18: (256, 98), 19: (256, 50), 21: (256, 110), 22: (256, 82), 23: (256, 136),
+    29: (256, 56), 34: (256, 54), 35: (256, 66), 40: (64, 36), 41: (128, 18),
+}  # fmt: skip
+_ALIGNMENT = "general.alignment"
+_NUM_SHARDS = "split.count"
+SHARD = re.compile(r"-(\d{5})-of-(\d{5})(?=\.gguf$)")  # in the name of a shard
+# Readers make some objects of Python for each of these. The largest models have a tenth as many.
+_MOST_VALUES = 2**16
+_MOST_TENSORS = 2**18
+_MOST_ELEMENTS = 2**21
+_MOST_NAME_BYTES = 2**16
+_MOST_TEXT_BYTES = 2**24
+# Limits of the values that are returned: names and numbers of layers are short, templates and vocabularies are not.
+_MOST_KEPT_BYTES = 256
+_MOST_KEPT_NUMBERS = 1024
+_LENGTH = struct.Struct("<Q")
+
+
+class GgufTensor(NamedTuple):
+    """A tensor, and the bytes of the file where its data begin and end."""
+
+    begin: int
+    end: int
+    name: str
+    kind: int  # the number of its type
+    shape: tuple[int, ...]  # The last dimension is that of neighbours.
+    shard: int = 0  # the number of its file
+
+
+class _Gguf:
+    """Reads a mapped GGUF file from its start, value by value. Raises BadFile if the file ends within a value."""
+
+    def __init__(self, data: mmap.mmap) -> None:
+        self._data = data
+        self.size = len(data)
+        self._at = 4
+
+    def number(self, form: str) -> Any:
+        return self._numbers(1, form)[0]
+
+    def name(self) -> str:
+        length = self.number("Q")
+        if length > _MOST_NAME_BYTES:
+            raise BadFile(f"it has a name of {length} bytes")
+        try:
+            return self._data[self._advance(length) : self._at].decode()
+        except UnicodeDecodeError as error:
+            raise BadFile("it has a name that is no UTF-8") from error
+
+    def value(self, *, is_whole: bool = False) -> Any:
+        """Return a number, a short text or a short list of numbers, or None for any other value. With `is_whole`,
+        return every value."""
+        kind = self.number("I")
+        if kind in _SCALARS:
+            return self.number(_SCALARS[kind])
+        if kind == _STRING:
+            length = self.number("Q")
+            begin = self._advance(length)
+            is_kept = is_whole or length <= _MOST_KEPT_BYTES
+            if is_kept:
+                return self._data[begin : self._at].decode(errors="replace")
+            return None
+        if kind == _ARRAY:
+            return self._array(is_whole)
+        raise BadFile(f"it has a value of the unknown type {kind}")
+
+    def _array(self, is_whole: bool) -> list[Any] | None:
+        kind = self.number("I")
+        count = self.number("Q")
+        if count > _MOST_ELEMENTS:
+            raise BadFile(f"it has an array of {count} values, but can have at most {_MOST_ELEMENTS}")
+        if kind in _SCALARS and (is_whole or count <= _MOST_KEPT_NUMBERS):
+            return list(self._numbers(count, _SCALARS[kind]))
+        if kind in _SCALARS:
+            self._advance(count * struct.calcsize(_SCALARS[kind]))
+        elif kind == _STRING:
+            ends = self._text_ends(self.at_most(count, 8))
+            begin = self._advance(ends[-1] - self._at if ends else 0) + _LENGTH.size
+            if is_whole:
+                begins = (begin, *(end + _LENGTH.size for end in ends))
+                return [self._data[at:end].decode(errors="replace") for at, end in zip(begins, ends, strict=False)]
+        else:
+            raise BadFile(f"it has an array of the unknown type {kind}")
+        return None
+
+    def _text_ends(self, count: int) -> list[int]:
+        at = self._at
+        ends = []
+        for _ in range(count):
+            if at + 8 > self.size:
+                raise BadFile("it is cut, or lies about its counts")
+            (length,) = _LENGTH.unpack_from(self._data, at)
+            if length > _MOST_TEXT_BYTES:
+                raise BadFile(f"it has a text of {length} bytes, but can have at most {_MOST_TEXT_BYTES}")
+            at += 8 + length
+            ends.append(at)
+        return ends
+
+    def at_most(self, count: int, bytes_each: int) -> int:
+        """Return the count, unless the rest of the file is too short for it."""
+        if count * bytes_each > self.size - self._at:
+            raise BadFile("it is cut, or lies about its counts")
+        return count
+
+    def left_behind(self, alignment: int) -> int:
+        """Return the number of bytes from the next multiple of `alignment` on."""
+        return self.size - -(-self._at // alignment) * alignment
+
+    def _numbers(self, count: int, form: str) -> tuple[Any, ...]:
+        form = f"<{count}{form}"
+        return struct.unpack_from(form, self._data, self._advance(struct.calcsize(form)))
+
+    def _advance(self, num_bytes: int) -> int:
+        begin = self._at
+        self._at += self.at_most(num_bytes, 1)
+        return begin
+
+
+def shard_paths(path: Path) -> list[Path]:
+    """Return the paths of all shards of a model, from the path of the first one. Raises BadFile for the path of another
+    one."""
+    match = SHARD.search(path.name)
+    if match is None:
+        return [path]
+    names = [f"{path.name[: match.start()]}-{number + 1:05}-of-{match[2]}.gguf" for number in range(int(match[2]))]
+    if not names or path.name != names[0]:
+        raise BadFile(f"it is not the first part of its model, {path.name[: match.start()]}-00001-of-{match[2]}.gguf")
+    return [path.with_name(name) for name in names]
+
+
+def head_digest(path: Path) -> str:
+    """Return the SHA-256 of one file's head, before its tensors. Raises the errors of `read_tensors`."""
+    tensors = _read_file(path)[1]
+    with path.open("rb") as file:
+        return hashlib.sha256(file.read(min(tensors).begin if tensors else -1)).hexdigest()
+
+
+def read_tensors(path: Path) -> dict[str, GgufTensor]:
+    """Return the tensors of a model by name.
+
+    Raises BadFile if the counts, sizes, places or numbers in the heads of its files cannot be true.
+    """
+    return dict(_read(path)[1])
+
+
+def read_values(path: Path) -> dict[str, Any]:
+    """Return the metadata of a model by name: numbers, short texts and short lists of numbers, and None for other
+    values. Raises the errors of `read_tensors`."""
+    return dict(_read(path)[0])
+
+
+def read_tokenizer(path: Path) -> dict[str, Any]:
+    """Return all metadata of a model's tokenizer by name, including long values, and its architecture. Raises BadFile
+    if the head of the file is impossible."""
+    with _opened(path) as (gguf, _, num_values):
+        values: dict[str, Any] = {}
+        for _ in range(num_values):
+            key = gguf.name()
+            value = gguf.value(is_whole=key.startswith("tokenizer."))
+            if key.startswith(("tokenizer.", "general.architecture")):
+                values[key] = value
+    return values
+
+
+def architecture(values: Mapping[str, Any]) -> str | None:
+    """Return the model's family, which is the prefix of its sizes' names."""
+    count = ".block_count"
+    return next((key.removesuffix(count) for key in values if key.endswith(count)), None)
+
+
+def _read(path: Path) -> tuple[dict[str, Any], dict[str, GgufTensor]]:
+    """Return the metadata and the tensors of a model. Raises BadFile."""
+    files = shard_paths(path)
+    values, _ = _read_file(path)
+    number = values.get(_NUM_SHARDS) or 1
+    if number != len(files):
+        if type(number) is int and 1 < number < 10**5:
+            ending = f"-00001-of-{number:05}.gguf"
+        else:
+            ending = ".gguf"
+        raise BadFile(f"its {_NUM_SHARDS} is {number}, so its name must end with {ending}")
+    tensors: dict[str, GgufTensor] = {}
+    for shard, file in enumerate(files):
+        try:
+            part_tensors = _read_file(file)[1]
+        except (BadFile, OSError) as error:
+            of_part = f"of its part {file.name}: " if shard else ""
+            raise BadFile(f"{of_part}{reason_of(error)}") from error
+        for tensor in part_tensors:
+            if tensor.name in tensors:
+                raise BadFile(f"two of its parts have the tensor {tensor.name[:100]!r}")
+            tensors[tensor.name] = tensor._replace(shard=shard)
+    check_numbers(values, len(tensors), sum(file.stat().st_size for file in files))
+    return values, tensors
+
+
+def _read_file(path: Path) -> tuple[dict[str, Any], list[GgufTensor]]:
+    status = path.stat()
+    return _read_version(path, (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns))
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[tuple[_Gguf, int, int]]:
+    """Open a file, and yield a reader of its metadata and the numbers of its tensors and metadata."""
+    with path.open("rb") as file:
+        if file.read(4) != b"GGUF":
+            refuse_pointer(path)
+            raise BadFile("it is no GGUF file")
+        data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    with data:
+        gguf = _Gguf(data)
+        version = gguf.number("I")
+        if version not in (2, 3):
+            raise BadFile(f"its GGUF version is {version}, but must be 2 or 3")
+        num_tensors = gguf.number("Q")
+        num_values = gguf.number("Q")
+        gguf.at_most(num_tensors, 24)
+        gguf.at_most(num_values, 13)
+        if num_tensors > _MOST_TENSORS or num_values > _MOST_VALUES:
+            raise BadFile(f"it has {num_tensors} tensors and {num_values} values, more than any model")
+        yield gguf, num_tensors, num_values
+
+
+@lru_cache(16)  # A start calls this ten times, and skipping a vocabulary takes 50 ms.
+def _read_version(path: Path, version_of_file: tuple[int, ...]) -> tuple[dict[str, Any], list[GgufTensor]]:
+    with _opened(path) as (gguf, num_tensors, num_values):
+        values: dict[str, Any] = {}
+        for _ in range(num_values):
+            key = gguf.name()
+            if key in values:
+                raise BadFile(f"it has {key[:100]!r} twice")
+            values[key] = gguf.value()
+        tensors = [_tensor(gguf) for _ in range(num_tensors)]
+        alignment = values.get(_ALIGNMENT, 32)
+        if type(alignment) is not int or not 1 <= alignment <= 2**16 or alignment & (alignment - 1):
+            raise BadFile(f"its {_ALIGNMENT} is {alignment}, but must be a power of two up to {2**16}")
+        num_bytes = gguf.left_behind(alignment)
+        _check_places(tensors, num_bytes, alignment)
+    start = gguf.size - num_bytes
+    return values, [tensor._replace(begin=start + tensor.begin, end=start + tensor.end) for tensor in tensors]
+
+
+def _tensor(gguf: _Gguf) -> GgufTensor:
+    """Read a tensor's entry in the head. Its place counts from the first byte after the head."""
+    name = gguf.name()
+    num_dimensions = gguf.number("I")
+    if num_dimensions > 8:
+        raise BadFile(f"its tensor {name[:100]!r} has {num_dimensions} dimensions")
+    shape = [gguf.number("Q") for _ in range(num_dimensions)]
+    kind = gguf.number("I")
+    begin = gguf.number("Q")
+    if kind not in _BLOCKS:
+        raise BadFile(f"its tensor {name[:100]!r} has the unknown type {kind}")
+    together, block_bytes = _BLOCKS[kind]
+    if (shape[0] if shape else 1) % together:
+        raise BadFile(f"its tensor {name[:100]!r} has rows of {shape[0]} numbers, which are no blocks of {together}")
+    end = begin + math.prod(shape) // together * block_bytes
+    return GgufTensor(begin, end, name, kind, tuple(reversed(shape)))
+
+
+def _check_places(tensors: list[GgufTensor], num_bytes: int, alignment: int) -> None:
+    end = 0
+    names = set()
+    for tensor in sorted(tensors):
+        shown = repr(tensor.name[:100])
+        if tensor.name in names:
+            raise BadFile(f"it has the tensor {shown} twice")
+        names.add(tensor.name)
+        if tensor.begin % alignment:
+            raise BadFile(f"its tensor {shown} begins at {tensor.begin}, which is no multiple of {alignment}")
+        if tensor.begin < end:
+            raise BadFile(f"its tensor {shown} overlaps another one")
+        end = tensor.end
+        if end > num_bytes:
+            raise BadFile(f"its tensor {shown} ends after the file: it is cut, or lies about its sizes")

@@ -1,0 +1,36 @@
+"""The kind of a server: a digest of everything that determines the bytes of its answers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from hashlib import sha256
+from importlib.metadata import version
+from pathlib import Path
+
+from oaiserve.checkpoints import demo
+
+HEAD_BYTES = 64 * 1024  # start of each file; in weight files it holds the names and the places of all tensors
+# Samples of the rest of a file, at equal distances: two trainings differ nearly everywhere
+SAMPLES = 256
+SAMPLE_BYTES = 4096
+
+
+def kind_of(model: str, settings: Iterable[object]) -> str:
+    """Return 16 hexadecimal digits. Two servers have the same ones only if they have the same model, judged by the
+    sizes, the first bytes and samples of its files, the same settings and the same libraries."""
+    digest = sha256(repr([version("torch"), *settings]).encode())
+    path = demo.fetched() if model == "demo" else Path(model)
+    if path.is_dir():
+        files = sorted(path.iterdir())
+    elif path.is_file():
+        files = [path]
+    else:
+        files = []
+    for file in (file for file in files if file.is_file()):
+        with file.open("rb") as opened:
+            size = file.stat().st_size
+            digest.update(f"{file.name} {size} ".encode() + opened.read(HEAD_BYTES))
+            for place in range(HEAD_BYTES, size, max(SAMPLE_BYTES, size // SAMPLES)):
+                opened.seek(place)
+                digest.update(opened.read(SAMPLE_BYTES))
+    return sha256(digest.digest() + (b"" if files else model.encode())).hexdigest()[:16]

@@ -1,0 +1,85 @@
+"""Turns the errors of the libraries that load a model into one sentence.
+
+The files of a model can make a library raise anything. `checkpoint` refuses most of them before; `reported` handles the
+rest. Stdlib only.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from oaiserve.checkpoints.bad_file import BadFile
+from oaiserve.errors import StartupError
+
+log = logging.getLogger(__name__)
+
+
+@contextmanager
+def reported(failure: str) -> Iterator[None]:
+    """Raise StartupError in place of any error in the `with` block, as in "No model could be loaded from 'x': why".
+
+    A library may raise even a panic of Rust code, which is not an Exception. The traceback is logged at --log-level
+    debug.
+    """
+    try:
+        yield
+    except (StartupError, KeyboardInterrupt, SystemExit, GeneratorExit):
+        raise
+    except BaseException as error:
+        log.debug("%s", failure, exc_info=True)
+        text = " ".join(str(error).split())
+        if "trust_remote_code" in text:
+            reason = "it needs code that comes with the model (auto_map), and oaiserve never runs such code"
+        elif isinstance(error, OSError | ValueError | RuntimeError | ImportError | BadFile) and text:
+            reason = text if len(text) <= 300 else text[:300] + "…"
+        else:  # The text of other errors says nothing without their name.
+            reason = named(error)
+        raise StartupError(f"{failure}: {reason}") from error
+
+
+def named(error: BaseException) -> str:
+    text = " ".join(str(error).split())
+    if text:
+        return f"{type(error).__name__}: {text[:300]}"
+    return type(error).__name__
+
+
+@contextmanager
+def tensors_named(*, allows_unread: bool = False) -> Iterator[None]:
+    """Raise ValueError with the name of a tensor of the wrong size, if transformers finds one in the `with` block.
+
+    Its own error refers to a report of many lines in the log. Such a report, and one of missing tensors, which the
+    caller refuses, is logged at --log-level debug. So is one of unread tensors, if the model `allows_unread`.
+    """
+    report = _ReportFilter(allows_unread)
+    logger = logging.getLogger("transformers.modeling_utils")
+    logger.addFilter(report)
+    try:
+        yield
+    except RuntimeError as error:
+        if not report.tensors:
+            raise
+        raise ValueError(f"{' and '.join(report.tensors[:2])}: not as the model needs it") from error
+    finally:
+        logger.removeFilter(report)
+
+
+class _ReportFilter(logging.Filter):
+    def __init__(self, allows_unread: bool) -> None:
+        super().__init__()
+        if allows_unread:
+            self._unwanted = r"\| *(MISSING|UNEXPECTED)\b"
+        else:
+            self._unwanted = r"\| *MISSING\b"
+        self.tensors: list[str] = []  # tensors that could not be converted, or have another size
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        text = re.sub(r"\x1b\[[0-9;]*m", "", record.getMessage())
+        self.tensors += re.findall(r"^(\S.*?) *\| *(?:CONVERSION|MISMATCH)\b", text, re.MULTILINE)
+        is_unwanted = bool(self.tensors) or re.search(self._unwanted, text) is not None
+        if is_unwanted:
+            log.debug("%s", text)
+        return not is_unwanted

@@ -1,0 +1,179 @@
+"""The inputs of a captured step: their places in one int64 tensor, and the numbers of a step in that order."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from oaiserve.engine.executors.cuda.step_sizes import Size
+from oaiserve.engine.model.batch import aligned_size, lists_of
+from oaiserve.engine.model.sampling.draw_rows import GREEDY, DrawRow, numbers, seeds
+from oaiserve.engine.model.states import States
+from oaiserve.engine.model.transfer import pinned
+from oaiserve.engine.sequence import Sequence
+from oaiserve.engine.step import Step
+
+_PARAMETER_PADDING = GREEDY[:-1]  # all parameters except for the seed
+
+
+class InputViews(NamedTuple):
+    """The inputs of one size on the device, as in `Batch`."""
+
+    seeds: torch.Tensor  # [R], seeds of the draws' noise
+    parameters: torch.Tensor  # float32 [4, R], parameters of draws
+    ids: torch.Tensor  # [T], the ids that the host knows
+    sources: torch.Tensor  # [T], the place of each token's id in the tensor of all inputs: in `ids`, or among drawn ids
+    positions: torch.Tensor
+    slots: torch.Tensor  # -1 for padding, and next to prompts also for decodes
+    adapters: torch.Tensor  # [T], the number of each token's adapter; 0 for none
+    table_rows: torch.Tensor
+    query_start: torch.Tensor
+    seq_lens: torch.Tensor
+    logits_rows: torch.Tensor
+    places: torch.Tensor  # [B], places of states, if layers have any
+    decode_slots: torch.Tensor  # the slots of decodes next to prompts, -1 for padding
+
+
+class StepInputs:
+    """The places of the inputs of one size, from word `first` on."""
+
+    def __init__(self, size: Size, first: int, states: States | None) -> None:
+        self._first = first
+        self._size = size
+        self._has_states = states is not None
+        num_tokens = size.num_tokens
+        number = size.num_sequences
+        self._width = aligned_size(number)
+        self._parameters = first + self._width
+        # Two parameters fit into one int64. `begin` is the first word after the inputs of draws.
+        self.begin = self._parameters + len(_PARAMETER_PADDING) * self._width // 2
+        # The size and the padding of each column that is not for draws. In steps of only decodes, tokens, sequences and
+        # draws are the same rows.
+        places = range(self.begin, self.begin + num_tokens)
+        padding: list[tuple[int, int | range]] = [
+            *((num_tokens, filler) for filler in (0, places, 0, -1, 0)),
+            *((number, 0), (number + 1, range(number + 1)), (number, 0)),
+            (number, 0 if size.tokens else range(number)),
+            (0, 0) if states is None else (number, states.last),
+            (size.rows if size.tokens else 0, -1),
+        ]
+        self._columns: list[slice] = []  # in all words
+        begin = self.begin
+        for num_words, _ in padding:
+            self._columns.append(slice(begin, begin + num_words))
+            begin += aligned_size(num_words)
+        self.end = begin
+        self._padding = np.zeros(self.end - first, np.int64)
+        self._padding[: self._width] = seeds([GREEDY])
+        self._parameters_in(self._padding)[:] = numbers([GREEDY])
+        for column, (_, filler) in zip(self._columns, padding, strict=True):
+            self._padding[column.start - first : column.stop - first] = filler
+
+    def views(self, words: torch.Tensor) -> InputViews:
+        number = self._size.num_sequences
+        parameters = words[self._parameters : self.begin].view(torch.float32).view(len(_PARAMETER_PADDING), -1)
+        views = [words[self._first : self._first + number], parameters[:, :number]]
+        return InputViews(*views, *(words[column] for column in self._columns))
+
+    def upload(
+        self,
+        words: torch.Tensor,
+        step: Step,
+        block_size: int,
+        table_rows: list[int],
+        drawn_rows: Mapping[Sequence, int],
+        rows: list[DrawRow],
+        adapters: list[int],
+    ) -> None:
+        """Copy the inputs of a step, with padding, into `words` on the device. `rows` are the parameters of its first
+        draws; the other draws are greedy. `adapters` has a number for each chunk, unless all are 0."""
+        packed = self._padding.copy()
+        if rows:
+            packed[: len(rows)] = seeds(rows)
+            self._parameters_in(packed)[:, : len(rows)] = numbers(rows)
+        if self._size.tokens:
+            columns = self._of_prompts(step, block_size, table_rows, drawn_rows, adapters)
+        else:
+            columns = self._of_decodes(step, block_size, table_rows, drawn_rows, adapters)
+        for column, values in zip(self._columns, columns, strict=True):
+            if values:
+                begin = column.start - self._first
+                # An array is made from a list faster than NumPy's are.
+                packed[begin : begin + len(values)] = np.frombuffer(array("q", values), np.int64)
+        on_device = words[self._first : self.end]
+        on_device.copy_(pinned(torch.from_numpy(packed), on_device.device), non_blocking=True)
+
+    def _of_decodes(
+        self,
+        step: Step,
+        block_size: int,
+        table_rows: list[int],
+        drawn_rows: Mapping[Sequence, int],
+        adapters: list[int],
+    ) -> list[list[int]]:
+        """Return the beginning of each column of a step with one token of each sequence."""
+        ids: list[int] = []
+        sources: list[int] = []
+        positions: list[int] = []
+        slots: list[int] = []
+        ends: list[int] = []
+        draws: list[int] = []
+        for row, (sequence, start, _, max_draws, _, _) in enumerate(step.chunks):
+            token_ids = sequence.token_ids
+            if start < len(token_ids):
+                ids.append(token_ids[start])
+                sources.append(self.begin + row)
+            else:
+                ids.append(0)
+                sources.append(drawn_rows[sequence])
+            positions.append(start if sequence.media is None else sequence.media.position(start))
+            slots.append(sequence.blocks[start // block_size] * block_size + start % block_size)
+            ends.append(start + 1)
+            if max_draws:
+                draws.append(row)
+        states = [chunk.sequence.state or 0 for chunk in step.chunks] if self._has_states else []
+        return [ids, sources, positions, slots, adapters, table_rows, [], ends, draws, states, []]
+
+    def _of_prompts(
+        self,
+        step: Step,
+        block_size: int,
+        table_rows: list[int],
+        drawn_rows: Mapping[Sequence, int],
+        adapters: list[int],
+    ) -> list[list[int]]:
+        """Return the beginning of each column of a step with prompts."""
+        lists = lists_of(step, block_size, drawn_rows)
+        num_decodes = lists.num_decodes
+        missing = self._size.rows - num_decodes
+
+        def spread(values: list[int], filler: int = 0) -> list[int]:
+            """Put padding between the sequences of one token and the others."""
+            return [*values[:num_decodes], *[filler] * missing, *values[num_decodes:]]
+
+        sources = list(range(self.begin, self.begin + len(lists.input_ids)))
+        for row, drawn in zip(lists.unknown_rows, lists.drawn_rows, strict=True):
+            sources[row] = drawn
+        # Sequences of padding have no tokens.
+        starts = spread(lists.query_start, num_decodes)
+        starts += [starts[-1]] * (self._size.num_sequences + 1 - len(starts))
+        decode_slots = lists.slots[:num_decodes]
+        lists.slots[:num_decodes] = [-1] * num_decodes
+        of_chunks = zip(step.chunks, adapters, strict=False)
+        return [
+            *(lists.input_ids, sources, lists.positions, lists.slots),
+            [number for chunk, number in of_chunks for _ in range(chunk.num_tokens)],
+            *(spread(table_rows), starts, spread([chunk.end for chunk in step.chunks])),
+            lists.logits_rows,
+            [],
+            decode_slots,
+        ]
+
+    def _parameters_in(self, packed: np.ndarray) -> np.ndarray:
+        """Return the parameters of draws in the words of this size, float32 [4, R]."""
+        words = packed[self._width : self.begin - self._first]
+        return words.view(np.float32).reshape(len(_PARAMETER_PADDING), -1)

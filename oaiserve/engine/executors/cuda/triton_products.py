@@ -1,0 +1,184 @@
+"""Multiplies with packed matrices, and with those of experts, in one Triton kernel.
+
+With few rows, a product takes as long as reading the packed matrix. With many rows, it takes as long as its arithmetic.
+cuBLAS does that fastest, with weights of 16 bits, so these are unpacked for it, except for experts. Rows of experts are
+planned on the device.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+import triton
+from torch import Tensor
+from torch.nn.functional import linear
+
+from oaiserve.engine.executors.cuda.device_matrices import ExpertMatrices, PackedMatrix
+from oaiserve.engine.executors.cuda.launches import num_multiprocessors, present
+from oaiserve.engine.executors.cuda.triton_product_kernels import plan_experts_kernel, product_kernel, unpack_kernel
+
+PROGRAMS_PER_SM = 4  # With this many programs, enough loads are under way to keep the memory busy.
+MOST_SPLITS = 16
+# Matrices are unpacked for this many rows of x. By arithmetic, cuBLAS then saves at least the time of unpacking, on
+# cards from an L4 to an H100.
+UNPACKED_FROM = 1025
+_UNPACKED_ROWS = 64  # rows of a matrix that one program unpacks
+PAIRS_AT_A_TIME = 1024  # pairs that a program of the plan reads at a time; a constant, so that it is compiled once
+
+
+class MatrixTiles(NamedTuple):
+    rows: int  # rows of x
+    n: int  # rows of the matrix
+    num_warps: int
+    num_stages: int
+
+    def constants(self) -> dict[str, int]:
+        """Return these tiles as arguments of kernels."""
+        rows, n, num_warps, num_stages = self
+        return {"TILE_ROWS": rows, "TILE_N": n, "num_warps": num_warps, "num_stages": num_stages}
+
+
+LARGEST_OF_EXPERTS = MatrixTiles(64, 128, num_warps=8, num_stages=3)  # with more rows, each at its own place, it spills
+
+
+class Plan(NamedTuple):
+    """The rows of each expert, cut into tiles. All of it is on the device."""
+
+    order: Tensor
+    tile_expert: Tensor
+    tile_first: Tensor
+    tile_end: Tensor
+    tiles: MatrixTiles
+
+
+def multiply(x: Tensor, matrix: PackedMatrix, bias: Tensor | None) -> Tensor:
+    """Return the product [rows, n] of `x` [rows, columns] with the matrix. Sums are in float32. From UNPACKED_FROM rows
+    on, weights are rounded to the dtype of `x`."""
+    if matrix.order is not None:
+        x = x.index_select(1, matrix.order)
+    num_rows = len(x)
+    if num_rows >= UNPACKED_FROM:
+        return linear(x, unpacked(matrix, x.dtype), bias)
+    out = x.new_empty(num_rows, matrix.shape[0])
+    tiles = tiles_for(num_rows)
+    _launch(x, matrix, bias, out, tiles, -(-num_rows // tiles.rows))
+    return out
+
+
+def product(x: Tensor, matrices: ExpertMatrices, plan: Plan, *, pairs_of_row: int, factors: Tensor | None) -> Tensor:
+    """Return the products [pairs, n] of rows with the matrices of their experts, in the order of the pairs, times
+    `factors` [pairs], if there are any.
+    """
+    out = x.new_empty(len(plan.order), matrices.shape[0])
+    _launch(x, matrices, matrices.bias, out, plan.tiles, len(plan.tile_expert), plan, pairs_of_row, factors)
+    return out
+
+
+def _launch(
+    x: Tensor,
+    matrix: PackedMatrix,
+    bias: Tensor | None,
+    out: Tensor,
+    tiles: MatrixTiles,
+    num_tiles: int,
+    plan: Plan | None = None,
+    pairs_of_row: int = 1,
+    factors: Tensor | None = None,
+) -> None:
+    (n, columns) = matrix.shape
+    tile = matrix.tile_columns
+    grid = -(-n // tiles.n), num_tiles
+    tiles_of_columns = columns // tile
+    splits = num_splits(grid[0] * grid[1], tiles_of_columns, x.device)
+    partial = out
+    if splits > 1:
+        partial = torch.empty(splits, *out.shape, dtype=torch.float32, device=x.device)
+    codes = matrix.codes
+    scales = matrix.scales
+    num_done = counters(x.device)
+    rows_of_tiles: Sequence[Tensor] = (num_done,) * 4
+    if plan is not None:
+        rows_of_tiles = plan[:4]
+    product_kernel[(*grid, splits)](
+        *(x, codes, scales, present(matrix.zeros, scales), present(bias, out), present(factors, out).contiguous()),
+        *rows_of_tiles,
+        *(out, partial, num_done),
+        *(len(out), n, columns, -(-tiles_of_columns // splits), matrix.group_columns, pairs_of_row),
+        *(x.stride(0), codes.stride(0), codes.stride(-2), scales.stride(0), scales.stride(-2)),
+        KIND=matrix.kind,
+        OF_EXPERTS=plan is not None,
+        HAS_ZEROS=matrix.zeros is not None,
+        HAS_BIAS=bias is not None,
+        HAS_FACTORS=factors is not None,
+        SPLITS=splits,
+        TILE_COLUMNS=tile,
+        **tiles.constants(),
+    )
+
+
+def planned(chosen: Tensor, num_experts: int, tiles: MatrixTiles | None = None) -> Plan:
+    """Sort the rows by expert. The host knows only an upper bound of the number of tiles."""
+    num_pairs = chosen.numel()
+    if tiles is None:
+        tiles = tiles_for(-(-num_pairs // num_experts))
+    if tiles.rows >= LARGEST_OF_EXPERTS.rows:
+        tiles = LARGEST_OF_EXPERTS
+    most_tiles = min(num_pairs, num_pairs // tiles.rows + num_experts)
+    # Parts of one tensor would begin at any address, and Triton compiles kernels for each kind of alignment.
+    order, tile_expert, tile_first, tile_end = (
+        torch.empty(size, dtype=torch.int32, device=chosen.device)
+        for size in (num_pairs, most_tiles, most_tiles, most_tiles)
+    )
+    plan_experts_kernel[(num_experts,)](
+        *(chosen.contiguous(), order, tile_expert, tile_first, tile_end, num_pairs, most_tiles),
+        NUM_EXPERTS=num_experts,
+        BINS=triton.next_power_of_2(num_experts + 1),
+        TILE_ROWS=tiles.rows,
+        CHUNK=PAIRS_AT_A_TIME,
+        num_warps=4,
+    )
+    return Plan(order, tile_expert, tile_first, tile_end, tiles)
+
+
+def unpacked(matrix: PackedMatrix, dtype: torch.dtype) -> Tensor:
+    """Return the weights [n, columns] of a matrix, in the order of its stored columns."""
+    n, columns = matrix.shape
+    out = torch.empty(n, columns, dtype=dtype, device=matrix.codes.device)
+    unpack_kernel[-(-n // _UNPACKED_ROWS), columns // matrix.tile_columns](
+        *(matrix.codes, matrix.scales, present(matrix.zeros, matrix.scales), out),
+        *(n, columns, matrix.group_columns, matrix.codes.stride(0), matrix.scales.stride(0)),
+        KIND=matrix.kind,
+        HAS_ZEROS=matrix.zeros is not None,
+        TILE_N=_UNPACKED_ROWS,
+        TILE_COLUMNS=matrix.tile_columns,
+    )
+    return out
+
+
+def tiles_for(num_rows: int) -> MatrixTiles:
+    """Return the tiles for a product with `num_rows` rows. Up to 64 rows, it takes as long as reading the matrix."""
+    if num_rows <= 16:
+        return MatrixTiles(16, 64, num_warps=4, num_stages=4)
+    if num_rows <= 32:
+        return MatrixTiles(32, 64, num_warps=4, num_stages=4)
+    if num_rows <= 64:
+        return MatrixTiles(64, 64, num_warps=4, num_stages=3)
+    return MatrixTiles(128, 128, num_warps=8, num_stages=3)
+
+
+def num_splits(num_programs: int, num_tiles: int, device: torch.device) -> int:
+    """Return the number of splits of the columns, a power of two, for enough programs."""
+    splits = 1
+    enough = num_multiprocessors(device) * PROGRAMS_PER_SM
+    while splits < MOST_SPLITS and num_programs * splits < enough:
+        splits *= 2
+    return min(splits, 1 << num_tiles.bit_length() - 1)
+
+
+@functools.cache
+def counters(device: torch.device) -> Tensor:
+    """Return counters of ended programs, one for each tile of a product with splits: fewer than fit on the device."""
+    return torch.zeros(1 << 14, dtype=torch.int32, device=device)

@@ -1,0 +1,224 @@
+"""The native code comes with the wheel, or is compiled once by the machine's compiler, for its CPU, and stays on disk.
+
+The name of a compiled library has a hash of the sources, the compiler, its flags and the features of the CPU. So it is
+never used with other sources or on another kind of CPU, and several servers may build it at the same time.
+
+The server runs the code in that file, so it is loaded only from a folder without write access for others. The file ends
+with the SHA-256 of all before it, which loaders ignore: a cut or rotten file would crash the server.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import os
+import shlex
+import shutil
+import subprocess
+import tempfile
+from contextlib import suppress
+from pathlib import Path
+from threading import Lock, Thread
+
+import torch
+
+from oaiserve.checkpoints.progress import Elapsed
+from oaiserve.config import CpuFeatures
+from oaiserve.engine.executors.native import prebuilt, variants
+from oaiserve.errors import StartupError
+from oaiserve.storage import private
+from oaiserve.storage.private import NotPrivate, cache_folder
+
+log = logging.getLogger(__name__)
+
+SOURCES = variants.SOURCES
+ELEMENTS = {torch.bfloat16: "bf16", torch.float32: "float"}
+_building = {dtype: Lock() for dtype in ELEMENTS}
+FLAGS = [*variants.FLAGS, "-march=native"]
+POLL_SECONDS = 0.5  # between two updates of the time that a compilation takes
+_FORMAT = "with digest"  # format of the file, since older versions wrote no digest
+
+
+class BuildError(Exception):
+    """The library cannot be built or loaded. The message is one sentence, for example the compiler's first error."""
+
+
+def limit_features(wanted: CpuFeatures) -> None:
+    """Limit this process, and those that it starts, to instructions that --cpu-features allows.
+
+    Raises StartupError where torch has computed with others.
+    """
+    if wanted == "native":
+        return
+    os.environ |= {prebuilt.LIMIT: wanted, "ONEDNN_MAX_CPU_ISA": wanted.upper()}
+    if (used := torch.backends.cpu.get_cpu_capability()) != wanted.upper():
+        raise StartupError(f"--cpu-features {wanted} cannot be had: torch uses {used} in this process or on this CPU.")
+
+
+def library_path(dtype: torch.dtype) -> Path:
+    """Return the path of the library for `load`, compiled or not. It is the wheel's where one fits.
+
+    Raises BuildError without a compiler for it, or for a dtype without native code.
+    """
+    kind = _kind(dtype)
+    return prebuilt.find(kind) or _compiled_path(kind)
+
+
+def _compiled_path(kind: str) -> Path:
+    compiler = _compiler()
+    parts = (_FORMAT, _version(compiler), *compiler[1:], *_flags(kind), _cpu_features())
+    digest = variants.digest(*parts, sources=SOURCES).hex()
+    return cache_folder() / "native" / f"{kind}-{digest[:16]}.so"
+
+
+def is_built(dtype: torch.dtype) -> bool:
+    """Return whether `load` will find the library on disk. Raises BuildError as `library_path` does."""
+    path = library_path(dtype)
+    if path.parent == prebuilt.FOLDER:
+        return True
+    try:
+        return _is_sound(private.verified(path.parent) / path.name)
+    except (NotPrivate, OSError):
+        return False
+
+
+def build(dtype: torch.dtype) -> Path:
+    """Compile the library unless it is on disk, and return its path. Compiling takes about twenty seconds on one core.
+
+    Another thread that builds is waited for. Raises BuildError, and NotPrivate if others can write to the folder of the
+    library.
+    """
+    path = _compiled_path(_kind(dtype))
+    try:
+        private.make_folder(path.parent)
+        path = private.verified(path.parent) / path.name
+        with _building[dtype]:
+            if not _is_sound(path):
+                with tempfile.TemporaryDirectory(dir=path.parent) as folder:
+                    _compile(Path(folder) / path.name, dtype).replace(path)
+    except OSError as error:
+        raise BuildError(f"{path.parent} cannot be written: {error.strerror}") from error
+    return path
+
+
+def build_beside(dtype: torch.dtype) -> Thread:
+    """Build the library in a thread, which is returned, unless it is there. `load` will report errors.
+
+    A failing start does not wait for it.
+    """
+
+    def run() -> None:
+        with suppress(BuildError, NotPrivate):
+            if not is_built(dtype):
+                build(dtype)
+
+    thread = Thread(target=run, name="compile", daemon=True)
+    thread.start()
+    return thread
+
+
+def _compile(path: Path, dtype: torch.dtype) -> Path:
+    """Compile the library to this path, in a folder of its own."""
+    compiler = _compiler()
+    command = [*compiler, *_flags(_kind(dtype)), str(SOURCES / variants.MAIN_SOURCE), "-o", str(path)]
+    log.debug("Compiling: %s", shlex.join(command))
+    with (
+        subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as run,
+        Elapsed("Compiling native code") as elapsed,
+    ):
+        if elapsed.is_first:
+            log.info("Compiling native code, once for this machine. It takes about half a minute")
+        said: str | None = None
+        while said is None:
+            try:
+                _, said = run.communicate(timeout=POLL_SECONDS)
+            except subprocess.TimeoutExpired:
+                elapsed.show()
+    if run.returncode != 0:
+        errors = [line for line in said.splitlines() if "error" in line] or said.splitlines()
+        raise BuildError(f"{shlex.join(compiler)} failed: {(errors or ['no message'])[0]}")
+    variants.seal(path)
+    path.chmod(private.FILE_MODE)
+    return path
+
+
+def _is_sound(path: Path) -> bool:
+    """Return whether a library lies at the path as `_compile` has written it."""
+    try:
+        content = private.read_file(path)
+    except FileNotFoundError:
+        return False
+    except (NotPrivate, OSError) as error:
+        log.warning("The native code is compiled again: %s", error)
+        return False
+    if not variants.is_sound(content):
+        log.warning("The native code is compiled again: %s is damaged", path)
+        return False
+    return True
+
+
+def _kind(dtype: torch.dtype) -> str:
+    if dtype not in ELEMENTS:
+        raise BuildError(f"the native step supports bfloat16 and float32, not {str(dtype).removeprefix('torch.')}")
+    return ELEMENTS[dtype]
+
+
+def _flags(kind: str) -> list[str]:
+    has_amx = prebuilt.usable_features() >= variants.AMX_FEATURES
+    limit = ["-mno-avx512f"] if prebuilt.is_limited() else []
+    return [*FLAGS, *limit, *([variants.AMX_FLAG] if has_amx else []), variants.kind_flag(kind)]
+
+
+def _compiler() -> list[str]:
+    """Return the compiler's program and its first arguments: CXX may be "ccache g++", for example."""
+    named = shlex.split(os.environ.get("CXX", ""))
+    for name, *arguments in [named] if named else [["g++"], ["clang++"], ["c++"]]:
+        if path := shutil.which(name):
+            return [path, *arguments]
+    raise BuildError(
+        f"the compiler {named[0]} that CXX names was not found" if named else "no C++ compiler was found (install g++)"
+    )
+
+
+def _version(compiler: list[str]) -> str:
+    try:
+        return subprocess.run([*compiler, "--version"], capture_output=True, text=True, check=False).stdout
+    except OSError as error:
+        raise BuildError(f"the compiler {compiler[0]} cannot be run: {error.strerror}") from error
+
+
+def _cpu_features(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
+    """Return a description of the CPU on which the result of `-march=native` depends."""
+    try:
+        lines = cpuinfo.read_text().splitlines()
+    except OSError:
+        return torch.backends.cpu.get_cpu_capability()
+    return "\n".join(sorted({line for line in lines if line.startswith(("flags", "model name", "Features"))}))
+
+
+def load(dtype: torch.dtype) -> ctypes.CDLL:
+    """Load the wheel's library, or one compiled here, now if it is not on disk. Raises BuildError.
+
+    If others can write to the folder of a compiled library, it is compiled and loaded in a folder of its own instead,
+    which is then removed.
+    """
+    kind = _kind(dtype)
+    if path := prebuilt.find(kind):
+        return _open(path)
+    try:
+        return _open(build(dtype))
+    except NotPrivate as reason:
+        log.warning("The native code is compiled again at each start, because %s", reason)
+    with tempfile.TemporaryDirectory(prefix="oaiserve-") as folder:
+        try:
+            private.verified(Path(folder))
+        except NotPrivate as reason:
+            raise BuildError(f"there is no private folder for it: {reason}") from reason
+        return _open(_compile(Path(folder) / _compiled_path(kind).name, dtype))
+
+
+def _open(path: Path) -> ctypes.CDLL:
+    try:
+        return ctypes.CDLL(str(path))
+    except OSError as error:
+        raise BuildError(f"{path} cannot be loaded: {error}") from error

@@ -1,0 +1,70 @@
+"""Memory for weights, which a thread takes from the system while the start imports code. Stdlib only.
+
+The system gives memory when it is first written, and clears it before. In a virtual machine, its host has to find it
+then, too, which can take longer than to pack weights into it. On systems other than Linux nothing is reserved.
+
+The thread writes zeros. To ask Linux for all pages of a piece at once (MADV_POPULATE_WRITE) would keep the imports
+waiting, which map files and memory: the map of the process is locked until the piece is there.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+import sys
+from threading import Event, Thread
+
+from oaiserve.system_memory import available_bytes
+
+_HUGE_PAGE_BYTES = 2**21
+_PIECE_BYTES = 2**25  # taken between two looks at whether it is still wanted
+
+
+class ReservedMemory:
+    """Memory that begins at a huge page. It is given back with the last reference to it."""
+
+    def __init__(self, num_bytes: int) -> None:
+        """Reserve memory, and begin to take it from the system. Raises OSError."""
+        self.num_bytes = -(-num_bytes // _HUGE_PAGE_BYTES) * _HUGE_PAGE_BYTES
+        size = self.num_bytes + _HUGE_PAGE_BYTES
+        self._map = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        first = ctypes.addressof(ctypes.c_char.from_buffer(self._map))
+        self.address = -(-first // _HUGE_PAGE_BYTES) * _HUGE_PAGE_BYTES
+        self._advise = ctypes.CDLL(None, use_errno=True).madvise
+        self._advise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+        self._advise(self.address, self.num_bytes, mmap.MADV_HUGEPAGE)  # without huge pages, reading is only slower
+        self._is_enough = Event()
+        self._thread = Thread(target=self._take, name="reserve", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Stop reserving, so that the memory can be written. The rest comes from the system as usual."""
+        self._is_enough.set()
+        self._thread.join()
+
+    def keep(self, num_bytes: int) -> None:
+        """Give all but the first bytes back to the system."""
+        self.stop()
+        begin = -(-num_bytes // mmap.PAGESIZE) * mmap.PAGESIZE
+        if begin < self.num_bytes and self._advise(self.address + begin, self.num_bytes - begin, mmap.MADV_DONTNEED):
+            raise OSError(ctypes.get_errno(), f"madvise: {os.strerror(ctypes.get_errno())}")
+
+    def _take(self) -> None:
+        for begin in range(0, self.num_bytes, _PIECE_BYTES):
+            if self._is_enough.is_set():
+                return
+            ctypes.memset(self.address + begin, 0, min(_PIECE_BYTES, self.num_bytes - begin))
+
+
+def reserve(num_bytes: int) -> ReservedMemory | None:
+    """Reserve memory on Linux, unless it is more than half of the available memory, or the system refuses.
+
+    None: weights get their memory as they are packed.
+    """
+    if sys.platform != "linux" or num_bytes > available_bytes() // 2:
+        return None
+    try:
+        return ReservedMemory(num_bytes)
+    except OSError:
+        return None

@@ -1,1 +1,0 @@
-"""This package runs models fast on a GPU: graphs, fused layers, packed matrices, and Triton kernels."""

@@ -1,0 +1,1 @@
+"""Open requests from submit to their ends: choices, output, streams, and time limits."""

@@ -1,0 +1,116 @@
+"""The choices of a request: a sequence for each, with its constraint and its output. No torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from random import getrandbits
+
+from oaiserve.engine.draws import draw_key
+from oaiserve.engine.edits import FixedEdits
+from oaiserve.engine.grammars.constraint import Constraint
+from oaiserve.engine.grammars.parts import Leads, PartsConstraint
+from oaiserve.engine.grammars.thinking import Thinking
+from oaiserve.engine.media import Encoded
+from oaiserve.engine.requests.open_request import Bounds, OpenPrompt, OpenRequest
+from oaiserve.engine.requests.output import ChoiceOutput, prompt_logprobs
+from oaiserve.engine.sequence import Sequence
+from oaiserve.engine.served_model import ServedModel
+from oaiserve.engine.text.detokenize import StopStrings, TokenTable
+from oaiserve.engine.tokenize import Tokenized
+
+
+class Choices:
+    """Makes the sequences of requests to a model."""
+
+    def __init__(self, model: ServedModel, bounds: Bounds, table: TokenTable) -> None:
+        self._bounds = bounds
+        self._table = table
+        self._eos_token_ids = model.eos_token_ids
+        self._rules = model.rules
+        self._pools = model.pooling is not None  # each prompt is computed in one step, and answered by a vector
+
+    def make(self, opened: OpenRequest, tokenized: Tokenized, encoded: Mapping[bytes, Encoded]) -> Iterator[Sequence]:
+        """Put the prompts and choices of a request into its state, and yield each new sequence."""
+        request = tokenized.request
+        params = request.params
+        stop_ids = (frozenset() if params.ignore_eos else self._eos_token_ids) | set(params.stop_token_ids)
+        edits = FixedEdits(params, stop_ids)
+        stops = StopStrings(params.stop, include_in_output=params.include_stop_str_in_output)
+        second_starts = tokenized.second_starts or [None] * len(tokenized.token_ids)
+        all_media = tokenized.media or [None] * len(tokenized.token_ids)
+        for prompt_index, token_ids in enumerate(tokenized.token_ids):
+            seed = getrandbits(64) if params.seed is None else params.seed
+            if params.prompt_logprobs is None:
+                logprobs = None
+            else:
+                logprobs = prompt_logprobs(self._table, token_ids[0])
+            opened.prompts.append(OpenPrompt(token_ids, logprobs))
+            media = all_media[prompt_index]
+            for choice in range(params.n):
+                sequence = Sequence(
+                    request.request_id,
+                    prompt_index * params.n + choice,
+                    token_ids,
+                    params,
+                    max_len=self._bounds.length(len(token_ids), params.max_tokens),
+                    stop_ids=stop_ids,
+                    draw_key=draw_key(seed, choice),
+                    priority=request.priority,
+                    cache_salt=f"{request.adapter} {request.cache_salt}",
+                    adapter=request.adapter,
+                    client_name=request.client,
+                    is_background=request.is_background,
+                    bad_words=tokenized.bad_words,
+                    shared_edits=edits,
+                    constraint=self._constraint(tokenized, stop_ids),
+                    rules=self._rules,
+                    is_whole=self._pools,
+                    second_start=second_starts[prompt_index],
+                    media=media,
+                    encoded=() if media is None else tuple(encoded[one.key] for one in media.media),
+                )
+                sequence.wants_prompt_logprobs = logprobs is not None and choice == 0
+                sequence.causes = opened.causes
+                opened.needs_ids = sequence.needs_ids
+                opened.outputs[sequence] = ChoiceOutput(
+                    sequence,
+                    self._table,
+                    stops,
+                    eos_token_ids=self._eos_token_ids,
+                    stream_interval=request.stream_interval,
+                )
+                yield sequence
+
+    def _constraint(self, tokenized: Tokenized, stop_ids: frozenset[int]) -> Constraint | None:
+        """Return the constraint of one choice: its grammar, the reasoning before it, and the end of its budget."""
+        params = tokenized.request.params
+        grammar = tokenized.grammar
+        reasoning = params.reasoning
+        thinking = None
+        # An answer that may begin with reasoning obeys a grammar from its first token on.
+        leads = () if params.grammar is None else params.grammar.leads
+        is_free = grammar is None or bool(leads)
+        if reasoning is not None and (reasoning.budget is not None if is_free else not reasoning.opening):
+            thinking = Thinking(reasoning, self._table, tokenized.closing_ids)
+        if grammar is None and thinking is None:
+            return None
+        if grammar is not None and leads:
+            if params.skip_special_tokens:
+                hidden = self._table.special_ids - params.visible_special_ids
+            else:
+                hidden = frozenset()
+            return PartsConstraint(
+                Leads(leads, self._table, hidden),
+                grammar.matcher,
+                params,
+                thinking=thinking,
+                eos_token_ids=self._eos_token_ids,
+                stop_ids=stop_ids,
+            )
+        matcher = None if grammar is None else grammar.matcher()
+        continued = "" if params.grammar is None or thinking is not None else params.grammar.continued
+        if grammar is not None and continued:
+            begun = grammar.matcher()
+            if begun.begins(continued.encode()) and not begun.is_complete:
+                matcher = begun
+        return Constraint(matcher, params, thinking=thinking, eos_token_ids=self._eos_token_ids, stop_ids=stop_ids)

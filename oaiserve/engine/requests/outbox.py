@@ -1,0 +1,50 @@
+"""The events of open requests on their way to their consumers. Engine thread only, no torch."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+
+from oaiserve.engine.request import Deliver, Event, PromptDone, TokenChunk
+from oaiserve.engine.requests.open_request import OpenRequest
+
+log = logging.getLogger(__name__)
+
+
+class Outbox:
+    """The events since the last hand-over, by consumer."""
+
+    def __init__(self) -> None:
+        self._events: dict[Deliver, list[Event]] = {}
+
+    def __len__(self) -> int:
+        """Return the number of consumers with events."""
+        return len(self._events)
+
+    def emit(self, opened: OpenRequest, event: Event) -> None:
+        """Put an event into the next hand-over."""
+        self._events.setdefault(opened.deliver, []).append(event)
+
+    def emit_chunk(self, opened: OpenRequest, chunk: TokenChunk) -> None:
+        """Emit a chunk of a choice. Before the first chunk of a prompt, emit that the prompt is done."""
+        request = opened.request
+        index = chunk.index // request.params.n
+        prompt = opened.prompts[index]
+        if not prompt.sent:
+            prompt.sent = True
+            done = (prompt.token_ids, prompt.logprobs, replace(opened.times), prompt.cached_tokens)
+            self.emit(opened, PromptDone(request.request_id, index, *done))
+        self._events.setdefault(opened.deliver, []).append(chunk)
+
+    def hand_over(self) -> list[Deliver]:
+        """Deliver all events, by one call per consumer. Return the consumers that failed to take theirs."""
+        outbox = self._events
+        self._events = {}
+        failed: list[Deliver] = []
+        for deliver, events in outbox.items():
+            try:
+                deliver(events)
+            except Exception:  # a consumer that fails must not stop the others
+                log.exception("A consumer failed to take its events; its requests are dropped")
+                failed.append(deliver)
+        return failed

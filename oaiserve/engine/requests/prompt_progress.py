@@ -1,0 +1,34 @@
+"""Reports of how far the prompts of a request are computed. Engine thread only, no torch."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from oaiserve.engine.request import PromptProgress
+from oaiserve.engine.requests.open_request import OpenRequest
+from oaiserve.engine.requests.outbox import Outbox
+from oaiserve.engine.sequence import Sequence
+
+LONG_PROMPT = 64  # tokens to compute: for fewer, no progress is reported
+PROGRESS_NS = 1_000_000_000  # between two reports of a request
+
+
+def begin_progress(outbox: Outbox, opened: OpenRequest, sequence: Sequence, now_ns: int) -> None:
+    """Report the progress of a request that enters its first step, if it wants reports and its prompt is long."""
+    if opened.request.reports_progress and sequence.prompt_len - sequence.num_computed >= LONG_PROMPT:
+        _emit_progress(outbox, opened, now_ns)
+
+
+def report_progress(outbox: Outbox, opened: OpenRequest, now_ns: int) -> None:
+    """Report the progress of a request's prompts, if its last report was PROGRESS_NS ago or earlier."""
+    if opened.progress_ns is not None and now_ns - opened.progress_ns >= PROGRESS_NS:
+        _emit_progress(outbox, opened, now_ns)
+
+
+def _emit_progress(outbox: Outbox, opened: OpenRequest, now_ns: int) -> None:
+    usage = opened.usage
+    opened.progress_ns = now_ns
+    elapsed_ns = now_ns - (opened.times.scheduled or now_ns)
+    tokens = (usage.prompt_tokens, usage.cached_tokens, opened.computed_prompt_tokens)
+    done = (*tokens, elapsed_ns, replace(opened.times))
+    outbox.emit(opened, PromptProgress(opened.request.request_id, *done))

@@ -1,0 +1,56 @@
+"""Time limits of open requests: their deadlines, and the errors of those that miss them. Engine thread only."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from oaiserve.engine.backpressure import Deadlines, Limit
+from oaiserve.engine.request import Request
+from oaiserve.engine.requests.open_request import Bounds, OpenRequest
+from oaiserve.errors import APIError, DeadlineMissed, RequestTimeout, Unavailable
+
+
+class TimeLimits:
+    """The deadlines of open requests, by the server's bounds and by those of each request."""
+
+    def __init__(self, bounds: Bounds, is_open: Callable[[str], bool]) -> None:
+        """Begin without requests."""
+        self._bounds = bounds
+        self.deadlines = Deadlines(is_open)
+
+    def begin(self, request: Request, submitted_ns: int) -> None:
+        """Note the deadlines of a request, which count from `submitted_ns`."""
+        queue_seconds = self._bounds.queue_timeout_seconds
+        seconds = self._bounds.request_timeout_seconds
+        if request.is_background:  # only its own deadlines hold
+            queue_seconds = seconds = 0
+        for at_ns, limit in (
+            (queue_seconds and submitted_ns + int(queue_seconds * 1e9), Limit.QUEUE),
+            (seconds and submitted_ns + int(seconds * 1e9), Limit.REQUEST),
+            (request.first_token_deadline_ns, Limit.FIRST_TOKEN),
+            (request.deadline_ns, Limit.END),
+        ):
+            if at_ns:
+                self.deadlines.add(int(at_ns), request.request_id, limit)
+
+    def overdue(self, opened: OpenRequest, limit: Limit, retry_after_seconds: int) -> APIError | None:
+        """Return the error of a request at one of its limits, or None if it has kept it."""
+        times = opened.times
+        match limit:
+            case Limit.QUEUE if times.scheduled is None:
+                seconds = f"{self._bounds.queue_timeout_seconds:g}"
+                message = f"The request waited {seconds} seconds and was not begun; try again later."
+                return Unavailable(message, retry_after_seconds=retry_after_seconds)
+            case Limit.REQUEST:
+                seconds = f"{self._bounds.request_timeout_seconds:g}"
+                return RequestTimeout(f"The request took longer than {seconds} seconds, the limit here.")
+            case Limit.FIRST_TOKEN if times.first_token is None:
+                missed = "begun"
+                at_ns = opened.request.first_token_deadline_ns
+            case Limit.END:
+                missed = "ended"
+                at_ns = opened.request.deadline_ns
+            case _:
+                return None
+        within_ms = ((at_ns or 0) - (times.received or 0)) / 1e6
+        return DeadlineMissed(f"The answer has not {missed} within {within_ms:,.0f} ms, as the request asks for.")

@@ -1,0 +1,294 @@
+"""Worker threads for pieces of work, in turns by client, large work apart from small. Stdlib only.
+
+A piece is done within milliseconds, so nobody waits long for a turn. Work announces pieces that take longer, such as
+the decoding of an image. These have threads of their own, so that nothing else waits for them. Large work is done by
+one thread, which rests between its pieces: all threads share the interpreter's lock, and on a CPU the model needs the
+cores.
+
+It must not know the content of the work.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Generator
+from contextlib import suppress
+from dataclasses import dataclass
+from time import thread_time_ns
+from typing import Any, Generic, TypeAlias, TypeVar
+
+from oaiserve.system_memory import give_back, take
+from oaiserve.errors import APIError, InternalError, Unavailable
+from oaiserve.facts.times import monotonic_ns
+
+logger = logging.getLogger(__name__)
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+Work: TypeAlias = Generator[bool | None, None, Result]  # stops after each piece
+
+LARGE_BYTES = 2**16  # bytes of a body that takes more than a moment of work
+LONG_NICENESS = 8  # Threads of long pieces get a seventh of a core that the model needs as well.
+LONG = True  # what work yields if its next piece takes more than milliseconds
+MUCH_BYTES = 2**20  # bytes of a body for which memory is taken before, and given back after
+GIVE_BACK_SECONDS = 1.0  # after the last such body: by then, everything made of it is free
+
+
+def at_once(work: Work[Result]) -> Result:
+    """Do all turns of the work, and return its result."""
+    while True:
+        try:
+            next(work)
+        except StopIteration as stop:
+            result: Result = stop.value
+            return result
+
+
+class CpuTime:
+    """The CPU time of work, which any thread may do."""
+
+    def __init__(self) -> None:
+        self.ns = 0
+
+    def of(self, work: Work[Result]) -> Work[Result]:
+        """Do the work, and add the time of each piece."""
+        while True:
+            began_ns = thread_time_ns()
+            try:
+                kind = next(work)
+            except StopIteration as stop:
+                result: Result = stop.value
+                return result
+            finally:
+                self.ns += thread_time_ns() - began_ns
+            yield kind
+
+
+class Turns(Generic[Item]):
+    """Waiting items, first come, first served for each client, while the clients take turns.
+
+    Between two items of a client, each other client waiting at the first of them has got one. A client without waiting
+    items is forgotten, so clients cost no memory. The owner brings the lock.
+    """
+
+    def __init__(self) -> None:
+        self._items: dict[str, deque[Item]] = {}  # no deque is empty
+        self._order: deque[str] = deque()  # each client of `_items` once
+
+    def __bool__(self) -> bool:
+        return bool(self._order)
+
+    def add(self, client: str, item: Item) -> None:
+        self._of(client).append(item)
+
+    def put_back(self, client: str, item: Item) -> None:
+        """Let an item wait for another turn of its client, before the client's later ones."""
+        self._of(client).appendleft(item)
+
+    def take(self) -> Item:
+        """Take the first item of the client whose turn it is. There must be one."""
+        client = self._order.popleft()
+        items = self._items[client]
+        item = items.popleft()
+        if items:
+            self._order.append(client)
+        else:
+            del self._items[client]
+        return item
+
+    def _of(self, client: str) -> deque[Item]:
+        if client not in self._items:
+            self._items[client] = deque()
+            self._order.append(client)
+        return self._items[client]
+
+
+@dataclass(slots=True, eq=False)
+class Task:
+    """Work in turns. It has exactly one of three ends, which are called on a worker's thread."""
+
+    client: str
+    num_bytes: int  # bytes of the body that it comes from
+    work: Work[Any]
+    done: Callable[[Any], None]  # takes the work's result
+    failed: Callable[[APIError], None]
+    dropped: Callable[[], None]  # nobody wants it any more
+    is_unwanted: Callable[[], bool]
+    name: str  # for the log
+    rest: float = 0  # if it is large: for how many times as long as a piece has taken the thread rests afterwards
+    is_begun: bool = False
+    is_long: bool = False  # its next piece
+    has_been_long: bool = False
+
+
+class _Lane:
+    def __init__(self, lock: threading.Lock) -> None:
+        self.turns: Turns[Task] = Turns()
+        self.changed = threading.Condition(lock)
+
+
+class TurnWorkers:
+    """The threads. Every added task ends, also when the threads stop."""
+
+    def __init__(
+        self,
+        num_threads: int,
+        name: str,
+        *,
+        has_long: bool = False,
+        give_back: Callable[[], None] = give_back,
+        give_back_seconds: float = GIVE_BACK_SECONDS,
+    ) -> None:
+        """Start `num_threads` threads for small work and one for large work. With `has_long`, half as many threads
+        again do long pieces. With 0 threads, `add` does all work itself."""
+        self._give_back = give_back
+        self._give_back_ns = int(give_back_seconds * 1e9)
+        self._lock = threading.Lock()  # guards all that follows. Nothing else is called while it is held.
+        self._small, self._large, self._long = (_Lane(self._lock) for _ in range(3))
+        self._num_waiting = 0
+        self._is_stopped = False
+        self._give_back_at_ns: int | None = None
+        lanes = [(f"{name}-{number}", self._small) for number in range(num_threads)]
+        if num_threads:
+            lanes.append((f"{name}-large", self._large))
+        if has_long:
+            lanes += [(f"{name}-long-{number}", self._long) for number in range((num_threads + 1) // 2)]
+        self._threads = [
+            threading.Thread(target=self._work, args=(lane,), name=thread, daemon=True) for thread, lane in lanes
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    @property
+    def num_waiting(self) -> int:
+        """Return the number of tasks of which no piece has begun yet."""
+        return self._num_waiting
+
+    def add(self, task: Task) -> None:
+        """Add a task, without blocking if there are threads."""
+        lane = self._lane_of(task)
+        with self._lock:
+            self._num_waiting += 1
+            is_stopped = self._is_stopped
+            if self._threads and not is_stopped:
+                lane.turns.add(task.client, task)
+                lane.changed.notify()
+                return
+        if is_stopped:
+            self._refuse(task)
+            return
+        while not self._run_piece(task):
+            pass
+
+    def give_back_later(self) -> None:
+        """Give freed memory back to the system once no large work has ended for a moment."""
+        with self._lock:
+            self._give_back_at_ns = monotonic_ns() + self._give_back_ns
+            self._large.changed.notify()
+
+    def stop(self) -> None:
+        """Fail all waiting work, and the work under way unless its piece is the last one, and join the threads."""
+        waiting = []
+        with self._lock:
+            self._is_stopped = True
+            for lane in (self._small, self._large, self._long):
+                while lane.turns:
+                    waiting.append(lane.turns.take())
+                lane.changed.notify_all()
+        for task in waiting:
+            self._refuse(task)
+        for thread in self._threads:
+            thread.join()
+
+    def _work(self, lane: _Lane) -> None:
+        if lane is self._long and sys.platform == "linux":  # elsewhere, this would be the whole process
+            with suppress(OSError):  # A sandbox may forbid it. The work must go on all the same.
+                os.nice(LONG_NICENESS)
+        while (task := self._take(lane)) is not None:
+            began_ns = monotonic_ns()
+            rest = task.rest if lane is self._large else 0
+            if not self._run_piece(task):
+                following = self._lane_of(task)
+                with self._lock:
+                    is_stopped = self._is_stopped
+                    if not is_stopped:
+                        (following.turns.put_back if following is lane else following.turns.add)(task.client, task)
+                        following.changed.notify()
+                if is_stopped:
+                    self._refuse(task)
+            del task  # or else its prompts would be kept until the next one comes
+            if rest:
+                time.sleep(rest * (monotonic_ns() - began_ns) / 1e9)
+
+    def _lane_of(self, task: Task) -> _Lane:
+        if task.is_long:
+            return self._long
+        if task.num_bytes > LARGE_BYTES:
+            return self._large
+        return self._small
+
+    def _take(self, lane: _Lane) -> Task | None:
+        """Wait for the next turn. Return None once the workers have stopped."""
+        while True:
+            with self._lock:
+                # Only large work leaves memory worth giving back.
+                at_ns = self._give_back_at_ns if lane is self._large else None
+                is_due = at_ns is not None and at_ns <= monotonic_ns()
+                if is_due:
+                    self._give_back_at_ns = None
+                elif lane.turns:
+                    return lane.turns.take()
+                elif self._is_stopped:
+                    return None
+                else:
+                    lane.changed.wait(None if at_ns is None else (at_ns - monotonic_ns()) / 1e9)
+            if is_due:
+                self._give_back()
+
+    def _run_piece(self, task: Task) -> bool:
+        """Run the work of a task up to its next stop. Return whether it has ended."""
+        if task.is_unwanted():
+            self._end(task, task.dropped)
+            return True
+        self._begin(task)
+        task.has_been_long |= task.is_long
+        if task.num_bytes >= MUCH_BYTES:
+            take(task.num_bytes)
+        try:
+            task.is_long = next(task.work) is LONG
+        except StopIteration as stop:
+            result = stop.value
+            self._end(task, lambda: task.done(result))
+        except APIError as error:
+            failure = error.without_frames()
+            self._end(task, lambda: task.failed(failure))
+        except (KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException:  # a panic of the Rust encoder is no Exception, and must not end the thread
+            logger.exception("The tokenize stage failed: %s.", task.name)
+            failed = InternalError("The server failed while it read or tokenized this request.")
+            self._end(task, lambda: task.failed(failed))
+        else:
+            return False
+        return True
+
+    def _begin(self, task: Task) -> None:
+        if not task.is_begun:
+            task.is_begun = True
+            with self._lock:
+                self._num_waiting -= 1
+
+    def _refuse(self, task: Task) -> None:
+        self._end(task, lambda: task.failed(Unavailable("The server is shutting down.")))
+
+    def _end(self, task: Task, end: Callable[[], None]) -> None:
+        """End a task, which is counted until then."""
+        task.work.close()
+        self._begin(task)
+        if task.num_bytes >= MUCH_BYTES or task.has_been_long:
+            self.give_back_later()
+        end()

@@ -1,0 +1,340 @@
+"""`BatchRunner` sends the lines of batches to an ASGI app, as background work: to the server's own routes, or to a
+gateway.
+
+It keeps enough lines under way to fill the engine, and some more. The outcome of a line is stored before the next line
+takes its place, so a runner in another process continues where a killed one stopped.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Protocol
+
+import msgspec
+from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
+from starlette.types import ASGIApp, Message
+
+from oaiserve.engine.backpressure import SharedLimit
+from oaiserve.errors import Overloaded, Unauthorized, Unavailable
+from oaiserve.explain.step_cost import Load, StepCost
+from oaiserve.facts.times import monotonic_ns
+from oaiserve.http.connections import CONNECTION
+from oaiserve.http.fair_turns import LARGE_BYTES
+from oaiserve.http.keys import Keyring
+from oaiserve.plugins.batches.objects import Estimate, Line, request_of, result, usage_of
+from oaiserve.plugins.batches.store import BatchStore, Owned, Result
+from oaiserve.routes.door.middleware import Errors, request_ids
+
+logger = logging.getLogger(__name__)
+
+AHEAD = 16  # lines that are tokenized or wait to be stored, in addition to the running ones
+CHECK_SECONDS = 60.0
+SHARED_CHECK_SECONDS = 1.0  # with a store that other processes use
+RETRIES = 5  # retries of a line that the server refuses for the moment
+RETRY_SECONDS = 1.0
+# Lines whose tokens are counted for an estimate, and the most bytes of each
+SAMPLED_LINES = 32
+SAMPLED_BYTES = 2**16
+BYTES_PER_TOKEN = 4  # assumed if no line is counted
+MOST_UNDER_WAY_BYTES = 32 * 2**20  # bytes of lines, unless there is only one
+MOST_READERS = 4  # readers of files, for batches that begin
+PROMPT_ROWS = 256  # rows of a step of prompts, for an estimate
+EXPIRED = ("batch_expired", "This request could not be executed before the completion window expired.")
+CANCELLED = ("batch_cancelled", "The batch was cancelled before this request was executed.")
+
+
+@dataclass(slots=True, eq=False)
+class _Open:
+    """A batch that has not ended."""
+
+    owned: Owned
+    read: int = 0  # number of lines that have been taken
+    lines: deque[Line] = field(default_factory=deque)
+    under_way: set[asyncio.Task[None]] = field(default_factory=set)
+    is_read: bool = False  # whether all of its lines have been taken
+    ending: asyncio.Lock = field(default_factory=asyncio.Lock)
+    has_ended: bool = False
+
+
+class Backend(Protocol):
+    """What answers the lines of batches."""
+
+    @property
+    def capacity(self) -> Mapping[str, Any]: ...
+
+    @property
+    def is_ready(self) -> bool: ...
+
+    @property
+    def step_cost(self) -> StepCost | None: ...
+
+
+class BatchRunner:
+    """The batches under way. Everything here runs on the event loop."""
+
+    def __init__(
+        self,
+        app: Starlette,
+        routes: ASGIApp,
+        backend: Backend,
+        body_limit: int,
+        received: SharedLimit,
+        store: BatchStore,
+        keys: Keyring | None,
+        has_others: Callable[[str], bool],
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        """`routes` answers the lines: a part of `app` without the middleware for requests from outside. `received`
+        counts the bytes of bodies that are being received. `has_others` returns whether clients other than this one
+        have open requests."""
+        self._app = app
+        self._routes = Errors(routes)
+        self._backend = backend
+        self.body_limit = body_limit
+        self.received = received
+        self.store = store
+        self.has_others = has_others
+        self._keys = keys
+        self._clock = clock
+        self._open: dict[str, _Open] = {}
+        self._changed = asyncio.Event()
+        self._look_ns = 0  # when to look for batches in the store again
+        self._under_way_bytes = 0
+        self.readers = asyncio.Semaphore(MOST_READERS)
+
+    async def run(self) -> None:
+        try:
+            while True:
+                self._changed.clear()
+                with suppress(Unavailable):  # The store has logged the reason, and is tried again.
+                    if monotonic_ns() >= self._look_ns:
+                        await self._look()
+                    if self._open:
+                        await self._fill()
+                with suppress(TimeoutError):  # A batch may expire during that time.
+                    async with asyncio.timeout(max(0.0, (self._look_ns - monotonic_ns()) / 1e9)):
+                        await self._changed.wait()
+        finally:
+            for one in self._open.values():
+                for task in one.under_way:
+                    task.cancel()
+
+    async def _look(self) -> None:
+        """Take the batches that this process now computes, and drop those that another process has ended."""
+        self._look_ns = monotonic_ns() + int((SHARED_CHECK_SECONDS if self.store.is_shared else CHECK_SECONDS) * 1e9)
+        if not self.store.may_compute():
+            return
+        open_batches = {owned.batch.id: owned for owned in await self.store.open_batches()}
+        for batch_id in self._open.keys() - open_batches.keys():
+            await self._drop(self._open.pop(batch_id))
+        for batch_id in open_batches.keys() - self._open.keys():
+            self._open[batch_id] = _Open(open_batches[batch_id])
+
+    def added(self) -> None:
+        """Take a batch that was just added to the store, if this process computes batches."""
+        self._look_ns = 0
+        self._changed.set()
+
+    async def cancel(self, owned: Owned) -> None:
+        """End a batch without the lines that are under way, whichever process computes it. This does nothing if it has
+        ended."""
+        await self._end(self._open.get(owned.batch.id) or _Open(owned), "cancelled", *CANCELLED)
+
+    async def _fill(self) -> None:
+        """Begin as many lines as there is room for, taking turns between batches, and end the complete batches."""
+        for one in [*self._open.values()]:
+            counts = one.owned.batch.request_counts
+            if counts.completed + counts.failed == counts.total:
+                await self._end(one, "completed")
+            elif self._clock() > one.owned.batch.expires_at:
+                await self._end(one, "expired", *EXPIRED)
+        under_way = sum(len(one.under_way) for one in self._open.values())
+        room = self._backend.capacity["max_running"] + AHEAD - under_way
+        while room > 0:
+            has_begun = False
+            for one in [*self._open.values()]:
+                if not one.lines and not one.is_read:
+                    one.lines += await self.store.next_lines(one.owned.batch.id, one.read)
+                    one.is_read = not one.lines
+                if not one.lines or one.ending.locked() or room <= 0:
+                    continue
+                line = one.lines[0]
+                if self._under_way_bytes and self._under_way_bytes + line.num_bytes > MOST_UNDER_WAY_BYTES:
+                    continue
+                one.lines.popleft()
+                one.read = line.number
+                self._under_way_bytes += line.num_bytes
+                task = asyncio.create_task(self._answer(one, line))
+                one.under_way.add(task)
+                task.add_done_callback(partial(self._ended, one, line))
+                has_begun = True
+                room = room - 1
+            if not has_begun:
+                return
+
+    def _ended(self, one: _Open, line: Line, task: asyncio.Task[None]) -> None:
+        one.under_way.discard(task)
+        self._under_way_bytes -= line.num_bytes
+        if not task.cancelled() and (error := task.exception()) is not None:
+            # Its line is not done: it is computed again when the batch continues, after the next start.
+            logger.error("A line of batch %s has no answer.", one.owned.batch.id, exc_info=error)
+        self._changed.set()
+
+    async def _end(self, one: _Open, status: Any, code: str = "", message: str = "") -> None:
+        async with one.ending:  # Of two clients that cancel a batch at once, both wait until it has ended.
+            if one.has_ended:
+                return
+            await self._drop(one)
+            has_ended = await self.store.end(one.owned, status, code, message)
+            one.has_ended = True
+        self._open.pop(one.owned.batch.id, None)
+        if has_ended:
+            logger.info("Batch %s is %s: %s", one.owned.batch.id, status, one.owned.batch.request_counts)
+
+    async def _drop(self, one: _Open) -> None:
+        under_way = [*one.under_way]
+        for task in under_way:
+            task.cancel()
+        await asyncio.gather(*under_way, return_exceptions=True)
+
+    async def _answer(self, one: _Open, line: Line) -> None:
+        batch = one.owned.batch
+        owned = one.owned
+        task = asyncio.current_task()
+        num_refused = num_unavailable = 0
+        if not (request := await self._request(owned, line)):
+            return  # The batch has ended during that time.
+        while True:
+            status, retries, request_id, body = await self._ask(batch.endpoint, request, owned, is_background=True)
+            if task is not None and task.cancelling():  # The route has turned the cancellation into an answer.
+                return
+            if not retries or num_unavailable == RETRIES:
+                break
+            # A server that ends leaves the line to the next one, and the limits of a key come to an end.
+            num_unavailable += status == Unavailable.status and self._backend.is_ready
+            num_refused += 1
+            await asyncio.sleep(min(CHECK_SECONDS, RETRY_SECONDS * 2**num_refused))
+        usage = usage_of(body) if status == 200 else None
+        answered = Result(line.number, result(batch.id, line, status, request_id, body), usage)
+        while True:
+            try:
+                return await self.store.put(owned, answered)
+            except Unavailable:  # The store has logged the reason.
+                await asyncio.sleep(RETRY_SECONDS)
+
+    async def _request(self, owned: Owned, line: Line) -> bytes:
+        """Return the request in a line of a batch's file, or b"" if the file is gone."""
+        while True:
+            try:
+                text = await self.store.slice(owned.file, line.start, line.num_bytes)
+            except Unavailable:  # The store has logged the reason.
+                await asyncio.sleep(RETRY_SECONDS)
+                continue
+            if len(text) > LARGE_BYTES:
+                return await run_in_threadpool(request_of, text)
+            if text:
+                return request_of(text)
+            return b""
+
+    async def _ask(self, path: str, body: bytes, owned: Owned, *, is_background: bool) -> tuple[int, bool, str, bytes]:
+        """Return the status of an answer, whether a retry may get another one, its request's id, and its body."""
+        parts: list[bytes] = []
+        status = 0
+        retries = False
+        is_asked = False
+
+        async def receive() -> Message:
+            nonlocal is_asked
+            if is_asked:  # No client is there that could leave.
+                await asyncio.Event().wait()
+            is_asked = True
+            return {"type": "http.request", "body": body, "more_body": False}
+
+        def cut() -> None:
+            nonlocal status, retries
+            error = Unavailable("The server that wrote this answer has ended.")
+            status = error.status
+            retries = True
+            parts[:] = [msgspec.json.encode(error.body(path))]
+
+        async def send(message: Message) -> None:
+            nonlocal status, retries
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                is_final = (b"x-should-retry", b"false") in message["headers"]
+                retries = status in (Overloaded.status, Unavailable.status) and not is_final
+            parts.append(message.get("body", b""))
+
+        scope: dict[str, Any] = {"type": "http", "http_version": "1.1", "method": "POST", "scheme": "http"}
+        scope |= {"path": path, "raw_path": path.encode(), "root_path": "", "query_string": b""}
+        scope["extensions"] = {CONNECTION: {"cut": cut, "awaits_body": lambda: False}}
+        scope |= {"headers": [(b"content-type", b"application/json")], "app": self._app, "server": None}
+        ids = request_ids(scope) | {"key": None, "key_name": None, "owner": owned.owner}
+        if self._keys is not None:
+            key = self._keys.of_digest(bytes.fromhex(owned.owner))
+            if key is None:
+                error = Unauthorized("The API key of this batch is not valid any more.")
+                return error.status, False, ids["request_id"], msgspec.json.encode(error.body(path))
+            ids |= {"key": key, "key_name": key.name, "client": key.name}
+        scope["state"] = ids | {"send": send, "is_background": is_background}
+        await self._routes(scope, receive, send)
+        return status, retries, ids["request_id"], b"".join(parts)
+
+    async def estimate(self, owned: Owned, lines: list[Line]) -> Estimate:
+        """Return the cost of these lines. The prompts of some are counted, and the others are estimated by their
+        bytes."""
+        batch = owned.batch
+        num_tokens = 0
+        num_bytes = 0
+        for line in lines[:: -(-len(lines) // SAMPLED_LINES)]:
+            if line.num_bytes > SAMPLED_BYTES:
+                continue
+            try:
+                text = await self.store.slice(owned.file, line.start, line.num_bytes)
+                path, body = _counting(batch.endpoint, msgspec.json.decode(request_of(text)))
+                content = msgspec.json.encode(body)
+            except (ValueError, RecursionError):  # The route will refuse it.
+                continue
+            status, _, _, answer = await self._ask(path, content, owned, is_background=False)
+            if status == 200:
+                counts = msgspec.json.decode(answer)
+                num_tokens += counts.get("count", counts.get("input_tokens", 0))
+                num_bytes += line.num_bytes
+        all_bytes, most_tokens = await run_in_threadpool(_sums, lines)  # 50,000 lines take milliseconds.
+        prompts = round(num_tokens * all_bytes / num_bytes if num_bytes else all_bytes / BYTES_PER_TOKEN)
+        answers = 0 if batch.endpoint == "/v1/embeddings" else most_tokens
+        cost = self._backend.step_cost
+        rows: int = min(self._backend.capacity["max_running"], len(lines))
+        if cost is None:
+            return Estimate(prompts, answers, None)
+        context = rows * (prompts + answers // 2) // len(lines)
+        step_ns = cost.expected_ns(Load(decodes=rows, decode_context=context, draws=rows))
+        prompt_ns = cost.expected_ns(Load(prompt_tokens=PROMPT_ROWS)) / PROMPT_ROWS
+        return Estimate(prompts, answers, round((prompts * prompt_ns + answers / rows * step_ns) / 1e9, 1))
+
+
+def _sums(lines: list[Line]) -> tuple[int, int]:
+    return sum(line.num_bytes for line in lines), sum(line.most_tokens for line in lines)
+
+
+def _counting(endpoint: str, body: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+    """Return the request that counts the prompt tokens of another request."""
+    if endpoint == "/v1/responses":
+        names = ("model", "input", "instructions", "previous_response_id", "tools", "tool_choice", "text", "reasoning")
+        return "/v1/responses/input_tokens", {name: body[name] for name in names if name in body}
+    prompt = body.get("prompt", body.get("input", ""))
+    if isinstance(prompt, list):
+        prompt = " ".join(map(str, prompt))
+    if "messages" in body:
+        countable = {"messages": body.get("messages"), "tools": body.get("tools")}
+    else:
+        countable = {"prompt": prompt}
+    return "/tokenize", {"model": body.get("model"), **countable}

@@ -1,0 +1,249 @@
+"""Builds gateways: the gateway's own routes, the checks in front, and `Gateway` for all the rest.
+
+`create_gateway` is for servers that run elsewhere, and `create_gateway_of_models` for child processes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, replace
+from secrets import token_urlsafe
+
+from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Mount, Route
+
+from oaiserve import __version__
+from oaiserve.app import keyring, middleware, refresh_keys, store_limits
+from oaiserve.checkpoints import demo
+from oaiserve.checkpoints.bad_file import BadFile
+from oaiserve.checkpoints.source import find_model
+from oaiserve.config import Config, ModelsOptions, RouteOptions, ServerOptions
+from oaiserve.engine.backpressure import SharedLimit
+from oaiserve.engine.pooling import Task
+from oaiserve.engine.start.task import find_task
+from oaiserve.errors import Unavailable
+from oaiserve.facts.record import AccessRefusal
+from oaiserve.facts.times import WallClock
+from oaiserve.http.codings import page_response
+from oaiserve.http.keys import Keyring
+from oaiserve.plugins.batches.runner import BatchRunner
+from oaiserve.plugins.batches.store import BatchStore
+from oaiserve.plugins.gateway import model_routes, page
+from oaiserve.plugins.gateway.batches import BatchBackend
+from oaiserve.plugins.gateway.children.folder import ModelsFolder
+from oaiserve.plugins.gateway.children.models import ChildModels, Model
+from oaiserve.plugins.gateway.children.process import start_on
+from oaiserve.plugins.gateway.gateway import Gateway
+from oaiserve.plugins.gateway.metrics import CONTENT_TYPE, GatewayMetrics, ModelMetrics
+from oaiserve.plugins.gateway.routers import Routers
+from oaiserve.plugins.gateway.sources import Resolve, Url, addresses_of
+from oaiserve.plugins.gateway.watch import USUAL, Pace, Watch, report_headers
+from oaiserve.plugins.keys.key_store import KeyStore
+from oaiserve.routes.door.middleware import json_response, render_http_exception
+from oaiserve.routes.serving import MOST_RECEIVED_BYTES
+from oaiserve.storage.private import cache_folder
+from oaiserve.telemetry import make_tracing
+from oaiserve.wire.address import Address
+
+CLOSE_SECONDS = 5.0  # longest wait for a collector that does not answer
+# A silent process still gets requests, because no other process has its model. Its own watchdog notices hangs.
+PACE_OF_MODELS = Pace(report_seconds=1.0, answer_seconds=600.0, least_answer_seconds=600.0, resolve_seconds=3600.0)
+JOIN_SECONDS = 0.005  # pause between two checks whether a process has joined
+
+
+@dataclass(frozen=True, slots=True)
+class Children:
+    """The child processes of a gateway: its models, and the keys that it checks itself."""
+
+    models: ChildModels
+    options: ModelsOptions
+    folder: ModelsFolder
+    ring: Keyring | None
+    key_store: KeyStore | None
+    batches: BatchStore | None
+
+    @asynccontextmanager
+    async def running(self, app: Starlette, gateway: Gateway) -> AsyncIterator[None]:
+        tasks = [asyncio.create_task(self.models.watch())]
+        app.state.batches = None
+        if self.batches is not None:
+            backend = BatchBackend(gateway, self.models)
+            received = SharedLimit(MOST_RECEIVED_BYTES)
+            app.state.batches = BatchRunner(
+                app, gateway, backend, gateway.body_limit, received, self.batches, self.ring, backend.has_others
+            )
+            tasks.append(asyncio.create_task(app.state.batches.run()))
+        if not self.options.load_on_demand:
+            tasks.append(asyncio.create_task(self.models.load_all()))
+        if self.ring is not None:
+            tasks.append(asyncio.create_task(refresh_keys(self.ring)))
+        try:
+            yield
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            await self.models.close()
+            if self.batches is not None:
+                await self.batches.close()
+            self.folder.remove()
+            if self.key_store is not None:
+                await self.key_store.close()
+
+
+async def health(request: Request) -> Response:
+    return Response()
+
+
+async def version(request: Request) -> Response:
+    return json_response({"version": __version__})
+
+
+def create_gateway(
+    options: RouteOptions, resolve: Resolve = addresses_of, pace: Pace = USUAL
+) -> tuple[Starlette, Gateway]:
+    """Return the app of a gateway for servers elsewhere, and the gateway, which must be told of a shutdown. `resolve`
+    finds a URL's replicas."""
+    headers = report_headers(options.replica_key)
+    routers = Routers()
+    watch = Watch(routers, [Url(url, headers, resolve) for url in options.replica], headers, pace)
+    return _create(watch, routers, options.server, options, None)
+
+
+def create_gateway_of_models(
+    server: ServerOptions, configs: Mapping[str, Config], options: ModelsOptions
+) -> tuple[Starlette, Gateway, ChildModels]:
+    """Return the app of a gateway whose replicas are child processes, one for each model, the gateway, and the models.
+    Raises StartupError for files of keys."""
+    ring, key_store = keyring(server)
+    own_key = token_urlsafe() if server.needs_key else None  # for reports and metrics
+    folder = ModelsFolder()  # It is removed even if the server does not start.
+    inside = folder.path
+    if server.stores_responses and server.response_store is None:
+        server = replace(server, response_store=inside / "responses")  # All processes share it.
+    batches = BatchStore(server.response_store, store_limits(server)) if server.stores_responses else None
+    routers = Routers(is_strict=True)
+
+    async def changed() -> None:
+        await watch.look()
+        while not watch.upstreams.keys() <= watch.joined:  # noqa: ASYNC110 - there is no event for all of them
+            await asyncio.sleep(JOIN_SECONDS)
+
+    children = [
+        Model(
+            name,
+            _of_child(config, server, own_key),
+            Address.of_socket(inside / f"{number}.sock"),
+            _size(config),
+            _task(config),
+        )
+        for number, (name, config) in enumerate(configs.items(), start=1)
+    ]
+    models = ChildModels(children, options, start_on, changed, routers.models_of)
+    watch = Watch(routers, (models,), report_headers(own_key), PACE_OF_MODELS, logging.DEBUG)
+    route = RouteOptions(body_limit=server.body_limit)
+    app, gateway = _create(watch, routers, server, route, Children(models, options, folder, ring, key_store, batches))
+    return app, gateway, models
+
+
+def _create(
+    watch: Watch, routers: Routers, server: ServerOptions, options: RouteOptions, children: Children | None
+) -> tuple[Starlette, Gateway]:
+    metrics = GatewayMetrics(watch)
+    models = None if children is None else children.models
+    if models is not None:
+        metrics.registry.register(ModelMetrics(models.models.values()))
+    tracing = make_tracing(
+        epoch_offset_ns=WallClock(),
+        version=__version__,
+        count_spans=lambda result, number: metrics.spans.labels(result).inc(number),
+        service="oaiserve-gateway",
+    )
+    gateway = Gateway(routers, watch, metrics, server, options, tracing, models)
+
+    async def ready(request: Request) -> Response:
+        if not gateway.is_ready:
+            raise Unavailable("No replica is ready for requests.", retry_after_seconds=5)
+        return Response()
+
+    async def show_metrics(request: Request) -> Response:
+        if models is None:
+            content = await run_in_threadpool(metrics.render)
+        else:
+            content = await model_routes.all_metrics(metrics, watch, models.models.values())
+        return await page_response(request, content, CONTENT_TYPE)
+
+    @asynccontextmanager
+    async def lifespan(app: Starlette) -> AsyncIterator[None]:
+        watching = asyncio.create_task(watch.run())
+        try:
+            if children is None:
+                yield
+            else:
+                async with children.running(app, gateway):
+                    yield
+        finally:
+            watching.cancel()
+            with suppress(asyncio.CancelledError):
+                await watching
+            if tracing is not None:
+                await asyncio.to_thread(tracing.close, CLOSE_SECONDS)
+
+    def count_refused(reason: AccessRefusal) -> None:
+        metrics.refused_access.labels(reason).inc()
+
+    own = []
+    if children is not None:
+        own = model_routes.routes(server, children.models, watch, routers, children.key_store)
+    app = Starlette(
+        routes=[
+            Route("/health", health),
+            Route("/ready", ready),
+            Route("/version", version),
+            Route("/metrics", show_metrics),
+            *own,
+            *page.routes(watch, routers, metrics, server, models, gateway),
+            Mount("", gateway),
+        ],
+        middleware=middleware(
+            server,
+            None if children is None else children.ring,
+            count_refused,
+            None,
+            count_delay=lambda delay_ns: metrics.refusal_delay.inc(delay_ns / 1e9),
+        ),
+        exception_handlers={HTTPException: render_http_exception},
+        lifespan=lifespan,
+    )
+    return app, gateway
+
+
+def _of_child(config: Config, server: ServerOptions, own_key: str | None) -> Config:
+    """Return the settings of a child process, which has a key for the gateway and shares the gateway's store."""
+    keys = config.server.api_key if own_key is None else (*config.server.api_key, own_key)
+    return replace(config, server=replace(config.server, api_key=keys, response_store=server.response_store))
+
+
+def _task(config: Config) -> Task | None:
+    """Return the task of a model by its files, or None if they are not on this disk or can't be read."""
+    if config.model == "demo":
+        return "generate"
+    source = find_model(config.model)
+    with suppress(BadFile, OSError):  # The start of the model reports them.
+        return find_task(source, config.engine.task) if source.path.exists() else None
+    return None
+
+
+def _size(config: Config) -> int:
+    """Return the size of a model's local files, as an estimate of its memory until that is measured."""
+    source = None if config.model == "demo" else find_model(config.model)
+    path = cache_folder() / "models" / demo.NAME if source is None else source.path
+    files = [path] if path.is_file() else path.rglob("*") if path.is_dir() else ()
+    return sum(file.stat().st_size for file in files if file.is_file())

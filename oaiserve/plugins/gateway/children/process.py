@@ -1,0 +1,124 @@
+"""`ServerProcess`: a server in a child process, which gets its settings and its listening socket from its parent."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import pickle
+import socket
+import sys
+import tempfile
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from signal import SIGTERM, Signals
+
+from oaiserve.config import Config, OptionError
+from oaiserve.errors import StartupError
+from oaiserve.wire.address import Address
+
+READY = b"+"
+MOST_REASON_BYTES = 4096  # longest error of a start that is passed on
+MOST_PATH_BYTES = 107  # longest path of a Unix socket
+GOODBYE_SECONDS = 8.0  # after the drain timeout, in which a server cuts off requests, and exports telemetry
+
+
+class ServerProcess:
+    """A process that loads one model, and then serves it until `end`."""
+
+    def __init__(
+        self, process: asyncio.subprocess.Process, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
+        self._process = process
+        self._reader = reader
+        self._writer = writer  # The other process ends when this end of the link is closed.
+
+    @classmethod
+    async def start(cls, config: Config, listening: socket.socket) -> ServerProcess:
+        """Start the process, which gets the bound socket, and ends by itself after this process."""
+        link, its_link = socket.socketpair()
+        with its_link, listening, tempfile.TemporaryFile() as settings:
+            pickle.dump(config, settings)
+            settings.flush()
+            files = (its_link.fileno(), listening.fileno(), settings.fileno())
+            process = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-m", "oaiserve", "model-process", *map(str, files), config.model_name),
+                env=os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
+                pass_fds=files,
+                stdin=asyncio.subprocess.DEVNULL,
+                start_new_session=True,  # Ctrl-C then reaches only this process.
+            )
+        reader, writer = await asyncio.open_connection(sock=link)
+        return cls(process, reader, writer)
+
+    async def ready(self) -> None:
+        """Wait until it serves. Raises StartupError if it has ended before, with its own reason if it gave one."""
+        if (reason := await self._reader.read(1)) != READY:
+            reason += await self._reader.read()
+            await self.ended()
+            raise StartupError(reason.decode(errors="replace") or f"Its process has ended {self.how_ended}.")
+
+    async def ended(self) -> None:
+        await self._process.wait()
+        self._writer.close()
+
+    @property
+    def has_ended(self) -> bool:
+        return self._process.returncode is not None
+
+    @property
+    def how_ended(self) -> str:
+        code = self._process.returncode
+        return f"by {Signals(-code).name}" if code is not None and code < 0 else f"with exit code {code}"
+
+    @property
+    def num_bytes(self) -> int:
+        """Return the memory of the process: its private memory, and its share of memory that others use, too."""
+        lines = Path(f"/proc/{self._process.pid}/smaps_rollup").read_text().splitlines()
+        return sum(int(line.split()[1]) * 1024 for line in lines if line.startswith("Pss:"))
+
+    async def end(self, drain_seconds: float) -> None:
+        """End the process in order, or kill it if it takes longer than its drain timeout and GOODBYE_SECONDS."""
+        if self._process.returncode is None:
+            self._process.send_signal(SIGTERM)
+        try:
+            async with asyncio.timeout(drain_seconds + GOODBYE_SECONDS):
+                await self.ended()
+        except TimeoutError:
+            self._process.kill()
+            await self.ended()
+
+
+async def start_on(config: Config, address: Address) -> ServerProcess:
+    """Start a process that listens on a Unix socket, in place of an earlier one. Raises StartupError."""
+    assert address.path is not None
+    if len(os.fsencode(address.path)) > MOST_PATH_BYTES:
+        raise StartupError(
+            f"The socket '{address.path}' has too long a path. Set TMPDIR to a folder with a shorter one."
+        )
+    address.path.unlink(missing_ok=True)
+    listening = socket.socket(socket.AF_UNIX)
+    listening.bind(str(address.path))
+    return await ServerProcess.start(config, listening)
+
+
+def run(arguments: list[str], serve: Callable[[Config, socket.socket, Callable[[], None]], int]) -> int:
+    """Serve one model in this process, with the settings of the process that started it; return the exit code.
+
+    If it cannot start, the other process gets the reason. The arguments are the file descriptors of the link to that
+    process, of the listening socket and of the settings, and the model's name, for `ps`."""
+    link, listening = (socket.socket(fileno=int(number)) for number in arguments[:2])
+    with open(int(arguments[2]), "rb", closefd=False) as file:  # It is read again if the server starts again.
+        file.seek(0)
+        config: Config = pickle.load(file)  # No other process can write this file, which has no name.
+
+    def end_with_the_parent() -> None:
+        link.recv(1)  # The parent sends nothing: this returns when its end is closed.
+        os.kill(os.getpid(), SIGTERM)
+
+    threading.Thread(target=end_with_the_parent, daemon=True).start()
+    try:
+        return serve(config, listening, lambda: link.sendall(READY))
+    except (OptionError, StartupError) as error:
+        link.sendall(" ".join(str(error).split()).encode()[:MOST_REASON_BYTES])
+        return 2

@@ -1,0 +1,158 @@
+"""Finds the settings of each model of a server: those of the command line, and the model's own in the file.
+
+A model's name is its path or hub id, or NAME in NAME=MODEL. A folder of models stands for all of them.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+
+from cyclopts import App, CycloptsError, Parameter
+from cyclopts.config import Dict
+
+from oaiserve.checkpoints.hub import gguf_models
+from oaiserve.checkpoints.source import find_model
+from oaiserve.config import (
+    HAS_FLAG,
+    Config,
+    EngineOptions,
+    ListenerOptions,
+    OptionError,
+    ServerOptions,
+    TelemetryOptions,
+)
+from oaiserve.explain.commands import message_of
+
+_NAMED = re.compile(r"([\w.-]+)=(.+)")
+# Settings of the server that clients see. A model cannot have its own.
+_OF_THE_SERVER = {field.name for field in fields(ListenerOptions)} | {
+    *("api_key", "api_key_file", "stored_keys", "guard_all", "cors_origin"),
+    *("max_connections", "max_connections_per_address", "header_timeout_seconds", "idle_timeout_seconds"),
+    *("response_store", "response_store_number", "response_store_bytes", "response_store_seconds"),
+}
+
+
+def models_of(arguments: Iterable[str], tables: Mapping[str, Mapping[str, Any]], base: Config) -> dict[str, Config]:
+    """Return the settings of each model by its name, those of the command line first, from which `base` has the rest.
+
+    Raises OptionError and StartupError.
+    """
+    named_models: list[tuple[str, str, Mapping[str, Any]]] = []
+    for text in arguments:
+        named = None if Path(text).exists() else _NAMED.fullmatch(text)
+        named_models += [(named[1], named[2], {})] if named else [(name, model, {}) for name, model in _in_folder(text)]
+    if not isinstance(tables, Mapping):
+        raise OptionError("'models' in the config file must be a table for each model, as in: [models.chat]")
+    for name, table in tables.items():
+        if not isinstance(table, Mapping) or not isinstance(table.get("model"), str):
+            raise OptionError(f'[models.{name}] in the config file needs a model, as in: model = "demo".')
+        named_models.append((name, table["model"], {key: value for key, value in table.items() if key != "model"}))
+    if base.server.served_model_name and len(named_models) > 1:
+        raise OptionError(
+            "--served-model-name is for one model. Give names as in NAME=MODEL, and further names of a model by "
+            "served-model-name in its table."
+        )
+    if base.server.served_model_name:
+        named_models = [(base.model_name, model, table) for _, model, table in named_models]
+    configs: dict[str, Config] = {}
+    for name, model, table in named_models:
+        if name in configs:
+            raise OptionError(f"Two models have the name '{name}'. Give one another name, as in: {name}-2={model}.")
+        if model != "demo":
+            find_model(model)
+        configs[name] = _of_model(name, model, table, base, is_alone=len(named_models) == 1)
+    names = [name for config in configs.values() for name in (*config.model_names, *config.engine.adapters)]
+    if double := next((name for name in names if names.count(name) > 1), None):
+        raise OptionError(f"Two models or adapters have the name '{double}'. Each needs a name of its own.")
+    return configs
+
+
+def holds_models(text: str) -> bool:
+    """Return whether an argument is a folder with several models in it, and no model itself."""
+    return len(_in_folder(text)) > 1
+
+
+def _in_folder(text: str) -> list[tuple[str, str]]:
+    """Return the names and places of the models that an argument stands for."""
+    folder = Path(text)
+    # Next to a modules.json, folders are the parts of one model.
+    if not text or not folder.is_dir() or any((folder / name).is_file() for name in ("config.json", "modules.json")):
+        return [(text, text)]
+    names = {path.name for path in folder.iterdir() if path.suffix == ".gguf" or (path / "config.json").is_file()}
+    files = {parts[0]: name.removesuffix(".gguf") for name, parts in gguf_models(names).items()}
+    models = files | {name: name for name in names if not name.endswith(".gguf")}
+    return [(models[file], str(folder / file)) for file in sorted(models)] or [(text, text)]
+
+
+def _of_model(name: str, model: str, table: Mapping[str, Any], base: Config, *, is_alone: bool) -> Config:
+    own = _parsed(name, table)
+    general = {field.name for field in fields(EngineOptions)} - own["engine"].keys()
+    engine = replace(base.engine, **own["engine"], inherited=frozenset(() if is_alone else general))
+    further_names = own["server"].pop("served_model_name", ())
+    server = replace(
+        base.server,
+        **own["server"],
+        served_model_name=base.server.served_model_name or (name, *further_names),
+        host="127.0.0.1",
+        trusted_proxy=("127.0.0.1",),
+        # The gateway has checked names, origins and the number of connections, and its own requests need some more.
+        tls_certificate=None,
+        tls_key=None,
+        allowed_host=(),
+        cors_origin=(),
+        max_connections=None,
+        max_connections_per_address=0,
+        share_prefix_cache=base.server.shares_prefix_cache,
+    )
+    telemetry = replace(base.telemetry, **own["telemetry"])
+    if (path := telemetry.record_requests) is not None:
+        telemetry = replace(telemetry, record_requests=path.with_stem(f"{path.stem}-{name.replace('/', '-')}"))
+    return Config(model, server, engine, telemetry, file=base.file)
+
+
+def _parsed(name: str, table: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Return the values of a model's own settings, by the options that have them. Raises OptionError."""
+    by_field = {key.replace("-", "_"): value for key, value in table.items()}
+    if foreign := by_field.keys() & _OF_THE_SERVER:
+        raise OptionError(f"'{sorted(foreign)[0]}' in [models.{name}] is a setting of the server, for all models.")
+    arguments: list[str] = []
+    for key, value in table.items():
+        flag = key.replace("_", "-")
+        if isinstance(value, bool):
+            arguments.append(f"--{flag}" if value else f"--no-{flag}")
+        else:
+            texts = [json.dumps(value)] if isinstance(value, dict) else value if isinstance(value, list) else [value]
+            arguments += [f"--{flag}={each}" for each in texts]
+    try:
+        options = options_in(arguments)
+    except CycloptsError as error:
+        raise OptionError(
+            f"[models.{name}] in the config file is wrong: {message_of(error, 'oaiserve serve')}"
+        ) from error
+    return {
+        group: {field.name: getattr(each, field.name) for field in fields(each) if field.name in by_field}
+        for group, each in options.items()
+    }
+
+
+def options_in(arguments: list[str], stated: Dict | None = None) -> dict[str, Any]:
+    """Return the server's, the engine's and telemetry's options in flags, and in a mapping. Raises CycloptsError."""
+    parameter = Parameter(name="*", negative_iterable=(), parse=HAS_FLAG)
+    app = App(config=stated, default_parameter=parameter)
+
+    @app.default
+    def read(
+        *,
+        server: ServerOptions = ServerOptions(),  # noqa: B008 - frozen
+        engine: EngineOptions = EngineOptions(),  # noqa: B008
+        telemetry: TelemetryOptions = TelemetryOptions(),  # noqa: B008
+    ) -> dict[str, Any]:
+        return {"server": server, "engine": engine, "telemetry": telemetry}
+
+    options: dict[str, Any] = app(arguments, exit_on_error=False, print_error=False, result_action="return_value")
+    return options

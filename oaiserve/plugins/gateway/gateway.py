@@ -1,0 +1,274 @@
+"""`Gateway` reads a request, lets replicas answer it, and passes the answer on as it arrives.
+
+Only a few headers of requests and answers are the gateway's own. A request moves to another replica as long as no part
+of an answer has been sent: if the first one cannot be reached, is full (429) or takes none (503). If a replica doesn't
+end a stream, another one continues it after the part that the client has (wire/continuation.py).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack, suppress
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from oaiserve.config import RouteOptions, ServerOptions
+from oaiserve.engine.backpressure import SharedLimit
+from oaiserve.errors import MODELS_PATH, LoopDetected, NotFound, Unavailable
+from oaiserve.facts.times import WAITED_HEADER, Phase, monotonic_ns
+from oaiserve.http.keys import Key
+from oaiserve.plugins.batches.routes import MOST_FILE_BYTES
+from oaiserve.plugins.gateway.attempts import TRACEPARENT, Attempts, BegunAnswer
+from oaiserve.plugins.gateway.children.models import ChildModels
+from oaiserve.plugins.gateway.client_request import (
+    ADAPTER_PATHS,
+    INSIDE,
+    OF_ONE_REPLICA,
+    ClientRequest,
+    client_request_of,
+    num_hops_of,
+)
+from oaiserve.plugins.gateway.lists import (
+    REQUESTS_PATH,
+    SCHEMA_PATH,
+    all_kept,
+    all_requests,
+    models_answer,
+    schema_answer,
+)
+from oaiserve.plugins.gateway.metrics import Ending, GatewayMetrics
+from oaiserve.plugins.gateway.relay import Relay
+from oaiserve.plugins.gateway.router import NoReplica
+from oaiserve.plugins.gateway.routers import Routers
+from oaiserve.plugins.gateway.sent_pieces import MOST_KEPT_BYTES, SentPieces
+from oaiserve.plugins.gateway.sources import UNREADABLE
+from oaiserve.plugins.gateway.watch import Watch
+from oaiserve.routes.intake.receive import HeldBytes, read_into
+from oaiserve.routes.intake.turns import client_left, unless_left
+from oaiserve.routes.serving import MEDIA_BODY_BYTES, MOST_RECEIVED_BYTES
+from oaiserve.telemetry import names
+from oaiserve.wire.routing_decision import OWNER_HEADER
+
+if TYPE_CHECKING:
+    from oaiserve.telemetry.tracing import Tracing
+
+log = logging.getLogger(__name__)
+
+MOST_HOPS = 4  # most gateways that a request may pass
+MOST_LISTS = 4  # most requests for lists that are answered at the same time
+_LISTS = ("/v1/files", "/v1/batches")
+_METHODS = frozenset({"DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT"})
+_IDS = re.compile(r"/(responses|requests|files|batches|conversations|items|models)/[^/]+")
+
+
+class Gateway:
+    """The ASGI app: it passes requests on to replicas, and their answers back.
+
+    The layers around it have put `request_id`, `trace`, `client` and `send` into `scope["state"]`.
+    """
+
+    def __init__(
+        self,
+        router: Routers,
+        watch: Watch,
+        metrics: GatewayMetrics,
+        server: ServerOptions,
+        options: RouteOptions,
+        tracing: Tracing | None,
+        models: ChildModels | None = None,
+    ) -> None:
+        """`models` are those of its child processes, if these are its replicas."""
+        self.router = router
+        self._models = models
+        self.watch = watch
+        self.metrics = metrics
+        self._tracing = tracing
+        self._shows_requests = server.shows_dashboard  # requests of its replicas
+        self.body_limit = options.body_limit or MEDIA_BODY_BYTES
+        self._continues = options.continue_streams
+        self.received = SharedLimit(MOST_RECEIVED_BYTES)  # bodies of requests without an answer
+        self.kept = SharedLimit(MOST_KEPT_BYTES)  # pieces of streams
+        self._listing = asyncio.Semaphore(MOST_LISTS)
+        self._has_warned_of_loop = False
+        self.is_draining = False
+        self._attempts = Attempts(router, watch, metrics, tracing, are_children=models is not None)
+        self._relay = Relay(
+            self._attempts, options.continue_streams, lambda: self.is_draining, shows_requests=self._shows_requests
+        )
+
+    @property
+    def is_ready(self) -> bool:
+        """Return whether it takes requests. Requests for a model that is not loaded wait for its process."""
+        has_replicas = self._models is not None or bool(self.watch.joined - self.watch.silent)
+        return has_replicas and not self.is_draining
+
+    @property
+    def has_open_requests(self) -> bool:
+        return any(upstream.num_open for upstream in self.watch.upstreams.values())
+
+    def drain(self) -> None:
+        """Accept no further requests. A signal handler may call this."""
+        self.is_draining = True
+        if self._models is not None:
+            self._models.is_draining = True
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request. Raises the gateway's own errors, before the status line."""
+        ending = Ending.REFUSED
+        began_ns = monotonic_ns()
+        try:
+            ending = await self._pass_on(scope, receive, send)
+        except ClientDisconnect:
+            ending = Ending.CANCELLED
+        except NoReplica:
+            ending = Ending.NO_REPLICA
+            text = "No replica can be reached" if self._models is None else "No such model is loaded"
+            raise Unavailable(f"{text}; try again later.", retry_after_seconds=5) from None
+        finally:
+            if not scope["path"].startswith(REQUESTS_PATH):  # the page polls it
+                self.metrics.requests.labels(ending).inc()
+            request = scope["state"].pop("request", None)  # a connection that is kept open keeps the scope
+            if request is not None:
+                request.sent.clear()
+            if self._tracing is not None and request is not None:
+                attributes: dict[str, Any] = {names.HTTP_REQUEST_METHOD: request.method, names.URL_PATH: scope["path"]}
+                if request.status is not None:
+                    attributes[names.HTTP_RESPONSE_STATUS] = request.status
+                if ending in (Ending.CUT_OFF, Ending.NO_REPLICA):
+                    attributes[names.ERROR_TYPE] = ending.value
+                name = span_name(request.method, scope["path"], request.status)
+                whole = Phase(name, began_ns, monotonic_ns())
+                self._tracing.record_passed(request.trace, whole, attributes, request.attempts)
+
+    async def _pass_on(self, scope: Scope, receive: Receive, send: Send) -> Ending:
+        path = scope["path"]
+        client = scope["state"]["client"]
+        if self._refuses(path) or not {".", ".."}.isdisjoint(path.split("/")):
+            raise NotFound(f"{path[:100]} is about one replica. Ask that one itself.")
+        if self.is_draining:
+            raise Unavailable("The server is shutting down. Please try again.", retry_after_seconds=5)
+        num_hops = num_hops_of(scope)
+        if num_hops >= MOST_HOPS:
+            if not self._has_warned_of_loop:
+                self._has_warned_of_loop = True
+                text = "A request has passed %d gateways: does a --replica of this one, or of one before it, lead back?"
+                log.error(text, num_hops)
+            raise LoopDetected(f"The request has passed {num_hops} gateways, and at most {MOST_HOPS} are allowed.")
+        body = bytearray()
+        with HeldBytes(self.received, client) as held:
+            limit_bytes = MOST_FILE_BYTES if path == "/v1/files" else self.body_limit
+            await read_into(body, Request(scope, receive), held, limit_bytes)  # routing needs the prompt
+            left = asyncio.create_task(client_left(receive))
+            try:
+                sent = SentPieces(self.kept, client)
+                request = await client_request_of(scope, body, sent, num_hops, has_ids=self._continues != "never")
+                scope["state"]["request"] = request
+                if listing := self._listing_for(scope, request):
+                    await (await unless_left(self._in_turn(listing), left))(scope, receive, send)
+                    return Ending.ANSWERED
+                if self._tracing is not None:  # Each attempt has its own span.
+                    request.headers = [header for header in request.headers if header[0] != TRACEPARENT]
+                async with AsyncExitStack() as stack:
+                    if self._models is not None and path in ADAPTER_PATHS:
+                        request.prompt = request.prompt._replace(model=_model_of_adapter(self._models, request))
+                    if self._models is not None and not path.startswith(INSIDE):
+                        await self._have_model(request, scope["state"]["key"], self._models, stack, left)
+                    begun = await self._begin(request, left)
+                    if path in ADAPTER_PATHS:  # the next request may name the adapter
+                        await self.watch.refresh(begun.upstream)
+                    if not begun.may_go_on:
+                        held.give_back(held.number)
+                        request.body = body = bytearray()  # nobody needs it any more
+                    return await self._relay.pass_on(scope, send, request, begun, left)
+            finally:
+                left.cancel()
+
+    def _refuses(self, path: str) -> bool:
+        """Return whether a gateway refuses a path because it is about one replica. A request selects a child process by
+        its model."""
+        if not path.startswith(OF_ONE_REPLICA) or self._models is not None:
+            return False
+        is_shown = self._shows_requests and (path == REQUESTS_PATH or path.startswith(f"{REQUESTS_PATH}/"))
+        return not is_shown
+
+    def _listing_for(self, scope: Scope, request: ClientRequest) -> Callable[[], Awaitable[Response]] | None:
+        if request.method != "GET":
+            return None  # A replica refuses it.
+        # With several models here, a request that names one is sent to its process alone.
+        if scope["path"] == REQUESTS_PATH and not (self._models is not None and request.prompt.model):
+            query = scope["query_string"].decode("latin-1")
+            return partial(all_requests, self.watch, query, request.headers)
+        if scope["path"] == MODELS_PATH and self.router.differ:
+            return partial(models_answer, self.watch, self.router, scope, request.headers)
+        if scope["path"] == SCHEMA_PATH and self._models is None:
+            return partial(schema_answer, self.watch, self._refuses, request.headers)
+        if scope["path"] in _LISTS:
+            return partial(all_kept, self.watch, request.target, request.headers)
+        return None
+
+    async def _in_turn(self, listing: Callable[[], Awaitable[Response]]) -> Response:
+        """Return a list once few others are in progress, because each may take much memory."""
+        async with self._listing:
+            return await listing()
+
+    async def _have_model(
+        self,
+        request: ClientRequest,
+        key: Key | None,
+        models: ChildModels,
+        stack: AsyncExitStack,
+        left: asyncio.Task[None],
+    ) -> None:
+        """Wait until the model of a request is loaded, and keep it loaded as long as `stack` is open. Raises
+        Forbidden."""
+        name = models.name_for(request.prompt.model)
+        if key is not None and not request.looks_for_one:
+            key.check_model(name)
+        waited_ns = await unless_left(stack.enter_async_context(models.in_use(name)), left)
+        request.headers.append((WAITED_HEADER.encode(), b"%d %d" % (request.began_ns, waited_ns)))
+        if key is not None:
+            request.headers.append((OWNER_HEADER.encode(), key.digest.hex().encode()))
+        if not request.looks_for_one:
+            request.prompt = request.prompt._replace(model=name)
+
+    async def _begin(self, request: ClientRequest, left: asyncio.Task[None]) -> BegunAnswer:
+        """Let a replica begin an answer. Raises NoReplica and ClientDisconnect."""
+        try:
+            return await self._attempts.begin(request, left)
+        except NoReplica:
+            if self._models is None or not request.prompt.model:
+                raise
+            await unless_left(self._models.loaded(request.prompt.model), left)
+            return await self._attempts.begin(request, left)
+
+
+def span_name(method: str, path: str, status: int | None) -> str:
+    """Return the name of a request's span. Collectors expect few names, so ids and paths without a route are left
+    out."""
+    if method not in _METHODS:
+        method = "HTTP"  # as in OpenTelemetry's conventions
+    if status in (404, 405) or (status is None and method != "POST"):
+        return method
+    template = _IDS.sub(r"/\1/{id}", path)
+    return f"{method} {template[:100]}"
+
+
+class _Adapter(msgspec.Struct):
+    lora_name: str = ""
+
+
+def _model_of_adapter(models: ChildModels, request: ClientRequest) -> str:
+    """Return the model of a request to load or unload an adapter. Raises InvalidRequest and ModelNotFound."""
+    name = ""
+    with suppress(*UNREADABLE):  # The model's process refuses it.
+        name = msgspec.json.decode(request.body, type=_Adapter).lora_name
+    is_new = request.target.startswith(ADAPTER_PATHS[0].encode())
+    return models.name_for_adapter(request.prompt.model, name, is_new=is_new)

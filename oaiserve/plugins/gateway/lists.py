@@ -1,0 +1,240 @@
+"""Merges the lists of all replicas: models, if these differ, files and batches, and requests. It also makes the schema
+of a gateway's routes.
+
+Answers of replicas are limited in time, bytes and items, and malformed items are left out.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from operator import itemgetter
+from typing import Annotated, Any, TypeVar
+from urllib.parse import parse_qsl, urlencode
+
+import msgspec
+from starlette.responses import Response
+from starlette.types import Scope
+
+from oaiserve.errors import Unavailable
+from oaiserve.plugins.gateway.routers import Routers
+from oaiserve.plugins.gateway.sources import UNREADABLE
+from oaiserve.plugins.gateway.upstream import Headers, NoAnswer, Upstream
+from oaiserve.plugins.gateway.watch import Watch
+from oaiserve.plugins.pages.dashboard import document_response
+from oaiserve.routes.answer.paging import Page, page_of
+from oaiserve.routes.door.middleware import json_response
+from oaiserve.routes.models import list_answer
+
+REQUESTS_PATH = "/debug/requests"
+SCHEMA_PATH = "/openapi.json"
+MOST_PAGES = 10  # per list of a replica
+PAGE_ITEMS = 100  # as many as a page may have
+MOST_REQUESTS = 4096  # per replica
+MOST_MODELS = 2048  # items of a list of models, which has no pages
+MOST_MODEL_BYTES = 2**20  # size of a replica's list of models
+MOST_LIST_BYTES = 8 * 2**20  # size of all pages of a replica's list of files or batches
+MOST_PAGE_BYTES = 2 * 2**20  # size of one page, which takes some milliseconds of the event loop
+MOST_SCHEMA_BYTES = 2 * 2**20
+LIST_SECONDS = 5.0  # time limit for the lists of a replica
+
+Item = dict[str, Any]
+UnixSeconds = Annotated[int, msgspec.Meta(ge=0, le=2**33)]
+
+
+class _List(msgspec.Struct):
+    data: Annotated[list[msgspec.Raw], msgspec.Meta(max_length=MOST_MODELS)]
+    has_more: bool = False
+
+
+class _Requests(msgspec.Struct):
+    requests: Annotated[list[msgspec.Raw], msgspec.Meta(max_length=MOST_REQUESTS)]
+    open: Annotated[list[msgspec.Raw], msgspec.Meta(max_length=MOST_REQUESTS)]
+
+
+class _Request(msgspec.Struct):
+    """The fields of an ended or open request that are needed to merge lists."""
+
+    received_unix_ns: Annotated[int, msgspec.Meta(ge=0, le=2**62)]
+    phases: Annotated[list[Any], msgspec.Meta(max_length=100)] = []
+
+
+class _Model(msgspec.Struct):
+    id: Annotated[str, msgspec.Meta(min_length=1, max_length=512)]
+    created: UnixSeconds = 0
+
+
+class _Stored(_Model, kw_only=True):
+    """A file or a batch."""
+
+    created_at: UnixSeconds
+
+
+Kind = TypeVar("Kind", bound=_Model)
+
+
+_decode_fields = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
+
+
+async def all_models(watch: Watch, routers: Routers, headers: Headers) -> list[Item] | Response:
+    """Ask one replica of each set of models for its list, with a client's `headers`, and return all models, or a
+    refusal if nobody lists any."""
+    listed_models: dict[str, Item] = {}
+    refusal: Response | None = None
+    # With this header, the replica would answer in pages.
+    headers = [header for header in headers if header[0] != b"anthropic-version"]
+    for name in sorted(watch.joined - watch.silent):
+        if (models := routers.models_of(name)) and listed_models.keys() >= {*models}:
+            continue
+        listed = await _listed(watch, name, _Model, b"/v1/models", headers, {}, MOST_MODEL_BYTES)
+        if isinstance(listed, Response):  # It probably needs another key.
+            refusal = listed
+            continue
+        for model, text in listed:
+            with suppress(*UNREADABLE):
+                listed_models.setdefault(model.id, _decode_fields(text) | msgspec.structs.asdict(model))
+    return refusal if refusal is not None and not listed_models else [*listed_models.values()]
+
+
+async def models_answer(watch: Watch, routers: Routers, scope: Scope, headers: Headers) -> Response:
+    models = await all_models(watch, routers, headers)
+    return models if isinstance(models, Response) else list_answer(scope, models)
+
+
+async def all_kept(watch: Watch, target: bytes, headers: Headers) -> Response:
+    """Request the list of each replica at a path, and answer with the page of all of them that the query of `target`
+    selects.
+
+    Replicas that refuse count only if all do. Raises InvalidRequest if nothing has the id `after`.
+    """
+    path, _, query = target.partition(b"?")
+    fields = {"limit": "20"} | dict(parse_qsl(query.decode(errors="replace")))
+    after = fields.pop("after", None)
+    limit = PAGE_ITEMS
+    # Replicas refuse other limits.
+    if fields["limit"] in {str(number) for number in range(1, PAGE_ITEMS + 1)}:
+        limit = int(fields["limit"])
+        fields["limit"] = str(PAGE_ITEMS)
+    names = sorted(watch.joined - watch.silent)
+    answers = await asyncio.gather(
+        *(_listed(watch, name, _Stored, path, headers, fields, MOST_LIST_BYTES) for name in names)
+    )
+    refusals = [answer for answer in answers if isinstance(answer, Response)]
+    if refusals and len(refusals) == len(answers):
+        return refusals[0]
+    by_id = {one.id: (one, text) for answer in answers if not isinstance(answer, Response) for one, text in answer}
+    newest = sorted(by_id.values(), key=lambda both: -both[0].created_at)
+    page = page_of(Page[Any], newest, lambda both: both[0].id, limit, after)
+    page.data = [text for _, text in page.data]
+    return json_response(page)
+
+
+async def schema_answer(watch: Watch, lacks: Callable[[str], bool], headers: Headers) -> Response:
+    """Answer with the schema of the first replica that sends one, without the paths that a gateway lacks. If replicas
+    only refuse, answer with a refusal."""
+    refusal: Response | None = None
+    accepted = dict(headers).get(b"accept", b"").decode("latin-1")
+    for name in sorted(watch.joined - watch.silent):
+        with suppress(NoAnswer, KeyError, *UNREADABLE):
+            upstream = watch.upstreams[name]
+            status, content = await upstream.get(SCHEMA_PATH.encode(), headers, MOST_SCHEMA_BYTES, LIST_SECONDS)
+            if status >= 400:
+                refusal = Response(content, status, media_type="application/json")
+                continue
+            schema = _decode_fields(content)
+            paths = _decode_fields(schema["paths"])
+            # The pages are the gateway's own.
+            own_paths = {path: text for path, text in paths.items() if path.startswith("/dashboard") or not lacks(path)}
+            return document_response(msgspec.json.encode(schema | {"paths": own_paths}), accepted)
+    if refusal is None:
+        raise Unavailable("No replica sends its schema; try again later.", retry_after_seconds=5)
+    return refusal
+
+
+async def all_requests(watch: Watch, query: str, headers: Headers) -> Response:
+    """Request the last requests of each replica with a client's `headers`, and answer with all of them, each with the
+    number of its `replica`. If all replicas refuse, answer with a refusal."""
+    if "limit" not in dict(parse_qsl(query)):  # A replica may have more than the gateway reads.
+        query = f"{query}&limit={MOST_REQUESTS}" if query else f"limit={MOST_REQUESTS}"
+    upstreams = [watch.upstreams[name] for name in sorted(watch.joined - watch.silent)]
+    answers = await asyncio.gather(*(_requests(upstream, query, headers) for upstream in upstreams))
+    refusals = [answer for answer in answers if isinstance(answer, Response)]
+    if refusals and len(refusals) == len(answers):
+        return refusals[0]
+    by_number = {up.number: each for up, each in zip(upstreams, answers, strict=True) if isinstance(each, _Requests)}
+    return await asyncio.to_thread(_merged, by_number, dict(parse_qsl(query)))
+
+
+def _merged(answers: Mapping[int, _Requests], fields: Mapping[str, str]) -> Response:
+    merged: dict[str, list[tuple[float, Item]]] = {"requests": [], "open": []}
+    for number, answer in answers.items():
+        for name, rows in merged.items():
+            for text in getattr(answer, name):
+                with suppress(*UNREADABLE):
+                    rank = _rank(msgspec.json.decode(text, type=_Request), fields.get("slowest"))
+                    rows.append((rank, _decode_fields(text) | {"replica": number}))
+    limit = int(text) if (text := fields.get("limit", "")).isdecimal() and len(text) <= 9 else None
+    shown = {name: [row for _, row in sorted(rows, key=itemgetter(0))] for name, rows in merged.items()}
+    return json_response({"requests": shown["requests"][:limit], "open": shown["open"]})
+
+
+async def _requests(upstream: Upstream, query: str, headers: Headers) -> _Requests | Response | None:
+    """Return the last requests of a replica, its refusal, or None if its answer is late or unreadable."""
+    with suppress(NoAnswer, *UNREADABLE):
+        target = f"{REQUESTS_PATH}?{query}".encode()
+        status, content = await upstream.get(target, headers, MOST_LIST_BYTES, LIST_SECONDS)
+        if status >= 400:
+            return Response(content, status, media_type="application/json")
+        return await asyncio.to_thread(msgspec.json.decode, content, type=_Requests)
+    return None
+
+
+def _rank(request: _Request, slowest: str | None) -> float:
+    """Return the sort key of a request: newest first, or with `slowest`, longest in that phase first."""
+    if slowest is not None:
+        for phase in request.phases:
+            match phase:
+                case {"name": str(name), "duration_ns": int(duration_ns)} | [str(name), int(duration_ns), *_]:
+                    if name == slowest:
+                        return -duration_ns
+    return -request.received_unix_ns
+
+
+async def _listed(
+    watch: Watch,
+    name: str,
+    kind: type[Kind],
+    path: bytes,
+    headers: Headers,
+    query: dict[str, str],
+    most_bytes: int,
+) -> list[tuple[Kind, msgspec.Raw]] | Response:
+    """Return the items of a replica's list that arrive in time and can be read, or its refusal."""
+    items: list[tuple[Kind, msgspec.Raw]] = []
+    target = path + (b"?" if query else b"")
+    with suppress(TimeoutError, NoAnswer, KeyError, *UNREADABLE):  # Other replicas are enough.
+        async with asyncio.timeout(LIST_SECONDS):
+            for _ in range(MOST_PAGES):
+                upstream = watch.upstreams[name]
+                status, content = await upstream.get(
+                    target + urlencode(query).encode(), headers, min(most_bytes, MOST_PAGE_BYTES)
+                )
+                if status >= 400:
+                    return Response(content, status, media_type="application/json")
+                most_bytes -= len(content)
+                page = msgspec.json.decode(content, type=_List)
+                new = _readable(page.data, kind)
+                items += new
+                if not page.has_more or not new:
+                    break
+                query = query | {"after": new[-1][0].id}
+    return items
+
+
+def _readable(texts: Iterable[msgspec.Raw], kind: type[Kind]) -> list[tuple[Kind, msgspec.Raw]]:
+    items = []
+    for text in texts:
+        with suppress(*UNREADABLE):
+            items.append((msgspec.json.decode(text, type=kind), text))
+    return items

@@ -1,0 +1,104 @@
+"""The gateway's pages: those of a server, with a live page of its fleet. Replicas are shown by numbers, with their
+addresses only if the gateway listens only on this machine."""
+
+from __future__ import annotations
+
+from operator import itemgetter
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+from starlette.types import ASGIApp
+
+from oaiserve import __version__
+from oaiserve.config import ServerOptions
+from oaiserve.facts.times import monotonic_ns
+from oaiserve.plugins.gateway.children.models import ChildModels, Model
+from oaiserve.plugins.gateway.feed import FleetFeed
+from oaiserve.plugins.gateway.gateway import Gateway
+from oaiserve.plugins.gateway.metrics import GatewayMetrics, counts
+from oaiserve.plugins.gateway.routers import Routers
+from oaiserve.plugins.gateway.samples import FleetSamples
+from oaiserve.plugins.gateway.upstream import Upstream
+from oaiserve.plugins.gateway.watch import Watch
+from oaiserve.plugins.pages import dashboard
+from oaiserve.routes import debug
+from oaiserve.routes.operation import closed
+
+_CLOSED = (
+    "{path} shows the load and the requests of all replicas, so it is there only where --host is this machine alone, "
+    "as in 127.0.0.1, or with --open-dashboard."
+)
+
+
+def routes(
+    watch: Watch,
+    routers: Routers,
+    metrics: GatewayMetrics,
+    server: ServerOptions,
+    models: ChildModels | None,
+    gateway: Gateway,
+) -> list[Route]:
+    """Return the routes of the pages: the chat, which any replica answers, and the live page of the fleet. With
+    `models` in child processes, the feed of one model comes from its process."""
+
+    async def root(request: Request) -> Response:
+        return await dashboard.answer_root(request, server, __version__)
+
+    def fleet() -> dict[str, Any]:
+        sent = counts(metrics.choices, "replica")
+        replicas = [_shown(upstream, watch, routers, sent) for upstream in watch.upstreams.values()]
+        if models is not None:
+            replicas += [_not_loaded(model) for model in models.models.values() if model.process is None]
+        elif server.is_private:
+            for replica, upstream in zip(replicas, watch.upstreams.values(), strict=True):
+                replica["address"] = upstream.name
+        return {
+            "requests": counts(metrics.requests, "ending"),
+            "continued": counts(metrics.continued, "result"),
+            "replicas": sorted(replicas, key=itemgetter("number" if models is None else "models")),
+            "has_children": models is not None,
+        }
+
+    fleet_feed = FleetFeed(FleetSamples(watch), fleet, lambda: gateway.is_draining)
+
+    async def feed(request: Request) -> ASGIApp:
+        if models is not None and request.query_params.get("model"):
+            return gateway
+        return dashboard.feed_response(request, fleet_feed, fleet_feed.events())
+
+    root_route = Route("/", root)
+    if server.shows_dashboard:
+        return [root_route, *dashboard.page_routes(None), Route("/dashboard/feed", feed)]
+    hidden = closed(_CLOSED) if models is None else debug.closed_route
+    paths = ["/debug/requests", "/debug/requests/{request_id}"]
+    if models is not None:
+        paths = ["/debug/{rest:path}", "/dashboard/{rest:path}"]
+    return [root_route, *dashboard.page_routes(hidden), *(Route(path, hidden) for path in paths)]
+
+
+def _not_loaded(model: Model) -> dict[str, Any]:
+    numbers = dict.fromkeys(("number", "num_sent", "num_open", "num_running", "num_waiting", "kv_use"))
+    state = "Loading" if model.loading is not None else "Not loaded"
+    return {"state": state, "is_up": False, "models": model.config.model_names, **numbers}
+
+
+def _shown(upstream: Upstream, watch: Watch, routers: Routers, sent: dict[str, int]) -> dict[str, Any]:
+    """Return a replica as the page shows it. The numbers from its reports are null without one."""
+    name = upstream.name
+    number = upstream.number
+    report = upstream.report
+    is_up = False
+    if name not in watch.joined:
+        state = "Not reached yet"
+    elif monotonic_ns() < upstream.out_until_ns:
+        state = "Paused, because its requests failed"
+    elif name in watch.silent:
+        state = "Not responding"
+    else:
+        is_up = True
+        state = "Up" if report is not None else "Up, without reports"
+    shown = {"number": number, "state": state, "is_up": is_up, "models": routers.models_of(name)}
+    shown |= {"num_sent": sent.get(str(number), 0), "num_open": upstream.num_open}
+    return shown | {name: getattr(report, name, None) for name in ("num_running", "num_waiting", "kv_use")}

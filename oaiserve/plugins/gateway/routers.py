@@ -1,0 +1,97 @@
+"""Chooses the replica for a request if replicas have different models.
+
+Replicas report their models. As long as all serve the same models, one router has all of them. Otherwise, models that
+the same replicas serve share a router, so the number of routers doesn't grow with the number of models.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+
+from oaiserve.plugins.gateway.router import NoReplica, Router
+from oaiserve.wire.prefix_keys import Prompt
+from oaiserve.wire.report import ReplicaReport
+from oaiserve.wire.routing_decision import Decision
+
+MOST_ROUTERS = 256  # Each report of a replica goes to every router that has the replica.
+
+
+class Routers:
+    """The routers of all models, with the methods of `Router`. A replica that reports no models counts for any."""
+
+    def __init__(self, *, is_strict: bool = False) -> None:
+        """With `is_strict`, a model that no replica has reported has no replica."""
+        self._is_strict = is_strict
+        self.fleet = Router()  # the router of all replicas, for models that none is known to have
+        self._having: dict[str, tuple[str, ...]] = {}  # replicas by model; empty while all replicas serve the same
+        self.by_model: dict[str, Router] = {}  # up to MOST_ROUTERS different ones
+        self.routers: list[Router] = [self.fleet]
+        self._models: dict[str, tuple[str, ...]] = {}  # by replica, as it has reported them
+        self._present: tuple[str, ...] = ()
+
+    @property
+    def differ(self) -> bool:
+        return bool(self._having)
+
+    def models_of(self, replica: str) -> tuple[str, ...]:
+        return self._models.get(replica, ())
+
+    def update_replicas(self, names: Iterable[str], now_ns: int) -> None:
+        self._present = tuple(names)
+        self._models = {name: self._models[name] for name in self._present if name in self._models}
+        self._divide(now_ns)
+
+    def exclude(self, name: str, now_ns: int) -> None:
+        for router in self.routers:
+            router.exclude(name, now_ns)
+
+    def learn(self, report: ReplicaReport, now_ns: int) -> None:
+        if report.replica in self._present and self._models.get(report.replica) != report.models:
+            self._models[report.replica] = report.models
+            self._divide(now_ns)
+        for router in self.routers:
+            router.learn(report, now_ns)
+
+    def choose(
+        self,
+        prompt: Prompt,
+        now_ns: int,
+        session: str | None = None,
+        without: Collection[str] = (),
+    ) -> Decision:
+        """Choose the replica for a request, among those with its model. Raises NoReplica."""
+        router = self.by_model.get(prompt.model)
+        if router is None:
+            if self._is_strict and prompt.model and prompt.model not in self._having:
+                raise NoReplica(f"no replica has the model {prompt.model}")
+            router = self.fleet
+            if having := self._having.get(prompt.model):
+                without = {*without, *self._present}.difference(set(having).difference(without))
+        return router.choose(prompt, now_ns, session, without)
+
+    def _divide(self, now_ns: int) -> None:
+        """Group the models by the replicas that serve them, with a router for each group."""
+        self._having = {}
+        if self._is_strict or len({frozenset(models) for models in self._models.values()}) > 1:
+            with_any = [name for name in self._present if not self.models_of(name)]
+            having: dict[str, list[str]] = {}
+            for name in self._present:
+                for model in dict.fromkeys(self.models_of(name)):
+                    having.setdefault(model, [*with_any]).append(name)
+            self._having = {model: tuple(names) for model, names in having.items()}
+        groups: dict[tuple[str, ...], Router] = {}
+        before = self.by_model
+        self.by_model = {}
+        for model, names in self._having.items():
+            router = groups.get(names)
+            if router is None and len(groups) < MOST_ROUTERS:
+                router = before.get(model)
+                if router is None or router in groups.values():
+                    router = Router()
+                groups[names] = router
+            if router is not None:
+                self.by_model[model] = router
+        self.routers = [self.fleet, *groups.values()]
+        self.fleet.update_replicas(self._present, now_ns)
+        for names, router in groups.items():
+            router.update_replicas(names, now_ns)

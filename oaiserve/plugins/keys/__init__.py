@@ -1,0 +1,1 @@
+"""Stored API keys with quotas."""

@@ -1,0 +1,242 @@
+"""The routes of /v1/responses that read an input: they answer it, or count its tokens."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+from msgspec import UNSET
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import Request
+from starlette.responses import Response
+
+from oaiserve.engine.request import SamplingParams, Usage
+from oaiserve.facts.record import ToolCallOutcome
+from oaiserve.http.fair_turns import Work
+from oaiserve.plugins.responses import compact
+from oaiserve.plugins.responses.background import BackgroundAnswer
+from oaiserve.plugins.responses.conversations import change, with_turn
+from oaiserve.plugins.responses.offered import OfferedTools
+from oaiserve.plugins.responses.output import ResponseEvent, ResponseObject
+from oaiserve.plugins.responses.request_input import (
+    Earlier,
+    RequestInput,
+    conversed,
+    earlier_media,
+    items_of,
+    read_all_earlier,
+    read_earlier,
+    text_format,
+)
+from oaiserve.plugins.responses.runs import Run
+from oaiserve.plugins.responses.shape import ResponsesShape
+from oaiserve.plugins.responses.store import StoredResponse
+from oaiserve.routes.answer.common_shape import encode
+from oaiserve.routes.answer.respond import Answer
+from oaiserve.routes.chat import constraints
+from oaiserve.routes.intake import parameters
+from oaiserve.routes.intake.adaptations import Adaptations
+from oaiserve.routes.intake.body_types import (
+    ENCRYPTED,
+    LOGPROBS,
+    ResponseInputBody,
+    ResponsesBody,
+)
+from oaiserve.routes.intake.invalid import invalid
+from oaiserve.routes.intake.object_types import PlainText, ResponseTool, TextOptions
+from oaiserve.routes.intake.parameters import integer
+from oaiserve.routes.intake.prepare import Intake, prepare
+from oaiserve.routes.intake.receive import read_parsed
+from oaiserve.routes.intake.turns import in_turns_if_large
+from oaiserve.routes.operation import Operation
+from oaiserve.routes.serving import Serving, serving_of
+from oaiserve.routes.tokens import answer_in_turns, encoded
+
+# Parameters of other routes or servers, and their equivalents here.
+_ELSEWHERE = {
+    "max_tokens": "use 'max_output_tokens'",
+    "max_completion_tokens": "use 'max_output_tokens'",
+    "response_format": "use 'text.format'",
+    "prompt_logprobs": "a response has no place for it",
+    "return_progress": "its streams tell of it without being asked",
+    "return_token_ids": "a response has no place for them",
+    "prompt": "this server has no stored prompts. Use 'instructions' and 'input'",
+}
+_TOOL_FIELDS = ("description", "parameters", "strict")  # These are null if the client has left them out.
+
+
+@Operation(
+    summary="Answer a conversation as a response, whole or streamed.",
+    group="Generation",
+    body=ResponsesBody,
+    answer=ResponseObject,
+    event=ResponseEvent,
+    example={"input": "What is the capital of France?", "max_output_tokens": 64},
+)
+async def responses(http: Request) -> Answer | BackgroundAnswer:
+    """Answer in two parts. Between them, the stored responses that the request continues are read."""
+    intake = await prepare(http, ResponsesBody, lambda intake: intake, id_prefix="resp_")
+    if compacts := compact.is_triggered(intake.body):
+        intake = compact.for_summary(intake)
+    earlier = await read_all_earlier(http, intake)
+    if earlier.turns:
+        intake.exchange.conversation_id = earlier.turns[-1].conversation_id
+
+    def answer() -> Work[Answer | BackgroundAnswer]:
+        yield None
+        return (yield from _answer(intake, earlier, compacts=compacts))
+
+    is_slow = compacts or intake.body.truncation == "auto"
+    return await in_turns_if_large(http, answer(), intake.num_bytes, always=is_slow)
+
+
+class InputTokens(msgspec.Struct):
+    """The number of tokens that the prompt of a response would have."""
+
+    input_tokens: int
+    object: str = "response.input_tokens"
+
+
+@Operation(
+    summary="Count the tokens of the input of a response.",
+    group="Tokenizer",
+    body=ResponseInputBody,
+    answer=InputTokens,
+    example={"input": "Good morning"},
+)
+async def input_tokens(request: Request) -> Response:
+    serving = serving_of(request)
+    adaptations = Adaptations()
+    body, num_bytes = await read_parsed(request, ResponseInputBody, adaptations)
+    earlier = await read_earlier(serving, body, request.state.owner, request.state.unique_id)
+    media = await earlier_media(request, body, earlier, num_bytes)
+
+    def count() -> Work[bytes]:
+        _, conversation = conversed(body, serving, adaptations, is_constrained=False)
+        prompt = RequestInput(body, serving, conversation, earlier, media, adaptations, request.state.unique_id).prompt
+        return encode(InputTokens(len((yield from encoded(serving, prompt)))))
+
+    return await answer_in_turns(request, body.model, count(), num_bytes + earlier.num_bytes, adaptations)
+
+
+def _answer(intake: Intake[ResponsesBody], earlier: Earlier, *, compacts: bool) -> Work[Answer | BackgroundAnswer]:
+    body = intake.body
+    serving = intake.serving
+    exchange = intake.exchange
+    parameters.refuse(body, "/v1/responses", _ELSEWHERE)
+    parameters.check_metadata(body.metadata or {})
+    if body.background:
+        _check_background(body, serving)
+        exchange.is_streaming = True  # to clients that follow it
+        exchange.is_background = True
+        exchange.ids = None  # No other server continues it.
+    is_constrained = bool(body.stop) or constraints.is_constrained(body)
+    offered, conversation = conversed(body, serving, exchange.adaptations, is_constrained=is_constrained)
+    is_forced = offered.tools is not None and offered.tools.is_forced
+    if compacts and (is_constrained or is_forced or text_format(body) is not None):
+        raise invalid("input", "a 'compaction_trigger' asks for a text without a form, stop strings or calls")
+    if offered.left_out:
+        exchange.tool_calls[ToolCallOutcome.LEFT_OUT] = len(offered.left_out)
+    has_logprobs = LOGPROBS in (body.include or [])
+    num_logprobs = parameters.top_logprobs(body, has_logprobs, f"'include': ['{LOGPROBS}']")
+    max_tokens = integer(body, "max_output_tokens")
+    own = conversation.own_params(
+        max_tokens,
+        num_logprobs,
+        constraints.grammar(body, text_format(body)),
+        text_lengths=num_logprobs is not None and conversation.reads_calls,
+    )
+    params, wanted = intake.checked(own)
+    adaptations = exchange.adaptations
+    whole = RequestInput(
+        body, serving, conversation, earlier, intake.media, adaptations, intake.head.unique_id, needs_input=not compacts
+    )
+    prompt = whole.prompt
+    num_dropped = 0
+    if body.truncation == "auto" or compacts:
+        prompt, num_dropped = yield from whole.truncated(max_tokens, keeps_room=compacts)
+    stores = body.store is not False and serving.config.server.stores_responses
+    if stores and exchange.conversation_id is None:
+        exchange.conversation_id = intake.head.id
+    shape = (compact.SummaryShape if compacts else ResponsesShape)(
+        intake.head,
+        wanted,
+        conversation,
+        exchange.tool_calls,
+        _reported(intake, offered, params, stores=stores) | {"truncated_items": num_dropped or UNSET},
+        offered,
+        stream=exchange.is_streaming and not compacts,
+        encrypts=ENCRYPTED in (body.include or []),
+    )
+
+    def turn(response: bytes) -> StoredResponse:
+        assert exchange.conversation_id is not None
+        ids = intake.head.id, exchange.conversation_id, body.previous_response_id
+        return StoredResponse(*ids, response, encode(whole.items))
+
+    async def store(usage: Usage) -> None:
+        """Store the answer before the client sees its end."""
+        stored = turn(shape.stored(usage))
+        if stores:
+            await serving.responses.put(earlier.owner, stored)
+        if body.conversation is not None:  # If it has been deleted, it stays deleted.
+            added = await run_in_threadpool(lambda: list(items_of([stored])))
+            await change(
+                serving.responses,
+                earlier.owner,
+                stored.conversation_id,
+                lambda old: with_turn(old, added, intake.head.unique_id, len(whole.items))[0],
+            )
+
+    keeps = stores or body.conversation is not None
+    asking = compact.with_wish(prompt) if compacts else prompt
+    answer = intake.answer(params, (asking,), shape, before_end=store if keeps else None)
+    if not body.background:
+        return answer
+    return BackgroundAnswer(answer, shape, Run(earlier.owner, turn(b"")), serving.runs, streams=bool(body.stream))
+
+
+def _reported(
+    intake: Intake[ResponsesBody], offered: OfferedTools, params: SamplingParams, *, stores: bool
+) -> dict[str, Any]:
+    body = intake.body
+    text = body.text or TextOptions()
+    form = msgspec.to_builtins(text.format or PlainText())
+    if form["type"] == "json_schema":
+        form["strict"] = bool(form["strict"])
+
+    return {
+        "background": bool(body.background),
+        "instructions": body.instructions,
+        "conversation": UNSET if body.conversation is None else {"id": intake.exchange.conversation_id},
+        "max_output_tokens": integer(body, "max_output_tokens"),
+        "max_tool_calls": integer(body, "max_tool_calls"),
+        "parallel_tool_calls": body.parallel_tool_calls is not False,
+        "previous_response_id": body.previous_response_id,
+        "reasoning": {"effort": None if body.reasoning is None else body.reasoning.effort, "summary": None},
+        "store": stores,
+        "temperature": params.temperature,
+        "presence_penalty": params.presence_penalty,
+        "frequency_penalty": params.frequency_penalty,
+        "text": {"format": form} | ({} if text.verbosity is None else {"verbosity": text.verbosity}),
+        "tool_choice": msgspec.to_builtins(body.tool_choice or "auto"),
+        "tools": [_shown(tool) for tool in body.tools or [] if tool.type not in offered.left_out],
+        "ignored_tools": list(offered.left_out) or UNSET,
+        "top_logprobs": integer(body, "top_logprobs") or 0,
+        "top_p": params.top_p,
+        "truncation": body.truncation or "disabled",
+        "metadata": body.metadata or {},
+        "user": body.user,
+        "safety_identifier": body.safety_identifier,
+        "prompt_cache_key": body.prompt_cache_key,
+    }
+
+
+def _shown(tool: ResponseTool) -> dict[str, Any]:
+    fields: dict[str, Any] = msgspec.to_builtins(tool)
+    return (dict.fromkeys(_TOOL_FIELDS) if tool.type == "function" else {}) | fields
+
+
+def _check_background(body: ResponsesBody, serving: Serving) -> None:
+    if body.store is False or not serving.config.server.stores_responses:
+        raise invalid("background", "a response that is made in the background has to be stored")

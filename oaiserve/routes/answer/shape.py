@@ -1,0 +1,54 @@
+"""`Shape`: what renders an answer as the bytes of a route of the API."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Protocol
+
+from oaiserve.engine.request import PromptDone, PromptProgress, TokenChunk, Usage
+from oaiserve.routes.door.exchange import RequestTimings
+
+# The longest time between two events that clients count, while a prompt is computed. Codex and Claude Code ignore
+# comments and pings, and give up after 300 s without an event of another kind.
+ACTIVITY_SECONDS = 10.0
+
+Timings = Callable[[Usage], RequestTimings]  # called at the end of a stream, if the client asked for timings
+
+
+class Shape(Protocol):
+    """Renders one answer as the bytes of a route of the API, either as a stream or whole.
+
+    In a stream, `prompt` and `delta` return any number of server-sent events, or none. `finished` and `failed` return
+    the last ones, with the route's own end of streams. Large ones come in pieces, which are rendered when they are
+    written. `whole` reads the answer at once, and renders it in pieces. If a prompt takes long, `begun` returns the
+    events that `prompt` then leaves out, and `progress` a sign of life. `activity` returns an event without news that
+    resets the idle timeouts of clients.
+    """
+
+    @property
+    def activity_seconds(self) -> float: ...  # longest time without an event that clients count
+
+    @property
+    def is_numbered(self) -> bool: ...  # whether its events have numbers
+
+    def begun(self, event: PromptProgress, /) -> bytes: ...
+
+    def progress(self, event: PromptProgress, /) -> bytes: ...
+
+    def activity(self) -> bytes: ...
+
+    def prompt(self, event: PromptDone, /) -> Iterable[bytes]: ...
+
+    def delta(self, chunk: TokenChunk, /) -> bytes: ...
+
+    def finished(self, usage: Usage, timings: Timings, /) -> Iterable[bytes]: ...
+
+    def failed(self, error: Mapping[str, Any], /) -> bytes: ...
+
+    def whole(
+        self, prompts: Sequence[PromptDone], choices: Sequence[TokenChunk], usage: Usage, /
+    ) -> Iterator[bytes]: ...
+
+
+# `Shape.whole`, of the chunks of choices or the vectors of prompts, in their order.
+RenderWhole = Callable[[Sequence[PromptDone], Sequence[Any], Usage], Iterator[bytes]]

@@ -1,0 +1,1 @@
+"""What a conversation says: contents, history, tools, and constraints on the answer."""

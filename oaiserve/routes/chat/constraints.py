@@ -1,0 +1,140 @@
+"""The clients' constraints on the text of an answer, each turned into a `Grammar`.
+
+OpenAI calls them response_format, vLLM structured_outputs, and llama.cpp grammar and json_schema. The content of a
+schema or a grammar is checked when it is compiled. This file knows nothing of HTTP, and of the engine only the types of
+requests and formats.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import msgspec
+
+from oaiserve.engine.request import Grammar, GrammarKind
+from oaiserve.routes.intake.body_types import SamplingBody
+from oaiserve.routes.intake.invalid import check_name, invalid
+from oaiserve.routes.intake.object_types import (
+    AnyObject,
+    AnyText,
+    BySchema,
+    NamedSchema,
+    PlainObject,
+    PlainSchema,
+    StructuredOutputs,
+    TextFormat,
+)
+
+GBNF_DEFINITION = re.compile(r"^[ \t]*+[A-Za-z0-9_-]++\s*+::=", re.ASCII | re.MULTILINE)
+_PARAMS = ("response_format", "structured_outputs", "grammar", "json_schema")
+# These constrain the text of an answer, the others everything that is generated.
+TEXT_FORMATS = ("response_format", "text.format", "output_config.format")
+_KINDS = ("json", "regex", "choice", "grammar", "json_object")  # kinds of structured_outputs
+
+
+def grammar(body: SamplingBody, other: Grammar | None = None) -> Grammar | None:
+    """Return the constraint of the body, or the `other` one under the route's own name, or None. Raises
+    InvalidRequest."""
+    grammars = [*([] if other is None else [other]), *_grammars(body)]
+    for each in grammars[1:]:
+        # Clients send the same constraint under two names.
+        if (each.kind, each.text) != (grammars[0].kind, grammars[0].text):
+            names = f"'{grammars[0].param}' and '{each.param}'"
+            raise invalid(each.param, f"only one constraint on the answer is allowed, got {names}")
+    if grammars:
+        return grammars[0]
+    return None
+
+
+def text_format(value: TextFormat) -> Grammar | None:
+    """Return the constraint in `text.format` of /v1/responses. Raises InvalidRequest."""
+    param = "text.format"
+    match value:
+        case PlainObject():
+            return Grammar("json_object", "", param)
+        case PlainSchema():
+            return _named_schema(value, param, param)
+    return None
+
+
+def json_format(schema: Mapping[str, Any]) -> Grammar:
+    """Return the constraint in `output_config.format` of /v1/messages. Raises InvalidRequest."""
+    param = "output_config.format"
+    return _of_kind("json", schema, f"{param}.schema", param)
+
+
+def is_constrained(body: SamplingBody) -> bool:
+    """Return whether the body has a constraint, without reading its content."""
+    return not isinstance(body.response_format, AnyText | None) or any(
+        getattr(body, name) for name in _PARAMS if name != "response_format"
+    )
+
+
+def _grammars(body: SamplingBody) -> Iterator[Grammar]:
+    param = "response_format"
+    match body.response_format:
+        case AnyObject(None):
+            yield Grammar("json_object", "", param)
+        case AnyObject(schema):  # llama.cpp accepts a schema here, too.
+            yield _of_kind("json", schema, f"{param}.schema", param)
+        case BySchema(named):
+            yield _named_schema(named, f"{param}.json_schema", param)
+    if body.structured_outputs is not None:
+        yield _structured_outputs(body.structured_outputs)
+    if body.grammar:
+        yield _of_kind("grammar", body.grammar, "grammar", "grammar")
+    if body.json_schema is not None:
+        yield _of_kind("json", body.json_schema, "json_schema", "json_schema")
+
+
+def _named_schema(value: NamedSchema, where: str, param: str) -> Grammar:
+    check_name(param, f"{where}.name", value.name)
+    return _of_kind("json", value.schema, f"{where}.schema", param)
+
+
+def _structured_outputs(value: StructuredOutputs) -> Grammar:
+    param = "structured_outputs"
+    if value.disable_additional_properties:
+        raise invalid(param, "the value True is not supported", f"{param}.disable_additional_properties")
+    constraints = {kind: each for kind in _KINDS if (each := getattr(value, kind)) is not None and each is not False}
+    if len(constraints) != 1:
+        raise invalid(param, f"must have one of {', '.join(_KINDS)}, got {', '.join(constraints) or 'none'}")
+    ((kind, each),) = constraints.items()
+    if value.disable_any_whitespace and kind in ("json", "json_object"):
+        return _of_kind("json", _in_one_line(each), f"{param}.json", param)
+    return _of_kind(kind, each, f"{param}.{kind}", param)
+
+
+def _in_one_line(schema: dict[str, Any] | str | bool) -> Any:
+    """Return an equal schema whose JSON has one line: only objects without `properties` may be laid out in lines."""
+    if schema is True:
+        schema = {"type": "object"}
+    if isinstance(schema, str):
+        try:
+            schema = msgspec.json.decode(schema)
+        except msgspec.DecodeError:
+            return schema  # Compiling it reports what is wrong.
+    if isinstance(schema, dict):
+        return {"properties": {}, **schema}
+    return msgspec.json.encode(schema).decode()
+
+
+def _of_kind(kind: str, value: Any, where: str, param: str) -> Grammar:
+    """Make a grammar from a value of one of vLLM's kinds. `where` is its place, for errors."""
+    match kind, value:
+        case "json", dict():
+            return Grammar("json_schema", msgspec.json.encode(value).decode(), param)
+        case "json", _:
+            return Grammar("json_schema", value, param)
+        case "regex", _:
+            return Grammar("regex", value, param)
+        case "grammar", _:
+            form: GrammarKind = "gbnf" if GBNF_DEFINITION.search(value) else "lark"
+            return Grammar(form, value, param)
+        case "choice", []:
+            raise invalid(param, "must be a list of strings that is not empty, got []", where)
+        case "choice", _:
+            return Grammar("choice", msgspec.json.encode(value).decode(), param)
+    return Grammar("json_object", "", param)

@@ -1,0 +1,1 @@
+"""Who may enter: middleware, access, the account of a request, and its exchange."""

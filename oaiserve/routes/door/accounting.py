@@ -1,0 +1,136 @@
+"""Makes exactly one record for each request to a generation route, however the request ends."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+from dataclasses import fields
+
+from starlette.datastructures import Headers
+from starlette.requests import ClientDisconnect, Request
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from oaiserve.engine.request import Usage
+from oaiserve.errors import Unavailable
+from oaiserve.facts.record import RequestRecord
+from oaiserve.facts.times import WAITED_HEADER, monotonic_ns, waited
+from oaiserve.http.keys import Key
+from oaiserve.plugins.keys.key_table import Use
+from oaiserve.routes.door.exchange import Exchange
+from oaiserve.routes.door.middleware import as_api_error, error_response
+from oaiserve.routes.serving import serving_of
+from oaiserve.wire.routing_decision import BACKGROUND_HEADER
+
+
+def _link_to_page(scope: Scope, request_id: str) -> bytes:
+    """Return the value of the header `link`. The address is relative, because a proxy may serve the API under a
+    prefix."""
+    up = "../" * (scope["raw_path"].count(b"/") - 1)
+    return f'<{up}requests/{request_id}>; rel="describedby"; type="text/html"'.encode()
+
+
+_SHARED = [each.name for each in fields(RequestRecord) if hasattr(Exchange, each.name)]  # fields that both classes have
+
+
+class Accounting:
+    """ASGI middleware around a generation route. It renders the route's errors itself, so that they, too, are sent
+    before `responded` is stamped."""
+
+    def __init__(self, app: ASGIApp, *, operation: str, http_route: str) -> None:
+        self.app = app
+        self._operation = operation
+        self._http_route = http_route
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        state = scope["state"]
+        ids = state["request_id"], state["unique_id"], state["trace"]
+        client = state["client"], state["key_name"]
+        key: Key | None = state["key"]
+        serving = serving_of(Request(scope))
+        use = None if key is None or key.number is None else Use(key)
+        store = serving.key_store
+        exchange = Exchange(*ids, *client, state["owner"], use, self._operation, self._http_route)
+        exchange.routing = state.get("routing", exchange.routing)
+        exchange.is_background = state.get("is_background", False) or BACKGROUND_HEADER in Headers(scope=scope)
+        serving.exchanges[exchange.unique_id] = exchange
+        state["exchange"] = exchange
+        if (stamps := waited(Headers(scope=scope).get(WAITED_HEADER, ""), monotonic_ns())) is not None:
+            exchange.received_ns, exchange.model_load_ns = stamps
+
+        async def stamped_receive() -> Message:
+            message = await receive()
+            if exchange.received_ns is None:
+                exchange.received_ns = monotonic_ns()
+            return message
+
+        async def watched_send(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                exchange.http_status = message["status"]
+                if serving.config.server.shows_dashboard:
+                    message["headers"] = [*message["headers"], (b"link", _link_to_page(scope, exchange.request_id))]
+                if use is not None and store is not None:
+                    if not use.headers:
+                        with suppress(Unavailable):
+                            await store.look(use)
+                    limits = [(name.encode(), value.encode()) for name, value in use.headers.items()]
+                    message["headers"] = [*message["headers"], *limits]
+            await send(message)
+
+        try:
+            try:
+                await self.app(scope, stamped_receive, watched_send)
+            except ClientDisconnect:
+                exchange.client_left = True
+            except (Exception, asyncio.CancelledError) as error:
+                exchange.error = as_api_error(error, scope)
+                if exchange.http_status is not None:
+                    raise
+            if exchange.error is not None and exchange.http_status is None:
+                # Here nothing holds the body any more, while the answer waits to be sent.
+                answer = error_response(exchange.error.without_frames(), scope)
+                await answer(scope, receive, watched_send)
+        finally:
+            if exchange.error is not None:
+                exchange.error.__traceback__ = None  # its frames hold the exchange and the body: a reference cycle
+            if exchange.stream is None:
+                self._record(scope, exchange, Usage(0, 0, 0))
+            else:
+                # The terminal event carries the stamps, so a request that is being aborted ends with that event.
+                exchange.stream.on_end(lambda terminal: self._record(scope, exchange, terminal.usage))
+
+    def _record(self, scope: Scope, exchange: Exchange, usage: Usage) -> None:
+        times = exchange.times.ended()
+        if times.received is None:  # The request was answered or cancelled before its body began.
+            times.received = times.responded
+        serving = serving_of(Request(scope))
+        serving.exchanges.pop(exchange.unique_id, None)
+        address, port = scope.get("server") or (None, None)
+        if exchange.use is not None and serving.key_store is not None:
+            core_ns = exchange.account.core_ns
+            price = exchange.account.price
+            cost = (core_ns or 0) / 1e9 if price is None else price
+            serving.key_store.settle(exchange.use, usage.prompt_tokens + usage.completion_tokens, cost)
+        shared = {name: getattr(exchange, name) for name in _SHARED}
+        own = {
+            "times": times,
+            "http_method": scope["method"],
+            "model": serving.name_of(exchange.adapter),
+            "adapter": None if exchange.adapter is None else exchange.adapter.name,
+            "client": exchange.key_name,
+            "http_scheme": scope["scheme"],
+            "server_address": address,
+            "server_port": port,
+            "error_type": type(exchange.error).__name__ if exchange.error is not None else None,
+            "error_param": exchange.error.param if exchange.error is not None else None,
+            "stream": exchange.is_streaming,
+            "background": exchange.is_background,
+            "prompt_tokens": usage.prompt_tokens,
+            "cached_tokens": usage.cached_tokens,
+            "completion_tokens": usage.completion_tokens,
+            "finish_reasons": tuple(exchange.finish_reasons[index] for index in sorted(exchange.finish_reasons)),
+            "deadline": exchange.deadline_outcome(times),
+            "adapted": exchange.adaptations.notes,
+        }
+        serving.telemetry.record(RequestRecord(**{**shared, **own}))
+        # A connection that is kept open keeps the scope of its last request, which must not keep the prompts.
+        scope.get("state", {}).pop("exchange", None)

@@ -1,0 +1,301 @@
+"""ASGI middleware for every request: ids and headers, slashes, and errors as OpenAI's error object.
+
+This file knows nothing of models or of the engine. `access.py` decides about access.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from difflib import get_close_matches
+from secrets import token_hex
+from typing import Any
+
+import msgspec
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.routing import BaseRoute, Match, Route
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from oaiserve.errors import (
+    ANTHROPIC_PATH,
+    MODELS_PATH,
+    APIError,
+    InternalError,
+    InvalidRequest,
+    MethodNotAllowed,
+    NotFound,
+    Overloaded,
+    RequestTimeout,
+    Unavailable,
+)
+from oaiserve.facts.times import monotonic_ns
+from oaiserve.facts.trace import TraceContext
+from oaiserve.hosts import is_address
+from oaiserve.http.connections import CONNECTION, client_of
+from oaiserve.http.fair_turns import CpuTime
+from oaiserve.http.refusals import RECORDED_NS, UNREAD_NS
+from oaiserve.routes.intake.receive import announced_bytes
+from oaiserve.routes.operation import serves
+from oaiserve.wire.continuation import IDS_HEADER, ids_of
+from oaiserve.wire.routing_decision import DECISION_HEADER, REFUSAL_CPU_HEADER, of_text
+
+logger = logging.getLogger(__name__)
+
+# Characters of an unknown path: comparing it with all routes takes a fraction of a millisecond.
+MOST_COMPARED_CHARACTERS = 60
+LEAST_LIKENESS = 0.75  # likeness of a path and the route suggested for it, from 0 to 1
+_REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
+
+
+class RequestHeaders:
+    """Gives the request its ids, and puts its id, its trace and the time so far into the headers of the response.
+
+    `scope["state"]` gets `request_id` (the client's own if it is well-formed), `unique_id` (always ours), `trace`,
+    `client` (its address, until a key names it), `cpu`, `key` and `key_name` (None) and `owner` ("", likewise),
+    `routing` (the decision of a router in front, if there is one), and `send`, by which the chunks of a stream bypass
+    the layers in between.
+    `is_sampled` returns whether the spans of a trace will be exported. Requests without an account have none. Without
+    it, trace and time are left to the server behind this one.
+    """
+
+    def __init__(self, app: ASGIApp, *, is_sampled: Callable[[TraceContext], bool] | None = None) -> None:
+        self.app = app
+        self._is_sampled = is_sampled
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return await self.app(scope, receive, send)
+        started_ns = monotonic_ns()
+        ids = request_ids(scope)
+        request_id = ids["request_id"]
+        trace = ids["trace"]
+        state = scope.setdefault("state", {})
+        state.update(ids, key=None, key_name=None, owner="", send=send)
+        if decision := Headers(scope=scope).get(DECISION_HEADER):
+            state["routing"] = of_text(decision)
+
+        async def send_with_headers(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                response = MutableHeaders(scope=message)
+                response["x-request-id"] = request_id
+                if is_of_anthropic(scope):
+                    response["request-id"] = request_id
+                if self._is_sampled is not None:
+                    response["openai-processing-ms"] = str((monotonic_ns() - started_ns) // 1_000_000)
+                    is_sampled = "exchange" in scope["state"] and self._is_sampled(trace)
+                    response["traceresponse"] = trace.traceparent(trace.span_id, is_sampled=is_sampled)
+                connection = scope.get("extensions", {}).get(CONNECTION)
+                if connection is not None and connection["awaits_body"]():
+                    # Otherwise the rest of the body would have to be read before the next request, however long it is.
+                    response["connection"] = "close"
+            await send(message)
+
+        await self.app(scope, receive, send_with_headers)
+
+
+def is_of_anthropic(scope: Scope) -> bool:
+    """Return whether a request is for Anthropic's API. Both APIs have the same path for models."""
+    path: str = scope["path"]
+    return path.startswith(ANTHROPIC_PATH) or (
+        path.startswith(MODELS_PATH) and "anthropic-version" in Headers(scope=scope)
+    )
+
+
+def request_ids(scope: Scope) -> dict[str, Any]:
+    """Return the ids of a request for its state: `request_id`, `unique_id`, `trace`, the address as `client`, and `cpu`
+    for the time of work on its body."""
+    headers = Headers(scope=scope)
+    unique_id = token_hex(16)  # It can't be guessed: without API keys, only its id protects a response.
+    request_id = headers.get("x-request-id", "")
+    if _REQUEST_ID.fullmatch(request_id) is None:
+        request_id = f"req-{unique_id}"
+    trace = TraceContext.from_headers(headers.get("traceparent"), headers.get("tracestate"))
+    address, _ = scope.get("client") or ("", 0)  # A proxy may have taken it from a header of the client's.
+    client = address if is_address(address) else ""
+    return {"request_id": request_id, "unique_id": unique_id, "trace": trace, "client": client, "cpu": CpuTime()}
+
+
+def lasting_id(request: Request) -> str:
+    """Return the id for everything that a request stores. All servers that a gateway sends the request to use the same
+    one."""
+    ids = ids_of(request.headers.get(IDS_HEADER, ""))
+    unique_id: str = request.state.unique_id if ids is None else ids.unique_id
+    return unique_id
+
+
+class PacedRefusals:
+    """Holds back refusals of clients that get many, as `Refusals` says, and notes the delay in the request's account.
+    Accepted requests are held back, too, if their route sets `scope["state"]["charged_ns"]`, the CPU time that `cpu`
+    doesn't count.
+
+    The 429 of a full server comes at once, so that another one can be tried, and so does the 408 of a request that has
+    waited for long. A child process holds nothing back: its gateway charges the client for both.
+    """
+
+    def __init__(
+        self, app: ASGIApp, *, is_child: bool = False, count_delay: Callable[[int], None] = lambda delay_ns: None
+    ) -> None:
+        self.app = app
+        self._is_child = is_child
+        self._count_delay = count_delay
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return await self.app(scope, receive, send)
+        connection = scope.get("extensions", {}).get(CONNECTION)
+
+        async def paced_send(message: Message) -> None:
+            is_start = connection is not None and message["type"] == "http.response.start"
+            if is_start and (is_refusal(message["status"]) or "charged_ns" in scope["state"]):
+                cpu_ns = _cpu_ns(scope)
+                if self._is_child:
+                    MutableHeaders(scope=message)[REFUSAL_CPU_HEADER] = str(cpu_ns)
+                else:
+                    await self._hold_back(scope, cpu_ns)
+            await send(message)
+
+        await self.app(scope, receive, paced_send)
+
+    async def _hold_back(self, scope: Scope, cpu_ns: int) -> None:
+        state = scope["state"]
+        address, _ = scope.get("client") or ("", 0)
+        client = state["owner"].encode() or (client_of(address) if is_address(address) else b"")
+        delay_ns = scope["extensions"][CONNECTION]["charge"](client, cpu_ns)
+        if delay_ns:
+            self._count_delay(delay_ns)
+            began_ns = monotonic_ns()
+            with suppress(asyncio.CancelledError):  # The server shuts down: the client gets its answer now.
+                await asyncio.sleep(delay_ns / 1e9)
+            if "exchange" in state:
+                state["exchange"].held_back(began_ns)
+
+
+def _cpu_ns(scope: Scope) -> int:
+    """Return the CPU time of a request that is charged, beyond what every refused one takes."""
+    state = scope["state"]
+    cpu_ns: int = state["cpu"].ns + state.get("charged_ns", 0)
+    if "exchange" in state:
+        cpu_ns += RECORDED_NS
+    if scope["extensions"][CONNECTION]["awaits_body"]():
+        cpu_ns += int(UNREAD_NS * announced_bytes(Headers(scope=scope)))
+    return cpu_ns
+
+
+def is_refusal(status: int) -> bool:
+    """Return whether a status says that the client made a mistake."""
+    return 400 <= status < 500 and status not in (RequestTimeout.status, Overloaded.status)
+
+
+class TidyPath:
+    """Treats /v1//models and /v1/models/ as /v1/models, because base URLs often end with a slash."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and ("//" in scope["path"] or scope["path"].endswith("/")):
+            scope["path"] = re.sub("/{2,}", "/", scope["path"]).rstrip("/") or "/"
+        await self.app(scope, receive, send)
+
+
+class Errors:
+    """Answers exceptions of the app with OpenAI's error object. This is the outermost handler of errors."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return await self.app(scope, receive, send)
+        is_started = False
+
+        async def watched_send(message: Message) -> None:
+            nonlocal is_started
+            is_started = True
+            await send(message)
+
+        failure: APIError | None = None
+        try:
+            await self.app(scope, receive, watched_send)
+        except ClientDisconnect:
+            pass  # there is no client left to answer
+        except (Exception, asyncio.CancelledError) as error:
+            if is_started:
+                raise  # the server can only close the connection
+            failure = as_api_error(error, scope)
+        if failure is not None:
+            await error_response(failure.without_frames(), scope)(scope, receive, send)
+
+
+def as_api_error(error: BaseException, scope: Scope) -> APIError:
+    """Return the error for the client. An unexpected exception is logged, and its text is not shown."""
+    if isinstance(error, APIError):
+        return error
+    if isinstance(error, asyncio.CancelledError):  # The server cancels running requests when the drain time is over.
+        return Unavailable("The server is shutting down. Please try again.")
+    request_id = scope["state"]["request_id"]
+    logger.error("Request %s failed with an unexpected error.", request_id, exc_info=error)
+    return InternalError(f"The server failed on this request. Its log says why, under the request id {request_id}.")
+
+
+def error_response(error: APIError, scope: Scope) -> Response:
+    state = scope["state"]
+    state["cpu"].ns += error.worker_ns
+    path = ANTHROPIC_PATH if is_of_anthropic(scope) else scope["path"]
+    body = error.body(path, request_id=state["request_id"], trace_id=state["trace"].trace_id_hex)
+    return json_response(body, status=error.status, headers=error.headers())
+
+
+def json_response(content: object, *, status: int = 200, headers: dict[str, str] | None = None) -> Response:
+    return Response(msgspec.json.encode(content), status, headers, media_type="application/json")
+
+
+def _hint(path: str, routes: Sequence[BaseRoute], task: str) -> str:
+    """Return the route for this task that a client with an unknown path probably means, and the place where all are
+    listed."""
+    shown = {
+        route.path: " and ".join(sorted((route.methods or set()) - {"HEAD"})) + f" {route.path}"
+        for route in routes
+        if isinstance(route, Route) and "{" not in route.path and serves(route.endpoint, task)
+    }
+    is_short = len(path) <= MOST_COMPARED_CHARACTERS
+    if is_short:
+        nearest = get_close_matches(path, shown, n=1, cutoff=LEAST_LIKENESS)
+    else:
+        nearest = []
+    meant = f"Did you mean {shown[nearest[0]]}? " if nearest else ""
+    listing = next((page for page in ("/docs", "/openapi.json") if page in shown), None)
+    if listing:
+        return f"{meant}GET {listing} lists all routes."
+    return meant
+
+
+async def render_http_exception(request: Request, error: Exception) -> Response:
+    """Answer the exceptions of starlette, such as its 404 and 405, with OpenAI's error object instead of plain text."""
+    assert isinstance(error, HTTPException)
+    path = request.scope["path"][:100]
+    headers = {**(error.headers or {})}
+    api_error: APIError
+    if error.status_code == 405:
+        # A path with several methods has several routes, of which starlette names one.
+        matching = (route for route in request.app.routes if route.matches(request.scope)[0] is not Match.NONE)
+        methods = {method for route in matching if isinstance(route, Route) for method in route.methods or ()}
+        headers["allow"] = ", ".join(sorted(methods))
+        allowed = " and ".join(sorted(methods - {"HEAD"}))
+        api_error = MethodNotAllowed(f"{request.method} is not allowed on {path}, which takes {allowed}.")
+    elif error.status_code == 404:
+        task = getattr(getattr(request.app.state, "serving", None), "task", "generate")  # a gateway has no model
+        hint = _hint(path, request.app.routes, task)
+        api_error = NotFound(f"There is no {request.method} {path} on this server. {hint}".rstrip())
+    else:
+        api_error = InvalidRequest(error.detail)
+        api_error.status = error.status_code
+    response = error_response(api_error, request.scope)
+    response.headers.update(headers)
+    return response

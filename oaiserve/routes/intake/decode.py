@@ -1,0 +1,253 @@
+"""Decodes clients' JSON bodies, and finds refused, ignored and unknown names in them.
+
+This file knows nothing of HTTP. Each refusal is an `InvalidRequest` that names the parameter.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Callable, Generator, Iterable, Mapping
+from difflib import get_close_matches
+from functools import cache, lru_cache
+from itertools import islice
+from typing import Any, TypeVar
+
+import msgspec
+from msgspec import UNSET, UnsetType, inspect
+
+from oaiserve.errors import InvalidRequest
+from oaiserve.gc_pause import paused_for
+from oaiserve.routes.intake.adaptations import Adaptations
+from oaiserve.routes.intake.invalid import invalid_type, members, show
+from oaiserve.wire.surrogates import REPLACEMENT, halves_of, replace_halves
+
+logger = logging.getLogger(__name__)
+
+# Parameters that would change the answer and that this server or route does not support, with the values that change
+# nothing. If a request has several, the first one here is refused: tools before the choice among them.
+UNSUPPORTED: dict[str, tuple[Any, ...]] = {
+    "audio": (),
+    "chat_template": (),
+    "documents": ([],),
+    "functions": ([],),
+    "function_call": ("none",),
+    **dict.fromkeys(
+        ("guided_json", "guided_regex", "guided_choice", "guided_grammar", "guided_whitespace_pattern"), ()
+    ),
+    **dict.fromkeys(("regex", "ebnf"), ()),  # SGLang's constraints
+    "logits_processors": ([],),
+    "modalities": (["text"], []),
+    "return_tokens_as_token_ids": (False,),
+    "spaces_between_special_tokens": (True,),
+    "suffix": ("",),
+    "tools": ([],),
+    "tool_choice": ("none",),
+    "truncate_prompt_tokens": (),
+    "use_beam_search": (False,),
+    "web_search_options": (),
+}
+
+# The names of older parameters, and of other servers', here.
+_NEWER = {
+    "functions": "tools",
+    "function_call": "tool_choice",
+    "regex": "structured_outputs.regex",
+    "ebnf": "structured_outputs.grammar",
+    **{f"guided_{kind}": f"structured_outputs.{kind}" for kind in ("json", "regex", "choice", "grammar")},
+}
+
+# Parameters of OpenAI, Anthropic or vLLM without a meaning for this server: ignoring them changes no answer.
+IGNORED = frozenset(
+    {
+        "cache_control", "container", "context_management", "diagnostics", "inference_geo", "mcp_servers", "speed",
+        "access_programs", "background_options", "billing_policy", "fallback_credit_token", "fallbacks", "image",
+        "personality", "prompt_cache_options", "truncation", "user_profile_id", "workspace_id",
+        "ec_transfer_params", "guided_decoding_backend", "include_reasoning", "kv_transfer_params", "length_penalty",
+        "metadata", "mm_processor_kwargs", "moderation", "parallel_tool_calls", "prediction",
+        "prompt_cache_key", "prompt_cache_retention", "reasoning_effort", "request_id", "safety_identifier",
+        "service_tier", "session_id", "store", "thinking_token_budget", "user", "verbosity", "vllm_xargs",
+    }
+)  # fmt: skip
+
+
+MOST_TOLD = 10  # unknown parameters of a body that are logged
+_SIMILAR = 0.82  # share of the letters that a misspelled name has in common with the intended one
+_MOST_NESTED_BYTES = 4096  # bytes of an object whose names are checked
+_MOST_NAMED_BYTES = 2**20  # bytes of a body of which all names are read: millions would take a second, and much memory
+# Parameters with texts that clients pass on, and that others may have cut.
+_PASSED_ON = frozenset(
+    {"documents", "input", "instructions", "items", "messages", "queries", "query", "system", "text_1", "text_2"}
+)
+_STREAM_OPTIONS = ("include_usage", "include_timings", "continuous_usage_stats", "include_obfuscation")
+
+
+@lru_cache(256)
+def _tell_of(name: str) -> None:
+    """Log an unknown parameter once, while there are few: clients choose their names."""
+    logger.warning("Clients sent an unknown parameter, which is ignored: %s", show(name))
+
+
+Body = TypeVar("Body", bound=msgspec.Struct)
+_names_decoder = msgspec.json.Decoder(dict[str, msgspec.Raw])
+
+
+@cache
+def decoder_of(kind: type[msgspec.Struct]) -> msgspec.json.Decoder[Any]:
+    return msgspec.json.Decoder(kind)
+
+
+def parse(
+    kind: type[Body],
+    body: bytes | bytearray,
+    check_given: Callable[[Mapping[str, msgspec.Raw]], None] | None = None,
+    adaptations: Adaptations | None = None,
+) -> Generator[None, None, Body]:
+    """Decode a JSON body of this kind and check its types, and yield after each long part. The route checks the ranges.
+
+    `check_given` may refuse a body by its names and the JSON of their values, before these are decoded. Misspelled
+    names are noted. Halves of surrogate pairs in texts that clients pass on are replaced in the body and noted. Raises
+    InvalidRequest, RecursionError, and the errors of `check_given`.
+    """
+    try:
+        try:
+            values, parsed, unsupported = yield from _decoded(kind, body, check_given)
+        except msgspec.DecodeError as error:
+            if isinstance(error, msgspec.ValidationError) or not (halves := (yield from halves_of(body))):
+                raise
+            if adaptations is None or not isinstance(body, bytearray):
+                raise _half(halves[0]) from None
+            replace_halves(body, halves)
+            values, parsed, unsupported = yield from _decoded(kind, body, check_given)
+            if any(REPLACEMENT in bytes(values[name]) for name in values.keys() - _PASSED_ON):
+                raise _half(halves[0]) from None
+            adaptations.note("the body", "halves of surrogate pairs are read as U+FFFD")
+    except msgspec.ValidationError as error:
+        raise invalid_type(kind, str(error)) from None
+    except UnicodeDecodeError:
+        raise InvalidRequest("The body is not valid JSON: it is not UTF-8.") from None
+    except msgspec.DecodeError as error:
+        if not body.strip():
+            raise InvalidRequest("The body is empty, and must be a JSON object.") from None
+        reason = str(error).removeprefix("JSON is malformed: ")
+        raise InvalidRequest(f"The body is not valid JSON: {reason[:1].lower()}{reason[1:]}.") from None
+    for name, value in unsupported.items():
+        if value is not None and value not in UNSUPPORTED[name]:
+            if name in _NEWER:
+                instead = f"Use '{_NEWER[name]}' instead."
+            else:
+                instead = "Please leave it out."
+            raise InvalidRequest(
+                f"'{name}' is not supported by this server. {instead}",
+                param=name,
+                code="unsupported_parameter",
+            )
+    unknown = values.keys() - set(parsed.__struct_fields__) - UNSUPPORTED.keys() - IGNORED
+    for name in islice(unknown, MOST_TOLD):
+        _tell_of(name[:61])  # 60 of these characters are shown.
+    if adaptations is not None:
+        _note_misspelled(kind, values, unknown, adaptations)
+    return parsed
+
+
+def _decoded(
+    kind: type[Body], body: bytes | bytearray, check_given: Callable[[Mapping[str, msgspec.Raw]], None] | None
+) -> Generator[None, None, tuple[Mapping[str, msgspec.Raw], Body, Mapping[str, Any]]]:
+    """Return the values of a body by name, the body, and its values of unsupported names. Raises msgspec's errors and
+    those of `check_given`."""
+    decoder = decoder_of(kind)
+    try:
+        if len(body) <= _MOST_NAMED_BYTES:
+            values = _names_decoder.decode(body)
+        else:
+            values = _known_names(kind, body)
+    except msgspec.DecodeError:
+        decoder.decode(body)  # its message is better
+        raise
+    if check_given is not None:
+        check_given(values)
+    yield
+    with paused_for(len(body)):
+        parsed: Body = decoder.decode(body)
+    yield
+    names = (values.keys() & UNSUPPORTED.keys()) - set(parsed.__struct_fields__)
+    unsupported = {name: msgspec.json.decode(values[name]) for name in UNSUPPORTED if name in names}
+    return values, parsed, unsupported
+
+
+def _half(at: int) -> InvalidRequest:
+    return InvalidRequest(
+        f"The body has half of a surrogate pair (byte {at}), which is no character. Send valid Unicode text."
+    )
+
+
+def _known_names(kind: type[msgspec.Struct], body: bytes | bytearray) -> dict[str, msgspec.Raw]:
+    """Return the values of a body by name. Only the first of the unknown names is among them."""
+    fields = msgspec.structs.asdict(_decoder_of_names(kind, is_strict=False).decode(body))
+    values = {name: value for name, value in fields.items() if value is not UNSET}
+    try:
+        _decoder_of_names(kind, is_strict=True).decode(body)
+    except msgspec.ValidationError as error:
+        values[str(error).partition("`")[2].rpartition("`")[0]] = msgspec.Raw(b"null")
+    return values
+
+
+@cache
+def _decoder_of_names(kind: type[msgspec.Struct], *, is_strict: bool) -> msgspec.json.Decoder[msgspec.Struct]:
+    names = {*kind.__struct_fields__, *UNSUPPORTED, *IGNORED}
+    fields = [(name, msgspec.Raw | UnsetType, UNSET) for name in sorted(names)]
+    return msgspec.json.Decoder(msgspec.defstruct("Fields", fields, forbid_unknown_fields=is_strict))
+
+
+def _note_misspelled(
+    kind: type[msgspec.Struct], values: Mapping[str, msgspec.Raw], unknown: Iterable[str], adaptations: Adaptations
+) -> None:
+    where = {"": (unknown, kind.__struct_fields__)}
+    for option, known in _options_of(kind).items():
+        value = bytes(values.get(option, b""))
+        if value.startswith(b"{") and len(value) <= _MOST_NESTED_BYTES:
+            where[f"{option}."] = (_names_decoder.decode(value).keys() - known, known)
+    for prefix, (names, known) in where.items():
+        for name in islice(names, MOST_TOLD):
+            if (meant := _meant(name[:40], known)) is not None:
+                adaptations.note(f"{prefix}{meant}", "an unknown parameter with a similar name is ignored")
+
+
+@lru_cache(256)
+def _meant(name: str, known: tuple[str, ...]) -> str | None:
+    """Return the known name that is probably meant, ignoring case and underscores."""
+    plain = {each.replace("_", ""): each for each in known}
+    matches = get_close_matches(re.sub("[_-]", "", name).lower(), plain, 1, _SIMILAR)
+    if matches:
+        return plain[matches[0]]
+    return None
+
+
+@cache
+def _options_of(kind: type[msgspec.Struct]) -> Mapping[str, tuple[str, ...]]:
+    """Return the names of the parameters of a body that are objects of one kind."""
+    info = inspect.type_info(kind)
+    assert isinstance(info, inspect.StructType)
+    types_by_name = {
+        field.name: [each for each in members(field.type) if not isinstance(each, inspect.NoneType)]
+        for field in info.fields
+    }
+    options = {
+        name: tuple(field.encode_name for field in types[0].fields)
+        for name, types in types_by_name.items()
+        if len(types) == 1 and isinstance(types[0], inspect.StructType)
+    }
+    return options | ({"stream_options": _STREAM_OPTIONS} if "stream_options" in types_by_name else {})
+
+
+def num_ids(value: msgspec.Raw | None) -> int:
+    """Return the length of a list of ids, by counting in the JSON; 0 if there are texts, lists or objects in it.
+
+    This takes a few milliseconds for a million ids. Decoding them takes forty, and blocks all other threads. An empty
+    list counts as one id.
+    """
+    text = memoryview(value or b"").tobytes()
+    is_flat = text[:1] == b"[" and text.find(b"[", 1) == text.find(b'"') == text.find(b"{") == -1
+    if is_flat:
+        return text.count(b",") + 1
+    return 0

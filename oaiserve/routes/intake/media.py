@@ -1,0 +1,316 @@
+"""The images and sounds of a request. Those that its body only names are fetched, and prompts get all of them as files.
+
+Nothing is decoded here: that happens where prompts are tokenized.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any, NamedTuple, cast
+
+import msgspec
+from starlette.requests import Request
+
+from oaiserve.engine.data_url import is_bare_image, is_data_url, is_for_urls, percent_decoded, read_data_url
+from oaiserve.engine.media import Detail, MediaFile, MediaKind
+from oaiserve.errors import InvalidRequest, NotFetched
+from oaiserve.facts.media import FILE_BYTES
+from oaiserve.plugins.messages.body import Base64Source, FileSource, ImageBlock
+from oaiserve.routes.chat.foreign import text_of
+from oaiserve.routes.door.exchange import Exchange
+from oaiserve.routes.intake.adaptations import STORED, Adaptations
+from oaiserve.routes.intake.invalid import invalid, show
+from oaiserve.routes.intake.object_types import ImagePart, InputImage, SoundPart
+from oaiserve.routes.intake.receive import HeldBytes
+from oaiserve.routes.intake.turns import in_turns_if_large
+from oaiserve.routes.serving import Serving, serving_of
+
+MediaPart = ImagePart | SoundPart | InputImage | ImageBlock
+Part = dict[str, Any]
+_NOUNS = {"image": "images", "audio": "sounds"}
+_NAMED_IN: dict[str, type[ImagePart | InputImage | ImageBlock]] = {
+    "image_url": ImagePart,
+    "input_image": InputImage,
+    "image": ImageBlock,
+}
+_HOLDERS = ("messages", "input", "content", "output")  # fields of bodies, messages and items that hold parts
+
+
+class MediaSource(NamedTuple):
+    """A medium as a part of a body states it: in base64, or by its place."""
+
+    kind: MediaKind
+    base64: str | None = None
+    url: str = ""
+    file_id: str = ""
+    detail: Detail = "auto"
+
+    @property
+    def name(self) -> str:
+        """Return its URL or file id, or "" if the body has the medium itself."""
+        return self.file_id or ("" if is_data_url(self.url) or is_bare_image(self.url) else self.url)
+
+
+def source_of(part: MediaPart, where: str) -> MediaSource:
+    match part:
+        case SoundPart(sound):
+            return MediaSource("audio", sound.data)
+        case ImageBlock(source):
+            if isinstance(source, Base64Source):
+                return MediaSource("image", source.data)
+            if isinstance(source, FileSource):
+                return MediaSource("image", file_id=source.file_id)
+            return MediaSource("image", url=source.url)
+        case ImagePart(image):
+            if isinstance(image, str):
+                return MediaSource("image", url=image)
+            return MediaSource("image", url=image.url, detail=_fineness(image.detail))
+        case InputImage():
+            if bool(part.image_url) == bool(part.file_id):
+                raise invalid(_top(where), "needs either 'image_url' or 'file_id'", where)
+            return MediaSource("image", None, part.image_url or "", part.file_id or "", _fineness(part.detail))
+
+
+def _fineness(detail: str | None) -> Detail:
+    return cast("Detail", {None: "auto", "original": "high"}.get(detail, detail))
+
+
+class MediaReader:
+    """Makes the parts and the files of a prompt from the media in the body of a request."""
+
+    def __init__(
+        self,
+        serving: Serving,
+        contents: Mapping[str, bytes] | None = None,
+        adaptations: Adaptations | None = None,
+    ) -> None:
+        """`contents` has the media that the body only names, by their names."""
+        self._model = serving.config.model_name
+        self._kinds = serving.engine.media
+        self._most = serving.config.server.max_images
+        self.contents = contents or {}
+        self._adaptations = adaptations or Adaptations()
+        self._asked: set[str] = set()  # the places of the media in the user's last turn
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(map(len, self.contents.values()))
+
+    def part(self, part: MediaPart, where: str, param: str = "", *, is_asked: bool) -> Part:
+        """Return a part of a chat message, with its file, which `taken` removes. It `is_asked` if it is in the user's
+        last turn. Raises InvalidRequest."""
+        source = source_of(part, where)
+        param = param or _top(where)
+        self.check_kind(source.kind, param, where)
+        if source.name and source.name not in self.contents:
+            raise invalid(param, f"{show(source.name)} was not fetched", where)
+        content = self.contents[source.name] if source.name else self._content(source, param, where)
+        if is_asked:
+            self._asked.add(where)
+        return {"type": source.kind, "file": MediaFile(source.kind, content, source.detail, param, where)}
+
+    def _content(self, source: MediaSource, param: str, where: str) -> bytes | str:
+        """Return a file that is in the body itself: its bytes, or its base64. Raises InvalidRequest."""
+        text = source.url if source.base64 is None else source.base64
+        if is_data_url(text):
+            url = read_data_url(text)
+            major = "" if url is None else url.type.partition("/")[0]
+            # The file itself shows its type. Clients state all kinds of types, or none.
+            if url is None or major in {"image", "audio", "video"} - {source.kind}:
+                reason = f"must be a URL with data:{source.kind}/...;base64, or http(s):, got {show(text)}"
+                raise invalid(param, reason, where)
+            if not url.is_base64:
+                return b"".join(percent_decoded(url.data))
+            text = url.data
+        elif source.base64 is None:
+            if not text:
+                raise invalid(param, "must be a URL with data:, http: or https:, got ''", where)
+            self._adaptations.note(where, "base64 without a data URL is read as an image")
+        if is_for_urls(text):
+            self._adaptations.note(where, "base64 in the alphabet for URLs is read")
+        return text
+
+    def reads(self, kind: MediaKind) -> bool:
+        return kind in self._kinds
+
+    def check_kind(self, kind: MediaKind, param: str, where: str) -> None:
+        if kind not in self._kinds:
+            reads = " and ".join(["text", *sorted(_NOUNS[each] for each in self._kinds)])
+            alone = "text alone" if not self._kinds else reads
+            raise invalid(param, f"the model '{self._model}' reads {alone}, no {_NOUNS[kind]}", where)
+
+    def taken(self, messages: Iterable[Mapping[str, Any]], adaptations: Adaptations) -> tuple[MediaFile, ...]:
+        """Take the files out of the parts of messages, in their order. If there are too many, the oldest are left out.
+        Raises InvalidRequest if those in the user's last turn alone are too many."""
+        contents = (message["content"] for message in messages if isinstance(message["content"], list))
+        parts = [part for content in contents for part in content if "file" in part]
+        for kind, noun in _NOUNS.items():
+            of_kind = [part for part in parts if part["type"] == kind]
+            old = [part for part in of_kind if part["file"].where not in self._asked]
+            if (number := len(of_kind) - len(old)) > self._most:
+                reason = f"may have at most {self._most} {noun} (--max-images), got {number}"
+                raise invalid(of_kind[0]["file"].param, reason)
+            for part in old[: num_left_out(len(of_kind), self._most)]:
+                file: MediaFile = part.pop("file")
+                adaptations.note(file.where, f"is left out, as there are too many {noun} (--max-images)")
+                part |= {"type": "text", "text": text_of(part)}
+        return tuple(part.pop("file") for part in parts if "file" in part)
+
+
+def num_left_out(number: int, most: int) -> int:
+    """Return how many of the oldest media are left out: a multiple of a quarter of the most, so that several turns of
+    an agent, each with a new screenshot, begin with the same prompt, which the prefix cache has."""
+    group = max(1, most // 4)
+    return -(-max(0, number - most) // group) * group
+
+
+class _Place(NamedTuple):
+    """The place of a medium in a request. A medium outside the user's last turn may be missing; then it is left out."""
+
+    param: str
+    where: str
+    is_needed: bool
+
+
+Named = dict[str, tuple[MediaSource, _Place]]  # media by URL or file id
+
+
+async def read_media(
+    request: Request,
+    body: object,
+    num_bytes: int,
+    stored: Callable[[], Iterable[Part]] = tuple,
+    known: MediaReader | None = None,
+) -> MediaReader:
+    """Return the reader of the media of a body and of the items that it continues. Media that are only named and not
+    yet `known` are fetched. Raises InvalidRequest and Overloaded."""
+    serving = serving_of(request)
+    contents = {} if known is None else known.contents
+    if not serving.engine.media:
+        return MediaReader(serving)
+
+    def named() -> Generator[None, None, Named]:
+        yield
+        sources: Named = {}
+        for item in stored():
+            place = _Place("input", f"{STORED}{item['id']}", is_needed=False)
+            sources |= {source.name: (source, place) for _, source in _sources_in(item, "") if source.name}
+        in_last_turn = _asked_in(body)
+        for where, source in _sources_in(body, ""):
+            if source.name:
+                # A part below another one is in the result of a tool.
+                is_asked = where.startswith(in_last_turn) and where.count(".") == 1
+                is_needed = is_asked or (source.name in sources and sources[source.name][1].is_needed)
+                sources[source.name] = source, _Place(_top(where), where, is_needed)
+        return {name: each for name, each in sources.items() if name not in contents}
+
+    sources = await in_turns_if_large(request, named(), num_bytes)
+    exchange: Exchange | None = getattr(request.state, "exchange", None)  # without it, nothing is generated
+    adaptations = None if exchange is None else exchange.adaptations
+    return MediaReader(serving, {**contents, **await _fetched(request, serving, sources)}, adaptations)
+
+
+def _sources_in(value: Any, where: str) -> Iterator[tuple[str, MediaSource]]:
+    if isinstance(value, MediaPart):
+        yield where, source_of(value, where)
+    elif isinstance(value, dict) and (kind := _NAMED_IN.get(str(value.get("type")))) is not None:
+        try:
+            yield where, source_of(msgspec.convert(value, kind), where)
+        except (msgspec.ValidationError, InvalidRequest):
+            return  # the code that makes the part reports its error, if it is needed
+    elif isinstance(value, list):
+        for number, each in enumerate(value):
+            yield from _sources_in(each, f"{where}[{number}]")
+    elif isinstance(value, msgspec.Struct | dict):
+        for name in _HOLDERS:
+            if isinstance(value, dict):
+                inner = value.get(name)
+            else:
+                inner = getattr(value, name, None)
+            if isinstance(inner, list):
+                yield from _sources_in(inner, f"{where}.{name}".lstrip("."))
+
+
+def _asked_in(body: object) -> tuple[str, ...]:
+    """Return the places of the messages or items of the user's last turn."""
+    places: list[str] = []
+    for name in ("messages", "input"):
+        entries = getattr(body, name, None)
+        if isinstance(entries, list):
+            roles = [each.get("role") if isinstance(each, dict) else getattr(each, "role", None) for each in entries]
+            places += (
+                f"{name}[{number}]." for number in range(first_asked(roles), len(entries)) if roles[number] == "user"
+            )
+    return tuple(places)
+
+
+def first_asked(roles: Sequence[object]) -> int:
+    """Return the index of the first message of the user's last turn, which may have several messages."""
+    last = max((number for number, role in enumerate(roles) if role == "user"), default=len(roles))
+    while last and roles[last - 1] in ("user", "system", "developer"):
+        last -= 1
+    return last
+
+
+async def _fetched(request: Request, serving: Serving, named: Named) -> dict[str, bytes]:
+    reader = MediaReader(serving)
+    most = serving.body_limit
+    named = {name: each for name, each in named.items() if each[1].is_needed or reader.reads(each[0].kind)}
+    for source, place in named.values():
+        reader.check_kind(source.kind, place.param, place.where)
+    limit = serving.config.server.max_images
+    if (num_needed := sum(place.is_needed for _, place in named.values())) > limit:
+        raise InvalidRequest(f"The request names {num_needed} files, but may have at most {limit} (--max-images).")
+    others = [name for name, each in named.items() if not each[1].is_needed]
+    for name in others[: num_left_out(len(named), limit)]:
+        del named[name]
+    with HeldBytes(serving.received_bytes, request.state.client) as held:
+
+        def take(num_bytes: int) -> None:
+            """Count bytes like those of a body: all media that are only named may be as large as one body."""
+            if held.number + num_bytes > most:
+                raise InvalidRequest(f"The files that the request names have more than {most} bytes (--body-limit).")
+            held.take(num_bytes)
+
+        tasks = [asyncio.create_task(_content(request, serving, *each, take)) for each in named.values()]
+        try:
+            contents = dict(zip(named, await asyncio.gather(*tasks), strict=True))
+            return {name: content for name, content in contents.items() if content is not None}
+        finally:
+            for task in tasks:
+                task.cancel()
+
+
+async def _content(
+    request: Request, serving: Serving, source: MediaSource, place: _Place, take: Callable[[int], None]
+) -> bytes | None:
+    """Return a medium, or None if it is missing and not needed. Raises InvalidRequest and Overloaded."""
+    refused = partial(invalid, place.param, where=place.where)
+    try:
+        if source.file_id:
+            files = request.app.state.batches
+            stored = None if files is None else await files.store.file(request.state.owner, source.file_id)
+            if stored is None:
+                raise refused(f"there is no file {show(source.file_id)}: it was deleted, or is too old")
+            file, number = stored
+            take(file.bytes)
+            return b"".join([part async for part in files.store.content(number)])
+        if source.url[:4].lower() != "http":
+            raise refused(f"must be a URL with data:, http: or https:, got {show(source.url)}")
+        if serving.fetcher is None:
+            reason = "this server fetches nothing: it runs without --allow-media-from. Send a data: URL"
+            raise refused(f"{reason}, got {show(source.url)}")
+        try:
+            return await serving.fetcher.fetch(source.url, source.kind, FILE_BYTES, take)
+        except NotFetched as error:
+            raise refused(f"{show(source.url)} is not fetched: {error}") from error
+    except InvalidRequest:
+        if place.is_needed:
+            raise
+        return None
+
+
+def _top(where: str) -> str:
+    return where.partition("[")[0]

@@ -1,0 +1,239 @@
+"""Prepares the `Answer` to a request: the steps that all routes of the engine share.
+
+An `Intake` has the parsed body. From it, a route makes its own parameters, the sampling parameters, the prompts, the
+shape, and finally the answer.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Callable, Generator, Mapping
+from copy import copy
+from dataclasses import replace
+from typing import Any, Generic, TypeVar, cast
+
+import msgspec
+from starlette.requests import Request as HTTPRequest
+
+from oaiserve.engine.pooling import Task
+from oaiserve.engine.request import GapPrompt, Prompt, Request, SamplingParams, Usage
+from oaiserve.errors import InvalidRequest
+from oaiserve.facts.record import Origin
+from oaiserve.facts.times import monotonic_ns
+from oaiserve.routes.answer.common_shape import Head
+from oaiserve.routes.answer.respond import Answer
+from oaiserve.routes.answer.shape import RenderWhole, Shape
+from oaiserve.routes.door.exchange import COST_HEADER, Exchange
+from oaiserve.routes.intake import parameters
+from oaiserve.routes.intake.body_types import MAX_CHOICES_PER_REQUEST, SamplingBody
+from oaiserve.routes.intake.deadlines import deadline_ns
+from oaiserve.routes.intake.invalid import invalid
+from oaiserve.routes.intake.media import MediaReader, read_media
+from oaiserve.routes.intake.parameters import Wanted, integer
+from oaiserve.routes.intake.receive import parsed, read_body
+from oaiserve.routes.intake.sampling_defaults import NEUTRAL
+from oaiserve.routes.intake.turns import in_turns_if_large
+from oaiserve.routes.serving import Serving, serving_of
+from oaiserve.wire.continuation import IDS_HEADER, SENT_HEADER, SIGN, Piece, ids_of, take_sent
+from oaiserve.wire.prefix_keys import prefix_keys_of, prompt_of_body
+
+Body = TypeVar("Body", bound=msgspec.Struct)
+OwnBody = TypeVar("OwnBody", bound=msgspec.Struct, covariant=True)
+OtherBody = TypeVar("OtherBody", bound=msgspec.Struct)
+Made = TypeVar("Made")
+
+
+class Intake(Generic[OwnBody]):
+    """A request with its parsed body, and its server.
+
+    Facts are noted in the exchange as soon as possible, so that the record of a refused request has them, too. Large
+    bodies are checked in a worker thread, so no method may use the event loop.
+    """
+
+    def __init__(
+        self,
+        serving: Serving,
+        exchange: Exchange,
+        content: bytes | bytearray,
+        body: OwnBody,
+        id_prefix: str,
+        sent: tuple[Piece, ...] = (),
+    ) -> None:
+        self.serving = serving
+        self.exchange = exchange
+        self.body = body
+        self.num_bytes = len(content)  # bytes of the body, and of stored responses that the request continues
+        self.media = MediaReader(serving)
+        if exchange.ids is None:
+            unique_id = exchange.unique_id
+            created = int(time.time())
+        else:
+            unique_id, created = exchange.ids[:2]
+        model = serving.name_of(exchange.adapter)
+        fingerprint = f"oaiserve-{serving.version}"
+        self.head = Head(f"{id_prefix}{unique_id}", created, model, fingerprint)
+        self._content = content
+        self._sent = sent
+
+    def with_body(self, body: OtherBody) -> Intake[OtherBody]:
+        other = cast("Intake[OtherBody]", copy(self))
+        other.body = body
+        return other
+
+    def checked(self: Intake[SamplingBody], own: SamplingParams) -> tuple[SamplingParams, Wanted]:
+        """Check the common parameters of all generation routes, and join them with the route's own.
+
+        Return the parameters for the engine, and the optional parts of the answer. With `own.n`, the engine makes that
+        number of candidates for each prompt, and the client gets the best.
+        """
+        params = parameters.sampling_params(self.body, own, self.serving.sampling.of_request(self.body))
+        recorded = parameters.recorded_params(self.body, params)
+        wanted = parameters.wanted(self.body, params)
+        if own.n > params.n:
+            recorded["best_of"] = own.n
+            # The candidates are ranked by log-probability, so the engine must return these.
+            params = replace(params, n=own.n, logprobs=own.logprobs or 0)
+        self.exchange.params = recorded
+        self.exchange.sampling = {name: getattr(params, name) for name in NEUTRAL}
+        return params, wanted
+
+    def answer(
+        self: Intake[SamplingBody],
+        params: SamplingParams,
+        prompts: tuple[Prompt, ...],
+        shape: Shape,
+        *,
+        before_end: Callable[[Usage], Awaitable[None]] | None = None,
+    ) -> Answer:
+        if len(prompts) * params.n > MAX_CHOICES_PER_REQUEST:
+            limit = MAX_CHOICES_PER_REQUEST
+            if params.n == (integer(self.body, "n") or 1):
+                name = "n"
+            else:
+                name = "best_of"
+            raise invalid("prompt", f"prompts times {name} must be <= {limit}, got {len(prompts)} times {params.n}")
+        prefix_keys: tuple[tuple[int, float], ...] = ()
+        # Stored responses that a request continues are not in its body, and routers know only bodies.
+        is_all = self.num_bytes == len(self._content)
+        if self.serving.engine.is_reporting and len(prompts) == 1 and is_all and not isinstance(prompts[0], GapPrompt):
+            prefix_keys = prefix_keys_of(prompt_of_body(self._content))
+        if params.seed is None and self.exchange.ids is not None:
+            params = replace(params, seed=self.exchange.ids.seed)
+        is_streaming = self.exchange.is_streaming
+        interval = integer(self.body, "stream_interval") or self.serving.config.server.stream_interval
+        request = self.request(
+            prompts,
+            params,
+            priority=self._priority(),
+            cache_salt=self._cache_salt(),
+            stream_interval=interval if is_streaming else 0,
+            reports_progress=is_streaming and self.serving.config.server.progress_after_seconds > 0,
+            prefix_keys=prefix_keys,
+            sent=self._sent,
+        )
+        streamed = shape if is_streaming else None
+        return Answer(self.serving, self.exchange, request, shape.whole, streamed, before_end=before_end)
+
+    def _cache_salt(self: Intake[SamplingBody]) -> str:
+        """Return the salt of the prefix cache, so that the speed of an answer reveals nothing about another key's
+        requests."""
+        salt = parameters.cache_salt(self.body)
+        owner = self.exchange.owner
+        if owner and not self.serving.config.server.shares_prefix_cache:
+            return f"{owner} {salt}"
+        return salt
+
+    def pooled_answer(
+        self, prompts: tuple[Prompt, ...], whole: RenderWhole, params: dict[str, str | int | float | bool]
+    ) -> Answer:
+        """Return the answer that `whole` renders from the vectors of prompts. `params` are for the record."""
+        self.exchange.params = params | {"num_inputs": len(prompts)}
+        request = self.request(prompts, SamplingParams(max_tokens=0), priority=self._priority())
+        return Answer(self.serving, self.exchange, request, whole)
+
+    def _priority(self) -> int:
+        priority = integer(self.body, "priority")
+        use = self.exchange.use
+        if use is None:
+            return priority or 0
+        return use.key.priority_for(priority)
+
+    def request(self, prompts: tuple[Prompt, ...], params: SamplingParams, **more: Any) -> Request:
+        exchange = self.exchange
+        exchange.response_id = self.head.id
+        # If the ids are a gateway's, the engine may still have another part of the request.
+        if exchange.ids is None:
+            own_id = self.head.id
+        else:
+            own_id = f"{self.head.id}-{exchange.unique_id}"
+        exchange.engine_id = own_id
+        adapter = exchange.adapter
+        model = self.serving.name_of(exchange.adapter)
+        received_ns = exchange.received_ns or monotonic_ns()
+        came = (exchange.request_id, exchange.operation, exchange.http_route, model)
+        return Request(
+            own_id,
+            prompts,
+            params,
+            adapter=0 if adapter is None else adapter.number,
+            origin=Origin(*came, None if adapter is None else adapter.name, exchange.key_name),
+            client=f"{exchange.client} in the background" if exchange.is_background else exchange.client,
+            is_background=exchange.is_background,
+            num_bytes=self.num_bytes + self.media.num_bytes,
+            received_ns=received_ns,
+            deadline_ns=exchange.deadline_ns and received_ns + exchange.deadline_ns,
+            first_token_deadline_ns=exchange.ttft_deadline_ns and received_ns + exchange.ttft_deadline_ns,
+            **more,
+        )
+
+
+async def prepare(
+    http: HTTPRequest,
+    kind: type[Body],
+    make: Callable[[Intake[Body]], Made],
+    *,
+    id_prefix: str,
+    tasks: tuple[Task, ...] = ("generate",),
+    check_given: Callable[[Mapping[str, msgspec.Raw]], None] | None = None,
+    tokenizes: Callable[[Body], bool] | None = None,
+) -> Made:
+    """Read and parse the body of a request, and return the route's answer. Raises an APIError.
+
+    If the model is for another task, the client's error advises the last of `tasks`. `tokenizes` returns whether `make`
+    needs the tokenizer for a body.
+    """
+    serving = serving_of(http)
+    exchange: Exchange = http.state.exchange
+    exchange.ids = ids_of(http.headers.get(IDS_HEADER, ""))
+    content = await read_body(http, serving)
+    try:
+        sent = take_sent(content, http.headers.get(SENT_HEADER, ""))
+    except ValueError as error:
+        raise InvalidRequest(f"This is no request of a gateway: {error}.") from None
+    exchange.num_signs = sent.count(SIGN)
+    sent = tuple(piece for piece in sent if piece != SIGN)
+
+    def parse() -> Generator[None, None, Intake[Body]]:
+        body = yield from parsed(serving, kind, content, check_given, exchange.adaptations)
+        exchange.is_streaming = bool(getattr(body, "stream", None))  # Vectors and scores are never streamed.
+        exchange.adapter = serving.check_model(getattr(body, "model", None))
+        if exchange.use is not None:
+            exchange.use.key.check_model(*serving.names_of(exchange.adapter))
+        serving.check_task(*tasks)
+        exchange.deadline_ns = deadline_ns(http.headers, body, "deadline_ms")
+        exchange.wants_cost = http.headers.get(COST_HEADER) == "true"
+        if not sent:  # A continued stream has had its first token.
+            exchange.ttft_deadline_ns = deadline_ns(http.headers, body, "ttft_deadline_ms")
+        return Intake(serving, exchange, content, body, id_prefix, sent)
+
+    def made(intake: Intake[Body] | None = None) -> Generator[None, None, Made]:
+        return make((yield from parse()) if intake is None else intake)
+        yield
+
+    if not serving.engine.media and tokenizes is None:
+        return await in_turns_if_large(http, made(), len(content))
+    intake = await in_turns_if_large(http, parse(), len(content))
+    if serving.engine.media:
+        intake.media = await read_media(http, intake.body, len(content))
+    needs_tokenizer = tokenizes is not None and tokenizes(intake.body)
+    return await in_turns_if_large(http, made(intake), len(content), always=needs_tokenizer)

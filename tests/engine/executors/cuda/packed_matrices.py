@@ -1,0 +1,43 @@
+"""Random matrices in the formats of quantized checkpoints."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from oaiserve.checkpoints.quantization import read_quantization
+from oaiserve.engine.decoder.sources.integer_layouts import Floats, Integers, floats
+from oaiserve.engine.decoder.sources.packed_weights import PackedWeights
+
+
+def numbers(*sizes: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(*sizes, generator=torch.Generator().manual_seed(seed))
+
+
+def integers(bits: int, n: int, columns: int, group: int, *, zeros: bool, any_order: bool = False) -> Integers:
+    generator = torch.Generator().manual_seed(bits)
+    codes = torch.randint(0, 1 << bits, (n, columns), generator=generator, dtype=torch.uint8)
+    groups = columns // group
+    scales = (torch.rand(n, groups, generator=generator) * 0.01 + 0.001).half()
+    found = torch.randint(0, 1 << bits, (n, groups), generator=generator, dtype=torch.uint8) if zeros else None
+    order = torch.randperm(columns, generator=generator) if any_order else None
+    return Integers(codes, scales, found, bits, order)
+
+
+def floats_in_blocks(n: int, columns: int, block: tuple[int, int] | None) -> Floats:
+    codes = numbers(n, columns).to(torch.float8_e4m3fn)
+    if block is None:
+        return floats(codes, numbers(n).abs(), None)
+    return floats(codes, numbers(-(-n // block[0]), columns // block[1]).abs(), block)
+
+
+def weights_in(folder: Path, **arguments: Any) -> PackedWeights:
+    """Return the weights of a quantized checkpoint."""
+    quantization = read_quantization(json.loads((folder / "config.json").read_text()))
+    return PackedWeights(folder, quantization, **arguments)
+
+
+def relative(found: torch.Tensor, want: torch.Tensor) -> float:
+    """Return the norm of the difference, relative to that of what is wanted."""
+    return float((found - want).norm() / want.norm())

@@ -1,0 +1,103 @@
+"""Weights are packed into memory that was reserved for them, and what they leave of it is given back."""
+
+import ctypes
+import mmap
+import sys
+import time
+from pathlib import Path
+from threading import Event
+
+import pytest
+import torch
+
+from oaiserve.engine.decoder.description import Decoder
+from oaiserve.engine.executors.native import reserved
+from oaiserve.engine.executors.native.library import Library
+from oaiserve.engine.executors.native.native import NativeDecoder
+from oaiserve.engine.executors.native.reserved import ReservedMemory, reserve
+from oaiserve.engine.model.batch import build_batch
+from oaiserve.engine.model.rehearsal import prompt
+from tests.engine.executors.native.small_models import BLOCK_SIZE, FAMILIES, load
+from tests.models.described import SmallModel
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="memory is reserved on Linux alone, which .ci/run is")
+SIZES = {"num_blocks": 4, "block_size": BLOCK_SIZE, "num_threads": 1}
+
+
+@pytest.fixture(scope="module")
+def llama() -> tuple[SmallModel, Decoder]:
+    loaded = load(FAMILIES["llama"])
+    return loaded, loaded.decoder
+
+
+def resident_bytes(memory: ReservedMemory) -> int:
+    """Return how much of the memory the system has given."""
+    lines = iter(Path("/proc/self/smaps").read_text().splitlines())
+    for line in lines:
+        begin, dash, end = line.split(" ")[0].partition("-")
+        if dash and int(begin, 16) <= memory.address < int(end, 16):
+            return next(1024 * int(line.split()[1]) for line in lines if line.startswith("Rss:"))
+    return 0
+
+
+@pytest.mark.compiler
+@pytest.mark.parametrize("num_bytes", [2**17, 2**22], ids=["too little", "too much"])
+def test_a_decoder_in_reserved_memory_computes_the_same_and_keeps_what_it_needs(
+    llama: tuple[SmallModel, Decoder], num_bytes: int
+) -> None:
+    loaded, decoder = llama
+    step = prompt(9, loaded.vocab_size, BLOCK_SIZE)
+    batch = build_batch(step, BLOCK_SIZE, loaded.device)
+    expected = NativeDecoder(Library(loaded.dtype), decoder, **SIZES).forward(batch)
+    kept = []
+
+    class Memory(ReservedMemory):
+        """Memory that says how much of it is kept."""
+
+        def keep(self, num_bytes: int) -> None:
+            kept.append(num_bytes)
+            super().keep(num_bytes)
+
+    memory = Memory(2**22)
+    memory.num_bytes = num_bytes
+    native = NativeDecoder(Library(loaded.dtype), decoder, **SIZES, reserved=memory)
+    assert torch.equal(native.forward(batch), expected)
+    (used,) = kept
+    assert 2**16 < used <= num_bytes
+    if num_bytes == 2**22:
+        assert resident_bytes(memory) == -(-used // mmap.PAGESIZE) * mmap.PAGESIZE
+
+
+@pytest.mark.compiler
+def test_memory_is_not_taken_any_more_when_weights_are_written(
+    monkeypatch: pytest.MonkeyPatch, llama: tuple[SmallModel, Decoder]
+) -> None:
+    is_stopping = Event()
+    stop = ReservedMemory.stop
+
+    def take_late(memory: ReservedMemory) -> None:
+        is_stopping.wait()
+        ctypes.memset(memory.address, 255, memory.num_bytes)
+
+    monkeypatch.setattr(ReservedMemory, "_take", take_late)
+    monkeypatch.setattr(ReservedMemory, "stop", lambda memory: is_stopping.set() or stop(memory))
+    loaded, decoder = llama
+    native = NativeDecoder(Library(loaded.dtype), decoder, **SIZES, reserved=ReservedMemory(2**22))
+    batch = build_batch(prompt(9, loaded.vocab_size, BLOCK_SIZE), BLOCK_SIZE, loaded.device)
+    assert torch.isfinite(native.forward(batch)).all()
+
+
+def test_what_is_reserved_is_taken_and_what_is_not_wanted_is_given_back() -> None:
+    memory = reserve(2**23)
+    until = time.monotonic() + 60
+    while resident_bytes(memory) < memory.num_bytes:
+        assert time.monotonic() < until, "not all of it is taken"
+        time.sleep(0.001)
+    assert memory.num_bytes == 2**23
+    memory.keep(0)
+    assert resident_bytes(memory) == 0
+
+
+def test_more_than_half_of_what_is_there_is_not_reserved(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reserved, "available_bytes", lambda: 2**24 - 1)
+    assert reserve(2**23) is None

@@ -1,0 +1,167 @@
+"""The store of files and batches: all that it keeps counts for its limit, in shares by key, and lists stay small."""
+
+import asyncio
+import json
+from io import BytesIO
+from uuid import uuid4
+
+import pytest
+
+from oaiserve.errors import InvalidRequest, NotFound, Overloaded
+from oaiserve.plugins.batches import store as batch_store
+from oaiserve.plugins.batches.objects import BatchObject, BatchUsage, Counts, FileObject, Line
+from oaiserve.plugins.batches.store import LINE_BYTES, ROW_BYTES, BatchStore, Owned, Result
+from oaiserve.plugins.responses.store import StoreLimits
+from tests.databases import held_up, opened_databases
+
+
+async def stored_file(store: BatchStore, owner: str = "", content: bytes = b"{}") -> int:
+    """Store a file, and return its number."""
+    file = FileObject(id=f"file-{uuid4().hex}", bytes=len(content), created_at=0, filename="a", purpose="batch")
+    await store.add_file(owner, file, BytesIO(content))
+    stored = await store.file(owner, file.id)
+    assert stored is not None
+    return stored[1]
+
+
+def batch_of(name: str) -> BatchObject:
+    return BatchObject(
+        id=name,
+        endpoint="/v1/completions",
+        input_file_id="f",
+        created_at=0,
+        expires_at=0,
+        request_counts=Counts(total=1),
+    )
+
+
+async def total_bytes(store: BatchStore) -> int:
+    """Return the bytes of the owner "", who has all of a store."""
+    with pytest.raises(InvalidRequest) as refused:
+        await store.check_room("", 10**6 + 1)
+    return int(str(refused.value).partition("Yours have ")[2].split()[0])
+
+
+async def test_an_answer_that_nobody_waits_for_any_more_is_kept_and_keeps_no_other_one_waiting() -> None:
+    with opened_databases() as connections:
+        store = BatchStore(None, StoreLimits(1, 10**6, 3600.0))
+    owned = [Owned(batch_of(name), "", await stored_file(store)) for name in ("left", "stays")]
+    for one in owned:
+        await store.add_batch(one, [Line(1, "a", 0, 2)])
+    with held_up(connections[""][0]):
+        before = asyncio.create_task(store.files("", None, 9, None))
+        left, stays = (asyncio.create_task(store.put(one, Result(1, b"{}\n", BatchUsage()))) for one in owned)
+        for _ in range(3):
+            await asyncio.sleep(0)  # By then both writes wait for the held-up read.
+        left.cancel()
+        await asyncio.wait([left])
+    await asyncio.wait_for(asyncio.gather(before, stays), 60)
+    counts = [batch.request_counts.completed for batch in await store.batches("", 9, None)]
+    await store.close()
+    assert counts == [1, 1]
+
+
+async def test_names_lines_and_answers_count_for_the_limit_and_deleting_gives_their_room_back() -> None:
+    store = BatchStore(None, StoreLimits(1, 10**6, 3600.0))
+    number = await stored_file(store, content=b"x" * 1000)
+    assert await total_bytes(store) == 1000 + 1 + ROW_BYTES
+    one = Owned(batch_of("b"), "", number)
+    await store.add_batch(one, [Line(n, "ab", 0, 1000) for n in (1, 2, 3)])
+    before = await total_bytes(store)
+    assert before > 1000 + 2 * ROW_BYTES + 3 * LINE_BYTES
+    assert before < 3000 + 2 * ROW_BYTES + 3 * LINE_BYTES, "the lines of the file are not copied"
+    await store.put(one, Result(1, b"y" * 5000, BatchUsage()))
+    assert await total_bytes(store) == before + 5000
+    await store.end(one, "completed", "late", "Too late.")
+    files = await store.files("", None, 9, None)
+    assert [file.purpose for file in files] == ["batch_output", "batch_output", "batch"]
+    for file in files:
+        assert await store.delete_file("", file.id)
+    assert await total_bytes(store) < before - 1000
+    await store.close()
+
+
+async def test_an_answer_without_room_becomes_an_error_of_its_line() -> None:
+    store = BatchStore(None, StoreLimits(1, 20_000, 3600.0))
+    one = Owned(batch_of("b"), "", await stored_file(store))
+    await store.add_batch(one, [Line(1, "a", 0, 2), Line(2, "b", 0, 2)])
+    await store.put(one, Result(1, b"y" * 10_000, BatchUsage()))
+    await store.put(one, Result(2, b"y" * 10_000, BatchUsage()))
+    await store.end(one, "completed")
+    counts = one.batch.request_counts
+    content, _ = await store.done_lines("b", 1)
+    await store.close()
+    assert (counts.completed, counts.failed, json.loads(content)["error"]["code"]) == (1, 1, "no_room")
+
+
+async def test_one_key_cannot_take_the_share_of_another() -> None:
+    store = BatchStore(None, StoreLimits(1, 100_000, 3600.0))
+    await stored_file(store, "greedy", b"x" * 98_000)
+    with pytest.raises(InvalidRequest, match="Yours have 99025 already"):
+        await stored_file(store, "greedy", b"x" * 2000)
+    await stored_file(store, "modest", b"x" * 40_000)
+    with pytest.raises(InvalidRequest, match="in shares by API key"):
+        await stored_file(store, "modest", b"x" * 20_000)
+    await store.close()
+
+
+async def test_a_file_that_is_deleted_under_its_batch_stays_readable_and_counted_until_the_batch_ends() -> None:
+    store = BatchStore(None, StoreLimits(1, 10**6, 3600.0))
+    number = await stored_file(store, content=b"0123456789")
+    one = Owned(batch_of("b"), "", number)
+    await store.add_batch(one, [Line(1, "a", 2, 5)])
+    (file,) = await store.files("", None, 9, None)
+    assert await store.delete_file("", file.id)
+    assert await store.files("", None, 9, None) == []
+    assert await store.file("", file.id) is None
+    assert not await store.delete_file("", file.id)
+    assert await store.slice(number, 2, 5) == b"23456"
+    await store.end(one, "cancelled")
+    assert await store.slice(number, 2, 5) == b""
+    with pytest.raises(NotFound, match="was deleted"):
+        await store.add_batch(Owned(batch_of("c"), "", number), [Line(1, "a", 2, 5)])
+    await store.close()
+
+
+async def test_batches_under_way_are_limited_by_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(batch_store, "MOST_OPEN_BATCHES", 2)
+    store = BatchStore(None, StoreLimits(1, 10**6, 3600.0))
+    number = await stored_file(store)
+    for name in "ab":
+        await store.add_batch(Owned(batch_of(name), "", number), [Line(1, "a", 0, 2)])
+    with pytest.raises(Overloaded, match="2 of your batches are under way"):
+        await store.add_batch(Owned(batch_of("c"), "", number), [Line(1, "a", 0, 2)])
+    await store.add_batch(Owned(batch_of("c"), "other", await stored_file(store, "other")), [Line(1, "a", 0, 2)])
+    await store.close()
+
+
+async def test_any_part_of_a_file_is_read_wherever_pieces_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(batch_store, "PIECE_BYTES", 4)
+    store = BatchStore(None, StoreLimits(1, 10**8, 3600.0))
+    content = bytes(range(13))
+    number = await stored_file(store, content=content)
+    for start in range(14):
+        for end in range(start, 14):
+            assert await store.slice(number, start, end - start) == content[start:end]
+    assert b"".join([part async for part in store.content(number)]) == content
+    await store.close()
+
+
+async def test_a_page_of_a_list_reads_only_its_own_rows() -> None:
+    with opened_databases() as connections:
+        store = BatchStore(None, StoreLimits(1, 10**8, 3600.0))
+    for _ in range(200):
+        await stored_file(store)
+    steps = 0
+
+    def count() -> int:
+        nonlocal steps
+        steps += 1
+        return 0
+
+    connections[""][0].set_progress_handler(count, 1)
+    page = await store.files("", None, 2, None)
+    following = await store.files("", None, 2, page[1].id)
+    await store.close()
+    assert len({file.id for file in page + following}) == 4
+    assert steps < 300, "it has nothing to do with the number of files"

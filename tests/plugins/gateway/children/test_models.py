@@ -1,0 +1,291 @@
+"""Which models are loaded: processes are doubles, and time is a number."""
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from oaiserve.config import Bytes, Config, ModelsOptions
+from oaiserve.errors import ModelNotFound, StartupError, Unavailable
+from oaiserve.plugins.gateway.children.models import ChildModels, Model
+from oaiserve.wire.address import Address
+
+SIZE = 100
+
+
+class Process:
+    """A double of a model's process."""
+
+    def __init__(self, config: Config, *, fails: bool) -> None:
+        self.how_ended = "with exit code 1"
+        self.num_bytes = SIZE
+        self._fails = fails
+        self._ended = asyncio.Event()
+
+    async def ready(self) -> None:
+        if self._fails:
+            raise StartupError("Its process has ended with exit code 2.")
+
+    async def ended(self) -> None:
+        await self._ended.wait()
+
+    async def end(self, drain_seconds: float, /) -> None:
+        self._ended.set()
+
+    def crash(self) -> None:
+        self._ended.set()
+
+
+class Machine:
+    """Starts doubles, and has the time."""
+
+    def __init__(self, names: str, **options: Any) -> None:
+        self.now_ns = 10**9
+        self.started: list[tuple[str, Process]] = []
+        self.fails: set[str] = set()
+        self.gate = asyncio.Event()
+        self.gate.set()
+        self.joins = asyncio.Event()  # unless set, no process can take requests yet
+        self.joins.set()
+        self.adapters: dict[str, list[str]] = {}  # by the address of a model
+        models = [Model(name, Config(name), Address("127.0.0.1", 1, name), SIZE) for name in names]
+        start: Any = self.start
+        clock = lambda: self.now_ns  # noqa: E731
+        self.models = ChildModels(models, ModelsOptions(**options), start, self.changed, self.reported, clock)
+
+    def reported(self, address: str) -> list[str]:
+        return self.adapters.get(address, [])
+
+    async def start(self, config: Config, address: Address) -> Process:
+        await self.gate.wait()
+        process = Process(config, fails=config.model in self.fails)
+        self.started.append((config.model, process))
+        return process
+
+    async def changed(self) -> None:
+        if self.loaded:
+            await self.joins.wait()
+
+    @property
+    def loaded(self) -> str:
+        return "".join(model.name for model in self.models.models.values() if model.process is not None)
+
+    @property
+    def loads(self) -> str:
+        return "".join(name for name, _ in self.started)
+
+    async def use(self, name: str) -> int:
+        async with self.models.in_use(name) as waited_ns:
+            return waited_ns
+
+
+async def settle() -> None:
+    for _ in range(20):
+        await asyncio.sleep(0)
+
+
+async def test_a_model_is_loaded_once_for_all_that_ask_and_they_are_told_how_long_it_took() -> None:
+    machine = Machine("ab")
+    machine.gate.clear()
+    asking = [asyncio.create_task(machine.use("a")) for _ in range(3)]
+    await settle()
+    machine.now_ns += 5
+    machine.gate.set()
+    assert await asyncio.gather(*asking) == [5, 5, 5]
+    assert await machine.use("a") == 0
+    assert machine.loads == "a"
+    await machine.models.close()
+    assert machine.loaded == ""
+
+
+async def test_whoever_leaves_does_not_end_the_load_of_the_others() -> None:
+    machine = Machine("a")
+    machine.gate.clear()
+    first, second = (asyncio.create_task(machine.use("a")) for _ in range(2))
+    await settle()
+    first.cancel()
+    machine.gate.set()
+    assert await second == 0
+    assert machine.models.models["a"].num_users == 0
+
+
+async def test_the_least_recently_used_model_makes_room_and_a_busy_one_when_its_requests_have_ended() -> None:
+    machine = Machine("abc", memory_budget=Bytes(2 * SIZE))
+    for name in "abca":
+        machine.now_ns += 1
+        await machine.use(name)
+    assert (machine.loaded, machine.loads) == ("ac", "abca")  # c took the place of a, and a that of b
+    async with machine.models.in_use("a"), machine.models.in_use("c"):
+        waiting = asyncio.create_task(machine.use("b"))
+        await settle()
+        assert machine.loaded == "ac"
+        late = asyncio.create_task(machine.use("c"))  # c leaves for b first: its turn is over
+        await settle()
+        assert not late.done()
+    await asyncio.gather(waiting, late)
+    assert machine.loads == "abcabc"
+
+
+async def test_a_model_that_is_larger_than_the_budget_is_loaded_alone() -> None:
+    machine = Machine("ab", memory_budget=Bytes(SIZE - 1))
+    await machine.use("a")
+    await machine.use("b")
+    assert machine.loaded == "b"
+
+
+async def test_all_are_loaded_at_the_start_as_far_as_there_is_room() -> None:
+    machine = Machine("abc", memory_budget=Bytes(2 * SIZE))
+    await machine.models.load_all()
+    assert machine.loaded == "ab"
+
+
+async def test_idle_models_are_unloaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("oaiserve.plugins.gateway.children.models.LOOK_SECONDS", 0)
+    machine = Machine("ab", idle_unload_seconds=10)
+    await machine.use("a")
+    async with machine.models.in_use("b"):
+        watching = asyncio.create_task(machine.models.watch())
+        machine.now_ns += 9 * 10**9
+        await settle()
+        assert machine.loaded == "ab"
+        machine.now_ns += 10**9
+        await settle()
+        assert machine.loaded == "b"  # its request is still open
+    watching.cancel()
+    assert await machine.use("a") == 0
+    assert machine.loads == "aba"
+
+
+async def test_a_model_that_cannot_be_loaded_is_tried_again_after_growing_pauses() -> None:
+    machine = Machine("ab")
+    machine.fails = {"a"}
+    for tries, pause_seconds in ((1, 1), (2, 2), (3, 4)):
+        with pytest.raises(Unavailable, match="'a' could not be loaded: Its process has ended with exit code 2"):
+            await machine.use("a")
+        assert machine.loads == "a" * tries
+        with pytest.raises(Unavailable) as refused:  # without another try
+            await machine.use("a")
+        assert refused.value.retry_after_seconds == pause_seconds
+        assert machine.loads == "a" * tries
+        machine.now_ns += pause_seconds * 10**9
+    assert machine.models.failure is None  # b may still be loaded
+    machine.fails = set()
+    assert await machine.use("a") == 0
+
+
+async def test_it_is_a_failure_if_no_model_can_be_loaded() -> None:
+    machine = Machine("ab")
+    machine.fails = {"a", "b"}
+    await machine.models.load_all()
+    assert isinstance(machine.models.failure, StartupError)
+
+
+async def test_process_that_ends_before_it_can_take_requests_is_a_failed_load_and_holds_up_nobody() -> None:
+    machine = Machine("ab")
+    machine.joins.clear()
+    first = asyncio.create_task(machine.use("a"))
+    second = asyncio.create_task(machine.use("b"))
+    await settle()
+    machine.started[0][1].crash()
+    with pytest.raises(Unavailable, match="'a' could not be loaded: Its process has ended with exit code 1"):
+        await first
+    machine.joins.set()
+    assert await second == 0
+    assert machine.loaded == "b"
+    await machine.models.close()
+
+
+async def test_requests_wait_until_the_process_can_take_them() -> None:
+    machine = Machine("a")
+    machine.joins.clear()
+    using = [asyncio.create_task(machine.use("a"))]
+    await settle()
+    assert machine.loaded == "a"
+    using.append(asyncio.create_task(machine.use("a")))
+    await settle()
+    assert not any(each.done() for each in using)
+    machine.joins.set()
+    assert await asyncio.gather(*using) == [0, 0]
+    await machine.models.close()
+
+
+async def test_nothing_is_loaded_after_the_end() -> None:
+    machine = Machine("a")
+    await machine.models.close()
+    with pytest.raises(Unavailable, match="shutting down"):
+        await machine.use("a")
+    assert machine.loads == ""
+
+
+async def test_process_that_ends_during_the_drain_is_started_again_only_for_its_requests() -> None:
+    machine = Machine("ab")
+    await machine.use("b")
+    async with machine.models.in_use("a"):
+        machine.models.is_draining = True
+        for _, process in [*machine.started]:
+            process.crash()
+        await settle()
+        assert machine.loads == "baa"
+    await machine.models.close()
+
+
+async def test_process_that_ends_is_started_again_at_once() -> None:
+    machine = Machine("ab")
+    await machine.use("a")
+    machine.started[0][1].crash()
+    await settle()
+    assert (machine.loads, machine.loaded) == ("aa", "a")
+    await machine.models.close()
+
+
+async def test_process_that_soon_ends_again_is_started_after_a_pause(monkeypatch: pytest.MonkeyPatch) -> None:
+    machine = Machine("a")
+    pauses: list[float] = []
+
+    async def sleep(seconds: float) -> None:
+        pauses.append(seconds)
+        machine.now_ns += int(seconds * 1e9)
+
+    monkeypatch.setattr("oaiserve.plugins.gateway.children.models.sleep", sleep)
+    await machine.use("a")
+    for number in range(3):
+        machine.started[number][1].crash()
+        await settle()
+    assert machine.loads == "aaaa"
+    machine.now_ns += 61 * 10**9  # it has been stable
+    machine.started[3][1].crash()
+    await settle()
+    assert pauses == [0, 1, 2, 0]
+    await machine.models.close()
+
+
+async def test_process_loaded_on_demand_is_started_again_only_for_its_requests() -> None:
+    machine = Machine("ab", load_on_demand=True)
+    async with machine.models.in_use("a"):
+        machine.started[0][1].crash()
+        await settle()
+        assert machine.loads == "aa"
+        assert machine.loaded == "a"
+    machine.now_ns += 61 * 10**9
+    machine.started[1][1].crash()
+    await settle()
+    assert machine.loaded == ""
+    assert await machine.use("a") == 0
+
+
+async def test_model_without_room_is_not_started_again_until_a_request_needs_it() -> None:
+    machine = Machine("ab", memory_budget=Bytes(2 * SIZE))
+    await machine.use("a")
+    machine.models.models["a"].num_bytes = machine.started[0][1].num_bytes = 3 * SIZE
+    machine.started[0][1].crash()
+    await settle()
+    assert machine.loaded == ""
+
+
+async def test_a_name_that_no_model_has_is_refused_and_no_name_is_the_first_that_is_loaded() -> None:
+    machine = Machine("ab")
+    with pytest.raises(ModelNotFound, match="serves 'a', 'b'"):
+        machine.models.name_for("c")
+    assert machine.models.name_for("") == "a"
+    await machine.use("b")
+    assert machine.models.name_for("") == "b"

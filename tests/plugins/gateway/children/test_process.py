@@ -1,0 +1,68 @@
+"""The start of a child process, as far as it needs no model."""
+
+import asyncio
+import socket
+import sys
+from pathlib import Path
+
+import pytest
+
+from oaiserve.config import Config
+from oaiserve.errors import StartupError
+from oaiserve.plugins.gateway.children.process import ServerProcess, start_on
+from oaiserve.wire.address import Address
+
+
+async def running(code: str) -> tuple[ServerProcess, socket.socket]:
+    """Return a process that runs this code, with its end of the link as `link`, and the other end."""
+    link, its_link = socket.socketpair()
+    number = its_link.fileno()
+    begin = f"import signal, socket, sys; link = socket.socket(fileno={number})"
+    process = await asyncio.create_subprocess_exec(sys.executable, "-c", f"{begin}\n{code}", pass_fds=[number])
+    its_link.close()
+    return ServerProcess(process, *await asyncio.open_connection(sock=link)), link
+
+
+async def test_socket_with_too_long_a_path_is_refused_with_advice(tmp_path: Path) -> None:
+    with pytest.raises(StartupError, match="too long a path. Set TMPDIR"):
+        await start_on(Config("demo"), Address.of_socket(tmp_path / ("x" * 100)))
+
+
+async def test_process_that_ends_before_it_is_ready_is_an_error_and_leaves_no_open_link() -> None:
+    process, link = await running("sys.exit(3)")
+    with pytest.raises(StartupError, match="Its process has ended with exit code 3."):
+        await process.ready()
+    await asyncio.sleep(0)  # for the event loop to close it
+    assert link.fileno() == -1
+
+
+FAILING_START = """
+import pickle, tempfile
+from oaiserve.config import Config
+from oaiserve.errors import StartupError
+from oaiserve.plugins.gateway.children.process import run
+
+def serve(*_):
+    raise StartupError("No such file:\\n'a'")
+
+settings = tempfile.TemporaryFile()
+pickle.dump(Config("demo"), settings)
+settings.flush()
+numbers = link.detach(), socket.socket(socket.AF_UNIX).detach(), settings.fileno()
+sys.exit(run([*map(str, numbers)], serve))
+"""
+
+
+async def test_reason_why_a_process_cannot_start_is_that_of_the_error() -> None:
+    process, _ = await running(FAILING_START)
+    with pytest.raises(StartupError, match="^No such file: 'a'$"):
+        await process.ready()
+    assert process.how_ended == "with exit code 2"
+
+
+async def test_process_without_a_drain_timeout_still_ends_in_order() -> None:
+    code = "signal.signal(signal.SIGTERM, lambda *_: sys.exit(4)); link.sendall(b'+'); signal.pause()"
+    process, _ = await running(code)
+    await process.ready()
+    await process.end(0)
+    assert process.how_ended == "with exit code 4"

@@ -1,0 +1,200 @@
+"""A gateway with replicas, in threads: servers and engines are real, what the models draw is a script."""
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
+from threading import Semaphore
+from typing import Any
+
+import httpx
+from starlette.applications import Starlette
+from starlette.datastructures import MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from oaiserve.app import create_app
+from oaiserve.config import Config, ContinueStreams, RouteOptions, ServerOptions
+from oaiserve.engine.engine import Engine
+from oaiserve.engine.sequence import Sequence
+from oaiserve.engine.step import Step
+from oaiserve.plugins.gateway.app import create_gateway
+from oaiserve.plugins.gateway.gateway import Gateway
+from oaiserve.plugins.gateway.watch import Pace
+from oaiserve.wire.address import Address
+from tests.engine.doubles import TIMEOUT_SECONDS, ScriptedRunner, make_engine, next_letter
+from tests.routes.doubles import FakeTelemetry
+from tests.serving import RunningServer, running_server
+from tests.waiting import wait_until
+
+OPTIONS = ServerOptions(drain_timeout_seconds=0)
+BEHIND_A_GATEWAY = ServerOptions(drain_timeout_seconds=0, trusted_proxy=("127.0.0.1",))
+ROUTE = RouteOptions()
+SIGNATURE = "x-signature"
+SEEN_CLIENT = "x-seen-client"
+SEEN_PATHS: list[str] = []  # paths of the requests that the gateway passed on
+
+
+def quick(report_seconds: float = 0.05, least_answer_seconds: float = 5.0, **other: float) -> Pace:
+    return Pace(report_seconds=report_seconds, least_answer_seconds=least_answer_seconds, resolve_seconds=0.02, **other)
+
+
+QUICK = quick()
+
+
+def address_of(server: RunningServer) -> Address:
+    return Address("127.0.0.1", server.port, f"127.0.0.1:{server.port}")
+
+
+class Signed:
+    """Puts two addresses into the answers of a server, which a gateway does not tell: its own and its client's."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if any(name == b"x-request-id" for name, _ in scope.get("headers", ())):
+            SEEN_PATHS.append(scope["path"])
+
+        async def signed_send(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                host, port = scope["server"]
+                headers = MutableHeaders(scope=message)
+                headers[SIGNATURE] = f"{host}:{port}"
+                headers[SEEN_CLIENT] = scope["client"][0]
+            await send(message)
+
+        await self.app(scope, receive, signed_send)
+
+
+class ToldEngine(Engine):
+    """An engine that shows its runner."""
+
+    @property
+    def runner(self) -> Any:
+        return self._runner
+
+    def hang_in(self, part: str) -> None:
+        self._loop.watchdog.hang = part
+
+
+class Gate:
+    """Lets each step of a real engine wait for `permit()`."""
+
+    is_gated = True
+
+    def __init__(self, runner: Any) -> None:
+        self.steps: list[Step] = []
+        self._permits = Semaphore(0)
+        launch = runner.launch
+
+        def gated(step: Step) -> Any:
+            assert self._permits.acquire(timeout=TIMEOUT_SECONDS)
+            self.steps.append(step)
+            return launch(step)
+
+        runner.launch = gated
+
+    def permit(self, steps: int = 1) -> None:
+        self._permits.release(steps)
+
+
+@dataclass
+class Replica:
+    """One server, its engine, and the script of its model."""
+
+    app: Starlette
+    server: RunningServer
+    engine: ToldEngine
+    runner: ScriptedRunner | Gate
+    telemetry: FakeTelemetry
+
+    @property
+    def name(self) -> str:
+        return address_of(self.server).name
+
+
+@dataclass
+class Fleet:
+    """A gateway, the replicas that it is told of, and a client."""
+
+    stack: ExitStack
+    replicas: dict[str, Replica] = field(default_factory=dict)
+    named: list[Address] = field(default_factory=list)  # what the gateway's name stands for
+    token_of: Callable[[Sequence], int | list[int]] = next_letter
+    server: ServerOptions = BEHIND_A_GATEWAY
+    gateway: Gateway = field(init=False)
+    http: httpx.Client = field(init=False)
+
+    def add(
+        self, *, gated: bool = False, engine: ToldEngine | None = None, model: str = "m", **options: Any
+    ) -> Replica:
+        """Start a replica, with this engine or one of a script, and let the gateway find it."""
+        scripted = ScriptedRunner(self.token_of, gated=gated)
+        is_real = engine is not None
+        engine = engine or make_engine(scripted, kind=ToldEngine, **{"kv_blocks": 512, "max_step_tokens": 64} | options)
+        telemetry = FakeTelemetry()
+        app = create_app(Config(model, self.server), engine, telemetry)
+        app.add_middleware(Signed)
+        _, server = self.stack.enter_context(running_server(app, self.server))
+        runner = Gate(engine.runner) if is_real else scripted  # a real engine has computed steps when it is ready
+        replica = Replica(app, server, engine, runner, telemetry)
+        self.replicas[replica.name] = replica
+        self.named.append(address_of(server))
+        return replica
+
+    async def resolve(self, url: str) -> Iterable[Address]:
+        return list(self.named)
+
+    @property
+    def watch(self) -> Any:
+        return self.gateway.watch
+
+    def wait_until_known(self) -> None:
+        """Wait until the gateway has heard of all replicas, and of no others."""
+        wait_until(lambda: self.watch.joined - self.watch.silent == {address.name for address in self.named})
+
+    def begun(self) -> list[Replica]:
+        """Wait until a replica computes, and return all of them: this one first."""
+        replicas = [*self.replicas.values()]
+        wait_until(lambda: any(not replica.runner.started.empty() for replica in replicas))
+        return sorted(replicas, key=lambda replica: replica.runner.started.empty())
+
+    def ask(self, prompt: str = "Hello", **more: Any) -> httpx.Response:
+        body = {"prompt": prompt, "max_tokens": 4, **more.pop("body", {})}
+        return self.http.post("/v1/completions", json=body, **more)
+
+    def number_of(self, name: str) -> str:
+        """Return the number by which metrics name a replica."""
+        return str(self.watch.upstreams[name].number)
+
+    def metric(self, name: str, **labels: str) -> float:
+        return self.gateway.metrics.registry.get_sample_value(name, labels) or 0.0
+
+
+@contextmanager
+def fleet(
+    number: int = 4,
+    *,
+    pace: Pace = QUICK,
+    token_of: Callable[[Sequence], int | list[int]] = next_letter,
+    server: ServerOptions = BEHIND_A_GATEWAY,
+    continues: ContinueStreams = "any",
+    route: RouteOptions = ROUTE,
+    **options: Any,
+) -> Iterator[Fleet]:
+    """Run a gateway in front of `number` replicas, whose engines have these options."""
+    with ExitStack() as stack:
+        fleet = Fleet(stack, token_of=token_of, server=server)
+        for _ in range(number):
+            fleet.add(**options)
+        given = replace(route, replica=("http://replicas",), body_limit=20_000, continue_streams=continues)
+        app, fleet.gateway = create_gateway(given, fleet.resolve, pace)
+        server_before = RunningServer(app, OPTIONS, on_drain=fleet.gateway.drain)
+        url = stack.enter_context(server_before).url
+        fleet.http = stack.enter_context(httpx.Client(base_url=url, timeout=TIMEOUT_SECONDS))
+        try:
+            fleet.wait_until_known()
+            yield fleet
+        finally:
+            for replica in fleet.replicas.values():
+                if replica.runner.is_gated:
+                    replica.runner.permit(10_000)

@@ -1,0 +1,299 @@
+"""A gateway of several models: what it shows to whom without a process, and what it sends to processes.
+
+The processes are doubles: real servers on Unix sockets, in threads, with scripted engines.
+"""
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import pytest
+from starlette.testclient import TestClient
+
+from oaiserve.app import create_app
+from oaiserve.config import Config, EngineOptions, ModelsOptions, ServerOptions
+from oaiserve.http.refusals import RECORDED_NS, Refusals
+from oaiserve.plugins.batches import runner
+from oaiserve.plugins.gateway.app import create_gateway_of_models
+from oaiserve.plugins.gateway.children.settings import models_of
+from oaiserve.plugins.keys.key_table import KeyTable
+from oaiserve.wire.address import Address
+from tests.plugins.batches.test_batches import answers, begin, ended, line
+from tests.plugins.gateway.doubles import OPTIONS
+from tests.routes.asking import bearer
+from tests.routes.doubles import FakeEngine, FakeTelemetry, says
+from tests.serving import RunningServer
+from tests.waiting import wait_until
+
+INSIDE = (
+    *("/dashboard", "/requests", "/requests/x", "/dashboard/feed", "/debug/requests", "/debug/requests/x"),
+    *("/debug/report", "/debug//report", "/%2fdebug/report", "/debug/requests?model=demo"),
+)
+
+
+def front(server: ServerOptions, *models: str) -> TestClient:
+    configs = models_of(models or ["demo"], {}, Config("models", server))
+    app, _, _ = create_gateway_of_models(server, configs, ModelsOptions(load_on_demand=True))
+    return TestClient(app, base_url="http://127.0.0.1", headers={"host": "127.0.0.1"}, raise_server_exceptions=False)
+
+
+@pytest.mark.parametrize("path", INSIDE)
+def test_a_public_front_without_keys_shows_nobody_the_inside(path: str) -> None:
+    with front(ServerOptions(host="0.0.0.0")) as client:
+        answer = client.get(path)
+    assert answer.status_code == 404
+    assert "shows other people's requests" in answer.json()["error"]["message"]
+
+
+def test_a_front_with_keys_asks_for_one() -> None:
+    with front(ServerOptions(host="0.0.0.0", api_key=("mine",))) as client:
+        for path in ("/v1/models", *INSIDE[3:]):
+            assert client.get(path).status_code == 401, path
+        listed = client.get("/v1/models", headers={"authorization": "Bearer mine"})
+        assert [(model["id"], model["is_loaded"]) for model in listed.json()["data"]] == [("demo", False)]
+        assert client.get("/v1/models/none", headers={"authorization": "Bearer mine"}).status_code == 404
+
+
+def test_model_that_is_not_loaded_has_the_task_of_its_files(tmp_path: Path) -> None:
+    for name, config in (
+        ("embed", '{"architectures": ["BertModel"]}'),
+        ("chat", '{"architectures": ["LlamaForCausalLM"]}'),
+        ("damaged", "{"),
+    ):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_text(config)
+    folders = [str(tmp_path / name) for name in ("embed", "chat", "damaged")]
+    with front(ServerOptions(), *folders, "org/elsewhere") as client:
+        tasks = [model.get("task") for model in client.get("/v1/models").json()["data"]]
+    assert tasks == ["embed", "generate", None, None]
+
+
+def test_a_front_of_one_model_lists_each_of_its_names() -> None:
+    with front(ServerOptions(served_model_name=("mine", "gpt-4o"))) as client:
+        listed = client.get("/v1/models").json()["data"]
+        assert [(model["id"], model["is_loaded"]) for model in listed] == [("mine", False), ("gpt-4o", False)]
+        assert client.get("/v1/models/gpt-4o").json()["root"] == listed[0]["root"]
+
+
+def test_the_front_knows_stored_keys_and_refuses_a_model_before_it_is_loaded(tmp_path: Path) -> None:
+    server = ServerOptions(stored_keys=True, response_store=tmp_path / "store")
+    table = KeyTable(tmp_path / "store")
+    admin, alice = (
+        {"authorization": f"Bearer {table.add(name, values)}"}
+        for name, values in (("admin", {"role": "admin"}), ("alice", {"models": ["other"]}))
+    )
+    with front(server) as client:
+        answer = client.post("/v1/completions", json={"model": "demo", "prompt": "Hello"}, headers=alice)
+        assert (answer.status_code, answer.json()["error"]["code"]) == (403, "model_not_found")
+        assert not client.get("/v1/models", headers=alice).json()["data"][0]["is_loaded"]
+        assert {client.get(path, headers=alice).status_code for path in ("/admin/keys", "/debug/requests")} == {403}
+        assert [key["name"] for key in client.get("/admin/keys", headers=admin).json()["keys"]] == ["admin", "alice"]
+
+
+def test_a_model_that_no_process_has_is_told_to_be_unknown() -> None:
+    with front(ServerOptions()) as client:
+        answer = client.post("/v1/completions", json={"model": "other", "prompt": "Hello"})
+    assert answer.status_code == 404
+    assert "'other' does not exist. This server serves 'demo'" in answer.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("name", ["../two", "%00", "%ff", "ü", "a" * 5000])
+def test_requests_of_an_unknown_model_are_not_found(name: str) -> None:
+    with front(ServerOptions()) as client:
+        answer = client.get(f"/debug/requests?model={name}")
+    assert (answer.status_code, answer.json()["error"]["code"]) == (404, "model_not_found")
+
+
+# -- with processes ---------------------------------------------------------------------------------------------------
+
+
+class Metrics(FakeTelemetry):
+    def render(self, accept: str) -> tuple[bytes, str]:
+        return b"# TYPE up gauge\nup 1\n", "text/plain"
+
+
+class Child:
+    """A double of a child process."""
+
+    how_ended = "by SIGKILL"
+    num_bytes = 1
+
+    def __init__(self, config: Config, address: Address) -> None:
+        self.engine = FakeEngine()
+        self.engine.script = says(config.model_name)
+        self.app = create_app(config, self.engine, Metrics(), is_child=True)  # type: ignore[arg-type]
+        self.server = RunningServer(self.app, config.server, path=address.path)
+        self._ended = asyncio.Event()
+
+    def crash(self) -> None:
+        self.server.kill()
+        self.server.__exit__()
+        self._loop.call_soon_threadsafe(self._ended.set)
+
+    async def ready(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        await asyncio.to_thread(self.server.__enter__)
+
+    async def ended(self) -> None:
+        await self._ended.wait()
+
+    async def end(self, drain_seconds: float, /) -> None:
+        await asyncio.to_thread(self.server.__exit__)
+        self._ended.set()
+
+
+class Children(dict[str, Child]):
+    """The processes by their model."""
+
+    async def start(self, config: Config, address: Address) -> Child:
+        assert address.path is not None
+        address.path.unlink(missing_ok=True)
+        self[config.model_name] = child = Child(config, address)
+        return child
+
+
+@contextmanager
+def running(
+    monkeypatch: pytest.MonkeyPatch, models: str, server: ServerOptions = OPTIONS, **engine: Any
+) -> Iterator[tuple[httpx.Client, Children]]:
+    """Run a gateway of models with these names, and doubles of their processes."""
+    children = Children()
+    monkeypatch.setattr("oaiserve.plugins.gateway.app.start_on", children.start)
+    configs = models_of([f"{name}=demo" for name in models], {}, Config("models", server, EngineOptions(**engine)))
+    app, gateway, _ = create_gateway_of_models(server, configs, ModelsOptions(load_on_demand=True))
+    with RunningServer(app, server, on_drain=gateway.drain) as made:
+        headers = bearer(server.api_key[0]) if server.api_key else {}
+        with httpx.Client(base_url=made.url, headers=headers, timeout=60) as http:
+            yield http, children
+
+
+def sdk_of(http: httpx.Client, key: str = "any") -> openai.OpenAI:
+    return openai.OpenAI(base_url=f"{http.base_url}/v1", api_key=key, max_retries=0)
+
+
+def test_lines_of_a_batch_go_to_their_models_as_work_of_their_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    server = ServerOptions(drain_timeout_seconds=0, api_key=("mine",))
+    with running(monkeypatch, "abc", server) as (http, children):
+        sdk = sdk_of(http, "mine")
+        batch = ended(sdk, begin(sdk, *(line(number, model=name) for number, name in enumerate("abax", start=1))))
+        counts = batch.request_counts
+        assert (batch.status, counts.total, counts.completed, counts.failed) == ("completed", 4, 3, 1)
+        found = [one["response"]["body"] for one in answers(sdk, batch.output_file_id)]
+        assert [body["choices"][0]["message"]["content"] for body in found] == ["a", "b", "a"]
+        (failed,) = answers(sdk, batch.error_file_id)
+        assert failed["response"]["body"]["error"]["code"] == "model_not_found"
+        assert [*children] == ["a", "b"], "c is not loaded, as nobody needs it"
+        request = children["b"].engine.submitted.get(timeout=60)
+        assert (request.is_background, request.client) == (True, "key-1 in the background")
+        assert [one.id for one in sdk.batches.list()] == [batch.id]
+
+
+def test_line_whose_process_ends_is_sent_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runner, "RETRY_SECONDS", 0.01)
+    with running(monkeypatch, "a") as (http, children):
+        sdk = sdk_of(http)
+        assert http.get("/v1/models/a").json()["is_loaded"] is False
+        assert http.post("/v1/completions", json={"prompt": "Hi"}).status_code == 200
+        first = children["a"]
+        first.engine.script = lambda request: ()
+        batch = begin(sdk, line(1, model="a"))
+        wait_until(lambda: first.engine.submitted.qsize() == 2)
+        first.crash()
+        batch = ended(sdk, batch)
+        assert (batch.status, batch.request_counts.completed) == ("completed", 1)
+        assert children["a"] is not first
+
+
+def test_metrics_of_all_models_come_although_one_process_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("oaiserve.plugins.gateway.model_routes.LIST_SECONDS", 0.2)
+    with running(monkeypatch, "ab") as (http, children):
+        for model in "ab":
+            assert http.post("/v1/completions", json={"model": model, "prompt": "Hi"}).status_code == 200
+        with children["a"].server.hanging():
+            text = http.get("/metrics").text
+        assert 'oaiserve_model_loaded{served_model="a"} 1' in text
+        assert [model for model in "ab" if f'up{{served_model="{model}"}} 1' in text] == ["b"]
+
+
+def test_refusal_of_a_process_is_held_back_once_and_charged_to_the_client(monkeypatch: pytest.MonkeyPatch) -> None:
+    charges: list[tuple[bytes, float]] = []
+
+    def charge(_: Refusals, client: bytes, cpu_ns: float = 0) -> int:
+        charges.append((client, cpu_ns))
+        return 1_000_000
+
+    monkeypatch.setattr(Refusals, "charge", charge)
+    with running(monkeypatch, "a") as (http, _):
+        answer = http.post("/v1/completions", json={"prompt": 7}, headers={"x-forwarded-for": "192.0.2.7"})
+        assert answer.status_code == 400
+        assert not any(name.startswith("x-oaiserve-refusal") for name in answer.headers)
+        assert "oaiserve_gateway_refusal_delay_seconds_total 0.001" in http.get("/metrics").text
+    ((client, cpu_ns),) = charges
+    assert client == b"127.0.0.1"
+    assert cpu_ns >= RECORDED_NS
+
+
+def test_nobody_is_advised_to_trust_the_gateway_for_streams_of_a_process(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("oaiserve.routes.intake.prepare.ids_of", lambda text: None)
+    with running(monkeypatch, "a") as (http, _):
+        answer = http.post("/v1/completions", json={"prompt": "Hi", "stream": True})
+        assert answer.text.endswith("data: [DONE]\n\n")
+    assert "--trusted-proxy" not in caplog.text
+
+
+def test_gateway_that_never_starts_leaves_no_folder(tmp_path: Path) -> None:
+    code = (
+        "from oaiserve.plugins.gateway.app import *\n"
+        "create_gateway_of_models(ServerOptions(), {'demo': Config('demo')}, ModelsOptions())"
+    )
+    subprocess.run([sys.executable, "-c", code], env=os.environ | {"TMPDIR": str(tmp_path)}, check=True)
+    assert [*tmp_path.iterdir()] == []
+
+
+def test_adapter_is_loaded_into_the_model_that_the_query_names(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    body = {"lora_name": "sql", "lora_path": "folder"}
+    with running(monkeypatch, "ab", lora_dir=tmp_path) as (http, _):
+        unnamed = http.post("/v1/load_lora_adapter", json=body)
+        assert (unnamed.status_code, "?model=a" in unnamed.text) == (400, True)
+        assert http.post("/v1/load_lora_adapter?model=b", json={**body, "lora_name": "a"}).status_code == 400
+        assert http.post("/v1/load_lora_adapter?model=b", json=body).json()["parent"] == "b"
+        answer = http.post("/v1/completions", json={"model": "sql", "prompt": "Hi"})
+        assert answer.json()["choices"][0]["text"] == "b"
+        assert {model["id"] for model in http.get("/v1/models").json()["data"]} == {"a", "b", "sql"}
+        assert http.post("/v1/unload_lora_adapter", json={"lora_name": "sql"}).status_code == 200
+        assert http.post("/v1/completions", json={"model": "sql", "prompt": "Hi"}).status_code == 404
+
+
+def test_public_gateway_without_keys_lets_nobody_change_adapters(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    server = ServerOptions(host="0.0.0.0", drain_timeout_seconds=0, open_dashboard=True)
+    with running(monkeypatch, "a", server, lora_dir=tmp_path) as (http, _):
+        answer = http.post("/v1/load_lora_adapter?model=a", json={"lora_name": "x", "lora_path": "x"})
+        assert (answer.status_code, "changes what others are served" in answer.text) == (404, True)
+
+
+def test_live_page_shows_every_model_and_the_feed_of_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    with running(monkeypatch, "ab") as (http, _):
+        assert http.post("/v1/completions", json={"model": "a", "prompt": "Hi"}).status_code == 200
+
+        def hello(path: str) -> Any:
+            with http.stream("GET", path) as feed:
+                lines = feed.iter_lines()
+                assert next(lines) == "event: hello"
+                return json.loads(next(lines).removeprefix("data: "))
+
+        fleet = hello("/dashboard/feed")["fleet"]
+        assert [(one["models"], one["state"]) for one in fleet["replicas"]] == [(["a"], "Up"), (["b"], "Not loaded")]
+        assert hello("/dashboard/feed?model=a")["model"] == "a"

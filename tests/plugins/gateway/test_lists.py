@@ -1,0 +1,105 @@
+"""Servers behind one gateway with models, responses, files and batches of their own: each is found where it is."""
+
+import json
+from collections.abc import Iterator
+
+import httpx
+import pytest
+from openai import OpenAI
+
+from tests.plugins.gateway.doubles import SIGNATURE, Fleet, fleet
+from tests.published import published
+from tests.waiting import wait_until
+
+
+@pytest.fixture(scope="module")
+def two_models() -> Iterator[Fleet]:
+    """Two servers of a model "m", and one of "other"."""
+    with fleet(2) as running:
+        running.add(model="other")
+        running.wait_until_known()
+        wait_until(lambda: running.gateway.router.differ)
+        yield running
+
+
+def test_a_request_goes_to_a_server_with_its_model(two_models: Fleet) -> None:
+    other = [*two_models.replicas][2]
+    for number in range(8):
+        for model, is_other in (("m", False), ("other", True)):
+            answer = two_models.ask(f"{number}", body={"model": model})
+            assert answer.status_code == 200
+            assert answer.json()["model"] == model
+            assert (answer.headers[SIGNATURE] == other) == is_other
+
+
+def test_a_model_that_none_has_is_refused_by_a_server(two_models: Fleet) -> None:
+    answer = two_models.ask("Hello", body={"model": "none"})
+    assert answer.status_code == 404
+    assert "'none' does not exist" in answer.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("path", ["/v1/models", "/openapi.json", "/debug/requests"])
+def test_list_is_only_read(two_models: Fleet, path: str) -> None:
+    for method in ("POST", "DELETE"):
+        assert two_models.http.request(method, path).status_code in (404, 405), method
+
+
+def test_the_list_has_all_models_once(two_models: Fleet) -> None:
+    listed = two_models.http.get("/v1/models").json()
+    assert sorted(model["id"] for model in listed["data"]) == ["m", "other"]
+    for name in ("m", "other"):
+        assert two_models.http.get(f"/v1/models/{name}").json()["id"] == name
+    page = two_models.http.get("/v1/models?limit=1", headers={"anthropic-version": "2023-06-01"}).json()
+    assert (page["data"][0]["type"], page["last_id"], page["has_more"]) == ("model", page["data"][0]["id"], True)
+
+
+def test_schema_has_the_routes_of_the_gateway(two_models: Fleet) -> None:
+    answer = two_models.http.get("/openapi.json", headers={"accept": "text/html"})
+    paths = answer.json()["paths"].keys()
+    assert "\n  " in answer.text
+    assert paths >= {"/v1/chat/completions", "/v1/models", "/dashboard", "/docs"}
+    for path in paths:
+        if "{" not in path and path != "/dashboard/feed":
+            assert "is about one replica" not in two_models.http.get(path).text, path
+    assert "/debug/report" in published()["paths"].keys() - paths
+
+
+def test_a_stored_response_is_found_at_the_server_that_has_it(two_models: Fleet) -> None:
+    made = two_models.http.post("/v1/responses", json={"model": "other", "input": "Hello", "max_output_tokens": 16})
+    assert made.status_code == 200, made.text
+    path = f"/v1/responses/{made.json()['id']}"
+    assert all(two_models.http.get(path).json()["id"] == made.json()["id"] for _ in range(3))
+    assert two_models.http.delete(path).status_code == 200
+    assert two_models.http.get(path).status_code == 404
+
+
+@pytest.fixture
+def sdk(two_models: Fleet) -> Iterator[OpenAI]:
+    with OpenAI(base_url=f"{two_models.http.base_url}/v1", api_key="any", max_retries=0) as sdk:
+        yield sdk
+
+
+def test_files_and_batches_are_found_at_whichever_server_has_them(two_models: Fleet, sdk: OpenAI) -> None:
+    files = []
+    batches = []
+    for number in range(20):  # so that each server gets some: all but certain
+        line = {"custom_id": "a", "method": "POST", "url": "/v1/completions", "body": {"prompt": "Hello"}}
+        content = json.dumps(line).encode()
+        files.append(sdk.files.create(file=(f"{number}.jsonl", content), purpose="batch"))
+        made = sdk.batches.create(input_file_id=files[-1].id, endpoint="/v1/completions", completion_window="24h")
+        batches.append(made.id)
+    homes = [url for url in two_models.replicas if httpx.get(f"http://{url}/v1/batches").json()["data"]]
+    assert len(homes) > 1, "or else a list is no list of several"
+    for batch_id in batches:
+        wait_until(lambda batch_id=batch_id: sdk.batches.retrieve(batch_id).status == "completed")
+        assert sdk.files.content(sdk.batches.retrieve(batch_id).output_file_id).text.count("\n") == 1
+        assert sdk.batches.cancel(batch_id).status == "completed"
+    assert sorted(batch.id for batch in sdk.batches.list(limit=1)) == sorted(batches), "it reads all pages"
+    given = [file.id for file in sdk.files.list(limit=4, purpose="batch")]
+    assert sorted(given) == sorted(file.id for file in files)
+    times = [file.created_at for file in sdk.files.list()]
+    assert times == sorted(times, reverse=True)
+    for file in files:
+        assert sdk.files.delete(file.id).deleted
+    for query in ("limit=0", "limit=many", "colour=1", "after=nobody"):
+        assert two_models.http.get(f"/v1/files?{query}").status_code == 400

@@ -1,0 +1,160 @@
+"""What the chat page stores in the browser: conversations, what happens where there is no room, other tabs."""
+
+from __future__ import annotations
+
+import random
+from typing import TYPE_CHECKING
+
+import pytest
+from PIL import Image
+
+from tests.models.seeing import png
+from tests.plugins.pages.chat_page import LAST, MODEL, Script, ask, ready, send, settings, stored
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Page
+
+pytestmark = pytest.mark.browser
+
+
+@pytest.fixture
+def page(scripted_page: Page) -> Page:
+    return scripted_page
+
+
+def reopen(page: Page) -> None:
+    """Load the page again, and the newest conversation."""
+    page.reload()
+    ready(page).locator("#conversation-list .talk").first.click()
+
+
+def test_conversations_stay_in_the_browser_and_can_be_found_renamed_exported_and_deleted(
+    page: Page, script: Script
+) -> None:
+    settings(page, seed="3")
+    script.answer("One.")
+    send(page, "The first")
+    page.click("#new-chat")
+    assert page.locator("#turns li").count() == 0
+    settings(page, seed="")
+    script.answer("Two.")
+    send(page, "The second")
+    page.reload()
+    ready(page)
+    titles = page.locator("#conversation-list .talk")
+    assert page.locator("#conversation-list h2").all_inner_texts() == ["Today"]
+    assert titles.all_inner_texts() == ["The second", "The first"]
+    page.fill("#search", "FIRST")
+    assert titles.all_inner_texts() == ["The first"]
+    titles.first.click()
+    page.fill("#search", "")
+    assert page.locator(".asked .text").all_inner_texts() == ["The first"]
+    assert page.input_value("[name=seed]") == "3"
+    page.click("[aria-label='Rename The first']", force=True)
+    page.keyboard.type("Renamed")
+    page.keyboard.press("Enter")
+    assert titles.all_inner_texts() == ["The second", "Renamed"]
+    with page.expect_download() as saved:
+        page.click("[aria-label='Export Renamed']", force=True)
+    assert saved.value.suggested_filename == "Renamed.md"
+    assert saved.value.path().read_text().startswith("# Renamed\n\n## You\n\nThe first\n\n## tiny-coder\n\nOne.")
+    page.click("[aria-label='Delete Renamed']", force=True)
+    assert titles.all_inner_texts() == ["The second"]
+    assert page.locator("#turns li").count() == 0
+    assert len(stored(page)) == 1
+    page.keyboard.press("Enter")  # on Undo
+    assert titles.all_inner_texts() == ["The second", "Renamed"]
+    assert page.evaluate("() => document.activeElement.textContent") == "Renamed"
+
+
+def fill_storage(page: Page) -> None:
+    page.evaluate("""() => {
+      for (let size = 2 ** 22; size >= 1; size /= 2) {
+        const at = localStorage.length;
+        try { for (let i = at; i < at + 4; i++) localStorage.setItem(`x${i}`, "x".repeat(size)); } catch { continue; }
+      }
+    }""")
+
+
+def test_full_storage_is_reported_once_older_answers_have_lost_their_shades(page: Page, script: Script) -> None:
+    script.answer(*["word "] * 400)
+    send(page, "Old")
+    page.click("#new-chat")
+    fill_storage(page)
+    script.answer("Four ", "words ", "are ", "enough.")
+    send(page)
+    assert page.is_hidden("#problem")
+    chats = sorted(stored(page), key=lambda chat: chat["title"])
+    answers = [turn["answers"][0] for chat in chats for turn in chat["turns"]]
+    assert [bool(answer["steps"][0]["tokens"]) for answer in answers] == [True, False]
+    fill_storage(page)
+    script.answer("More.")
+    send(page)
+    assert "no room for this chat" in page.inner_text("#problem")
+    settings(page, system="Be kind. " * 500, kind="schema")
+    assert page.is_visible("#schema")
+    assert "no room for the settings" in page.inner_text("#problem")
+
+
+def test_a_browser_without_room_for_pictures_keeps_the_rest_of_the_conversation(page: Page, script: Script) -> None:
+    reads_pictures = MODEL | {"input_modalities": ["image", "text"]}
+    page.route("**/v1/models", lambda route: route.fulfill(json={"data": [reads_pictures]}))
+    page.reload()
+    ready(page).evaluate(
+        "() => [21, 20, 19].forEach((size) => localStorage.setItem(`x${size}`, 'x'.repeat(2 ** size)))"
+    )
+    noise = png(Image.frombytes("RGB", (1000, 1000), random.Random(1).randbytes(3_000_000)))
+    page.set_input_files("#attach", {"name": "n.png", "mimeType": "image/png", "buffer": noise})
+    page.wait_for_selector("#attached img")
+    script.answer("Noise.")
+    send(page)
+    assert "no room for this chat's pictures" in page.inner_text("#problem")
+    assert page.locator(".asked img").count() == 1
+    reopen(page)
+    assert "n.png · this browser had no room for it" in page.inner_text(".asked")
+
+
+def test_answer_survives_its_page_and_grows_in_other_tabs(page: Page, script: Script) -> None:
+    ask(page)
+    script.say(content="One, ")
+    other = page.context.new_page()
+    other.goto(page.url)
+    ready(other).click(".talk")
+    other.wait_for_selector(f"{LAST} .markdown:has-text('One,')")  # stored while the stream is open
+    assert other.inner_text(f"{LAST} .end").startswith("Not complete:")
+    other.fill("#prompt", "A draft")
+    script.say(content="two.")
+    page.wait_for_selector(f"{LAST} .markdown:has-text('One, two.')")
+    page.reload()
+    ready(page).click(".talk")
+    for tab in (page, other):
+        tab.wait_for_selector(f"{LAST} .markdown:has-text('One, two.')")
+        assert tab.inner_text(f"{LAST} .end").startswith("Not complete:")
+    assert other.input_value("#prompt") == "A draft"
+
+
+def test_page_works_without_storage_and_says_that_chats_are_lost(page: Page, script: Script) -> None:
+    page.add_init_script("""for (const name of ["localStorage", "sessionStorage"]) {
+      Object.defineProperty(window, name, { get() { throw new DOMException("No", "SecurityError"); } });
+    }""")
+    page.reload()
+    assert "does not allow this page to store anything" in ready(page).inner_text("#problem")
+    script.say(content="Yes.")
+    script.end()
+    send(page)
+    assert page.locator(".talk").all_inner_texts() == ["Hi"]
+
+
+def test_a_conversation_of_an_earlier_version_is_readable(page: Page) -> None:
+    message = {"content": "**Yes**", "reasoning": "", "calls": []}
+    step = {"message": message, "tokens": [["**Yes**", 0, -0.1]], "eventsMs": [9], "phases": [["decode", 9]], "why": []}
+    answers = [{"model": name, "asked": "temperature 0.7", "steps": [step]} for name in ("a", "b")]
+    chosen = {"system": "", "temperature": "0.7", "max_completion_tokens": "512", "kind": "text", "models": ["a"]}
+    turns = [{"text": "Old?", "files": [], "answers": answers}]
+    old = {"id": "1", "title": "An old one", "changedMs": 0, "turns": turns, "settings": chosen}
+    page.evaluate("old => localStorage.setItem('oaiserve-chat-1', JSON.stringify(old))", old)
+    page.reload()
+    page.click("text=An old one")
+    assert page.locator("#turns strong").all_inner_texts() == ["Yes", "Yes"]
+    assert page.locator("#turns .answered h2").all_text_contents() == ["a temperature 0.7", "b temperature 0.7"]
+    assert page.input_value("[name=max_completion_tokens]") == "512"
