@@ -73,8 +73,6 @@ OTHER_COMMANDS = {
 SMALL_COMMANDS = {
     name: Command(text, f"oaiserve.commands.{name}")
     for name, text in {
-        "batch": "Answer all requests of a file, at low priority.",
-        "keys": "Create, list, limit and revoke API keys.",
         "doctor": "Check whether this machine can serve models, and how well.",
         "list": "List the models on this disk.",
         "plugins": "List the plug-ins that a server loads.",
@@ -82,6 +80,9 @@ SMALL_COMMANDS = {
         "pull": "Download a model without serving it.",
         "rm": "Remove a model from this disk.",
     }.items()
+} | {
+    "batch": Command("Answer all requests of a file, at low priority.", "oaiserve.plugins.batches.command"),
+    "keys": Command("Create, list, limit and revoke API keys.", "oaiserve.plugins.keys.command"),
 }
 WITHOUT_PLUGINS = ("serve", "route", "--version")  # These load no plug-ins for the command line.
 MODEL_PROCESS = "model-process"  # A hidden command: a server with several models starts one process of it per model.

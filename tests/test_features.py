@@ -57,11 +57,6 @@ def test_each_command_has_a_line() -> None:
     assert {name.split()[0] for name in commands()} == {*OTHER_COMMANDS, *SMALL_COMMANDS, *commands_of_plugins()}
 
 
-def test_each_room_of_scale_has_a_line() -> None:
-    rooms = [path.parent.name for path in (ROOT / "oaiserve/scale").glob("*/__init__.py")]
-    assert sorted(named("Rooms of `scale/`")) == sorted(rooms)
-
-
 def test_each_flag_of_serve_has_one_line() -> None:
     app = command_line(lambda config, sock: 0)
     existing = flags(app["serve"], app)

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from oaiserve.engine import system_memory
+from oaiserve import system_memory
 
 # Counts the pages that the system has to find while eight megabytes are copied, with and without having taken them.
 COUNT = """

@@ -22,9 +22,9 @@ from dataclasses import dataclass
 from time import thread_time_ns
 from typing import Any, Generic, TypeAlias, TypeVar
 
-from oaiserve.system_memory import give_back, take
 from oaiserve.errors import APIError, InternalError, Unavailable
 from oaiserve.facts.times import monotonic_ns
+from oaiserve.system_memory import give_back, take
 
 logger = logging.getLogger(__name__)
 Item = TypeVar("Item")

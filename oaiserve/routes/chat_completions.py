@@ -11,12 +11,12 @@ from starlette.requests import Request as HTTPRequest
 from oaiserve.engine.request import ChatPrompt
 from oaiserve.routes.answer.chat_shape import ChatCompletion, ChatCompletionChunk, ChatShape
 from oaiserve.routes.answer.respond import Answer
+from oaiserve.routes.chat import constraints
 from oaiserve.routes.chat.contents import ContentReader, thoughts_in
 from oaiserve.routes.chat.conversation import Conversation
 from oaiserve.routes.chat.foreign import text_of
 from oaiserve.routes.chat.history import Placed, calls_of, prompt_of
 from oaiserve.routes.chat.tools import requested_tools
-from oaiserve.routes.chat import constraints
 from oaiserve.routes.dialects.dialect import Dialect
 from oaiserve.routes.intake import parameters
 from oaiserve.routes.intake.adaptations import Adaptations

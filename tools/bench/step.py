@@ -26,8 +26,8 @@ from oaiserve.engine.model.batch import build_batch
 from oaiserve.engine.model.sampling.sampler import Sampling
 from oaiserve.engine.start.described import describe_model
 from oaiserve.engine.start.load import config_of
-from oaiserve.system_memory import available_bytes
 from oaiserve.facts.record import StepKind
+from oaiserve.system_memory import available_bytes
 from tools.bench import floor
 from tools.engine_load import complete, random_step
 from tools.markdown import add_publishing, as_markdown, number, publish, results_of

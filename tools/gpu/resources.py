@@ -14,8 +14,8 @@ from typing import Any
 import torch
 import triton
 
-from oaiserve.engine.model.attention import LayerCache
 from oaiserve.engine.executors.cuda import triton_attention as attention
+from oaiserve.engine.model.attention import LayerCache
 from tools.gpu.compiling import SHARED_BYTES, Resources, compiled
 from tools.gpu.launches import Variant
 from tools.gpu.shapes import card, launched

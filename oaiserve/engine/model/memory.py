@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 
 from oaiserve.config import EngineOptions
 from oaiserve.engine.decoder.spec import ModelSpec
-from oaiserve.system_memory import available_bytes
 from oaiserve.errors import StartupError
+from oaiserve.system_memory import available_bytes
 
 log = logging.getLogger(__name__)
 

@@ -66,7 +66,7 @@ class File(NamedTuple):
 @cache
 def page_files() -> Mapping[str, File]:
     by_name = {}
-    folder = files("oaiserve.routes").joinpath("static")
+    folder = files("oaiserve.plugins.pages").joinpath("static")
     frame = folder.joinpath("frame.html").read_text()
     for path in folder.iterdir():
         suffix = path.name[path.name.rindex(".") :]

@@ -29,10 +29,10 @@ from oaiserve.plugins.responses.items import (
 from oaiserve.plugins.responses.offered import OfferedTools, offered_tools
 from oaiserve.plugins.responses.output import item_id, response_ids
 from oaiserve.plugins.responses.store import ConversationTooLarge, StoredDecoder, StoredResponse, is_conversation
+from oaiserve.routes.chat import constraints
 from oaiserve.routes.chat.contents import ContentReader
 from oaiserve.routes.chat.conversation import Conversation
 from oaiserve.routes.chat.history import prompt_of
-from oaiserve.routes.chat import constraints
 from oaiserve.routes.intake.adaptations import Adaptations
 from oaiserve.routes.intake.body_types import ResponseInputBody, ResponsesBody
 from oaiserve.routes.intake.invalid import invalid, show

@@ -11,9 +11,9 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from oaiserve.engine.decoder.description import AttentionParameters
-from oaiserve.engine.model.attention import FP8, LayerCache, ScaledCache
 from oaiserve.engine.executors.reference import attention
 from oaiserve.engine.executors.reference.attention import PagedAttention
+from oaiserve.engine.model.attention import FP8, LayerCache, ScaledCache
 from oaiserve.engine.model.batch import Batch
 from tests.engine.model.attention_inputs import make_inputs
 

@@ -6,10 +6,10 @@ from oaiserve.config import EngineOptions
 from oaiserve.engine.adapters import AdapterTable
 from oaiserve.engine.decoder.spec import ModelSpec
 from oaiserve.engine.engine import Engine
-from oaiserve.engine.model.attention import Backend
 from oaiserve.engine.executors.cuda.executor import CudaExecutor, CudaWeights
 from oaiserve.engine.executors.cuda.kernels import Kernels
 from oaiserve.engine.executors.reference.executor import ReferenceExecutor
+from oaiserve.engine.model.attention import Backend
 from oaiserve.engine.model.executor import Executor
 from oaiserve.engine.model.runner import ModelRunner
 from oaiserve.engine.model.states import States

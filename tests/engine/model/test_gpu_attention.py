@@ -8,8 +8,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from oaiserve.engine.model.attention import FP8, FP8_MAX, LayerCache, Rotation, ScaledCache, Scoring
 from oaiserve.engine.executors.cuda.kernels import PlainAttention
+from oaiserve.engine.model.attention import FP8, FP8_MAX, LayerCache, Rotation, ScaledCache, Scoring
 from tests.engine.model.attention_inputs import Inputs, make_inputs
 
 pytest.importorskip("triton", reason="Triton has no wheels for this system")

@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 
 from oaiserve.engine.decoder.description import Attention, LatentProjection, Norm, RotaryTable
-from oaiserve.engine.model.attention import LayerCache, Rotation, Scoring, StepAttention
 from oaiserve.engine.executors.cuda.kernels import Kernels
 from oaiserve.engine.executors.cuda.place import PLACED, JoiningPlacing
 from oaiserve.engine.executors.cuda.products import StepProducts
 from oaiserve.engine.executors.reference.attention import PagedAttention
 from oaiserve.engine.executors.reference.heads import Attending, normed_and_rotated, scaled_queries
+from oaiserve.engine.model.attention import LayerCache, Rotation, Scoring, StepAttention
 from oaiserve.engine.model.batch import Batch, CapturedAdapters
 
 

@@ -31,7 +31,6 @@ from oaiserve.engine.decoder.description import (
 )
 from oaiserve.engine.decoder.reference_only import refuse_reference_only
 from oaiserve.engine.decoder.spec import KVShape
-from oaiserve.engine.model.attention import LayerCache
 from oaiserve.engine.executors.cuda.attention import AttentionLayer, CudaStep, LatentLayer, attention_layer
 from oaiserve.engine.executors.cuda.device_matrices import ExpertMatrices, PackedMatrix
 from oaiserve.engine.executors.cuda.kernels import Kernels
@@ -39,6 +38,7 @@ from oaiserve.engine.executors.cuda.mlp import MixerLayer, MixtureLayer, MLPLaye
 from oaiserve.engine.executors.cuda.place import PLACED, JoiningPlacing
 from oaiserve.engine.executors.reference.place import new_cache
 from oaiserve.engine.model.adapters import Adapter, AdapterPart
+from oaiserve.engine.model.attention import LayerCache
 from oaiserve.engine.model.batch import Batch
 from oaiserve.engine.model.kv_cache import copy_blocks
 

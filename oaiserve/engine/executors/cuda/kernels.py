@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, NamedTuple
 from torch import Tensor
 
 from oaiserve.engine.decoder.description import AttentionParameters
-from oaiserve.engine.model.attention import Backend, LayerCache, Scoring
 from oaiserve.engine.executors.cuda.device_matrices import Multiply, expanded_product
 from oaiserve.engine.executors.reference.attention import PagedAttention
 from oaiserve.engine.executors.reference.mixers import Recurrence, recurrence
 from oaiserve.engine.model import layer_operations
+from oaiserve.engine.model.attention import Backend, LayerCache, Scoring
 from oaiserve.engine.model.batch import Batch
 
 if TYPE_CHECKING:  # The import needs Triton.

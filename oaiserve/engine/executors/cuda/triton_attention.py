@@ -15,7 +15,6 @@ from typing import NamedTuple
 import torch
 import triton
 
-from oaiserve.engine.model.attention import LayerCache, Rotation, Scoring
 from oaiserve.engine.executors.cuda.launches import num_multiprocessors, present
 from oaiserve.engine.executors.cuda.triton_attention_kernels import (
     decode_kernel,
@@ -23,6 +22,7 @@ from oaiserve.engine.executors.cuda.triton_attention_kernels import (
     prefill_kernel,
     write_kernel,
 )
+from oaiserve.engine.model.attention import LayerCache, Rotation, Scoring
 from oaiserve.engine.model.batch import Batch
 
 LEAST_ITEM_TOKENS = 512  # in a smaller item, to combine it takes longer than it saves

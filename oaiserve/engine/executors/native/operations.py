@@ -26,13 +26,13 @@ from oaiserve.engine.decoder.description import (
     matrices_in,
 )
 from oaiserve.engine.decoder.reference_only import refuse_reference_only
-from oaiserve.engine.model.attention import LayerCache
 from oaiserve.engine.executors.native.expert_operations import Buffers, ExpertOperations
 from oaiserve.engine.executors.native.kv_layout import LANES, latent_dim, new_cache
 from oaiserve.engine.executors.native.library import AttentionOptions, CacheMemory, Library, Normalize, Rotary
 from oaiserve.engine.executors.native.mixer_operations import MixerOperations
 from oaiserve.engine.executors.native.operation_list import OperationList, whole_lanes
 from oaiserve.engine.executors.native.pack_weights import PANEL
+from oaiserve.engine.model.attention import LayerCache
 
 
 class Operations:

@@ -11,7 +11,6 @@ from torch import Tensor
 
 from oaiserve.engine.decoder.blocks import Blocks
 from oaiserve.engine.decoder.description import MLP, Decoder, InputGate, Layer, LayerInputs, Norm, Scales, matrices_in
-from oaiserve.engine.model.attention import LayerCache
 from oaiserve.engine.executors.reference.attention import PagedAttention
 from oaiserve.engine.executors.reference.experts import mixture_output, mlp_output
 from oaiserve.engine.executors.reference.heads import Attending
@@ -20,6 +19,7 @@ from oaiserve.engine.executors.reference.mixers import mixer_output
 from oaiserve.engine.executors.reference.place import new_cache, placed
 from oaiserve.engine.executors.reference.products import Products, product
 from oaiserve.engine.model.adapters import Adapter
+from oaiserve.engine.model.attention import LayerCache
 from oaiserve.engine.model.batch import Batch
 from oaiserve.engine.model.kv_cache import copy_blocks
 from oaiserve.engine.model.layer_operations import ACTIVATIONS

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from oaiserve.engine.decoder.description import Attention, HeadRows, LatentProjection, Matrix, Norm, RotaryTable
-from oaiserve.engine.model.attention import LayerCache
 from oaiserve.engine.executors.reference.attention import PagedAttention
 from oaiserve.engine.executors.reference.products import Products
+from oaiserve.engine.model.attention import LayerCache
 from oaiserve.engine.model.batch import Batch
 
 

@@ -13,10 +13,10 @@ import torch
 
 from oaiserve.config import EngineOptions
 from oaiserve.engine.decoder.spec import ModelSpec
-from oaiserve.engine.model.attention import FP8_MAX
 from oaiserve.engine.executors.cuda.executor import CudaExecutor, CudaWeights
 from oaiserve.engine.executors.cuda.kernels import Kernels
 from oaiserve.engine.executors.cuda.packed import FLOAT8_CAPABILITY, takes_float8
+from oaiserve.engine.model.attention import FP8_MAX
 from oaiserve.engine.model.memory import MemoryUse, gib, kv_blocks, num_states
 from oaiserve.engine.model.rehearsal import largest_step, prompt
 from oaiserve.engine.model.runner import ModelRunner

@@ -23,8 +23,8 @@ from oaiserve.engine.start.load import load_weights, read_checkpoint
 from oaiserve.engine.start.measure import measure
 from oaiserve.engine.start.request import StartRequest, needing_native
 from oaiserve.engine.start.started import CPU_STEP_TOKENS, GPU_STEP_TOKENS, Started, assemble
-from oaiserve.system_memory import available_bytes
 from oaiserve.errors import StartupError
+from oaiserve.system_memory import available_bytes
 
 log = logging.getLogger(__name__)
 

@@ -12,13 +12,13 @@ from transformers import PreTrainedConfig
 from oaiserve.engine.decoder.description import Decoder
 from oaiserve.engine.decoder.model_spec import kv_shapes
 from oaiserve.engine.decoder.spec import ModelSpec
-from oaiserve.engine.model.attention import Backend
 from oaiserve.engine.executors.cuda.block_tables import BlockTables
 from oaiserve.engine.executors.cuda.cuda_capture import Run
 from oaiserve.engine.executors.cuda.executor import CudaExecutor, CudaWeights
 from oaiserve.engine.executors.cuda.kernels import Kernels, PlainAttention
 from oaiserve.engine.executors.cuda.step_graphs import StepGraphs
 from oaiserve.engine.executors.cuda.step_sizes import Size
+from oaiserve.engine.model.attention import Backend
 from oaiserve.engine.model.batch import Batch
 from oaiserve.engine.model.runner import Launched, ModelRunner
 from oaiserve.engine.model.sampling.draw_rows import DrawRow, SampledIds

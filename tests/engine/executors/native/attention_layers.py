@@ -8,9 +8,9 @@ from torch import Tensor
 from oaiserve.engine.decoder.description import Attention, AttentionParameters, Decoder, Matrix, Norm
 from oaiserve.engine.decoder.description import Layer as DecoderLayer
 from oaiserve.engine.decoder.spec import KVShape
-from oaiserve.engine.model.attention import LayerCache, Scoring, StepAttention
 from oaiserve.engine.executors.native.library import Library
 from oaiserve.engine.executors.native.native import NativeDecoder
+from oaiserve.engine.model.attention import LayerCache, Scoring, StepAttention
 from oaiserve.engine.model.batch import Batch, BatchMedia
 from tests.engine.model.steps import BLOCK_SIZE
 

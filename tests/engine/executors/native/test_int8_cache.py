@@ -14,10 +14,10 @@ from oaiserve.config import KVCacheDtype
 from oaiserve.engine.decoder.description import Norm
 from oaiserve.engine.decoder.spec import KEY_GROUP, KVShape
 from oaiserve.engine.engine import Engine
-from oaiserve.engine.model.attention import LayerCache
 from oaiserve.engine.executors.cuda.kernels import PlainAttention
 from oaiserve.engine.executors.native.kv_layout import LANES, new_cache
 from oaiserve.engine.executors.native.native import NativeDecoder
+from oaiserve.engine.model.attention import LayerCache
 from oaiserve.engine.model.batch import build_batch
 from oaiserve.engine.start.compare import difference
 from oaiserve.errors import StartupError

@@ -11,13 +11,13 @@ import torch
 from oaiserve.checkpoints.source import find_model
 from oaiserve.config import EngineOptions
 from oaiserve.engine.decoder.description import Experts
-from oaiserve.engine.model.attention import Scoring
 from oaiserve.engine.executors.cuda.cuda_capture import Run
 from oaiserve.engine.executors.cuda.device_matrices import PackedMatrix, expanded_product
 from oaiserve.engine.executors.cuda.kernels import PlainAttention
 from oaiserve.engine.executors.cuda.step_graphs import StepGraphs
 from oaiserve.engine.executors.cuda.step_sizes import Size
 from oaiserve.engine.executors.reference.products import Products
+from oaiserve.engine.model.attention import Scoring
 from oaiserve.engine.model.batch import Batch
 from oaiserve.engine.model.sampling.draw_rows import DrawRow, SampledIds
 from oaiserve.engine.start.described import Described, describe_model
