@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import asdict
 from functools import partial
@@ -19,7 +19,7 @@ from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
-from starlette.routing import Route
+from starlette.routing import BaseRoute, Route
 
 from oaiserve import __version__
 from oaiserve.checkpoints import demo
@@ -29,21 +29,19 @@ from oaiserve.engine.backpressure import SharedLimit
 from oaiserve.engine.executors.cuda.found import gpu_names
 from oaiserve.engine.executors.native.prebuilt import usable_features
 from oaiserve.engine.requests.streams import MAX_HELD_TOKENS, LoopStreams
-from oaiserve.errors import ANTHROPIC_PATH
 from oaiserve.facts.targets import Targets
 from oaiserve.facts.times import EpochOffset, monotonic_ns
 from oaiserve.facts.trace import TraceContext
 from oaiserve.http.connections import Connections
 from oaiserve.http.keys import Keyring
 from oaiserve.plugin import Plugin
-from oaiserve.plugin_loading import routes_of, running
+from oaiserve.plugin_loading import own_plugins, routes_of, running
 from oaiserve.plugins.batches import routes as batch_routes
 from oaiserve.plugins.batches.runner import BatchRunner
 from oaiserve.plugins.batches.store import BatchStore
 from oaiserve.plugins.keys import routes as keys
 from oaiserve.plugins.keys.key_store import KeyStore
 from oaiserve.plugins.keys.key_table import KeyTable
-from oaiserve.plugins.messages import routes as messages
 from oaiserve.plugins.pages import dashboard
 from oaiserve.plugins.pages.feed import Feed
 from oaiserve.plugins.pooling import embeddings, scores
@@ -56,7 +54,7 @@ from oaiserve.routes import chat_completions as chat
 from oaiserve.routes import completions, debug, health, models, tokens
 from oaiserve.routes.dialects.dialect import dialect_of
 from oaiserve.routes.door.access import APIKeys, CountRefusal, Hosts
-from oaiserve.routes.door.accounting import Accounting
+from oaiserve.routes.door.accounting import accounted
 from oaiserve.routes.door.middleware import Errors, PacedRefusals, RequestHeaders, TidyPath, render_http_exception
 from oaiserve.routes.intake import adaptations
 from oaiserve.routes.intake.sampling_defaults import SamplingDefaults
@@ -96,16 +94,18 @@ def create_app(
     telemetry: Telemetry,
     responses: ResponseDatabase | None = None,
     *,
-    plugins: Sequence[Plugin] = (),
+    plugins: Sequence[Plugin] | None = None,
     is_child: bool = False,
     clock: Callable[[], float] = time.time,
 ) -> Starlette:
     """Return the application, which starts and stops the engine, and closes telemetry and the store of responses.
 
-    Without `responses`, it makes the store of the settings. Batches expire by the `clock`. A child process believes its
+    Without `responses`, it makes the store of the settings, and without `plugins`, it has those of oaiserve. Batches
+    expire by the `clock`. A child process believes its
     gateway whose a request is, and leaves batches to it. Raises StartupError for unusable files of keys or of
     responses.
     """
+    parts = own_plugins() if plugins is None else plugins
     stored = response_store(config.server) if responses is None else responses
     has_batches = config.server.stores_responses
     if has_batches:
@@ -126,7 +126,7 @@ def create_app(
             feed=feed,
             model_root=demo.HUB_ID if config.model == "demo" else config.model,
             version=__version__,
-            kind="" if any(plugin.sampling_rules for plugin in plugins) else _kind(config, sampling),
+            kind="" if any(plugin.sampling_rules for plugin in parts) else _kind(config, sampling),
             created=int(time.time()),
             received_bytes=SharedLimit(MOST_RECEIVED_BYTES),
             responses=stored,
@@ -138,7 +138,7 @@ def create_app(
                 config.server.reasoning_parser,
                 engine.tokenizer.chat_template,
                 engine.tokenizer.special_token_ids,
-                [family for plugin in plugins for family in plugin.dialects],
+                [family for plugin in parts for family in plugin.dialects],
             ),
             sampling=sampling,
         )
@@ -156,7 +156,7 @@ def create_app(
         if ring is not None and (config.server.api_key_file or key_store is not None):
             tasks.append(asyncio.create_task(refresh_keys(ring)))
         try:
-            async with running(plugins, engine):
+            async with running(parts, app):
                 yield
         finally:
             for task in tasks:
@@ -172,9 +172,8 @@ def create_app(
             # All records exist only now, because the engine's last events come before its `stop` returns.
             await run_in_threadpool(telemetry.close, TELEMETRY_CLOSE_SECONDS)
 
-    table = routes(config)
     return Starlette(
-        routes=[*table, *routes_of(plugins, {route.path for route in table})],
+        routes=routes(config, parts),
         middleware=middleware(
             config.server, ring, telemetry.count_refused_access, telemetry.is_sampled, is_child=is_child
         ),
@@ -294,11 +293,8 @@ async def refresh_keys(ring: Keyring) -> None:
         await run_in_threadpool(ring.refresh)
 
 
-def routes(config: Config) -> list[Route]:
-    def accounted(path: str, endpoint: Callable[..., Awaitable[object]], operation: str) -> Route:
-        middleware = Middleware(Accounting, operation=operation, http_route=path)
-        return Route(path, endpoint, methods=["POST"], middleware=[middleware])
-
+def routes(config: Config, plugins: Iterable[Plugin] | None = None) -> list[BaseRoute]:
+    """Return the routes of a server with these plug-ins, or with those of oaiserve."""
     if config.engine.lora_dir is None:
         adapters_closed = models.switched_off
     else:
@@ -315,12 +311,10 @@ def routes(config: Config) -> list[Route]:
     ]
     closed_routes = [Route(path, debug.closed_route) for path in ("/debug/requests", "/debug/report")]
     shows_requests = config.server.shows_dashboard
-    table = [
+    table: list[BaseRoute] = [
         accounted("/v1/completions", completions.completions, "text_completion"),
         accounted("/v1/chat/completions", chat.chat_completions, "chat"),
         accounted("/v1/responses", responses.responses, "responses"),
-        accounted(ANTHROPIC_PATH, messages.messages, "messages"),
-        Route(f"{ANTHROPIC_PATH}/count_tokens", messages.count_tokens, methods=["POST"]),
         Route("/v1/responses/input_tokens", responses.input_tokens, methods=["POST"]),
         accounted("/v1/responses/compact", compact.compact, "responses"),
         *(
@@ -362,8 +356,11 @@ def routes(config: Config) -> list[Route]:
         *dashboard.page_routes(None if shows_requests else debug.closed_route),
         *(protected_routes if shows_requests else closed_routes),
     ]
+    parts = own_plugins() if plugins is None else plugins
+    table += routes_of(parts, config, {getattr(route, "path", "") for route in table})
     server = config.server
-    schema = published(table, version=__version__, needs_key=server.needs_key, guard_all=server.guard_all)
+    described = [route for route in table if isinstance(route, Route)]
+    schema = published(described, version=__version__, needs_key=server.needs_key, guard_all=server.guard_all)
     table.append(Route("/openapi.json", schema))
     return table
 

@@ -19,9 +19,11 @@ from typing import TYPE_CHECKING
 from oaiserve.errors import StartupError
 
 if TYPE_CHECKING:
+    from starlette.applications import Starlette
     from starlette.requests import Request
     from starlette.routing import BaseRoute
 
+    from oaiserve.config import Config
     from oaiserve.engine.engine import Engine
     from oaiserve.engine.sampling_rule import Rule
     from oaiserve.engine.text.tokenizer import Tokenizer
@@ -66,12 +68,16 @@ class Plugin:
     commands: Mapping[str, Command] = field(default_factory=dict)
     """Commands by name, which replace none of oaiserve. They need an installed plug-in, or one in OAISERVE_PLUGIN."""
 
-    routes: Callable[[], Iterable[BaseRoute]] | None = None
-    """Called once, when the server starts. The routes need an API key as the server's own routes do. They cannot have
-    the path of one of those."""
+    check: Callable[[Config], None] | None = None
+    """Called before the model is loaded. It raises `StartupError` for settings with which the server cannot start."""
 
-    lifespan: Callable[[Engine], AbstractAsyncContextManager[object]] | None = None
-    """Entered when the engine has started, and left before it stops, on the server's event loop."""
+    routes: Callable[[Config], Iterable[BaseRoute]] | None = None
+    """Called once, when the server starts, with its settings. The routes need an API key as the server's own routes do.
+    They cannot have the path of one of those."""
+
+    lifespan: Callable[[Starlette], AbstractAsyncContextManager[object]] | None = None
+    """Entered with the application when the engine has started, and left before it stops, on the server's event loop.
+    What it sets in `app.state` is for the plug-in's routes."""
 
     observe: Callable[[RequestRecord], None] | None = None
     """Called with the record of each ended request, after its answer, on the telemetry thread. The record is shared, so

@@ -21,9 +21,10 @@ from oaiserve.errors import StartupError
 from oaiserve.plugin import Command, Plugin
 
 if TYPE_CHECKING:
+    from starlette.applications import Starlette
     from starlette.routing import BaseRoute
 
-    from oaiserve.engine.engine import Engine
+    from oaiserve.config import Config
     from oaiserve.engine.text.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
@@ -34,7 +35,7 @@ Settings = Mapping[str, Any]  # a table of the config file
 GROUP = "oaiserve.plugins"
 VARIABLE = "OAISERVE_PLUGIN"
 OWN_SOURCE = f"oaiserve {__version__}"
-OURS = ("terminal",)  # folders of oaiserve/plugins, each of which may be missing
+OURS = ("messages", "terminal")  # folders of oaiserve/plugins, each of which may be missing
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,7 +177,20 @@ def rules_of(plugins: Iterable[Plugin], tokenizer: Tokenizer) -> tuple[SamplingR
     return tuple(rules)
 
 
-def routes_of(plugins: Iterable[Plugin], taken: Collection[str]) -> list[BaseRoute]:
+def own_plugins() -> list[Plugin]:
+    """Return the plug-ins of oaiserve whose folders are there, without settings."""
+    found = (_ours(name, {}) for name in OURS)
+    return [plugin for plugin in found if plugin is not None]
+
+
+def check(plugins: Iterable[Plugin], config: Config) -> None:
+    """Let the plug-ins check the settings of a server. Raises StartupError."""
+    for plugin in plugins:
+        if plugin.check is not None:
+            plugin.check(config)
+
+
+def routes_of(plugins: Iterable[Plugin], config: Config, taken: Collection[str]) -> list[BaseRoute]:
     """Return the routes of the plug-ins. Raises StartupError if one has a path that is taken."""
     paths = set(taken)
     routes: list[BaseRoute] = []
@@ -184,7 +198,7 @@ def routes_of(plugins: Iterable[Plugin], taken: Collection[str]) -> list[BaseRou
         if plugin.routes is None:
             continue
         try:
-            added = list(plugin.routes())
+            added = list(plugin.routes(config))
         except StartupError:
             raise
         except Exception:
@@ -200,14 +214,14 @@ def routes_of(plugins: Iterable[Plugin], taken: Collection[str]) -> list[BaseRou
 
 
 @asynccontextmanager
-async def running(plugins: Sequence[Plugin], engine: Engine) -> AsyncIterator[None]:
+async def running(plugins: Sequence[Plugin], app: Starlette) -> AsyncIterator[None]:
     """Enter the lifespans of the plug-ins, and leave them in the opposite order."""
     async with AsyncExitStack() as stack:
         for plugin in plugins:
             if plugin.lifespan is None:
                 continue
             try:
-                context = plugin.lifespan(engine)
+                context = plugin.lifespan(app)
                 await context.__aenter__()
             except StartupError:
                 raise

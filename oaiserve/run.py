@@ -191,6 +191,7 @@ def serve_model(config: Config, sock: socket.socket, ready: Callable[[], None] |
     with times.part("plug-ins"):
         loaded = plugin_loading.load(config.server.plugin, _plugin_settings(config))
         plugins = [each.plugin for each in loaded]
+        plugin_loading.check(plugins, config)
     with times.part("check of OpenTelemetry's variables"):
         from oaiserve.telemetry import check_tracing
 

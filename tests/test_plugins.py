@@ -249,12 +249,12 @@ def length(request: Request) -> PlainTextResponse:
     return PlainTextResponse(str(engine_of(request).max_model_len))
 
 
-def broken_routes() -> list[BaseRoute]:
+def broken_routes(config: Config) -> list[BaseRoute]:
     raise ValueError("no routes")
 
 
 def test_a_route_of_a_plugin_reaches_the_engine_and_needs_a_key() -> None:
-    plugin = Plugin(name="length", routes=lambda: [Route("/v1/length", length)])
+    plugin = Plugin(name="length", routes=lambda config: [Route("/v1/length", length)])
     config = Config("demo", ServerOptions(api_key=("secret",)))
     app = create_app(config, FakeEngine(), FakeTelemetry(), plugins=[plugin])  # type: ignore[arg-type]
     with run_server(app) as url:
@@ -266,7 +266,7 @@ def test_a_route_of_a_plugin_reaches_the_engine_and_needs_a_key() -> None:
 
 @pytest.mark.parametrize("path", ["/health", "/v1/length"])
 def test_a_route_with_a_path_that_is_taken_stops_the_start(path: str) -> None:
-    plugins = [Plugin(name=name, routes=lambda: [Route(path, length)]) for name in ("first", "second")]
+    plugins = [Plugin(name=name, routes=lambda config: [Route(path, length)]) for name in ("first", "second")]
     with pytest.raises(StartupError, match=f"has the route '{path}', which there is already"):
         create_app(Config("demo"), FakeEngine(), FakeTelemetry(), plugins=plugins)  # type: ignore[arg-type]
 
@@ -300,7 +300,7 @@ def test_a_lifespan_that_fails_is_named_in_the_log_and_the_server_goes_on(
     fails_at: str, events: list[str], logged: list[str], caplog: pytest.LogCaptureFixture
 ) -> None:
     reached: list[str] = []
-    plugin = Plugin(name="clock", lifespan=lambda engine: Lifespan(reached, fails_at=fails_at))
+    plugin = Plugin(name="clock", lifespan=lambda app: Lifespan(reached, fails_at=fails_at))
     with run_server(create_app(Config("demo"), FakeEngine(), FakeTelemetry(), plugins=[plugin])) as url:  # type: ignore[arg-type]
         assert httpx.get(f"{url}/health").status_code == 200
         assert reached == ["begin"]
@@ -313,7 +313,7 @@ def test_routes_that_cannot_be_made_are_named_in_the_log_and_those_of_other_plug
 ) -> None:
     plugins = [
         Plugin(name="broken", routes=broken_routes),
-        Plugin(name="length", routes=lambda: [Route("/v1/length", length)]),
+        Plugin(name="length", routes=lambda config: [Route("/v1/length", length)]),
     ]
     with run_server(create_app(Config("demo"), FakeEngine(), FakeTelemetry(), plugins=plugins)) as url:  # type: ignore[arg-type]
         assert httpx.get(f"{url}/v1/length").status_code == 200

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import fields
 
 from starlette.datastructures import Headers
+from starlette.middleware import Middleware
 from starlette.requests import ClientDisconnect, Request
+from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from oaiserve.engine.request import Usage
@@ -30,6 +33,12 @@ def _link_to_page(scope: Scope, request_id: str) -> bytes:
 
 
 _SHARED = [each.name for each in fields(RequestRecord) if hasattr(Exchange, each.name)]  # fields that both classes have
+
+
+def accounted(path: str, endpoint: Callable[..., Awaitable[object]], operation: str) -> Route:
+    """Return the route of a request to the engine. Each of its requests has an account, under this name."""
+    middleware = Middleware(Accounting, operation=operation, http_route=path)
+    return Route(path, endpoint, methods=["POST"], middleware=[middleware])
 
 
 class Accounting:
