@@ -188,6 +188,7 @@ def test_the_example_of_each_route_is_answered(served: Served) -> None:
     begun = served.post("/v1/conversations").json()["id"]
     form: dict[str, Any] = {"data": {"purpose": "batch"}, "files": {"file": b""}}
     file_id = served.http.post("/v1/files", **form).json()["id"]
+    generates = served.engine.script
     for pattern, methods in published()["paths"].items():
         path = pattern.replace("{conversation_id}", begun)
         for method, described in methods.items():
@@ -197,9 +198,9 @@ def test_the_example_of_each_route_is_answered(served: Served) -> None:
                 example |= {"tokens": [97]} if "tokens" in example else {}  # the vocabulary of the tests is small
                 example |= {"model": "org/demo"} if "model" in example else {}
                 example |= {"input_file_id": file_id} if "input_file_id" in example else {}
-                if described["tags"] == ["Embeddings and scores"]:
-                    served.engine.pooling = Pooling("embed", 2)
-                    served.engine.script = pools(*[[0.6, 0.8]] * 3)
+                is_pooled = described["tags"] == ["Embeddings and scores"]
+                served.engine.pooling = Pooling("embed", 2) if is_pooled else None
+                served.engine.script = pools(*[[0.6, 0.8]] * 3) if is_pooled else generates
                 assert served.http.request(method, path, json=example).status_code == 200, path
 
 

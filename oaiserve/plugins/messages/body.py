@@ -20,31 +20,6 @@ from oaiserve.routes.intake.body_types import (
 from oaiserve.routes.intake.object_types import Effort, Integer, NonEmpty, Schema, Strict, TextPart, described
 
 
-class Base64Source(msgspec.Struct, tag_field="type", tag="base64"):
-    """An image in the body itself."""
-
-    data: Annotated[str, described("In base64.")]
-    media_type: Annotated[str | None, described("Changes nothing: the file itself says what it is.")] = None
-
-
-class URLSource(msgspec.Struct, tag_field="type", tag="url"):
-    """An image by its URL."""
-
-    url: str
-
-
-class FileSource(msgspec.Struct, tag_field="type", tag="file"):
-    """An image by the id of a file of /v1/files."""
-
-    file_id: str
-
-
-class ImageBlock(msgspec.Struct):
-    """An image."""
-
-    source: Base64Source | URLSource | FileSource
-
-
 class ToolResultBlock(msgspec.Struct):
     """The result of a call."""
 

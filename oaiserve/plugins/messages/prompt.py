@@ -15,24 +15,22 @@ from oaiserve.errors import InvalidRequest
 from oaiserve.plugins.messages.body import (
     Block,
     CountTokensBody,
-    ImageBlock,
     MessagesBody,
     MessagesTool,
     ThinkingOptions,
     ToolResultBlock,
     Turn,
 )
-from oaiserve.plugins.responses.items import BEFORE_SUMMARY
 from oaiserve.routes.chat.conversation import Conversation
 from oaiserve.routes.chat.foreign import LEFT_OUT, NOT_READ, is_unread, name_of, text_of
-from oaiserve.routes.chat.history import Placed, prompt_of
+from oaiserve.routes.chat.history import BEFORE_SUMMARY, Placed, prompt_of
 from oaiserve.routes.chat.shown_tools import shown_tools
 from oaiserve.routes.chat.tools import Kind, Tools, tools_of
 from oaiserve.routes.dialects.dialect import Dialect
 from oaiserve.routes.intake.adaptations import Adaptations
 from oaiserve.routes.intake.invalid import converted, invalid, show
 from oaiserve.routes.intake.media import MediaReader, first_asked
-from oaiserve.routes.intake.object_types import Function, TextPart
+from oaiserve.routes.intake.object_types import Function, ImageBlock, TextPart
 from oaiserve.routes.intake.parameters import integer
 
 Message = dict[str, Any]

@@ -26,6 +26,7 @@ Placed = tuple[str, Message]  # a message, and its place in the request
 UNKNOWN = "unknown_tool"
 NO_RESULT = "There is no result: the call was interrupted."
 ORPHAN = "The result of a tool:\n"
+BEFORE_SUMMARY = "This is a summary of the conversation so far:"
 
 
 @dataclass(slots=True)

@@ -17,12 +17,11 @@ from oaiserve.engine.data_url import is_bare_image, is_data_url, is_for_urls, pe
 from oaiserve.engine.media import Detail, MediaFile, MediaKind
 from oaiserve.errors import InvalidRequest, NotFetched
 from oaiserve.facts.media import FILE_BYTES
-from oaiserve.plugins.messages.body import Base64Source, FileSource, ImageBlock
 from oaiserve.routes.chat.foreign import text_of
 from oaiserve.routes.door.exchange import Exchange
 from oaiserve.routes.intake.adaptations import STORED, Adaptations
 from oaiserve.routes.intake.invalid import invalid, show
-from oaiserve.routes.intake.object_types import ImagePart, InputImage, SoundPart
+from oaiserve.routes.intake.object_types import Base64Source, FileSource, ImageBlock, ImagePart, InputImage, SoundPart
 from oaiserve.routes.intake.receive import HeldBytes
 from oaiserve.routes.intake.turns import in_turns_if_large
 from oaiserve.routes.serving import Serving, serving_of

@@ -311,6 +311,31 @@ class InputImage(msgspec.Struct, tag_field="type", tag="input_image", kw_only=Tr
     detail: Annotated[Detail, described("Like that of image_url in chat.")] = None
 
 
+class Base64Source(msgspec.Struct, tag_field="type", tag="base64"):
+    """An image in the body itself."""
+
+    data: Annotated[str, described("In base64.")]
+    media_type: Annotated[str | None, described("Changes nothing: the file itself says what it is.")] = None
+
+
+class URLSource(msgspec.Struct, tag_field="type", tag="url"):
+    """An image by its URL."""
+
+    url: str
+
+
+class FileSource(msgspec.Struct, tag_field="type", tag="file"):
+    """An image by the id of a file of /v1/files."""
+
+    file_id: str
+
+
+class ImageBlock(msgspec.Struct):
+    """An image in a message of /v1/messages."""
+
+    source: Base64Source | URLSource | FileSource
+
+
 class InputItem(msgspec.Struct, kw_only=True):
     """An item of a conversation. Its type decides which of the other fields it needs; without a type it is a message.
 
