@@ -25,7 +25,7 @@ def render(report: dict[str, Any]) -> str:
     machine = report["environment"]
     blocks = [
         f"Load test of {subject(report)}, {report['created']}, {machine['cpus']} CPUs, "
-        f"load average {machine['load_average']:.1f}"
+        f"load average {machine['load_average']:.1f}\nwith {_versions(machine)}"
     ]
     for point in report["points"]:
         if is_in_process(report):
@@ -37,6 +37,12 @@ def render(report: dict[str, Any]) -> str:
         head, *rows = sweep_rows(report["points"])
         blocks.append(table(head, rows))
     return "\n\n".join(block for block in blocks if block) + "\n"
+
+
+def _versions(machine: dict[str, Any]) -> str:
+    """Return what the client runs on: its times depend on that, too."""
+    versions = {"Python": machine["python"], **machine["versions"]}
+    return ", ".join(f"{name} {version}" for name, version in versions.items() if version is not None)
 
 
 def is_in_process(report: dict[str, Any]) -> bool:

@@ -19,7 +19,7 @@ from socket import SOCK_STREAM, getaddrinfo
 from typing import Any, NamedTuple
 from urllib.parse import quote, urljoin
 
-import httpcore
+import httpcore2
 
 from oaiserve.errors import NotFetched
 from oaiserve.hosts import Authority, parse_authority
@@ -61,7 +61,7 @@ class Fetcher:
         allowed: Iterable[str],
         *,
         look_up: LookUp | None = None,
-        network: httpcore.AsyncNetworkBackend | None = None,
+        network: httpcore2.AsyncNetworkBackend | None = None,
         seconds: float = MOST_SECONDS,
     ) -> None:
         """`allowed` is as in --allow-media-from. The other arguments are for tests."""
@@ -69,7 +69,7 @@ class Fetcher:
         self._allowed = [(is_any, host) for is_any, host in parsed if host is not None]
         self._named = {host.name for _, host in self._allowed}
         self.look_up = look_up or _look_up
-        self.network = network or httpcore.AnyIOBackend()
+        self.network = network or httpcore2.AnyIOBackend()
         self._seconds = seconds
 
     async def fetch(self, url: str, kind: str, max_bytes: int, take: Callable[[int], None]) -> bytes:
@@ -80,8 +80,8 @@ class Fetcher:
                 return await self._fetched(url, kind, max_bytes, take)
         except TimeoutError:
             raise NotFetched(f"it did not come within {self._seconds:g} seconds") from None
-        except (httpcore.NetworkError, httpcore.ProtocolError, httpcore.TimeoutException, OSError) as error:
-            cause = error.args[0] if error.args else None  # httpcore wraps errors of TLS.
+        except (httpcore2.NetworkError, httpcore2.ProtocolError, httpcore2.TimeoutException, OSError) as error:
+            cause = error.args[0] if error.args else None  # httpcore2 wraps errors of TLS.
             if isinstance(cause, ssl.SSLCertVerificationError):
                 reason = cause.verify_message.rstrip(".")
                 raise NotFetched(f"the certificate of its host is not accepted: {reason}") from error
@@ -96,10 +96,10 @@ class Fetcher:
                 "accept-encoding": "identity",
                 "user-agent": "oaiserve",
             }
-            own = httpcore.URL(scheme=url.scheme, host=url.host, port=url.port, target=url.target)
+            own = httpcore2.URL(scheme=url.scheme, host=url.host, port=url.port, target=url.target)
             async with (
                 AsyncExitStack() as streams,
-                httpcore.AsyncConnectionPool(tls, network_backend=_CheckedNetwork(self, streams)) as pool,
+                httpcore2.AsyncConnectionPool(tls, network_backend=_CheckedNetwork(self, streams)) as pool,
                 pool.stream("GET", own, headers=headers) as response,
             ):
                 found = {name.lower().decode("latin-1"): value.decode("latin-1") for name, value in response.headers}
@@ -152,10 +152,10 @@ def _is_allowed(url: _Url, is_any: bool, allowed: Authority) -> bool:
     return is_port and (url.host.endswith(f".{allowed.name}") if is_any else url.host == allowed.name)
 
 
-class _CheckedNetwork(httpcore.AsyncNetworkBackend):
+class _CheckedNetwork(httpcore2.AsyncNetworkBackend):
     """A network that looks each name up once, and connects only if all its addresses are allowed.
 
-    Its connections are closed with `streams`, since httpcore leaves a connection open if its TLS handshake is
+    Its connections are closed with `streams`, since httpcore2 leaves a connection open if its TLS handshake is
     cancelled.
     """
 
@@ -163,18 +163,18 @@ class _CheckedNetwork(httpcore.AsyncNetworkBackend):
         self._fetcher = fetcher
         self._streams = streams
 
-    async def connect_tcp(self, host: str, port: int, *more: Any, **keywords: Any) -> httpcore.AsyncNetworkStream:
+    async def connect_tcp(self, host: str, port: int, *more: Any, **keywords: Any) -> httpcore2.AsyncNetworkStream:
         addresses = await self._fetcher.look_up(host, port)
         if not addresses or not all(map(self._fetcher.may_reach, addresses)):
             raise NotFetched(
                 f"its host, {host}, has no address, or a private one that --allow-media-from does not name"
             )
         for address in addresses[:-1]:
-            with suppress(httpcore.ConnectError):
+            with suppress(httpcore2.ConnectError):
                 return await self._connected(address, port, *more, **keywords)
         return await self._connected(addresses[-1], port, *more, **keywords)
 
-    async def _connected(self, address: str, *more: Any, **keywords: Any) -> httpcore.AsyncNetworkStream:
+    async def _connected(self, address: str, *more: Any, **keywords: Any) -> httpcore2.AsyncNetworkStream:
         stream = await self._fetcher.network.connect_tcp(address, *more, **keywords)
         self._streams.push_async_callback(stream.aclose)
         return stream
@@ -188,13 +188,12 @@ async def _look_up(host: str, port: int) -> list[str]:
 
 @cache
 def tls_context() -> ssl.SSLContext:
-    context = httpcore.default_ssl_context()
-    context.load_default_certs()  # The system's certificates are added.
-    return context
+    """Return the certificates that huggingface_hub trusts, too: those of SSL_CERT_FILE, or else the system's."""
+    return httpcore2.default_ssl_context()
 
 
 async def _content(
-    response: httpcore.Response, headers: dict[str, str], kind: str, max_bytes: int, take: Callable[[int], None]
+    response: httpcore2.Response, headers: dict[str, str], kind: str, max_bytes: int, take: Callable[[int], None]
 ) -> bytes:
     if response.status != 200:
         raise NotFetched(f"its host answers with the status {response.status}")

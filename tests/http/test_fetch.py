@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 from unittest.mock import AsyncMock
 
-import httpcore
+import httpcore2
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -22,7 +22,7 @@ PUBLIC = "93.184.215.14"
 PNG = b"content-type: image/png\r\n"
 
 
-class Stream(httpcore.AsyncNetworkStream):
+class Stream(httpcore2.AsyncNetworkStream):
     """A connection that answers each request with the next of some bytes, and then with nothing for ever."""
 
     def __init__(self, world: World) -> None:
@@ -50,13 +50,13 @@ class Stream(httpcore.AsyncNetworkStream):
 
     async def start_tls(
         self, ssl_context: ssl.SSLContext, server_hostname: str | None = None, **_: Any
-    ) -> httpcore.AsyncNetworkStream:
+    ) -> httpcore2.AsyncNetworkStream:
         assert ssl_context.check_hostname
         self._world.names.append(server_hostname)
         return self
 
 
-class World(httpcore.AsyncNetworkBackend):
+class World(httpcore2.AsyncNetworkBackend):
     """A network in which each name has the addresses of its next look-up, and all servers give the same answers."""
 
     def __init__(self, *answers: bytes, **addresses: Sequence[str]) -> None:
@@ -76,10 +76,10 @@ class World(httpcore.AsyncNetworkBackend):
             return [found.pop(0)] if len(found) > 1 and host == "rebinds.test" else found
         return [host] if host[0].isdigit() or ":" in host else [PUBLIC]
 
-    async def connect_tcp(self, host: str, port: int, *_: Any, **__: Any) -> httpcore.AsyncNetworkStream:
+    async def connect_tcp(self, host: str, port: int, *_: Any, **__: Any) -> httpcore2.AsyncNetworkStream:
         self.reached.append((host, port))
         if host in self.down:
-            raise httpcore.ConnectError
+            raise httpcore2.ConnectError
         return Stream(self)
 
     def fetch(self, url: str, *allowed: str, most: int = 100, kind: str = "image", seconds: float = 60) -> bytes:
@@ -164,6 +164,7 @@ PRIVATE = [
     *("127.0.0.1", "127.1.2.3", "10.0.0.1", "172.16.0.1", "192.168.1.1", "169.254.169.254", "100.64.0.1", "0.0.0.0"),
     *("224.0.0.1", "255.255.255.255", "240.0.0.1", "192.0.2.1", "198.18.0.1", "::1", "::", "fe80::1", "fe80::1%eth0"),
     *("fc00::1", "fd00:ec2::254", "ff02::1", "::ffff:10.0.0.1", "::ffff:169.254.169.254", "::10.0.0.1", "not.one"),
+    *("::ffff:7f00:1", "::ffff:0:127.0.0.1", "::127.0.0.1", "0:0:0:0:0:ffff:7f00:0001"),
     *("64:ff9b::a9fe:a9fe", "64:ff9b:1::a00:1", "2002:a9fe:a9fe::", "2001:0:a9fe:a9fe::1", "2001:db8::1", "fec0::1"),
 ]
 
@@ -188,6 +189,23 @@ def test_a_name_is_looked_up_once_so_a_second_answer_changes_nothing() -> None:
     world = World(answer(), rebinds_test=[PUBLIC, "127.0.0.1"])
     assert world.fetch("http://rebinds.test/", "rebinds.test") == b"PNG"
     assert (world.looked_up, world.reached) == (["rebinds.test"], [(PUBLIC, 80)])
+
+
+def test_a_name_is_looked_up_again_and_checked_again_for_each_redirect() -> None:
+    world = World(redirect("/next"), answer(), rebinds_test=[PUBLIC, "127.0.0.1"])
+    assert "private one" in world.refusal("http://rebinds.test/", "rebinds.test")
+    assert (world.looked_up, world.reached) == (["rebinds.test"] * 2, [(PUBLIC, 80)])
+
+
+def test_an_ipv4_address_within_an_ipv6_address_is_checked_as_the_former() -> None:
+    mapped = f"::ffff:{PUBLIC}"
+    assert World(answer(), a_test=[mapped]).fetch("http://a.test/") == b"PNG"
+    assert World(answer(), a_test=["::ffff:10.0.0.5"]).fetch("http://a.test/", "a.test", "10.0.0.5") == b"PNG"
+    for url in ("http://[::ffff:127.0.0.1]/", "http://[::ffff:7f00:1]/", "http://[::127.0.0.1]/"):
+        world = World(answer())
+        assert "does not name its host" in world.refusal(url, "a.test", "127.0.0.1")
+        assert "does not name its host" in World(redirect(url)).refusal("http://a.test/", "a.test", "127.0.0.1")
+        assert world.reached == []
 
 
 def test_of_several_addresses_the_next_is_tried_where_one_is_down() -> None:

@@ -86,6 +86,36 @@ def test_a_host_that_is_silent_keeps_no_connection(url: str) -> None:
     asyncio.run(run())
 
 
+def test_proxies_of_the_environment_are_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def run() -> tuple[bytes, int]:
+        num_proxied = 0
+
+        async def proxy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            nonlocal num_proxied
+            num_proxied += 1
+            writer.close()
+
+        async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            await reader.readuntil(b"\r\n\r\n")
+            writer.write(HEAD)
+            writer.close()
+
+        async with (
+            await asyncio.start_server(proxy, "127.0.0.1", 0) as trap,
+            await asyncio.start_server(answer, "127.0.0.1", 0) as server,
+        ):
+            for name in ("http_proxy", "https_proxy", "all_proxy"):
+                monkeypatch.setenv(name, f"http://127.0.0.1:{trap.sockets[0].getsockname()[1]}")
+                monkeypatch.setenv(name.upper(), f"http://127.0.0.1:{trap.sockets[0].getsockname()[1]}")
+            for name in ("no_proxy", "NO_PROXY"):
+                monkeypatch.delenv(name, raising=False)
+            at = f"localhost:{server.sockets[0].getsockname()[1]}"
+            content = await Fetcher([at]).fetch(f"http://{at}/", "image", 100, lambda _: None)
+            return content, num_proxied
+
+    assert asyncio.run(run()) == (b"PNG", 0)
+
+
 def can_unshare() -> bool:
     command: Sequence[str] = ["unshare", "--mount", "--net", "true"]
     return (

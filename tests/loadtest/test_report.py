@@ -101,6 +101,7 @@ def test_the_text_has_the_figures_the_clients_health_and_the_errors() -> None:
     assert "gauges: read 2 times by a process that sends nothing" in text
     assert "max 3.000 ms; 1 reads failed" in text
     assert "Load test of None at http://test" in text
+    assert re.search(r"^with Python [\d.]+, .*httpx [\d.]+, httpcore [\d.]+", text, re.MULTILINE)
     assert "SLO attainment" in text
     assert "client: valid" in text
     assert "server and client: DISAGREE (the clock)" in text
