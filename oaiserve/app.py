@@ -49,7 +49,7 @@ from oaiserve.plugins.responses import compact, conversations
 from oaiserve.plugins.responses import routes as responses
 from oaiserve.plugins.responses import stored as stored_responses
 from oaiserve.plugins.responses.runs import Runs
-from oaiserve.plugins.responses.store import ResponseDatabase, StoreLimits
+from oaiserve.plugins.responses.store import ResponseDatabase
 from oaiserve.routes import chat_completions as chat
 from oaiserve.routes import completions, debug, health, models, tokens
 from oaiserve.routes.dialects.dialect import dialect_of
@@ -60,6 +60,7 @@ from oaiserve.routes.intake import adaptations
 from oaiserve.routes.intake.sampling_defaults import SamplingDefaults
 from oaiserve.routes.openapi import published
 from oaiserve.routes.serving import MOST_RECEIVED_BYTES, Serving
+from oaiserve.storage.store import StoreLimits
 from oaiserve.telemetry import Measured, Telemetry, names
 from oaiserve.telemetry.log_limit import LogLimit
 from oaiserve.telemetry.metrics import Numbers
@@ -109,7 +110,7 @@ def create_app(
     stored = response_store(config.server) if responses is None else responses
     has_batches = config.server.stores_responses
     if has_batches:
-        batches = BatchStore(config.server.response_store, store_limits(config.server))
+        batches = BatchStore(config.server.response_store, StoreLimits.of(config.server))
     else:
         batches = None
     ring, key_store = keyring(config.server)
@@ -131,7 +132,7 @@ def create_app(
             received_bytes=SharedLimit(MOST_RECEIVED_BYTES),
             responses=stored,
             key_store=key_store,
-            runs=Runs(store_limits(config.server)),
+            runs=Runs(StoreLimits.of(config.server)),
             fetcher=_fetcher(config.server.allow_media_from),
             dialect=dialect_of(
                 config.server.tool_call_parser,
@@ -271,11 +272,7 @@ def keyring(server: ServerOptions) -> tuple[Keyring | None, KeyStore | None]:
 
 
 def response_store(server: ServerOptions) -> ResponseDatabase:
-    return ResponseDatabase(server.response_store, store_limits(server))
-
-
-def store_limits(server: ServerOptions) -> StoreLimits:
-    return StoreLimits(server.response_store_number, server.response_store_bytes, server.response_store_seconds)
+    return ResponseDatabase(server.response_store, StoreLimits.of(server))
 
 
 async def observe_event_loop_lag(observe: Callable[[float], None]) -> None:

@@ -28,8 +28,9 @@ from oaiserve.http.connections import Connections
 from oaiserve.http.server import Server
 from oaiserve.plugins.gateway.app import create_gateway
 from oaiserve.plugins.gateway.watch import Pace
-from oaiserve.plugins.responses import store as store_module
-from oaiserve.plugins.responses.store import ResponseDatabase, StoreLimits
+from oaiserve.plugins.responses.store import ResponseDatabase
+from oaiserve.storage import store as store_module
+from oaiserve.storage.store import StoreLimits
 from oaiserve.wire.address import Address
 from tests.databases import opened_databases
 from tests.engine.doubles import EOS, LETTERS, TOKENIZER, make_engine

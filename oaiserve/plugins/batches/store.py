@@ -24,10 +24,10 @@ from oaiserve.engine.backpressure import SharedLimit, is_within_share
 from oaiserve.errors import InvalidRequest, NotFound, Overloaded, StartupError
 from oaiserve.plugins.batches.objects import BatchObject, BatchUsage, FileObject, Line, Status, given_up
 from oaiserve.plugins.batches.tables import SCHEMA
-from oaiserve.plugins.responses.store import Store, StoreLimits, on_thread, reported
 from oaiserve.storage import database
 from oaiserve.storage.group_commit import GroupCommit
 from oaiserve.storage.private import FILE_MODE
+from oaiserve.storage.store import Store, StoreLimits, on_thread, reported
 
 T = TypeVar("T")
 PIECE_BYTES = 2**18  # bytes of a file's content that are read at once

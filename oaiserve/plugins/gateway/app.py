@@ -20,7 +20,7 @@ from starlette.responses import Response
 from starlette.routing import Mount, Route
 
 from oaiserve import __version__
-from oaiserve.app import keyring, middleware, refresh_keys, store_limits
+from oaiserve.app import keyring, middleware, refresh_keys
 from oaiserve.checkpoints import demo
 from oaiserve.checkpoints.bad_file import BadFile
 from oaiserve.checkpoints.source import find_model
@@ -49,6 +49,7 @@ from oaiserve.plugins.keys.key_store import KeyStore
 from oaiserve.routes.door.middleware import json_response, render_http_exception
 from oaiserve.routes.serving import MOST_RECEIVED_BYTES
 from oaiserve.storage.private import cache_folder
+from oaiserve.storage.store import StoreLimits
 from oaiserve.telemetry import make_tracing
 from oaiserve.wire.address import Address
 
@@ -128,7 +129,7 @@ def create_gateway_of_models(
     inside = folder.path
     if server.stores_responses and server.response_store is None:
         server = replace(server, response_store=inside / "responses")  # All processes share it.
-    batches = BatchStore(server.response_store, store_limits(server)) if server.stores_responses else None
+    batches = BatchStore(server.response_store, StoreLimits.of(server)) if server.stores_responses else None
     routers = Routers(is_strict=True)
 
     async def changed() -> None:

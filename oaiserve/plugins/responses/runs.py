@@ -12,7 +12,8 @@ from collections.abc import AsyncIterator
 
 import msgspec
 
-from oaiserve.plugins.responses.store import StoredResponse, StoreLimits
+from oaiserve.plugins.responses.store import StoredResponse
+from oaiserve.storage.store import StoreLimits
 
 _NEW_STATES = tuple(b"event: response.%b\n" % state for state in (b"created", b"in_progress", b"failed"))
 

@@ -1,37 +1,25 @@
 """The store of the answers of /v1/responses, for clients to read, delete and continue: `ResponseDatabase`, in SQLite.
 
-It is in memory, or in a file, which survives a restart and may be shared. It has its own thread, because a commit waits
-for the disk, and the event loop must not. A store knows bytes and ids, and nothing of HTTP or of the content of a
-response.
+It is in memory, or in a file, which survives a restart and may be shared. It knows bytes and ids, and nothing of HTTP
+or of the content of a response.
 """
 
 from __future__ import annotations
 
-import asyncio
-import logging
-import sqlite3
 import time
-from collections.abc import Callable, Coroutine, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, contextmanager
-from functools import partial, wraps
+from collections.abc import Callable, Mapping
+from contextlib import closing
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Concatenate, Generic, NamedTuple, ParamSpec, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import msgspec
 
-from oaiserve.errors import StoreFailed
 from oaiserve.storage import database
 from oaiserve.storage.group_commit import GroupCommit
-
-logger = logging.getLogger(__name__)
+from oaiserve.storage.store import Store, StoreLimits, on_thread, reported
 
 T = TypeVar("T")
-P = ParamSpec("P")
-AnyStore = TypeVar("AnyStore", bound="Store")
-
-RETRY_AFTER_SECONDS = 5
 
 # Why a store drops a response: it is too old, its space is needed for others, or it is larger than the whole store.
 DROP_REASONS = ("age", "room", "size")
@@ -57,14 +45,6 @@ CONVERSATION = "conv_"  # prefix of the ids of conversations
 
 def is_conversation(stored_id: str) -> bool:
     return stored_id.startswith(CONVERSATION)
-
-
-class StoreLimits(NamedTuple):
-    """The bounds of a store. The number and the bytes count over all owners."""
-
-    number: int
-    num_bytes: int
-    seconds: float  # time since a response was stored, or since a conversation that includes it was continued
 
 
 class StoreCounts(NamedTuple):
@@ -118,49 +98,6 @@ END
 """,
 )
 _COLUMNS = "id, conversation_id, previous_id, response, input_items"
-
-
-class Store:
-    """A part of the database, with a connection of its own, and the thread that does all work on it."""
-
-    def __init__(
-        self,
-        connection: sqlite3.Connection,
-        thread_name: str,
-        limits: StoreLimits,
-        clock: Callable[[], float] = time.time,
-    ) -> None:
-        self._connection = connection
-        self._thread = ThreadPoolExecutor(1, thread_name)
-        self._limits = limits
-        self._clock = clock
-
-    async def close(self) -> None:
-        await self.do(self._connection.close)
-        self._thread.shutdown()
-
-    async def do(self, work: Callable[[], T]) -> T:
-        with reported():
-            return await asyncio.get_running_loop().run_in_executor(self._thread, work)
-
-    def _oldest(self) -> float:
-        """Return the time before which items are too old."""
-        return self._clock() - self._limits.seconds
-
-    def _all(self, query: str, *values: object) -> list[tuple[Any, ...]]:
-        return self._connection.execute(query, values).fetchall()
-
-
-def on_thread(
-    method: Callable[Concatenate[AnyStore, P], T],
-) -> Callable[Concatenate[AnyStore, P], Coroutine[Any, Any, T]]:
-    """Turn a method that works on the database into one that runs on the store's thread."""
-
-    @wraps(method)
-    async def run(store: AnyStore, /, *args: P.args, **kwargs: P.kwargs) -> T:
-        return await store.do(partial(method, store, *args, **kwargs))
-
-    return run
 
 
 class ResponseDatabase(Store):
@@ -303,21 +240,6 @@ class ResponseDatabase(Store):
     def _one(self, query: str, *values: object) -> tuple[Any, ...]:
         (row,) = self._all(f"{query} LIMIT 1", *values)
         return row
-
-
-@contextmanager
-def reported() -> Iterator[None]:
-    """Turn an error of the database, such as a full disk or damaged content, into an error for the client, and log
-    it."""
-    try:
-        yield
-    except (sqlite3.Error, msgspec.MsgspecError) as error:
-        logger.error("The response store does not work: %s", error)
-        raise StoreFailed(
-            "The server's store of responses, conversations, files and batches failed; the server's log says why. Try "
-            "again later. Requests that store nothing still work, such as a response with 'store': false.",
-            retry_after_seconds=RETRY_AFTER_SECONDS,
-        ) from error
 
 
 class StoredDecoder(Generic[T]):

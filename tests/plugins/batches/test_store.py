@@ -11,7 +11,7 @@ from oaiserve.errors import InvalidRequest, NotFound, Overloaded
 from oaiserve.plugins.batches import store as batch_store
 from oaiserve.plugins.batches.objects import BatchObject, BatchUsage, Counts, FileObject, Line
 from oaiserve.plugins.batches.store import LINE_BYTES, ROW_BYTES, BatchStore, Owned, Result
-from oaiserve.plugins.responses.store import StoreLimits
+from oaiserve.storage.store import StoreLimits
 from tests.databases import held_up, opened_databases
 
 

@@ -24,8 +24,8 @@ from oaiserve.plugins.responses.store import (
     ResponseDatabase,
     StoredDecoder,
     StoredResponse,
-    StoreLimits,
 )
+from oaiserve.storage.store import StoreLimits
 from tests.databases import held_up, opened_databases
 
 ROOT = Path(__file__).parents[3]
@@ -385,7 +385,8 @@ def test_content_that_is_spoiled_in_a_store_fails_for_its_client() -> None:
 WRITER = """
 import asyncio, sys
 from pathlib import Path
-from oaiserve.plugins.responses.store import ResponseDatabase, StoredResponse, StoreLimits
+from oaiserve.plugins.responses.store import ResponseDatabase, StoredResponse
+from oaiserve.storage.store import StoreLimits
 
 async def write(path, name, number):
     store = ResponseDatabase(Path(path), StoreLimits(100_000, 2**30, 1000))

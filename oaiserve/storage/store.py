@@ -1,0 +1,99 @@
+"""`Store`: a part of the server's small database, with a thread of its own, because a commit waits for the disk.
+
+The plug-ins that keep what clients send share the file and its limits.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sqlite3
+import time
+from collections.abc import Callable, Coroutine, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from functools import partial, wraps
+from typing import Any, Concatenate, NamedTuple, ParamSpec, TypeVar
+
+import msgspec
+
+from oaiserve.config import ServerOptions
+from oaiserve.errors import StoreFailed
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+P = ParamSpec("P")
+AnyStore = TypeVar("AnyStore", bound="Store")
+
+RETRY_AFTER_SECONDS = 5
+
+
+class StoreLimits(NamedTuple):
+    """The bounds of a store. The number and the bytes count over all owners."""
+
+    number: int
+    num_bytes: int
+    seconds: float  # time since a response was stored, or since a conversation that includes it was continued
+
+    @classmethod
+    def of(cls, server: ServerOptions) -> StoreLimits:
+        return cls(server.response_store_number, server.response_store_bytes, server.response_store_seconds)
+
+
+class Store:
+    """A part of the database, with a connection of its own, and the thread that does all work on it."""
+
+    def __init__(
+        self,
+        connection: sqlite3.Connection,
+        thread_name: str,
+        limits: StoreLimits,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._connection = connection
+        self._thread = ThreadPoolExecutor(1, thread_name)
+        self._limits = limits
+        self._clock = clock
+
+    async def close(self) -> None:
+        await self.do(self._connection.close)
+        self._thread.shutdown()
+
+    async def do(self, work: Callable[[], T]) -> T:
+        with reported():
+            return await asyncio.get_running_loop().run_in_executor(self._thread, work)
+
+    def _oldest(self) -> float:
+        """Return the time before which items are too old."""
+        return self._clock() - self._limits.seconds
+
+    def _all(self, query: str, *values: object) -> list[tuple[Any, ...]]:
+        return self._connection.execute(query, values).fetchall()
+
+
+def on_thread(
+    method: Callable[Concatenate[AnyStore, P], T],
+) -> Callable[Concatenate[AnyStore, P], Coroutine[Any, Any, T]]:
+    """Turn a method that works on the database into one that runs on the store's thread."""
+
+    @wraps(method)
+    async def run(store: AnyStore, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        return await store.do(partial(method, store, *args, **kwargs))
+
+    return run
+
+
+@contextmanager
+def reported() -> Iterator[None]:
+    """Turn an error of the database, such as a full disk or damaged content, into an error for the client, and log
+    it."""
+    try:
+        yield
+    except (sqlite3.Error, msgspec.MsgspecError) as error:
+        logger.error("The response store does not work: %s", error)
+        raise StoreFailed(
+            "The server's store of responses, conversations, files and batches failed; the server's log says why. Try "
+            "again later. Requests that store nothing still work, such as a response with 'store': false.",
+            retry_after_seconds=RETRY_AFTER_SECONDS,
+        ) from error
