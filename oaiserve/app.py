@@ -25,15 +25,15 @@ from oaiserve import __version__
 from oaiserve.checkpoints import demo
 from oaiserve.checkpoints.kind import kind_of
 from oaiserve.config import Config, ServerOptions
-from oaiserve.engine.backpressure import SharedLimit
+from oaiserve.engine.event_streams import MAX_HELD_TOKENS, LoopStreams
 from oaiserve.engine.executors.cuda.found import gpu_names
 from oaiserve.engine.executors.native.prebuilt import usable_features
-from oaiserve.engine.requests.streams import MAX_HELD_TOKENS, LoopStreams
 from oaiserve.facts.targets import Targets
 from oaiserve.facts.times import EpochOffset, monotonic_ns
 from oaiserve.facts.trace import TraceContext
 from oaiserve.http.connections import Connections
 from oaiserve.http.keys import Keyring
+from oaiserve.http.shared_limit import SharedLimit
 from oaiserve.plugin import Plugin
 from oaiserve.plugin_loading import own_plugins, routes_of, running
 from oaiserve.plugins.batches import routes as batch_routes

@@ -98,7 +98,7 @@ LONGEST = (
     "tests/engine/model/test_gpu_attention.py",
     "tests/tools/test_gpu_sections.py",
     "tests/engine/executors/native/test_native_families.py",
-    "tests/engine/model/checkpoints/test_wrappers.py",
+    "tests/engine/model/transformers_files/test_wrappers.py",
     "tests/plugins/responses/test_live.py",
     "tests/e2e/test_prometheus.py",
 )

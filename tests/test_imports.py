@@ -21,7 +21,7 @@ def test_imports_make_no_circle() -> None:
 
 
 NO_TORCH = {"torch", "transformers"}
-RANGES = {"oaiserve.engine.ranges", "oaiserve.engine.accounts.ranged", "oaiserve.engine.model.ranges"}
+RANGES = {"oaiserve.engine.profiler_ranges", "oaiserve.engine.accounts.ranged", "oaiserve.engine.model.torch_ranges"}
 NO_TRANSFORMERS = {"transformers", "torch._dynamo", "opentelemetry.sdk"}
 # What runs in a process, step by step, and the packages that it must not have imported by then.
 STEPS = (

@@ -20,9 +20,9 @@ from loadtest.cli import _command_line
 from loadtest.cli import main as bench
 from oaiserve.app import create_app
 from oaiserve.config import Config
+from oaiserve.engine.event_streams import LoopStream, LoopStreams
 from oaiserve.engine.request import Finished, Request, SamplingParams, TextPrompt, TokenChunk, TokenPrompt
 from oaiserve.engine.requests.output import ChoiceOutput
-from oaiserve.engine.requests.streams import LoopStream, LoopStreams
 from oaiserve.engine.text.tokenizer import Tokenizer
 from oaiserve.facts.record import Outcome
 from oaiserve.telemetry.metrics import Metrics

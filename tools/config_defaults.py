@@ -14,7 +14,7 @@ from typing import Any
 from transformers import CONFIG_MAPPING, PreTrainedConfig
 
 from oaiserve.engine.decoder.settings import DEFAULTS, WITHOUT_USE, table
-from oaiserve.engine.model.checkpoints.wrapper import text_config
+from oaiserve.engine.model.transformers_files.wrapper import text_config
 
 _LEFT_OUT = {field.name for field in fields(PreTrainedConfig)} | WITHOUT_USE
 

@@ -37,8 +37,8 @@ from oaiserve.engine.executors.cuda.kernels import Kernels
 from oaiserve.engine.executors.fallback import CachedForward
 from oaiserve.engine.executors.native.native import NativeDecoder
 from oaiserve.engine.executors.reference.executor import ReferenceExecutor
-from oaiserve.engine.model.checkpoints.gguf_config import read_config
 from oaiserve.engine.model.states import StateChunk
+from oaiserve.engine.model.transformers_files.gguf_config import read_config
 from oaiserve.engine.start.described import Described, describe_model
 from oaiserve.engine.start.request import StartRequest
 from oaiserve.engine.start.ways import fallback

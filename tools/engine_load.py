@@ -14,8 +14,8 @@ from typing import Any
 from loadtest.intervals import percentile
 from oaiserve.engine.engine import Engine
 from oaiserve.engine.request import TERMINAL, Event, Finished, Request, SamplingParams, TextPrompt, TokenPrompt
-from oaiserve.engine.sequence import Sequence as TokenSequence
-from oaiserve.engine.step import Chunk, Step
+from oaiserve.engine.sequences.sequence import Sequence as TokenSequence
+from oaiserve.engine.sequences.step import Chunk, Step
 
 _request_ids = itertools.count()
 

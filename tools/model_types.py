@@ -28,10 +28,10 @@ from oaiserve.engine.engine import Engine
 from oaiserve.engine.executors.fallback import FallbackExecutor
 from oaiserve.engine.executors.native.native import NativeDecoder
 from oaiserve.engine.executors.reference.executor import ReferenceExecutor
+from oaiserve.engine.executors.runner import ModelRunner
 from oaiserve.engine.model.model_config import refuse_unless_computable
 from oaiserve.engine.model.pooling.files import PoolingFiles
 from oaiserve.engine.model.pooling.pooler import PackedForward
-from oaiserve.engine.model.runner import ModelRunner
 from oaiserve.engine.request import SamplingParams
 from oaiserve.engine.start.described import describe_model
 from oaiserve.engine.start.plan import start_model

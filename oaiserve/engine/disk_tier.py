@@ -18,8 +18,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from oaiserve.engine.scheduling.blocks import BlockHash, BlockPool
-from oaiserve.engine.sequence import Sequence
+from oaiserve.engine.sequences.blocks import BlockHash, BlockPool
+from oaiserve.engine.sequences.sequence import Sequence
 from oaiserve.storage.block_files import BlockFiles
 
 log = logging.getLogger(__name__)

@@ -24,12 +24,11 @@ from oaiserve.engine.accounts.costs import Rates
 from oaiserve.engine.accounts.energy import Energy
 from oaiserve.engine.accounts.machine_time import MachineTime, throttling_file
 from oaiserve.engine.adapters import ServedAdapter
-from oaiserve.engine.backpressure import SharedLimit
 from oaiserve.engine.disk_tier import DiskTier
 from oaiserve.engine.drafting.drafts import Drafts
 from oaiserve.engine.grammars.grammar import Grammars
-from oaiserve.engine.loop import Abort, DropAdapter, EngineLoop, Stop, Submitted
-from oaiserve.engine.reports import Reports
+from oaiserve.engine.loop import EngineLoop
+from oaiserve.engine.replica_reports import Reports
 from oaiserve.engine.request import (
     TERMINAL,
     Aborted,
@@ -43,14 +42,15 @@ from oaiserve.engine.request import (
     TokenChunk,
     TokenPrompt,
 )
+from oaiserve.engine.requests.commands import Abort, DropAdapter, Stop, Submitted
 from oaiserve.engine.requests.open_request import Bounds
 from oaiserve.engine.requests.open_rows import OpenRows
 from oaiserve.engine.sampling_rule import SamplingRule
-from oaiserve.engine.scheduling.blocks import BlockPool, StatePool
 from oaiserve.engine.scheduling.limits import Limits
 from oaiserve.engine.scheduling.pacing import StepTime
 from oaiserve.engine.scheduling.policy import POLICIES
 from oaiserve.engine.scheduling.scheduler import Scheduler
+from oaiserve.engine.sequences.blocks import BlockPool, StatePool
 from oaiserve.engine.served_model import ServedModel
 from oaiserve.engine.start.plan import start_model
 from oaiserve.engine.text.tokenizer import Tokenizer
@@ -64,6 +64,7 @@ from oaiserve.facts.record import HostPart, StepRecord
 from oaiserve.facts.start_times import StartTimes
 from oaiserve.facts.times import monotonic_ns
 from oaiserve.http.fair_turns import Work
+from oaiserve.http.shared_limit import SharedLimit
 from oaiserve.wire.report import ReplicaReport
 
 # Of the bodies whose work waits or is under way. Parsed, a body takes up to four times its bytes, or more as ids.
@@ -321,7 +322,7 @@ class Engine:
         """Return the newest open requests by id, newest first. It may take milliseconds.
 
         `epoch_offset_ns` is the wall clock minus the monotonic clock."""
-        return OpenRows(self._loop, self._clock_ns).newest(MOST_SHOWN, epoch_offset_ns)
+        return OpenRows(self._loop.arriving, self._loop.requests, self._clock_ns).newest(MOST_SHOWN, epoch_offset_ns)
 
     def take_steps(self) -> list[StepRecord]:
         """Take the kept records of steps since the last call, oldest first. One thread at a time may call this."""

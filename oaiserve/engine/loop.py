@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from functools import partial
 from queue import Empty, SimpleQueue
 from threading import Event, Thread
@@ -21,16 +20,16 @@ from oaiserve.engine.accounts.machine_time import MachineTime
 from oaiserve.engine.accounts.shares import Shares
 from oaiserve.engine.accounts.step_account import RequestNotes, StepAccount
 from oaiserve.engine.accounts.step_causes import StepCauses
-from oaiserve.engine.backpressure import SharedLimit
 from oaiserve.engine.disk_tier import BlocksRead
 from oaiserve.engine.drafting.drafts import Drafts
 from oaiserve.engine.encoder import Encoder
-from oaiserve.engine.request import Deliver, Failed, Request, Usage
+from oaiserve.engine.request import Failed, Request, Usage
+from oaiserve.engine.requests.commands import Abort, Command, DropAdapter, Stop, Submitted
 from oaiserve.engine.requests.open_request import Bounds
 from oaiserve.engine.requests.open_requests import OpenRequests
 from oaiserve.engine.scheduling.scheduler import Scheduler
+from oaiserve.engine.sequences.step import OutOfMemory
 from oaiserve.engine.served_model import ServedModel
-from oaiserve.engine.step import OutOfMemory
 from oaiserve.engine.stepper import Stepper
 from oaiserve.engine.tokenize import GrammarCompiled, Tokenized, TokenizeFailed, TokenizeStarted
 from oaiserve.engine.watchdog import Watchdog
@@ -38,37 +37,12 @@ from oaiserve.errors import AdapterUnloaded, APIError, InternalError, Unavailabl
 from oaiserve.explain.step_cost_fit import FitThread, Run, StepCostFit
 from oaiserve.facts.record import EngineAccount, HostPart
 from oaiserve.facts.times import RequestTimes
+from oaiserve.http.shared_limit import SharedLimit
 
 if TYPE_CHECKING:
-    from oaiserve.engine.ranges import PhaseRanges
+    from oaiserve.engine.profiler_ranges import PhaseRanges
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class Submitted:
-    request: Request
-    deliver: Deliver
-    at_ns: int
-
-
-@dataclass(frozen=True, slots=True)
-class Abort:
-    request_id: str  # id of a request, which may have ended
-
-
-@dataclass(frozen=True, slots=True)
-class DropAdapter:
-    number: int  # number of an adapter to drop after the end of its last request
-
-
-@dataclass(frozen=True, slots=True)
-class Stop:
-    drain: bool  # the thread ends when all open requests have ended; or else at once, and fails them
-
-
-FromTokenizer = TokenizeStarted | GrammarCompiled | Tokenized | TokenizeFailed
-Command = Submitted | FromTokenizer | BlocksRead | Abort | DropAdapter | Stop
 
 
 class EngineLoop:
@@ -114,7 +88,7 @@ class EngineLoop:
         new_notes: Callable[..., RequestNotes] = RequestNotes
         if model.ranges is not None:
             from oaiserve.engine.accounts.ranged import RangedHostTime, RangedNotes
-            from oaiserve.engine.ranges import PhaseRanges
+            from oaiserve.engine.profiler_ranges import PhaseRanges
 
             self._host = RangedHostTime(clock_ns, model.ranges)
             self.phases = PhaseRanges(model.ranges)

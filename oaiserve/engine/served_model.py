@@ -13,11 +13,11 @@ from oaiserve.engine.encoder import Media
 from oaiserve.engine.grammars.grammar import Grammars
 from oaiserve.engine.pooling import Pooling
 from oaiserve.engine.sampling_rule import SamplingRule
-from oaiserve.engine.step import Runner
+from oaiserve.engine.sequences.step import Runner
 from oaiserve.engine.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
-    from oaiserve.engine.ranges import Ranges
+    from oaiserve.engine.profiler_ranges import Ranges
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

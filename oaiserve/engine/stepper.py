@@ -24,15 +24,15 @@ from typing import Any
 from oaiserve.engine.accounts.host_time import HostTime
 from oaiserve.engine.accounts.step_account import StepAccount
 from oaiserve.engine.drafting.drafts import Drafts
-from oaiserve.engine.grammars.masks import fill_masks
+from oaiserve.engine.oversized_steps import Shortage, compute_in_parts, copy_in_parts
 from oaiserve.engine.requests.open_request import OpenRequest
 from oaiserve.engine.requests.open_requests import OpenRequests
 from oaiserve.engine.requests.results import Results
 from oaiserve.engine.scheduling.scheduler import Scheduler
-from oaiserve.engine.sequence import Place, Sequence
+from oaiserve.engine.sequences.masks import fill_masks
+from oaiserve.engine.sequences.sequence import Place, Sequence
+from oaiserve.engine.sequences.step import Chunk, ChunkResult, Draw, Masks, OutOfMemory, Step, StepResult
 from oaiserve.engine.served_model import ServedModel
-from oaiserve.engine.shortage import Shortage, compute_in_parts, copy_in_parts
-from oaiserve.engine.step import Chunk, ChunkResult, Draw, Masks, OutOfMemory, Step, StepResult
 from oaiserve.errors import Unavailable
 from oaiserve.facts.record import HostPart
 

@@ -74,7 +74,8 @@ class TokenizeFailed:
 
 
 Compile = Callable[[Grammar, str], "CompiledGrammar"]  # may raise an APIError
-Post = Callable[[TokenizeStarted | GrammarCompiled | Tokenized | TokenizeFailed], None]
+TokenizeEvent = TokenizeStarted | GrammarCompiled | Tokenized | TokenizeFailed
+Post = Callable[[TokenizeEvent], None]
 
 OnEnd = Callable[[], None]
 

@@ -13,7 +13,7 @@ import traceback
 from collections.abc import Callable
 
 from oaiserve.engine.accounts.host_time import HostTime, describe
-from oaiserve.engine.accounts.step_causes import load_of
+from oaiserve.engine.sequences.step_load import load_of
 from oaiserve.explain.step_cost import StepCost
 from oaiserve.facts.record import HostPart
 

@@ -12,10 +12,10 @@ from starlette.requests import Request
 
 from oaiserve.config import Config
 from oaiserve.engine.adapters import ServedAdapter
-from oaiserve.engine.backpressure import SharedLimit
+from oaiserve.engine.event_streams import LoopStreams
 from oaiserve.engine.pooling import Task
-from oaiserve.engine.requests.streams import LoopStreams
 from oaiserve.errors import InvalidRequest, ModelNotFound, invalid
+from oaiserve.http.shared_limit import SharedLimit
 from oaiserve.plugins.keys.key_store import KeyStore
 from oaiserve.plugins.pages.feed import Feed
 from oaiserve.plugins.responses.runs import Runs

@@ -1,7 +1,7 @@
 """Prefix keys of a prompt, computed from its text, because a router knows no tokens.
 
 The text is cut into blocks. The key of a block is a hash of it and of all blocks before it, as for the blocks of the KV
-cache (engine/scheduling/blocks.py). So equal keys mean equal prefixes, and most probably the same cached blocks. But
+cache (engine/sequences/blocks.py). So equal keys mean equal prefixes, and most probably the same cached blocks. But
 here, a collision can only send a request to a replica that has less of it cached.
 """
 

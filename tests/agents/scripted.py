@@ -18,7 +18,7 @@ from oaiserve.app import create_app
 from oaiserve.checkpoints import demo
 from oaiserve.config import Config, ServerOptions
 from oaiserve.engine.request import TextPrompt
-from oaiserve.engine.sequence import Sequence as Choice
+from oaiserve.engine.sequences.sequence import Sequence as Choice
 from oaiserve.engine.text.tokenizer import Tokenizer
 from oaiserve.facts.record import RequestRecord
 from tests.engine.doubles import ScriptedRunner, make_engine

@@ -27,10 +27,10 @@ from transformers import PreTrainedTokenizerFast
 from oaiserve.app import create_app
 from oaiserve.config import Config
 from oaiserve.engine.engine import Engine
+from oaiserve.engine.event_streams import LoopStreams
 from oaiserve.engine.request import Deliver, Event, Prompt, Request, TextPrompt, TokenChunk
-from oaiserve.engine.requests.streams import LoopStreams
-from oaiserve.engine.sequence import Sequence
-from oaiserve.engine.step import Step
+from oaiserve.engine.sequences.sequence import Sequence
+from oaiserve.engine.sequences.step import Step
 from oaiserve.engine.text.tokenizer import Tokenizer
 from oaiserve.facts.record import Outcome, RequestRecord
 from tests.e2e.raw_client import SMALL_BUFFER_BYTES

@@ -19,7 +19,7 @@ from oaiserve.config import Config
 from oaiserve.engine.engine import Engine
 from oaiserve.engine.loop import EngineLoop
 from oaiserve.engine.request import ChatPrompt, Prompt, Request, SamplingParams, TextPrompt, TokenPrompt
-from oaiserve.engine.step import Step
+from oaiserve.engine.sequences.step import Step
 from oaiserve.engine.tokenize import Tokenized, TokenizeStage
 from oaiserve.facts.record import RequestRecord, WaitReason
 from oaiserve.facts.times import TEXT_PHASES

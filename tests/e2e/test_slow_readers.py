@@ -21,8 +21,8 @@ from oaiserve import app as app_module
 from oaiserve.app import create_app
 from oaiserve.config import Config, ServerOptions
 from oaiserve.engine.engine import Engine
+from oaiserve.engine.event_streams import LoopStreams
 from oaiserve.engine.request import TERMINAL, Deliver, Event, Request
-from oaiserve.engine.requests.streams import LoopStreams
 from oaiserve.facts.record import Outcome
 from oaiserve.routes.answer.respond import PIECE_BYTES
 from tests.e2e.raw_client import SMALL_BUFFER_BYTES, send_request

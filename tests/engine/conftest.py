@@ -8,9 +8,9 @@ import torch
 from oaiserve.engine.accounts.host_time import HostTime, describe
 from oaiserve.engine.decoder import quantized_file
 from oaiserve.engine.executors.native.library import Library
+from oaiserve.engine.sequences.step import Step
 from oaiserve.engine.start import start_record
 from oaiserve.engine.start.probe import refuse_unless_probed
-from oaiserve.engine.step import Step
 from oaiserve.facts.record import HostPart
 from oaiserve.storage.private import cache_folder
 from tests.engine.doubles import ScriptedRunner

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 
 from oaiserve.engine.request import Grammar, Reasoning, Request, SamplingParams, TokenPrompt
-from oaiserve.engine.sequence import Sequence
-from oaiserve.engine.step import Chunk, ChunkResult, Draw, Logprobs, Masks, OutOfMemory, Step
+from oaiserve.engine.sequences.sequence import Sequence
+from oaiserve.engine.sequences.step import Chunk, ChunkResult, Draw, Logprobs, Masks, OutOfMemory, Step
 from tests.engine.answers import Answers, run_to_the_end
 from tests.engine.doubles import EOS, LETTERS, TOKENIZER, Launched, ScriptedRunner, make_engine
 from tests.engine.grammars.plain import allowed_ids

@@ -30,9 +30,9 @@ from oaiserve.engine.request import (
     TokenPrompt,
     TooManyTokens,
 )
-from oaiserve.engine.sequence import Sequence
+from oaiserve.engine.sequences.sequence import Sequence
+from oaiserve.engine.sequences.step import ChunkResult, Logprobs, Masks, Step, StepResult
 from oaiserve.engine.served_model import ServedModel
-from oaiserve.engine.step import ChunkResult, Logprobs, Masks, Step, StepResult
 from oaiserve.engine.text.tokenizer import Tokenizer
 from oaiserve.explain.step_cost_fit import at_once
 from oaiserve.facts.times import monotonic_ns

@@ -4,13 +4,13 @@ from collections.abc import Callable
 from typing import Any
 
 from oaiserve.engine.request import SamplingParams
-from oaiserve.engine.scheduling.blocks import BlockPool, StatePool
 from oaiserve.engine.scheduling.limits import Limits
 from oaiserve.engine.scheduling.pacing import UNIT, StepTime
 from oaiserve.engine.scheduling.policy import fcfs
 from oaiserve.engine.scheduling.scheduler import Scheduler
-from oaiserve.engine.sequence import Sequence
-from oaiserve.engine.step import Chunk, Draw, Step
+from oaiserve.engine.sequences.blocks import BlockPool, StatePool
+from oaiserve.engine.sequences.sequence import Sequence
+from oaiserve.engine.sequences.step import Chunk, Draw, Step
 from oaiserve.explain.step_cost import StepCost
 
 

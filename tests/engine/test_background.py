@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from oaiserve.engine.accounts.step_causes import load_of
 from oaiserve.engine.scheduling.pacing import BESIDE_FOREGROUND, StepTime
 from oaiserve.engine.scheduling.policy import POLICIES
-from oaiserve.engine.sequence import Place, Sequence
-from oaiserve.engine.step import Step
+from oaiserve.engine.sequences.sequence import Place, Sequence
+from oaiserve.engine.sequences.step import Step
+from oaiserve.engine.sequences.step_load import load_of
 from oaiserve.explain.step_cost import KNOTS, StepCost
 from oaiserve.facts.record import WaitReason
 from tests.engine.memory import Memory, memory_of, sequence

@@ -15,11 +15,11 @@ import numpy as np
 import pytest
 
 from oaiserve.engine import disk_tier
-from oaiserve.engine.accounts.waits import QueueWaits
 from oaiserve.engine.disk_tier import BlocksRead, DiskTier, KeptBlocks
 from oaiserve.engine.engine import Engine
 from oaiserve.engine.request import Finished, Request, TokenPrompt
-from oaiserve.engine.scheduling.blocks import BlockHash, BlockPool, hash_block
+from oaiserve.engine.scheduling.waits import QueueWaits
+from oaiserve.engine.sequences.blocks import BlockHash, BlockPool, hash_block
 from oaiserve.engine.start import kept_blocks
 from oaiserve.errors import StartupError
 from oaiserve.facts.record import WaitReason

@@ -16,7 +16,7 @@ from oaiserve.engine.request import (
     TextPrompt,
     TokenChunk,
 )
-from oaiserve.engine.sequence import Sequence
+from oaiserve.engine.sequences.sequence import Sequence
 from tests.engine.doubles import EOS, ScriptedRunner, letter_id, make_engine, request, stepping
 
 pytestmark = pytest.mark.usefixtures("overlap")

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from oaiserve.engine.scheduling.policy import Policy, fair, fcfs
 from oaiserve.engine.scheduling.waiting import GENERATED_WEIGHT, MOST_ABSENT, WaitingQueue
-from oaiserve.engine.sequence import Place, Sequence
+from oaiserve.engine.sequences.sequence import Place, Sequence
 from oaiserve.explain.step_cost import KNOTS, StepCost
 from oaiserve.facts.record import WaitReason
 from tests.engine.doubles import request, stepping

@@ -6,7 +6,7 @@ import pytest
 
 from oaiserve.engine.engine import Engine
 from oaiserve.engine.request import TextPrompt
-from oaiserve.engine.step import Step
+from oaiserve.engine.sequences.step import Step
 from oaiserve.facts.open_row import OpenRow
 from oaiserve.facts.record import EventKind, Origin
 from tests.engine.doubles import (

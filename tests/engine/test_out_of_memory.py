@@ -7,7 +7,7 @@ from itertools import pairwise
 import pytest
 
 from oaiserve.engine.request import Aborted, Failed, Finished, Request
-from oaiserve.engine.step import Step
+from oaiserve.engine.sequences.step import Step
 from tests.engine.answers import collect
 from tests.engine.device import Device, answers, check_answers, some_requests
 from tests.engine.doubles import Clock, Inbox, device_is_gone, make_engine, request

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from oaiserve.engine.request import SamplingParams, TokenChunk
 from oaiserve.engine.requests.output import ChoiceOutput
-from oaiserve.engine.sequence import Sequence
+from oaiserve.engine.sequences.sequence import Sequence
 from oaiserve.engine.text.detokenize import StopStrings, TokenTable
 from tests.engine.doubles import EOS, TOKENIZER
 

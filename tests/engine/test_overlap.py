@@ -9,9 +9,9 @@ import pytest
 
 from oaiserve.engine.request import Aborted, Failed, Finished, Terminal, TokenChunk
 from oaiserve.engine.request import Event as RequestEvent
-from oaiserve.engine.scheduling.blocks import hash_block
-from oaiserve.engine.sequence import Sequence
-from oaiserve.engine.step import Masks, Step, StepResult
+from oaiserve.engine.sequences.blocks import hash_block
+from oaiserve.engine.sequences.sequence import Sequence
+from oaiserve.engine.sequences.step import Masks, Step, StepResult
 from oaiserve.facts.engine_numbers import EngineNumbers
 from oaiserve.facts.record import StepRecord
 from tests.engine.answers import collect

@@ -4,12 +4,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from oaiserve.engine.accounts.step_causes import load_of
 from oaiserve.engine.scheduling import order
 from oaiserve.engine.scheduling.pacing import FIRST, LEAST_SECONDS, UNIT, StepTime
 from oaiserve.engine.scheduling.policy import Policy, fair, fcfs
-from oaiserve.engine.sequence import Sequence
-from oaiserve.engine.step import Step
+from oaiserve.engine.sequences.sequence import Sequence
+from oaiserve.engine.sequences.step import Step
+from oaiserve.engine.sequences.step_load import load_of
 from oaiserve.explain.step_cost import KNOTS, StepCost
 from tests.engine.memory import FixedTarget, Memory, memory_of, sequence
 

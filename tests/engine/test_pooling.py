@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 from oaiserve.engine.engine import Engine
 from oaiserve.engine.pooling import Pooling
 from oaiserve.engine.request import Event, Failed, Finished, Pooled, Request, SamplingParams, TokenPrompt
-from oaiserve.engine.scheduling.blocks import BlockPool
 from oaiserve.engine.scheduling.limits import Limits
 from oaiserve.engine.scheduling.policy import fair
 from oaiserve.engine.scheduling.scheduler import Scheduler
-from oaiserve.engine.sequence import Place, Sequence
-from oaiserve.engine.step import OutOfMemory, Step
+from oaiserve.engine.sequences.blocks import BlockPool
+from oaiserve.engine.sequences.sequence import Place, Sequence
+from oaiserve.engine.sequences.step import OutOfMemory, Step
 from oaiserve.errors import ContextLengthExceeded, InvalidRequest, Overloaded
 from oaiserve.facts.record import StepKind
 from tests.engine.answers import collect

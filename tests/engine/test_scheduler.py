@@ -4,10 +4,10 @@ import itertools
 
 import pytest
 
-from oaiserve.engine.scheduling.blocks import BlockPool, hash_block
 from oaiserve.engine.scheduling.order import MOST_OVERTAKEN
 from oaiserve.engine.scheduling.policy import priority, shortest
-from oaiserve.engine.sequence import Place, Sequence
+from oaiserve.engine.sequences.blocks import BlockPool, hash_block
+from oaiserve.engine.sequences.sequence import Place, Sequence
 from oaiserve.facts.record import WaitReason
 from tests.engine.memory import Memory, make, memory_of, sequence
 

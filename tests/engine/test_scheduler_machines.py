@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
 from oaiserve.engine.media import PromptMedia
-from oaiserve.engine.scheduling.blocks import StatePool
 from oaiserve.engine.scheduling.policy import POLICIES
-from oaiserve.engine.sequence import Place, Sequence
-from oaiserve.engine.step import Draw
+from oaiserve.engine.sequences.blocks import StatePool
+from oaiserve.engine.sequences.sequence import Place, Sequence
+from oaiserve.engine.sequences.step import Draw
 from oaiserve.explain.step_cost import KNOTS, StepCost
 from tests.engine.memory import FixedTarget, Memory, make, sequence
 

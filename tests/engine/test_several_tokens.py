@@ -6,7 +6,7 @@ from collections.abc import Callable
 import pytest
 
 from oaiserve.engine.request import Aborted, Finished
-from oaiserve.engine.sequence import Sequence
+from oaiserve.engine.sequences.sequence import Sequence
 from oaiserve.facts.record import EventKind
 from tests.engine.answers import run_to_the_end
 from tests.engine.device import Device, answers, check_answers, some_requests

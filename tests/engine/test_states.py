@@ -4,11 +4,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from oaiserve.engine.scheduling.blocks import BlockHash, BlockPool, StatePool
 from oaiserve.engine.scheduling.limits import Limits
 from oaiserve.engine.scheduling.policy import priority
 from oaiserve.engine.scheduling.scheduler import Scheduler
-from oaiserve.engine.sequence import Place
+from oaiserve.engine.sequences.blocks import BlockHash, BlockPool, StatePool
+from oaiserve.engine.sequences.sequence import Place
 from tests.engine.memory import Memory, memory_of, sequence
 
 pytestmark = pytest.mark.usefixtures("overlap")

@@ -9,7 +9,7 @@ from oaiserve.engine import watchdog
 from oaiserve.engine.accounts.host_time import HostTime
 from oaiserve.engine.engine import Engine
 from oaiserve.engine.request import Finished
-from oaiserve.engine.step import Step
+from oaiserve.engine.sequences.step import Step
 from oaiserve.engine.watchdog import Watchdog
 from oaiserve.errors import Unavailable
 from oaiserve.explain.step_cost import KNOTS, Load, StepCost

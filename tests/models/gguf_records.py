@@ -27,8 +27,8 @@ from oaiserve.engine.decoder.sources.gguf.architectures import ARCHITECTURES
 from oaiserve.engine.decoder.sources.gguf.names import GGUF
 from oaiserve.engine.decoder.sources.gguf.settings import settings_of_gguf
 from oaiserve.engine.decoder.sources.names import names_of, split_path
-from oaiserve.engine.model.checkpoints.gguf_config import config_of as config_of_metadata
-from oaiserve.engine.model.checkpoints.gguf_weights import paths_of_parameters
+from oaiserve.engine.model.transformers_files.gguf_config import config_of as config_of_metadata
+from oaiserve.engine.model.transformers_files.gguf_weights import paths_of_parameters
 from tests.models import small_configs
 from tests.models.decoders import random_model
 from tests.models.gguf_files import finish

@@ -3,8 +3,8 @@
 import pytest
 from starlette.requests import ClientDisconnect
 
-from oaiserve.engine.backpressure import SharedLimit
 from oaiserve.errors import Overloaded
+from oaiserve.http.shared_limit import SharedLimit
 from oaiserve.routes.intake.receive import HeldBytes
 
 

@@ -7,8 +7,8 @@ from itertools import repeat
 import msgspec
 import pytest
 
+from oaiserve.engine.event_streams import MAX_CHUNK_TOKENS
 from oaiserve.engine.logprobs import TokenLogprobs
-from oaiserve.engine.requests.streams import MAX_CHUNK_TOKENS
 from oaiserve.routes.answer.common_shape import HOLE, filled, joined
 from oaiserve.routes.answer.logprobs import (
     ChatLogprobs,

@@ -19,12 +19,12 @@ from starlette.types import Message
 
 from oaiserve.app import create_app
 from oaiserve.config import Bytes, Config, ServerOptions
-from oaiserve.engine.backpressure import SharedLimit
 from oaiserve.engine.request import TextPrompt, TokenChunk
 from oaiserve.errors import ContextLengthExceeded, InternalError, InvalidRequest, Overloaded, RequestTimeout
 from oaiserve.facts.record import Outcome
 from oaiserve.facts.trace import TraceContext
 from oaiserve.http.fair_turns import MUCH_BYTES, CpuTime
+from oaiserve.http.shared_limit import SharedLimit
 from oaiserve.routes.answer.respond import PIECE_BYTES, write
 from oaiserve.routes.door import exchange
 from oaiserve.routes.intake.receive import read_body

@@ -16,10 +16,10 @@ import torch
 pytest.importorskip("triton", reason="Triton has no wheels for this system")
 
 from oaiserve.config import EngineOptions
+from oaiserve.engine.executors.runner import ModelRunner
 from oaiserve.engine.model.batch import Batch
-from oaiserve.engine.model.runner import ModelRunner
-from oaiserve.engine.scheduling.blocks import BlockPool
-from oaiserve.engine.step import Step, StepResult
+from oaiserve.engine.sequences.blocks import BlockPool
+from oaiserve.engine.sequences.step import Step, StepResult
 from tests.engine.executors.cuda.step_runs import padded_attention
 from tests.engine.start.gpu import ready
 from tests.models.decoders import real_shape

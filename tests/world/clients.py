@@ -9,7 +9,7 @@ from typing import Any
 
 import httptools
 
-from oaiserve.engine.draws import draw_key
+from oaiserve.engine.sequences.noise import draw_key
 from tests.answers import TIMES, by_choice, shown
 from tests.world.loop import UNIX_SECONDS, Process, World
 from tests.world.servers import GATEWAY_IP, NUM_KEYS, PORT

@@ -21,7 +21,7 @@ from typing import Any
 import anyio.to_thread
 import pytest
 
-from oaiserve.engine.requests.streams import LoopStream
+from oaiserve.engine.event_streams import LoopStream
 from oaiserve.http.connection import Connection
 from oaiserve.plugins.gateway import upstream
 from tests.clocks import put_on_clock
@@ -240,11 +240,9 @@ def clocks(world: World) -> Iterator[None]:
         patch.setattr(time, "time", lambda: UNIX_SECONDS + world.now)
         patch.setattr(anyio.to_thread, "run_sync", _at_once)
         patch.setattr("oaiserve.routes.door.middleware.token_hex", token_hex)
-        patch.setattr("oaiserve.engine.reports.token_hex", token_hex)
+        patch.setattr("oaiserve.engine.replica_reports.token_hex", token_hex)
         patch.setattr("oaiserve.app.LAG_INTERVAL_SECONDS", 60.0)  # it says nothing here, and 10 a second are many
-        patch.setattr(
-            "oaiserve.engine.requests.streams.MAX_CHUNK_TOKENS", 0
-        )  # those of a busy reader would come together
+        patch.setattr("oaiserve.engine.event_streams.MAX_CHUNK_TOKENS", 0)  # those of a busy reader would come together
         for kind in (upstream.ReplicaConnection, Connection, LoopStream):
             patch.setattr(kind, "__hash__", in_order, raising=False)
         try:

@@ -20,9 +20,10 @@ from oaiserve.config import Config, RouteOptions, ServerOptions
 from oaiserve.engine import engine as engine_module
 from oaiserve.engine.engine import Engine
 from oaiserve.engine.grammars.grammar import Grammars
-from oaiserve.engine.loop import Command, EngineLoop
+from oaiserve.engine.loop import EngineLoop
+from oaiserve.engine.requests.commands import Command
 from oaiserve.engine.scheduling.scheduler import Scheduler
-from oaiserve.engine.step import Chunk, ChunkResult, Masks, Step, StepResult
+from oaiserve.engine.sequences.step import Chunk, ChunkResult, Masks, Step, StepResult
 from oaiserve.facts.record import HostPart, RequestRecord
 from oaiserve.http.connections import Connections
 from oaiserve.http.server import Server

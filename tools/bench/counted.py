@@ -19,8 +19,8 @@ from types import ModuleType, TracebackType
 from typing import Any
 
 from oaiserve.engine.engine import Engine
+from oaiserve.engine.event_streams import LoopStream, LoopStreams
 from oaiserve.engine.request import Event, Request, TokenChunk
-from oaiserve.engine.requests.streams import LoopStream, LoopStreams
 
 _Lock = threading.Lock
 _RLock = threading.RLock

@@ -15,8 +15,8 @@ from typing import Any
 
 import oaiserve.engine.engine as engine
 from oaiserve.cli import main as serve
+from oaiserve.engine.sequences.step import ChunkResult, Masks, Step, StepResult
 from oaiserve.engine.served_model import ServedModel
-from oaiserve.engine.step import ChunkResult, Masks, Step, StepResult
 from tools.bench.process_usage import cpu_seconds
 from tools.load import run_bench
 from tools.markdown import add_publishing, as_markdown, number, publish, results_of

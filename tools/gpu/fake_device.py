@@ -27,9 +27,9 @@ from oaiserve.engine.executors.cuda import (
 from oaiserve.engine.executors.cuda.cuda_capture import CudaCapture, Run
 from oaiserve.engine.executors.cuda.executor import CudaExecutor, CudaWeights
 from oaiserve.engine.executors.reference.executor import ReferenceExecutor
+from oaiserve.engine.executors.runner import ModelRunner
 from oaiserve.engine.model.batch import Batch
 from oaiserve.engine.model.executor import Executor
-from oaiserve.engine.model.runner import ModelRunner
 from oaiserve.engine.model.sampling import numpy_sampling, triton_sampling
 from oaiserve.engine.model.sampling.draw_rows import DrawRow
 from oaiserve.engine.model.transfer import ReadBack

@@ -13,8 +13,8 @@ import torch
 from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
-from oaiserve.engine.model.runner import ModelRunner
-from oaiserve.engine.step import Step
+from oaiserve.engine.executors.runner import ModelRunner
+from oaiserve.engine.sequences.step import Step
 from tools.bench.floor import DecoderShape, Work, work
 
 STEPS = 5

@@ -11,8 +11,8 @@ from transformers import GptOssConfig, PreTrainedConfig
 
 from oaiserve.config import EngineOptions
 from oaiserve.engine.decoder.description import Decoder, Experts
+from oaiserve.engine.sequences.step import Step
 from oaiserve.engine.start.started import Started
-from oaiserve.engine.step import Step
 from tests.models.decoders import real_shape
 from tests.models.packed import Packing
 from tools.bench.floor import DecoderShape, Work

@@ -19,9 +19,9 @@ import torch
 from loadtest.intervals import percentile
 from oaiserve.config import EngineOptions
 from oaiserve.engine.engine import Engine
-from oaiserve.engine.model.runner import ModelRunner
+from oaiserve.engine.executors.runner import ModelRunner
+from oaiserve.engine.sequences.step import Step
 from oaiserve.engine.start.started import Started, assemble
-from oaiserve.engine.step import Step
 from oaiserve.engine.text.tokenizer import Tokenizer
 from oaiserve.facts.record import HostPart, StepKind, StepRecord
 from tests.models.decoders import byte_tokenizer, real_shape

@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
+from oaiserve.engine.executors.runner import ModelRunner
 from oaiserve.engine.model.rehearsal import prompt_of
-from oaiserve.engine.model.runner import ModelRunner
 
 # Two tokens tie if their logits differ by less than this, in standard deviations of all logits, or by less than plain
 # torch is off from itself for both: bfloat16 rounds as much away in another order of additions. Tokens picked at random

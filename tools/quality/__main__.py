@@ -30,14 +30,14 @@ from oaiserve.checkpoints.source import find_model
 from oaiserve.config import Dtype, EngineOptions, KVCacheDtype, Quantize
 from oaiserve.engine.executors.native.cores import default_threads
 from oaiserve.engine.executors.native.native import NativeDecoder
+from oaiserve.engine.executors.runner import ModelRunner
 from oaiserve.engine.model.batch import build_batch
 from oaiserve.engine.model.model_config import context_length
-from oaiserve.engine.model.runner import ModelRunner
 from oaiserve.engine.request import SamplingParams, TextPrompt
-from oaiserve.engine.sequence import Sequence
+from oaiserve.engine.sequences.sequence import Sequence
+from oaiserve.engine.sequences.step import Chunk, Step
 from oaiserve.engine.start.load import config_of
 from oaiserve.engine.start.plan import start_model
-from oaiserve.engine.step import Chunk, Step
 from oaiserve.engine.text.tokenizer import Tokenizer
 from oaiserve.facts.start_times import StartTimes
 from tools.bench import prepare

@@ -24,9 +24,9 @@ from oaiserve.checkpoints.source import ModelSource
 from oaiserve.engine.decoder.sources.mxfp4_weights import Mxfp4Weights
 from oaiserve.engine.decoder.sources.packed_weights import PackedWeights
 from oaiserve.engine.decoder.sources.tensor_files import TensorFiles
-from oaiserve.engine.model.checkpoints.empty_model import empty_model, named_parameters
-from oaiserve.engine.model.checkpoints.gguf_weights import GgufWeights, scale_frequencies
 from oaiserve.engine.model.model_config import is_mxfp4
+from oaiserve.engine.model.transformers_files.empty_model import empty_model, named_parameters
+from oaiserve.engine.model.transformers_files.gguf_weights import GgufWeights, scale_frequencies
 from oaiserve.engine.start.load import Checkpoint, read_checkpoint
 
 _LAYER = re.compile(r".*\.layers\.\d+")

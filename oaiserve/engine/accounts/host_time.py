@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from oaiserve.engine.accounts.step_causes import load_of
-from oaiserve.engine.step import Step
+from oaiserve.engine.sequences.step import Step
+from oaiserve.engine.sequences.step_load import load_of
 from oaiserve.explain.step_cost import Load
 from oaiserve.facts.record import HostPart, StepKind
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from oaiserve.engine.step import Chunk
+from oaiserve.engine.sequences.step import Chunk
 from oaiserve.explain.causes import RequestCauses
 
 # Steps until all requests get their shares, so that the sums stay small, and their differences exact.

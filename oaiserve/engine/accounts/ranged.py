@@ -7,9 +7,9 @@ from collections.abc import Callable
 from oaiserve.engine.accounts.host_time import HostTime
 from oaiserve.engine.accounts.step_account import RequestNotes
 from oaiserve.engine.accounts.step_causes import StepCauses
-from oaiserve.engine.ranges import PhaseRanges, Ranges
-from oaiserve.engine.sequence import Sequence
-from oaiserve.engine.step import Step
+from oaiserve.engine.profiler_ranges import PhaseRanges, Ranges
+from oaiserve.engine.sequences.sequence import Sequence
+from oaiserve.engine.sequences.step import Step
 from oaiserve.explain.causes import RequestCauses
 from oaiserve.facts.record import EngineAccount, HostPart
 from oaiserve.facts.times import RequestTimes

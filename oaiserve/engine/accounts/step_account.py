@@ -10,10 +10,11 @@ from time import process_time_ns
 
 from oaiserve.engine.accounts.host_time import HostTime, kind_of
 from oaiserve.engine.accounts.shares import Shares
-from oaiserve.engine.accounts.step_causes import StepCauses, load_of
+from oaiserve.engine.accounts.step_causes import StepCauses
 from oaiserve.engine.scheduling.scheduler import Scheduler
-from oaiserve.engine.sequence import Sequence
-from oaiserve.engine.step import Chunk, Step, StepResult
+from oaiserve.engine.sequences.sequence import Sequence
+from oaiserve.engine.sequences.step import Chunk, Step, StepResult
+from oaiserve.engine.sequences.step_load import load_of
 from oaiserve.explain.causes import RequestCauses
 from oaiserve.facts.engine_numbers import EngineNumbers, LoadTotals
 from oaiserve.facts.record import EngineAccount, EventKind, HostPart, StepKind, StepRecord

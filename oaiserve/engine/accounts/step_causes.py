@@ -7,12 +7,11 @@ request in the step gets the expected time of its own tokens alone, and the time
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 from oaiserve.engine.accounts.machine_time import MachineTime
 from oaiserve.engine.accounts.plain_decodes import PlainDecodes
 from oaiserve.engine.accounts.shares import Shares
-from oaiserve.engine.step import Chunk, Step
+from oaiserve.engine.sequences.step import Chunk, Step
+from oaiserve.engine.sequences.step_load import load_of_chunks
 from oaiserve.explain.causes import NOTHING, Parts, RequestCauses
 from oaiserve.explain.step_cost import BY_ROWS, Load, StepCost
 from oaiserve.explain.step_cost_fit import StepCostFit
@@ -234,7 +233,7 @@ class StepCauses:
                 again.append(own)
         after = NOTHING if before is None else self.totals
         for own, own_chunks in by_request.items():
-            part = load if len(own_chunks) == len(step.chunks) else _load_of(own_chunks)
+            part = load if len(own_chunks) == len(step.chunks) else load_of_chunks(own_chunks)
             if before is not None:
                 own.took_part(self.number, before, after)
             share = weigh.share_ns(part, load) * unit
@@ -273,44 +272,3 @@ def _costs_ns(
     )
     beside_ns = min(max(alone_ns, cost.expected_ns(both)), expected_ns)
     return alone_ns, beside_ns - decodes_ns, again_ns
-
-
-def load_of(step: Step) -> Load:
-    return _load_of(step.chunks)
-
-
-def _load_of(chunks: Iterable[Chunk]) -> Load:
-    decodes = context = cached = draws = 0
-    others = []
-    for chunk in chunks:
-        sequence, start, num_tokens, max_draws, _, _ = chunk
-        if num_tokens == 1 and not sequence.needs_ids:
-            decodes += 1
-            context += start
-            cached += sequence.num_cached
-            draws += max_draws
-        else:
-            others.append(chunk_load(chunk))
-    if len(others) == 1 and not decodes:
-        return others[0]
-    plain = Load(decodes, context - cached, cached, 0, 0, draws)
-    if others:
-        return sum_of([plain, *others])
-    return plain
-
-
-def sum_of(loads: Iterable[Load]) -> Load:
-    return Load(*map(sum, zip(*loads, strict=True)))
-
-
-def chunk_load(chunk: Chunk) -> Load:
-    """Return the load of a chunk. Its tokens attend to those before the chunk, and on average to half of the chunk."""
-    sequence, start, num_tokens, max_draws, draft, _ = chunk
-    drafted = len(draft)
-    draws = max_draws if max_draws <= drafted else drafted + 1
-    edits = draws if sequence.needs_ids else 0
-    context = num_tokens * (2 * start + num_tokens - 1) // 2
-    if num_tokens - drafted == 1:
-        cached = num_tokens * sequence.num_cached
-        return Load(num_tokens, context - cached, cached, 0, 0, draws, edits, drafted)
-    return Load(0, 0, 0, num_tokens, context, draws, edits, drafted)

@@ -13,10 +13,10 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from oaiserve.engine.drafting.lookup import FIRST_CHANCES, Lookup
 from oaiserve.engine.drafting.step_times import MOST_STEP_TOKENS, StepTimes
-from oaiserve.engine.sequence import Sequence
-from oaiserve.engine.step import Step
+from oaiserve.engine.sequences.lookup import FIRST_CHANCES, Lookup
+from oaiserve.engine.sequences.sequence import Sequence
+from oaiserve.engine.sequences.step import Step
 
 MOST_DRAFT_TOKENS = 15  # limit for one sequence
 LEAST_GAIN = 0.12  # in expected tokens per second: neither chances nor times are known more exactly

@@ -13,8 +13,8 @@ import torch
 from oaiserve.engine.model.adapters import Adapter
 from oaiserve.engine.model.states import StepStates
 from oaiserve.engine.model.transfer import on_device
-from oaiserve.engine.sequence import Sequence
-from oaiserve.engine.step import Chunk, Step
+from oaiserve.engine.sequences.sequence import Sequence
+from oaiserve.engine.sequences.step import Chunk, Step
 
 ALIGNMENT = 16  # Each tensor of a batch begins at a multiple of 16 integers, 128 bytes, which suits kernels.
 _NONE = torch.empty(0, dtype=torch.int64)

@@ -11,8 +11,8 @@ from itertools import product
 
 from oaiserve.engine.model.sampling.sampler import NUM_TOP
 from oaiserve.engine.request import SamplingParams
-from oaiserve.engine.sequence import Sequence
-from oaiserve.engine.step import Chunk, Step
+from oaiserve.engine.sequences.sequence import Sequence
+from oaiserve.engine.sequences.step import Chunk, Step
 
 # These ways to draw a token have different kernels. Each is used on the model's logits and on edited ones.
 _WAYS = (

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from random import getrandbits
 
-from oaiserve.engine.draws import draw_key
-from oaiserve.engine.edits import FixedEdits
 from oaiserve.engine.grammars.constraint import Constraint
 from oaiserve.engine.grammars.parts import Leads, PartsConstraint
 from oaiserve.engine.grammars.thinking import Thinking
 from oaiserve.engine.media import Encoded
 from oaiserve.engine.requests.open_request import Bounds, OpenPrompt, OpenRequest
 from oaiserve.engine.requests.output import ChoiceOutput, prompt_logprobs
-from oaiserve.engine.sequence import Sequence
+from oaiserve.engine.sequences.fixed_edits import FixedEdits
+from oaiserve.engine.sequences.noise import draw_key
+from oaiserve.engine.sequences.sequence import Sequence
 from oaiserve.engine.served_model import ServedModel
 from oaiserve.engine.text.detokenize import StopStrings, TokenTable
 from oaiserve.engine.tokenize import Tokenized

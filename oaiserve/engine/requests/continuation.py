@@ -9,8 +9,8 @@ from oaiserve.engine.grammars.grammar import GrammarGivenUp, GrammarViolation
 from oaiserve.engine.request import TokenChunk
 from oaiserve.engine.requests.open_request import OpenRequest
 from oaiserve.engine.requests.output import add_logprobs
-from oaiserve.engine.sequence import Sequence
-from oaiserve.engine.step import Logprobs
+from oaiserve.engine.sequences.sequence import Sequence
+from oaiserve.engine.sequences.step import Logprobs
 from oaiserve.engine.text.detokenize import TokenTable
 from oaiserve.errors import InvalidRequest
 

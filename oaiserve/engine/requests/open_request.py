@@ -8,7 +8,7 @@ from oaiserve.engine.accounts.step_account import RequestNotes
 from oaiserve.engine.logprobs import TokenLogprobs
 from oaiserve.engine.request import Deliver, Request, Usage
 from oaiserve.engine.requests.output import ChoiceOutput
-from oaiserve.engine.sequence import Sequence
+from oaiserve.engine.sequences.sequence import Sequence
 from oaiserve.engine.tokenize import Tokenized
 from oaiserve.explain.causes import RequestCauses
 from oaiserve.explain.step_cost import Work

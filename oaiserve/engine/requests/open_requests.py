@@ -13,22 +13,22 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from oaiserve.engine.accounts.costs import Rates
 from oaiserve.engine.accounts.step_account import RequestNotes
 from oaiserve.engine.accounts.step_causes import StepCauses
-from oaiserve.engine.backpressure import DrainRate, SharedLimit
 from oaiserve.engine.encoder import Encoding
 from oaiserve.engine.grammars.grammar import CompiledGrammar, GrammarGivenUp
 from oaiserve.engine.media import Encoded
-from oaiserve.engine.reports import MOST_PROMPTS_KEPT, ComputedPrompt
+from oaiserve.engine.replica_reports import MOST_PROMPTS_KEPT, ComputedPrompt
 from oaiserve.engine.request import Aborted, Deliver, Failed, Finished, Request, Terminal
 from oaiserve.engine.requests.choices import Choices
 from oaiserve.engine.requests.continuation import Continuations, take_up
+from oaiserve.engine.requests.drain_rate import DrainRate
+from oaiserve.engine.requests.event_outbox import Outbox
 from oaiserve.engine.requests.open_request import Bounds, OpenRequest
-from oaiserve.engine.requests.outbox import Outbox
 from oaiserve.engine.requests.prompt_progress import begin_progress
 from oaiserve.engine.requests.time_limits import TimeLimits
 from oaiserve.engine.scheduling.scheduler import Scheduler
-from oaiserve.engine.sequence import Sequence
+from oaiserve.engine.sequences.sequence import Sequence
+from oaiserve.engine.sequences.step import Chunk, Step
 from oaiserve.engine.served_model import ServedModel
-from oaiserve.engine.step import Chunk, Step
 from oaiserve.engine.text.detokenize import TokenTable
 from oaiserve.engine.tokenize import Tokenized
 from oaiserve.errors import APIError, InternalError, InvalidRequest
@@ -36,6 +36,7 @@ from oaiserve.explain.causes import RequestCauses
 from oaiserve.facts.engine_numbers import EngineNumbers
 from oaiserve.facts.record import EngineAccount, EventKind
 from oaiserve.facts.times import RequestTimes
+from oaiserve.http.shared_limit import SharedLimit
 
 log = logging.getLogger(__name__)
 

@@ -8,39 +8,41 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import islice
 
-from oaiserve.engine.loop import EngineLoop, Submitted
+from oaiserve.engine.requests.commands import Submitted
 from oaiserve.engine.requests.open_request import OpenRequest
+from oaiserve.engine.requests.open_requests import OpenRequests
 from oaiserve.facts.open_row import OpenRow
 from oaiserve.facts.times import RequestTimes
 
 
 @dataclass(frozen=True, slots=True)
 class OpenRows:
-    """The rows of the open requests of a loop."""
+    """The rows of requests that wait in the inbox, and of open ones."""
 
-    loop: EngineLoop
+    arriving: dict[str, Submitted]
+    requests: OpenRequests
     clock_ns: Callable[[], int]
 
     def newest(self, most: int, epoch_offset_ns: int) -> dict[str, OpenRow]:
         """Return the rows of the newest requests by id, newest first. It may take milliseconds."""
-        arriving = self.loop.arriving.copy()  # read first, because they become open requests
-        open_now: dict[str, Submitted | OpenRequest] = {**self.loop.requests.all()}
-        open_now |= {request_id: one for request_id, one in arriving.items() if request_id not in open_now}
+        arriving = self.arriving.copy()  # read first, because they become open requests
+        open_now: dict[str, Submitted | OpenRequest] = {**self.requests.all()}
+        open_now |= {request_id: each for request_id, each in arriving.items() if request_id not in open_now}
         newest = dict(islice(reversed(open_now.items()), most))
-        return {request_id: self._row(one, epoch_offset_ns) for request_id, one in newest.items()}
+        return {request_id: self._row(each, epoch_offset_ns) for request_id, each in newest.items()}
 
-    def _row(self, one: Submitted | OpenRequest, epoch_offset_ns: int) -> OpenRow:
-        origin = one.request.origin
-        if isinstance(one, Submitted):
-            times = RequestTimes(received=one.request.received_ns or one.at_ns, submitted=one.at_ns)
+    def _row(self, entry: Submitted | OpenRequest, epoch_offset_ns: int) -> OpenRow:
+        origin = entry.request.origin
+        if isinstance(entry, Submitted):
+            times = RequestTimes(received=entry.request.received_ns or entry.at_ns, submitted=entry.at_ns)
             return OpenRow.of(origin, times, self.clock_ns, epoch_offset_ns)
         return OpenRow.of(
             origin,
-            one.times,
+            entry.times,
             self.clock_ns,
             epoch_offset_ns,
-            prompt_tokens=one.usage.prompt_tokens,
-            cached_tokens=one.usage.cached_tokens,
-            computed_prompt_tokens=one.computed_prompt_tokens,
-            completion_tokens=one.usage.completion_tokens,
+            prompt_tokens=entry.usage.prompt_tokens,
+            cached_tokens=entry.usage.cached_tokens,
+            computed_prompt_tokens=entry.computed_prompt_tokens,
+            completion_tokens=entry.usage.completion_tokens,
         )

@@ -6,8 +6,8 @@ from itertools import accumulate, pairwise
 
 from oaiserve.engine.logprobs import TokenLogprobs
 from oaiserve.engine.request import FinishReason, TokenChunk
-from oaiserve.engine.sequence import Sequence
-from oaiserve.engine.step import Logprobs
+from oaiserve.engine.sequences.sequence import Sequence
+from oaiserve.engine.sequences.step import Logprobs
 from oaiserve.engine.text.detokenize import StopMatcher, StopStrings, TokenTable
 
 

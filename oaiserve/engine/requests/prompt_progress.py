@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from oaiserve.engine.request import PromptProgress
+from oaiserve.engine.requests.event_outbox import Outbox
 from oaiserve.engine.requests.open_request import OpenRequest
-from oaiserve.engine.requests.outbox import Outbox
-from oaiserve.engine.sequence import Sequence
+from oaiserve.engine.sequences.sequence import Sequence
 
 LONG_PROMPT = 64  # tokens to compute: for fewer, no progress is reported
 PROGRESS_NS = 1_000_000_000  # between two reports of a request

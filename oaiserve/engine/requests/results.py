@@ -11,7 +11,6 @@ import logging
 from collections.abc import Iterable, Iterator
 from itertools import chain, repeat
 
-from oaiserve.engine.banned import leaves_no_token
 from oaiserve.engine.grammars.constraint import Constraint
 from oaiserve.engine.grammars.grammar import GrammarGivenUp, GrammarViolation
 from oaiserve.engine.request import FinishReason, Pooled
@@ -20,8 +19,9 @@ from oaiserve.engine.requests.open_requests import OpenRequests
 from oaiserve.engine.requests.output import ChoiceOutput, add_logprobs
 from oaiserve.engine.requests.prompt_progress import report_progress
 from oaiserve.engine.scheduling.scheduler import Scheduler
-from oaiserve.engine.sequence import Sequence
-from oaiserve.engine.step import Chunk, ChunkResult, Draw, Logprobs, Step
+from oaiserve.engine.sequences.forbidden_ids import leaves_no_token
+from oaiserve.engine.sequences.sequence import Sequence
+from oaiserve.engine.sequences.step import Chunk, ChunkResult, Draw, Logprobs, Step
 from oaiserve.errors import InternalError, InvalidRequest
 from oaiserve.facts.engine_numbers import EngineNumbers
 

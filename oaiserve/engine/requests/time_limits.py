@@ -2,12 +2,51 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from enum import StrEnum
+from heapq import heapify, heappop, heappush
 
-from oaiserve.engine.backpressure import Deadlines, Limit
 from oaiserve.engine.request import Request
 from oaiserve.engine.requests.open_request import Bounds, OpenRequest
 from oaiserve.errors import APIError, DeadlineMissed, RequestTimeout, Unavailable
+
+LEAST_DEADLINES = 4096  # deadlines stored before any is dropped
+
+
+class Limit(StrEnum):
+    """The limits on the time of a request: two of the server, and two of its own."""
+
+    QUEUE = "queue"  # until it enters a step
+    REQUEST = "request"
+    FIRST_TOKEN = "first_token"
+    END = "end"
+
+
+class Deadlines:
+    """The deadlines of requests. Some of these may have ended before theirs, and are forgotten now and then."""
+
+    def __init__(self, is_open: Callable[[str], bool]) -> None:
+        self._is_open = is_open
+        self._heap: list[tuple[int, str, Limit]] = []
+        self._most = LEAST_DEADLINES  # before those of ended requests are forgotten
+
+    def add(self, at_ns: int, request_id: str, limit: Limit) -> None:
+        heappush(self._heap, (at_ns, request_id, limit))
+        if len(self._heap) > self._most:
+            self._heap = [entry for entry in self._heap if self._is_open(entry[1])]
+            heapify(self._heap)
+            self._most = max(LEAST_DEADLINES, 2 * len(self._heap))
+
+    def take_expired(self, now_ns: int) -> Iterator[tuple[str, Limit]]:
+        """Yield the request and the limit of each deadline once after it."""
+        while self._heap and self._heap[0][0] <= now_ns:
+            yield heappop(self._heap)[1:]
+
+    @property
+    def next_ns(self) -> int | None:
+        if self._heap:
+            return self._heap[0][0]
+        return None
 
 
 class TimeLimits:

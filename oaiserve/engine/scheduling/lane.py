@@ -10,14 +10,14 @@ from bisect import bisect_left, insort
 from collections.abc import Hashable
 from operator import attrgetter
 
-from oaiserve.engine.accounts.waits import QueueWaits
-from oaiserve.engine.scheduling.blocks import BlockHash
 from oaiserve.engine.scheduling.limits import Limits
 from oaiserve.engine.scheduling.memory import SequenceMemory
 from oaiserve.engine.scheduling.pacing import StepTime
 from oaiserve.engine.scheduling.waiting import WaitingQueue
-from oaiserve.engine.sequence import Place, Sequence
-from oaiserve.engine.step import Step
+from oaiserve.engine.scheduling.waits import QueueWaits
+from oaiserve.engine.sequences.blocks import BlockHash
+from oaiserve.engine.sequences.sequence import Place, Sequence
+from oaiserve.engine.sequences.step import Step
 from oaiserve.facts.record import WaitReason
 
 _key = attrgetter("key")

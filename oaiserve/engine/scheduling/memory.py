@@ -6,9 +6,9 @@ Nothing here preempts a sequence: where there is no room, the caller decides.
 from __future__ import annotations
 
 from oaiserve.engine.disk_tier import DiskTier
-from oaiserve.engine.scheduling.blocks import BlockHash, BlockPool, StatePool
 from oaiserve.engine.scheduling.prefixes import Prefixes
-from oaiserve.engine.sequence import Place, Sequence
+from oaiserve.engine.sequences.blocks import BlockHash, BlockPool, StatePool
+from oaiserve.engine.sequences.sequence import Place, Sequence
 from oaiserve.facts.record import WaitReason
 
 

@@ -10,12 +10,12 @@ from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import NamedTuple
 
-from oaiserve.engine.scheduling.clients import Client
 from oaiserve.engine.scheduling.lane import Lane
 from oaiserve.engine.scheduling.limits import Limits
 from oaiserve.engine.scheduling.pacing import StepTime
 from oaiserve.engine.scheduling.policy import Policy
-from oaiserve.engine.sequence import Sequence
+from oaiserve.engine.sequences.clients import Client
+from oaiserve.engine.sequences.sequence import Sequence
 from oaiserve.facts.record import WaitReason
 
 _key = attrgetter("key")

@@ -9,9 +9,9 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterable
 from copy import copy
 
-from oaiserve.engine.accounts.step_causes import chunk_load, load_of, sum_of
-from oaiserve.engine.sequence import Sequence
-from oaiserve.engine.step import Chunk, Step
+from oaiserve.engine.sequences.sequence import Sequence
+from oaiserve.engine.sequences.step import Chunk, Step
+from oaiserve.engine.sequences.step_load import chunk_load, load_of, sum_of
 from oaiserve.explain.step_cost import KNOTS, Load, StepCost
 
 LEAST_SECONDS = 0.05  # shortest step target; nobody notices a shorter step

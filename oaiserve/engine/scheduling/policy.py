@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from oaiserve.engine.sequence import Sequence
+from oaiserve.engine.sequences.sequence import Sequence
 
 # The number of prompt tokens that one place in the order of arrival is worth under `shortest`: a prompt that is 3,200
 # tokens longer than all others is overtaken by 100 of those that arrive later, and by no more.

@@ -8,8 +8,8 @@ Where layers of the model have a state, a cached prefix is of use only up to a n
 from __future__ import annotations
 
 from oaiserve.engine.disk_tier import DiskTier
-from oaiserve.engine.scheduling.blocks import BlockHash, BlockPool, StatePool, hash_block
-from oaiserve.engine.sequence import Sequence
+from oaiserve.engine.sequences.blocks import BlockHash, BlockPool, StatePool, hash_block
+from oaiserve.engine.sequences.sequence import Sequence
 
 
 class Prefixes:

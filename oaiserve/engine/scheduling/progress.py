@@ -10,8 +10,8 @@ from collections.abc import Callable
 
 from oaiserve.engine.scheduling.lane import Lane
 from oaiserve.engine.scheduling.memory import SequenceMemory
-from oaiserve.engine.sequence import Place, Sequence
-from oaiserve.engine.step import Chunk, Draw, Step
+from oaiserve.engine.sequences.sequence import Place, Sequence
+from oaiserve.engine.sequences.step import Chunk, Draw, Step
 
 
 def planned_draw(sequence: Sequence, known_end: int) -> Draw:

@@ -21,7 +21,6 @@ from __future__ import annotations
 from functools import partial
 
 from oaiserve.engine.disk_tier import BlocksRead, DiskTier
-from oaiserve.engine.scheduling.blocks import BlockPool, StatePool
 from oaiserve.engine.scheduling.lane import Lane
 from oaiserve.engine.scheduling.limits import Limits
 from oaiserve.engine.scheduling.memory import SequenceMemory
@@ -29,8 +28,9 @@ from oaiserve.engine.scheduling.order import Order, PromptsOfStep
 from oaiserve.engine.scheduling.pacing import StepTime
 from oaiserve.engine.scheduling.policy import Policy, fcfs
 from oaiserve.engine.scheduling.progress import advance, commit, planned_draw, settle
-from oaiserve.engine.sequence import Place, Sequence
-from oaiserve.engine.step import Chunk, Draw, Step
+from oaiserve.engine.sequences.blocks import BlockPool, StatePool
+from oaiserve.engine.sequences.sequence import Place, Sequence
+from oaiserve.engine.sequences.step import Chunk, Draw, Step
 from oaiserve.facts.record import WaitReason
 
 _RUNNING = Place.RUNNING  # Members of enumerations are slow to read in Python 3.11.

@@ -24,9 +24,9 @@ import heapq
 import itertools
 from operator import attrgetter
 
-from oaiserve.engine.scheduling.clients import Client, EqualShares, RequestTurn
-from oaiserve.engine.sequence import Place, Sequence
-from oaiserve.engine.step import Chunk, Step
+from oaiserve.engine.sequences.clients import Client, EqualShares, RequestTurn
+from oaiserve.engine.sequences.sequence import Place, Sequence
+from oaiserve.engine.sequences.step import Chunk, Step
 
 # A generated token counts this much as service, and a computed prompt token counts 1. These weights are the paper's
 # default, after the price lists of hosted models: a generated token costs a step, and prompt tokens share one. Cached

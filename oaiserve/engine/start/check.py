@@ -12,7 +12,7 @@ from oaiserve.engine.model.batch import Batch, build_batch
 from oaiserve.engine.model.executor import Executor
 from oaiserve.engine.model.rehearsal import prompt
 from oaiserve.engine.model.states import StateChunk, States
-from oaiserve.engine.step import Step
+from oaiserve.engine.sequences.step import Step
 
 NUM_TOKENS = 9
 _LARGEST_LOGIT = 1e30  # next to a larger one, those of other tokens overflow

@@ -14,7 +14,7 @@ from oaiserve.checkpoints.kind import kind_of
 from oaiserve.config import EngineOptions
 from oaiserve.engine.disk_tier import KeptBlocks
 from oaiserve.engine.executors.native.native import NativeDecoder
-from oaiserve.engine.model.runner import ModelRunner
+from oaiserve.engine.executors.runner import ModelRunner
 from oaiserve.engine.served_model import ServedModel
 from oaiserve.errors import StartupError
 from oaiserve.storage.block_files import BlockFiles

@@ -30,15 +30,15 @@ from oaiserve.engine.decoder.sources.gguf.architectures import ARCHITECTURES
 from oaiserve.engine.decoder.sources.packed_weights import PackedWeights
 from oaiserve.engine.decoder.sources.tensor_files import TensorFiles
 from oaiserve.engine.decoder.sources.wrapped_names import KEYS
-from oaiserve.engine.model.checkpoints.empty_model import empty_model, named_parameters
-from oaiserve.engine.model.checkpoints.gguf_config import read_config
-from oaiserve.engine.model.checkpoints.gguf_weights import GgufWeights, scale_frequencies
-from oaiserve.engine.model.checkpoints.wrapper import bring_layout, text_config
 from oaiserve.engine.model.model_config import (
     is_mxfp4,
     quantization_of,
     refuse_unless_computable,
 )
+from oaiserve.engine.model.transformers_files.empty_model import empty_model, named_parameters
+from oaiserve.engine.model.transformers_files.gguf_config import read_config
+from oaiserve.engine.model.transformers_files.gguf_weights import GgufWeights, scale_frequencies
+from oaiserve.engine.model.transformers_files.wrapper import bring_layout, text_config
 from oaiserve.errors import StartupError
 
 log = logging.getLogger(__name__)

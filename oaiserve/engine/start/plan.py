@@ -70,7 +70,7 @@ def start_model(
         served = _started(StartRequest(source, options, times, meanwhile, default_params))
         if not options.nvtx:
             return served
-        from oaiserve.engine.model.ranges import ranges_on
+        from oaiserve.engine.model.torch_ranges import ranges_on
 
         return replace(served, ranges=ranges_on(served.device))
 

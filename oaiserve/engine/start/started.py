@@ -17,10 +17,10 @@ from oaiserve.engine.decoder.spec import ModelSpec
 from oaiserve.engine.executors.native.native import NativeDecoder
 from oaiserve.engine.executors.native.prebuilt import usable_features
 from oaiserve.engine.executors.native.variants import AMX_FEATURES
+from oaiserve.engine.executors.runner import ModelRunner
 from oaiserve.engine.grammars.grammar import Grammars
 from oaiserve.engine.model.adapters import load_adapter
 from oaiserve.engine.model.memory import longest_request
-from oaiserve.engine.model.runner import ModelRunner
 from oaiserve.engine.model.states import States
 from oaiserve.engine.served_model import ServedModel
 from oaiserve.engine.text.end_tokens import end_token_ids

@@ -22,13 +22,13 @@ from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
 from starlette.types import ASGIApp, Message
 
-from oaiserve.engine.backpressure import SharedLimit
 from oaiserve.errors import Overloaded, Unauthorized, Unavailable
 from oaiserve.explain.step_cost import Load, StepCost
 from oaiserve.facts.times import monotonic_ns
 from oaiserve.http.connections import CONNECTION
 from oaiserve.http.fair_turns import LARGE_BYTES
 from oaiserve.http.keys import Keyring
+from oaiserve.http.shared_limit import SharedLimit
 from oaiserve.plugins.batches.objects import Estimate, Line, request_of, result, usage_of
 from oaiserve.plugins.batches.store import BatchStore, Owned, Result
 from oaiserve.routes.door.middleware import Errors, request_ids

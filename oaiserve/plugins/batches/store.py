@@ -20,8 +20,8 @@ from uuid import uuid4
 
 import msgspec
 
-from oaiserve.engine.backpressure import SharedLimit, is_within_share
 from oaiserve.errors import InvalidRequest, NotFound, Overloaded, StartupError
+from oaiserve.http.shared_limit import SharedLimit, is_within_share
 from oaiserve.plugins.batches.objects import BatchObject, BatchUsage, FileObject, Line, Status, given_up
 from oaiserve.plugins.batches.tables import SCHEMA
 from oaiserve.storage import database

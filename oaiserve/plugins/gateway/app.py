@@ -25,7 +25,6 @@ from oaiserve.checkpoints import demo
 from oaiserve.checkpoints.bad_file import BadFile
 from oaiserve.checkpoints.source import find_model
 from oaiserve.config import Config, ModelsOptions, RouteOptions, ServerOptions
-from oaiserve.engine.backpressure import SharedLimit
 from oaiserve.engine.pooling import Task
 from oaiserve.engine.start.task import find_task
 from oaiserve.errors import Unavailable
@@ -33,6 +32,7 @@ from oaiserve.facts.record import AccessRefusal
 from oaiserve.facts.times import WallClock
 from oaiserve.http.codings import page_response
 from oaiserve.http.keys import Keyring
+from oaiserve.http.shared_limit import SharedLimit
 from oaiserve.plugins.batches.runner import BatchRunner
 from oaiserve.plugins.batches.store import BatchStore
 from oaiserve.plugins.gateway import model_routes, page

@@ -21,10 +21,10 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from oaiserve.config import RouteOptions, ServerOptions
-from oaiserve.engine.backpressure import SharedLimit
 from oaiserve.errors import MODELS_PATH, LoopDetected, NotFound, Unavailable
 from oaiserve.facts.times import WAITED_HEADER, Phase, monotonic_ns
 from oaiserve.http.keys import Key
+from oaiserve.http.shared_limit import SharedLimit
 from oaiserve.plugins.batches.routes import MOST_FILE_BYTES
 from oaiserve.plugins.gateway.attempts import TRACEPARENT, Attempts, BegunAnswer
 from oaiserve.plugins.gateway.children.models import ChildModels

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from oaiserve.engine.backpressure import SharedLimit
+from oaiserve.http.shared_limit import SharedLimit
 from oaiserve.wire.continuation import Piece
 
 MOST_SENT_BYTES = 4 * 2**20  # per stream: some 300,000 tokens

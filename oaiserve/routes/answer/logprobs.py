@@ -9,9 +9,9 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from oaiserve.engine.event_streams import MAX_CHUNK_TOKENS
 from oaiserve.engine.logprobs import Entry, TokenLogprobs, text_of
 from oaiserve.engine.request import TokenChunk
-from oaiserve.engine.requests.streams import MAX_CHUNK_TOKENS
 
 encode = msgspec.json.Encoder().encode
 

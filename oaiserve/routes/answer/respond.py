@@ -14,6 +14,7 @@ from typing import Any
 
 from starlette.types import Receive, Scope, Send
 
+from oaiserve.engine.event_streams import LoopStream, append
 from oaiserve.engine.request import (
     TERMINAL,
     Aborted,
@@ -27,7 +28,6 @@ from oaiserve.engine.request import (
     TokenChunk,
     Usage,
 )
-from oaiserve.engine.requests.streams import LoopStream, append
 from oaiserve.errors import APIError, InvalidRequest, Overloaded, SlowReader, StoreFailed, Unavailable, WriteTimeout
 from oaiserve.facts.times import monotonic_ns
 from oaiserve.http.connections import CONNECTION, WRITE_TIMED_OUT

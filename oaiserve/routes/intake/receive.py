@@ -14,10 +14,10 @@ from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect, Request
 
-from oaiserve.engine.backpressure import SharedLimit
 from oaiserve.errors import BodyTooLarge, InvalidRequest, Overloaded, RequestTimeout
 from oaiserve.http.codings import WINDOW_BYTES, Decoding, codings_of, decoded
 from oaiserve.http.fair_turns import LARGE_BYTES, MUCH_BYTES, CpuTime, Work, at_once
+from oaiserve.http.shared_limit import SharedLimit
 from oaiserve.routes.intake import decode as protocol
 from oaiserve.routes.intake.adaptations import Adaptations
 from oaiserve.routes.intake.turns import MOST_LOOP_BYTES, in_turns, in_turns_if_large

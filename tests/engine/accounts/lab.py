@@ -2,10 +2,10 @@
 
 import random
 
-from oaiserve.engine.accounts.step_causes import chunk_load, load_of
 from oaiserve.engine.engine import Engine
 from oaiserve.engine.request import Event, Request, Terminal, TokenChunk
-from oaiserve.engine.step import Step
+from oaiserve.engine.sequences.step import Step
+from oaiserve.engine.sequences.step_load import chunk_load, load_of
 from oaiserve.explain.step_cost import KNOTS, Load, StepCost
 from tests.engine.doubles import Clock, Inbox, ScriptedRunner, make_engine, request, wait_until_idle
 

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from oaiserve.engine.accounts.host_time import HostTime, describe
-from oaiserve.engine.step import Chunk, Step, StepResult
+from oaiserve.engine.sequences.step import Chunk, Step, StepResult
 from oaiserve.facts.record import HostPart
 from tests.engine.doubles import (
     TIMEOUT_SECONDS,

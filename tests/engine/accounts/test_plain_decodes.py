@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from oaiserve.engine.accounts import plain_decodes
 from oaiserve.engine.accounts.plain_decodes import PlainDecodes
 from oaiserve.engine.request import SamplingParams
-from oaiserve.engine.sequence import Sequence
-from oaiserve.engine.step import Chunk
+from oaiserve.engine.sequences.sequence import Sequence
+from oaiserve.engine.sequences.step import Chunk
 from oaiserve.explain.causes import RequestCauses
 
 NUMBER = 5

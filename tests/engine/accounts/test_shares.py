@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from oaiserve.engine.accounts.step_causes import chunk_load, load_of, sum_of
 from oaiserve.engine.engine import Engine
-from oaiserve.engine.step import Step
+from oaiserve.engine.sequences.step import Step
+from oaiserve.engine.sequences.step_load import chunk_load, load_of, sum_of
 from oaiserve.explain.step_cost import BY_ROWS, KNOTS, Load, StepCost
 from tests.engine.accounts.pictures import media_of, picture
 from tests.engine.doubles import Clock, Leaver, ScriptedRunner, make_engine, request, wait_until_idle

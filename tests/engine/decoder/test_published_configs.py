@@ -26,7 +26,7 @@ from oaiserve.engine.decoder.sources.hub import HubTensors
 from oaiserve.engine.decoder.sources.tensor_files import TensorFiles
 from oaiserve.engine.decoder.sources.wrapped_names import own_name
 from oaiserve.engine.model import model_config
-from oaiserve.engine.model.checkpoints.wrapper import text_config
+from oaiserve.engine.model.transformers_files.wrapper import text_config
 from tests.engine.decoder.test_settings import ROWS, TABLE, differences, of_class
 
 # Files of Kimi Linear state a scaling of rotary embeddings, which its class doesn't have.

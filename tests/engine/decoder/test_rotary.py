@@ -10,7 +10,7 @@ from transformers import PreTrainedConfig
 from oaiserve.engine.decoder.description import NotKnown, RotaryTable
 from oaiserve.engine.decoder.rotary import query_factors, rotary_table
 from oaiserve.engine.decoder.settings import settings_of
-from oaiserve.engine.model.checkpoints.wrapper import text_config
+from oaiserve.engine.model.transformers_files.wrapper import text_config
 from tests.engine.decoder.rotary_modules import (
     LLAMA3,
     LONG,

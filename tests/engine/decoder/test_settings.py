@@ -10,7 +10,7 @@ import transformers
 from transformers import CONFIG_MAPPING
 
 from oaiserve.engine.decoder.settings import Settings, settings_of, table
-from oaiserve.engine.model.checkpoints.wrapper import text_config
+from oaiserve.engine.model.transformers_files.wrapper import text_config
 from tests.models.wrappers import wrapper_config
 from tools.config_defaults import defaults_of, text_of
 

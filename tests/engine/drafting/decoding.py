@@ -6,8 +6,8 @@ from collections.abc import Callable
 from collections.abc import Sequence as Ordered
 
 from oaiserve.engine.drafting.drafts import Drafts
-from oaiserve.engine.sequence import Sequence
-from oaiserve.engine.step import Chunk, Step
+from oaiserve.engine.sequences.sequence import Sequence
+from oaiserve.engine.sequences.step import Chunk, Step
 from tests.engine.memory import sequence
 
 PROMPT = 30  # tokens of each text

@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from oaiserve.engine.drafting.drafts import MOST_STEP_TOKENS, Drafts, StepTimes
-from oaiserve.engine.drafting.lookup import FIRST_CHANCES, LEAST_CHANCE, MATCHES, SIZES, Lookup
 from oaiserve.engine.request import Aborted, Finished, Grammar, Request, SamplingParams, TokenPrompt
 from oaiserve.engine.scheduling.policy import POLICIES
-from oaiserve.engine.sequence import Sequence
+from oaiserve.engine.sequences.lookup import FIRST_CHANCES, LEAST_CHANCE, MATCHES, SIZES, Lookup
+from oaiserve.engine.sequences.sequence import Sequence
 from tests.engine.device import Device, FutureDrafts, answers, check_answers, some_requests
 from tests.engine.doubles import request
 from tests.engine.drafting.decoding import Decoding, misleading, repeating

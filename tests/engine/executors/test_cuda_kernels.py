@@ -12,8 +12,8 @@ from oaiserve.engine.executors.cuda.kernels import triton_kernels
 from oaiserve.engine.model.batch import build_batch
 from oaiserve.engine.model.executor import Executor
 from oaiserve.engine.model.states import StateChunk
+from oaiserve.engine.sequences.step import Chunk, Step
 from oaiserve.engine.start.compare import difference
-from oaiserve.engine.step import Chunk, Step
 from tests.engine.executors.native.small_models import FAMILIES, load
 from tests.engine.executors.test_cuda import on_cpu
 from tests.engine.executors.test_described_families import case_with

@@ -19,12 +19,12 @@ from oaiserve.engine.executors.cuda.executor import CudaExecutor, CudaWeights
 from oaiserve.engine.executors.cuda.kernels import Kernels, triton_kernels
 from oaiserve.engine.executors.cuda.step_graphs import StepGraphs
 from oaiserve.engine.executors.cuda.step_sizes import Size
+from oaiserve.engine.executors.runner import ModelRunner
 from oaiserve.engine.model import transfer
 from oaiserve.engine.model.adapters import Adapter, AdapterPart
 from oaiserve.engine.model.batch import CapturedAdapters, build_batch
-from oaiserve.engine.model.runner import ModelRunner
 from oaiserve.engine.model.states import StateChunk, States
-from oaiserve.engine.step import Chunk, Step
+from oaiserve.engine.sequences.step import Chunk, Step
 from tests.engine.executors.fake_gpu import GPU, VARIANTS, replace_kernels, watched
 from tests.engine.executors.test_cuda_packed import FILES
 from tests.engine.executors.test_cuda_packed import described as described_for_gpu

@@ -11,14 +11,14 @@ from transformers import PreTrainedModel
 from oaiserve.config import EngineOptions
 from oaiserve.engine.engine import Engine
 from oaiserve.engine.executors.fallback import CachedForward, FallbackExecutor
+from oaiserve.engine.executors.runner import ModelRunner
 from oaiserve.engine.model.batch import BatchMedia, build_batch
-from oaiserve.engine.model.runner import ModelRunner
 from oaiserve.engine.model.states import StateChunk
 from oaiserve.engine.request import Request, TokenPrompt
-from oaiserve.engine.sequence import Sequence
+from oaiserve.engine.sequences.sequence import Sequence
+from oaiserve.engine.sequences.step import Chunk, Step
 from oaiserve.engine.start.started import assemble
 from oaiserve.engine.start.ways.fallback import start_fallback
-from oaiserve.engine.step import Chunk, Step
 from oaiserve.engine.text.tokenizer import Tokenizer
 from tests.engine.answers import run_to_the_end
 from tests.engine.model.engine_runs import EOS, run, some_requests

@@ -14,11 +14,11 @@ from oaiserve.engine.decoder.description import Decoder
 from oaiserve.engine.decoder.spec import LayerStateShapes, ModelSpec
 from oaiserve.engine.executors.reference.executor import ReferenceExecutor
 from oaiserve.engine.model.batch import build_batch
-from oaiserve.engine.model.checkpoints.empty_model import named_parameters
-from oaiserve.engine.model.checkpoints.gguf_weights import GgufWeights
 from oaiserve.engine.model.executor import Executor
 from oaiserve.engine.model.states import StateChunk
-from oaiserve.engine.step import Chunk, Step
+from oaiserve.engine.model.transformers_files.empty_model import named_parameters
+from oaiserve.engine.model.transformers_files.gguf_weights import GgufWeights
+from oaiserve.engine.sequences.step import Chunk, Step
 from tests.engine.executors.native.small_models import FAMILIES, make_model
 from tests.engine.model.runners import states_of
 from tests.engine.model.steps import BLOCK_SIZE, CPU, sequence_of

@@ -16,7 +16,7 @@ from oaiserve.engine.decoder.spec import ModelSpec
 from oaiserve.engine.model.batch import build_batch
 from oaiserve.engine.model.executor import Executor
 from oaiserve.engine.model.states import StateChunk
-from oaiserve.engine.step import Chunk, Step
+from oaiserve.engine.sequences.step import Chunk, Step
 from tests.engine.executors.native.small_models import FAMILIES, load
 from tests.engine.executors.test_described_families import case_with
 from tests.engine.executors.test_reference_steps import reference

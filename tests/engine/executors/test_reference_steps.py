@@ -11,8 +11,8 @@ from oaiserve.engine.executors.reference.executor import ReferenceExecutor
 from oaiserve.engine.model.adapters import Adapter
 from oaiserve.engine.model.batch import Batch, build_batch
 from oaiserve.engine.model.states import StateChunk, States
+from oaiserve.engine.sequences.step import Chunk, Step
 from oaiserve.engine.start.compare import difference
-from oaiserve.engine.step import Chunk, Step
 from tests.engine.executors.fake_gpu import GPU
 from tests.engine.executors.native.small_models import FAMILIES, GROUPED_MOE, LATENT, config, load, make_model
 from tests.engine.model.runners import states_of

@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
-from oaiserve.engine.grammars.masks import fill_masks
 from oaiserve.engine.request import SamplingParams
-from oaiserve.engine.sequence import Sequence
-from oaiserve.engine.step import Chunk
+from oaiserve.engine.sequences.masks import fill_masks
+from oaiserve.engine.sequences.sequence import Sequence
+from oaiserve.engine.sequences.step import Chunk
 from tests.engine.grammars.plain import OneOf, allowed_ids, constraint
 
 VOCAB = 70  # so that the last word of a mask is not full

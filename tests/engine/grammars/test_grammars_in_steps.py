@@ -20,7 +20,7 @@ from oaiserve.engine.request import (
     TokenPrompt,
 )
 from oaiserve.engine.requests import results
-from oaiserve.engine.sequence import Sequence
+from oaiserve.engine.sequences.sequence import Sequence
 from oaiserve.facts.record import HostPart
 from tests.engine.answers import run_to_the_end
 from tests.engine.device import GRAMMARS, REASONING, Device, answers, drawn_after, some_requests

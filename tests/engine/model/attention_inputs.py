@@ -7,7 +7,7 @@ import torch
 
 from oaiserve.engine.model.attention import LayerCache
 from oaiserve.engine.model.batch import Batch, build_batch
-from oaiserve.engine.step import Chunk, Step
+from oaiserve.engine.sequences.step import Chunk, Step
 from tests.engine.model.steps import CPU, sequence_of
 
 

@@ -3,7 +3,7 @@
 import random
 from typing import Any
 
-from oaiserve.engine.model.runner import ModelRunner
+from oaiserve.engine.executors.runner import ModelRunner
 from oaiserve.engine.request import Finished, Grammar, Request, SamplingParams, TokenPrompt
 from tests.engine.answers import Answers, run_to_the_end
 from tests.engine.model.runners import IN_SMALL_BLOCKS, make_engine

@@ -9,13 +9,13 @@ from oaiserve.engine.engine import Engine
 from oaiserve.engine.executors.cuda.executor import CudaExecutor, CudaWeights
 from oaiserve.engine.executors.cuda.kernels import Kernels
 from oaiserve.engine.executors.reference.executor import ReferenceExecutor
+from oaiserve.engine.executors.runner import ModelRunner
 from oaiserve.engine.model.attention import Backend
 from oaiserve.engine.model.executor import Executor
-from oaiserve.engine.model.runner import ModelRunner
 from oaiserve.engine.model.states import States
 from oaiserve.engine.request import SamplingParams
+from oaiserve.engine.sequences.step import Chunk, Step
 from oaiserve.engine.served_model import ServedModel
-from oaiserve.engine.step import Chunk, Step
 from oaiserve.engine.text.tokenizer import Tokenizer
 from tests.engine.model.steps import BLOCK_SIZE, sequence_of
 from tests.models.decoders import byte_tokenizer

@@ -10,8 +10,8 @@ from oaiserve.engine.model.batch import Batch, build_batch
 from oaiserve.engine.model.executor import Executor
 from oaiserve.engine.model.rehearsal import prompts_and_decodes
 from oaiserve.engine.request import SamplingParams
-from oaiserve.engine.sequence import Sequence
-from oaiserve.engine.step import Chunk, Step
+from oaiserve.engine.sequences.sequence import Sequence
+from oaiserve.engine.sequences.step import Chunk, Step
 
 CPU = torch.device("cpu")
 BLOCK_SIZE = 16

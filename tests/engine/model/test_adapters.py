@@ -9,9 +9,9 @@ import torch
 from oaiserve.engine.engine import Engine
 from oaiserve.engine.executors.cuda.kernels import PlainAttention
 from oaiserve.engine.executors.reference.products import Products
+from oaiserve.engine.executors.runner import ModelRunner
 from oaiserve.engine.model.batch import build_batch
-from oaiserve.engine.model.runner import ModelRunner
-from oaiserve.engine.step import Chunk, Step
+from oaiserve.engine.sequences.step import Chunk, Step
 from oaiserve.errors import StartupError
 from tests.engine.executors.native.small_models import FAMILIES as NATIVE_FAMILIES
 from tests.engine.model.runners import PROMPTS, decode, gpu_executor

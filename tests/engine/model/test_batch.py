@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from oaiserve.engine.model.batch import ALIGNMENT, Batch, build_batch
-from oaiserve.engine.sequence import Sequence
-from oaiserve.engine.step import Chunk, Step
+from oaiserve.engine.sequences.sequence import Sequence
+from oaiserve.engine.sequences.step import Chunk, Step
 from tests.engine.model.media_prompts import sequence_with_media
 from tests.engine.model.steps import CPU, sequence_of
 

@@ -5,12 +5,12 @@ from typing import Any
 import pytest
 import torch
 
-from oaiserve.engine.draws import draw_key
-from oaiserve.engine.grammars.masks import fill_masks
-from oaiserve.engine.model.runner import BAD_LOGITS, ModelRunner
+from oaiserve.engine.executors.runner import BAD_LOGITS, ModelRunner
 from oaiserve.engine.requests import results
-from oaiserve.engine.sequence import Sequence
-from oaiserve.engine.step import Chunk, ChunkResult, Draw, Step
+from oaiserve.engine.sequences.masks import fill_masks
+from oaiserve.engine.sequences.noise import draw_key
+from oaiserve.engine.sequences.sequence import Sequence
+from oaiserve.engine.sequences.step import Chunk, ChunkResult, Draw, Step
 from tests.engine.answers import Answers
 from tests.engine.device import FutureDrafts
 from tests.engine.grammars.plain import OneOf, constraint

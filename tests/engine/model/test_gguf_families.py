@@ -7,8 +7,8 @@ import torch
 from gguf import GGMLQuantizationType as Kind
 from transformers import AutoModelForCausalLM
 
-from oaiserve.engine.model.checkpoints.empty_model import named_parameters
-from oaiserve.engine.model.checkpoints.gguf_weights import GgufWeights
+from oaiserve.engine.model.transformers_files.empty_model import named_parameters
+from oaiserve.engine.model.transformers_files.gguf_weights import GgufWeights
 from tests.models.gguf_records import Record, model_of, parameters_of, records
 
 IDS = torch.arange(5, 25)[None]

@@ -19,12 +19,12 @@ from oaiserve.engine.media import Encoded
 from oaiserve.engine.model.batch import build_batch
 from oaiserve.engine.model.executor import Executor
 from oaiserve.engine.model.states import StateChunk, States
-from oaiserve.engine.scheduling.blocks import BlockPool
 from oaiserve.engine.scheduling.limits import Limits
 from oaiserve.engine.scheduling.scheduler import Scheduler
-from oaiserve.engine.sequence import Sequence
+from oaiserve.engine.sequences.blocks import BlockPool
+from oaiserve.engine.sequences.sequence import Sequence
+from oaiserve.engine.sequences.step import Chunk, Step
 from oaiserve.engine.start.described import describe_model
-from oaiserve.engine.step import Chunk, Step
 from tests.engine.executors.native.small_models import native_of
 from tests.engine.model.media_prompts import IMAGE, logits_by_transformers, media_of, sequence_with_media
 from tests.engine.model.runners import eager_runner, reference_of, states_of

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from oaiserve.engine.model.kv_cache import copy_blocks
-from oaiserve.engine.step import Chunk, OutOfMemory, Step
+from oaiserve.engine.sequences.step import Chunk, OutOfMemory, Step
 from tests.engine.model.operations import Operations
 from tests.engine.model.runners import eager_runner, reference_of
 from tests.engine.model.steps import sequence_of

@@ -11,11 +11,11 @@ from oaiserve.checkpoints.source import find_model
 from oaiserve.config import EngineOptions
 from oaiserve.engine.decoder.spec import LayerStateShapes, StateShape
 from oaiserve.engine.engine import Engine
-from oaiserve.engine.model.runner import ModelRunner
+from oaiserve.engine.executors.runner import ModelRunner
 from oaiserve.engine.model.states import LayerStates, StateChunk, States
-from oaiserve.engine.sequence import Sequence
+from oaiserve.engine.sequences.sequence import Sequence
+from oaiserve.engine.sequences.step import Chunk, Step
 from oaiserve.engine.start.described import describe_model
-from oaiserve.engine.step import Chunk, Step
 from oaiserve.errors import StartupError
 from tests.engine.model.runners import eager_runner, greedy_answers
 from tests.engine.model.steps import sequence_of

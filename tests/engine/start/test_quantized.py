@@ -19,7 +19,7 @@ from oaiserve.engine.decoder.description import NotKnown
 from oaiserve.engine.decoder.key_sizes import key_sizes
 from oaiserve.engine.engine import Engine
 from oaiserve.engine.model.adapters import Adapter
-from oaiserve.engine.model.checkpoints.gguf_config import read_config
+from oaiserve.engine.model.transformers_files.gguf_config import read_config
 from oaiserve.engine.request import TextPrompt
 from oaiserve.engine.start.compare import difference
 from oaiserve.engine.start.described import describe_model

@@ -14,8 +14,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from oaiserve.app import create_app
 from oaiserve.config import Config, ContinueStreams, RouteOptions, ServerOptions
 from oaiserve.engine.engine import Engine
-from oaiserve.engine.sequence import Sequence
-from oaiserve.engine.step import Step
+from oaiserve.engine.sequences.sequence import Sequence
+from oaiserve.engine.sequences.step import Step
 from oaiserve.plugins.gateway.app import create_gateway
 from oaiserve.plugins.gateway.gateway import Gateway
 from oaiserve.plugins.gateway.watch import Pace

@@ -14,7 +14,7 @@ import pytest
 
 from oaiserve.config import ContinueStreams, EngineOptions
 from oaiserve.engine.request import TextPrompt
-from oaiserve.engine.sequence import Sequence
+from oaiserve.engine.sequences.sequence import Sequence
 from oaiserve.errors import Unavailable
 from oaiserve.plugins.gateway.relay import SIGN_OF_LIFE
 from oaiserve.plugins.gateway.watch import Watch
@@ -69,7 +69,7 @@ def small_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def each_step_is_a_chunk(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tokens that gather while a reader is busy come in one chunk, so the chunks of two streams would differ. What was
     sent is taken up in parts."""
-    monkeypatch.setattr("oaiserve.engine.requests.streams.MAX_CHUNK_TOKENS", 0)
+    monkeypatch.setattr("oaiserve.engine.event_streams.MAX_CHUNK_TOKENS", 0)
     monkeypatch.setattr("oaiserve.engine.requests.continuation.MOST_TAKEN_UP", 2)
 
 

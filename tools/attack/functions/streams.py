@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 
 from oaiserve.engine.request import SamplingParams
 from oaiserve.engine.requests.output import ChoiceOutput
-from oaiserve.engine.sequence import Sequence
+from oaiserve.engine.sequences.sequence import Sequence
 from oaiserve.engine.text.detokenize import StopStrings, TokenTable
 from oaiserve.wire.continuation import BEGUN, StreamSplitter, mark
 from tests.engine.doubles import EOS, TOKENIZER

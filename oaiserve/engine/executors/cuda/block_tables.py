@@ -13,8 +13,8 @@ from typing import Self
 import torch
 
 from oaiserve.engine.model.transfer import on_device
-from oaiserve.engine.sequence import Sequence
-from oaiserve.engine.step import Step
+from oaiserve.engine.sequences.sequence import Sequence
+from oaiserve.engine.sequences.step import Step
 
 LEAST_ROWS = 4  # Steps that warm up or compare have this many sequences, even if fewer may run.
 

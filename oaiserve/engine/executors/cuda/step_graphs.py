@@ -28,8 +28,8 @@ from oaiserve.engine.model.sampling.logit_edits import is_edited
 from oaiserve.engine.model.sampling.sampler import Sampled
 from oaiserve.engine.model.states import States
 from oaiserve.engine.model.transfer import ReadBack
-from oaiserve.engine.sequence import Sequence
-from oaiserve.engine.step import Chunk, Draw, Step
+from oaiserve.engine.sequences.sequence import Sequence
+from oaiserve.engine.sequences.step import Chunk, Draw, Step
 
 _AT_LAUNCH = Draw.AT_LAUNCH  # Members of enumerations are slow to read in Python 3.11.
 

@@ -14,8 +14,8 @@ from oaiserve.engine.model.batch import aligned_size, lists_of
 from oaiserve.engine.model.sampling.draw_rows import GREEDY, DrawRow, numbers, seeds
 from oaiserve.engine.model.states import States
 from oaiserve.engine.model.transfer import pinned
-from oaiserve.engine.sequence import Sequence
-from oaiserve.engine.step import Step
+from oaiserve.engine.sequences.sequence import Sequence
+from oaiserve.engine.sequences.step import Step
 
 _PARAMETER_PADDING = GREEDY[:-1]  # all parameters except for the seed
 

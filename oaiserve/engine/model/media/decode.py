@@ -16,9 +16,9 @@ from contextlib import suppress
 import numpy as np
 from numpy.typing import NDArray
 
-from oaiserve.engine.data_url import base64_decoded
 from oaiserve.engine.media import MediaFile
 from oaiserve.errors import InvalidRequest, invalid
+from oaiserve.http.data_url import base64_decoded
 
 PIPE_BYTES = 2**20  # A reader that wakes for each 64 KiB takes the cores from the model.
 SOUND_REFUSED = 3  # the exit code of a process that says why it has no samples

@@ -26,7 +26,7 @@ from transformers import (
 from oaiserve.checkpoints.load_errors import reported, tensors_named
 from oaiserve.engine.media import Encoded, MediaKind, Medium
 from oaiserve.engine.model.media.pieces import ATTENTION, ON_CPU, ON_GPU, cut_products, in_pieces
-from oaiserve.engine.step import OutOfMemory
+from oaiserve.engine.sequences.step import OutOfMemory
 from oaiserve.errors import StartupError
 
 _NO_LAYERS = "Initializing zero-element tensors"  # a warning, of a text model without layers

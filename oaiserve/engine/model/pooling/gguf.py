@@ -14,11 +14,11 @@ from transformers import AutoModel, PreTrainedConfig, PreTrainedModel
 from oaiserve.checkpoints.gguf import architecture, read_tokenizer, read_values
 from oaiserve.engine.decoder.description import NotKnown
 from oaiserve.engine.decoder.sources.gguf.file import GgufFile
-from oaiserve.engine.model.checkpoints.empty_model import empty_model, named_parameters
-from oaiserve.engine.model.checkpoints.gguf_encoders import ENCODERS, encoder_tensors
-from oaiserve.engine.model.checkpoints.gguf_weights import GgufWeights, scale_frequencies
 from oaiserve.engine.model.pooling.heads import Head, pool
 from oaiserve.engine.model.pooling.jina_bert import JinaBert
+from oaiserve.engine.model.transformers_files.empty_model import empty_model, named_parameters
+from oaiserve.engine.model.transformers_files.gguf_encoders import ENCODERS, encoder_tensors
+from oaiserve.engine.model.transformers_files.gguf_weights import GgufWeights, scale_frequencies
 from oaiserve.engine.pooling import GGUF_MODES, GGUF_RANK
 from oaiserve.errors import StartupError
 

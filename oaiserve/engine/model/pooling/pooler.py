@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 from oaiserve.engine.model.pooling.attention import runs_of
 from oaiserve.engine.model.pooling.heads import Head
 from oaiserve.engine.pooling import Pooling
-from oaiserve.engine.step import ChunkResult, Masks, OutOfMemory, Step, StepResult
+from oaiserve.engine.sequences.step import ChunkResult, Masks, OutOfMemory, Step, StepResult
 
 BAD_VECTOR = "The model produced no usable numbers (NaN or infinity) for this request."
 

@@ -12,8 +12,8 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from oaiserve.engine.draws import noise_seed
-from oaiserve.engine.sequence import Sequence
+from oaiserve.engine.sequences.noise import noise_seed
+from oaiserve.engine.sequences.sequence import Sequence
 
 GREEDY_BELOW = 1e-5  # a temperature below this is greedy
 

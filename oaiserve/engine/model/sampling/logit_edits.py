@@ -13,11 +13,11 @@ from collections.abc import Collection
 import numpy as np
 import torch
 
-from oaiserve.engine.banned import banned_ids, is_too_short
-from oaiserve.engine.edits import FixedEdits, TokenCounts
 from oaiserve.engine.model.transfer import on_device
-from oaiserve.engine.sequence import Sequence
-from oaiserve.engine.step import Chunk, Masks
+from oaiserve.engine.sequences.fixed_edits import FixedEdits, TokenCounts
+from oaiserve.engine.sequences.forbidden_ids import banned_ids, is_too_short
+from oaiserve.engine.sequences.sequence import Sequence
+from oaiserve.engine.sequences.step import Chunk, Masks
 
 logger = logging.getLogger(__name__)
 

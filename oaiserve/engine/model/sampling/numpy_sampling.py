@@ -14,8 +14,8 @@ from functools import lru_cache
 import numpy as np
 import torch
 
-from oaiserve.engine.draws import FACTOR_1, FACTOR_2, noise
 from oaiserve.engine.model.sampling.draw_rows import DrawRow, SampledIds
+from oaiserve.engine.sequences.noise import FACTOR_1, FACTOR_2, noise
 
 # The bits of a positive float32, read as an integer and divided by 2**23, are 127 more than its logarithm to base 2 or
 # up to 0.09 less than that. So these make of the bits of the hash an upper bound of the noise.

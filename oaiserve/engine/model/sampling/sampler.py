@@ -17,7 +17,7 @@ from oaiserve.engine.model.sampling import numpy_sampling
 from oaiserve.engine.model.sampling.draw_rows import SampleIds, draw_row
 from oaiserve.engine.model.sampling.logit_edits import edit_logits
 from oaiserve.engine.model.transfer import ReadBack, on_device
-from oaiserve.engine.step import Chunk, Logprobs, Masks
+from oaiserve.engine.sequences.step import Chunk, Logprobs, Masks
 
 NUM_TOP = 20  # the alternatives that are looked up if any are wanted; clients cannot ask for more
 

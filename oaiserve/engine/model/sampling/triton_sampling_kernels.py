@@ -10,7 +10,7 @@ compiled again for another number.
 import triton
 import triton.language as tl
 
-from oaiserve.engine import draws
+from oaiserve.engine.sequences import noise as draws
 
 NUM_FLOORS = tl.constexpr(8)
 INFINITY_BITS = tl.constexpr(0x7F800000)

@@ -11,16 +11,16 @@ from oaiserve.engine.decoder.spec import ModelSpec
 from oaiserve.engine.executors.cuda.executor import CudaExecutor, CudaWeights
 from oaiserve.engine.executors.cuda.kernels import Kernels
 from oaiserve.engine.executors.cuda.step_graphs import StepGraphs
+from oaiserve.engine.executors.runner import ModelRunner
 from oaiserve.engine.model.adapters import probe_adapter
 from oaiserve.engine.model.rehearsal import prompt, prompts_and_decodes
-from oaiserve.engine.model.runner import ModelRunner
 from oaiserve.engine.model.sampling import numpy_sampling
 from oaiserve.engine.model.sampling.draw_rows import GREEDY, draw_row
 from oaiserve.engine.model.states import States
 from oaiserve.engine.request import SamplingParams
+from oaiserve.engine.sequences.step import Chunk, Step
 from oaiserve.engine.start.compare import Difference, difference, tolerance
 from oaiserve.engine.start.gpu.graph_capture import Ready
-from oaiserve.engine.step import Chunk, Step
 
 # The lengths of the sequences that are compared. Several programs read the keys of the last one.
 LENGTHS = (9, 40, 17, 600)

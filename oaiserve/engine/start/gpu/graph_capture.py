@@ -17,7 +17,7 @@ from oaiserve.engine.executors.cuda.executor import CudaExecutor, CudaWeights
 from oaiserve.engine.executors.cuda.step_graphs import StepGraphs
 from oaiserve.engine.executors.cuda.step_sizes import Size, step_sizes
 from oaiserve.engine.executors.reference.executor import ReferenceExecutor
-from oaiserve.engine.model.runner import ModelRunner
+from oaiserve.engine.executors.runner import ModelRunner
 from oaiserve.engine.model.states import States
 from oaiserve.engine.start.started import GPU_STEP_TOKENS
 from oaiserve.facts.times import monotonic_ns

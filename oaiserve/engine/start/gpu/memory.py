@@ -16,14 +16,14 @@ from oaiserve.engine.decoder.spec import ModelSpec
 from oaiserve.engine.executors.cuda.executor import CudaExecutor, CudaWeights
 from oaiserve.engine.executors.cuda.kernels import Kernels
 from oaiserve.engine.executors.cuda.packed import FLOAT8_CAPABILITY, takes_float8
+from oaiserve.engine.executors.runner import ModelRunner
 from oaiserve.engine.model.attention import FP8_MAX
 from oaiserve.engine.model.memory import MemoryUse, gib, kv_blocks, num_states
 from oaiserve.engine.model.rehearsal import largest_step, prompt
-from oaiserve.engine.model.runner import ModelRunner
 from oaiserve.engine.model.states import States
+from oaiserve.engine.sequences.step import OutOfMemory
 from oaiserve.engine.start.check import batch_of
 from oaiserve.engine.start.started import GPU_STEP_TOKENS
-from oaiserve.engine.step import OutOfMemory
 from oaiserve.errors import StartupError
 
 log = logging.getLogger(__name__)

@@ -14,10 +14,10 @@ from oaiserve.engine.decoder.model_spec import ids_of
 from oaiserve.engine.decoder.spec import ModelSpec
 from oaiserve.engine.executors.fallback import CachedForward, FallbackExecutor
 from oaiserve.engine.executors.native.cores import default_threads
+from oaiserve.engine.executors.runner import ModelRunner
 from oaiserve.engine.model.device import move, select_device
 from oaiserve.engine.model.memory import CPU_SHARE, STATES_SHARE, gib, longest_request, sizes_of_caches
 from oaiserve.engine.model.model_config import context_length, most_tokens, select_dtype
-from oaiserve.engine.model.runner import ModelRunner
 from oaiserve.engine.served_model import ServedModel
 from oaiserve.engine.start.load import load_weights, read_checkpoint
 from oaiserve.engine.start.measure import measure

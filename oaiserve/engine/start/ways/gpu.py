@@ -19,10 +19,10 @@ from oaiserve.engine.executors.cuda.kernels import Kernels, triton_kernels
 from oaiserve.engine.executors.cuda.step_graphs import StepGraphs
 from oaiserve.engine.executors.reference.executor import ReferenceExecutor
 from oaiserve.engine.executors.reference.place import placed
+from oaiserve.engine.executors.runner import ModelRunner
 from oaiserve.engine.model.device import select_device
 from oaiserve.engine.model.memory import longest_request
 from oaiserve.engine.model.rehearsal import sampling_steps
-from oaiserve.engine.model.runner import ModelRunner
 from oaiserve.engine.model.states import States
 from oaiserve.engine.served_model import ServedModel
 from oaiserve.engine.start.check import refuse_unless_finite

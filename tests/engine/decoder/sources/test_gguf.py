@@ -33,7 +33,7 @@ from oaiserve.engine.decoder.model_spec import model_spec
 from oaiserve.engine.decoder.settings import Settings, keys_of, settings_of
 from oaiserve.engine.decoder.sources.gguf.settings import settings_of_gguf
 from oaiserve.engine.decoder.sources.gguf.tensors import GgufTensors
-from oaiserve.engine.model.checkpoints.gguf_config import read_config
+from oaiserve.engine.model.transformers_files.gguf_config import read_config
 from tests.engine.executors.native.small_models import config
 from tests.models.described import described as described_model
 from tests.models.described import model_of_files

@@ -18,11 +18,11 @@ from oaiserve.engine.executors.cuda.executor import CudaExecutor, CudaWeights
 from oaiserve.engine.executors.cuda.kernels import Kernels, PlainAttention
 from oaiserve.engine.executors.cuda.step_graphs import StepGraphs
 from oaiserve.engine.executors.cuda.step_sizes import Size
+from oaiserve.engine.executors.runner import Launched, ModelRunner
 from oaiserve.engine.model.attention import Backend
 from oaiserve.engine.model.batch import Batch
-from oaiserve.engine.model.runner import Launched, ModelRunner
 from oaiserve.engine.model.sampling.draw_rows import DrawRow, SampledIds
-from oaiserve.engine.step import Step
+from oaiserve.engine.sequences.step import Step
 from tests.engine.executors.native.small_models import load
 from tests.engine.model.runners import states_of
 from tests.engine.model.sampling import plain_sampling

@@ -6,9 +6,9 @@ import weakref
 import pytest
 
 from oaiserve.engine.executors.cuda.step_sizes import Size
+from oaiserve.engine.executors.runner import ModelRunner
 from oaiserve.engine.model.adapters import Adapter
-from oaiserve.engine.model.runner import ModelRunner
-from oaiserve.engine.step import Chunk, Step
+from oaiserve.engine.sequences.step import Chunk, Step
 from tests.engine.executors.cuda.step_runs import GraphRunner, Model, check_replayed, model_of, plain_runner
 from tests.engine.executors.native.small_models import FAMILIES
 from tests.engine.model.runners import PROMPTS, decode

@@ -10,8 +10,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from oaiserve.engine.executors.cuda import block_tables
 from oaiserve.engine.executors.cuda.block_tables import BlockTables
-from oaiserve.engine.sequence import Sequence
-from oaiserve.engine.step import Chunk, Step
+from oaiserve.engine.sequences.sequence import Sequence
+from oaiserve.engine.sequences.step import Chunk, Step
 from tests.engine.model.steps import CPU, sequence_of
 
 BLOCK_SIZE = 4

@@ -12,12 +12,12 @@ from transformers import LlamaConfig, Phi3Config, PreTrainedConfig
 
 from oaiserve.engine.executors.cuda.executor import CudaExecutor, CudaWeights
 from oaiserve.engine.executors.cuda.kernels import Kernels
+from oaiserve.engine.executors.runner import ModelRunner
 from oaiserve.engine.model.batch import Batch, build_batch
 from oaiserve.engine.model.rehearsal import prompt
-from oaiserve.engine.model.runner import ModelRunner
 from oaiserve.engine.model.sampling.logit_edits import apply_masks_in_torch
-from oaiserve.engine.sequence import Sequence
-from oaiserve.engine.step import Chunk, Draw, Masks, Step
+from oaiserve.engine.sequences.sequence import Sequence
+from oaiserve.engine.sequences.step import Chunk, Draw, Masks, Step
 from tests.engine.executors.fake_gpu import GPU, watched
 from tests.engine.model.sampling import plain_sampling
 from tests.engine.model.steps import sequence_of

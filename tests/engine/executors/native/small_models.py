@@ -16,7 +16,7 @@ from oaiserve.checkpoints.source import find_model
 from oaiserve.config import EngineOptions
 from oaiserve.engine.executors.native import build, prebuilt, variants
 from oaiserve.engine.executors.native.native import NativeDecoder
-from oaiserve.engine.model.runner import ModelRunner
+from oaiserve.engine.executors.runner import ModelRunner
 from oaiserve.engine.start.described import Described, describe_model
 from tests.engine.model.runners import states_of
 from tests.engine.model.steps import BLOCK_SIZE

@@ -11,7 +11,7 @@ from oaiserve.config import KVCacheDtype
 from oaiserve.engine.adapters import AdapterTable
 from oaiserve.engine.drafting.drafts import MOST_STEP_TOKENS, StepTimes
 from oaiserve.engine.engine import Engine
-from oaiserve.engine.model.runner import ModelRunner
+from oaiserve.engine.executors.runner import ModelRunner
 from oaiserve.engine.request import Grammar, Request, SamplingParams, TokenPrompt
 from tests.engine.answers import collect
 from tests.engine.executors.native.small_models import config, make_model, native_decoder

@@ -13,7 +13,7 @@ from oaiserve.config import EngineOptions
 from oaiserve.engine.executors.native.kv_layout import LANES
 from oaiserve.engine.model.batch import build_batch
 from oaiserve.engine.model.executor import Executor
-from oaiserve.engine.step import Step
+from oaiserve.engine.sequences.step import Step
 from oaiserve.errors import StartupError
 from tests.engine.executors.native.small_models import LATENT, compiled_for, config, load, make_model, native, with_nan
 from tests.engine.model.runners import greedy_answers

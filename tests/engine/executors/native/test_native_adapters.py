@@ -10,8 +10,8 @@ from oaiserve.engine.decoder.description import HeadRows
 from oaiserve.engine.executors.native.native import NativeDecoder
 from oaiserve.engine.model.adapters import Adapter
 from oaiserve.engine.model.batch import Batch, build_batch
+from oaiserve.engine.sequences.step import Chunk, Step
 from oaiserve.engine.start.compare import difference
-from oaiserve.engine.step import Chunk, Step
 from tests.engine.executors.native.small_models import FAMILIES, compiled_for, config, load, make_model, native_decoder
 from tests.engine.model.steps import BLOCK_SIZE, CPU, NUM_BLOCKS, sequence_of
 from tests.models.adapters import adaptable, merged, random_adapter

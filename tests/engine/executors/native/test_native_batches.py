@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from oaiserve.engine.executors.native.native import NativeDecoder
 from oaiserve.engine.executors.reference.executor import ReferenceExecutor
 from oaiserve.engine.model.batch import build_batch
-from oaiserve.engine.step import Chunk, Step
+from oaiserve.engine.sequences.step import Chunk, Step
 from tests.engine.executors.native.small_models import (
     EMULATED_AMX,
     compiled_for,

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from oaiserve.engine.executors.native import build
 from oaiserve.engine.model.batch import Batch, build_batch
-from oaiserve.engine.step import Chunk, Step
+from oaiserve.engine.sequences.step import Chunk, Step
 from tests.engine.executors.native.small_models import config, described_by_files, load, native_of
 from tests.engine.model.steps import BLOCK_SIZE, CPU, NUM_BLOCKS, sequence_of
 

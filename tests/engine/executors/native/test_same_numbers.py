@@ -20,12 +20,12 @@ from oaiserve.config import KVCacheDtype
 from oaiserve.engine.decoder.blocks import Blocks
 from oaiserve.engine.decoder.description import Expert, Matrix
 from oaiserve.engine.executors.native.native import NativeDecoder
+from oaiserve.engine.executors.runner import Launched, ModelRunner
 from oaiserve.engine.model.batch import build_batch
-from oaiserve.engine.model.runner import Launched, ModelRunner
 from oaiserve.engine.model.states import StateChunk, States
-from oaiserve.engine.sequence import Sequence
+from oaiserve.engine.sequences.sequence import Sequence
+from oaiserve.engine.sequences.step import Chunk, Step
 from oaiserve.engine.start.described import Described
-from oaiserve.engine.step import Chunk, Step
 from oaiserve.facts.engine_numbers import EngineNumbers
 from tests.engine.executors.native.small_models import (
     CONVOLUTIONS,

@@ -10,8 +10,8 @@ from oaiserve.checkpoints.source import find_mmproj, find_model
 from oaiserve.config import EngineOptions
 from oaiserve.engine.engine import Engine
 from oaiserve.engine.media import MediaFile
-from oaiserve.engine.model.checkpoints.wrapper import text_config
 from oaiserve.engine.model.media.mmproj import read_mmproj
+from oaiserve.engine.model.transformers_files.wrapper import text_config
 from oaiserve.engine.start.media import load_media
 from oaiserve.engine.start.request import StartRequest
 from oaiserve.engine.text.tokenizer import Tokenizer

@@ -2,9 +2,9 @@
 
 import torch
 
-from oaiserve.engine.draws import FACTOR_1, FACTOR_2, NOISE_BITS
 from oaiserve.engine.model.sampling.draw_rows import DrawRow, SampledIds, numbers, seeds
 from oaiserve.engine.model.transfer import on_device
+from oaiserve.engine.sequences.noise import FACTOR_1, FACTOR_2, NOISE_BITS
 
 _MASK32 = (1 << 32) - 1
 

@@ -5,12 +5,12 @@ from collections.abc import Sequence as Sequenced
 
 import torch
 
-from oaiserve.engine.grammars.masks import fill_masks
 from oaiserve.engine.model.sampling.draw_rows import GREEDY_BELOW, DrawRow, SampleIds, draw_row
 from oaiserve.engine.model.sampling.sampler import Sampled, Sampling
 from oaiserve.engine.request import SamplingParams
-from oaiserve.engine.sequence import Sequence
-from oaiserve.engine.step import Chunk, Masks
+from oaiserve.engine.sequences.masks import fill_masks
+from oaiserve.engine.sequences.sequence import Sequence
+from oaiserve.engine.sequences.step import Chunk, Masks
 
 
 def last_chunks(sequences: list[Sequence]) -> list[Chunk]:

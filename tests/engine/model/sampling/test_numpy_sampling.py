@@ -21,10 +21,10 @@ from transformers import (
     TopPLogitsWarper,
 )
 
-from oaiserve.engine.draws import draw_key, noise, noise_seed
 from oaiserve.engine.model.sampling import numpy_sampling
 from oaiserve.engine.model.sampling.draw_rows import GREEDY, DrawRow
 from oaiserve.engine.model.sampling.sampler import Sampling
+from oaiserve.engine.sequences.noise import draw_key, noise, noise_seed
 from tests.engine.model.sampling import plain_sampling
 from tests.engine.model.sampling.sampling import last_chunks, plain_distribution
 from tests.engine.model.steps import sequence_of

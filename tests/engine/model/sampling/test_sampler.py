@@ -10,13 +10,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from oaiserve.engine.draws import noise, noise_seed
 from oaiserve.engine.model.sampling import logit_edits, numpy_sampling
 from oaiserve.engine.model.sampling.draw_rows import DrawRow, SampledIds, SampleIds
 from oaiserve.engine.model.sampling.logit_edits import apply_masks_in_torch, apply_masks_on_cpu, edit_logits
 from oaiserve.engine.model.sampling.sampler import Sampled
 from oaiserve.engine.request import SamplingParams
-from oaiserve.engine.sequence import Sequence
+from oaiserve.engine.sequences.noise import noise, noise_seed
+from oaiserve.engine.sequences.sequence import Sequence
 from tests.engine.grammars.plain import OneOf, constraint
 from tests.engine.model.operations import Operations
 from tests.engine.model.sampling import plain_sampling

@@ -6,8 +6,8 @@ import random
 import pytest
 import torch
 
-from oaiserve.engine.draws import noise
-from oaiserve.engine.sequence import Sequence
+from oaiserve.engine.sequences.noise import noise
+from oaiserve.engine.sequences.sequence import Sequence
 
 pytest.importorskip("triton", reason="Triton has no wheels for this system")
 

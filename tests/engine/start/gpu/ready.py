@@ -9,7 +9,7 @@ from oaiserve.config import EngineOptions
 from oaiserve.engine.executors.cuda.block_tables import BlockTables
 from oaiserve.engine.executors.cuda.executor import CudaExecutor, CudaWeights
 from oaiserve.engine.executors.cuda.kernels import Kernels
-from oaiserve.engine.model.runner import ModelRunner
+from oaiserve.engine.executors.runner import ModelRunner
 from oaiserve.engine.model.states import States
 from oaiserve.engine.start.gpu.graph_capture import Ready
 from tests.engine.executors.cuda.step_runs import Model, PlainSampler, padded_attention

@@ -14,13 +14,13 @@ from hypothesis import strategies as st
 from oaiserve.config import Bytes, EngineOptions
 from oaiserve.engine.executors.cuda.executor import CudaExecutor, CudaWeights
 from oaiserve.engine.executors.cuda.kernels import Kernels, PlainAttention
+from oaiserve.engine.executors.runner import ModelRunner
 from oaiserve.engine.model.batch import Batch, build_batch
 from oaiserve.engine.model.rehearsal import largest_step
-from oaiserve.engine.model.runner import ModelRunner
 from oaiserve.engine.model.sampling.sampler import NUM_TOP
+from oaiserve.engine.sequences.step import Step
 from oaiserve.engine.start.gpu import memory
 from oaiserve.engine.start.gpu.memory import MemoryReading, gpu_sizes
-from oaiserve.engine.step import Step
 from oaiserve.errors import StartupError
 from tests.models.described import SmallModel
 

@@ -24,8 +24,8 @@ from oaiserve.engine.executors.cuda.executor import CudaWeights
 from oaiserve.engine.executors.cuda.kernels import Kernels
 from oaiserve.engine.executors.cuda.step_graphs import StepGraphs
 from oaiserve.engine.executors.reference.executor import ReferenceExecutor
+from oaiserve.engine.executors.runner import ModelRunner
 from oaiserve.engine.model import layer_operations
-from oaiserve.engine.model.runner import ModelRunner
 from oaiserve.engine.model.sampling.draw_rows import DrawRow, SampledIds
 from oaiserve.engine.request import SamplingParams
 from oaiserve.engine.served_model import ServedModel

@@ -17,7 +17,7 @@ from oaiserve.checkpoints.gguf import GgufTensor, architecture, read_tensors, re
 from oaiserve.engine.decoder.sources.gguf.architectures import ARCHITECTURES
 from oaiserve.engine.decoder.sources.gguf.metadata import Metadata
 from oaiserve.engine.decoder.sources.gguf.settings import common_fields
-from oaiserve.engine.model.checkpoints.gguf_encoders import ENCODERS
+from oaiserve.engine.model.transformers_files.gguf_encoders import ENCODERS
 from oaiserve.errors import StartupError
 
 _READ_HERE = ENCODERS | ARCHITECTURES

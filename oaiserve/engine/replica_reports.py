@@ -12,7 +12,7 @@ from dataclasses import replace
 from secrets import token_hex
 from threading import Lock
 
-from oaiserve.engine.scheduling.blocks import BlockHash
+from oaiserve.engine.sequences.blocks import BlockHash
 from oaiserve.facts.engine_numbers import EngineNumbers
 from oaiserve.wire.report import HeldPrefixes, ReplicaReport
 

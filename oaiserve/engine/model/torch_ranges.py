@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch.profiler import itt
 
-from oaiserve.engine.ranges import Ranges
+from oaiserve.engine.profiler_ranges import Ranges
 from oaiserve.errors import StartupError
 
 

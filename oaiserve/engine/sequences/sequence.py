@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import KW_ONLY, InitVar, dataclass, field
 from enum import Enum
 
-from oaiserve.engine.drafting.lookup import Lookup
-from oaiserve.engine.edits import FixedEdits, TokenCounts
 from oaiserve.engine.grammars.constraint import Constraint
 from oaiserve.engine.media import Encoded, PromptMedia
 from oaiserve.engine.request import SamplingParams
 from oaiserve.engine.sampling_rule import SamplingRule
-from oaiserve.engine.scheduling.blocks import BlockHash
-from oaiserve.engine.scheduling.clients import Client, RequestTurn
+from oaiserve.engine.sequences.blocks import BlockHash
+from oaiserve.engine.sequences.clients import Client, RequestTurn
+from oaiserve.engine.sequences.fixed_edits import FixedEdits, TokenCounts
+from oaiserve.engine.sequences.lookup import Lookup
 from oaiserve.explain.causes import RequestCauses
 from oaiserve.facts.record import WaitReason
 

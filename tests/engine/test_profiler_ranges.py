@@ -13,7 +13,7 @@ from torch.profiler import itt
 from oaiserve.config import EngineOptions
 from oaiserve.engine.accounts.host_time import HostTime
 from oaiserve.engine.accounts.step_account import RequestNotes
-from oaiserve.engine.model.ranges import NvtxRanges, ranges_on
+from oaiserve.engine.model.torch_ranges import NvtxRanges, ranges_on
 from oaiserve.engine.request import Aborted, Failed, Request, SamplingParams, TextPrompt
 from oaiserve.errors import StartupError
 from tests.engine.doubles import (

@@ -21,8 +21,8 @@ from oaiserve.engine.model.executor import Executor
 from oaiserve.engine.model.sampling.draw_rows import SampleIds
 from oaiserve.engine.model.sampling.sampler import Sampling, take
 from oaiserve.engine.model.states import KeptStates, StateChunk
-from oaiserve.engine.sequence import Sequence
-from oaiserve.engine.step import Chunk, ChunkResult, Draw, Masks, OutOfMemory, Step, StepResult
+from oaiserve.engine.sequences.sequence import Sequence
+from oaiserve.engine.sequences.step import Chunk, ChunkResult, Draw, Masks, OutOfMemory, Step, StepResult
 
 BAD_LOGITS = "The model produced no usable numbers (NaN or infinity) for this request."
 NO_MEMORY = "The device had no memory left to draw this request's next token."

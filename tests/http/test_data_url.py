@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from oaiserve.engine import data_url
-from oaiserve.engine.data_url import base64_decoded, is_bare_image, percent_decoded, read_data_url
+from oaiserve.http import data_url
+from oaiserve.http.data_url import base64_decoded, is_bare_image, percent_decoded, read_data_url
 
 
 def read(url: str) -> bytes:

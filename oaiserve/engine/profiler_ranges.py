@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from oaiserve.engine.tokenize import GrammarCompiled, Tokenized, TokenizeFailed, TokenizeStarted
-
-FromTokenizer = TokenizeStarted | GrammarCompiled | Tokenized | TokenizeFailed
+from oaiserve.engine.tokenize import Tokenized, TokenizeEvent, TokenizeFailed, TokenizeStarted
 
 
 class Ranges(Protocol):
@@ -42,10 +40,10 @@ class PhaseRanges:
         if started is not None:
             self._ranges.end(started)
 
-    def watch(self, post: Callable[[FromTokenizer], None]) -> Callable[[FromTokenizer], None]:
+    def watch(self, post: Callable[[TokenizeEvent], None]) -> Callable[[TokenizeEvent], None]:
         """Return a `post` for the tokenize stage that marks the phases before it passes an event on."""
 
-        def watched(event: FromTokenizer) -> None:
+        def watched(event: TokenizeEvent) -> None:
             request_id = event.request.request_id
             match event:
                 case TokenizeStarted():

@@ -4,6 +4,8 @@ import asyncio
 
 import pytest
 
+from oaiserve.engine import event_streams as streams
+from oaiserve.engine.event_streams import MAX_CHUNK_TOKENS, STALLED_NS, HeldTokens, LoopStream
 from oaiserve.engine.request import (
     Aborted,
     Deliver,
@@ -15,8 +17,6 @@ from oaiserve.engine.request import (
     TokenChunk,
     Usage,
 )
-from oaiserve.engine.requests import streams
-from oaiserve.engine.requests.streams import MAX_CHUNK_TOKENS, STALLED_NS, HeldTokens, LoopStream
 from oaiserve.facts.record import EngineAccount
 from oaiserve.facts.times import RequestTimes
 from tests.engine.doubles import Clock

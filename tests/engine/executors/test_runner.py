@@ -9,13 +9,13 @@ from unittest.mock import Mock
 import pytest
 import torch
 
-from oaiserve.engine.draws import noise_seed
 from oaiserve.engine.engine import Engine
-from oaiserve.engine.model.runner import BAD_LOGITS, NO_MEMORY, Launched, ModelRunner
+from oaiserve.engine.executors.runner import BAD_LOGITS, NO_MEMORY, Launched, ModelRunner
 from oaiserve.engine.model.sampling.draw_rows import DrawRow, SampledIds
 from oaiserve.engine.request import Grammar, SamplingParams
-from oaiserve.engine.sequence import Sequence
-from oaiserve.engine.step import Chunk, ChunkResult, Draw, Logprobs, Step
+from oaiserve.engine.sequences.noise import noise_seed
+from oaiserve.engine.sequences.sequence import Sequence
+from oaiserve.engine.sequences.step import Chunk, ChunkResult, Draw, Logprobs, Step
 from oaiserve.errors import InvalidRequest
 from tests.engine.grammars.plain import OneOf, constraint
 from tests.engine.model.runners import IN_SMALL_BLOCKS, eager_runner, make_engine, reference_of

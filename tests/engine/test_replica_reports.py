@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from oaiserve.engine.reports import LEAST_NS, Reports
+from oaiserve.engine.replica_reports import LEAST_NS, Reports
 from oaiserve.engine.request import Request, SamplingParams, TextPrompt
-from oaiserve.engine.scheduling.blocks import BlockHash
+from oaiserve.engine.sequences.blocks import BlockHash
 from oaiserve.facts.engine_numbers import EngineNumbers, LoadTotals
 from oaiserve.plugins.gateway.router import Reason, Router
 from oaiserve.wire.prefix_keys import BLOCK_BYTES, marked_depths, prefix_keys_of, prompt_of, prompt_of_body

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from oaiserve.engine.sequence import Sequence
-from oaiserve.engine.step import Chunk, Masks
+from oaiserve.engine.sequences.sequence import Sequence
+from oaiserve.engine.sequences.step import Chunk, Masks
 
 
 def fill_masks(chunks: list[Chunk], vocab_size: int) -> tuple[Masks | None, list[tuple[Sequence, BaseException]]]:

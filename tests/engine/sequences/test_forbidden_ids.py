@@ -4,12 +4,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from oaiserve.engine.banned import leaves_no_token
-from oaiserve.engine.grammars.masks import fill_masks
 from oaiserve.engine.model.sampling.logit_edits import edit_logits
 from oaiserve.engine.request import SamplingParams
-from oaiserve.engine.sequence import Sequence
-from oaiserve.engine.step import Chunk
+from oaiserve.engine.sequences.forbidden_ids import leaves_no_token
+from oaiserve.engine.sequences.masks import fill_masks
+from oaiserve.engine.sequences.sequence import Sequence
+from oaiserve.engine.sequences.step import Chunk
 from tests.engine.grammars.plain import OneOf, constraint
 
 VOCAB = 5  # with 0 as the end of sequences

@@ -7,7 +7,7 @@ the totals from when its wait began. The few sequences with a reason of their ow
 
 from __future__ import annotations
 
-from oaiserve.engine.sequence import Sequence
+from oaiserve.engine.sequences.sequence import Sequence
 from oaiserve.facts.record import WaitReason
 
 

@@ -14,10 +14,10 @@ from oaiserve.checkpoints.checkpoint import refuse_unless_sound
 from oaiserve.checkpoints.source import find_model
 from oaiserve.engine.decoder.spec import ModelSpec
 from oaiserve.engine.executors.reference.executor import ReferenceExecutor
-from oaiserve.engine.model.checkpoints.wrapper import text_config
+from oaiserve.engine.executors.runner import ModelRunner
 from oaiserve.engine.model.executor import Executor
 from oaiserve.engine.model.model_config import quantization_of
-from oaiserve.engine.model.runner import ModelRunner
+from oaiserve.engine.model.transformers_files.wrapper import text_config
 from oaiserve.engine.start.described import describe_model
 from oaiserve.engine.text.tokenizer import Tokenizer
 from oaiserve.errors import StartupError

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from oaiserve.engine.step import Chunk, ChunkResult, OutOfMemory, Step
+from oaiserve.engine.sequences.step import Chunk, ChunkResult, OutOfMemory, Step
 
 Copies = list[tuple[int, int]]  # blocks: from, to
 

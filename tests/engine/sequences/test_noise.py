@@ -7,7 +7,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from oaiserve.engine.draws import FACTOR_1, FACTOR_2, NOISE_BITS, draw_key, mix32, noise, noise_bits, noise_seed
+from oaiserve.engine.sequences.noise import (
+    FACTOR_1,
+    FACTOR_2,
+    NOISE_BITS,
+    draw_key,
+    mix32,
+    noise,
+    noise_bits,
+    noise_seed,
+)
 
 SIZE = 2**32
 seeds = st.integers(0, 2**64 - 1)

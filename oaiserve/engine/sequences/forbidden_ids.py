@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from oaiserve.engine.step import Chunk
+from oaiserve.engine.sequences.step import Chunk
 
 
 def is_too_short(chunk: Chunk) -> bool:

@@ -1,0 +1,34 @@
+"""The commands that other threads put into the inbox of the engine thread."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from oaiserve.engine.disk_tier import BlocksRead
+from oaiserve.engine.request import Deliver, Request
+from oaiserve.engine.tokenize import TokenizeEvent
+
+
+@dataclass(frozen=True, slots=True)
+class Submitted:
+    request: Request
+    deliver: Deliver
+    at_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class Abort:
+    request_id: str  # id of a request, which may have ended
+
+
+@dataclass(frozen=True, slots=True)
+class DropAdapter:
+    number: int  # number of an adapter to drop after the end of its last request
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    drain: bool  # the thread ends when all open requests have ended; or else at once, and fails them
+
+
+Command = Submitted | TokenizeEvent | BlocksRead | Abort | DropAdapter | Stop
