@@ -10,9 +10,13 @@ import os
 import runpy
 import socket
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import fields
+from functools import partial
 from importlib import import_module
+from inspect import Parameter as Argument
+from inspect import signature
+from itertools import pairwise
 from pathlib import Path
 from typing import Annotated
 
@@ -48,8 +52,8 @@ from oaiserve.config import (
 from oaiserve.errors import StartupError
 from oaiserve.explain import commands
 from oaiserve.explain.commands import FILE_FORMATS, message_of, settings_in, suggestion, unknown_option
-from oaiserve.plugin import Command
-from oaiserve.plugin_loading import commands_of_plugins
+from oaiserve.plugin import Command, Plugin
+from oaiserve.plugin_loading import VARIABLE, Found, commands_of, find, options_of, tables_in
 from oaiserve.plugins.gateway.children.settings import holds_models, models_of
 from oaiserve.run import (
     bind,
@@ -65,6 +69,7 @@ from oaiserve.run import (
 ServeApp = Callable[[Config, socket.socket], int]
 
 ENV_PREFIX = "OAISERVE_"
+OPTIONS = (ServerOptions, EngineOptions, TelemetryOptions, ModelsOptions)  # of `serve`, without those of plug-ins
 VARIABLES_WITHOUT_FLAG = {"OAISERVE_CACHE"}  # read by `oaiserve.storage.private`
 # Commands with a command line of their own, without the settings of a server, and their help.
 OTHER_COMMANDS = {
@@ -84,7 +89,7 @@ SMALL_COMMANDS = {
     "batch": Command("Answer all requests of a file, at low priority.", "oaiserve.plugins.batches.command"),
     "keys": Command("Create, list, limit and revoke API keys.", "oaiserve.plugins.keys.command"),
 }
-WITHOUT_PLUGINS = ("serve", "route", "--version")  # These load no plug-ins for the command line.
+WITHOUT_PLUGINS = ("route", "--version")  # These load no plug-ins for the command line.
 MODEL_PROCESS = "model-process"  # A hidden command: a server with several models starts one process of it per model.
 
 
@@ -100,19 +105,41 @@ def main(argv: Sequence[str] | None = None, serve_app: ServeApp | None = None) -
         from oaiserve.plugins.gateway.children.process import run
 
         return run(argv[1:], serve_model)
-    further: dict[str, Command] = {}
-    if not argv or argv[0] not in WITHOUT_PLUGINS:
-        try:
-            further = commands_of_plugins()
-        except StartupError as error:
-            print(f"oaiserve: {error}", file=sys.stderr)
-            return 2
-    if argv and argv[0] in further:
-        return commands.run(small_command(argv[0], further[argv[0]]), argv[1:])
-    if argv[:1] == ["--install-completion"]:
-        return commands.run(_completed(further), argv)
-    app = command_line(serve_app or serve_model, further, all_flags="--help-all" in argv)
+    try:
+        found = Found([], []) if argv and argv[0] in WITHOUT_PLUGINS else _find_plugins(argv)
+        further = commands_of(found.plugins)
+        if argv and argv[0] in further:
+            found.log()
+            return commands.run(small_command(argv[0], further[argv[0]]), argv[1:])
+        if argv[:1] == ["--install-completion"]:
+            return commands.run(_completed(found.plugins), argv)
+        serve = serve_app or partial(serve_model, found=found)
+        app = command_line(serve, found.plugins, all_flags="--help-all" in argv)
+    except (OptionError, StartupError) as error:
+        print(f"oaiserve: {error}", file=sys.stderr)
+        return 2
     return commands.run(app, _with_each_name(_with_flag_for_vllm(argv)), _message_for)
+
+
+def _find_plugins(argv: Sequence[str]) -> Found:
+    """Return the plug-ins, which are loaded before the command line is read, because it has flags of theirs. Raises
+    OptionError and StartupError."""
+    modules = os.environ.get(VARIABLE, "").split()
+    if argv[:1] != ["serve"]:
+        return find(modules)
+    file = [os.environ.get(f"{ENV_PREFIX}CONFIG", ""), *_values(argv, "--config")][-1]
+    settings = settings_in(Path(file)) if file else {}
+    modules = _values(argv, "--plugin") or modules or settings.get("plugin", [])
+    return find([modules] if isinstance(modules, str) else modules, tables_in(settings))
+
+
+def _values(argv: Sequence[str], flag: str) -> list[str]:
+    values = []
+    for word, following in pairwise([*argv, ""]):
+        name, sign, value = word.partition("=")
+        if name == flag:
+            values.append(value if sign else following)
+    return values
 
 
 def _with_flag_for_vllm(argv: Sequence[str]) -> list[str]:
@@ -158,11 +185,11 @@ def small_command(name: str, described: Command) -> App:
     return app
 
 
-def _completed(further: Mapping[str, Command]) -> App:
+def _completed(plugins: Sequence[Plugin]) -> App:
     """Return the command line that shells complete, including the flags of the small commands."""
-    app = command_line(serve_model, further)
+    app = command_line(serve_model, plugins)
     app.config = ()  # --install-completion has no settings
-    for name, described in _small_commands(further).items():
+    for name, described in _small_commands(plugins).items():
         del app[name]
         app.command(small_command(name, described), name=name)
     return app
@@ -199,13 +226,13 @@ def _message_for(error: CycloptsError, name: str) -> str:
     return message_of(error, name)
 
 
-def _small_commands(further: Mapping[str, Command]) -> dict[str, Command]:
+def _small_commands(plugins: Iterable[Plugin]) -> dict[str, Command]:
     """Return the small commands by name, in the order of the alphabet. Those of plug-ins replace none of oaiserve's."""
-    return dict(sorted((dict(further) | SMALL_COMMANDS).items()))
+    return dict(sorted((commands_of(plugins) | SMALL_COMMANDS).items()))
 
 
-def command_line(serve_app: ServeApp, further: Mapping[str, Command] | None = None, *, all_flags: bool = False) -> App:
-    """Return the command line, with `further` commands of plug-ins.
+def command_line(serve_app: ServeApp, plugins: Sequence[Plugin] = (), *, all_flags: bool = False) -> App:
+    """Return the command line, with the commands and settings of the plug-ins.
 
     Without `all_flags`, the help of `serve` shows only the flags that most people use.
     """
@@ -223,11 +250,10 @@ def command_line(serve_app: ServeApp, further: Mapping[str, Command] | None = No
     app.register_install_completion_command(
         help="Let your shell complete commands and flags (--shell bash, zsh, fish)."
     )
-    small = {name: each.help for name, each in _small_commands(further or {}).items()}
+    small = {name: each.help for name, each in _small_commands(plugins).items()}
     for name, text in (OTHER_COMMANDS | small).items():  # `main` runs these
         app.command(App(name=name, help=text))
 
-    @app.command
     def serve(
         *model: str,
         config: Path | None = None,
@@ -235,6 +261,7 @@ def command_line(serve_app: ServeApp, further: Mapping[str, Command] | None = No
         engine: Annotated[EngineOptions, _flags("Engine", 2)] = EngineOptions(),  # noqa: B008
         telemetry: Annotated[TelemetryOptions, _flags("Telemetry", 3)] = TelemetryOptions(),  # noqa: B008
         models: Annotated[ModelsOptions, _flags("Several models", 4)] = ModelsOptions(),  # noqa: B008
+        **of_plugins: object,
     ) -> int:
         """Serve one model, or several.
 
@@ -251,6 +278,7 @@ def command_line(serve_app: ServeApp, further: Mapping[str, Command] | None = No
         config
             Read settings from this file (.toml, .yaml or .json). A table [models.NAME] adds a model with its settings.
         """
+        changed = tuple(each for each in of_plugins.values() if each != type(each)())
         tables = {} if config is None else settings_in(config).get("models", {})
         if not model and not tables:
             raise OptionError(
@@ -258,19 +286,23 @@ def command_line(serve_app: ServeApp, further: Mapping[str, Command] | None = No
             )
         first = model[0] if model else ""
         if len(model) > 1 or tables or models.are_set or holds_models(first):
-            configs = models_of(model, tables, Config("models", server, engine, telemetry, file=config))
+            configs = models_of(model, tables, Config("models", server, engine, telemetry, config, changed))
             check_tls(server.tls_certificate, server.tls_key)
             for each in configs.values():
                 check_files(each.server, each.engine, each.telemetry)
             with bind(server.host, server.port) as sock:
                 return serve_models(server, configs, models, sock)
-        settings = Config(first, server, engine, telemetry, file=config)
+        settings = Config(first, server, engine, telemetry, config, changed)
         # Checks come before the import of torch, which takes seconds.
         if first != "demo":
             find_model(first)
         check_files(server, engine, telemetry)
         with bind(server.host, server.port) as sock:
             return serve_app(settings, sock)
+
+    sections = options_of(plugins, [each.name for kind in OPTIONS for each in fields(kind)])
+    _add_options(serve, sections)
+    app.command(serve)
 
     @app.command
     def route(
@@ -294,12 +326,27 @@ def command_line(serve_app: ServeApp, further: Mapping[str, Command] | None = No
             return serve_gateway(options, sock)
 
     if not all_flags:
-        _shorten_help(app["serve"])
+        _shorten_help(app["serve"], (*OPTIONS, *(kind for _, kind in sections)))
     return app
 
 
-def _shorten_help(serve: App) -> None:
-    kinds = (ServerOptions, EngineOptions, TelemetryOptions, ModelsOptions)
+def _add_options(serve: Callable[..., int], sections: Iterable[tuple[str, type]]) -> None:
+    """Replace the last parameter of `serve` by one for each group, for cyclopts, which reads the signature."""
+    stated = signature(serve)
+    arguments = [
+        Argument(
+            f"options_{position}",
+            Argument.KEYWORD_ONLY,
+            default=kind(),
+            annotation=Annotated[kind, _flags(title, position)],
+        )
+        for position, (title, kind) in enumerate(sections, start=len(OPTIONS) + 1)
+    ]
+    stated = stated.replace(parameters=[*list(stated.parameters.values())[:-1], *arguments])
+    serve.__signature__ = stated  # type: ignore[attr-defined]
+
+
+def _shorten_help(serve: App, kinds: Iterable[type]) -> None:
     flags = [each for kind in kinds for each in fields(kind) if each.name not in WITHOUT_FLAG]
     frequent = {"--config", *(flag_of(each.name) for each in flags if each.metadata.get("frequent"))}
     serve.help_formatter = HelpFormatter(frequent)

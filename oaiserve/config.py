@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, fields
 from decimal import Decimal
 from functools import cache
 from pathlib import Path
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 from oaiserve.hosts import host_name, is_loopback, is_network, parse_authority
 
@@ -39,6 +39,8 @@ LogFormat = Literal["auto", "short", "console", "json"]
 
 FREQUENT = {"frequent": True}  # on the fields whose flags most people use: --help has these, --help-all has all
 NO_FLAG = {"has_flag": False}  # on the fields that only tools and tests set, through the constructor
+
+Options = TypeVar("Options")
 
 _UNITS = {"": 1, "kib": 2**10, "mib": 2**20, "gib": 2**30}
 _SIZE = re.compile(r"(\d+(?:\.\d+)?) ?(|kib|mib|gib)", re.IGNORECASE)
@@ -640,11 +642,16 @@ class Config:
     engine: EngineOptions = field(default_factory=EngineOptions)
     telemetry: TelemetryOptions = field(default_factory=TelemetryOptions)
     file: Path | None = None  # where some of these settings came from
+    of_plugins: tuple[object, ...] = ()  # settings of plug-ins that are not all defaults
 
     def __post_init__(self) -> None:
         for name in self.model_names:
             if name in self.engine.adapters:
                 raise OptionError(f"--lora names an adapter '{name}', which is the name of the model itself.")
+
+    def of(self, kind: type[Options]) -> Options:
+        """Return the settings of a plug-in, which are in `Plugin.options`."""
+        return next((each for each in self.of_plugins if isinstance(each, kind)), None) or kind()
 
     @property
     def model_name(self) -> str:

@@ -68,6 +68,11 @@ class Plugin:
     commands: Mapping[str, Command] = field(default_factory=dict)
     """Commands by name, which replace none of oaiserve. They need an installed plug-in, or one in OAISERVE_PLUGIN."""
 
+    options: Mapping[str, type] = field(default_factory=dict)
+    """Settings of `oaiserve serve`, by the titles of their groups in the help: dataclasses like those in `config.py`,
+    frozen, with a default and a docstring for each field. A field is a flag, a variable OAISERVE_... and a key of the
+    config file. `config.of(TYPE)` returns the settings of a server."""
+
     check: Callable[[Config], None] | None = None
     """Called before the model is loaded. It raises `StartupError` for settings with which the server cannot start."""
 

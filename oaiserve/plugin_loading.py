@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import logging
-import os
 import sys
 from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from importlib import import_module
 from importlib.metadata import entry_points
 from importlib.util import find_spec, module_from_spec, spec_from_file_location
@@ -16,8 +15,10 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from oaiserve import __version__
+from oaiserve.config import OptionError, flag_of
 from oaiserve.engine.sampling_rule import SamplingRule
 from oaiserve.errors import StartupError
+from oaiserve.explain.commands import settings_in
 from oaiserve.plugin import Command, Plugin
 
 if TYPE_CHECKING:
@@ -44,51 +45,105 @@ class LoadedPlugin:
     source: str  # the package and its version, or the flag
 
 
-def load(modules: Iterable[str] = (), settings: Mapping[str, Settings] | None = None) -> list[LoadedPlugin]:
+@dataclass(frozen=True, slots=True)
+class LeftOut:
+    """A plug-in that the server goes on without."""
+
+    level: int
+    message: str
+    error: Exception | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    loaded: list[LoadedPlugin]
+    left_out: list[LeftOut]
+
+    @property
+    def plugins(self) -> list[Plugin]:
+        return [each.plugin for each in self.loaded]
+
+    def log(self) -> None:
+        for problem in self.left_out:
+            logger.log(problem.level, "%s", problem.message, exc_info=problem.error)
+        for each in self.loaded:
+            if each.source != OWN_SOURCE:
+                logger.info("Plug-in '%s' (%s) brings %s", each.plugin.name, each.source, ", ".join(each.plugin.parts))
+
+
+def find(modules: Iterable[str] = (), settings: Mapping[str, Settings] | None = None) -> Found:
     """Load the plug-ins of oaiserve, the installed ones, and those in these modules or files, with their settings.
 
-    An installed plug-in that cannot be loaded is logged and left out, and so is one of oaiserve whose folder is
-    missing. Raises StartupError if a plug-in raises it, if one of the modules cannot be loaded, if two plug-ins have
-    the same name, and for settings of an unknown plug-in.
+    An installed plug-in that cannot be loaded is left out, and so is one of oaiserve whose folder is missing. Raises
+    StartupError if a plug-in raises it, if one of the modules cannot be loaded, if two plug-ins have the same name, and
+    for settings of an unknown plug-in.
     """
     settings = settings or {}
     names: list[str] = []
-    loaded = []
+    found: list[LoadedPlugin | LeftOut] = []
     for name in OURS:
         names.append(name)
-        plugin = _ours(name, settings.get(name, {}))
-        if plugin is not None:
-            loaded.append(LoadedPlugin(plugin, OWN_SOURCE))
+        found.append(_ours(name, settings.get(name, {})))
     for entry in entry_points(group=GROUP):
         source = "an unknown package" if entry.dist is None else f"{entry.dist.name} {entry.dist.version}"
         names.append(entry.name)
-        plugin = _installed(entry.name, source, entry.load, settings.get(entry.name, {}))
-        if plugin is not None:
-            loaded.append(LoadedPlugin(plugin, source))
+        found.append(_installed(entry.name, source, entry.load, settings.get(entry.name, {})))
     for module in modules:
         names.append(_module_name(module))
-        loaded.append(LoadedPlugin(_of_flag(module, settings.get(names[-1], {})), f"--plugin {module}"))
+        found.append(LoadedPlugin(_of_flag(module, settings.get(names[-1], {})), f"--plugin {module}"))
     for name in settings:
         if name not in names:
             raise StartupError(f"[plugins.{name}] in the config file names no plug-in. There are: {', '.join(names)}.")
     by_name: dict[str, LoadedPlugin] = {}
-    for each in loaded:
+    for each in (each for each in found if isinstance(each, LoadedPlugin)):
         first = by_name.setdefault(each.plugin.name, each)
         if first.plugin is not each.plugin:
             raise StartupError(
                 f"Two plug-ins have the name '{each.plugin.name}': one from {first.source}, one from {each.source}. "
                 "Remove one of them."
             )
-    for each in by_name.values():
-        if each.source != OWN_SOURCE:
-            logger.info("Plug-in '%s' (%s) brings %s", each.plugin.name, each.source, ", ".join(each.plugin.parts))
-    return list(by_name.values())
+    return Found(list(by_name.values()), [each for each in found if isinstance(each, LeftOut)])
 
 
-def commands_of_plugins() -> dict[str, Command]:
-    """Return the commands of the plug-ins that are found without the settings of a server. Raises StartupError."""
-    loaded = load(os.environ.get(VARIABLE, "").split())
-    return {name: command for each in loaded for name, command in each.plugin.commands.items()}
+def load(modules: Iterable[str] = (), settings: Mapping[str, Settings] | None = None) -> list[LoadedPlugin]:
+    """Find the plug-ins, and log those that are left out. Raises StartupError."""
+    found = find(modules, settings)
+    found.log()
+    return found.loaded
+
+
+def tables_in(settings: Settings) -> Mapping[str, Settings]:
+    """Return the tables of plug-ins in the settings of a config file, by their names. Raises OptionError."""
+    tables = settings.get("plugins", {})
+    if isinstance(tables, Mapping) and all(isinstance(table, Mapping) for table in tables.values()):
+        return tables
+    raise OptionError("'plugins' in the config file must have a table for each plug-in, as in: [plugins.ledger]")
+
+
+def find_with(modules: Iterable[str], file: Path | None) -> Found:
+    """Find the plug-ins with the settings of a config file, as `find` does. Raises OptionError and StartupError."""
+    return find(modules, {} if file is None else tables_in(settings_in(file)))
+
+
+def options_of(plugins: Iterable[Plugin], taken: Collection[str]) -> list[tuple[str, type]]:
+    """Return the settings of the plug-ins, with the titles of their groups. Raises StartupError if a field has the name
+    of another setting."""
+    names = set(taken)
+    options: list[tuple[str, type]] = []
+    for plugin in plugins:
+        for title, kind in plugin.options.items():
+            for each in fields(kind):
+                if each.name in names:
+                    raise StartupError(
+                        f"Plug-in '{plugin.name}' has the flag '{flag_of(each.name)}', which there is already."
+                    )
+                names.add(each.name)
+            options.append((title, kind))
+    return options
+
+
+def commands_of(plugins: Iterable[Plugin]) -> dict[str, Command]:
+    return {name: command for plugin in plugins for name, command in plugin.commands.items()}
 
 
 def _made(found: object, settings: Settings) -> object:
@@ -98,30 +153,28 @@ def _made(found: object, settings: Settings) -> object:
     return found if isinstance(found, Plugin) or not callable(found) else found(settings)
 
 
-def _ours(name: str, settings: Settings) -> Plugin | None:
+def _ours(name: str, settings: Settings) -> LoadedPlugin | LeftOut:
     module = f"{GROUP}.{name}"
     try:
         spec = find_spec(module)
     except ModuleNotFoundError:  # the folder of all plug-ins is missing
         spec = None
     if spec is None or spec.origin is None:  # None: a folder without code
-        logger.info("Plug-in '%s' of oaiserve is left out, because its folder is missing", name)
-        return None
-    return _installed(name, "oaiserve", lambda: import_module(module).plugin, settings)
+        return LeftOut(logging.INFO, f"Plug-in '{name}' of oaiserve is left out, because its folder is missing")
+    return _installed(name, OWN_SOURCE, lambda: import_module(module).plugin, settings)
 
 
-def _installed(name: str, source: str, load_object: Callable[[], object], settings: Settings) -> Plugin | None:
+def _installed(name: str, source: str, load_object: Callable[[], object], settings: Settings) -> LoadedPlugin | LeftOut:
+    described = f"Plug-in '{name}' ({source})"
     try:
         plugin = _made(load_object(), settings)
     except StartupError as error:
-        raise StartupError(f"Plug-in '{name}' ({source}) refuses to start: {error}") from error
-    except Exception:
-        logger.exception("Plug-in '%s' (%s) cannot be loaded, and is left out", name, source)
-        return None
+        raise StartupError(f"{described} refuses to start: {error}") from error
+    except Exception as error:
+        return LeftOut(logging.ERROR, f"{described} cannot be loaded, and is left out", error)
     if isinstance(plugin, Plugin):
-        return plugin
-    logger.error("Plug-in '%s' (%s) is left out: its entry point must name an oaiserve.plugin.Plugin", name, source)
-    return None
+        return LoadedPlugin(plugin, source)
+    return LeftOut(logging.ERROR, f"{described} is left out: its entry point must name an oaiserve.plugin.Plugin")
 
 
 def _module_name(text: str) -> str:
@@ -180,7 +233,7 @@ def rules_of(plugins: Iterable[Plugin], tokenizer: Tokenizer) -> tuple[SamplingR
 def own_plugins() -> list[Plugin]:
     """Return the plug-ins of oaiserve whose folders are there, without settings."""
     found = (_ours(name, {}) for name in OURS)
-    return [plugin for plugin in found if plugin is not None]
+    return [each.plugin for each in found if isinstance(each, LoadedPlugin)]
 
 
 def check(plugins: Iterable[Plugin], config: Config) -> None:

@@ -18,7 +18,6 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import FrameType
-from typing import Any
 
 from oaiserve import interpreter, plugin_loading
 from oaiserve.checkpoints import demo
@@ -30,7 +29,6 @@ from oaiserve.config import (
     Config,
     EngineOptions,
     ModelsOptions,
-    OptionError,
     RouteOptions,
     ServerOptions,
     TelemetryOptions,
@@ -41,6 +39,7 @@ from oaiserve.explain.commands import settings_in
 from oaiserve.facts.start_times import StartTimes
 from oaiserve.http.connections import Connections, allowed_connections
 from oaiserve.http.keys import Keyring, exposure
+from oaiserve.plugin_loading import Found
 from oaiserve.plugins.keys.key_table import KeyTable
 from oaiserve.plugins.responses import store
 from oaiserve.routes.intake.sampling_defaults import SamplingDefaults, given_defaults
@@ -164,10 +163,13 @@ def _cannot_listen(host: str, port: int, error: OSError) -> StartupError:
     )
 
 
-def serve_model(config: Config, sock: socket.socket, ready: Callable[[], None] | None = None) -> int:
+def serve_model(
+    config: Config, sock: socket.socket, ready: Callable[[], None] | None = None, *, found: Found | None = None
+) -> int:
     """Serve one model until a signal, and return the exit code.
 
-    In the process of one of several models, `ready` replaces the banner.
+    In the process of one of several models, `ready` replaces the banner. Without `found`, the settings say which
+    plug-ins the server has.
     """
     times = StartTimes()
     times.since_begin("command line")
@@ -189,8 +191,10 @@ def serve_model(config: Config, sock: socket.socket, ready: Callable[[], None] |
     if ready is None:
         _warn_of_keys(config)
     with times.part("plug-ins"):
-        loaded = plugin_loading.load(config.server.plugin, _plugin_settings(config))
-        plugins = [each.plugin for each in loaded]
+        if found is None:
+            found = plugin_loading.find_with(config.server.plugin, config.file)
+        found.log()
+        plugins = found.plugins
         plugin_loading.check(plugins, config)
     with times.part("check of OpenTelemetry's variables"):
         from oaiserve.telemetry import check_tracing
@@ -262,16 +266,6 @@ def files_with_keys(config: Config) -> list[Path]:
     if config.file is not None and {"api-key", "api_key"} & settings_in(config.file).keys():
         files.append(config.file)
     return files
-
-
-def _plugin_settings(config: Config) -> Mapping[str, Mapping[str, Any]]:
-    """Return the tables of plug-ins in the config file, by their names. Raises OptionError."""
-    if config.file is None:
-        return {}
-    tables = settings_in(config.file).get("plugins", {})
-    if isinstance(tables, Mapping) and all(isinstance(table, Mapping) for table in tables.values()):
-        return tables
-    raise OptionError("'plugins' in the config file must have a table for each plug-in, as in: [plugins.ledger]")
 
 
 def _warn_of_keys(config: Config) -> None:

@@ -7,7 +7,7 @@ from cyclopts import App
 
 from loadtest.cli import _command_line as bench
 from oaiserve.cli import OTHER_COMMANDS, SMALL_COMMANDS, command_line, small_command
-from oaiserve.plugin_loading import commands_of_plugins
+from oaiserve.plugin_loading import commands_of, own_plugins
 
 ROOT = Path(__file__).parent.parent
 SECTIONS = dict(
@@ -43,7 +43,7 @@ def without_no(names: list[str], existing: set[str]) -> list[str]:
 
 def commands() -> dict[str, App]:
     """Return the commands of their own command lines, by name."""
-    small = SMALL_COMMANDS | commands_of_plugins()
+    small = SMALL_COMMANDS | commands_of(own_plugins())
     apps = {name: small_command(name, each) for name, each in small.items()} | {"bench": bench("bench")}
     found = {}
     for name, app in apps.items():
@@ -54,18 +54,18 @@ def commands() -> dict[str, App]:
 
 def test_each_command_has_a_line() -> None:
     assert sorted(named("Commands")) == sorted(["serve", "route", *commands()])
-    assert {name.split()[0] for name in commands()} == {*OTHER_COMMANDS, *SMALL_COMMANDS, *commands_of_plugins()}
+    assert {name.split()[0] for name in commands()} == {*OTHER_COMMANDS, *SMALL_COMMANDS, *commands_of(own_plugins())}
 
 
 def test_each_flag_of_serve_has_one_line() -> None:
-    app = command_line(lambda config, sock: 0)
+    app = command_line(lambda config, sock: 0, own_plugins())
     existing = flags(app["serve"], app)
     lines = [name for title in SERVE for name in named(title)]
     assert sorted(without_no(lines, existing)) == sorted(existing)
 
 
 def test_each_flag_of_route_beyond_those_of_serve_has_a_line() -> None:
-    app = command_line(lambda config, sock: 0)
+    app = command_line(lambda config, sock: 0, own_plugins())
     further = flags(app["route"], app) - flags(app["serve"], app)
     assert sorted(named("`oaiserve route`")) == sorted(further)
 

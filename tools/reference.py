@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 
 from oaiserve.cli import command_line
+from oaiserve.plugin_loading import own_plugins
 from oaiserve.plugins.messages.body import MessagesBody
 from oaiserve.plugins.pooling.embeddings import EmbeddingBody
 from oaiserve.plugins.pooling.scores import RerankBody, ScoreBody
@@ -56,7 +57,7 @@ def tables() -> dict[tuple[str, str], str]:
 
 def flags() -> str:
     """Return a table for each group of flags."""
-    app = command_line(lambda config, sock: 0)
+    app = command_line(lambda config, sock: 0, own_plugins())
     lines: list[str] = []
     before: list[list[str]] = []  # rows of tables above
     for command, group, title in (

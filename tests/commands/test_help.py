@@ -13,13 +13,16 @@ from rich.console import Console
 
 import loadtest.cli
 from oaiserve import cli
-from oaiserve.plugin_loading import commands_of_plugins
+from oaiserve.plugin_loading import commands_of, own_plugins
 
-SMALL_COMMANDS = cli.SMALL_COMMANDS | commands_of_plugins()
+SMALL_COMMANDS = cli.SMALL_COMMANDS | commands_of(own_plugins())
 FRAME = re.compile("[│╭╮╰╯─]")
 # Each command with its application, and the words before its flags.
 COMMANDS: dict[str, tuple[App, list[str]]] = {
-    **{name: (cli.command_line(lambda config, sock: 0, all_flags=True), [name]) for name in ("serve", "route")},
+    **{
+        name: (cli.command_line(lambda config, sock: 0, own_plugins(), all_flags=True), [name])
+        for name in ("serve", "route")
+    },
     **{name: (cli.small_command(name, each), []) for name, each in SMALL_COMMANDS.items() if name != "keys"},
     **{
         f"keys {name}": (cli.small_command("keys", SMALL_COMMANDS["keys"]), [name])

@@ -15,6 +15,7 @@ from signal import SIGTERM, Signals
 
 from oaiserve.config import Config, OptionError
 from oaiserve.errors import StartupError
+from oaiserve.plugin_loading import find_with
 from oaiserve.wire.address import Address
 
 READY = b"+"
@@ -38,6 +39,8 @@ class ServerProcess:
         """Start the process, which gets the bound socket, and ends by itself after this process."""
         link, its_link = socket.socketpair()
         with its_link, listening, tempfile.TemporaryFile() as settings:
+            # The process must have loaded the plug-ins when it reads their settings.
+            pickle.dump((config.server.plugin, config.file), settings)
             pickle.dump(config, settings)
             settings.flush()
             files = (its_link.fileno(), listening.fileno(), settings.fileno())
@@ -110,7 +113,8 @@ def run(arguments: list[str], serve: Callable[[Config, socket.socket, Callable[[
     link, listening = (socket.socket(fileno=int(number)) for number in arguments[:2])
     with open(int(arguments[2]), "rb", closefd=False) as file:  # It is read again if the server starts again.
         file.seek(0)
-        config: Config = pickle.load(file)  # No other process can write this file, which has no name.
+        find_with(*pickle.load(file))  # No other process can write this file, which has no name.
+        config: Config = pickle.load(file)
 
     def end_with_the_parent() -> None:
         link.recv(1)  # The parent sends nothing: this returns when its end is closed.

@@ -112,7 +112,7 @@ def _of_model(name: str, model: str, table: Mapping[str, Any], base: Config, *, 
     telemetry = replace(base.telemetry, **own["telemetry"])
     if (path := telemetry.record_requests) is not None:
         telemetry = replace(telemetry, record_requests=path.with_stem(f"{path.stem}-{name.replace('/', '-')}"))
-    return Config(model, server, engine, telemetry, file=base.file)
+    return Config(model, server, engine, telemetry, base.file, base.of_plugins)
 
 
 def _parsed(name: str, table: Mapping[str, Any]) -> dict[str, dict[str, Any]]:

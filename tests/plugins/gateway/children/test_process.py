@@ -46,6 +46,7 @@ def serve(*_):
     raise StartupError("No such file:\\n'a'")
 
 settings = tempfile.TemporaryFile()
+pickle.dump(((), None), settings)
 pickle.dump(Config("demo"), settings)
 settings.flush()
 numbers = link.detach(), socket.socket(socket.AF_UNIX).detach(), settings.fileno()
