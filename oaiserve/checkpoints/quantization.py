@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -19,6 +20,8 @@ _NAMES = {
     "fp8": "FP8",
     "fbgemm_fp8": "FP8 (fbgemm)",
 }
+_MOST_NAMES = 512  # as many expressions as Python keeps compiled
+_NAME = re.compile(r"(?:[\w.^$-]|\\\.|\\d\+?|\.\*)*")
 _FLOAT_FORMATS = ("float-quantized", "naive-quantized")
 _INTEGER_FORMATS = ("pack-quantized", "int-quantized", "naive-quantized")
 
@@ -69,6 +72,24 @@ def read_quantization(config: Mapping[str, Any]) -> Quantization | None:
     if method == "fbgemm_fp8":
         return Quantization("fbgemm_fp8", 8, None)
     raise BadFile(f"its weights are quantized by {str(method)[:100]}, which is not read: {_INSTEAD}")
+
+
+def refuse_costly_patterns(config: Mapping[str, Any]) -> None:
+    """Raise BadFile if transformers, which matches the names of all modules with `modules_to_not_convert`, could take
+    unlimited time for it."""
+    settings = config.get("quantization_config", config.get("compression_config"))
+    names = settings.get("modules_to_not_convert") if isinstance(settings, dict) else None
+    if names is None:
+        return
+    if not isinstance(names, list) or len(names) > _MOST_NAMES:
+        raise BadFile(f"its modules_to_not_convert is not a list of at most {_MOST_NAMES} names")
+    for name in names:
+        is_name = isinstance(name, str) and len(name) <= 500 and _NAME.fullmatch(name) is not None
+        if not is_name or name.count("*") + name.count("+") > 2:
+            raise BadFile(
+                f"its modules_to_not_convert has {str(name)[:100]!r}, and only names are supported, with up to two of "
+                r".* and \d+ in them"
+            )
 
 
 def _gptq(settings: Mapping[str, Any]) -> Quantization:

@@ -17,10 +17,11 @@ _BITS = {
 }  # fmt: skip
 
 
-def read_header(path: Path) -> tuple[dict[str, Any], int]:
+def read_header(path: Path, most_bytes: int = _MOST_HEADER_BYTES) -> tuple[dict[str, Any], int]:
     """Return the header of a safetensors file, by the names of the tensors, and the offset of the data in the file.
 
-    Raises BadFile unless the rest of the file is the data of the tensors, one after the other.
+    Raises BadFile if it is longer than `most_bytes`, and unless the rest of the file is the data of the tensors, one
+    after the other.
     """
     size = path.stat().st_size
     with path.open("rb") as file:
@@ -28,6 +29,8 @@ def read_header(path: Path) -> tuple[dict[str, Any], int]:
         if size < 8 or not 2 <= length <= min(size - 8, _MOST_HEADER_BYTES):
             refuse_pointer(path)
             raise BadFile("it is cut, or no safetensors file")
+        if length > most_bytes:
+            raise BadFile(f"its header has {length} bytes, and may have at most {most_bytes}")
         try:
             header = json.loads(file.read(length))
         except (ValueError, RecursionError) as error:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from oaiserve.checkpoints.bad_file import BadFile
 from oaiserve.checkpoints.checkpoint import refuse_unless_sound
-from oaiserve.checkpoints.quantization import Quantization, read_quantization
+from oaiserve.checkpoints.quantization import Quantization, read_quantization, refuse_costly_patterns
 from oaiserve.checkpoints.source import find_model
 from oaiserve.errors import StartupError
 
@@ -123,3 +123,24 @@ keys = st.sampled_from(
 def test_any_settings_are_read_or_refused(method: object, settings: dict[str, Any]) -> None:
     with suppress(BadFile):
         assert read_quantization({"quantization_config": settings | {"quant_method": method}}) is not None
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        None,
+        [],
+        ["model.layers.*.self_attn", "model.layers.*.mlp.router", "model.embed_tokens", "lm_head"],
+        [r"a\.\d+$"],
+    ],
+)
+def test_names_of_modules_as_published_models_have_them_may_be_matched(names: list[str] | None) -> None:
+    refuse_costly_patterns({"quantization_config": {"modules_to_not_convert": names}})
+
+
+@pytest.mark.parametrize(
+    "names", [["(.*)*x"], [".*a.*a.*a"], ["a" * 501], ["a+a+a+"], ["lm_head"] * 513, [1], "lm_head"], ids=repr
+)
+def test_expressions_that_could_take_unlimited_time_are_refused(names: Any) -> None:
+    with pytest.raises(BadFile, match="its modules_to_not_convert"):
+        refuse_costly_patterns({"quantization_config": {"modules_to_not_convert": names}})

@@ -27,7 +27,7 @@ from urllib.parse import urlsplit
 
 from tools.attack.attack import ATTACKER_KEY, CHAT, COMPLETIONS, NEIGHBOUR_KEY
 from tools.attack.forms import COMPACT, CONVERSATIONS, EMBEDDINGS, MESSAGES, RERANKS, RESPONSES, SCORES, Form, forms
-from tools.attack.functions import dialects, grammars, routes, streams
+from tools.attack.functions import dialects, files, grammars, routes, streams
 from tools.attack.functions.linear import Case, is_linear
 from tools.attack.server import Server, oaiserve
 from tools.bench import process_usage
@@ -66,7 +66,7 @@ class Functions(Protocol):
     def cases(self) -> Iterable[Case]: ...
 
 
-FUNCTIONS: tuple[Functions, ...] = (grammars, dialects, routes, streams)
+FUNCTIONS: tuple[Functions, ...] = (grammars, dialects, routes, streams, files)
 
 
 class Cost(NamedTuple):

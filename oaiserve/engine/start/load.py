@@ -24,7 +24,7 @@ from transformers.utils.quantization_config import Mxfp4Config
 from oaiserve.checkpoints.gguf import architecture, read_values, shard_paths
 from oaiserve.checkpoints.load_errors import reported, tensors_named
 from oaiserve.checkpoints.progress import counted
-from oaiserve.checkpoints.quantization import Quantization
+from oaiserve.checkpoints.quantization import Quantization, refuse_costly_patterns
 from oaiserve.checkpoints.source import ModelSource
 from oaiserve.engine.decoder.sources.gguf.architectures import ARCHITECTURES
 from oaiserve.engine.decoder.sources.packed_weights import PackedWeights
@@ -135,6 +135,7 @@ def _load_by_transformers(
     if checkpoint.is_wrapped:
         arguments |= {"key_mapping": KEYS, "config": checkpoint.config}
     if is_mxfp4(checkpoint.config):
+        refuse_costly_patterns(checkpoint.config.to_dict())
         arguments["quantization_config"] = Mxfp4Config(dequantize=True)
     # transformers' types do not know that it returns a pair.
     pair: Any = AutoModelForCausalLM.from_pretrained(checkpoint.source.location, dtype=dtype, **arguments)

@@ -9,7 +9,7 @@ import json
 import logging
 import re
 from array import array
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property
 from importlib.util import find_spec
@@ -48,6 +48,7 @@ from oaiserve.http.fair_turns import at_once
 from oaiserve.storage.start_cache import NotRemembered
 
 if TYPE_CHECKING:
+    from tokenizers import AddedToken
     from tokenizers import Tokenizer as RustTokenizer
 
 log = logging.getLogger(__name__)
@@ -56,6 +57,7 @@ log = logging.getLogger(__name__)
 Expand = Callable[[str], str]  # may raise InvalidRequest
 _PLACES = re.compile(r"\{(\w+)\}")  # places in a FilledPrompt
 _ANCHOR = "☺"  # No token is a longer text that begins with it.
+_MOST_ADDED = 500  # characters of an added token; those of published models have at most some dozens
 UNCUT_CHARACTERS = 2**16  # encoded within some 30 milliseconds
 
 
@@ -84,6 +86,7 @@ class Tokenizer:
         self._table = TokenTable(self.backend)
         self.special_ids = self._table.special_ids
         added = self.backend.get_added_tokens_decoder()
+        _refuse_long(added.values())
         self.special_token_ids = {added[token_id].content: token_id for token_id in self.special_ids}
         template = tokenizer.chat_template
         special_tokens = tokenizer.special_tokens_map
@@ -419,6 +422,15 @@ def _load(folder: Path) -> StoredTokenizer:
         else:
             tokenizer.chat_template = None
     return stored(tokenizer)
+
+
+def _refuse_long(added: Iterable[AddedToken]) -> None:
+    """Raise StartupError if an added token is so long that the search for it in texts would take too long."""
+    length = max((len(token.content) for token in added), default=0)
+    if length > _MOST_ADDED:
+        raise StartupError(
+            f"The tokenizer has an added token of {length} characters, and one may have at most {_MOST_ADDED}."
+        )
 
 
 def _rewrites(backend: RustTokenizer) -> bool:

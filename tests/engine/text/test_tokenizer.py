@@ -103,6 +103,13 @@ def test_a_tokenizer_without_rust_form_is_refused_at_the_start() -> None:
         Tokenizer(Slow())
 
 
+def test_an_added_token_that_is_too_long_to_search_for_is_refused() -> None:
+    backend = byte_level()
+    backend.add_special_tokens([f"<|{'a' * 500}|>"])
+    with pytest.raises(StartupError, match="has an added token of 504 characters, and one may have at most 500"):
+        Tokenizer(wrap(backend))
+
+
 def test_a_folder_without_a_tokenizer_stops_the_start_in_one_line(tmp_path: Path) -> None:
     with pytest.raises(StartupError, match="Could not load a tokenizer from") as caught:
         Tokenizer.from_pretrained(tmp_path)

@@ -21,6 +21,7 @@ from transformers import (
 
 from oaiserve.checkpoints.hub import local_source
 from oaiserve.checkpoints.load_errors import reported, tensors_named
+from oaiserve.checkpoints.quantization import refuse_costly_patterns
 from oaiserve.config import EngineOptions
 from oaiserve.engine.decoder.context_length import refuse_longer
 from oaiserve.engine.executors.native.cores import default_threads
@@ -99,6 +100,7 @@ def load_pooler(model: str | Path, task: Task, options: EngineOptions) -> Loaded
         config = config_of(source)
         if source.gguf_file is not None:
             return _cut(_load_gguf(source.path, config, device, task, options), options)
+        refuse_costly_patterns(config.to_dict())
         files = read_files(source) if task == "embed" else read_score_files(source)
     kind: Any = AutoModelForTextEncoding if type(config) in MODEL_FOR_TEXT_ENCODING_MAPPING else AutoModel
     if task == "score":
