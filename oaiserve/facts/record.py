@@ -95,6 +95,8 @@ class EventKind(StrEnum):
     GRAMMAR_COMPILED = "grammar_compiled"  # compile_ns, cache (hit or miss), kind
     MEDIA_ENCODED = "media_encoded"  # encode_ns, cached (media), tokens
     PREFIX_CACHE_HIT = "prefix_cache_hit"  # tokens
+    # tokens (to compute again), evicted_ns (since then) and evicted_for (which request), unless a state is missing
+    PREFIX_CACHE_LOST = "prefix_cache_lost"
     PREFILL_CHUNK = "prefill_chunk"  # start, tokens, batch (the sequences in the step)
     FIRST_TOKEN = "first_token"  # batch
     PREEMPTED = "preempted"  # tokens (to compute again, unless they stay cached)

@@ -11,7 +11,7 @@ PROCESS_METRICS = (  # on Linux
 
 EVENT_DETAILS = (
     *("choice", "tokens", "start", "number", "total", "cached_tokens", "stalled_ns", "reason", "batch"),
-    *("compile_ns", "cache", "kind", "encode_ns", "cached"),
+    *("compile_ns", "cache", "kind", "encode_ns", "cached", "evicted_ns", "evicted_for"),
 )
 _BY_VALUE = (names.NUM_TOOL_CALLS, names.QUEUE_WAITS_NS, names.CAUSES_NS, names.GEN_AI_REQUEST_PARAMS)
 _RECORDS = (RequestRecord, EngineAccount)

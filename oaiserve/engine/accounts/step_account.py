@@ -66,6 +66,13 @@ class RequestNotes:
                 self._causes.resumed()
         elif sequence.num_cached:
             account.note(EventKind.PREFIX_CACHE_HIT, now_ns, sequence.index, tokens=sequence.num_cached)
+        if (lost := sequence.lost) is not None:
+            sequence.lost = None  # it is told once
+            evicted = lost.eviction
+            details: dict[str, int | str] = {"tokens": lost.num_tokens}
+            if evicted is not None:
+                details |= {"evicted_ns": now_ns - evicted.at_ns, "evicted_for": evicted.request_id}
+            account.note(EventKind.PREFIX_CACHE_LOST, now_ns, sequence.index, **details)
         if self._times.scheduled is not None:
             return False
         self._times.scheduled = now_ns

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from oaiserve.engine.disk_tier import DiskTier
 from oaiserve.engine.sequences.blocks import BlockHash, BlockPool, StatePool, hash_block
+from oaiserve.engine.sequences.evictions import LostPrefix
 from oaiserve.engine.sequences.sequence import Sequence
 
 
@@ -67,6 +68,25 @@ class Prefixes:
             if index < len(blocks) and states.find(hashes[index]) is not None:
                 return blocks[: index + 1], None
         return [], None
+
+    def lost(self, sequence: Sequence, num_shared: int) -> LostPrefix | None:
+        """Return what was cached of a prompt after its first `num_shared` blocks and can't be used now, or None.
+
+        Either the place of these blocks was taken, or they are there and the state of the layers isn't.
+        """
+        size = self._pool.block_size
+        hashes = self.hashes(sequence)[num_shared : (sequence.prompt_len - 1) // size]
+        num_blocks = 0
+        eviction = None
+        for block_hash in hashes:
+            found = self._pool.evictions.find(block_hash)
+            if found is None and self._pool.find(block_hash) is None:
+                break
+            eviction = eviction or found
+            num_blocks += 1
+        if num_blocks == 0:
+            return None
+        return LostPrefix(num_blocks * size, eviction)
 
     def ends_to_keep(self, states: StatePool, sequence: Sequence) -> list[int]:
         """Return the numbers of tokens of a prompt after which the state is to be cached.

@@ -358,7 +358,7 @@ class Scheduler:
         """Give a waiting sequence its blocks, `shared` ones first, and let it run. Return False if there is no room."""
         if len(lane.running) >= lane.max_running:
             return False
-        blocks = self._allocate(lane, self.memory.num_missing(sequence, shared), shared)
+        blocks = self._allocate(lane, sequence, self.memory.num_missing(sequence, shared), shared)
         if blocks is None:
             return False
         while self.order.needs_place(lane):
@@ -392,10 +392,11 @@ class Scheduler:
             self.background.preempt(victim)
         return victim is not None
 
-    def _allocate(self, lane: Lane, num_blocks: int, shared: list[int]) -> list[int] | None:
-        while (blocks := self.pool.allocate(num_blocks, shared)) is None and self._take_from_background(lane):
-            pass
-        return blocks
+    def _allocate(self, lane: Lane, sequence: Sequence, num_blocks: int, shared: list[int]) -> list[int] | None:
+        while True:
+            blocks = self.pool.allocate(num_blocks, shared, taker=sequence.request_id)
+            if blocks is not None or not self._take_from_background(lane):
+                return blocks
 
     def _has_free(self, lane: Lane, num_blocks: int) -> bool:
         """Return whether this many blocks are free, once background work has given up its own."""
@@ -412,7 +413,10 @@ class Scheduler:
         blocks = sequence.blocks
         length = max(0, min(len(sequence.draft), most_tokens, sequence.max_len - end - 1))
         while self.pool.blocks_for(end + length) > len(blocks):
-            if not self._has_free(lane, len(lane.running) + 1) or (new := self.pool.allocate(1)) is None:
+            if (
+                not self._has_free(lane, len(lane.running) + 1)
+                or (new := self.pool.allocate(1, taker=sequence.request_id)) is None
+            ):
                 length = len(blocks) * self.pool.block_size - end
                 break
             blocks += new
@@ -433,7 +437,7 @@ class Scheduler:
     def _make_room(self, lane: Lane, sequence: Sequence, index: int) -> bool:
         """Give a sequence a block of its own, by preemption if need be. Return False if it was preempted itself."""
         is_new = index == len(sequence.blocks)
-        while (block := self._allocate(lane, 1, [])) is None:
+        while (block := self._allocate(lane, sequence, 1, [])) is None:
             victim = self.order.preempted_first(lane)
             lane.preempt(victim)
             if victim is sequence:

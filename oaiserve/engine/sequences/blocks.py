@@ -9,8 +9,11 @@ from hashlib import blake2b
 from heapq import heappop, heappush
 from typing import NewType
 
+from oaiserve.engine.sequences.evictions import Eviction, Evictions
+
 # The hash of the tokens of a full block and of all blocks before it: equal hashes mean equal keys and values.
 BlockHash = NewType("BlockHash", bytes)
+EVICTIONS_PER_BLOCK = 4  # Evictions are remembered for prompts of so many times the cache.
 SHORTEST_KEPT = 64  # tokens that a kept state must save: where one is kept, a prompt is computed in one step more
 
 
@@ -49,6 +52,7 @@ class BlockPool:
         self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(num_blocks))
         self._hashes: list[BlockHash | None] = [None] * num_blocks
         self._published: dict[BlockHash, int] = {}
+        self.evictions = Evictions(EVICTIONS_PER_BLOCK * num_blocks)
         self.num_reusable = 0  # free blocks that can still be found by their hash
         self._now_ns = 0
         self.used_ns = 0  # blocks times nanoseconds, until now
@@ -92,8 +96,11 @@ class BlockPool:
         """Return whether exactly one sequence uses the block and no other can find it in the prefix cache."""
         return self._references[block] == 1 and self._hashes[block] is None
 
-    def allocate(self, num_blocks: int, shared: Sequence[int] = ()) -> list[int] | None:
-        """Return the `shared` blocks and `num_blocks` more, with a reference to each; or None, without any change."""
+    def allocate(self, num_blocks: int, shared: Sequence[int] = (), *, taker: str = "") -> list[int] | None:
+        """Return the `shared` blocks and `num_blocks` more, with a reference to each; or None, without any change.
+
+        The cached blocks that lose their place are evicted for the `taker`, a request.
+        """
         num_revived = sum(self._references[block] == 0 for block in shared)
         if num_blocks > len(self._free) - num_revived:
             return None
@@ -109,6 +116,7 @@ class BlockPool:
             if (block_hash := self._hashes[block]) is not None:  # its content is forgotten
                 del self._published[block_hash]
                 self._hashes[block] = None
+                self.evictions.note(block_hash, Eviction(self._now_ns, taker))
                 self.num_reusable -= 1
             self._settle(block)
             self._references[block] = 1
@@ -141,6 +149,7 @@ class BlockPool:
         if block_hash not in self._published:
             self._published[block_hash] = block
             self._hashes[block] = block_hash
+            self.evictions.forget(block_hash)
 
     def find(self, block_hash: BlockHash) -> int | None:
         """Return the block with that content, or None. The next `allocate` may reuse it, unless it is shared there.

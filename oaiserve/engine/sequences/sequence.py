@@ -11,6 +11,7 @@ from oaiserve.engine.request import SamplingParams
 from oaiserve.engine.sampling_rule import SamplingRule
 from oaiserve.engine.sequences.blocks import BlockHash
 from oaiserve.engine.sequences.clients import Client, RequestTurn
+from oaiserve.engine.sequences.evictions import LostPrefix
 from oaiserve.engine.sequences.fixed_edits import FixedEdits, TokenCounts
 from oaiserve.engine.sequences.lookup import Lookup
 from oaiserve.explain.causes import RequestCauses
@@ -66,6 +67,7 @@ class Sequence:
     num_tokens: int = 0  # including those that a step under way draws
     num_computed: int = 0  # tokens whose keys and values are in `blocks` when the steps under way have ended
     num_cached: int = 0  # prompt tokens that were in the prefix cache when it was first admitted
+    lost: LostPrefix | None = None  # prompt tokens after them that were in the prefix cache before
     has_asked_disk: bool = False  # for cached blocks, which it does once
     blocks: list[int] = field(default_factory=list)
     held_ns: float = 0.0  # blocks times nanoseconds, of those that it has given back, less what others held before

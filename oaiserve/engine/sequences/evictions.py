@@ -1,0 +1,44 @@
+"""Remembers the cached blocks whose place was taken, so that a prompt that is read again can be explained. No torch."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import NamedTuple
+
+
+class Eviction(NamedTuple):
+    """When a cached block lost its place, and to which request."""
+
+    at_ns: int
+    request_id: str
+
+
+class LostPrefix(NamedTuple):
+    """The part of a prompt that an earlier one had computed, right after its cached part."""
+
+    num_tokens: int
+    eviction: Eviction | None  # of its first evicted block; None: its blocks are cached, but no state at their ends
+
+
+class Evictions:
+    """The latest evictions by the hashes of the blocks. The oldest are forgotten beyond `max_blocks`."""
+
+    def __init__(self, max_blocks: int) -> None:
+        self._max_blocks = max_blocks
+        self._by_hash: OrderedDict[bytes, Eviction] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._by_hash)
+
+    def note(self, block_hash: bytes, eviction: Eviction) -> None:
+        self._by_hash[block_hash] = eviction
+        self._by_hash.move_to_end(block_hash)
+        if len(self._by_hash) > self._max_blocks:
+            self._by_hash.popitem(last=False)
+
+    def find(self, block_hash: bytes) -> Eviction | None:
+        return self._by_hash.get(block_hash)
+
+    def forget(self, block_hash: bytes) -> None:
+        """Forget the eviction of a block whose content is cached again."""
+        self._by_hash.pop(block_hash, None)

@@ -1,0 +1,77 @@
+"""A prompt whose cached blocks were taken is told so: how many tokens, how long ago, and by which request."""
+
+from collections.abc import Mapping
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from oaiserve.engine.engine import Engine
+from oaiserve.engine.request import Finished, Request, SamplingParams, TokenPrompt
+from oaiserve.engine.sequences.blocks import EVICTIONS_PER_BLOCK, BlockPool, hash_block
+from oaiserve.engine.sequences.evictions import Eviction, Evictions
+from oaiserve.facts.record import EventKind
+from tests.engine.doubles import make_engine
+
+
+def ask(engine: Engine, name: str, token_ids: list[int]) -> tuple[int, list[Mapping[str, int | str]]]:
+    """Return the cached tokens of a prompt, and the details of what it had lost."""
+    events = list(engine.stream(Request(name, [TokenPrompt(token_ids)], SamplingParams(max_tokens=1))))
+    end = events[-1]
+    assert isinstance(end, Finished)
+    lost = [event.details for event in end.account.events if event.kind is EventKind.PREFIX_CACHE_LOST]
+    return end.usage.cached_tokens, lost
+
+
+def test_a_prompt_learns_which_request_took_its_blocks() -> None:
+    with make_engine(kv_blocks=8) as engine:
+        assert ask(engine, "first", [1] * 17) == (0, [])
+        assert ask(engine, "taker", [2] * 29) == (0, [])
+        cached, (lost,) = ask(engine, "again", [1] * 17)
+    assert cached + lost["tokens"] == 16
+    assert lost["tokens"] > 0
+    assert lost["evicted_for"] == "taker"
+    assert lost["evicted_ns"] > 0
+
+
+def test_a_prompt_that_was_never_computed_has_lost_nothing() -> None:
+    with make_engine(kv_blocks=8) as engine:
+        ask(engine, "first", [1] * 17)
+        ask(engine, "taker", [2] * 29)
+        assert ask(engine, "another", [3] * 17) == (0, [])
+
+
+def test_a_prompt_that_begins_otherwise_has_lost_nothing() -> None:
+    with make_engine(kv_blocks=32) as engine:
+        ask(engine, "first", [1] * 17)
+        assert ask(engine, "with another first token", [2] + [1] * 16) == (0, [])
+
+
+def test_a_block_that_is_cached_again_is_not_lost() -> None:
+    pool = BlockPool(2, 1)
+    content = hash_block(None, [1])
+    pool.publish(pool.allocate(1)[0], content)
+    pool.release([0])
+    pool.allocate(2, taker="taker")
+    assert pool.evictions.find(content) == Eviction(0, "taker")
+    pool.publish(1, content)
+    assert pool.evictions.find(content) is None
+
+
+@given(st.lists(st.integers(0, 9), max_size=60))
+def test_only_the_latest_evictions_are_remembered(numbers: list[int]) -> None:
+    evictions = Evictions(4)
+    latest: list[int] = []
+    for at, number in enumerate(numbers):
+        evictions.note(bytes([number]), Eviction(at, "taker"))
+        latest = [*(other for other in latest if other != number), number][-4:]
+    assert len(evictions) == len(latest)
+    assert all(evictions.find(bytes([number])) is not None for number in latest)
+
+
+def test_the_memory_of_evictions_is_bounded_by_the_pool() -> None:
+    pool = BlockPool(2, 1)
+    for number in range(50):
+        (block,) = pool.allocate(1)
+        pool.publish(block, hash_block(None, [number]))
+        pool.release([block])
+    assert len(pool.evictions) == 2 * EVICTIONS_PER_BLOCK
