@@ -35,15 +35,13 @@ from oaiserve.http.connections import Connections
 from oaiserve.http.keys import Keyring
 from oaiserve.http.shared_limit import SharedLimit
 from oaiserve.plugin import Plugin
-from oaiserve.plugin_loading import own_plugins, routes_of, running
+from oaiserve.plugin_loading import own_plugins, pages_of, routes_of, running
 from oaiserve.plugins.batches import routes as batch_routes
 from oaiserve.plugins.batches.runner import BatchRunner
 from oaiserve.plugins.batches.store import BatchStore
 from oaiserve.plugins.keys import routes as keys
 from oaiserve.plugins.keys.key_store import KeyStore
 from oaiserve.plugins.keys.key_table import KeyTable
-from oaiserve.plugins.pages import dashboard
-from oaiserve.plugins.pages.feed import Feed
 from oaiserve.plugins.pooling import embeddings, scores
 from oaiserve.plugins.responses import compact, conversations
 from oaiserve.plugins.responses import routes as responses
@@ -51,14 +49,15 @@ from oaiserve.plugins.responses import stored as stored_responses
 from oaiserve.plugins.responses.runs import Runs
 from oaiserve.plugins.responses.store import ResponseDatabase
 from oaiserve.routes import chat_completions as chat
-from oaiserve.routes import completions, debug, health, models, tokens
+from oaiserve.routes import completions, debug, health, models, root, tokens
 from oaiserve.routes.dialects.dialect import dialect_of
-from oaiserve.routes.door.access import APIKeys, CountRefusal, Hosts
+from oaiserve.routes.door.access import APIKeys, CountRefusal, Hosts, OpenPaths
 from oaiserve.routes.door.accounting import accounted
 from oaiserve.routes.door.middleware import Errors, PacedRefusals, RequestHeaders, TidyPath, render_http_exception
 from oaiserve.routes.intake import adaptations
 from oaiserve.routes.intake.sampling_defaults import SamplingDefaults
 from oaiserve.routes.openapi import published
+from oaiserve.routes.pages import Pages
 from oaiserve.routes.serving import MOST_RECEIVED_BYTES, Serving
 from oaiserve.storage.store import StoreLimits
 from oaiserve.telemetry import Measured, Telemetry, names
@@ -114,17 +113,17 @@ def create_app(
     else:
         batches = None
     ring, key_store = keyring(config.server)
+    pages = pages_of(parts).shown(None if config.server.shows_dashboard else debug.closed_route)
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
-        feed = Feed(lambda: dashboard.update(app.state.serving))
         sampling = SamplingDefaults.of(config, engine.default_params)
         app.state.serving = Serving(
             config=config,
             engine=engine,
             streams=LoopStreams(engine, asyncio.get_running_loop(), max_held_tokens=MAX_HELD_TOKENS),
             telemetry=telemetry,
-            feed=feed,
+            pages=pages,
             model_root=demo.HUB_ID if config.model == "demo" else config.model,
             version=__version__,
             kind="" if any(plugin.sampling_rules for plugin in parts) else _kind(config, sampling),
@@ -162,7 +161,6 @@ def create_app(
         finally:
             for task in tasks:
                 task.cancel()
-            await feed.close()
             # `Server.shutdown` has already waited for running requests and cut off the rest.
             await run_in_threadpool(engine.stop, 0.0)
             await stored.close()
@@ -174,9 +172,9 @@ def create_app(
             await run_in_threadpool(telemetry.close, TELEMETRY_CLOSE_SECONDS)
 
     return Starlette(
-        routes=routes(config, parts),
+        routes=routes(config, parts, pages),
         middleware=middleware(
-            config.server, ring, telemetry.count_refused_access, telemetry.is_sampled, is_child=is_child
+            config.server, ring, pages, telemetry.count_refused_access, telemetry.is_sampled, is_child=is_child
         ),
         exception_handlers={HTTPException: render_http_exception},
         lifespan=lifespan,
@@ -290,8 +288,12 @@ async def refresh_keys(ring: Keyring) -> None:
         await run_in_threadpool(ring.refresh)
 
 
-def routes(config: Config, plugins: Iterable[Plugin] | None = None) -> list[BaseRoute]:
-    """Return the routes of a server with these plug-ins, or with those of oaiserve."""
+def routes(config: Config, plugins: Iterable[Plugin] | None = None, pages: Pages | None = None) -> list[BaseRoute]:
+    """Return the routes of a server with these plug-ins and their pages, or with those of oaiserve."""
+    parts = own_plugins() if plugins is None else plugins
+    shows_requests = config.server.shows_dashboard
+    if pages is None:
+        pages = pages_of(parts).shown(None if shows_requests else debug.closed_route)
     if config.engine.lora_dir is None:
         adapters_closed = models.switched_off
     else:
@@ -304,10 +306,8 @@ def routes(config: Config, plugins: Iterable[Plugin] | None = None) -> list[Base
         Route("/debug/requests/{request_id}", debug.recent_request),
         Route("/debug/report", debug.report),
         Route("/debug/samples", debug.samples),
-        Route("/dashboard/feed", dashboard.feed),
     ]
     closed_routes = [Route(path, debug.closed_route) for path in ("/debug/requests", "/debug/report")]
-    shows_requests = config.server.shows_dashboard
     table: list[BaseRoute] = [
         accounted("/v1/completions", completions.completions, "text_completion"),
         accounted("/v1/chat/completions", chat.chat_completions, "chat"),
@@ -344,20 +344,20 @@ def routes(config: Config, plugins: Iterable[Plugin] | None = None) -> list[Base
         Route("/tokenize", tokens.tokenize, methods=["POST"]),
         Route("/detokenize", tokens.detokenize, methods=["POST"]),
         Route("/tokenizer_info", tokens.tokenizer_info),
-        Route("/", dashboard.root),
+        Route("/", root.root),
         Route("/health", health.health),
         Route("/ready", health.ready),
         Route("/version", health.version),
         Route("/metrics", health.metrics),
         Route("/admin/keys", keys.list_keys if config.server.stored_keys else keys.closed_route),
-        *dashboard.page_routes(None if shows_requests else debug.closed_route),
+        *pages.routes,
         *(protected_routes if shows_requests else closed_routes),
     ]
-    parts = own_plugins() if plugins is None else plugins
     table += routes_of(parts, config, {getattr(route, "path", "") for route in table})
     server = config.server
     described = [route for route in table if isinstance(route, Route)]
-    schema = published(described, version=__version__, needs_key=server.needs_key, guard_all=server.guard_all)
+    is_open = OpenPaths(pages, guard_all=server.guard_all)
+    schema = published(described, version=__version__, needs_key=server.needs_key, is_open=is_open)
     table.append(Route("/openapi.json", schema))
     return table
 
@@ -365,6 +365,7 @@ def routes(config: Config, plugins: Iterable[Plugin] | None = None) -> list[Base
 def middleware(
     server: ServerOptions,
     ring: Keyring | None,
+    pages: Pages,
     count_refused: CountRefusal,
     is_sampled: Callable[[TraceContext], bool] | None,
     *,
@@ -398,6 +399,6 @@ def middleware(
         )
         chain += [allowed, Middleware(Errors)]
     if ring is not None:
-        guard_all = server.guard_all
-        chain.append(Middleware(APIKeys, keys=ring, guard_all=guard_all, count=count_refused, is_child=is_child))
+        is_open = OpenPaths(pages, guard_all=server.guard_all)
+        chain.append(Middleware(APIKeys, keys=ring, is_open=is_open, count=count_refused, is_child=is_child))
     return chain

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from oaiserve.engine.text.tokenizer import Tokenizer
     from oaiserve.facts.record import RequestRecord
     from oaiserve.routes.dialects.family import CallFamily
+    from oaiserve.routes.pages import Pages
 
 __all__ = ["PUBLIC_MODULES", "Command", "Plugin", "StartupError", "engine_of"]
 
@@ -79,6 +80,10 @@ class Plugin:
     routes: Callable[[Config], Iterable[BaseRoute]] | None = None
     """Called once, when the server starts, with its settings. The routes need an API key as the server's own routes do.
     They cannot have the path of one of those."""
+
+    pages: Callable[[], Pages] | None = None
+    """Called once, when a server or a gateway starts: pages for browsers, and their files, which need no API key. A
+    server names in its answers only pages that there are."""
 
     lifespan: Callable[[Starlette], AbstractAsyncContextManager[object]] | None = None
     """Entered with the application when the engine has started, and left before it stops, on the server's event loop.

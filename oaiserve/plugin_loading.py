@@ -20,6 +20,7 @@ from oaiserve.engine.sampling_rule import SamplingRule
 from oaiserve.errors import StartupError
 from oaiserve.explain.commands import settings_in
 from oaiserve.plugin import Command, Plugin
+from oaiserve.routes.pages import Pages
 
 if TYPE_CHECKING:
     from starlette.applications import Starlette
@@ -36,7 +37,7 @@ Settings = Mapping[str, Any]  # a table of the config file
 GROUP = "oaiserve.plugins"
 VARIABLE = "OAISERVE_PLUGIN"
 OWN_SOURCE = f"oaiserve {__version__}"
-OURS = ("messages", "terminal")  # folders of oaiserve/plugins, each of which may be missing
+OURS = ("messages", "pages", "terminal")  # folders of oaiserve/plugins, each of which may be missing
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,6 +242,21 @@ def check(plugins: Iterable[Plugin], config: Config) -> None:
     for plugin in plugins:
         if plugin.check is not None:
             plugin.check(config)
+
+
+def pages_of(plugins: Iterable[Plugin]) -> Pages:
+    """Return the pages of the plug-ins."""
+    pages = Pages()
+    for plugin in plugins:
+        if plugin.pages is None:
+            continue
+        try:
+            pages = pages.and_those(plugin.pages())
+        except StartupError:
+            raise
+        except Exception:
+            logger.exception("Plug-in '%s' could not make its pages, and has none", plugin.name)
+    return pages
 
 
 def routes_of(plugins: Iterable[Plugin], config: Config, taken: Collection[str]) -> list[BaseRoute]:

@@ -72,7 +72,7 @@ def short_name(config: Config) -> str:
     return config.model_name
 
 
-def of_server(config: Config, port: int, task: Task, facts: Mapping[str, str]) -> Banner:
+def of_server(config: Config, port: int, task: Task, facts: Mapping[str, str], *, has_pages: bool = True) -> Banner:
     url = address(config.server, port)
     if config.server.needs_key:
         key = " -H 'authorization: Bearer '$OPENAI_API_KEY"
@@ -84,7 +84,7 @@ def of_server(config: Config, port: int, task: Task, facts: Mapping[str, str]) -
     else:
         model = f'"model": "{config.model_name}", '
     example = f"curl {url}{path}{key} -H 'content-type: application/json' \\\n  -d '{{{model}{body}}}'"
-    places = _places(config.server, url, "Chat" if task == "generate" else "Live page")
+    places = _places(config.server, url, "Chat" if task == "generate" else "Live page", has_pages=has_pages)
     if short_name(config) != config.model_name:
         facts = {"Name": f"{config.model_name} in requests, unless --served-model-name gives another", **facts}
     closing = "Ctrl-C stops the server."
@@ -95,24 +95,28 @@ def of_server(config: Config, port: int, task: Task, facts: Mapping[str, str]) -
     )
 
 
-def of_models(server: ServerOptions, names: Sequence[str], url: str, *, on_demand: bool) -> Banner:
+def of_models(
+    server: ServerOptions, names: Sequence[str], url: str, *, on_demand: bool, has_pages: bool = True
+) -> Banner:
     when = "loaded when a request names it" if on_demand else "loading now"
     facts = {"Models": ", ".join(names), "Runs on": f"one process per model, {when}"}
-    places = _places(server, url, "Chat")
+    places = _places(server, url, "Chat", has_pages=has_pages)
     return Banner(f"oaiserve {__version__} serves {len(names)} models at {url}/v1", {**facts, **places})
 
 
-def of_gateway(options: RouteOptions, url: str) -> Banner:
+def of_gateway(options: RouteOptions, url: str, *, has_pages: bool = True) -> Banner:
     if len(options.replica) > 1:
         number = f"{len(options.replica)} servers"
     else:
         number = "one server"
-    facts = {"Servers": ", ".join(options.replica)} | _places(options.server, url, "Page")
+    facts = {"Servers": ", ".join(options.replica)} | _places(options.server, url, "Page", has_pages=has_pages)
     closing = "The log reports when a server starts or stops taking requests. Ctrl-C stops the gateway."
     return Banner(f"oaiserve {__version__} routes to {number} at {url}/v1", facts, closing=closing)
 
 
-def _places(server: ServerOptions, url: str, page: str) -> dict[str, str]:
+def _places(server: ServerOptions, url: str, page: str, *, has_pages: bool) -> dict[str, str]:
+    if not has_pages:
+        return {"API": f"{url}/v1"}
     closed = "closed: give --api-key to open it for clients with a key, or --open-dashboard for all"
     return {"API": f"{url}/v1", page: f"{url}/" if server.shows_dashboard else closed}
 

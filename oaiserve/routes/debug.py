@@ -23,9 +23,7 @@ from oaiserve.routes.operation import PRIVATE, Operation, Parameter, closed, rea
 from oaiserve.routes.serving import serving_of
 from oaiserve.wire.report import ROUTER_HEADER, Report
 
-closed_route = closed(
-    f"{{path}} shows other people's requests, {PRIVATE}, or with --open-dashboard."
-)  # The live page uses it, too.
+closed_route = closed(f"{{path}} shows other people's requests, {PRIVATE}, or with --open-dashboard.")
 
 
 class RequestList(msgspec.Struct):

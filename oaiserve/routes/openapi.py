@@ -13,8 +13,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from oaiserve.plugins.pages.dashboard import document_response
-from oaiserve.routes.door.access import is_open
+from oaiserve.routes.answer.document import document_response
 from oaiserve.routes.intake.object_types import REF, InputItem, Message
 from oaiserve.routes.operation import ErrorAnswer, Operation, operation_of
 
@@ -34,14 +33,14 @@ STATUSES = {
 
 
 def published(
-    routes: Sequence[Route], *, version: str, needs_key: bool, guard_all: bool
+    routes: Sequence[Route], *, version: str, needs_key: bool, is_open: Callable[[str], bool]
 ) -> Callable[[Request], Awaitable[Response]]:
     """Return the function of the route with the document of a server's routes. The first request generates the
     document."""
 
     @cache
     def content() -> bytes:
-        open_paths = {route.path for route in routes if is_open(route.path, guard_all=guard_all)}
+        open_paths = {route.path for route in routes if is_open(route.path)}
         return msgspec.json.encode(document(routes, version=version, needs_key=needs_key, open_paths=open_paths))
 
     @Operation(summary="This document.", group="Server", answer="application/json")

@@ -17,12 +17,12 @@ from oaiserve.engine.pooling import Task
 from oaiserve.errors import InvalidRequest, ModelNotFound, invalid
 from oaiserve.http.shared_limit import SharedLimit
 from oaiserve.plugins.keys.key_store import KeyStore
-from oaiserve.plugins.pages.feed import Feed
 from oaiserve.plugins.responses.runs import Runs
 from oaiserve.plugins.responses.store import ResponseDatabase
 from oaiserve.routes.dialects.dialect import Dialect
 from oaiserve.routes.door.exchange import Exchange
 from oaiserve.routes.intake.sampling_defaults import SamplingDefaults
+from oaiserve.routes.pages import Pages
 
 if TYPE_CHECKING:
     from oaiserve.engine.engine import Engine
@@ -59,7 +59,7 @@ class Serving:
     engine: Engine  # Its tokenizer blocks, so routes use that only in `run_in_turns`.
     telemetry: Telemetry
     streams: LoopStreams
-    feed: Feed
+    pages: Pages
     model_root: str  # the folder or hub id of the model, from which clients load its tokenizer
     version: str
     kind: str  # Servers of one kind write the same bytes for the same request; "" if there are no such servers.

@@ -8,7 +8,6 @@ import pytest
 import yaml
 
 from deploy.grafana import build
-from deploy.grafana.panels import PHASE_COLORS
 from deploy.grafana.without_panel import REASONS
 from oaiserve.facts.times import PHASES
 from oaiserve.telemetry import names
@@ -143,10 +142,3 @@ def test_exemplars_link_to_the_trace_store_and_to_the_page_of_the_request() -> N
     assert account["url"].endswith(":8000/requests/$${__value.raw}")
     scraped_every = yaml.safe_load((DEPLOY / "prometheus" / "prometheus.yml").read_text())["global"]["scrape_interval"]
     assert by_uid["prometheus"]["jsonData"]["timeInterval"] == scraped_every
-
-
-def test_phases_have_the_colours_of_the_pages() -> None:
-    style = (DEPLOY.parent / "oaiserve/plugins/pages/static/base.css").read_text()
-    of_pages = dict(re.findall(r"--(\w+): light-dark\(#\w+, (#\w+)\);", style))
-    assert PHASE_COLORS.keys() == set(PHASES)
-    assert {phase: of_pages[phase] for phase in PHASE_COLORS} == PHASE_COLORS

@@ -18,8 +18,9 @@ from starlette.testclient import TestClient
 from oaiserve.app import routes
 from oaiserve.config import Config
 from oaiserve.http.keys import Keyring
-from oaiserve.routes.door.access import APIKeys
+from oaiserve.routes.door.access import APIKeys, OpenPaths
 from oaiserve.routes.door.middleware import Errors, RequestHeaders
+from oaiserve.routes.pages import Pages
 from oaiserve.wire.report import ROUTER_HEADER
 from oaiserve.wire.routing_decision import OWNER_HEADER
 from tests.routes.asking import bearer
@@ -377,7 +378,8 @@ def test_digest_stands_for_a_key_only_in_a_child_process(is_child: bool) -> None
         return Response(request.state.key_name)
 
     ring = Keyring(["mine"])
-    access = Middleware(APIKeys, keys=ring, guard_all=False, count=lambda reason: None, is_child=is_child)
+    is_open = OpenPaths(Pages(), guard_all=False)
+    access = Middleware(APIKeys, keys=ring, is_open=is_open, count=lambda reason: None, is_child=is_child)
     layers = [Middleware(RequestHeaders), Middleware(Errors), access]
     with TestClient(Starlette(routes=[Route("/v1/x", owner)], middleware=layers)) as client:
         for digest, status in ((sha256(b"mine"), 200 if is_child else 401), (sha256(b"other"), 401)):

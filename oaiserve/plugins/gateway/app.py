@@ -33,6 +33,7 @@ from oaiserve.facts.times import WallClock
 from oaiserve.http.codings import page_response
 from oaiserve.http.keys import Keyring
 from oaiserve.http.shared_limit import SharedLimit
+from oaiserve.plugin_loading import own_plugins, pages_of
 from oaiserve.plugins.batches.runner import BatchRunner
 from oaiserve.plugins.batches.store import BatchStore
 from oaiserve.plugins.gateway import model_routes, page
@@ -168,6 +169,7 @@ def _create(
         service="oaiserve-gateway",
     )
     gateway = Gateway(routers, watch, metrics, server, options, tracing, models)
+    pages = pages_of(own_plugins()).shown(None if server.shows_dashboard else page.hidden_by(models))
 
     async def ready(request: Request) -> Response:
         if not gateway.is_ready:
@@ -210,12 +212,13 @@ def _create(
             Route("/version", version),
             Route("/metrics", show_metrics),
             *own,
-            *page.routes(watch, routers, metrics, server, models, gateway),
+            *page.routes(watch, routers, metrics, server, models, gateway, pages),
             Mount("", gateway),
         ],
         middleware=middleware(
             server,
             None if children is None else children.ring,
+            pages,
             count_refused,
             None,
             count_delay=lambda delay_ns: metrics.refusal_delay.inc(delay_ns / 1e9),

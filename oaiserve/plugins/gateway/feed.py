@@ -10,9 +10,8 @@ import msgspec
 
 from oaiserve import __version__
 from oaiserve.plugins.gateway.samples import FleetSamples
-from oaiserve.plugins.pages.dashboard import LAST_SAMPLES
-from oaiserve.plugins.pages.feed import Feed
 from oaiserve.routes.answer import sse
+from oaiserve.routes.answer.feed import LAST_SAMPLES, Feed
 
 
 class FleetFeed(Feed):

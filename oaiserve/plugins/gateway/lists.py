@@ -22,7 +22,7 @@ from oaiserve.plugins.gateway.routers import Routers
 from oaiserve.plugins.gateway.sources import UNREADABLE
 from oaiserve.plugins.gateway.upstream import Headers, NoAnswer, Upstream
 from oaiserve.plugins.gateway.watch import Watch
-from oaiserve.plugins.pages.dashboard import document_response
+from oaiserve.routes.answer.document import document_response
 from oaiserve.routes.answer.paging import Page, page_of
 from oaiserve.routes.door.middleware import json_response
 from oaiserve.routes.models import list_answer

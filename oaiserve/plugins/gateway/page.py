@@ -22,11 +22,13 @@ from oaiserve.plugins.gateway.routers import Routers
 from oaiserve.plugins.gateway.samples import FleetSamples
 from oaiserve.plugins.gateway.upstream import Upstream
 from oaiserve.plugins.gateway.watch import Watch
-from oaiserve.plugins.pages import dashboard
 from oaiserve.routes import debug
+from oaiserve.routes.answer.feed import feed_response
 from oaiserve.routes.operation import closed
+from oaiserve.routes.pages import Endpoint, Pages
+from oaiserve.routes.root import answer_root
 
-_CLOSED = (
+closed_route = closed(
     "{path} shows the load and the requests of all replicas, so it is there only where --host is this machine alone, "
     "as in 127.0.0.1, or with --open-dashboard."
 )
@@ -39,12 +41,13 @@ def routes(
     server: ServerOptions,
     models: ChildModels | None,
     gateway: Gateway,
+    pages: Pages,
 ) -> list[Route]:
-    """Return the routes of the pages: the chat, which any replica answers, and the live page of the fleet. With
+    """Return the routes of these pages: the chat, which any replica answers, and the live page of the fleet. With
     `models` in child processes, the feed of one model comes from its process."""
 
     async def root(request: Request) -> Response:
-        return await dashboard.answer_root(request, server, __version__)
+        return await answer_root(request, server, __version__, pages)
 
     def fleet() -> dict[str, Any]:
         sent = counts(metrics.choices, "replica")
@@ -66,16 +69,21 @@ def routes(
     async def feed(request: Request) -> ASGIApp:
         if models is not None and request.query_params.get("model"):
             return gateway
-        return dashboard.feed_response(request, fleet_feed, fleet_feed.events())
+        return feed_response(request, fleet_feed, fleet_feed.events())
 
     root_route = Route("/", root)
     if server.shows_dashboard:
-        return [root_route, *dashboard.page_routes(None), Route("/dashboard/feed", feed)]
-    hidden = closed(_CLOSED) if models is None else debug.closed_route
+        return [root_route, *pages.routes, Route("/dashboard/feed", feed)]
+    hidden = hidden_by(models)
     paths = ["/debug/requests", "/debug/requests/{request_id}"]
     if models is not None:
         paths = ["/debug/{rest:path}", "/dashboard/{rest:path}"]
-    return [root_route, *dashboard.page_routes(hidden), *(Route(path, hidden) for path in paths)]
+    return [root_route, *pages.routes, *(Route(path, hidden) for path in paths)]
+
+
+def hidden_by(models: ChildModels | None) -> Endpoint:
+    """Return what replaces the pages that show requests, on a gateway that shows none."""
+    return closed_route if models is None else debug.closed_route
 
 
 def _not_loaded(model: Model) -> dict[str, Any]:

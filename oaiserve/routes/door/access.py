@@ -18,6 +18,7 @@ from oaiserve.errors import APIError, Forbidden, InvalidRequest, Unauthorized
 from oaiserve.facts.record import AccessRefusal
 from oaiserve.hosts import Authority, host_name, is_address, is_loopback, is_same_origin, parse_authority
 from oaiserve.http.keys import Key, Keyring, Right
+from oaiserve.routes.pages import Pages
 from oaiserve.wire.routing_decision import OWNER_HEADER
 
 logger = logging.getLogger(__name__)
@@ -98,15 +99,20 @@ class Hosts:
         _refuse(scope, AccessRefusal.ORIGIN, Forbidden(message, code="origin_not_allowed"), self._count, origin)
 
 
-_OPEN_PATHS = frozenset({"/health", "/ready", "/version", "/metrics", "/openapi.json"})
-# A browser sends no key when it loads a page.
-_PAGES = frozenset({"/", "/dashboard", "/requests", "/docs", "/favicon.ico"})
-_BELOW_PAGES = ("/dashboard/static/", "/requests/")
+_OPEN_PATHS = ("/health", "/ready", "/version", "/metrics", "/openapi.json")
 
 
-def is_open(path: str, *, guard_all: bool) -> bool:
-    """Return whether a route needs no key: the operator's routes, unless all are guarded, and pages without data."""
-    return path in _PAGES or path.startswith(_BELOW_PAGES) or (path in _OPEN_PATHS and not guard_all)
+class OpenPaths:
+    """The paths that need no key: the operator's, unless all are guarded, and those of pages, which have no data. A
+    browser sends no key when it loads a page."""
+
+    def __init__(self, pages: Pages, *, guard_all: bool) -> None:
+        paths = {"/", *(route.path for route in pages.routes)}
+        self._paths = frozenset(paths if guard_all else paths.union(_OPEN_PATHS))
+        self._starts = tuple(path.partition("{")[0] for path in paths if "{" in path)
+
+    def __call__(self, path: str) -> bool:
+        return path in self._paths or path.startswith(self._starts)
 
 
 # Rights for these routes and all routes below them. Every other route needs the right to use the model.
@@ -131,7 +137,7 @@ def key_in(headers: Headers) -> bytes:
 
 
 class APIKeys:
-    """Requires `Authorization: Bearer KEY` on all routes except the operator's, or on all routes with `guard_all`.
+    """Requires `Authorization: Bearer KEY` on all routes except the open ones.
     Clients of Anthropic's API send `x-api-key: KEY`.
 
     `scope["state"]` gets the `key`, its name as `key_name` and `client`, and its digest as `owner`. In a child process,
@@ -139,16 +145,16 @@ class APIKeys:
     """
 
     def __init__(
-        self, app: ASGIApp, *, keys: Keyring, guard_all: bool, count: CountRefusal, is_child: bool = False
+        self, app: ASGIApp, *, keys: Keyring, is_open: OpenPaths, count: CountRefusal, is_child: bool = False
     ) -> None:
         self.app = app
         self._is_child = is_child
         self._keys = keys
-        self._guard_all = guard_all
+        self._is_open = is_open
         self._count = count
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and not is_open(scope["path"], guard_all=self._guard_all):
+        if scope["type"] == "http" and not self._is_open(scope["path"]):
             key = self._find(scope)
             if right_for(scope["path"]) not in key.rights:
                 message = f"The role of the key '{key.name}' does not permit {scope['path'][:100]}."

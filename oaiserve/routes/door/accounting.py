@@ -25,11 +25,11 @@ from oaiserve.routes.serving import serving_of
 from oaiserve.wire.routing_decision import BACKGROUND_HEADER
 
 
-def _link_to_page(scope: Scope, request_id: str) -> bytes:
+def _link_to_page(scope: Scope, page: str) -> bytes:
     """Return the value of the header `link`. The address is relative, because a proxy may serve the API under a
     prefix."""
     up = "../" * (scope["raw_path"].count(b"/") - 1)
-    return f'<{up}requests/{request_id}>; rel="describedby"; type="text/html"'.encode()
+    return f'<{up}{page}>; rel="describedby"; type="text/html"'.encode()
 
 
 _SHARED = [each.name for each in fields(RequestRecord) if hasattr(Exchange, each.name)]  # fields that both classes have
@@ -75,8 +75,9 @@ class Accounting:
         async def watched_send(message: Message) -> None:
             if message["type"] == "http.response.start":
                 exchange.http_status = message["status"]
-                if serving.config.server.shows_dashboard:
-                    message["headers"] = [*message["headers"], (b"link", _link_to_page(scope, exchange.request_id))]
+                if page := serving.pages.request:
+                    link = _link_to_page(scope, f"{page}{exchange.request_id}")
+                    message["headers"] = [*message["headers"], (b"link", link)]
                 if use is not None and store is not None:
                     if not use.headers:
                         with suppress(Unavailable):

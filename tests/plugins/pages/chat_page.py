@@ -17,7 +17,8 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from oaiserve.config import ServerOptions
-from oaiserve.plugins.pages.dashboard import answer_root, page_routes
+from oaiserve.plugins.pages.files import PAGES
+from oaiserve.routes.root import answer_root
 from tests.e2e.browser import OpenPage
 from tests.serving import RunningServer
 
@@ -129,15 +130,17 @@ def script() -> Script:
 
 @pytest.fixture
 def scripted_page(script: Script, open_page: OpenPage) -> Iterator[Page]:
+    pages = PAGES.shown(None)
+
     async def root(request: Request) -> Response:
-        return await answer_root(request, OPTIONS, "1")
+        return await answer_root(request, OPTIONS, "1", pages)
 
     async def models(_request: Request) -> Response:
         return JSONResponse({"data": [MODEL]})
 
     routes = [
         *(Route("/", root), Route("/v1/models", models)),
-        *(Route("/v1/chat/completions", script.chat, methods=["POST"]), *page_routes(None)),
+        *(Route("/v1/chat/completions", script.chat, methods=["POST"]), *pages.routes),
     ]
     with RunningServer(Starlette(routes=routes), OPTIONS) as server:
         page = ready(open_page(f"{server.url}/"))

@@ -3,8 +3,7 @@
 import asyncio
 import json
 import re
-import threading
-from itertools import count, islice
+from itertools import islice
 from pathlib import Path
 from typing import Any
 from urllib.parse import urljoin
@@ -16,8 +15,8 @@ from starlette.types import Message
 
 from oaiserve.app import create_app, routes
 from oaiserve.config import Config, EngineOptions, ServerOptions
-from oaiserve.plugins.pages.dashboard import page_files, prefers_html
-from oaiserve.plugins.pages.feed import MOST_VIEWERS, Feed
+from oaiserve.plugins.pages.files import page_files
+from oaiserve.routes.answer.feed import MOST_VIEWERS
 from tests.routes.asking import refused
 from tests.routes.doubles import FakeEngine, FakeTelemetry
 from tests.serving import Serve, Served
@@ -229,58 +228,3 @@ async def test_the_number_of_viewers_is_limited_and_a_viewer_that_leaves_frees_i
         for viewer in (*viewers, *late):
             viewer.leaving.set()
         await asyncio.wait([viewer.task for viewer in (*viewers, *late)])
-
-
-async def test_viewers_share_each_message_and_without_viewers_none_is_made() -> None:
-    numbers = count()
-    threads = set()
-
-    def render() -> bytes:
-        threads.add(threading.get_ident())
-        return str(next(numbers)).encode()
-
-    feed = Feed(render, interval_seconds=0)
-    for number in range(3):
-        assert await asyncio.gather(*(feed.next() for _ in range(5))) == [str(number).encode()] * 5
-    await asyncio.sleep(0.01)
-    assert await feed.next() == b"3"
-    await feed.close()
-    assert threading.get_ident() not in threads
-
-
-async def test_a_failure_reaches_the_viewers_and_the_next_viewer_starts_the_feed_again() -> None:
-    answers = iter([ValueError("no"), b"yes"])
-
-    def render() -> bytes:
-        answer = next(answers)
-        if isinstance(answer, Exception):
-            raise answer
-        return answer
-
-    feed = Feed(render, interval_seconds=0)
-    with pytest.raises(ValueError, match="no"):
-        await feed.next()
-    assert await feed.next() == b"yes"
-    await feed.close()
-
-
-@pytest.mark.parametrize(
-    ("accept", "is_html"),
-    [
-        ("", False),
-        ("*/*", False),
-        ("text/html", True),
-        ("text/*", True),
-        ("text/html, */*;q=0.5", True),
-        ("application/json, text/html", False),
-        ("application/json;q=0.5, text/html;q=0.9", True),
-        ("application/json, text/html;q=0.9", False),
-        ("text/html,application/xhtml+xml,*/*;q=0.8", True),
-        ("TEXT/HTML; Q=1", True),
-        ("text/html;q=high", False),
-        ("text/html;q=0, */*", False),
-        (",;,", False),
-    ],
-)
-def test_the_accept_header_decides_between_html_and_json(accept: str, is_html: bool) -> None:
-    assert prefers_html(accept) == is_html

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from oaiserve.plugins.pages.feed import MOST_VIEWERS, RETRY_AFTER_SECONDS
+from oaiserve.routes.answer.feed import MOST_VIEWERS, RETRY_AFTER_SECONDS
 from tests.e2e.browser import DESK, PHONE, OpenPage, check_texts_and_controls, walk_to, weak_contrasts
 from tests.e2e.live import API_KEY, LiveServer, serve_process
 from tests.e2e.load import streams

@@ -4,17 +4,23 @@ any."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager, suppress
 
 from starlette.concurrency import run_in_threadpool
+from starlette.requests import Request
+from starlette.responses import Response, StreamingResponse
+from starlette.types import Receive, Scope, Send
 
 from oaiserve.errors import Overloaded
+from oaiserve.routes.answer import sse
 
 INTERVAL_SECONDS = 1.0
 # A message is written to all viewers at once, which occupies the event loop for about 0.1 ms each.
 MOST_VIEWERS = 64
 RETRY_AFTER_SECONDS = 10
+LAST_SAMPLES = 4  # samples of a message that brings samples, for viewers that missed one
+_HEADERS = {**sse.HEADERS, "cache-control": "no-store"}
 
 
 class Feed:
@@ -60,3 +66,21 @@ class Feed:
 
     async def _message(self) -> bytes:
         return await run_in_threadpool(self._render)
+
+
+def feed_response(request: Request, feed: Feed, events: AsyncIterator[bytes]) -> Response:
+    if request.method == "HEAD":  # The answer would never end.
+        return Response(headers=_HEADERS)
+    return _FeedResponse(feed, events)
+
+
+class _FeedResponse(StreamingResponse):
+    """A response that holds a place among the viewers until its end."""
+
+    def __init__(self, feed: Feed, events: AsyncIterator[bytes]) -> None:
+        super().__init__(events, headers=_HEADERS)
+        self._feed = feed
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        with self._feed.viewer():
+            await super().__call__(scope, receive, send)
