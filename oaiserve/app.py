@@ -171,7 +171,7 @@ def create_app(
             # All records exist only now, because the engine's last events come before its `stop` returns.
             await run_in_threadpool(telemetry.close, TELEMETRY_CLOSE_SECONDS)
 
-    return Starlette(
+    app = Starlette(
         routes=routes(config, parts, pages),
         middleware=middleware(
             config.server, ring, pages, telemetry.count_refused_access, telemetry.is_sampled, is_child=is_child
@@ -179,6 +179,8 @@ def create_app(
         exception_handlers={HTTPException: render_http_exception},
         lifespan=lifespan,
     )
+    app.state.pages = pages
+    return app
 
 
 def _fetcher(allowed: tuple[str, ...]) -> Fetcher | None:

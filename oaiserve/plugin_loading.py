@@ -20,7 +20,6 @@ from oaiserve.engine.sampling_rule import SamplingRule
 from oaiserve.errors import StartupError
 from oaiserve.explain.commands import settings_in
 from oaiserve.plugin import Command, Plugin
-from oaiserve.routes.pages import Pages
 
 if TYPE_CHECKING:
     from starlette.applications import Starlette
@@ -28,6 +27,7 @@ if TYPE_CHECKING:
 
     from oaiserve.config import Config
     from oaiserve.engine.text.tokenizer import Tokenizer
+    from oaiserve.routes.pages import Pages
 
 logger = logging.getLogger(__name__)
 
@@ -246,6 +246,8 @@ def check(plugins: Iterable[Plugin], config: Config) -> None:
 
 def pages_of(plugins: Iterable[Plugin]) -> Pages:
     """Return the pages of the plug-ins."""
+    from oaiserve.routes.pages import Pages  # with an HTTP server, which the command line does not need
+
     pages = Pages()
     for plugin in plugins:
         if plugin.pages is None:

@@ -18,6 +18,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import FrameType
+from typing import TYPE_CHECKING
 
 from oaiserve import interpreter, plugin_loading
 from oaiserve.checkpoints import demo
@@ -44,6 +45,9 @@ from oaiserve.plugins.keys.key_table import KeyTable
 from oaiserve.plugins.responses import store
 from oaiserve.routes.intake.sampling_defaults import SamplingDefaults, given_defaults
 from oaiserve.screen import Screen
+
+if TYPE_CHECKING:
+    from oaiserve.routes.pages import Pages
 
 logger = logging.getLogger(__name__)
 
@@ -185,7 +189,7 @@ def serve_model(
         config.server.log_level,
         config.server.log_format,
         model=None if ready is None else config.model_name,
-        address_of=_request_address(config.server, url),
+        address_of=lambda request_id: _page_of_request(app.state.pages, url, request_id),
     )
     faulthandler.enable(STDERR)  # Otherwise a crash in native code, or of a file that was cut, leaves no line.
     if ready is None:
@@ -248,7 +252,9 @@ def serve_model(
         for problem in SamplingDefaults.of(config, engine.default_params).ignored:
             logger.warning("A default in the model's files is not used. %s", problem)
     facts = banners.engine_facts(config, engine)
-    on_ready: Banner | Callable[[], None] = banners.of_server(config, sock.getsockname()[1], task, facts)
+    on_ready: Banner | Callable[[], None] = banners.of_server(
+        config, sock.getsockname()[1], task, facts, has_pages=bool(app.state.pages.links)
+    )
     if ready is not None:
         logger.info("%s", "; ".join(facts.values()))
         on_ready = ready
@@ -287,14 +293,19 @@ def serve_models(
 
     port = sock.getsockname()[1]
     url = banners.address(server, port)
-    logs.configure(server.log_level, server.log_format, address_of=_request_address(server, url))
+    logs.configure(
+        server.log_level,
+        server.log_format,
+        address_of=lambda request_id: _page_of_request(app.state.pages, url, request_id),
+    )
     # A model's process logs the address of this one.
     configs = {name: replace(config, server=replace(config.server, port=port)) for name, config in configs.items()}
     _warn_of_keys(next(iter(configs.values())))  # All configs have the same files.
     if any(config.model == "demo" for config in configs.values()):
         demo.fetched()
     app, gateway, models = create_gateway_of_models(server, configs, options)
-    banner = banners.of_models(server, [*configs], url, on_demand=options.load_on_demand)
+    has_pages = bool(app.state.pages.links)
+    banner = banners.of_models(server, [*configs], url, on_demand=options.load_on_demand, has_pages=has_pages)
     with announced(url, ", ".join(configs)):
         connections = allowed_connections(server, files_each=2)
         gateway.metrics.show(connections)
@@ -312,7 +323,7 @@ def serve_gateway(options: RouteOptions, sock: socket.socket) -> int:
     server = options.server
     app, gateway = create_gateway(options)
     url = banners.address(server, sock.getsockname()[1])
-    banner = banners.of_gateway(options, url)
+    banner = banners.of_gateway(options, url, has_pages=bool(app.state.pages.links))
     with announced(url, f"those of {len(options.replica)} servers"):
         connections = allowed_connections(server, files_each=2)
         gateway.metrics.show(connections)
@@ -369,7 +380,6 @@ def listen(options: ServerOptions, sock: socket.socket, banner: Banner | Callabl
         print(banner.text(Screen.of(sys.stderr)), file=sys.stderr, flush=True)
 
 
-def _request_address(server: ServerOptions, url: str) -> Callable[[str], str] | None:
-    if server.shows_dashboard:
-        return lambda request_id: f"{url}/requests/{request_id}"
-    return None
+def _page_of_request(pages: Pages, url: str, request_id: str) -> str | None:
+    """Return the address of the page of a request, or None if the server has no such page."""
+    return f"{url}/{pages.request}{request_id}" if pages.request else None

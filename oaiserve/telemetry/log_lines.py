@@ -66,7 +66,7 @@ class ShortFormatter(_TextFormatter):
     """
 
     def __init__(
-        self, screen: Screen, model: str | None = None, address_of: Callable[[str], str] | None = None
+        self, screen: Screen, model: str | None = None, address_of: Callable[[str], str | None] | None = None
     ) -> None:
         super().__init__()
         self._screen = screen

@@ -34,7 +34,7 @@ class JSONFormatter(logging.Formatter):
     The line of a request has the address of its page, from `address_of`.
     """
 
-    def __init__(self, model: str | None = None, address_of: Callable[[str], str] | None = None) -> None:
+    def __init__(self, model: str | None = None, address_of: Callable[[str], str | None] | None = None) -> None:
         super().__init__()
         self._own = {} if model is None else {"process_model": model}
         self._address_of = address_of
@@ -49,7 +49,8 @@ class JSONFormatter(logging.Formatter):
         }
         line |= {name: value for name, value in vars(record).items() if name not in _STANDARD and name not in line}
         if record.name == REQUESTS and self._address_of is not None:
-            line["request_url"] = self._address_of(line["request_id"])
+            url = self._address_of(line["request_id"])
+            line |= {} if url is None else {"request_url": url}
         if record.exc_info:
             line["exception"] = self.formatException(record.exc_info)
         return json.dumps(line, default=str)
@@ -108,12 +109,13 @@ def configure(
     form: LogFormat = "console",
     stream: TextIO | None = None,
     model: str | None = None,
-    address_of: Callable[[str], str] | None = None,
+    address_of: Callable[[str], str | None] | None = None,
 ) -> LogLimit:
     """Set up logging for the whole process, and return the limit on its messages. Call it once, at the start.
 
     The default `stream` is standard error. Each line names the `model`, if one is given. `address_of` maps a request id
-    to the address of its page. Start uvicorn with `log_config=None`, so that it does not replace this setup.
+    to the address of its page, or to None if it has none. Start uvicorn with `log_config=None`, so that it does not
+    replace this setup.
     """
     handler = _Handler(stream or sys.stderr)
     form = resolved(form, handler.stream)

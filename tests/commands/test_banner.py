@@ -24,6 +24,12 @@ def test_lines_are_wrapped_but_addresses_and_the_command_stay_whole(columns: int
     assert "  curl http://127.0.0.1:8000/v1/chat/completions -H 'content-type: application/json' \\" in lines
 
 
+def test_without_pages_the_banner_names_none() -> None:
+    assert banner.of_server(Config("demo"), 8000, "generate", {}, has_pages=False).facts == {
+        "API": "http://127.0.0.1:8000/v1"
+    }
+
+
 def test_banner_describes_model_and_device(tmp_path: Path) -> None:
     file = tmp_path / "small-Q4_K_M.gguf"
     file.write_bytes(bytes(2_000_000))

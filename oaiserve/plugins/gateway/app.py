@@ -226,6 +226,7 @@ def _create(
         exception_handlers={HTTPException: render_http_exception},
         lifespan=lifespan,
     )
+    app.state.pages = pages
     return app, gateway
 
 
