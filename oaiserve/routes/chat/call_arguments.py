@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import json
+import math
 import re
 from collections.abc import Callable
 from typing import Any
@@ -18,6 +19,7 @@ RAW_KEY = "arguments"  # key of the object around arguments that are not an obje
 MOST_DEPTH = 64
 _MOST_CHARACTERS = 2**20  # characters of a text that is completed
 _MOST_PYTHON = 2**14  # characters of a text that is read as Python, whose parser takes far more memory
+_MOST_DIGITS = 4000  # Python reads some more
 _TOKENS = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*(?:"|\\?\Z)|[{}\[\],]', re.DOTALL)
 _CUT_MEMBER = re.compile(r',?\s*(?:"[^"\\]*(?:\\.[^"\\]*)*(?:"\s*(?::\s*)?|\\?\Z))?[-+.\w]*', re.DOTALL)
 _CUT_ESCAPE = re.compile(r"(?<!\\)(?:\\\\)*(\\(?:u[0-9a-fA-F]{0,3})?)\Z")
@@ -77,7 +79,17 @@ def is_deep(value: object, most: int) -> bool:
 
 
 def _json(text: str) -> Any:
-    return json.loads(text, strict=False)  # Models don't escape line ends.
+    """Return the value of a JSON text. Numbers that JSON can't have, and those too long for Python, stay texts."""
+    # Models don't escape line ends.
+    return json.loads(text, strict=False, parse_constant=str, parse_float=_finite, parse_int=_short)
+
+
+def _finite(text: str) -> float | str:
+    return number if math.isfinite(number := float(text)) else text
+
+
+def _short(text: str) -> int | str:
+    return int(text) if len(text) <= _MOST_DIGITS else text
 
 
 def _completed(text: str) -> Any:
@@ -126,7 +138,7 @@ def _python(text: str) -> Any:
     if len(text) > _MOST_PYTHON or text.lstrip()[:1] != "{":
         raise ValueError
     value = ast.literal_eval(text.strip())
-    return json.loads(json.dumps(value))
+    return _json(json.dumps(value))
 
 
 _READERS: tuple[tuple[Callable[[str], Any], str], ...] = (
