@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sqlite3
 import time
@@ -12,6 +13,9 @@ from typing import Literal
 
 from oaiserve.errors import StartupError
 from oaiserve.storage.private import FILE_MODE
+from oaiserve.storage.write_ahead_log import damage
+
+logger = logging.getLogger(__name__)
 
 APPLICATION_ID = 0x0A15E7E5  # in the header of the file, so that no other program's database is taken for one of ours
 BUSY_SECONDS = 10.0  # the longest wait for another process that writes
@@ -46,10 +50,19 @@ def usable(path: Path | None) -> Iterator[None]:
 
 
 def check_pages(connection: sqlite3.Connection) -> None:
-    """Read all pages of a database. Raises sqlite3.Error if one is damaged."""
+    """Read all pages of a database. Raises sqlite3.Error if one is damaged, or if a value has another type than its
+    column."""
     (verdict,) = connection.execute("PRAGMA quick_check(1)").fetchone()
     if verdict != "ok":
         raise sqlite3.DatabaseError(" ".join(verdict.split()))
+    query = (
+        "SELECT t.name, c.name, c.type FROM sqlite_schema AS t, pragma_table_info(t.name) AS c WHERE t.type = 'table'"
+    )
+    for table, column, kind in connection.execute(query).fetchall():
+        if kind in ("INTEGER", "REAL", "TEXT"):
+            others = f"SELECT 1 FROM \"{table}\" WHERE typeof(\"{column}\") NOT IN ('{kind.lower()}', 'null') LIMIT 1"
+            if connection.execute(others).fetchone() is not None:
+                raise sqlite3.DatabaseError(f"a value of {column} in its table {table} is not of the type {kind}")
 
 
 def _opened(path: Path | None, schema: Sequence[str], synchronous: str, without_path: str) -> sqlite3.Connection:
@@ -67,6 +80,8 @@ def _opened(path: Path | None, schema: Sequence[str], synchronous: str, without_
         path or without_path, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False
     )
     try:
+        if path is not None and (lost := damage(path, connection)) is not None:
+            logger.warning("--response-store is '%s': %s. What was stored last may be missing", path, lost)
         _keep_a_log(connection)
         connection.execute(f"PRAGMA synchronous = {synchronous}")
         connection.execute("PRAGMA secure_delete = ON")  # deleted data is gone from the file
