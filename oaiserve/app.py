@@ -43,11 +43,6 @@ from oaiserve.plugins.keys import routes as keys
 from oaiserve.plugins.keys.key_store import KeyStore
 from oaiserve.plugins.keys.key_table import KeyTable
 from oaiserve.plugins.pooling import embeddings, scores
-from oaiserve.plugins.responses import compact, conversations
-from oaiserve.plugins.responses import routes as responses
-from oaiserve.plugins.responses import stored as stored_responses
-from oaiserve.plugins.responses.runs import Runs
-from oaiserve.plugins.responses.store import ResponseDatabase
 from oaiserve.routes import chat_completions as chat
 from oaiserve.routes import completions, debug, health, models, root, tokens
 from oaiserve.routes.dialects.dialect import dialect_of
@@ -62,6 +57,7 @@ from oaiserve.routes.serving import MOST_RECEIVED_BYTES, Serving
 from oaiserve.storage.store import StoreLimits
 from oaiserve.telemetry import Measured, Telemetry, names
 from oaiserve.telemetry.log_limit import LogLimit
+from oaiserve.telemetry.metric import Metric
 from oaiserve.telemetry.metrics import Numbers
 from oaiserve.telemetry.recording import Recording
 
@@ -92,21 +88,17 @@ def create_app(
     config: Config,
     engine: Engine,
     telemetry: Telemetry,
-    responses: ResponseDatabase | None = None,
     *,
     plugins: Sequence[Plugin] | None = None,
     is_child: bool = False,
     clock: Callable[[], float] = time.time,
 ) -> Starlette:
-    """Return the application, which starts and stops the engine, and closes telemetry and the store of responses.
+    """Return the application, which starts and stops the engine, and closes telemetry.
 
-    Without `responses`, it makes the store of the settings, and without `plugins`, it has those of oaiserve. Batches
-    expire by the `clock`. A child process believes its
-    gateway whose a request is, and leaves batches to it. Raises StartupError for unusable files of keys or of
-    responses.
+    Without `plugins`, it has those of oaiserve. Batches expire by the `clock`. A child process believes its gateway
+    whose a request is, and leaves batches to it. Raises StartupError for unusable files of keys.
     """
     parts = own_plugins() if plugins is None else plugins
-    stored = response_store(config.server) if responses is None else responses
     has_batches = config.server.stores_responses
     if has_batches:
         batches = BatchStore(config.server.response_store, StoreLimits.of(config.server))
@@ -129,9 +121,7 @@ def create_app(
             kind="" if any(plugin.sampling_rules for plugin in parts) else _kind(config, sampling),
             created=int(time.time()),
             received_bytes=SharedLimit(MOST_RECEIVED_BYTES),
-            responses=stored,
             key_store=key_store,
-            runs=Runs(StoreLimits.of(config.server)),
             fetcher=_fetcher(config.server.allow_media_from),
             dialect=dialect_of(
                 config.server.tool_call_parser,
@@ -163,7 +153,6 @@ def create_app(
                 task.cancel()
             # `Server.shutdown` has already waited for running requests and cut off the rest.
             await run_in_threadpool(engine.stop, 0.0)
-            await stored.close()
             if batches is not None:
                 await batches.close()
             if key_store is not None:
@@ -209,18 +198,14 @@ def server_telemetry(
     config: Config,
     engine: Engine,
     connections: Connections | None,
-    responses: ResponseDatabase,
     log_limit: LogLimit | None = None,
     plugins: Iterable[Plugin] = (),
 ) -> Telemetry:
     """Return the telemetry of a server with these components, or without `connections` if another server has them.
     Raises StartupError for wrong OTEL_* variables."""
-    elsewhere: dict[names.Metric, Callable[[], Numbers]] = {
+    elsewhere: dict[Metric, Callable[[], Numbers]] = {
         names.ENGINE_FEATURE: lambda: {(name,): int(not reason) for name, reason in engine.features.items()},
         names.METER_JOULES: lambda: {(): engine.energy.joules} if engine.energy.is_known else {},
-        names.STORED_RESPONSES: lambda: {(): responses.counts().number},
-        names.STORED_RESPONSE_BYTES: lambda: {(): responses.counts().num_bytes},
-        names.STORED_RESPONSES_DROPPED: lambda: {(why,): number for why, number in responses.counts().dropped.items()},
     }
     if connections is not None:
         elsewhere[names.REFUSAL_DELAY_SECONDS] = lambda: {(): connections.refusals.delay_ns / 1e9}
@@ -271,10 +256,6 @@ def keyring(server: ServerOptions) -> tuple[Keyring | None, KeyStore | None]:
     return Keyring(server.api_key, server.api_key_file, store.valid), store
 
 
-def response_store(server: ServerOptions) -> ResponseDatabase:
-    return ResponseDatabase(server.response_store, StoreLimits.of(server))
-
-
 async def observe_event_loop_lag(observe: Callable[[float], None]) -> None:
     """Measure for ever how late the event loop wakes a sleeping task. Every stream is late by the same time."""
     while True:
@@ -313,26 +294,6 @@ def routes(config: Config, plugins: Iterable[Plugin] | None = None, pages: Pages
     table: list[BaseRoute] = [
         accounted("/v1/completions", completions.completions, "text_completion"),
         accounted("/v1/chat/completions", chat.chat_completions, "chat"),
-        accounted("/v1/responses", responses.responses, "responses"),
-        Route("/v1/responses/input_tokens", responses.input_tokens, methods=["POST"]),
-        accounted("/v1/responses/compact", compact.compact, "responses"),
-        *(
-            Route(f"/v1/{path}", route, methods=[method])
-            for path, method, route in (
-                ("responses/{response_id}", "GET", stored_responses.retrieve),
-                ("responses/{response_id}", "DELETE", stored_responses.delete),
-                ("responses/{response_id}/input_items", "GET", stored_responses.list_input_items),
-                ("responses/{response_id}/cancel", "POST", stored_responses.cancel),
-                ("conversations", "POST", conversations.create),
-                ("conversations/{conversation_id}", "GET", conversations.retrieve),
-                ("conversations/{conversation_id}", "POST", conversations.update),
-                ("conversations/{conversation_id}", "DELETE", conversations.delete),
-                ("conversations/{conversation_id}/items", "GET", conversations.list_items),
-                ("conversations/{conversation_id}/items", "POST", conversations.add_items),
-                ("conversations/{conversation_id}/items/{item_id}", "GET", conversations.retrieve_item),
-                ("conversations/{conversation_id}/items/{item_id}", "DELETE", conversations.delete_item),
-            )
-        ),
         *batch_routes.routes(),
         *(
             Route(f"/v1/{name}_lora_adapter", route if adapters_open else adapters_closed, methods=["POST"])

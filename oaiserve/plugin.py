@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from oaiserve.facts.record import RequestRecord
     from oaiserve.routes.dialects.family import CallFamily
     from oaiserve.routes.pages import Pages
+    from oaiserve.telemetry.metric import Metric
 
 __all__ = ["PUBLIC_MODULES", "Command", "Plugin", "StartupError", "engine_of"]
 
@@ -46,6 +47,7 @@ PUBLIC_MODULES = (
     "oaiserve.http",
     "oaiserve.routes",
     "oaiserve.storage",
+    "oaiserve.telemetry.metric",
     "oaiserve.wire",
 )
 
@@ -88,6 +90,10 @@ class Plugin:
     lifespan: Callable[[Starlette], AbstractAsyncContextManager[object]] | None = None
     """Entered with the application when the engine has started, and left before it stops, on the server's event loop.
     What it sets in `app.state` is for the plug-in's routes."""
+
+    metrics: Sequence[Metric] = ()
+    """What it adds to /metrics. Its lifespan calls `app.state.serving.telemetry.show` with each metric and a function
+    that returns its numbers."""
 
     observe: Callable[[RequestRecord], None] | None = None
     """Called with the record of each ended request, after its answer, on the telemetry thread. The record is shared, so

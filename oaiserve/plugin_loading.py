@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from oaiserve.config import Config
     from oaiserve.engine.text.tokenizer import Tokenizer
     from oaiserve.routes.pages import Pages
+    from oaiserve.telemetry.metric import Metric
 
 logger = logging.getLogger(__name__)
 
@@ -37,7 +38,7 @@ Settings = Mapping[str, Any]  # a table of the config file
 GROUP = "oaiserve.plugins"
 VARIABLE = "OAISERVE_PLUGIN"
 OWN_SOURCE = f"oaiserve {__version__}"
-OURS = ("messages", "pages", "terminal")  # folders of oaiserve/plugins, each of which may be missing
+OURS = ("messages", "pages", "responses", "terminal")  # folders of oaiserve/plugins, each of which may be missing
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,6 +236,11 @@ def own_plugins() -> list[Plugin]:
     """Return the plug-ins of oaiserve whose folders are there, without settings."""
     found = (_ours(name, {}) for name in OURS)
     return [each.plugin for each in found if isinstance(each, LoadedPlugin)]
+
+
+def own_metrics() -> list[Metric]:
+    """Return the metrics of the plug-ins of oaiserve."""
+    return [metric for plugin in own_plugins() for metric in plugin.metrics]
 
 
 def check(plugins: Iterable[Plugin], config: Config) -> None:

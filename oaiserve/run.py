@@ -42,7 +42,6 @@ from oaiserve.http.connections import Connections, allowed_connections
 from oaiserve.http.keys import Keyring, exposure
 from oaiserve.plugin_loading import Found
 from oaiserve.plugins.keys.key_table import KeyTable
-from oaiserve.plugins.responses import store
 from oaiserve.routes.intake.sampling_defaults import SamplingDefaults, given_defaults
 from oaiserve.screen import Screen
 
@@ -80,8 +79,6 @@ def check_files(server: ServerOptions, engine: EngineOptions, telemetry: Telemet
             raise StartupError(f"--lora {name}={folder} cannot be used: {error}.") from error
     if engine.lora_dir is not None and not engine.lora_dir.is_dir():
         raise StartupError(f"--lora-dir is '{engine.lora_dir}', which is not a folder.")
-    if server.response_store is not None:
-        store.check(server.response_store)
     Keyring((), server.api_key_file)  # raises StartupError if a file has no keys
     recording = telemetry.record_requests
     if recording is not None and not os.access(recording.parent, os.W_OK | os.X_OK):
@@ -236,13 +233,12 @@ def serve_model(
             logger.warning("%s The server starts again without kernels of its own", error)
             os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
     with times.part("server"):
-        from oaiserve.app import create_app, response_store, server_telemetry
+        from oaiserve.app import create_app, server_telemetry
 
         connections = allowed_connections(config.server)
-        responses = response_store(config.server)
-        telemetry = server_telemetry(config, engine, connections, responses, log_limit, plugins)
+        telemetry = server_telemetry(config, engine, connections, log_limit, plugins)
         is_child = sock.family == socket.AF_UNIX
-        app = create_app(config, engine, telemetry, responses, plugins=plugins, is_child=is_child)
+        app = create_app(config, engine, telemetry, plugins=plugins, is_child=is_child)
     interpreter.end_load()
     give_back()  # memory that the start has freed
     keep_freed()

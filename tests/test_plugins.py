@@ -25,7 +25,7 @@ from oaiserve.errors import StartupError
 from oaiserve.facts.engine_numbers import EngineNumbers
 from oaiserve.facts.record import RequestRecord
 from oaiserve.plugin import PUBLIC_MODULES, Plugin, engine_of
-from oaiserve.plugin_loading import OURS, OWN_SOURCE, load, rules_of
+from oaiserve.plugin_loading import OURS, OWN_SOURCE, load, own_metrics, rules_of
 from oaiserve.routes.dialects.dialect import dialect_of
 from oaiserve.telemetry import Measured, Telemetry
 from tests.engine.doubles import TOKENIZER
@@ -453,6 +453,15 @@ def test_an_observer_gets_the_record_of_each_ended_request_and_one_that_fails_is
     assert observed == [record]
     assert any(message.startswith("Telemetry consumer 'plugin broken' failed") for message in caplog.messages)
     assert b'oaiserve_telemetry_errors_total{consumer="plugin broken"} 1.0' in telemetry.render(None)[0]
+
+
+def test_the_plugins_of_oaiserve_show_their_metrics() -> None:
+    telemetry = FakeTelemetry()
+
+    with run_server(create_app(Config("demo"), FakeEngine(), telemetry)):  # type: ignore[arg-type]
+        numbers = {name: read() for name, read in telemetry.shown.items()}
+
+    assert numbers.keys() == {metric.name for metric in own_metrics()}
 
 
 def tree_without(folder: Path, *parts: str) -> Path:

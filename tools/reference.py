@@ -28,6 +28,7 @@ from oaiserve.routes.intake.body_types import (
 )
 from oaiserve.routes.intake.object_types import Message
 from oaiserve.telemetry import names, vllm_names
+from oaiserve.telemetry.metric import Metric
 from tools.markdown import as_markdown, write_between
 
 FOLDER = Path(__file__).parents[1] / "docs" / "reference"
@@ -48,6 +49,11 @@ def tables() -> dict[tuple[str, str], str]:
         ("flags.md", "flags"): flags(),
         **{("api.md", name): parameters(bodies) for name, bodies in BODIES.items()},
         ("metrics.md", "metrics"): metrics(names.METRICS),
+        **{
+            ("metrics.md", f"{plugin.name}-metrics"): metrics(plugin.metrics)
+            for plugin in own_plugins()
+            if plugin.metrics
+        },
         ("metrics.md", "genai-metrics"): metrics(names.GEN_AI_METRICS),
         ("metrics.md", "vllm-metrics"): textwrap.fill(
             f"{', '.join(f'`{metric.name}`' for metric in vllm_names.METRICS)}.", 120, break_on_hyphens=False
@@ -138,7 +144,7 @@ def _type(option: dict[str, Any]) -> Iterator[str]:
         yield option.get("type", "string")  # an enum has no type, and all of ours are of strings
 
 
-def metrics(rows: Sequence[names.Metric]) -> str:
+def metrics(rows: Sequence[Metric]) -> str:
     everywhere = [label for label in rows[0].labels if all(label in metric.labels for metric in rows)]
     table = [["metric", "type", "further labels" if everywhere else "labels", "what"]]
     for metric in rows:

@@ -17,8 +17,6 @@ from oaiserve.engine.pooling import Task
 from oaiserve.errors import InvalidRequest, ModelNotFound, invalid
 from oaiserve.http.shared_limit import SharedLimit
 from oaiserve.plugins.keys.key_store import KeyStore
-from oaiserve.plugins.responses.runs import Runs
-from oaiserve.plugins.responses.store import ResponseDatabase
 from oaiserve.routes.dialects.dialect import Dialect
 from oaiserve.routes.door.exchange import Exchange
 from oaiserve.routes.intake.sampling_defaults import SamplingDefaults
@@ -64,8 +62,6 @@ class Serving:
     version: str
     kind: str  # Servers of one kind write the same bytes for the same request; "" if there are no such servers.
     created: int  # Unix seconds, as in the API
-    responses: ResponseDatabase
-    runs: Runs
     received_bytes: SharedLimit  # bytes of the bodies that are being received: a client may send many slowly
     key_store: KeyStore | None  # store of the keys whose use is counted
     fetcher: Fetcher | None  # fetcher of images and sounds that requests name by URL

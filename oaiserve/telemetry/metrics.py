@@ -23,7 +23,7 @@ from oaiserve.facts.targets import Targets
 from oaiserve.facts.times import EpochOffset, monotonic_ns
 from oaiserve.telemetry import names, vllm_names
 from oaiserve.telemetry.live import Live
-from oaiserve.telemetry.names import Metric
+from oaiserve.telemetry.metric import Metric
 from oaiserve.telemetry.observations import Observations
 from oaiserve.telemetry.page import Form, Page, negotiate
 from oaiserve.telemetry.series import (
@@ -136,6 +136,11 @@ class Metrics:
 
     def count(self, metric: Metric, label: str, number: int = 1) -> None:
         self._pending.append((self._observed.counters[metric], (label,), number))
+
+    def show(self, metric: Metric, read: Callable[[], Numbers]) -> None:
+        """Add a metric to the page. `read` returns its numbers for each page, in a worker thread."""
+        with self._lock:
+            self._page.add(CallbackFamily(metric, read))
 
     def render(self, accept: str | None) -> tuple[bytes, str]:
         """Return the page for /metrics, with all observations before the call, and its content type.

@@ -5,11 +5,10 @@ Tests compare dashboards, alert rules, the load test and the docs with this modu
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from oaiserve.facts.engine_numbers import EngineNumbers
 from oaiserve.facts.fact import facts_of
 from oaiserve.facts.record import Cause, Outcome, ToolCallOutcome, WaitReason
+from oaiserve.telemetry.metric import Metric, histogram, metric
 
 SERVICE_NAME = "oaiserve"
 
@@ -40,184 +39,148 @@ STEP_SEQUENCE_BUCKETS = tuple(float(2**exponent) for exponent in range(11))  # 1
 ERROR_BUCKETS = (0.01, 0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.5, 1.0)
 STEP_TOKEN_BUCKETS = tuple(float(2**exponent) for exponent in range(15))  # 1 to 16384
 
-
-_UNITS = ("seconds", "tokens", "ratio", "bytes", "blocks", "sequences", "joules", "price")
-
-
-@dataclass(frozen=True, eq=False)
-class Metric:
-    """A metric as Prometheus names it: a counter ends in `_total`, a histogram gets `_bucket`, `_sum` and `_count`."""
-
-    name: str
-    type: str  # "counter" | "gauge" | "histogram" | "summary" | "info"
-    help: str
-    unit: str = ""
-    labels: tuple[str, ...] = ()
-    buckets: tuple[float, ...] = ()
-    # It shows the series of another metric, or this number of the engine. Without either, it has its own series.
-    of: Metric | str | None = None
-    where: tuple[tuple[str, str], ...] = ()  # the values that labels of the series must have
-
-
-def unit_of(name: str) -> str:
-    last = name.removesuffix("_total").rpartition("_")[2]
-    if last in _UNITS:
-        return last
-    return ""
-
-
-def _metric(name: str, help: str, labels: str = "", of: str | None = None) -> Metric:
-    """Return a counter, an info or a gauge, depending on the end of the name."""
-    kind = {"total": "counter", "info": "info"}.get(name.rpartition("_")[2], "gauge")
-    return Metric(name, kind, help, unit_of(name), tuple(labels.split()), of=of)
-
-
-def _histogram(name: str, buckets: tuple[float, ...], help: str, labels: str = "", unit: str = "") -> Metric:
-    return Metric(name, "histogram", help, unit or unit_of(name), tuple(labels.split()), buckets)
-
-
 _REQUEST = "outcome operation model"  # labels
 
 # Metrics of ended requests, from their records.
-PHASE_SECONDS = _histogram(
+PHASE_SECONDS = histogram(
     "oaiserve_request_phase_seconds",
     PHASE_BUCKETS,
     "Time that ended requests spent in each phase. A request's phases add up to its duration.",
     f"phase {_REQUEST}",
 )
-DURATION_SECONDS = _histogram(
+DURATION_SECONDS = histogram(
     "oaiserve_request_duration_seconds",
     PHASE_BUCKETS,
     "Time from the first byte of a request to the last byte of its answer.",
     _REQUEST,
 )
-TIME_TO_FIRST_TOKEN_SECONDS = _histogram(
+TIME_TO_FIRST_TOKEN_SECONDS = histogram(
     "oaiserve_time_to_first_token_seconds",
     TIME_TO_FIRST_TOKEN_BUCKETS,
     "Time from the first byte of a request to its first token.",
     _REQUEST,
 )
-TIME_PER_OUTPUT_TOKEN_SECONDS = _histogram(
+TIME_PER_OUTPUT_TOKEN_SECONDS = histogram(
     "oaiserve_time_per_output_token_seconds",
     TIME_PER_OUTPUT_TOKEN_BUCKETS,
     "Mean time between the tokens of a choice, per ended request.",
     _REQUEST,
 )
-INTER_TOKEN_LATENCY_SECONDS = _histogram(
+INTER_TOKEN_LATENCY_SECONDS = histogram(
     "oaiserve_inter_token_latency_seconds",
     TIME_PER_OUTPUT_TOKEN_BUCKETS,
     "Time between two consecutive events of a stream that carry tokens.",
     _REQUEST,
 )
-EVENT_TOKENS = _histogram(
+EVENT_TOKENS = histogram(
     "oaiserve_event_tokens",
     STEP_TOKEN_BUCKETS,
     "Generated tokens per event of a stream.",
     _REQUEST,
 )
-PREEMPTION_STALL_SECONDS = _histogram(
+PREEMPTION_STALL_SECONDS = histogram(
     "oaiserve_preemption_stall_seconds",
     PHASE_BUCKETS,
     "Time from preemption to resumption, per preempted request.",
     "operation model",
 )
-REQUEST_PROMPT_TOKENS = _histogram(
+REQUEST_PROMPT_TOKENS = histogram(
     "oaiserve_request_prompt_tokens",
     TOKEN_BUCKETS,
     "Prompt tokens per ended request.",
     _REQUEST,
 )
-REQUEST_GENERATION_TOKENS = _histogram(
+REQUEST_GENERATION_TOKENS = histogram(
     "oaiserve_request_generation_tokens",
     TOKEN_BUCKETS,
     "Generated tokens per ended request, over all choices.",
     _REQUEST,
 )
-REQUEST_LONGEST_CHOICE_TOKENS = _histogram(
+REQUEST_LONGEST_CHOICE_TOKENS = histogram(
     "oaiserve_request_longest_choice_tokens",
     TOKEN_BUCKETS,
     "Generated tokens of the longest choice per ended request.",
     _REQUEST,
 )
-REQUEST_CHOICES = _histogram(
+REQUEST_CHOICES = histogram(
     "oaiserve_request_choices",
     CHOICE_BUCKETS,
     "Choices per prompt (n) of ended requests.",
     _REQUEST,
     unit="choices",
 )
-REQUEST_MAX_TOKENS = _histogram(
+REQUEST_MAX_TOKENS = histogram(
     "oaiserve_request_max_tokens",
     TOKEN_BUCKETS,
     "Limit (max_tokens) of ended requests that set one.",
     _REQUEST,
 )
-REQUESTS = _metric(
+REQUESTS = metric(
     "oaiserve_requests_total",
     "Ended requests, by HTTP status and class of the error. Both may be empty.",
     f"{_REQUEST} status error_type",
 )
-REJECTED = _metric("oaiserve_rejected_total", "Rejected requests, by class of the error.", "reason")
-FINISHED_CHOICES = _metric(
+REJECTED = metric("oaiserve_rejected_total", "Rejected requests, by class of the error.", "reason")
+FINISHED_CHOICES = metric(
     "oaiserve_finished_choices_total",
     "Choices of ended requests. reason: stop, length, or abort if cancelled or failed.",
     "operation model reason",
 )
-DEADLINES = _metric(
+DEADLINES = metric(
     "oaiserve_deadlines_total",
     "Ended requests with a deadline. outcome: met or missed.",
     "outcome",
 )
-SLO_REQUESTS = _metric(
+SLO_REQUESTS = metric(
     "oaiserve_slo_requests_total",
     "Finished requests with a target (--slo). slo: ttft or tpot. outcome: met or missed.",
     "slo model outcome",
 )
-TOOL_CALLS = _metric(
+TOOL_CALLS = metric(
     "oaiserve_tool_calls_total",
     "Tool calls in ended answers. outcome: called, unparsed (invalid, so it stayed text) or left_out (only OpenAI "
     "hosts the tool).",
     "outcome",
 )
-PROMPT_TOKENS = _metric("oaiserve_prompt_tokens_total", "Prompt tokens of ended requests.", "operation model")
-CACHED_PROMPT_TOKENS = _metric(
+PROMPT_TOKENS = metric("oaiserve_prompt_tokens_total", "Prompt tokens of ended requests.", "operation model")
+CACHED_PROMPT_TOKENS = metric(
     "oaiserve_cached_prompt_tokens_total",
     "Prompt tokens of ended requests that came from the prefix cache.",
     "operation model",
 )
-GENERATION_TOKENS = _metric(
+GENERATION_TOKENS = metric(
     "oaiserve_generation_tokens_total", "Generated tokens of ended requests, over all choices.", "operation model"
 )
-QUEUE_WAIT_SECONDS = _metric(
+QUEUE_WAIT_SECONDS = metric(
     "oaiserve_queue_wait_seconds_total",
     "Time that ended requests spent in the phase queue, by what they waited for.",
     "reason",
 )
-PHASE_CAUSE_SECONDS = _metric(
+PHASE_CAUSE_SECONDS = metric(
     "oaiserve_phase_cause_seconds_total",
     "Time of ended requests in the phases prefill and decode, by cause. The causes of a phase add up to it. A "
     "phase receive in which the model was loaded has the causes model_load and host.",
     "phase cause",
 )
 # The cost of ended requests. `client` is the name of the API key, empty without one.
-COST_CORE_SECONDS = _metric("oaiserve_cost_core_seconds_total", "CPU time that ended requests account for.", "client")
-COST_MACHINE_SECONDS = _metric(
+COST_CORE_SECONDS = metric("oaiserve_cost_core_seconds_total", "CPU time that ended requests account for.", "client")
+COST_MACHINE_SECONDS = metric(
     "oaiserve_cost_machine_seconds_total", "Engine time that ended requests account for.", "client"
 )
-COST_ALONE_SECONDS = _metric(
+COST_ALONE_SECONDS = metric(
     "oaiserve_cost_alone_seconds_total", "Engine time that ended requests would have taken alone.", "client"
 )
-COST_KV_BYTE_SECONDS = _metric(
+COST_KV_BYTE_SECONDS = metric(
     "oaiserve_cost_kv_byte_seconds_total",
     "Bytes of the KV cache that ended requests held, times seconds. Requests with a shared prefix divide it.",
     "client",
 )
-COST_WEIGHT_BYTES = _metric("oaiserve_cost_weight_bytes_total", "Bytes of weights read for ended requests.", "client")
-COST_JOULES = _metric(
+COST_WEIGHT_BYTES = metric("oaiserve_cost_weight_bytes_total", "Bytes of weights read for ended requests.", "client")
+COST_JOULES = metric(
     "oaiserve_cost_joules_total", "Energy of ended requests, where RAPL or NVML can be read.", "client"
 )
-COST_PRICE = _metric("oaiserve_cost_price_total", "Share of ended requests in --cost-per-hour.", "client")
-GRAMMAR_COMPILE_SECONDS = _histogram(
+COST_PRICE = metric("oaiserve_cost_price_total", "Share of ended requests in --cost-per-hour.", "client")
+GRAMMAR_COMPILE_SECONDS = histogram(
     "oaiserve_grammar_compile_seconds",
     PHASE_BUCKETS,
     "Time to compile the grammar of an ended request. cache: hit or miss.",
@@ -226,47 +189,47 @@ GRAMMAR_COMPILE_SECONDS = _histogram(
 
 # Metrics of the engine. They are read from its numbers at each scrape, except the histograms, which include every step.
 ENGINE = {
-    row.name: _metric(row.metric, row.meaning, of=row.name) for row in facts_of(EngineNumbers) if row.metric
+    row.name: metric(row.metric, row.meaning, of=row.name) for row in facts_of(EngineNumbers) if row.metric
 }  # by the field of EngineNumbers
-ADAPTER_REQUESTS = _metric(
+ADAPTER_REQUESTS = metric(
     "oaiserve_adapter_requests",
     "Sequences per loaded adapter. state: running or waiting.",
     "model state",
 )
-KV_CACHE_USAGE = _metric(
+KV_CACHE_USAGE = metric(
     "oaiserve_kv_cache_usage_ratio", "Share of the KV cache's blocks in use, 0 to 1.", of="kv_usage"
 )
-KV_BLOCKS = _metric(
+KV_BLOCKS = metric(
     "oaiserve_kv_blocks",
     "Blocks of the KV cache. state: used by sequences, cached (unused, with a cached prefix) or free. They add up "
     "to all blocks.",
     "state",
 )
-DRAFT_TOKENS = _metric(
+DRAFT_TOKENS = metric(
     "oaiserve_draft_tokens_total",
     "Tokens of drafts. outcome: accepted or rejected.",
     "outcome",
 )
-ENGINE_STEP_SECONDS = _histogram(
+ENGINE_STEP_SECONDS = histogram(
     "oaiserve_engine_step_seconds",
     STEP_BUCKETS,
     "Time of the model per step, on a GPU by its own clock. kind: prefill, decode or mixed.",
     "kind",
 )
-ENGINE_STEP_SEQUENCES = _histogram("oaiserve_engine_step_sequences", STEP_SEQUENCE_BUCKETS, "Sequences per step.")
-ENGINE_STEP_TOKENS = _histogram("oaiserve_engine_step_tokens", STEP_TOKEN_BUCKETS, "Tokens computed per step.")
-STEP_COST_ERROR = _histogram(
+ENGINE_STEP_SEQUENCES = histogram("oaiserve_engine_step_sequences", STEP_SEQUENCE_BUCKETS, "Sequences per step.")
+ENGINE_STEP_TOKENS = histogram("oaiserve_engine_step_tokens", STEP_TOKEN_BUCKETS, "Tokens computed per step.")
+STEP_COST_ERROR = histogram(
     "oaiserve_step_cost_error_ratio",
     ERROR_BUCKETS,
     "Error of the expected time of a step, as a share of the actual one. kind: prefill, decode or mixed.",
     "kind",
 )
-ENGINE_HOST_SECONDS = _metric(
+ENGINE_HOST_SECONDS = metric(
     "oaiserve_engine_host_seconds_total",
     "Time of the engine thread. part: idle, commands, encode, schedule, launch, masks, wait, process or hand_over.",
     "part",
 )
-ENGINE_FEATURE = _metric(
+ENGINE_FEATURE = metric(
     "oaiserve_engine_feature",
     "Whether a faster way to compute is on (1) or off (0). feature: drafts, exact; on a CPU native_step, amx; on "
     "a GPU kernels, graphs.",
@@ -274,46 +237,35 @@ ENGINE_FEATURE = _metric(
 )
 
 # Metrics of the process.
-CONNECTIONS = _metric("oaiserve_connections", "Open connections.")
-CONNECTIONS_REFUSED = _metric(
+CONNECTIONS = metric("oaiserve_connections", "Open connections.")
+CONNECTIONS_REFUSED = metric(
     "oaiserve_connections_refused_total",
     "Connections that the server closed. reason: all (--max-connections), address "
     "(--max-connections-per-address), header_timeout, handshake (TLS) or invalid (HTTP).",
     "reason",
 )
-REFUSAL_DELAY_SECONDS = _metric(
+REFUSAL_DELAY_SECONDS = metric(
     "oaiserve_refusal_delay_seconds_total",
     "Time for which refusals, and answers to uploads, were held back, because their client had sent many.",
 )
-STORED_RESPONSES = _metric(
-    "oaiserve_stored_responses",
-    "Stored answers of /v1/responses.",
-)
-STORED_RESPONSE_BYTES = _metric("oaiserve_stored_response_bytes", "Bytes of stored answers with their inputs.")
-STORED_RESPONSES_DROPPED = _metric(
-    "oaiserve_stored_responses_dropped_total",
-    "Stored answers that were dropped. reason: age (--response-store-seconds), room (--response-store-number, "
-    "--response-store-bytes) or size (larger than the store).",
-    "reason",
-)
-METER_JOULES = _metric(
+METER_JOULES = metric(
     "oaiserve_meter_joules_total",
     "Energy of CPUs, memory and GPU since the start, where a meter can be read.",
 )
-EVENT_LOOP_LAG_SECONDS = _histogram(
+EVENT_LOOP_LAG_SECONDS = histogram(
     "oaiserve_event_loop_lag_seconds", PHASE_BUCKETS, "Delay with which the event loop wakes a sleeping task."
 )
-REFUSED_ACCESS = _metric(
+REFUSED_ACCESS = metric(
     "oaiserve_refused_access_total",
     "Requests without access. reason: missing_key, unknown_key, role, host (--allowed-host) or origin (--cors-origin).",
     "reason",
 )
-BUILD_INFO = _metric(
+BUILD_INFO = metric(
     "oaiserve_build_info",
     "Versions and the model's name. The value is 1.",
     "version python model",
 )
-MODEL_INFO = _metric(
+MODEL_INFO = metric(
     "oaiserve_model_info",
     "How the model is served. The value is 1.",
     "model dtype device max_model_len block_size kv_blocks",
@@ -321,18 +273,18 @@ MODEL_INFO = _metric(
 
 # Metrics of telemetry itself.
 SCRAPE_DURATION_SECONDS = Metric("oaiserve_scrape_duration_seconds", "summary", "Time to render /metrics.", "seconds")
-TELEMETRY_ERRORS = _metric(
+TELEMETRY_ERRORS = metric(
     "oaiserve_telemetry_errors_total",
     "Failures of telemetry. consumer: recent, metrics, log, tracing, recording or a plug-in (plugin NAME) failed on a "
     "record; queue was full; tick failed to update the metrics.",
     "consumer",
 )
-SPANS = _metric(
+SPANS = metric(
     "oaiserve_spans_total",
     "Spans. result: ended, and then exported, failed (the collector refused it) or dropped.",
     "result",
 )
-LOG_MESSAGES = _metric(
+LOG_MESSAGES = metric(
     "oaiserve_log_messages_total",
     "Log messages by level. result: written, or left_out because there were many alike.",
     "level result",
@@ -343,8 +295,8 @@ METRICS: tuple[Metric, ...] = (
     *ENGINE.values(),
 )
 # Only vLLM's names show these.
-INFERENCE_SECONDS = _histogram("", (), "Time in the phases prefill and decode together.", _REQUEST, "seconds")
-STEP_GAP_SECONDS = _histogram("", (), "Time between two steps with tokens of a choice.", _REQUEST, "seconds")
+INFERENCE_SECONDS = histogram("", (), "Time in the phases prefill and decode together.", _REQUEST, "seconds")
+STEP_GAP_SECONDS = histogram("", (), "Time between two steps with tokens of a choice.", _REQUEST, "seconds")
 
 # -- spans ------------------------------------------------------------------------------------------------------------
 # A request is a tree of spans. The root is "{method} {route}" (SERVER), its child is "{operation} {model}" (INTERNAL),

@@ -23,7 +23,7 @@ from oaiserve.facts.record import (
 from oaiserve.facts.targets import LEAST_NS, Targets
 from oaiserve.facts.times import EpochOffset
 from oaiserve.telemetry import names, vllm_names
-from oaiserve.telemetry.names import Metric
+from oaiserve.telemetry.metric import Metric
 from oaiserve.telemetry.series import NS_PER_SECOND, Counter, Distribution, LabelValues, Number, Origin
 
 OPERATIONS = frozenset({"chat", "messages", "responses", "text_completion"}) | POOLING_OPERATIONS

@@ -16,7 +16,7 @@ from prometheus_client.metrics_core import Metric as LibraryMetric
 from prometheus_client.utils import floatToGoString
 
 from oaiserve.facts.times import monotonic_ns
-from oaiserve.telemetry.names import Metric
+from oaiserve.telemetry.metric import Metric
 from oaiserve.telemetry.series import (
     NS_PER_SECOND,
     CallbackFamily,
@@ -55,13 +55,16 @@ class Page:
     """Renders its families, and then the metrics of `registry`, which are up to REGISTRY_SECONDS old."""
 
     def __init__(self, families: Iterable[Family], registry: CollectorRegistry) -> None:
-        self._blocks = [
+        self._blocks: list[_Histograms | _Numbers] = [
             _Histograms(family) if isinstance(family, HistogramFamily) else _Numbers(family) for family in families
         ]
         self._registry = registry
         self._collected_ns: int | None = None
         # They are collected together, so that no counter goes back between formats.
         self._blocks_of_registry: list[_Numbers] = []
+
+    def add(self, family: CallbackFamily) -> None:
+        self._blocks.append(_Numbers(family))
 
     def render(self, form: Form) -> bytes:
         now_ns = monotonic_ns()

@@ -7,7 +7,8 @@ between steps are measured for their own sake. They are on /metrics only.
 from __future__ import annotations
 
 from oaiserve.telemetry import names
-from oaiserve.telemetry.names import ENGINE, FINISHED, Metric
+from oaiserve.telemetry.metric import Metric, unit_of
+from oaiserve.telemetry.names import ENGINE, FINISHED
 
 ENGINE_INDEX = "0"  # index of the only engine
 MOST_ADAPTERS = 256  # in one step: as many as can be loaded
@@ -43,7 +44,7 @@ def _metric(
     if kind == "histogram" and name.endswith("_total"):
         unit = ""
     else:
-        unit = names.unit_of(name)
+        unit = unit_of(name)
     return Metric(f"vllm:{name}", kind, help, unit, ("model_name", "engine", *more), buckets, of=of, where=where)
 
 

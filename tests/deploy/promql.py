@@ -8,6 +8,7 @@ from typing import Any
 import yaml
 from prometheus_client import Counter
 
+from oaiserve.plugin_loading import own_metrics
 from oaiserve.plugins.gateway.children import metrics as children
 from oaiserve.plugins.gateway.metrics import GatewayMetrics
 from oaiserve.plugins.gateway.routers import Routers
@@ -23,7 +24,7 @@ _TARGET = {"job", "instance"}
 _SUFFIXES = {"histogram": ("_bucket", "_count", "_sum"), "summary": ("_count", "_sum")}
 KNOWN_LABELS = {
     metric.name + suffix: {*metric.labels, *_TARGET, *(["le"] if suffix == "_bucket" else [])}
-    for metric in (*names.METRICS, *names.GEN_AI_METRICS, *vllm_names.METRICS)
+    for metric in (*names.METRICS, *own_metrics(), *names.GEN_AI_METRICS, *vllm_names.METRICS)
     for suffix in _SUFFIXES.get(metric.type, ("",))
 }
 KNOWN_LABELS |= dict.fromkeys((*PROCESS_METRICS, "up"), _TARGET)

@@ -10,6 +10,7 @@ import yaml
 from deploy.grafana import build
 from deploy.grafana.without_panel import REASONS
 from oaiserve.facts.times import PHASES
+from oaiserve.plugin_loading import own_metrics
 from oaiserve.telemetry import names
 from tests.deploy import promql
 from tests.deploy.paths import DEPLOY
@@ -119,7 +120,11 @@ def unused_metrics() -> set[str]:
     expressions = [expr for board in BOARDS.values() for expr in queries(board)]
     expressions += [rule["expr"] for rule in promql.rules()]
     used = {name for expr in expressions for name, _ in promql.selectors(expr)}
-    return {metric.name for metric in names.METRICS if not any(name.startswith(metric.name) for name in used)}
+    return {
+        metric.name
+        for metric in (*names.METRICS, *own_metrics())
+        if not any(name.startswith(metric.name) for name in used)
+    }
 
 
 def test_each_metric_is_used_or_listed_with_a_reason() -> None:

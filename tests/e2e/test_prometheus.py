@@ -20,8 +20,10 @@ import httpx
 import pytest
 
 from oaiserve.config import RouteOptions
+from oaiserve.plugin_loading import own_metrics
 from oaiserve.plugins.gateway.app import create_gateway
 from oaiserve.telemetry import names, vllm_names
+from oaiserve.telemetry.metric import Metric
 from tests.deploy import promql
 from tests.deploy.paths import DEPLOY
 from tests.e2e.live import LiveServer, serve_process
@@ -60,7 +62,7 @@ QUERIES += [
     # The server has no adapters, and the machine may have no meter of energy.
     if "oaiserve_adapter_requests" not in target["expr"] and "joules" not in target["expr"]
 ]
-METRICS = (*names.METRICS, *names.GEN_AI_METRICS, *vllm_names.METRICS)
+METRICS = (*names.METRICS, *own_metrics(), *names.GEN_AI_METRICS, *vllm_names.METRICS)
 # The load fills the KV cache on purpose; the lag of the event loop, and causes, depend on what else the machine does.
 MAY_FIRE = {"OaiserveKvCacheFull", "OaiserveEventLoopLag", "OaiserveSlowCause"}
 
@@ -263,7 +265,7 @@ def test_the_annotation_is_a_valid_query(watched: Watched) -> None:
 
 
 @pytest.mark.parametrize("metric", [names.TIME_TO_FIRST_TOKEN_SECONDS, names.PHASE_SECONDS], ids=lambda m: m.name)
-def test_exemplars_lead_to_the_traces_of_the_requests(watched: Watched, metric: names.Metric) -> None:
+def test_exemplars_lead_to_the_traces_of_the_requests(watched: Watched, metric: Metric) -> None:
     ids = watched.prometheus.trace_ids(f"{metric.name}_bucket")
     assert ids
     assert ids <= set(watched.trace_ids)

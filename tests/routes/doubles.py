@@ -45,6 +45,8 @@ from oaiserve.facts.record import EngineAccount, RequestRecord
 from oaiserve.facts.times import RequestTimes, monotonic_ns
 from oaiserve.facts.trace import TraceContext
 from oaiserve.telemetry.live import Live
+from oaiserve.telemetry.metric import Metric
+from oaiserve.telemetry.metrics import Numbers
 from oaiserve.telemetry.observations import Observations
 from oaiserve.telemetry.recent import RecentRequests
 from oaiserve.wire.report import ReplicaReport
@@ -371,6 +373,7 @@ class FakeTelemetry:
         self.recent = RecentRequests(8, epoch_offset_ns=lambda: 0)
         self.live = Live(Observations("demo", epoch_offset_ns=lambda: 0), epoch_offset_ns=lambda: 0)
         self.closed = False
+        self.shown: dict[str, Callable[[], Numbers]] = {}  # the metrics of plug-ins
         self.refused_access: list[str] = []  # the reasons
         self.sampled_traces: set[int] = set()
 
@@ -392,6 +395,9 @@ class FakeTelemetry:
 
     def render(self, accept: str) -> tuple[bytes, str]:
         return f"# accept: {accept}\n".encode(), "text/plain; version=0.0.4"
+
+    def show(self, metric: Metric, read: Callable[[], Numbers]) -> None:
+        self.shown[metric.name] = read
 
     def close(self, timeout_seconds: float) -> bool:
         self.closed = True

@@ -22,6 +22,7 @@ from oaiserve.facts.targets import Targets
 from oaiserve.facts.times import STAMPS, TEXT_STAMPS, RequestTimes
 from oaiserve.facts.trace import TraceContext
 from oaiserve.telemetry import names, vllm_names
+from oaiserve.telemetry.metric import Metric
 from tests.telemetry.pages import Key, key
 
 MODEL = "demo"
@@ -156,7 +157,7 @@ def histograms(records: Iterable[RequestRecord]) -> dict[Key, list[Value]]:
     return values
 
 
-def is_left_out(record: RequestRecord, metric: names.Metric) -> bool:
+def is_left_out(record: RequestRecord, metric: Metric) -> bool:
     is_time = metric.unit == "seconds" and metric is not names.GRAMMAR_COMPILE_SECONDS
     return record.background and (is_time or metric is names.EVENT_TOKENS)
 
@@ -165,7 +166,7 @@ def seconds(ns: int) -> Fraction:
     return Fraction(ns, 10**9)
 
 
-def histogram_values(record: RequestRecord) -> Iterator[tuple[names.Metric, dict[str, str], Value]]:
+def histogram_values(record: RequestRecord) -> Iterator[tuple[Metric, dict[str, str], Value]]:
     n = names
     times = record.times
     account = record.account
@@ -235,7 +236,7 @@ def histogram_values(record: RequestRecord) -> Iterator[tuple[names.Metric, dict
                     yield vllms, vllm, value
 
 
-def counted(record: RequestRecord) -> Iterator[tuple[names.Metric, dict[str, str], Value]]:
+def counted(record: RequestRecord) -> Iterator[tuple[Metric, dict[str, str], Value]]:
     n = names
     where = {"operation": record.operation, "model": MODEL}
     vllm = {"model_name": MODEL, "engine": "0"}

@@ -19,6 +19,8 @@ from oaiserve.errors import APIError, kinds_of
 from oaiserve.facts.engine_numbers import EngineNumbers
 from oaiserve.facts.record import EngineAccount, RequestRecord, StepKind, StepRecord, WaitReason
 from oaiserve.telemetry import names, observations, vllm_names
+from oaiserve.telemetry.metric import Metric
+from oaiserve.telemetry.metric import metric as metric_named
 from oaiserve.telemetry.metrics import Metrics
 from oaiserve.telemetry.page import Form
 from tests.telemetry.pages import (
@@ -47,7 +49,7 @@ def metrics(snapshot: EngineNumbers) -> Metrics:
 
 def of_records(page: dict[Key, float]) -> dict[Key, float]:
     """Return the samples that are made of records, without counters that are 0."""
-    others = "event_loop|engine|scrape|telemetry|spans|connections|stored_response|log_messages|meter|refusal_delay"
+    others = "event_loop|engine|scrape|telemetry|spans|connections|log_messages|meter|refusal_delay"
     gauges = {m.name for m in ALL if m.type in ("gauge", "info") or isinstance(m.of, str)}
     counters = {m.name for m in ALL if m.type == "counter"}
     return {
@@ -128,7 +130,6 @@ MODEL_INFO = dict.fromkeys(names.MODEL_INFO.labels, "") | {"model": "demo", "dty
         (names.MODEL_INFO, MODEL_INFO, 1),
         # kept elsewhere
         (names.CONNECTIONS, {}, 2),
-        (names.STORED_RESPONSES_DROPPED, {"reason": "age"}, 6),
         (names.LOG_MESSAGES, {"level": "warning", "result": "left_out"}, 3),
         (names.ENGINE_FEATURE, {"feature": "attention"}, 1),
         # counters with known labels, from the start
@@ -137,10 +138,10 @@ MODEL_INFO = dict.fromkeys(names.MODEL_INFO.labels, "") | {"model": "demo", "dty
         (vllm_names.REQUEST_SUCCESS, {**VLLM, "finished_reason": "abort"}, 0),
         (names.REFUSED_ACCESS, {"reason": "unknown_key"}, 0),
     ],
-    ids=lambda value: value.name if isinstance(value, names.Metric) else str(value),
+    ids=lambda value: value.name if isinstance(value, Metric) else str(value),
 )
 def test_a_number_is_on_the_page_before_any_request(
-    metric: names.Metric, labels: dict[str, str], value: float, metrics: Metrics
+    metric: Metric, labels: dict[str, str], value: float, metrics: Metrics
 ) -> None:
     assert samples(metrics)[key(metric.name, **labels)] == value
 
@@ -209,6 +210,16 @@ def test_every_metric_in_names_is_on_the_page_and_no_other(form: str, full: Metr
     assert on_page == {(m.name, kinds.get(m.type, m.type), m.help): {frozenset(m.labels)} for m in ALL}
 
 
+def test_a_metric_of_a_plugin_is_on_the_page_with_its_present_number(metrics: Metrics) -> None:
+    rows = [1]
+    ledger = metric_named("oaiserve_ledger_rows", "Rows of the ledger.")
+
+    metrics.show(ledger, lambda: {(): len(rows)})
+    rows.append(2)
+
+    assert samples(metrics)[key("oaiserve_ledger_rows")] == 2
+
+
 def test_openmetrics_has_the_units(full: Metrics) -> None:
     page = full.render(OPENMETRICS)[0]
     units = {family.name: family.unit for family in families(page, OPENMETRICS) if family.unit}
@@ -228,7 +239,7 @@ def test_process_metrics_do_not_go_back_between_formats(metrics: Metrics) -> Non
 
 
 @pytest.mark.parametrize("metric", [m for m in names.METRICS if m.buckets], ids=lambda m: m.name)
-def test_buckets_rise_and_begin_with_short_times(metric: names.Metric) -> None:
+def test_buckets_rise_and_begin_with_short_times(metric: Metric) -> None:
     assert list(metric.buckets) == sorted(set(metric.buckets))
     assert metric.buckets[0] <= (0.001 if metric.unit == "seconds" else 1)
 

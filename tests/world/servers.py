@@ -27,8 +27,10 @@ from oaiserve.engine.sequences.step import Chunk, ChunkResult, Masks, Step, Step
 from oaiserve.facts.record import HostPart, RequestRecord
 from oaiserve.http.connections import Connections
 from oaiserve.http.server import Server
+from oaiserve.plugin_loading import own_plugins
 from oaiserve.plugins.gateway.app import create_gateway
 from oaiserve.plugins.gateway.watch import Pace
+from oaiserve.plugins.responses import with_store
 from oaiserve.plugins.responses.store import ResponseDatabase
 from oaiserve.storage import store as store_module
 from oaiserve.storage.store import StoreLimits
@@ -384,10 +386,17 @@ class Replica(Host):
         self.disk = Disk(world)
         with opened_databases() as connections, pytest.MonkeyPatch.context() as patch:
             patch.setattr(store_module, "ThreadPoolExecutor", lambda *_: self.disk)
-            self.store = ResponseDatabase(self._path, StoreLimits(1000, 2**24, 1e7))
+            store = ResponseDatabase(self._path, StoreLimits(1000, 2**24, 1e7))
         self.disk.connection = connections[str(self._path or ":memory:")][0]
         self.telemetry = Telemetry(world, self.name)
-        self.app = create_app(Config("m", self.options), self.engine, self.telemetry, self.store, clock=time.time)
+        parts = [part for part in own_plugins() if part.name != "responses"]
+        self.app = create_app(
+            Config("m", self.options),
+            self.engine,
+            self.telemetry,
+            plugins=[*parts, with_store(lambda config: store)],
+            clock=time.time,
+        )
 
         async def app(scope: Any, receive: Any, send: Any) -> None:
             is_asked = scope["type"] == "http" and scope["path"] in GENERATES

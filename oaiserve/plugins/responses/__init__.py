@@ -1,1 +1,96 @@
-"""The Responses API: its route, the items and shape of an answer, and the store of answers."""
+"""/v1/responses and /v1/conversations, with their store, compaction, and responses in the background."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING
+
+from oaiserve.plugin import Plugin
+from oaiserve.plugins.responses import metrics
+
+if TYPE_CHECKING:
+    from starlette.applications import Starlette
+    from starlette.routing import Route
+
+    from oaiserve.config import Config
+    from oaiserve.plugins.responses.store import ResponseDatabase
+
+PATH = "/v1/responses"
+
+
+def _check(config: Config) -> None:
+    from oaiserve.plugins.responses import store
+
+    if config.server.response_store is not None:
+        store.check(config.server.response_store)
+
+
+def _routes(config: Config) -> list[Route]:
+    from starlette.routing import Route
+
+    from oaiserve.plugins.responses import compact, conversations, routes, stored
+    from oaiserve.routes.door.accounting import accounted
+
+    return [
+        accounted(PATH, routes.responses, "responses"),
+        Route(f"{PATH}/input_tokens", routes.input_tokens, methods=["POST"]),
+        accounted(f"{PATH}/compact", compact.compact, "responses"),
+        *(
+            Route(f"/v1/{path}", route, methods=[method])
+            for path, method, route in (
+                ("responses/{response_id}", "GET", stored.retrieve),
+                ("responses/{response_id}", "DELETE", stored.delete),
+                ("responses/{response_id}/input_items", "GET", stored.list_input_items),
+                ("responses/{response_id}/cancel", "POST", stored.cancel),
+                ("conversations", "POST", conversations.create),
+                ("conversations/{conversation_id}", "GET", conversations.retrieve),
+                ("conversations/{conversation_id}", "POST", conversations.update),
+                ("conversations/{conversation_id}", "DELETE", conversations.delete),
+                ("conversations/{conversation_id}/items", "GET", conversations.list_items),
+                ("conversations/{conversation_id}/items", "POST", conversations.add_items),
+                ("conversations/{conversation_id}/items/{item_id}", "GET", conversations.retrieve_item),
+                ("conversations/{conversation_id}/items/{item_id}", "DELETE", conversations.delete_item),
+            )
+        ),
+    ]
+
+
+def _opened(config: Config) -> ResponseDatabase:
+    from oaiserve.plugins.responses.store import ResponseDatabase
+    from oaiserve.storage.store import StoreLimits
+
+    return ResponseDatabase(config.server.response_store, StoreLimits.of(config.server))
+
+
+def with_store(open_store: Callable[[Config], ResponseDatabase]) -> Plugin:
+    """Return the plug-in with the store that `open_store` opens when the server starts."""
+
+    @asynccontextmanager
+    async def lifespan(app: Starlette) -> AsyncIterator[None]:
+        from oaiserve.plugins.responses.runs import Runs
+        from oaiserve.plugins.responses.state import State
+        from oaiserve.storage.store import StoreLimits
+
+        serving = app.state.serving
+        store = open_store(serving.config)
+        app.state.responses = State(store, Runs(StoreLimits.of(serving.config.server)))
+        show = serving.telemetry.show
+        show(metrics.STORED, lambda: {(): store.counts().number})
+        show(metrics.STORED_BYTES, lambda: {(): store.counts().num_bytes})
+        show(metrics.DROPPED, lambda: {(why,): number for why, number in store.counts().dropped.items()})
+        try:
+            yield
+        finally:
+            await store.close()
+
+    return Plugin(
+        name="responses",
+        check=_check,
+        routes=_routes,
+        lifespan=lifespan,
+        metrics=(metrics.STORED, metrics.STORED_BYTES, metrics.DROPPED),
+    )
+
+
+plugin = with_store(_opened)

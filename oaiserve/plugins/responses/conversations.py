@@ -17,6 +17,7 @@ from starlette.responses import Response
 from oaiserve.errors import InvalidRequest, NotFound
 from oaiserve.plugins.responses.items import Item, input_items, with_distinct_ids
 from oaiserve.plugins.responses.output import item_id
+from oaiserve.plugins.responses.state import state_of
 from oaiserve.plugins.responses.store import (
     CONVERSATION,
     ResponseDatabase,
@@ -119,8 +120,7 @@ async def change(
     example=_EXAMPLE,
 )
 async def create(request: Request) -> Response:
-    serving = serving_of(request)
-    if not serving.config.server.stores_responses:
+    if not serving_of(request).config.server.stores_responses:
         raise InvalidRequest("This server keeps no conversations: it runs with --response-store-number 0.")
     adaptations = Adaptations()
     body, _ = await read_parsed(request, ConversationBody, adaptations)
@@ -129,7 +129,7 @@ async def create(request: Request) -> Response:
     stored = StoredResponse(
         conversation.id, conversation.id, None, msgspec.json.encode(conversation), msgspec.json.encode(items)
     )
-    await serving.responses.put(request.state.owner, stored)
+    await state_of(request).store.put(request.state.owner, stored)
     return json_response(conversation, headers=adaptations.headers())
 
 
@@ -159,7 +159,7 @@ async def update(request: Request) -> Response:
 @Operation(summary="Delete a conversation.", group="Generation", answer=Deleted, errors=(NotFound,))
 async def delete(request: Request) -> Response:
     name = (await _stored(request)).id
-    await serving_of(request).responses.delete(request.state.owner, name)
+    await state_of(request).store.delete(request.state.owner, name)
     return json_response(Deleted(name, "conversation.deleted"))
 
 
@@ -249,7 +249,7 @@ async def _changed(request: Request, edit: Callable[[StoredResponse], StoredResp
     """Return the conversation of the path, after the change if there is one. Raises NotFound."""
     name = request.path_params["conversation_id"]
     owner = request.state.owner
-    store = serving_of(request).responses
+    store = state_of(request).store
     changed: StoredResponse | None = None
     if is_conversation(name):
         changed = await (store.get(owner, name) if edit is None else change(store, owner, name, edit))

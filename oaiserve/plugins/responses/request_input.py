@@ -28,18 +28,20 @@ from oaiserve.plugins.responses.items import (
 )
 from oaiserve.plugins.responses.offered import OfferedTools, offered_tools
 from oaiserve.plugins.responses.output import item_id, response_ids
+from oaiserve.plugins.responses.state import state_of
 from oaiserve.plugins.responses.store import ConversationTooLarge, StoredDecoder, StoredResponse, is_conversation
 from oaiserve.routes.chat import constraints
 from oaiserve.routes.chat.contents import ContentReader
 from oaiserve.routes.chat.conversation import Conversation
 from oaiserve.routes.chat.history import prompt_of
+from oaiserve.routes.door.middleware import lasting_id
 from oaiserve.routes.intake.adaptations import Adaptations
 from oaiserve.routes.intake.body_types import ResponseInputBody, ResponsesBody
 from oaiserve.routes.intake.invalid import invalid, show
 from oaiserve.routes.intake.media import MediaReader, read_media
 from oaiserve.routes.intake.parameters import integer
 from oaiserve.routes.intake.prepare import Intake
-from oaiserve.routes.serving import Serving
+from oaiserve.routes.serving import Serving, serving_of
 
 InputBody = ResponsesBody | ResponseInputBody
 MAX_REFERENCES = 128  # references to items of other responses
@@ -66,11 +68,12 @@ class Earlier(NamedTuple):
         return sum(stored.num_bytes for stored in (*self.turns, *self.referred))
 
 
-async def read_earlier(serving: Serving, body: InputBody, owner: str, unique_id: str) -> Earlier:
-    """Read the stored responses: those before the response with `unique_id`. Raises InvalidRequest if they are missing,
-    or too large together."""
-    store = serving.responses
-    most_bytes = serving.body_limit
+async def read_earlier(request: Request, body: InputBody) -> Earlier:
+    """Read the stored responses: those before the response with the request's id. Raises InvalidRequest if they are
+    missing, or too large together."""
+    store = state_of(request).store
+    owner = request.state.owner
+    most_bytes = serving_of(request).body_limit
     turns: list[StoredResponse] = []
     if body.previous_response_id is not None:
         try:
@@ -100,7 +103,7 @@ async def read_earlier(serving: Serving, body: InputBody, owner: str, unique_id:
         if stored is None:
             raise NotFound(no_conversation(name), param="conversation")
         num_items = 1 if isinstance(body.input, str) else len(body.input or ())
-        turns = [await run_in_threadpool(before_turn, stored, unique_id, num_items)]
+        turns = [await run_in_threadpool(before_turn, stored, lasting_id(request), num_items)]
     ids = response_ids(references(body.input))
     if len(ids) > MAX_REFERENCES:
         raise invalid("input", f"may refer to items of at most {MAX_REFERENCES} responses, got {len(ids)}")
@@ -133,7 +136,7 @@ async def earlier_media(
 
 async def read_all_earlier(http: Request, intake: Intake[Any]) -> Earlier:
     """Read the stored responses for a request, and the media of both."""
-    earlier = await read_earlier(intake.serving, intake.body, http.state.owner, intake.head.unique_id)
+    earlier = await read_earlier(http, intake.body)
     intake.media = await earlier_media(http, intake.body, earlier, intake.num_bytes, intake.media)
     intake.num_bytes += earlier.num_bytes
     return earlier

@@ -30,6 +30,7 @@ from oaiserve.plugins.responses.request_input import (
 )
 from oaiserve.plugins.responses.runs import Run
 from oaiserve.plugins.responses.shape import ResponsesShape
+from oaiserve.plugins.responses.state import State, state_of
 from oaiserve.plugins.responses.store import StoredResponse
 from oaiserve.routes.answer.common_shape import encode
 from oaiserve.routes.answer.respond import Answer
@@ -84,7 +85,7 @@ async def responses(http: Request) -> Answer | BackgroundAnswer:
 
     def answer() -> Work[Answer | BackgroundAnswer]:
         yield None
-        return (yield from _answer(intake, earlier, compacts=compacts))
+        return (yield from _answer(intake, earlier, state_of(http), compacts=compacts))
 
     is_slow = compacts or intake.body.truncation == "auto"
     return await in_turns_if_large(http, answer(), intake.num_bytes, always=is_slow)
@@ -108,7 +109,7 @@ async def input_tokens(request: Request) -> Response:
     serving = serving_of(request)
     adaptations = Adaptations()
     body, num_bytes = await read_parsed(request, ResponseInputBody, adaptations)
-    earlier = await read_earlier(serving, body, request.state.owner, request.state.unique_id)
+    earlier = await read_earlier(request, body)
     media = await earlier_media(request, body, earlier, num_bytes)
 
     def count() -> Work[bytes]:
@@ -119,7 +120,9 @@ async def input_tokens(request: Request) -> Response:
     return await answer_in_turns(request, body.model, count(), num_bytes + earlier.num_bytes, adaptations)
 
 
-def _answer(intake: Intake[ResponsesBody], earlier: Earlier, *, compacts: bool) -> Work[Answer | BackgroundAnswer]:
+def _answer(
+    intake: Intake[ResponsesBody], earlier: Earlier, state: State, *, compacts: bool
+) -> Work[Answer | BackgroundAnswer]:
     body = intake.body
     serving = intake.serving
     exchange = intake.exchange
@@ -178,11 +181,11 @@ def _answer(intake: Intake[ResponsesBody], earlier: Earlier, *, compacts: bool) 
         """Store the answer before the client sees its end."""
         stored = turn(shape.stored(usage))
         if stores:
-            await serving.responses.put(earlier.owner, stored)
+            await state.store.put(earlier.owner, stored)
         if body.conversation is not None:  # If it has been deleted, it stays deleted.
             added = await run_in_threadpool(lambda: list(items_of([stored])))
             await change(
-                serving.responses,
+                state.store,
                 earlier.owner,
                 stored.conversation_id,
                 lambda old: with_turn(old, added, intake.head.unique_id, len(whole.items))[0],
@@ -193,7 +196,7 @@ def _answer(intake: Intake[ResponsesBody], earlier: Earlier, *, compacts: bool) 
     answer = intake.answer(params, (asking,), shape, before_end=store if keeps else None)
     if not body.background:
         return answer
-    return BackgroundAnswer(answer, shape, Run(earlier.owner, turn(b"")), serving.runs, streams=bool(body.stream))
+    return BackgroundAnswer(answer, shape, Run(earlier.owner, turn(b"")), state.runs, streams=bool(body.stream))
 
 
 def _reported(

@@ -15,12 +15,12 @@ from oaiserve.plugins.responses.background import EventStream
 from oaiserve.plugins.responses.items import Item
 from oaiserve.plugins.responses.output import ResponseEvent, ResponseObject
 from oaiserve.plugins.responses.runs import Run
+from oaiserve.plugins.responses.state import state_of
 from oaiserve.plugins.responses.store import StoredDecoder, StoredResponse, is_conversation
 from oaiserve.routes.answer.paging import Page, page_of
 from oaiserve.routes.door.middleware import json_response
 from oaiserve.routes.intake.invalid import invalid, show
 from oaiserve.routes.operation import Deleted, Operation, Parameter
-from oaiserve.routes.serving import serving_of
 
 MAX_LISTED = 100  # OpenAI's limit and default
 LISTED = 20
@@ -82,11 +82,11 @@ async def retrieve(request: Request) -> Response:
 @Operation(summary="Delete a stored response.", group="Generation", answer=Deleted, errors=(NotFound,))
 async def delete(request: Request) -> Response:
     response_id = (await _stored(request)).id
-    serving = serving_of(request)
+    state = state_of(request)
     if (run := _run(request)) is not None:
         await run.cancel()
-        serving.runs.remove(run)
-    await serving.responses.delete(request.state.owner, response_id)
+        state.runs.remove(run)
+    await state.store.delete(request.state.owner, response_id)
     return json_response(Deleted(response_id, "response"))
 
 
@@ -134,14 +134,14 @@ def _page(content: bytes, order: str, limit: int, after: str | None) -> bytes:
 
 
 def _run(request: Request) -> Run | None:
-    return serving_of(request).runs.get(request.state.owner, request.path_params["response_id"])
+    return state_of(request).runs.get(request.state.owner, request.path_params["response_id"])
 
 
 async def _stored(request: Request) -> StoredResponse:
     if (run := _run(request)) is not None and run.state is not None:
         return run.state
     response_id = request.path_params["response_id"]
-    stored = await serving_of(request).responses.get(request.state.owner, response_id)
+    stored = await state_of(request).store.get(request.state.owner, response_id)
     if stored is None or is_conversation(response_id):
         reason = "it was not stored, was deleted, or was stored too long ago"
         raise NotFound(f"There is no response {show(response_id)}: {reason}.", param="response_id")

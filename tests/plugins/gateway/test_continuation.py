@@ -246,7 +246,7 @@ def test_a_response_stored_by_a_server_that_then_ends_is_stored_once(
     async def write_and_end(store: ResponseDatabase, owner: str, *stored: StoredResponse) -> Any:
         result = await write(store, owner, *stored)
         if not ended and stored[-1].id.startswith("conv_" if ends_after == "replace" else "resp_"):
-            replica = next(one for one in running.replicas.values() if one.app.state.serving.responses is store)
+            replica = next(one for one in running.replicas.values() if one.app.state.responses.store is store)
             ended.append(replica.name)
             replica.server.die()
         return result
@@ -270,7 +270,7 @@ def test_a_response_stored_by_a_server_that_then_ends_is_stored_once(
         if in_conversation:
             listed = running.http.get(f"/v1/conversations/{name}/items?order=asc").json()["data"]
             assert [item["id"] for item in listed] == ["msg_of_client", "msg_1", response["output"][0]["id"]]
-        assert other.app.state.serving.responses.counts().number == 1 + in_conversation
+        assert other.app.state.responses.store.counts().number == 1 + in_conversation
         assert response["usage"]["input_tokens"] == num_tokens
 
 

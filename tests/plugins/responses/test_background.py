@@ -205,7 +205,7 @@ def test_events_are_kept_for_as_many_responses_as_are_stored(serve: Serve) -> No
 def test_a_response_that_cannot_be_stored_has_failed() -> None:
     app = create_app(Config("org/demo"), FakeEngine(), FakeTelemetry())
     with running_server(app) as (url, _), httpx.Client(base_url=url, timeout=60) as http:
-        app.state.serving = replace(app.state.serving, responses=BrokenStore())
+        app.state.responses = replace(app.state.responses, store=BrokenStore())
         response = http.post(RESPONSES, json={"input": "Hi", "background": True, "stream": True})
         last = list(data_of(iter(response.text.split("\n"))))[-1]
         assert (last["type"], last["response"]["status"]) == ("response.failed", "failed")
@@ -222,7 +222,7 @@ def test_a_shutdown_waits_for_a_response_or_ends_it() -> None:
         with running_server(app, options) as (url, server), httpx.Client(base_url=url, timeout=60) as http:
             served = Served(url, engine, telemetry, http)
             response_id = begin(served)
-            run = app.state.serving.runs.get("", response_id)
+            run = app.state.responses.runs.get("", response_id)
             with following(served, response_id) as events:
                 next(event for event in events if event["type"] == "response.output_text.delta")
                 server.should_exit = True

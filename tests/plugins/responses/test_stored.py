@@ -175,7 +175,7 @@ def test_an_answer_that_cannot_be_stored_is_no_answer(stream: bool) -> None:
     telemetry = FakeTelemetry()
     app = create_app(Config("org/demo"), FakeEngine(), telemetry)
     with run_server(app) as url, httpx.Client(base_url=url, timeout=60) as http:
-        app.state.serving = replace(app.state.serving, responses=BrokenStore())
+        app.state.responses = replace(app.state.responses, store=BrokenStore())
         response = http.post(RESPONSES, json={"input": "Hi", "stream": stream})
         if stream:
             last = events_of(response)[-1]
