@@ -12,12 +12,12 @@ from enum import Enum, auto
 from typing import Any
 
 import httptools
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from oaiserve.config import ServerOptions
 from oaiserve.errors import APIError, HeadersTooLarge, InvalidRequest, MethodNotAllowed, RequestTimeout
 from oaiserve.facts.times import monotonic_ns
 from oaiserve.http.connections import CONNECTION, WRITE_TIMED_OUT, Refusal, client_of
+from oaiserve.http.uvicorn_parts import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 MOST_HEAD_BYTES = 64 * 1024  # limit of a request line with its headers, and of the trailers of a body
 MOST_HEADERS = 128  # limit that includes trailers

@@ -16,7 +16,6 @@ from typing import Any
 
 import uvicorn
 from starlette.types import ASGIApp
-from uvicorn.config import STARTUP_FAILURE
 
 from oaiserve.config import ServerOptions
 from oaiserve.errors import Unavailable
@@ -24,6 +23,7 @@ from oaiserve.http.connection import Connection, closing_answer
 from oaiserve.http.connections import Connections, Refusal
 from oaiserve.http.listener import Listener
 from oaiserve.http.proxies import TrustedProxies
+from oaiserve.http.uvicorn_parts import STARTUP_FAILURE
 
 log = logging.getLogger(__name__)
 
