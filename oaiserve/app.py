@@ -43,16 +43,16 @@ from oaiserve.plugins.keys import routes as keys
 from oaiserve.plugins.keys.key_store import KeyStore
 from oaiserve.plugins.keys.key_table import KeyTable
 from oaiserve.plugins.pooling import embeddings, scores
+from oaiserve.routes import adaptations, completions, debug, health, models, root, tokens
 from oaiserve.routes import chat_completions as chat
-from oaiserve.routes import completions, debug, health, models, root, tokens
 from oaiserve.routes.dialects.dialect import dialect_of
 from oaiserve.routes.door.access import APIKeys, CountRefusal, Hosts, OpenPaths
 from oaiserve.routes.door.accounting import accounted
 from oaiserve.routes.door.middleware import Errors, PacedRefusals, RequestHeaders, TidyPath, render_http_exception
-from oaiserve.routes.intake import adaptations
-from oaiserve.routes.intake.sampling_defaults import SamplingDefaults
+from oaiserve.routes.intake.sampling_defaults import sampling_defaults
 from oaiserve.routes.openapi import published
 from oaiserve.routes.pages import Pages
+from oaiserve.routes.sampling_defaults import SamplingDefaults
 from oaiserve.routes.serving import MOST_RECEIVED_BYTES, Serving
 from oaiserve.storage.store import StoreLimits
 from oaiserve.telemetry import Measured, Telemetry, names
@@ -109,7 +109,7 @@ def create_app(
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
-        sampling = SamplingDefaults.of(config, engine.default_params)
+        sampling = sampling_defaults(config, engine.default_params)
         app.state.serving = Serving(
             config=config,
             engine=engine,

@@ -42,7 +42,7 @@ from oaiserve.http.connections import Connections, allowed_connections
 from oaiserve.http.keys import Keyring, exposure
 from oaiserve.plugin_loading import Found
 from oaiserve.plugins.keys.key_table import KeyTable
-from oaiserve.routes.intake.sampling_defaults import SamplingDefaults, given_defaults
+from oaiserve.routes.intake.sampling_defaults import given_defaults, sampling_defaults
 from oaiserve.screen import Screen
 
 if TYPE_CHECKING:
@@ -245,7 +245,7 @@ def serve_model(
     logger.debug("Start, in ms since the process began: %s", times)
     task: Task = "generate" if engine.pooling is None else engine.pooling.task
     if task == "generate":
-        for problem in SamplingDefaults.of(config, engine.default_params).ignored:
+        for problem in sampling_defaults(config, engine.default_params).ignored:
             logger.warning("A default in the model's files is not used. %s", problem)
     facts = banners.engine_facts(config, engine)
     on_ready: Banner | Callable[[], None] = banners.of_server(

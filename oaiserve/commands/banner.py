@@ -14,7 +14,7 @@ from oaiserve.commands.table import size
 from oaiserve.config import Config, RouteOptions, ServerOptions
 from oaiserve.engine.executors.native.cores import default_threads
 from oaiserve.engine.pooling import Task
-from oaiserve.routes.intake.sampling_defaults import SamplingDefaults
+from oaiserve.routes.intake.sampling_defaults import sampling_defaults
 from oaiserve.screen import Screen
 
 if TYPE_CHECKING:
@@ -124,7 +124,7 @@ def _places(server: ServerOptions, url: str, page: str, *, has_pages: bool) -> d
 def engine_facts(config: Config, engine: Engine) -> dict[str, str]:
     facts = {"Model": _model(config, engine), "Runs on": _executor(config, engine)}
     if engine.pooling is None:
-        facts["Sampling"] = f"{SamplingDefaults.of(config, engine.default_params)}, unless a request sets others"
+        facts["Sampling"] = f"{sampling_defaults(config, engine.default_params)}, unless a request sets others"
     if engine.adapters.served:
         facts["Adapters"] = ", ".join(adapter.name for adapter in engine.adapters.served)
     return facts

@@ -9,7 +9,7 @@ from itertools import islice
 from oaiserve.facts.open_row import MOST_SHOWN, OpenRow
 from oaiserve.facts.record import Origin
 from oaiserve.facts.times import monotonic_ns
-from oaiserve.routes.door.exchange import Exchange
+from oaiserve.routes.exchange import Exchange
 from oaiserve.routes.serving import Serving
 
 

@@ -18,9 +18,9 @@ from oaiserve.errors import InvalidRequest, ModelNotFound, invalid
 from oaiserve.http.shared_limit import SharedLimit
 from oaiserve.plugins.keys.key_store import KeyStore
 from oaiserve.routes.dialects.dialect import Dialect
-from oaiserve.routes.door.exchange import Exchange
-from oaiserve.routes.intake.sampling_defaults import SamplingDefaults
+from oaiserve.routes.exchange import Exchange
 from oaiserve.routes.pages import Pages
+from oaiserve.routes.sampling_defaults import SamplingDefaults
 
 if TYPE_CHECKING:
     from oaiserve.engine.engine import Engine

@@ -14,13 +14,13 @@ from starlette.responses import Response
 from oaiserve.engine.request import Prompt, TextPrompt, TooManyTokens
 from oaiserve.errors import InvalidRequest
 from oaiserve.http.fair_turns import Work
+from oaiserve.routes.adaptations import Adaptations, Note
+from oaiserve.routes.chat.messages import build_prompt, with_template_parameters
 from oaiserve.routes.chat.shown_tools import shown_tools
 from oaiserve.routes.chat.tools import functions_of
-from oaiserve.routes.chat_completions import build_prompt, with_template_parameters
 from oaiserve.routes.dialects.dialect import Dialect
 from oaiserve.routes.door.middleware import json_response
 from oaiserve.routes.intake import decode as protocol
-from oaiserve.routes.intake.adaptations import Adaptations
 from oaiserve.routes.intake.body_types import DetokenizeBody, TokenizeBody
 from oaiserve.routes.intake.invalid import invalid, show
 from oaiserve.routes.intake.media import MediaReader, read_media
@@ -61,9 +61,9 @@ class Detokenized(msgspec.Struct):
 )
 async def tokenize(request: Request) -> Response:
     adaptations = Adaptations()
-    body, num_bytes = await read_parsed(request, TokenizeBody, adaptations)
+    body, num_bytes = await read_parsed(request, TokenizeBody, adaptations.note)
     media = await read_media(request, body, num_bytes)
-    work = _tokenize(serving_of(request), body, media, adaptations)
+    work = _tokenize(serving_of(request), body, media, adaptations.note)
     return await answer_in_turns(request, body.model, work, num_bytes, adaptations)
 
 
@@ -118,8 +118,8 @@ async def answer_in_turns(
     return Response(content, media_type="application/json", headers=headers)
 
 
-def _tokenize(serving: Serving, body: TokenizeBody, media: MediaReader, adaptations: Adaptations) -> Work[bytes]:
-    ids = yield from encoded(serving, _prompt(body, serving.dialect, media, adaptations))
+def _tokenize(serving: Serving, body: TokenizeBody, media: MediaReader, note: Note) -> Work[bytes]:
+    ids = yield from encoded(serving, _prompt(body, serving.dialect, media, note))
     tokenizer = serving.engine.tokenizer
     max_model_len = serving.engine.max_model_len
     rendered = yield from _rendered(ids, lambda part: part)
@@ -162,12 +162,12 @@ def _rendered(ids: list[int], values: Callable[[list[int]], Sequence[object]]) -
     return b"[" + b",".join(parts) + b"]"
 
 
-def _prompt(body: TokenizeBody, dialect: Dialect, media: MediaReader, adaptations: Adaptations) -> Prompt:
+def _prompt(body: TokenizeBody, dialect: Dialect, media: MediaReader, note: Note) -> Prompt:
     if body.messages is not None and body.prompt is None:
-        functions = functions_of(body.tools or [], adaptations)
-        shown = shown_tools([*functions.values()], [*functions], adaptations)
-        body = with_template_parameters(body, adaptations)
-        return build_prompt(body, body.messages or (), dialect, shown.tools, media, adaptations)
+        functions = functions_of(body.tools or [], note)
+        shown = shown_tools([*functions.values()], [*functions], note)
+        body = with_template_parameters(body, note)
+        return build_prompt(body, body.messages or (), dialect, shown.tools, media, note)
     if body.prompt is not None and body.messages is None:
         return TextPrompt(body.prompt, body.add_special_tokens is not False)
     raise InvalidRequest("Give either 'prompt' or 'messages'.", param="prompt")

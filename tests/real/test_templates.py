@@ -11,11 +11,11 @@ import pytest
 from oaiserve.engine.text.chat_template import NO_SPECIAL_TEXTS, ChatTemplate
 from oaiserve.engine.text.special_tokens import ESCAPED_MARK, MARK, SpecialTexts
 from oaiserve.errors import InvalidRequest
+from oaiserve.routes.adaptations import Adaptations
 from oaiserve.routes.chat.conversation import Conversation
+from oaiserve.routes.chat.messages import build_prompt
 from oaiserve.routes.chat.tools import requested_tools
-from oaiserve.routes.chat_completions import build_prompt
 from oaiserve.routes.dialects.dialect import Dialect, dialect_of
-from oaiserve.routes.intake.adaptations import Adaptations
 from oaiserve.routes.intake.body_types import ChatBody
 
 pytestmark = pytest.mark.real
@@ -191,7 +191,7 @@ NOTATION = re.compile(r"""\{'place': \{'city': 'city|\['ask|\\"place|\[\{"type":
 
 
 class NoMedia:
-    def taken(self, _messages: object, _adaptations: object) -> tuple[()]:
+    def taken(self, _messages: object, _note: object) -> tuple[()]:
         return ()
 
     def part(self, _part: object, where: str, param: str, *, is_asked: bool) -> NoReturn:
@@ -209,7 +209,7 @@ def rendered(
     parsed = msgspec.json.decode(json.dumps(body), type=ChatBody)
     conversation = Conversation(
         dialect,
-        requested_tools(parsed, Adaptations()),
+        requested_tools(parsed, Adaptations().note),
         parsed.chat_template_kwargs or {},
         effort=parsed.reasoning_effort,
         is_constrained=False,
@@ -221,7 +221,7 @@ def rendered(
         dialect,
         conversation.shown_tools,
         NoMedia(),  # type: ignore[arg-type]
-        Adaptations(),
+        Adaptations().note,
     )
     return template.render(conversation.completed(prompt), special)
 

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from oaiserve.routes.intake.adaptations import HEADER, MOST_CHARACTERS, MOST_NOTES, Adaptations
+from oaiserve.routes.adaptations import HEADER, MOST_CHARACTERS, MOST_NOTES, Adaptations
 
 
 def test_request_read_to_the_letter_has_no_header() -> None:

@@ -17,7 +17,7 @@ from oaiserve.facts.open_row import MOST_SHOWN, OpenRow
 from oaiserve.facts.record import Cause, EngineAccount, Origin, Outcome
 from oaiserve.facts.times import PHASES, TEXT_PHASES, RequestTimes
 from oaiserve.facts.trace import TraceContext
-from oaiserve.routes.door.exchange import Exchange
+from oaiserve.routes.exchange import Exchange
 from oaiserve.routes.open_requests import open_requests
 from oaiserve.telemetry.recent import RecentRequests
 from tests.records import MS, record_at

@@ -8,10 +8,10 @@ import pytest
 
 from oaiserve.engine.grammars.grammar import Grammars
 from oaiserve.engine.request import Grammar, Request
+from oaiserve.routes.adaptations import HEADER
 from oaiserve.routes.chat.tools import MOST_REMEMBERED, remembered
 from oaiserve.routes.dialects.hermes import HERMES
 from oaiserve.routes.dialects.xml import QWEN_CODER
-from oaiserve.routes.intake.adaptations import HEADER
 from tests.engine.text.tokenizers_for_tests import byte_level
 from tests.routes.asking import BODIES, CHAT, REQUIRED, RESPONSES, ROUTES, answered, submitted, tool
 from tests.routes.doubles import says

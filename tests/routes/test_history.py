@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
+from oaiserve.routes.adaptations import HEADER
 from oaiserve.routes.chat.history import NO_RESULT, ORPHAN, UNKNOWN
-from oaiserve.routes.intake.adaptations import HEADER
 from tests.routes.asking import CHAT, HI, HYBRID, RESPONSES, answered, refused, submitted
 from tests.serving import Serve, Served
 

@@ -12,7 +12,7 @@ import pytest
 
 from oaiserve.app import create_app
 from oaiserve.config import Config, ServerOptions
-from oaiserve.routes.intake.adaptations import HEADER
+from oaiserve.routes.adaptations import HEADER
 from tests.published import checked
 from tests.routes.asking import CHAT, HI, REQUIRED, RESPONSES, ROUTES, tool
 from tests.routes.doubles import FakeTelemetry

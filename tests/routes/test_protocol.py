@@ -17,10 +17,10 @@ from oaiserve.engine.logprobs import TokenLogprobs, text_of
 from oaiserve.engine.request import SamplingParams
 from oaiserve.errors import InvalidRequest
 from oaiserve.http.fair_turns import at_once
+from oaiserve.routes.adaptations import HEADER, Adaptations
 from oaiserve.routes.answer.logprobs import CompletionLogprobs, completion_logprobs_in_parts
 from oaiserve.routes.chat.constraints import grammar
 from oaiserve.routes.intake import decode as protocol
-from oaiserve.routes.intake.adaptations import HEADER, Adaptations
 from oaiserve.routes.intake.body_types import ChatBody, CompactionBody, CompletionBody, ResponseInputBody, ResponsesBody
 from oaiserve.routes.intake.decode import MOST_TOLD, UNSUPPORTED, num_ids, parse
 from oaiserve.routes.intake.parameters import sampling_params
@@ -69,7 +69,7 @@ def test_100_000_unknown_names_take_little_memory_and_a_misspelled_one_is_noted(
     names = ",".join(f'"temprature{number}":0' for number in range(100_000))
     tracemalloc.start()
     try:
-        at_once(parse(CompletionBody, f'{{"prompt":"Hi",{names}}}'.encode(), None, adaptations))
+        at_once(parse(CompletionBody, f'{{"prompt":"Hi",{names}}}'.encode(), None, adaptations.note))
         assert tracemalloc.get_traced_memory()[1] < 8 * 2**20
     finally:
         tracemalloc.stop()
@@ -142,9 +142,8 @@ def test_misspelled_names_are_noted_as_those_that_were_probably_meant(
     kind: type[msgspec.Struct], body: dict[str, Any], meant: set[str]
 ) -> None:
     adaptations = Adaptations()
-    at_once(
-        parse(kind, msgspec.json.encode({"prompt": "Hi", "input": "Hi", "messages": [], **body}), None, adaptations)
-    )
+    content = msgspec.json.encode({"prompt": "Hi", "input": "Hi", "messages": [], **body})
+    at_once(parse(kind, content, None, adaptations.note))
     assert set(adaptations.notes) == {f"{name}: an unknown parameter with a similar name is ignored" for name in meant}
 
 

@@ -25,8 +25,8 @@ from oaiserve.facts.record import Outcome
 from oaiserve.facts.trace import TraceContext
 from oaiserve.http.fair_turns import MUCH_BYTES, CpuTime
 from oaiserve.http.shared_limit import SharedLimit
+from oaiserve.routes import exchange
 from oaiserve.routes.answer.respond import PIECE_BYTES, write
-from oaiserve.routes.door import exchange
 from oaiserve.routes.intake.receive import read_body
 from tests.routes.asking import BODIES, refused
 from tests.routes.doubles import FakeEngine, FakeTelemetry, Script, fails, says, starts

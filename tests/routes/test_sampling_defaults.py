@@ -8,7 +8,8 @@ import pytest
 from oaiserve.app import _kind
 from oaiserve.config import Config, EngineOptions, OptionError, ServerOptions
 from oaiserve.routes.intake.body_types import SamplingBody
-from oaiserve.routes.intake.sampling_defaults import FALLBACK, NEUTRAL, SamplingDefaults, given_defaults
+from oaiserve.routes.intake.sampling_defaults import given_defaults, sampling_defaults
+from oaiserve.routes.sampling_defaults import FALLBACK, NEUTRAL, SamplingDefaults
 from tests.serving import Serve, Served
 
 QWEN = {"temperature": 0.7, "top_p": 0.8, "top_k": 20, "repetition_penalty": 1.05}
@@ -16,7 +17,7 @@ QWEN = {"temperature": 0.7, "top_p": 0.8, "top_k": 20, "repetition_penalty": 1.0
 
 def defaults(of_model: dict[str, Any], given: str | None = None, *, reads_config: bool = True) -> SamplingDefaults:
     config = Config("m", ServerOptions(default_params=given), EngineOptions(generation_config=reads_config))
-    return SamplingDefaults.of(config, of_model)
+    return sampling_defaults(config, of_model)
 
 
 @pytest.mark.parametrize(
@@ -132,6 +133,6 @@ def test_models_show_their_default_sampling(served: Served, serve: Serve) -> Non
 def test_servers_with_other_defaults_write_other_bytes(tmp_path: Path) -> None:
     def kind(given: str | None) -> str:
         config = Config(str(tmp_path), ServerOptions(default_params=given), EngineOptions(device="cpu"))
-        return _kind(config, SamplingDefaults.of(config, {}))
+        return _kind(config, sampling_defaults(config, {}))
 
     assert kind("temperature=0.7,min_p=0.05") == kind(None) != kind("temperature=0.7")

@@ -28,8 +28,8 @@ from oaiserve.plugins.batches import routes as batch_routes
 from oaiserve.plugins.batches.form import UploadForm
 from oaiserve.plugins.batches.objects import Line, LineError, LineReader
 from oaiserve.plugins.batches.store import MOST_ARRIVING, PIECE_BYTES, BatchStore
+from oaiserve.routes.adaptations import Adaptations
 from oaiserve.routes.intake import receive as body
-from oaiserve.routes.intake.adaptations import Adaptations
 from oaiserve.storage.store import StoreLimits
 from tests.serving import Serve, Served
 

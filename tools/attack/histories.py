@@ -34,7 +34,7 @@ from oaiserve.engine.grammars.grammar import Grammars
 from oaiserve.engine.request import Prompt, Request
 from oaiserve.engine.text.tokenizer import Tokenizer
 from oaiserve.http.fair_turns import at_once
-from oaiserve.routes.intake.adaptations import HEADER
+from oaiserve.routes.adaptations import HEADER
 from tests.routes.doubles import FakeEngine, FakeTelemetry
 from tools.attack.history_bodies import MODEL, Bodies, Body
 

@@ -15,7 +15,7 @@ from multipart import MultipartError, MultipartSegment, ParserLimitReached, Push
 
 from oaiserve.errors import InvalidRequest
 from oaiserve.plugins.batches.objects import GIVEN_PURPOSES, GivenPurpose, is_utf16
-from oaiserve.routes.intake.adaptations import Adaptations
+from oaiserve.routes.adaptations import Adaptations
 from oaiserve.routes.intake.invalid import invalid, show
 
 MOST_FIELDS = 32

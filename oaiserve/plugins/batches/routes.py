@@ -30,9 +30,9 @@ from oaiserve.plugins.batches.objects import (
 )
 from oaiserve.plugins.batches.runner import BatchRunner
 from oaiserve.plugins.batches.store import PIECE_BYTES, Owned
+from oaiserve.routes.adaptations import Adaptations
 from oaiserve.routes.answer.paging import AnyPage, page_of
 from oaiserve.routes.door.middleware import json_response, lasting_id
-from oaiserve.routes.intake.adaptations import Adaptations
 from oaiserve.routes.intake.invalid import invalid, show
 from oaiserve.routes.intake.parameters import check_metadata
 from oaiserve.routes.intake.receive import (

@@ -21,13 +21,13 @@ from oaiserve.plugins.messages.body import (
     ToolResultBlock,
     Turn,
 )
+from oaiserve.routes.adaptations import Note
 from oaiserve.routes.chat.conversation import Conversation
 from oaiserve.routes.chat.foreign import LEFT_OUT, NOT_READ, is_unread, name_of, text_of
 from oaiserve.routes.chat.history import BEFORE_SUMMARY, Placed, prompt_of
 from oaiserve.routes.chat.shown_tools import shown_tools
 from oaiserve.routes.chat.tools import Kind, Tools, tools_of
 from oaiserve.routes.dialects.dialect import Dialect
-from oaiserve.routes.intake.adaptations import Adaptations
 from oaiserve.routes.intake.invalid import converted, invalid, show
 from oaiserve.routes.intake.media import MediaReader, first_asked
 from oaiserve.routes.intake.object_types import Function, ImageBlock, TextPart
@@ -43,12 +43,12 @@ def conversed(
     body: MessagesBody | CountTokensBody,
     dialect: Dialect,
     media: MediaReader,
-    adaptations: Adaptations,
+    note: Note,
     *,
     is_constrained: bool,
 ) -> tuple[Conversation, ChatPrompt]:
     """Return the tools and the reasoning of a request, and its prompt. `is_constrained` is as in `Conversation`."""
-    messages = chat_messages(body.system, body.messages, media, adaptations)
+    messages = chat_messages(body.system, body.messages, media, note)
     continues = messages[-1][1]["role"] == "assistant" and "tool_calls" not in messages[-1][1]
     thinking = body.thinking or ThinkingOptions(type="adaptive")
     effort = None if body.output_config is None else body.output_config.effort
@@ -58,10 +58,10 @@ def conversed(
     if thinking.type == "disabled" and not switched:
         effort = "none"
     if body.mcp_servers:
-        adaptations.note("mcp_servers", "tools of servers are left out")
+        note("mcp_servers", "tools of servers are left out")
     conversation = Conversation(
         dialect,
-        requested_tools(body, adaptations),
+        requested_tools(body, note),
         {**switched, **(body.chat_template_kwargs or {})},
         effort=effort,
         thinking_budget=integer(thinking, "budget_tokens"),
@@ -73,7 +73,7 @@ def conversed(
         conversation.shown_tools,
         dialect,
         media,
-        adaptations,
+        note,
         add_generation_prompt=not continues,
         continue_final_message=continues,
     )
@@ -96,13 +96,13 @@ def check_thinking(thinking: ThinkingOptions | None, max_tokens: int | None) -> 
 
 
 def chat_messages(
-    system: str | Sequence[TextPart] | None, turns: Sequence[Turn], media: MediaReader, adaptations: Adaptations
+    system: str | Sequence[TextPart] | None, turns: Sequence[Turn], media: MediaReader, note: Note
 ) -> list[Placed]:
     """Return the messages of chat with their places. The last one is the assistant's only if it has calls, or a text to
     continue."""
     if not turns:
         raise invalid("messages", "must hold at least one turn")
-    history = _History(media, adaptations)
+    history = _History(media, note)
     for text in [system] if isinstance(system, str) else [part.text for part in system or []]:
         if text:
             history.say("system", text, "system")
@@ -117,9 +117,9 @@ def chat_messages(
 class _History:
     """The messages of chat so far. Turns of the same role in a row become one message."""
 
-    def __init__(self, media: MediaReader, adaptations: Adaptations) -> None:
+    def __init__(self, media: MediaReader, note: Note) -> None:
         self._media = media
-        self._adaptations = adaptations
+        self._note = note
         self._placed: list[Placed] = []
 
     def add_turn(self, turn: Turn, where: str, *, is_asked: bool) -> None:
@@ -142,7 +142,7 @@ class _History:
             return block
         if is_asked:
             raise invalid("messages", "must be the type of the block", f"{where}.type")
-        self._adaptations.note(where, "has no type, and is read as text")
+        self._note(where, "has no type, and is read as text")
         return {**block, "type": "text"}
 
     def _add_block(self, role: str, block: Block, where: str, *, is_asked: bool) -> None:
@@ -151,7 +151,7 @@ class _History:
             self._add_result(converted(ToolResultBlock, block, where), block, where)
         elif kind.endswith("tool_use") and role == "assistant":
             if isinstance(block.get("input"), str):
-                self._adaptations.note(f"{where}.input", "is read as JSON")
+                self._note(f"{where}.input", "is read as JSON")
             function = {"name": block.get("name"), "arguments": block.get("input")}
             call = {"id": block.get("id"), "type": "function", "function": function}
             self._message_of(role, where).setdefault("tool_calls", []).append(call)
@@ -167,7 +167,7 @@ class _History:
                 raise invalid("messages", NOT_READ, where)
             said = [*self._said(block, where, is_asked=is_asked)]
             if not said:
-                self._adaptations.note(where, f"{name_of(block)} is left out")
+                self._note(where, f"{name_of(block)} is left out")
             for one in said:
                 if one or role == "user":
                     self.say(role, one, where)
@@ -186,7 +186,7 @@ class _History:
                     raise
         if text := text_of(block):
             if LEFT_OUT in text:
-                self._adaptations.note(where, f"{name_of(block)} is left out, or has a part that is")
+                self._note(where, f"{name_of(block)} is left out, or has a part that is")
             yield text
 
     def _add_result(self, result: ToolResultBlock, block: Block, where: str) -> None:
@@ -195,7 +195,7 @@ class _History:
             begins = bool(said) and isinstance(said[0], str)
             said = [f"Error: {said[0]}" if begins else "Error: ", *said[begins:]]
         if block["type"] != "tool_result":
-            self._adaptations.note(where, f"the text of {name_of(block)} is shown as the result of a tool")
+            self._note(where, f"the text of {name_of(block)} is shown as the result of a tool")
         self._placed.append((where, {"role": "tool", "content": said, "tool_call_id": result.tool_use_id}))
 
     def _said_in_result(self, content: object, where: str) -> list[Said]:
@@ -220,7 +220,7 @@ class _History:
     def ended(self) -> list[Placed]:
         last: Message = self._placed[-1][1] if self._placed else {}
         if last.get("role") == "assistant" and not any(last["content"]) and "tool_calls" not in last:
-            self._adaptations.note("messages", "the last turn has no text to go on with and is left out")
+            self._note("messages", "the last turn has no text to go on with and is left out")
             del self._placed[-1]
         if all(message["role"] != "user" for _, message in self._placed):  # Some templates want a user message.
             is_system = bool(self._placed) and self._placed[0][1]["role"] == "system"
@@ -238,7 +238,7 @@ def _content(said: Sequence[Said]) -> str | list[Message]:
     return [{"type": "text", "text": one} if isinstance(one, str) else one for one in said]
 
 
-def requested_tools(body: MessagesBody | CountTokensBody, adaptations: Adaptations) -> Tools | None:
+def requested_tools(body: MessagesBody | CountTokensBody, note: Note) -> Tools | None:
     """Return the tools for the model, or None without any: those with a schema, which clients define and run."""
     offered = _offered(body)
     choice = body.tool_choice
@@ -250,7 +250,7 @@ def requested_tools(body: MessagesBody | CountTokensBody, adaptations: Adaptatio
     places: list[str] = []
     for where, tool in offered.items():
         if tool.type not in (None, "custom"):
-            adaptations.note(where, "a tool that Anthropic defines is left out")
+            note(where, "a tool that Anthropic defines is left out")
             continue
         for name in ("name", "input_schema"):
             if getattr(tool, name) is None:
@@ -264,9 +264,9 @@ def requested_tools(body: MessagesBody | CountTokensBody, adaptations: Adaptatio
         )
     if not functions:
         return None
-    shown = shown_tools(functions, places, adaptations, "input_schema")
+    shown = shown_tools(functions, places, note, "input_schema")
     only_one = kind == "named" or bool(choice and choice.disable_parallel_tool_use)
-    return tools_of(shown, kind, names, adaptations, only_one=only_one)
+    return tools_of(shown, kind, names, note, only_one=only_one)
 
 
 def _offered(body: MessagesBody | CountTokensBody) -> dict[str, MessagesTool]:

@@ -14,10 +14,10 @@ from oaiserve.http.fair_turns import Work
 from oaiserve.plugins.messages.body import CountTokensBody, MessagesBody, OutputConfig
 from oaiserve.plugins.messages.prompt import check_thinking, conversed
 from oaiserve.plugins.messages.shape import AnswerMessage, MessageEvent, MessagesShape
+from oaiserve.routes.adaptations import Adaptations, Note
 from oaiserve.routes.answer.respond import Answer
 from oaiserve.routes.chat import constraints
 from oaiserve.routes.intake import parameters
-from oaiserve.routes.intake.adaptations import Adaptations
 from oaiserve.routes.intake.media import MediaReader, read_media
 from oaiserve.routes.intake.parameters import integer
 from oaiserve.routes.intake.prepare import Intake, prepare
@@ -65,10 +65,8 @@ def _answer(intake: Intake[MessagesBody], *, is_budget_of_turn: bool) -> Answer:
         json_format = constraints.json_format(wanted_format.schema)
     stop = parameters.strings("stop_sequences", body.stop_sequences or [])
     is_constrained = bool(stop) or json_format is not None or constraints.is_constrained(body)
-    adaptations = intake.exchange.adaptations
-    conversation, prompt = conversed(
-        body, intake.serving.dialect, intake.media, adaptations, is_constrained=is_constrained
-    )
+    note = intake.exchange.adaptations.note
+    conversation, prompt = conversed(body, intake.serving.dialect, intake.media, note, is_constrained=is_constrained)
     max_tokens = integer(body, "max_tokens") or 0
     check_thinking(body.thinking, None if is_budget_of_turn else max_tokens)
     own = conversation.own_params(max_tokens, None, constraints.grammar(body, json_format))
@@ -106,15 +104,15 @@ class TokenCount(msgspec.Struct):
 )
 async def count_tokens(request: Request) -> Response:
     adaptations = Adaptations()
-    body, num_bytes = await read_parsed(request, CountTokensBody, adaptations)
+    body, num_bytes = await read_parsed(request, CountTokensBody, adaptations.note)
     media = await read_media(request, body, num_bytes)
-    work = _count(serving_of(request), body, media, adaptations)
+    work = _count(serving_of(request), body, media, adaptations.note)
     return await answer_in_turns(request, body.model, work, num_bytes, adaptations)
 
 
-def _count(serving: Serving, body: CountTokensBody, media: MediaReader, adaptations: Adaptations) -> Work[bytes]:
+def _count(serving: Serving, body: CountTokensBody, media: MediaReader, note: Note) -> Work[bytes]:
     _refuse_thread(body)
     check_thinking(body.thinking, None)
-    _, prompt = conversed(body, serving.dialect, media, adaptations, is_constrained=False)
+    _, prompt = conversed(body, serving.dialect, media, note, is_constrained=False)
     ids = yield from encoded(serving, prompt)
     return msgspec.json.encode(TokenCount(len(ids)))

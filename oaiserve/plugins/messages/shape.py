@@ -19,7 +19,7 @@ from oaiserve.routes.answer.common_shape import Cost, Head, call_id, encode, tol
 from oaiserve.routes.answer.shape import Timings
 from oaiserve.routes.chat.conversation import Conversation
 from oaiserve.routes.dialects.segments import Arguments, CallBegin, CallBroken, CallEnd, Content, Reasoning, Segment
-from oaiserve.routes.door.exchange import RequestTimings
+from oaiserve.routes.exchange import RequestTimings
 from oaiserve.routes.intake.parameters import Wanted
 
 

@@ -26,8 +26,8 @@ from oaiserve.plugins.responses.store import (
     is_conversation,
 )
 from oaiserve.plugins.responses.stored import AFTER, LIMIT, ORDER, ItemPage, id_of, page, texts_of
+from oaiserve.routes.adaptations import Adaptations
 from oaiserve.routes.door.middleware import json_response, lasting_id
-from oaiserve.routes.intake.adaptations import Adaptations
 from oaiserve.routes.intake.body_types import MAX_ITEMS, ConversationBody, ItemsBody, MetadataBody
 from oaiserve.routes.intake.invalid import invalid, show
 from oaiserve.routes.intake.parameters import check_metadata
@@ -123,7 +123,7 @@ async def create(request: Request) -> Response:
     if not serving_of(request).config.server.stores_responses:
         raise InvalidRequest("This server keeps no conversations: it runs with --response-store-number 0.")
     adaptations = Adaptations()
-    body, _ = await read_parsed(request, ConversationBody, adaptations)
+    body, _ = await read_parsed(request, ConversationBody, adaptations.note)
     items = _new_items(request, body.items, adaptations) if body.items else []
     conversation = ConversationObject(f"{CONVERSATION}{lasting_id(request)}", int(time.time()), _checked(body.metadata))
     stored = StoredResponse(
@@ -179,7 +179,7 @@ async def list_items(request: Request) -> Response:
 )
 async def add_items(request: Request) -> Response:
     adaptations = Adaptations()
-    body, _ = await read_parsed(request, ItemsBody, adaptations)
+    body, _ = await read_parsed(request, ItemsBody, adaptations.note)
     items = _new_items(request, body.items, adaptations)
     added = items
     most_bytes = serving_of(request).body_limit

@@ -13,11 +13,11 @@ import msgspec
 
 from oaiserve.plugins.responses.offered import arguments_of
 from oaiserve.plugins.responses.store import StoredDecoder
+from oaiserve.routes.adaptations import STORED, Adaptations
 from oaiserve.routes.chat.contents import ContentReader, has_parts, is_part, thoughts_in
 from oaiserve.routes.chat.foreign import hosted_call, name_of, text_of
 from oaiserve.routes.chat.history import BEFORE_SUMMARY, UNKNOWN, Placed, calls_of
 from oaiserve.routes.chat.tools import joined_name
-from oaiserve.routes.intake.adaptations import STORED, Adaptations
 from oaiserve.routes.intake.invalid import converted, invalid, needed, show
 from oaiserve.routes.intake.media import first_asked
 from oaiserve.routes.intake.object_types import InputItem

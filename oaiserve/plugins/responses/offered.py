@@ -13,9 +13,9 @@ from typing import Any
 import msgspec
 
 from oaiserve.engine.request import Grammar
+from oaiserve.routes.adaptations import Adaptations
 from oaiserve.routes.chat.tools import Tools, joined_name, requested_tools
 from oaiserve.routes.dialects.raw_call import INPUT
-from oaiserve.routes.intake.adaptations import Adaptations
 from oaiserve.routes.intake.body_types import ResponseInputBody, ResponsesBody
 from oaiserve.routes.intake.invalid import invalid, needed
 from oaiserve.routes.intake.object_types import Function, InputFormat, ResponseChoice
@@ -74,7 +74,7 @@ def offered_tools(body: ResponsesBody | ResponseInputBody, adaptations: Adaptati
         if isinstance(choice, ResponseChoice) or choice == "required":
             raise invalid("tool_choice", "forces a call, but all tools of the request run on OpenAI's servers")
         return OfferedTools(None, namespaces, frozenset(), tuple(left_out))
-    tools = requested_tools(body, adaptations, functions, namespaces)
+    tools = requested_tools(body, adaptations.note, functions, namespaces)
     if tools is not None and tools.is_forced and len(tools.schemas) == 1:
         (name,) = tools.schemas
         form = formats.get(tools.client_names.get(name, name))

@@ -17,7 +17,7 @@ from oaiserve.plugins.responses.offered import OfferedTools, input_of
 from oaiserve.routes.answer.common_shape import HOLE, Cost, call_id
 from oaiserve.routes.answer.logprobs import ContentToken, chat_entries, chat_entries_in_parts
 from oaiserve.routes.dialects.segments import Arguments, CallBegin, CallBroken, CallEnd, Content, Reasoning, Segment
-from oaiserve.routes.door.exchange import RequestTimings
+from oaiserve.routes.exchange import RequestTimings
 
 NO_LOGPROBS = msgspec.Raw(b"[]")
 

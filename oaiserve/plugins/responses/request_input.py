@@ -30,12 +30,12 @@ from oaiserve.plugins.responses.offered import OfferedTools, offered_tools
 from oaiserve.plugins.responses.output import item_id, response_ids
 from oaiserve.plugins.responses.state import state_of
 from oaiserve.plugins.responses.store import ConversationTooLarge, StoredDecoder, StoredResponse, is_conversation
+from oaiserve.routes.adaptations import Adaptations
 from oaiserve.routes.chat import constraints
 from oaiserve.routes.chat.contents import ContentReader
 from oaiserve.routes.chat.conversation import Conversation
 from oaiserve.routes.chat.history import prompt_of
 from oaiserve.routes.door.middleware import lasting_id
-from oaiserve.routes.intake.adaptations import Adaptations
 from oaiserve.routes.intake.body_types import ResponseInputBody, ResponsesBody
 from oaiserve.routes.intake.invalid import invalid, show
 from oaiserve.routes.intake.media import MediaReader, read_media
@@ -200,13 +200,13 @@ class RequestInput:
         self.prompt = self._prompt(self.earlier, self.items, adaptations)
 
     def _prompt(self, earlier: Sequence[Item], items: Sequence[Item], adaptations: Adaptations) -> ChatPrompt:
-        messages = chat_messages(earlier, items, ContentReader(self._media, adaptations, "input"), adaptations)
+        messages = chat_messages(earlier, items, ContentReader(self._media, adaptations.note, "input"), adaptations)
         if self._body.instructions is not None:
             messages.insert(0, ("instructions", {"role": "system", "content": self._body.instructions}))
         if not messages and items:
             raise invalid("input", "must hold at least one item that the model can read")
         tools = self._conversation.shown_tools
-        prompt = prompt_of(messages, tools, self._serving.dialect, self._media, adaptations, param="input")
+        prompt = prompt_of(messages, tools, self._serving.dialect, self._media, adaptations.note, param="input")
         return self._conversation.completed(prompt)
 
     def truncated(self, max_tokens: int | None, *, keeps_room: bool) -> Work[tuple[ChatPrompt, int]]:

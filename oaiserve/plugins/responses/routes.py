@@ -32,11 +32,11 @@ from oaiserve.plugins.responses.runs import Run
 from oaiserve.plugins.responses.shape import ResponsesShape
 from oaiserve.plugins.responses.state import State, state_of
 from oaiserve.plugins.responses.store import StoredResponse
+from oaiserve.routes.adaptations import Adaptations
 from oaiserve.routes.answer.common_shape import encode
 from oaiserve.routes.answer.respond import Answer
 from oaiserve.routes.chat import constraints
 from oaiserve.routes.intake import parameters
-from oaiserve.routes.intake.adaptations import Adaptations
 from oaiserve.routes.intake.body_types import (
     ENCRYPTED,
     LOGPROBS,
@@ -108,7 +108,7 @@ class InputTokens(msgspec.Struct):
 async def input_tokens(request: Request) -> Response:
     serving = serving_of(request)
     adaptations = Adaptations()
-    body, num_bytes = await read_parsed(request, ResponseInputBody, adaptations)
+    body, num_bytes = await read_parsed(request, ResponseInputBody, adaptations.note)
     earlier = await read_earlier(request, body)
     media = await earlier_media(request, body, earlier, num_bytes)
 

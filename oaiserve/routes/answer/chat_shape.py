@@ -13,7 +13,6 @@ from msgspec import UNSET, UnsetType
 from oaiserve.engine.logprobs import TokenLogprobs
 from oaiserve.engine.request import FinishReason, PromptDone, TokenChunk, Usage
 from oaiserve.facts.record import ToolCallOutcome
-from oaiserve.routes.answer.answer_reader import AnswerReader
 from oaiserve.routes.answer.common_shape import (
     HOLE,
     ChoicesShape,
@@ -32,6 +31,7 @@ from oaiserve.routes.answer.logprobs import (
     drop_end_logprob,
     prompt_logprobs_in_parts,
 )
+from oaiserve.routes.chat.answer_reader import AnswerReader
 from oaiserve.routes.chat.conversation import Conversation
 from oaiserve.routes.dialects.segments import Arguments, CallBegin, CallBroken, CallEnd, Content, Reasoning, Segment
 from oaiserve.routes.intake.parameters import Wanted

@@ -18,7 +18,7 @@ from oaiserve.engine.request import PromptDone, PromptProgress, Usage
 from oaiserve.routes.answer import sse
 from oaiserve.routes.answer.logprobs import PromptLogprobs
 from oaiserve.routes.answer.shape import ACTIVITY_SECONDS, Timings
-from oaiserve.routes.door.exchange import RequestTimings
+from oaiserve.routes.exchange import RequestTimings
 from oaiserve.routes.intake.parameters import Wanted
 
 encode = msgspec.json.Encoder().encode

@@ -35,8 +35,8 @@ from oaiserve.http.fair_turns import MUCH_BYTES
 from oaiserve.routes.answer import sse
 from oaiserve.routes.answer.continued import ContinuedShape
 from oaiserve.routes.answer.shape import RenderWhole, Shape
-from oaiserve.routes.door.exchange import Exchange
 from oaiserve.routes.door.middleware import as_api_error
+from oaiserve.routes.exchange import Exchange
 from oaiserve.routes.intake.turns import client_left
 from oaiserve.routes.serving import Serving
 from oaiserve.wire.continuation import KIND_HEADER

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 from oaiserve.engine.request import PromptDone, PromptProgress, TokenChunk, Usage
-from oaiserve.routes.door.exchange import RequestTimings
+from oaiserve.routes.exchange import RequestTimings
 
 # The longest time between two events that clients count, while a prompt is computed. Codex and Claude Code ignore
 # comments and pings, and give up after 300 s without an event of another kind.

@@ -12,9 +12,9 @@ from typing import Any
 import msgspec
 
 from oaiserve.errors import InvalidRequest
+from oaiserve.routes.adaptations import Note
 from oaiserve.routes.chat.call_arguments import is_deep
 from oaiserve.routes.chat.foreign import NOT_READ, is_unread, name_of, text_of
-from oaiserve.routes.intake.adaptations import Adaptations
 from oaiserve.routes.intake.invalid import converted, invalid
 from oaiserve.routes.intake.media import MediaReader
 from oaiserve.routes.intake.object_types import ImagePart, InputImage, SoundPart
@@ -36,21 +36,21 @@ _MOST_DEPTH = 16
 class ContentReader:
     """Reads the contents of one request, which are in its field `param`."""
 
-    def __init__(self, media: MediaReader, adaptations: Adaptations, param: str) -> None:
+    def __init__(self, media: MediaReader, note: Note, param: str) -> None:
         self._media = media
-        self._adaptations = adaptations
+        self._note = note
         self._param = param
 
     def read(self, content: object, where: str, role: str, *, is_asked: bool) -> str | list[Part]:
         """Return the content of a message. Unreadable parts are refused if the message `is_asked`, which means it is in
         the user's last turn or the system's. Raises InvalidRequest."""
         if content is None:
-            self._adaptations.note(where, "is missing, and read as empty")
+            self._note(where, "is missing, and read as empty")
             return ""
         if isinstance(content, str):
             return content
         if role == "tool" and not (is_part(content) or has_parts(content)):
-            self._adaptations.note(where, "is read as a text in JSON")
+            self._note(where, "is read as a text in JSON")
             return msgspec.json.encode(content).decode()
         parts: list[Part] = []
         for number, part in enumerate(content if isinstance(content, list) else [content]):
@@ -64,7 +64,7 @@ class ContentReader:
         elif not isinstance(kind, str) or ("type" not in part and not isinstance(part.get("text"), str)):
             if is_asked:
                 raise invalid(self._param, "must be the type of the part", f"{where}.type")
-            self._adaptations.note(where, "is no part of a message, and left out")
+            self._note(where, "is no part of a message, and left out")
         elif kind in _TEXTS and isinstance(part.get("text"), str):
             yield {"type": "text", "text": part["text"], **self.more_fields(part, _OF_TEXT, where)}
         elif kind in _TEXTS and is_asked:
@@ -92,7 +92,7 @@ class ContentReader:
         if is_left_out and is_asked:
             raise invalid(self._param, NOT_READ, where)
         what = "is left out" if is_left_out else "is shown by its text"
-        self._adaptations.note(where, f"{name_of(part)} {what}")
+        self._note(where, f"{name_of(part)} {what}")
         if text:
             yield {"type": "text", "text": text}
 
@@ -100,7 +100,7 @@ class ContentReader:
         more = {name: value for name, value in fields.items() if name not in known and value is not None}
         if not more or (len(more) <= _MOST_FIELDS and not is_deep(more, _MOST_DEPTH)):
             return more
-        self._adaptations.note(where, "fields for the template are too many or too deep, and left out")
+        self._note(where, "fields for the template are too many or too deep, and left out")
         return {}
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from oaiserve.engine.request import ChatPrompt, Grammar, Reasoning, SamplingParams
-from oaiserve.routes.answer.answer_reader import AnswerReader
+from oaiserve.routes.chat.answer_reader import AnswerReader
 from oaiserve.routes.chat.constraints import TEXT_FORMATS
 from oaiserve.routes.chat.tools import Tools, forced_schema, text_of
 from oaiserve.routes.dialects.calls import CallParser

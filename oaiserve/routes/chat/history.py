@@ -14,11 +14,11 @@ from typing import Any
 from oaiserve.engine.request import ChatPrompt
 from oaiserve.engine.text.plain_tools import plain_tool
 from oaiserve.engine.text.template_abilities import Abilities
+from oaiserve.routes.adaptations import Note
 from oaiserve.routes.chat.call_arguments import object_text
 from oaiserve.routes.chat.tools import prompt_with_tools
 from oaiserve.routes.dialects.dialect import Dialect
 from oaiserve.routes.dialects.raw_call import INPUT
-from oaiserve.routes.intake.adaptations import Adaptations
 from oaiserve.routes.intake.media import MediaReader
 
 Message = dict[str, Any]
@@ -65,19 +65,19 @@ def prompt_of(
     shown: Sequence[Mapping[str, Any]],
     dialect: Dialect,
     media: MediaReader,
-    adaptations: Adaptations,
+    note: Note,
     **more: Any,
 ) -> ChatPrompt:
     """Return the prompt of checked messages, with a description of the tools `shown`. `more` are its other fields."""
-    messages = repaired(placed, adaptations, is_answered=more.get("add_generation_prompt", True))
-    _note_changes(messages, dialect.abilities, adaptations, more.get("param", "messages"))
+    messages = repaired(placed, note, is_answered=more.get("add_generation_prompt", True))
+    _note_changes(messages, dialect.abilities, note, more.get("param", "messages"))
     if dialect.abilities.needs_plain_tools and any(plain_tool(tool) != tool for tool in shown):
-        adaptations.note("tools", "schemas are shown in a plainer form, as the chat template fails at others")
+        note("tools", "schemas are shown in a plainer form, as the chat template fails at others")
     prompt = prompt_with_tools(messages, shown, dialect, **more)
-    return replace(prompt, media=media.taken(prompt.messages, adaptations))
+    return replace(prompt, media=media.taken(prompt.messages, note))
 
 
-def repaired(placed: Iterable[Placed], adaptations: Adaptations, *, is_answered: bool) -> list[Message]:
+def repaired(placed: Iterable[Placed], note: Note, *, is_answered: bool) -> list[Message]:
     """Return messages in which each call is followed by its result. If the last message `is_answered`, its calls have
     results, too."""
     groups = [_Group(None)]
@@ -89,9 +89,9 @@ def repaired(placed: Iterable[Placed], adaptations: Adaptations, *, is_answered:
         ids: set[str] = set()
         groups.append(_Group(message))
         for call in message.get("tool_calls", ()):
-            groups[-1].calls.append(_call(where, call, f"call_{num_calls}", ids, adaptations))
+            groups[-1].calls.append(_call(where, call, f"call_{num_calls}", ids, note))
             num_calls += 1
-    _match(groups, adaptations)
+    _match(groups, note)
     result: list[Message] = []
     for group in groups:
         if group.message is not None:
@@ -101,13 +101,13 @@ def repaired(placed: Iterable[Placed], adaptations: Adaptations, *, is_answered:
             if each.result is not None:
                 result.append({**each.result, "tool_call_id": each.call["id"]})
             elif is_answered or group is not groups[-1]:
-                adaptations.note(each.where, "a call has no result")
+                note(each.where, "a call has no result")
                 result.append({"role": "tool", "content": NO_RESULT, "tool_call_id": each.call["id"]})
         result += (message for _, message in group.later)
     return result
 
 
-def _call(where: str, call: Mapping[str, Any], new_id: str, ids: set[str], adaptations: Adaptations) -> _Call:
+def _call(where: str, call: Mapping[str, Any], new_id: str, ids: set[str], note: Note) -> _Call:
     """Return a call with a name, an object of arguments, and an id that is not in `ids`."""
     function = call["function"]
     if isinstance(stated_id := call.get("id"), str) and stated_id:
@@ -116,21 +116,21 @@ def _call(where: str, call: Mapping[str, Any], new_id: str, ids: set[str], adapt
         given_id = None
     arguments, change = object_text(function.get("arguments"))
     if change:
-        adaptations.note(where, f"the arguments of a call {change}")
+        note(where, f"the arguments of a call {change}")
     name = function.get("name")
     if not isinstance(name, str) or not name:
-        adaptations.note(where, "a call has no name")
+        note(where, "a call has no name")
         name = UNKNOWN
     call_id = given_id if given_id and given_id not in ids else new_id
     if call_id != given_id:
-        adaptations.note(where, "a call has no id of its own")
+        note(where, "a call has no id of its own")
     ids.add(call_id)
     return _Call(
         where, {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}, given_id
     )
 
 
-def _match(groups: Iterable[_Group], adaptations: Adaptations) -> None:
+def _match(groups: Iterable[_Group], note: Note) -> None:
     """Match results with calls by their ids; the last message with an id wins. A result with another id belongs to a
     call of the message right before it, if one is left. The other results become messages of the user."""
     waiting: dict[str | None, list[_Call]] = {}
@@ -153,14 +153,14 @@ def _match(groups: Iterable[_Group], adaptations: Adaptations) -> None:
                 later.append((where, message))
             elif (taker := next(left, None)) is not None:
                 taker.result = message
-                adaptations.note(where, "a result has the id of no call, and is given to the last one without a result")
+                note(where, "a result has the id of no call, and is given to the last one without a result")
             else:
-                adaptations.note(where, "a result without its call is shown as the user's text")
+                note(where, "a result without its call is shown as the user's text")
                 later.append((where, _as_text(message)))
         results = [id(message) for _, message in group.later if message["role"] == "tool"]
         if [id(call.result) for call in group.calls if call.result is not None] != results[: len(group.calls)]:
             where = group.later[0][0] if group.later else group.calls[0].where
-            adaptations.note(where, "results are put behind their calls")
+            note(where, "results are put behind their calls")
         group.later = later
 
 
@@ -170,17 +170,17 @@ def _as_text(result: Message) -> Message:
     return {"role": "user", "content": labelled}
 
 
-def _note_changes(messages: Sequence[Message], abilities: Abilities, adaptations: Adaptations, param: str) -> None:
+def _note_changes(messages: Sequence[Message], abilities: Abilities, note: Note, param: str) -> None:
     roles = [message["role"].replace("developer", "system") for message in messages]
     if "system" in roles and not abilities.system:
-        adaptations.note(param, "the system's text is put before the user's, as the chat template has no place for it")
+        note(param, "the system's text is put before the user's, as the chat template has no place for it")
     elif "system" in roles[1:] and not abilities.late_systems:
-        adaptations.note(param, "the texts of the system are put in front, as the chat template takes one")
+        note(param, "the texts of the system are put in front, as the chat template takes one")
     if abilities.needs_user and "user" not in roles:
-        adaptations.note(param, "an empty message of the user is added, as the chat template needs one")
+        note(param, "an empty message of the user is added, as the chat template needs one")
     if abilities.loses_text and any(message.get("tool_calls") and message["content"] for message in messages):
-        adaptations.note(param, "text next to calls is left out, as the chat template has no place for it")
+        note(param, "text next to calls is left out, as the chat template has no place for it")
     said = [role for role in roles if role != "system"]
     repeats = any(pair in (("user", "user"), ("assistant", "assistant"), ("tool", "user")) for pair in pairwise(said))
     if abilities.wants_turns and (repeats or said[:1] == ["assistant"]):
-        adaptations.note(param, "messages are joined, as the chat template wants turns")
+        note(param, "messages are joined, as the chat template wants turns")

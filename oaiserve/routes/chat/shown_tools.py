@@ -10,7 +10,7 @@ from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from oaiserve.routes.intake.adaptations import Adaptations
+from oaiserve.routes.adaptations import Note
 from oaiserve.routes.intake.body_types import MAX_TOOLS
 from oaiserve.routes.intake.invalid import invalid, show
 from oaiserve.routes.intake.object_types import MAX_TOOL_NAME, Function
@@ -37,7 +37,7 @@ def model_name(name: str) -> str:
 def shown_tools(
     functions: Sequence[Function],
     where: Sequence[str],
-    adaptations: Adaptations,
+    note: Note,
     schema_field: str = "parameters",
     joined: Container[str] = (),
 ) -> ShownTools:
@@ -50,19 +50,19 @@ def shown_tools(
         name = function.name
         if not 1 <= len(name) <= MAX_TOOL_NAME and name not in joined:
             raise invalid("tools", f"must have 1 to {MAX_TOOL_NAME} characters, got {show(name)}", f"{place}.name")
-        shown = _shown(function, _parameters(function, f"{place}.{schema_field}", adaptations))
+        shown = _shown(function, _parameters(function, f"{place}.{schema_field}", note))
         if name not in tools:
             tools[name] = shown
         elif tools[name] != shown:
             if function.strict or tools[name].get("strict"):
                 raise invalid("tools", f"two have the name {show(name)}, and at least one of them is strict")
-            adaptations.note(place, "left out, as an earlier tool has its name")
+            note(place, "left out, as an earlier tool has its name")
     names = _model_names(tools)
     places: dict[str, str] = {}
     for place, function in zip(where, functions, strict=True):
         places.setdefault(names[function.name], f"{place}.{schema_field}")
         if names[function.name] != function.name:
-            adaptations.note(f"{place}.name", "shown to the model in other characters")
+            note(f"{place}.name", "shown to the model in other characters")
     for name, shown in tools.items():
         shown["name"] = names[name]
     strict = frozenset(shown["name"] for shown in tools.values() if shown.get("strict"))
@@ -97,13 +97,13 @@ def _shown(function: Function, parameters: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in fields.items() if value is not None}
 
 
-def _parameters(function: Function, place: str, adaptations: Adaptations) -> dict[str, Any]:
+def _parameters(function: Function, place: str, note: Note) -> dict[str, Any]:
     schema = dict(function.parameters or {"properties": {}})
 
     def adapt(key: str, wanted: str, what: str) -> None:
         if function.strict:
             raise invalid("tools", f"must be {wanted}, got {show(schema[key])}", f"{place}.{key}")
-        adaptations.note(f"{place}.{key}", what)
+        note(f"{place}.{key}", what)
 
     kind = schema.pop("type", "object")
     if kind != "object":

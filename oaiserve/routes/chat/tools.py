@@ -21,11 +21,11 @@ import msgspec
 
 from oaiserve.engine.grammars.json_schema.prepare import prepare_leniently
 from oaiserve.engine.request import ChatPrompt, Grammar
+from oaiserve.routes.adaptations import Note
 from oaiserve.routes.chat.shown_tools import ShownTools, model_name, shown_tools
 from oaiserve.routes.dialects.dialect import Dialect
 from oaiserve.routes.dialects.family import CallFamily, Message
 from oaiserve.routes.dialects.hermes import HERMES
-from oaiserve.routes.intake.adaptations import Adaptations
 from oaiserve.routes.intake.body_types import ChatBody, ResponseInputBody, ResponsesBody
 from oaiserve.routes.intake.invalid import invalid, needed, show
 from oaiserve.routes.intake.object_types import (
@@ -69,7 +69,7 @@ class Tools:
 
 def requested_tools(
     body: ChatBody | ResponsesBody | ResponseInputBody,
-    adaptations: Adaptations,
+    note: Note,
     offered: Mapping[str, Function] = MappingProxyType({}),
     joined: Container[str] = (),
 ) -> Tools | None:
@@ -77,30 +77,28 @@ def requested_tools(
     places, and `joined` the names of those in namespaces."""
     choice: ToolChoice | ResponseToolChoice | None = body.tool_choice
     if isinstance(body, ChatBody):
-        offered = functions_of(body.tools or [], adaptations)
+        offered = functions_of(body.tools or [], note)
     if not offered:
         if choice not in (None, "none", "auto"):
             raise invalid("tool_choice", f"is only allowed with 'tools', got {show(msgspec.to_builtins(choice))}")
         return None
-    shown = shown_tools([*offered.values()], [*offered], adaptations, joined=joined)
+    shown = shown_tools([*offered.values()], [*offered], note, joined=joined)
     kind, names = _choice(choice)
-    return tools_of(shown, kind, names, adaptations, only_one=kind == "named" or body.parallel_tool_calls is False)
+    return tools_of(shown, kind, names, note, only_one=kind == "named" or body.parallel_tool_calls is False)
 
 
-def functions_of(tools: Sequence[Tool], adaptations: Adaptations) -> dict[str, Function]:
+def functions_of(tools: Sequence[Tool], note: Note) -> dict[str, Function]:
     """Return the functions among the tools of a chat by their places, without the other tools."""
     functions: dict[str, Function] = {}
     for number, tool in enumerate(tools):
         if tool.type == "function":
             functions[f"tools[{number}].function"] = needed(f"tools[{number}]", tool, "function")
         else:
-            adaptations.note(f"tools[{number}]", "a tool that is no function is left out")
+            note(f"tools[{number}]", "a tool that is no function is left out")
     return functions
 
 
-def tools_of(
-    shown: ShownTools, kind: Kind, names: Iterable[str] | None, adaptations: Adaptations, *, only_one: bool
-) -> Tools:
+def tools_of(shown: ShownTools, kind: Kind, names: Iterable[str] | None, note: Note, *, only_one: bool) -> Tools:
     """Return the tools of a request by its choice. `names` are the client's names of the remaining tools; None: all.
     Raises InvalidRequest if there are none, or if one is missing."""
     schemas = {tool["function"]["name"]: tool["function"]["parameters"] for tool in shown.tools}
@@ -123,7 +121,7 @@ def tools_of(
                     what = f"'{keyword}' is not enforced"
                 else:
                     what = "the schema is not enforced"
-                adaptations.note(shown.places[name], what)
+                note(shown.places[name], what)
     return Tools(shown.tools, schemas, kind, only_one, client_names=clients, strict=strict)
 
 

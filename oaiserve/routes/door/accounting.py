@@ -19,8 +19,8 @@ from oaiserve.facts.record import RequestRecord
 from oaiserve.facts.times import WAITED_HEADER, monotonic_ns, waited
 from oaiserve.http.keys import Key
 from oaiserve.plugins.keys.key_table import Use
-from oaiserve.routes.door.exchange import Exchange
 from oaiserve.routes.door.middleware import as_api_error, error_response
+from oaiserve.routes.exchange import Exchange
 from oaiserve.routes.serving import serving_of
 from oaiserve.wire.routing_decision import BACKGROUND_HEADER
 

@@ -18,7 +18,7 @@ from msgspec import UNSET, UnsetType, inspect
 
 from oaiserve.errors import InvalidRequest
 from oaiserve.gc_pause import paused_for
-from oaiserve.routes.intake.adaptations import Adaptations
+from oaiserve.routes.adaptations import Note
 from oaiserve.routes.intake.invalid import invalid_type, members, show
 from oaiserve.wire.surrogates import REPLACEMENT, halves_of, replace_halves
 
@@ -101,7 +101,7 @@ def parse(
     kind: type[Body],
     body: bytes | bytearray,
     check_given: Callable[[Mapping[str, msgspec.Raw]], None] | None = None,
-    adaptations: Adaptations | None = None,
+    note: Note | None = None,
 ) -> Generator[None, None, Body]:
     """Decode a JSON body of this kind and check its types, and yield after each long part. The route checks the ranges.
 
@@ -115,13 +115,13 @@ def parse(
         except msgspec.DecodeError as error:
             if isinstance(error, msgspec.ValidationError) or not (halves := (yield from halves_of(body))):
                 raise
-            if adaptations is None or not isinstance(body, bytearray):
+            if note is None or not isinstance(body, bytearray):
                 raise _half(halves[0]) from None
             replace_halves(body, halves)
             values, parsed, unsupported = yield from _decoded(kind, body, check_given)
             if any(REPLACEMENT in bytes(values[name]) for name in values.keys() - _PASSED_ON):
                 raise _half(halves[0]) from None
-            adaptations.note("the body", "halves of surrogate pairs are read as U+FFFD")
+            note("the body", "halves of surrogate pairs are read as U+FFFD")
     except msgspec.ValidationError as error:
         raise invalid_type(kind, str(error)) from None
     except UnicodeDecodeError:
@@ -145,8 +145,8 @@ def parse(
     unknown = values.keys() - set(parsed.__struct_fields__) - UNSUPPORTED.keys() - IGNORED
     for name in islice(unknown, MOST_TOLD):
         _tell_of(name[:61])  # 60 of these characters are shown.
-    if adaptations is not None:
-        _note_misspelled(kind, values, unknown, adaptations)
+    if note is not None:
+        _note_misspelled(kind, values, unknown, note)
     return parsed
 
 
@@ -200,7 +200,7 @@ def _decoder_of_names(kind: type[msgspec.Struct], *, is_strict: bool) -> msgspec
 
 
 def _note_misspelled(
-    kind: type[msgspec.Struct], values: Mapping[str, msgspec.Raw], unknown: Iterable[str], adaptations: Adaptations
+    kind: type[msgspec.Struct], values: Mapping[str, msgspec.Raw], unknown: Iterable[str], note: Note
 ) -> None:
     where = {"": (unknown, kind.__struct_fields__)}
     for option, known in _options_of(kind).items():
@@ -210,7 +210,7 @@ def _note_misspelled(
     for prefix, (names, known) in where.items():
         for name in islice(names, MOST_TOLD):
             if (meant := _meant(name[:40], known)) is not None:
-                adaptations.note(f"{prefix}{meant}", "an unknown parameter with a similar name is ignored")
+                note(f"{prefix}{meant}", "an unknown parameter with a similar name is ignored")
 
 
 @lru_cache(256)

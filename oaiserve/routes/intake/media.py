@@ -17,9 +17,8 @@ from oaiserve.engine.media import Detail, MediaFile, MediaKind
 from oaiserve.errors import InvalidRequest, NotFetched
 from oaiserve.facts.media import FILE_BYTES
 from oaiserve.http.data_url import is_bare_image, is_data_url, is_for_urls, percent_decoded, read_data_url
-from oaiserve.routes.chat.foreign import text_of
-from oaiserve.routes.door.exchange import Exchange
-from oaiserve.routes.intake.adaptations import STORED, Adaptations
+from oaiserve.routes.adaptations import STORED, Adaptations, Note
+from oaiserve.routes.exchange import Exchange
 from oaiserve.routes.intake.invalid import invalid, show
 from oaiserve.routes.intake.object_types import Base64Source, FileSource, ImageBlock, ImagePart, InputImage, SoundPart
 from oaiserve.routes.intake.receive import HeldBytes
@@ -28,7 +27,9 @@ from oaiserve.routes.serving import Serving, serving_of
 
 MediaPart = ImagePart | SoundPart | InputImage | ImageBlock
 Part = dict[str, Any]
-_NOUNS = {"image": "images", "audio": "sounds"}
+_NOUNS: dict[MediaKind, str] = {"image": "images", "audio": "sounds"}
+# The model reads this in place of a medium.
+_STAND_INS: dict[MediaKind, str] = {"image": "[Image left out]", "audio": "[Sound left out]"}
 _NAMED_IN: dict[str, type[ImagePart | InputImage | ImageBlock]] = {
     "image_url": ImagePart,
     "input_image": InputImage,
@@ -83,14 +84,14 @@ class MediaReader:
         self,
         serving: Serving,
         contents: Mapping[str, bytes] | None = None,
-        adaptations: Adaptations | None = None,
+        note: Note | None = None,
     ) -> None:
         """`contents` has the media that the body only names, by their names."""
         self._model = serving.config.model_name
         self._kinds = serving.engine.media
         self._most = serving.config.server.max_images
         self.contents = contents or {}
-        self._adaptations = adaptations or Adaptations()
+        self._note = note or Adaptations().note
         self._asked: set[str] = set()  # the places of the media in the user's last turn
 
     @property
@@ -126,9 +127,9 @@ class MediaReader:
         elif source.base64 is None:
             if not text:
                 raise invalid(param, "must be a URL with data:, http: or https:, got ''", where)
-            self._adaptations.note(where, "base64 without a data URL is read as an image")
+            self._note(where, "base64 without a data URL is read as an image")
         if is_for_urls(text):
-            self._adaptations.note(where, "base64 in the alphabet for URLs is read")
+            self._note(where, "base64 in the alphabet for URLs is read")
         return text
 
     def reads(self, kind: MediaKind) -> bool:
@@ -140,7 +141,7 @@ class MediaReader:
             alone = "text alone" if not self._kinds else reads
             raise invalid(param, f"the model '{self._model}' reads {alone}, no {_NOUNS[kind]}", where)
 
-    def taken(self, messages: Iterable[Mapping[str, Any]], adaptations: Adaptations) -> tuple[MediaFile, ...]:
+    def taken(self, messages: Iterable[Mapping[str, Any]], note: Note) -> tuple[MediaFile, ...]:
         """Take the files out of the parts of messages, in their order. If there are too many, the oldest are left out.
         Raises InvalidRequest if those in the user's last turn alone are too many."""
         contents = (message["content"] for message in messages if isinstance(message["content"], list))
@@ -153,8 +154,8 @@ class MediaReader:
                 raise invalid(of_kind[0]["file"].param, reason)
             for part in old[: num_left_out(len(of_kind), self._most)]:
                 file: MediaFile = part.pop("file")
-                adaptations.note(file.where, f"is left out, as there are too many {noun} (--max-images)")
-                part |= {"type": "text", "text": text_of(part)}
+                note(file.where, f"is left out, as there are too many {noun} (--max-images)")
+                part |= {"type": "text", "text": _STAND_INS[kind]}
         return tuple(part.pop("file") for part in parts if "file" in part)
 
 
@@ -207,8 +208,8 @@ async def read_media(
 
     sources = await in_turns_if_large(request, named(), num_bytes)
     exchange: Exchange | None = getattr(request.state, "exchange", None)  # without it, nothing is generated
-    adaptations = None if exchange is None else exchange.adaptations
-    return MediaReader(serving, {**contents, **await _fetched(request, serving, sources)}, adaptations)
+    note = None if exchange is None else exchange.adaptations.note
+    return MediaReader(serving, {**contents, **await _fetched(request, serving, sources)}, note)
 
 
 def _sources_in(value: Any, where: str) -> Iterator[tuple[str, MediaSource]]:

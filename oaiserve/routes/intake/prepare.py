@@ -23,7 +23,7 @@ from oaiserve.facts.times import monotonic_ns
 from oaiserve.routes.answer.common_shape import Head
 from oaiserve.routes.answer.respond import Answer
 from oaiserve.routes.answer.shape import RenderWhole, Shape
-from oaiserve.routes.door.exchange import COST_HEADER, Exchange
+from oaiserve.routes.exchange import COST_HEADER, Exchange
 from oaiserve.routes.intake import parameters
 from oaiserve.routes.intake.body_types import MAX_CHOICES_PER_REQUEST, SamplingBody
 from oaiserve.routes.intake.deadlines import deadline_ns
@@ -31,8 +31,8 @@ from oaiserve.routes.intake.invalid import invalid
 from oaiserve.routes.intake.media import MediaReader, read_media
 from oaiserve.routes.intake.parameters import Wanted, integer
 from oaiserve.routes.intake.receive import parsed, read_body
-from oaiserve.routes.intake.sampling_defaults import NEUTRAL
 from oaiserve.routes.intake.turns import in_turns_if_large
+from oaiserve.routes.sampling_defaults import NEUTRAL
 from oaiserve.routes.serving import Serving, serving_of
 from oaiserve.wire.continuation import IDS_HEADER, SENT_HEADER, SIGN, Piece, ids_of, take_sent
 from oaiserve.wire.prefix_keys import prefix_keys_of, prompt_of_body
@@ -214,7 +214,7 @@ async def prepare(
     sent = tuple(piece for piece in sent if piece != SIGN)
 
     def parse() -> Generator[None, None, Intake[Body]]:
-        body = yield from parsed(serving, kind, content, check_given, exchange.adaptations)
+        body = yield from parsed(serving, kind, content, check_given, exchange.adaptations.note)
         exchange.is_streaming = bool(getattr(body, "stream", None))  # Vectors and scores are never streamed.
         exchange.adapter = serving.check_model(getattr(body, "model", None))
         if exchange.use is not None:

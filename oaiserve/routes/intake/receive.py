@@ -18,8 +18,8 @@ from oaiserve.errors import BodyTooLarge, InvalidRequest, Overloaded, RequestTim
 from oaiserve.http.codings import WINDOW_BYTES, Decoding, codings_of, decoded
 from oaiserve.http.fair_turns import LARGE_BYTES, MUCH_BYTES, CpuTime, Work, at_once
 from oaiserve.http.shared_limit import SharedLimit
+from oaiserve.routes.adaptations import Note
 from oaiserve.routes.intake import decode as protocol
-from oaiserve.routes.intake.adaptations import Adaptations
 from oaiserve.routes.intake.turns import MOST_LOOP_BYTES, in_turns, in_turns_if_large
 from oaiserve.routes.serving import Serving, serving_of
 
@@ -179,14 +179,14 @@ async def _decoded(request: Request, body: bytearray, codings: list[str], limit_
 async def read_parsed(
     request: Request,
     kind: type[Body],
-    adaptations: Adaptations | None = None,
+    note: Note | None = None,
     check_given: Callable[[Mapping[str, msgspec.Raw]], None] | None = None,
 ) -> tuple[Body, int]:
     """Read and parse the body of the request, and return it with its number of bytes. Raises the errors of
     `protocol.parse`."""
     serving = serving_of(request)
     content = await read_body(request, serving)
-    parsing = parsed(serving, kind, content, check_given, adaptations)
+    parsing = parsed(serving, kind, content, check_given, note)
     return await in_turns_if_large(request, parsing, len(content)), len(content)
 
 
@@ -195,10 +195,10 @@ def parsed(
     kind: type[Body],
     content: bytearray,
     check_given: Callable[[Mapping[str, msgspec.Raw]], None] | None = None,
-    adaptations: Adaptations | None = None,
+    note: Note | None = None,
 ) -> Generator[None, None, Body]:
     """Parse a body, and refuse too many messages before any work on them. Raises the errors of `protocol.parse`."""
-    body = yield from protocol.parse(kind, content, check_given, adaptations)
+    body = yield from protocol.parse(kind, content, check_given, note)
     for name in ("messages", "input"):
         messages = getattr(body, name, None)
         if isinstance(messages, list) and messages and isinstance(messages[0], Mapping | msgspec.Struct):

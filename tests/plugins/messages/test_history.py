@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from oaiserve.engine.request import ChatPrompt
+from oaiserve.routes.adaptations import HEADER
 from oaiserve.routes.chat.history import NO_RESULT, ORPHAN
-from oaiserve.routes.intake.adaptations import HEADER
 from tests.plugins.messages.test_messages import COUNT, TIME, said
 from tests.routes import asking
 from tests.routes.asking import HI, MESSAGES, answered, refused

@@ -13,7 +13,7 @@ from oaiserve.config import Config
 from oaiserve.engine.request import ChatPrompt
 from oaiserve.errors import Unavailable
 from oaiserve.facts.record import Outcome
-from oaiserve.routes.intake.adaptations import HEADER
+from oaiserve.routes.adaptations import HEADER
 from tests.plugins.responses.asking import TOOLS, ask, events_of, streamed
 from tests.routes.asking import CALL, HYBRID, RESPONSES, ZONE, answered, refused
 from tests.routes.doubles import FakeEngine, FakeTelemetry, says

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from oaiserve.routes.answer.answer_reader import AnswerReader
+from oaiserve.routes.chat.answer_reader import AnswerReader
 from oaiserve.routes.dialects.calls import CallParser
 from oaiserve.routes.dialects.dialect import FAMILIES
 from oaiserve.routes.dialects.hermes import HermesCalls

@@ -15,7 +15,7 @@ from oaiserve.engine.grammars.grammar import Grammars
 from oaiserve.engine.grammars.notations import translate
 from oaiserve.engine.request import Grammar
 from oaiserve.errors import InvalidRequest
-from oaiserve.routes.answer.answer_reader import AnswerReader
+from oaiserve.routes.chat.answer_reader import AnswerReader
 from oaiserve.routes.dialects.dialect import FAMILIES, family_of
 from oaiserve.routes.dialects.family import CallFamily
 from oaiserve.routes.dialects.hermes import HERMES

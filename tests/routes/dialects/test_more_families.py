@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from oaiserve.engine.text.chat_template import ChatTemplate
-from oaiserve.routes.answer.answer_reader import AnswerReader
+from oaiserve.routes.chat.answer_reader import AnswerReader
 from oaiserve.routes.dialects import headed_calls, json_rows, tagged_rows
 from oaiserve.routes.dialects.dialect import Dialect, dialect_of, family_of
 from oaiserve.routes.dialects.family import CallFamily

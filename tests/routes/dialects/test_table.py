@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from oaiserve.routes.answer.answer_reader import AnswerReader
+from oaiserve.routes.chat.answer_reader import AnswerReader
 from oaiserve.routes.dialects.dialect import FAMILIES, family_of
 from oaiserve.routes.dialects.family import CallFamily
 from oaiserve.routes.dialects.harmony import HARMONY, HarmonyCalls

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from oaiserve.routes.answer.answer_reader import AnswerReader
+from oaiserve.routes.chat.answer_reader import AnswerReader
 from oaiserve.routes.dialects.hermes import HermesCalls
 from oaiserve.routes.dialects.reasoning import THINK, ReasoningMode, ThinkingParser
 from oaiserve.routes.dialects.segments import Content, Reasoning

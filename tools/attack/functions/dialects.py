@@ -7,7 +7,7 @@ from typing import Any
 
 from oaiserve.engine.grammars.parts import Leads
 from oaiserve.engine.text.detokenize import TokenTable
-from oaiserve.routes.answer.answer_reader import AnswerReader
+from oaiserve.routes.chat.answer_reader import AnswerReader
 from oaiserve.routes.dialects.dialect import FAMILIES
 from oaiserve.routes.dialects.family import CallFamily
 from oaiserve.routes.dialects.gemma import GEMMA4

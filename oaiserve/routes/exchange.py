@@ -19,7 +19,7 @@ from oaiserve.facts.record import DeadlineOutcome, EngineAccount, Outcome, ToolC
 from oaiserve.facts.times import RequestTimes, monotonic_ns
 from oaiserve.facts.trace import TraceContext
 from oaiserve.plugins.keys.key_table import Use
-from oaiserve.routes.intake.adaptations import Adaptations
+from oaiserve.routes.adaptations import Adaptations
 from oaiserve.wire.continuation import StreamIds
 
 COST_HEADER = "x-include-cost"  # true: the usage says what the request costs

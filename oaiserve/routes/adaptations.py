@@ -6,9 +6,12 @@ the client, since notes get into logs.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 HEADER = "x-oaiserve-adapted"
 MOST_NOTES = 20
 MOST_CHARACTERS = 120  # characters of a note
+Note = Callable[[str, str], None]  # takes a place and what happened there, as `Adaptations.note` does
 STORED = "the stored item "  # prefix of a place in an item that is not in the body
 
 
