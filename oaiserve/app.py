@@ -121,7 +121,6 @@ def create_app(
             kind="" if any(plugin.sampling_rules for plugin in parts) else _kind(config, sampling),
             created=int(time.time()),
             received_bytes=SharedLimit(MOST_RECEIVED_BYTES),
-            key_store=key_store,
             fetcher=_fetcher(config.server.allow_media_from),
             dialect=dialect_of(
                 config.server.tool_call_parser,
@@ -132,6 +131,7 @@ def create_app(
             ),
             sampling=sampling,
         )
+        app.state.key_store = key_store
         engine.start()
         tasks = [asyncio.create_task(observe_event_loop_lag(telemetry.observe_event_loop_lag))]
         app.state.batches = None
@@ -143,7 +143,7 @@ def create_app(
             )
             if not is_child:  # its gateway answers batches
                 tasks.append(asyncio.create_task(app.state.batches.run()))
-        if ring is not None and (config.server.api_key_file or key_store is not None):
+        if ring is not None and ring.may_change:
             tasks.append(asyncio.create_task(refresh_keys(ring)))
         try:
             async with running(parts, app):
@@ -155,8 +155,8 @@ def create_app(
             await run_in_threadpool(engine.stop, 0.0)
             if batches is not None:
                 await batches.close()
-            if key_store is not None:
-                await key_store.close()
+            if ring is not None:
+                await ring.close()
             # All records exist only now, because the engine's last events come before its `stop` returns.
             await run_in_threadpool(telemetry.close, TELEMETRY_CLOSE_SECONDS)
 
@@ -250,10 +250,12 @@ def _recording(config: Config, engine: Engine, epoch_offset_ns: EpochOffset) -> 
 
 def keyring(server: ServerOptions) -> tuple[Keyring | None, KeyStore | None]:
     """Return the keys of a server, and those of them that are stored. Raises StartupError."""
-    if not server.stored_keys or server.response_store is None:
-        return Keyring(server.api_key, server.api_key_file) if server.needs_key else None, None
+    ring = Keyring(server.api_key, server.api_key_file) if server.needs_key else None
+    if ring is None or not server.stored_keys or server.response_store is None:
+        return ring, None
     store = KeyStore(KeyTable(server.response_store))
-    return Keyring(server.api_key, server.api_key_file, store.valid), store
+    ring.add(store)
+    return ring, store
 
 
 async def observe_event_loop_lag(observe: Callable[[float], None]) -> None:

@@ -1,4 +1,4 @@
-"""`Keyring` holds the valid API keys and their rights, from the settings, from files, and from the table of keys.
+"""`Keyring` holds the valid API keys and their rights, from the settings, from files, and from plug-ins.
 
 It stores only digests of keys, and no message contains a key or a part of one.
 """
@@ -8,16 +8,15 @@ from __future__ import annotations
 import logging
 import re
 import stat
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Flag, auto
 from hashlib import sha256
 from pathlib import Path
-from types import MappingProxyType
-from typing import NamedTuple
+from typing import Protocol
 
 from oaiserve.config import is_header_value
-from oaiserve.errors import Forbidden, StartupError
+from oaiserve.errors import StartupError
 
 logger = logging.getLogger(__name__)
 
@@ -39,62 +38,77 @@ OF_LISTED = Right.USE | Right.WATCH | Right.ADAPTERS  # keys of the settings and
 ROLES = {"use": Right.USE, "watch": Right.WATCH, "admin": OF_LISTED | Right.KEYS}
 
 
-class Limits(NamedTuple):
-    """The limits of a key. Each name is a column of the table of keys, and a flag of `oaiserve keys`."""
+class KeyUse(Protocol):
+    """The use of a key by one request to the model. Its key is limited, or its uses are counted."""
 
-    requests_per_minute: int | None = None
-    tokens_per_minute: int | None = None
-    requests_per_day: int | None = None
-    tokens_per_day: int | None = None
-    cost_per_day: float | None = None
+    @property
+    def key(self) -> Key: ...
 
+    async def reserve(self, tokens: int) -> None:
+        """Admit the request, which may take so many tokens. Raises RateLimited and Unavailable."""
 
-NO_LIMITS = Limits()
+    async def headers(self) -> Mapping[str, str]:
+        """Return headers of the answer, also of a refusal, which say what the key has left."""
+
+    def settle(self, tokens: int, cost: float) -> None:
+        """Count what the request has used. It is called once, at the end, and must not block."""
 
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """A valid key, with its owner and its rights."""
+    """A valid key, with its owner and its rights. Its holder may use all models, at any priority, and without limits;
+    keys of plug-ins may have further rules."""
 
     name: str
     digest: bytes = field(repr=False)
     rights: Right = OF_LISTED
-    number: int | None = None  # in the table of keys, which counts its uses; None for keys of settings and files
-    limits: Limits = NO_LIMITS
-    priority: int | None = None  # the priority of requests that name none, and the best that they can name
-    models: tuple[str, ...] = ()  # allowed models and adapters; if empty, all
 
     def check_model(self, *names: str) -> None:
         """Raise Forbidden if the key allows none of these names of one model."""
-        if self.models and not {*names} & {*self.models}:
-            shown = ", ".join(map(repr, self.models))
-            message = f"The key '{self.name}' may not use the model {names[0][:200]!r}. It may use {shown}."
-            raise Forbidden(message, param="model", code="model_not_found")
 
     def priority_for(self, requested: int | None) -> int:
-        """Return the priority of a request. A lower one is served earlier, but none is below the key's."""
-        if self.priority is None:
-            return requested or 0
-        return self.priority if requested is None else max(requested, self.priority)
+        """Return the priority of a request that asks for this one. A lower one is served earlier."""
+        return requested or 0
+
+    def new_use(self) -> KeyUse | None:
+        """Return the use of the key by a new request, if it has limits or is counted."""
+        return None
+
+
+class KeySource(Protocol):
+    """Further valid keys, which a plug-in adds to a ring."""
+
+    def valid(self) -> Mapping[bytes, Key]:
+        """Return the keys that are valid now, by their digests. This may block."""
+
+    async def close(self) -> None:
+        """Release everything. No request is open, and no use will be settled."""
 
 
 class Keyring:
     """The valid keys. Any thread may call `find`; only one at a time may call `refresh`."""
 
-    def __init__(
-        self,
-        keys: Sequence[str],
-        files: Iterable[Path] = (),
-        stored: Callable[[], Mapping[bytes, Key]] = lambda: MappingProxyType({}),
-    ) -> None:
-        """Take `keys`, which are named key-1, key-2 and so on, and read the files. Raises StartupError.
-
-        `stored` returns the keys of the table by digest, as they are now, and may block.
-        """
+    def __init__(self, keys: Sequence[str], files: Iterable[Path] = ()) -> None:
+        """Take `keys`, which are named key-1, key-2 and so on, and read the files. Raises StartupError."""
         self._own = [Key(f"key-{number}", sha256(key.encode()).digest()) for number, key in enumerate(keys, start=1)]
         self._files = [_KeyFile(path) for path in files]
-        self._stored = stored
+        self._sources: list[KeySource] = []
         self._gather()
+
+    @property
+    def may_change(self) -> bool:
+        return bool(self._files or self._sources)
+
+    def add(self, source: KeySource) -> None:
+        """Accept the keys of this source, too. A key that is also in the settings or in a file has the source's
+        rules. This blocks."""
+        self._sources.append(source)
+        self._gather()
+
+    async def close(self) -> None:
+        """Close the sources."""
+        for source in self._sources:
+            await source.close()
 
     def find(self, key: bytes) -> Key | None:
         """Return the key, or None if it is unknown. It compares digests, so its time doesn't reveal a nearly right
@@ -105,7 +119,7 @@ class Keyring:
         return self._by_digest.get(digest)
 
     def refresh(self) -> None:
-        """Read the files and the table that have changed. It may block, so call it about once a second in a worker
+        """Read the files that have changed, and the sources. It may block, so call it about once a second in a worker
         thread.
 
         A file is read once it was the same in two calls, so an unfinished file is not read. After a broken file, its
@@ -117,7 +131,10 @@ class Keyring:
 
     def _gather(self) -> None:
         listed = [*self._own, *(key for file in self._files for key in file.keys)]
-        self._by_digest = {key.digest: key for key in reversed(listed)} | dict(self._stored())
+        by_digest = {key.digest: key for key in reversed(listed)}
+        for source in self._sources:
+            by_digest |= source.valid()
+        self._by_digest = by_digest
 
 
 class _KeyFile:

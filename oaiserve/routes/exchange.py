@@ -18,7 +18,7 @@ from oaiserve.errors import APIError, RequestTimeout, SlowReader, Unavailable
 from oaiserve.facts.record import DeadlineOutcome, EngineAccount, Outcome, ToolCallOutcome
 from oaiserve.facts.times import RequestTimes, monotonic_ns
 from oaiserve.facts.trace import TraceContext
-from oaiserve.plugins.keys.key_table import Use
+from oaiserve.http.keys import KeyUse
 from oaiserve.routes.adaptations import Adaptations
 from oaiserve.wire.continuation import StreamIds
 
@@ -49,7 +49,7 @@ class Exchange:
     client: str  # the name of its API key, or else its address; clients share the server by it
     key_name: str | None = None
     owner: str = ""  # a digest of the key; "" without keys
-    use: Use | None = None  # use of its key, if that is a stored one
+    use: KeyUse | None = None  # use of its key, if that is limited or counted
     operation: str = ""
     http_route: str = ""
     ids: StreamIds | None = None  # ids from a gateway

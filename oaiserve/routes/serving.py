@@ -16,7 +16,6 @@ from oaiserve.engine.event_streams import LoopStreams
 from oaiserve.engine.pooling import Task
 from oaiserve.errors import InvalidRequest, ModelNotFound, invalid
 from oaiserve.http.shared_limit import SharedLimit
-from oaiserve.plugins.keys.key_store import KeyStore
 from oaiserve.routes.dialects.dialect import Dialect
 from oaiserve.routes.exchange import Exchange
 from oaiserve.routes.pages import Pages
@@ -63,7 +62,6 @@ class Serving:
     kind: str  # Servers of one kind write the same bytes for the same request; "" if there are no such servers.
     created: int  # Unix seconds, as in the API
     received_bytes: SharedLimit  # bytes of the bodies that are being received: a client may send many slowly
-    key_store: KeyStore | None  # store of the keys whose use is counted
     fetcher: Fetcher | None  # fetcher of images and sounds that requests name by URL
     dialect: Dialect  # dialect of calls and reasoning in the model's answers
     sampling: SamplingDefaults

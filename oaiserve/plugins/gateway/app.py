@@ -96,8 +96,8 @@ class Children:
             if self.batches is not None:
                 await self.batches.close()
             self.folder.remove()
-            if self.key_store is not None:
-                await self.key_store.close()
+            if self.ring is not None:
+                await self.ring.close()
 
 
 async def health(request: Request) -> Response:

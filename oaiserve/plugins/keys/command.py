@@ -16,8 +16,7 @@ from cyclopts import Parameter
 from oaiserve.commands.table import table
 from oaiserve.errors import StartupError
 from oaiserve.explain.commands import settings_in
-from oaiserve.http.keys import Limits
-from oaiserve.plugins.keys.key_table import KeyTable
+from oaiserve.plugins.keys.key_table import KeyTable, Limits
 
 
 @Parameter(name="*")

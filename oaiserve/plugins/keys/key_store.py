@@ -12,16 +12,36 @@ import logging
 from collections import deque
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
 from oaiserve.errors import RateLimited, StartupError, Unavailable
-from oaiserve.http.keys import NO_LIMITS, Key
-from oaiserve.plugins.keys.key_table import KeyTable, Use
+from oaiserve.plugins.keys.key_table import NO_LIMITS, KeyTable, StoredKey, Use
 
 logger = logging.getLogger(__name__)
 
 MOST_UNSETTLED = 100_000  # uses that wait for a broken file; older ones stay as reserved
+
+
+class RequestUse(Use):
+    """The use of a stored key by a request to this server."""
+
+    def __init__(self, key: StoredKey, store: KeyStore) -> None:
+        super().__init__(key)
+        self._store = store
+
+    async def reserve(self, tokens: int) -> None:
+        await self._store.reserve(self, tokens)
+
+    async def headers(self) -> Mapping[str, str]:
+        if not self.left:
+            with suppress(Unavailable):
+                await self._store.look(self)
+        return self.left
+
+    def settle(self, tokens: int, cost: float) -> None:
+        self._store.settle(self, tokens, cost)
 
 
 class KeyStore:
@@ -30,12 +50,15 @@ class KeyStore:
     def __init__(self, table: KeyTable) -> None:
         self._table = table
         self._version = table.version()
-        self._valid = table.valid()
+        self._valid = table.valid(self._begin)
         self._thread = ThreadPoolExecutor(1, "key-store")
         # Each use has the future that a request waits for, or None if the use is being settled.
         self._waiting: deque[tuple[Use, Callable[[], None], Future[None] | None]] = deque()
 
-    def valid(self) -> Mapping[bytes, Key]:
+    def _begin(self, key: StoredKey) -> RequestUse:
+        return RequestUse(key, self)
+
+    def valid(self) -> Mapping[bytes, StoredKey]:
         """Return the keys that are valid now, and retry to count uses that could not be counted. This blocks."""
         return self._thread.submit(self._refreshed).result()
 
@@ -109,10 +132,10 @@ class KeyStore:
             elif done is not None:
                 done.set_result(None)
 
-    def _refreshed(self) -> Mapping[bytes, Key]:
+    def _refreshed(self) -> Mapping[bytes, StoredKey]:
         try:
             if (version := self._table.version()) != self._version:
-                self._valid = self._table.valid()
+                self._valid = self._table.valid(self._begin)
                 self._version = version
                 logger.info("The stored keys have changed: %d are valid.", len(self._valid))
         except Exception as error:  # After any error, the next attempt may succeed.

@@ -18,14 +18,27 @@ from pathlib import Path
 from secrets import token_urlsafe
 from typing import Any, NamedTuple
 
-from oaiserve.errors import RateLimited, StartupError
-from oaiserve.http.keys import NAME_RULE, ROLES, Key, Limits, is_name
+from oaiserve.errors import Forbidden, RateLimited, StartupError
+from oaiserve.http.keys import NAME_RULE, ROLES, Key, KeyUse, is_name
 from oaiserve.storage.database import opened, transaction, usable
 
 SECOND = 1
 MINUTE = 60
 DAY = 86_400
 KEPT_PERIODS = 62  # number of seconds, and of days, whose rows are stored
+
+
+class Limits(NamedTuple):
+    """The limits of a key. Each name is a column of the table of keys, and a flag of `oaiserve keys`."""
+
+    requests_per_minute: int | None = None
+    tokens_per_minute: int | None = None
+    requests_per_day: int | None = None
+    tokens_per_day: int | None = None
+    cost_per_day: float | None = None
+
+
+NO_LIMITS = Limits()
 _SCHEMA = (
     f"""
 CREATE TABLE IF NOT EXISTS keys (
@@ -63,6 +76,31 @@ INSERT INTO uses VALUES (?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO UPDATE SET
 """
 
 
+@dataclass(frozen=True, slots=True)
+class StoredKey(Key):
+    """A key of the table."""
+
+    number: int = 0  # in the table, which counts its uses by it
+    limits: Limits = NO_LIMITS
+    priority: int | None = None  # the priority of requests that name none, and the best that they can name
+    models: tuple[str, ...] = ()  # allowed models and adapters; if empty, all
+    begin: Callable[[StoredKey], KeyUse] | None = field(default=None, repr=False, compare=False)  # makes its uses
+
+    def check_model(self, *names: str) -> None:
+        if self.models and not {*names} & {*self.models}:
+            shown = ", ".join(map(repr, self.models))
+            message = f"The key '{self.name}' may not use the model {names[0][:200]!r}. It may use {shown}."
+            raise Forbidden(message, param="model", code="model_not_found")
+
+    def priority_for(self, requested: int | None) -> int:
+        if self.priority is None:
+            return requested or 0
+        return self.priority if requested is None else max(requested, self.priority)
+
+    def new_use(self) -> KeyUse | None:
+        return None if self.begin is None else self.begin(self)
+
+
 class Left(NamedTuple):
     """The rest of one limit of a key. `free` has the Unix times at which used parts become free again."""
 
@@ -83,11 +121,11 @@ class Left(NamedTuple):
 class Use:
     """The use of a key by one request: its reservation, if the key has limits, and their headers in its answer."""
 
-    key: Key
+    key: StoredKey
     admitted: float | None = None  # Unix time; None if it was refused and doesn't count
     requests: int = 0  # requests counted so far
     tokens: int = 0  # tokens counted so far
-    headers: dict[str, str] = field(default_factory=dict)
+    left: dict[str, str] = field(default_factory=dict)  # headers that say what the key has left
 
 
 class KeyTable:
@@ -109,15 +147,15 @@ class KeyTable:
         version: int = self._connection.execute("PRAGMA user_version").fetchone()[0]
         return version
 
-    def valid(self) -> dict[bytes, Key]:
-        """Return the valid keys by digest. Raises StartupError if the table cannot be read."""
+    def valid(self, begin: Callable[[StoredKey], KeyUse] | None = None) -> dict[bytes, StoredKey]:
+        """Return the valid keys by digest, whose uses `begin` makes. Raises StartupError for an unreadable table."""
         columns = f"name, digest, role, number, priority, models, {', '.join(Limits._fields)}"
         found = {}
         with usable(self._path):
             for row in self._connection.execute(f"SELECT {columns} FROM keys WHERE revoked IS NULL"):
                 name, digest, role, number, priority, models, *limits = row
                 names = (*json.loads(models),)
-                found[digest] = Key(name, digest, ROLES[role], number, Limits(*limits), priority, names)
+                found[digest] = StoredKey(name, digest, ROLES[role], number, Limits(*limits), priority, names, begin)
         return found
 
     def listed(self) -> list[dict[str, Any]]:
@@ -181,18 +219,18 @@ class KeyTable:
         wanted = {"requests": 1, "tokens": tokens}
         for left in reversed(all_left := self._left(use.key, now)):  # Limits of a day last longer.
             if left.used + wanted.get(left.unit, 0) > left.limit or left.used >= left.limit:
-                use.headers = _headers(all_left, now)
+                use.left = _headers(all_left, now)
                 raise _refusal(use.key, left, wanted.get(left.unit, 0), now)
         use.admitted = now
         use.requests = 1
         use.tokens = tokens
         self._add(use, 1, tokens, 0.0, now)
-        use.headers = _headers(self._left(use.key, now), now)
+        use.left = _headers(self._left(use.key, now), now)
 
     def look(self, use: Use) -> None:
         """Store what a key has left in a use, as `reserve` does, without counting anything."""
         now = self.clock()
-        use.headers = _headers(self._left(use.key, now), now)
+        use.left = _headers(self._left(use.key, now), now)
 
     def settle(self, use: Use, tokens: int, cost: float) -> None:
         """Count what a request has used in place of its reservation, and delete old rows of its key.
@@ -211,7 +249,7 @@ class KeyTable:
             row = (use.key.number, period, _start(at, period), requests, tokens, cost, self.clock())
             self._connection.execute(_ADD_USE, row)
 
-    def _left(self, key: Key, now: float) -> list[Left]:
+    def _left(self, key: StoredKey, now: float) -> list[Left]:
         query = """
             SELECT period, start, requests, tokens, cost FROM uses
             WHERE key = ? AND ((period = 1 AND start BETWEEN ? AND ?) OR (period = ? AND start = ?)) ORDER BY start
@@ -248,7 +286,7 @@ def _checked(values: Mapping[str, Any]) -> dict[str, Any]:
     return columns
 
 
-def _refusal(key: Key, left: Left, wanted: float, now: float) -> RateLimited:
+def _refusal(key: StoredKey, left: Left, wanted: float, now: float) -> RateLimited:
     is_too_large = wanted > left.limit
     seconds = None if is_too_large else max(1, math.ceil(left.back_at(wanted) - now))
     text = (

@@ -8,7 +8,6 @@ from starlette.responses import Response
 from oaiserve.plugins.keys.key_store import KeyStore
 from oaiserve.routes.door.middleware import json_response
 from oaiserve.routes.operation import Operation, closed
-from oaiserve.routes.serving import serving_of
 
 closed_route = closed("{path} shows stored keys, so it is there only with --stored-keys.")
 
@@ -17,7 +16,7 @@ closed_route = closed("{path} shows stored keys, so it is there only with --stor
     summary="The stored keys, with their limits and what they have used.", group="Debugging", answer="application/json"
 )
 async def list_keys(request: Request) -> Response:
-    return await answer(serving_of(request).key_store)
+    return await answer(request.app.state.key_store)
 
 
 async def answer(store: KeyStore | None) -> Response:

@@ -72,9 +72,8 @@ class Answer:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         use = self.exchange.use
-        store = self.serving.key_store
-        if use is not None and store is not None and not self.request.sent:  # else it was counted where it began
-            await store.reserve(use, self._most_tokens())
+        if use is not None and not self.request.sent:  # else it was counted where it began
+            await use.reserve(self._most_tokens())
         stream = self.serving.streams.submit(self.request)
         self.exchange.stream = stream
         stream.on_cut = lambda: self._cut(scope)

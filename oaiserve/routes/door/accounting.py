@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from contextlib import suppress
 from dataclasses import fields
 
 from starlette.datastructures import Headers
@@ -14,11 +13,9 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from oaiserve.engine.request import Usage
-from oaiserve.errors import Unavailable
 from oaiserve.facts.record import RequestRecord
 from oaiserve.facts.times import WAITED_HEADER, monotonic_ns, waited
 from oaiserve.http.keys import Key
-from oaiserve.plugins.keys.key_table import Use
 from oaiserve.routes.door.middleware import as_api_error, error_response
 from oaiserve.routes.exchange import Exchange
 from oaiserve.routes.serving import serving_of
@@ -56,8 +53,7 @@ class Accounting:
         client = state["client"], state["key_name"]
         key: Key | None = state["key"]
         serving = serving_of(Request(scope))
-        use = None if key is None or key.number is None else Use(key)
-        store = serving.key_store
+        use = None if key is None else key.new_use()
         exchange = Exchange(*ids, *client, state["owner"], use, self._operation, self._http_route)
         exchange.routing = state.get("routing", exchange.routing)
         exchange.is_background = state.get("is_background", False) or BACKGROUND_HEADER in Headers(scope=scope)
@@ -78,12 +74,10 @@ class Accounting:
                 if page := serving.pages.request:
                     link = _link_to_page(scope, f"{page}{exchange.request_id}")
                     message["headers"] = [*message["headers"], (b"link", link)]
-                if use is not None and store is not None:
-                    if not use.headers:
-                        with suppress(Unavailable):
-                            await store.look(use)
-                    limits = [(name.encode(), value.encode()) for name, value in use.headers.items()]
-                    message["headers"] = [*message["headers"], *limits]
+                if use is not None:
+                    limits = (await use.headers()).items()
+                    encoded = [(name.encode(), value.encode()) for name, value in limits]
+                    message["headers"] = [*message["headers"], *encoded]
             await send(message)
 
         try:
@@ -115,11 +109,11 @@ class Accounting:
         serving = serving_of(Request(scope))
         serving.exchanges.pop(exchange.unique_id, None)
         address, port = scope.get("server") or (None, None)
-        if exchange.use is not None and serving.key_store is not None:
+        if exchange.use is not None:
             core_ns = exchange.account.core_ns
             price = exchange.account.price
             cost = (core_ns or 0) / 1e9 if price is None else price
-            serving.key_store.settle(exchange.use, usage.prompt_tokens + usage.completion_tokens, cost)
+            exchange.use.settle(usage.prompt_tokens + usage.completion_tokens, cost)
         shared = {name: getattr(exchange, name) for name in _SHARED}
         own = {
             "times": times,

@@ -281,13 +281,15 @@ def test_a_table_that_fails_refuses_keys_with_limits_and_counts_the_others_later
     limited = bearer(table.add("limited", {"requests_per_day": 5}))
     free = bearer(table.add("free", {}))
     with opened_databases() as connections, run() as served:
-        connection = connections[str(tmp_path / "store")][-1]
-        connection.execute("PRAGMA query_only = ON")  # as if the disk were full
+        opened = connections[str(tmp_path / "store")]
+        for connection in opened:
+            connection.execute("PRAGMA query_only = ON")  # as if the disk were full
         answer = served.http.post("/v1/completions", json={"prompt": "Hi"}, headers=limited)
         check_refused(answer, 503, "service_unavailable", "limits")
         assert served.http.post("/v1/completions", json={"prompt": "Hi"}, headers=free).status_code == 200
         wait_until(lambda: "The table of keys does not work" in caplog.text)
-        connection.execute("PRAGMA query_only = OFF")
+        for connection in opened:
+            connection.execute("PRAGMA query_only = OFF")
         wait_until(lambda: sum(key["tokens_today"] for key in table.listed()) == 5)
     counts = {key["name"]: key["requests_today"] for key in table.listed()}
     assert counts == {"limited": 0, "free": 1}
