@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from oaiserve.checkpoints.bad_file import BadFile, check_numbers, reason_of, refuse_pointer
-from oaiserve.checkpoints.gguf import read_tensors, read_values
+from oaiserve.checkpoints.gguf import BLOCK_COUNT, architecture, read_tensors, read_values
 from oaiserve.checkpoints.quantization import read_quantization
 from oaiserve.checkpoints.safetensors_header import read_header
 from oaiserve.checkpoints.source import ModelSource
@@ -28,6 +28,15 @@ _NO_MODELS = {  # types of GGUF files
     "adapter": "it is an adapter; serve its model, with --lora NAME=FOLDER for a folder in PEFT's format",
     "mmproj": "it only reads images; serve the model next to it, which takes this file with --mmproj",
 }
+# What other models do, by the beginning of their architecture in a GGUF file.
+_OF_MEDIA = dict.fromkeys(
+    ("flux", "sd", "aura", "hidream", "lumina", "qwen_image", "z_image", "pixart", "chroma", "omnigen"),
+    "which makes pictures",
+) | {
+    **dict.fromkeys(("wan", "hyvid", "hunyuan_video", "ltxv", "cosmos", "mochi", "cogvideo"), "which makes videos"),
+    **dict.fromkeys(("whisper", "parakeet", "canary", "moonshine"), "which writes down speech"),
+    **dict.fromkeys(("kokoro", "parler", "outetts", "dia", "bark", "chatterbox"), "which speaks"),
+}
 _NAMES = {"rope_type": "default", "dtype": "bfloat16", "torch_dtype": "bfloat16"}  # with an example of each
 
 
@@ -38,9 +47,11 @@ def refuse_unless_sound(source: ModelSource) -> None:
     try:
         if source.gguf_file is not None:
             read_tensors(path)
-            kind = read_values(path).get("general.type")
+            values = read_values(path)
+            kind = values.get("general.type")
             if isinstance(kind, str) and kind in _NO_MODELS:
                 raise BadFile(_NO_MODELS[kind])
+            _refuse_unless_of_text(values)
             return
         config = json_object(path)
         read_quantization(config)
@@ -53,6 +64,20 @@ def refuse_unless_sound(source: ModelSource) -> None:
         _check_names(config)
     except (BadFile, OSError) as error:
         raise StartupError(f"'{path}' cannot be used: {reason_of(error)}.") from error
+
+
+def _refuse_unless_of_text(values: Mapping[str, Any]) -> None:
+    """Raise BadFile for the metadata of a GGUF file that has no layers, or no vocabulary, as models of text have."""
+    name = architecture(values)
+    if name is None:
+        raise BadFile("it doesn't say what model it has (general.architecture)")
+    has_layers = f"{name}{BLOCK_COUNT}" in values
+    if not has_layers or not any(key.startswith("tokenizer.") for key in values):
+        missing = "no vocabulary" if has_layers else f"no {name[:100]}{BLOCK_COUNT}"
+        kind = next((kind for begin, kind in _OF_MEDIA.items() if name.startswith(begin)), f"and it has {missing}")
+        raise BadFile(
+            f"its architecture is {name[:100]!r}, {kind}, and oaiserve serves models that read and write text"
+        )
 
 
 def refuse_without_tokenizer(source: ModelSource) -> None:

@@ -32,6 +32,8 @@ _BLOCKS = {
     29: (256, 56), 34: (256, 54), 35: (256, 66), 40: (64, 36), 41: (128, 18),
 }  # fmt: skip
 _ALIGNMENT = "general.alignment"
+_ARCHITECTURE = "general.architecture"
+BLOCK_COUNT = ".block_count"  # ends the name of the number of a model's layers
 _NUM_SHARDS = "split.count"
 SHARD = re.compile(r"-(\d{5})-of-(\d{5})(?=\.gguf$)")  # in the name of a shard
 # Readers make some objects of Python for each of these. The largest models have a tenth as many.
@@ -187,15 +189,19 @@ def read_tokenizer(path: Path) -> dict[str, Any]:
         for _ in range(num_values):
             key = gguf.name()
             value = gguf.value(is_whole=key.startswith("tokenizer."))
-            if key.startswith(("tokenizer.", "general.architecture")):
+            if key.startswith(("tokenizer.", _ARCHITECTURE)):
                 values[key] = value
     return values
 
 
 def architecture(values: Mapping[str, Any]) -> str | None:
-    """Return the model's family, which is the prefix of its sizes' names."""
-    count = ".block_count"
-    return next((key.removesuffix(count) for key in values if key.endswith(count)), None)
+    """Return the model's family: the prefix of its sizes' names, or else the name that the file states."""
+    named = values.get(_ARCHITECTURE)
+    prefix = next((key.removesuffix(BLOCK_COUNT) for key in values if key.endswith(BLOCK_COUNT)), None)
+    # Models of several parts have sizes for each, such as whisper.encoder.block_count.
+    if isinstance(named, str) and (prefix is None or prefix.startswith(f"{named}.")):
+        return named
+    return prefix
 
 
 def _read(path: Path) -> tuple[dict[str, Any], dict[str, GgufTensor]]:

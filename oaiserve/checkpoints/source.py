@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
+from difflib import get_close_matches
+from itertools import islice
 from pathlib import Path
 
 from oaiserve.errors import StartupError
 
 # A repository, and optionally one of its GGUF files after a colon.
 _HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?|[\w.-]+/[\w.-]+:[\w./-]+")
+# A name in Ollama's library, such as llama3.2:1b
+_OF_OLLAMA = re.compile(r"([\w.-]+/)?[\w.-]+:[\w.-]+")
+_WITH_HOST = re.compile(r"(https?://)?(hf\.co|huggingface\.co)/")
+_MOST_ENTRIES = 10_000  # entries of a folder in which a similar name is looked for
+_SIMILAR = 0.75
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +40,9 @@ class ModelSource:
         """Return the name for an error, which may be a hub id or a misspelt folder."""
         if self.is_local:
             return f"'{self.path}'"
-        return f"'{self.location}', which is no folder here and so was looked for on the Hugging Face hub"
+        there = nearest(Path(self.location))
+        similar = f" (there is '{there}')" if there else ""
+        return f"'{self.location}', which is no folder here{similar} and so was looked for on the Hugging Face hub"
 
 
 def find_model(model: str | Path) -> ModelSource:
@@ -61,10 +71,47 @@ def find_model(model: str | Path) -> ModelSource:
         raise StartupError(f"MODEL is '{name}', a folder without a config.json, so it has no model to load.{instead}")
     could_be_hub_id = _HUB_ID.fullmatch(name) and not name.startswith(".") and not is_gguf
     if not path.exists() and not could_be_hub_id:
-        raise StartupError(f"MODEL is '{name}', which does not exist. {allowed}")
+        raise StartupError(f"MODEL is '{name}', which does not exist. {_hint(name) or allowed}")
     if is_gguf:
         return ModelSource(str(path.parent), path.name, is_local=True)
     return ModelSource(name, None, is_local=path.exists())
+
+
+def _hint(name: str) -> str | None:
+    """Return what to give in place of a path that does not exist, as a sentence, or None."""
+    if there := nearest(Path(name)):
+        return f"There is '{there}'."
+    if match := _WITH_HOST.match(name):
+        return f"Give a hub id without {match[0]!r}: {name[match.end() :]}."
+    if _OF_OLLAMA.fullmatch(name):
+        return (
+            "It looks like a name of Ollama's library. Give a hub id, such as bartowski/Llama-3.2-1B-Instruct-GGUF:"
+            f"Q4_K_M; or link Ollama's file under a name that ends with .gguf: 'ollama show {name} --modelfile' prints "
+            "its path after FROM."
+        )
+    return None
+
+
+def nearest(path: Path) -> str | None:
+    """Return the path of a folder or GGUF file with nearly the name of one that is missing; None if there is none."""
+    missing = next((each for each in (*reversed(path.parents), path) if not each.exists()), path)
+    try:
+        with os.scandir(missing.parent) as entries:
+            names = [
+                entry.name
+                for entry in islice(entries, _MOST_ENTRIES)
+                if entry.is_dir() or (entry.name.endswith(".gguf") and missing == path)
+            ]
+    except OSError:  # It is a file, or may not be read.
+        return None
+    wanted = missing.name.lower()
+    plain = {name.lower(): name for name in names} | {name.lower().removesuffix(".gguf"): name for name in names}
+    similar = get_close_matches(wanted, plain, 1, _SIMILAR)
+    if not similar:
+        return None
+    there = missing.with_name(plain[similar[0]])
+    whole = there / path.relative_to(missing)
+    return str(whole if whole.exists() else there)
 
 
 def find_mmproj(source: ModelSource, named: Path | None) -> Path | None:

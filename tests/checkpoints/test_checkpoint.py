@@ -2,6 +2,7 @@
 
 import json
 import pickle
+import re
 import shlex
 import struct
 import subprocess
@@ -10,6 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from gguf import GGUFWriter
@@ -77,6 +79,49 @@ def test_a_name_that_is_no_folder_is_shown_as_one_that_is_looked_for_on_the_hub(
     assert find_model("models/mispelt").shown == (
         "'models/mispelt', which is no folder here and so was looked for on the Hugging Face hub"
     )
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("half-a.gguf", "There is '{}/half-b.gguf'."),
+        ("models/tiny-15.gguf", "There is '{}/models/tiny15.gguf'."),
+        ("modles/tiny15.gguf", "There is '{}/models/tiny15.gguf'."),
+        ("modles/other.gguf", "There is '{}/models'."),
+        ("none/of/these.gguf", "It must be a folder, a .gguf file, a hub id"),
+    ],
+)
+def test_a_path_with_a_typo_is_refused_with_the_nearest_one(name: str, says: str, tmp_path: Path) -> None:
+    (tmp_path / "models").mkdir()
+    (tmp_path / "models" / "tiny15.gguf").touch()
+    (tmp_path / "half-b.gguf").touch()
+    with pytest.raises(StartupError, match=re.escape(f"which does not exist. {says.format(tmp_path)}")):
+        find_model(tmp_path / name)
+
+
+def test_a_name_for_the_hub_is_shown_with_the_folder_of_nearly_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "qwen3-0.6b").mkdir()
+    monkeypatch.chdir(tmp_path)
+    assert find_model("qwen3-06b").shown.startswith("'qwen3-06b', which is no folder here (there is 'qwen3-0.6b')")
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("llama3.2:1b", "It looks like a name of Ollama's library. Give a hub id, such as "),
+        ("qwen2.5-coder:7b-instruct-q4_K_M", "'ollama show qwen2.5-coder:7b-instruct-q4_K_M --modelfile' prints"),
+        ("hf.co/bartowski/Qwen:Q4_K_M", "Give a hub id without 'hf.co/': bartowski/Qwen:Q4_K_M."),
+        ("https://huggingface.co/Qwen/Qwen3-0.6B", "without 'https://huggingface.co/': Qwen/Qwen3-0.6B."),
+    ],
+)
+def test_names_as_other_programs_have_them_are_refused_with_what_to_give(
+    name: str, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(StartupError, match=re.escape(says)):
+        find_model(name)
 
 
 @pytest.mark.parametrize(
@@ -307,6 +352,32 @@ def test_a_gguf_file_that_is_no_model_is_refused_with_what_to_do(kind: str, says
     writer.add_type(kind)
     finish(writer)
     with pytest.raises(StartupError, match=says):
+        refuse_unless_sound(find_model(tmp_path / "model.gguf"))
+
+
+@pytest.mark.parametrize(
+    ("architecture", "values", "says"),
+    [
+        (
+            "flux",
+            {},
+            "its architecture is 'flux', which makes pictures, and oaiserve serves models that read and write text",
+        ),
+        ("whisper", {"whisper.encoder.block_count": 4}, "its architecture is 'whisper', which writes down speech"),
+        ("strange", {"strange.block_count": 4}, "its architecture is 'strange', and it has no vocabulary"),
+        ("strange", {}, "its architecture is 'strange', and it has no strange.block_count"),
+    ],
+)
+def test_a_gguf_file_of_pictures_or_sounds_is_refused_by_its_architecture(
+    architecture: str, values: dict[str, int], says: str, tmp_path: Path
+) -> None:
+    writer = GGUFWriter(tmp_path / "model.gguf", architecture)
+    for key, value in values.items():
+        writer.add_uint32(key, value)
+    for number in range(4):
+        writer.add_tensor(f"t{number}", np.zeros((4, 4), np.float32))
+    finish(writer)
+    with pytest.raises(StartupError, match=re.escape(says)):
         refuse_unless_sound(find_model(tmp_path / "model.gguf"))
 
 

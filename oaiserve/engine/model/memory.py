@@ -19,6 +19,7 @@ STATES_SHARE = 0.5  # share of this memory, or of a GPU's free memory, that stat
 # slowly. More would only help the prefix cache.
 CPU_TOKENS = 65_536
 CPU_LONGEST_REQUESTS = 8
+LEAST_CACHE_TOKENS = 128  # tokens of a short question in a chat template, and of its answer
 FEW_CACHES = 4  # Requests are limited to a length at which this many caches fit.
 
 
@@ -102,8 +103,12 @@ def kv_blocks(
     elif options.kv_cache_memory is not None:
         num_blocks = options.kv_cache_memory // block_bytes
         asked = f"--kv-cache-memory is {options.kv_cache_memory}"
-        if num_blocks == 0:
-            raise StartupError(f"{asked}, but one block of the KV cache takes {block_bytes} bytes.")
+        least = -(-min(max_model_len, LEAST_CACHE_TOKENS) // options.block_size)
+        if num_blocks < least:
+            raise StartupError(
+                f"{asked}, which holds {num_blocks * options.block_size} tokens, but {least * options.block_size} are "
+                f"the fewest that are of use. They take {least * block_bytes} bytes."
+            )
     else:
         most = options.max_running * -(-max_model_len // options.block_size)
         if use is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -107,6 +107,22 @@ def describe_model(
     return described._replace(quantized=quantized, tensors=tensors)
 
 
+@_unexpected_files_not_known()
+def refuse_by_header(source: ModelSource, options: EngineOptions) -> None:
+    """Raise StartupError for options that the model cannot have, as far as its settings decide that, and NotKnown for a
+    model without a description. It takes milliseconds, where compiling native code takes minutes."""
+    if source.gguf_file is not None:
+        if options.quantize != "none":
+            raise _already_quantized(options, source.path.name)
+        settings = settings_of_gguf(read_values(source.path), read_tensors(source.path))
+    else:
+        config = json_object(source.folder / "config.json")
+        settings = _settings(config)
+        if options.quantize != "none" and _stated_quantization(config, settings):
+            raise _already_quantized(options, source.location)
+    _length(settings, _family(settings), options)
+
+
 def _open_gguf(source: ModelSource, options: EngineOptions, device: torch.device) -> _Files:
     if options.quantize != "none":
         raise _already_quantized(options, source.path.name)
@@ -122,7 +138,7 @@ def _open_folder(source: ModelSource, options: EngineOptions, blocks: Path | Non
     config = json_object(folder / "config.json")
     settings = _settings(config)
     family = _family(settings)
-    stated = config.get("quantization_config") or settings.stated.get("quantization_config")
+    stated = _stated_quantization(config, settings)
     if stated and options.quantize != "none":
         raise _already_quantized(options, source.location)
     if stated:
@@ -176,6 +192,10 @@ def _encoded(
         except (NotPrivate, OSError) as error:
             log.warning("The next start quantizes the weights again, because they could not be stored: %s", error)
     return files
+
+
+def _stated_quantization(config: Mapping[str, Any], settings: Settings) -> Any:
+    return config.get("quantization_config") or settings.stated.get("quantization_config")
 
 
 def _already_quantized(options: EngineOptions, name: str) -> StartupError:

@@ -7,7 +7,9 @@ from collections.abc import Mapping
 from oaiserve.config import EngineOptions
 from oaiserve.engine.decoder.spec import ModelSpec
 from oaiserve.engine.model.adapters import refuse_unless_they_fit
+from oaiserve.engine.model.memory import gib
 from oaiserve.errors import StartupError
+from oaiserve.system_memory import available_bytes
 
 
 def refuse_unless_possible(spec: ModelSpec, options: EngineOptions, adaptable: Mapping[str, tuple[int, int]]) -> None:
@@ -15,15 +17,24 @@ def refuse_unless_possible(spec: ModelSpec, options: EngineOptions, adaptable: M
 
     `adaptable` has rows and columns of the modules that adapters may name.
     """
-    if options.kv_cache_dtype != "auto" and (options.kv_cache_dtype == "int8") != spec.is_on_cpu:
-        setting = f"--kv-cache-dtype {options.kv_cache_dtype}"
-        raise StartupError(
-            f"{setting} is for --device {'cuda' if spec.is_on_cpu else 'cpu'}; the model is on {spec.device}."
-        )
-    for flag, is_set in (("--exact", options.exact), (f"--quantize {options.quantize}", options.quantize != "none")):
-        if is_set and not spec.is_on_cpu:
-            raise StartupError(f"{flag} is for --device cpu; the model is on {spec.device}.")
+    refuse_on_device(options, str(spec.device))
     if options.has_adapters and spec.state_shapes:
         raise StartupError(f"{options.adapters_flag} is not for '{spec.name}', which has layers that keep a state.")
     if options.adapters:
         refuse_unless_they_fit(options.adapters, adaptable)
+
+
+def refuse_on_device(options: EngineOptions, device: str) -> None:
+    """Raise StartupError for the first option that the device cannot obey."""
+    is_on_cpu = device == "cpu"
+    if options.kv_cache_dtype != "auto" and (options.kv_cache_dtype == "int8") != is_on_cpu:
+        setting = f"--kv-cache-dtype {options.kv_cache_dtype}"
+        raise StartupError(f"{setting} is for --device {'cuda' if is_on_cpu else 'cpu'}; the model is on {device}.")
+    for flag, is_set in (("--exact", options.exact), (f"--quantize {options.quantize}", options.quantize != "none")):
+        if is_set and not is_on_cpu:
+            raise StartupError(f"{flag} is for --device cpu; the model is on {device}.")
+    free = available_bytes()
+    if is_on_cpu and options.kv_cache_memory is not None and options.kv_cache_memory > free:
+        raise StartupError(
+            f"--kv-cache-memory is {options.kv_cache_memory}, but only {gib(free)} GiB are free on {device}."
+        )

@@ -28,8 +28,9 @@ from oaiserve.engine.encoder import Media
 from oaiserve.engine.executors.native.cores import usable_cpus
 from oaiserve.engine.executors.native.reserved import reserve
 from oaiserve.engine.served_model import ServedModel
-from oaiserve.engine.start.request import Declined, StartRequest, Way, without_generation
+from oaiserve.engine.start.request import Declined, StartRequest, Way, needing_native, without_generation
 from oaiserve.engine.start.task import find_task
+from oaiserve.errors import StartupError
 from oaiserve.facts.start_times import StartTimes
 
 log = logging.getLogger(__name__)
@@ -126,13 +127,17 @@ def _media(request: StartRequest) -> Media | None:
 
 
 def compile_early(options: EngineOptions, stored: str) -> Thread | None:
-    """Compile the native code of a decoder that is stored in this dtype, in a thread, while the start goes on."""
+    """Compile the native code of a decoder that is stored in this dtype, in a thread, while the start goes on. Raises
+    StartupError for options that a CPU cannot obey."""
     import torch
 
     from oaiserve.engine.executors.native.build import build_beside, limit_features
+    from oaiserve.engine.start.options import refuse_on_device
     from oaiserve.engine.start.ways.described import is_on_cpu
 
     limit_features(options.cpu_features)
+    if is_on_cpu(options):
+        refuse_on_device(options, "cpu")
     if not (options.compile and is_on_cpu(options)) or options.task in ("embed", "score"):
         return None
     if options.dtype == "auto":
@@ -141,6 +146,18 @@ def compile_early(options: EngineOptions, stored: str) -> Thread | None:
         name = options.dtype
     dtype = getattr(torch, name, None)
     return build_beside(dtype) if isinstance(dtype, torch.dtype) else None  # or else the load says what is wrong
+
+
+def refuse_early(source: ModelSource, options: EngineOptions) -> None:
+    """Raise StartupError for options that a model cannot have on a CPU, before native code is compiled for minutes."""
+    from oaiserve.engine.decoder.description import NotKnown
+    from oaiserve.engine.start.described import refuse_by_header
+
+    try:
+        refuse_by_header(source, options)
+    except NotKnown as reason:
+        if (needed_by := needing_native(options)) is not None:
+            raise StartupError(f"{needed_by} needs the native step, which cannot be used: {reason}.") from reason
 
 
 def _stored_dtype(source: ModelSource, options: EngineOptions) -> str | None:
@@ -179,6 +196,8 @@ def _ways(request: StartRequest) -> Iterator[Way]:
     if is_text:
         with times.part("import of the native step"):
             from oaiserve.engine.start.ways.described import FromDescription, is_on_cpu
+        if is_on_cpu(options):
+            refuse_early(source, options)
         if (stored := _stored_dtype(source, options)) is not None:
             request.compiling = compile_early(options, stored)
         yield FromDescription()

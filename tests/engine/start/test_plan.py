@@ -2,6 +2,7 @@
 
 import json
 import logging
+import re
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,9 +12,9 @@ import torch
 from transformers import PreTrainedConfig
 
 from oaiserve.checkpoints.source import find_model
-from oaiserve.config import EngineOptions
+from oaiserve.config import Bytes, EngineOptions
 from oaiserve.engine.executors.native import build
-from oaiserve.engine.start.plan import _stored_dtype, compile_early
+from oaiserve.engine.start.plan import _stored_dtype, compile_early, start_model
 from oaiserve.errors import StartupError
 from oaiserve.facts.start_times import StartTimes
 from tests.engine.executors.native.small_models import FAMILIES, config, make_model
@@ -200,6 +201,39 @@ def test_only_what_the_native_step_will_need_is_compiled(
     monkeypatch.setattr(build, "build_beside", compiled.append)
     compile_early(EngineOptions(**options), stored)
     assert compiled == expected
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"max_model_len": 10_000_000}, "--max-model-len is 10000000"),
+        ({"kv_cache_memory": Bytes("900000GiB")}, "--kv-cache-memory is 900000GiB, but only "),
+        ({"quantize": "int8"}, "--quantize int8 is for weights that are not quantized yet"),
+    ],
+)
+def test_options_that_the_header_rules_out_are_refused_before_anything_is_compiled(
+    options: dict[str, Any], says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiled: list[torch.dtype] = []
+    monkeypatch.setattr(build, "build_beside", compiled.append)
+    path = file_of(config("llama", **WIDE | {"vocab_size": len(TOKENS)}), tmp_path, tokenizer=TOKENIZER)
+    with pytest.raises(StartupError, match=re.escape(says)):
+        start_model(path, EngineOptions(device="cpu", **options), StartTimes(), lambda: None)
+    assert compiled == []
+
+
+def test_weights_that_are_quantized_already_are_refused_before_anything_is_compiled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiled: list[torch.dtype] = []
+    monkeypatch.setattr(build, "build_beside", compiled.append)
+    save(make_model(FAMILIES["llama"]), tmp_path)
+    stated = json.loads((tmp_path / "config.json").read_text())
+    quantization = {"quant_method": "awq", "bits": 4, "group_size": 32}
+    (tmp_path / "config.json").write_text(json.dumps(stated | {"quantization_config": quantization}))
+    with pytest.raises(StartupError, match="--quantize int8 is for weights that are not quantized yet"):
+        start_model(tmp_path, EngineOptions(device="cpu", quantize="int8"), StartTimes(), lambda: None)
+    assert compiled == []
 
 
 def test_parts_of_a_start_are_timed_and_leave_time_to_import_more(tmp_path: Path, empty_cache: Path) -> None:

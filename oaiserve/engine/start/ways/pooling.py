@@ -45,7 +45,11 @@ log = logging.getLogger(__name__)
 
 Text = tuple[list[int], list[int]]  # token ids and their types
 
-_PROBE_TOKENS = (5, 19, 19, 160)  # tokens of the check's texts; the last is longer than the windows of encoders
+_PROBE_TOKENS = (5, 19, 19, 160)  # tokens of the check's texts
+# The last text is longer than the window of a model's attention: EmbeddingGemma's tokens see 256 on each side. To check
+# a longer window would delay the start too much.
+_MOST_WINDOW = 1024
+_BEYOND_WINDOW = 32
 
 
 class ToPool:
@@ -303,8 +307,13 @@ def _probes(model: PreTrainedModel, longest: int, *, has_types: bool) -> list[Te
     """
     size = _vocab_size(model)
     padding = model.config.pad_token_id
-    ids = [
-        token_id for token_id in ((7 * place + 3) % size for place in range(max(_PROBE_TOKENS))) if token_id != padding
-    ]
-    texts = [ids[: min(length, longest)] for length in _PROBE_TOKENS]
+    lengths = (*_PROBE_TOKENS[:-1], max(_PROBE_TOKENS[-1], _window(model) + _BEYOND_WINDOW))
+    ids = [token_id for token_id in ((7 * place + 3) % size for place in range(max(lengths))) if token_id != padding]
+    texts = [ids[: min(length, longest)] for length in lengths]
     return [(text, [int(has_types and 2 * place >= len(text)) for place in range(len(text))]) for text in texts]
+
+
+def _window(model: PreTrainedModel) -> int:
+    """Return the window of the model's attention, in tokens on each side; 0 without one, or if it is too long."""
+    windows = [getattr(module, "sliding_window", None) for module in model.modules()]
+    return max((window for window in windows if isinstance(window, int) and window <= _MOST_WINDOW), default=0)

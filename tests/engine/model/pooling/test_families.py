@@ -12,12 +12,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from transformers import AutoModel, AutoModelForTextEncoding, Gemma2Config, T5Config
+from transformers import AutoModel, AutoModelForTextEncoding, Gemma2Config, Gemma3TextConfig, T5Config
 
 from oaiserve.config import Bytes, EngineOptions
 from oaiserve.engine.engine import Engine
+from oaiserve.engine.model.pooling.attention import packed_attention
 from oaiserve.engine.model.pooling.linear import OneDnnLinear
 from oaiserve.engine.request import PairPrompt, Pooled, Prompt, Request, SamplingParams, TextPrompt
+from oaiserve.engine.start import packed_check
 from oaiserve.engine.start.ways.pooling import load_pooler, prepare_pooler
 from oaiserve.errors import StartupError
 from tests.models.decoders import SMALL, random_model
@@ -130,6 +132,27 @@ def test_a_window_is_computed_in_bands(tmp_path: Path) -> None:
     expected = vectors(model, word_tokenizer("modernbert", config.vocab_size), [text], "mean")
     with Engine.from_pretrained(save(tmp_path, "modernbert", model, pooling="mean")) as engine:
         assert cosines(pooled(engine, [TextPrompt(text)]), expected)[0] >= 0.9999
+
+
+@pytest.mark.parametrize("off_by", [0, 1])
+def test_a_start_finds_that_a_window_is_wrong(
+    off_by: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """EmbeddingGemma has this window."""
+
+    def with_wrong_window(*args: Any, sliding_window: int | None = None, **kwargs: Any) -> Any:
+        window = None if sliding_window is None else sliding_window + off_by
+        return packed_attention(*args, sliding_window=window, **kwargs)
+
+    monkeypatch.setattr(packed_check, "packed_attention", with_wrong_window)
+    config = Gemma3TextConfig(
+        **SMALL | {"max_position_embeddings": 2048, "num_hidden_layers": 2},
+        sliding_window=512,
+        layer_types=["sliding_attention", "full_attention"],
+        use_bidirectional_attention=True,
+    )
+    prepare_pooler(random_pooler(config), "embed")
+    assert ("one text at a time, which is slower" in caplog.text) == bool(off_by)
 
 
 @pytest.mark.parametrize("family", ["bert", "qwen3"])
