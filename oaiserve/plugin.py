@@ -41,6 +41,7 @@ PUBLIC_MODULES = (
     "oaiserve.commands.servers",
     "oaiserve.commands.table",
     "oaiserve.config",
+    "oaiserve.engine.logprobs",
     "oaiserve.engine.request",
     "oaiserve.errors",
     "oaiserve.facts",
