@@ -17,6 +17,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from oaiserve.engine.executors.native import cores
+from tests.missing_plugins import skip_without_plugins
 
 # Triton's kernels run in its interpreter, on the CPU. The variable must be set before torch imports Triton.
 os.environ["TRITON_INTERPRET"] = "1"
@@ -106,9 +107,10 @@ LONGEST = (
 
 @pytest.hookimpl(trylast=True)  # after other plugins have deselected tests
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip the tests whose programs are not installed, and let the longest files come first."""
+    """Skip the tests whose plug-ins are missing or programs not installed, and let the longest files come first."""
     places = {str(ROOT / name): place for place, name in enumerate(LONGEST)}
     items.sort(key=lambda item: places.get(str(item.path), len(places)))
+    skip_without_plugins(items)
     for group in GROUPS:
         if group.missing:
             for item in items:

@@ -79,6 +79,7 @@ def test_efforts_are_those_that_the_model_knows(served: Served, effort: str, sho
     assert request.params.reasoning == Reasoning("<|end|>", "<|channel|>analysis<|message|>", budget)
 
 
+@pytest.mark.plugin("responses")
 def test_the_text_of_a_forced_custom_tool_is_its_input(served: Served) -> None:
     served.engine.script = says("Hm.", *ANALYSIS[-1:], *CALL[:-1], "json<|message|>", 'say "a"')
     tool = {"type": "custom", "name": "stop"}

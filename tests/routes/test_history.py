@@ -272,6 +272,7 @@ def test_items_of_hosted_tools_are_shown_as_calls_and_results_or_left_out(serve:
     assert note in notes
 
 
+@pytest.mark.plugin("responses")
 def test_the_stored_items_of_a_response_keep_their_texts(serve: Serve) -> None:
     served = serve(template=HYBRID)
     items, _, _ = HOSTED["local shell"]
@@ -282,6 +283,7 @@ def test_the_stored_items_of_a_response_keep_their_texts(serve: Serve) -> None:
     assert "a stored item: local_shell_call is shown" in notes
 
 
+@pytest.mark.plugin("responses")
 def test_other_fields_of_a_text_reach_the_template_from_responses_too(served: Served) -> None:
     part = {"type": "input_text", "text": "Hallo", "source_lang_code": "de"}
     repaired, _ = prompt_of(served, RESPONSES, [{"role": "user", "content": [part]}])
@@ -328,6 +330,7 @@ ITEMS: dict[str, tuple[list[dict[str, Any]], list[Any]]] = {
 }
 
 
+@pytest.mark.plugin("responses")
 @pytest.mark.parametrize("name", ITEMS)
 def test_damaged_items_of_responses_are_repaired(serve: Serve, name: str) -> None:
     items, results = ITEMS[name]
@@ -337,16 +340,19 @@ def test_damaged_items_of_responses_are_repaired(serve: Serve, name: str) -> Non
         assert ORPHANED in repaired
 
 
+@pytest.mark.plugin("responses")
 def test_missing_texts_of_items_are_noted(serve: Serve) -> None:
     _, notes = prompt_of(serve(template=HYBRID), RESPONSES, [*HI, *ITEMS["null"][0], ITEMS["parts"][0][0], *HI])
     assert "input[2].output: is missing, and read as empty; input[3].input: is missing, and read as empty" in notes
 
 
+@pytest.mark.plugin("responses")
 def test_input_without_readable_items_is_refused(serve: Serve) -> None:
     items, _, _ = HOSTED["tools of a server"]
     refused(serve(template=HYBRID).post(RESPONSES, input=items), "input", "at least one item that the model can read")
 
 
+@pytest.mark.plugin("responses")
 def test_items_in_chats_form_are_calls_and_results(serve: Serve) -> None:
     chat_items = [
         calling(call(arguments="{}")),

@@ -11,9 +11,8 @@ import pytest
 from oaiserve.engine.request import FinishReason, PromptDone, PromptProgress, Request, TokenChunk, Usage
 from oaiserve.errors import InternalError
 from oaiserve.facts.times import RequestTimes
-from oaiserve.plugins.messages.shape import MessagesShape
-from oaiserve.plugins.responses.shape import ResponsesShape
 from oaiserve.routes.answer.common_shape import ChoicesShape
+from tests.missing_plugins import has_plugin
 from tests.routes.asking import BODIES, CHAT, CHATML, stream_of
 from tests.routes.doubles import failed, finished, says, starts
 from tests.serving import Serve, Served
@@ -113,8 +112,10 @@ ACTIVITY = {
 @pytest.fixture
 def impatient(soon: Served, monkeypatch: pytest.MonkeyPatch) -> Served:
     """Return a server whose streams never wait with an event that clients count as activity."""
-    for shape in (ChoicesShape, ResponsesShape, MessagesShape):
-        monkeypatch.setattr(shape, "activity_seconds", 0.0)
+    monkeypatch.setattr(ChoicesShape, "activity_seconds", 0.0)
+    for plugin, shape in (("responses", "ResponsesShape"), ("messages", "MessagesShape")):
+        if has_plugin(plugin):
+            monkeypatch.setattr(f"oaiserve.plugins.{plugin}.shape.{shape}.activity_seconds", 0.0)
     return soon
 
 

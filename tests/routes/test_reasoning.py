@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from oaiserve.engine.request import Reasoning
-from tests.plugins.responses.asking import ask
-from tests.routes.asking import CHAT, HYBRID, OPEN, THOUGHT, answered, chatted, stream_of, submitted
+from tests.missing_plugins import has_plugin
+from tests.routes.asking import CHAT, HYBRID, OPEN, RESPONSES, THOUGHT, answered, chatted, stream_of, submitted
 from tests.routes.doubles import says
 from tests.serving import Serve, Served
 
@@ -143,6 +143,8 @@ def test_reasoning_has_the_budget_of_the_client_or_of_an_effort_that_the_templat
     served = serve(template=template)
     request, prompt = chatted(served, **body)
     assert (request.params.reasoning.budget, prompt.template_kwargs) == (budget, kwargs)
-    effort = {"effort": body["reasoning_effort"]} if "reasoning_effort" in body else {}
-    ask(served, reasoning=effort, **{name: value for name, value in body.items() if name != "reasoning_effort"})
-    assert submitted(served)[0].params.reasoning == request.params.reasoning
+    if has_plugin("responses"):
+        effort = {"effort": body["reasoning_effort"]} if "reasoning_effort" in body else {}
+        others = {name: value for name, value in body.items() if name != "reasoning_effort"}
+        answered(served.post(RESPONSES, input="Hi", reasoning=effort, **others))
+        assert submitted(served)[0].params.reasoning == request.params.reasoning

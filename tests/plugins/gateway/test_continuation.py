@@ -18,13 +18,12 @@ from oaiserve.engine.sequences.sequence import Sequence
 from oaiserve.errors import Unavailable
 from oaiserve.plugins.gateway.relay import SIGN_OF_LIFE
 from oaiserve.plugins.gateway.watch import Watch
-from oaiserve.plugins.responses.shape import ResponsesShape
-from oaiserve.plugins.responses.store import ResponseDatabase, StoredResponse
 from oaiserve.wire.continuation import Piece
 from tests.answers import by_choice, shown
 from tests.engine.doubles import EOS, TIMEOUT_SECONDS, TOKENIZER, ScriptedRunner, make_engine, request
 from tests.engine.executors.native.small_models import config, make_model
 from tests.engine.remembered import save
+from tests.missing_plugins import is_served
 from tests.plugins.gateway.doubles import BEHIND_A_GATEWAY, OPTIONS, SIGNATURE, Fleet, ToldEngine, fleet, quick
 from tests.waiting import wait_until
 
@@ -32,6 +31,7 @@ CHAT = "/v1/chat/completions"
 COMPLETIONS = "/v1/completions"
 RESPONSES = "/v1/responses"
 MESSAGES = "/v1/messages"
+STORE = "oaiserve.plugins.responses.store.ResponseDatabase"
 ASKED = [{"role": "user", "content": "Hi"}]
 TOOLS = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {}}}}]
 OF_RESPONSES = [{"type": "function", "name": "f", "parameters": {"type": "object", "properties": {}}, "strict": False}]
@@ -57,6 +57,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "message": (MESSAGES, {"model": "m", "messages": ASKED, "max_tokens": 16}),
     "message with calls": (MESSAGES, {"model": "m", "messages": ASKED, "max_tokens": 900, "tools": OF_MESSAGES}),
 }
+CASES = {name: case for name, case in CASES.items() if is_served(case[0])}
 
 
 @pytest.fixture(scope="module")
@@ -133,9 +134,10 @@ LONG_CASES: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.plugin("responses")
 @pytest.mark.parametrize("after", [2, 40])
 def test_numbers_of_events_continue_after_signs_of_life(after: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ResponsesShape, "activity_seconds", 0.0)
+    monkeypatch.setattr("oaiserve.plugins.responses.shape.ResponsesShape.activity_seconds", 0.0)
     server = replace(BEHIND_A_GATEWAY, progress_after_seconds=1e-6)
     # A slow server may read the first token together with the progress, which it then leaves out.
     for _ in range(ATTEMPTS):
@@ -192,11 +194,12 @@ def test_a_client_has_signs_of_life_until_its_stream_goes_on(monkeypatch: pytest
     assert shown(found.replace(SIGN_OF_LIFE, b"")) == shown(running_alone)
 
 
+@pytest.mark.plugin("responses")
 def test_a_stream_that_no_server_can_end_ends_with_an_error_after_a_few_tries(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def full(store: ResponseDatabase, owner: str, stored: object) -> None:
+    async def full(store: object, owner: str, stored: object) -> None:
         raise Unavailable("The disk is full.")
 
-    monkeypatch.setattr(ResponseDatabase, "put", full)
+    monkeypatch.setattr(f"{STORE}.put", full)
     monkeypatch.setattr("oaiserve.plugins.gateway.relay.GO_ON_SECONDS", 0.5)
     monkeypatch.setattr("oaiserve.plugins.gateway.relay.PAUSE_SECONDS", 0.02)
     path, body = CASES["response"]
@@ -210,15 +213,16 @@ def test_a_stream_that_no_server_can_end_ends_with_an_error_after_a_few_tries(mo
     assert 0 < continued <= 5  # after 0, 40, 80, 160 and 320 ms
 
 
+@pytest.mark.plugin("responses")
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_store_that_fails_ends_the_answer_at_once_and_excludes_no_server(
     monkeypatch: pytest.MonkeyPatch, stream: bool
 ) -> None:
-    def full(store: ResponseDatabase, owner: str, stored: object) -> None:
+    def full(store: object, owner: str, stored: object) -> None:
         raise sqlite3.OperationalError("database or disk is full")
 
     excluded: list[str] = []
-    monkeypatch.setattr(ResponseDatabase, "_insert", full)
+    monkeypatch.setattr(f"{STORE}._insert", full)
     monkeypatch.setattr(Watch, "exclude", lambda watch, name, why: excluded.append(name))
     path, body = CASES["response"]
     with fleet(2) as running:
@@ -233,12 +237,15 @@ def test_a_store_that_fails_ends_the_answer_at_once_and_excludes_no_server(
     assert stream or answer.headers["retry-after"] == "5"
 
 
+@pytest.mark.plugin("responses")
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize(("ends_after", "in_conversation"), [("put", False), ("put", True), ("replace", True)])
 def test_a_response_stored_by_a_server_that_then_ends_is_stored_once(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, ends_after: str, in_conversation: bool, stream: bool
 ) -> None:
     """The next server computes the same response, stores it again, and goes on from the conversation as it was."""
+    from oaiserve.plugins.responses.store import ResponseDatabase, StoredResponse
+
     path, body = CASES["response"]
     ended: list[str] = []
     write = getattr(ResponseDatabase, ends_after)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
+from importlib.util import find_spec
 from typing import Any
 
 import msgspec
 
 from oaiserve.engine.text.template_abilities import in_turns, one_call_each
-from oaiserve.plugins.responses.request_input import _cuts
 from oaiserve.routes.chat.constraints import GBNF_DEFINITION
 from oaiserve.routes.intake.body_types import ChatBody
 from oaiserve.routes.intake.invalid import invalid_type
@@ -28,7 +28,10 @@ def cases() -> Iterator[Case]:
         yield Case(f"GBNF or Lark, {unit!r}", searching_gbnf(repeated("", unit)), 5000)
     yield Case("messages in turns", lambda number: in_turns(said(number)), 1000)
     yield Case("messages with one call each", lambda number: one_call_each(called(number)), 1000)
-    yield Case("cuts of input items", lambda number: _cuts(answered(number)), 1000)
+    if find_spec("oaiserve.plugins.responses") is not None:
+        from oaiserve.plugins.responses.request_input import _cuts
+
+        yield Case("cuts of input items", lambda number: _cuts(answered(number)), 1000)
 
 
 def refusing(text: Callable[[int], str]) -> Callable[[int], str]:

@@ -1,0 +1,43 @@
+"""Skips the tests that need a plug-in of oaiserve whose folder is missing: a plug-in can be deleted with its tests."""
+
+from pathlib import Path
+
+import pytest
+
+FOLDER = Path(__file__).parents[1] / "oaiserve" / "plugins"
+PATHS = {  # of the routes of each plug-in
+    "batches": ("/v1/files", "/v1/batches"),
+    "keys": ("/admin/keys",),
+    "messages": ("/v1/messages",),
+    "pooling": ("/v1/embeddings", "/v1/score", "/score", "/v1/rerank", "/v2/rerank", "/rerank"),
+    "responses": ("/v1/responses", "/v1/conversations"),
+}
+
+
+def has_plugin(name: str) -> bool:
+    return (FOLDER / name / "__init__.py").exists()
+
+
+def plugin_of(path: object) -> str | None:
+    """Return the plug-in with the route of this path, or None."""
+    for name, paths in PATHS.items():
+        if isinstance(path, str) and path.startswith(paths):
+            return name
+    return None
+
+
+def is_served(path: object) -> bool:
+    """Return whether no missing plug-in has the route of this path."""
+    plugin = plugin_of(path)
+    return plugin is None or has_plugin(plugin)
+
+
+def skip_without_plugins(items: list[pytest.Item]) -> None:
+    """Skip the tests with the mark `plugin` of a missing one, and cases that have the path of one as a parameter."""
+    for item in items:
+        needed = {name for mark in item.iter_markers("plugin") for name in mark.args}
+        if isinstance(item, pytest.Function) and hasattr(item, "callspec"):
+            needed |= {plugin_of(value) for value in item.callspec.params.values()} - {None}
+        missing = sorted(name for name in needed if not has_plugin(name))
+        if missing:
+            item.add_marker(pytest.mark.skip(reason=f"the plug-in is missing: {', '.join(missing)}"))
