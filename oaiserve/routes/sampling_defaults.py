@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 
 from oaiserve.engine.request import SamplingParams
+from oaiserve.engine.sequences.draw_rows import DRAW_COLUMNS
 
 Values = dict[str, float | int]
 
@@ -14,9 +15,8 @@ NEUTRAL: Values = {
     for each in fields(SamplingParams)
     if each.type == "float" or each.name == "top_k"
 }
-# The fallback applies if neither the operator, nor the model's files, nor the client sets any of these. So a client
-# that sets one of them gets OpenAI's defaults for the others.
-SHAPING = ("temperature", "top_p", "top_k", "min_p")
+# The fallback applies if neither the operator, nor the model's files, nor the client sets any of DRAW_COLUMNS. So a
+# client that sets one of them gets OpenAI's defaults for the others.
 FALLBACK: Values = {"temperature": 0.7, "min_p": 0.05}
 
 
@@ -30,7 +30,7 @@ class SamplingDefaults:
 
     def of_request(self, body: object = None) -> Values:
         """Return the values of parameters that this body doesn't set, or of all parameters without a body."""
-        is_shaped = any(name in self.stated or getattr(body, name, None) is not None for name in SHAPING)
+        is_shaped = any(name in self.stated or getattr(body, name, None) is not None for name in DRAW_COLUMNS)
         return NEUTRAL | ({} if is_shaped else FALLBACK) | self.stated
 
     def __str__(self) -> str:

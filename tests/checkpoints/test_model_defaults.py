@@ -10,6 +10,8 @@ from oaiserve.checkpoints.model_defaults import stated_defaults
 from oaiserve.checkpoints.source import ModelSource, find_model
 from tests.engine.text.gguf import files
 
+NAMES = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+
 
 def folder(path: Path, **configs: dict[str, Any]) -> ModelSource:
     (path / "config.json").write_text("{}")
@@ -42,7 +44,7 @@ def gguf_file(path: Path, metadata: dict[str, Any], **configs: dict[str, Any]) -
 def test_folder_states_the_defaults_of_its_generation_config(
     tmp_path: Path, configs: dict[str, Any], stated: dict[str, Any]
 ) -> None:
-    assert stated_defaults(folder(tmp_path, **configs)) == stated
+    assert stated_defaults(folder(tmp_path, **configs), NAMES) == stated
 
 
 @pytest.mark.parametrize(
@@ -62,7 +64,7 @@ def test_folder_states_the_defaults_of_its_generation_config(
 def test_gguf_file_states_the_defaults_of_its_metadata(
     tmp_path: Path, metadata: dict[str, Any], configs: dict[str, Any], stated: dict[str, Any]
 ) -> None:
-    assert stated_defaults(gguf_file(tmp_path, metadata, **configs)) == stated
+    assert stated_defaults(gguf_file(tmp_path, metadata, **configs), NAMES) == stated
 
 
 @pytest.mark.parametrize("content", ["{", "\ud800"])
@@ -71,5 +73,5 @@ def test_unreadable_generation_config_is_reported_and_not_used(
 ) -> None:
     source = gguf_file(tmp_path, {"temp": 0.7})
     (tmp_path / "generation_config.json").write_bytes(content.encode("utf-8", "surrogatepass"))
-    assert stated_defaults(source) == {"temperature": 0.7}
+    assert stated_defaults(source, NAMES) == {"temperature": 0.7}
     assert "generation_config.json are not used, because it cannot be read" in caplog.text

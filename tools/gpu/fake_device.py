@@ -31,8 +31,8 @@ from oaiserve.engine.executors.runner import ModelRunner
 from oaiserve.engine.model.batch import Batch
 from oaiserve.engine.model.executor import Executor
 from oaiserve.engine.model.sampling import numpy_sampling, triton_sampling
-from oaiserve.engine.model.sampling.draw_rows import DrawRow
 from oaiserve.engine.model.transfer import ReadBack
+from oaiserve.engine.sequences.draw_rows import DrawRow
 from oaiserve.engine.start import check
 from oaiserve.engine.start.gpu import comparison
 from oaiserve.engine.start.ways import gpu as way

@@ -26,6 +26,7 @@ from oaiserve.engine.model.attention import (
 from oaiserve.engine.model.batch import build_batch
 from oaiserve.engine.model.layer_operations import ACTIVATIONS
 from oaiserve.engine.model.sampling import triton_sampling
+from oaiserve.engine.sequences.draw_rows import DRAW_COLUMNS
 from oaiserve.engine.sequences.step import Chunk, Step
 from tests.engine.model.steps import CPU, sequence_of
 from tools.gpu.compiling import HOPPER, SHARED_BYTES
@@ -160,7 +161,8 @@ def draw(rows: int, vocabulary: int) -> None:
     """Draw the ids of rows, as in a graph."""
     logits = torch.empty(rows, vocabulary, dtype=torch.bfloat16)
     seeds = torch.empty(rows, dtype=torch.int64)
-    triton_sampling.draw(logits, torch.empty(4, rows), seeds, (torch.empty_like(seeds), torch.empty_like(seeds)))
+    parameters = torch.empty(len(DRAW_COLUMNS), rows)
+    triton_sampling.draw(logits, parameters, seeds, (torch.empty_like(seeds), torch.empty_like(seeds)))
 
 
 def shapes() -> dict[str, Callable[[], None]]:

@@ -18,7 +18,7 @@ from oaiserve.engine.executors.native.native import NativeDecoder
 from oaiserve.engine.model.adapters import Adapter
 from oaiserve.engine.model.batch import Batch, build_batch
 from oaiserve.engine.model.executor import Executor
-from oaiserve.engine.model.sampling.draw_rows import SampleIds
+from oaiserve.engine.model.sampling.sampled_ids import SampleIds
 from oaiserve.engine.model.sampling.sampler import Sampling, take
 from oaiserve.engine.model.states import KeptStates, StateChunk
 from oaiserve.engine.sequences.sequence import Sequence

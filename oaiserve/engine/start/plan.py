@@ -27,6 +27,7 @@ from oaiserve.config import EngineOptions
 from oaiserve.engine.encoder import Media
 from oaiserve.engine.executors.native.cores import usable_cpus
 from oaiserve.engine.executors.native.reserved import reserve
+from oaiserve.engine.sequences.draw_rows import DRAW_COLUMNS
 from oaiserve.engine.served_model import ServedModel
 from oaiserve.engine.start.request import Declined, StartRequest, Way, needing_native, without_generation
 from oaiserve.engine.start.task import find_task
@@ -103,7 +104,7 @@ def _started(request: StartRequest) -> ServedModel:
 
 def _default_params(request: StartRequest) -> dict[str, Any]:
     if request.options.generation_config:
-        return {**request.default_params, **stated_defaults(request.source)}
+        return {**request.default_params, **stated_defaults(request.source, (*DRAW_COLUMNS, "repetition_penalty"))}
     return {}
 
 

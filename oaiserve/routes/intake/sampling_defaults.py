@@ -8,14 +8,15 @@ from typing import Any
 
 import msgspec
 
-from oaiserve.checkpoints.model_defaults import LENGTHS, SAMPLING
+from oaiserve.checkpoints.model_defaults import LENGTHS
 from oaiserve.config import Config, OptionError
 from oaiserve.engine.request import SamplingParams
+from oaiserve.engine.sequences.draw_rows import DRAW_COLUMNS
 from oaiserve.errors import InvalidRequest
 from oaiserve.routes.intake import parameters
 from oaiserve.routes.intake.body_types import SamplingBody
 from oaiserve.routes.intake.invalid import invalid, invalid_type
-from oaiserve.routes.sampling_defaults import NEUTRAL, SHAPING, SamplingDefaults, Values
+from oaiserve.routes.sampling_defaults import NEUTRAL, SamplingDefaults, Values
 
 
 def sampling_defaults(config: Config, of_model: Mapping[str, Any]) -> SamplingDefaults:
@@ -27,13 +28,13 @@ def sampling_defaults(config: Config, of_model: Mapping[str, Any]) -> SamplingDe
         )
     known: Values = {}
     ignored = []
-    for name in of_model.keys() & SAMPLING:
+    for name in of_model.keys() & NEUTRAL.keys():
         try:
             known |= _checked({name: of_model[name]})
         except InvalidRequest as error:
             ignored.append(error.message)
     stated = known | of_flag
-    is_shaped = any(name in stated for name in SHAPING)
+    is_shaped = any(name in stated for name in DRAW_COLUMNS)
     origins = {"--default-params": of_flag, "the model": known, "built in": not is_shaped}
     origin = " and ".join(name for name, applies in origins.items() if applies)
     return SamplingDefaults(stated, origin, tuple(sorted(ignored)))

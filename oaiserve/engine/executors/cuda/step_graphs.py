@@ -23,11 +23,11 @@ from oaiserve.engine.executors.cuda.step_sizes import MOST_PROMPTS, Size
 from oaiserve.engine.model.adapters import Adapter
 from oaiserve.engine.model.batch import Batch, aligned_size
 from oaiserve.engine.model.padded_head import aligned
-from oaiserve.engine.model.sampling.draw_rows import GREEDY_BELOW, DrawRow, draw_row
 from oaiserve.engine.model.sampling.logit_edits import is_edited
 from oaiserve.engine.model.sampling.sampler import Sampled
 from oaiserve.engine.model.states import States
 from oaiserve.engine.model.transfer import ReadBack
+from oaiserve.engine.sequences.draw_rows import GREEDY_BELOW, DrawRow, draw_row
 from oaiserve.engine.sequences.sequence import Sequence
 from oaiserve.engine.sequences.step import Chunk, Draw, Step
 

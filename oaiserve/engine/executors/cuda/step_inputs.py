@@ -11,20 +11,18 @@ import torch
 
 from oaiserve.engine.executors.cuda.step_sizes import Size
 from oaiserve.engine.model.batch import aligned_size, lists_of
-from oaiserve.engine.model.sampling.draw_rows import GREEDY, DrawRow, numbers, seeds
 from oaiserve.engine.model.states import States
 from oaiserve.engine.model.transfer import pinned
+from oaiserve.engine.sequences.draw_rows import DRAW_COLUMNS, GREEDY, DrawRow, parameters_of, seeds
 from oaiserve.engine.sequences.sequence import Sequence
 from oaiserve.engine.sequences.step import Step
-
-_PARAMETER_PADDING = GREEDY[:-1]  # all parameters except for the seed
 
 
 class InputViews(NamedTuple):
     """The inputs of one size on the device, as in `Batch`."""
 
     seeds: torch.Tensor  # [R], seeds of the draws' noise
-    parameters: torch.Tensor  # float32 [4, R], parameters of draws
+    parameters: torch.Tensor  # float32 [columns, R], parameters of draws
     ids: torch.Tensor  # [T], the ids that the host knows
     sources: torch.Tensor  # [T], the place of each token's id in the tensor of all inputs: in `ids`, or among drawn ids
     positions: torch.Tensor
@@ -50,7 +48,7 @@ class StepInputs:
         self._width = aligned_size(number)
         self._parameters = first + self._width
         # Two parameters fit into one int64. `begin` is the first word after the inputs of draws.
-        self.begin = self._parameters + len(_PARAMETER_PADDING) * self._width // 2
+        self.begin = self._parameters + len(DRAW_COLUMNS) * self._width // 2
         # The size and the padding of each column that is not for draws. In steps of only decodes, tokens, sequences and
         # draws are the same rows.
         places = range(self.begin, self.begin + num_tokens)
@@ -69,13 +67,13 @@ class StepInputs:
         self.end = begin
         self._padding = np.zeros(self.end - first, np.int64)
         self._padding[: self._width] = seeds([GREEDY])
-        self._parameters_in(self._padding)[:] = numbers([GREEDY])
+        self._parameters_in(self._padding)[:] = parameters_of([GREEDY])
         for column, (_, filler) in zip(self._columns, padding, strict=True):
             self._padding[column.start - first : column.stop - first] = filler
 
     def views(self, words: torch.Tensor) -> InputViews:
         number = self._size.num_sequences
-        parameters = words[self._parameters : self.begin].view(torch.float32).view(len(_PARAMETER_PADDING), -1)
+        parameters = words[self._parameters : self.begin].view(torch.float32).view(len(DRAW_COLUMNS), -1)
         views = [words[self._first : self._first + number], parameters[:, :number]]
         return InputViews(*views, *(words[column] for column in self._columns))
 
@@ -94,7 +92,7 @@ class StepInputs:
         packed = self._padding.copy()
         if rows:
             packed[: len(rows)] = seeds(rows)
-            self._parameters_in(packed)[:, : len(rows)] = numbers(rows)
+            self._parameters_in(packed)[:, : len(rows)] = parameters_of(rows)
         if self._size.tokens:
             columns = self._of_prompts(step, block_size, table_rows, drawn_rows, adapters)
         else:
@@ -174,6 +172,6 @@ class StepInputs:
         ]
 
     def _parameters_in(self, packed: np.ndarray) -> np.ndarray:
-        """Return the parameters of draws in the words of this size, float32 [4, R]."""
+        """Return the parameters of draws in the words of this size, float32 [columns, R]."""
         words = packed[self._width : self.begin - self._first]
-        return words.view(np.float32).reshape(len(_PARAMETER_PADDING), -1)
+        return words.view(np.float32).reshape(len(DRAW_COLUMNS), -1)

@@ -2,7 +2,7 @@
 
 Neither other rows nor the number of threads can change an id: every sum is over one row, in an order by the row. torch
 promises neither, as it may round the end of a row differently, and sum in as many pieces as there are threads. NumPy
-narrows the ids down to a few with a chance of the highest score, which is computed as `draws` defines it, in float64.
+narrows the ids down to a few with a chance of the highest score, which is computed as `noise` defines it, in float64.
 It is for a CPU, for a GPU without Triton's kernels, and what these are compared with.
 """
 
@@ -14,7 +14,8 @@ from functools import lru_cache
 import numpy as np
 import torch
 
-from oaiserve.engine.model.sampling.draw_rows import DrawRow, SampledIds
+from oaiserve.engine.model.sampling.sampled_ids import SampledIds
+from oaiserve.engine.sequences.draw_rows import DrawRow
 from oaiserve.engine.sequences.noise import FACTOR_1, FACTOR_2, noise
 
 # The bits of a positive float32, read as an integer and divided by 2**23, are 127 more than its logarithm to base 2 or
@@ -92,7 +93,7 @@ def _places_of_highest(scaled: np.ndarray, weights: np.ndarray | None, goal: flo
 def _noise_bounds(seed: int, mixed: np.ndarray) -> np.ndarray:
     """Return upper bounds of the noise of ids, less `_BOUND_OFFSET`: float32.
 
-    `mixed` are the ids after `draws.mix32`, and this goes on as `draws.noise_bits` does up to the upper half.
+    `mixed` are the ids after `noise.mix32`, and this goes on as `noise.noise_bits` does up to the upper half.
     """
     bits = mixed ^ np.uint32(seed >> 32)
     bits *= np.uint32(FACTOR_1)
@@ -111,7 +112,7 @@ def _mixed_ids(vocab: int) -> np.ndarray:
 
 
 def _mixed(ids: np.ndarray) -> np.ndarray:
-    """Return `draws.mix32` of each id: uint32."""
+    """Return `noise.mix32` of each id: uint32."""
     x = ids.astype(np.uint32)
     x ^= x >> np.uint32(16)
     x *= np.uint32(FACTOR_1)

@@ -14,9 +14,10 @@ import numpy as np
 import torch
 
 from oaiserve.engine.model.sampling import numpy_sampling
-from oaiserve.engine.model.sampling.draw_rows import SampleIds, draw_row
 from oaiserve.engine.model.sampling.logit_edits import edit_logits
+from oaiserve.engine.model.sampling.sampled_ids import SampleIds
 from oaiserve.engine.model.transfer import ReadBack, on_device
+from oaiserve.engine.sequences.draw_rows import draw_row
 from oaiserve.engine.sequences.step import Chunk, Logprobs, Masks
 
 NUM_TOP = 20  # the alternatives that are looked up if any are wanted; clients cannot ask for more

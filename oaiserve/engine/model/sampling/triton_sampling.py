@@ -1,6 +1,6 @@
 """Sampling with Triton kernels: a few launches, without a sort, replace the draws on the host.
 
-Sampled ids are those of `draws` up to float32 rounding: of two scores, or sides of a border of top_p or min_p within
+Sampled ids are those of `noise` up to float32 rounding: of two scores, or sides of a border of top_p or min_p within
 it, either may count. Equal logits are in the order of their ids. `draw` reads nothing back and waits for nothing, so it
 can be captured in a CUDA graph.
 """
@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 import triton
 
-from oaiserve.engine.model.sampling.draw_rows import DrawRow, SampledIds, numbers, seeds
+from oaiserve.engine.model.sampling.sampled_ids import SampledIds
 from oaiserve.engine.model.sampling.triton_sampling_kernels import (
     NUM_FLOORS,
     best_kernel,
@@ -21,6 +21,7 @@ from oaiserve.engine.model.sampling.triton_sampling_kernels import (
     weights_kernel,
 )
 from oaiserve.engine.model.transfer import on_device
+from oaiserve.engine.sequences.draw_rows import DrawRow, parameters_of, seeds
 
 CHUNK = 4096  # ids that one program processes
 TILE = 2048  # candidates that a program processes at a time
@@ -28,26 +29,26 @@ TILE = 2048  # candidates that a program processes at a time
 
 def sample_ids(logits: torch.Tensor, rows: list[DrawRow]) -> SampledIds:
     """Draw a token from each row of `logits` [R, vocab], which are not changed."""
-    parameters = on_device(numbers(rows), logits.device, torch.float32)
+    parameters = on_device(parameters_of(rows), logits.device, torch.float32)
     return draw(logits, parameters, on_device(seeds(rows), logits.device))
 
 
 def draw(
     logits: torch.Tensor, parameters: torch.Tensor, seeds: torch.Tensor, out: SampledIds | None = None
 ) -> SampledIds:
-    """Draw an id from each row of `logits` [R, vocab]. `parameters` float32 [4, R] and `seeds` int64 [R] are those of
-    the rows, see `draw_rows`. `out` has the tensors of results, both int64 [R].
+    """Draw an id from each row of `logits` [R, vocab]. `parameters` float32 [columns, R] and `seeds` int64 [R]
+    are those of the rows, see `draw_rows`. `out` has the tensors of results, both int64 [R].
     """
     if logits.stride(1) != 1:
         logits = logits.contiguous()
     num_rows, vocab = logits.shape
     num_chunks = triton.cdiv(vocab, CHUNK)
-    temperatures, min_ps, *cuts = parameters
 
     def empty(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
         return torch.empty(shape, dtype=dtype, device=logits.device)
 
     grid = (num_rows, num_chunks)
+    of_rows = parameters, parameters.stride(0)
     of_logits = (logits.stride(0), vocab)
     chunks = {"CHUNK": CHUNK, "TILE_CHUNKS": triton.next_power_of_2(num_chunks)}
     best = empty(*grid, dtype=torch.int64)
@@ -63,11 +64,10 @@ def draw(
     token_ids, are_finite = out or (empty(num_rows, dtype=torch.int64), empty(num_rows, dtype=torch.bool))
 
     best_of_chunk_kernel[grid](logits, best, *of_logits, CHUNK=CHUNK)
-    of_rows = temperatures, min_ps, *cuts
     weights_kernel[grid](logits, best, *of_rows, masses, weights, *floors, *of_logits, **chunks, num_warps=8)
-    candidates_kernel[grid](weights, masses, *floors, *cuts, *candidates, vocab, **chunks, num_warps=8)
+    candidates_kernel[grid](weights, masses, *floors, *of_rows, *candidates, vocab, **chunks, num_warps=8)
     sizes = {"TILE_CHUNKS": chunks["TILE_CHUNKS"], "TILE": TILE, "num_warps": 8}
-    cut_kernel[(num_rows,)](masses, *cuts, *candidates, *last, vocab, num_chunks, **sizes)
+    cut_kernel[(num_rows,)](masses, *of_rows, *candidates, *last, vocab, num_chunks, **sizes)
     scores_kernel[grid](logits, best, *of_rows, seeds, weights, *last, scores, *of_logits, **chunks)
     best_kernel[(num_rows,)](
         best, scores, token_ids, are_finite, num_chunks, TILE_CHUNKS=chunks["TILE_CHUNKS"], num_warps=1

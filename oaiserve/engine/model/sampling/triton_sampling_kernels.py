@@ -3,21 +3,26 @@
 A *weight* is a token's probability divided by that of the likeliest token, so it is in [0, 1]. The bits of non-negative
 floats are ordered as the floats are. So a threshold is searched for bit by bit, and no row is sorted.
 
-The alignment of the parameters depends on the number of rows. Kernels are not specialised on it, so that no kernel is
-compiled again for another number.
+`parameters` has a row of `width` numbers for each of DRAW_COLUMNS. Its alignment and its width depend on the number of
+rows. Kernels are not specialised on these, so that no kernel is compiled again for another number.
 """
 
 import triton
 import triton.language as tl
 
-from oaiserve.engine.sequences import noise as draws
+from oaiserve.engine.sequences import noise
+from oaiserve.engine.sequences.draw_rows import DRAW_COLUMNS
 
+TEMPERATURE = tl.constexpr(DRAW_COLUMNS.index("temperature"))
+MIN_P = tl.constexpr(DRAW_COLUMNS.index("min_p"))
+TOP_K = tl.constexpr(DRAW_COLUMNS.index("top_k"))
+TOP_P = tl.constexpr(DRAW_COLUMNS.index("top_p"))
 NUM_FLOORS = tl.constexpr(8)
 INFINITY_BITS = tl.constexpr(0x7F800000)
-FACTOR_1 = tl.constexpr(draws.FACTOR_1)
-FACTOR_2 = tl.constexpr(draws.FACTOR_2)
-LEFT_OUT_BITS = tl.constexpr(64 - draws.NOISE_BITS)
-TWICE = tl.constexpr(1 << draws.NOISE_BITS + 1)  # twice the number of values that the noise is made of
+FACTOR_1 = tl.constexpr(noise.FACTOR_1)
+FACTOR_2 = tl.constexpr(noise.FACTOR_2)
+LEFT_OUT_BITS = tl.constexpr(64 - noise.NOISE_BITS)
+TWICE = tl.constexpr(1 << noise.NOISE_BITS + 1)  # twice the number of values that the noise is made of
 
 
 @triton.jit
@@ -89,19 +94,25 @@ def _floors():
 
 
 @triton.jit
-def _is_cut(top_k, top_p, vocab):
+def _load_parameter(parameters, width, row, COLUMN: tl.constexpr):
+    """Return a parameter of a row, float32."""
+    return tl.load(parameters + COLUMN * width + row)
+
+
+@triton.jit
+def _is_cut(parameters, width, row, vocab):
     """Return whether top_k or top_p can exclude an id. A greedy draw, with a top_k of 1, needs no such search."""
+    top_k = _load_parameter(parameters, width, row, TOP_K)
+    top_p = _load_parameter(parameters, width, row, TOP_P)
     return (top_k != 1) & (((top_k > 0) & (top_k < vocab)) | (top_p < 1.0))
 
 
-@triton.jit(do_not_specialize_on_alignment=["temperatures", "min_ps", "top_ks", "top_ps"])
+@triton.jit(do_not_specialize=["width"], do_not_specialize_on_alignment=["parameters"])
 def weights_kernel(
     logits,
     best,  # int64 [R, num_chunks]
-    temperatures,
-    min_ps,
-    top_ks,  # float32; 0: all ids stay
-    top_ps,
+    parameters,
+    width,
     masses,  # float32 [R, num_chunks]
     weights,  # float32 [R, vocab]
     floor_counts,  # int32 [R, num_chunks, NUM_FLOORS]
@@ -117,14 +128,14 @@ def weights_kernel(
     """
     row = tl.program_id(0).to(tl.int64)
     chunk = tl.program_id(1)
-    if not _is_cut(tl.load(top_ks + row), tl.load(top_ps + row), vocab):
+    if not _is_cut(parameters, width, row, vocab):
         return
     num_chunks = tl.num_programs(1)
     token_id = chunk * CHUNK + tl.arange(0, CHUNK)
     logit = _logits(logits, row, stride, token_id, vocab)
     highest = _highest(best, row, num_chunks, TILE_CHUNKS)
-    x = tl.exp(_scaled(logit, highest, tl.load(temperatures + row)))
-    x = tl.where(x < tl.load(min_ps + row), 0.0, x)
+    x = tl.exp(_scaled(logit, highest, _load_parameter(parameters, width, row, TEMPERATURE)))
+    x = tl.where(x < _load_parameter(parameters, width, row, MIN_P), 0.0, x)
     place = row * num_chunks + chunk
     tl.store(masses + place, tl.sum(x, 0))
     tl.store(weights + row * vocab + token_id, x, mask=token_id < vocab)
@@ -134,14 +145,14 @@ def weights_kernel(
     tl.store(floor_masses + floor, tl.sum(tl.where(is_above, x[None, :], 0.0), 1))
 
 
-@triton.jit(do_not_specialize_on_alignment=["top_ks", "top_ps"])
+@triton.jit(do_not_specialize=["width"], do_not_specialize_on_alignment=["parameters"])
 def candidates_kernel(
     weights,
     masses,
     floor_counts,
     floor_masses,
-    top_ks,
-    top_ps,
+    parameters,
+    width,
     candidate_weights,  # float32 [R, vocab]
     candidate_ids,  # int32 [R, vocab]
     num_candidates,  # int32 [R]
@@ -157,10 +168,10 @@ def candidates_kernel(
     row = tl.program_id(0).to(tl.int64)
     chunk = tl.program_id(1)
     num_chunks = tl.num_programs(1)
-    top_k = tl.load(top_ks + row)
-    top_p = tl.load(top_ps + row)
-    if not _is_cut(top_k, top_p, vocab):
+    if not _is_cut(parameters, width, row, vocab):
         return
+    top_k = _load_parameter(parameters, width, row, TOP_K)
+    top_p = _load_parameter(parameters, width, row, TOP_P)
     chunks = tl.arange(0, TILE_CHUNKS)
     floors = tl.arange(0, NUM_FLOORS)
     place = (row * num_chunks + chunks[:, None]) * NUM_FLOORS + floors[None, :]
@@ -246,11 +257,11 @@ def _cut(
     return weight, count, mass + count * weight
 
 
-@triton.jit(do_not_specialize_on_alignment=["top_ks", "top_ps"])
+@triton.jit(do_not_specialize=["width"], do_not_specialize_on_alignment=["parameters"])
 def cut_kernel(
     masses,
-    top_ks,
-    top_ps,
+    parameters,
+    width,
     candidate_weights,
     candidate_ids,
     num_candidates,
@@ -266,10 +277,10 @@ def cut_kernel(
     Ids with a higher weight stay, and of those with the same weight the ones up to the last id.
     """
     row = tl.program_id(0).to(tl.int64)
-    top_k = tl.load(top_ks + row)
-    top_p = tl.load(top_ps + row)
-    if not _is_cut(top_k, top_p, vocab):
+    if not _is_cut(parameters, width, row, vocab):
         return
+    top_k = _load_parameter(parameters, width, row, TOP_K)
+    top_p = _load_parameter(parameters, width, row, TOP_P)
     weights = candidate_weights + row * vocab
     token_ids = candidate_ids + row * vocab
     num = tl.load(num_candidates + row)
@@ -312,7 +323,7 @@ def _mix32(x):
 
 @triton.jit
 def _noise(seed, token_id):
-    """Return `draws.noise` of ids, float32. Its bits are exactly those of `draws.noise_bits`."""
+    """Return `noise.noise` of ids, float32. Its bits are exactly those of `noise.noise_bits`."""
     first = (seed >> 32).to(tl.uint32)
     second = seed.to(tl.uint32)
     mixed = _mix32(token_id.to(tl.uint32))
@@ -329,14 +340,12 @@ def _noise(seed, token_id):
     return -tl.log(waited)
 
 
-@triton.jit(do_not_specialize_on_alignment=["temperatures", "min_ps", "top_ks", "top_ps", "seeds"])
+@triton.jit(do_not_specialize=["width"], do_not_specialize_on_alignment=["parameters", "seeds"])
 def scores_kernel(
     logits,
     best,
-    temperatures,
-    min_ps,
-    top_ks,
-    top_ps,
+    parameters,
+    width,
     seeds,  # int64 [R]
     weights,
     last_weights,
@@ -353,14 +362,14 @@ def scores_kernel(
     num_chunks = tl.num_programs(1)
     token_id = chunk * CHUNK + tl.arange(0, CHUNK)
     x = _logits(logits, row, stride, token_id, vocab)
-    top_k = tl.load(top_ks + row)
-    if top_k != 1:
-        x = _scaled(x, _highest(best, row, num_chunks, TILE_CHUNKS), tl.load(temperatures + row))
-        if _is_cut(top_k, tl.load(top_ps + row), vocab):
+    if _load_parameter(parameters, width, row, TOP_K) != 1:
+        temperature = _load_parameter(parameters, width, row, TEMPERATURE)
+        x = _scaled(x, _highest(best, row, num_chunks, TILE_CHUNKS), temperature)
+        if _is_cut(parameters, width, row, vocab):
             weight = tl.load(weights + row * vocab + token_id, mask=token_id < vocab, other=0.0)
             last_weight = tl.load(last_weights + row)
             stays = (weight > last_weight) | ((weight == last_weight) & (token_id <= tl.load(last_ids + row)))
         else:
-            stays = tl.exp(x) >= tl.load(min_ps + row)
+            stays = tl.exp(x) >= _load_parameter(parameters, width, row, MIN_P)
         x = tl.where(stays & (token_id < vocab), x + _noise(tl.load(seeds + row), token_id), float("-inf"))
     _store_best(scores, row, chunk, num_chunks, x, token_id)

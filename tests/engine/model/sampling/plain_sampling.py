@@ -2,8 +2,9 @@
 
 import torch
 
-from oaiserve.engine.model.sampling.draw_rows import DrawRow, SampledIds, numbers, seeds
+from oaiserve.engine.model.sampling.sampled_ids import SampledIds
 from oaiserve.engine.model.transfer import on_device
+from oaiserve.engine.sequences.draw_rows import DRAW_COLUMNS, DrawRow, parameters_of, seeds
 from oaiserve.engine.sequences.noise import FACTOR_1, FACTOR_2, NOISE_BITS
 
 _MASK32 = (1 << 32) - 1
@@ -11,19 +12,20 @@ _MASK32 = (1 << 32) - 1
 
 def sample_ids(logits: torch.Tensor, rows: list[DrawRow]) -> SampledIds:
     """Draw an id from each row of `logits` [R, vocab]."""
-    parameters = on_device(numbers(rows), logits.device, torch.float32)
+    parameters = on_device(parameters_of(rows), logits.device, torch.float32)
     return draw(logits, parameters, on_device(seeds(rows), logits.device))
 
 
 def draw(logits: torch.Tensor, parameters: torch.Tensor, seeds: torch.Tensor) -> SampledIds:
-    """Draw an id from each row of `logits` [R, vocab]. `parameters` float32 [4, R] and `seeds` int64 [R] are those of
-    the rows, see `draw_rows`."""
+    """Draw an id from each row of `logits` [R, vocab]. `parameters` float32 [columns, R] and `seeds` int64 [R]
+    are those of the rows, see `draw_rows`."""
     logits = logits.double()
-    temperatures, min_ps, top_ks, top_ps = parameters.double()[:, :, None]
+    rows = dict(zip(DRAW_COLUMNS, parameters.double()[:, :, None], strict=True))
+    top_ks = rows["top_k"]
     highest = logits.amax(dim=-1, keepdim=True)
-    scaled = (logits - highest) / temperatures
-    scaled = scaled.masked_fill(scaled < min_ps.log(), -torch.inf)
-    scaled = scaled.masked_fill(~_stays(scaled, top_ks, top_ps), -torch.inf)
+    scaled = (logits - highest) / rows["temperature"]
+    scaled = scaled.masked_fill(scaled < rows["min_p"].log(), -torch.inf)
+    scaled = scaled.masked_fill(~_stays(scaled, top_ks, rows["top_p"]), -torch.inf)
     scores = scaled + _noise(seeds[:, None], logits.shape[-1])
     return torch.where(top_ks == 1, logits, scores).argmax(dim=-1), highest.isfinite()[:, 0]
 
@@ -39,7 +41,7 @@ def _stays(scaled: torch.Tensor, top_ks: torch.Tensor, top_ps: torch.Tensor) -> 
 
 
 def _noise(seeds: torch.Tensor, vocab: int) -> torch.Tensor:
-    """Return `draws.noise` of all ids for each of the seeds int64 [R, 1]: float64 [R, vocab]."""
+    """Return `noise.noise` of all ids for each of the seeds int64 [R, 1]: float64 [R, vocab]."""
     first = seeds >> 32 & _MASK32
     second = seeds & _MASK32
     mixed = _mix32(torch.arange(vocab, device=seeds.device))
@@ -52,7 +54,7 @@ def _noise(seeds: torch.Tensor, vocab: int) -> torch.Tensor:
 
 
 def _mix32(x: torch.Tensor) -> torch.Tensor:
-    """Return `draws.mix32` of each number, which is the lower half of an int64."""
+    """Return `noise.mix32` of each number, which is the lower half of an int64."""
     x = x ^ x >> 16
     x = x * FACTOR_1 & _MASK32
     x = x ^ x >> 15

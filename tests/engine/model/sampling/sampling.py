@@ -5,9 +5,10 @@ from collections.abc import Sequence as Sequenced
 
 import torch
 
-from oaiserve.engine.model.sampling.draw_rows import GREEDY_BELOW, DrawRow, SampleIds, draw_row
+from oaiserve.engine.model.sampling.sampled_ids import SampleIds
 from oaiserve.engine.model.sampling.sampler import Sampled, Sampling
 from oaiserve.engine.request import SamplingParams
+from oaiserve.engine.sequences.draw_rows import GREEDY_BELOW, DrawRow, draw_row
 from oaiserve.engine.sequences.masks import fill_masks
 from oaiserve.engine.sequences.sequence import Sequence
 from oaiserve.engine.sequences.step import Chunk, Masks

@@ -22,8 +22,8 @@ from transformers import (
 )
 
 from oaiserve.engine.model.sampling import numpy_sampling
-from oaiserve.engine.model.sampling.draw_rows import GREEDY, DrawRow
 from oaiserve.engine.model.sampling.sampler import Sampling
+from oaiserve.engine.sequences.draw_rows import GREEDY, DrawRow
 from oaiserve.engine.sequences.noise import draw_key, noise, noise_seed
 from tests.engine.model.sampling import plain_sampling
 from tests.engine.model.sampling.sampling import last_chunks, plain_distribution
@@ -41,8 +41,7 @@ def torch_threads(count: int) -> Iterator[None]:
 
 
 def draw_row(seed: int = 0, **asked: float) -> DrawRow:
-    numbers = {"temperature": 1.0, "min_p": 0.0, "top_k": 0.0, "top_p": 1.0, **asked}
-    return DrawRow(**{name: float(np.float32(number)) for name, number in numbers.items()}, seed=seed)
+    return DrawRow(**{name: float(np.float32(number)) for name, number in asked.items()}, seed=seed)
 
 
 def random_logits(*shape: int, seed: int = 0) -> torch.Tensor:

@@ -11,10 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from oaiserve.engine.model.sampling import logit_edits, numpy_sampling
-from oaiserve.engine.model.sampling.draw_rows import DrawRow, SampledIds, SampleIds
 from oaiserve.engine.model.sampling.logit_edits import apply_masks_in_torch, apply_masks_on_cpu, edit_logits
+from oaiserve.engine.model.sampling.sampled_ids import SampledIds, SampleIds
 from oaiserve.engine.model.sampling.sampler import Sampled
 from oaiserve.engine.request import SamplingParams
+from oaiserve.engine.sequences.draw_rows import DrawRow
 from oaiserve.engine.sequences.noise import noise, noise_seed
 from oaiserve.engine.sequences.sequence import Sequence
 from tests.engine.grammars.plain import OneOf, constraint

@@ -19,7 +19,8 @@ from oaiserve.engine.executors.cuda.step_sizes import Size
 from oaiserve.engine.executors.reference.products import Products
 from oaiserve.engine.model.attention import Scoring
 from oaiserve.engine.model.batch import Batch
-from oaiserve.engine.model.sampling.draw_rows import DrawRow, SampledIds
+from oaiserve.engine.model.sampling.sampled_ids import SampledIds
+from oaiserve.engine.sequences.draw_rows import DrawRow
 from oaiserve.engine.start.described import Described, describe_model
 from oaiserve.engine.start.gpu import comparison
 from oaiserve.engine.start.gpu.comparison import difference_from_plain
