@@ -25,6 +25,7 @@ from oaiserve.config import EngineOptions
 from oaiserve.engine.decoder.description import NotKnown
 from oaiserve.engine.decoder.settings import table
 from oaiserve.engine.engine import Engine
+from oaiserve.engine.engine_parts import EngineParts
 from oaiserve.engine.executors.fallback import FallbackExecutor
 from oaiserve.engine.executors.native.native import NativeDecoder
 from oaiserve.engine.executors.reference.executor import ReferenceExecutor
@@ -146,7 +147,7 @@ def answers(path: Path, options: EngineOptions) -> tuple[list[list[int]], str]:
     served = start_model(path, options, StartTimes(), lambda: None)
     assert isinstance(served.runner, ModelRunner)
     executor = EXECUTORS[type(served.runner._executor)]
-    with Engine(served, options) as engine:
+    with Engine(EngineParts.of(served, options)) as engine:
         params = SamplingParams(max_tokens=NUM_TOKENS, temperature=0.0, ignore_eos=True)
         return [completion.token_ids for completion in engine.generate(PROMPTS, params)], executor
 

@@ -9,23 +9,19 @@ engine.stop()
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
-from time import process_time_ns
 from types import TracebackType
 from typing import Any, TypeVar
 
 from oaiserve.config import EngineOptions
-from oaiserve.engine.accounts.costs import Rates
-from oaiserve.engine.accounts.energy import Energy
-from oaiserve.engine.accounts.machine_time import MachineTime, throttling_file
 from oaiserve.engine.adapters import ServedAdapter
 from oaiserve.engine.disk_tier import DiskTier
-from oaiserve.engine.drafting.drafts import Drafts
+from oaiserve.engine.engine_parts import EngineParts
 from oaiserve.engine.grammars.grammar import Grammars
 from oaiserve.engine.loop import EngineLoop
 from oaiserve.engine.replica_reports import Reports
@@ -43,26 +39,21 @@ from oaiserve.engine.request import (
     TokenPrompt,
 )
 from oaiserve.engine.requests.commands import Abort, DropAdapter, Stop, Submitted
-from oaiserve.engine.requests.open_request import Bounds
 from oaiserve.engine.requests.open_rows import OpenRows
 from oaiserve.engine.sampling_rule import SamplingRule
-from oaiserve.engine.scheduling.limits import Limits
 from oaiserve.engine.scheduling.pacing import StepTime
 from oaiserve.engine.scheduling.policy import POLICIES
 from oaiserve.engine.scheduling.scheduler import Scheduler
 from oaiserve.engine.sequences.blocks import BlockPool, StatePool
-from oaiserve.engine.served_model import ServedModel
 from oaiserve.engine.start.plan import start_model
 from oaiserve.engine.text.tokenizer import Tokenizer
-from oaiserve.engine.tokenize import REST, TokenizeStage
+from oaiserve.engine.tokenize import REST, Post, TokenizeStage
 from oaiserve.errors import InvalidRequest, NotFound, Overloaded, Unavailable
 from oaiserve.explain.step_cost import StepCost
-from oaiserve.explain.step_cost_fit import Run
 from oaiserve.facts.engine_numbers import EngineNumbers
 from oaiserve.facts.open_row import MOST_SHOWN, OpenRow
 from oaiserve.facts.record import HostPart, StepRecord
 from oaiserve.facts.start_times import StartTimes
-from oaiserve.facts.times import monotonic_ns
 from oaiserve.http.fair_turns import Work
 from oaiserve.http.shared_limit import SharedLimit
 from oaiserve.wire.report import ReplicaReport
@@ -80,123 +71,40 @@ class Engine:
     requests.
     """
 
-    def __init__(
-        self,
-        model: ServedModel,
-        options: EngineOptions | None = None,
-        *,
-        machine: MachineTime | None = None,
-        cores_ns: Callable[[], int] = process_time_ns,
-        energy: Energy | None = None,
-        learn: Run | None = None,
-        drafter: Drafts | None = None,
-        clock_ns: Callable[[], int] = monotonic_ns,
-    ) -> None:
-        """Make an engine, not started yet. All but the first two are for tests; `EngineLoop` says what they do."""
-        options = options or EngineOptions()
+    def __init__(self, parts: EngineParts) -> None:
+        """Make an engine, not started yet."""
+        model = parts.model
         self.tokenizer = model.tokenizer
         self.pooling = model.pooling
         self.media = frozenset() if model.media is None else model.media.kinds
         self.adapters = model.adapters
         self.path = model.path
-        self.kv_bytes = model.num_blocks * model.block_bytes
         self.max_model_len = model.max_model_len
         self.vocab_size = model.vocab_size
         self.default_params = dict(model.default_params)
-        self.is_on_cpu = model.device == "cpu"
-        self.model_info = {  # for telemetry
-            "dtype": model.dtype,
-            "device": model.device,
-            "max_model_len": str(model.max_model_len),
-            "block_size": str(options.block_size),
-            "kv_blocks": str(model.num_blocks),
-        }
-        self.energy = energy or Energy.found()  # Something must read it once a second.
-        limits = Limits(
-            max_running=min(options.max_running, model.num_states or options.max_running),
-            max_step_tokens=options.step_tokens(model.max_step_tokens_default),
-            prefill_max_requests=options.prefill_max_requests,
-        )
-        # A state cannot go back to the tokens before a draft that has not come true.
-        is_drafting = options.drafts == "lookup" or (options.drafts == "auto" and self.is_on_cpu)
-        has_drafts = is_drafting and not model.num_states
-        if drafter is None and has_drafts and model.pooling is None:
-            drafter = Drafts(only_if_exact=options.drafts == "auto")
-        self._has_drafts = has_drafts
-        self._runner = model.runner
-        self._features = model.features
-        self.capacity = {  # recordings have it, too, so that a replay has the same limits
-            "drafts": has_drafts,
-            "block_size": options.block_size,
-            "kv_blocks": model.num_blocks,
-            "max_model_len": model.max_model_len,
-            "max_running": limits.max_running,
-            "max_step_tokens": limits.max_step_tokens,
-        }
-        self._max_waiting = options.max_waiting
-        self._waiting = SharedLimit(options.max_waiting)  # choices, and other work for the tokenizer
-        self._body_bytes = SharedLimit(MAX_MEDIA_BYTES if model.media else MAX_BODY_BYTES)
-        self._clock_ns = clock_ns
-        self._cores_ns = cores_ns
+        self.energy = parts.energy
+        self._parts = parts
+        self._clock_ns = parts.clock_ns
+        self._max_waiting = parts.options.max_waiting
         self._is_draining = False
-        pool = BlockPool(model.num_blocks, options.block_size)
+        self._waiting = SharedLimit(self._max_waiting)  # choices, and other work for the tokenizer
+        self._body_bytes = SharedLimit(MAX_MEDIA_BYTES if model.media else MAX_BODY_BYTES)
+        pool = BlockPool(model.num_blocks, parts.options.block_size)
         self._disk = model.kept_blocks and DiskTier(model.kept_blocks, pool, lambda read: self._loop.post(read))
-        step_time: StepTime | None = None
-        if options.explain:  # otherwise the cost of steps isn't fitted
-            step_time = StepTime(lambda: self.step_cost, limits.max_step_tokens, options.itl_target_seconds)
-        scheduler = Scheduler(
-            pool,
-            limits,
-            policy=POLICIES[options.policy],
-            prefix_cache=options.prefix_cache and model.pooling is None,
-            states=StatePool(model.num_states) if model.num_states else None,
-            disk=self._disk,
-            step_time=step_time,
-        )
-        bounds = Bounds(
-            max_model_len=model.max_model_len,
-            queue_timeout_seconds=options.queue_timeout_seconds,
-            request_timeout_seconds=options.request_timeout_seconds,
-            **_default_limits(options, self.default_params),
-        )
         self._loop = EngineLoop(
-            model,
-            scheduler,
-            bounds,
+            parts,
+            _scheduler(parts, pool, self._disk, lambda: self.step_cost),
             waiting=self._waiting,
-            clock_ns=clock_ns,
             stop_tokenizing=lambda request_id: self._tokenize.abort(request_id),
             give_back_later=lambda: self._tokenize.give_back_later(),
-            # What a draft follows must be known before the step is launched.
-            overlap=options.overlap and model.runner.is_asynchronous and not has_drafts,
-            drafts=drafter,
-            machine=(machine or MachineTime(throttling=throttling_file())) if options.explain else None,
-            cores_ns=cores_ns,
-            rates=Rates(model.block_bytes, model.weight_bytes, options.cost_per_hour, self.energy),
-            learn=learn,
-            hang_seconds=options.hang_seconds,
-            exit_on_hang=options.exit_on_hang,
         )
-        grammars = model.grammars or Grammars(
-            model.tokenizer.backend, vocab_size=model.vocab_size, eos_token_ids=model.eos_token_ids
-        )
-        self._tokenize = TokenizeStage(
-            model.tokenizer,
-            grammars.compile,
-            self._loop.post if self._loop.phases is None else self._loop.phases.watch(self._loop.post),
-            num_workers=options.tokenize_workers,
-            # Encoding keeps no lock, but a core, and streams that decode would notice.
-            encode_rest=REST if self.is_on_cpu and model.pooling is None else 0.0,
-            max_model_len=model.max_model_len,
-            vocab_size=model.vocab_size,
-            clock=clock_ns,
-            media=None if model.media is None else model.media.reader,
-        )
+        phases = self._loop.phases
+        self._tokenize = _tokenize_stage(parts, self._loop.post if phases is None else phases.watch(self._loop.post))
         self._reports = Reports(
             self.snapshot,
             self._loop.requests.computed_prompts,
             is_cached=lambda block_hash: pool.find(block_hash) is not None,
-            clock_ns=clock_ns,
+            clock_ns=parts.clock_ns,
         )
 
     @classmethod
@@ -221,17 +129,51 @@ class Engine:
         served = start_model(model, options, times or StartTimes(), meanwhile)
         if rules is not None:
             served = replace(served, rules=rules(served.tokenizer))
-        return cls(served, options)
+        return cls(EngineParts.of(served, options))
+
+    @property
+    def is_on_cpu(self) -> bool:
+        return self._parts.model.device == "cpu"
+
+    @property
+    def kv_bytes(self) -> int:
+        """Return the size of the KV cache."""
+        return self._parts.model.num_blocks * self._parts.model.block_bytes
+
+    @property
+    def model_info(self) -> dict[str, str]:
+        """Return the labels that telemetry shows for the model."""
+        model = self._parts.model
+        return {
+            "dtype": model.dtype,
+            "device": model.device,
+            "max_model_len": str(model.max_model_len),
+            "block_size": str(self._parts.options.block_size),
+            "kv_blocks": str(model.num_blocks),
+        }
+
+    @property
+    def capacity(self) -> dict[str, int]:
+        """Return the limits of steps, which recordings have, too, so that a replay has the same ones."""
+        parts = self._parts
+        return {
+            "drafts": parts.has_drafts,
+            "block_size": parts.options.block_size,
+            "kv_blocks": parts.model.num_blocks,
+            "max_model_len": parts.model.max_model_len,
+            "max_running": parts.limits.max_running,
+            "max_step_tokens": parts.limits.max_step_tokens,
+        }
 
     @property
     def features(self) -> dict[str, str]:
         """Return the faster ways to compute, and what else a start decides, each with why it is off; empty if on."""
-        features = dict(self._features)
-        if self._runner.is_exact:
+        features = dict(self._parts.model.features)
+        if self._parts.model.runner.is_exact:
             features["exact"] = ""
         else:
             features["exact"] = "a token's logits depend on the rows of its step"
-        if self._has_drafts:
+        if self._parts.has_drafts:
             features["drafts"] = ""
         else:
             features["drafts"] = "the model keeps states, or --drafts does not ask for them"
@@ -285,7 +227,7 @@ class Engine:
         """Return the engine's numbers after the last step, and without work those of now. This costs the engine thread
         nothing."""
         now_ns = self._clock_ns()  # before the snapshot, so that the idle time of a later call is never less
-        cores_ns = self._cores_ns()
+        cores_ns = self._parts.cores_ns()
         snapshot = self._loop.snapshot
         host_ns = dict(snapshot.host_ns)
         idle_ns = 0
@@ -486,12 +428,39 @@ class Engine:
 _generate_ids = itertools.count()
 
 
-def _default_limits(options: EngineOptions, params: Mapping[str, float | int]) -> dict[str, int]:
-    """Return the limits of answers whose requests set none: the operator's, or else the model's."""
-    if options.default_max_tokens is not None:
-        return {"default_max_tokens": options.default_max_tokens}
-    if "max_new_tokens" in params:  # as in transformers, it beats max_length
-        return {"default_max_tokens": int(params["max_new_tokens"])}
-    if "max_length" in params:
-        return {"default_max_length": int(params["max_length"])}
-    return {}
+def _scheduler(
+    parts: EngineParts, pool: BlockPool, disk: DiskTier | None, step_cost: Callable[[], StepCost | None]
+) -> Scheduler:
+    model = parts.model
+    options = parts.options
+    step_time: StepTime | None = None
+    if options.explain:  # otherwise the cost of steps isn't fitted
+        step_time = StepTime(step_cost, parts.limits.max_step_tokens, options.itl_target_seconds)
+    return Scheduler(
+        pool,
+        parts.limits,
+        policy=POLICIES[options.policy],
+        prefix_cache=options.prefix_cache and model.pooling is None,
+        states=StatePool(model.num_states) if model.num_states else None,
+        disk=disk,
+        step_time=step_time,
+    )
+
+
+def _tokenize_stage(parts: EngineParts, post: Post) -> TokenizeStage:
+    model = parts.model
+    grammars = model.grammars or Grammars(
+        model.tokenizer.backend, vocab_size=model.vocab_size, eos_token_ids=model.eos_token_ids
+    )
+    return TokenizeStage(
+        model.tokenizer,
+        grammars.compile,
+        post,
+        num_workers=parts.options.tokenize_workers,
+        # Encoding keeps no lock, but a core, and streams that decode would notice.
+        encode_rest=REST if model.device == "cpu" and model.pooling is None else 0.0,
+        max_model_len=model.max_model_len,
+        vocab_size=model.vocab_size,
+        clock=parts.clock_ns,
+        media=None if model.media is None else model.media.reader,
+    )

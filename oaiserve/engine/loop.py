@@ -14,27 +14,23 @@ from queue import Empty, SimpleQueue
 from threading import Event, Thread
 from typing import TYPE_CHECKING
 
-from oaiserve.engine.accounts.costs import Rates
 from oaiserve.engine.accounts.host_time import HostTime
-from oaiserve.engine.accounts.machine_time import MachineTime
 from oaiserve.engine.accounts.shares import Shares
 from oaiserve.engine.accounts.step_account import RequestNotes, StepAccount
 from oaiserve.engine.accounts.step_causes import StepCauses
 from oaiserve.engine.disk_tier import BlocksRead
-from oaiserve.engine.drafting.drafts import Drafts
 from oaiserve.engine.encoder import Encoder
+from oaiserve.engine.engine_parts import EngineParts
 from oaiserve.engine.request import Failed, Request, Usage
 from oaiserve.engine.requests.commands import Abort, Command, DropAdapter, Stop, Submitted
-from oaiserve.engine.requests.open_request import Bounds
 from oaiserve.engine.requests.open_requests import OpenRequests
 from oaiserve.engine.scheduling.scheduler import Scheduler
 from oaiserve.engine.sequences.step import OutOfMemory
-from oaiserve.engine.served_model import ServedModel
 from oaiserve.engine.stepper import Stepper
 from oaiserve.engine.tokenize import GrammarCompiled, Tokenized, TokenizeFailed, TokenizeStarted
 from oaiserve.engine.watchdog import Watchdog
 from oaiserve.errors import AdapterUnloaded, APIError, InternalError, Unavailable
-from oaiserve.explain.step_cost_fit import FitThread, Run, StepCostFit
+from oaiserve.explain.step_cost_fit import FitThread, StepCostFit
 from oaiserve.facts.record import EngineAccount, HostPart
 from oaiserve.facts.times import RequestTimes
 from oaiserve.http.shared_limit import SharedLimit
@@ -48,36 +44,23 @@ log = logging.getLogger(__name__)
 class EngineLoop:
     def __init__(
         self,
-        model: ServedModel,
+        parts: EngineParts,
         scheduler: Scheduler,
-        bounds: Bounds,
         *,
         waiting: SharedLimit,
-        clock_ns: Callable[[], int],
         stop_tokenizing: Callable[[str], None],
         give_back_later: Callable[[], None],
-        overlap: bool,
-        drafts: Drafts | None,
-        machine: MachineTime | None,
-        cores_ns: Callable[[], int],
-        rates: Rates,
-        learn: Run | None,
-        hang_seconds: float,
-        exit_on_hang: bool,
     ) -> None:
-        """Make the loop. With the `machine`, the time of requests in steps is divided into its causes, and `cores_ns`,
-        the time of cores that the process has used, among requests. `learn` runs the
-        fits of what steps cost; by default, a thread of their own does. `give_back_later` is called when much memory
-        has been freed."""
+        """Make the loop. `waiting` and `stop_tokenizing` are those of `OpenRequests`. `give_back_later` is called when
+        much memory has been freed."""
+        model = parts.model
+        options = parts.options
+        clock_ns = parts.clock_ns
+        self._model = model
         self._scheduler = scheduler
-        self._runner = model.runner
-        self._adapters = model.adapters
         self._give_back_later = give_back_later
         self._clock_ns = clock_ns
         self._inbox: SimpleQueue[Command] = SimpleQueue()
-        self._warm_up = model.warm_up
-        self._failed = model.failed
-        self._block_bytes = model.block_bytes
         self._is_warm = Event()
         self._thread = Thread(target=self._run, name="engine", daemon=True)
         # owned by the engine thread
@@ -95,24 +78,24 @@ class EngineLoop:
             new_notes = partial(RangedNotes, self.phases)
         self._fits = FitThread()
         self.causes = None
-        if machine is not None:
-            time_fit, cores_fit = (StepCostFit(learn or self._fits.run) for _ in range(2))
-            self.causes = StepCauses(machine, time_fit, Shares(cores_ns(), cores_fit))
+        if parts.machine is not None:
+            time_fit, cores_fit = (StepCostFit(parts.learn or self._fits.run) for _ in range(2))
+            self.causes = StepCauses(parts.machine, time_fit, Shares(parts.cores_ns(), cores_fit))
         causes = self.causes
         cost = (lambda: None) if causes is None else (lambda: causes.cost)
-        self.watchdog = Watchdog(self._host, cost, hang_seconds, exits=exit_on_hang)
-        self._account = StepAccount(self._host, self.causes, cores_ns)
+        self.watchdog = Watchdog(self._host, cost, options.hang_seconds, exits=options.exit_on_hang)
+        self._account = StepAccount(self._host, self.causes, parts.cores_ns)
         self.arriving: dict[str, Submitted] = {}  # requests in the inbox; written and read by any thread
         # written by the engine thread, read by any thread
         self.requests = OpenRequests(
             model,
             scheduler,
             self._account.numbers,
-            bounds,
+            parts.bounds,
             waiting=waiting,
             clock_ns=clock_ns,
             stop_tokenizing=stop_tokenizing,
-            rates=rates,
+            rates=parts.rates,
             causes=self.causes,
             note_end=self.phases.leave if self.phases is not None else lambda request_id: None,
             new_notes=new_notes,
@@ -124,8 +107,8 @@ class EngineLoop:
             self._account,
             self._host,
             self._hand_over,
-            overlap=overlap,
-            drafts=drafts,
+            overlap=parts.overlap,
+            drafts=parts.drafts,
         )
         self._encoder: Encoder | None = None
         if model.media is not None:
@@ -163,7 +146,7 @@ class EngineLoop:
 
     def _run(self) -> None:
         try:
-            self._warm_up()
+            self._model.warm_up()
             if self.causes is not None:
                 self.causes.begin()
             self._is_warm.set()
@@ -172,7 +155,7 @@ class EngineLoop:
         except BaseException as error:  # a panic in Rust code is no Exception
             log.exception("The engine has stopped")
             self.failure = error
-            self._failed(error)
+            self._model.failed(error)
         finally:
             try:
                 self._close()
@@ -234,7 +217,7 @@ class EngineLoop:
             match command:
                 case Submitted(request=request):
                     self._submitted(command)
-                    if request.adapter and not self._adapters.holds(request.adapter):
+                    if request.adapter and not self._model.adapters.holds(request.adapter):
                         message = "The adapter that 'model' names has just been unloaded."
                         self.requests.fail(request.request_id, AdapterUnloaded(message, param="model"))
                 case TokenizeStarted():
@@ -270,7 +253,7 @@ class EngineLoop:
         unused = [number for number in self._dropping if not self.requests.has_adapter(number)]
         for number in unused:
             self._dropping.remove(number)
-            self._adapters.drop(number)
+            self._model.adapters.drop(number)
             self._give_back_later()
 
     def _wait_for_command(self) -> Command:
@@ -299,7 +282,7 @@ class EngineLoop:
         numbers = self._account.numbers
         numbers.num_waiting_tokens = requests.num_waiting_tokens
         numbers.drain_rate = requests.drain_rate.per_second
-        numbers.kv_byte_ns = self._scheduler.pool.used_ns * self._block_bytes
+        numbers.kv_byte_ns = self._scheduler.pool.used_ns * self._model.block_bytes
         if self.causes is not None:
             self.causes.shares.show(numbers)
         numbers.num_out_of_memory = self._stepper.num_out_of_memory

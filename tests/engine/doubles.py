@@ -18,6 +18,7 @@ from transformers import PreTrainedTokenizerFast
 from oaiserve.config import EngineOptions
 from oaiserve.engine.accounts.machine_time import MachineTime
 from oaiserve.engine.engine import Engine
+from oaiserve.engine.engine_parts import EngineParts
 from oaiserve.engine.request import (
     TERMINAL,
     Event,
@@ -296,8 +297,8 @@ def make_engine(
         "eos_token_ids": frozenset([EOS]),
     }
     engine_options = EngineOptions(**{**of_engine, **options})
-    of_test = {"machine": machine, "cores_ns": cores_ns, "learn": at_once, "drafter": drafter, "clock_ns": clock_ns}
-    return kind(ServedModel(**{**model, **of_model}), engine_options, **of_test)
+    of_test = {"machine": machine, "cores_ns": cores_ns, "learn": at_once, "drafts": drafter, "clock_ns": clock_ns}
+    return kind(EngineParts.of(ServedModel(**{**model, **of_model}), engine_options, **of_test))
 
 
 @contextmanager

@@ -11,6 +11,7 @@ from typing import Any
 
 from oaiserve.config import EngineOptions
 from oaiserve.engine.engine import Engine
+from oaiserve.engine.engine_parts import EngineParts
 from oaiserve.engine.executors.cuda.executor import CudaExecutor
 from oaiserve.engine.executors.cuda.step_graphs import StepGraphs
 from oaiserve.engine.model.memory import longest_request
@@ -35,7 +36,7 @@ def running(model: Described, target: Target, **settings: Any) -> Iterator[Engin
         return
     options = EngineOptions(**settings)
     tokenizer = Tokenizer(byte_tokenizer(model.spec.vocab_size))
-    with Engine(assemble(started(model, options), tokenizer, options), options) as engine:
+    with Engine(EngineParts.of(assemble(started(model, options), tokenizer, options), options)) as engine:
         yield engine
 
 

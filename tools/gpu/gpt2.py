@@ -20,6 +20,7 @@ from loadtest.measure import parse_slos
 from loadtest.prompts import Workload
 from oaiserve.config import EngineOptions
 from oaiserve.engine.engine import Engine
+from oaiserve.engine.engine_parts import EngineParts
 from oaiserve.engine.start.started import Started, assemble
 from oaiserve.engine.text.tokenizer import Tokenizer
 from tests.models.decoders import byte_tokenizer, real_shape
@@ -99,7 +100,7 @@ def measured(made: Started, options: EngineOptions, load: Load, target: Target) 
         arrivals = Arrivals(arrival="constant", rate=1000 / load.interval_ms)
     with (
         tempfile.TemporaryDirectory() as folder,
-        Engine(assemble(made, Tokenizer(byte_tokenizer(vocab_size)), options), options) as engine,
+        Engine(EngineParts.of(assemble(made, Tokenizer(byte_tokenizer(vocab_size)), options), options)) as engine,
     ):
         texts = Path(folder) / "texts.jsonl"
         write_texts(texts, load)

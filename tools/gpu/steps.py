@@ -19,6 +19,7 @@ import torch
 from loadtest.intervals import percentile
 from oaiserve.config import EngineOptions
 from oaiserve.engine.engine import Engine
+from oaiserve.engine.engine_parts import EngineParts
 from oaiserve.engine.executors.runner import ModelRunner
 from oaiserve.engine.sequences.step import Step
 from oaiserve.engine.start.started import Started, assemble
@@ -139,7 +140,7 @@ def decodes(
     with ExitStack() as stack:
         with target.starting():
             served = assemble(made, Tokenizer(byte_tokenizer(vocab_size)), options)
-            engine = stack.enter_context(Engine(served, options))
+            engine = stack.enter_context(Engine(EngineParts.of(served, options)))
             complete(engine, random_prompts(2, prompt_len, vocab_size), 4)
         for batch in sizes.batches:
             with target.turn():

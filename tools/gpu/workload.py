@@ -17,6 +17,7 @@ from oaiserve.checkpoints.source import find_model
 from oaiserve.config import EngineOptions
 from oaiserve.engine.decoder.spec import ModelSpec
 from oaiserve.engine.engine import Engine
+from oaiserve.engine.engine_parts import EngineParts
 from oaiserve.engine.executors.cuda.kernels import Kernels
 from oaiserve.engine.model.memory import cpu_sizes
 from oaiserve.engine.request import SamplingParams
@@ -134,7 +135,7 @@ def running_engine(model: Described | Files, target: Target | None = None, **set
     has dropped it, too."""
     options = EngineOptions(**settings)
     tokenizer = Tokenizer(byte_tokenizer(model.spec.vocab_size))
-    with Engine(assemble(started(model, options, target), tokenizer, options), options) as engine:
+    with Engine(EngineParts.of(assemble(started(model, options, target), tokenizer, options), options)) as engine:
         yield engine
     del engine
     release()

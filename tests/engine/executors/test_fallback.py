@@ -10,6 +10,7 @@ from transformers import PreTrainedModel
 
 from oaiserve.config import EngineOptions
 from oaiserve.engine.engine import Engine
+from oaiserve.engine.engine_parts import EngineParts
 from oaiserve.engine.executors.fallback import CachedForward, FallbackExecutor
 from oaiserve.engine.executors.runner import ModelRunner
 from oaiserve.engine.model.batch import BatchMedia, build_batch
@@ -139,7 +140,9 @@ def engine_of(name: str, eos: int | None = None, **options: Any) -> Engine:
     chosen = EngineOptions(**{"block_size": 4, "max_running": 8, "max_model_len": 96, "cpu_threads": 1, **options})
     started = start_fallback(model_of(name), chosen, name)
     served = assemble(started, Tokenizer(byte_tokenizer()), chosen)
-    return Engine(served if eos is None else replace(served, eos_token_ids=frozenset([eos])), chosen)
+    if eos is not None:
+        served = replace(served, eos_token_ids=frozenset([eos]))
+    return Engine(EngineParts.of(served, chosen))
 
 
 @pytest.mark.parametrize("name", TYPES)

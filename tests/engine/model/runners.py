@@ -6,6 +6,7 @@ from oaiserve.config import EngineOptions
 from oaiserve.engine.adapters import AdapterTable
 from oaiserve.engine.decoder.spec import ModelSpec
 from oaiserve.engine.engine import Engine
+from oaiserve.engine.engine_parts import EngineParts
 from oaiserve.engine.executors.cuda.executor import CudaExecutor, CudaWeights
 from oaiserve.engine.executors.cuda.kernels import Kernels
 from oaiserve.engine.executors.reference.executor import ReferenceExecutor
@@ -73,7 +74,7 @@ def make_engine(
     **options: Any,
 ) -> Engine:
     """Return an engine whose tokenizer has a token for each byte, and whose blocks have 16 tokens by default."""
-    return Engine(
+    parts = EngineParts.of(
         ServedModel(
             tokenizer=Tokenizer(byte_tokenizer()),
             runner=runner,
@@ -85,8 +86,9 @@ def make_engine(
             adapters=adapters or AdapterTable(),
         ),
         EngineOptions(**{"block_size": BLOCK_SIZE, **options}),
-        drafter=drafter,
+        drafts=drafter,
     )
+    return Engine(parts)
 
 
 def greedy(num_tokens: int, **params: Any) -> SamplingParams:

@@ -10,6 +10,7 @@ from transformers import AutoConfig, PreTrainedConfig
 from oaiserve.checkpoints.source import ModelSource, find_model
 from oaiserve.config import EngineOptions
 from oaiserve.engine.engine import Engine
+from oaiserve.engine.engine_parts import EngineParts
 from oaiserve.engine.executors.fallback import CachedForward, NoCache
 from oaiserve.engine.model.model_config import refuse_unless_computable
 from oaiserve.engine.start.measure import Measured, measure
@@ -93,7 +94,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def started(source: ModelSource, **options: Any) -> Engine:
     chosen = EngineOptions(**OPTIONS | options)
-    return Engine(Fallback().start(StartRequest(source, chosen)), chosen)
+    return Engine(EngineParts.of(Fallback().start(StartRequest(source, chosen)), chosen))
 
 
 def test_a_folder_is_served_with_prefix_cache_and_without_drafts(folder: Path) -> None:

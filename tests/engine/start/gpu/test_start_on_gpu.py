@@ -19,6 +19,7 @@ from oaiserve.checkpoints.source import find_model
 from oaiserve.config import EngineOptions
 from oaiserve.engine.decoder.spec import ModelSpec
 from oaiserve.engine.engine import Engine
+from oaiserve.engine.engine_parts import EngineParts
 from oaiserve.engine.executors.cuda.cuda_capture import Run
 from oaiserve.engine.executors.cuda.executor import CudaWeights
 from oaiserve.engine.executors.cuda.kernels import Kernels
@@ -109,7 +110,7 @@ def device(monkeypatch: pytest.MonkeyPatch) -> FakeGpu:
 def started(placed: Placed, verdict: Verdict | None = None, **settings: Any) -> Iterator[Engine]:
     options = EngineOptions(block_size=BLOCK_SIZE, max_running=2, max_step_tokens=16, **settings)
     made = start_on_gpu.start_on_gpu(placed, options, verdict or by_options(options))
-    with Engine(assemble(made, Tokenizer(byte_tokenizer()), options), options) as engine:
+    with Engine(EngineParts.of(assemble(made, Tokenizer(byte_tokenizer()), options), options)) as engine:
         yield engine
 
 
@@ -229,7 +230,8 @@ def test_a_model_starts_from_its_files(
     assert {name for name, reason in served.features.items() if not reason} == (set() if is_plain else ON)
     if is_plain:
         assert set(served.features.values()) == {"--no-compile"}
-    with Engine(served, EngineOptions(block_size=BLOCK_SIZE, max_running=2, max_step_tokens=16)) as engine:
+    options = EngineOptions(block_size=BLOCK_SIZE, max_running=2, max_step_tokens=16)
+    with Engine(EngineParts.of(served, options)) as engine:
         found = answers(engine)
     with make_engine(loaded, eager_runner(loaded, num_blocks=NUM_BLOCKS, block_size=16)) as plain_engine:
         assert found == answers(plain_engine)
@@ -331,7 +333,7 @@ def test_a_warm_up_that_fails_ends_the_engine(loaded: SmallModel) -> None:
         failures.append(error)
         return True
 
-    engine = Engine(
+    parts = EngineParts.of(
         ServedModel(
             tokenizer=Tokenizer(byte_tokenizer()),
             runner=SimpleNamespace(is_asynchronous=False, is_exact=True),
@@ -342,6 +344,7 @@ def test_a_warm_up_that_fails_ends_the_engine(loaded: SmallModel) -> None:
             failed=note,
         )
     )
+    engine = Engine(parts)
     engine.start()
     assert NO_COMPILER in str(engine.failure)
     assert failures == [engine.failure]

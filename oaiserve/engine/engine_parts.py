@@ -1,0 +1,97 @@
+"""The parts of an engine: its model, its options with what follows from them, its clocks, and its meters."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from time import process_time_ns
+
+from oaiserve.config import EngineOptions
+from oaiserve.engine.accounts.costs import Rates
+from oaiserve.engine.accounts.energy import Energy
+from oaiserve.engine.accounts.machine_time import MachineTime, throttling_file
+from oaiserve.engine.drafting.drafts import Drafts
+from oaiserve.engine.requests.open_request import Bounds
+from oaiserve.engine.scheduling.limits import Limits
+from oaiserve.engine.served_model import ServedModel
+from oaiserve.explain.step_cost_fit import Run
+from oaiserve.facts.times import monotonic_ns
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineParts:
+    """What an engine is made of. `of` makes the parts for a model, and a test may pass doubles to it."""
+
+    model: ServedModel
+    options: EngineOptions
+    limits: Limits
+    bounds: Bounds
+    overlap: bool  # launch a step before the results of the step before are on the host
+    has_drafts: bool
+    drafts: Drafts | None
+    energy: Energy  # Something must read it once a second.
+    rates: Rates
+    machine: MachineTime | None  # divides the time of requests in steps into its causes; None: it is not explained
+    clock_ns: Callable[[], int]
+    cores_ns: Callable[[], int]  # time of cores that the process has used, which is divided among requests
+    learn: Run | None  # runs the fits of what steps cost; None: a thread of their own does
+
+    @classmethod
+    def of(
+        cls,
+        model: ServedModel,
+        options: EngineOptions | None = None,
+        *,
+        machine: MachineTime | None = None,
+        energy: Energy | None = None,
+        drafts: Drafts | None = None,
+        clock_ns: Callable[[], int] = monotonic_ns,
+        cores_ns: Callable[[], int] = process_time_ns,
+        learn: Run | None = None,
+    ) -> EngineParts:
+        """Return the parts of an engine for this model. All but the first two arguments are for tests."""
+        options = options or EngineOptions()
+        energy = energy or Energy.found()
+        # A state cannot go back to the tokens before a draft that has not come true.
+        is_drafting = options.drafts == "lookup" or (options.drafts == "auto" and model.device == "cpu")
+        has_drafts = is_drafting and not model.num_states
+        if drafts is None and has_drafts and model.pooling is None:
+            drafts = Drafts(only_if_exact=options.drafts == "auto")
+        if options.explain and machine is None:
+            machine = MachineTime(throttling=throttling_file())
+        return cls(
+            model=model,
+            options=options,
+            limits=Limits(
+                max_running=min(options.max_running, model.num_states or options.max_running),
+                max_step_tokens=options.step_tokens(model.max_step_tokens_default),
+                prefill_max_requests=options.prefill_max_requests,
+            ),
+            bounds=Bounds(
+                max_model_len=model.max_model_len,
+                queue_timeout_seconds=options.queue_timeout_seconds,
+                request_timeout_seconds=options.request_timeout_seconds,
+                **_default_limits(options, model.default_params),
+            ),
+            # What a draft follows must be known before the step is launched.
+            overlap=options.overlap and model.runner.is_asynchronous and not has_drafts,
+            has_drafts=has_drafts,
+            drafts=drafts,
+            energy=energy,
+            rates=Rates(model.block_bytes, model.weight_bytes, options.cost_per_hour, energy),
+            machine=machine if options.explain else None,
+            clock_ns=clock_ns,
+            cores_ns=cores_ns,
+            learn=learn,
+        )
+
+
+def _default_limits(options: EngineOptions, params: Mapping[str, float | int]) -> dict[str, int]:
+    """Return the limits of answers whose requests set none: the operator's, or else the model's."""
+    if options.default_max_tokens is not None:
+        return {"default_max_tokens": options.default_max_tokens}
+    if "max_new_tokens" in params:  # as in transformers, it beats max_length
+        return {"default_max_tokens": int(params["max_new_tokens"])}
+    if "max_length" in params:
+        return {"default_max_length": int(params["max_length"])}
+    return {}
