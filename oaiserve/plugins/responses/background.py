@@ -17,6 +17,7 @@ from starlette.types import Message, Receive, Scope, Send
 from oaiserve.engine.request import Usage
 from oaiserve.plugins.responses.runs import Run, Runs
 from oaiserve.plugins.responses.shape import ResponsesShape
+from oaiserve.plugins.responses.store import StoredResponse
 from oaiserve.routes.answer import sse
 from oaiserve.routes.answer.respond import Answer
 from oaiserve.routes.door.middleware import as_api_error
@@ -54,6 +55,12 @@ class BackgroundAnswer:
         self._runs = runs
         self._streams = streams
         self._is_submitted = asyncio.Event()
+
+    @property
+    def queued(self) -> StoredResponse:
+        """The response before it has begun."""
+        assert self._run.state is not None
+        return self._run.state
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         run = self._run

@@ -88,7 +88,11 @@ async def responses(http: Request) -> Answer | BackgroundAnswer:
         return (yield from _answer(intake, earlier, state_of(http), compacts=compacts))
 
     is_slow = compacts or intake.body.truncation == "auto"
-    return await in_turns_if_large(http, answer(), intake.num_bytes, always=is_slow)
+    made = await in_turns_if_large(http, answer(), intake.num_bytes, always=is_slow)
+    if isinstance(made, BackgroundAnswer):
+        # Without a background, a full disk is an error of the request. Here its client has left before the end.
+        await state_of(http).store.check_room(earlier.owner, made.queued)
+    return made
 
 
 class InputTokens(msgspec.Struct):

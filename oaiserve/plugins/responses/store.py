@@ -97,6 +97,7 @@ CREATE TRIGGER IF NOT EXISTS dropped AFTER DELETE ON responses BEGIN
 END
 """,
 )
+ANSWER_BYTES = 2**16  # bytes of a long answer
 _COLUMNS = "id, conversation_id, previous_id, response, input_items"
 
 
@@ -123,6 +124,16 @@ class ResponseDatabase(Store):
         of the answer from the server that stores it last, so it must find that version.
         """
         await self._commits.put((owner, stored))
+
+    @on_thread
+    def check_room(self, owner: str, stored: StoredResponse) -> None:
+        """Raise StoreFailed if a response with this input could not be stored now, as on a full disk. It stores zeros,
+        and deletes them."""
+        zeros = stored._replace(response=bytes(ANSWER_BYTES), input_items=bytes(len(stored.input_items)))
+        with database.transaction(self._connection):
+            self._insert(owner, zeros)
+        with database.transaction(self._connection):
+            self._connection.execute("DELETE FROM responses WHERE owner = ? AND id = ?", (owner, stored.id))
 
     def counts(self) -> StoreCounts:
         """Return the numbers of the store. Any thread may call this, and it does not wait."""

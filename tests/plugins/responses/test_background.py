@@ -205,11 +205,20 @@ def test_events_are_kept_for_as_many_responses_as_are_stored(serve: Serve) -> No
 def test_a_response_that_cannot_be_stored_has_failed() -> None:
     app = create_app(Config("org/demo"), FakeEngine(), FakeTelemetry())
     with running_server(app) as (url, _), httpx.Client(base_url=url, timeout=60) as http:
-        app.state.responses = replace(app.state.responses, store=BrokenStore())
+        app.state.responses = replace(app.state.responses, store=BrokenStore(has_room=True))
         response = http.post(RESPONSES, json={"input": "Hi", "background": True, "stream": True})
         last = list(data_of(iter(response.text.split("\n"))))[-1]
         assert (last["type"], last["response"]["status"]) == ("response.failed", "failed")
         assert http.get(f"{RESPONSES}/{last['response']['id']}").json() == last["response"]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_response_for_which_the_store_has_no_room_is_refused_at_once(stream: bool) -> None:
+    app = create_app(Config("org/demo"), FakeEngine(), FakeTelemetry())
+    with running_server(app) as (url, _), httpx.Client(base_url=url, timeout=60) as http:
+        app.state.responses = replace(app.state.responses, store=BrokenStore())
+        response = http.post(RESPONSES, json={"input": "Hi", "background": True, "stream": stream})
+        refused(response, None, "The store of responses does not work.", status=503)
 
 
 def test_a_shutdown_waits_for_a_response_or_ends_it() -> None:

@@ -329,6 +329,20 @@ def test_an_error_of_the_disk_reaches_the_client_and_the_log(tmp_path: Path, cap
     assert "The response store does not work: database or disk is full" in caplog.text
 
 
+def test_room_for_a_response_is_found_out_by_storing_one_of_its_size(tmp_path: Path) -> None:
+    with opened_connection(tmp_path / "responses.db") as (store, connection):
+        run(store.put("", turn("r0")))
+        before = store.counts()
+        run(store.check_room("", turn("r1")))
+        assert run(store.get("", "r1")) is None
+        assert store.counts() == before
+        (pages,) = connection.execute("PRAGMA page_count").fetchone()
+        connection.execute(f"PRAGMA max_page_count = {pages}")  # as if the disk were full
+        run(store.check_room("", turn("r1")))
+        with pytest.raises(Unavailable):
+            run(store.check_room("", turn("r1")._replace(input_items=bytes(100_000))))
+
+
 def _changed(path: Path, statement: str) -> None:
     with closing(sqlite3.connect(path)) as other, other:
         other.execute(statement)

@@ -166,8 +166,15 @@ def test_a_conversation_may_not_be_larger_than_a_body(serve: Serve) -> None:
 class BrokenStore:
     """A store whose disk is full."""
 
+    def __init__(self, *, has_room: bool = False) -> None:
+        self._has_room = has_room  # when it is checked
+
     async def put(self, owner: str, stored: object) -> None:
         raise Unavailable("The store of responses does not work.")
+
+    async def check_room(self, owner: str, stored: object) -> None:
+        if not self._has_room:
+            raise Unavailable("The store of responses does not work.")
 
 
 @pytest.mark.parametrize("stream", [False, True])
