@@ -42,7 +42,6 @@ from oaiserve.plugins.batches.store import BatchStore
 from oaiserve.plugins.keys import routes as keys
 from oaiserve.plugins.keys.key_store import KeyStore
 from oaiserve.plugins.keys.key_table import KeyTable
-from oaiserve.plugins.pooling import embeddings, scores
 from oaiserve.routes import adaptations, completions, debug, health, models, root, tokens
 from oaiserve.routes import chat_completions as chat
 from oaiserve.routes.dialects.dialect import dialect_of
@@ -303,9 +302,6 @@ def routes(config: Config, plugins: Iterable[Plugin] | None = None, pages: Pages
         ),
         Route("/v1/models", models.list_models),
         Route("/v1/models/{model_id:path}", models.retrieve_model),
-        accounted("/v1/embeddings", embeddings.embeddings, "embeddings"),
-        *(accounted(path, scores.score, "score") for path in ("/v1/score", "/score")),
-        *(accounted(path, scores.rerank, "rerank") for path in ("/v1/rerank", "/v2/rerank", "/rerank")),
         Route("/tokenize", tokens.tokenize, methods=["POST"]),
         Route("/detokenize", tokens.detokenize, methods=["POST"]),
         Route("/tokenizer_info", tokens.tokenizer_info),

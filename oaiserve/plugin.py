@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from oaiserve.config import Config
     from oaiserve.engine.engine import Engine
     from oaiserve.engine.sampling_rule import Rule
+    from oaiserve.engine.start.request import Way
     from oaiserve.engine.text.tokenizer import Tokenizer
     from oaiserve.facts.record import RequestRecord
     from oaiserve.routes.dialects.family import CallFamily
@@ -36,13 +37,17 @@ __all__ = ["PUBLIC_MODULES", "Command", "Plugin", "StartupError", "engine_of"]
 
 PUBLIC_MODULES = (
     "oaiserve.plugin",
+    "oaiserve.checkpoints",
     "oaiserve.commands.client",
     "oaiserve.commands.own_server",
     "oaiserve.commands.servers",
     "oaiserve.commands.table",
     "oaiserve.config",
     "oaiserve.engine.logprobs",
+    "oaiserve.engine.pooling",
     "oaiserve.engine.request",
+    "oaiserve.engine.start.parts",
+    "oaiserve.engine.start.request",
     "oaiserve.errors",
     "oaiserve.facts",
     "oaiserve.http",
@@ -103,6 +108,10 @@ class Plugin:
     dialects: Sequence[CallFamily] = ()
     """Ways in which models write tool calls. With `--tool-call-parser auto`, a chat template that has all `signs` of
     one of these selects it, before any of oaiserve."""
+
+    starts: Callable[[], Iterable[Way]] | None = None
+    """Called once, before the model is loaded. The ways to start a model are asked in order whether they accept it,
+    before those of oaiserve. One that has accepted it returns the model with what computes its steps."""
 
     sampling_rules: Callable[[Tokenizer], Iterable[Rule]] | None = None
     """Called once, when the model has been loaded. At each draw of each sequence, each rule gets the logits, a float32

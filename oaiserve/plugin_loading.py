@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from starlette.routing import BaseRoute
 
     from oaiserve.config import Config
+    from oaiserve.engine.start.request import Way
     from oaiserve.engine.text.tokenizer import Tokenizer
     from oaiserve.routes.pages import Pages
     from oaiserve.telemetry.metric import Metric
@@ -38,7 +39,7 @@ Settings = Mapping[str, Any]  # a table of the config file
 GROUP = "oaiserve.plugins"
 VARIABLE = "OAISERVE_PLUGIN"
 OWN_SOURCE = f"oaiserve {__version__}"
-OURS = ("messages", "pages", "responses", "terminal")  # folders of oaiserve/plugins, each of which may be missing
+OURS = ("messages", "pages", "pooling", "responses", "terminal")  # folders of oaiserve/plugins, which may be missing
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,6 +231,21 @@ def rules_of(plugins: Iterable[Plugin], tokenizer: Tokenizer) -> tuple[SamplingR
         except Exception:
             logger.exception("Plug-in '%s' could not make its sampling rules, and has none", plugin.name)
     return tuple(rules)
+
+
+def ways_of(plugins: Iterable[Plugin]) -> list[Way]:
+    """Return the ways of the plug-ins to start a model."""
+    ways: list[Way] = []
+    for plugin in plugins:
+        if plugin.starts is None:
+            continue
+        try:
+            ways += plugin.starts()
+        except StartupError:
+            raise
+        except Exception:
+            logger.exception("Plug-in '%s' could not make its ways to start a model, and has none", plugin.name)
+    return ways
 
 
 def own_plugins() -> list[Plugin]:

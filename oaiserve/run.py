@@ -228,6 +228,7 @@ def serve_model(
                 times=times,
                 meanwhile=import_server,
                 rules=partial(plugin_loading.rules_of, plugins),
+                ways=partial(plugin_loading.ways_of, plugins),
             )
         except DeviceLost as error:
             logger.warning("%s The server starts again without kernels of its own", error)

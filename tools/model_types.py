@@ -31,12 +31,9 @@ from oaiserve.engine.executors.native.native import NativeDecoder
 from oaiserve.engine.executors.reference.executor import ReferenceExecutor
 from oaiserve.engine.executors.runner import ModelRunner
 from oaiserve.engine.model.model_config import refuse_unless_computable
-from oaiserve.engine.model.pooling.files import PoolingFiles
-from oaiserve.engine.model.pooling.pooler import PackedForward
 from oaiserve.engine.request import SamplingParams
 from oaiserve.engine.start.described import describe_model
 from oaiserve.engine.start.plan import start_model
-from oaiserve.engine.start.ways.pooling import prepare_pooler
 from oaiserve.errors import StartupError
 from oaiserve.facts.start_times import StartTimes
 from tests.models.decoders import byte_tokenizer, generate, random_model
@@ -110,6 +107,10 @@ def check(name: str) -> str:
 
 def check_encoder(name: str) -> str:
     """Compare the vectors of an encoder with transformers', and say whether texts are packed."""
+    from oaiserve.plugins.pooling.model.files import PoolingFiles  # of a plug-in, which may be missing
+    from oaiserve.plugins.pooling.model.load import prepare_pooler
+    from oaiserve.plugins.pooling.model.pooler import PackedForward
+
     try:
         pooler = prepare_pooler(random_pooler(encoder_config(name)), "embed", PoolingFiles("mean"), name=name)
     except StartupError as error:

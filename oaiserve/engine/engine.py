@@ -9,7 +9,7 @@ engine.stop()
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 from functools import partial
@@ -46,6 +46,7 @@ from oaiserve.engine.scheduling.policy import POLICIES
 from oaiserve.engine.scheduling.scheduler import Scheduler
 from oaiserve.engine.sequences.blocks import BlockPool, StatePool
 from oaiserve.engine.start.plan import start_model
+from oaiserve.engine.start.request import Way
 from oaiserve.engine.text.tokenizer import Tokenizer
 from oaiserve.engine.tokenize import REST, Post, TokenizeStage
 from oaiserve.errors import InvalidRequest, NotFound, Overloaded, Unavailable
@@ -116,17 +117,18 @@ class Engine:
         times: StartTimes | None = None,
         meanwhile: Callable[[], object] = lambda: None,
         rules: Callable[[Tokenizer], tuple[SamplingRule, ...]] | None = None,
+        ways: Callable[[], Iterable[Way]] = tuple,
         **kwargs: Any,
     ) -> Engine:
         """Load a model and return its engine. `model` is "demo", a folder, a hub id or a GGUF file.
 
         The options are an EngineOptions, or its fields by name. `times` gets the parts of the load. `meanwhile` is
         called while native code packs the weights of a checked model, which leaves time to import more. `rules` makes
-        the sampling rules of plug-ins for the model's tokenizer.
+        the sampling rules of plug-ins for the model's tokenizer, and `ways` returns their ways to start a model.
         Raises StartupError if the model cannot be loaded or served.
         """
         options = replace(options or EngineOptions(), **kwargs)
-        served = start_model(model, options, times or StartTimes(), meanwhile)
+        served = start_model(model, options, times or StartTimes(), meanwhile, ways=ways)
         if rules is not None:
             served = replace(served, rules=rules(served.tokenizer))
         return cls(EngineParts.of(served, options))

@@ -46,7 +46,7 @@ from oaiserve.engine.engine import Engine
 from oaiserve.engine.executors.native.build import build
 from oaiserve.engine.model import adapters  # noqa: F401 - imported once, for all processes
 from oaiserve.engine.request import SamplingParams
-from oaiserve.engine.start.ways import described, fallback, pooling  # noqa: F401
+from oaiserve.engine.start.ways import described, fallback  # noqa: F401
 from oaiserve.storage.private import cache_folder
 from tests.models.adapters import adaptable, write_adapter
 from tests.models.decoders import byte_tokenizer, random_model

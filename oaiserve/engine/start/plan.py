@@ -5,10 +5,9 @@ Models with a description come first. They start fast, because nothing of transf
 
 from __future__ import annotations
 
-import gc
 import json
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -21,7 +20,6 @@ from oaiserve.checkpoints.checkpoint import refuse_unless_sound, refuse_without_
 from oaiserve.checkpoints.hub import fetched
 from oaiserve.checkpoints.load_errors import reported
 from oaiserve.checkpoints.model_defaults import stated_defaults
-from oaiserve.checkpoints.progress import show_transformers_progress
 from oaiserve.checkpoints.source import ModelSource, find_mmproj, find_model
 from oaiserve.config import EngineOptions
 from oaiserve.engine.encoder import Media
@@ -43,6 +41,7 @@ def start_model(
     times: StartTimes,
     meanwhile: Callable[[], object],
     default_params: Mapping[str, float] = MappingProxyType({}),
+    ways: Callable[[], Iterable[Way]] = tuple,
 ) -> ServedModel:
     """Load a model and get it ready for an engine. `Engine.from_pretrained` documents the arguments.
 
@@ -53,7 +52,7 @@ def start_model(
         with ThreadPoolExecutor(1, thread_name_prefix="digests") as beside:
             unchanged = beside.submit(times.run, "digests", demo.refuse_unless_unchanged, folder)
             try:
-                return start_model(folder, options, times, meanwhile, demo.SAMPLING)
+                return start_model(folder, options, times, meanwhile, demo.SAMPLING, ways)
             finally:
                 unchanged.result()  # its error says why another one was raised
     if options.device != "cuda" and (options.cpu_threads or 0) > usable_cpus():
@@ -69,7 +68,7 @@ def start_model(
     with reported(f"No model could be loaded from {source.shown}"):
         refuse_unless_sound(source)
         refuse_without_tokenizer(source)
-        served = _started(StartRequest(source, options, times, meanwhile, default_params))
+        served = _started(StartRequest(source, options, times, meanwhile, default_params), ways)
         if not options.nvtx:
             return served
         from oaiserve.engine.model.torch_ranges import ranges_on
@@ -77,11 +76,11 @@ def start_model(
         return replace(served, ranges=ranges_on(served.device))
 
 
-def _started(request: StartRequest) -> ServedModel:
+def _started(request: StartRequest, ways_of_plugins: Callable[[], Iterable[Way]]) -> ServedModel:
     source = request.source
     declined: list[str] = []
     media = _media(request)
-    for way in _ways(request):
+    for way in _ways(request, ways_of_plugins):
         reason = way.accepts(request)
         if reason is None:
             try:
@@ -177,8 +176,9 @@ def _stored_dtype(source: ModelSource, options: EngineOptions) -> str | None:
         return None
 
 
-def _ways(request: StartRequest) -> Iterator[Way]:
-    """Yield the ways to start, in the order in which they are asked. The first ones import nothing of transformers."""
+def _ways(request: StartRequest, of_plugins: Callable[[], Iterable[Way]]) -> Iterator[Way]:
+    """Yield the ways to start, in the order in which they are asked. Those of plug-ins come first, and then those that
+    import nothing of transformers. Raises StartupError for a model that needs a plug-in."""
     source = request.source
     options = request.options
     times = request.times
@@ -194,23 +194,23 @@ def _ways(request: StartRequest) -> Iterator[Way]:
         from oaiserve.engine.model.device import limit_compiled_shapes
     limit_features(options.cpu_features)
     limit_compiled_shapes()
-    if is_text:
-        with times.part("import of the native step"):
-            from oaiserve.engine.start.ways.described import FromDescription, is_on_cpu
-        if is_on_cpu(options):
-            refuse_early(source, options)
-        if (stored := _stored_dtype(source, options)) is not None:
-            request.compiling = compile_early(options, stored)
-        yield FromDescription()
-        if not is_on_cpu(options):
-            from oaiserve.engine.start.ways.gpu import OnGpu
+    yield from of_plugins()
+    if not is_text:
+        raise StartupError(
+            f"'{source.path}' cannot be served for --task {request.task}: that needs the plug-in 'pooling', which is "
+            "missing."
+        )
+    with times.part("import of the native step"):
+        from oaiserve.engine.start.ways.described import FromDescription, is_on_cpu
+    if is_on_cpu(options):
+        refuse_early(source, options)
+    if (stored := _stored_dtype(source, options)) is not None:
+        request.compiling = compile_early(options, stored)
+    yield FromDescription()
+    if not is_on_cpu(options):
+        from oaiserve.engine.start.ways.gpu import OnGpu
 
-            yield OnGpu()
-    with times.part("import of transformers"):  # takes seconds
+        yield OnGpu()
+    with request.importing_transformers():
         from oaiserve.engine.start.ways.fallback import Fallback
-        from oaiserve.engine.start.ways.pooling import ToPool
-    show_transformers_progress()
-    if not gc.isenabled():  # in a server that starts, which collects once, when the model is loaded
-        gc.freeze()  # so that it looks only at what the load leaves, not at a million objects that stay
-    request.drop_reserved()  # Only native code writes to it.
-    yield from (ToPool(), Fallback())
+    yield Fallback()

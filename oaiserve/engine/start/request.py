@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import gc
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from threading import Thread
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
+from oaiserve.checkpoints.progress import show_transformers_progress
 from oaiserve.checkpoints.source import ModelSource
 from oaiserve.config import EngineOptions
 from oaiserve.engine.pooling import Task
@@ -102,6 +105,16 @@ class StartRequest:
                 loading.result()  # A model of a wrong kind often has no tokenizer either.
                 raise
             return loading.result()
+
+    @contextmanager
+    def importing_transformers(self) -> Iterator[None]:
+        """Import transformers in the block, which takes seconds, for a way that needs it."""
+        with self.times.part("import of transformers"):
+            yield
+        show_transformers_progress()
+        if not gc.isenabled():  # in a server that starts, which collects once, when the model is loaded
+            gc.freeze()  # so that it looks only at what the load leaves, not at a million objects that stay
+        self.drop_reserved()  # Only native code writes to it.
 
     def drop_reserved(self) -> None:
         """Give the reserved memory back to the system."""

@@ -1,1 +1,33 @@
-"""Embeddings and scores."""
+"""Embeddings and scores: /v1/embeddings, /v1/score and /v1/rerank, and the way to start models for them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from oaiserve.plugin import Plugin
+
+if TYPE_CHECKING:
+    from starlette.routing import Route
+
+    from oaiserve.config import Config
+    from oaiserve.engine.start.request import Way
+
+
+def _routes(config: Config) -> list[Route]:
+    from oaiserve.plugins.pooling import embeddings, scores
+    from oaiserve.routes.door.accounting import accounted
+
+    return [
+        accounted("/v1/embeddings", embeddings.embeddings, "embeddings"),
+        *(accounted(path, scores.score, "score") for path in ("/v1/score", "/score")),
+        *(accounted(path, scores.rerank, "rerank") for path in ("/v1/rerank", "/v2/rerank", "/rerank")),
+    ]
+
+
+def _starts() -> list[Way]:
+    from oaiserve.plugins.pooling.way import ToPool
+
+    return [ToPool()]
+
+
+plugin = Plugin(name="pooling", routes=_routes, starts=_starts)

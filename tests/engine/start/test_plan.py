@@ -14,7 +14,9 @@ from transformers import PreTrainedConfig
 from oaiserve.checkpoints.source import find_model
 from oaiserve.config import Bytes, EngineOptions
 from oaiserve.engine.executors.native import build
+from oaiserve.engine.served_model import ServedModel
 from oaiserve.engine.start.plan import _stored_dtype, compile_early, start_model
+from oaiserve.engine.start.request import StartRequest
 from oaiserve.errors import StartupError
 from oaiserve.facts.start_times import StartTimes
 from tests.engine.executors.native.small_models import FAMILIES, config, make_model
@@ -49,7 +51,7 @@ def started_how(caplog: pytest.LogCaptureFixture) -> str:
             UNKNOWN,
             {},
             "The model starts in transformers' own code (not from a description of its files: models of type "
-            "'nanochat' have no description; not to pool: it generates text)",
+            "'nanochat' have no description)",
             FOREIGN,
         ),
     ],
@@ -82,15 +84,35 @@ def test_a_gguf_file_starts_from_its_description_with_and_without_native_code(
         assert started_how(caplog) == DESCRIBED
 
 
-def test_a_text_model_embeds_with_that_task(
-    tmp_path: Path, empty_cache: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level(logging.DEBUG, "oaiserve")
+@pytest.mark.parametrize("task", ["embed", "score"])
+def test_a_model_that_needs_a_plugin_is_refused_without_it_in_one_sentence(task: str, tmp_path: Path) -> None:
     save(make_model(FAMILIES["llama"]), tmp_path)
-    with started(tmp_path, device="cpu", cpu_threads=1, task="embed") as engine:
-        assert engine.pooling is not None
-        assert engine.pooling.task == "embed"
-    assert started_how(caplog) == "The model starts to pool"
+    sentence = f"'{tmp_path}' cannot be served for --task {task}: that needs the plug-in 'pooling', which is missing."
+    with pytest.raises(StartupError) as caught:
+        start_model(tmp_path, EngineOptions(task=task), StartTimes(), lambda: None)
+    assert str(caught.value) == sentence
+
+
+class Refusing:
+    """A way of a plug-in that accepts one task, and cannot start anything."""
+
+    name = "as a plug-in does"
+
+    def accepts(self, request: StartRequest) -> str | None:
+        return None if request.task == "score" else "it has no scores"
+
+    def start(self, request: StartRequest) -> ServedModel:
+        raise StartupError(f"no start of {request.source.path.name}")
+
+
+def test_a_way_of_a_plugin_is_asked_first(tmp_path: Path, empty_cache: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG, "oaiserve")
+    folder = tmp_path / "model"
+    save(make_model(FAMILIES["llama"]), folder)
+    with pytest.raises(StartupError, match="^no start of model$"):
+        start_model(folder, EngineOptions(task="score"), StartTimes(), lambda: None, ways=lambda: [Refusing()])
+    with started(folder, **OPTIONS, ways=lambda: [Refusing()]):
+        assert started_how(caplog) == f"{DESCRIBED} (not as a plug-in does: it has no scores)"
 
 
 @pytest.mark.parametrize(
@@ -252,7 +274,7 @@ def test_garbage_is_frozen_only_after_an_import_of_transformers(
     """A server collects its garbage once, and then looks only at what the load leaves."""
     calls: list[str] = []
     collector = SimpleNamespace(isenabled=lambda: False, freeze=lambda: calls.append("freeze"))
-    monkeypatch.setattr("oaiserve.engine.start.plan.gc", collector)
+    monkeypatch.setattr("oaiserve.engine.start.request.gc", collector)
     for small, expected in ((FAMILIES["llama"], []), (UNKNOWN, ["freeze"])):
         folder = tmp_path / small.model_type
         answer(save(make_model(small), folder), **OPTIONS)

@@ -15,8 +15,8 @@ from torch import Tensor
 from torch.nn import Module
 from transformers import AttentionInterface, PreTrainedModel
 
-from oaiserve.engine.model.pooling.attention import packed_attention
-from oaiserve.engine.start.compare import FLOAT32_TOLERANCE, Difference, difference_by_row
+from oaiserve.engine.start.parts import FLOAT32_TOLERANCE, Difference, difference_by_row
+from oaiserve.plugins.pooling.model.attention import packed_attention
 
 _CHECKED = "oaiserve_packed_checked"
 _HALVES = (torch.bfloat16, torch.float16)

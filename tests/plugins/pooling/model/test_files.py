@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from oaiserve.checkpoints.source import ModelSource
-from oaiserve.engine.model.pooling.files import PoolingFiles, read_files, read_score_files
 from oaiserve.errors import StartupError
+from oaiserve.plugins.pooling.model.files import PoolingFiles, read_files, read_score_files
 
 TRANSFORMER = {"idx": 0, "path": "", "type": "sentence_transformers.models.Transformer"}
 POOLING = {"idx": 1, "path": "1_Pooling", "type": "sentence_transformers.models.Pooling"}

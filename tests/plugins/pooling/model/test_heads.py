@@ -7,8 +7,8 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from oaiserve.engine.model.pooling.heads import load_dense
 from oaiserve.errors import StartupError
+from oaiserve.plugins.pooling.model.heads import load_dense
 
 
 @pytest.mark.parametrize("size", [4, 3])

@@ -10,13 +10,13 @@ import pytest
 import torch
 
 from oaiserve.config import EngineOptions
-from oaiserve.engine.engine import Engine
 from oaiserve.engine.request import FilledPrompt, PairPrompt, TextPrompt, TokenPrompt
-from oaiserve.engine.start.ways.pooling import load_pooler
 from oaiserve.engine.text.tokenizer import Tokenizer
 from oaiserve.errors import StartupError
-from tests.engine.model.pooling.test_families import pooled
+from oaiserve.plugins.pooling.model.load import load_pooler
 from tests.models.encoder_files import FILES, PAIR, PAIR_IDS, PAIR_TEMPLATE, RECORDS, TEXTS, write_encoder
+from tests.plugins.pooling.model.started import started
+from tests.plugins.pooling.model.test_families import pooled
 
 RECORDED: dict[str, Any] = json.loads(RECORDS.read_text(encoding="utf-8"))
 RERANKERS = [name for name in FILES if name.endswith("rank")]
@@ -63,12 +63,12 @@ def test_a_file_without_pooling_of_a_decoder_can_embed(tmp_path: Path) -> None:
 def test_texts_and_pairs_are_encoded_by_the_tokenizer_of_the_file(tmp_path: Path) -> None:
     text = TextPrompt("ab ad bc")
     ids = TokenPrompt([2, 6, 8, 33, 3])  # with [CLS] and [SEP] of the file
-    with Engine.from_pretrained(write_encoder(tmp_path, "bert-cls")) as engine:
+    with started(write_encoder(tmp_path, "bert-cls")) as engine:
         assert engine.pooling is not None
         assert engine.pooling.task == "embed"
         first, second = pooled(engine, [text, ids])
         assert first.tolist() == second.tolist()
-    with Engine.from_pretrained(write_encoder(tmp_path, "bert-rank")) as engine:
+    with started(write_encoder(tmp_path, "bert-rank")) as engine:
         (score,) = pooled(engine, [PairPrompt("ab ad bc", "ba ca")])
     pooler = load_pooler(tmp_path / "bert-rank.gguf", "score", EngineOptions())
     assert score[0] == pytest.approx(float(pooler.pool([2, 6, 8, 33, 3, 31, 57, 3], [0] * 5 + [1] * 3, [8])))

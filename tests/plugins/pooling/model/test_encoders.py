@@ -11,12 +11,11 @@ import pytest
 import torch
 from transformers import MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING, PreTrainedModel
 
-from oaiserve.engine.model.pooling.attention import packed_attention
-from oaiserve.engine.model.pooling.files import PoolingFiles
-from oaiserve.engine.model.pooling.pooler import LoadedPooler, OwnForward, PackedForward
-from oaiserve.engine.start import packed_check
-from oaiserve.engine.start.ways import pooling
-from oaiserve.engine.start.ways.pooling import prepare_pooler
+from oaiserve.plugins.pooling.model import load, packed_check
+from oaiserve.plugins.pooling.model.attention import packed_attention
+from oaiserve.plugins.pooling.model.files import PoolingFiles
+from oaiserve.plugins.pooling.model.load import prepare_pooler
+from oaiserve.plugins.pooling.model.pooler import LoadedPooler, OwnForward, PackedForward
 from tests.models.encoders import OWN, PACKED, ROTARY, encoder_config
 from tests.models.outliers import STATISTICS, give_outliers
 from tests.models.poolers import random_pooler
@@ -124,6 +123,6 @@ def test_each_fault_of_attention_is_found(name: str, statistic: str, monkeypatch
 @pytest.mark.parametrize("name", sorted(PACKED.keys() - ROTARY))
 def test_positions_that_begin_elsewhere_are_found(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     model = random_pooler(encoder_config(name))
-    right = pooling._first_position
-    monkeypatch.setattr(pooling, "_first_position", lambda layers: right(layers) + 1)
+    right = load._first_position
+    monkeypatch.setattr(load, "_first_position", lambda layers: right(layers) + 1)
     assert isinstance(prepare_pooler(model, "embed", pack=False).forward, OwnForward)

@@ -9,10 +9,10 @@ from typing import Any, Protocol
 import torch
 from transformers import PreTrainedModel
 
-from oaiserve.engine.model.pooling.attention import runs_of
-from oaiserve.engine.model.pooling.heads import Head
 from oaiserve.engine.pooling import Pooling
-from oaiserve.engine.sequences.step import ChunkResult, Masks, OutOfMemory, Step, StepResult
+from oaiserve.engine.start.parts import ChunkResult, Masks, OutOfMemory, Step, StepResult
+from oaiserve.plugins.pooling.model.attention import runs_of
+from oaiserve.plugins.pooling.model.heads import Head
 
 BAD_VECTOR = "The model produced no usable numbers (NaN or infinity) for this request."
 

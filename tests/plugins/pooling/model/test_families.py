@@ -16,14 +16,15 @@ from transformers import AutoModel, AutoModelForTextEncoding, Gemma2Config, Gemm
 
 from oaiserve.config import Bytes, EngineOptions
 from oaiserve.engine.engine import Engine
-from oaiserve.engine.model.pooling.attention import packed_attention
-from oaiserve.engine.model.pooling.linear import OneDnnLinear
 from oaiserve.engine.request import PairPrompt, Pooled, Prompt, Request, SamplingParams, TextPrompt
-from oaiserve.engine.start import packed_check
-from oaiserve.engine.start.ways.pooling import load_pooler, prepare_pooler
 from oaiserve.errors import StartupError
+from oaiserve.plugins.pooling.model import packed_check
+from oaiserve.plugins.pooling.model.attention import packed_attention
+from oaiserve.plugins.pooling.model.linear import OneDnnLinear
+from oaiserve.plugins.pooling.model.load import load_pooler, prepare_pooler
 from tests.models.decoders import SMALL, random_model
 from tests.models.poolers import ENCODERS, FAMILIES, logits, random_pooler, save, vectors, word_tokenizer
+from tests.plugins.pooling.model.started import started
 
 _RANDOM = random.Random(1)
 # Texts of various lengths, some equal, and some longer than a step.
@@ -65,7 +66,7 @@ def test_vectors_equal_those_of_each_text_alone(family: str, mode: str, tmp_path
     assert (cosines(expected[:1], expected[1:]) < 0.999).all(), "the vectors must be able to differ"
     folder = save(tmp_path, family, model, pooling=mode)
     for max_step_tokens in (16, 512):
-        with Engine.from_pretrained(folder, max_running=16, max_step_tokens=max_step_tokens, device="cpu") as engine:
+        with started(folder, max_running=16, max_step_tokens=max_step_tokens, device="cpu") as engine:
             actual_vectors = pooled(engine, [TextPrompt(text) for text in TEXTS])
         assert (engine.pooling.task, engine.pooling.size) == ("embed", 32)
         assert cosines(actual_vectors, expected).min() >= 0.9999
@@ -76,7 +77,7 @@ def test_scores_are_the_sigmoid_of_each_pairs_logit(family: str, tmp_path: Path)
     model = random_pooler(FAMILIES[family], "score")
     expected = logits(model, word_tokenizer(family, model.config.vocab_size), PAIRS)
     assert max(expected) - min(expected) > 0.1, "the scores must be able to differ"
-    with Engine.from_pretrained(save(tmp_path, family, model), max_running=8, max_step_tokens=64) as engine:
+    with started(save(tmp_path, family, model), max_running=8, max_step_tokens=64) as engine:
         vectors = pooled(engine, [PairPrompt(*pair) for pair in PAIRS])
     assert engine.pooling.task == "score"
     np.testing.assert_allclose(vectors[:, 0], torch.tensor(expected).sigmoid().numpy(), atol=2e-4)
@@ -92,7 +93,7 @@ def test_a_config_can_leave_scores_as_they_are(file: str, tmp_path: Path) -> Non
     folder = save(tmp_path, "bert", model)
     if file != "config.json":
         (folder / file).write_text(json.dumps({"model_type": "CrossEncoder", **stated}))
-    with Engine.from_pretrained(folder) as engine:
+    with started(folder) as engine:
         vectors = pooled(engine, [PairPrompt(*pair) for pair in PAIRS])
     np.testing.assert_allclose(vectors[:, 0], expected, atol=2e-4)
 
@@ -102,7 +103,7 @@ def test_adapters_are_refused(tmp_path: Path) -> None:
     with pytest.raises(
         StartupError, match=r"--lora-dir is for models that generate text, and '.*' is for --task embed"
     ):
-        Engine.from_pretrained(folder, lora_dir=tmp_path)
+        started(folder, lora_dir=tmp_path)
 
 
 # oneDNN has no bfloat16 for CPUs without AVX-512 or AVX-NE-CONVERT: torch's own layers stay.
@@ -130,7 +131,7 @@ def test_a_window_is_computed_in_bands(tmp_path: Path) -> None:
     model = random_pooler(config)
     text = " ".join(["aa", "zz", "b"] * 200)
     expected = vectors(model, word_tokenizer("modernbert", config.vocab_size), [text], "mean")
-    with Engine.from_pretrained(save(tmp_path, "modernbert", model, pooling="mean")) as engine:
+    with started(save(tmp_path, "modernbert", model, pooling="mean")) as engine:
         assert cosines(pooled(engine, [TextPrompt(text)]), expected)[0] >= 0.9999
 
 
@@ -160,7 +161,7 @@ def test_without_files_encoders_take_the_mean_and_decoders_the_last_token(family
     model = random_pooler(FAMILIES[family])
     tokenizer = word_tokenizer(family, model.config.vocab_size)
     expected = vectors(model, tokenizer, TEXTS, "mean" if family in ENCODERS else "lasttoken")
-    with Engine.from_pretrained(save(tmp_path, family, model)) as engine:
+    with started(save(tmp_path, family, model)) as engine:
         assert cosines(pooled(engine, [TextPrompt(text) for text in TEXTS]), expected).min() >= 0.9999
 
 
@@ -168,7 +169,7 @@ def test_a_decoder_of_a_chat_model_can_embed(tmp_path: Path) -> None:
     """Its files say that it generates, so --task embed is needed."""
     model = random_model(copy.deepcopy(FAMILIES["qwen3"]))
     folder = save(tmp_path, "qwen3", model)
-    with Engine.from_pretrained(folder, EngineOptions(task="embed")) as engine:
+    with started(folder, EngineOptions(task="embed")) as engine:
         actual_vectors = pooled(engine, [TextPrompt(text) for text in TEXTS])
     base = AutoModel.from_pretrained(folder, attn_implementation="eager").eval()
     expected = vectors(base, word_tokenizer("qwen3", base.config.vocab_size), TEXTS, "lasttoken")
@@ -204,13 +205,13 @@ def test_one_of_several_models_leaves_out_general_settings_for_those_that_genera
         "max_model_len": 500,
     }
     options = EngineOptions(**general, inherited=frozenset({*general, "exact"}))
-    with Engine.from_pretrained(folder, options) as engine:
+    with started(folder, options) as engine:
         assert engine.max_model_len == 258, "as many as it has positions"
     for name in general:
         with pytest.raises(StartupError, match="--" + name.replace("_", "-")):
-            Engine.from_pretrained(folder, replace(options, inherited=options.inherited - {name}))
+            started(folder, replace(options, inherited=options.inherited - {name}))
     with pytest.raises(StartupError, match="--exact does not go together with --task embed"):
-        Engine.from_pretrained(folder, replace(options, exact=True))
+        started(folder, replace(options, exact=True))
 
 
 def test_several_labels_are_refused() -> None:

@@ -23,23 +23,29 @@ from oaiserve.checkpoints.hub import local_source
 from oaiserve.checkpoints.load_errors import reported, tensors_named
 from oaiserve.checkpoints.quantization import refuse_costly_patterns
 from oaiserve.config import EngineOptions
-from oaiserve.engine.decoder.context_length import refuse_longer
-from oaiserve.engine.executors.native.cores import default_threads
-from oaiserve.engine.model.device import move, select_device
-from oaiserve.engine.model.model_config import context_length, select_dtype
-from oaiserve.engine.model.pooling.attention import PACKED
-from oaiserve.engine.model.pooling.files import PoolingFiles, find_file, read_files, read_json, read_score_files
-from oaiserve.engine.model.pooling.gguf import load_gguf_pooler
-from oaiserve.engine.model.pooling.heads import Head, embedding_head, load_dense, score_activation, score_head
-from oaiserve.engine.model.pooling.linear import pack_linears
-from oaiserve.engine.model.pooling.pooler import Forward, LoadedPooler, OwnForward, PackedForward, PoolingRunner
 from oaiserve.engine.pooling import Pooling, Task
-from oaiserve.engine.served_model import ServedModel
-from oaiserve.engine.start.load import OF_WEIGHTS, config_of
-from oaiserve.engine.start.packed_check import Unpackable, refuse_unless_equal
+from oaiserve.engine.start.parts import (
+    CPU_STEP_TOKENS,
+    GPU_STEP_TOKENS,
+    OF_WEIGHTS,
+    ServedModel,
+    config_of,
+    context_length,
+    default_threads,
+    move,
+    refuse_longer,
+    select_device,
+    select_dtype,
+)
 from oaiserve.engine.start.request import StartRequest, needing_native
-from oaiserve.engine.start.started import CPU_STEP_TOKENS, GPU_STEP_TOKENS
 from oaiserve.errors import StartupError
+from oaiserve.plugins.pooling.model.attention import PACKED
+from oaiserve.plugins.pooling.model.files import PoolingFiles, find_file, read_files, read_json, read_score_files
+from oaiserve.plugins.pooling.model.gguf import load_gguf_pooler
+from oaiserve.plugins.pooling.model.heads import Head, embedding_head, load_dense, score_activation, score_head
+from oaiserve.plugins.pooling.model.linear import pack_linears
+from oaiserve.plugins.pooling.model.packed_check import Unpackable, refuse_unless_equal
+from oaiserve.plugins.pooling.model.pooler import Forward, LoadedPooler, OwnForward, PackedForward, PoolingRunner
 
 log = logging.getLogger(__name__)
 
@@ -52,47 +58,39 @@ _MOST_WINDOW = 1024
 _BEYOND_WINDOW = 32
 
 
-class ToPool:
-    name = "to pool"
-
-    def accepts(self, request: StartRequest) -> str | None:
-        if request.task == "generate":
-            return "it generates text"
-        return None
-
-    def start(self, request: StartRequest) -> ServedModel:
-        source = request.source
-        task = request.task
-        options = request.options
-        if options.has_adapters:
-            raise StartupError(
-                f"{options.adapters_flag} is for models that generate text, and '{source.path}' is for --task {task}."
-            )
-        pooler = request.load("weights", partial(load_pooler, source.path, task, options))
-        model = pooler.model
-        dtype = str(model.dtype).removeprefix("torch.")
-        log.debug(
-            "%s on %s in %s, for --task %s: up to %d tokens a text",
-            type(model).__name__,
-            model.device,
-            dtype,
-            pooler.pooling.task,
-            pooler.max_model_len,
+def start(request: StartRequest) -> ServedModel:
+    source = request.source
+    task = request.task
+    options = request.options
+    if options.has_adapters:
+        raise StartupError(
+            f"{options.adapters_flag} is for models that generate text, and '{source.path}' is for --task {task}."
         )
-        on_cpu = model.device.type == "cpu"
-        if on_cpu:
-            torch.set_num_threads(options.cpu_threads or default_threads())
-        return ServedModel(
-            tokenizer=request.tokenizer,
-            runner=PoolingRunner(pooler),
-            num_blocks=0,
-            max_model_len=pooler.max_model_len,
-            vocab_size=pooler.vocab_size,
-            max_step_tokens_default=CPU_STEP_TOKENS if on_cpu else GPU_STEP_TOKENS,
-            device=str(model.device),
-            dtype=dtype,
-            pooling=pooler.pooling,
-        )
+    pooler = request.load("weights", partial(load_pooler, source.path, task, options))
+    model = pooler.model
+    dtype = str(model.dtype).removeprefix("torch.")
+    log.debug(
+        "%s on %s in %s, for --task %s: up to %d tokens a text",
+        type(model).__name__,
+        model.device,
+        dtype,
+        pooler.pooling.task,
+        pooler.max_model_len,
+    )
+    on_cpu = model.device.type == "cpu"
+    if on_cpu:
+        torch.set_num_threads(options.cpu_threads or default_threads())
+    return ServedModel(
+        tokenizer=request.tokenizer,
+        runner=PoolingRunner(pooler),
+        num_blocks=0,
+        max_model_len=pooler.max_model_len,
+        vocab_size=pooler.vocab_size,
+        max_step_tokens_default=CPU_STEP_TOKENS if on_cpu else GPU_STEP_TOKENS,
+        device=str(model.device),
+        dtype=dtype,
+        pooling=pooler.pooling,
+    )
 
 
 def load_pooler(model: str | Path, task: Task, options: EngineOptions) -> LoadedPooler:

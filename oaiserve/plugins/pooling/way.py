@@ -1,0 +1,24 @@
+"""The way to start a model that turns texts into vectors or scores. Imports no torch before such a model is started."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from oaiserve.engine.start.request import StartRequest
+
+if TYPE_CHECKING:
+    from oaiserve.engine.start.parts import ServedModel
+
+
+class ToPool:
+    name = "to pool"
+
+    def accepts(self, request: StartRequest) -> str | None:
+        if request.task == "generate":
+            return "it generates text"
+        return None
+
+    def start(self, request: StartRequest) -> ServedModel:
+        with request.importing_transformers():
+            from oaiserve.plugins.pooling.model.load import start
+        return start(request)

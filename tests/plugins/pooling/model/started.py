@@ -1,0 +1,13 @@
+"""Starts models for vectors and scores, as a server with the plug-in does."""
+
+from pathlib import Path
+from typing import Any
+
+from oaiserve.config import EngineOptions
+from oaiserve.engine.engine import Engine
+from oaiserve.plugins.pooling import plugin
+
+
+def started(model: Path, options: EngineOptions | None = None, **kwargs: Any) -> Engine:
+    assert plugin.starts is not None
+    return Engine.from_pretrained(model, options, ways=plugin.starts, **kwargs)
