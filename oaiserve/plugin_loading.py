@@ -259,6 +259,14 @@ def own_metrics() -> list[Metric]:
     return [metric for plugin in own_plugins() for metric in plugin.metrics]
 
 
+def import_routes(plugins: Iterable[Plugin]) -> None:
+    """Import the routes of the plug-ins of oaiserve: it takes tens of milliseconds, and need not wait for the model."""
+    for plugin in plugins:
+        module = f"{GROUP}.{plugin.name}.routes"
+        if plugin.name in OURS and find_spec(module) is not None:
+            import_module(module)
+
+
 def check(plugins: Iterable[Plugin], config: Config) -> None:
     """Let the plug-ins check the settings of a server. Raises StartupError."""
     for plugin in plugins:

@@ -220,6 +220,8 @@ def serve_model(
         with times.part("import of the server"):
             import oaiserve.app  # noqa: F401
 
+            plugin_loading.import_routes(plugins)
+
     with times.part("model"):
         try:
             engine = Engine.from_pretrained(
