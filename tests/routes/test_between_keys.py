@@ -95,12 +95,11 @@ KEPT = {
 FOLDERS = {"file": "/v1/files", "batch": "/v1/batches", "conversation": "/v1/conversations"}
 
 
-@pytest.mark.parametrize("kind", KEPT)
-def test_what_a_key_has_stored_is_for_another_as_if_it_were_not_there(serve: Serve, kind: str) -> None:
+@pytest.mark.parametrize(("kind", "folder"), [(kind, FOLDERS.get(kind, RESPONSES)) for kind in KEPT])
+def test_what_a_key_has_stored_is_for_another_as_if_it_were_not_there(serve: Serve, kind: str, folder: str) -> None:
     served = serve(api_key=("one", "two"))
     stored = KEPT[kind]
     name = stored.make(served.http)
-    folder = FOLDERS.get(kind, RESPONSES)
     unknown = name[:-1] + ("0" if name[-1] != "0" else "1")
     for method, rest in stored.asked:
 
@@ -116,6 +115,7 @@ def test_what_a_key_has_stored_is_for_another_as_if_it_were_not_there(serve: Ser
     assert served.http.get(f"{folder}/{name}", headers=ONE).status_code == 200
 
 
+@pytest.mark.plugin("batches", "responses")
 def test_a_request_cannot_name_what_another_key_has_stored(serve: Serve) -> None:
     served = serve(api_key=("one", "two"))
     response = served.http.post(RESPONSES, json={"input": "Hi"}, headers=ONE).json()

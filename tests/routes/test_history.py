@@ -255,6 +255,7 @@ HOSTED: dict[str, tuple[list[dict[str, Any]], list[Any], str]] = {
 }
 
 
+@pytest.mark.plugin("responses")
 @pytest.mark.parametrize("name", HOSTED)
 def test_items_of_hosted_tools_are_shown_as_calls_and_results_or_left_out(serve: Serve, name: str) -> None:
     items, expected, note = HOSTED[name]
