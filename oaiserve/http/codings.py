@@ -31,6 +31,10 @@ WINDOW_BYTES = 2**_WINDOW_LOG  # the most memory that a decoder holds
 _GZIP_LEVEL = 4
 
 
+# Takes a body, the limit of its bytes, and a function that gets the number of bytes of each piece.
+Undo = Callable[[bytearray, int, Callable[[int], None]], Generator[None, None, bytearray]]
+
+
 class _Decoder(Protocol):
     """A decoder with the interface of those in `bz2`, `lzma` and `compression.zstd`."""
 
@@ -77,6 +81,15 @@ def codings_of(headers: Iterable[str]) -> list[str]:
     if len(codings) > MOST_CODINGS:
         raise UnsupportedMedia(f"A body must have at most {MOST_CODINGS} codings, got {len(codings)}.", accepted)
     return codings
+
+
+def undoing(headers: Iterable[str]) -> Undo | None:
+    """Return the function that undoes the codings of a body, as `decoded` does, or None if it has none. Raises
+    UnsupportedMedia."""
+    codings = codings_of(headers)
+    if codings:
+        return lambda body, limit_bytes, take: decoded(body, codings, limit_bytes, take)
+    return None
 
 
 def decoded(

@@ -5,14 +5,14 @@ from __future__ import annotations
 from starlette.requests import Request as HTTPRequest
 
 from oaiserve.routes.answer.chat_shape import ChatCompletion, ChatCompletionChunk, ChatShape
-from oaiserve.routes.answer.respond import Answer
+from oaiserve.routes.answer.respond import Answer, answer_to
 from oaiserve.routes.chat import constraints
 from oaiserve.routes.chat.conversation import Conversation
 from oaiserve.routes.chat.messages import build_prompt, with_template_parameters
 from oaiserve.routes.chat.tools import requested_tools
 from oaiserve.routes.intake import parameters
 from oaiserve.routes.intake.body_types import ChatBody
-from oaiserve.routes.intake.prepare import Intake, prepare
+from oaiserve.routes.intake.read import Intake, read
 from oaiserve.routes.operation import Operation
 
 
@@ -25,7 +25,7 @@ from oaiserve.routes.operation import Operation
     example={"messages": [{"role": "user", "content": "What is the capital of France?"}], "max_tokens": 64},
 )
 async def chat_completions(http: HTTPRequest) -> Answer:
-    return await prepare(http, ChatBody, _answer, id_prefix="chatcmpl-")
+    return await read(http, ChatBody, _answer, id_prefix="chatcmpl-")
 
 
 def _answer(intake: Intake[ChatBody]) -> Answer:
@@ -56,4 +56,4 @@ def _answer(intake: Intake[ChatBody]) -> Answer:
         intake.exchange.tool_calls,
         shows_reasoning=body.include_reasoning is not False,
     )
-    return intake.answer(conversation.continuing(params, prompt), (prompt,), shape)
+    return answer_to(intake, conversation.continuing(params, prompt), (prompt,), shape)

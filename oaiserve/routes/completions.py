@@ -24,21 +24,21 @@ from oaiserve.engine.request import (
     Usage,
 )
 from oaiserve.errors import ContextLengthExceeded
-from oaiserve.routes.answer.common_shape import HOLE, ChoicesShape, Head, StreamChunk, Whole, encode, filled
+from oaiserve.routes.answer.common_shape import HOLE, ChoicesShape, StreamChunk, Whole, encode, filled
 from oaiserve.routes.answer.logprobs import (
     CompletionLogprobs,
     PromptLogprobs,
     completion_logprobs_in_parts,
     prompt_logprobs_in_parts,
 )
-from oaiserve.routes.answer.respond import Answer
+from oaiserve.routes.answer.respond import Answer, answer_to
 from oaiserve.routes.chat import constraints
 from oaiserve.routes.intake import decode as protocol
 from oaiserve.routes.intake import parameters
 from oaiserve.routes.intake.body_types import MAX_CHOICES_PER_REQUEST, CompletionBody
 from oaiserve.routes.intake.invalid import invalid
 from oaiserve.routes.intake.parameters import Wanted, inputs_of, integer, prompt_ids
-from oaiserve.routes.intake.prepare import Intake, prepare
+from oaiserve.routes.intake.read import Head, Intake, read
 from oaiserve.routes.operation import Operation
 from oaiserve.routes.serving import serving_of
 
@@ -82,7 +82,7 @@ async def completions(http: HTTPRequest) -> Answer:
         if (number := protocol.num_ids(given.get("prompt"))) > max_model_len:
             raise ContextLengthExceeded(max_model_len, number, param="prompt")
 
-    return await prepare(http, CompletionBody, _answer, id_prefix="cmpl-", check_given=check_number)
+    return await read(http, CompletionBody, _answer, id_prefix="cmpl-", check_given=check_number)
 
 
 def _answer(intake: Intake[CompletionBody]) -> Answer:
@@ -115,7 +115,7 @@ def _answer(intake: Intake[CompletionBody]) -> Answer:
         ends = () if params.ignore_eos else tokenizer.fill.ids
         params = replace(params, stop_token_ids=(*params.stop_token_ids, *ends))
     shape = CompletionShape(intake.head, wanted, tokenizer, len(prompts), prompts if body.echo else ())
-    return intake.answer(params, prompts, shape)
+    return answer_to(intake, params, prompts, shape)
 
 
 def _best_of(body: CompletionBody) -> int | None:

@@ -27,7 +27,7 @@ from oaiserve.errors import InvalidRequest, NotFound
 from oaiserve.routes.door.middleware import is_of_anthropic, json_response
 from oaiserve.routes.intake.body_types import LoadAdapterBody, UnloadAdapterBody
 from oaiserve.routes.intake.invalid import invalid, show
-from oaiserve.routes.intake.receive import read_parsed
+from oaiserve.routes.intake.read import read_parsed
 from oaiserve.routes.operation import PRIVATE, Deleted, Operation, Parameter, closed
 from oaiserve.routes.serving import Serving, serving_of
 

@@ -17,9 +17,9 @@ from starlette.responses import Response
 
 from oaiserve import errors
 from oaiserve.errors import APIError, NotFound
-from oaiserve.routes.intake.body_types import ranges
 from oaiserve.routes.intake.decode import decoder_of
 from oaiserve.routes.intake.invalid import invalid, show
+from oaiserve.routes.intake.parameters import ranges
 
 Endpoint = TypeVar("Endpoint", bound=Callable[..., Any])
 

@@ -5,9 +5,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+import msgspec
 from starlette.requests import Request
 
 from oaiserve.config import Config
@@ -90,6 +92,13 @@ class Serving:
         """Raise InvalidRequest if there are more messages or items than any model with this context has room for."""
         if number > (most := max(MOST_MESSAGES, self.engine.max_model_len)):
             raise invalid(param, f"must have at most {most} entries, got {number}. Send fewer, or join some of them")
+
+    def check_body(self, body: msgspec.Struct) -> None:
+        """Raise InvalidRequest, before any work on them, if a body has too many messages or items."""
+        for name in ("messages", "input"):
+            messages = getattr(body, name, None)
+            if isinstance(messages, list) and messages and isinstance(messages[0], Mapping | msgspec.Struct):
+                self.check_messages(name, len(messages))
 
     def check_model(self, name: str | None) -> ServedAdapter | None:
         """Return the adapter that a request names as its model, or None. Raises ModelNotFound."""

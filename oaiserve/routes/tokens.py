@@ -26,7 +26,7 @@ from oaiserve.routes.intake.invalid import invalid, show
 from oaiserve.routes.intake.media import MediaReader, read_media
 from oaiserve.routes.intake.object_types import Integer
 from oaiserve.routes.intake.parameters import token_ids
-from oaiserve.routes.intake.receive import read_parsed
+from oaiserve.routes.intake.read import read_parsed
 from oaiserve.routes.intake.turns import in_turns
 from oaiserve.routes.operation import Operation
 from oaiserve.routes.serving import Serving, serving_of

@@ -6,7 +6,7 @@ JSON allows such an escape, but it is no character, so the decoder refuses the w
 from __future__ import annotations
 
 import re
-from collections.abc import Generator, Iterable
+from collections.abc import Generator
 
 REPLACEMENT = rb"\ufffd"  # as long as the escape that it replaces
 _BACKSLASH = ord("\\")
@@ -14,8 +14,8 @@ _BACKSLASH = ord("\\")
 _SURROGATE = re.compile(rb"\\u[dD](?:[89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F]|[89a-fA-F])[0-9a-fA-F]{2}")
 
 
-def halves_of(body: bytes | bytearray) -> Generator[None, None, list[int]]:
-    """Return the places of the halves of pairs. Yields after each piece of work."""
+def without_halves(body: bytearray) -> Generator[None, None, list[int]]:
+    """Replace the halves of pairs in a body, and return their places. Yields after each piece of work."""
     places = []
     at = 0
     while match := _SURROGATE.search(body, at):
@@ -29,16 +29,6 @@ def halves_of(body: bytes | bytearray) -> Generator[None, None, list[int]]:
             places.append(at)
         at += len(REPLACEMENT) if is_half or not is_escape else len(match[0])
         yield
-    return places
-
-
-def without_halves(body: bytearray) -> Generator[None, None, list[int]]:
-    """Replace the halves of pairs in a body, and return their places. Yields after each piece of work."""
-    halves = yield from halves_of(body)
-    replace_halves(body, halves)
-    return halves
-
-
-def replace_halves(body: bytearray, places: Iterable[int]) -> None:
     for at in places:
         body[at : at + len(REPLACEMENT)] = REPLACEMENT
+    return places

@@ -18,7 +18,8 @@ from oaiserve.config import Config, EngineOptions, ServerOptions
 from oaiserve.engine.pooling import Pooling
 from oaiserve.errors import APIError
 from oaiserve.routes import openapi
-from oaiserve.routes.intake.body_types import ChatBody, CompletionBody, ranges
+from oaiserve.routes.intake.body_types import ChatBody, CompletionBody
+from oaiserve.routes.intake.parameters import ranges
 from oaiserve.routes.openapi import STATUSES, document
 from oaiserve.routes.operation import operation_of
 from tests.published import CheckedStream, check, check_events, operation, published

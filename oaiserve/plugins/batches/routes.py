@@ -35,6 +35,7 @@ from oaiserve.routes.answer.paging import AnyPage, page_of
 from oaiserve.routes.door.middleware import json_response, lasting_id
 from oaiserve.routes.intake.invalid import invalid, show
 from oaiserve.routes.intake.parameters import check_metadata
+from oaiserve.routes.intake.read import read_without_engine
 from oaiserve.routes.intake.receive import (
     RETRY_AFTER_SECONDS,
     TOO_MANY_BODIES,
@@ -42,7 +43,6 @@ from oaiserve.routes.intake.receive import (
     check_size,
     check_type,
     pass_body,
-    read_without_engine,
 )
 from oaiserve.routes.operation import Deleted, Operation, Parameter, read_query
 

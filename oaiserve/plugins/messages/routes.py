@@ -15,13 +15,12 @@ from oaiserve.plugins.messages.body import CountTokensBody, MessagesBody, Output
 from oaiserve.plugins.messages.prompt import check_thinking, conversed
 from oaiserve.plugins.messages.shape import AnswerMessage, MessageEvent, MessagesShape
 from oaiserve.routes.adaptations import Adaptations, Note
-from oaiserve.routes.answer.respond import Answer
+from oaiserve.routes.answer.respond import Answer, answer_to
 from oaiserve.routes.chat import constraints
 from oaiserve.routes.intake import parameters
 from oaiserve.routes.intake.media import MediaReader, read_media
 from oaiserve.routes.intake.parameters import integer
-from oaiserve.routes.intake.prepare import Intake, prepare
-from oaiserve.routes.intake.receive import read_parsed
+from oaiserve.routes.intake.read import Intake, read, read_parsed
 from oaiserve.routes.operation import Operation
 from oaiserve.routes.serving import Serving, serving_of
 from oaiserve.routes.tokens import answer_in_turns, encoded
@@ -50,7 +49,7 @@ async def messages(http: Request) -> Answer:
     # Between calls of tools, the budget is for all reasoning of a turn, which has several answers.
     is_budget_of_turn = "interleaved-thinking" in http.headers.get("anthropic-beta", "")
     answer = partial(_answer, is_budget_of_turn=is_budget_of_turn)
-    return await prepare(http, MessagesBody, answer, id_prefix="msg_")
+    return await read(http, MessagesBody, answer, id_prefix="msg_")
 
 
 def _answer(intake: Intake[MessagesBody], *, is_budget_of_turn: bool) -> Answer:
@@ -80,7 +79,7 @@ def _answer(intake: Intake[MessagesBody], *, is_budget_of_turn: bool) -> Answer:
         shows_reasoning=body.thinking is None or body.thinking.display != "omitted",
         stream=bool(body.stream),
     )
-    return intake.answer(conversation.continuing(params, prompt), (prompt,), shape)
+    return answer_to(intake, conversation.continuing(params, prompt), (prompt,), shape)
 
 
 def _refuse_thread(body: MessagesBody | CountTokensBody) -> None:

@@ -15,12 +15,13 @@ from msgspec import UNSET, UnsetType
 from oaiserve.engine.request import FinishReason, PromptDone, PromptProgress, TokenChunk, Usage
 from oaiserve.facts.record import ToolCallOutcome
 from oaiserve.routes.answer import sse
-from oaiserve.routes.answer.common_shape import Cost, Head, call_id, encode, told_cost, told_cut
+from oaiserve.routes.answer.common_shape import Cost, call_id, encode, told_cost, told_cut
 from oaiserve.routes.answer.shape import Timings
 from oaiserve.routes.chat.conversation import Conversation
 from oaiserve.routes.dialects.segments import Arguments, CallBegin, CallBroken, CallEnd, Content, Reasoning, Segment
 from oaiserve.routes.exchange import RequestTimings
 from oaiserve.routes.intake.parameters import Wanted
+from oaiserve.routes.intake.read import Head
 
 
 class AnswerText(msgspec.Struct, tag_field="type", tag="text"):

@@ -13,12 +13,12 @@ from oaiserve.engine.pooling import Pooling
 from oaiserve.engine.request import Pooled, Prompt, PromptDone, TokenPrompt, Usage
 from oaiserve.plugins.pooling import inputs as pooling
 from oaiserve.routes.answer.common_shape import encode
-from oaiserve.routes.answer.respond import Answer
+from oaiserve.routes.answer.respond import Answer, pooled_answer_to
 from oaiserve.routes.intake.body_types import MAX_INT32
 from oaiserve.routes.intake.invalid import invalid, show
 from oaiserve.routes.intake.object_types import Integer, Prompts, described
 from oaiserve.routes.intake.parameters import inputs_of, integer, prompt_ids
-from oaiserve.routes.intake.prepare import Intake, prepare
+from oaiserve.routes.intake.read import Intake, read
 from oaiserve.routes.operation import Operation
 
 
@@ -56,7 +56,7 @@ class EmbeddingList(pooling.PooledList[Embedding]):
     example={"input": ["What is the capital of France?", "Paris"]},
 )
 async def embeddings(http: HTTPRequest) -> Answer:
-    return await prepare(http, EmbeddingBody, _answer, tasks=("embed",), id_prefix="embd-")
+    return await read(http, EmbeddingBody, _answer, tasks=("embed",), id_prefix="embd-")
 
 
 def _answer(intake: Intake[EmbeddingBody]) -> Answer:
@@ -80,7 +80,7 @@ def _answer(intake: Intake[EmbeddingBody]) -> Answer:
         params["dimensions"] = size
     if body.prompt_name is not None:
         params["prompt_name"] = body.prompt_name
-    return intake.pooled_answer(build_prompts(body, model, pooling.most_tokens(intake)), whole, params)
+    return pooled_answer_to(intake, build_prompts(body, model, pooling.most_tokens(intake)), whole, params)
 
 
 def _size(body: EmbeddingBody, model: Pooling) -> int | None:

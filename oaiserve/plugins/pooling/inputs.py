@@ -11,12 +11,12 @@ import numpy as np
 from oaiserve.engine.pooling import Pooling
 from oaiserve.engine.request import Pooled, Prompt, TextPrompt, Usage
 from oaiserve.errors import InvalidRequest
-from oaiserve.routes.answer.common_shape import Head, encode, joined
+from oaiserve.routes.answer.common_shape import encode, joined
 from oaiserve.routes.intake.body_types import ModelName, Priority
 from oaiserve.routes.intake.invalid import invalid
 from oaiserve.routes.intake.object_types import Integer, described
 from oaiserve.routes.intake.parameters import integer
-from oaiserve.routes.intake.prepare import Intake
+from oaiserve.routes.intake.read import Head, Intake
 
 MAX_TEXTS = 2048  # texts of one request: OpenAI's limit
 Item = TypeVar("Item", bound=msgspec.Struct)

@@ -19,12 +19,12 @@ from oaiserve.engine.request import FilledPrompt, PairPrompt, Pooled, Prompt, Pr
 from oaiserve.errors import InvalidRequest
 from oaiserve.plugins.pooling import inputs as pooling
 from oaiserve.routes.answer.common_shape import encode
-from oaiserve.routes.answer.respond import Answer
+from oaiserve.routes.answer.respond import Answer, pooled_answer_to
 from oaiserve.routes.intake.body_types import MAX_INT32
 from oaiserve.routes.intake.invalid import invalid
 from oaiserve.routes.intake.object_types import Integer, described
 from oaiserve.routes.intake.parameters import integer
-from oaiserve.routes.intake.prepare import Intake, prepare
+from oaiserve.routes.intake.read import Intake, read
 from oaiserve.routes.operation import Operation
 
 Texts = str | Annotated[list[str], msgspec.Meta(extra_json_schema={"minItems": 1, "maxItems": pooling.MAX_TEXTS})]
@@ -95,7 +95,7 @@ class Ranking(msgspec.Struct):
     example={"text_1": "What is the capital of France?", "text_2": ["Paris", "Berlin"]},
 )
 async def score(http: HTTPRequest) -> Answer:
-    return await prepare(http, ScoreBody, _score_answer, tasks=("embed", "score"), id_prefix="score-")
+    return await read(http, ScoreBody, _score_answer, tasks=("embed", "score"), id_prefix="score-")
 
 
 @Operation(
@@ -106,7 +106,7 @@ async def score(http: HTTPRequest) -> Answer:
     example={"query": "What is the capital of France?", "documents": ["Berlin", "Paris"]},
 )
 async def rerank(http: HTTPRequest) -> Answer:
-    return await prepare(
+    return await read(
         http,
         RerankBody,
         _rerank_answer,
@@ -133,7 +133,7 @@ def _score_answer(intake: Intake[ScoreBody]) -> Answer:
         items = (encode(Score(index, score)) for index, score in enumerate(pairing.scores(vectors)))
         return pooling.rendered(pooling.list_head(intake.head), "data", items, usage)
 
-    return intake.pooled_answer(pairing.prompts(), whole, {})
+    return pooled_answer_to(intake, pairing.prompts(), whole, {})
 
 
 def _rerank_answer(intake: Intake[RerankBody]) -> Answer:
@@ -160,7 +160,7 @@ def _rerank_answer(intake: Intake[RerankBody]) -> Answer:
         items = (encode(Ranked(index, scores[index], shown[index])) for index in best)
         return pooling.rendered({"id": intake.head.id, "model": intake.head.model}, "results", items, usage)
 
-    return intake.pooled_answer(pairing.prompts(), whole, {} if top_n is None else {"top_n": top_n})
+    return pooled_answer_to(intake, pairing.prompts(), whole, {} if top_n is None else {"top_n": top_n})
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,10 +21,10 @@ from oaiserve.plugins.responses.output import CompactionItem, OutputMessage, Res
 from oaiserve.plugins.responses.request_input import Earlier, RequestInput, conversed, read_all_earlier
 from oaiserve.plugins.responses.shape import ResponsesShape
 from oaiserve.routes.answer.common_shape import encode
-from oaiserve.routes.answer.respond import Answer
+from oaiserve.routes.answer.respond import Answer, answer_to
 from oaiserve.routes.intake.body_types import CompactionBody, ResponsesBody
 from oaiserve.routes.intake.invalid import invalid
-from oaiserve.routes.intake.prepare import Intake, prepare
+from oaiserve.routes.intake.read import Intake, read
 from oaiserve.routes.intake.turns import in_turns_if_large
 from oaiserve.routes.operation import Operation
 
@@ -93,7 +93,7 @@ class CompactionShape(SummaryShape):
     example={"input": "What is the capital of France?"},
 )
 async def compact(http: Request) -> Answer:
-    intake = await prepare(http, CompactionBody, _as_response, id_prefix="resp_")
+    intake = await read(http, CompactionBody, _as_response, id_prefix="resp_")
     earlier = await read_all_earlier(http, intake)
     return await in_turns_if_large(http, _answer(intake, earlier), intake.num_bytes, always=True)
 
@@ -138,4 +138,4 @@ def _answer(intake: Intake[ResponsesBody], earlier: Earlier) -> Work[Answer]:
         intake.head, wanted, conversation, exchange.tool_calls, {}, offered, stream=False, encrypts=False
     )
     shape.kept = kept([*whole.earlier, *whole.items])
-    return intake.answer(params, (with_wish(prompt),), shape)
+    return answer_to(intake, params, (with_wish(prompt),), shape)

@@ -31,7 +31,7 @@ from oaiserve.routes.door.middleware import json_response, lasting_id
 from oaiserve.routes.intake.body_types import MAX_ITEMS, ConversationBody, ItemsBody, MetadataBody
 from oaiserve.routes.intake.invalid import invalid, show
 from oaiserve.routes.intake.parameters import check_metadata
-from oaiserve.routes.intake.receive import read_parsed
+from oaiserve.routes.intake.read import read_parsed
 from oaiserve.routes.operation import Deleted, Operation
 from oaiserve.routes.serving import serving_of
 

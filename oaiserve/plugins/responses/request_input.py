@@ -40,7 +40,7 @@ from oaiserve.routes.intake.body_types import ResponseInputBody, ResponsesBody
 from oaiserve.routes.intake.invalid import invalid, show
 from oaiserve.routes.intake.media import MediaReader, read_media
 from oaiserve.routes.intake.parameters import integer
-from oaiserve.routes.intake.prepare import Intake
+from oaiserve.routes.intake.read import Intake
 from oaiserve.routes.serving import Serving, serving_of
 
 InputBody = ResponsesBody | ResponseInputBody

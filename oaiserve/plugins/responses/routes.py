@@ -34,7 +34,7 @@ from oaiserve.plugins.responses.state import State, state_of
 from oaiserve.plugins.responses.store import StoredResponse
 from oaiserve.routes.adaptations import Adaptations
 from oaiserve.routes.answer.common_shape import encode
-from oaiserve.routes.answer.respond import Answer
+from oaiserve.routes.answer.respond import Answer, answer_to
 from oaiserve.routes.chat import constraints
 from oaiserve.routes.intake import parameters
 from oaiserve.routes.intake.body_types import (
@@ -46,8 +46,7 @@ from oaiserve.routes.intake.body_types import (
 from oaiserve.routes.intake.invalid import invalid
 from oaiserve.routes.intake.object_types import PlainText, ResponseTool, TextOptions
 from oaiserve.routes.intake.parameters import integer
-from oaiserve.routes.intake.prepare import Intake, prepare
-from oaiserve.routes.intake.receive import read_parsed
+from oaiserve.routes.intake.read import Intake, read, read_parsed
 from oaiserve.routes.intake.turns import in_turns_if_large
 from oaiserve.routes.operation import Operation
 from oaiserve.routes.serving import Serving, serving_of
@@ -76,7 +75,7 @@ _TOOL_FIELDS = ("description", "parameters", "strict")  # These are null if the 
 )
 async def responses(http: Request) -> Answer | BackgroundAnswer:
     """Answer in two parts. Between them, the stored responses that the request continues are read."""
-    intake = await prepare(http, ResponsesBody, lambda intake: intake, id_prefix="resp_")
+    intake = await read(http, ResponsesBody, lambda intake: intake, id_prefix="resp_")
     if compacts := compact.is_triggered(intake.body):
         intake = compact.for_summary(intake)
     earlier = await read_all_earlier(http, intake)
@@ -197,7 +196,7 @@ def _answer(
 
     keeps = stores or body.conversation is not None
     asking = compact.with_wish(prompt) if compacts else prompt
-    answer = intake.answer(params, (asking,), shape, before_end=store if keeps else None)
+    answer = answer_to(intake, params, (asking,), shape, before_end=store if keeps else None)
     if not body.background:
         return answer
     return BackgroundAnswer(answer, shape, Run(earlier.owner, turn(b"")), state.runs, streams=bool(body.stream))

@@ -25,12 +25,13 @@ from oaiserve.plugins.responses.output import (
     ResponseUsage,
 )
 from oaiserve.routes.answer import sse
-from oaiserve.routes.answer.common_shape import Head, encode, filled, progress_comment, told_cost, told_cut
+from oaiserve.routes.answer.common_shape import encode, filled, progress_comment, told_cost, told_cut
 from oaiserve.routes.answer.logprobs import drop_end_logprob
 from oaiserve.routes.answer.shape import ACTIVITY_SECONDS, Timings
 from oaiserve.routes.chat.conversation import Conversation
 from oaiserve.routes.dialects.segments import Content
 from oaiserve.routes.intake.parameters import Wanted
+from oaiserve.routes.intake.read import Head
 
 
 class ResponsesShape:

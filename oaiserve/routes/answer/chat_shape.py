@@ -16,7 +16,6 @@ from oaiserve.facts.record import ToolCallOutcome
 from oaiserve.routes.answer.common_shape import (
     HOLE,
     ChoicesShape,
-    Head,
     StreamChunk,
     TokenUsage,
     Whole,
@@ -35,6 +34,7 @@ from oaiserve.routes.chat.answer_reader import AnswerReader
 from oaiserve.routes.chat.conversation import Conversation
 from oaiserve.routes.dialects.segments import Arguments, CallBegin, CallBroken, CallEnd, Content, Reasoning, Segment
 from oaiserve.routes.intake.parameters import Wanted
+from oaiserve.routes.intake.read import Head
 
 
 class Function(msgspec.Struct):

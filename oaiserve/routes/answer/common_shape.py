@@ -7,7 +7,6 @@ of its events.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from hashlib import sha256
 from typing import Any, Generic, TypeVar
 
@@ -20,26 +19,12 @@ from oaiserve.routes.answer.logprobs import PromptLogprobs
 from oaiserve.routes.answer.shape import ACTIVITY_SECONDS, Timings
 from oaiserve.routes.exchange import RequestTimings
 from oaiserve.routes.intake.parameters import Wanted
+from oaiserve.routes.intake.read import Head
 
 encode = msgspec.json.Encoder().encode
 DONE = sse.event(b"[DONE]")
 Choice = TypeVar("Choice", bound=msgspec.Struct)
 HOLE = msgspec.Raw(b"\0")  # stands for a value that is rendered in parts; JSON itself never has this byte
-
-
-@dataclass(frozen=True, slots=True)
-class Head:
-    """The values that identify an answer. Every JSON object of the answer repeats them."""
-
-    id: str
-    created: int  # Unix seconds
-    model: str
-    system_fingerprint: str
-
-    @property
-    def unique_id(self) -> str:
-        """The id without its prefix. Behind a gateway, all servers of a request use the same one."""
-        return self.id.rpartition("_")[2]
 
 
 def call_id(response_id: str, choice: int, number: int, prefix: str = "call_") -> str:

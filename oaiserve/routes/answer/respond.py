@@ -22,9 +22,11 @@ from oaiserve.engine.request import (
     Failed,
     Finished,
     Pooled,
+    Prompt,
     PromptDone,
     PromptProgress,
     Request,
+    SamplingParams,
     TokenChunk,
     Usage,
 )
@@ -37,6 +39,7 @@ from oaiserve.routes.answer.continued import ContinuedShape
 from oaiserve.routes.answer.shape import RenderWhole, Shape
 from oaiserve.routes.door.middleware import as_api_error
 from oaiserve.routes.exchange import Exchange
+from oaiserve.routes.intake.read import Intake
 from oaiserve.routes.intake.turns import client_left
 from oaiserve.routes.serving import Serving
 from oaiserve.wire.continuation import KIND_HEADER
@@ -332,6 +335,32 @@ class Answer:
         if stream.too_slow:
             return _fallen_behind()
         return Unavailable("The server is shutting down. Please try again.")
+
+
+def answer_to(
+    intake: Intake[Any],
+    params: SamplingParams,
+    prompts: tuple[Prompt, ...],
+    shape: Shape,
+    *,
+    before_end: Callable[[Usage], Awaitable[None]] | None = None,
+) -> Answer:
+    """Return the answer with the text after each prompt, which `shape` renders. Raises InvalidRequest for too many
+    choices."""
+    request = intake.request(prompts, params)
+    streamed = shape if intake.exchange.is_streaming else None
+    return Answer(intake.serving, intake.exchange, request, shape.whole, streamed, before_end=before_end)
+
+
+def pooled_answer_to(
+    intake: Intake[Any],
+    prompts: tuple[Prompt, ...],
+    whole: RenderWhole,
+    params: Mapping[str, str | int | float | bool],
+) -> Answer:
+    """Return the answer that `whole` renders from the vectors of prompts. `params` are for the record."""
+    intake.exchange.params = {**params, "num_inputs": len(prompts)}
+    return Answer(intake.serving, intake.exchange, intake.pooling_request(prompts), whole)
 
 
 def _fallen_behind() -> SlowReader:

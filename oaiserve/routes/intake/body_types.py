@@ -5,9 +5,7 @@ JSON null means the same as a missing parameter, and 2.0 is accepted as an integ
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from functools import cache
-from typing import Annotated, Any, Literal, get_type_hints
+from typing import Annotated, Any, Literal
 
 import msgspec
 
@@ -353,13 +351,3 @@ class DetokenizeBody(msgspec.Struct, kw_only=True):
 
     model: ModelName = None
     tokens: list[TokenId]
-
-
-@cache
-def ranges(body: type[msgspec.Struct]) -> Mapping[str, tuple[float, float]]:
-    limits = {}
-    for name, hint in get_type_hints(body, include_extras=True).items():
-        for meta in getattr(hint, "__metadata__", ()):
-            if {"minimum", "maximum"} <= (schema := meta.extra_json_schema or {}).keys():
-                limits[name] = (schema["minimum"], schema["maximum"])
-    return limits

@@ -20,7 +20,7 @@ from oaiserve.errors import InvalidRequest
 from oaiserve.gc_pause import paused_for
 from oaiserve.routes.adaptations import Note
 from oaiserve.routes.intake.invalid import invalid_type, members, show
-from oaiserve.wire.surrogates import REPLACEMENT, halves_of, replace_halves
+from oaiserve.wire.surrogates import REPLACEMENT, without_halves
 
 logger = logging.getLogger(__name__)
 
@@ -113,14 +113,17 @@ def parse(
         try:
             values, parsed, unsupported = yield from _decoded(kind, body, check_given)
         except msgspec.DecodeError as error:
-            if isinstance(error, msgspec.ValidationError) or not (halves := (yield from halves_of(body))):
+            if isinstance(error, msgspec.ValidationError):
                 raise
-            if note is None or not isinstance(body, bytearray):
-                raise _half(halves[0]) from None
-            replace_halves(body, halves)
+            body = body if isinstance(body, bytearray) else bytearray(body)
+            if not (halves := (yield from without_halves(body))):
+                raise
             values, parsed, unsupported = yield from _decoded(kind, body, check_given)
-            if any(REPLACEMENT in bytes(values[name]) for name in values.keys() - _PASSED_ON):
-                raise _half(halves[0]) from None
+            if note is None or any(REPLACEMENT in bytes(values[name]) for name in values.keys() - _PASSED_ON):
+                raise InvalidRequest(
+                    f"The body has half of a surrogate pair (byte {halves[0]}), which is no character. Send valid "
+                    "Unicode text."
+                ) from None
             note("the body", "halves of surrogate pairs are read as U+FFFD")
     except msgspec.ValidationError as error:
         raise invalid_type(kind, str(error)) from None
@@ -173,12 +176,6 @@ def _decoded(
     names = (values.keys() & UNSUPPORTED.keys()) - set(parsed.__struct_fields__)
     unsupported = {name: msgspec.json.decode(values[name]) for name in UNSUPPORTED if name in names}
     return values, parsed, unsupported
-
-
-def _half(at: int) -> InvalidRequest:
-    return InvalidRequest(
-        f"The body has half of a surrogate pair (byte {at}), which is no character. Send valid Unicode text."
-    )
 
 
 def _known_names(kind: type[msgspec.Struct], body: bytes | bytearray) -> dict[str, msgspec.Raw]:

@@ -6,7 +6,7 @@ Nothing is decoded here: that happens where prompts are tokenized.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Generator, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple, cast
 
@@ -80,17 +80,13 @@ def _fineness(detail: str | None) -> Detail:
 class MediaReader:
     """Makes the parts and the files of a prompt from the media in the body of a request."""
 
-    def __init__(
-        self,
-        serving: Serving,
-        contents: Mapping[str, bytes] | None = None,
-        note: Note | None = None,
-    ) -> None:
+    def __init__(self, serving: Serving, contents: Mapping[str, bytes] | None = None, note: Note | None = None) -> None:
         """`contents` has the media that the body only names, by their names."""
-        self._model = serving.config.model_name
+        self._serving = serving
         self._kinds = serving.engine.media
         self._most = serving.config.server.max_images
         self.contents = contents or {}
+        self.named: Named = {}  # those that `fetch` fetches
         self._note = note or Adaptations().note
         self._asked: set[str] = set()  # the places of the media in the user's last turn
 
@@ -139,7 +135,36 @@ class MediaReader:
         if kind not in self._kinds:
             reads = " and ".join(["text", *sorted(_NOUNS[each] for each in self._kinds)])
             alone = "text alone" if not self._kinds else reads
-            raise invalid(param, f"the model '{self._model}' reads {alone}, no {_NOUNS[kind]}", where)
+            raise invalid(
+                param, f"the model '{self._serving.config.model_name}' reads {alone}, no {_NOUNS[kind]}", where
+            )
+
+    async def fetch(self, request: Request, held: HeldBytes) -> None:
+        """Fetch the named media, whose bytes are `held` meanwhile. Raises InvalidRequest and Overloaded."""
+        most = self._serving.body_limit
+        named = {name: each for name, each in self.named.items() if each[1].is_needed or self.reads(each[0].kind)}
+        for source, place in named.values():
+            self.check_kind(source.kind, place.param, place.where)
+        limit = self._most
+        if (num_needed := sum(place.is_needed for _, place in named.values())) > limit:
+            raise InvalidRequest(f"The request names {num_needed} files, but may have at most {limit} (--max-images).")
+        others = [name for name, each in named.items() if not each[1].is_needed]
+        for name in others[: num_left_out(len(named), limit)]:
+            del named[name]
+
+        def take(num_bytes: int) -> None:
+            """Count bytes like those of a body: all media that are only named may be as large as one body."""
+            if held.number + num_bytes > most:
+                raise InvalidRequest(f"The files that the request names have more than {most} bytes (--body-limit).")
+            held.take(num_bytes)
+
+        tasks = [asyncio.create_task(_content(request, self._serving, *each, take)) for each in named.values()]
+        try:
+            contents = dict(zip(named, await asyncio.gather(*tasks), strict=True))
+            self.contents = {**self.contents, **{name: each for name, each in contents.items() if each is not None}}
+        finally:
+            for task in tasks:
+                task.cancel()
 
     def taken(self, messages: Iterable[Mapping[str, Any]], note: Note) -> tuple[MediaFile, ...]:
         """Take the files out of the parts of messages, in their order. If there are too many, the oldest are left out.
@@ -187,29 +212,33 @@ async def read_media(
     """Return the reader of the media of a body and of the items that it continues. Media that are only named and not
     yet `known` are fetched. Raises InvalidRequest and Overloaded."""
     serving = serving_of(request)
-    contents = {} if known is None else known.contents
-    if not serving.engine.media:
-        return MediaReader(serving)
-
-    def named() -> Generator[None, None, Named]:
-        yield
-        sources: Named = {}
-        for item in stored():
-            place = _Place("input", f"{STORED}{item['id']}", is_needed=False)
-            sources |= {source.name: (source, place) for _, source in _sources_in(item, "") if source.name}
-        in_last_turn = _asked_in(body)
-        for where, source in _sources_in(body, ""):
-            if source.name:
-                # A part below another one is in the result of a tool.
-                is_asked = where.startswith(in_last_turn) and where.count(".") == 1
-                is_needed = is_asked or (source.name in sources and sources[source.name][1].is_needed)
-                sources[source.name] = source, _Place(_top(where), where, is_needed)
-        return {name: each for name, each in sources.items() if name not in contents}
-
-    sources = await in_turns_if_large(request, named(), num_bytes)
     exchange: Exchange | None = getattr(request.state, "exchange", None)  # without it, nothing is generated
     note = None if exchange is None else exchange.adaptations.note
-    return MediaReader(serving, {**contents, **await _fetched(request, serving, sources)}, note)
+    reader = MediaReader(serving, None if known is None else known.contents, note)
+    if serving.engine.media:
+        reader.named = await in_turns_if_large(request, named_media(body, stored, reader.contents), num_bytes)
+        with HeldBytes(serving.received_bytes, request.state.client) as held:
+            await reader.fetch(request, held)
+    return reader
+
+
+def named_media(
+    body: object, stored: Callable[[], Iterable[Part]] = tuple, known: Container[str] = ()
+) -> Generator[None, None, Named]:
+    """Return the media that a body, or a stored item before it, only names, without those that are `known`."""
+    yield
+    sources: Named = {}
+    for item in stored():
+        place = _Place("input", f"{STORED}{item['id']}", is_needed=False)
+        sources |= {source.name: (source, place) for _, source in _sources_in(item, "") if source.name}
+    in_last_turn = _asked_in(body)
+    for where, source in _sources_in(body, ""):
+        if source.name:
+            # A part below another one is in the result of a tool.
+            is_asked = where.startswith(in_last_turn) and where.count(".") == 1
+            is_needed = is_asked or (source.name in sources and sources[source.name][1].is_needed)
+            sources[source.name] = source, _Place(_top(where), where, is_needed)
+    return {name: each for name, each in sources.items() if name not in known}
 
 
 def _sources_in(value: Any, where: str) -> Iterator[tuple[str, MediaSource]]:
@@ -252,35 +281,6 @@ def first_asked(roles: Sequence[object]) -> int:
     while last and roles[last - 1] in ("user", "system", "developer"):
         last -= 1
     return last
-
-
-async def _fetched(request: Request, serving: Serving, named: Named) -> dict[str, bytes]:
-    reader = MediaReader(serving)
-    most = serving.body_limit
-    named = {name: each for name, each in named.items() if each[1].is_needed or reader.reads(each[0].kind)}
-    for source, place in named.values():
-        reader.check_kind(source.kind, place.param, place.where)
-    limit = serving.config.server.max_images
-    if (num_needed := sum(place.is_needed for _, place in named.values())) > limit:
-        raise InvalidRequest(f"The request names {num_needed} files, but may have at most {limit} (--max-images).")
-    others = [name for name, each in named.items() if not each[1].is_needed]
-    for name in others[: num_left_out(len(named), limit)]:
-        del named[name]
-    with HeldBytes(serving.received_bytes, request.state.client) as held:
-
-        def take(num_bytes: int) -> None:
-            """Count bytes like those of a body: all media that are only named may be as large as one body."""
-            if held.number + num_bytes > most:
-                raise InvalidRequest(f"The files that the request names have more than {most} bytes (--body-limit).")
-            held.take(num_bytes)
-
-        tasks = [asyncio.create_task(_content(request, serving, *each, take)) for each in named.values()]
-        try:
-            contents = dict(zip(named, await asyncio.gather(*tasks), strict=True))
-            return {name: content for name, content in contents.items() if content is not None}
-        finally:
-            for task in tasks:
-                task.cancel()
 
 
 async def _content(

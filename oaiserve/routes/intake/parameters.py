@@ -8,13 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any, cast
+from functools import cache
+from typing import Any, cast, get_type_hints
 
 import msgspec
 
 from oaiserve.engine.request import SamplingParams
+from oaiserve.errors import InvalidRequest
 from oaiserve.routes.intake.body_types import (
     MAX_CHARACTERS,
+    MAX_DEADLINE_MS,
     MAX_KEY_CHARACTERS,
     MAX_METADATA,
     MAX_SALT_CHARACTERS,
@@ -23,7 +26,6 @@ from oaiserve.routes.intake.body_types import (
     ChatBody,
     ResponsesBody,
     SamplingBody,
-    ranges,
 )
 from oaiserve.routes.intake.invalid import invalid, show
 from oaiserve.routes.intake.object_types import Integer, Prompts
@@ -56,12 +58,49 @@ def integer(body: msgspec.Struct, name: str, low: int | None = None, high: int |
     return int(_within(name, value, *limits))
 
 
+@cache
+def ranges(body: type[msgspec.Struct]) -> Mapping[str, tuple[float, float]]:
+    limits = {}
+    for name, hint in get_type_hints(body, include_extras=True).items():
+        for meta in getattr(hint, "__metadata__", ()):
+            if {"minimum", "maximum"} <= (schema := meta.extra_json_schema or {}).keys():
+                limits[name] = (schema["minimum"], schema["maximum"])
+    return limits
+
+
 def _within(name: str, value: float, low: float, high: float) -> float:
     if not value >= low:
         raise invalid(name, f"must be >= {low}, got {show(value)}")
     if not value <= high:
         raise invalid(name, f"must be <= {high}, got {show(value)}")
     return value
+
+
+def deadline_ns(headers: Mapping[str, str], body: msgspec.Struct, name: str) -> int | None:
+    """Return the nanoseconds from the receipt of a request to one of its deadlines, by the name of its field.
+
+    If both the header and the body set it, the earlier one counts, so that a proxy can shorten it. Raises
+    InvalidRequest.
+    """
+    header = f"x-{name.replace('_', '-')}"
+    text = headers.get(header)
+    deadlines = [] if text is None else [_milliseconds(header, text)]
+    if hasattr(body, name) and (in_body := integer(body, name)) is not None:
+        deadlines.append(in_body)
+    if deadlines:
+        return min(deadlines) * 1_000_000
+    return None
+
+
+def _milliseconds(header: str, text: str) -> int:
+    if len(text) < 10 and text.isascii() and text.isdigit():
+        number = int(text)
+    else:
+        number = 0
+    if not 1 <= number <= MAX_DEADLINE_MS:
+        limits = f"must be an integer of milliseconds from 1 to {MAX_DEADLINE_MS}"
+        raise InvalidRequest(f"Invalid header '{header}': {limits}, got {show(text)}.", param=header)
+    return number
 
 
 def refuse(body: SamplingBody, route: str, hints: Mapping[str, str]) -> None:

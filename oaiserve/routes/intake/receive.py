@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from codecs import BOM_UTF8
-from collections.abc import Awaitable, Callable, Generator, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable
 from functools import partial
 from threading import Lock
 from typing import TypeVar
@@ -15,12 +15,10 @@ from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect, Request
 
 from oaiserve.errors import BodyTooLarge, InvalidRequest, Overloaded, RequestTimeout
-from oaiserve.http.codings import WINDOW_BYTES, Decoding, codings_of, decoded
+from oaiserve.http.codings import WINDOW_BYTES, Decoding, Undo, codings_of, undoing
 from oaiserve.http.fair_turns import LARGE_BYTES, MUCH_BYTES, CpuTime, Work, at_once
 from oaiserve.http.shared_limit import SharedLimit
-from oaiserve.routes.adaptations import Note
-from oaiserve.routes.intake import decode as protocol
-from oaiserve.routes.intake.turns import MOST_LOOP_BYTES, in_turns, in_turns_if_large
+from oaiserve.routes.intake.turns import MOST_LOOP_BYTES, in_turns
 from oaiserve.routes.serving import Serving, serving_of
 
 RETRY_AFTER_SECONDS = 1
@@ -73,7 +71,7 @@ class HeldBytes:
 async def read_body(request: Request, serving: Serving) -> bytearray:
     """Read the whole JSON body of the request and undo its content codings. Raises the errors of both, Overloaded if
     clients send too many large bodies at once, and ClientDisconnect."""
-    codings = codings_of(request.headers.getlist("content-encoding"))
+    undo = undoing(request.headers.getlist("content-encoding"))
     limit_bytes = serving.body_limit
     body = bytearray()  # one buffer that grows: joining the parts would copy all of them
     is_whole = False
@@ -87,11 +85,11 @@ async def read_body(request: Request, serving: Serving) -> bytearray:
             body.clear()
             if num_bytes >= MUCH_BYTES:
                 serving.engine.give_back_later()
-    if codings:
-        body = await _decoded(request, body, codings, limit_bytes)
+    check_type(request, "application/json")
+    if undo is not None:
+        body = await _decoded(request, body, undo, limit_bytes)
     if body.startswith(BOM_UTF8):  # Editors on Windows write this mark.
         del body[: len(BOM_UTF8)]
-    check_type(request, "application/json")
     return body
 
 
@@ -164,10 +162,10 @@ def announced_bytes(headers: Headers) -> int:
     return int(length[:15]) if length.isdecimal() else 0
 
 
-async def _decoded(request: Request, body: bytearray, codings: list[str], limit_bytes: int) -> bytearray:
+async def _decoded(request: Request, body: bytearray, undo: Undo, limit_bytes: int) -> bytearray:
     """Return a body without its codings: at once for a small one, in the tokenize stage for a large one."""
     with HeldBytes(serving_of(request).received_bytes, request.state.client) as held:
-        work = decoded(body, codings, limit_bytes, held.take)
+        work = undo(body, limit_bytes, held.take)
         try:
             next(work)
         except StopIteration as stop:
@@ -176,55 +174,12 @@ async def _decoded(request: Request, body: bytearray, codings: list[str], limit_
         return await in_turns(request, work, max(len(body), LARGE_BYTES + 1))
 
 
-async def read_parsed(
-    request: Request,
-    kind: type[Body],
-    note: Note | None = None,
-    check_given: Callable[[Mapping[str, msgspec.Raw]], None] | None = None,
-) -> tuple[Body, int]:
-    """Read and parse the body of the request, and return it with its number of bytes. Raises the errors of
-    `protocol.parse`."""
-    serving = serving_of(request)
-    content = await read_body(request, serving)
-    parsing = parsed(serving, kind, content, check_given, note)
-    return await in_turns_if_large(request, parsing, len(content)), len(content)
-
-
-def parsed(
-    serving: Serving,
-    kind: type[Body],
-    content: bytearray,
-    check_given: Callable[[Mapping[str, msgspec.Raw]], None] | None = None,
-    note: Note | None = None,
-) -> Generator[None, None, Body]:
-    """Parse a body, and refuse too many messages before any work on them. Raises the errors of `protocol.parse`."""
-    body = yield from protocol.parse(kind, content, check_given, note)
-    for name in ("messages", "input"):
-        messages = getattr(body, name, None)
-        if isinstance(messages, list) and messages and isinstance(messages[0], Mapping | msgspec.Struct):
-            serving.check_messages(name, len(messages))
-    return body
-
-
 async def read_into(body: bytearray, request: Request, held: HeldBytes, limit_bytes: int) -> None:
     """Read a body without an engine: worker threads undo its content codings. `held` has its bytes until the caller
     gives them back. Raises an APIError, and ClientDisconnect."""
-    codings = codings_of(request.headers.getlist("content-encoding"))
+    undo = undoing(request.headers.getlist("content-encoding"))
     await receive(request, limit_bytes, partial(held.keep, body))
-    if codings and body:
-        whole = await run_in_threadpool(at_once, decoded(body, codings, limit_bytes, held.take))
+    if undo is not None and body:
+        whole = await run_in_threadpool(at_once, undo(body, limit_bytes, held.take))
         held.give_back(len(body))
         body[:] = whole
-
-
-async def read_without_engine(request: Request, received: SharedLimit, limit_bytes: int, kind: type[Body]) -> Body:
-    """Read and parse a body as `read_parsed` does, without an engine."""
-    body = bytearray()
-    with HeldBytes(received, request.state.client) as held:
-        try:
-            await read_into(body, request, held, limit_bytes)
-            check_type(request, "application/json")
-            content = body.removeprefix(BOM_UTF8)
-            return await run_in_threadpool(at_once, protocol.parse(kind, content))
-        except RecursionError:
-            raise InvalidRequest("The body is nested too deeply.") from None

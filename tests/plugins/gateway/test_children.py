@@ -244,7 +244,7 @@ def test_refusal_of_a_process_is_held_back_once_and_charged_to_the_client(monkey
 def test_nobody_is_advised_to_trust_the_gateway_for_streams_of_a_process(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("oaiserve.routes.intake.prepare.ids_of", lambda text: None)
+    monkeypatch.setattr("oaiserve.routes.door.accounting.ids_of", lambda text: None)
     with running(monkeypatch, "a") as (http, _):
         answer = http.post("/v1/completions", json={"prompt": "Hi", "stream": True})
         assert answer.text.endswith("data: [DONE]\n\n")

@@ -1,46 +1,64 @@
-"""Prepares the `Answer` to a request: the steps that all routes of the engine share.
+"""`read`: what all routes of the engine do with a request before they look at their own parameters.
 
-An `Intake` has the parsed body. From it, a route makes its own parameters, the sampling parameters, the prompts, the
-shape, and finally the answer.
+The body is received and its codings are undone (receive.py). Then it is decoded and its types and names are checked
+(decode.py), and the media that it only names are fetched (media.py). The result is an `Intake`, from which the route
+makes its answer. The event loop does all this for a small body, and the tokenize stage, in turns, for a large one.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Callable, Generator, Mapping
+from codecs import BOM_UTF8
+from collections.abc import Callable, Mapping
 from copy import copy
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeVar, cast
 
 import msgspec
+from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request as HTTPRequest
 
 from oaiserve.engine.pooling import Task
-from oaiserve.engine.request import GapPrompt, Prompt, Request, SamplingParams, Usage
+from oaiserve.engine.request import GapPrompt, Prompt, Request, SamplingParams
 from oaiserve.errors import InvalidRequest
 from oaiserve.facts.record import Origin
 from oaiserve.facts.times import monotonic_ns
-from oaiserve.routes.answer.common_shape import Head
-from oaiserve.routes.answer.respond import Answer
-from oaiserve.routes.answer.shape import RenderWhole, Shape
-from oaiserve.routes.exchange import COST_HEADER, Exchange
+from oaiserve.http.fair_turns import Work, at_once
+from oaiserve.http.shared_limit import SharedLimit
+from oaiserve.routes.adaptations import Note
+from oaiserve.routes.exchange import Exchange
 from oaiserve.routes.intake import parameters
 from oaiserve.routes.intake.body_types import MAX_CHOICES_PER_REQUEST, SamplingBody
-from oaiserve.routes.intake.deadlines import deadline_ns
+from oaiserve.routes.intake.decode import parse
 from oaiserve.routes.intake.invalid import invalid
-from oaiserve.routes.intake.media import MediaReader, read_media
-from oaiserve.routes.intake.parameters import Wanted, integer
-from oaiserve.routes.intake.receive import parsed, read_body
+from oaiserve.routes.intake.media import MediaReader, named_media
+from oaiserve.routes.intake.parameters import Wanted, deadline_ns, integer
+from oaiserve.routes.intake.receive import HeldBytes, check_type, read_body, read_into
 from oaiserve.routes.intake.turns import in_turns_if_large
 from oaiserve.routes.sampling_defaults import NEUTRAL
 from oaiserve.routes.serving import Serving, serving_of
-from oaiserve.wire.continuation import IDS_HEADER, SENT_HEADER, SIGN, Piece, ids_of, take_sent
+from oaiserve.wire.continuation import SENT_HEADER, SIGN, Piece, take_sent
 from oaiserve.wire.prefix_keys import prefix_keys_of, prompt_of_body
 
 Body = TypeVar("Body", bound=msgspec.Struct)
 OwnBody = TypeVar("OwnBody", bound=msgspec.Struct, covariant=True)
 OtherBody = TypeVar("OtherBody", bound=msgspec.Struct)
 Made = TypeVar("Made")
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """The values that identify an answer. Every JSON object of the answer repeats them."""
+
+    id: str
+    created: int  # Unix seconds
+    model: str
+    system_fingerprint: str
+
+    @property
+    def unique_id(self) -> str:
+        """The id without its prefix. Behind a gateway, all servers of a request use the same one."""
+        return self.id.rpartition("_")[2]
 
 
 class Intake(Generic[OwnBody]):
@@ -56,6 +74,7 @@ class Intake(Generic[OwnBody]):
         exchange: Exchange,
         content: bytes | bytearray,
         body: OwnBody,
+        model: str,
         id_prefix: str,
         sent: tuple[Piece, ...] = (),
     ) -> None:
@@ -63,13 +82,12 @@ class Intake(Generic[OwnBody]):
         self.exchange = exchange
         self.body = body
         self.num_bytes = len(content)  # bytes of the body, and of stored responses that the request continues
-        self.media = MediaReader(serving)
+        self.media = MediaReader(serving, note=exchange.adaptations.note)
         if exchange.ids is None:
             unique_id = exchange.unique_id
             created = int(time.time())
         else:
             unique_id, created = exchange.ids[:2]
-        model = serving.name_of(exchange.adapter)
         fingerprint = f"oaiserve-{serving.version}"
         self.head = Head(f"{id_prefix}{unique_id}", created, model, fingerprint)
         self._content = content
@@ -97,14 +115,8 @@ class Intake(Generic[OwnBody]):
         self.exchange.sampling = {name: getattr(params, name) for name in NEUTRAL}
         return params, wanted
 
-    def answer(
-        self: Intake[SamplingBody],
-        params: SamplingParams,
-        prompts: tuple[Prompt, ...],
-        shape: Shape,
-        *,
-        before_end: Callable[[Usage], Awaitable[None]] | None = None,
-    ) -> Answer:
+    def request(self: Intake[SamplingBody], prompts: tuple[Prompt, ...], params: SamplingParams) -> Request:
+        """Return the request to generate text after each prompt. Raises InvalidRequest for too many choices."""
         if len(prompts) * params.n > MAX_CHOICES_PER_REQUEST:
             limit = MAX_CHOICES_PER_REQUEST
             if params.n == (integer(self.body, "n") or 1):
@@ -121,7 +133,7 @@ class Intake(Generic[OwnBody]):
             params = replace(params, seed=self.exchange.ids.seed)
         is_streaming = self.exchange.is_streaming
         interval = integer(self.body, "stream_interval") or self.serving.config.server.stream_interval
-        request = self.request(
+        return self._request(
             prompts,
             params,
             priority=self._priority(),
@@ -131,8 +143,6 @@ class Intake(Generic[OwnBody]):
             prefix_keys=prefix_keys,
             sent=self._sent,
         )
-        streamed = shape if is_streaming else None
-        return Answer(self.serving, self.exchange, request, shape.whole, streamed, before_end=before_end)
 
     def _cache_salt(self: Intake[SamplingBody]) -> str:
         """Return the salt of the prefix cache, so that the speed of an answer reveals nothing about another key's
@@ -143,13 +153,9 @@ class Intake(Generic[OwnBody]):
             return f"{owner} {salt}"
         return salt
 
-    def pooled_answer(
-        self, prompts: tuple[Prompt, ...], whole: RenderWhole, params: dict[str, str | int | float | bool]
-    ) -> Answer:
-        """Return the answer that `whole` renders from the vectors of prompts. `params` are for the record."""
-        self.exchange.params = params | {"num_inputs": len(prompts)}
-        request = self.request(prompts, SamplingParams(max_tokens=0), priority=self._priority())
-        return Answer(self.serving, self.exchange, request, whole)
+    def pooling_request(self, prompts: tuple[Prompt, ...]) -> Request:
+        """Return the request to turn each prompt into a vector."""
+        return self._request(prompts, SamplingParams(max_tokens=0), priority=self._priority())
 
     def _priority(self) -> int:
         priority = integer(self.body, "priority")
@@ -158,7 +164,7 @@ class Intake(Generic[OwnBody]):
             return priority or 0
         return use.key.priority_for(priority)
 
-    def request(self, prompts: tuple[Prompt, ...], params: SamplingParams, **more: Any) -> Request:
+    def _request(self, prompts: tuple[Prompt, ...], params: SamplingParams, **more: Any) -> Request:
         exchange = self.exchange
         exchange.response_id = self.head.id
         # If the ids are a gateway's, the engine may still have another part of the request.
@@ -168,9 +174,8 @@ class Intake(Generic[OwnBody]):
             own_id = f"{self.head.id}-{exchange.unique_id}"
         exchange.engine_id = own_id
         adapter = exchange.adapter
-        model = self.serving.name_of(exchange.adapter)
         received_ns = exchange.received_ns or monotonic_ns()
-        came = (exchange.request_id, exchange.operation, exchange.http_route, model)
+        came = (exchange.request_id, exchange.operation, exchange.http_route, self.head.model)
         return Request(
             own_id,
             prompts,
@@ -187,24 +192,23 @@ class Intake(Generic[OwnBody]):
         )
 
 
-async def prepare(
+async def read(
     http: HTTPRequest,
     kind: type[Body],
-    make: Callable[[Intake[Body]], Made],
+    answer: Callable[[Intake[Body]], Made],
     *,
     id_prefix: str,
     tasks: tuple[Task, ...] = ("generate",),
     check_given: Callable[[Mapping[str, msgspec.Raw]], None] | None = None,
     tokenizes: Callable[[Body], bool] | None = None,
 ) -> Made:
-    """Read and parse the body of a request, and return the route's answer. Raises an APIError.
+    """Read a request with a body of this kind, and return the route's `answer` to it. Raises an APIError.
 
-    If the model is for another task, the client's error advises the last of `tasks`. `tokenizes` returns whether `make`
-    needs the tokenizer for a body.
+    If the model is for another task, the client's error advises the last of `tasks`. `tokenizes` returns whether
+    `answer` needs the tokenizer for a body.
     """
     serving = serving_of(http)
     exchange: Exchange = http.state.exchange
-    exchange.ids = ids_of(http.headers.get(IDS_HEADER, ""))
     content = await read_body(http, serving)
     try:
         sent = take_sent(content, http.headers.get(SENT_HEADER, ""))
@@ -213,27 +217,59 @@ async def prepare(
     exchange.num_signs = sent.count(SIGN)
     sent = tuple(piece for piece in sent if piece != SIGN)
 
-    def parse() -> Generator[None, None, Intake[Body]]:
-        body = yield from parsed(serving, kind, content, check_given, exchange.adaptations.note)
+    def taken() -> Work[Intake[Body]]:
+        body = yield from parse(kind, content, check_given, exchange.adaptations.note)
+        serving.check_body(body)
         exchange.is_streaming = bool(getattr(body, "stream", None))  # Vectors and scores are never streamed.
         exchange.adapter = serving.check_model(getattr(body, "model", None))
+        names = serving.names_of(exchange.adapter)
         if exchange.use is not None:
-            exchange.use.key.check_model(*serving.names_of(exchange.adapter))
+            exchange.use.key.check_model(*names)
         serving.check_task(*tasks)
         exchange.deadline_ns = deadline_ns(http.headers, body, "deadline_ms")
-        exchange.wants_cost = http.headers.get(COST_HEADER) == "true"
         if not sent:  # A continued stream has had its first token.
             exchange.ttft_deadline_ns = deadline_ns(http.headers, body, "ttft_deadline_ms")
-        return Intake(serving, exchange, content, body, id_prefix, sent)
+        intake = Intake(serving, exchange, content, body, names[0], id_prefix, sent)
+        if serving.engine.media:
+            intake.media.named = yield from named_media(body)
+        return intake
 
-    def made(intake: Intake[Body] | None = None) -> Generator[None, None, Made]:
-        return make((yield from parse()) if intake is None else intake)
-        yield
+    def answered(intake: Intake[Body] | None = None) -> Work[Made]:
+        return answer((yield from taken()) if intake is None else intake)
 
-    if not serving.engine.media and tokenizes is None:
-        return await in_turns_if_large(http, made(), len(content))
-    intake = await in_turns_if_large(http, parse(), len(content))
-    if serving.engine.media:
-        intake.media = await read_media(http, intake.body, len(content))
-    needs_tokenizer = tokenizes is not None and tokenizes(intake.body)
-    return await in_turns_if_large(http, made(intake), len(content), always=needs_tokenizer)
+    if serving.engine.media or tokenizes is not None:
+        intake = await in_turns_if_large(http, taken(), len(content))
+        if intake.media.named:
+            with HeldBytes(serving.received_bytes, http.state.client) as held:
+                await intake.media.fetch(http, held)
+        needs_tokenizer = tokenizes is not None and tokenizes(intake.body)
+        return await in_turns_if_large(http, answered(intake), len(content), always=needs_tokenizer)
+    return await in_turns_if_large(http, answered(), len(content))
+
+
+async def read_parsed(
+    request: HTTPRequest,
+    kind: type[Body],
+    note: Note | None = None,
+    check_given: Callable[[Mapping[str, msgspec.Raw]], None] | None = None,
+) -> tuple[Body, int]:
+    """Read and parse the body of a request that is not for the engine, and return it with its number of bytes. Raises
+    the errors of `parse`."""
+    serving = serving_of(request)
+    content = await read_body(request, serving)
+    body = await in_turns_if_large(request, parse(kind, content, check_given, note), len(content))
+    serving.check_body(body)
+    return body, len(content)
+
+
+async def read_without_engine(request: HTTPRequest, received: SharedLimit, limit_bytes: int, kind: type[Body]) -> Body:
+    """Read and parse a body as `read_parsed` does, without an engine."""
+    body = bytearray()
+    with HeldBytes(received, request.state.client) as held:
+        try:
+            await read_into(body, request, held, limit_bytes)
+            check_type(request, "application/json")
+            content = body.removeprefix(BOM_UTF8)
+            return await run_in_threadpool(at_once, parse(kind, content))
+        except RecursionError:
+            raise InvalidRequest("The body is nested too deeply.") from None
