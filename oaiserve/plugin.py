@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from starlette.routing import BaseRoute
 
     from oaiserve.config import Config
+    from oaiserve.engine.decoder.families.family import Family
+    from oaiserve.engine.decoder.sources.gguf.architecture import Architecture
     from oaiserve.engine.engine import Engine
     from oaiserve.engine.sampling_rule import Rule
     from oaiserve.engine.start.request import Way
@@ -43,6 +45,9 @@ PUBLIC_MODULES = (
     "oaiserve.commands.servers",
     "oaiserve.commands.table",
     "oaiserve.config",
+    "oaiserve.engine.decoder.facts",
+    "oaiserve.engine.decoder.families.family",
+    "oaiserve.engine.decoder.sources.gguf.architecture",
     "oaiserve.engine.logprobs",
     "oaiserve.engine.pooling",
     "oaiserve.engine.request",
@@ -117,6 +122,13 @@ class Plugin:
     """Called once, when the model has been loaded. At each draw of each sequence, each rule gets the logits, a float32
     tensor on the model's device that it edits in place, and the ids of the answer so far. If a rule raises, the request
     fails."""
+
+    families: Callable[[], Iterable[Family]] | None = None
+    """Called once, before the model is loaded: model families, by the names of their tensors and how they differ from
+    Llama."""
+
+    gguf_architectures: Callable[[], Iterable[Architecture]] | None = None
+    """Called after `families`: how GGUF files of an architecture name the tensors and settings of a family."""
 
     @property
     def parts(self) -> list[str]:

@@ -218,6 +218,25 @@ def _module(text: str) -> ModuleType:
     return module
 
 
+def add_models(plugins: Iterable[Plugin]) -> None:
+    """Add the model families and GGUF architectures of the plug-ins. Raises StartupError if one is there already."""
+    bringing = [plugin for plugin in plugins if plugin.families or plugin.gguf_architectures]
+    if not bringing:
+        return
+    from oaiserve.engine.decoder.added_models import add_architectures, add_families  # with torch
+
+    for plugin in bringing:
+        try:
+            add_families(plugin.families() if plugin.families else ())
+            add_architectures(plugin.gguf_architectures() if plugin.gguf_architectures else ())
+        except StartupError:
+            raise
+        except ValueError as error:
+            raise StartupError(f"Plug-in '{plugin.name}' cannot add its models: {error}.") from error
+        except Exception:
+            logger.exception("Plug-in '%s' could not make its model families, and adds none", plugin.name)
+
+
 def rules_of(plugins: Iterable[Plugin], tokenizer: Tokenizer) -> tuple[SamplingRule, ...]:
     """Return the sampling rules of the plug-ins, for a model with this tokenizer."""
     rules: list[SamplingRule] = []

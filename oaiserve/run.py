@@ -223,6 +223,7 @@ def serve_model(
             plugin_loading.import_routes(plugins)
 
     with times.part("model"):
+        plugin_loading.add_models(plugins)
         try:
             engine = Engine.from_pretrained(
                 config.model,

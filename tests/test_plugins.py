@@ -29,7 +29,7 @@ from oaiserve.plugin_loading import OURS, OWN_SOURCE, load, own_metrics, rules_o
 from oaiserve.routes.dialects.dialect import dialect_of
 from oaiserve.telemetry import Measured, Telemetry
 from tests.engine.doubles import TOKENIZER
-from tests.pages import snippets
+from tests.plugin_pages import plugins_of_page
 from tests.records import record_at
 from tests.routes.dialects.reading import TOOLS, Read, read, segments_of
 from tests.routes.doubles import FakeEngine, FakeTelemetry
@@ -508,27 +508,16 @@ def test_the_example_imports_public_modules() -> None:
     assert not private_imports(path)
 
 
-def plugins_of_page(folder: Path) -> list[Path]:
-    """Write the files of docs/plugins.md, whose first lines have their names, and return their paths."""
-    files = []
-    for snippet in snippets((ROOT / "docs/plugins.md").read_text(), "docs/plugins.md"):
-        if snippet.language == "python":
-            file = folder / snippet.text.partition("\n")[0].removeprefix("# ")
-            file.write_text(snippet.text)
-            files.append(file)
-    return files
-
-
 def test_the_plugins_of_the_page_have_at_most_forty_lines_and_import_public_modules(tmp_path: Path) -> None:
     files = plugins_of_page(tmp_path)
-    assert [file.name for file in files] == ["complete.py", "owl.py", "no_digits.py"]
+    assert [file.name for file in files] == ["complete.py", "owl.py", "no_digits.py", "finch.py"]
     for file in files:
         assert file.read_text().count("\n") <= 40
         assert not private_imports(file)
 
 
 def test_the_dialect_of_the_page_reads_and_writes_calls(tmp_path: Path, packages: Path) -> None:
-    _, owl, _ = plugins_of_page(tmp_path)
+    _, owl, *_ = plugins_of_page(tmp_path)
     (plugin,) = (each.plugin for each in load([str(owl)]) if each.plugin.name == "owl")
     template = ChatTemplate("{% for m in messages %}{{ m.content }}{% endfor %}{# <owl> <tool_call> #}", {})
     family = dialect_of("auto", "auto", template, {}, plugin.dialects).calls
@@ -540,7 +529,7 @@ def test_the_dialect_of_the_page_reads_and_writes_calls(tmp_path: Path, packages
 
 
 def test_the_rule_of_the_page_forbids_digits(tmp_path: Path, packages: Path) -> None:
-    *_, no_digits = plugins_of_page(tmp_path)
+    *_, no_digits, _ = plugins_of_page(tmp_path)
     plugins = [each.plugin for each in load([str(no_digits)])]
     rules = rules_of(plugins, TOKENIZER)
     assert [rule.plugin for rule in rules] == ["no-digits"]

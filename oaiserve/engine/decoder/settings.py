@@ -84,6 +84,7 @@ WITHOUT_USE = frozenset(
     }
 )
 _WITH_LENGTH = ("llama3", "yarn", "longrope")  # kinds of rotation that compare the length with an original one
+ALIKE: dict[str, str] = {}  # types that plug-ins add: the known type whose settings each one has
 _FORMER_TYPES = ("exaone4_5_text",)  # Text models of first releases had this type.
 
 
@@ -116,9 +117,9 @@ class Settings(dict[str, Any]):
 def settings_of(config: Mapping[str, Any]) -> Settings:
     """Return the settings of the text model in a config.json. Raises KeyError for a type without defaults."""
     stated = _with_floats(_text_of(config))
-    name = stated["model_type"]
+    name = ALIKE.get(stated["model_type"], stated["model_type"])
     row = table()["types"][name]
-    values = Settings(deepcopy({**row["keys"], **stated}), stated)
+    values = Settings(deepcopy({**row["keys"], **stated, "model_type": name}), stated)
     aliases = row.get("aliases", {})
     values |= {key: values[alias] for alias, key in aliases.items() if alias in stated}
     values |= {alias: values[key] for alias, key in aliases.items()}
@@ -146,7 +147,7 @@ def settings_of(config: Mapping[str, Any]) -> Settings:
 
 def keys_of(model_type: str) -> frozenset[str]:
     """Return the keys that a config.json of a type may have, each under one name."""
-    row = table()["types"][model_type]
+    row = table()["types"][ALIKE.get(model_type, model_type)]
     return frozenset(row["keys"].keys() - row.get("aliases", {}).keys())
 
 

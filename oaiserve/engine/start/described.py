@@ -21,7 +21,7 @@ from oaiserve.config import EngineOptions
 from oaiserve.engine.decoder.context_length import MOST_POSITIONS, context_length, refuse_longer
 from oaiserve.engine.decoder.describe import describe
 from oaiserve.engine.decoder.description import Decoder, LatentProjection, NotKnown
-from oaiserve.engine.decoder.families import FAMILIES
+from oaiserve.engine.decoder.families import family_of
 from oaiserve.engine.decoder.families.family import Family
 from oaiserve.engine.decoder.key_sizes import with_key_sizes
 from oaiserve.engine.decoder.keys import refuse_ignored, unknown
@@ -215,7 +215,7 @@ def _settings(config: dict[str, Any]) -> Settings:
 
 
 def _family(settings: Settings) -> Family:
-    family = FAMILIES.get(settings["model_type"])
+    family = family_of(settings)
     if family is None:
         raise NotKnown(f"models of type '{settings['model_type']}' have no description")
     return family

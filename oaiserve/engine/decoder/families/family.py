@@ -15,7 +15,8 @@ from oaiserve.engine.decoder.sources.names import LLAMA, Names
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Family:
-    type: str  # transformers' name of it
+    type: str  # transformers' name of it, or another one in `model_type` of config.json
+    like: str = ""  # the type that has its settings and their defaults, if transformers has no type of this name
     facts: MakeFacts = llama
     other_names: Names = field(default_factory=dict)  # other names of tensors on the hub
     is_transposed: bool = False  # matrices of layers are [k, n] in files on the hub

@@ -18,7 +18,7 @@ from transformers import PreTrainedModel
 
 from oaiserve.checkpoints.gguf import read_tensors, read_values
 from oaiserve.engine.decoder.description import NotKnown
-from oaiserve.engine.decoder.families import FAMILIES
+from oaiserve.engine.decoder.families import family_of
 from oaiserve.engine.decoder.settings import settings_of
 from oaiserve.engine.decoder.sources.gguf.settings import settings_of_gguf
 from oaiserve.engine.decoder.sources.gguf.tensors import GgufTensors
@@ -38,7 +38,9 @@ class GgufWeights:
         Raises BadFile, and NotKnown for a tensor of no parameter, unless its name begins with one of `heads`.
         """
         settings = settings_of_gguf(read_values(path), read_tensors(path))
-        self._family = FAMILIES[settings["model_type"]]
+        family = family_of(settings)
+        assert family is not None, settings["model_type"]  # A known architecture has one.
+        self._family = family
         # The model's own code decides which tokens see later ones.
         self._facts = self._family.facts(settings_of({**settings.stated, "use_bidirectional_attention": False}))
         self._tensors = GgufTensors(path, self._family.names, settings, torch.float32)
