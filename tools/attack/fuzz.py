@@ -1,0 +1,418 @@
+"""Gives spoiled files and bodies to the code that reads them, for 60 s each: python -m tools.attack.fuzz
+
+A reader may take an input or refuse it with its own errors. Any other exception is a fault, and so is a crash of its
+process, and more than 10 s of CPU time or 3 GiB. Inputs are a function of --seed.
+
+An input with a fault is written to build/fuzz. Put it into tools/attack/kept with its folder, where each run begins and
+a test looks, and mend the reader. The exit code is 1 after a fault.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import gzip
+import json
+import os
+import random
+import resource
+import signal
+import sys
+import time
+import traceback
+import warnings
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache
+from io import BytesIO
+from itertools import count
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import gguf
+import httpx
+import numpy as np
+import soundfile
+from backports import zstd
+from hypothesis import strategies as st
+from safetensors.numpy import save
+
+from oaiserve.app import create_app
+from oaiserve.checkpoints.adapters import BadAdapter, read_adapter
+from oaiserve.checkpoints.bad_file import BadFile
+from oaiserve.checkpoints.checkpoint import refuse_unless_sound
+from oaiserve.checkpoints.gguf import read_tensors, read_tokenizer, read_values
+from oaiserve.checkpoints.safetensors_header import read_header
+from oaiserve.checkpoints.source import ModelSource
+from oaiserve.config import Config
+from oaiserve.engine.model.media import image_process, sound_process
+from oaiserve.engine.request import Grammar
+from oaiserve.errors import APIError, StartupError
+from oaiserve.http.codings import CODINGS, Decoding
+from oaiserve.plugins.batches.form import UploadForm
+from oaiserve.routes.adaptations import Adaptations
+from tests.engine.grammars.keywords import OBEYED
+from tests.engine.grammars.plain import make_grammars
+from tests.routes.doubles import FakeEngine, FakeTelemetry
+from tools.attack import schema
+from tools.attack.broken_files import LLAMA, changed_bytes, cut, edited, edited_header, extreme_number, lengthened
+from tools.attack.families import generated
+from tools.attack.media_files import plain
+
+ROOT = Path(__file__).parents[2]
+KEPT = Path(__file__).parent / "kept"
+SECONDS = 60.0
+CPU_SECONDS = 10.0  # for one input
+MEMORY_BYTES = 3 << 30  # address space, in addition to what the process has before its first input
+MAX_PIXELS = 2**20
+DECODED_BYTES = 2**22
+BOUNDARY = "fuzzed"
+NUM_DRAWN = 50  # bodies drawn at once
+Read = Callable[[bytes], object]
+Spoil = Callable[[bytes, random.Random], bytes]
+
+
+@dataclass(frozen=True)
+class Target:
+    """A reader of files or bodies, what it may raise, and where its inputs come from: an endless iterator."""
+
+    read: Callable[[Path], Read]  # gets an empty folder
+    refusals: tuple[type[Exception], ...]
+    inputs: Callable[[random.Random], Iterator[bytes]]
+
+
+# -- inputs -----------------------------------------------------------------------------------------------------------
+
+
+def spoiled(seeds: Callable[[], Sequence[bytes]], *spoils: Spoil) -> Callable[[random.Random], Iterator[bytes]]:
+    """Return inputs that have one to four changes from one of the seeds."""
+
+    def inputs(rng: random.Random) -> Iterator[bytes]:
+        sound = seeds()
+        yield from sound
+        while True:
+            content = rng.choice(sound)
+            for _ in range(rng.choice((1, 1, 2, 4))):
+                content = rng.choice(spoils)(content, rng) or content
+            yield content
+
+    return inputs
+
+
+def bytes_changed(content: bytes, rng: random.Random) -> bytes:
+    return changed_bytes(content, rng, min(len(content), 512))
+
+
+def number_replaced(content: bytes, rng: random.Random) -> bytes:
+    return extreme_number(content, rng.randrange(len(content)), rng)
+
+
+def part_repeated(content: bytes, rng: random.Random) -> bytes:
+    start, end = sorted(rng.randrange(len(content) + 1) for _ in range(2))
+    return content[:end] + content[start:end] * rng.choice((1, 2, 30)) + content[end:]
+
+
+def json_edited(content: bytes, rng: random.Random) -> bytes:
+    try:
+        return json.dumps(edited(json.loads(content), rng)).encode()
+    except ValueError:  # An earlier change has broken it.
+        return content
+
+
+def header_edited(content: bytes, rng: random.Random) -> bytes:
+    try:
+        return edited_header(content, rng)
+    except ValueError:
+        return content
+
+
+BYTES: tuple[Spoil, ...] = (bytes_changed, bytes_changed, cut, lengthened, number_replaced, part_repeated)
+
+
+def small_tensors() -> list[bytes]:
+    arrays = {f"model.layers.{layer}.{name}.weight": np.ones((4, 8), np.float32) for layer in (0, 1) for name in "qk"}
+    return [save(arrays), save({"a": np.zeros(0, np.float16)}, {"format": "pt"})]
+
+
+def small_adapters() -> list[bytes]:
+    """Return configurations of adapters; all have the same weights."""
+    sound = {"peft_type": "LORA", "r": 4, "lora_alpha": 8, "target_modules": ["q_proj"], "bias": "none"}
+    more = {"rank_pattern": {"0.q_proj": 2, "^model.*k": 4}, "alpha_pattern": {"q_proj": 4}, "use_rslora": True}
+    return [json.dumps(sound).encode(), json.dumps(sound | more).encode()]
+
+
+@cache
+def small_gguf() -> list[bytes]:
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / "small.gguf"
+        writer = gguf.GGUFWriter(path, "llama")
+        writer.add_block_count(1)
+        writer.add_context_length(64)
+        writer.add_embedding_length(8)
+        writer.add_head_count(2)
+        writer.add_tokenizer_model("gpt2")
+        writer.add_token_list(["a", "b", "ab"])
+        writer.add_token_types([1, 1, 1])
+        writer.add_token_merges(["a b"])
+        writer.add_tensor("token_embd.weight", np.ones((3, 8), np.float32))
+        writer.add_tensor("blk.0.attn_q.weight", np.ones((8, 8), np.float16))
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_tensors_to_file()
+        writer.close()
+        return [path.read_bytes()]
+
+
+def configurations() -> list[bytes]:
+    sound = LLAMA | {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "dtype": "float32"}
+    quantized = {"quant_method": "gptq", "bits": 4, "group_size": 32, "desc_act": True, "dynamic": {"-:.*k_proj": {}}}
+    return [json.dumps(sound).encode(), json.dumps(sound | {"quantization_config": quantized}).encode()]
+
+
+def images() -> list[bytes]:
+    forms = [plain(form, side=9) for form in image_process.FORMATS]
+    return [*forms, plain("PNG", "P", side=9), plain("GIF", "L", side=9), plain("WEBP", "RGBA", side=9)]
+
+
+def sounds() -> list[bytes]:
+    files = []
+    for form, subtype in (("WAV", "PCM_16"), ("WAV", "FLOAT"), ("FLAC", "PCM_16"), ("MP3", "MPEG_LAYER_III")):
+        file = BytesIO()
+        soundfile.write(file, np.sin(np.arange(4000, dtype=np.float32) / 9), 8000, format=form, subtype=subtype)
+        content = file.getvalue()
+        peak = content.find(b"PEAK")
+        if peak >= 0:  # a chunk with the time of writing
+            content = content[: peak + 12] + bytes(4) + content[peak + 16 :]
+        files.append(content)
+    return files
+
+
+def compressed() -> list[bytes]:
+    """Return bodies with the number of their coding before them."""
+    body = b'{"prompt": "Hi"}' * 50
+    coded = {"zstd": zstd.compress(body), "gzip": gzip.compress(body), "deflate": zlib.compress(body)}
+    return [bytes([CODINGS.index(name)]) + content for name, content in coded.items()]
+
+
+def forms() -> list[bytes]:
+    def field(name: str, content: bytes, more: str = "") -> bytes:
+        return (
+            f'--{BOUNDARY}\r\ncontent-disposition: form-data; name="{name}"{more}\r\n\r\n'.encode() + content + b"\r\n"
+        )
+
+    purpose = field("purpose", b"batch")
+    end = f"--{BOUNDARY}--\r\n".encode()
+    file = field("file", b'{"custom_id": "1"}\n', "; filename=\"a%22.jsonl\"; filename*=UTF-8''%c3%a9.jsonl")
+    return [purpose + file + end, file + purpose + field("expires_after[seconds]", b"3600") + end]
+
+
+def schemas() -> list[bytes]:
+    return [json.dumps(row.schema).encode() for row in OBEYED]
+
+
+def bodies(rng: random.Random) -> Iterator[bytes]:
+    """Yield paths with bodies: a line of JSON, and the rest."""
+    paths = st.sampled_from(sorted(generated.bodies()))
+    pairs = paths.flatmap(lambda path: st.tuples(st.just(path), generated.contents(path)))
+    while True:
+        for path, content in schema.drawn(pairs, rng.getrandbits(32), NUM_DRAWN):
+            yield json.dumps(path).encode() + b"\n" + content
+
+
+# -- readers ----------------------------------------------------------------------------------------------------------
+
+
+def reader_of_files(name: str, read: Callable[[Path], object]) -> Callable[[Path], Read]:
+    """Return a reader that finds each input in a new file, as some readers remember files."""
+
+    def begin(folder: Path) -> Read:
+        numbers = count()
+
+        def read_content(content: bytes) -> None:
+            path = folder / f"{next(numbers)}" / name
+            path.parent.mkdir()
+            path.write_bytes(content)
+            read(path)
+            path.unlink()
+
+        return read_content
+
+    return begin
+
+
+def read_gguf(path: Path) -> None:
+    read_tensors(path)
+    read_values(path)
+    read_tokenizer(path)
+
+
+def read_configuration(path: Path) -> None:
+    (path.parent / "model.safetensors").write_bytes(save({name: np.zeros((256, 64), np.float32) for name in "abc"}))
+    refuse_unless_sound(ModelSource(str(path.parent), None, is_local=True))
+
+
+def read_adapter_of(path: Path) -> None:
+    prefix = "base_model.model.model.layers.0.self_attn.q_proj.lora_"
+    weights = {f"{prefix}A.weight": np.ones((4, 8), np.float32), f"{prefix}B.weight": np.ones((8, 4), np.float32)}
+    (path.parent / "adapter_model.safetensors").write_bytes(save(weights))
+    read_adapter(path.parent)
+
+
+def read_image(content: bytes) -> None:
+    try:
+        image_process.decoded(image_process.opened(content, MAX_PIXELS), on_white=True, is_low=True)
+    except Exception as error:  # Decoders raise errors of any type, so the process turns all into a sentence.
+        image_process.reason_of(error, MAX_PIXELS)
+
+
+def read_sound(content: bytes) -> None:
+    sound_process.samples_of(content, 16_000, 30.0)
+
+
+def read_compressed(content: bytes) -> None:
+    decoding = Decoding([CODINGS[content[0] % len(CODINGS)]] if content else ["gzip"], DECODED_BYTES)
+    assert sum(map(len, [*decoding.feed(content[1:]), *decoding.end()])) <= DECODED_BYTES
+
+
+def read_form(content: bytes) -> None:
+    form = UploadForm(f"multipart/form-data; boundary={BOUNDARY}", BytesIO())
+    for start in range(0, len(content), 100):
+        form.feed(content[start : start + 100])
+    form.end(Adaptations())
+
+
+def read_schema(folder: Path) -> Read:
+    grammars = make_grammars()
+    return lambda content: grammars.compile(Grammar("json_schema", content.decode()))
+
+
+def read_body(folder: Path) -> Read:
+    app = create_app(Config("demo"), FakeEngine(), FakeTelemetry())  # type: ignore[arg-type]
+    loop = asyncio.new_event_loop()
+    http = httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://127.0.0.1")
+    lifespan = app.router.lifespan_context(app)  # ends when nobody holds it any more
+    loop.run_until_complete(lifespan.__aenter__())
+
+    def send(content: bytes) -> None:
+        assert lifespan
+        path, _, body = content.partition(b"\n")
+        answer = loop.run_until_complete(
+            http.post(json.loads(path), content=body, headers={"content-type": "application/json"})
+        )
+        assert answer.status_code < 500, f"answered {answer.status_code}: {answer.text[:300]}"
+
+    return send
+
+
+TARGETS = {
+    "safetensors": Target(
+        reader_of_files("model.safetensors", read_header), (BadFile,), spoiled(small_tensors, *BYTES, header_edited)
+    ),
+    "gguf": Target(reader_of_files("model.gguf", read_gguf), (BadFile,), spoiled(small_gguf, *BYTES)),
+    "configurations": Target(
+        reader_of_files("config.json", read_configuration),
+        (StartupError,),
+        spoiled(configurations, json_edited, *BYTES),
+    ),
+    "adapters": Target(
+        reader_of_files("adapter_config.json", read_adapter_of),
+        (BadAdapter,),
+        spoiled(small_adapters, json_edited, json_edited, *BYTES),
+    ),
+    "images": Target(lambda folder: read_image, (), spoiled(images, *BYTES)),
+    "sounds": Target(lambda folder: read_sound, (sound_process.Refused,), spoiled(sounds, *BYTES)),
+    "codings": Target(lambda folder: read_compressed, (APIError,), spoiled(compressed, *BYTES)),
+    "forms": Target(lambda folder: read_form, (APIError,), spoiled(forms, *BYTES)),
+    "schemas": Target(read_schema, (APIError, UnicodeDecodeError), spoiled(schemas, json_edited)),
+    "bodies": Target(read_body, (), bodies),
+}
+
+
+# -- runs -------------------------------------------------------------------------------------------------------------
+
+
+def kept(name: str) -> list[Path]:
+    return sorted((KEPT / name).glob("*"))
+
+
+def check(target: Target, read: Read, content: bytes) -> None:
+    """Give an input to a reader. Raises whatever is no refusal, and ends the process if it takes too long."""
+    signal.setitimer(signal.ITIMER_VIRTUAL, CPU_SECONDS)
+    try:
+        read(content)
+    except target.refusals:
+        pass
+    finally:
+        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+
+
+def fuzz(name: str, seed: int, seconds: float, into: Path) -> None:
+    """Run a target in this process, which ends here: with status 1 after a fault, or by a signal. The last input stays
+    in the folder then."""
+    target = TARGETS[name]
+    number = 0
+    try:
+        warnings.simplefilter("ignore")  # Decoders warn of each fault in a file, also on the standard error.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+        last = into / f"{seed}"
+        with TemporaryDirectory() as folder:
+            read = target.read(Path(folder))
+            used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+            resource.setrlimit(resource.RLIMIT_AS, (used + MEMORY_BYTES, used + MEMORY_BYTES))
+            for path in kept(name):
+                last.write_bytes(path.read_bytes())
+                check(target, read, path.read_bytes())
+            until = time.monotonic() + seconds
+            for content in target.inputs(random.Random(f"{seed} {name}")):
+                number += 1
+                last.write_bytes(content)
+                check(target, read, content)
+                if time.monotonic() > until:
+                    break
+            last.unlink()
+    except BaseException:
+        print(f"{name}: a fault, input {number}\n{traceback.format_exc()}", flush=True)
+        os._exit(1)
+    print(f"{name}: {number:,} inputs", flush=True)
+    os._exit(0)
+
+
+def run_all(names: Sequence[str], seed: int, seconds: float, at_once: int, into: Path) -> list[str]:
+    """Run targets in processes of their own. Return those with faults, and how they ended."""
+    running: dict[int, str] = {}
+    faults = []
+    waiting = [*names]
+    while waiting or running:
+        while waiting and len(running) < at_once:
+            name = waiting.pop(0)
+            (into / name).mkdir(parents=True, exist_ok=True)
+            if (pid := os.fork()) == 0:
+                fuzz(name, seed, seconds, into / name)
+            running[pid] = name
+        pid, status = os.wait()
+        name = running.pop(pid)
+        code = os.waitstatus_to_exitcode(status)
+        if code:
+            how = f"ended by {signal.Signals(-code).name}" if code < 0 else "raised an error"
+            faults.append(f"{name}: {how} on {into / name / str(seed)}")
+    return faults
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--seconds", type=float, default=SECONDS, help=f"for each target (default: {SECONDS:g})")
+    parser.add_argument("--only", action="append", choices=TARGETS, help="a target; repeatable")
+    parser.add_argument("--at-once", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--into", type=Path, default=ROOT / "build/fuzz", help="a folder for inputs with a fault")
+    arguments = parser.parse_args(argv)
+    names = arguments.only or [*TARGETS]
+    faults = run_all(names, arguments.seed, arguments.seconds, arguments.at_once, arguments.into)
+    print(*faults, sep="\n", end="\n" if faults else "")
+    print(f"{len(faults)} of {len(names)} targets of seed {arguments.seed} have a fault")
+    return 1 if faults else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,145 @@
+"""Runs tests with the lowest and the newest versions that pyproject.toml allows: python -m tools.ranges
+
+The version in constraints.txt is left out, because `make test` runs with it. The others are installed into build/range,
+without what they need. Only torch's builds for CPUs count, because CUDA takes gigabytes. PyTorch's own index has them,
+at which PIP_EXTRA_INDEX_URL points; a version that pip doesn't find is named.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tomllib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from packaging.requirements import Requirement
+from packaging.version import Version
+
+ROOT = Path(__file__).parents[1]
+INTO = ROOT / "build/range"
+MAX_PROCESSES = 4
+PYTEST = (
+    *(sys.executable, "-m", "pytest", "--numprocesses", str(min((os.cpu_count() or 1) + 1, MAX_PROCESSES))),
+    *("--dist", "loadfile", "--no-loadscope-reorder", "-m", "not kernels and not real"),
+)
+
+
+@dataclass(frozen=True)
+class Tested:
+    """What runs with other versions of a package: tests, or a command that gets their folders after `--NAME`."""
+
+    tests: tuple[str, ...] = ()
+    command: tuple[str, ...] = ()
+    build: str | None = None  # the only local version that counts
+
+
+PACKAGES = {
+    "uvicorn": Tested(("tests/http", "tests/routes/test_deadlines.py", "tests/e2e/test_shutdown.py")),
+    "transformers": Tested(
+        (
+            "tests/engine/decoder",
+            "tests/engine/executors",
+            "tests/engine/model",
+            "tests/engine/start",
+            "tests/engine/text",
+        )
+    ),
+    "torch": Tested(("tests/engine/decoder", "tests/engine/executors", "tests/engine/model"), build="cpu"),
+    "triton": Tested(command=(sys.executable, "-m", "tools.gpu.kernels")),
+}
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Versions to test of a package, and why the lowest or the newest isn't among them."""
+
+    versions: tuple[Version, ...]
+    notes: tuple[str, ...] = ()
+
+
+def requirement(name: str) -> Requirement:
+    """Return the requirement of pyproject.toml for a package, which may be in an extra."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    texts = [*project["dependencies"], *(text for texts in project["optional-dependencies"].values() for text in texts)]
+    return next(one for one in map(Requirement, texts) if one.name == name and ">=" in str(one.specifier))
+
+
+def pinned_version(name: str) -> Version:
+    lines = (ROOT / "constraints.txt").read_text().splitlines()
+    return next(Version(line.partition("==")[2]) for line in lines if line.startswith(f"{name}=="))
+
+
+def available(name: str) -> list[Version]:
+    """Return the versions in pip's indexes."""
+    command = [sys.executable, "-m", "pip", "index", "versions", name]
+    said = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
+    listed = re.search(r"^Available versions: (.*)$", said, re.MULTILINE)
+    assert listed is not None
+    return [Version(text) for text in listed[1].split(", ")]
+
+
+def chosen(wanted: Requirement, versions: Sequence[Version], tested: Version, build: str | None = None) -> Choice:
+    """Choose the lowest and the newest version of a range, except for the tested one."""
+    of_build = [one for one in versions if one.local == build and Version(one.public) in wanted.specifier]
+    lowest = next(Version(one.version) for one in wanted.specifier if one.operator == ">=")
+    newest = max((Version(one.public) for one in versions if Version(one.public) in wanted.specifier), default=lowest)
+    notes = [
+        f"{wanted.name} {end} is left out: pip's indexes don't have it"
+        + (f" as a build for '{build}'" if build else "")
+        for end in dict.fromkeys((lowest, newest))
+        if all(Version(one.public) != end for one in of_build)
+    ]
+    ends = [one for one in sorted(of_build) if Version(one.public) in (lowest, newest)]
+    return Choice(tuple(one for one in ends if Version(one.public) != tested), tuple(notes))
+
+
+def install(name: str, version: Version) -> Path:
+    folder = INTO / f"{name}-{version}"
+    if not folder.is_dir():
+        unfinished = folder.with_name(f"unfinished-{folder.name}")
+        shutil.rmtree(unfinished, ignore_errors=True)
+        command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", str(unfinished)]
+        subprocess.run([*command, f"{name}=={version}"], check=True)
+        unfinished.rename(folder)
+    return folder
+
+
+def run(name: str, folders: Sequence[Path], more: Sequence[str]) -> int:
+    """Run what is tested of a package with the versions in the folders, and return how many of the runs fail."""
+    part = PACKAGES[name]
+    if part.command:
+        options = [text for folder in folders for text in (f"--{name}", str(folder))]
+        return int(bool(options) and subprocess.run([*part.command, *options], check=False).returncode != 0)
+    num_failed = 0
+    for folder in folders:
+        print(f"-- tests with {folder.name}", flush=True)
+        path = os.pathsep.join(filter(None, (str(folder), os.environ.get("PYTHONPATH"))))
+        done = subprocess.run([*PYTEST, *part.tests, *more], env=os.environ | {"PYTHONPATH": path}, check=False)
+        num_failed += done.returncode != 0
+    return num_failed
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", action="append", choices=PACKAGES, help="a package; repeatable")
+    parser.add_argument("--install", action="store_true", help="only install the versions, and test nothing")
+    parser.add_argument("--pytest", default="", metavar="FLAGS", help="more flags of pytest")
+    arguments = parser.parse_args(argv)
+    num_failed = 0
+    for name in arguments.only or PACKAGES:
+        choice = chosen(requirement(name), available(name), pinned_version(name), PACKAGES[name].build)
+        folders = [install(name, version) for version in choice.versions]
+        if not arguments.install:
+            print(*choice.notes, sep="\n", end="\n" if choice.notes else "", flush=True)
+            num_failed += run(name, folders, arguments.pytest.split())
+    return 1 if num_failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
