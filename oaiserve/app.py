@@ -36,9 +36,6 @@ from oaiserve.http.keys import Keyring
 from oaiserve.http.shared_limit import SharedLimit
 from oaiserve.plugin import Plugin
 from oaiserve.plugin_loading import own_plugins, pages_of, routes_of, running
-from oaiserve.plugins.batches import routes as batch_routes
-from oaiserve.plugins.batches.runner import BatchRunner
-from oaiserve.plugins.batches.store import BatchStore
 from oaiserve.plugins.keys import routes as keys
 from oaiserve.plugins.keys.key_store import KeyStore
 from oaiserve.plugins.keys.key_table import KeyTable
@@ -47,13 +44,13 @@ from oaiserve.routes import chat_completions as chat
 from oaiserve.routes.dialects.dialect import dialect_of
 from oaiserve.routes.door.access import APIKeys, CountRefusal, Hosts, OpenPaths
 from oaiserve.routes.door.accounting import accounted
+from oaiserve.routes.door.backend import Backend
 from oaiserve.routes.door.middleware import Errors, PacedRefusals, RequestHeaders, TidyPath, render_http_exception
 from oaiserve.routes.intake.sampling_defaults import sampling_defaults
 from oaiserve.routes.openapi import published
 from oaiserve.routes.pages import Pages
 from oaiserve.routes.sampling_defaults import SamplingDefaults
 from oaiserve.routes.serving import MOST_RECEIVED_BYTES, Serving
-from oaiserve.storage.store import StoreLimits
 from oaiserve.telemetry import Measured, Telemetry, names
 from oaiserve.telemetry.log_limit import LogLimit
 from oaiserve.telemetry.metric import Metric
@@ -90,19 +87,13 @@ def create_app(
     *,
     plugins: Sequence[Plugin] | None = None,
     is_child: bool = False,
-    clock: Callable[[], float] = time.time,
 ) -> Starlette:
     """Return the application, which starts and stops the engine, and closes telemetry.
 
-    Without `plugins`, it has those of oaiserve. Batches expire by the `clock`. A child process believes its gateway
-    whose a request is, and leaves batches to it. Raises StartupError for unusable files of keys.
+    Without `plugins`, it has those of oaiserve. A child process trusts what its gateway reports of a request's client.
+    Raises StartupError for unusable files of keys.
     """
     parts = own_plugins() if plugins is None else plugins
-    has_batches = config.server.stores_responses
-    if has_batches:
-        batches = BatchStore(config.server.response_store, StoreLimits.of(config.server))
-    else:
-        batches = None
     ring, key_store = keyring(config.server)
     pages = pages_of(parts).shown(None if config.server.shows_dashboard else debug.closed_route)
 
@@ -133,15 +124,18 @@ def create_app(
         app.state.key_store = key_store
         engine.start()
         tasks = [asyncio.create_task(observe_event_loop_lag(telemetry.observe_event_loop_lag))]
-        app.state.batches = None
-        if batches is not None:
-            serving = app.state.serving
-            limit_bytes = int(serving.body_limit)
-            app.state.batches = BatchRunner(
-                app, app.router, engine, limit_bytes, serving.received_bytes, batches, ring, serving.has_others, clock
-            )
-            if not is_child:  # its gateway answers batches
-                tasks.append(asyncio.create_task(app.state.batches.run()))
+        serving = app.state.serving
+        app.state.files = None  # a plug-in may store some
+        app.state.backend = Backend(
+            config,
+            app.router,
+            engine,
+            int(serving.body_limit),
+            serving.received_bytes,
+            ring,
+            serving.has_others,
+            is_child=is_child,
+        )
         if ring is not None and ring.may_change:
             tasks.append(asyncio.create_task(refresh_keys(ring)))
         try:
@@ -152,8 +146,6 @@ def create_app(
                 task.cancel()
             # `Server.shutdown` has already waited for running requests and cut off the rest.
             await run_in_threadpool(engine.stop, 0.0)
-            if batches is not None:
-                await batches.close()
             if ring is not None:
                 await ring.close()
             # All records exist only now, because the engine's last events come before its `stop` returns.
@@ -295,7 +287,6 @@ def routes(config: Config, plugins: Iterable[Plugin] | None = None, pages: Pages
     table: list[BaseRoute] = [
         accounted("/v1/completions", completions.completions, "text_completion"),
         accounted("/v1/chat/completions", chat.chat_completions, "chat"),
-        *batch_routes.routes(),
         *(
             Route(f"/v1/{name}_lora_adapter", route if adapters_open else adapters_closed, methods=["POST"])
             for name, route in (("load", models.load), ("unload", models.unload))

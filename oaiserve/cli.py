@@ -86,7 +86,6 @@ SMALL_COMMANDS = {
         "rm": "Remove a model from this disk.",
     }.items()
 } | {
-    "batch": Command("Answer all requests of a file, at low priority.", "oaiserve.plugins.batches.command"),
     "keys": Command("Create, list, limit and revoke API keys.", "oaiserve.plugins.keys.command"),
 }
 WITHOUT_PLUGINS = ("route", "--version")  # These load no plug-ins for the command line.
@@ -278,7 +277,7 @@ def command_line(serve_app: ServeApp, plugins: Sequence[Plugin] = (), *, all_fla
         config
             Read settings from this file (.toml, .yaml or .json). A table [models.NAME] adds a model with its settings.
         """
-        changed = tuple(each for each in of_plugins.values() if each != type(each)())
+        changed = tuple(each for each in (models, *of_plugins.values()) if each != type(each)())
         tables = {} if config is None else settings_in(config).get("models", {})
         if not model and not tables:
             raise OptionError(
@@ -286,12 +285,13 @@ def command_line(serve_app: ServeApp, plugins: Sequence[Plugin] = (), *, all_fla
             )
         first = model[0] if model else ""
         if len(model) > 1 or tables or models.are_set or holds_models(first):
-            configs = models_of(model, tables, Config("models", server, engine, telemetry, config, changed))
+            base = Config("models", server, engine, telemetry, config, changed)
+            configs = models_of(model, tables, base)
             check_tls(server.tls_certificate, server.tls_key)
             for each in configs.values():
                 check_files(each.server, each.engine, each.telemetry)
             with bind(server.host, server.port) as sock:
-                return serve_models(server, configs, models, sock)
+                return serve_models(base, configs, plugins, sock)
         settings = Config(first, server, engine, telemetry, config, changed)
         # Checks come before the import of torch, which takes seconds.
         if first != "demo":

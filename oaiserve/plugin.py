@@ -54,6 +54,7 @@ PUBLIC_MODULES = (
     "oaiserve.engine.start.parts",
     "oaiserve.engine.start.request",
     "oaiserve.errors",
+    "oaiserve.explain.step_cost",
     "oaiserve.facts",
     "oaiserve.http",
     "oaiserve.routes",
@@ -101,6 +102,11 @@ class Plugin:
     lifespan: Callable[[Starlette], AbstractAsyncContextManager[object]] | None = None
     """Entered with the application when the engine has started, and left before it stops, on the server's event loop.
     What it sets in `app.state` is for the plug-in's routes."""
+
+    is_in_front: bool = False
+    """With several models, each has a process with the plug-in's routes and lifespan. If this is true, the gateway in
+    front of them has both, too, and answers these routes itself. It has `app.state.backend`, but no
+    `app.state.serving`."""
 
     metrics: Sequence[Metric] = ()
     """What it adds to /metrics. Its lifespan calls `app.state.serving.telemetry.show` with each metric and a function

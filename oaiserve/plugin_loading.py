@@ -39,7 +39,8 @@ Settings = Mapping[str, Any]  # a table of the config file
 GROUP = "oaiserve.plugins"
 VARIABLE = "OAISERVE_PLUGIN"
 OWN_SOURCE = f"oaiserve {__version__}"
-OURS = ("messages", "pages", "pooling", "responses", "terminal")  # folders of oaiserve/plugins, which may be missing
+# Folders of oaiserve/plugins, each of which may be missing
+OURS = ("batches", "messages", "pages", "pooling", "responses", "terminal")
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ import signal
 import socket
 import ssl
 import sys
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
@@ -40,6 +40,7 @@ from oaiserve.explain.commands import settings_in
 from oaiserve.facts.start_times import StartTimes
 from oaiserve.http.connections import Connections, allowed_connections
 from oaiserve.http.keys import Keyring, exposure
+from oaiserve.plugin import Plugin
 from oaiserve.plugin_loading import Found
 from oaiserve.plugins.keys.key_table import KeyTable
 from oaiserve.routes.intake.sampling_defaults import given_defaults, sampling_defaults
@@ -285,12 +286,11 @@ def _warn_of_keys(config: Config) -> None:
         )
 
 
-def serve_models(
-    server: ServerOptions, configs: Mapping[str, Config], options: ModelsOptions, sock: socket.socket
-) -> int:
+def serve_models(config: Config, configs: Mapping[str, Config], plugins: Sequence[Plugin], sock: socket.socket) -> int:
     from oaiserve.plugins.gateway.app import create_gateway_of_models
     from oaiserve.telemetry import logs
 
+    server = config.server
     port = sock.getsockname()[1]
     url = banners.address(server, port)
     logs.configure(
@@ -303,9 +303,10 @@ def serve_models(
     _warn_of_keys(next(iter(configs.values())))  # All configs have the same files.
     if any(config.model == "demo" for config in configs.values()):
         demo.fetched()
-    app, gateway, models = create_gateway_of_models(server, configs, options)
+    app, gateway, models = create_gateway_of_models(config, configs, plugins)
     has_pages = bool(app.state.pages.links)
-    banner = banners.of_models(server, [*configs], url, on_demand=options.load_on_demand, has_pages=has_pages)
+    on_demand = config.of(ModelsOptions).load_on_demand
+    banner = banners.of_models(server, [*configs], url, on_demand=on_demand, has_pages=has_pages)
     with announced(url, ", ".join(configs)):
         connections = allowed_connections(server, files_each=2)
         gateway.metrics.show(connections)

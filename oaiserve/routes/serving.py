@@ -32,6 +32,7 @@ MOST_RECEIVED_BYTES = 256 * 2**20
 # Default limits
 BODY_BYTES = 8 * 2**20
 MEDIA_BODY_BYTES = 32 * 2**20
+MOST_FILE_BYTES = 64 * 2**20  # bytes of an uploaded file
 # Messages or items of a request. Models with a longer context accept one for each token. Real conversations have
 # thousands, and each takes time before its tokens are known.
 MOST_MESSAGES = 2**14

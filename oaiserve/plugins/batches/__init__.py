@@ -1,1 +1,63 @@
 """/v1/files and /v1/batches: requests in a file that are answered while nobody else needs the machine."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING
+
+from oaiserve.plugin import Command, Plugin
+
+if TYPE_CHECKING:
+    from starlette.applications import Starlette
+    from starlette.routing import Route
+
+    from oaiserve.config import Config
+    from oaiserve.routes.door.backend import Backend
+
+
+def _routes(config: Config) -> list[Route]:
+    from oaiserve.plugins.batches import routes
+
+    return routes.routes()
+
+
+def with_clock(clock: Callable[[], float]) -> Plugin:
+    """Return the plug-in, whose batches expire by this clock."""
+
+    @asynccontextmanager
+    async def lifespan(app: Starlette) -> AsyncIterator[None]:
+        from oaiserve.plugins.batches.runner import BatchRunner
+        from oaiserve.plugins.batches.store import BatchStore
+        from oaiserve.storage.store import StoreLimits
+
+        backend: Backend = app.state.backend
+        server = backend.config.server
+        app.state.batches = None
+        if not server.stores_responses:
+            yield
+            return
+        store = BatchStore(server.response_store, StoreLimits.of(server))
+        app.state.files = store
+        app.state.batches = runner = BatchRunner(app, backend, store, clock)
+        running = None if backend.is_child else asyncio.create_task(runner.run())  # Otherwise the gateway runs them.
+        try:
+            yield
+        finally:
+            if running is not None:
+                running.cancel()
+                await asyncio.gather(running, return_exceptions=True)
+            await store.close()
+
+    return Plugin(
+        name="batches",
+        commands={"batch": Command("Answer all requests of a file, at low priority.", f"{__name__}.command")},
+        routes=_routes,
+        lifespan=lifespan,
+        is_in_front=True,
+    )
+
+
+plugin = with_clock(time.time)

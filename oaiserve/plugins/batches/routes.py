@@ -45,8 +45,8 @@ from oaiserve.routes.intake.receive import (
     pass_body,
 )
 from oaiserve.routes.operation import Deleted, Operation, Parameter, read_query
+from oaiserve.routes.serving import MOST_FILE_BYTES
 
-MOST_FILE_BYTES = 64 * 2**20
 MOST_FORM_BYTES = 2**16  # bytes of a form in addition to its file, for a first check of its length
 LIMIT = Parameter("limit", "How many. Default: 20.", is_integer=True, most=100)
 AFTER = Parameter("after", "The id after which the page begins.")
@@ -92,7 +92,7 @@ async def upload(request: Request) -> Response:
     try:
         with store.new_content() as content:
             form = UploadForm(request.headers["content-type"], content)
-            await pass_body(request, runner.received, MOST_FILE_BYTES, feed)
+            await pass_body(request, runner.backend.received_bytes, MOST_FILE_BYTES, feed)
             form.end(adaptations)
             form.check_encoding()
             file = FileObject(
@@ -108,7 +108,7 @@ async def upload(request: Request) -> Response:
     finally:
         store.arriving_bytes.give_back(client, taken)
         store.arriving_files.give_back(client, 1)
-    if runner.has_others(client):
+    if runner.backend.has_others(client):
         request.state.charged_ns = STORED_NS + STORED_BYTE_NS * file.bytes
     return json_response(file, headers=adaptations.headers())
 
@@ -150,7 +150,7 @@ async def create(request: Request) -> Response:
     runner = _runner(request)
     state = request.state
     now = int(time.time())
-    body = await read_without_engine(request, runner.received, runner.body_limit, BatchBody)
+    body = await read_without_engine(request, runner.backend.received_bytes, runner.backend.body_limit, BatchBody)
     check_metadata(body.metadata or {})
     file = await runner.store.file(state.owner, body.input_file_id)
     if file is None:
@@ -165,7 +165,7 @@ async def create(request: Request) -> Response:
     )
     owned = Owned(batch, state.owner, file[1])
     async with runner.readers:
-        reader = LineReader(body.endpoint, runner.body_limit)
+        reader = LineReader(body.endpoint, runner.backend.body_limit)
         async for part in runner.store.content(owned.file):
             await run_in_threadpool(reader.feed, part)
             if reader.is_done:

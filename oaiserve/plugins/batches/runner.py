@@ -11,26 +11,25 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
-from starlette.types import ASGIApp, Message
+from starlette.types import Message
 
 from oaiserve.errors import Overloaded, Unauthorized, Unavailable
-from oaiserve.explain.step_cost import Load, StepCost
+from oaiserve.explain.step_cost import Load
 from oaiserve.facts.times import monotonic_ns
 from oaiserve.http.connections import CONNECTION
 from oaiserve.http.fair_turns import LARGE_BYTES
-from oaiserve.http.keys import Keyring
-from oaiserve.http.shared_limit import SharedLimit
 from oaiserve.plugins.batches.objects import Estimate, Line, request_of, result, usage_of
 from oaiserve.plugins.batches.store import BatchStore, Owned, Result
+from oaiserve.routes.door.backend import Backend
 from oaiserve.routes.door.middleware import Errors, request_ids
 
 logger = logging.getLogger(__name__)
@@ -64,45 +63,22 @@ class _Open:
     has_ended: bool = False
 
 
-class Backend(Protocol):
-    """What answers the lines of batches."""
-
-    @property
-    def capacity(self) -> Mapping[str, Any]: ...
-
-    @property
-    def is_ready(self) -> bool: ...
-
-    @property
-    def step_cost(self) -> StepCost | None: ...
-
-
 class BatchRunner:
     """The batches under way. Everything here runs on the event loop."""
 
     def __init__(
         self,
         app: Starlette,
-        routes: ASGIApp,
         backend: Backend,
-        body_limit: int,
-        received: SharedLimit,
         store: BatchStore,
-        keys: Keyring | None,
-        has_others: Callable[[str], bool],
         clock: Callable[[], float] = time.time,
     ) -> None:
-        """`routes` answers the lines: a part of `app` without the middleware for requests from outside. `received`
-        counts the bytes of bodies that are being received. `has_others` returns whether clients other than this one
-        have open requests."""
+        """`backend` answers the lines, for `app`."""
         self._app = app
-        self._routes = Errors(routes)
-        self._backend = backend
-        self.body_limit = body_limit
-        self.received = received
+        self._answer_to = Errors(backend.answer)
+        self._engine = backend.engine
+        self.backend = backend
         self.store = store
-        self.has_others = has_others
-        self._keys = keys
         self._clock = clock
         self._open: dict[str, _Open] = {}
         self._changed = asyncio.Event()
@@ -124,8 +100,7 @@ class BatchRunner:
                         await self._changed.wait()
         finally:
             for one in self._open.values():
-                for task in one.under_way:
-                    task.cancel()
+                await self._drop(one)
 
     async def _look(self) -> None:
         """Take the batches that this process now computes, and drop those that another process has ended."""
@@ -157,7 +132,7 @@ class BatchRunner:
             elif self._clock() > one.owned.batch.expires_at:
                 await self._end(one, "expired", *EXPIRED)
         under_way = sum(len(one.under_way) for one in self._open.values())
-        room = self._backend.capacity["max_running"] + AHEAD - under_way
+        room = self._engine.capacity["max_running"] + AHEAD - under_way
         while room > 0:
             has_begun = False
             for one in [*self._open.values()]:
@@ -219,7 +194,7 @@ class BatchRunner:
             if not retries or num_unavailable == RETRIES:
                 break
             # A server that ends leaves the line to the next one, and the limits of a key come to an end.
-            num_unavailable += status == Unavailable.status and self._backend.is_ready
+            num_unavailable += status == Unavailable.status and self._engine.is_ready
             num_refused += 1
             await asyncio.sleep(min(CHECK_SECONDS, RETRY_SECONDS * 2**num_refused))
         usage = usage_of(body) if status == 200 else None
@@ -278,14 +253,14 @@ class BatchRunner:
         scope["extensions"] = {CONNECTION: {"cut": cut, "awaits_body": lambda: False}}
         scope |= {"headers": [(b"content-type", b"application/json")], "app": self._app, "server": None}
         ids = request_ids(scope) | {"key": None, "key_name": None, "owner": owned.owner}
-        if self._keys is not None:
-            key = self._keys.of_digest(bytes.fromhex(owned.owner))
+        if self.backend.keys is not None:
+            key = self.backend.keys.of_digest(bytes.fromhex(owned.owner))
             if key is None:
                 error = Unauthorized("The API key of this batch is not valid any more.")
                 return error.status, False, ids["request_id"], msgspec.json.encode(error.body(path))
             ids |= {"key": key, "key_name": key.name, "client": key.name}
         scope["state"] = ids | {"send": send, "is_background": is_background}
-        await self._routes(scope, receive, send)
+        await self._answer_to(scope, receive, send)
         return status, retries, ids["request_id"], b"".join(parts)
 
     async def estimate(self, owned: Owned, lines: list[Line]) -> Estimate:
@@ -311,8 +286,8 @@ class BatchRunner:
         all_bytes, most_tokens = await run_in_threadpool(_sums, lines)  # 50,000 lines take milliseconds.
         prompts = round(num_tokens * all_bytes / num_bytes if num_bytes else all_bytes / BYTES_PER_TOKEN)
         answers = 0 if batch.endpoint == "/v1/embeddings" else most_tokens
-        cost = self._backend.step_cost
-        rows: int = min(self._backend.capacity["max_running"], len(lines))
+        cost = self._engine.step_cost
+        rows: int = min(self._engine.capacity["max_running"], len(lines))
         if cost is None:
             return Estimate(prompts, answers, None)
         context = rows * (prompts + answers // 2) // len(lines)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from secrets import token_urlsafe
@@ -17,7 +17,7 @@ from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Mount, Route
+from starlette.routing import BaseRoute, Mount, Route
 
 from oaiserve import __version__
 from oaiserve.app import keyring, middleware, refresh_keys
@@ -33,11 +33,10 @@ from oaiserve.facts.times import WallClock
 from oaiserve.http.codings import page_response
 from oaiserve.http.keys import Keyring
 from oaiserve.http.shared_limit import SharedLimit
-from oaiserve.plugin_loading import own_plugins, pages_of
-from oaiserve.plugins.batches.runner import BatchRunner
-from oaiserve.plugins.batches.store import BatchStore
+from oaiserve.plugin import Plugin
+from oaiserve.plugin_loading import own_plugins, pages_of, routes_of, running
 from oaiserve.plugins.gateway import model_routes, page
-from oaiserve.plugins.gateway.batches import BatchBackend
+from oaiserve.plugins.gateway.capacity import ModelsCapacity
 from oaiserve.plugins.gateway.children.folder import ModelsFolder
 from oaiserve.plugins.gateway.children.models import ChildModels, Model
 from oaiserve.plugins.gateway.children.process import start_on
@@ -47,10 +46,10 @@ from oaiserve.plugins.gateway.routers import Routers
 from oaiserve.plugins.gateway.sources import Resolve, Url, addresses_of
 from oaiserve.plugins.gateway.watch import USUAL, Pace, Watch, report_headers
 from oaiserve.plugins.keys.key_store import KeyStore
+from oaiserve.routes.door.backend import Backend
 from oaiserve.routes.door.middleware import json_response, render_http_exception
 from oaiserve.routes.serving import MOST_RECEIVED_BYTES
 from oaiserve.storage.private import cache_folder
-from oaiserve.storage.store import StoreLimits
 from oaiserve.telemetry import make_tracing
 from oaiserve.wire.address import Address
 
@@ -64,37 +63,39 @@ JOIN_SECONDS = 0.005  # pause between two checks whether a process has joined
 class Children:
     """The child processes of a gateway: its models, and the keys that it checks itself."""
 
+    config: Config  # of the server as a whole
     models: ChildModels
     options: ModelsOptions
+    plugins: Sequence[Plugin]  # those in front
     folder: ModelsFolder
     ring: Keyring | None
     key_store: KeyStore | None
-    batches: BatchStore | None
 
     @asynccontextmanager
     async def running(self, app: Starlette, gateway: Gateway) -> AsyncIterator[None]:
         tasks = [asyncio.create_task(self.models.watch())]
-        app.state.batches = None
-        if self.batches is not None:
-            backend = BatchBackend(gateway, self.models)
-            received = SharedLimit(MOST_RECEIVED_BYTES)
-            app.state.batches = BatchRunner(
-                app, gateway, backend, gateway.body_limit, received, self.batches, self.ring, backend.has_others
-            )
-            tasks.append(asyncio.create_task(app.state.batches.run()))
+        capacity = ModelsCapacity(gateway, self.models)
+        app.state.backend = Backend(
+            self.config,
+            gateway,
+            capacity,
+            gateway.body_limit,
+            SharedLimit(MOST_RECEIVED_BYTES),
+            self.ring,
+            capacity.has_others,
+        )
         if not self.options.load_on_demand:
             tasks.append(asyncio.create_task(self.models.load_all()))
         if self.ring is not None:
             tasks.append(asyncio.create_task(refresh_keys(self.ring)))
         try:
-            yield
+            async with running(self.plugins, app):
+                yield
         finally:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
             await self.models.close()
-            if self.batches is not None:
-                await self.batches.close()
             self.folder.remove()
             if self.ring is not None:
                 await self.ring.close()
@@ -116,21 +117,25 @@ def create_gateway(
     headers = report_headers(options.replica_key)
     routers = Routers()
     watch = Watch(routers, [Url(url, headers, resolve) for url in options.replica], headers, pace)
-    return _create(watch, routers, options.server, options, None)
+    return _create(watch, routers, options.server, options, own_plugins(), None)
 
 
 def create_gateway_of_models(
-    server: ServerOptions, configs: Mapping[str, Config], options: ModelsOptions
+    config: Config, configs: Mapping[str, Config], plugins: Sequence[Plugin] | None = None
 ) -> tuple[Starlette, Gateway, ChildModels]:
     """Return the app of a gateway whose replicas are child processes, one for each model, the gateway, and the models.
-    Raises StartupError for files of keys."""
+
+    `config` has the settings of the server as a whole. Without `plugins`, it has those of oaiserve. Raises StartupError
+    for files of keys.
+    """
+    options = config.of(ModelsOptions)
+    server = config.server
     ring, key_store = keyring(server)
     own_key = token_urlsafe() if server.needs_key else None  # for reports and metrics
     folder = ModelsFolder()  # It is removed even if the server does not start.
-    inside = folder.path
+    path = folder.path
     if server.stores_responses and server.response_store is None:
-        server = replace(server, response_store=inside / "responses")  # All processes share it.
-    batches = BatchStore(server.response_store, StoreLimits.of(server)) if server.stores_responses else None
+        server = replace(server, response_store=path / "responses")  # All processes share it.
     routers = Routers(is_strict=True)
 
     async def changed() -> None:
@@ -142,7 +147,7 @@ def create_gateway_of_models(
         Model(
             name,
             _of_child(config, server, own_key),
-            Address.of_socket(inside / f"{number}.sock"),
+            Address.of_socket(path / f"{number}.sock"),
             _size(config),
             _task(config),
         )
@@ -151,12 +156,20 @@ def create_gateway_of_models(
     models = ChildModels(children, options, start_on, changed, routers.models_of)
     watch = Watch(routers, (models,), report_headers(own_key), PACE_OF_MODELS, logging.DEBUG)
     route = RouteOptions(body_limit=server.body_limit)
-    app, gateway = _create(watch, routers, server, route, Children(models, options, folder, ring, key_store, batches))
+    parts = own_plugins() if plugins is None else plugins
+    in_front = [plugin for plugin in parts if plugin.is_in_front]
+    inside = Children(replace(config, server=server), models, options, in_front, folder, ring, key_store)
+    app, gateway = _create(watch, routers, server, route, parts, inside)
     return app, gateway, models
 
 
 def _create(
-    watch: Watch, routers: Routers, server: ServerOptions, options: RouteOptions, children: Children | None
+    watch: Watch,
+    routers: Routers,
+    server: ServerOptions,
+    options: RouteOptions,
+    plugins: Iterable[Plugin],
+    children: Children | None,
 ) -> tuple[Starlette, Gateway]:
     metrics = GatewayMetrics(watch)
     models = None if children is None else children.models
@@ -169,7 +182,7 @@ def _create(
         service="oaiserve-gateway",
     )
     gateway = Gateway(routers, watch, metrics, server, options, tracing, models)
-    pages = pages_of(own_plugins()).shown(None if server.shows_dashboard else page.hidden_by(models))
+    pages = pages_of(plugins).shown(None if server.shows_dashboard else page.hidden_by(models))
 
     async def ready(request: Request) -> Response:
         if not gateway.is_ready:
@@ -202,9 +215,10 @@ def _create(
     def count_refused(reason: AccessRefusal) -> None:
         metrics.refused_access.labels(reason).inc()
 
-    own = []
+    own: list[BaseRoute] = []
     if children is not None:
-        own = model_routes.routes(server, children.models, watch, routers, children.key_store)
+        of_models = model_routes.routes(server, children.models, watch, routers, children.key_store)
+        own += [*of_models, *routes_of(children.plugins, children.config, {route.path for route in of_models})]
     app = Starlette(
         routes=[
             Route("/health", health),

@@ -25,7 +25,6 @@ from oaiserve.errors import MODELS_PATH, LoopDetected, NotFound, Unavailable
 from oaiserve.facts.times import WAITED_HEADER, Phase, monotonic_ns
 from oaiserve.http.keys import Key
 from oaiserve.http.shared_limit import SharedLimit
-from oaiserve.plugins.batches.routes import MOST_FILE_BYTES
 from oaiserve.plugins.gateway.attempts import TRACEPARENT, Attempts, BegunAnswer
 from oaiserve.plugins.gateway.children.models import ChildModels
 from oaiserve.plugins.gateway.client_request import (
@@ -53,7 +52,7 @@ from oaiserve.plugins.gateway.sources import UNREADABLE
 from oaiserve.plugins.gateway.watch import Watch
 from oaiserve.routes.intake.receive import HeldBytes, read_into
 from oaiserve.routes.intake.turns import client_left, unless_left
-from oaiserve.routes.serving import MEDIA_BODY_BYTES, MOST_RECEIVED_BYTES
+from oaiserve.routes.serving import MEDIA_BODY_BYTES, MOST_FILE_BYTES, MOST_RECEIVED_BYTES
 from oaiserve.telemetry import names
 from oaiserve.wire.routing_decision import OWNER_HEADER
 

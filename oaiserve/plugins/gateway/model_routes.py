@@ -1,4 +1,4 @@
-"""The routes that a gateway of child processes answers itself, even if no model is loaded: models, batches and keys."""
+"""The routes that a gateway of child processes answers itself, even if no model is loaded: models and keys."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from starlette.routing import Route
 from oaiserve.checkpoints import demo
 from oaiserve.config import ServerOptions
 from oaiserve.errors import ModelNotFound
-from oaiserve.plugins.batches import routes as batch_routes
 from oaiserve.plugins.gateway.children.metrics import merged
 from oaiserve.plugins.gateway.children.models import ChildModels, Model
 from oaiserve.plugins.gateway.client_request import ADAPTER_PATHS
@@ -69,7 +68,6 @@ def routes(
         Route("/admin/keys", keys.closed_route if key_store is None else list_keys),
         Route("/v1/models", list_models),
         Route("/v1/models/{model_id:path}", retrieve_model),
-        *batch_routes.routes(),
         # Child processes let everyone who reaches them change adapters, so this gateway checks that.
         *(Route(path, adapters_closed, methods=["POST"]) for path in (() if server.is_private else ADAPTER_PATHS)),
     ]

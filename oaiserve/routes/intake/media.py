@@ -290,13 +290,13 @@ async def _content(
     refused = partial(invalid, place.param, where=place.where)
     try:
         if source.file_id:
-            files = request.app.state.batches
-            stored = None if files is None else await files.store.file(request.state.owner, source.file_id)
+            files = request.app.state.files
+            stored = None if files is None else await files.file(request.state.owner, source.file_id)
             if stored is None:
                 raise refused(f"there is no file {show(source.file_id)}: it was deleted, or is too old")
             file, number = stored
             take(file.bytes)
-            return b"".join([part async for part in files.store.content(number)])
+            return b"".join([part async for part in files.content(number)])
         if source.url[:4].lower() != "http":
             raise refused(f"must be a URL with data:, http: or https:, got {show(source.url)}")
         if serving.fetcher is None:

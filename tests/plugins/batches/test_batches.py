@@ -20,7 +20,7 @@ from oaiserve.config import Config, ServerOptions
 from oaiserve.engine.request import Request
 from oaiserve.errors import Overloaded
 from oaiserve.explain.step_cost import KNOTS, StepCost
-from oaiserve.plugins.batches import runner
+from oaiserve.plugins.batches import runner, with_clock
 from oaiserve.wire.continuation import IDS_HEADER, StreamIds
 from tests.routes.doubles import FakeEngine, FakeTelemetry, says
 from tests.serving import Serve, Served, run_server, serving
@@ -226,9 +226,8 @@ def test_batch_that_expires_keeps_its_answers(monkeypatch: pytest.MonkeyPatch) -
     hours_later = 0
     engine = FakeEngine()
     engine.script = waits_for(1)
-    app = create_app(
-        Config("org/demo", ServerOptions()), engine, FakeTelemetry(), clock=lambda: time.time() + hours_later * 3600
-    )
+    plugin = with_clock(lambda: time.time() + hours_later * 3600)
+    app = create_app(Config("org/demo", ServerOptions()), engine, FakeTelemetry(), plugins=[plugin])
     with run_server(app) as url, client(url) as sdk:
         batch = wait_for_answers(sdk, begin(sdk, line(1), line(2)), 1)
         hours_later = 25
@@ -290,11 +289,12 @@ def test_what_a_gateway_asks_for_again_is_made_once(serve: Serve) -> None:
         answers = [served.http.post(url, headers=headers, **content).json() for _ in range(2)]
         assert answers[0].get("id") == answers[1].get("id")
         ids[path] = answers[0].get("id", "")
-    assert [one.id for one in client(served.url).files.list() if one.purpose == "batch"] == [ids["files"]]
-    assert [one.id for one in client(served.url).batches.list()] == [ids["batches"]]
     items = served.http.get(f"/v1/conversations/{ids['conversations']}/items?order=asc").json()["data"]
     assert [item["content"][0]["text"] for item in items] == ["Hi", "You"]
-    ended(client(served.url), client(served.url).batches.retrieve(ids["batches"]))
+    with client(served.url) as sdk:
+        assert [one.id for one in sdk.files.list() if one.purpose == "batch"] == [ids["files"]]
+        assert [one.id for one in sdk.batches.list()] == [ids["batches"]]
+        ended(sdk, sdk.batches.retrieve(ids["batches"]))
 
 
 # -- the end of a server, at any moment --------------------------------------------------------------------------------

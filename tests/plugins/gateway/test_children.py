@@ -40,8 +40,8 @@ INSIDE = (
 
 
 def front(server: ServerOptions, *models: str) -> TestClient:
-    configs = models_of(models or ["demo"], {}, Config("models", server))
-    app, _, _ = create_gateway_of_models(server, configs, ModelsOptions(load_on_demand=True))
+    config = Config("models", server, of_plugins=(ModelsOptions(load_on_demand=True),))
+    app, _, _ = create_gateway_of_models(config, models_of(models or ["demo"], {}, config))
     return TestClient(app, base_url="http://127.0.0.1", headers={"host": "127.0.0.1"}, raise_server_exceptions=False)
 
 
@@ -167,8 +167,9 @@ def running(
     """Run a gateway of models with these names, and doubles of their processes."""
     children = Children()
     monkeypatch.setattr("oaiserve.plugins.gateway.app.start_on", children.start)
-    configs = models_of([f"{name}=demo" for name in models], {}, Config("models", server, EngineOptions(**engine)))
-    app, gateway, _ = create_gateway_of_models(server, configs, ModelsOptions(load_on_demand=True))
+    options = (ModelsOptions(load_on_demand=True),)
+    config = Config("models", server, EngineOptions(**engine), of_plugins=options)
+    app, gateway, _ = create_gateway_of_models(config, models_of([f"{name}=demo" for name in models], {}, config))
     with RunningServer(app, server, on_drain=gateway.drain) as made:
         headers = bearer(server.api_key[0]) if server.api_key else {}
         with httpx.Client(base_url=made.url, headers=headers, timeout=60) as http:
@@ -254,7 +255,7 @@ def test_nobody_is_advised_to_trust_the_gateway_for_streams_of_a_process(
 def test_gateway_that_never_starts_leaves_no_folder(tmp_path: Path) -> None:
     code = (
         "from oaiserve.plugins.gateway.app import *\n"
-        "create_gateway_of_models(ServerOptions(), {'demo': Config('demo')}, ModelsOptions())"
+        "create_gateway_of_models(Config('models'), {'demo': Config('demo')})"
     )
     subprocess.run([sys.executable, "-c", code], env=os.environ | {"TMPDIR": str(tmp_path)}, check=True)
     assert [*tmp_path.iterdir()] == []

@@ -1,4 +1,4 @@
-"""`BatchBackend` describes a gateway of child processes to the runner of batches, whose lines they answer."""
+"""`ModelsCapacity` describes the models of a gateway of child processes to the plug-ins in front of them."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from oaiserve.plugins.gateway.children.models import ChildModels
 from oaiserve.plugins.gateway.gateway import Gateway
 
 
-class BatchBackend:
-    """Lines may name any of the models. Most batches name one, so the largest model sets how many run at a time."""
+class ModelsCapacity:
+    """Requests may name any of the models. Most batches name one, so the largest model sets how many run at a time."""
 
     step_cost = None  # A batch does not name a model.
 

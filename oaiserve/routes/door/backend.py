@@ -1,0 +1,42 @@
+"""`Backend` answers requests that a plug-in sends by itself, such as the lines of a batch. `app.state.backend` has it.
+
+It is a server of one model with its own routes, or a gateway in front of the processes of several models.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from starlette.types import ASGIApp
+
+from oaiserve.config import Config
+from oaiserve.explain.step_cost import StepCost
+from oaiserve.http.keys import Keyring
+from oaiserve.http.shared_limit import SharedLimit
+
+
+class Capacity(Protocol):
+    """What the models of a backend can do."""
+
+    @property
+    def capacity(self) -> Mapping[str, Any]: ...
+
+    @property
+    def is_ready(self) -> bool: ...
+
+    @property
+    def step_cost(self) -> StepCost | None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Backend:
+    config: Config
+    answer: ASGIApp  # the routes, without the middleware for requests from outside
+    engine: Capacity
+    body_limit: int
+    received_bytes: SharedLimit  # bytes of bodies that are being received
+    keys: Keyring | None
+    has_others: Callable[[str], bool]  # whether clients other than this one have open requests
+    is_child: bool = False  # whether a gateway is in front, which sends such requests in place of this process
