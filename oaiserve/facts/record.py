@@ -59,6 +59,23 @@ class WaitReason(StrEnum):
     FOREGROUND = "foreground"  # background work, while other requests needed the whole machine
 
 
+class ReadAgain(StrEnum):
+    """The reasons why tokens of a prompt were computed that an earlier prompt had computed, too."""
+
+    MODEL = "model"  # The earlier prompt was for another model or adapter.
+    SALT = "salt"  # The earlier prompt has another cache_salt or API key, and so another part of the cache.
+    TOOLS = "tools"  # A tool was added, removed, changed or moved.
+    SYSTEM = "system"  # The system message changed.
+    OPTIONS = "options"  # A variable of the chat template changed, such as that for thinking.
+    MESSAGE = "message"  # An earlier message changed, was removed or added.
+    IMAGE = "image"  # An image or a sound changed.
+    TEXT = "text"  # All parts are equal, but the template writes them otherwise.
+    EVICTED = "evicted"  # Its blocks were cached, and other requests took their places.
+    STATE = "state"  # Its blocks are cached, but the layers of this model keep no state at their end.
+    NOT_YET = "not_yet"  # The earlier prompt was being computed, or less than a block is in common.
+    OFF = "off"  # There is no prefix cache, or the request reads none (prompt_logprobs).
+
+
 class Cause(StrEnum):
     """The causes of the time that a request spends in the phases `prefill` and `decode`. They add up to the phase.
 

@@ -1,0 +1,209 @@
+"""`RecentPrompts` finds the earlier prompt to compare a prompt with, and explains what was read again.
+
+The event loop calls it once for each prompt, after its tokens are computed. Prompts of different clients are never
+compared: an explanation must not reveal what others sent.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, OrderedDict
+from dataclasses import dataclass
+from itertools import islice
+from typing import NamedTuple, TypeVar
+
+from oaiserve.explain.reuse.outline import Change, Digest, Outline
+from oaiserve.explain.reuse.prefix_hashes import PrefixHashes, num_common
+from oaiserve.facts.record import ReadAgain
+
+Key = TypeVar("Key")
+
+MAX_PROMPTS = 1024
+MAX_TOKENS = 2**22  # of all prompts, each of which takes 4 bytes
+MAX_PARTS = 64  # parts by which a prompt looks for others: the latest messages, and those of the beginning
+FIRST_CHECKPOINT = 16  # Texts are found by their first 16, 32, 64, ... tokens.
+
+
+@dataclass(frozen=True, slots=True)
+class ReadPrompt:
+    """A prompt that the engine has read."""
+
+    request_id: str
+    response_id: str  # the id of its answer in the API
+    client: str
+    run: str  # the id of the agent's run that it belongs to; "" if it names none
+    at_ns: int
+    outline: Outline
+    hashes: PrefixHashes
+    num_cached: int
+
+
+class Lost(NamedTuple):
+    """What the engine tells of cached blocks that a prompt could not use."""
+
+    num_tokens: int
+    evicted_ns: int | None  # time since the first of them lost its place; None: a state is missing
+    evicted_for: str  # the request that took the place
+
+
+@dataclass(frozen=True, slots=True)
+class Reuse:
+    """What a prompt reused. `num_cached`, `num_read_again` and `num_new` add up to its tokens."""
+
+    num_cached: int
+    num_read_again: int = 0
+    num_new: int = 0
+    reason: ReadAgain | None = None  # None: nothing was read again
+    place: int | None = None  # of the tool, message or image that changed first
+    compared_with: str = ""  # the id of the request; "": there is no earlier prompt like it
+    age_ns: int = 0  # time since that
+    num_common: int = 0  # tokens at the beginning that both have in common
+    lost: Lost | None = None
+
+
+class RecentPrompts:
+    """The latest prompts of all clients, within limits of number and size."""
+
+    def __init__(self, block_size: int, *, has_cache: bool) -> None:
+        self._block_size = block_size
+        self._has_cache = has_cache
+        self._prompts: OrderedDict[str, ReadPrompt] = OrderedDict()  # by response id, the oldest first
+        self._by_run: dict[tuple[str, str], str] = {}  # response ids of the latest prompts, by client and run
+        self._by_part: dict[tuple[str, Digest], str] = {}
+        self._by_checkpoint: dict[tuple[str, int, int], str] = {}
+        self._num_tokens = 0
+
+    def __len__(self) -> int:
+        return len(self._prompts)
+
+    def find(self, client: str, response_id: str) -> ReadPrompt | None:
+        """Return the prompt of a client that had this answer, or None if it is not known any more."""
+        prompt = self._prompts.get(response_id)
+        return prompt if prompt is not None and prompt.client == client else None
+
+    def before(self, prompt: ReadPrompt, named: str = "") -> ReadPrompt | None:
+        """Return the earlier prompt that explains this one best: the one of the `named` answer, else the last one of
+        the same run, else the one with the most parts in common, else the one with the longest common text."""
+        if named:
+            return self.find(prompt.client, named)
+        if prompt.run and (last := self._by_run.get((prompt.client, prompt.run))) is not None:
+            return self._prompts.get(last)
+        return self._with_same_parts(prompt) or self._with_same_text(prompt)
+
+    def _with_same_parts(self, prompt: ReadPrompt) -> ReadPrompt | None:
+        shared: Counter[str] = Counter()
+        for part in _parts_to_know(prompt.outline):
+            if (response_id := self._by_part.get((prompt.client, part))) is not None:
+                shared[response_id] += 1
+        if not shared:
+            return None
+        most = max(shared.values())
+        return max((self._prompts[key] for key, number in shared.items() if number == most), key=_when)
+
+    def _with_same_text(self, prompt: ReadPrompt) -> ReadPrompt | None:
+        for length, checkpoint in reversed(_checkpoints(prompt.hashes)):
+            response_id = self._by_checkpoint.get((prompt.client, length, checkpoint))
+            if response_id is not None:
+                return self._prompts[response_id]
+        return None
+
+    def explain(self, prompt: ReadPrompt, named: str = "", lost: Lost | None = None) -> Reuse:
+        """Return what this prompt reused, and remember the prompt."""
+        earlier = self.before(prompt, named)
+        reuse = self._compared(prompt, earlier, lost)
+        self._remember(prompt)
+        return reuse
+
+    def _compared(self, prompt: ReadPrompt, earlier: ReadPrompt | None, lost: Lost | None) -> Reuse:
+        num_tokens = len(prompt.hashes)
+        num_cached = min(prompt.num_cached, num_tokens)
+        if earlier is None:
+            num_lost = 0 if lost is None else min(lost.num_tokens, num_tokens - num_cached)
+            reason = None if lost is None or not num_lost else _reason_of(lost)
+            return Reuse(num_cached, num_lost, num_tokens - num_cached - num_lost, reason, lost=lost)
+        common = num_common(earlier.hashes, prompt.hashes)
+        change = prompt.outline.change_since(earlier.outline)
+        num_again = max(0, min(len(earlier.hashes), num_tokens) - num_cached)
+        reason, place = self._reason(common, num_cached, num_again, change, lost)
+        if reason is None:
+            num_again = 0
+        return Reuse(
+            num_cached,
+            num_again,
+            num_tokens - num_cached - num_again,
+            reason,
+            place,
+            earlier.request_id,
+            max(0, prompt.at_ns - earlier.at_ns),
+            common,
+            lost,
+        )
+
+    def _reason(
+        self, common: int, num_cached: int, num_again: int, change: Change | None, lost: Lost | None
+    ) -> tuple[ReadAgain | None, int | None]:
+        """Return why `num_again` tokens were read again, and the place of the part that changed.
+
+        The last token of a prompt and those of a block that is not full are always read, so they have no reason.
+        """
+        if num_again <= self._block_size:
+            return None, None
+        if change is not None and change.reason in (ReadAgain.MODEL, ReadAgain.SALT):
+            return change
+        if not self._has_cache:
+            return ReadAgain.OFF, None
+        num_missing = common - num_cached
+        if lost is not None and lost.num_tokens >= num_missing // 2:
+            return _reason_of(lost), None
+        if num_missing > self._block_size and num_missing > num_again // 2:
+            return ReadAgain.NOT_YET, None
+        return (ReadAgain.TEXT, None) if change is None else change
+
+    def _remember(self, prompt: ReadPrompt) -> None:
+        key = prompt.response_id
+        self._prompts[key] = prompt
+        self._num_tokens += len(prompt.hashes)
+        if prompt.run:
+            self._by_run[prompt.client, prompt.run] = key
+        for part in _parts_to_know(prompt.outline):
+            self._by_part[prompt.client, part] = key
+        for length, checkpoint in _checkpoints(prompt.hashes):
+            self._by_checkpoint[prompt.client, length, checkpoint] = key
+        while len(self._prompts) > MAX_PROMPTS or (self._num_tokens > MAX_TOKENS and len(self._prompts) > 1):
+            self._forget(next(iter(self._prompts)))
+
+    def _forget(self, key: str) -> None:
+        prompt = self._prompts.pop(key)
+        self._num_tokens -= len(prompt.hashes)
+        client = prompt.client
+        _remove(self._by_run, (client, prompt.run), key)
+        for part in _parts_to_know(prompt.outline):
+            _remove(self._by_part, (client, part), key)
+        for length, checkpoint in _checkpoints(prompt.hashes):
+            _remove(self._by_checkpoint, (client, length, checkpoint), key)
+
+
+def _when(prompt: ReadPrompt) -> int:
+    return prompt.at_ns
+
+
+def _reason_of(lost: Lost) -> ReadAgain:
+    return ReadAgain.STATE if lost.evicted_ns is None else ReadAgain.EVICTED
+
+
+def _parts_to_know(outline: Outline) -> tuple[Digest, ...]:
+    return tuple(islice(outline.parts, MAX_PARTS))
+
+
+def _checkpoints(hashes: PrefixHashes) -> list[tuple[int, int]]:
+    """Return the hashes of the first 16, 32, 64, ... tokens, with their numbers."""
+    found = []
+    length = FIRST_CHECKPOINT
+    while length <= len(hashes):
+        found.append((length, int(hashes[length - 1])))
+        length *= 2
+    return found
+
+
+def _remove(table: dict[Key, str], key: Key, value: str) -> None:
+    if table.get(key) == value:
+        del table[key]

@@ -1,0 +1,171 @@
+"""What a prompt reused, what was read again, and why."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from oaiserve.explain.reuse import recent_prompts
+from oaiserve.explain.reuse.outline import Outline, digest_of
+from oaiserve.explain.reuse.prefix_hashes import prefix_hashes
+from oaiserve.explain.reuse.recent_prompts import Lost, ReadPrompt, RecentPrompts, Reuse
+from oaiserve.facts.record import ReadAgain
+
+BLOCK = 4
+TALK = Outline(
+    "model",
+    tools=(digest_of(b"search"), digest_of(b"read")),
+    system=(digest_of(b"You are helpful."),),
+    options={"thinking": digest_of(b"true")},
+    messages=(digest_of(b"first question"), digest_of(b"first answer")),
+)
+
+
+def read(name: str, token_ids: list[int], outline: Outline = TALK, *, cached: int = 0, **more: object) -> ReadPrompt:
+    fields = {"client": "client", "run": "", "at_ns": 0} | more
+    return ReadPrompt(name, name, outline=outline, hashes=prefix_hashes(token_ids), num_cached=cached, **fields)  # type: ignore[arg-type]
+
+
+def explained(
+    now: Outline, *, before: Outline = TALK, num_common: int = 0, cached: int = 0, lost: Lost | None = None
+) -> Reuse:
+    """Return what a prompt of 100 tokens reused of one before, with which it has some tokens in common."""
+    recent = RecentPrompts(BLOCK, has_cache=True)
+    begin = list(range(num_common))
+    recent.explain(read("before", begin + [1] * (100 - num_common), before))
+    return recent.explain(
+        read("now", begin + [2] * (100 - num_common), now, cached=cached, at_ns=40), named="before", lost=lost
+    )
+
+
+CHANGES = {
+    ReadAgain.MODEL: (replace(TALK, model="adapter"), None),
+    ReadAgain.SALT: (replace(TALK, salt=b"other"), None),
+    ReadAgain.TOOLS: (replace(TALK, tools=(TALK.tools[0], b"other")), 1),
+    ReadAgain.SYSTEM: (replace(TALK, system=(b"other",)), 0),
+    ReadAgain.OPTIONS: (replace(TALK, options={}), None),
+    ReadAgain.MESSAGE: (replace(TALK, messages=(b"other", *TALK.messages[1:])), 1),
+    ReadAgain.IMAGE: (replace(TALK, images=(b"now",)), 0),
+    ReadAgain.TEXT: (TALK, None),
+}
+
+
+@pytest.mark.parametrize("reason", CHANGES)
+def test_the_first_changed_part_is_the_reason(reason: ReadAgain) -> None:
+    outline, place = CHANGES[reason]
+    before = replace(TALK, images=(b"before",)) if reason is ReadAgain.IMAGE else TALK
+    reuse = explained(outline, before=before, num_common=13, cached=12)
+    assert (reuse.reason, reuse.place) == (reason, place)
+    assert (reuse.num_cached, reuse.num_read_again, reuse.num_new) == (12, 88, 0)
+    assert (reuse.compared_with, reuse.age_ns, reuse.num_common) == ("before", 40, 13)
+
+
+def test_a_conversation_that_goes_on_reads_nothing_again() -> None:
+    recent = RecentPrompts(BLOCK, has_cache=True)
+    longer = replace(TALK, messages=(*TALK.messages, digest_of(b"second question")))
+    recent.explain(read("first", [1] * 50))
+    reuse = recent.explain(read("second", [1] * 80, longer, cached=48))
+    assert (reuse.reason, reuse.num_cached, reuse.num_read_again, reuse.num_new) == (None, 48, 0, 32)
+
+
+def test_evicted_blocks_are_the_reason_where_the_text_is_the_same() -> None:
+    reuse = explained(TALK, num_common=100, cached=20, lost=Lost(76, 5, "taker"))
+    assert (reuse.reason, reuse.num_read_again, reuse.lost) == (ReadAgain.EVICTED, 80, Lost(76, 5, "taker"))
+
+
+def test_a_state_that_was_not_kept_is_the_reason_where_blocks_are_cached() -> None:
+    assert explained(TALK, num_common=100, lost=Lost(96, None, "")).reason is ReadAgain.STATE
+
+
+def test_a_prompt_that_was_not_computed_yet_is_the_reason_where_nothing_was_lost() -> None:
+    assert explained(TALK, num_common=100).reason is ReadAgain.NOT_YET
+
+
+def test_without_a_cache_that_is_the_reason() -> None:
+    recent = RecentPrompts(BLOCK, has_cache=False)
+    recent.explain(read("before", [1] * 50))
+    assert recent.explain(read("now", [1] * 50)).reason is ReadAgain.OFF
+
+
+def test_lost_blocks_are_told_even_if_the_earlier_prompt_is_forgotten() -> None:
+    reuse = RecentPrompts(BLOCK, has_cache=True).explain(read("now", [1] * 50, cached=8), lost=Lost(16, 5, "taker"))
+    assert (reuse.reason, reuse.num_cached, reuse.num_read_again, reuse.num_new) == (ReadAgain.EVICTED, 8, 16, 26)
+
+
+def test_the_first_prompt_of_its_kind_reads_nothing_again() -> None:
+    recent = RecentPrompts(BLOCK, has_cache=True)
+    recent.explain(read("other", [1] * 50, Outline(messages=(b"other",))))
+    assert recent.explain(read("first", [2] * 50)).reason is None
+
+
+def test_without_a_name_the_last_prompt_of_the_run_is_compared() -> None:
+    recent = RecentPrompts(BLOCK, has_cache=True)
+    recent.explain(read("of the run", [1] * 50, Outline(messages=(b"a",)), run="run"))
+    recent.explain(read("of another", [2] * 50, TALK, run="another"))
+    assert recent.explain(read("now", [2] * 50, TALK, run="run")).compared_with == "of the run"
+
+
+def test_without_a_run_the_prompt_with_the_most_parts_in_common_is_compared() -> None:
+    recent = RecentPrompts(BLOCK, has_cache=True)
+    recent.explain(read("same talk", [1] * 50))
+    recent.explain(read("same tools", [1] * 50, replace(TALK, messages=(b"other",))))
+    clock = replace(TALK, system=(b"It is 12:01.",))
+    assert recent.explain(read("now", [2] * 50, clock)).compared_with == "same talk"
+
+
+def test_texts_without_parts_in_common_are_found_by_their_beginning() -> None:
+    recent = RecentPrompts(BLOCK, has_cache=True)
+    recent.explain(read("short", [1] * 16 + [3] * 34, Outline(messages=(b"a",))))
+    recent.explain(read("long", [1] * 32 + [4] * 34, Outline(messages=(b"b",))))
+    assert recent.explain(read("now", [1] * 32 + [5] * 34, Outline(messages=(b"c",)))).compared_with == "long"
+
+
+def test_prompts_of_others_are_never_compared() -> None:
+    recent = RecentPrompts(BLOCK, has_cache=True)
+    recent.explain(read("secret", [1] * 50, client="other"))
+    assert recent.explain(read("now", [1] * 50)).compared_with == ""
+    assert recent.find("client", "secret") is None
+    assert recent.explain(read("named", [1] * 50), named="secret").compared_with == ""
+
+
+def test_the_oldest_prompts_are_forgotten_with_all_that_finds_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recent_prompts, "MAX_PROMPTS", 2)
+    recent = RecentPrompts(BLOCK, has_cache=True)
+    for number in range(9):
+        outline = Outline(messages=(bytes([number]),))
+        recent.explain(read(f"{number}", [number] * 50, outline, run=f"{number}"))
+    assert len(recent) == 2
+    tables = (recent._by_run, recent._by_part, recent._by_checkpoint)
+    assert {key for table in tables for key in table.values()} == {"7", "8"}
+
+
+def test_many_tokens_are_forgotten_before_many_prompts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recent_prompts, "MAX_TOKENS", 100)
+    recent = RecentPrompts(BLOCK, has_cache=True)
+    for number in range(9):
+        recent.explain(read(f"{number}", [number] * 40))
+    assert len(recent) == 2
+
+
+part = st.sampled_from([b"a", b"b", b"c"])
+outlines = st.builds(
+    Outline,
+    model=st.sampled_from(["m", "n"]),
+    tools=st.lists(part, max_size=2).map(tuple),
+    system=st.lists(part, max_size=1).map(tuple),
+    messages=st.lists(part, max_size=4).map(tuple),
+)
+
+
+@given(st.lists(st.tuples(outlines, st.lists(st.integers(0, 2), max_size=60), st.integers(0, 60)), max_size=8))
+def test_cached_read_again_and_new_tokens_add_up_for_any_history(
+    history: list[tuple[Outline, list[int], int]],
+) -> None:
+    recent = RecentPrompts(BLOCK, has_cache=True)
+    for number, (outline, token_ids, cached) in enumerate(history):
+        reuse = recent.explain(read(f"{number}", token_ids, outline, cached=cached, at_ns=number))
+        parts = (reuse.num_cached, reuse.num_read_again, reuse.num_new)
+        assert min(parts) >= 0
+        assert sum(parts) == len(token_ids)
+        assert (reuse.reason is None) == (reuse.num_read_again == 0)
