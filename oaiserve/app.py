@@ -28,6 +28,7 @@ from oaiserve.config import Config, ServerOptions
 from oaiserve.engine.event_streams import MAX_HELD_TOKENS, LoopStreams
 from oaiserve.engine.executors.cuda.found import gpu_names
 from oaiserve.engine.executors.native.prebuilt import usable_features
+from oaiserve.explain.reuse.recent_prompts import RecentPrompts
 from oaiserve.facts.targets import Targets
 from oaiserve.facts.times import EpochOffset, monotonic_ns
 from oaiserve.facts.trace import TraceContext
@@ -120,6 +121,7 @@ def create_app(
                 [family for plugin in parts for family in plugin.dialects],
             ),
             sampling=sampling,
+            recent_prompts=RecentPrompts(config.engine.block_size, has_cache=config.engine.prefix_cache),
         )
         app.state.key_store = key_store
         engine.start()

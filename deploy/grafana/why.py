@@ -17,6 +17,7 @@ def dashboard() -> Dashboard:
         "The causes of the phases prefill and decode add up to them. Begin with the largest one in the first row.",
         [
             ("What made requests slow?", _causes()),
+            ("Which prompts are read again?", _read_again()),
             ("Do neighbours make decode slow?", _neighbours()),
             ("Is the KV cache too small?", _preemption()),
             ("Does the machine do something else?", _machine()),
@@ -48,6 +49,19 @@ def _causes() -> list[Panel]:
         query = Query(f"{seconds} / scalar({requests})", "{{cause}}")
         panels.append(lines(f"Causes of {phase}", text, "s", [query], stacked=True))
     return panels
+
+
+def _read_again() -> list[Panel]:
+    helps = (
+        "system, message: something changes early in the prompts, such as a clock; put it last. tools: send them in "
+        "the same order. evicted: more --kv-cache-memory. /debug/requests/ID says it of each request."
+    )
+    tokens = rate("oaiserve_prompt_tokens_read_again_total", ENGINE, "reason")
+    spent = rate("oaiserve_prompt_read_again_seconds_total", ENGINE, "reason")
+    return [
+        lines("Tokens read again", helps, "short", [Query(tokens, "{{reason}}")], stacked=True),
+        lines("Time to read them again", helps, "s", [Query(spent, "{{reason}}")], stacked=True),
+    ]
 
 
 def _neighbours() -> list[Panel]:

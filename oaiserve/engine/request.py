@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from oaiserve.engine.logprobs import TokenLogprobs
 from oaiserve.engine.media import MediaFile
 from oaiserve.errors import APIError
+from oaiserve.facts.lost_prefix import LostPrefix
 from oaiserve.facts.record import EngineAccount, Origin
 from oaiserve.facts.times import RequestTimes
 from oaiserve.wire.continuation import Piece
@@ -233,6 +234,7 @@ class PromptDone:
     logprobs: TokenLogprobs | None  # only with SamplingParams.prompt_logprobs
     times: RequestTimes  # the stamps so far, up to the first token
     cached_tokens: int = 0
+    lost: LostPrefix | None = None  # what was cached of it before, and could not be used
 
 
 @dataclass(slots=True)

@@ -382,6 +382,26 @@ class RequestRecord:
         log=True,
         span="gen_ai.usage.cache_read.input_tokens",
     )
+    read_again_tokens: int = fact(
+        "Prompt tokens that were computed although an earlier prompt had computed them.",
+        json=True,
+        log=True,
+        span="oaiserve.read_again.tokens",
+        when="read_again_tokens",
+    )
+    read_again_reason: ReadAgain | None = fact(
+        "Why most of them were computed again.",
+        None,
+        json=True,
+        log=True,
+        span="oaiserve.read_again.reason",
+        when="read_again_reason",
+    )
+    reuse: Mapping[str, str | int] = fact(
+        "The earlier prompt that was compared with its first one, and what changed or was lost since.",
+        new=dict,
+        json=True,
+    )
     completion_tokens: int = fact(
         "Generated tokens, over all choices.", json=True, log=True, span="gen_ai.usage.output_tokens"
     )
@@ -425,6 +445,14 @@ class RequestRecord:
     event_tokens: array[int] = field(default_factory=lambda: array("q"))
     event_gaps_ns: array[int] = field(default_factory=lambda: array("q"))
     account: EngineAccount = field(default_factory=EngineAccount)
+
+    @property
+    def read_again_ns(self) -> int:
+        """Return the part of the phase `prefill` that went to the tokens that were read again: their share of all
+        computed ones."""
+        num_computed = self.prompt_tokens - self.cached_tokens
+        prefill_ns = sum(phase.duration_ns for phase in self.times.phases() if phase.name == "prefill")
+        return prefill_ns * self.read_again_tokens // max(1, num_computed)
 
     @property
     def tokens_per_choice(self) -> int:

@@ -15,11 +15,12 @@ from oaiserve.engine.adapters import ServedAdapter
 from oaiserve.engine.event_streams import LoopStream
 from oaiserve.engine.request import TokenChunk, Usage
 from oaiserve.errors import APIError, RequestTimeout, SlowReader, Unavailable
-from oaiserve.facts.record import DeadlineOutcome, EngineAccount, Outcome, ToolCallOutcome
+from oaiserve.facts.record import DeadlineOutcome, EngineAccount, Outcome, ReadAgain, ToolCallOutcome
 from oaiserve.facts.times import RequestTimes, monotonic_ns
 from oaiserve.facts.trace import TraceContext
 from oaiserve.http.keys import KeyUse
 from oaiserve.routes.adaptations import Adaptations
+from oaiserve.routes.prompt_reuse import PromptReuse
 from oaiserve.wire.continuation import StreamIds
 
 COST_HEADER = "x-include-cost"  # true: the usage says what the request costs
@@ -73,6 +74,7 @@ class Exchange:
     params: Mapping[str, str | int | float | bool] = field(default_factory=dict)
     sampling: Mapping[str, int | float] = field(default_factory=dict)
     adaptations: Adaptations = field(default_factory=Adaptations)
+    prompt_reuse: PromptReuse = field(default_factory=PromptReuse)
     response_id: str | None = None  # as in the answer's `id`
     engine_id: str | None = None  # the engine's id of the request
     conversation_id: str | None = None  # id of the first answer in its conversation, if there may be several
@@ -144,6 +146,18 @@ class Exchange:
     def _phases_ns(self) -> dict[str, int]:
         """Return the past phases, computed from the same stamps as those of the record."""
         return {phase.name: phase.duration_ns for phase in self.times.ended().phases()[:-1]}
+
+    @property
+    def read_again_tokens(self) -> int:
+        return self.prompt_reuse.tokens
+
+    @property
+    def read_again_reason(self) -> ReadAgain | None:
+        return self.prompt_reuse.reason
+
+    @property
+    def reuse(self) -> dict[str, str | int]:
+        return self.prompt_reuse.facts
 
     @property
     def outcome(self) -> Outcome:

@@ -17,6 +17,7 @@ from oaiserve.engine.adapters import ServedAdapter
 from oaiserve.engine.event_streams import LoopStreams
 from oaiserve.engine.pooling import Task
 from oaiserve.errors import InvalidRequest, ModelNotFound, invalid
+from oaiserve.explain.reuse.recent_prompts import RecentPrompts
 from oaiserve.http.shared_limit import SharedLimit
 from oaiserve.routes.dialects.dialect import Dialect
 from oaiserve.routes.exchange import Exchange
@@ -68,6 +69,7 @@ class Serving:
     fetcher: Fetcher | None  # fetcher of images and sounds that requests name by URL
     dialect: Dialect  # dialect of calls and reasoning in the model's answers
     sampling: SamplingDefaults
+    recent_prompts: RecentPrompts  # those that later ones are compared with
     exchanges: dict[str, Exchange] = field(default_factory=dict)  # open requests of this process, by unique id
 
     @property

@@ -9,6 +9,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from oaiserve.facts.record import Cause, RequestRecord
+from oaiserve.telemetry.amounts import seconds
+from oaiserve.telemetry.reuse_explanation import read_again
 
 LEAST_PHASE = 0.1  # share of the duration from which a phase gets a sentence
 LEAST_CAUSE = 0.01  # share of the phase from which a cause is named
@@ -30,7 +32,10 @@ class PhaseNeighbour(NamedTuple):
 
 
 def sentences(record: RequestRecord, others: Sequence[RequestRecord]) -> Iterator[str]:
-    """Yield a sentence for each phase of a tenth of the request's time or more, the longest first."""
+    """Yield a sentence on what was read again, and one for each phase of a tenth of the request's time or more, the
+    longest first."""
+    if (again := read_again(record)) is not None:
+        yield again
     duration_ns = max(1, record.times.duration_ns)
     causes_ns = record.causes_ns
     in_order = record.times.phases()
@@ -42,39 +47,39 @@ def sentences(record: RequestRecord, others: Sequence[RequestRecord]) -> Iterato
         if phase.name == "queue":
             waits = sorted(record.account.waits_ns.items(), key=lambda wait: -wait[1])
             waits = [wait for wait in waits if wait[1] >= LEAST_CAUSE * phase.duration_ns]
-            parts = [f"{_seconds(ns)} for {reason.replace('_', ' ')}" for reason, ns in waits]
+            parts = [f"{seconds(ns)} for {reason.replace('_', ' ')}" for reason, ns in waits]
         elif phase.name == "receive" and record.model_load_ns:
-            parts = [f"for {_seconds(record.model_load_ns)} its model was being loaded"]
+            parts = [f"for {seconds(record.model_load_ns)} its model was being loaded"]
         elif phase.name == "encode_media":
-            parts = [f"its own images and sounds took {_seconds(record.account.media_encode_ns)} of that"]
+            parts = [f"its own images and sounds took {seconds(record.account.media_encode_ns)} of that"]
         elif phase is in_order[-1] and record.refusal_delay_ns:
-            delay = _seconds(record.refusal_delay_ns)
+            delay = seconds(record.refusal_delay_ns)
             parts = [f"for {delay} its refusal was held back, because its client had many requests refused"]
         elif phase.name in causes_ns:
             neighbours = list(_neighbours(record, phase.name, others))
             parts = list(_causes(causes_ns[phase.name], phase.duration_ns, neighbours))
-        yield "; ".join([f"{phase.name.replace('_', ' ')} took {_seconds(phase.duration_ns)}", *parts]) + "."
+        yield "; ".join([f"{phase.name.replace('_', ' ')} took {seconds(phase.duration_ns)}", *parts]) + "."
 
 
 def _causes(causes_ns: Mapping[Cause, int], phase_ns: int, neighbours: list[PhaseNeighbour]) -> Iterator[str]:
     if alone_ns := causes_ns.get(Cause.ALONE):  # unknown for the first prefills, before costs of steps are learned
-        yield f"alone it would have taken {_seconds(alone_ns)}"
+        yield f"alone it would have taken {seconds(alone_ns)}"
     least_ns = LEAST_CAUSE * phase_ns
     decodes_ns = causes_ns.get(Cause.NEIGHBOUR_DECODES, 0)
     prompts_ns = causes_ns.get(Cause.NEIGHBOUR_PROMPTS, 0)
     if decodes_ns + prompts_ns >= least_ns:
-        yield f"{_seconds(decodes_ns + prompts_ns)} came from {_named(decodes_ns, prompts_ns, neighbours)}"
+        yield f"{seconds(decodes_ns + prompts_ns)} came from {_named(decodes_ns, prompts_ns, neighbours)}"
     for cause, ns in sorted(causes_ns.items(), key=lambda item: -item[1]):
         if cause in _SAID and ns >= least_ns:
-            yield f"for {_seconds(ns)} {_SAID[cause]}"
+            yield f"for {seconds(ns)} {_SAID[cause]}"
     unexplained_ns = causes_ns.get(Cause.UNEXPLAINED, 0)
     if unexplained_ns >= least_ns:
-        yield f"{_seconds(unexplained_ns)} are unexplained"
+        yield f"{seconds(unexplained_ns)} are unexplained"
 
 
 def _named(decodes_ns: int, prompts_ns: int, neighbours: list[PhaseNeighbour]) -> str:
     """Return the neighbours in words, and the one that added the most."""
-    kinds = [f"{_seconds(ns)} {kind}" for ns, kind in ((decodes_ns, "decodes"), (prompts_ns, "prompts")) if ns]
+    kinds = [f"{seconds(ns)} {kind}" for ns, kind in ((decodes_ns, "decodes"), (prompts_ns, "prompts")) if ns]
     if not neighbours:
         return f"neighbours that have not ended ({' and '.join(kinds)})"
     if len(neighbours) == 1:
@@ -124,14 +129,3 @@ def _steps(record: RequestRecord) -> dict[str, range]:
     steps = record.account.steps
     middle = record.account.num_prefill_steps
     return {"prefill": steps[:middle], "decode": steps[middle:]}
-
-
-def _seconds(ns: float) -> str:
-    """Return a time with three significant digits."""
-    if ns < 1_000_000_000:
-        if ns < 999.5e6:
-            return f"{ns / 1e6:.3g} ms"
-        return "1 s"
-    if ns < 1e12:
-        return f"{ns / 1e9:.3g} s"
-    return f"{ns / 1e9:.0f} s"

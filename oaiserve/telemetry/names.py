@@ -148,6 +148,16 @@ CACHED_PROMPT_TOKENS = metric(
     "Prompt tokens of ended requests that came from the prefix cache.",
     "operation model",
 )
+READ_AGAIN_TOKENS = metric(
+    "oaiserve_prompt_tokens_read_again_total",
+    "Prompt tokens of ended requests that were computed although an earlier prompt had computed them, by what changed.",
+    "reason",
+)
+READ_AGAIN_SECONDS = metric(
+    "oaiserve_prompt_read_again_seconds_total",
+    "Part of the prefill of ended requests that computed these tokens, by what changed.",
+    "reason",
+)
 GENERATION_TOKENS = metric(
     "oaiserve_generation_tokens_total", "Generated tokens of ended requests, over all choices.", "operation model"
 )

@@ -171,6 +171,10 @@ class Observations:
             if "max_tokens" in record.params:
                 self.add(names.REQUEST_MAX_TOKENS, labels, int(record.params["max_tokens"]), origin)
         self.count(names.CACHED_PROMPT_TOKENS, (operation, model), record.cached_tokens)
+        if record.read_again_reason is not None:
+            self.count(names.READ_AGAIN_TOKENS, (record.read_again_reason,), record.read_again_tokens)
+            if not record.background:
+                self.count(names.READ_AGAIN_SECONDS, (record.read_again_reason,), record.read_again_ns)
         self.count(names.GENERATION_TOKENS, (operation, model), record.completion_tokens)
         for reason in record.finish_reasons:
             self.count(names.FINISHED_CHOICES, (operation, model, _known(reason, FINISH_REASONS)))

@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 from oaiserve.engine.engine import Engine
 from oaiserve.engine.request import Finished, Request, SamplingParams, TokenPrompt
 from oaiserve.engine.sequences.blocks import EVICTIONS_PER_BLOCK, BlockPool, hash_block
-from oaiserve.engine.sequences.evictions import Eviction, Evictions
+from oaiserve.engine.sequences.evictions import Evictions
+from oaiserve.facts.lost_prefix import Eviction
 from oaiserve.facts.record import EventKind
 from tests.engine.doubles import make_engine
 

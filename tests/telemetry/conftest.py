@@ -15,6 +15,7 @@ from oaiserve.facts.record import (
     EventKind,
     HostPart,
     Outcome,
+    ReadAgain,
     RequestEvent,
     RequestRecord,
     StepKind,
@@ -141,7 +142,8 @@ def full(snapshot: EngineNumbers, make_record: MakeRecord) -> Metrics:
     account.price = 0.125
     account.inter_token_ns.extend([20_000_000, 30_000_001])
     events = {"event_tokens": array("q", [1, 3]), "event_gaps_ns": array("q", [50_000_001])}
-    metrics.observe(make_record(account=account, params={"max_tokens": 9}, **events))
+    again = {"read_again_tokens": 2, "read_again_reason": ReadAgain.SYSTEM}
+    metrics.observe(make_record(account=account, params={"max_tokens": 9}, **events, **again))
     metrics.observe(make_record(2, outcome=Outcome.REJECTED, error_type="Overloaded", http_status=429))
     metrics.count(names.TELEMETRY_ERRORS, "log")
     metrics.count(names.SPANS, "ended", 9)

@@ -13,6 +13,7 @@ from oaiserve.facts.record import (
     EngineAccount,
     EventKind,
     Outcome,
+    ReadAgain,
     RequestEvent,
     RequestRecord,
     ToolCallOutcome,
@@ -47,6 +48,12 @@ def causes(draw: st.DrawFn, times: RequestTimes) -> dict[str, dict[Cause, int]]:
                 parts[cause] = draw(st.integers(0, left_ns))
                 left_ns -= parts[cause]
     return fields
+
+
+@st.composite
+def read_again(draw: st.DrawFn) -> dict[str, object]:
+    reason = draw(st.none() | st.sampled_from(ReadAgain))
+    return {"read_again_reason": reason, "read_again_tokens": 0 if reason is None else draw(TOKENS)}
 
 
 @st.composite
@@ -107,6 +114,7 @@ def records(draw: st.DrawFn) -> RequestRecord:
         error_type=draw(st.sampled_from([None, "Overloaded", "InvalidRequest", "ContextLengthExceeded"])),
         prompt_tokens=draw(TOKENS),
         cached_tokens=draw(TOKENS),
+        **draw(read_again()),
         completion_tokens=draw(TOKENS),
         finish_reasons=tuple(draw(st.lists(st.sampled_from(["stop", "length"]), max_size=3))),
         tool_calls=draw(st.dictionaries(st.sampled_from(ToolCallOutcome), st.integers(1, 9))),
@@ -285,5 +293,9 @@ def counted(record: RequestRecord) -> Iterator[tuple[Metric, dict[str, str], Val
     for outcome, number in record.tool_calls.items():
         yield n.TOOL_CALLS, {"outcome": str(outcome)}, number
     yield n.CACHED_PROMPT_TOKENS, where, record.cached_tokens
+    if record.read_again_reason is not None:
+        reason = {"reason": str(record.read_again_reason)}
+        yield n.READ_AGAIN_TOKENS, reason, record.read_again_tokens
+        yield n.READ_AGAIN_SECONDS, reason, seconds(record.read_again_ns)
     yield n.GENERATION_TOKENS, where, record.completion_tokens
     yield vllm_names.GENERATION_TOKENS, vllm, record.completion_tokens

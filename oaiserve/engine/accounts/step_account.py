@@ -64,15 +64,8 @@ class RequestNotes:
             account.note(EventKind.RESUMED, now_ns, sequence.index, cached_tokens=cached, stalled_ns=stalled_ns)
             if self._causes is not None:
                 self._causes.resumed()
-        elif sequence.num_cached:
-            account.note(EventKind.PREFIX_CACHE_HIT, now_ns, sequence.index, tokens=sequence.num_cached)
-        if (lost := sequence.lost) is not None:
-            sequence.lost = None  # it is told once
-            evicted = lost.eviction
-            details: dict[str, int | str] = {"tokens": lost.num_tokens}
-            if evicted is not None:
-                details |= {"evicted_ns": now_ns - evicted.at_ns, "evicted_for": evicted.request_id}
-            account.note(EventKind.PREFIX_CACHE_LOST, now_ns, sequence.index, **details)
+        else:
+            self._note_prefix(sequence, now_ns)
         if self._times.scheduled is not None:
             return False
         self._times.scheduled = now_ns
@@ -81,6 +74,16 @@ class RequestNotes:
         # A copy, because a preempted sequence waits again, which is not part of the phase `queue`.
         account.waits_ns = sequence.waits_ns.copy()
         return True
+
+    def _note_prefix(self, sequence: Sequence, now_ns: int) -> None:
+        if sequence.num_cached:
+            self._account.note(EventKind.PREFIX_CACHE_HIT, now_ns, sequence.index, tokens=sequence.num_cached)
+        if (lost := sequence.lost) is not None:
+            details: dict[str, int | str] = {"tokens": lost.num_tokens}
+            if lost.eviction is not None:
+                evicted_ns = now_ns - lost.eviction.at_ns
+                details |= {"evicted_ns": evicted_ns, "evicted_for": lost.eviction.request_id}
+            self._account.note(EventKind.PREFIX_CACHE_LOST, now_ns, sequence.index, **details)
 
     def first_step_ended(self, before: EngineNumbers) -> None:
         self._before = before.copy()

@@ -32,7 +32,7 @@ class Outbox:
         prompt = opened.prompts[index]
         if not prompt.sent:
             prompt.sent = True
-            done = (prompt.token_ids, prompt.logprobs, replace(opened.times), prompt.cached_tokens)
+            done = (prompt.token_ids, prompt.logprobs, replace(opened.times), prompt.cached_tokens, prompt.lost)
             self.emit(opened, PromptDone(request.request_id, index, *done))
         self._events.setdefault(opened.deliver, []).append(chunk)
 

@@ -12,6 +12,7 @@ from oaiserve.engine.sequences.sequence import Sequence
 from oaiserve.engine.tokenize import Tokenized
 from oaiserve.explain.causes import RequestCauses
 from oaiserve.explain.step_cost import Work
+from oaiserve.facts.lost_prefix import LostPrefix
 from oaiserve.facts.record import EngineAccount
 from oaiserve.facts.times import RequestTimes
 
@@ -42,6 +43,7 @@ class OpenPrompt:
     token_ids: list[int]
     logprobs: TokenLogprobs | None
     cached_tokens: int = 0
+    lost: LostPrefix | None = None
     sent: bool = False
 
 
@@ -98,6 +100,7 @@ class OpenRequest:
         if sequence.index % self.request.params.n == 0:
             prompt = self.prompts[sequence.index // self.request.params.n]
             prompt.cached_tokens = min(sequence.num_cached, sequence.prompt_len)
+            prompt.lost = sequence.lost
             self.usage.cached_tokens += prompt.cached_tokens
 
     @property

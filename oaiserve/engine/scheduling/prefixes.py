@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from oaiserve.engine.disk_tier import DiskTier
 from oaiserve.engine.sequences.blocks import BlockHash, BlockPool, StatePool, hash_block
-from oaiserve.engine.sequences.evictions import LostPrefix
 from oaiserve.engine.sequences.sequence import Sequence
+from oaiserve.facts.lost_prefix import LostPrefix
 
 
 class Prefixes:

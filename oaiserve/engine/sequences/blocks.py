@@ -9,7 +9,8 @@ from hashlib import blake2b
 from heapq import heappop, heappush
 from typing import NewType
 
-from oaiserve.engine.sequences.evictions import Eviction, Evictions
+from oaiserve.engine.sequences.evictions import Evictions
+from oaiserve.facts.lost_prefix import Eviction
 
 # The hash of the tokens of a full block and of all blocks before it: equal hashes mean equal keys and values.
 BlockHash = NewType("BlockHash", bytes)

@@ -3,21 +3,8 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from typing import NamedTuple
 
-
-class Eviction(NamedTuple):
-    """When a cached block lost its place, and to which request."""
-
-    at_ns: int
-    request_id: str
-
-
-class LostPrefix(NamedTuple):
-    """The part of a prompt that an earlier one had computed, right after its cached part."""
-
-    num_tokens: int
-    eviction: Eviction | None  # of its first evicted block; None: its blocks are cached, but no state at their ends
+from oaiserve.facts.lost_prefix import Eviction
 
 
 class Evictions:

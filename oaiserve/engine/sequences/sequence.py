@@ -11,10 +11,10 @@ from oaiserve.engine.request import SamplingParams
 from oaiserve.engine.sampling_rule import SamplingRule
 from oaiserve.engine.sequences.blocks import BlockHash
 from oaiserve.engine.sequences.clients import Client, RequestTurn
-from oaiserve.engine.sequences.evictions import LostPrefix
 from oaiserve.engine.sequences.fixed_edits import FixedEdits, TokenCounts
 from oaiserve.engine.sequences.lookup import Lookup
 from oaiserve.explain.causes import RequestCauses
+from oaiserve.facts.lost_prefix import LostPrefix
 from oaiserve.facts.record import WaitReason
 
 

@@ -9,10 +9,11 @@ from __future__ import annotations
 from collections import Counter, OrderedDict
 from dataclasses import dataclass
 from itertools import islice
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 from oaiserve.explain.reuse.outline import Change, Digest, Outline
 from oaiserve.explain.reuse.prefix_hashes import PrefixHashes, num_common
+from oaiserve.facts.lost_prefix import LostPrefix
 from oaiserve.facts.record import ReadAgain
 
 Key = TypeVar("Key")
@@ -37,14 +38,6 @@ class ReadPrompt:
     num_cached: int
 
 
-class Lost(NamedTuple):
-    """What the engine tells of cached blocks that a prompt could not use."""
-
-    num_tokens: int
-    evicted_ns: int | None  # time since the first of them lost its place; None: a state is missing
-    evicted_for: str  # the request that took the place
-
-
 @dataclass(frozen=True, slots=True)
 class Reuse:
     """What a prompt reused. `num_cached`, `num_read_again` and `num_new` add up to its tokens."""
@@ -57,7 +50,8 @@ class Reuse:
     compared_with: str = ""  # the id of the request; "": there is no earlier prompt like it
     age_ns: int = 0  # time since that
     num_common: int = 0  # tokens at the beginning that both have in common
-    lost: Lost | None = None
+    lost: LostPrefix | None = None
+    at_ns: int = 0  # when its prompt was read
 
 
 class RecentPrompts:
@@ -106,20 +100,21 @@ class RecentPrompts:
                 return self._prompts[response_id]
         return None
 
-    def explain(self, prompt: ReadPrompt, named: str = "", lost: Lost | None = None) -> Reuse:
+    def explain(self, prompt: ReadPrompt, named: str = "", lost: LostPrefix | None = None) -> Reuse:
         """Return what this prompt reused, and remember the prompt."""
         earlier = self.before(prompt, named)
         reuse = self._compared(prompt, earlier, lost)
         self._remember(prompt)
         return reuse
 
-    def _compared(self, prompt: ReadPrompt, earlier: ReadPrompt | None, lost: Lost | None) -> Reuse:
+    def _compared(self, prompt: ReadPrompt, earlier: ReadPrompt | None, lost: LostPrefix | None) -> Reuse:
         num_tokens = len(prompt.hashes)
         num_cached = min(prompt.num_cached, num_tokens)
         if earlier is None:
             num_lost = 0 if lost is None else min(lost.num_tokens, num_tokens - num_cached)
             reason = None if lost is None or not num_lost else _reason_of(lost)
-            return Reuse(num_cached, num_lost, num_tokens - num_cached - num_lost, reason, lost=lost)
+            num_new = num_tokens - num_cached - num_lost
+            return Reuse(num_cached, num_lost, num_new, reason, lost=lost, at_ns=prompt.at_ns)
         common = num_common(earlier.hashes, prompt.hashes)
         change = prompt.outline.change_since(earlier.outline)
         num_again = max(0, min(len(earlier.hashes), num_tokens) - num_cached)
@@ -136,10 +131,11 @@ class RecentPrompts:
             max(0, prompt.at_ns - earlier.at_ns),
             common,
             lost,
+            prompt.at_ns,
         )
 
     def _reason(
-        self, common: int, num_cached: int, num_again: int, change: Change | None, lost: Lost | None
+        self, common: int, num_cached: int, num_again: int, change: Change | None, lost: LostPrefix | None
     ) -> tuple[ReadAgain | None, int | None]:
         """Return why `num_again` tokens were read again, and the place of the part that changed.
 
@@ -186,8 +182,8 @@ def _when(prompt: ReadPrompt) -> int:
     return prompt.at_ns
 
 
-def _reason_of(lost: Lost) -> ReadAgain:
-    return ReadAgain.STATE if lost.evicted_ns is None else ReadAgain.EVICTED
+def _reason_of(lost: LostPrefix) -> ReadAgain:
+    return ReadAgain.STATE if lost.eviction is None else ReadAgain.EVICTED
 
 
 def _parts_to_know(outline: Outline) -> tuple[Digest, ...]:

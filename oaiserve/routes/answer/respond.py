@@ -291,6 +291,8 @@ class Answer:
         events = await stream.next(keeps=keeps, most_seconds=most_seconds)
         exchange = self.exchange
         for event in events:
+            if isinstance(event, PromptDone):
+                self._explain_reuse(event)
             num_tokens = _num_prompt_tokens(event, self.request)
             if num_tokens is not None:
                 room = self.serving.engine.max_model_len - num_tokens
@@ -303,6 +305,11 @@ class Answer:
                 else:
                     event.usage.account = None
         return events
+
+    def _explain_reuse(self, done: PromptDone) -> None:
+        exchange = self.exchange
+        ids = (exchange.response_id or exchange.unique_id, exchange.request_id, exchange.client)
+        exchange.prompt_reuse.read(done, *ids, self.serving.recent_prompts)
 
     def _headers(self) -> dict[str, str]:
         cut_to = self.exchange.max_tokens_cut_to

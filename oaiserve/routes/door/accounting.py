@@ -18,6 +18,7 @@ from oaiserve.facts.times import WAITED_HEADER, monotonic_ns, waited
 from oaiserve.http.keys import Key
 from oaiserve.routes.door.middleware import as_api_error, error_response
 from oaiserve.routes.exchange import COST_HEADER, Exchange
+from oaiserve.routes.prompt_reuse import run_of
 from oaiserve.routes.serving import serving_of
 from oaiserve.wire.continuation import IDS_HEADER, ids_of
 from oaiserve.wire.routing_decision import BACKGROUND_HEADER
@@ -60,6 +61,7 @@ class Accounting:
         exchange.is_background = state.get("is_background", False) or BACKGROUND_HEADER in Headers(scope=scope)
         exchange.ids = ids_of(Headers(scope=scope).get(IDS_HEADER, ""))
         exchange.wants_cost = Headers(scope=scope).get(COST_HEADER) == "true"
+        exchange.prompt_reuse.run = run_of(Headers(scope=scope))
         serving.exchanges[exchange.unique_id] = exchange
         state["exchange"] = exchange
         if (stamps := waited(Headers(scope=scope).get(WAITED_HEADER, ""), monotonic_ns())) is not None:

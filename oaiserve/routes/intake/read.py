@@ -32,6 +32,7 @@ from oaiserve.routes.intake.body_types import MAX_CHOICES_PER_REQUEST, SamplingB
 from oaiserve.routes.intake.decode import parse
 from oaiserve.routes.intake.invalid import invalid
 from oaiserve.routes.intake.media import MediaReader, named_media
+from oaiserve.routes.intake.outlines import outline_of
 from oaiserve.routes.intake.parameters import Wanted, deadline_ns, integer
 from oaiserve.routes.intake.receive import HeldBytes, check_type, read_body, read_into
 from oaiserve.routes.intake.turns import in_turns_if_large
@@ -167,6 +168,7 @@ class Intake(Generic[OwnBody]):
     def _request(self, prompts: tuple[Prompt, ...], params: SamplingParams, **more: Any) -> Request:
         exchange = self.exchange
         exchange.response_id = self.head.id
+        exchange.prompt_reuse.run = exchange.prompt_reuse.run or exchange.conversation_id or ""
         # If the ids are a gateway's, the engine may still have another part of the request.
         if exchange.ids is None:
             own_id = self.head.id
@@ -176,7 +178,7 @@ class Intake(Generic[OwnBody]):
         adapter = exchange.adapter
         received_ns = exchange.received_ns or monotonic_ns()
         came = (exchange.request_id, exchange.operation, exchange.http_route, self.head.model)
-        return Request(
+        request = Request(
             own_id,
             prompts,
             params,
@@ -190,6 +192,8 @@ class Intake(Generic[OwnBody]):
             first_token_deadline_ns=exchange.ttft_deadline_ns and received_ns + exchange.ttft_deadline_ns,
             **more,
         )
+        exchange.prompt_reuse.outlines = [outline_of(request, prompt) for prompt in prompts]
+        return request
 
 
 async def read(

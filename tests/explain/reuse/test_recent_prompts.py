@@ -9,10 +9,12 @@ from hypothesis import strategies as st
 from oaiserve.explain.reuse import recent_prompts
 from oaiserve.explain.reuse.outline import Outline, digest_of
 from oaiserve.explain.reuse.prefix_hashes import prefix_hashes
-from oaiserve.explain.reuse.recent_prompts import Lost, ReadPrompt, RecentPrompts, Reuse
+from oaiserve.explain.reuse.recent_prompts import ReadPrompt, RecentPrompts, Reuse
+from oaiserve.facts.lost_prefix import Eviction, LostPrefix
 from oaiserve.facts.record import ReadAgain
 
 BLOCK = 4
+LOST = LostPrefix(76, Eviction(5, "taker"))
 TALK = Outline(
     "model",
     tools=(digest_of(b"search"), digest_of(b"read")),
@@ -28,7 +30,7 @@ def read(name: str, token_ids: list[int], outline: Outline = TALK, *, cached: in
 
 
 def explained(
-    now: Outline, *, before: Outline = TALK, num_common: int = 0, cached: int = 0, lost: Lost | None = None
+    now: Outline, *, before: Outline = TALK, num_common: int = 0, cached: int = 0, lost: LostPrefix | None = None
 ) -> Reuse:
     """Return what a prompt of 100 tokens reused of one before, with which it has some tokens in common."""
     recent = RecentPrompts(BLOCK, has_cache=True)
@@ -70,12 +72,12 @@ def test_a_conversation_that_goes_on_reads_nothing_again() -> None:
 
 
 def test_evicted_blocks_are_the_reason_where_the_text_is_the_same() -> None:
-    reuse = explained(TALK, num_common=100, cached=20, lost=Lost(76, 5, "taker"))
-    assert (reuse.reason, reuse.num_read_again, reuse.lost) == (ReadAgain.EVICTED, 80, Lost(76, 5, "taker"))
+    reuse = explained(TALK, num_common=100, cached=20, lost=LOST)
+    assert (reuse.reason, reuse.num_read_again, reuse.lost) == (ReadAgain.EVICTED, 80, LOST)
 
 
 def test_a_state_that_was_not_kept_is_the_reason_where_blocks_are_cached() -> None:
-    assert explained(TALK, num_common=100, lost=Lost(96, None, "")).reason is ReadAgain.STATE
+    assert explained(TALK, num_common=100, lost=LostPrefix(96, None)).reason is ReadAgain.STATE
 
 
 def test_a_prompt_that_was_not_computed_yet_is_the_reason_where_nothing_was_lost() -> None:
@@ -89,7 +91,9 @@ def test_without_a_cache_that_is_the_reason() -> None:
 
 
 def test_lost_blocks_are_told_even_if_the_earlier_prompt_is_forgotten() -> None:
-    reuse = RecentPrompts(BLOCK, has_cache=True).explain(read("now", [1] * 50, cached=8), lost=Lost(16, 5, "taker"))
+    reuse = RecentPrompts(BLOCK, has_cache=True).explain(
+        read("now", [1] * 50, cached=8), lost=LostPrefix(16, Eviction(5, "taker"))
+    )
     assert (reuse.reason, reuse.num_cached, reuse.num_read_again, reuse.num_new) == (ReadAgain.EVICTED, 8, 16, 26)
 
 

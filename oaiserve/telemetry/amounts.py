@@ -1,0 +1,14 @@
+"""Times in words, for explanations."""
+
+from __future__ import annotations
+
+
+def seconds(ns: float) -> str:
+    """Return a time with three significant digits."""
+    if ns < 1_000_000_000:
+        if ns < 999.5e6:
+            return f"{ns / 1e6:.3g} ms"
+        return "1 s"
+    if ns < 1e12:
+        return f"{ns / 1e9:.3g} s"
+    return f"{ns / 1e9:.0f} s"

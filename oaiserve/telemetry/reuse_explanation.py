@@ -1,0 +1,57 @@
+"""Says in a sentence what of a prompt was read again, why, what that took, and what helps."""
+
+from __future__ import annotations
+
+from oaiserve.facts.record import ReadAgain, RequestRecord
+from oaiserve.telemetry.amounts import seconds
+
+LEAST_SHARE = 0.1  # share of the prompts' tokens from which it is said
+
+_CHANGED = {
+    ReadAgain.MODEL: "the model or adapter is another one than {before}",
+    ReadAgain.SALT: "the cache_salt or the API key is another one than {before}",
+    ReadAgain.TOOLS: "the tools differ from those {before}{place}",
+    ReadAgain.SYSTEM: "the system message differs from the one {before}",
+    ReadAgain.OPTIONS: "a variable of the chat template, such as that for thinking, differs from the one {before}",
+    ReadAgain.MESSAGE: "an earlier message differs from the one {before}{place}",
+    ReadAgain.IMAGE: "an image or a sound differs from the one {before}{place}",
+    ReadAgain.TEXT: "the chat template writes an earlier part otherwise than {before}",
+    ReadAgain.NOT_YET: "the same prompt {before} was still being read",
+    ReadAgain.OFF: "this server or this request uses no prefix cache",
+    ReadAgain.STATE: "the cache has its blocks, but no state of this model's layers at their end",
+}
+_HELPS = {
+    ReadAgain.TOOLS: "Send the tools in the same order, and new ones last.",
+    ReadAgain.SYSTEM: "Put what changes, such as a clock, at the end of the conversation.",
+    ReadAgain.MESSAGE: "Append messages, and leave the earlier ones as they were.",
+    ReadAgain.EVICTED: "A larger --kv-cache-memory, or --prefix-cache-dir, keeps more.",
+    ReadAgain.OFF: "Start the server without --no-prefix-cache.",
+}
+_PLACES = {ReadAgain.TOOLS: "tool", ReadAgain.MESSAGE: "message", ReadAgain.IMAGE: "image or sound"}
+
+
+def read_again(record: RequestRecord) -> str | None:
+    """Return the sentence, or None if little was read again."""
+    reason = record.read_again_reason
+    if reason is None or record.read_again_tokens < LEAST_SHARE * record.prompt_tokens:
+        return None
+    number = f"{record.read_again_tokens:,} of {record.prompt_tokens:,} prompt tokens were read again"
+    said = f"{number}, which took {seconds(record.read_again_ns)}: {_why(record, reason)}."
+    helps = _HELPS.get(reason)
+    return said if helps is None else f"{said} {helps}"
+
+
+def _why(record: RequestRecord, reason: ReadAgain) -> str:
+    reuse = record.reuse
+    if reason is ReadAgain.EVICTED:
+        by = reuse.get("evicted_for") or "blocks that were read from disk"
+        ago = f" {seconds(int(reuse['evicted_ns']))} before" if "evicted_ns" in reuse else ""
+        return f"their blocks were taken for {by}{ago}"
+    before = f"{seconds(int(reuse['age_ns']))} before" if "age_ns" in reuse else "before"
+    number = reuse.get("place")
+    place = "" if number is None or reason not in _PLACES else f", from {_PLACES[reason]} {int(number) + 1} on"
+    why = _CHANGED[reason].format(before=before, place=place)
+    common = int(reuse.get("common_tokens", 0))
+    if reason in _PLACES or reason in (ReadAgain.SYSTEM, ReadAgain.OPTIONS, ReadAgain.TEXT):
+        why += f", at the prompt's token {common + 1:,}"
+    return why
