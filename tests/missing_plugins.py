@@ -9,6 +9,7 @@ PATHS = {  # of the routes of each plug-in
     "batches": ("/v1/files", "/v1/batches"),
     "keys": ("/admin/keys",),
     "messages": ("/v1/messages",),
+    "pages": ("/dashboard", "/requests", "/docs", "/favicon.ico"),
     "pooling": ("/v1/embeddings", "/v1/score", "/score", "/v1/rerank", "/v2/rerank", "/rerank"),
     "responses": ("/v1/responses", "/v1/conversations"),
 }

@@ -21,6 +21,7 @@ from oaiserve.config import (
     ServerOptions,
     TelemetryOptions,
 )
+from tests.missing_plugins import is_served
 from tests.pages import PAGES, ROOT, anchors, links
 
 FLAGS = {
@@ -100,7 +101,7 @@ def test_the_table_of_routes_has_every_route() -> None:
     table = (ROOT / "docs/reference/api.md").read_text().split("\n## Routes\n")[1].split("\n## ")[0]
     named = set(re.findall(r"`(?:GET|POST) ([^`]+)`", table))
     served = {route.path.replace(":path", "") for route in routes(Config("demo"))}
-    assert named == served
+    assert {path for path in named if is_served(path)} == served
 
 
 @pytest.mark.parametrize(

@@ -13,41 +13,48 @@ from typing import Any
 
 import msgspec
 
+from oaiserve.app import routes
 from oaiserve.cli import command_line
+from oaiserve.config import Config
 from oaiserve.plugin_loading import own_plugins
-from oaiserve.plugins.messages.body import MessagesBody
-from oaiserve.plugins.pooling.embeddings import EmbeddingBody
-from oaiserve.plugins.pooling.scores import RerankBody, ScoreBody
-from oaiserve.routes.intake.body_types import (
-    ChatBody,
-    CompletionBody,
-    DetokenizeBody,
-    ResponsesBody,
-    SamplingBody,
-    TokenizeBody,
-)
+from oaiserve.routes.intake.body_types import SamplingBody
 from oaiserve.routes.intake.object_types import Message
+from oaiserve.routes.operation import operation_of
 from oaiserve.telemetry import names, vllm_names
 from oaiserve.telemetry.metric import Metric
 from tools.markdown import as_markdown, write_between
 
 FOLDER = Path(__file__).parents[1] / "docs" / "reference"
-# The structs that check what clients send, by the markers of their table and the heads of its columns.
-BODIES: dict[str, dict[str, type[msgspec.Struct]]] = {
-    "generation-parameters": {"chat": ChatBody, "completions": CompletionBody},
-    "message-fields": {"all": Message},
-    "response-parameters": {"responses": ResponsesBody},
-    "messages-parameters": {"messages": MessagesBody},
-    "pooling-parameters": {"embeddings": EmbeddingBody, "score": ScoreBody, "rerank": RerankBody},
-    "tokenizer-parameters": {"`/tokenize`": TokenizeBody, "`/detokenize`": DetokenizeBody},
+# The routes whose bodies a table describes, by the markers of the table and the heads of its columns.
+ROUTES = {
+    "generation-parameters": {"chat": "/v1/chat/completions", "completions": "/v1/completions"},
+    "response-parameters": {"responses": "/v1/responses"},
+    "messages-parameters": {"messages": "/v1/messages"},
+    "pooling-parameters": {"embeddings": "/v1/embeddings", "score": "/v1/score", "rerank": "/v1/rerank"},
+    "tokenizer-parameters": {"`/tokenize`": "/tokenize", "`/detokenize`": "/detokenize"},
 }
+
+
+def bodies() -> dict[str, dict[str, type[msgspec.Struct]]]:
+    """Return the structs that check what clients send, by the markers of their table and the heads of its columns,
+    without those of plug-ins whose folders are missing."""
+    of_route: dict[str, type[msgspec.Struct]] = {}
+    for route in routes(Config("demo")):
+        operation = operation_of(getattr(route, "endpoint", None))
+        if operation is not None and operation.body is not None:
+            of_route[getattr(route, "path", "")] = operation.body
+    return {"message-fields": {"all": Message}} | {
+        marker: {head: of_route[path] for head, path in paths.items()}
+        for marker, paths in ROUTES.items()
+        if of_route.keys() >= {*paths.values()}
+    }
 
 
 def tables() -> dict[tuple[str, str], str]:
     """Return the text between the markers, by the name of the page and of the markers."""
     return {
         ("flags.md", "flags"): flags(),
-        **{("api.md", name): parameters(bodies) for name, bodies in BODIES.items()},
+        **{("api.md", name): parameters(of_table) for name, of_table in bodies().items()},
         ("metrics.md", "metrics"): metrics(names.METRICS),
         **{
             ("metrics.md", f"{plugin.name}-metrics"): metrics(plugin.metrics)
@@ -111,7 +118,7 @@ def parameters(bodies: dict[str, type[msgspec.Struct]]) -> str:
         _, schemas = msgspec.json.schema_components([body])
         for name, field in schemas[body.__name__]["properties"].items():
             # Routes that generate text share these fields with chat, with the same meaning.
-            if body not in (ResponsesBody, MessagesBody) or name not in SamplingBody.__struct_fields__:
+            if head not in ("responses", "messages") or name not in SamplingBody.__struct_fields__:
                 types.setdefault(name, {})[head] = " or ".join(_types(field))
     rows: dict[tuple[str, str], list[str]] = {}
     for name, kinds in types.items():

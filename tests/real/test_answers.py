@@ -230,7 +230,14 @@ def told(city: str) -> str:
     return f"It is {10 + CITIES.index(city)} °C in {city}, and the sky is clear."
 
 
-@pytest.mark.parametrize("converse", [by_chat, by_responses, by_messages])
+@pytest.mark.parametrize(
+    "converse",
+    [
+        by_chat,
+        pytest.param(by_responses, marks=pytest.mark.plugin("responses")),
+        pytest.param(by_messages, marks=pytest.mark.plugin("messages")),
+    ],
+)
 def test_a_conversation_of_five_turns_calls_its_tool_in_each(converse: Conversation, coder: LiveServer) -> None:
     calls = [(name, json.loads(arguments)) for name, arguments in converse(coder)]
     assert calls == [("get_weather", {"city": city}) for city in CITIES]

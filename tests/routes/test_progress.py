@@ -238,6 +238,7 @@ def test_nothing_is_reported_of_an_answer_that_is_sent_whole(served: Served) -> 
     assert not served.engine.submitted.get(timeout=60).reports_progress
 
 
+@pytest.mark.plugin("messages")
 def test_messages_tell_the_tokens_of_the_prompt_at_their_begin(soon: Served) -> None:
     with streaming(soon, "/v1/messages") as (_, _, events):
         usage = json.loads(next(events).split("data: ")[1])["message"]["usage"]
