@@ -9,7 +9,9 @@ writes it, that is with the interpreter's lock, and all threads wait.
 from __future__ import annotations
 
 import ctypes
+import errno
 import os
+import resource
 from pathlib import Path
 
 # Parameters of mallopt(3)
@@ -18,6 +20,18 @@ M_MMAP_THRESHOLD = -3
 MOST_MMAP_THRESHOLD_BYTES = 32 * 2**20  # the most that glibc takes
 TRIM_THRESHOLD_BYTES = 64 * 2**20  # the copies of the largest body by default, and some more
 MOST_COPIES = 4  # copies of a large body, in different forms, while it is parsed and rendered
+# Folder, limits, use and dropped files of the memory of cgroups, by their controllers: version 2, and version 1.
+_CGROUPS = {
+    "": ("", ("memory.max", "memory.high"), "memory.current", ("inactive_file", "active_file")),
+    "memory": (
+        "memory",
+        ("memory.limit_in_bytes",),
+        "memory.usage_in_bytes",
+        ("total_inactive_file", "total_active_file"),
+    ),
+}
+# What libraries say when the system gives them no memory. On a GPU, torch says "CUDA out of memory".
+_SHORT_OF_MEMORY = ("failed to map segment", "cannot allocate memory", "can't allocate memory", "bad_alloc")
 
 
 def _glibc() -> ctypes.CDLL | None:
@@ -66,10 +80,83 @@ def give_back() -> None:
 
 
 def available_bytes() -> int:
-    """Return the bytes available without swapping, or all memory if the system does not report them."""
-    meminfo = Path("/proc/meminfo")
+    """Return the bytes that this process can still use without swapping, within the limits of its container and of its
+    address space."""
+    limits = (container_bytes(), address_space_bytes())
+    return min(free_bytes(), *(limit for limit in limits if limit is not None))
+
+
+def free_bytes(root: Path = Path("/")) -> int:
+    """Return the bytes available on this machine, or all its memory if the system does not report them."""
+    meminfo = root / "proc/meminfo"
     if meminfo.exists():
         for line in meminfo.read_text().splitlines():
             if line.startswith("MemAvailable:"):
                 return int(line.split()[1]) * 1024
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def container_bytes(root: Path = Path("/")) -> int | None:
+    """Return the bytes that the cgroups of this process leave, or None if none has a limit. The files in memory, which
+    the system drops when memory is short, don't count."""
+    try:
+        lines = (root / "proc/self/cgroup").read_text().splitlines()
+    except OSError:
+        return None
+    left = []
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        if controllers in _CGROUPS:
+            top, limits, used, cached = _CGROUPS[controllers]
+            folder = root / "sys/fs/cgroup" / top
+            # In a container, the path may be that outside of it, and only the top is there.
+            for part in (folder, *(folder / each for each in _prefixes(path))):
+                usage = _number(part / used)
+                found = [limit for name in limits if (limit := _number(part / name)) is not None]
+                if usage is not None and found:
+                    left.append(max(0, min(found) - usage + _cached(part / "memory.stat", cached)))
+    return min(left, default=None)
+
+
+def address_space_bytes() -> int | None:
+    """Return the bytes of address space that the limit of this process (ulimit -v) leaves, or None without one."""
+    most = resource.getrlimit(resource.RLIMIT_AS)[0]
+    if most == resource.RLIM_INFINITY:
+        return None
+    pages = int(Path("/proc/self/statm").read_text().split()[0]) if Path("/proc/self/statm").exists() else 0
+    return max(0, most - pages * os.sysconf("SC_PAGE_SIZE"))
+
+
+def shortage(error: BaseException) -> str | None:
+    """Return a sentence without a full stop if an error is one of too little memory in this process, or None."""
+    text = str(error).lower()
+    is_short = isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno == errno.ENOMEM)
+    if not is_short and not any(words in text for words in _SHORT_OF_MEMORY):
+        return None
+    most = resource.getrlimit(resource.RLIMIT_AS)[0]
+    if most != resource.RLIM_INFINITY:
+        return (
+            f"there is too little memory: this process may have {most / 2**30:.1f} GiB of address space (ulimit -v), "
+            "which libraries take much of. Raise that limit"
+        )
+    return f"there is too little memory: {available_bytes() / 2**30:.1f} GiB are free"
+
+
+def _prefixes(path: str) -> list[str]:
+    parts = [part for part in path.split("/") if part not in ("", "..")]
+    return ["/".join(parts[: number + 1]) for number in range(len(parts))]
+
+
+def _number(path: Path) -> int | None:
+    try:
+        return int(path.read_text())
+    except (OSError, ValueError):  # "max" means no limit
+        return None
+
+
+def _cached(path: Path, names: tuple[str, ...]) -> int:
+    try:
+        numbers = dict(line.split() for line in path.read_text().splitlines())
+        return sum(int(numbers.get(name, 0)) for name in names)
+    except (OSError, ValueError):
+        return 0

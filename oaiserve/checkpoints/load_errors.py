@@ -13,6 +13,7 @@ from contextlib import contextmanager
 
 from oaiserve.checkpoints.bad_file import BadFile
 from oaiserve.errors import StartupError
+from oaiserve.system_memory import shortage
 
 log = logging.getLogger(__name__)
 
@@ -31,7 +32,9 @@ def reported(failure: str) -> Iterator[None]:
     except BaseException as error:
         log.debug("%s", failure, exc_info=True)
         text = " ".join(str(error).split())
-        if "trust_remote_code" in text:
+        if (short := shortage(error)) is not None:
+            reason = short if isinstance(error, MemoryError) else f"{short} ({text[:200]})"
+        elif "trust_remote_code" in text:
             reason = "it needs code that comes with the model (auto_map), and oaiserve never runs such code"
         elif isinstance(error, OSError | ValueError | RuntimeError | ImportError | BadFile) and text:
             reason = text if len(text) <= 300 else text[:300] + "…"

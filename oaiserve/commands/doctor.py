@@ -9,7 +9,6 @@ import shutil
 import sys
 from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
 from textwrap import fill, indent
 from typing import NamedTuple
 
@@ -23,7 +22,7 @@ from oaiserve.engine.executors.native.cores import usable_cpus
 from oaiserve.screen import Screen
 from oaiserve.storage import private
 from oaiserve.storage.private import NotPrivate, cache_folder
-from oaiserve.system_memory import available_bytes
+from oaiserve.system_memory import container_bytes, free_bytes
 
 DEMO_BYTES = 1_500_000_000  # memory that a server with the demo model takes
 FEW_FILES = 1024
@@ -101,7 +100,7 @@ def _machine() -> Iterator[Finding]:
         usable = f"{cpus} of {count} CPUs, as this process or its container may use"
     yield Finding("machine", f"{platform.system()} on {platform.machine()} with {usable}.")
     yield instruction_sets(platform.machine(), prebuilt.usable_features())
-    yield memory(available_bytes(), container_bytes())
+    yield memory(free_bytes(), container_bytes())
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     yield open_files(soft, hard)
 
@@ -132,21 +131,13 @@ def instruction_sets(machine: str, features: frozenset[str]) -> Finding:
     return Finding("instructions", text)
 
 
-def container_bytes(root: Path = Path("/sys/fs/cgroup")) -> int | None:
-    """Return the memory that the cgroup (v2) leaves, or None if it sets no limit."""
-    try:
-        return max(0, int((root / "memory.max").read_text()) - int((root / "memory.current").read_text()))
-    except (OSError, ValueError):  # "max" means no limit
-        return None
-
-
-def memory(free_bytes: int, left_bytes: int | None) -> Finding:
+def memory(of_machine: int, left_bytes: int | None) -> Finding:
     """Report how large a model may be. The KV cache and the rest take half as much again as the weights."""
-    usable = free_bytes if left_bytes is None else min(free_bytes, left_bytes)
-    if usable == free_bytes:
+    usable = of_machine if left_bytes is None else min(of_machine, left_bytes)
+    if usable == of_machine:
         why = ""
     else:
-        why = f" of {size(free_bytes)}, as the container's limit leaves no more"
+        why = f" of {size(of_machine)}, as the container's limit leaves no more"
     text = (
         f"{size(usable)} are free{why}: enough for a model of about {usable / 3e9:.2g} billion parameters in bfloat16, "
         f"or {usable / 0.9e9:.2g} billion in 4 bits."

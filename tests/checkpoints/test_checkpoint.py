@@ -459,7 +459,6 @@ class Panic(BaseException):
     [
         (ValueError("no\n good"), "It failed: no good"),
         (KeyError("layers"), "It failed: KeyError: 'layers'"),
-        (MemoryError(), "It failed: MemoryError"),
         (Panic("index out of range"), "It failed: Panic: index out of range"),
         (
             ValueError("Please pass the argument `trust_remote_code=True`"),
@@ -471,6 +470,17 @@ def test_whatever_a_library_raises_is_one_sentence(error: BaseException, says: s
     with pytest.raises(StartupError) as caught, reported("It failed"):
         raise error
     assert str(caught.value) == says
+
+
+@pytest.mark.parametrize(
+    "error", [MemoryError(), ImportError("_safetensors_rust.abi3.so: failed to map segment from shared object")]
+)
+def test_too_little_memory_is_named_before_the_library_that_gets_none(error: Exception) -> None:
+    with (
+        pytest.raises(StartupError, match=r"^It failed: there is too little memory: [0-9.]+ GiB are free"),
+        reported("It failed"),
+    ):
+        raise error
 
 
 @pytest.mark.parametrize("error", [StartupError("as it is"), KeyboardInterrupt(), SystemExit(3)])
