@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+from starlette.routing import Route
 
 from oaiserve.app import routes
 from oaiserve.cli import command_line
@@ -25,36 +26,37 @@ from oaiserve.telemetry.metric import Metric
 from tools.markdown import as_markdown, write_between
 
 FOLDER = Path(__file__).parents[1] / "docs" / "reference"
-# The routes whose bodies a table describes, by the markers of the table and the heads of its columns.
-ROUTES = {
+# The routes whose bodies are listed, by the markers of their table and the heads of its columns.
+BODIES = {
     "generation-parameters": {"chat": "/v1/chat/completions", "completions": "/v1/completions"},
     "response-parameters": {"responses": "/v1/responses"},
     "messages-parameters": {"messages": "/v1/messages"},
     "pooling-parameters": {"embeddings": "/v1/embeddings", "score": "/v1/score", "rerank": "/v1/rerank"},
     "tokenizer-parameters": {"`/tokenize`": "/tokenize", "`/detokenize`": "/detokenize"},
 }
+BESIDE_CHAT = ("responses", "messages")  # Their tables leave out the fields that mean the same as in chat.
 
 
-def bodies() -> dict[str, dict[str, type[msgspec.Struct]]]:
-    """Return the structs that check what clients send, by the markers of their table and the heads of its columns,
-    without those of plug-ins whose folders are missing."""
-    of_route: dict[str, type[msgspec.Struct]] = {}
-    for route in routes(Config("demo")):
-        operation = operation_of(getattr(route, "endpoint", None))
-        if operation is not None and operation.body is not None:
-            of_route[getattr(route, "path", "")] = operation.body
-    return {"message-fields": {"all": Message}} | {
-        marker: {head: of_route[path] for head, path in paths.items()}
-        for marker, paths in ROUTES.items()
-        if of_route.keys() >= {*paths.values()}
+def bodies_of_routes() -> dict[str, type[msgspec.Struct]]:
+    """Return the structs that check what clients send, by the paths of the routes. Those of missing plug-ins are not
+    among them."""
+    operations = {
+        route.path: operation_of(route.endpoint) for route in routes(Config("demo")) if isinstance(route, Route)
     }
+    return {path: each.body for path, each in operations.items() if each is not None and each.body is not None}
 
 
 def tables() -> dict[tuple[str, str], str]:
     """Return the text between the markers, by the name of the page and of the markers."""
+    bodies = bodies_of_routes()
     return {
         ("flags.md", "flags"): flags(),
-        **{("api.md", name): parameters(of_table) for name, of_table in bodies().items()},
+        ("api.md", "message-fields"): parameters({"all": Message}),
+        **{
+            ("api.md", name): parameters({head: bodies[path] for head, path in paths.items()})
+            for name, paths in BODIES.items()
+            if bodies.keys() >= {*paths.values()}
+        },
         ("metrics.md", "metrics"): metrics(names.METRICS),
         **{
             ("metrics.md", f"{plugin.name}-metrics"): metrics(plugin.metrics)
@@ -118,7 +120,7 @@ def parameters(bodies: dict[str, type[msgspec.Struct]]) -> str:
         _, schemas = msgspec.json.schema_components([body])
         for name, field in schemas[body.__name__]["properties"].items():
             # Routes that generate text share these fields with chat, with the same meaning.
-            if head not in ("responses", "messages") or name not in SamplingBody.__struct_fields__:
+            if head not in BESIDE_CHAT or name not in SamplingBody.__struct_fields__:
                 types.setdefault(name, {})[head] = " or ".join(_types(field))
     rows: dict[tuple[str, str], list[str]] = {}
     for name, kinds in types.items():

@@ -21,10 +21,12 @@ from oaiserve.routes.adaptations import HEADER, Adaptations
 from oaiserve.routes.answer.logprobs import CompletionLogprobs, completion_logprobs_in_parts
 from oaiserve.routes.chat.constraints import grammar
 from oaiserve.routes.intake import decode as protocol
-from oaiserve.routes.intake.body_types import ChatBody, CompactionBody, CompletionBody, ResponseInputBody, ResponsesBody
+from oaiserve.routes.intake.body_types import ChatBody, CompletionBody
 from oaiserve.routes.intake.decode import MOST_TOLD, UNSUPPORTED, num_ids, parse
 from oaiserve.routes.intake.parameters import sampling_params
 from tests.engine.logprobs_for_tests import token_logprobs
+from tests.routes.asking import CHAT, COMPLETIONS, RESPONSES
+from tools.reference import bodies_of_routes
 
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
@@ -97,22 +99,21 @@ def test_an_unknown_name_is_logged_once_and_shown_short_and_escaped(caplog: pyte
 
 
 @pytest.mark.parametrize(
-    ("kind", "given", "sdk"),
+    ("path", "given", "sdk"),
     [
-        (CompletionBody, {"prompt": "Hi"}, completion_create_params.CompletionCreateParamsBase),
-        (ChatBody, {"messages": []}, chat_params.CompletionCreateParamsBase),
-        (ResponsesBody, {"input": "Hi"}, response_create_params.ResponseCreateParamsBase),
-        (ResponseInputBody, {"input": "Hi"}, input_token_count_params.InputTokenCountParams),
-        (CompactionBody, {"input": "Hi"}, response_compact_params.ResponseCompactParams),
+        (COMPLETIONS, {"prompt": "Hi"}, completion_create_params.CompletionCreateParamsBase),
+        (CHAT, {"messages": []}, chat_params.CompletionCreateParamsBase),
+        (RESPONSES, {"input": "Hi"}, response_create_params.ResponseCreateParamsBase),
+        (f"{RESPONSES}/input_tokens", {"input": "Hi"}, input_token_count_params.InputTokenCountParams),
+        (f"{RESPONSES}/compact", {"input": "Hi"}, response_compact_params.ResponseCompactParams),
     ],
 )
 def test_every_parameter_of_the_sdk_is_known(
-    kind: type[msgspec.Struct], given: dict[str, Any], sdk: type, caplog: pytest.LogCaptureFixture
+    path: str, given: dict[str, Any], sdk: type, caplog: pytest.LogCaptureFixture
 ) -> None:
     protocol._tell_of.cache_clear()
-    at_once(
-        parse(kind, json.dumps({**dict.fromkeys(sdk.__annotations__), "background_options": None, **given}).encode())
-    )
+    body = {**dict.fromkeys(sdk.__annotations__), "background_options": None, **given}
+    at_once(parse(bodies_of_routes()[path], json.dumps(body).encode()))
     assert caplog.messages == []
 
 
@@ -122,28 +123,28 @@ def test_of_many_unknown_names_few_are_logged(caplog: pytest.LogCaptureFixture) 
 
 
 @pytest.mark.parametrize(
-    ("kind", "body", "meant"),
+    ("path", "body", "meant"),
     [
-        (ChatBody, {"temperatur": 1, "maxTokens": 5, "top-p": 1}, {"temperature", "max_tokens", "top_p"}),
+        (CHAT, {"temperatur": 1, "maxTokens": 5, "top-p": 1}, {"temperature", "max_tokens", "top_p"}),
         (
-            CompletionBody,
+            COMPLETIONS,
             {"stream_options": {"include_usgae": True, "include_obfuscation": True}, "Logprob": 1},
             {"stream_options.include_usage", "logprobs"},
         ),
         (
-            ResponsesBody,
+            RESPONSES,
             {"reasoning": {"efort": "low", "summary": "auto"}, "stream_options": None},
             {"reasoning.effort"},
         ),
-        (ChatBody, {"user": "me", "user_id": 1, "top_a": 0.5, "service_tier": "x", "x" * 1000: 1}, set()),
+        (CHAT, {"user": "me", "user_id": 1, "top_a": 0.5, "service_tier": "x", "x" * 1000: 1}, set()),
     ],
 )
 def test_misspelled_names_are_noted_as_those_that_were_probably_meant(
-    kind: type[msgspec.Struct], body: dict[str, Any], meant: set[str]
+    path: str, body: dict[str, Any], meant: set[str]
 ) -> None:
     adaptations = Adaptations()
     content = msgspec.json.encode({"prompt": "Hi", "input": "Hi", "messages": [], **body})
-    at_once(parse(kind, content, None, adaptations.note))
+    at_once(parse(bodies_of_routes()[path], content, None, adaptations.note))
     assert set(adaptations.notes) == {f"{name}: an unknown parameter with a similar name is ignored" for name in meant}
 
 

@@ -12,9 +12,6 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 
-from oaiserve.app import routes
-from oaiserve.config import Config
-from oaiserve.routes.operation import operation_of
 from tests.published import published
 from tools.attack import schema
 from tools.attack.__main__ import as_json, markdown
@@ -26,6 +23,7 @@ from tools.attack.neighbour import Event, running_neighbour
 from tools.attack.server import GATEWAY, KINDS, Server
 from tools.attack.verdict import failures
 from tools.attack.wire import Answer, Connection
+from tools.reference import bodies_of_routes
 from tools.server_process import free_port, running_process
 
 ERROR = json.dumps({"error": {"message": "No.", "type": "invalid_request_error", "param": None, "code": None}}).encode()
@@ -238,8 +236,7 @@ def test_generated_requests_are_a_function_of_the_seed() -> None:
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/detokenize", "/v1/messages", "/v1/responses", "/tokenize"])
 def test_fitting_values_are_accepted_by_the_type_that_they_are_made_for(path: str) -> None:
-    (endpoint,) = (route.endpoint for route in routes(Config("demo")) if route.path == path)
-    kind = operation_of(endpoint).body
+    kind = bodies_of_routes()[path]
     decoder = msgspec.json.Decoder(kind)
 
     @settings(max_examples=50)

@@ -16,13 +16,13 @@ from starlette.requests import Request
 from oaiserve.engine.request import ChatPrompt, PromptDone, TokenChunk, Usage
 from oaiserve.errors import InvalidRequest
 from oaiserve.http.fair_turns import Work
+from oaiserve.plugins.responses.body import CompactionBody, ResponsesBody
 from oaiserve.plugins.responses.items import Item, encrypted, kept
 from oaiserve.plugins.responses.output import CompactionItem, OutputMessage, ResponseObject, ResponseUsage, item_id
 from oaiserve.plugins.responses.request_input import Earlier, RequestInput, conversed, read_all_earlier
 from oaiserve.plugins.responses.shape import ResponsesShape
 from oaiserve.routes.answer.common_shape import encode
 from oaiserve.routes.answer.respond import Answer, answer_to
-from oaiserve.routes.intake.body_types import CompactionBody, ResponsesBody
 from oaiserve.routes.intake.invalid import invalid
 from oaiserve.routes.intake.read import Intake, read
 from oaiserve.routes.intake.turns import in_turns_if_large

@@ -15,6 +15,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from oaiserve.errors import InvalidRequest, NotFound
+from oaiserve.plugins.responses.body import MAX_ITEMS, ConversationBody, ItemsBody
 from oaiserve.plugins.responses.items import Item, input_items, with_distinct_ids
 from oaiserve.plugins.responses.output import item_id
 from oaiserve.plugins.responses.state import state_of
@@ -28,7 +29,7 @@ from oaiserve.plugins.responses.store import (
 from oaiserve.plugins.responses.stored import AFTER, LIMIT, ORDER, ItemPage, id_of, page, texts_of
 from oaiserve.routes.adaptations import Adaptations
 from oaiserve.routes.door.middleware import json_response, lasting_id
-from oaiserve.routes.intake.body_types import MAX_ITEMS, ConversationBody, ItemsBody, MetadataBody
+from oaiserve.routes.intake.body_types import MetadataBody
 from oaiserve.routes.intake.invalid import invalid, show
 from oaiserve.routes.intake.parameters import check_metadata
 from oaiserve.routes.intake.read import read_parsed

@@ -13,10 +13,10 @@ from typing import Any
 import msgspec
 
 from oaiserve.engine.request import Grammar
+from oaiserve.plugins.responses.body import ResponseInputBody, ResponsesBody
 from oaiserve.routes.adaptations import Adaptations
 from oaiserve.routes.chat.tools import Tools, joined_name, requested_tools
 from oaiserve.routes.dialects.raw_call import INPUT
-from oaiserve.routes.intake.body_types import ResponseInputBody, ResponsesBody
 from oaiserve.routes.intake.invalid import invalid, needed
 from oaiserve.routes.intake.object_types import Function, InputFormat, ResponseChoice
 

@@ -17,6 +17,7 @@ from starlette.requests import Request
 from oaiserve.engine.request import ChatPrompt, Grammar, TooManyTokens
 from oaiserve.errors import InvalidRequest, NotFound
 from oaiserve.http.fair_turns import Work
+from oaiserve.plugins.responses.body import ResponseInputBody, ResponsesBody
 from oaiserve.plugins.responses.conversations import before_turn, no_conversation
 from oaiserve.plugins.responses.items import (
     Item,
@@ -36,7 +37,6 @@ from oaiserve.routes.chat.contents import ContentReader
 from oaiserve.routes.chat.conversation import Conversation
 from oaiserve.routes.chat.history import prompt_of
 from oaiserve.routes.door.middleware import lasting_id
-from oaiserve.routes.intake.body_types import ResponseInputBody, ResponsesBody
 from oaiserve.routes.intake.invalid import invalid, show
 from oaiserve.routes.intake.media import MediaReader, read_media
 from oaiserve.routes.intake.parameters import integer

@@ -15,6 +15,7 @@ from oaiserve.facts.record import ToolCallOutcome
 from oaiserve.http.fair_turns import Work
 from oaiserve.plugins.responses import compact
 from oaiserve.plugins.responses.background import BackgroundAnswer
+from oaiserve.plugins.responses.body import ENCRYPTED, LOGPROBS, ResponseInputBody, ResponsesBody
 from oaiserve.plugins.responses.conversations import change, with_turn
 from oaiserve.plugins.responses.offered import OfferedTools
 from oaiserve.plugins.responses.output import ResponseEvent, ResponseObject
@@ -37,12 +38,6 @@ from oaiserve.routes.answer.common_shape import encode
 from oaiserve.routes.answer.respond import Answer, answer_to
 from oaiserve.routes.chat import constraints
 from oaiserve.routes.intake import parameters
-from oaiserve.routes.intake.body_types import (
-    ENCRYPTED,
-    LOGPROBS,
-    ResponseInputBody,
-    ResponsesBody,
-)
 from oaiserve.routes.intake.invalid import invalid
 from oaiserve.routes.intake.object_types import PlainText, ResponseTool, TextOptions
 from oaiserve.routes.intake.parameters import integer

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import groupby
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import msgspec
 
@@ -26,7 +26,7 @@ from oaiserve.routes.chat.shown_tools import ShownTools, model_name, shown_tools
 from oaiserve.routes.dialects.dialect import Dialect
 from oaiserve.routes.dialects.family import CallFamily, Message
 from oaiserve.routes.dialects.hermes import HERMES
-from oaiserve.routes.intake.body_types import ChatBody, ResponseInputBody, ResponsesBody
+from oaiserve.routes.intake.body_types import ChatBody
 from oaiserve.routes.intake.invalid import invalid, needed, show
 from oaiserve.routes.intake.object_types import (
     AllowedChoice,
@@ -67,15 +67,25 @@ class Tools:
         return self.choice in ("required", "named")
 
 
+class ToolsBody(Protocol):
+    """What a request says of calls."""
+
+    @property
+    def tool_choice(self) -> ToolChoice | ResponseToolChoice | None: ...
+
+    @property
+    def parallel_tool_calls(self) -> bool | None: ...
+
+
 def requested_tools(
-    body: ChatBody | ResponsesBody | ResponseInputBody,
+    body: ToolsBody,
     note: Note,
     offered: Mapping[str, Function] = MappingProxyType({}),
     joined: Container[str] = (),
 ) -> Tools | None:
     """Return the tools for the model, or None without any. `offered` has those of a response, as functions by their
     places, and `joined` the names of those in namespaces."""
-    choice: ToolChoice | ResponseToolChoice | None = body.tool_choice
+    choice = body.tool_choice
     if isinstance(body, ChatBody):
         offered = functions_of(body.tools or [], note)
     if not offered:

@@ -10,19 +10,13 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from oaiserve.routes.intake.object_types import (
-    ConversationId,
     Effort,
-    GivenItem,
     GivenMessage,
     Integer,
     NonEmpty,
     Prompts,
-    ReasoningOptions,
     ResponseFormat,
-    ResponseTool,
-    ResponseToolChoice,
     StructuredOutputs,
-    TextOptions,
     TokenId,
     Tool,
     ToolChoice,
@@ -40,32 +34,17 @@ MAX_INT32 = 2**31 - 1
 MAX_INT64 = 2**63 - 1
 MAX_DEADLINE_MS = 86_400_000  # a day
 MAX_TOOLS = 1024
-# These three are OpenAI's limits.
-MAX_ITEMS = 20  # items added to a conversation at once
+# OpenAI's limits.
 MAX_METADATA = 16
 MAX_KEY_CHARACTERS = 64
 MAX_VALUE_CHARACTERS = 512
-# Further values of `include` of /v1/responses. Only the encoding of reasoning does anything. The others belong to tools
-# on OpenAI's servers, so no answer has them.
-LOGPROBS = "message.output_text.logprobs"
-ENCRYPTED = "reasoning.encrypted_content"
-Includable = Literal[
-    "message.output_text.logprobs",
-    "reasoning.encrypted_content",
-    "file_search_call.results",
-    "web_search_call.results",
-    "web_search_call.action.sources",
-    "code_interpreter_call.outputs",
-    "message.input_image.image_url",
-    "computer_call_output.output.image_url",
-]
 ReasoningFormat = Literal["none", "auto", "deepseek", "deepseek-legacy"]  # llama.cpp's; all but "none" mean the same
 
 
 # Fields that several bodies share.
 ModelName = Annotated[str | None, described("Name of the model; the one that is served, if left out.")]
 Priority = Annotated[Integer | None, described("Lower is earlier, under --policy priority.", -MAX_INT64 - 1, MAX_INT64)]
-_TopLogprobs = Annotated[
+TopLogprobs = Annotated[
     Integer | None, described("Alternatives for each token, if log-probabilities are requested.", 0, MAX_LOGPROBS)
 ]
 ThinkingBudget = Annotated[
@@ -79,7 +58,7 @@ _AddsGenerationPrompt = Annotated[
 ]
 _ContinuesMessage = Annotated[bool | None, described("Continue the last message instead.")]
 TemplateKwargs = Annotated[dict[str, Any] | None, described("Variables of the chat template.")]
-_Parallel = Annotated[bool | None, described("Whether there may be several calls. Default: true.")]
+ParallelToolCalls = Annotated[bool | None, described("Whether there may be several calls. Default: true.")]
 
 
 class SamplingBody(msgspec.Struct, kw_only=True):
@@ -205,13 +184,13 @@ class ChatBody(SamplingBody, kw_only=True):
 
     messages: Annotated[list[GivenMessage], described("The conversation so far.", minItems=1)]
     logprobs: Annotated[bool | None, described("Send the log-probability of each token of the content.")] = None
-    top_logprobs: _TopLogprobs = None
+    top_logprobs: TopLogprobs = None
     add_generation_prompt: _AddsGenerationPrompt = None
     continue_final_message: _ContinuesMessage = None
     chat_template_kwargs: TemplateKwargs = None
     tools: Annotated[list[Tool] | None, described("Functions that the model may call.", maxItems=MAX_TOOLS)] = None
     tool_choice: Annotated[ToolChoice | None, described("Whether to call tools, and which. Default: auto.")] = None
-    parallel_tool_calls: _Parallel = None
+    parallel_tool_calls: ParallelToolCalls = None
     reasoning_effort: Annotated[
         Effort | None,
         described("Passed on to the chat template. For one that has none: none, minimal and low are less."),
@@ -221,101 +200,16 @@ class ChatBody(SamplingBody, kw_only=True):
     include_reasoning: Annotated[bool | None, described("false leaves reasoning out of the answer.")] = None
 
 
-# The prompt of a response, and everything its tokens depend on.
-_Input = Annotated[str | list[GivenItem], described("A text, or the items of a conversation.", minItems=1)]
-_Instructions = Annotated[str | None, described("The system's message, before all others.")]
-_Text = Annotated[TextOptions | None, described("The form of the text.")]
-_Tools = Annotated[list[ResponseTool] | None, described("Functions that the model may call.", maxItems=MAX_TOOLS)]
-_Choice = Annotated[ResponseToolChoice | None, described("Whether to call tools, and which. Default: auto.")]
-_Reasoning = Annotated[ReasoningOptions | None, described("How the model reasons.")]
-_Previous = Annotated[str | None, described("The stored response that this one continues.")]
-_Conversation = Annotated[
-    str | ConversationId | None, described("The id of the stored conversation that this turn belongs to.")
-]
-_Metadata = Annotated[
+Metadata = Annotated[
     dict[str, Annotated[str, described("At most 512 characters.", maxLength=MAX_VALUE_CHARACTERS)]] | None,
     described("Is kept.", maxProperties=MAX_METADATA, propertyNames={"maxLength": MAX_KEY_CHARACTERS}),
 ]
 
 
-class CompactionBody(msgspec.Struct, kw_only=True):
-    """A conversation to shorten, or the stored response at its end, or both."""
-
-    model: ModelName = None
-    input: _Input | None = None
-    instructions: _Instructions = None
-    tools: _Tools = None
-    parallel_tool_calls: _Parallel = None
-    reasoning: _Reasoning = None
-    chat_template_kwargs: TemplateKwargs = None
-    previous_response_id: _Previous = None
-
-
-class ResponseInputBody(CompactionBody, kw_only=True):
-    """The input of a response, and nothing more."""
-
-    input: _Input
-    text: _Text = None
-    tool_choice: _Choice = None
-    conversation: _Conversation = None
-
-
-class ResponsesBody(SamplingBody, kw_only=True):
-    """The input of a response, and how to answer it."""
-
-    input: _Input
-    instructions: _Instructions = None
-    max_output_tokens: Annotated[
-        Integer | None, described("Most tokens of the answer, including its reasoning.", 1, MAX_INT32)
-    ] = None
-    top_logprobs: _TopLogprobs = None
-    include: Annotated[list[Includable] | None, described("Further parts of the response.")] = None
-    text: _Text = None
-    tools: _Tools = None
-    tool_choice: _Choice = None
-    parallel_tool_calls: _Parallel = None
-    max_tool_calls: Annotated[
-        Integer | None,
-        described(
-            "The most calls of tools that run on the server. It has none, so this changes nothing.", 1, MAX_INT32
-        ),
-    ] = None
-    reasoning: _Reasoning = None
-    thinking_token_budget: ThinkingBudget = None
-    chat_template_kwargs: TemplateKwargs = None
-    previous_response_id: _Previous = None
-    store: Annotated[bool | None, described("Keep the response. Default: true.")] = None
-    truncation: Annotated[
-        Literal["auto", "disabled"] | None,
-        described("auto: a conversation beyond the context loses its first items. Default: it is refused."),
-    ] = None
-    metadata: _Metadata = None
-    user: Annotated[str | None, described("Returned with the response.")] = None
-    safety_identifier: Annotated[str | None, described("Returned with the response.")] = None
-    prompt_cache_key: Annotated[str | None, described("Returned with the response.")] = None
-    background: Annotated[
-        bool | None, described("Answer at once, and make the response in the background. It must be stored.")
-    ] = None
-    conversation: _Conversation = None
-    prompt: Annotated[str | dict[str, Any] | None, described("Is refused: there are no stored prompts.")] = None
-
-
-class ItemsBody(msgspec.Struct, kw_only=True):
-    """Items to add to a conversation."""
-
-    items: Annotated[list[GivenItem], described("The next ones.", minItems=1, maxItems=MAX_ITEMS)]
-
-
 class MetadataBody(msgspec.Struct, kw_only=True):
-    """The new metadata of a conversation."""
+    """New metadata."""
 
-    metadata: _Metadata = None
-
-
-class ConversationBody(MetadataBody, kw_only=True):
-    """A new conversation."""
-
-    items: Annotated[list[GivenItem] | None, described("The first ones.", maxItems=MAX_ITEMS)] = None
+    metadata: Metadata = None
 
 
 class LoadAdapterBody(msgspec.Struct, kw_only=True):

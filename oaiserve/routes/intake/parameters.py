@@ -23,8 +23,6 @@ from oaiserve.routes.intake.body_types import (
     MAX_SALT_CHARACTERS,
     MAX_STRINGS,
     MAX_VALUE_CHARACTERS,
-    ChatBody,
-    ResponsesBody,
     SamplingBody,
 )
 from oaiserve.routes.intake.invalid import invalid, show
@@ -133,7 +131,7 @@ def max_tokens(body: SamplingBody) -> int | None:
     return newer
 
 
-def top_logprobs(body: ChatBody | ResponsesBody, is_asked: bool, switch: str) -> int | None:
+def top_logprobs(body: SamplingBody, is_asked: bool, switch: str) -> int | None:
     """Return the number of alternatives for each token, or None if the `switch` doesn't request log-probabilities."""
     num_top = integer(body, "top_logprobs")
     if num_top and not is_asked:
