@@ -83,13 +83,22 @@ def read_settings(kind: MediaKind, folder: Path, config: Any, tokenizer: Tokeniz
     """Read the settings in a model's folder. Raises StartupError if the tokenizer lacks the token of vectors, and
     ImportError or OSError without what the processor needs."""
     if kind == "audio":
-        import soundfile  # noqa: F401  # which the processes that decode import
+        _check_packages_of_sounds()
     vector_id = _vector_id(kind, config)
     vector = tokenizer.backend.id_to_token(vector_id)
     if vector is None:
         raise StartupError(f"The tokenizer has no token {vector_id}, in whose place config.json puts {kind}s.")
     of_kind: Any = AutoImageProcessor if kind == "image" else AutoFeatureExtractor
     return Settings(_values(folder), _tokens(folder), of_kind.from_pretrained(folder, local_files_only=True), vector)
+
+
+def _check_packages_of_sounds() -> None:
+    """Raise ImportError without the packages that the processes that decode sounds import."""
+    try:
+        import soundfile  # noqa: F401
+        import soxr  # noqa: F401
+    except ImportError as error:
+        raise ImportError(f"the packages for them are missing; pip install 'oaiserve[audio]' ({error})") from error
 
 
 def _vector_id(kind: MediaKind, config: Any) -> int:

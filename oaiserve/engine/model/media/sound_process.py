@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import resource
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from io import BytesIO
 
 import numpy as np
+import soxr
+from numpy.typing import NDArray
 from soundfile import SoundFile, SoundFileError
 
 from oaiserve.engine.model.media.decode import SOUND_REFUSED
 from oaiserve.engine.model.media.process_limits import limit, yield_to_the_model
-from oaiserve.engine.model.media.resample import Samples, resampled
 
+Samples = NDArray[np.float32]
 FORMATS = ("WAV", "WAVEX", "FLAC", "MP3")
 MOST_CHANNELS = 16
 RATES = range(4_000, 96_001)  # in samples per second
@@ -63,6 +65,17 @@ def _pieces(sound: SoundFile, max_seconds: float) -> Iterator[Samples]:
         if not np.isfinite(piece).all():
             raise Refused("has samples that are not numbers")
         yield piece.mean(axis=1)
+
+
+def resampled(pieces: Iterable[Samples], rate: int, new_rate: int) -> Iterator[Samples]:
+    """Yield the pieces of a sound of one `rate` at another one, so that only the result need be in memory."""
+    if rate == new_rate:
+        yield from pieces
+        return
+    stream = soxr.ResampleStream(rate, new_rate, num_channels=1, dtype="float32")
+    for piece in pieces:
+        yield stream.resample_chunk(piece)
+    yield stream.resample_chunk(np.zeros(0, np.float32), last=True)
 
 
 def main() -> int:

@@ -187,12 +187,14 @@ def test_answers_to_sounds_are_those_of_transformers(name: str, more: Media, nat
                 ask(own, [LOW[:100]], "short", messages=messages_of([LOW]))
 
 
-def test_without_soundfile_a_model_reads_no_sound(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize("package", ["soundfile", "soxr"])
+def test_without_a_package_of_sounds_a_model_reads_no_sound(
+    package: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     save_seeing("gemma4", tmp_path)
-    monkeypatch.setitem(sys.modules, "soundfile", None)
+    monkeypatch.setitem(sys.modules, package, None)
     assert made_of(tmp_path).media == {"image"}
     assert [record.message for record in caplog.records if "not read" in record.message] == [
-        "Sounds are not read: import of soundfile halted; None in sys.modules"
+        "Sounds are not read: the packages for them are missing; pip install 'oaiserve[audio]' "
+        f"(import of {package} halted; None in sys.modules)"
     ]

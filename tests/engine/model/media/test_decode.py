@@ -27,8 +27,7 @@ from oaiserve.engine.model.media.families import IMAGES, Settings
 from oaiserve.engine.model.media.forms import Form
 from oaiserve.engine.model.media.process_limits import NICENESS
 from oaiserve.engine.model.media.reader import FileReader
-from oaiserve.engine.model.media.resample import resampled
-from oaiserve.engine.model.media.sound_process import Refused, samples_of
+from oaiserve.engine.model.media.sound_process import Refused, resampled, samples_of
 from oaiserve.errors import InvalidRequest
 from oaiserve.facts.media import MediaLimits
 from tools.attack.media_files import IMAGES as BOMBS
