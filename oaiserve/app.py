@@ -17,36 +17,30 @@ from typing import TYPE_CHECKING
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
-from starlette.middleware import Middleware
-from starlette.middleware.cors import CORSMiddleware
 from starlette.routing import BaseRoute, Route
 
 from oaiserve import __version__
 from oaiserve.checkpoints import demo
 from oaiserve.checkpoints.kind import kind_of
-from oaiserve.config import Config, ServerOptions
+from oaiserve.config import Config
 from oaiserve.engine.event_streams import MAX_HELD_TOKENS, LoopStreams
 from oaiserve.engine.executors.cuda.found import gpu_names
 from oaiserve.engine.executors.native.prebuilt import usable_features
 from oaiserve.explain.reuse.recent_prompts import RecentPrompts
 from oaiserve.facts.targets import Targets
 from oaiserve.facts.times import EpochOffset, monotonic_ns
-from oaiserve.facts.trace import TraceContext
 from oaiserve.http.connections import Connections
-from oaiserve.http.keys import Keyring
 from oaiserve.http.shared_limit import SharedLimit
 from oaiserve.plugin import Plugin
-from oaiserve.plugin_loading import own_plugins, pages_of, routes_of, running
-from oaiserve.plugins.keys import routes as keys
-from oaiserve.plugins.keys.key_store import KeyStore
-from oaiserve.plugins.keys.key_table import KeyTable
-from oaiserve.routes import adaptations, completions, debug, health, models, root, tokens
+from oaiserve.plugin_loading import keyring, own_plugins, pages_of, routes_of, running
 from oaiserve.routes import chat_completions as chat
+from oaiserve.routes import completions, debug, health, models, root, tokens
 from oaiserve.routes.dialects.dialect import dialect_of
-from oaiserve.routes.door.access import APIKeys, CountRefusal, Hosts, OpenPaths
+from oaiserve.routes.door.access import OpenPaths
 from oaiserve.routes.door.accounting import accounted
 from oaiserve.routes.door.backend import Backend
-from oaiserve.routes.door.middleware import Errors, PacedRefusals, RequestHeaders, TidyPath, render_http_exception
+from oaiserve.routes.door.layers import middleware
+from oaiserve.routes.door.middleware import render_http_exception
 from oaiserve.routes.intake.sampling_defaults import sampling_defaults
 from oaiserve.routes.openapi import published
 from oaiserve.routes.pages import Pages
@@ -63,21 +57,6 @@ if TYPE_CHECKING:
     from oaiserve.http.fetch import Fetcher
 
 LAG_INTERVAL_SECONDS = 0.1
-KEYS_INTERVAL_SECONDS = 1.0  # interval of checks for changed files of keys, and stored keys
-EXPOSED_HEADERS = (  # visible to the scripts of allowed pages
-    *(f"x-ratelimit-{what}-{unit}" for what in ("limit", "remaining", "reset") for unit in ("requests", "tokens")),
-    *(
-        "x-request-id",
-        "request-id",
-        "link",
-        "x-max-tokens-cut-to",
-        "server-timing",
-        "traceresponse",
-        "openai-processing-ms",
-        "retry-after",
-    ),
-    adaptations.HEADER,
-)
 TELEMETRY_CLOSE_SECONDS = 5.0  # the longest wait at shutdown for a collector that does not answer
 
 
@@ -95,7 +74,7 @@ def create_app(
     Raises StartupError for unusable files of keys.
     """
     parts = own_plugins() if plugins is None else plugins
-    ring, key_store = keyring(config.server)
+    ring = keyring(parts, config)
     pages = pages_of(parts).shown(None if config.server.shows_dashboard else debug.closed_route)
 
     @asynccontextmanager
@@ -123,7 +102,6 @@ def create_app(
             sampling=sampling,
             recent_prompts=RecentPrompts(config.engine.block_size, has_cache=config.engine.prefix_cache),
         )
-        app.state.key_store = key_store
         engine.start()
         tasks = [asyncio.create_task(observe_event_loop_lag(telemetry.observe_event_loop_lag))]
         serving = app.state.serving
@@ -139,7 +117,7 @@ def create_app(
             is_child=is_child,
         )
         if ring is not None and ring.may_change:
-            tasks.append(asyncio.create_task(refresh_keys(ring)))
+            tasks.append(asyncio.create_task(ring.stay_fresh()))
         try:
             async with running(parts, app):
                 yield
@@ -241,29 +219,12 @@ def _recording(config: Config, engine: Engine, epoch_offset_ns: EpochOffset) -> 
     )
 
 
-def keyring(server: ServerOptions) -> tuple[Keyring | None, KeyStore | None]:
-    """Return the keys of a server, and those of them that are stored. Raises StartupError."""
-    ring = Keyring(server.api_key, server.api_key_file) if server.needs_key else None
-    if ring is None or not server.stored_keys or server.response_store is None:
-        return ring, None
-    store = KeyStore(KeyTable(server.response_store))
-    ring.add(store)
-    return ring, store
-
-
 async def observe_event_loop_lag(observe: Callable[[float], None]) -> None:
     """Measure for ever how late the event loop wakes a sleeping task. Every stream is late by the same time."""
     while True:
         before_ns = monotonic_ns()
         await asyncio.sleep(LAG_INTERVAL_SECONDS)
         observe(max(0.0, (monotonic_ns() - before_ns) / 1e9 - LAG_INTERVAL_SECONDS))
-
-
-async def refresh_keys(ring: Keyring) -> None:
-    """Read changed files of keys and stored keys, for ever. Files may be slow, so a worker thread reads them."""
-    while True:
-        await asyncio.sleep(KEYS_INTERVAL_SECONDS)
-        await run_in_threadpool(ring.refresh)
 
 
 def routes(config: Config, plugins: Iterable[Plugin] | None = None, pages: Pages | None = None) -> list[BaseRoute]:
@@ -303,7 +264,6 @@ def routes(config: Config, plugins: Iterable[Plugin] | None = None, pages: Pages
         Route("/ready", health.ready),
         Route("/version", health.version),
         Route("/metrics", health.metrics),
-        Route("/admin/keys", keys.list_keys if config.server.stored_keys else keys.closed_route),
         *pages.routes,
         *(protected_routes if shows_requests else closed_routes),
     ]
@@ -314,45 +274,3 @@ def routes(config: Config, plugins: Iterable[Plugin] | None = None, pages: Pages
     schema = published(described, version=__version__, needs_key=server.needs_key, is_open=is_open)
     table.append(Route("/openapi.json", schema))
     return table
-
-
-def middleware(
-    server: ServerOptions,
-    ring: Keyring | None,
-    pages: Pages,
-    count_refused: CountRefusal,
-    is_sampled: Callable[[TraceContext], bool] | None,
-    *,
-    is_child: bool = False,
-    count_delay: Callable[[int], None] = lambda delay_ns: None,
-) -> list[Middleware]:
-    """Return the middleware, outermost first. `Errors` comes again inside CORS, so that web pages can read errors.
-    `is_sampled` is None if another process answers, which knows the trace and the time. `count_delay` gets the
-    nanoseconds for which each refusal is held back."""
-    chain = [
-        Middleware(RequestHeaders, is_sampled=is_sampled),
-        Middleware(PacedRefusals, is_child=is_child, count_delay=count_delay),
-        Middleware(TidyPath),
-        Middleware(Errors),
-        Middleware(
-            Hosts,
-            listens_on=server.host,
-            allowed=server.allowed_host,
-            origins=server.cors_origin,
-            count=count_refused,
-        ),
-    ]
-    if server.cors_origin:
-        allowed = Middleware(
-            CORSMiddleware,
-            allow_origins=server.cors_origin,
-            allow_methods=("GET", "POST", "DELETE"),
-            allow_headers=("*",),
-            allow_private_network=True,
-            expose_headers=EXPOSED_HEADERS,
-        )
-        chain += [allowed, Middleware(Errors)]
-    if ring is not None:
-        is_open = OpenPaths(pages, guard_all=server.guard_all)
-        chain.append(Middleware(APIKeys, keys=ring, is_open=is_open, count=count_refused, is_child=is_child))
-    return chain

@@ -85,8 +85,6 @@ SMALL_COMMANDS = {
         "pull": "Download a model without serving it.",
         "rm": "Remove a model from this disk.",
     }.items()
-} | {
-    "keys": Command("Create, list, limit and revoke API keys.", "oaiserve.plugins.keys.command"),
 }
 WITHOUT_PLUGINS = ("route", "--version")  # These load no plug-ins for the command line.
 MODEL_PROCESS = "model-process"  # A hidden command: a server with several models starts one process of it per model.

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from oaiserve.engine.start.request import Way
     from oaiserve.engine.text.tokenizer import Tokenizer
     from oaiserve.facts.record import RequestRecord
+    from oaiserve.http.keys import KeySource
     from oaiserve.routes.dialects.family import CallFamily
     from oaiserve.routes.pages import Pages
     from oaiserve.telemetry.metric import Metric
@@ -54,6 +55,7 @@ PUBLIC_MODULES = (
     "oaiserve.engine.start.parts",
     "oaiserve.engine.start.request",
     "oaiserve.errors",
+    "oaiserve.explain.commands",
     "oaiserve.explain.step_cost",
     "oaiserve.facts",
     "oaiserve.http",
@@ -90,6 +92,10 @@ class Plugin:
 
     check: Callable[[Config], None] | None = None
     """Called before the model is loaded. It raises `StartupError` for settings with which the server cannot start."""
+
+    keys: Callable[[Config], KeySource | None] | None = None
+    """Called once, when a server with keys starts, or a gateway in front of its models: API keys that it accepts, too.
+    A key may have rights and models of its own, and limits for its uses."""
 
     routes: Callable[[Config], Iterable[BaseRoute]] | None = None
     """Called once, when the server starts, with its settings. The routes need an API key as the server's own routes do.

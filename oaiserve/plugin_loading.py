@@ -19,6 +19,7 @@ from oaiserve.config import OptionError, flag_of
 from oaiserve.engine.sampling_rule import SamplingRule
 from oaiserve.errors import StartupError
 from oaiserve.explain.commands import settings_in
+from oaiserve.http.keys import Keyring
 from oaiserve.plugin import Command, Plugin
 
 if TYPE_CHECKING:
@@ -40,7 +41,7 @@ GROUP = "oaiserve.plugins"
 VARIABLE = "OAISERVE_PLUGIN"
 OWN_SOURCE = f"oaiserve {__version__}"
 # Folders of oaiserve/plugins, each of which may be missing
-OURS = ("batches", "messages", "pages", "pooling", "responses", "terminal")
+OURS = ("batches", "keys", "messages", "pages", "pooling", "responses", "terminal")
 
 
 @dataclass(frozen=True, slots=True)
@@ -292,6 +293,26 @@ def check(plugins: Iterable[Plugin], config: Config) -> None:
     for plugin in plugins:
         if plugin.check is not None:
             plugin.check(config)
+
+
+def keyring(plugins: Iterable[Plugin], config: Config) -> Keyring | None:
+    """Return the keys that a server accepts, or None if it needs none. Raises StartupError."""
+    server = config.server
+    if not server.needs_key:
+        return None
+    ring = Keyring(server.api_key, server.api_key_file)
+    for plugin in plugins:
+        if plugin.keys is None:
+            continue
+        try:
+            source = plugin.keys(config)
+            if source is not None:
+                ring.add(source)
+        except StartupError:
+            raise
+        except Exception:
+            logger.exception("Plug-in '%s' could not bring its keys, and they are not accepted", plugin.name)
+    return ring
 
 
 def pages_of(plugins: Iterable[Plugin]) -> Pages:

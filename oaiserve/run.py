@@ -42,7 +42,6 @@ from oaiserve.http.connections import Connections, allowed_connections
 from oaiserve.http.keys import Keyring, exposure
 from oaiserve.plugin import Plugin
 from oaiserve.plugin_loading import Found
-from oaiserve.plugins.keys.key_table import KeyTable
 from oaiserve.routes.intake.sampling_defaults import given_defaults, sampling_defaults
 from oaiserve.screen import Screen
 
@@ -279,11 +278,6 @@ def _warn_of_keys(config: Config) -> None:
     for path in files_with_keys(config):
         if (warning := exposure(path)) is not None:
             logger.warning("%s", warning)
-    file = config.server.response_store
-    if config.server.stored_keys and file is not None and not KeyTable(file).valid():
-        logger.warning(
-            "There are no stored keys yet. To create one: oaiserve keys add NAME --response-store '%s'", file
-        )
 
 
 def serve_models(config: Config, configs: Mapping[str, Config], plugins: Sequence[Plugin], sock: socket.socket) -> int:
@@ -300,7 +294,8 @@ def serve_models(config: Config, configs: Mapping[str, Config], plugins: Sequenc
     )
     # A model's process logs the address of this one.
     configs = {name: replace(config, server=replace(config.server, port=port)) for name, config in configs.items()}
-    _warn_of_keys(next(iter(configs.values())))  # All configs have the same files.
+    _warn_of_keys(config)
+    plugin_loading.check(plugins, config)
     if any(config.model == "demo" for config in configs.values()):
         demo.fetched()
     app, gateway, models = create_gateway_of_models(config, configs, plugins)

@@ -5,6 +5,7 @@ It stores only digests of keys, and no message contains a key or a part of one.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import re
 import stat
@@ -20,6 +21,7 @@ from oaiserve.errors import StartupError
 
 logger = logging.getLogger(__name__)
 
+INTERVAL_SECONDS = 1.0  # interval of checks for changed files of keys, and for those of sources
 MOST_BYTES = 2**20  # limit of a file of keys
 _NAME = re.compile(r"[A-Za-z0-9._@:+/-]{1,64}")
 NAME_RULE = "a name must be 1 to 64 letters, digits or ._@:+/-"
@@ -92,22 +94,22 @@ class Keyring:
         """Take `keys`, which are named key-1, key-2 and so on, and read the files. Raises StartupError."""
         self._own = [Key(f"key-{number}", sha256(key.encode()).digest()) for number, key in enumerate(keys, start=1)]
         self._files = [_KeyFile(path) for path in files]
-        self._sources: list[KeySource] = []
+        self.sources: list[KeySource] = []
         self._gather()
 
     @property
     def may_change(self) -> bool:
-        return bool(self._files or self._sources)
+        return bool(self._files or self.sources)
 
     def add(self, source: KeySource) -> None:
         """Accept the keys of this source, too. A key that is also in the settings or in a file has the source's
         rules. This blocks."""
-        self._sources.append(source)
+        self.sources.append(source)
         self._gather()
 
     async def close(self) -> None:
         """Close the sources."""
-        for source in self._sources:
+        for source in self.sources:
             await source.close()
 
     def find(self, key: bytes) -> Key | None:
@@ -129,10 +131,16 @@ class Keyring:
             file.refresh()
         self._gather()
 
+    async def stay_fresh(self) -> None:
+        """Refresh the keys for ever. Files may be slow, so a worker thread reads them."""
+        while True:
+            await asyncio.sleep(INTERVAL_SECONDS)
+            await asyncio.to_thread(self.refresh)
+
     def _gather(self) -> None:
         listed = [*self._own, *(key for file in self._files for key in file.keys)]
         by_digest = {key.digest: key for key in reversed(listed)}
-        for source in self._sources:
+        for source in self.sources:
             by_digest |= source.valid()
         self._by_digest = by_digest
 

@@ -20,7 +20,6 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Mount, Route
 
 from oaiserve import __version__
-from oaiserve.app import keyring, middleware, refresh_keys
 from oaiserve.checkpoints import demo
 from oaiserve.checkpoints.bad_file import BadFile
 from oaiserve.checkpoints.source import find_model
@@ -34,7 +33,7 @@ from oaiserve.http.codings import page_response
 from oaiserve.http.keys import Keyring
 from oaiserve.http.shared_limit import SharedLimit
 from oaiserve.plugin import Plugin
-from oaiserve.plugin_loading import own_plugins, pages_of, routes_of, running
+from oaiserve.plugin_loading import keyring, own_plugins, pages_of, routes_of, running
 from oaiserve.plugins.gateway import model_routes, page
 from oaiserve.plugins.gateway.capacity import ModelsCapacity
 from oaiserve.plugins.gateway.children.folder import ModelsFolder
@@ -45,8 +44,8 @@ from oaiserve.plugins.gateway.metrics import CONTENT_TYPE, GatewayMetrics, Model
 from oaiserve.plugins.gateway.routers import Routers
 from oaiserve.plugins.gateway.sources import Resolve, Url, addresses_of
 from oaiserve.plugins.gateway.watch import USUAL, Pace, Watch, report_headers
-from oaiserve.plugins.keys.key_store import KeyStore
 from oaiserve.routes.door.backend import Backend
+from oaiserve.routes.door.layers import middleware
 from oaiserve.routes.door.middleware import json_response, render_http_exception
 from oaiserve.routes.serving import MOST_RECEIVED_BYTES
 from oaiserve.storage.private import cache_folder
@@ -69,7 +68,6 @@ class Children:
     plugins: Sequence[Plugin]  # those in front
     folder: ModelsFolder
     ring: Keyring | None
-    key_store: KeyStore | None
 
     @asynccontextmanager
     async def running(self, app: Starlette, gateway: Gateway) -> AsyncIterator[None]:
@@ -87,7 +85,7 @@ class Children:
         if not self.options.load_on_demand:
             tasks.append(asyncio.create_task(self.models.load_all()))
         if self.ring is not None:
-            tasks.append(asyncio.create_task(refresh_keys(self.ring)))
+            tasks.append(asyncio.create_task(self.ring.stay_fresh()))
         try:
             async with running(self.plugins, app):
                 yield
@@ -130,7 +128,8 @@ def create_gateway_of_models(
     """
     options = config.of(ModelsOptions)
     server = config.server
-    ring, key_store = keyring(server)
+    parts = own_plugins() if plugins is None else plugins
+    ring = keyring(parts, config)
     own_key = token_urlsafe() if server.needs_key else None  # for reports and metrics
     folder = ModelsFolder()  # It is removed even if the server does not start.
     path = folder.path
@@ -156,9 +155,8 @@ def create_gateway_of_models(
     models = ChildModels(children, options, start_on, changed, routers.models_of)
     watch = Watch(routers, (models,), report_headers(own_key), PACE_OF_MODELS, logging.DEBUG)
     route = RouteOptions(body_limit=server.body_limit)
-    parts = own_plugins() if plugins is None else plugins
     in_front = [plugin for plugin in parts if plugin.is_in_front]
-    inside = Children(replace(config, server=server), models, options, in_front, folder, ring, key_store)
+    inside = Children(replace(config, server=server), models, options, in_front, folder, ring)
     app, gateway = _create(watch, routers, server, route, parts, inside)
     return app, gateway, models
 
@@ -217,7 +215,7 @@ def _create(
 
     own: list[BaseRoute] = []
     if children is not None:
-        of_models = model_routes.routes(server, children.models, watch, routers, children.key_store)
+        of_models = model_routes.routes(server, children.models, watch, routers)
         own += [*of_models, *routes_of(children.plugins, children.config, {route.path for route in of_models})]
     app = Starlette(
         routes=[

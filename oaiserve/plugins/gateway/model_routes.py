@@ -1,4 +1,4 @@
-"""The routes that a gateway of child processes answers itself, even if no model is loaded: models and keys."""
+"""The routes that a gateway of child processes answers itself, even if no model is loaded: the models."""
 
 from __future__ import annotations
 
@@ -23,8 +23,6 @@ from oaiserve.plugins.gateway.metrics import GatewayMetrics
 from oaiserve.plugins.gateway.routers import Routers
 from oaiserve.plugins.gateway.upstream import NoAnswer
 from oaiserve.plugins.gateway.watch import Watch
-from oaiserve.plugins.keys import routes as keys
-from oaiserve.plugins.keys.key_store import KeyStore
 from oaiserve.routes.door.middleware import json_response
 from oaiserve.routes.models import AnyModel, in_form, list_answer, name_in
 from oaiserve.routes.models import closed_route as adapters_closed
@@ -32,9 +30,7 @@ from oaiserve.routes.models import closed_route as adapters_closed
 MOST_METRICS_BYTES = 16 * 2**20
 
 
-def routes(
-    server: ServerOptions, models: ChildModels, watch: Watch, routers: Routers, key_store: KeyStore | None
-) -> list[Route]:
+def routes(server: ServerOptions, models: ChildModels, watch: Watch, routers: Routers) -> list[Route]:
     created = int(time.time())
 
     async def every_model(request: Request) -> list[AnyModel]:
@@ -61,11 +57,7 @@ def routes(
                 return json_response(in_form(request.scope, model))
         raise ModelNotFound(name, *models.names)
 
-    async def list_keys(request: Request) -> Response:
-        return await keys.answer(key_store)
-
     return [
-        Route("/admin/keys", keys.closed_route if key_store is None else list_keys),
         Route("/v1/models", list_models),
         Route("/v1/models/{model_id:path}", retrieve_model),
         # Child processes let everyone who reaches them change adapters, so this gateway checks that.

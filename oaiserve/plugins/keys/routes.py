@@ -16,9 +16,6 @@ closed_route = closed("{path} shows stored keys, so it is there only with --stor
     summary="The stored keys, with their limits and what they have used.", group="Debugging", answer="application/json"
 )
 async def list_keys(request: Request) -> Response:
-    return await answer(request.app.state.key_store)
-
-
-async def answer(store: KeyStore | None) -> Response:
-    assert store is not None, "without a store, the route is closed"
+    ring = request.app.state.backend.keys
+    (store,) = (source for source in ring.sources if isinstance(source, KeyStore))
     return json_response({"keys": await store.listed()})

@@ -9,8 +9,8 @@ from ray.serve.handle import DeploymentHandle
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from oaiserve.app import keyring
-from oaiserve.config import ServerOptions
+from oaiserve.config import Config, ServerOptions
+from oaiserve.plugin_loading import keyring, own_plugins
 from oaiserve.routes.door.access import key_in
 
 DEPLOYMENT = "targets"
@@ -29,7 +29,7 @@ class Targets:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """If the server has keys, the list needs one. The handle makes the replicas a part of the application."""
-        self._ring, _ = keyring(server)
+        self._ring = keyring(own_plugins(), Config("replicas", server))
         self._clock = clock
         self._replicas: dict[str, tuple[str, float]] = {}  # by name: the address, and the time of the last report
 
