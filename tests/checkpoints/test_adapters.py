@@ -143,6 +143,14 @@ def test_numbers_that_are_not_finite_are_refused(tmp_path: Path) -> None:
         load(tmp_path, SHAPES)
 
 
+def test_weights_that_are_cut_after_their_header_was_read_are_refused(tmp_path: Path) -> None:
+    files = read_adapter(write_adapter(tmp_path, SHAPES, rank=4))
+    with files.weights.open("r+b") as file:
+        file.truncate(files.weights.stat().st_size - 1)
+    with pytest.raises(BadAdapter, match="it has changed while it was read"):
+        load_adapter("x", files, SHAPES, torch.bfloat16, torch.device("cpu"))
+
+
 @given(cut=st.integers(0, 5000), at=st.integers(0, 700), byte=st.integers(0, 255))
 @settings(max_examples=200, deadline=None)
 def test_damaged_weights_are_refused_or_loaded(

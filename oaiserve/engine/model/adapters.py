@@ -9,7 +9,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from mmap import ACCESS_COPY, mmap
+from io import RawIOBase
 from pathlib import Path
 
 import torch
@@ -84,28 +84,37 @@ def load_adapter(
     """
     _refuse_unless_it_fits(files, adaptable)
     try:
-        with files.weights.open("rb") as file:
-            # The map is private, because torch warns of memory that it must not write to.
-            mapped = mmap(file.fileno(), 0, access=ACCESS_COPY)
+        # Read, not mapped: if someone cuts a file that is mapped, the system ends the process.
+        with files.weights.open("rb", buffering=0) as file:
+
+            def read(stored: StoredTensor) -> Tensor:
+                tensor = _tensor(file, stored, files.weights).to(device, dtype)
+                if not tensor.isfinite().all():
+                    raise BadAdapter(
+                        f"'{files.weights}': its tensor '{stored.name[:200]}' has numbers that are not finite"
+                    )
+                return tensor
+
+            parts = {
+                text_name(module): AdapterPart(read(part.a), read(part.b), part.scale)
+                for module, part in files.modules.items()
+            }
     except OSError as error:
         raise BadAdapter(f"'{files.weights}': {error.strerror}") from error
-
-    def read(stored: StoredTensor) -> Tensor:
-        count = math.prod(stored.shape)
-        try:
-            flat = torch.frombuffer(mapped, dtype=_DTYPES[stored.dtype], count=count, offset=stored.offset)
-        except ValueError as error:
-            raise BadAdapter(f"'{files.weights}': it has changed while it was read") from error
-        # After this copy, the file is no longer needed.
-        tensor = flat.view(stored.shape).to(device, dtype, copy=True)
-        if not tensor.isfinite().all():
-            raise BadAdapter(f"'{files.weights}': its tensor '{stored.name[:200]}' has numbers that are not finite")
-        return tensor
-
-    parts = {
-        text_name(module): AdapterPart(read(part.a), read(part.b), part.scale) for module, part in files.modules.items()
-    }
     return Adapter(name, parts)
+
+
+def _tensor(file: RawIOBase, stored: StoredTensor, path: Path) -> Tensor:
+    """Read a tensor from the file of weights. Raises BadAdapter and OSError."""
+    dtype = _DTYPES[stored.dtype]
+    content = bytearray(math.prod(stored.shape) * dtype.itemsize)
+    file.seek(stored.offset)
+    num_read = 0
+    while num_read < len(content):
+        if not (num_more := file.readinto(memoryview(content)[num_read:])):
+            raise BadAdapter(f"'{path}': it has changed while it was read")
+        num_read += num_more
+    return torch.frombuffer(content, dtype=dtype).view(stored.shape)
 
 
 def _refuse_unless_it_fits(files: AdapterFiles, adaptable: Mapping[str, tuple[int, int]]) -> None:
