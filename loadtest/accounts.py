@@ -20,7 +20,7 @@ from typing import Any
 
 from loadtest.errors import UsageError
 from oaiserve.explain.intervals import t_quantile
-from oaiserve.facts.recordings import is_recording
+from oaiserve.wire.recordings import is_recording
 
 NUM_BATCHES = 20
 

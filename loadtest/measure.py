@@ -11,7 +11,7 @@ from typing import Any
 from loadtest.errors import UsageError
 from loadtest.intervals import percentile
 from loadtest.sample import Sample
-from oaiserve.facts import slos
+from oaiserve.wire import slos
 
 QUANTILES = (50, 90, 95, 99)
 LEAST_STEADY = 10  # answers; a steady state with fewer of them is not reported

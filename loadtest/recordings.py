@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from loadtest.errors import UsageError
-from oaiserve.facts import recordings
+from oaiserve.wire import recordings
 
 Tokens = Callable[[random.Random, int], str | list[int]]  # draws this number of tokens, as ids or as words
 

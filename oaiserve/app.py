@@ -27,7 +27,6 @@ from oaiserve.engine.event_streams import MAX_HELD_TOKENS, LoopStreams
 from oaiserve.engine.executors.cuda.found import gpu_names
 from oaiserve.engine.executors.native.prebuilt import usable_features
 from oaiserve.explain.reuse.recent_prompts import RecentPrompts
-from oaiserve.facts.targets import Targets
 from oaiserve.facts.times import EpochOffset, monotonic_ns
 from oaiserve.http.connections import Connections
 from oaiserve.http.shared_limit import SharedLimit
@@ -51,6 +50,7 @@ from oaiserve.telemetry.log_limit import LogLimit
 from oaiserve.telemetry.metric import Metric
 from oaiserve.telemetry.metrics import Numbers
 from oaiserve.telemetry.recording import Recording
+from oaiserve.telemetry.targets import Targets
 
 if TYPE_CHECKING:
     from oaiserve.engine.engine import Engine

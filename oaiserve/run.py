@@ -35,9 +35,9 @@ from oaiserve.config import (
     TelemetryOptions,
 )
 from oaiserve.engine.pooling import Task
+from oaiserve.engine.start.start_times import StartTimes
 from oaiserve.errors import DeviceLost, StartupError
 from oaiserve.explain.commands import settings_in
-from oaiserve.facts.start_times import StartTimes
 from oaiserve.http.connections import Connections, allowed_connections
 from oaiserve.http.keys import Keyring, exposure
 from oaiserve.plugin import Plugin

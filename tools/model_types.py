@@ -34,8 +34,8 @@ from oaiserve.engine.model.model_config import refuse_unless_computable
 from oaiserve.engine.request import SamplingParams
 from oaiserve.engine.start.described import describe_model
 from oaiserve.engine.start.plan import start_model
+from oaiserve.engine.start.start_times import StartTimes
 from oaiserve.errors import StartupError
-from oaiserve.facts.start_times import StartTimes
 from tests.models.decoders import byte_tokenizer, generate, random_model
 from tests.models.encoders import OWN, PACKED, encoder_config
 from tests.models.poolers import random_pooler

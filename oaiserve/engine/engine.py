@@ -47,6 +47,7 @@ from oaiserve.engine.scheduling.scheduler import Scheduler
 from oaiserve.engine.sequences.blocks import BlockPool, StatePool
 from oaiserve.engine.start.plan import start_model
 from oaiserve.engine.start.request import Way
+from oaiserve.engine.start.start_times import StartTimes
 from oaiserve.engine.text.tokenizer import Tokenizer
 from oaiserve.engine.tokenize import REST, Post, TokenizeStage
 from oaiserve.errors import InvalidRequest, NotFound, Overloaded, Unavailable
@@ -54,7 +55,6 @@ from oaiserve.explain.step_cost import StepCost
 from oaiserve.facts.engine_numbers import EngineNumbers
 from oaiserve.facts.open_row import MOST_SHOWN, OpenRow
 from oaiserve.facts.record import HostPart, StepRecord
-from oaiserve.facts.start_times import StartTimes
 from oaiserve.http.fair_turns import Work
 from oaiserve.http.shared_limit import SharedLimit
 from oaiserve.wire.report import ReplicaReport

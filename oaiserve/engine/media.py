@@ -11,15 +11,31 @@ from bisect import bisect_left
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
 MediaKind = Literal["image", "audio"]
 Detail = Literal["auto", "low", "high"]
+
+FILE_BYTES = 20 * 2**20  # limit for one image or sound
+PROMPT_IMAGES = 16  # A prompt may have as many pixels as this many of the largest images.
 
 if TYPE_CHECKING:
     Integers = array[int]
 else:
     Integers = array
+
+
+class MediaLimits(NamedTuple):
+    """The limits of images and sounds, from the settings."""
+
+    max_bytes: int = FILE_BYTES
+    max_pixels: int = 16_000_000  # limit for one decoded image
+    max_seconds: float = 600.0  # limit for one sound
+    cache_bytes: int = 512 * 2**20  # limit for stored vectors
+
+    @property
+    def max_prompt_pixels(self) -> int:
+        return PROMPT_IMAGES * self.max_pixels
 
 
 @dataclass(frozen=True, slots=True)

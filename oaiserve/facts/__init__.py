@@ -1,1 +1,1 @@
-"""Facts that all rooms share: records, stamps and traces of requests, reports of replicas, limits, recordings."""
+"""The record of a request, and the engine's numbers: plain data that the engine writes and all rooms read."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 
 from oaiserve.engine.request import SamplingParams
-from oaiserve.engine.sequences.draw_rows import DRAW_COLUMNS
+from oaiserve.engine.sequences.draw_columns import DRAW_COLUMNS
 
 Values = dict[str, float | int]
 

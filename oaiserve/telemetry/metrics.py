@@ -19,7 +19,6 @@ from prometheus_client import CollectorRegistry, GCCollector, ProcessCollector
 from oaiserve.facts.engine_numbers import EngineNumbers
 from oaiserve.facts.open_row import OpenRow
 from oaiserve.facts.record import RequestRecord, StepRecord
-from oaiserve.facts.targets import Targets
 from oaiserve.facts.times import EpochOffset, monotonic_ns
 from oaiserve.telemetry import names, vllm_names
 from oaiserve.telemetry.live import Live
@@ -37,6 +36,7 @@ from oaiserve.telemetry.series import (
     LabelValues,
     Number,
 )
+from oaiserve.telemetry.targets import Targets
 
 Numbers = Mapping[LabelValues, Number]
 

@@ -20,11 +20,11 @@ from oaiserve.facts.record import (
     ToolCallOutcome,
     WaitReason,
 )
-from oaiserve.facts.targets import LEAST_NS, Targets
 from oaiserve.facts.times import EpochOffset
 from oaiserve.telemetry import names, vllm_names
 from oaiserve.telemetry.metric import Metric
 from oaiserve.telemetry.series import NS_PER_SECOND, Counter, Distribution, LabelValues, Number, Origin
+from oaiserve.telemetry.targets import LEAST_NS, Targets
 
 OPERATIONS = frozenset({"chat", "messages", "responses", "text_completion"}) | POOLING_OPERATIONS
 FINISH_REASONS = frozenset({"stop", "length"})

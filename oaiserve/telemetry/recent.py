@@ -12,10 +12,10 @@ from typing import Any, NamedTuple
 
 from oaiserve.facts.open_row import OpenRow
 from oaiserve.facts.record import POOLING_OPERATIONS, Cause, Outcome, RequestRecord
-from oaiserve.facts.targets import Targets
 from oaiserve.facts.times import EpochOffset
 from oaiserve.telemetry.explanation import num_shared, sentences
 from oaiserve.telemetry.shown import TokenGaps, json_of, mean_event_tokens, steps_of, token_gaps
+from oaiserve.telemetry.targets import Targets
 
 MOST_NEIGHBOURS = 20  # requests listed as neighbours of one request
 NOT_SERVED = (Outcome.REJECTED, Outcome.FAILED)

@@ -1,6 +1,6 @@
 """Records ended requests in a file for replays of the load: arrivals, lengths and common prefixes, no text.
 
-The format is that of `oaiserve.facts.recordings`: a line for each prompt of a request, with the fields of the load
+The format is that of `oaiserve.wire.recordings`: a line for each prompt of a request, with the fields of the load
 test's `--requests`, and now and then the cost of steps. A prompt's tokens are hashed 64 at a time, each time with all
 before them, so two prompts with a common prefix have the same hashes. The salt of the hashes is random and is never
 written, so a prompt cannot be guessed and looked up."""
@@ -20,9 +20,9 @@ from typing import Any
 
 from oaiserve.errors import StartupError
 from oaiserve.facts.record import POOLING_OPERATIONS, Cause, EngineAccount, RequestRecord
-from oaiserve.facts.recordings import BLOCK_TOKENS, HASH_BYTES, head
 from oaiserve.facts.times import EpochOffset
 from oaiserve.storage.private import FILE_MODE
+from oaiserve.wire.recordings import BLOCK_TOKENS, HASH_BYTES, head
 
 logger = logging.getLogger(__name__)
 

@@ -1,1 +1,1 @@
-"""What gateways and replicas tell each other: reports, prefix keys, routing decisions, continued streams."""
+"""What processes exchange: gateways and replicas, and servers and the load test, which reads recordings and limits."""

@@ -9,8 +9,8 @@ import yaml
 
 from deploy.grafana.slo import OF_CLIENTS
 from oaiserve.errors import APIError, kinds_of
-from oaiserve.facts.targets import LEAST_NS, TIMES_ALONE
 from oaiserve.telemetry import names
+from oaiserve.telemetry.targets import LEAST_NS, TIMES_ALONE
 from tests.deploy import promql
 from tests.deploy.paths import DEPLOY, ROOT
 

@@ -19,11 +19,11 @@ from oaiserve.facts.record import (
     ToolCallOutcome,
     WaitReason,
 )
-from oaiserve.facts.targets import Targets
 from oaiserve.facts.times import STAMPS, TEXT_STAMPS, RequestTimes
 from oaiserve.facts.trace import TraceContext
 from oaiserve.telemetry import names, vllm_names
 from oaiserve.telemetry.metric import Metric
+from oaiserve.telemetry.targets import Targets
 from tests.telemetry.pages import Key, key
 
 MODEL = "demo"

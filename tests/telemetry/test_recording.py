@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 from loadtest.prompts import Workload, make_calls
 from oaiserve.errors import StartupError
 from oaiserve.facts.record import EngineAccount, Outcome, RequestRecord
-from oaiserve.facts.recordings import BLOCK_TOKENS, block_hashes
 from oaiserve.facts.times import RequestTimes
 from oaiserve.telemetry.recorder import Recorder
 from oaiserve.telemetry.recording import COST_EVERY, Recording, draft_runs
+from oaiserve.wire.recordings import BLOCK_TOKENS, block_hashes
 from tests.waiting import wait_until
 
 COST = {"rows_ns": [5.0, 6.0]}

@@ -32,7 +32,7 @@ from oaiserve.engine.model.batch import Batch
 from oaiserve.engine.model.executor import Executor
 from oaiserve.engine.model.sampling import numpy_sampling, triton_sampling
 from oaiserve.engine.model.transfer import ReadBack
-from oaiserve.engine.sequences.draw_rows import DrawRow
+from oaiserve.engine.sequences.draw_columns import DrawRow
 from oaiserve.engine.start import check
 from oaiserve.engine.start.gpu import comparison
 from oaiserve.engine.start.ways import gpu as way

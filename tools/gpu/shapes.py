@@ -26,7 +26,7 @@ from oaiserve.engine.model.attention import (
 from oaiserve.engine.model.batch import build_batch
 from oaiserve.engine.model.layer_operations import ACTIVATIONS
 from oaiserve.engine.model.sampling import triton_sampling
-from oaiserve.engine.sequences.draw_rows import DRAW_COLUMNS
+from oaiserve.engine.sequences.draw_columns import DRAW_COLUMNS
 from oaiserve.engine.sequences.step import Chunk, Step
 from tests.engine.model.steps import CPU, sequence_of
 from tools.gpu.compiling import HOPPER, SHARED_BYTES

@@ -38,8 +38,8 @@ from oaiserve.engine.sequences.sequence import Sequence
 from oaiserve.engine.sequences.step import Chunk, Step
 from oaiserve.engine.start.load import config_of
 from oaiserve.engine.start.plan import start_model
+from oaiserve.engine.start.start_times import StartTimes
 from oaiserve.engine.text.tokenizer import Tokenizer
-from oaiserve.facts.start_times import StartTimes
 from tools.bench import prepare
 from tools.markdown import add_publishing, as_markdown, publish, results_of
 from tools.quality.reference import Reference

@@ -1,4 +1,4 @@
-"""A draw as data: a row of logits and its `DrawRow` make a token id, and nothing else does. No torch.
+"""The rows of draws: those of sequences at their positions, and the arrays of several. No torch.
 
 A row need not be the last of a chunk: several positions of one sequence are as many rows.
 """
@@ -7,36 +7,14 @@ from __future__ import annotations
 
 from array import array
 from operator import attrgetter
-from typing import NamedTuple
 
 import numpy as np
 
+from oaiserve.engine.sequences.draw_columns import DRAW_COLUMNS, GREEDY, DrawRow
 from oaiserve.engine.sequences.noise import noise_seed
 from oaiserve.engine.sequences.sequence import Sequence
 
 GREEDY_BELOW = 1e-5  # a temperature below this is greedy
-
-
-class DrawRow(NamedTuple):
-    """The parameters of a draw, greedy if from the best id alone, in float32, which all samplers read.
-
-    Each field but the seed is a column of a step's parameters. It has the name and the default of a field of
-    `SamplingParams`. A new field is a new column for the host, the kernels and the inputs of CUDA graphs.
-    """
-
-    temperature: float = 1.0
-    min_p: float = 0.0
-    top_k: float = 0.0  # 0: all ids stay
-    top_p: float = 1.0  # 1: all ids stay
-    seed: int = 0  # seed of the noise, see `noise`
-
-    @property
-    def is_greedy(self) -> bool:
-        return self.top_k == 1
-
-
-DRAW_COLUMNS = DrawRow._fields[:-1]  # all but the seed
-GREEDY = DrawRow(top_k=1.0)
 _columns_of = attrgetter(*DRAW_COLUMNS)
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from oaiserve.checkpoints.load_errors import reported
 from oaiserve.engine.encoder import Media
 from oaiserve.engine.executors.native.cores import default_threads
-from oaiserve.engine.media import MediaKind
+from oaiserve.engine.media import MediaKind, MediaLimits
 from oaiserve.engine.model.device import select_device
 from oaiserve.engine.model.media.forms import NOUNS, Form, form_of, kinds_of, read_settings
 from oaiserve.engine.model.media.mmproj import NotRead, read_mmproj
@@ -20,7 +20,6 @@ from oaiserve.engine.model.model_config import select_dtype
 from oaiserve.engine.model.transformers_files.wrapper import text_config
 from oaiserve.engine.start.load import config_of
 from oaiserve.engine.start.request import StartRequest
-from oaiserve.facts.media import MediaLimits
 
 log = logging.getLogger(__name__)
 

@@ -25,12 +25,12 @@ from oaiserve.config import EngineOptions
 from oaiserve.engine.encoder import Media
 from oaiserve.engine.executors.native.cores import usable_cpus
 from oaiserve.engine.executors.native.reserved import reserve
-from oaiserve.engine.sequences.draw_rows import DRAW_COLUMNS
+from oaiserve.engine.sequences.draw_columns import DRAW_COLUMNS
 from oaiserve.engine.served_model import ServedModel
 from oaiserve.engine.start.request import Declined, StartRequest, Way, needing_native, without_generation
+from oaiserve.engine.start.start_times import StartTimes
 from oaiserve.engine.start.task import find_task
 from oaiserve.errors import StartupError
-from oaiserve.facts.start_times import StartTimes
 
 log = logging.getLogger(__name__)
 

@@ -15,9 +15,9 @@ from oaiserve.checkpoints.progress import show_transformers_progress
 from oaiserve.checkpoints.source import ModelSource
 from oaiserve.config import EngineOptions
 from oaiserve.engine.pooling import Task
+from oaiserve.engine.start.start_times import StartTimes
 from oaiserve.engine.text.tokenizer import Tokenizer
 from oaiserve.errors import StartupError
-from oaiserve.facts.start_times import StartTimes
 
 if TYPE_CHECKING:
     from oaiserve.engine.executors.native.reserved import ReservedMemory

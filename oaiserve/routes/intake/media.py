@@ -13,9 +13,8 @@ from typing import Any, NamedTuple, cast
 import msgspec
 from starlette.requests import Request
 
-from oaiserve.engine.media import Detail, MediaFile, MediaKind
+from oaiserve.engine.media import FILE_BYTES, Detail, MediaFile, MediaKind
 from oaiserve.errors import InvalidRequest, NotFetched
-from oaiserve.facts.media import FILE_BYTES
 from oaiserve.http.data_url import is_bare_image, is_data_url, is_for_urls, percent_decoded, read_data_url
 from oaiserve.routes.adaptations import STORED, Adaptations, Note
 from oaiserve.routes.exchange import Exchange

@@ -11,7 +11,7 @@ import msgspec
 from oaiserve.checkpoints.model_defaults import LENGTHS
 from oaiserve.config import Config, OptionError
 from oaiserve.engine.request import SamplingParams
-from oaiserve.engine.sequences.draw_rows import DRAW_COLUMNS
+from oaiserve.engine.sequences.draw_columns import DRAW_COLUMNS
 from oaiserve.errors import InvalidRequest
 from oaiserve.routes.intake import parameters
 from oaiserve.routes.intake.body_types import SamplingBody

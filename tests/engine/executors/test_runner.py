@@ -13,7 +13,7 @@ from oaiserve.engine.engine import Engine
 from oaiserve.engine.executors.runner import BAD_LOGITS, NO_MEMORY, Launched, ModelRunner
 from oaiserve.engine.model.sampling.sampled_ids import SampledIds
 from oaiserve.engine.request import Grammar, SamplingParams
-from oaiserve.engine.sequences.draw_rows import DrawRow
+from oaiserve.engine.sequences.draw_columns import DrawRow
 from oaiserve.engine.sequences.noise import noise_seed
 from oaiserve.engine.sequences.sequence import Sequence
 from oaiserve.engine.sequences.step import Chunk, ChunkResult, Draw, Logprobs, Step

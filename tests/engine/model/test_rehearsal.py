@@ -9,7 +9,7 @@ import torch
 from oaiserve.engine.executors.cuda.kernels import PlainAttention
 from oaiserve.engine.model.rehearsal import sampling_steps
 from oaiserve.engine.model.sampling.sampled_ids import SampledIds
-from oaiserve.engine.sequences.draw_rows import DrawRow
+from oaiserve.engine.sequences.draw_columns import DrawRow
 from oaiserve.engine.start.compare import difference, tolerance
 from tests.engine.model.runners import eager_runner
 from tests.engine.model.sampling import plain_sampling

@@ -15,9 +15,9 @@ from oaiserve.engine.executors.fallback import CachedForward, NoCache
 from oaiserve.engine.model.model_config import refuse_unless_computable
 from oaiserve.engine.start.measure import Measured, measure
 from oaiserve.engine.start.request import StartRequest
+from oaiserve.engine.start.start_times import StartTimes
 from oaiserve.engine.start.ways.fallback import Fallback, load
 from oaiserve.errors import StartupError
-from oaiserve.facts.start_times import StartTimes
 from tests.engine.model.runners import greedy_answers
 from tests.engine.remembered import save
 from tests.models.decoders import generate, random_model

@@ -17,8 +17,8 @@ from oaiserve.engine.executors.native import build
 from oaiserve.engine.served_model import ServedModel
 from oaiserve.engine.start.plan import _stored_dtype, compile_early, start_model
 from oaiserve.engine.start.request import StartRequest
+from oaiserve.engine.start.start_times import StartTimes
 from oaiserve.errors import StartupError
-from oaiserve.facts.start_times import StartTimes
 from tests.engine.executors.native.small_models import FAMILIES, config, make_model
 from tests.engine.remembered import OPTIONS, answer, save, started
 from tests.models.decoders import generate

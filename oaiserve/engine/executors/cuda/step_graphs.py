@@ -27,7 +27,8 @@ from oaiserve.engine.model.sampling.logit_edits import is_edited
 from oaiserve.engine.model.sampling.sampler import Sampled
 from oaiserve.engine.model.states import States
 from oaiserve.engine.model.transfer import ReadBack
-from oaiserve.engine.sequences.draw_rows import GREEDY_BELOW, DrawRow, draw_row
+from oaiserve.engine.sequences.draw_columns import DrawRow
+from oaiserve.engine.sequences.draw_rows import GREEDY_BELOW, draw_row
 from oaiserve.engine.sequences.sequence import Sequence
 from oaiserve.engine.sequences.step import Chunk, Draw, Step
 

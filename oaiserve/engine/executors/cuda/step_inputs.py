@@ -13,7 +13,8 @@ from oaiserve.engine.executors.cuda.step_sizes import Size
 from oaiserve.engine.model.batch import aligned_size, lists_of
 from oaiserve.engine.model.states import States
 from oaiserve.engine.model.transfer import pinned
-from oaiserve.engine.sequences.draw_rows import DRAW_COLUMNS, GREEDY, DrawRow, parameters_of, seeds
+from oaiserve.engine.sequences.draw_columns import DRAW_COLUMNS, GREEDY, DrawRow
+from oaiserve.engine.sequences.draw_rows import parameters_of, seeds
 from oaiserve.engine.sequences.sequence import Sequence
 from oaiserve.engine.sequences.step import Step
 

@@ -9,12 +9,11 @@ from typing import Any
 
 from transformers import AutoFeatureExtractor, AutoImageProcessor
 
-from oaiserve.engine.media import MediaFile, MediaKind
+from oaiserve.engine.media import MediaFile, MediaKind, MediaLimits
 from oaiserve.engine.model.media.decode import decode_image, decode_sound
 from oaiserve.engine.model.media.families import IMAGES, SOUNDS, Family, Fields, Settings
 from oaiserve.engine.text.tokenizer import Tokenizer
 from oaiserve.errors import StartupError, invalid
-from oaiserve.facts.media import MediaLimits
 
 NOUNS: dict[MediaKind, str] = {"image": "Images", "audio": "Sounds"}
 

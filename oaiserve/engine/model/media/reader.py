@@ -18,12 +18,20 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from oaiserve.engine.media import MediaFile, MediaKind, Medium, Prepared, PromptMedia, Vectors
+from oaiserve.engine.media import (
+    PROMPT_IMAGES,
+    MediaFile,
+    MediaKind,
+    MediaLimits,
+    Medium,
+    Prepared,
+    PromptMedia,
+    Vectors,
+)
 from oaiserve.engine.model.media.decode import content_of, image_size
 from oaiserve.engine.model.media.forms import Form
 from oaiserve.engine.model.media.tower import Tower
 from oaiserve.errors import Overloaded, invalid
-from oaiserve.facts.media import PROMPT_IMAGES, MediaLimits
 
 MOST_KNOWN = 10_000  # media whose texts are kept: some kilobytes each
 MOST_PENDING_BYTES = 2 * 2**30  # bytes of all media that are prepared and not yet encoded

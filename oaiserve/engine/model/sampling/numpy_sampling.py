@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from oaiserve.engine.model.sampling.sampled_ids import SampledIds
-from oaiserve.engine.sequences.draw_rows import DrawRow
+from oaiserve.engine.sequences.draw_columns import DrawRow
 from oaiserve.engine.sequences.noise import FACTOR_1, FACTOR_2, noise
 
 # The bits of a positive float32, read as an integer and divided by 2**23, are 127 more than its logarithm to base 2 or

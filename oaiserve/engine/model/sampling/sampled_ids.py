@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import torch
 
-from oaiserve.engine.sequences.draw_rows import DrawRow
+from oaiserve.engine.sequences.draw_columns import DrawRow
 
 SampledIds = tuple[torch.Tensor, torch.Tensor]  # ids, int64 [R], and whether the logits were finite, bool [R]
 

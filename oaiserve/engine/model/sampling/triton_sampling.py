@@ -21,7 +21,8 @@ from oaiserve.engine.model.sampling.triton_sampling_kernels import (
     weights_kernel,
 )
 from oaiserve.engine.model.transfer import on_device
-from oaiserve.engine.sequences.draw_rows import DrawRow, parameters_of, seeds
+from oaiserve.engine.sequences.draw_columns import DrawRow
+from oaiserve.engine.sequences.draw_rows import parameters_of, seeds
 
 CHUNK = 4096  # ids that one program processes
 TILE = 2048  # candidates that a program processes at a time

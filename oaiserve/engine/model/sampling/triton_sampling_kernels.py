@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 
 from oaiserve.engine.sequences import noise
-from oaiserve.engine.sequences.draw_rows import DRAW_COLUMNS
+from oaiserve.engine.sequences.draw_columns import DRAW_COLUMNS
 
 TEMPERATURE = tl.constexpr(DRAW_COLUMNS.index("temperature"))
 MIN_P = tl.constexpr(DRAW_COLUMNS.index("min_p"))

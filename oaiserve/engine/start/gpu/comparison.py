@@ -17,7 +17,8 @@ from oaiserve.engine.model.rehearsal import prompt, prompts_and_decodes
 from oaiserve.engine.model.sampling import numpy_sampling
 from oaiserve.engine.model.states import States
 from oaiserve.engine.request import SamplingParams
-from oaiserve.engine.sequences.draw_rows import GREEDY, draw_row
+from oaiserve.engine.sequences.draw_columns import GREEDY
+from oaiserve.engine.sequences.draw_rows import draw_row
 from oaiserve.engine.sequences.step import Chunk, Step
 from oaiserve.engine.start.compare import Difference, difference, tolerance
 from oaiserve.engine.start.gpu.graph_capture import Ready

@@ -22,7 +22,7 @@ from oaiserve.engine.executors.runner import Launched, ModelRunner
 from oaiserve.engine.model.attention import Backend
 from oaiserve.engine.model.batch import Batch
 from oaiserve.engine.model.sampling.sampled_ids import SampledIds
-from oaiserve.engine.sequences.draw_rows import DrawRow
+from oaiserve.engine.sequences.draw_columns import DrawRow
 from oaiserve.engine.sequences.step import Step
 from tests.engine.executors.native.small_models import load
 from tests.engine.model.runners import states_of

@@ -8,8 +8,8 @@ import pytest
 from oaiserve.config import EngineOptions
 from oaiserve.engine.executors.native.cores import default_threads, usable_cpus
 from oaiserve.engine.start import plan as pretrained
+from oaiserve.engine.start.start_times import StartTimes
 from oaiserve.errors import StartupError
-from oaiserve.facts.start_times import StartTimes
 
 
 def machine(root: Path, *, siblings: dict[int, str], quota: str | None = None) -> Path:

@@ -22,13 +22,12 @@ import numpy as np
 import soundfile
 from PIL import Image
 
-from oaiserve.engine.media import MediaFile
+from oaiserve.engine.media import MediaFile, MediaLimits
 from oaiserve.engine.model.media import decode
 from oaiserve.engine.model.media.decode import decode_image, image_size
 from oaiserve.engine.model.media.image_process import decoded, opened, reason_of
 from oaiserve.engine.model.media.sound_process import Refused, samples_of
 from oaiserve.errors import InvalidRequest
-from oaiserve.facts.media import MediaLimits
 from tools.attack.media_files import IMAGES as BOMBS
 
 IMAGES = ("png", "jpeg", "webp", "gif", "bmp", "tiff")

@@ -20,7 +20,7 @@ from PIL import Image
 from transformers import Qwen2VLImageProcessorPil
 from transformers.image_utils import load_image
 
-from oaiserve.engine.media import Detail, MediaFile
+from oaiserve.engine.media import Detail, MediaFile, MediaLimits
 from oaiserve.engine.model.media import decode
 from oaiserve.engine.model.media.decode import decode_image, decode_sound, image_size
 from oaiserve.engine.model.media.families import IMAGES, Settings
@@ -29,7 +29,6 @@ from oaiserve.engine.model.media.process_limits import NICENESS
 from oaiserve.engine.model.media.reader import FileReader
 from oaiserve.engine.model.media.sound_process import Refused, resampled, samples_of
 from oaiserve.errors import InvalidRequest
-from oaiserve.facts.media import MediaLimits
 from tools.attack.media_files import IMAGES as BOMBS
 
 WHERE = "messages[0].content[1]"

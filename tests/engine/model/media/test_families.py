@@ -5,11 +5,10 @@ from typing import Any
 import pytest
 import transformers
 
-from oaiserve.engine.media import MediaFile
+from oaiserve.engine.media import MediaFile, MediaLimits
 from oaiserve.engine.model.media.families import IMAGES, SOUNDS, Settings
 from oaiserve.engine.model.media.forms import Form
 from oaiserve.errors import InvalidRequest
-from oaiserve.facts.media import MediaLimits
 from tests.models.seeing import HEARING, KINDS, picture, png, sine
 
 # The processors whose code can be called here: others import packages for videos.

@@ -4,7 +4,8 @@ import torch
 
 from oaiserve.engine.model.sampling.sampled_ids import SampledIds
 from oaiserve.engine.model.transfer import on_device
-from oaiserve.engine.sequences.draw_rows import DRAW_COLUMNS, DrawRow, parameters_of, seeds
+from oaiserve.engine.sequences.draw_columns import DRAW_COLUMNS, DrawRow
+from oaiserve.engine.sequences.draw_rows import parameters_of, seeds
 from oaiserve.engine.sequences.noise import FACTOR_1, FACTOR_2, NOISE_BITS
 
 _MASK32 = (1 << 32) - 1

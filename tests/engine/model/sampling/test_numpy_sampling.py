@@ -23,7 +23,7 @@ from transformers import (
 
 from oaiserve.engine.model.sampling import numpy_sampling
 from oaiserve.engine.model.sampling.sampler import Sampling
-from oaiserve.engine.sequences.draw_rows import GREEDY, DrawRow
+from oaiserve.engine.sequences.draw_columns import GREEDY, DrawRow
 from oaiserve.engine.sequences.noise import draw_key, noise, noise_seed
 from tests.engine.model.sampling import plain_sampling
 from tests.engine.model.sampling.sampling import last_chunks, plain_distribution

@@ -15,7 +15,7 @@ from oaiserve.engine.model.sampling.logit_edits import apply_masks_in_torch, app
 from oaiserve.engine.model.sampling.sampled_ids import SampledIds, SampleIds
 from oaiserve.engine.model.sampling.sampler import Sampled
 from oaiserve.engine.request import SamplingParams
-from oaiserve.engine.sequences.draw_rows import DrawRow
+from oaiserve.engine.sequences.draw_columns import DrawRow
 from oaiserve.engine.sequences.noise import noise, noise_seed
 from oaiserve.engine.sequences.sequence import Sequence
 from tests.engine.grammars.plain import OneOf, constraint

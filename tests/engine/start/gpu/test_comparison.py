@@ -20,7 +20,7 @@ from oaiserve.engine.executors.reference.products import Products
 from oaiserve.engine.model.attention import Scoring
 from oaiserve.engine.model.batch import Batch
 from oaiserve.engine.model.sampling.sampled_ids import SampledIds
-from oaiserve.engine.sequences.draw_rows import DrawRow
+from oaiserve.engine.sequences.draw_columns import DrawRow
 from oaiserve.engine.start.described import Described, describe_model
 from oaiserve.engine.start.gpu import comparison
 from oaiserve.engine.start.gpu.comparison import difference_from_plain

@@ -29,7 +29,7 @@ from oaiserve.engine.executors.runner import ModelRunner
 from oaiserve.engine.model import layer_operations
 from oaiserve.engine.model.sampling.sampled_ids import SampledIds
 from oaiserve.engine.request import SamplingParams
-from oaiserve.engine.sequences.draw_rows import DrawRow
+from oaiserve.engine.sequences.draw_columns import DrawRow
 from oaiserve.engine.served_model import ServedModel
 from oaiserve.engine.start.described import Described, describe_model
 from oaiserve.engine.start.gpu import child, probe

@@ -1,7 +1,7 @@
 import re
 import time
 
-from oaiserve.facts.start_times import StartTimes
+from oaiserve.engine.start.start_times import StartTimes
 
 
 def test_parts_are_in_the_order_in_which_they_began_and_count_from_the_start_of_the_process() -> None:

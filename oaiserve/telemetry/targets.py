@@ -11,8 +11,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from oaiserve.facts import slos
 from oaiserve.facts.record import POOLING_OPERATIONS, Cause, Outcome, RequestRecord
+from oaiserve.wire import slos
 
 TIMES_ALONE = 6  # a server has several users: with four of them, each waits for up to three others
 # People don't notice a shorter wait, and hardly read more than five tokens a second.

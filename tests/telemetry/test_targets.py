@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from oaiserve.facts.record import Cause, EngineAccount, Outcome, RequestRecord
-from oaiserve.facts.targets import Judged, Targets
+from oaiserve.telemetry.targets import Judged, Targets
 from tests.records import MS, record_at
 
 
