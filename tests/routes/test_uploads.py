@@ -121,9 +121,11 @@ def test_the_content_of_a_file_arrives_as_it_is(content: bytes) -> None:
         (form(b'name="file"; filename="' + b"x" * 256 + b'"'), "at most 255 characters, got 256"),
         (form(b'name="file"; filename="' + b"x" * 9000 + b'"'), "headers are too long"),
         (
-            b"".join(b'--b\r\ncontent-disposition: x; name="%d"\r\n\r\n\r\n' % n for n in range(40)) + b"--b--",
+            b"".join(b'--b\r\ncontent-disposition: form-data; name="%d"\r\n\r\n\r\n' % n for n in range(40)),
             "32 fields",
         ),
+        (b"--b\r\ncontent-disposition: attachment; name=file\r\n\r\n", "Content-Disposition .*: Wrong type"),
+        (b"--b\r\ncontent-type: text/plain\r\n\r\n", "missing Content-Disposition"),
         (form(b'name="other"'), "must have the fields 'file' and 'purpose'"),
         (form(b'name="file"', b"x", b"content-transfer-encoding: base64\r\n"), "content-transfer-encoding"),
     ],

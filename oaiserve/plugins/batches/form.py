@@ -32,12 +32,6 @@ _EXTENDED = re.compile(rb"(?:utf-?8)?'[^']*'(.*)", re.IGNORECASE | re.DOTALL)  #
 _ESCAPED = {b"%22": b'"', b"%0D": b"\r", b"%0A": b"\n"}  # Browsers escape only these in names.
 
 
-class _Parser(PushMultipartParser):  # type: ignore[misc]
-    def _create_segment(self, headerlist: list[tuple[str, str]]) -> MultipartSegment:
-        """Accept a field with any disposition, or with none: `file` and `purpose` are recognised by their names."""
-        return MultipartSegment(headerlist)
-
-
 class UploadForm:
     """The fields of an upload. Its methods raise InvalidRequest as soon as something is wrong."""
 
@@ -46,7 +40,7 @@ class UploadForm:
         boundary = _parameters(content_type.encode("latin-1", "replace")).get(b"boundary", b"")
         if not 1 <= len(boundary) <= MOST_BOUNDARY_BYTES:
             raise _malformed(f"its content type must have a boundary of 1 to {MOST_BOUNDARY_BYTES} characters")
-        self._parser = _Parser(
+        self._parser = PushMultipartParser(
             boundary, max_header_size=MOST_HEADER_BYTES, max_header_count=MOST_HEADERS, header_charset="latin-1"
         )
         self._content = content
