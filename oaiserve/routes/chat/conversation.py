@@ -10,21 +10,18 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-import msgspec
-
 from oaiserve.engine.request import ChatPrompt, Grammar, Reasoning, SamplingParams
+from oaiserve.routes.chat.answer_grammar import answer_grammar
 from oaiserve.routes.chat.answer_reader import AnswerReader
-from oaiserve.routes.chat.constraints import TEXT_FORMATS
-from oaiserve.routes.chat.tools import Tools, forced_schema, text_of
+from oaiserve.routes.chat.template_gaps import text_of
+from oaiserve.routes.chat.tools import Tools
 from oaiserve.routes.dialects.calls import CallParser
 from oaiserve.routes.dialects.dialect import Dialect
 from oaiserve.routes.dialects.harmony import HarmonyCalls
-from oaiserve.routes.dialects.lark import lark_of
 from oaiserve.routes.dialects.raw_call import RawCall
 from oaiserve.routes.dialects.reasoning import ThinkingParser
 from oaiserve.routes.intake.invalid import invalid
 
-ANY_OBJECT = {"type": "object"}
 _NO_TOOLS = Tools((), {}, "none", only_one=False)
 
 
@@ -77,79 +74,18 @@ class Conversation:
     ) -> SamplingParams:
         """Return the parameters of the route, with those of tools and reasoning. Raises InvalidRequest for a client's
         `grammar` that cannot be combined with tools."""
+        grammar, self.tools = answer_grammar(self._dialect, self.tools, grammar)
         reasoning = None
         if (mode := self._mode) is not None:
             reasoning = Reasoning(mode.tags[1], "" if mode.is_open else mode.tags[0].lstrip(), self._budget)
         return SamplingParams(
             max_tokens=max_tokens,
             logprobs=num_logprobs,
-            grammar=self._constraint(grammar),
+            grammar=grammar,
             reasoning=reasoning,
             visible_special_ids=self._dialect.visible_ids(calls=self.tools is not None, reasoning=self.reads_reasoning),
             text_lengths=self.reads_reasoning or text_lengths,
         )
-
-    def _constraint(self, grammar: Grammar | None) -> Grammar | None:
-        forced: Grammar | None = None
-        tools = self.tools
-        family = self._dialect.calls
-        if tools is not None and tools.is_forced and family is not None:
-            schemas = {name: forced_schema(schema) for name, schema in tools.schemas.items()}
-            text = family.grammar(
-                schemas, only_one=tools.only_one, special_ids=self._dialect.special_ids, strict=tools.strict
-            )
-            forced = Grammar("lark_with_schemas", text, param="tools")
-            if tools.raw is not None:
-                (name,) = tools.schemas
-                forced = self._behind(f"{family.opening}{name}{family.name_end}", tools.raw)
-        if grammar is not None and forced is not None and grammar.param not in TEXT_FORMATS:
-            # A forced call has no text, so a text format doesn't apply to it. Clients send both.
-            raise invalid(grammar.param, f"is not allowed together with '{forced.param}' of which one must be called")
-        if forced is None and grammar is None:
-            return self._on_strict_calls()
-        return forced or (None if grammar is None else self._or_calls(grammar))
-
-    def _on_strict_calls(self) -> Grammar | None:
-        """Return a constraint that applies only to calls of strict tools. The rest of the answer is free."""
-        tools = self.tools
-        family = self._dialect.calls
-        if tools is None or family is None or not tools.strict:
-            return None
-        schemas = {name: forced_schema(tools.schemas[name]) for name in tools.schemas if name in tools.strict}
-        leads, text = family.strict_grammar(schemas, self._dialect.special_ids)
-        return Grammar("lark_with_schemas", text, param="tools", leads=leads)
-
-    def _or_calls(self, constraint: Grammar) -> Grammar:
-        """Return a constraint under which the model may also call tools, if the given one is on JSON. The arguments of
-        tools that aren't strict may be any object."""
-        tools = self.tools
-        family = self._dialect.calls
-        if tools is None or family is None or constraint.kind not in ("json_object", "json_schema"):
-            if tools is not None:  # Such an answer holds no call, and the grammar could not check strict ones.
-                others = {name: schema for name, schema in tools.schemas.items() if name not in tools.strict}
-                self.tools = replace(tools, schemas=others)
-            opening = "" if family is None else family.answer_opening
-            if opening:
-                return replace(constraint, prefix=lark_of(opening, self._dialect.special_ids))
-            return constraint
-        text = family.grammar(
-            {
-                name: forced_schema(schema) if name in tools.strict else ANY_OBJECT
-                for name, schema in tools.schemas.items()
-            },
-            only_one=tools.only_one,
-            special_ids=self._dialect.special_ids,
-            strict=tools.strict,
-            answer=constraint.text if constraint.kind == "json_schema" else msgspec.json.encode(ANY_OBJECT).decode(),
-        )
-        return replace(constraint, kind="lark_with_schemas", text=text)
-
-    def _behind(self, opening: str, constraint: Grammar) -> Grammar:
-        """Return a constraint on the text after the marks of a channel, if the model has channels."""
-        family = self._dialect.calls
-        if family is None or not family.by_channels:
-            return constraint
-        return replace(constraint, prefix=lark_of(opening, self._dialect.special_ids))
 
     def completed(self, prompt: ChatPrompt) -> ChatPrompt:
         """Return a prompt with the variables of its template, and with the text that begins the reasoning."""

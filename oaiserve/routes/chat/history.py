@@ -16,7 +16,7 @@ from oaiserve.engine.text.plain_tools import plain_tool
 from oaiserve.engine.text.template_abilities import Abilities
 from oaiserve.routes.adaptations import Note
 from oaiserve.routes.chat.call_arguments import object_text
-from oaiserve.routes.chat.tools import prompt_with_tools
+from oaiserve.routes.chat.template_gaps import prompt_with_tools
 from oaiserve.routes.dialects.dialect import Dialect
 from oaiserve.routes.dialects.raw_call import INPUT
 from oaiserve.routes.intake.media import MediaReader

@@ -8,7 +8,7 @@ from transformers.utils.chat_parsing import parse_response
 
 from oaiserve.engine.text.template_abilities import Abilities
 from oaiserve.routes.chat.answer_reader import AnswerReader
-from oaiserve.routes.chat.tools import prompt_with_tools
+from oaiserve.routes.chat.template_gaps import prompt_with_tools
 from oaiserve.routes.dialects.dialect import Dialect, dialect_of
 from oaiserve.routes.dialects.hermes import HERMES
 from oaiserve.routes.dialects.llama import LLAMA

@@ -12,8 +12,8 @@ from oaiserve.engine.grammars.grammar import Grammars
 from oaiserve.engine.grammars.parts import Leads, PartsConstraint
 from oaiserve.engine.request import Grammar, SamplingParams
 from oaiserve.engine.text.detokenize import TokenTable
+from oaiserve.routes.chat.answer_grammar import forced_schema
 from oaiserve.routes.chat.answer_reader import AnswerReader
-from oaiserve.routes.chat.tools import forced_schema
 from oaiserve.routes.dialects.dialect import FAMILIES
 from oaiserve.routes.dialects.family import CallFamily
 from oaiserve.routes.dialects.hermes import HERMES
