@@ -8,7 +8,7 @@ from oaiserve.routes.answer.chat_shape import ChatCompletion, ChatCompletionChun
 from oaiserve.routes.answer.respond import Answer, answer_to
 from oaiserve.routes.chat import constraints
 from oaiserve.routes.chat.conversation import Conversation
-from oaiserve.routes.chat.messages import build_prompt, with_template_parameters
+from oaiserve.routes.chat.messages import build_prompt
 from oaiserve.routes.chat.tools import requested_tools
 from oaiserve.routes.intake import parameters
 from oaiserve.routes.intake.body_types import ChatBody
@@ -30,30 +30,31 @@ async def chat_completions(http: HTTPRequest) -> Answer:
 
 def _answer(intake: Intake[ChatBody]) -> Answer:
     note = intake.exchange.adaptations.note
-    body = with_template_parameters(intake.body, note)
+    body = parameters.with_template_parameters(intake.body, note)
+    limits = parameters.chat_limits(body)
+    grammar = constraints.grammar(body)
     dialect = intake.serving.dialect
     conversation = Conversation(
         dialect,
         requested_tools(body, note),
         body.chat_template_kwargs or {},
         effort=body.reasoning_effort,
-        thinking_budget=parameters.integer(body, "thinking_token_budget"),
-        is_constrained=bool(body.stop) or constraints.is_constrained(body),
+        thinking_budget=limits.thinking_budget,
+        is_constrained=bool(body.stop) or grammar is not None,
         asks_for_answer=body.add_generation_prompt is not False and not body.continue_final_message,
         shows_tags=body.reasoning_format == "none",
     )
-    num_logprobs = parameters.top_logprobs(body, bool(body.logprobs), "'logprobs': true")
-    own = conversation.own_params(parameters.max_tokens(body), num_logprobs, constraints.grammar(body))
+    own = conversation.own_params(limits.max_tokens, limits.num_logprobs, grammar)
     params, wanted = intake.checked(own)
     prompt = build_prompt(body, body.messages, dialect, conversation.shown_tools, intake.media, note)
     prompt = conversation.completed(prompt)
-    kind = "chat.completion.chunk" if body.stream else "chat.completion"
+    params = conversation.continuing(params, prompt)
     shape = ChatShape(
-        kind,
+        "chat.completion.chunk" if body.stream else "chat.completion",
         intake.head,
         wanted,
         conversation,
         intake.exchange.tool_calls,
         shows_reasoning=body.include_reasoning is not False,
     )
-    return answer_to(intake, conversation.continuing(params, prompt), (prompt,), shape)
+    return answer_to(intake, params, (prompt,), shape)

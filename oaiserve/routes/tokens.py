@@ -15,7 +15,7 @@ from oaiserve.engine.request import Prompt, TextPrompt, TooManyTokens
 from oaiserve.errors import InvalidRequest
 from oaiserve.http.fair_turns import Work
 from oaiserve.routes.adaptations import Adaptations, Note
-from oaiserve.routes.chat.messages import build_prompt, with_template_parameters
+from oaiserve.routes.chat.messages import build_prompt
 from oaiserve.routes.chat.shown_tools import shown_tools
 from oaiserve.routes.chat.tools import functions_of
 from oaiserve.routes.dialects.dialect import Dialect
@@ -25,7 +25,7 @@ from oaiserve.routes.intake.body_types import DetokenizeBody, TokenizeBody
 from oaiserve.routes.intake.invalid import invalid, show
 from oaiserve.routes.intake.media import MediaReader, read_media
 from oaiserve.routes.intake.object_types import Integer
-from oaiserve.routes.intake.parameters import token_ids
+from oaiserve.routes.intake.parameters import token_ids, with_template_parameters
 from oaiserve.routes.intake.read import read_parsed
 from oaiserve.routes.intake.turns import in_turns
 from oaiserve.routes.operation import Operation

@@ -9,7 +9,7 @@ import pytest
 from oaiserve.engine.grammars.grammar import Grammars
 from oaiserve.engine.request import Grammar, Request
 from oaiserve.routes.adaptations import HEADER
-from oaiserve.routes.chat.tools import MOST_REMEMBERED, remembered
+from oaiserve.routes.chat.tools import MOST_REMEMBERED, not_obeyed
 from oaiserve.routes.dialects.hermes import HERMES
 from oaiserve.routes.dialects.xml import QWEN_CODER
 from tests.engine.text.tokenizers_for_tests import byte_level
@@ -182,8 +182,8 @@ def test_notes_name_the_tool_by_its_place_in_the_request(served: Served) -> None
 
 @pytest.mark.parametrize(("length", "is_kept"), [(10, True), (MOST_REMEMBERED, False)])
 def test_long_schemas_are_not_remembered(served: Served, length: int, is_kept: bool) -> None:
-    before = remembered.cache_info().misses
+    before = not_obeyed.cache_info().misses
     schema = {"type": "object", "not": {"const": length}, "description": "a" * length}
     _, header, _ = asked(served, CHAT, tool(CHAT, "odd", schema), tool_choice="required")
     assert "'not' is not enforced" in header
-    assert remembered.cache_info().misses - before == is_kept
+    assert not_obeyed.cache_info().misses - before == is_kept

@@ -12,6 +12,7 @@ from oaiserve.engine.request import Grammar
 from oaiserve.routes.chat.constraints import TEXT_FORMATS
 from oaiserve.routes.chat.tools import Tools
 from oaiserve.routes.dialects.dialect import Dialect
+from oaiserve.routes.dialects.family import CallFamily
 from oaiserve.routes.dialects.lark import lark_of
 from oaiserve.routes.intake.invalid import invalid
 
@@ -28,65 +29,54 @@ def answer_grammar(
 ) -> tuple[Grammar | None, Tools | None]:
     """Return the grammar of an answer under a client's `constraint`, and the tools that it may call. Raises
     InvalidRequest if the constraint cannot be combined with the tools."""
-    forced = _forced(dialect, tools)
-    if constraint is not None and forced is not None and constraint.param not in TEXT_FORMATS:
-        # A forced call has no text, so a text format doesn't apply to it. Clients send both.
-        raise invalid(constraint.param, f"is not allowed together with '{forced.param}' of which one must be called")
-    if forced is not None:
-        return forced, tools
-    if constraint is None:
-        return _on_strict_calls(dialect, tools), tools
-    return _or_calls(dialect, tools, constraint)
-
-
-def _forced(dialect: Dialect, tools: Tools | None) -> Grammar | None:
     family = dialect.calls
-    if tools is None or family is None or not tools.is_forced:
-        return None
-    if tools.raw is not None:
-        (name,) = tools.schemas
-        if family.by_channels:  # The input follows the marks of a channel.
-            return replace(tools.raw, prefix=lark_of(f"{family.opening}{name}{family.name_end}", dialect.special_ids))
-        return tools.raw
-    schemas = {name: forced_schema(schema) for name, schema in tools.schemas.items()}
-    text = family.grammar(schemas, only_one=tools.only_one, special_ids=dialect.special_ids, strict=tools.strict)
-    return Grammar("lark_with_schemas", text, param="tools")
-
-
-def _on_strict_calls(dialect: Dialect, tools: Tools | None) -> Grammar | None:
-    """Return a constraint that applies only to calls of strict tools. The rest of the answer is free."""
-    family = dialect.calls
-    if tools is None or family is None or not tools.strict:
-        return None
-    schemas = {name: forced_schema(tools.schemas[name]) for name in tools.schemas if name in tools.strict}
-    leads, text = family.strict_grammar(schemas, dialect.special_ids)
-    return Grammar("lark_with_schemas", text, param="tools", leads=leads)
-
-
-def _or_calls(dialect: Dialect, tools: Tools | None, constraint: Grammar) -> tuple[Grammar, Tools | None]:
-    """Return a constraint under which the model may also call tools, if the given one is on JSON. The arguments of
-    tools that aren't strict may be any object."""
-    family = dialect.calls
-    if tools is None or family is None or constraint.kind not in ("json_object", "json_schema"):
+    opening = ""  # what the model writes before the text that the grammar constrains
+    if family is not None and tools is not None and tools.is_forced:
+        grammar = tools.raw or Grammar("lark_with_schemas", _calls(dialect, family, tools), param="tools")
+        if constraint is not None and constraint.param not in TEXT_FORMATS:
+            # A forced call has no text, so a text format doesn't apply to it. Clients send both.
+            reason = f"is not allowed together with '{grammar.param}' of which one must be called"
+            raise invalid(constraint.param, reason)
+        if tools.raw is not None and family.by_channels:
+            (name,) = tools.schemas
+            opening = f"{family.opening}{name}{family.name_end}"
+    elif constraint is None:
+        if family is None or tools is None or not tools.strict:
+            return None, tools
+        return _of_strict_calls(dialect, family, tools), tools
+    elif family is not None and tools is not None and constraint.kind in ("json_object", "json_schema"):
+        # The answer is JSON, or else calls.
+        answer = constraint.text if constraint.kind == "json_schema" else msgspec.json.encode(ANY_OBJECT).decode()
+        grammar = replace(constraint, kind="lark_with_schemas", text=_calls(dialect, family, tools, answer))
+    else:
+        grammar = constraint
+        opening = "" if family is None else family.answer_opening
         if tools is not None:  # Such an answer holds no call, and the grammar could not check strict ones.
             others = {name: schema for name, schema in tools.schemas.items() if name not in tools.strict}
             tools = replace(tools, schemas=others)
-        opening = "" if family is None else family.answer_opening
-        if opening:
-            constraint = replace(constraint, prefix=lark_of(opening, dialect.special_ids))
-        return constraint, tools
+    if opening:
+        grammar = replace(grammar, prefix=lark_of(opening, dialect.special_ids))
+    return grammar, tools
+
+
+def _calls(dialect: Dialect, family: CallFamily, tools: Tools, answer: str | None = None) -> str:
+    """Return the grammar of calls, or of an `answer` by its schema instead. Then the arguments of tools that aren't
+    strict may be any object."""
+    is_forced = answer is None
     schemas = {
-        name: forced_schema(schema) if name in tools.strict else ANY_OBJECT for name, schema in tools.schemas.items()
+        name: forced_schema(schema) if is_forced or name in tools.strict else ANY_OBJECT
+        for name, schema in tools.schemas.items()
     }
-    any_object = msgspec.json.encode(ANY_OBJECT).decode()
-    text = family.grammar(
-        schemas,
-        only_one=tools.only_one,
-        special_ids=dialect.special_ids,
-        strict=tools.strict,
-        answer=constraint.text if constraint.kind == "json_schema" else any_object,
+    return family.grammar(
+        schemas, only_one=tools.only_one, special_ids=dialect.special_ids, answer=answer, strict=tools.strict
     )
-    return replace(constraint, kind="lark_with_schemas", text=text), tools
+
+
+def _of_strict_calls(dialect: Dialect, family: CallFamily, tools: Tools) -> Grammar:
+    """Return a constraint that applies only to calls of strict tools. The rest of the answer is free."""
+    schemas = {name: forced_schema(tools.schemas[name]) for name in tools.schemas if name in tools.strict}
+    leads, text = family.strict_grammar(schemas, dialect.special_ids)
+    return Grammar("lark_with_schemas", text, param="tools", leads=leads)
 
 
 def forced_schema(schema: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -15,8 +15,9 @@ import msgspec
 
 from oaiserve.engine.request import Grammar, GrammarKind
 from oaiserve.routes.intake.body_types import SamplingBody
-from oaiserve.routes.intake.invalid import check_name, invalid
+from oaiserve.routes.intake.invalid import invalid, show
 from oaiserve.routes.intake.object_types import (
+    NAME,
     AnyObject,
     AnyText,
     BySchema,
@@ -28,6 +29,7 @@ from oaiserve.routes.intake.object_types import (
 )
 
 GBNF_DEFINITION = re.compile(r"^[ \t]*+[A-Za-z0-9_-]++\s*+::=", re.ASCII | re.MULTILINE)
+_NAME = re.compile(NAME.removeprefix("^").removesuffix("$"))
 _PARAMS = ("response_format", "structured_outputs", "grammar", "json_schema")
 # These constrain the text of an answer, the others everything that is generated.
 TEXT_FORMATS = ("response_format", "text.format", "output_config.format")
@@ -90,7 +92,9 @@ def _grammars(body: SamplingBody) -> Iterator[Grammar]:
 
 
 def _named_schema(value: NamedSchema, where: str, param: str) -> Grammar:
-    check_name(param, f"{where}.name", value.name)
+    if not _NAME.fullmatch(value.name):
+        reason = f"must have 1 to 64 letters, digits, '_', '.' or '-', got {show(value.name)}"
+        raise invalid(param, reason, f"{where}.name")
     return _of_kind("json", value.schema, f"{where}.schema", param)
 
 

@@ -6,7 +6,7 @@ Other servers' messages are read as well as possible, with a note.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 
@@ -22,25 +22,6 @@ from oaiserve.routes.intake.media import MediaReader, first_asked
 from oaiserve.routes.intake.object_types import Message
 
 _KNOWN = {*Message.__struct_fields__}
-_TEMPLATE_PARAMETERS = ("add_generation_prompt", "continue_final_message")
-AnyBody = TypeVar("AnyBody", ChatBody, TokenizeBody)
-
-
-def with_template_parameters(body: AnyBody, note: Note) -> AnyBody:
-    """Return a body without those variables of the template that repeat a parameter."""
-    kwargs = body.chat_template_kwargs or {}
-    moved = {
-        name: kwargs[name] for name in _TEMPLATE_PARAMETERS if name in kwargs and isinstance(kwargs[name], bool | None)
-    }
-    for name, value in moved.items():
-        if getattr(body, name) not in (None, value):
-            raise invalid("chat_template_kwargs", f"'{name}' contradicts the parameter of the same name")
-    if body.tools and "tools" in kwargs:
-        note("chat_template_kwargs", "tools are left out, as the request has the parameter of that name")
-    rest = {name: value for name, value in kwargs.items() if name not in moved}
-    if moved:
-        return msgspec.structs.replace(body, chat_template_kwargs=rest, **moved)
-    return body
 
 
 def build_prompt(
@@ -56,8 +37,9 @@ def build_prompt(
     continue_final = bool(body.continue_final_message)
     if continue_final and body.add_generation_prompt:
         raise invalid("continue_final_message", "must not be true together with 'add_generation_prompt'")
+    placed = _messages(messages, ContentReader(media, note, "messages"), note)
     return prompt_of(
-        _messages(messages, ContentReader(media, note, "messages"), note),
+        placed,
         shown,
         dialect,
         media,

@@ -19,7 +19,7 @@ from oaiserve.engine.request import Grammar
 from oaiserve.routes.adaptations import Note
 from oaiserve.routes.chat.shown_tools import ShownTools, shown_tools
 from oaiserve.routes.intake.body_types import ChatBody
-from oaiserve.routes.intake.invalid import invalid, needed, show
+from oaiserve.routes.intake.invalid import invalid, show
 from oaiserve.routes.intake.object_types import (
     AllowedChoice,
     Function,
@@ -88,7 +88,9 @@ def functions_of(tools: Sequence[Tool], note: Note) -> dict[str, Function]:
     functions: dict[str, Function] = {}
     for number, tool in enumerate(tools):
         if tool.type == "function":
-            functions[f"tools[{number}].function"] = needed(f"tools[{number}]", tool, "function")
+            if tool.function is None:
+                raise invalid("tools", "is required for the type 'function'", f"tools[{number}].function")
+            functions[f"tools[{number}].function"] = tool.function
         else:
             note(f"tools[{number}]", "a tool that is no function is left out")
     return functions
@@ -112,7 +114,10 @@ def tools_of(shown: ShownTools, kind: Kind, names: Iterable[str] | None, note: N
     strict = shown.strict & schemas.keys()
     if kind in ("required", "named"):
         for name in (name for name in schemas if name not in strict):
-            for keyword in _not_obeyed(msgspec.json.encode(schemas[name]).decode()):
+            schema = msgspec.json.encode(schemas[name]).decode()
+            # A session sends the same tools with each request, and a long schema would fill the memory of its keywords.
+            keywords = not_obeyed if len(schema) <= MOST_REMEMBERED else not_obeyed.__wrapped__
+            for keyword in keywords(schema):
                 if keyword:
                     what = f"'{keyword}' is not enforced"
                 else:
@@ -121,16 +126,9 @@ def tools_of(shown: ShownTools, kind: Kind, names: Iterable[str] | None, note: N
     return Tools(shown.tools, schemas, kind, only_one, client_names=clients, strict=strict)
 
 
-def _not_obeyed(schema: str) -> Sequence[str]:
-    """Return the keywords of a schema that no grammar can enforce; "" if there are none. The results for short schemas
-    are remembered, since a session sends the same tools with each request."""
-    if len(schema) <= MOST_REMEMBERED:
-        return remembered(schema)
-    return prepare_leniently(schema)[1]
-
-
 @lru_cache(1024)
-def remembered(schema: str) -> Sequence[str]:
+def not_obeyed(schema: str) -> Sequence[str]:
+    """Return the keywords of a schema that no grammar can enforce; "" if there are none."""
     return prepare_leniently(schema)[1]
 
 

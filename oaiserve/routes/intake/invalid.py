@@ -10,10 +10,8 @@ from msgspec import inspect
 
 from oaiserve.errors import InvalidRequest
 from oaiserve.errors import invalid as invalid
-from oaiserve.routes.intake.object_types import NAME
 
 Kind = TypeVar("Kind", bound=msgspec.Struct)
-_name = re.compile(NAME.removeprefix("^").removesuffix("$"))
 _JSON_TYPES = {
     "array": "a list",
     "bool": "true or false",
@@ -138,9 +136,3 @@ def needed(where: str, holder: Any, name: str) -> Any:
         kind = holder.type or "message"
         raise invalid(where.partition("[")[0], f"is required for the type '{kind}'", f"{where}.{name}")
     return value
-
-
-def check_name(param: str, where: str, name: str) -> None:
-    """Raise InvalidRequest unless the name is allowed for a schema."""
-    if not _name.fullmatch(name):
-        raise invalid(param, f"must have 1 to 64 letters, digits, '_', '.' or '-', got {show(name)}", where)

@@ -9,12 +9,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cache
-from typing import Any, cast, get_type_hints
+from typing import Any, NamedTuple, TypeVar, cast, get_type_hints
 
 import msgspec
 
 from oaiserve.engine.request import SamplingParams
 from oaiserve.errors import InvalidRequest
+from oaiserve.routes.adaptations import Note
 from oaiserve.routes.intake.body_types import (
     MAX_CHARACTERS,
     MAX_DEADLINE_MS,
@@ -23,11 +24,15 @@ from oaiserve.routes.intake.body_types import (
     MAX_SALT_CHARACTERS,
     MAX_STRINGS,
     MAX_VALUE_CHARACTERS,
+    ChatBody,
     SamplingBody,
+    TokenizeBody,
 )
 from oaiserve.routes.intake.invalid import invalid, show
 from oaiserve.routes.intake.object_types import Integer, Prompts
 
+_TEMPLATE_PARAMETERS = ("add_generation_prompt", "continue_final_message")
+TemplateBody = TypeVar("TemplateBody", ChatBody, TokenizeBody)
 SLICE_VALUES = 2**15  # examined within about a millisecond
 # Parameters that have the same name in bodies and in `SamplingParams`, with their defaults if the model has none.
 _FRACTIONS = {each.name: cast("float", each.default) for each in fields(SamplingParams) if each.type == "float"}
@@ -139,6 +144,36 @@ def top_logprobs(body: SamplingBody, is_asked: bool, switch: str) -> int | None:
     if is_asked:
         return num_top or 0
     return None
+
+
+def with_template_parameters(body: TemplateBody, note: Note) -> TemplateBody:
+    """Return a body without those variables of the template that repeat a parameter."""
+    kwargs = body.chat_template_kwargs or {}
+    moved = {
+        name: kwargs[name] for name in _TEMPLATE_PARAMETERS if name in kwargs and isinstance(kwargs[name], bool | None)
+    }
+    for name, value in moved.items():
+        if getattr(body, name) not in (None, value):
+            raise invalid("chat_template_kwargs", f"'{name}' contradicts the parameter of the same name")
+    if body.tools and "tools" in kwargs:
+        note("chat_template_kwargs", "tools are left out, as the request has the parameter of that name")
+    rest = {name: value for name, value in kwargs.items() if name not in moved}
+    if moved:
+        return msgspec.structs.replace(body, chat_template_kwargs=rest, **moved)
+    return body
+
+
+class ChatLimits(NamedTuple):
+    """Numbers of a chat that are not among the sampling parameters of all routes."""
+
+    max_tokens: int | None
+    num_logprobs: int | None
+    thinking_budget: int | None  # in tokens
+
+
+def chat_limits(body: ChatBody) -> ChatLimits:
+    num_logprobs = top_logprobs(body, bool(body.logprobs), "'logprobs': true")
+    return ChatLimits(max_tokens(body), num_logprobs, integer(body, "thinking_token_budget"))
 
 
 def sampling_params(body: SamplingBody, own: SamplingParams, defaults: Mapping[str, float | int]) -> SamplingParams:

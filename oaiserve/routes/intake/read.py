@@ -125,15 +125,13 @@ class Intake(Generic[OwnBody]):
             else:
                 name = "best_of"
             raise invalid("prompt", f"prompts times {name} must be <= {limit}, got {len(prompts)} times {params.n}")
-        prefix_keys: tuple[tuple[int, float], ...] = ()
-        # Stored responses that a request continues are not in its body, and routers know only bodies.
-        is_all = self.num_bytes == len(self._content)
-        if self.serving.engine.is_reporting and len(prompts) == 1 and is_all and not isinstance(prompts[0], GapPrompt):
-            prefix_keys = prefix_keys_of(prompt_of_body(self._content))
         if params.seed is None and self.exchange.ids is not None:
             params = replace(params, seed=self.exchange.ids.seed)
         is_streaming = self.exchange.is_streaming
         interval = integer(self.body, "stream_interval") or self.serving.config.server.stream_interval
+        # Stored responses that a request continues are not in its body, and routers know only bodies.
+        is_all = self.num_bytes == len(self._content)
+        has_keys = self.serving.engine.is_reporting and is_all and len(prompts) == 1
         return self._request(
             prompts,
             params,
@@ -141,8 +139,10 @@ class Intake(Generic[OwnBody]):
             cache_salt=self._cache_salt(),
             stream_interval=interval if is_streaming else 0,
             reports_progress=is_streaming and self.serving.config.server.progress_after_seconds > 0,
-            prefix_keys=prefix_keys,
             sent=self._sent,
+            prefix_keys=prefix_keys_of(prompt_of_body(self._content))
+            if has_keys and not isinstance(prompts[0], GapPrompt)
+            else (),
         )
 
     def _cache_salt(self: Intake[SamplingBody]) -> str:

@@ -88,7 +88,8 @@ def prepare_leniently(text: str) -> tuple[PreparedSchema, Sequence[str]]:
     """Prepare a schema, but leave out what cannot be obeyed. Return the omitted keywords, too: "" for all."""
     left_out: dict[str, None] = {}
     try:
-        return _Preparation(_read(text), left_out).run(), [*left_out]
+        document = _read(text)
+        return _Preparation(document, left_out).run(), [*left_out]
     except Refused:
         return PreparedSchema({"type": "object"}, []), [""]
 
