@@ -1,8 +1,10 @@
 """`SpanExport` queues spans and exports them to the collector in batches, on a thread of its own.
 
-A collector that is down, slow or full costs only spans, which are counted. The warnings of the SDK's exporters, one for
-each attempt to send, stay out of the log. The SDK's BatchSpanProcessor has the same purpose, but does not report how
-many spans it dropped, and may drop a part of a trace.
+A collector that is down, slow or full costs only spans, which are counted, and a trace is exported whole or not at all.
+The warnings of the SDK's exporters, one for each attempt to send, stay out of the log.
+
+The SDK's BatchSpanProcessor has the same purpose, but queues and drops single spans, so a full queue leaves parts of
+traces. Its metrics count what was handed to the exporter, whatever became of it, and its shutdown may take 30 s.
 """
 
 from __future__ import annotations

@@ -126,15 +126,19 @@ def test_a_full_queue_drops_the_oldest_requests_and_counts_them(lines) -> None:
     st.integers(1, 30),
     st.data(),
 )
-def test_every_span_that_ended_has_one_result(
+def test_every_span_that_ended_has_one_result_and_no_trace_is_cut(
     numbers: list[int], results: list[SpanExportResult | Exception], queue_size: int, data: st.DataObject
 ) -> None:
     gate, counts, export = exporting(BatchLimits(queue_size, data.draw(st.integers(1, queue_size)), 60))
-    for number, result in zip(numbers, results, strict=False):
-        export.put(spans("x", number))
+    for trace, (number, result) in enumerate(zip(numbers, results, strict=False)):
+        export.put(spans(f"{trace}", number))
         gate.results.put(result)
     assert export.close(5)
     assert counts.by_result["ended"] == sum(numbers) == counts.settled
+    batches = [gate.came.get() for _ in range(gate.came.qsize())]
+    came = Counter(name for batch in batches for name in batch)
+    assert all(number == numbers[int(trace)] for trace, number in came.items())
+    assert sum(len({*batch}) for batch in batches) == len(came), "a trace is in two batches"
 
 
 def test_repeated_failures_cause_one_warning(lines) -> None:
