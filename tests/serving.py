@@ -20,10 +20,11 @@ from openai import OpenAI
 from starlette.applications import Starlette
 
 from oaiserve.app import create_app
-from oaiserve.config import Config, ServerOptions
+from oaiserve.config import Config, EngineOptions, ServerOptions
 from oaiserve.http.connections import allowed_connections
 from oaiserve.http.refusals import Refusals
 from oaiserve.http.server import Server
+from tests.engine.doubles import make_engine
 from tests.published import checked
 from tests.routes.doubles import FakeEngine, FakeTelemetry, FakeTemplate, Script
 
@@ -151,6 +152,19 @@ Serve = Callable[..., Served]
 def serving(config: Config) -> Iterator[Served]:
     """Serve an app with these settings, which only one test uses."""
     engine = FakeEngine()
+    telemetry = FakeTelemetry()
+    with (
+        run_server(create_app(config, engine, telemetry), config.server) as url,
+        checked(httpx.Client(base_url=url, timeout=60)) as http,
+    ):
+        yield Served(url, engine, telemetry, http)
+
+
+@contextmanager
+def reading(**options: Any) -> Iterator[Served]:
+    """Serve an engine that schedules and caches as any does, with blocks of 4 tokens, and draws letters."""
+    config = Config("org/demo", ServerOptions(drain_timeout_seconds=0), EngineOptions(block_size=4))
+    engine = make_engine(**{"kv_blocks": 512, "max_step_tokens": 512} | options)
     telemetry = FakeTelemetry()
     with (
         run_server(create_app(config, engine, telemetry), config.server) as url,

@@ -86,6 +86,7 @@ class ChatPrompt:
     add_special_tokens: bool = False  # the template writes them itself
     template_kwargs: Mapping[str, Any] = field(default_factory=dict)
     tools: Sequence[Mapping[str, Any]] = ()  # for the template's variable of that name
+    told_tools: Sequence[Mapping[str, Any]] = ()  # tools that a message describes, if the template has no such variable
     opening: str = ""
     param: str = "messages"  # the field of the request that the messages came from, for errors
     media: tuple[MediaFile, ...] = ()

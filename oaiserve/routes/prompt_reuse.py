@@ -36,9 +36,10 @@ def run_of(headers: Mapping[str, str]) -> str:
 class PromptReuse:
     run: str = ""  # as `run_of` returns it
     compare_with: str = ""  # the id of the answer whose prompt the client wants to be compared
-    is_known: bool = True  # whether the answer of `compare_with` is known
+    is_known: bool = True  # whether the prompt of that answer is known
     outlines: list[Outline] = field(default_factory=list)
     by_prompt: dict[int, Reuse] = field(default_factory=dict)
+    written_tokens: int = 0  # tokens of all prompts that are cached now and were not before
 
     def read(self, done: PromptDone, response_id: str, request_id: str, client: str, recent: RecentPrompts) -> None:
         """Explain a prompt that the engine has read. The first one is known by the id of its answer in the API."""
@@ -59,6 +60,7 @@ class PromptReuse:
             self.is_known = recent.find(client, self.compare_with) is not None
         named = self.compare_with if index == 0 and self.is_known else ""
         self.by_prompt[index] = recent.explain(prompt, named, done.lost)
+        self.written_tokens += recent.num_written(prompt)
 
     @property
     def tokens(self) -> int:
@@ -80,8 +82,10 @@ class PromptReuse:
         facts: dict[str, str | int] = {}
         if reuse.compared_with:
             facts = {"compared_with": reuse.compared_with, "age_ns": reuse.age_ns, "common_tokens": reuse.num_common}
-        if reuse.place is not None:
-            facts["place"] = reuse.place
+        if reuse.change is not None and reuse.change.place is not None:
+            facts["place"] = reuse.change.place
+        if reuse.change is not None and reuse.change.option:
+            facts["option"] = reuse.change.option
         if reuse.lost is not None:
             facts["lost_tokens"] = reuse.lost.num_tokens
             if (eviction := reuse.lost.eviction) is not None:

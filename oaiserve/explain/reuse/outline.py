@@ -18,10 +18,11 @@ def digest_of(content: bytes) -> Digest:
 
 
 class Change(NamedTuple):
-    """The first part in which a prompt differs from an earlier one. `place` is that of a tool, message or image."""
+    """The first part in which a prompt differs from an earlier one."""
 
     reason: ReadAgain
-    place: int | None = None
+    place: int | None = None  # of a tool, message or image
+    option: str = ""  # the name of the variable of the template
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +53,9 @@ class Outline:
         if self.system != before.system:
             return Change(ReadAgain.SYSTEM, _first_difference(before.system, self.system))
         if self.options != before.options:
-            return Change(ReadAgain.OPTIONS)
+            names = self.options.keys() | before.options.keys()
+            changed = min(name for name in names if self.options.get(name) != before.options.get(name))
+            return Change(ReadAgain.OPTIONS, None, changed)
         message = _first_difference(before.messages, self.messages)
         image = _first_difference(before.images, self.images)
         if message < len(before.messages):

@@ -45,13 +45,16 @@ class Reuse:
     num_cached: int
     num_read_again: int = 0
     num_new: int = 0
-    reason: ReadAgain | None = None  # None: nothing was read again
-    place: int | None = None  # of the tool, message or image that changed first
+    change: Change | None = None  # why they were read again; None: nothing was
     compared_with: str = ""  # the id of the request; "": there is no earlier prompt like it
     age_ns: int = 0  # time since that
     num_common: int = 0  # tokens at the beginning that both have in common
     lost: LostPrefix | None = None
     at_ns: int = 0  # when its prompt was read
+
+    @property
+    def reason(self) -> ReadAgain | None:
+        return None if self.change is None else self.change.reason
 
 
 class RecentPrompts:
@@ -107,52 +110,54 @@ class RecentPrompts:
         self._remember(prompt)
         return reuse
 
+    def num_written(self, prompt: ReadPrompt) -> int:
+        """Return how many of its tokens are cached now and were not before: those of full blocks."""
+        num_full = len(prompt.hashes) // self._block_size * self._block_size
+        return max(0, num_full - prompt.num_cached) if self._has_cache else 0
+
     def _compared(self, prompt: ReadPrompt, earlier: ReadPrompt | None, lost: LostPrefix | None) -> Reuse:
         num_tokens = len(prompt.hashes)
         num_cached = min(prompt.num_cached, num_tokens)
         if earlier is None:
             num_lost = 0 if lost is None else min(lost.num_tokens, num_tokens - num_cached)
-            reason = None if lost is None or not num_lost else _reason_of(lost)
+            why = None if lost is None or not num_lost else Change(_reason_of(lost))
             num_new = num_tokens - num_cached - num_lost
-            return Reuse(num_cached, num_lost, num_new, reason, lost=lost, at_ns=prompt.at_ns)
+            return Reuse(num_cached, num_lost, num_new, why, lost=lost, at_ns=prompt.at_ns)
         common = num_common(earlier.hashes, prompt.hashes)
         change = prompt.outline.change_since(earlier.outline)
         num_again = max(0, min(len(earlier.hashes), num_tokens) - num_cached)
-        reason, place = self._reason(common, num_cached, num_again, change, lost)
-        if reason is None:
+        why = self._why(common, num_cached, num_again, change, lost)
+        if why is None:
             num_again = 0
         return Reuse(
             num_cached,
             num_again,
             num_tokens - num_cached - num_again,
-            reason,
-            place,
-            earlier.request_id,
-            max(0, prompt.at_ns - earlier.at_ns),
-            common,
-            lost,
-            prompt.at_ns,
+            why,
+            compared_with=earlier.request_id,
+            age_ns=max(0, prompt.at_ns - earlier.at_ns),
+            num_common=common,
+            lost=lost,
+            at_ns=prompt.at_ns,
         )
 
-    def _reason(
+    def _why(
         self, common: int, num_cached: int, num_again: int, change: Change | None, lost: LostPrefix | None
-    ) -> tuple[ReadAgain | None, int | None]:
-        """Return why `num_again` tokens were read again, and the place of the part that changed.
+    ) -> Change | None:
+        """Return why `num_again` tokens were read again.
 
-        The last token of a prompt and those of a block that is not full are always read, so they have no reason.
+        The last token of a prompt and those of a block that is not full are always read, so there is no reason for
+        them. Where most of the tokens are in common with the earlier prompt, the change behind these is not the reason.
         """
         if num_again <= self._block_size:
-            return None, None
+            return None
         if change is not None and change.reason in (ReadAgain.MODEL, ReadAgain.SALT):
             return change
         if not self._has_cache:
-            return ReadAgain.OFF, None
-        num_missing = common - num_cached
-        if lost is not None and lost.num_tokens >= num_missing // 2:
-            return _reason_of(lost), None
-        if num_missing > self._block_size and num_missing > num_again // 2:
-            return ReadAgain.NOT_YET, None
-        return (ReadAgain.TEXT, None) if change is None else change
+            return Change(ReadAgain.OFF)
+        if common - num_cached > num_again // 2:
+            return Change(ReadAgain.NOT_YET if lost is None else _reason_of(lost))
+        return Change(ReadAgain.TEXT) if change is None else change
 
     def _remember(self, prompt: ReadPrompt) -> None:
         key = prompt.response_id

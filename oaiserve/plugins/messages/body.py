@@ -114,6 +114,12 @@ class CountTokensBody(msgspec.Struct, kw_only=True):
     chat_template_kwargs: TemplateKwargs = None
 
 
+class DiagnosticsOptions(msgspec.Struct):
+    """Which earlier prompt to compare with this one."""
+
+    previous_message_id: Annotated[str | None, described("The id of an earlier answer of this server.")] = None
+
+
 class MessagesBody(SamplingBody, kw_only=True):
     """The conversation to answer, and how."""
 
@@ -134,5 +140,8 @@ class MessagesBody(SamplingBody, kw_only=True):
     output_format: Annotated[JSONFormat | None, described("Older name of output_config.format.")] = None
     mcp_servers: MCPServers = None
     thread: Thread = None
+    diagnostics: Annotated[
+        DiagnosticsOptions | None, described("Say in the answer why the prompt was not read from the cache.")
+    ] = None
     compaction: Annotated[dict[str, Any] | None, described("Is refused: this server makes no summaries.")] = None
     chat_template_kwargs: TemplateKwargs = None

@@ -70,11 +70,14 @@ def _answer(intake: Intake[MessagesBody], *, is_budget_of_turn: bool) -> Answer:
     check_thinking(body.thinking, None if is_budget_of_turn else max_tokens)
     own = conversation.own_params(max_tokens, None, constraints.grammar(body, json_format))
     params, wanted = intake.checked(replace(own, stop=stop))
+    if body.diagnostics is not None:
+        intake.exchange.prompt_reuse.compare_with = body.diagnostics.previous_message_id or ""
     shape = MessagesShape(
         intake.head,
         wanted,
         conversation,
         intake.exchange.tool_calls,
+        reuse=intake.exchange.prompt_reuse,
         max_tokens=max_tokens,
         shows_reasoning=body.thinking is None or body.thinking.display != "omitted",
         stream=bool(body.stream),

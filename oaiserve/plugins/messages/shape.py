@@ -14,6 +14,7 @@ from msgspec import UNSET, UnsetType
 
 from oaiserve.engine.request import FinishReason, PromptDone, PromptProgress, TokenChunk, Usage
 from oaiserve.facts.record import ToolCallOutcome
+from oaiserve.plugins.messages.diagnostics import Diagnostics, diagnostics_of
 from oaiserve.routes.answer import sse
 from oaiserve.routes.answer.common_shape import Cost, call_id, encode, told_cost, told_cut
 from oaiserve.routes.answer.shape import Timings
@@ -22,6 +23,7 @@ from oaiserve.routes.dialects.segments import Arguments, CallBegin, CallBroken, 
 from oaiserve.routes.exchange import RequestTimings
 from oaiserve.routes.intake.parameters import Wanted
 from oaiserve.routes.intake.read import Head
+from oaiserve.routes.prompt_reuse import PromptReuse
 
 
 class AnswerText(msgspec.Struct, tag_field="type", tag="text"):
@@ -78,6 +80,7 @@ class AnswerMessage(msgspec.Struct, kw_only=True):
     stop_reason: StopReason | None = None
     stop_sequence: str | None = None
     usage: MessageUsage
+    diagnostics: Diagnostics | None = None
 
 
 class MessageDelta(msgspec.Struct, kw_only=True):
@@ -117,11 +120,13 @@ class MessagesShape:
         conversation: Conversation,
         counted_calls: dict[ToolCallOutcome, int],
         *,
+        reuse: PromptReuse,
         max_tokens: int,
         shows_reasoning: bool,
         stream: bool,
     ) -> None:
         """The outcomes of calls are added to `counted_calls`."""
+        self._reuse = reuse
         self._head = head
         self._wanted = wanted
         self._reads_reasoning = conversation.reads_reasoning
@@ -190,10 +195,18 @@ class MessagesShape:
         yield encode(message)
 
     def _message(self, usage: MessageUsage, blocks: list[AnswerBlock]) -> AnswerMessage:
-        return AnswerMessage(id=self._head.id, model=self._head.model, content=blocks, usage=usage)
+        return AnswerMessage(
+            id=self._head.id,
+            model=self._head.model,
+            content=blocks,
+            usage=usage,
+            diagnostics=diagnostics_of(self._reuse),
+        )
 
     def _usage(self, usage: Usage) -> MessageUsage:
-        shown = MessageUsage(usage.prompt_tokens - usage.cached_tokens, usage.cached_tokens, usage.completion_tokens)
+        written = self._reuse.written_tokens
+        computed = usage.prompt_tokens - usage.cached_tokens
+        shown = MessageUsage(computed - written, usage.cached_tokens, usage.completion_tokens, written)
         if self._reads_reasoning or usage.max_tokens_cut_to is not None:
             shown.output_tokens_details = ThinkingTokens(self._reader.num_reasoning_tokens, told_cut(usage))
         shown.oaiserve_cost = told_cost(usage)

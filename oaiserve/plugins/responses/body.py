@@ -71,6 +71,14 @@ class CompactionBody(msgspec.Struct, kw_only=True):
     previous_response_id: _Previous = None
 
 
+class PromptCacheOptions(msgspec.Struct):
+    """Which earlier prompt to compare with this one. The cache itself needs no options."""
+
+    comparison_response_id: Annotated[str | None, described("The id of an earlier response of this server.")] = None
+    mode: Annotated[Literal["implicit", "explicit"] | None, described("Changes nothing.")] = None
+    ttl: Annotated[Literal["30m", "12h"] | None, described("Changes nothing: blocks stay while there is room.")] = None
+
+
 class ResponseInputBody(CompactionBody, kw_only=True):
     """The input of a response, and nothing more."""
 
@@ -113,6 +121,9 @@ class ResponsesBody(SamplingBody, kw_only=True):
     user: Annotated[str | None, described("Returned with the response.")] = None
     safety_identifier: Annotated[str | None, described("Returned with the response.")] = None
     prompt_cache_key: Annotated[str | None, described("Returned with the response.")] = None
+    prompt_cache_options: Annotated[
+        PromptCacheOptions | None, described("Say in the answer why the prompt was not read from the cache.")
+    ] = None
     background: Annotated[
         bool | None, described("Answer at once, and make the response in the background. It must be stored.")
     ] = None

@@ -111,6 +111,12 @@ def is_triggered(body: ResponsesBody) -> bool:
     return bool(body.input) and isinstance(last := body.input[-1], dict) and last.get("type") == "compaction_trigger"
 
 
+def is_in(body: ResponsesBody) -> bool:
+    """Whether the input begins with a summary of a conversation, or has one."""
+    items = body.input if isinstance(body.input, list) else []
+    return any(isinstance(item, dict) and item.get("type") == "compaction" for item in items)
+
+
 def for_summary(intake: Intake[ResponsesBody]) -> Intake[ResponsesBody]:
     """Return such a request as one for a summary, which is not random and has no log-probabilities."""
     plain = {"input": intake.body.input[:-1], "include": None, "top_logprobs": None}
@@ -135,7 +141,16 @@ def _answer(intake: Intake[ResponsesBody], earlier: Earlier) -> Work[Answer]:
     own = conversation.own_params(SUMMARY_TOKENS, None, None)
     params, wanted = intake.checked(own)
     shape = CompactionShape(
-        intake.head, wanted, conversation, exchange.tool_calls, {}, offered, stream=False, encrypts=False
+        intake.head,
+        wanted,
+        conversation,
+        exchange.tool_calls,
+        {},
+        offered,
+        stream=False,
+        reuse=intake.exchange.prompt_reuse,
+        is_compacted=False,
+        encrypts=False,
     )
     shape.kept = kept([*whole.earlier, *whole.items])
     return answer_to(intake, params, (with_wish(prompt),), shape)

@@ -12,6 +12,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from oaiserve.engine.logprobs import TokenLogprobs
+from oaiserve.plugins.responses.cache_diagnostics import PromptCacheDiagnostics
 from oaiserve.plugins.responses.items import encrypted
 from oaiserve.plugins.responses.offered import OfferedTools, input_of
 from oaiserve.routes.answer.common_shape import HOLE, Cost, call_id
@@ -166,6 +167,7 @@ class ResponseObject(msgspec.Struct, kw_only=True):
     user: str | None
     safety_identifier: str | None
     prompt_cache_key: str | None
+    prompt_cache_diagnostics: PromptCacheDiagnostics | UnsetType = UNSET  # set if the client names one
     ignored_tools: list[str] | UnsetType = UNSET  # types of the tools that run on OpenAI's servers
     usage: ResponseUsage | None
 

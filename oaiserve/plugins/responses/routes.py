@@ -159,6 +159,8 @@ def _answer(
     stores = body.store is not False and serving.config.server.stores_responses
     if stores and exchange.conversation_id is None:
         exchange.conversation_id = intake.head.id
+    if body.prompt_cache_options is not None:
+        exchange.prompt_reuse.compare_with = body.prompt_cache_options.comparison_response_id or ""
     shape = (compact.SummaryShape if compacts else ResponsesShape)(
         intake.head,
         wanted,
@@ -166,6 +168,8 @@ def _answer(
         exchange.tool_calls,
         _reported(intake, offered, params, stores=stores) | {"truncated_items": num_dropped or UNSET},
         offered,
+        reuse=exchange.prompt_reuse,
+        is_compacted=compact.is_in(body),
         stream=exchange.is_streaming and not compacts,
         encrypts=ENCRYPTED in (body.include or []),
     )

@@ -10,6 +10,7 @@ from typing import Any
 from oaiserve.engine.logprobs import TokenLogprobs
 from oaiserve.engine.request import FinishReason, PromptDone, PromptProgress, TokenChunk, Usage
 from oaiserve.facts.record import ToolCallOutcome
+from oaiserve.plugins.responses.cache_diagnostics import diagnostics_of
 from oaiserve.plugins.responses.offered import OfferedTools
 from oaiserve.plugins.responses.output import (
     CompactionItem,
@@ -32,6 +33,7 @@ from oaiserve.routes.chat.conversation import Conversation
 from oaiserve.routes.dialects.segments import Content
 from oaiserve.routes.intake.parameters import Wanted
 from oaiserve.routes.intake.read import Head
+from oaiserve.routes.prompt_reuse import PromptReuse
 
 
 class ResponsesShape:
@@ -49,11 +51,15 @@ class ResponsesShape:
         reported: Mapping[str, Any],
         offered: OfferedTools,
         *,
+        reuse: PromptReuse,
+        is_compacted: bool,
         stream: bool,
         encrypts: bool,
     ) -> None:
         """`reported` are the parameters to repeat in the answer. The outcomes of calls are added to `counted_calls`."""
         self._head = head
+        self._reuse = reuse
+        self._is_compacted = is_compacted
         self._wanted = wanted
         self._counted_calls = counted_calls
         self._reported = reported
@@ -173,7 +179,7 @@ class ResponsesShape:
     def _usage_object(self, usage: Usage) -> ResponseUsage:
         return ResponseUsage(
             usage.prompt_tokens,
-            InputTokensDetails(usage.cached_tokens),
+            InputTokensDetails(usage.cached_tokens, self._reuse.written_tokens),
             usage.completion_tokens,
             OutputTokensDetails(self._reader.num_reasoning_tokens, told_cut(usage)),
             usage.prompt_tokens + usage.completion_tokens,
@@ -193,6 +199,7 @@ class ResponsesShape:
             model=self._head.model,
             output=self._items,
             **self._reported,
+            prompt_cache_diagnostics=diagnostics_of(self._reuse, is_compacted=self._is_compacted),
             usage=usage,
         )
 

@@ -55,7 +55,7 @@ def prompt_with_tools(
             result.append(message)
     if abilities.tools:
         return ChatPrompt(result, tools=shown, **more)
-    return ChatPrompt(_introduced(result, shown, family) if shown else result, **more)
+    return ChatPrompt(_introduced(result, shown, family) if shown else result, told_tools=shown, **more)
 
 
 def _with_model_names(message: Message) -> Message:

@@ -26,7 +26,7 @@ def outline_of(request: Request, prompt: Prompt) -> Outline:
     return Outline(
         model,
         salt,
-        _digests(prompt.tools),
+        _digests(prompt.tools or prompt.told_tools),
         _digests(messages[:num_system]),
         {name: _digest(value) for name, value in options.items()},
         _digests(messages[num_system:]),

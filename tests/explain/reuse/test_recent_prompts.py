@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from oaiserve.explain.reuse import recent_prompts
-from oaiserve.explain.reuse.outline import Outline, digest_of
+from oaiserve.explain.reuse.outline import Change, Outline, digest_of
 from oaiserve.explain.reuse.prefix_hashes import prefix_hashes
 from oaiserve.explain.reuse.recent_prompts import ReadPrompt, RecentPrompts, Reuse
 from oaiserve.facts.lost_prefix import Eviction, LostPrefix
@@ -58,7 +58,8 @@ def test_the_first_changed_part_is_the_reason(reason: ReadAgain) -> None:
     outline, place = CHANGES[reason]
     before = replace(TALK, images=(b"before",)) if reason is ReadAgain.IMAGE else TALK
     reuse = explained(outline, before=before, num_common=13, cached=12)
-    assert (reuse.reason, reuse.place) == (reason, place)
+    assert reuse.change is not None
+    assert (reuse.change.reason, reuse.change.place) == (reason, place)
     assert (reuse.num_cached, reuse.num_read_again, reuse.num_new) == (12, 88, 0)
     assert (reuse.compared_with, reuse.age_ns, reuse.num_common) == ("before", 40, 13)
 
@@ -74,6 +75,22 @@ def test_a_conversation_that_goes_on_reads_nothing_again() -> None:
 def test_evicted_blocks_are_the_reason_where_the_text_is_the_same() -> None:
     reuse = explained(TALK, num_common=100, cached=20, lost=LOST)
     assert (reuse.reason, reuse.num_read_again, reuse.lost) == (ReadAgain.EVICTED, 80, LOST)
+
+
+def test_a_change_is_the_reason_where_little_was_lost_before_it() -> None:
+    changed = replace(TALK, messages=(b"other",))
+    assert explained(changed, num_common=20, lost=LostPrefix(16, Eviction(5, "taker"))).reason is ReadAgain.MESSAGE
+
+
+def test_a_changed_option_is_named() -> None:
+    changed = replace(TALK, options={"thinking": b"false", "style": b"short"})
+    assert explained(changed).change == Change(ReadAgain.OPTIONS, option="style")
+
+
+def test_full_blocks_that_were_not_cached_are_written() -> None:
+    prompt = read("now", [1] * 50, cached=8)
+    assert RecentPrompts(BLOCK, has_cache=True).num_written(prompt) == 40
+    assert RecentPrompts(BLOCK, has_cache=False).num_written(prompt) == 0
 
 
 def test_a_state_that_was_not_kept_is_the_reason_where_blocks_are_cached() -> None:

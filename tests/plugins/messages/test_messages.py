@@ -118,6 +118,7 @@ def test_a_whole_answer_has_the_documented_shape(served: Served) -> None:
     assert without_ids(ask(served)) == {
         "id": "msg",
         "type": "message",
+        "diagnostics": None,
         "role": "assistant",
         "model": "org/demo",
         "content": [{"type": "text", "text": "Hello world"}],

@@ -1,0 +1,60 @@
+"""Why the prefix cache did not have the prompt of an earlier response, in the form of OpenAI's
+`prompt_cache_diagnostics`."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from oaiserve.facts.record import ReadAgain
+from oaiserve.routes.prompt_reuse import PromptReuse
+
+CacheMissReason = Literal[
+    "model_changed",
+    "prompt_cache_key_changed",
+    "tools_changed",
+    "text_format_changed",
+    "reasoning_effort_changed",
+    "verbosity_changed",
+    "context_compacted",
+    "input_changed",
+    "service_tier_changed",
+]
+_REASONS: dict[ReadAgain, CacheMissReason] = {
+    ReadAgain.MODEL: "model_changed",
+    ReadAgain.SALT: "prompt_cache_key_changed",
+    ReadAgain.TOOLS: "tools_changed",
+    ReadAgain.OPTIONS: "reasoning_effort_changed",
+    ReadAgain.SYSTEM: "input_changed",
+    ReadAgain.MESSAGE: "input_changed",
+    ReadAgain.IMAGE: "input_changed",
+    ReadAgain.TEXT: "input_changed",
+}
+
+
+class PromptCacheDiagnostics(msgspec.Struct):
+    """Whether the cache had the prompt of the compared response, and if not, which part of the prompt differs."""
+
+    type: Literal["cache_hit", "cache_miss", "comparison_response_not_found", "unavailable"]
+    reason: CacheMissReason | UnsetType = UNSET
+    cache_missed_tokens: int | UnsetType = UNSET
+    comparison_reusable_tokens: int | UnsetType = UNSET
+
+
+def diagnostics_of(reuse: PromptReuse, *, is_compacted: bool) -> PromptCacheDiagnostics | UnsetType:
+    """Return the comparison with the response that the client named, or UNSET if it named none. A prompt that begins
+    with a summary `is_compacted`."""
+    if not reuse.compare_with or not reuse.by_prompt:
+        return UNSET
+    if not reuse.is_known:
+        return PromptCacheDiagnostics("comparison_response_not_found")
+    if reuse.reason is None:
+        return PromptCacheDiagnostics("cache_hit")
+    reason = _REASONS.get(reuse.reason)
+    if reason is None:  # The prompt is the same, and its blocks were evicted, for example.
+        return PromptCacheDiagnostics("unavailable")
+    if is_compacted and reason == "input_changed":
+        reason = "context_compacted"
+    return PromptCacheDiagnostics("cache_miss", reason, reuse.tokens, reuse.by_prompt[0].num_common)
