@@ -312,6 +312,8 @@ def keyring(plugins: Iterable[Plugin], config: Config) -> Keyring | None:
             raise
         except Exception:
             logger.exception("Plug-in '%s' could not bring its keys, and they are not accepted", plugin.name)
+    if server.stored_keys and not ring.sources:
+        raise StartupError("--stored-keys needs the plug-in 'keys'. 'oaiserve plugins' lists those that are there.")
     return ring
 
 
