@@ -70,6 +70,10 @@ def _leave(number: int, _frame: FrameType | None) -> None:
 
 def check_files(server: ServerOptions, engine: EngineOptions, telemetry: TelemetryOptions) -> None:
     given_defaults(server.default_params)
+    if server.tool_call_parser not in ("auto", "none"):
+        from oaiserve.routes.dialects.families import check_name  # with their parsers, which take a while
+
+        check_name(server.tool_call_parser)
     check_tls(server.tls_certificate, server.tls_key)
     _check_readable("--chat-template", engine.chat_template)
     for name, folder in engine.adapters.items():

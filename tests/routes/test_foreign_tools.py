@@ -10,8 +10,8 @@ from oaiserve.engine.grammars.grammar import Grammars
 from oaiserve.engine.request import Grammar, Request
 from oaiserve.routes.adaptations import HEADER
 from oaiserve.routes.chat.tools import MOST_REMEMBERED, not_obeyed
-from oaiserve.routes.dialects.hermes import HERMES
-from oaiserve.routes.dialects.xml import QWEN_CODER
+from oaiserve.routes.dialects.families.hermes import HERMES
+from oaiserve.routes.dialects.families.xml import QWEN_CODER
 from tests.engine.text.tokenizers_for_tests import byte_level
 from tests.routes.asking import BODIES, CHAT, REQUIRED, RESPONSES, ROUTES, answered, submitted, tool
 from tests.routes.doubles import says

@@ -8,7 +8,7 @@ from types import MappingProxyType
 from oaiserve.engine.request import FinishReason, TokenChunk
 from oaiserve.facts.record import ToolCallOutcome
 from oaiserve.routes.dialects.calls import CallParser
-from oaiserve.routes.dialects.harmony import HarmonyCalls
+from oaiserve.routes.dialects.families.harmony import HarmonyCalls
 from oaiserve.routes.dialects.reasoning import ThinkingParser
 from oaiserve.routes.dialects.segments import CallBegin, Content, Reasoning, Segment, joined
 

@@ -17,7 +17,7 @@ from oaiserve.routes.chat.template_gaps import text_of
 from oaiserve.routes.chat.tools import Tools
 from oaiserve.routes.dialects.calls import CallParser
 from oaiserve.routes.dialects.dialect import Dialect
-from oaiserve.routes.dialects.harmony import HarmonyCalls
+from oaiserve.routes.dialects.families.harmony import HarmonyCalls
 from oaiserve.routes.dialects.raw_call import RawCall
 from oaiserve.routes.dialects.reasoning import ThinkingParser
 from oaiserve.routes.intake.invalid import invalid

@@ -13,33 +13,10 @@ from typing import Any
 
 from oaiserve.engine.text.chat_template import ChatTemplate
 from oaiserve.engine.text.template_abilities import Abilities
-from oaiserve.routes.dialects.deepseek import DEEPSEEK_V3, DEEPSEEK_V4, DEEPSEEK_V31, DEEPSEEK_V32
+from oaiserve.routes.dialects.families import FAMILIES
+from oaiserve.routes.dialects.families.hermes import HERMES, HermesCalls
 from oaiserve.routes.dialects.family import CallFamily
-from oaiserve.routes.dialects.gemma import FUNCTION_GEMMA, GEMMA4
-from oaiserve.routes.dialects.harmony import HARMONY
-from oaiserve.routes.dialects.headed_calls import FUNCTIONARY_HEADED, SOLAR
-from oaiserve.routes.dialects.hermes import HERMES, HermesCalls
-from oaiserve.routes.dialects.json_rows import (
-    APERTUS,
-    APRIEL,
-    COHERE,
-    COMMAND_R,
-    FIREFUNCTION,
-    FUNCTIONARY,
-    GIGACHAT,
-    GIGACHAT31,
-    GRANITE,
-    MINIMAX_M1,
-    NEMOTRON,
-    PHI4,
-)
-from oaiserve.routes.dialects.kimi import KIMI
-from oaiserve.routes.dialects.llama import LLAMA, LLAMA4
-from oaiserve.routes.dialects.mistral import MISTRAL, MISTRAL_NAMED
-from oaiserve.routes.dialects.pythonic import LFM2
 from oaiserve.routes.dialects.reasoning import THINK, ReasoningDialect
-from oaiserve.routes.dialects.tagged_rows import HUNYUAN, HUNYUAN_OPEN, KIMI_K3, MINICPM, MINIMAX_M3, MUSE
-from oaiserve.routes.dialects.xml import GLM, MINIMAX, QWEN_CODER, SEED
 
 # The tags of reasoning. A chat template with the last one of a row uses that row.
 _REASONING_TAGS = (
@@ -47,15 +24,6 @@ _REASONING_TAGS = (
     ("[THINK]", "[/THINK]"),
     ("<|channel>thought", "<channel|>"),
     THINK,
-)
-
-
-# Families are recognised by their signs in the chat template, in this order.
-FAMILIES = (
-    *(COHERE, COMMAND_R, NEMOTRON, APRIEL, MINIMAX_M1, APERTUS, FIREFUNCTION, FUNCTIONARY, FUNCTIONARY_HEADED),
-    *(GIGACHAT31, GIGACHAT, SOLAR, HUNYUAN_OPEN, HUNYUAN, MINICPM, KIMI_K3, MINIMAX_M3, MUSE),
-    *(HARMONY, KIMI, DEEPSEEK_V4, DEEPSEEK_V32, DEEPSEEK_V3, DEEPSEEK_V31, GEMMA4, FUNCTION_GEMMA, LFM2),
-    *(SEED, MINIMAX, GLM, MISTRAL_NAMED, MISTRAL, QWEN_CODER, HERMES, PHI4, GRANITE, LLAMA4, LLAMA),
 )
 
 

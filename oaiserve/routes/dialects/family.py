@@ -31,6 +31,7 @@ class CallFamily:
     name_end: str = ""
     object_start: str = '{"name": "'  # start of a call that is one object, up to its name
     signs: tuple[str, ...] = ()  # A chat template with all of these belongs to this family.
+    rank: int = 0  # higher if other families' templates have these signs, too
     # Writes the calls of a history, if they differ from forced ones.
     in_text: Callable[[Iterable[tuple[str, str]]], str] | None = None
     # Converts messages to the form that its templates expect.

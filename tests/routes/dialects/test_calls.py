@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 
 from oaiserve.routes.chat.answer_reader import AnswerReader
 from oaiserve.routes.dialects.calls import CallParser
-from oaiserve.routes.dialects.dialect import FAMILIES
-from oaiserve.routes.dialects.hermes import HermesCalls
-from oaiserve.routes.dialects.llama import LlamaCalls
+from oaiserve.routes.dialects.families import FAMILIES
+from oaiserve.routes.dialects.families.hermes import HermesCalls
+from oaiserve.routes.dialects.families.llama import LlamaCalls
+from oaiserve.routes.dialects.families.xml import QWEN_CODER
 from oaiserve.routes.dialects.segments import Arguments, CallBegin, CallBroken, CallEnd, Content, joined
-from oaiserve.routes.dialects.xml import QWEN_CODER
 from tests.routes.dialects.reading import TOOLS, Read, cut, cuts, read, segments_of
 
 PARSERS = list(dict.fromkeys(family.parser for family in FAMILIES))

@@ -1,18 +1,22 @@
 """Tests which dialect of calls and reasoning a server chooses: by flags, by what is declared, by the chat template."""
 
+import doctest
 import json
 from typing import Any
 
 import pytest
 from transformers.utils.chat_parsing import parse_response
 
+from oaiserve.config import OptionError
 from oaiserve.engine.text.template_abilities import Abilities
+from oaiserve.routes import dialects
 from oaiserve.routes.chat.answer_reader import AnswerReader
 from oaiserve.routes.chat.template_gaps import prompt_with_tools
 from oaiserve.routes.dialects.dialect import Dialect, dialect_of
-from oaiserve.routes.dialects.hermes import HERMES
-from oaiserve.routes.dialects.llama import LLAMA
-from oaiserve.routes.dialects.pythonic import LFM2
+from oaiserve.routes.dialects.families import FAMILIES, check_name
+from oaiserve.routes.dialects.families.hermes import HERMES
+from oaiserve.routes.dialects.families.llama import LLAMA
+from oaiserve.routes.dialects.families.pythonic import LFM2
 from oaiserve.routes.dialects.reasoning import ThinkingParser
 from tests.routes.dialects.reading import TOOLS, read, segments_of
 from tests.routes.doubles import FakeTemplate
@@ -93,3 +97,18 @@ def test_calls_of_a_history_are_text_where_only_they_have_no_place_in_the_templa
     written = 'I add.\n<|tool_call_start|>[add(text="x", a=None)]<|tool_call_end|>'
     assert prompt.messages == [{"role": "assistant", "content": written}, result]
     assert prompt.tools == tools
+
+
+def test_call_in_the_description_of_the_dialects_is_read_as_it_says() -> None:
+    results = doctest.testmod(dialects)
+    assert (results.attempted >= 6, results.failed) == (True, 0)
+
+
+@pytest.mark.parametrize("name", ["auto", "none", *sorted({family.name for family in FAMILIES})])
+def test_each_dialect_can_be_chosen_by_its_name(name: str) -> None:
+    check_name(name)
+
+
+def test_unknown_dialect_is_refused_with_the_known_ones() -> None:
+    with pytest.raises(OptionError, match="--tool-call-parser is 'hermis', but must be one of auto, none, apertus, .*"):
+        check_name("hermis")

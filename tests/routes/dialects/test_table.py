@@ -6,13 +6,14 @@ from typing import Any
 import pytest
 
 from oaiserve.routes.chat.answer_reader import AnswerReader
-from oaiserve.routes.dialects.dialect import FAMILIES, family_of
+from oaiserve.routes.dialects.dialect import family_of
+from oaiserve.routes.dialects.families import FAMILIES
+from oaiserve.routes.dialects.families.harmony import HARMONY, HarmonyCalls
+from oaiserve.routes.dialects.families.headed_calls import FUNCTIONARY_HEADED
+from oaiserve.routes.dialects.families.kimi import with_counted_ids
+from oaiserve.routes.dialects.families.llama import LLAMA, LLAMA4
+from oaiserve.routes.dialects.families.pythonic import as_python
 from oaiserve.routes.dialects.family import CallFamily
-from oaiserve.routes.dialects.harmony import HARMONY, HarmonyCalls
-from oaiserve.routes.dialects.headed_calls import FUNCTIONARY_HEADED
-from oaiserve.routes.dialects.kimi import with_counted_ids
-from oaiserve.routes.dialects.llama import LLAMA, LLAMA4
-from oaiserve.routes.dialects.pythonic import as_python
 from oaiserve.routes.dialects.reasoning import THINK, ReasoningMode, ThinkingParser
 from oaiserve.routes.dialects.segments import Segment
 from tests.routes.dialects.more_cases import BOOK_CASES

@@ -8,13 +8,13 @@ from typing import Any
 from oaiserve.engine.grammars.parts import Leads
 from oaiserve.engine.text.detokenize import TokenTable
 from oaiserve.routes.chat.answer_reader import AnswerReader
-from oaiserve.routes.dialects.dialect import FAMILIES
+from oaiserve.routes.dialects.families import FAMILIES
+from oaiserve.routes.dialects.families.gemma import GEMMA4
+from oaiserve.routes.dialects.families.hermes import HERMES
+from oaiserve.routes.dialects.families.llama import LLAMA4
+from oaiserve.routes.dialects.families.xml import QWEN_CODER
 from oaiserve.routes.dialects.family import CallFamily
-from oaiserve.routes.dialects.gemma import GEMMA4
-from oaiserve.routes.dialects.hermes import HERMES
-from oaiserve.routes.dialects.llama import LLAMA4
 from oaiserve.routes.dialects.reasoning import THINK, ReasoningMode, ThinkingParser
-from oaiserve.routes.dialects.xml import QWEN_CODER
 from tests.engine.grammars.plain import BACKEND, ids
 from tests.routes.dialects.reading import TOOLS, own_form, segments_of
 from tools.attack.functions.linear import Case, cut, repeated

@@ -31,5 +31,12 @@ def _without_line_end(message: Message) -> Message:
 
 
 HERMES = CallFamily(
-    "hermes", HermesCalls, "<tool_call>\n", "\n</tool_call>", "\n", signs=("<tool_call>",), history=without_line_ends
+    "hermes",
+    HermesCalls,
+    "<tool_call>\n",
+    "\n</tool_call>",
+    "\n",
+    signs=("<tool_call>",),
+    rank=1,
+    history=without_line_ends,
 )

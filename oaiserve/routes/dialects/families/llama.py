@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+from oaiserve.routes.dialects.families.pythonic import PythonicCalls
 from oaiserve.routes.dialects.family import CallFamily
 from oaiserve.routes.dialects.json_calls import JsonCallParser
-from oaiserve.routes.dialects.pythonic import PythonicCalls
 from oaiserve.routes.dialects.segments import Segment, find_tag
 
 
@@ -48,6 +48,7 @@ LLAMA = CallFamily(
     separator="; ",
     arguments_key="parameters",
     signs=('"parameters": ', "<|start_header_id|>"),  # Llama 3.2's template has no <|python_tag|>
+    rank=3,
 )
 LLAMA4 = CallFamily(
     "llama4_pythonic",
@@ -57,4 +58,5 @@ LLAMA4 = CallFamily(
     after="]",
     arguments_key="parameters",
     signs=("<|python_start|>",),
+    rank=2,
 )

@@ -97,6 +97,7 @@ COMMAND_R = CallFamily(
     object_start='{"tool_name": "',
     arguments_key="parameters",
     signs=("Action:", '"tool_name"'),
+    rank=1,
 )
 NEMOTRON = CallFamily(
     "nemotron_json",
@@ -145,9 +146,10 @@ PHI4 = CallFamily(
     before="<|tool_call|>[",
     after="]<|/tool_call|>",
     signs=("<|/tool|>",),
+    rank=2,
 )
 GRANITE = CallFamily(
-    "granite", _TOOL_CALL, separator=", ", before="<|tool_call|>[", after="]", signs=("<|tool_call|>",)
+    "granite", _TOOL_CALL, separator=", ", before="<|tool_call|>[", after="]", signs=("<|tool_call|>",), rank=2
 )
 FIREFUNCTION = CallFamily(
     "firefunction",
@@ -166,15 +168,15 @@ FUNCTIONARY = CallFamily(
     name_end=">",
     signs=("<function=", ">{", "</function>", "ipython"),
 )
-GIGACHAT = CallFamily(
-    "gigachat3",
-    GigaChatCalls,
-    GigaChatCalls.opening_tags[0],
-    signs=("function call", "<|message_sep|>"),
-)
 GIGACHAT31 = CallFamily(
     "gigachat3",
     GigaChatCalls,
     GigaChatCalls.opening_tags[1],
     signs=("<|function_call|>", "<|message_sep|>"),
+)
+GIGACHAT = CallFamily(
+    "gigachat3",
+    GigaChatCalls,
+    GigaChatCalls.opening_tags[0],
+    signs=("function call", "<|message_sep|>"),
 )

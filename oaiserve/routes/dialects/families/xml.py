@@ -28,12 +28,6 @@ class GLMCalls(TaggedCalls):
     tags = ("<tool_call>", "</tool_call>", "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>")
 
 
-QWEN_CODER = _family(
-    "qwen3_coder",
-    "tool_call",
-    TaggedForm("<function={name}>\n", "<parameter={key}>\n", "\n</parameter>\n", "</function>"),
-    "<function=",
-)
 SEED = _family(
     "seed_oss",
     "seed:tool_call",
@@ -47,3 +41,9 @@ MINIMAX = _family(
     "<minimax:tool_call>",
 )
 GLM = CallFamily("glm45", GLMCalls, "<tool_call>", "</tool_call>", "\n", signs=("<arg_key>",))
+QWEN_CODER = _family(
+    "qwen3_coder",
+    "tool_call",
+    TaggedForm("<function={name}>\n", "<parameter={key}>\n", "\n</parameter>\n", "</function>"),
+    "<function=",
+)

@@ -135,8 +135,8 @@ class MuseCalls(TaggedCalls):
         return True
 
 
-HUNYUAN = _hunyuan("", "<tool_sep", "<arg_key")
 HUNYUAN_OPEN = _hunyuan(":opensource", "<tool_sep", ":opensource")
+HUNYUAN = _hunyuan("", "<tool_sep", "<arg_key")
 MINICPM = CallFamily(
     "minicpm5",
     MiniCPMCalls,
