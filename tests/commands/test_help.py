@@ -27,6 +27,7 @@ COMMANDS: dict[str, tuple[App, list[str]]] = {
     **{
         f"keys {name}": (cli.small_command("keys", SMALL_COMMANDS["keys"]), [name])
         for name in ("add", "list", "limit", "revoke")
+        if "keys" in SMALL_COMMANDS
     },
     **{
         f"bench {name}": (loadtest.cli._command_line("bench"), [name])

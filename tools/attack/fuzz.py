@@ -25,6 +25,7 @@ import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
+from importlib.util import find_spec
 from io import BytesIO
 from itertools import count
 from pathlib import Path
@@ -50,7 +51,6 @@ from oaiserve.engine.model.media import image_process, sound_process
 from oaiserve.engine.request import Grammar
 from oaiserve.errors import APIError, StartupError
 from oaiserve.http.codings import CODINGS, Decoding
-from oaiserve.plugins.batches.form import UploadForm
 from oaiserve.routes.adaptations import Adaptations
 from tests.engine.grammars.keywords import OBEYED
 from tests.engine.grammars.plain import make_grammars
@@ -275,11 +275,16 @@ def read_compressed(content: bytes) -> None:
     assert sum(map(len, [*decoding.feed(content[1:]), *decoding.end()])) <= DECODED_BYTES
 
 
-def read_form(content: bytes) -> None:
-    form = UploadForm(f"multipart/form-data; boundary={BOUNDARY}", BytesIO())
-    for start in range(0, len(content), 100):
-        form.feed(content[start : start + 100])
-    form.end(Adaptations())
+def read_forms(folder: Path) -> Read:
+    from oaiserve.plugins.batches.form import UploadForm
+
+    def read(content: bytes) -> None:
+        form = UploadForm(f"multipart/form-data; boundary={BOUNDARY}", BytesIO())
+        for start in range(0, len(content), 100):
+            form.feed(content[start : start + 100])
+        form.end(Adaptations())
+
+    return read
 
 
 def read_schema(folder: Path) -> Read:
@@ -323,10 +328,11 @@ TARGETS = {
     "images": Target(lambda folder: read_image, (), spoiled(images, *BYTES)),
     "sounds": Target(lambda folder: read_sound, (sound_process.Refused,), spoiled(sounds, *BYTES)),
     "codings": Target(lambda folder: read_compressed, (APIError,), spoiled(compressed, *BYTES)),
-    "forms": Target(lambda folder: read_form, (APIError,), spoiled(forms, *BYTES)),
     "schemas": Target(read_schema, (APIError, UnicodeDecodeError), spoiled(schemas, json_edited)),
     "bodies": Target(read_body, (), bodies),
 }
+if find_spec("oaiserve.plugins.batches") is not None:
+    TARGETS["forms"] = Target(read_forms, (APIError,), spoiled(forms, *BYTES))
 
 
 # -- runs -------------------------------------------------------------------------------------------------------------

@@ -22,41 +22,10 @@ from oaiserve.errors import Overloaded
 from oaiserve.explain.step_cost import KNOTS, StepCost
 from oaiserve.plugins.batches import runner, with_clock
 from oaiserve.wire.continuation import IDS_HEADER, StreamIds
+from tests.batching import CHAT, answers, begin, ended, jsonl, line, wait_for_answers
 from tests.routes.doubles import FakeEngine, FakeTelemetry, says
 from tests.serving import Serve, Served, run_server, serving
 from tests.waiting import wait_until
-
-CHAT = "/v1/chat/completions"
-
-
-def line(number: int, url: str = CHAT, **body: Any) -> dict[str, Any]:
-    fields = {"messages": [{"role": "user", "content": f"Number {number}"}], "max_tokens": 5} | body
-    return {"custom_id": f"line-{number}", "method": "POST", "url": url, "body": fields}
-
-
-def jsonl(*lines: object) -> bytes:
-    return b"".join(json.dumps(one).encode() + b"\n" for one in lines)
-
-
-def begin(sdk: OpenAI, *lines: object, endpoint: Any = CHAT) -> Any:
-    file = sdk.files.create(file=("in.jsonl", jsonl(*lines)), purpose="batch")
-    return sdk.batches.create(input_file_id=file.id, endpoint=endpoint, completion_window="24h", metadata={"a": "b"})
-
-
-def ended(sdk: OpenAI, batch: Any) -> Any:
-    """Wait for the end of a batch. Each test does: servers are shared."""
-    wait_until(lambda: sdk.batches.retrieve(batch.id).status != "in_progress")
-    return sdk.batches.retrieve(batch.id)
-
-
-def wait_for_answers(sdk: OpenAI, batch: Any, number: int) -> Any:
-    """Wait until this number of lines are answered, and return the batch as it is then."""
-    wait_until(lambda: sdk.batches.retrieve(batch.id).request_counts.completed >= number)
-    return sdk.batches.retrieve(batch.id)
-
-
-def answers(sdk: OpenAI, file_id: str) -> list[dict[str, Any]]:
-    return [json.loads(text) for text in sdk.files.content(file_id).text.splitlines()]
 
 
 def client(url: str, key: str = "any") -> OpenAI:

@@ -21,12 +21,10 @@ from starlette.testclient import TestClient
 from oaiserve.app import create_app
 from oaiserve.config import Config, EngineOptions, ModelsOptions, ServerOptions
 from oaiserve.http.refusals import RECORDED_NS, Refusals
-from oaiserve.plugins.batches import runner
 from oaiserve.plugins.gateway.app import create_gateway_of_models
 from oaiserve.plugins.gateway.children.settings import models_of
-from oaiserve.plugins.keys.key_table import KeyTable
 from oaiserve.wire.address import Address
-from tests.plugins.batches.test_batches import answers, begin, ended, line
+from tests.batching import answers, begin, ended, line
 from tests.plugins.gateway.doubles import OPTIONS
 from tests.routes.asking import bearer
 from tests.routes.doubles import FakeEngine, FakeTelemetry, says
@@ -83,7 +81,10 @@ def test_a_front_of_one_model_lists_each_of_its_names() -> None:
         assert client.get("/v1/models/gpt-4o").json()["root"] == listed[0]["root"]
 
 
+@pytest.mark.plugin("keys")
 def test_the_front_knows_stored_keys_and_refuses_a_model_before_it_is_loaded(tmp_path: Path) -> None:
+    from oaiserve.plugins.keys.key_table import KeyTable
+
     server = ServerOptions(stored_keys=True, response_store=tmp_path / "store")
     table = KeyTable(tmp_path / "store")
     admin, alice = (
@@ -180,6 +181,7 @@ def sdk_of(http: httpx.Client, key: str = "any") -> openai.OpenAI:
     return openai.OpenAI(base_url=f"{http.base_url}/v1", api_key=key, max_retries=0)
 
 
+@pytest.mark.plugin("batches")
 def test_lines_of_a_batch_go_to_their_models_as_work_of_their_key(monkeypatch: pytest.MonkeyPatch) -> None:
     server = ServerOptions(drain_timeout_seconds=0, api_key=("mine",))
     with running(monkeypatch, "abc", server) as (http, children):
@@ -197,8 +199,9 @@ def test_lines_of_a_batch_go_to_their_models_as_work_of_their_key(monkeypatch: p
         assert [one.id for one in sdk.batches.list()] == [batch.id]
 
 
+@pytest.mark.plugin("batches")
 def test_line_whose_process_ends_is_sent_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runner, "RETRY_SECONDS", 0.01)
+    monkeypatch.setattr("oaiserve.plugins.batches.runner.RETRY_SECONDS", 0.01)
     with running(monkeypatch, "a") as (http, children):
         sdk = sdk_of(http)
         assert http.get("/v1/models/a").json()["is_loaded"] is False

@@ -17,12 +17,11 @@ from oaiserve.facts.record import EngineAccount
 from oaiserve.facts.times import RequestTimes
 from oaiserve.http.keys import Right
 from oaiserve.plugin_loading import own_plugins, pages_of
-from oaiserve.plugins.batches import runner
 from oaiserve.plugins.keys.key_table import KeyTable
 from oaiserve.routes.door.access import OpenPaths, right_for
 from oaiserve.routes.operation import operation_of
+from tests.batching import begin, line
 from tests.databases import opened_databases
-from tests.plugins.batches.test_batches import begin, line
 from tests.routes.asking import bearer
 from tests.routes.doubles import fails, prompts_done, says, starts
 from tests.routes.test_access import SPELLINGS, check_refused
@@ -256,11 +255,12 @@ def test_a_key_is_made_changed_and_revoked_while_the_server_runs(run: RunServer,
             assert b"Hello" in next(stream.iter_raw())  # what is under way goes on
 
 
+@pytest.mark.plugin("batches")
 def test_lines_of_a_batch_use_the_limits_of_its_key(
     run: RunServer, table: KeyTable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A line beyond them comes again, unless it is too large for any day."""
-    monkeypatch.setattr(runner, "RETRY_SECONDS", 0.01)
+    monkeypatch.setattr("oaiserve.plugins.batches.runner.RETRY_SECONDS", 0.01)
     key = table.add("alice", {"requests_per_day": 2, "tokens_per_day": 3000, "priority": 7})
     with asking(run, key) as served:
         sdk = OpenAI(base_url=f"{served.url}/v1", api_key=key, max_retries=0)
