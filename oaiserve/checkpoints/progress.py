@@ -25,7 +25,7 @@ DRAW_SECONDS = 0.1  # between two drawings of a bar
 class Progress(tqdm):  # type: ignore[misc]
     """A bar, which libraries may use instead of tqdm's."""
 
-    monitor_interval = 0  # no thread that stays
+    monitor_interval = 0  # 0 keeps tqdm from starting its monitor thread.
     last_print_t: float
 
     def __init__(self, *arguments: Any, **named: Any) -> None:

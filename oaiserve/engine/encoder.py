@@ -17,10 +17,10 @@ from oaiserve.engine.request import Request
 from oaiserve.engine.tokenize import Tokenized
 from oaiserve.facts.engine_numbers import EngineNumbers
 
-# Of the time of steps that the tower's pieces get while other requests run: the gap between two of their tokens grows
-# by as much, at most by one piece more.
+# Share of step time that encoding may add while other requests run. The gap between two tokens of these requests grows
+# by this share, and by at most one piece more.
 SHARE = 0.15
-# For so long it works at once while nothing else runs: commands wait for it.
+# Longest time that the encoder works without a break when nothing else runs. Commands wait meanwhile.
 SLICE_NS = 10_000_000
 
 

@@ -39,8 +39,9 @@ NUMBER_SECONDS = 3.0
 LEAST_SHARE = 0.01  # share of a usual step: a number below it may change as much as one that reaches it
 HUBER = 0.7  # errors over this multiple of the usual one count less
 LEAST_ERROR = 0.01  # least usual error; no machine is more exact
-# Two rows may cost so much less than one, as a share of that: the attention of a single sequence leaves cores idle. If
-# they might not, the cost of more contexts would have to make up for it.
+# Largest fall of a step's cost from one row to two, as a share of the cost of one. Attention of a single sequence
+# leaves cores idle, so a second row may even save time. Without this slack, the fit would charge the saving to the
+# context.
 MOST_FALL = 0.5
 log = logging.getLogger(__name__)
 _KNOTS = np.array(KNOTS, np.float64)

@@ -86,8 +86,9 @@ class Connections:
 
 
 def client_of(address: str) -> bytes:
-    """Return the address as bytes: only the network of an IPv6 address, and an IPv4 address in IPv6's form as
-    itself."""
+    """Return the key under which an address is counted: an IPv4 address, or the first 64 bits of an IPv6 address.
+
+    An IPv4 address in IPv6's form keeps its four bytes."""
     if ":" not in address:
         return address.encode()
     packed = socket.inet_pton(socket.AF_INET6, address.partition("%")[0])

@@ -44,7 +44,7 @@ class StepCauses:
         self._late_ns = 0  # time that steps began late because of the machine
         self._asked_ns = 0  # the time of the last question to the machine
         self._cost: StepCost | None = None  # The last step was divided by this cost.
-        # Its times for a token drawn alone, for each token of context, and on top of that for each cached one.
+        # By this cost: time of a token drawn alone, per token of context, and the extra per cached token of context.
         self._plain_ns = (0.0, 0.0, 0.0)
 
     @property
@@ -124,7 +124,7 @@ class StepCauses:
             others = self.decodes.begin_step(chunks)
             if self.decodes:
                 rows = load.decodes + load.prompt_tokens
-                # A row of many costs less than one alone.
+                # A row costs less in a step with others than in a step of its own.
                 beside = unit * (weigh.together_ns(rows) / rows + weigh.draw_ns - self._plain_ns[0])
                 self.decodes.step_ended(self._plain_ns, unit, beside, core_ns, machine_ns, 1 / rows)
             if any(chunk.sequence.causes is not None and chunk.sequence.causes.may_have_missed for chunk in others):

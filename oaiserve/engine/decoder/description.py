@@ -68,7 +68,7 @@ class LowRank:
 
 @dataclass(frozen=True, slots=True)
 class HeadRows:
-    """Some rows of each head of a matrix, which latent attention multiplies by that head's numbers."""
+    """A range of rows per head of a matrix. Latent attention multiplies each head's vector by the rows of this head."""
 
     matrix: Matrix  # its rows are sorted by head
     heads: int

@@ -56,7 +56,7 @@ _LAYOUT_OPTIONS = {
 @dataclass(frozen=True, slots=True)
 class Translated:
     text: str
-    subschemas: Iterable[tuple[str, str]] = ()  # grammars of their own, with their places, the innermost ones first
+    subschemas: Iterable[tuple[str, str]] = ()  # (place, grammar) pairs, innermost first
 
 
 def translate(kind: GrammarKind, text: str) -> Translated:

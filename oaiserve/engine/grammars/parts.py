@@ -66,7 +66,7 @@ class Leads:
             self._is_searched = False
 
     def find(self) -> bytes | None:
-        """If a lead matches, return the first text for the grammar: the lead's letter and the text after the match."""
+        """Return the text that the grammar reads first if a lead matches: the letter of the lead, then the rest."""
         if self._is_searched:
             return None
         match = self._pattern.search(self._text)

@@ -27,9 +27,9 @@ _last_turn = attrgetter("last_turn")
 MASKS_NS = 5_000_000
 MOST_OVERTAKEN = 16  # how often a sequence that does not fit is overtaken
 # A prompt counts as short next to one with SHORT_BESIDE times its tokens left. When one arrives, prompts get only
-# SHORTER_SHARE of their time in each of the next SHORTER_STEPS steps. On a Zen 4, 36 tokens next to 3,000 then have
-# their first token after 2.4 times as long as alone (5.4 times with all of the time); the 3,000 take 1.11 times as long
-# (1.2 times with a share of 0.25).
+# SHORTER_SHARE of their time in each of the next SHORTER_STEPS steps. On a Zen 4, the first token of a prompt of 36
+# tokens next to one of 3,000 then takes 2.4 times as long as alone, and 5.4 times without this rule. The long prompt
+# takes 1.11 times as long, and 1.2 times with a share of 0.25.
 SHORT_BESIDE = 8
 SHORTER_STEPS = 128
 SHORTER_SHARE = 0.3

@@ -12,8 +12,8 @@ from torch import Tensor
 # different rounding by far less.
 FLOAT32_TOLERANCE = 1e-3
 HALF_TOLERANCE = 0.1  # bfloat16 and float16
-# Keys in floats of eight bits are 6 to 12 % apart, and a last bit of bfloat16 decides which of two one becomes. Noise
-# of that size in queries, keys and values moved the logits of small models by up to 15 %.
+# Neighbouring 8-bit floats are 6 to 12 % apart, so a difference in the last bit of bfloat16 can change a key by that
+# much. Noise of that size in queries, keys and values moved the logits of small models by up to 15 %.
 FLOAT8_CACHE_TOLERANCE = 0.3
 _LEAST_ROW = 1e-3  # size of a row relative to the largest one; a smaller one counts as this large
 

@@ -184,7 +184,7 @@ class ChatTemplate:
         return [{**others[0], "content": joined}, *others[1:]]
 
     def _described(self, tool: Mapping[str, Any]) -> Message:
-        """Return a tool with descriptions, even if empty, for a template that renders no tools without them."""
+        """Return the tool. If the template needs descriptions, a missing one becomes an empty text."""
         function = tool.get("function")
         if not isinstance(function, Mapping):
             return dict(tool)

@@ -31,7 +31,7 @@ TOKENS_PER_REQUEST = 1024
 # few.
 LEAST_PART = 1 / 4
 SILENT_NS = 10_000_000_000  # a replica without a report for so long is used only if all are silent
-FADING_NS = 2_000_000_000  # after so long, a request that was sent counts 1/e beside one that is sent now
+FADING_NS = 2_000_000_000  # The weight of a sent request in the load estimate falls to 1/e in this time.
 NEWS = 1 / 2  # weight of a report's change: a load scatters from one second to the next, and reports with it
 _MOST_EXPONENT = 20
 _ROUNDING = 1e-6  # Sums of loads are not exact.

@@ -26,8 +26,8 @@ MOST_HEAD_BYTES = 64 * 1024  # the head of an answer, with all interim ones befo
 MOST_HEADERS = 128
 HEAD_SECONDS = 10.0  # from the first byte of a head to its end
 MOST_GATHERED_BYTES = 256 * 1024  # part of an answer that waits for its reader
-# Parts of streams above this size take turns, at this rate for each replica. Marks cost CPU time, and a replica that
-# sends them without an end must not keep the event loop from all others.
+# Parts of streams above this size take turns, at this rate for each replica. Marks cost CPU time. A replica that
+# sends them endlessly must not hold up the event loop for the other replicas.
 LARGE_PART_BYTES = 64 * 1024
 LARGE_PARTS_BYTES_PER_SECOND = 4 * 2**20
 

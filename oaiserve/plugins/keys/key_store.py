@@ -70,7 +70,7 @@ class KeyStore:
             await self._done(use, partial(self._table.reserve, use, tokens))
 
     async def look(self, use: Use) -> None:
-        """Store in a use what its key has left. Raises Unavailable."""
+        """Read how much the key has left, and store that in `use`. Raises Unavailable."""
         if use.key.limits != NO_LIMITS:
             await self._done(use, partial(self._table.look, use))
 

@@ -27,7 +27,7 @@ class PoolingBody(msgspec.Struct, kw_only=True):
     """The parameters that all of these routes accept. None means that the client did not set it."""
 
     model: ModelName = None
-    # The model decides about its maximum.
+    # There is no maximum here, because it depends on the model.
     truncate_prompt_tokens: Annotated[
         Integer | None, described("Cut texts to this many tokens; -1: to the most that the model reads.", -1)
     ] = None

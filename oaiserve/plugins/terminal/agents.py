@@ -161,7 +161,7 @@ AGENTS = {
             "CLAUDE_CODE_MAX_CONTEXT_TOKENS": "$context",
             "CLAUDE_CODE_MAX_OUTPUT_TOKENS": "$output",
             "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
-            "CLAUDE_CODE_ATTRIBUTION_HEADER": "0",  # It would change with each request, at the beginning of the prompt.
+            "CLAUDE_CODE_ATTRIBUTION_HEADER": "0",  # The header changes per request and begins the prompt.
             "API_TIMEOUT_MS": f"{_PATIENCE_MS}",
             "API_FORCE_IDLE_TIMEOUT": "0",
             "CLAUDE_STREAM_FIRST_BYTE_TIMEOUT_MS": f"{_PATIENCE_MS}",

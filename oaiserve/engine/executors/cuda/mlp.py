@@ -44,7 +44,7 @@ class MLPLayer:
 
 
 class MixtureLayer:
-    """A mixture of experts. Plain torch computes them expert by expert, for which the host waits for the device."""
+    """A mixture of experts. Without kernels, torch computes one expert after the other, and the host waits for each."""
 
     def __init__(self, mixture: Experts, placing: JoiningPlacing) -> None:
         experts = mixture.experts

@@ -31,7 +31,7 @@ def _turned(
     DIM: tl.constexpr,
     TILE_DIM: tl.constexpr,
     ROTARY_DIM: tl.constexpr,  # numbers that are rotated by position; 0: none
-    APART: tl.constexpr,  # how far apart the numbers of a pair are, the first of which begin the row; 1: neighbours
+    APART: tl.constexpr,  # distance between the two numbers of a rotated pair; 1: they are neighbours
     HAS_NORM: tl.constexpr,
 ):
     """Load rows [R, TILE_DIM] of queries or keys of a token, normed and rotated, in float32."""

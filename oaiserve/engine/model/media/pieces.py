@@ -30,9 +30,9 @@ class _Worker(greenlet):  # type: ignore[misc]
 
 
 def in_pieces(run: Callable[[], T], size: float, num_threads: int | None) -> Iterator[T | None]:
-    """Run a tower's code up to its next pause at each `next`, which returns None; last comes its result.
+    """Run a tower's code in pieces. Yield None after each piece, and the result after the last one.
 
-    A piece has about `size` multiplications. It is computed by `num_threads` of torch's threads; None: as many as now.
+    A piece has about `size` multiplications. It uses `num_threads` of torch's threads, or the current number if None.
     """
     worker = _Worker(run)
     worker.size = size

@@ -269,9 +269,9 @@ class ChildModels:
         await process.end(model.config.server.drain_timeout_seconds)
 
     async def _see_end(self, model: Model, process: ServerProcess) -> None:
-        """Load a model again whose process has ended by itself, if a request needs it, or if it should stay loaded.
+        """Wait until the process of a model has ended by itself. Then load the model again if it is still needed.
 
-        It is loaded at once, or after a pause if its process has ended soon after a load before."""
+        If the process ended soon after its start, there is a pause before the next one."""
         loaded_ns = self._clock_ns()
         await process.ended()
         if model.process is not process or self._is_closed:
