@@ -17,6 +17,7 @@ from oaiserve.telemetry import names, vllm_names
 from tests.deploy.paths import DEPLOY
 from tests.telemetry.reported import PROCESS_METRICS
 
+REFERENCE = DEPLOY.parent / "docs" / "reference" / "metrics.md"
 RULE_FILES = sorted((DEPLOY / "prometheus").glob("*.rules.yml"))
 
 # The labels of each name that a query may use, including those of the target.
@@ -27,6 +28,12 @@ KNOWN_LABELS = {
     for metric in (*names.METRICS, *own_metrics(), *names.GEN_AI_METRICS, *vllm_names.METRICS)
     for suffix in _SUFFIXES.get(metric.type, ("",))
 }
+# A plug-in that is deleted leaves its panels, and its table in the reference.
+KNOWN_LABELS = {
+    name: {*re.findall(r"`(\w+)`", labels), *_TARGET}
+    for table in re.findall(r"<!-- \w+-metrics -->(.*?)<!-- end", REFERENCE.read_text(), re.DOTALL)
+    for name, labels in re.findall(r"^\| `(oaiserve_\w+)` \| \w+ \|([^|]*)\|", table, re.MULTILINE)
+} | KNOWN_LABELS
 KNOWN_LABELS |= dict.fromkeys((*PROCESS_METRICS, "up"), _TARGET)
 KNOWN_LABELS["process_start_time_seconds"] = {children.LABEL, *_TARGET}
 _GATEWAY = GatewayMetrics(Watch(Routers(), (), (), USUAL))

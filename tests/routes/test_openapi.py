@@ -22,6 +22,7 @@ from oaiserve.routes.intake.body_types import ChatBody, CompletionBody
 from oaiserve.routes.intake.parameters import ranges
 from oaiserve.routes.openapi import STATUSES, document
 from oaiserve.routes.operation import operation_of
+from tests.missing_plugins import has_plugin
 from tests.published import CheckedStream, check, check_events, operation, published
 from tests.routes.doubles import pools
 from tests.serving import Serve, Served
@@ -185,9 +186,9 @@ def test_the_documentation_has_such_examples() -> None:
 
 
 def test_the_example_of_each_route_is_answered(served: Served) -> None:
-    begun = served.post("/v1/conversations").json()["id"]
+    begun = served.post("/v1/conversations").json()["id"] if has_plugin("responses") else ""
     form: dict[str, Any] = {"data": {"purpose": "batch"}, "files": {"file": b""}}
-    file_id = served.http.post("/v1/files", **form).json()["id"]
+    file_id = served.http.post("/v1/files", **form).json()["id"] if has_plugin("batches") else ""
     generates = served.engine.script
     for pattern, methods in published()["paths"].items():
         path = pattern.replace("{conversation_id}", begun)
