@@ -49,6 +49,7 @@ def test_a_malformed_trace_is_replaced(served: Served, traceparent: str) -> None
     assert not response.headers["traceresponse"].startswith("00-" + "1" * 32)
 
 
+@pytest.mark.plugin("pages")
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/completions/"])
 def test_an_answer_links_to_the_page_of_its_request(served: Served, path: str) -> None:
     for body, status in ({"prompt": "Hi"}, 200), ({"prompt": 7}, 400):

@@ -44,11 +44,16 @@ def test_feed_has_numbers_states_and_addresses_of_replicas() -> None:
         assert states == {first: (False, "Paused, because its requests failed"), second: (True, "Up")}
         assert sum(replica["num_sent"] for replica in found["replicas"]) == 6
         assert all(replica["models"] == ["m"] and replica["num_running"] == 0 for replica in found["replicas"])
-        html = {"accept": "text/html,*/*;q=0.8"}
-        assert "chat-form" in running.http.get("/", headers=html).text
+
+
+@pytest.mark.plugin("pages")
+def test_a_gateway_has_the_pages_of_a_server() -> None:
+    with fleet(1) as running:
+        assert "chat-form" in running.http.get("/", headers={"accept": "text/html,*/*;q=0.8"}).text
         assert running.http.get("/").json()["links"]["page"] == "dashboard"
 
 
+@pytest.mark.plugin("pages")
 def test_pages_of_requests_need_a_local_gateway_or_open_dashboard_without_addresses() -> None:
     for route, status in (
         (RouteOptions(host="0.0.0.0"), 404),
@@ -67,6 +72,7 @@ def test_pages_of_requests_need_a_local_gateway_or_open_dashboard_without_addres
 
 
 @pytest.mark.browser
+@pytest.mark.plugin("pages")
 @pytest.mark.parametrize(("scheme", "viewport"), [("light", DESK), ("dark", PHONE)], ids=["light", "dark on a phone"])
 def test_the_page_follows_the_fleet(open_page: OpenPage, scheme: str, viewport: dict[str, int]) -> None:  # noqa: F811
     with fleet(2) as running:
@@ -91,6 +97,7 @@ def test_the_page_follows_the_fleet(open_page: OpenPage, scheme: str, viewport: 
 
 
 @pytest.mark.browser
+@pytest.mark.plugin("pages")
 def test_only_the_requests_of_replicas_with_keys_need_a_key(open_page: OpenPage) -> None:  # noqa: F811
     server = replace(BEHIND_A_GATEWAY, api_key=("secret",))
     with fleet(1, server=server, route=RouteOptions(replica_key="secret")) as running:

@@ -75,6 +75,7 @@ def test_a_gateway_asks_no_replica_for_more_requests_than_it_reads(monkeypatch: 
         assert len(entries(running)) == 2
 
 
+@pytest.mark.plugin("pages")
 def test_an_answer_by_a_gateway_links_to_the_page_of_its_request() -> None:
     with fleet(1) as running:
         answer = running.ask()

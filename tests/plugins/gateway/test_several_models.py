@@ -95,6 +95,7 @@ def test_each_model_is_loaded_when_it_is_asked_for(two_models: LiveServer, first
 
 
 @pytest.mark.browser
+@pytest.mark.plugin("pages")
 def test_pages_talk_to_all_models_and_show_all_or_the_chosen_one(two_models: LiveServer, open_page: OpenPage) -> None:
     page = open_page(f"{two_models.url}/", may_log=True)  # The browser logs that a key is missing.
     page.fill("#key", API_KEY)
