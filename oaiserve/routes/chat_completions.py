@@ -1,4 +1,4 @@
-"""/v1/chat/completions: its messages and its own parameters, tools and reasoning among them."""
+"""/v1/chat/completions: an answer to messages, with tools and reasoning."""
 
 from __future__ import annotations
 

@@ -33,9 +33,9 @@ from oaiserve.routes.answer.logprobs import (
 )
 from oaiserve.routes.answer.respond import Answer, answer_to
 from oaiserve.routes.chat import constraints
-from oaiserve.routes.intake import decode as protocol
 from oaiserve.routes.intake import parameters
 from oaiserve.routes.intake.body_types import MAX_CHOICES_PER_REQUEST, CompletionBody
+from oaiserve.routes.intake.decode import num_ids
 from oaiserve.routes.intake.invalid import invalid
 from oaiserve.routes.intake.parameters import Wanted, inputs_of, integer, prompt_ids
 from oaiserve.routes.intake.read import Head, Intake, read
@@ -79,7 +79,7 @@ async def completions(http: HTTPRequest) -> Answer:
     max_model_len = serving_of(http).engine.max_model_len
 
     def check_number(given: Mapping[str, msgspec.Raw]) -> None:
-        if (number := protocol.num_ids(given.get("prompt"))) > max_model_len:
+        if (number := num_ids(given.get("prompt"))) > max_model_len:
             raise ContextLengthExceeded(max_model_len, number, param="prompt")
 
     return await read(http, CompletionBody, _answer, id_prefix="cmpl-", check_given=check_number)

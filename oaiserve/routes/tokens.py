@@ -20,8 +20,8 @@ from oaiserve.routes.chat.shown_tools import shown_tools
 from oaiserve.routes.chat.tools import functions_of
 from oaiserve.routes.dialects.dialect import Dialect
 from oaiserve.routes.door.middleware import json_response
-from oaiserve.routes.intake import decode as protocol
 from oaiserve.routes.intake.body_types import DetokenizeBody, TokenizeBody
+from oaiserve.routes.intake.decode import num_ids
 from oaiserve.routes.intake.invalid import invalid, show
 from oaiserve.routes.intake.media import MediaReader, read_media
 from oaiserve.routes.intake.object_types import Integer
@@ -79,7 +79,7 @@ async def detokenize(request: Request) -> Response:
     most = max(MOST_TOKENS, serving.engine.max_model_len)
 
     def check_number(values: Mapping[str, msgspec.Raw]) -> None:
-        if (number := protocol.num_ids(values.get("tokens"))) > most:
+        if (number := num_ids(values.get("tokens"))) > most:
             raise invalid("tokens", f"must have at most {most} ids, got {number}. Send them in parts")
 
     body, num_bytes = await read_parsed(request, DetokenizeBody, check_given=check_number)
