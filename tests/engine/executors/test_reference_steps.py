@@ -89,18 +89,22 @@ def test_adapters_in_one_batch_are_each_the_model_with_merged_weights(name: str)
 @torch.inference_mode()
 def test_bfloat16_is_as_close_to_float32_as_in_transformers(family: str) -> None:
     model = make_model(FAMILIES[family], dtype=torch.bfloat16)
-    ids = prompts([60])
+    all_ids = prompts([60] * 8)  # Rounding may send a token to another expert, so one prompt says little.
     loaded = described(model)
-    in_bfloat16 = model(torch.tensor(ids)).logits[0].float()
-    expected = model.float()(torch.tensor(ids)).logits[0]
-    own = difference(in_bfloat16, expected)
-    states = states_of(loaded)
-    batch = batch_of([(ids[0], 0)])
-    batch.states = None if states is None else states.of_step([StateChunk(0, 0, 60)])
-    found = reference(loaded.decoder, dtype=torch.bfloat16).forward(batch)
-    assert found.dtype == torch.float32
-    assert own > 1e-3, "bfloat16 must make a difference"
-    assert difference(found, expected) < 1.1 * own
+    in_bfloat16 = [model(torch.tensor([ids])).logits[0].float() for ids in all_ids]
+    model.float()
+    theirs = ours = 0.0
+    for ids, logits in zip(all_ids, in_bfloat16, strict=True):
+        expected = model(torch.tensor([ids])).logits[0]
+        theirs += difference(logits, expected)
+        states = states_of(loaded)
+        batch = batch_of([(ids, 0)])
+        batch.states = None if states is None else states.of_step([StateChunk(0, 0, 60)])
+        found = reference(loaded.decoder, dtype=torch.bfloat16).forward(batch)
+        assert found.dtype == torch.float32
+        ours += difference(found, expected)
+    assert theirs > 8e-3, "bfloat16 must make a difference"
+    assert ours < 1.1 * theirs
 
 
 WITHOUT_EXPERTS = config("deepseek_v3", **LATENT | {"first_k_dense_replace": 3}, **GROUPED_MOE, q_lora_rank=24)
