@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from oaiserve.engine.adapters import MOST_ADAPTERS
 from oaiserve.errors import APIError, kinds_of
 from oaiserve.facts.engine_numbers import EngineNumbers
-from oaiserve.facts.record import EngineAccount, RequestRecord, StepKind, StepRecord, WaitReason
+from oaiserve.facts.record import EngineAccount, ReadAgain, RequestRecord, StepKind, StepRecord, WaitReason
 from oaiserve.telemetry import names, observations, vllm_names
 from oaiserve.telemetry.metric import Metric
 from oaiserve.telemetry.metric import metric as metric_named
@@ -299,7 +299,7 @@ def test_labels_have_few_values_whatever_records_say(hostile: list[RequestRecord
     assert values["model"] <= {"demo"}
     assert values["operation"] <= observations.OPERATIONS | {"other"}
     assert values["error_type"] <= kinds_of(APIError).keys() | {"", "other"}
-    assert values["reason"] <= {"stop", "length", "abort", "other", *WaitReason}
+    assert values["reason"] <= {"stop", "length", "abort", "other", *WaitReason, *ReadAgain}
     assert all(value == "other" or 100 <= int(value) <= 599 for value in values["status"])
 
 
