@@ -20,6 +20,8 @@ from tests.models.poolers import random_pooler
 from tests.models.poolers import save as save_pooler
 from tests.waiting import wait_until
 
+pytestmark = pytest.mark.plugin("pooling")
+
 CONFIG = """
 api-key = ["{key}"]
 dtype = "float32"
