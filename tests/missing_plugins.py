@@ -13,6 +13,7 @@ PATHS = {  # of the routes of each plug-in
     "pooling": ("/v1/embeddings", "/v1/score", "/score", "/v1/rerank", "/v2/rerank", "/rerank"),
     "responses": ("/v1/responses", "/v1/conversations"),
 }
+COMMANDS = {"batches": ("batch",), "keys": ("keys",), "terminal": ("chat", "launch")}
 
 
 def has_plugin(name: str) -> bool:
@@ -31,6 +32,11 @@ def is_served(path: object) -> bool:
     """Return whether no missing plug-in has the route of this path."""
     plugin = plugin_of(path)
     return plugin is None or has_plugin(plugin)
+
+
+def has_command(name: str) -> bool:
+    """Return whether no missing plug-in has this command."""
+    return all(name not in commands or has_plugin(plugin) for plugin, commands in COMMANDS.items())
 
 
 def skip_without_plugins(items: list[pytest.Item]) -> None:

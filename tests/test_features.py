@@ -8,6 +8,7 @@ from cyclopts import App
 from loadtest.cli import _command_line as bench
 from oaiserve.cli import OTHER_COMMANDS, SMALL_COMMANDS, command_line, small_command
 from oaiserve.plugin_loading import commands_of, own_plugins
+from tests.missing_plugins import has_command
 
 ROOT = Path(__file__).parent.parent
 SECTIONS = dict(
@@ -53,7 +54,8 @@ def commands() -> dict[str, App]:
 
 
 def test_each_command_has_a_line() -> None:
-    assert sorted(named("Commands")) == sorted(["serve", "route", *commands()])
+    listed = [name for name in named("Commands") if has_command(name.split()[0])]
+    assert sorted(listed) == sorted(["serve", "route", *commands()])
     assert {name.split()[0] for name in commands()} == {*OTHER_COMMANDS, *SMALL_COMMANDS, *commands_of(own_plugins())}
 
 
@@ -76,5 +78,6 @@ def test_each_flag_of_other_commands_has_a_line_under_its_command() -> None:
     for cell in first_cells("Other commands"):
         heads, _, names = cell.partition(":")
         for head in re.findall("`([^`]+)`", heads):
-            lines |= {(head.split()[0], flag) for flag in re.findall("`(--[^`]+)`", names)}
+            if has_command(head.split()[0]):
+                lines |= {(head.split()[0], flag) for flag in re.findall("`(--[^`]+)`", names)}
     assert lines == existing

@@ -150,6 +150,7 @@ def test_input_images_of_responses_are_stored_and_there_again_in_the_next_turn(s
     assert counted.status_code == 200
 
 
+@pytest.mark.plugin("batches", "messages", "responses")
 def test_files_that_were_uploaded_are_read_by_their_ids(served: Served) -> None:
     uploaded = served.sdk().files.create(file=("a.png", b"an image"), purpose="vision")
     part = {"type": "input_image", "file_id": uploaded.id}

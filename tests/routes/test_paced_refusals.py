@@ -115,6 +115,7 @@ def test_a_body_that_is_not_read_is_charged_by_its_length(start: Callable[..., S
     assert charges == [(LOCAL, RECORDED_NS + int(UNREAD_NS * length))]
 
 
+@pytest.mark.plugin("batches")
 def test_uploads_are_charged_while_other_clients_have_open_requests(
     start: Callable[..., Served], charges: Charges, monkeypatch: pytest.MonkeyPatch
 ) -> None:
