@@ -40,8 +40,7 @@ MOST_MESSAGES = 2**14
 
 
 _IS_FOR = {
-    "generate": "generates text, by /v1/chat/completions, /v1/completions, /v1/responses and /v1/messages; "
-    "this route is not for it",
+    "generate": "generates text, as by /v1/chat/completions; this route is not for it",
     "embed": "turns texts into vectors, by /v1/embeddings, /v1/score and /v1/rerank; this route is not for it",
     "score": "scores pairs of texts, by /v1/score and /v1/rerank; this route is not for it",
 }
