@@ -1,6 +1,6 @@
-"""The command line: `oaiserve serve MODEL` reads the settings and starts one server, `oaiserve route` a gateway.
+"""The command line: `oaiserve serve MODEL` reads the settings and starts a server.
 
-A mistake of the user is reported in one sentence, with exit code 2. `run.py` starts the servers.
+A mistake of the user is reported in one sentence, with exit code 2. `run.py` starts the server.
 """
 
 from __future__ import annotations
@@ -14,8 +14,6 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import fields
 from functools import partial
 from importlib import import_module
-from inspect import Parameter as Argument
-from inspect import signature
 from itertools import pairwise
 from pathlib import Path
 from typing import Annotated
@@ -24,27 +22,26 @@ from cyclopts import (
     App,
     CoercionError,
     CycloptsError,
-    Group,
     Parameter,
     UnknownCommandError,
     UnknownOptionError,
-    UnusedCliTokensError,
 )
 from cyclopts.argument import ArgumentCollection
 from cyclopts.config import Env
 
 from oaiserve import __version__
 from oaiserve.checkpoints.source import find_model
+from oaiserve.commands.file_checks import check_files
 from oaiserve.commands.foreign_flags import OUR_FLAGS
 from oaiserve.commands.help import HelpFormatter
+from oaiserve.commands.listening import bind, obey_signals_as_first_process
+from oaiserve.commands.settings import add_options, changed, flags_of
 from oaiserve.config import (
     HAS_FLAG,
     WITHOUT_FLAG,
     Config,
     EngineOptions,
-    ModelsOptions,
     OptionError,
-    RouteOptions,
     ServerOptions,
     TelemetryOptions,
     flag_of,
@@ -53,23 +50,13 @@ from oaiserve.errors import StartupError
 from oaiserve.explain import commands
 from oaiserve.explain.commands import FILE_FORMATS, message_of, settings_in, suggestion, unknown_option
 from oaiserve.plugin import Command, Plugin
-from oaiserve.plugin_loading import VARIABLE, Found, commands_of, find, options_of, tables_in
-from oaiserve.plugins.gateway.children.settings import holds_models, models_of
-from oaiserve.run import (
-    bind,
-    check_files,
-    check_tls,
-    obey_signals_as_first_process,
-    serve_gateway,
-    serve_model,
-    serve_models,
-)
+from oaiserve.plugin_loading import OPTIONS, VARIABLE, Found, commands_of, find, options_of, server_for, tables_in
+from oaiserve.run import serve_model
 
 # Serves on a bound socket that does not listen yet, until it is stopped, and returns the exit code.
 ServeApp = Callable[[Config, socket.socket], int]
 
 ENV_PREFIX = "OAISERVE_"
-OPTIONS = (ServerOptions, EngineOptions, TelemetryOptions, ModelsOptions)  # of `serve`, without those of plug-ins
 VARIABLES_WITHOUT_FLAG = {"OAISERVE_CACHE"}  # read by `oaiserve.storage.private`
 # Commands with a command line of their own, without the settings of a server, and their help.
 OTHER_COMMANDS = {
@@ -86,7 +73,7 @@ SMALL_COMMANDS = {
         "rm": "Remove a model from this disk.",
     }.items()
 }
-WITHOUT_PLUGINS = ("route", "--version")  # These load no plug-ins for the command line.
+WITHOUT_PLUGINS = ("--version",)  # These load no plug-ins for the command line.
 MODEL_PROCESS = "model-process"  # A hidden command: a server with several models starts one process of it per model.
 
 
@@ -99,13 +86,13 @@ def main(argv: Sequence[str] | None = None, serve_app: ServeApp | None = None) -
     if argv and argv[0] in SMALL_COMMANDS:
         return commands.run(small_command(argv[0], SMALL_COMMANDS[argv[0]]), argv[1:])
     if argv[:1] == [MODEL_PROCESS] and len(argv) > 1:
-        from oaiserve.plugins.gateway.children.process import run
+        from oaiserve.commands.server_process import run
 
         return run(argv[1:], serve_model)
     try:
         found = Found([], []) if argv and argv[0] in WITHOUT_PLUGINS else _find_plugins(argv)
         further = commands_of(found.plugins)
-        if argv and argv[0] in further:
+        if argv and argv[0] in further and not further[argv[0]].has_settings:
             found.log()
             return commands.run(small_command(argv[0], further[argv[0]]), argv[1:])
         if argv[:1] == ["--install-completion"]:
@@ -207,10 +194,6 @@ def _bench(argv: list[str]) -> int:
 
 
 def _message_for(error: CycloptsError, name: str) -> str:
-    if isinstance(error, UnusedCliTokensError) and error.command_chain and error.command_chain[0] == "route":
-        unexpected = error.unused_tokens or ()
-        flags = " ".join(f"--replica {token}" for token in unexpected)
-        return f"Unexpected argument '{' '.join(unexpected)}'. 'oaiserve route' takes flags only, as in {flags}."
     if isinstance(error, UnknownCommandError) and (error.unused_tokens or ())[:1] == ["diff"]:
         return "The command 'diff' belongs to the load test: 'oaiserve bench diff' compares two recordings."
     if isinstance(error, UnknownOptionError):
@@ -225,7 +208,8 @@ def _message_for(error: CycloptsError, name: str) -> str:
 
 def _small_commands(plugins: Iterable[Plugin]) -> dict[str, Command]:
     """Return the small commands by name, in the order of the alphabet. Those of plug-ins replace none of oaiserve's."""
-    return dict(sorted((commands_of(plugins) | SMALL_COMMANDS).items()))
+    of_plugins = {name: each for name, each in commands_of(plugins).items() if not each.has_settings}
+    return dict(sorted((of_plugins | SMALL_COMMANDS).items()))
 
 
 def command_line(serve_app: ServeApp, plugins: Sequence[Plugin] = (), *, all_flags: bool = False) -> App:
@@ -233,6 +217,7 @@ def command_line(serve_app: ServeApp, plugins: Sequence[Plugin] = (), *, all_fla
 
     Without `all_flags`, the help of `serve` shows only the flags that most people use.
     """
+    tables = [name for plugin in plugins for name in plugin.tables]
     app = App(
         name="oaiserve",
         help="An OpenAI-compatible server for language models that accounts for every millisecond of every request.",
@@ -241,7 +226,7 @@ def command_line(serve_app: ServeApp, plugins: Sequence[Plugin] = (), *, all_fla
         help_formatter=HelpFormatter(),
         help_epilogue="To try it: oaiserve serve demo",
         # In order of precedence. Flags override all of these, and these override the defaults.
-        config=[_check_variables, Env(ENV_PREFIX, command=False, show=False), _read_config_file],
+        config=[_check_variables, Env(ENV_PREFIX, command=False, show=False), partial(_read_config_file, tables)],
         default_parameter=Parameter(negative_iterable=(), parse=HAS_FLAG),
     )
     app.register_install_completion_command(
@@ -254,10 +239,9 @@ def command_line(serve_app: ServeApp, plugins: Sequence[Plugin] = (), *, all_fla
     def serve(
         *model: str,
         config: Path | None = None,
-        server: Annotated[ServerOptions, _flags("Server", 1)] = ServerOptions(),  # noqa: B008 - frozen
-        engine: Annotated[EngineOptions, _flags("Engine", 2)] = EngineOptions(),  # noqa: B008
-        telemetry: Annotated[TelemetryOptions, _flags("Telemetry", 3)] = TelemetryOptions(),  # noqa: B008
-        models: Annotated[ModelsOptions, _flags("Several models", 4)] = ModelsOptions(),  # noqa: B008
+        server: Annotated[ServerOptions, flags_of("Server", 1)] = ServerOptions(),  # noqa: B008 - frozen
+        engine: Annotated[EngineOptions, flags_of("Engine", 2)] = EngineOptions(),  # noqa: B008
+        telemetry: Annotated[TelemetryOptions, flags_of("Telemetry", 3)] = TelemetryOptions(),  # noqa: B008
         **of_plugins: object,
     ) -> int:
         """Serve one model, or several.
@@ -275,22 +259,20 @@ def command_line(serve_app: ServeApp, plugins: Sequence[Plugin] = (), *, all_fla
         config
             Read settings from this file (.toml, .yaml or .json). A table [models.NAME] adds a model with its settings.
         """
-        changed = tuple(each for each in (models, *of_plugins.values()) if each != type(each)())
-        tables = {} if config is None else settings_in(config).get("models", {})
-        if not model and not tables:
+        first = model[0] if model else ""
+        settings = Config(first, server, engine, telemetry, config, changed(of_plugins.values()))
+        serve_others = server_for(model, settings, plugins)
+        if serve_others is not None:
+            with bind(server.host, server.port) as sock:
+                return serve_others(sock)
+        if not model:
             raise OptionError(
                 "MODEL is missing. Give a folder, a .gguf file, a hub id, or demo, as in: oaiserve serve demo"
             )
-        first = model[0] if model else ""
-        if len(model) > 1 or tables or models.are_set or holds_models(first):
-            base = Config("models", server, engine, telemetry, config, changed)
-            configs = models_of(model, tables, base)
-            check_tls(server.tls_certificate, server.tls_key)
-            for each in configs.values():
-                check_files(each.server, each.engine, each.telemetry)
-            with bind(server.host, server.port) as sock:
-                return serve_models(base, configs, plugins, sock)
-        settings = Config(first, server, engine, telemetry, config, changed)
+        if len(model) > 1:
+            raise OptionError(
+                f"Unexpected argument '{' '.join(model[1:])}'. Give one MODEL, as in: oaiserve serve demo"
+            )
         # Checks come before the import of torch, which takes seconds.
         if first != "demo":
             find_model(first)
@@ -298,50 +280,15 @@ def command_line(serve_app: ServeApp, plugins: Sequence[Plugin] = (), *, all_fla
         with bind(server.host, server.port) as sock:
             return serve_app(settings, sock)
 
-    sections = options_of(plugins, [each.name for kind in OPTIONS for each in fields(kind)])
-    _add_options(serve, sections)
+    groups = options_of(plugins)
+    add_options(serve, groups, 1 + len(OPTIONS))
     app.command(serve)
-
-    @app.command
-    def route(
-        *,
-        config: Path | None = None,
-        options: Annotated[RouteOptions, _flags("Route", 1)] = RouteOptions(),  # noqa: B008
-    ) -> int:
-        """Run a gateway, which sends each request to the server that has most of its prompt cached.
-
-        Each flag is also an environment variable (--replica-key: OAISERVE_REPLICA_KEY) and a key in the config file.
-
-        Parameters
-        ----------
-        config
-            Read settings from this file (.toml, .yaml or .json).
-        """
-        if not options.replica:
-            raise OptionError("--replica is missing. Give one for each server, as in --replica http://10.0.0.5:8000.")
-        check_tls(options.tls_certificate, options.tls_key)
-        with bind(options.host, options.port) as sock:
-            return serve_gateway(options, sock)
-
+    for name, each in commands_of(plugins).items():
+        if each.has_settings:
+            app.command(import_module(each.module).command, name=name)
     if not all_flags:
-        _shorten_help(app["serve"], (*OPTIONS, *(kind for _, kind in sections)))
+        _shorten_help(app["serve"], (*OPTIONS, *(kind for _, kind in groups)))
     return app
-
-
-def _add_options(serve: Callable[..., int], sections: Iterable[tuple[str, type]]) -> None:
-    """Replace the last parameter of `serve` by one for each group, for cyclopts, which reads the signature."""
-    stated = signature(serve)
-    arguments = [
-        Argument(
-            f"options_{position}",
-            Argument.KEYWORD_ONLY,
-            default=kind(),
-            annotation=Annotated[kind, _flags(title, position)],
-        )
-        for position, (title, kind) in enumerate(sections, start=len(OPTIONS) + 1)
-    ]
-    stated = stated.replace(parameters=[*list(stated.parameters.values())[:-1], *arguments])
-    serve.__signature__ = stated  # type: ignore[attr-defined]
 
 
 def _shorten_help(serve: App, kinds: Iterable[type]) -> None:
@@ -351,19 +298,9 @@ def _shorten_help(serve: App, kinds: Iterable[type]) -> None:
     serve.help_epilogue = f"oaiserve serve --help-all has all {len(flags) + 1} flags, and more about these."
 
 
-def _flags(title: str, position: int) -> Parameter:
-    def shown(default: object) -> str | None:
-        if default in ((), None):
-            return None
-        return str(default)
-
-    # name="*" makes each field of the class a flag without the class's name as a prefix.
-    return Parameter(name="*", group=Group(title, sort_key=position), show_default=shown)
-
-
 def _check_variables(app: App, commands: tuple[str, ...], arguments: ArgumentCollection) -> None:
     """Raise OptionError for an unknown or empty OAISERVE_ variable, which would otherwise be ignored silently."""
-    flags = [name for argument in arguments if argument.parse for name in argument.names]
+    flags = [name for argument in arguments if argument.parse and argument.show for name in argument.names]
     known = {ENV_PREFIX + flag.lstrip("-").upper().replace("-", "_") for flag in flags}
     for variable in sorted(os.environ):
         if variable.startswith(ENV_PREFIX) and variable not in known | VARIABLES_WITHOUT_FLAG:
@@ -373,8 +310,11 @@ def _check_variables(app: App, commands: tuple[str, ...], arguments: ArgumentCol
             raise OptionError(f"The environment variable {variable} is set, but empty. Give it a value, or unset it.")
 
 
-def _read_config_file(app: App, commands: tuple[str, ...], arguments: ArgumentCollection) -> None:
-    """Take settings without a flag or a variable from the config file. Raises for unknown keys."""
+def _read_config_file(
+    tables: Iterable[str], app: App, commands: tuple[str, ...], arguments: ArgumentCollection
+) -> None:
+    """Take settings without a flag or a variable from the config file, except for these tables of plug-ins. Raises for
+    unknown keys."""
     argument = arguments.get("--config")
     if argument is None or not argument.tokens:
         return
@@ -384,7 +324,7 @@ def _read_config_file(app: App, commands: tuple[str, ...], arguments: ArgumentCo
             raise OptionError(f"'{key}' in '{path}' is an empty list. Give it a value, or leave it out.")
     source = FILE_FORMATS[path.suffix](path, use_commands_as_keys=False)
     if tuple(commands) == ("serve",):
-        for key in ("models", "plugins"):  # These tables are read later.
+        for key in ("plugins", *tables):  # These are read elsewhere.
             source.config.pop(key, None)
     for key, value in source.config.items():
         if key.replace("_", "-") == "default-params" and isinstance(value, dict):

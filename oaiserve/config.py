@@ -20,7 +20,6 @@ Device = Literal["auto", "cpu", "cuda"]
 CpuFeatures = Literal["native", "avx2"]
 Dtype = Literal["auto", "bfloat16", "float16", "float32"]
 Quantize = Literal["none", "int8", "int4"]
-ContinueStreams = Literal["any", "alike", "never"]
 KVCacheDtype = Literal["auto", "int8", "fp8"]
 DraftSource = Literal["auto", "lookup", "off"]
 SchedulingPolicy = Literal["fair", "fcfs", "priority", "shortest"]
@@ -36,7 +35,6 @@ Options = TypeVar("Options")
 _UNITS = {"": 1, "kib": 2**10, "mib": 2**20, "gib": 2**30}
 _SIZE = re.compile(r"(\d+(?:\.\d+)?) ?(|kib|mib|gib)", re.IGNORECASE)
 _SLO = re.compile(r"(ttft|tpot):(?=.*[1-9])\d+(\.\d+)?(s|ms|us)")
-_URL = re.compile(r"https?://(?:[A-Za-z0-9._-]+|\[[0-9a-fA-F:.]+\])(?::[0-9]{1,5})?(?:/[A-Za-z0-9._~/-]*)?")
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/\s]+")  # apps have schemes of their own
 
 
@@ -67,7 +65,7 @@ def flag_of(name: str) -> str:
     return "--" + name.replace("_", "-")
 
 
-def _check(holds: bool, flag: str, value: object, allowed: str) -> None:
+def check(holds: bool, flag: str, value: object, allowed: str) -> None:
     if not holds:
         raise OptionError(f"{flag} is {value}, but must be {allowed}.")
 
@@ -90,16 +88,16 @@ def _choices(kind: type) -> dict[str, tuple[str, ...]]:
     return {name: get_args(hint) for name, hint in hints.items() if get_origin(hint) is Literal}
 
 
-def _check_choices(options: Any) -> None:
+def check_choices(options: Any) -> None:
     for name, allowed in _choices(options.__class__).items():
         value = getattr(options, name)
-        _check(value in allowed, flag_of(name), f"'{value}'", f"one of {', '.join(allowed)}")
+        check(value in allowed, flag_of(name), f"'{value}'", f"one of {', '.join(allowed)}")
 
 
-def _check_least(options: Any, **least: float) -> None:
+def check_least(options: Any, **least: float) -> None:
     for name, bound in least.items():
         value = getattr(options, name)
-        _check(value is None or value >= bound, flag_of(name), value, f"at least {bound}")
+        check(value is None or value >= bound, flag_of(name), value, f"at least {bound}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -233,8 +231,8 @@ class ServerOptions(ListenerOptions):
     """Seconds to store a response after its conversation last continued. Default: 30 days."""
 
     def __post_init__(self) -> None:
-        _check(bool(self.host), "--host", "empty", "an address or a name")
-        _check(0 <= self.port <= 65535, "--port", self.port, "between 0 and 65535")
+        check(bool(self.host), "--host", "empty", "an address or a name")
+        check(0 <= self.port <= 65535, "--port", self.port, "between 0 and 65535")
         if (self.tls_certificate is None) != (self.tls_key is None):
             if self.tls_certificate is None:
                 missing = "--tls-certificate"
@@ -242,31 +240,31 @@ class ServerOptions(ListenerOptions):
                 missing = "--tls-key"
             raise OptionError(f"{missing} is missing. TLS needs both --tls-certificate and --tls-key.")
         for key in self.api_key:  # the message must not contain the value
-            _check(is_header_value(key), "--api-key", "not usable", "printable ASCII without spaces")
+            check(is_header_value(key), "--api-key", "not usable", "printable ASCII without spaces")
         if self.guard_all and not self.needs_key:
             raise OptionError("--guard-all needs an --api-key, an --api-key-file or --stored-keys.")
         if self.stored_keys and self.response_store is None:
             raise OptionError("--stored-keys needs --response-store, whose file has the keys.")
         for name in self.allowed_host:
             is_host = host_name(name) is not None
-            _check(is_host, "--allowed-host", f"'{name}'", "a host name or an address, without scheme and port")
+            check(is_host, "--allowed-host", f"'{name}'", "a host name or an address, without scheme and port")
         for name in self.trusted_proxy:
-            _check(is_network(name), "--trusted-proxy", f"'{name}'", "an IP address, or a network such as 10.0.0.0/8")
+            check(is_network(name), "--trusted-proxy", f"'{name}'", "an IP address, or a network such as 10.0.0.0/8")
         for name in self.allow_media_from:
             is_host = parse_authority(name.removeprefix("*.")) is not None
-            _check(is_host, "--allow-media-from", f"'{name}'", "HOST, *.HOST or HOST:PORT, without scheme and path")
+            check(is_host, "--allow-media-from", f"'{name}'", "HOST, *.HOST or HOST:PORT, without scheme and path")
         for origin in self.cors_origin:
             is_origin = origin == "*" or _ORIGIN.fullmatch(origin) is not None
-            _check(is_origin, "--cors-origin", f"'{origin}'", "* or scheme://host[:port], without a path")
-        _check("" not in self.served_model_name, "--served-model-name", "empty", "a name")
+            check(is_origin, "--cors-origin", f"'{origin}'", "* or scheme://host[:port], without a path")
+        check("" not in self.served_model_name, "--served-model-name", "empty", "a name")
         is_seconds = 0 <= self.write_timeout_seconds < float("inf")
-        _check(is_seconds, "--write-timeout-seconds", self.write_timeout_seconds, "at least 0, and finite")
+        check(is_seconds, "--write-timeout-seconds", self.write_timeout_seconds, "at least 0, and finite")
         is_seconds = 0 <= self.progress_after_seconds < float("inf")
-        _check(is_seconds, "--progress-after-seconds", self.progress_after_seconds, "at least 0, and finite")
+        check(is_seconds, "--progress-after-seconds", self.progress_after_seconds, "at least 0, and finite")
         for name in ("header_timeout_seconds", "idle_timeout_seconds", "response_store_seconds"):
             seconds = getattr(self, name)
-            _check(0 < seconds < float("inf"), flag_of(name), seconds, "above 0, and finite")
-        _check_least(
+            check(0 < seconds < float("inf"), flag_of(name), seconds, "above 0, and finite")
+        check_least(
             self,
             body_limit=1,
             drain_timeout_seconds=0,
@@ -277,7 +275,7 @@ class ServerOptions(ListenerOptions):
             response_store_number=0,
             response_store_bytes=1,
         )
-        _check_choices(self)
+        check_choices(self)
 
     @property
     def needs_key(self) -> bool:
@@ -300,61 +298,6 @@ class ServerOptions(ListenerOptions):
     @property
     def shows_dashboard(self) -> bool:
         return self.open_dashboard or self.is_private
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ModelsOptions:
-    """Settings of a server with several models, each of which runs in a process of its own."""
-
-    load_on_demand: bool = False
-    """Load each model at its first request. Otherwise all are loaded at the start, as far as --memory-budget
-    permits."""
-
-    idle_unload_seconds: float = 0
-    """Seconds without a request until a model is unloaded. Its next request loads it again. 0: never."""
-
-    memory_budget: Bytes | None = None
-    """Maximum memory of all loaded models with their KV caches. The least recently used one is unloaded to make
-    room."""
-
-    def __post_init__(self) -> None:
-        seconds = self.idle_unload_seconds
-        _check(0 <= seconds < float("inf"), "--idle-unload-seconds", seconds, "at least 0, and finite")
-        _check_least(self, memory_budget=1)
-
-    @property
-    def are_set(self) -> bool:
-        return self != ModelsOptions()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RouteOptions(ListenerOptions):
-    """Settings of `oaiserve route`, which passes requests on to servers."""
-
-    replica: tuple[str, ...] = ()
-    """URL of a server, such as http://10.0.0.5:8000. Repeatable. A name with several addresses adds a server for each.
-    A URL with a path is a list of servers in the format of Prometheus' http_sd."""
-
-    replica_key: str | None = field(default=None, repr=False)
-    """API key for the servers' reports; requests carry their clients' keys. Set it in the environment, as for
-    --api-key."""
-
-    continue_streams: ContinueStreams = "any"
-    """Which server continues a stream whose server ends or hangs. any: any of the others. alike: one with the same
-    model, settings, CPU and versions, byte for byte. never: none."""
-
-    def __post_init__(self) -> None:
-        for url in self.replica:
-            is_url = _URL.fullmatch(url) is not None
-            _check(is_url, "--replica", f"'{url}'", "a URL, as in http://10.0.0.5:8000")
-        key = self.replica_key  # the message must not contain it
-        _check(key is None or is_header_value(key), "--replica-key", "not usable", "printable ASCII without spaces")
-        _check_choices(self)
-        _ = self.server  # This property checks the rest.
-
-    @property
-    def server(self) -> ServerOptions:
-        return ServerOptions(**{field.name: getattr(self, field.name) for field in fields(ListenerOptions)})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -517,16 +460,16 @@ class EngineOptions:
     """Mark steps and phases of requests as ranges for a profiler: NVTX on a GPU, ITT on a CPU (docs/telemetry.md)."""
 
     def __post_init__(self) -> None:
-        _check_choices(self)
+        check_choices(self)
         if self.quantize != "none" and not self.compile:
             raise OptionError(f"--quantize {self.quantize} needs --compile: only native code can do it.")
         for adapter in self.lora:
             name, sign, folder = adapter.partition("=")
-            _check(bool(name.strip() and sign and folder), "--lora", f"'{adapter}'", "NAME=FOLDER")
+            check(bool(name.strip() and sign and folder), "--lora", f"'{adapter}'", "NAME=FOLDER")
         if len(self.adapters) < len(self.lora):
             raise OptionError("--lora has the same name twice. Each adapter needs a name of its own.")
         self._check_contradictions()
-        _check_least(
+        check_least(
             self,
             cpu_threads=1,
             max_model_len=1,
@@ -548,12 +491,12 @@ class EngineOptions:
         )
         most = 178_956_970  # beyond which Pillow reads nothing
         pixels = self.max_image_pixels
-        _check(0 < pixels <= most, "--max-image-pixels", pixels, f"at least 1 and at most {most}")
+        check(0 < pixels <= most, "--max-image-pixels", pixels, f"at least 1 and at most {most}")
         if self.max_step_tokens is not None and self.max_step_tokens < self.max_running:
             # Every decoding sequence takes one token of every step.
-            _check(False, "--max-step-tokens", self.max_step_tokens, f"at least --max-running ({self.max_running})")
+            check(False, "--max-step-tokens", self.max_step_tokens, f"at least --max-running ({self.max_running})")
         share = self.gpu_memory_utilization
-        _check(0 < share <= 1, "--gpu-memory-utilization", share, "above 0 and at most 1")
+        check(0 < share <= 1, "--gpu-memory-utilization", share, "above 0 and at most 1")
         if self.kv_blocks is not None and self.kv_cache_memory is not None:
             raise OptionError("kv_blocks and --kv-cache-memory both set the size of the KV cache. Set only one.")
 
@@ -619,9 +562,9 @@ class TelemetryOptions:
     Default: six times what the request takes alone, at least 1 s and 200 ms."""
 
     def __post_init__(self) -> None:
-        _check_least(self, recent_requests=0)
+        check_least(self, recent_requests=0)
         is_slo = self.slo is None or all(map(_SLO.fullmatch, self.slo.split(",")))
-        _check(is_slo, "--slo", f"'{self.slo}'", "times for ttft or tpot, as in ttft:2s,tpot:100ms")
+        check(is_slo, "--slo", f"'{self.slo}'", "times for ttft or tpot, as in ttft:2s,tpot:100ms")
 
 
 @dataclass(frozen=True, slots=True)

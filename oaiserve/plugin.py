@@ -11,7 +11,7 @@ error is logged with the plug-in's name, and the server goes on without that par
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING
@@ -19,6 +19,8 @@ from typing import TYPE_CHECKING
 from oaiserve.errors import StartupError
 
 if TYPE_CHECKING:
+    from socket import socket
+
     from starlette.applications import Starlette
     from starlette.requests import Request
     from starlette.routing import BaseRoute
@@ -40,10 +42,16 @@ __all__ = ["PUBLIC_MODULES", "Command", "Plugin", "StartupError", "engine_of"]
 
 PUBLIC_MODULES = (
     "oaiserve.plugin",
+    "oaiserve.plugin_loading",
     "oaiserve.checkpoints",
+    "oaiserve.commands.banner",
     "oaiserve.commands.client",
+    "oaiserve.commands.file_checks",
+    "oaiserve.commands.listening",
     "oaiserve.commands.own_server",
+    "oaiserve.commands.server_process",
     "oaiserve.commands.servers",
+    "oaiserve.commands.settings",
     "oaiserve.commands.table",
     "oaiserve.config",
     "oaiserve.engine.decoder.facts",
@@ -54,14 +62,16 @@ PUBLIC_MODULES = (
     "oaiserve.engine.request",
     "oaiserve.engine.start.parts",
     "oaiserve.engine.start.request",
+    "oaiserve.engine.start.task",
     "oaiserve.errors",
     "oaiserve.explain.commands",
     "oaiserve.explain.step_cost",
     "oaiserve.facts",
+    "oaiserve.hosts",
     "oaiserve.http",
     "oaiserve.routes",
     "oaiserve.storage",
-    "oaiserve.telemetry.metric",
+    "oaiserve.telemetry",
     "oaiserve.wire",
 )
 
@@ -74,6 +84,10 @@ class Command:
     module: str
     """Imported when the command runs. Its function `command` becomes a command line of cyclopts, from its parameters
     and docstring, and returns the exit code. If there are several subcommands, they are in `COMMANDS`."""
+
+    has_settings: bool = False
+    """Whether its parameters are also variables OAISERVE_... and keys of the file of --config, as those of `serve`. The
+    module is then imported with the command line, so its import must be fast."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,6 +103,14 @@ class Plugin:
     """Settings of `oaiserve serve`, by the titles of their groups in the help: dataclasses like those in `config.py`,
     frozen, with a default and a docstring for each field. A field is a flag, a variable OAISERVE_... and a key of the
     config file. `config.of(TYPE)` returns the settings of a server."""
+
+    tables: Collection[str] = ()
+    """Names of tables of the config file that the plug-in reads by itself, from `config.file`."""
+
+    serve: Callable[[Sequence[str], Config, Sequence[Plugin]], Callable[[socket], int] | None] | None = None
+    """Called with the arguments MODEL of `oaiserve serve`, its settings, in which the model is the first of them or
+    empty, and all plug-ins. It may take over the start: then it returns a function that serves on the bound socket
+    until a signal, and returns the exit code. Raises OptionError and StartupError."""
 
     check: Callable[[Config], None] | None = None
     """Called before the model is loaded. It raises `StartupError` for settings with which the server cannot start."""

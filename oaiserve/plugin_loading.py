@@ -15,7 +15,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from oaiserve import __version__
-from oaiserve.config import OptionError, flag_of
+from oaiserve.config import EngineOptions, OptionError, ServerOptions, TelemetryOptions, flag_of
 from oaiserve.engine.sampling_rule import SamplingRule
 from oaiserve.errors import StartupError
 from oaiserve.explain.commands import settings_in
@@ -23,6 +23,8 @@ from oaiserve.http.keys import Keyring
 from oaiserve.plugin import Command, Plugin
 
 if TYPE_CHECKING:
+    import socket
+
     from starlette.applications import Starlette
     from starlette.routing import BaseRoute
 
@@ -39,9 +41,10 @@ Settings = Mapping[str, Any]  # a table of the config file
 # The group of entry points of installed plug-ins, and the package of oaiserve's own ones.
 GROUP = "oaiserve.plugins"
 VARIABLE = "OAISERVE_PLUGIN"
+OPTIONS = (ServerOptions, EngineOptions, TelemetryOptions)  # of `serve`, without those of plug-ins
 OWN_SOURCE = f"oaiserve {__version__}"
 # Folders of oaiserve/plugins, each of which may be missing
-OURS = ("batches", "keys", "messages", "pages", "pooling", "responses", "terminal")
+OURS = ("batches", "gateway", "keys", "messages", "pages", "pooling", "ray", "responses", "terminal")
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,15 +128,25 @@ def tables_in(settings: Settings) -> Mapping[str, Settings]:
     raise OptionError("'plugins' in the config file must have a table for each plug-in, as in: [plugins.ledger]")
 
 
+def server_for(
+    models: Sequence[str], config: Config, plugins: Sequence[Plugin]
+) -> Callable[[socket.socket], int] | None:
+    """Return what a plug-in serves in place of one model, or None. Raises OptionError and StartupError."""
+    for plugin in plugins:
+        if plugin.serve is not None and (serve := plugin.serve(models, config, plugins)) is not None:
+            return serve
+    return None
+
+
 def find_with(modules: Iterable[str], file: Path | None) -> Found:
     """Find the plug-ins with the settings of a config file, as `find` does. Raises OptionError and StartupError."""
     return find(modules, {} if file is None else tables_in(settings_in(file)))
 
 
-def options_of(plugins: Iterable[Plugin], taken: Collection[str]) -> list[tuple[str, type]]:
+def options_of(plugins: Iterable[Plugin]) -> list[tuple[str, type]]:
     """Return the settings of the plug-ins, with the titles of their groups. Raises StartupError if a field has the name
     of another setting."""
-    names = set(taken)
+    names = {each.name for kind in OPTIONS for each in fields(kind)}
     options: list[tuple[str, type]] = []
     for plugin in plugins:
         for title, kind in plugin.options.items():

@@ -13,7 +13,7 @@ PATHS = {  # of the routes of each plug-in
     "pooling": ("/v1/embeddings", "/v1/score", "/score", "/v1/rerank", "/v2/rerank", "/rerank"),
     "responses": ("/v1/responses", "/v1/conversations"),
 }
-COMMANDS = {"batches": ("batch",), "keys": ("keys",), "terminal": ("chat", "launch")}
+COMMANDS = {"batches": ("batch",), "gateway": ("route",), "keys": ("keys",), "terminal": ("chat", "launch")}
 
 
 def has_plugin(name: str) -> bool:

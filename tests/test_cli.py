@@ -14,13 +14,14 @@ from typing import Any
 import pytest
 
 from oaiserve import __version__, cli
-from oaiserve.commands import banner as banners
+from oaiserve.commands import model_banner
+from oaiserve.commands.file_checks import files_with_keys
 from oaiserve.commands.foreign_flags import OUR_FLAGS
+from oaiserve.commands.listening import listen
 from oaiserve.config import WITHOUT_FLAG, Bytes, Config, EngineOptions, ServerOptions, TelemetryOptions
 from oaiserve.errors import StartupError
 from oaiserve.plugins.gateway.children.settings import models_of
 from oaiserve.routes.intake.sampling_defaults import given_defaults
-from oaiserve.run import files_with_keys, listen
 
 FREE_PORT = ("--port", "0")
 
@@ -346,8 +347,9 @@ import signal
 import sys
 from oaiserve import cli
 from oaiserve.commands import banner as banners
+from oaiserve.commands import model_banner
 from oaiserve.http.connections import allowed_connections
-from oaiserve.run import run_until_signal
+from oaiserve.commands.listening import run_until_signal
 from oaiserve.telemetry import logs
 
 hangs = "--hangs" in sys.argv
@@ -367,7 +369,7 @@ async def app(scope, receive, send):
 def serve_app(config, sock):
     if not hangs:
         logs.configure(config.server.log_level, config.server.log_format)
-    banner = banners.of_server(config, sock.getsockname()[1], "generate", {})
+    banner = model_banner.of_server(config, sock.getsockname()[1], "generate", {})
     run_until_signal(app, config.server, sock, allowed_connections(config.server), banner)
     return 0
 
@@ -405,7 +407,7 @@ def test_the_banner_has_the_address_of_the_page_and_the_log_warns_where_it_is_op
     options: dict[str, Any], page: str, warns: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     server = ServerOptions(**options)
-    banner = banners.of_server(Config("demo", server), 8000, "generate", {})
+    banner = model_banner.of_server(Config("demo", server), 8000, "generate", {})
     assert banner.facts["Chat"].startswith(page)
     with socket.create_server(("127.0.0.1", 0)) as sock:
         listen(server, sock, banner)

@@ -12,15 +12,8 @@ from loadtest.engine_target import EngineRun
 from loadtest.http_target import HttpOptions
 from loadtest.prompts import Workload
 from oaiserve.app import routes
-from oaiserve.config import (
-    WITHOUT_FLAG,
-    Config,
-    EngineOptions,
-    ModelsOptions,
-    RouteOptions,
-    ServerOptions,
-    TelemetryOptions,
-)
+from oaiserve.config import WITHOUT_FLAG, Config, EngineOptions, ServerOptions, TelemetryOptions
+from oaiserve.plugins.gateway.options import ModelsOptions, RouteOptions
 from tests.missing_plugins import is_served
 from tests.pages import PAGES, ROOT, anchors, links
 

@@ -5,8 +5,10 @@ from pathlib import Path
 import pytest
 
 from oaiserve import __version__
-from oaiserve.commands import banner
-from oaiserve.config import Config, EngineOptions, RouteOptions, ServerOptions
+from oaiserve.commands import model_banner
+from oaiserve.config import Config, EngineOptions, ServerOptions
+from oaiserve.plugins.gateway import serve
+from oaiserve.plugins.gateway.options import RouteOptions
 from oaiserve.screen import Screen
 from tests.engine.doubles import make_engine
 
@@ -15,7 +17,7 @@ FACTS = {"Model": "a model", "Runs on": f"CPU, {'a very long description, ' * 8}
 
 @pytest.mark.parametrize("columns", [60, 100])
 def test_lines_are_wrapped_but_addresses_and_the_command_stay_whole(columns: int) -> None:
-    text = banner.of_server(Config("demo"), 8000, "generate", FACTS).text(Screen(lambda: columns))
+    text = model_banner.of_server(Config("demo"), 8000, "generate", FACTS).text(Screen(lambda: columns))
     lines = text.splitlines()
     assert lines[1] == f"oaiserve {__version__} serves demo at http://127.0.0.1:8000/v1"
     assert "  API       http://127.0.0.1:8000/v1" in lines
@@ -25,7 +27,7 @@ def test_lines_are_wrapped_but_addresses_and_the_command_stay_whole(columns: int
 
 
 def test_without_pages_the_banner_names_none() -> None:
-    assert banner.of_server(Config("demo"), 8000, "generate", {}, has_pages=False).facts == {
+    assert model_banner.of_server(Config("demo"), 8000, "generate", {}, has_pages=False).facts == {
         "API": "http://127.0.0.1:8000/v1"
     }
 
@@ -35,7 +37,7 @@ def test_banner_describes_model_and_device(tmp_path: Path) -> None:
     file.write_bytes(bytes(2_000_000))
     of_model = {"device": "cpu", "dtype": "bfloat16", "block_bytes": 2**24, "features": {"native_step": ""}}
     engine = make_engine(path=file, default_params={"temperature": 0.2, "top_p": 0.9}, **of_model)
-    facts = banner.engine_facts(Config(str(file), engine=EngineOptions(cpu_threads=3)), engine)
+    facts = model_banner.engine_facts(Config(str(file), engine=EngineOptions(cpu_threads=3)), engine)
     assert facts == {
         "Model": "small-Q4_K_M.gguf (-), damaged, 2 MB, up to 256 tokens a request",
         "Runs on": "CPU, 3 threads, native code, bfloat16, KV cache of 256 tokens (1.00 GiB)",
@@ -45,25 +47,25 @@ def test_banner_describes_model_and_device(tmp_path: Path) -> None:
 
 def test_slower_code_is_named(tmp_path: Path) -> None:
     engine = make_engine(path=tmp_path, device="cpu", dtype="float32", features={"native_step": "no code for it"})
-    assert "PyTorch, which is slower than native code" in banner.engine_facts(Config("m"), engine)["Runs on"]
+    assert "PyTorch, which is slower than native code" in model_banner.engine_facts(Config("m"), engine)["Runs on"]
 
 
 def test_the_example_of_a_model_with_a_long_name_leaves_it_out(tmp_path: Path) -> None:
     file = tmp_path / f"{'a' * 40}.gguf"
     file.touch()
-    shown = banner.of_server(Config(str(file)), 8000, "embed", {})
+    shown = model_banner.of_server(Config(str(file)), 8000, "embed", {})
     assert "model" not in shown.example
     assert f"serves {'a' * 40}.gguf at" in shown.title
     assert "Live page" in shown.facts
     assert f"  Name      {file}" in shown.text(Screen(lambda: 60)).splitlines(), "the name to send, whole"
     assert "--served-model-name" in shown.facts["Name"]
     named = Config(str(file), ServerOptions(served_model_name=("small",)))
-    assert "Name" not in banner.of_server(named, 8000, "embed", {}).facts
+    assert "Name" not in model_banner.of_server(named, 8000, "embed", {}).facts
 
 
 def test_banners_of_several_models_and_gateways_list_them() -> None:
-    several = banner.of_models(ServerOptions(), ["a", "b"], "http://127.0.0.1:8000", on_demand=True)
+    several = serve.banner_of_models(ServerOptions(), ["a", "b"], "http://127.0.0.1:8000", on_demand=True)
     assert several.facts["Models"] == "a, b"
     assert "when a request names it" in several.facts["Runs on"]
     options = RouteOptions(replica=("http://10.0.0.5:8000", "http://10.0.0.6:8000"))
-    assert "routes to 2 servers at" in banner.of_gateway(options, "http://127.0.0.1:8000").title
+    assert "routes to 2 servers at" in serve.banner_of_gateway(options, "http://127.0.0.1:8000").title

@@ -4,8 +4,8 @@ from typing import Any
 
 import yaml
 
-from oaiserve.config import RouteOptions
 from oaiserve.plugins.gateway.app import create_gateway
+from oaiserve.plugins.gateway.options import RouteOptions
 from tests.deploy.manifests import CONTAINER as SERVER
 from tests.deploy.manifests import MANIFESTS as SERVERS
 from tests.deploy.manifests import POD as SERVER_POD

@@ -3,14 +3,15 @@
 import sys
 
 from oaiserve import cli
+from oaiserve.plugins.gateway import serve
 
 
-def ends_at_once(*_: object) -> int:
+def ends_at_once(*_: object, **__: object) -> int:
     return 0
 
 
 if __name__ == "__main__":
     cli.serve_model = ends_at_once
-    cli.serve_models = ends_at_once
-    cli.serve_gateway = ends_at_once
+    serve.serve_models = ends_at_once
+    serve.serve_gateway = ends_at_once
     sys.exit(cli.main())

@@ -9,9 +9,9 @@ from urllib.parse import urlsplit
 import pytest
 
 from oaiserve.app import create_app
+from oaiserve.commands.listening import listen
 from oaiserve.config import Config, ServerOptions
 from oaiserve.http.connections import Refusal
-from oaiserve.run import listen
 from tests.engine.doubles import TIMEOUT_SECONDS
 from tests.routes.doubles import FakeEngine, FakeTelemetry
 from tests.serving import RunningServer, running_server

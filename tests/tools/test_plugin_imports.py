@@ -14,7 +14,8 @@ from tools.plugin_imports import PluginImports
         ("oaiserve.plugins.mine.words", True),
         ("rich", True),
         ("oaiserve.plugins.yours", False),
-        ("oaiserve.plugin_loading", False),
+        ("oaiserve", True),
+        ("oaiserve.app", False),
         ("oaiserve.engine.engine", False),
     ],
 )

@@ -16,7 +16,7 @@ import pytest
 
 from oaiserve import app as app_module
 from oaiserve.app import create_app
-from oaiserve.config import Config, RouteOptions, ServerOptions
+from oaiserve.config import Config, ServerOptions
 from oaiserve.engine import engine as engine_module
 from oaiserve.engine.engine import Engine
 from oaiserve.engine.grammars.grammar import Grammars
@@ -29,6 +29,7 @@ from oaiserve.http.connections import Connections
 from oaiserve.http.server import Server
 from oaiserve.plugin_loading import own_plugins
 from oaiserve.plugins.gateway.app import create_gateway
+from oaiserve.plugins.gateway.options import RouteOptions
 from oaiserve.plugins.gateway.watch import Pace
 from oaiserve.plugins.responses import with_store
 from oaiserve.plugins.responses.store import ResponseDatabase

@@ -23,7 +23,8 @@ from oaiserve import __version__
 from oaiserve.checkpoints import demo
 from oaiserve.checkpoints.bad_file import BadFile
 from oaiserve.checkpoints.source import find_model
-from oaiserve.config import Config, ModelsOptions, RouteOptions, ServerOptions
+from oaiserve.commands.server_process import start_on
+from oaiserve.config import Config, ServerOptions
 from oaiserve.engine.pooling import Task
 from oaiserve.engine.start.task import find_task
 from oaiserve.errors import Unavailable
@@ -38,9 +39,9 @@ from oaiserve.plugins.gateway import model_routes, page
 from oaiserve.plugins.gateway.capacity import ModelsCapacity
 from oaiserve.plugins.gateway.children.folder import ModelsFolder
 from oaiserve.plugins.gateway.children.models import ChildModels, Model
-from oaiserve.plugins.gateway.children.process import start_on
 from oaiserve.plugins.gateway.gateway import Gateway
 from oaiserve.plugins.gateway.metrics import CONTENT_TYPE, GatewayMetrics, ModelMetrics
+from oaiserve.plugins.gateway.options import ModelsOptions, RouteOptions
 from oaiserve.plugins.gateway.routers import Routers
 from oaiserve.plugins.gateway.sources import Resolve, Url, addresses_of
 from oaiserve.plugins.gateway.watch import USUAL, Pace, Watch, report_headers

@@ -20,7 +20,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from oaiserve.config import RouteOptions, ServerOptions
+from oaiserve.config import ServerOptions
 from oaiserve.errors import MODELS_PATH, LoopDetected, NotFound, Unavailable
 from oaiserve.facts.times import WAITED_HEADER, Phase, monotonic_ns
 from oaiserve.http.keys import Key
@@ -44,6 +44,7 @@ from oaiserve.plugins.gateway.lists import (
     schema_answer,
 )
 from oaiserve.plugins.gateway.metrics import Ending, GatewayMetrics
+from oaiserve.plugins.gateway.options import RouteOptions
 from oaiserve.plugins.gateway.relay import Relay
 from oaiserve.plugins.gateway.router import NoReplica
 from oaiserve.plugins.gateway.routers import Routers

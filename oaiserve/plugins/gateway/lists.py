@@ -20,12 +20,12 @@ from starlette.types import Scope
 from oaiserve.errors import Unavailable
 from oaiserve.plugins.gateway.routers import Routers
 from oaiserve.plugins.gateway.sources import UNREADABLE
-from oaiserve.plugins.gateway.upstream import Headers, NoAnswer, Upstream
 from oaiserve.plugins.gateway.watch import Watch
 from oaiserve.routes.answer.document import document_response
 from oaiserve.routes.answer.paging import Page, page_of
 from oaiserve.routes.door.middleware import json_response
 from oaiserve.routes.models import list_answer
+from oaiserve.wire.upstream import Headers, NoAnswer, Upstream
 
 REQUESTS_PATH = "/debug/requests"
 SCHEMA_PATH = "/openapi.json"

@@ -21,11 +21,11 @@ from oaiserve.plugins.gateway.client_request import ADAPTER_PATHS
 from oaiserve.plugins.gateway.lists import LIST_SECONDS, all_models
 from oaiserve.plugins.gateway.metrics import GatewayMetrics
 from oaiserve.plugins.gateway.routers import Routers
-from oaiserve.plugins.gateway.upstream import NoAnswer
 from oaiserve.plugins.gateway.watch import Watch
 from oaiserve.routes.door.middleware import json_response
 from oaiserve.routes.models import AnyModel, in_form, list_answer, name_in
 from oaiserve.routes.models import closed_route as adapters_closed
+from oaiserve.wire.upstream import NoAnswer
 
 MOST_METRICS_BYTES = 16 * 2**20
 

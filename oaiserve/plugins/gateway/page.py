@@ -20,13 +20,13 @@ from oaiserve.plugins.gateway.gateway import Gateway
 from oaiserve.plugins.gateway.metrics import GatewayMetrics, counts
 from oaiserve.plugins.gateway.routers import Routers
 from oaiserve.plugins.gateway.samples import FleetSamples
-from oaiserve.plugins.gateway.upstream import Upstream
 from oaiserve.plugins.gateway.watch import Watch
 from oaiserve.routes import debug
 from oaiserve.routes.answer.feed import feed_response
 from oaiserve.routes.operation import closed
 from oaiserve.routes.pages import Endpoint, Pages
 from oaiserve.routes.root import answer_root
+from oaiserve.wire.upstream import Upstream
 
 closed_route = closed(
     "{path} shows the load and the requests of all replicas, so it is there only where --host is this machine alone, "

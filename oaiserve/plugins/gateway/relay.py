@@ -13,19 +13,19 @@ import msgspec
 from starlette.requests import ClientDisconnect
 from starlette.types import Scope, Send
 
-from oaiserve.config import ContinueStreams
 from oaiserve.errors import ANTHROPIC_PATH, REASON_HEADER, BadGateway, Unavailable
 from oaiserve.facts.times import monotonic_ns
 from oaiserve.http.connections import CONNECTION
 from oaiserve.plugins.gateway.attempts import ROUTE_HEADER, Attempts, BegunAnswer
 from oaiserve.plugins.gateway.client_request import OF_CONNECTION, ClientRequest
 from oaiserve.plugins.gateway.metrics import Ending
+from oaiserve.plugins.gateway.options import ContinueStreams
 from oaiserve.plugins.gateway.router import NoReplica
-from oaiserve.plugins.gateway.upstream import CutOff, Upstream
 from oaiserve.routes.answer import sse
 from oaiserve.routes.intake.turns import unless_left
 from oaiserve.wire.continuation import KIND_HEADER, StreamSplitter
 from oaiserve.wire.routing_decision import REFUSAL_CPU_HEADER, as_text
+from oaiserve.wire.upstream import CutOff, Upstream
 
 log = logging.getLogger(__name__)
 

@@ -19,9 +19,9 @@ import msgspec
 from oaiserve.facts.times import monotonic_ns
 from oaiserve.plugins.gateway.routers import Routers
 from oaiserve.plugins.gateway.sources import UNREADABLE, Source
-from oaiserve.plugins.gateway.upstream import Headers, NoAnswer, TooLong, Upstream
 from oaiserve.wire.address import Address
 from oaiserve.wire.report import ROUTER_HEADER, ReplicaReport, Report
+from oaiserve.wire.upstream import Headers, NoAnswer, TooLong, Upstream
 
 log = logging.getLogger(__name__)
 

@@ -8,8 +8,8 @@ from typing import Any
 from ray import serve
 from ray.serve.schema import LoggingConfig
 
+from oaiserve.commands.server_process import GOODBYE_SECONDS
 from oaiserve.config import Config
-from oaiserve.plugins.gateway.children.process import GOODBYE_SECONDS
 from oaiserve.plugins.ray.replica import REPORT_LIMIT_SECONDS, Replica
 from oaiserve.plugins.ray.settings import config_of
 from oaiserve.plugins.ray.targets import DEPLOYMENT, Targets

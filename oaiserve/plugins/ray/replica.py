@@ -14,12 +14,12 @@ from ray import serve
 from ray.exceptions import RayError
 from ray.serve.exceptions import RayServeException
 
+from oaiserve.commands.server_process import ServerProcess
 from oaiserve.config import Config
 from oaiserve.errors import StartupError
-from oaiserve.plugins.gateway.children.process import ServerProcess
-from oaiserve.plugins.gateway.upstream import NoAnswer, Upstream
 from oaiserve.plugins.ray.targets import DEPLOYMENT, REPORT_SECONDS
 from oaiserve.wire.address import Address
+from oaiserve.wire.upstream import NoAnswer, Upstream
 
 log = logging.getLogger(__name__)
 

@@ -12,9 +12,10 @@ from typing import Any
 from cyclopts import CycloptsError
 from cyclopts.config import Dict
 
+from oaiserve.commands.settings import options_in
 from oaiserve.config import Config, OptionError
 from oaiserve.explain.commands import message_of
-from oaiserve.plugins.gateway.children.settings import options_in
+from oaiserve.plugin_loading import options_of, own_plugins
 
 # Replicas choose their ports. The gateway in front has the other settings of a listener.
 LISTENER_SETTINGS = {"host", "port", "tls-certificate", "tls-key"}
@@ -32,6 +33,7 @@ def config_of(args: Mapping[str, Any]) -> Config:
         )
     try:
         # Clients anywhere connect through the gateway, so routes that are only for loopback stay closed.
-        return Config(model, **options_in(["--host", "0.0.0.0"], Dict(settings, source="Ray's arguments")))
+        stated = Dict(settings, source="Ray's arguments")
+        return Config(model, **options_in(["--host", "0.0.0.0"], stated, options_of(own_plugins())))
     except CycloptsError as error:
         raise OptionError(message_of(error, "oaiserve serve")) from error

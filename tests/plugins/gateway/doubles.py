@@ -12,12 +12,13 @@ from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from oaiserve.app import create_app
-from oaiserve.config import Config, ContinueStreams, RouteOptions, ServerOptions
+from oaiserve.config import Config, ServerOptions
 from oaiserve.engine.engine import Engine
 from oaiserve.engine.sequences.sequence import Sequence
 from oaiserve.engine.sequences.step import Step
 from oaiserve.plugins.gateway.app import create_gateway
 from oaiserve.plugins.gateway.gateway import Gateway
+from oaiserve.plugins.gateway.options import ContinueStreams, RouteOptions
 from oaiserve.plugins.gateway.watch import Pace
 from oaiserve.wire.address import Address
 from tests.engine.doubles import TIMEOUT_SECONDS, ScriptedRunner, make_engine, next_letter

@@ -19,10 +19,11 @@ import pytest
 from starlette.testclient import TestClient
 
 from oaiserve.app import create_app
-from oaiserve.config import Config, EngineOptions, ModelsOptions, ServerOptions
+from oaiserve.config import Config, EngineOptions, ServerOptions
 from oaiserve.http.refusals import RECORDED_NS, Refusals
 from oaiserve.plugins.gateway.app import create_gateway_of_models
 from oaiserve.plugins.gateway.children.settings import models_of
+from oaiserve.plugins.gateway.options import ModelsOptions
 from oaiserve.wire.address import Address
 from tests.batching import answers, begin, ended, line
 from tests.plugins.gateway.doubles import OPTIONS

@@ -9,8 +9,9 @@ from typing import Any
 import httpx
 import pytest
 
-from oaiserve.config import Config, RouteOptions, ServerOptions
+from oaiserve.config import Config, ServerOptions
 from oaiserve.plugins.gateway.app import create_gateway
+from oaiserve.plugins.gateway.options import RouteOptions
 from oaiserve.routes.intake import receive as body
 from oaiserve.wire.address import Address
 from tests.engine.doubles import TIMEOUT_SECONDS

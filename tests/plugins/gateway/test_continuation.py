@@ -12,10 +12,11 @@ from typing import Any
 import httpx
 import pytest
 
-from oaiserve.config import ContinueStreams, EngineOptions
+from oaiserve.config import EngineOptions
 from oaiserve.engine.request import TextPrompt
 from oaiserve.engine.sequences.sequence import Sequence
 from oaiserve.errors import Unavailable
+from oaiserve.plugins.gateway.options import ContinueStreams
 from oaiserve.plugins.gateway.relay import SIGN_OF_LIFE
 from oaiserve.plugins.gateway.watch import Watch
 from oaiserve.wire.continuation import Piece

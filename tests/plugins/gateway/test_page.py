@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from oaiserve.config import RouteOptions
+from oaiserve.plugins.gateway.options import RouteOptions
 from tests.e2e.browser import (  # noqa: F401
     DESK,
     PHONE,

@@ -8,9 +8,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from oaiserve.config import RouteOptions
 from oaiserve.http.connections import Connections
 from oaiserve.plugins.gateway import lists
+from oaiserve.plugins.gateway.options import RouteOptions
 from oaiserve.plugins.gateway.samples import FleetSamples
 from oaiserve.telemetry.live import Live
 from oaiserve.telemetry.observations import Observations

@@ -21,11 +21,11 @@ with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # those of Ray itself
     pytest.importorskip("ray.serve", reason="not installed: oaiserve[ray]")
 
-from oaiserve.plugins.gateway.upstream import Unreachable
 from oaiserve.plugins.ray.application import build
 from oaiserve.plugins.ray.replica import Replica
 from oaiserve.plugins.ray.scaling import desired_replicas
 from oaiserve.plugins.ray.targets import GONE_SECONDS, Targets
+from oaiserve.wire.upstream import Unreachable
 from tests.deploy.paths import ROOT
 
 

@@ -12,11 +12,12 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 
-from oaiserve.config import Config, ModelsOptions
+from oaiserve.commands.server_process import ServerProcess
+from oaiserve.config import Config
 from oaiserve.engine.pooling import Task
 from oaiserve.errors import ModelNotFound, StartupError, Unavailable, invalid
 from oaiserve.facts.times import monotonic_ns
-from oaiserve.plugins.gateway.children.process import ServerProcess
+from oaiserve.plugins.gateway.options import ModelsOptions
 from oaiserve.wire.address import Address
 
 log = logging.getLogger(__name__)

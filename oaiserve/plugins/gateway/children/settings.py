@@ -12,21 +12,19 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
-from cyclopts import App, CycloptsError, Parameter
-from cyclopts.config import Dict
+from cyclopts import CycloptsError
 
 from oaiserve.checkpoints.hub import gguf_models
 from oaiserve.checkpoints.source import find_model
+from oaiserve.commands.settings import options_in
 from oaiserve.config import (
-    HAS_FLAG,
     Config,
     EngineOptions,
     ListenerOptions,
     OptionError,
-    ServerOptions,
-    TelemetryOptions,
 )
 from oaiserve.explain.commands import message_of
+from oaiserve.plugin import Plugin
 
 _NAMED = re.compile(r"([\w.-]+)=(.+)")
 # Settings of the server that clients see. A model cannot have its own.
@@ -37,8 +35,14 @@ _OF_THE_SERVER = {field.name for field in fields(ListenerOptions)} | {
 }
 
 
-def models_of(arguments: Iterable[str], tables: Mapping[str, Mapping[str, Any]], base: Config) -> dict[str, Config]:
+def models_of(
+    arguments: Iterable[str],
+    tables: Mapping[str, Mapping[str, Any]],
+    base: Config,
+    plugins: Iterable[Plugin] = (),
+) -> dict[str, Config]:
     """Return the settings of each model by its name, those of the command line first, from which `base` has the rest.
+    A model cannot have its own settings of `plugins`.
 
     Raises OptionError and StartupError.
     """
@@ -59,8 +63,12 @@ def models_of(arguments: Iterable[str], tables: Mapping[str, Mapping[str, Any]],
         )
     if base.server.served_model_name:
         named_models = [(base.model_name, model, table) for _, model, table in named_models]
+    kinds = [kind for plugin in plugins for kind in plugin.options.values()]
+    shared = _OF_THE_SERVER | {field.name for kind in kinds for field in fields(kind)}
     configs: dict[str, Config] = {}
     for name, model, table in named_models:
+        if foreign := {key.replace("-", "_") for key in table} & shared:
+            raise OptionError(f"'{sorted(foreign)[0]}' in [models.{name}] is a setting of the server, for all models.")
         if name in configs:
             raise OptionError(f"Two models have the name '{name}'. Give one another name, as in: {name}-2={model}.")
         if model != "demo":
@@ -117,9 +125,7 @@ def _of_model(name: str, model: str, table: Mapping[str, Any], base: Config, *, 
 
 def _parsed(name: str, table: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     """Return the values of a model's own settings, by the options that have them. Raises OptionError."""
-    by_field = {key.replace("-", "_"): value for key, value in table.items()}
-    if foreign := by_field.keys() & _OF_THE_SERVER:
-        raise OptionError(f"'{sorted(foreign)[0]}' in [models.{name}] is a setting of the server, for all models.")
+    by_field = {key.replace("-", "_") for key in table}
     arguments: list[str] = []
     for key, value in table.items():
         flag = key.replace("_", "-")
@@ -137,22 +143,5 @@ def _parsed(name: str, table: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     return {
         group: {field.name: getattr(each, field.name) for field in fields(each) if field.name in by_field}
         for group, each in options.items()
+        if group != "of_plugins"
     }
-
-
-def options_in(arguments: list[str], stated: Dict | None = None) -> dict[str, Any]:
-    """Return the server's, the engine's and telemetry's options in flags, and in a mapping. Raises CycloptsError."""
-    parameter = Parameter(name="*", negative_iterable=(), parse=HAS_FLAG)
-    app = App(config=stated, default_parameter=parameter)
-
-    @app.default
-    def read(
-        *,
-        server: ServerOptions = ServerOptions(),  # noqa: B008 - frozen
-        engine: EngineOptions = EngineOptions(),  # noqa: B008
-        telemetry: TelemetryOptions = TelemetryOptions(),  # noqa: B008
-    ) -> dict[str, Any]:
-        return {"server": server, "engine": engine, "telemetry": telemetry}
-
-    options: dict[str, Any] = app(arguments, exit_on_error=False, print_error=False, result_action="return_value")
-    return options

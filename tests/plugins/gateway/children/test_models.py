@@ -5,9 +5,10 @@ from typing import Any
 
 import pytest
 
-from oaiserve.config import Bytes, Config, ModelsOptions
+from oaiserve.config import Bytes, Config
 from oaiserve.errors import ModelNotFound, StartupError, Unavailable
 from oaiserve.plugins.gateway.children.models import ChildModels, Model
+from oaiserve.plugins.gateway.options import ModelsOptions
 from oaiserve.wire.address import Address
 
 SIZE = 100

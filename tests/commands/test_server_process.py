@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from oaiserve.commands.server_process import ServerProcess, start_on
 from oaiserve.config import Config
 from oaiserve.errors import StartupError
-from oaiserve.plugins.gateway.children.process import ServerProcess, start_on
 from oaiserve.wire.address import Address
 
 
@@ -40,7 +40,7 @@ FAILING_START = """
 import pickle, tempfile
 from oaiserve.config import Config
 from oaiserve.errors import StartupError
-from oaiserve.plugins.gateway.children.process import run
+from oaiserve.commands.server_process import run
 
 def serve(*_):
     raise StartupError("No such file:\\n'a'")

@@ -1,0 +1,122 @@
+"""Binds a port and serves on it until a signal, in the same way for a server of a model and for a gateway."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import socket
+import sys
+from collections.abc import Awaitable, Callable
+from types import FrameType
+from typing import TYPE_CHECKING
+
+from oaiserve.commands.banner import Banner
+from oaiserve.commands.file_checks import refused_certificate
+from oaiserve.config import ServerOptions
+from oaiserve.errors import StartupError
+from oaiserve.http.connections import Connections
+from oaiserve.screen import Screen
+
+if TYPE_CHECKING:
+    from oaiserve.routes.pages import Pages
+
+logger = logging.getLogger(__name__)
+
+BACKLOG = 2048  # connections that the system keeps until they are accepted
+
+
+def obey_signals_as_first_process() -> None:
+    """Let SIGTERM and SIGHUP end the first process of a container before the server handles them. The kernel drops
+    signals that this process doesn't handle, so that stopping a container would wait until it is killed."""
+    if os.getpid() == 1:
+        for number in (signal.SIGTERM, signal.SIGHUP):
+            signal.signal(number, leave)
+
+
+def leave(number: int, _frame: FrameType | None) -> None:
+    os._exit(128 + number)  # as shells report it; an exception could be ignored
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """Bind a socket before the model loads, so that a busy port is reported early. It does not listen yet."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        sock = socket.socket(family, kind, protocol)
+    except (OSError, UnicodeError) as error:  # UnicodeError: the name cannot be encoded for a DNS query
+        if isinstance(error, OSError):
+            reason = error.strerror
+        else:
+            reason = "not a valid name"
+        raise StartupError(f"--host is '{host}', which is not an address of this machine: {reason}.") from error
+    try:
+        # Allow binding a port that another server has just closed.
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.bind(address)
+    except OSError as error:
+        sock.close()
+        raise _cannot_listen(host, port, error) from error
+    return sock
+
+
+def _cannot_listen(host: str, port: int, error: OSError) -> StartupError:
+    return StartupError(
+        f"Cannot listen on {host} port {port}: {os.strerror(error.errno or 0)}. "
+        "Choose another port with --port, or 0 for any free port."
+    )
+
+
+def run_until_signal(
+    app: Callable[..., Awaitable[None]],
+    options: ServerOptions,
+    sock: socket.socket,
+    connections: Connections,
+    banner: Banner | Callable[[], None],
+    *,
+    on_drain: Callable[[], None] = lambda: None,
+    failure: Callable[[], BaseException | None] = lambda: None,
+) -> None:
+    """Serve `app` until SIGTERM, SIGINT, SIGHUP or a failure, as `Server` does. Raises SystemExit if it cannot."""
+    from oaiserve.http.server import Server
+
+    trusts_peers = sock.family == socket.AF_UNIX  # in a private folder, where only the gateway can connect
+    server = Server(app, options, connections, on_drain=on_drain, failure=failure, trusts_peers=trusts_peers)
+    # uvicorn restores these handlers when it has stopped. A further signal must then not kill the process, because the
+    # exit code would no longer be 0.
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:  # `nohup` relies on this.
+            signal.signal(number, server.handle_exit)
+    listen(options, sock, banner)
+    server.run(sockets=[sock])
+
+
+def listen(options: ServerOptions, sock: socket.socket, banner: Banner | Callable[[], None]) -> None:
+    """Listen, and print the banner, log it as JSON, or call the function instead. Raises StartupError if another
+    process listens on the port."""
+    from oaiserve.telemetry.logs import resolved
+
+    if options.open_dashboard and not options.is_private:
+        logger.warning(
+            "--open-dashboard lets everyone who can reach %s see all requests, but not their text", options.host
+        )
+    if options.tls_certificate is not None and options.tls_key is not None:
+        reason = refused_certificate(options.tls_certificate, options.tls_key)
+        if reason is not None:
+            logger.warning("Clients will refuse --tls-certificate '%s': %s.", options.tls_certificate, reason)
+    try:
+        sock.listen(BACKLOG)
+    except OSError as error:  # The other process has bound the port, too.
+        raise _cannot_listen(options.host, options.port, error) from error
+    if not isinstance(banner, Banner):
+        banner()
+    elif resolved(options.log_format) == "json":
+        logger.info("%s", banner.title, extra={"start": dict(banner.facts)})
+    else:
+        print(banner.text(Screen.of(sys.stderr)), file=sys.stderr, flush=True)
+
+
+def page_of_request(pages: Pages, url: str, request_id: str) -> str | None:
+    """Return the address of the page of a request, or None if the server has no such page."""
+    return f"{url}/{pages.request}{request_id}" if pages.request else None

@@ -1,0 +1,75 @@
+"""The settings of `oaiserve route`, and of a server of several models."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field, fields
+from pathlib import Path  # noqa: F401 - cyclopts looks up the types of inherited fields here
+from typing import Literal
+
+from oaiserve.config import (
+    Bytes,
+    ListenerOptions,
+    LogFormat,  # noqa: F401 - likewise
+    LogLevel,  # noqa: F401 - likewise
+    ServerOptions,
+    check,
+    check_choices,
+    check_least,
+    is_header_value,
+)
+
+ContinueStreams = Literal["any", "alike", "never"]
+
+_URL = re.compile(r"https?://(?:[A-Za-z0-9._-]+|\[[0-9a-fA-F:.]+\])(?::[0-9]{1,5})?(?:/[A-Za-z0-9._~/-]*)?")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelsOptions:
+    """Settings of a server with several models, each of which runs in a process of its own."""
+
+    load_on_demand: bool = False
+    """Load each model at its first request. Otherwise all are loaded at the start, as far as --memory-budget
+    permits."""
+
+    idle_unload_seconds: float = 0
+    """Seconds without a request until a model is unloaded. Its next request loads it again. 0: never."""
+
+    memory_budget: Bytes | None = None
+    """Maximum memory of all loaded models with their KV caches. The least recently used one is unloaded to make
+    room."""
+
+    def __post_init__(self) -> None:
+        seconds = self.idle_unload_seconds
+        check(0 <= seconds < float("inf"), "--idle-unload-seconds", seconds, "at least 0, and finite")
+        check_least(self, memory_budget=1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RouteOptions(ListenerOptions):
+    """Settings of `oaiserve route`, which passes requests on to servers."""
+
+    replica: tuple[str, ...] = ()
+    """URL of a server, such as http://10.0.0.5:8000. Repeatable. A name with several addresses adds a server for each.
+    A URL with a path is a list of servers in the format of Prometheus' http_sd."""
+
+    replica_key: str | None = field(default=None, repr=False)
+    """API key for the servers' reports; requests carry their clients' keys. Set it in the environment, as for
+    --api-key."""
+
+    continue_streams: ContinueStreams = "any"
+    """Which server continues a stream whose server ends or hangs. any: any of the others. alike: one with the same
+    model, settings, CPU and versions, byte for byte. never: none."""
+
+    def __post_init__(self) -> None:
+        for url in self.replica:
+            is_url = _URL.fullmatch(url) is not None
+            check(is_url, "--replica", f"'{url}'", "a URL, as in http://10.0.0.5:8000")
+        key = self.replica_key  # the message must not contain it
+        check(key is None or is_header_value(key), "--replica-key", "not usable", "printable ASCII without spaces")
+        check_choices(self)
+        _ = self.server  # This property checks the rest.
+
+    @property
+    def server(self) -> ServerOptions:
+        return ServerOptions(**{field.name: getattr(self, field.name) for field in fields(ListenerOptions)})

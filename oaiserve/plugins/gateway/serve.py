@@ -1,0 +1,83 @@
+"""Serves as a gateway until a signal: in front of the processes of several models, or of servers elsewhere."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from oaiserve import __version__
+from oaiserve.checkpoints import demo
+from oaiserve.commands.banner import Banner, address, places
+from oaiserve.commands.file_checks import warn_of_exposed_keys
+from oaiserve.commands.listening import page_of_request, run_until_signal
+from oaiserve.commands.servers import announced
+from oaiserve.config import Config, ServerOptions
+from oaiserve.http.connections import allowed_connections
+from oaiserve.plugin import Plugin
+from oaiserve.plugin_loading import check
+from oaiserve.plugins.gateway.app import create_gateway, create_gateway_of_models
+from oaiserve.plugins.gateway.options import ModelsOptions, RouteOptions
+from oaiserve.telemetry import logs
+
+
+def serve_models(config: Config, configs: Mapping[str, Config], plugins: Sequence[Plugin], sock: socket.socket) -> int:
+
+    server = config.server
+    port = sock.getsockname()[1]
+    url = address(server, port)
+    logs.configure(
+        server.log_level,
+        server.log_format,
+        address_of=lambda request_id: page_of_request(app.state.pages, url, request_id),
+    )
+    # A model's process logs the address of this one.
+    configs = {name: replace(config, server=replace(config.server, port=port)) for name, config in configs.items()}
+    warn_of_exposed_keys(config)
+    check(plugins, config)
+    if any(config.model == "demo" for config in configs.values()):
+        demo.fetched()
+    app, gateway, models = create_gateway_of_models(config, configs, plugins)
+    has_pages = bool(app.state.pages.links)
+    on_demand = config.of(ModelsOptions).load_on_demand
+    banner = banner_of_models(server, [*configs], url, on_demand=on_demand, has_pages=has_pages)
+    with announced(url, ", ".join(configs)):
+        connections = allowed_connections(server, files_each=2)
+        gateway.metrics.show(connections)
+        run_until_signal(app, server, sock, connections, banner, on_drain=gateway.drain, failure=lambda: models.failure)
+    if models.failure is None:
+        return 0
+    return 1
+
+
+def serve_gateway(options: RouteOptions, sock: socket.socket) -> int:
+
+    logs.configure(options.log_level, options.log_format)
+    server = options.server
+    app, gateway = create_gateway(options)
+    url = address(server, sock.getsockname()[1])
+    banner = banner_of_gateway(options, url, has_pages=bool(app.state.pages.links))
+    with announced(url, f"those of {len(options.replica)} servers"):
+        connections = allowed_connections(server, files_each=2)
+        gateway.metrics.show(connections)
+        run_until_signal(app, server, sock, connections, banner, on_drain=gateway.drain)
+    return 0
+
+
+def banner_of_models(
+    server: ServerOptions, names: Sequence[str], url: str, *, on_demand: bool, has_pages: bool = True
+) -> Banner:
+    when = "loaded when a request names it" if on_demand else "loading now"
+    facts = {"Models": ", ".join(names), "Runs on": f"one process per model, {when}"}
+    shown = places(server, url, "Chat", has_pages=has_pages)
+    return Banner(f"oaiserve {__version__} serves {len(names)} models at {url}/v1", {**facts, **shown})
+
+
+def banner_of_gateway(options: RouteOptions, url: str, *, has_pages: bool = True) -> Banner:
+    if len(options.replica) > 1:
+        number = f"{len(options.replica)} servers"
+    else:
+        number = "one server"
+    facts = {"Servers": ", ".join(options.replica)} | places(options.server, url, "Page", has_pages=has_pages)
+    closing = "The log reports when a server starts or stops taking requests. Ctrl-C stops the gateway."
+    return Banner(f"oaiserve {__version__} routes to {number} at {url}/v1", facts, closing=closing)
