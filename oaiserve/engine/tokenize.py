@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from oaiserve.engine.media import MediaReader, Prepared, PromptMedia
 from oaiserve.engine.request import ChatPrompt, Grammar, PairPrompt, Prompt, Request, TooManyTokens
+from oaiserve.engine.text.template_text import by_template, is_written, joined
 from oaiserve.errors import APIError, ContextLengthExceeded, invalid
 from oaiserve.facts.times import monotonic_ns
 from oaiserve.http.fair_turns import LONG, CpuTime, Task, TurnWorkers, Work
@@ -24,7 +25,7 @@ from oaiserve.wire.continuation import SENT_HEADER
 
 if TYPE_CHECKING:
     from oaiserve.engine.grammars.grammar import CompiledGrammar
-    from oaiserve.engine.text.tokenizer import Expand, Tokenizer
+from oaiserve.engine.text.tokenizer import Expand, Tokenizer
 
 # For how many times as long as it has worked the thread for large work rests, so that at most one step of the model in
 # a few meets it. Parsing and rendering hold the interpreter's lock for up to 10 ms, for which a step waits.
@@ -304,8 +305,8 @@ class TokenizeStage:
         any_of = re.compile(f"({'|'.join(map(re.escape, kinds))})")
 
         def expand(text: str) -> str:
-            first, *others = any_of.split(text)  # then a placeholder and a text in turn
-            places = [kinds[each] for each in others[::2]]
+            found = [match for match in any_of.finditer(text) if is_written(text, *match.span())]
+            places = [kinds[match[0]] for match in found]
             wanted_kinds = [one.medium.kind for one in prepared]
             if places != wanted_kinds:
                 raise invalid(
@@ -313,7 +314,12 @@ class TokenizeStage:
                     f"its files are [{', '.join(wanted_kinds)}], for which the model's chat template has places "
                     f"[{', '.join(places)}]",
                 )
-            return first + "".join(one.text + other for one, other in zip(prepared, others[1::2], strict=True))
+            parts = []
+            at = 0
+            for match, one in zip(found, prepared, strict=True):
+                parts += [text[at : match.start()], by_template(one.text)]
+                at = match.end()
+            return joined([*parts, text[at:]])
 
         return expand
 

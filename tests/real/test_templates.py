@@ -2,6 +2,8 @@
 
 import json
 import re
+from collections import Counter
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -9,7 +11,9 @@ import msgspec
 import pytest
 
 from oaiserve.engine.text.chat_template import NO_SPECIAL_TEXTS, ChatTemplate
-from oaiserve.engine.text.special_tokens import ESCAPED_MARK, MARK, SpecialTexts
+from oaiserve.engine.text.special_tokens import SpecialTexts, control_tokens
+from oaiserve.engine.text.template_text import by_template, plain
+from oaiserve.engine.text.tokenizer import Tokenizer
 from oaiserve.errors import InvalidRequest
 from oaiserve.routes.adaptations import Adaptations
 from oaiserve.routes.chat.conversation import Conversation
@@ -266,7 +270,119 @@ def test_no_text_of_a_conversation_forges_a_tag_of_any_template(llama_cpp: Path)
             said = [{**message, "content": f"said{text}"} for message in (USER, SAID)]
             tool = {**CLOCK, "function": {**CLOCK["function"], "description": f"It looks{text}"}}
             body = {"messages": [said[0], call, result(f"got{text}"), said[1], AGAIN], "tools": [tool]}
-            prompt = rendered(template, dialect, body, special).replace(ESCAPED_MARK, MARK)  # noqa: B023
+            prompt = rendered(template, dialect, body, special)  # noqa: B023
             return [tag for _, tag in special.written(prompt) if tag]  # noqa: B023
 
         assert written("".join(tags)) == written(""), path.stem
+
+
+def with_texts_from_outside() -> dict[str, Any]:
+    """Return a request with a text of its own, `outside1q` and so on, in each place that a client can fill."""
+    numbers = iter(range(100))
+
+    def text() -> str:
+        return f"outside{next(numbers)}q"
+
+    value = {"type": "string", "description": text(), "title": text(), "enum": [text(), text()], text(): text()}
+    nested = {"type": "object", "properties": {text(): {"type": "string", text(): [text()]}}, "required": [text()]}
+    properties = {text(): value, text(): nested, text(): {"type": ["string", "null"], "default": text()}}
+    schema = {
+        "type": "object",
+        "title": text(),
+        "properties": properties,
+        "required": [text()],
+        text(): {text(): [text()]},
+    }
+    function = {"name": text(), "description": text(), "parameters": schema}
+    arguments = {text(): text(), text(): {text(): [text(), 1]}}
+    call = calling((function["name"], json.dumps(arguments)), content=text(), reasoning_content=text())
+    messages = [
+        {"role": "system", "content": text(), "name": text()},
+        {"role": "user", "content": text(), "name": text()},
+        call,
+        result(text()),
+        {**SAID, "content": text()},
+        {"role": "user", "content": parts(text(), text())},
+    ]
+    documents = [{"title": text(), "text": text(), "doc_id": text(), text(): text()}]
+    more = {"documents": documents, "custom_instructions": text(), "user_name": text()}
+    tools = [{"type": "function", "function": function}]
+    return {"messages": messages, "tools": tools, "chat_template_kwargs": more}
+
+
+OUTSIDE = re.compile(r"outside\d+q")
+MOST_AROUND = 8  # characters around a text from outside that are tried as parts of a control token
+
+
+def tokens_around(prompt: str) -> Iterator[str]:
+    """Yield control tokens that the template's text would complete: one for each place where one can be split."""
+    for match in OUTSIDE.finditer(prompt):
+        before = prompt[max(0, match.start() - MOST_AROUND) : match.start()]
+        after = prompt[match.end() : match.end() + MOST_AROUND]
+        for left in range(len(before) + 1):
+            for right in range(len(after) + 1):
+                yield before[len(before) - left :] + match[0] + after[:right]
+
+
+def written(special: SpecialTexts, text: str) -> list[str]:
+    return [token for _, token in special.written(text) if token]
+
+
+def test_what_a_template_puts_around_a_text_from_outside_makes_no_control_token_of_it(llama_cpp: Path) -> None:
+    body = with_texts_from_outside()
+    num_places = 0
+    for path in sorted((llama_cpp / "models/templates").glob("*.jinja")):
+        template, dialect = loaded(path)
+        text = rendered(template, dialect, body)
+        tags = {tag for tag in TAG.findall(template.source) if not OUTSIDE.search(tag)}
+        forged = {*tokens_around(plain(text))}
+        num_places += len(OUTSIDE.findall(plain(text)))
+        own = written(SpecialTexts(tags), text)
+        simple = rendered(template, dialect, {"messages": [USER, SAID, AGAIN]})
+        assert written(SpecialTexts(tags), simple) == written(SpecialTexts(tags), by_template(plain(simple))), path.stem
+        both = SpecialTexts(tags | forged)
+        assert both.is_forged(text), path.stem
+        assert written(both, text) == own, path.stem
+    assert num_places > 1000
+
+
+def splits(tokens: Collection[str]) -> dict[tuple[str, str], list[tuple[str, str]]]:
+    """Return the tokens by their beginning and end, with the part between these, which is not empty."""
+    found: dict[tuple[str, str], list[tuple[str, str]]] = {}
+    for token in tokens:
+        for left in range(len(token)):
+            for right in range(left + 1, len(token) + 1):
+                if left or right < len(token):
+                    found.setdefault((token[:left], token[right:]), []).append((token, token[left:right]))
+    return found
+
+
+def test_no_template_completes_a_control_token_of_a_vocabulary(llama_cpp: Path) -> None:
+    body = with_texts_from_outside()
+    vocabularies = [*map(Tokenizer.from_pretrained, (llama_cpp / "models").glob("ggml-vocab-*.gguf"))]
+    found = [control_tokens(one.backend, "", splits_special=False) for one in vocabularies]
+    # One token is tried of those that differ in their number alone.
+    tokens = {re.sub(r"\d+", "7", token): token for one in found for token in one}.values()
+    by_sides = splits(tokens)
+    num_tried = 0
+    for path in sorted((llama_cpp / "models/templates").glob("*.jinja")):
+        template, dialect = loaded(path)
+        special = SpecialTexts({*tokens, *TAG.findall(template.source)})
+        harmless = rendered(template, dialect, body)
+        own = Counter(written(special, harmless))
+        text = plain(harmless)
+        tried = {
+            (match[0], token, part)
+            for match in OUTSIDE.finditer(text)
+            for left in range(30)
+            for right in range(30)
+            for token, part in by_sides.get(
+                (text[match.start() - left : match.start()], text[match.end() : match.end() + right]), ()
+            )
+        }
+        for name, token, part in tried:
+            hostile = json.loads(json.dumps(body).replace(name, json.dumps(part)[1:-1]))
+            forged = rendered(template, dialect, hostile)
+            assert Counter(written(special, forged))[token] <= own[token], (path.stem, name, token, part)
+        num_tried += len(tried)
+    assert num_tried > 100

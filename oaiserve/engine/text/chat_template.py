@@ -14,8 +14,9 @@ from jinja2 import TemplateSyntaxError
 from oaiserve.engine.request import ChatPrompt
 from oaiserve.engine.text.jinja_template import JinjaTemplate, Message, TemplateLimit
 from oaiserve.engine.text.plain_tools import plain_tool
-from oaiserve.engine.text.special_tokens import SpecialTexts
+from oaiserve.engine.text.special_tokens import SpecialTexts, copied
 from oaiserve.engine.text.template_abilities import abilities_of, in_turns, one_call_each
+from oaiserve.engine.text.template_text import by_template, joined
 from oaiserve.errors import InvalidRequest, StartupError, invalid
 
 NO_SPECIAL_TEXTS = SpecialTexts(())
@@ -41,12 +42,13 @@ class ChatTemplate:
             self._sources = {"default": source}
         else:
             self._sources = dict(source)
-        self._special_tokens = dict(special_tokens)
+        self._special_tokens = {name: by_template(text) for name, text in special_tokens.items()}
         self._compiled = cache(JinjaTemplate)
         self.source = "\n".join(self._sources.values())
         self.response_template: Mapping[str, Any] = response_template if isinstance(response_template, Mapping) else {}
         self._needs_tools = False
         takes_systems = self._try_contents()
+        self.sample = self._sample([self._hello])  # a short conversation, or "" if the template rejects it
         self.abilities = replace(abilities_of(self._sample, self._content, self.source), late_systems=takes_systems)
 
     def _try_contents(self) -> bool:
@@ -96,9 +98,9 @@ class ChatTemplate:
             return ""  # the template rejects this sample
 
     def render(self, prompt: ChatPrompt, special: SpecialTexts = NO_SPECIAL_TEXTS) -> str:
-        """Return the text of the messages of a prompt, with marks in `special` texts that come from the client.
+        """Return the text of the messages of a prompt, with the origins of its characters.
 
-        Raises InvalidRequest if the template rejects them.
+        `special` are the texts of the tokenizer's control tokens. Raises InvalidRequest if the template rejects them.
         """
         if reserved := sorted(RESERVED & prompt.template_kwargs.keys()):
             raise invalid("chat_template_kwargs", f"'{reserved[0]}' cannot be set there")
@@ -114,23 +116,24 @@ class ChatTemplate:
             plain = plain_tool if self.abilities.needs_plain_tools else dict
             arguments["tools"] = [self._described(plain(tool)) for tool in prompt.tools]
         try:
-            return self._apply(messages, arguments, special) + prompt.opening
+            text = special.unmarked(self._apply(messages, arguments, special))
         except InvalidRequest as error:
             if error.param == "messages":
                 error.param = prompt.param
             raise
+        return joined((text, by_template(prompt.opening)))
 
     def _apply(
         self, messages: list[Message], arguments: Mapping[str, Any], special: SpecialTexts = NO_SPECIAL_TEXTS
     ) -> str:
         try:
-            variables = {**self._special_tokens, **special.marked(arguments)}
+            variables = {**self._special_tokens, **copied(arguments)}
             has_calls = any(message.get("role") == "tool" or message.get("tool_calls") for message in messages)
             if variables.get("tools") is None and (self._needs_tools or (has_calls and "tool_use" in self._sources)):
                 variables["tools"] = []
             adds, continues = (variables.pop(one, False) for one in ("add_generation_prompt", "continue_final_message"))
             return self._template(variables.get("tools")).render(
-                special.marked_messages(messages),
+                special.prepared(messages),
                 variables,
                 add_generation_prompt=adds,
                 continue_final_message=continues,

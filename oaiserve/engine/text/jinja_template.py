@@ -2,7 +2,8 @@
 
 The language is that of transformers, for which they are written: its settings of Jinja, its functions, its names in
 messages. It is implemented here because importing transformers takes longer than the rest of a start; tests compare the
-two. It must not know tokens or requests.
+two. In the rendered text, the characters from the template's source are known (`template_text.py`). It must not know
+tokens or requests.
 """
 
 from __future__ import annotations
@@ -14,13 +15,28 @@ from datetime import datetime
 from time import thread_time_ns
 from typing import Any, NoReturn
 
-from jinja2 import meta, nodes
+from jinja2 import meta, nodes, pass_eval_context
+from jinja2.compiler import CodeGenerator, Frame
 from jinja2.exceptions import SecurityError, TemplateError
 from jinja2.ext import Extension, loopcontrols
+from jinja2.filters import do_mark_safe, sync_do_join
+from jinja2.nodes import EvalContext
 from jinja2.parser import Parser
 from jinja2.runtime import Context, Macro
 from jinja2.sandbox import SandboxedEnvironment
 from jinja2.utils import Namespace
+
+from oaiserve.engine.text.template_text import (
+    BRACES,
+    TemplateMarkup,
+    TemplateText,
+    by_template,
+    escaped,
+    filled,
+    joined,
+    markup,
+    plain,
+)
 
 Message = dict[str, Any]
 
@@ -121,15 +137,60 @@ def _counted_text(parts: Iterable[str]) -> Iterator[str]:
         yield part
 
 
+@pass_eval_context
+def _join(eval_ctx: EvalContext, value: Iterable[Any], d: str = "", attribute: str | int | None = None) -> str:
+    """Jinja's filter, for which the separator does the work."""
+    return sync_do_join(eval_ctx, value, d if isinstance(d, TemplateText) else TemplateText(d), attribute)
+
+
+class _Generator(CodeGenerator):
+    """Compiles the texts in a template's source to objects of `TemplateText`, and `~` to a call that joins these."""
+
+    def _output_const_repr(self, group: Iterable[Any]) -> str:
+        return self._literal("".join(group))
+
+    def visit_Const(self, node: nodes.Const, frame: Frame) -> None:
+        self.write(self._literal(node.as_const(frame.eval_ctx)))
+
+    def visit_Concat(self, node: nodes.Concat, frame: Frame) -> None:
+        if frame.eval_ctx.volatile or frame.eval_ctx.autoescape:
+            super().visit_Concat(node, frame)
+            return
+        self.write("environment.concat((")
+        for part in node.nodes:
+            self.visit(part, frame)
+            self.write(", ")
+        self.write("))")
+
+    def _literal(self, value: Any) -> str:
+        """Return the code of a constant: a text, or another value that may have texts."""
+        if type(value) is str:
+            texts = self.environment.texts  # type: ignore[attr-defined]
+            texts.append(by_template(value))
+            return f"environment.texts[{len(texts) - 1}]"
+        if type(value) is dict:
+            return f"{{{', '.join(f'{self._literal(key)}: {self._literal(one)}' for key, one in value.items())}}}"
+        if type(value) is list:
+            return f"[{', '.join(map(self._literal, value))}]"
+        if type(value) is tuple:
+            return f"({''.join(f'{self._literal(one)}, ' for one in value)})"
+        return str(value) if isinstance(value, float) else repr(value)
+
+
 class _Environment(SandboxedEnvironment):
     """Jinja's sandbox, which counts loops and calls: messages cause more of these, not longer expressions.
 
     Templates may change lists and objects, as some do, because they get copies.
     """
 
+    code_generator_class = _Generator
+    concat = staticmethod(joined)
+
     def __init__(self) -> None:
         super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationBlocks, loopcontrols])
-        self.filters |= {"tojson": _to_json, "_counted": _counted}
+        self.texts: list[TemplateText] = []  # the texts in the source
+        self.filters |= {"tojson": _to_json, "join": _join, "safe": markup, "e": escaped, "escape": escaped}
+        self.filters["_counted"] = _counted
         self.globals |= {
             "raise_exception": _raise_exception,
             "strftime_now": lambda form: datetime.now().strftime(form),
@@ -142,6 +203,15 @@ class _Environment(SandboxedEnvironment):
         for loop in tree.find_all(nodes.For):
             loop.iter = nodes.Filter(loop.iter, "_counted", [], [], None, None, lineno=loop.lineno, environment=self)
         return tree
+
+    def wrap_str_format(self, value: Any) -> Any:
+        form = getattr(value, "__self__", None)
+        if isinstance(form, TemplateMarkup):
+            value = getattr(do_mark_safe(plain(form)), value.__name__)
+        wrapped = super().wrap_str_format(value)
+        if wrapped is None or not isinstance(form, TemplateText) or value.__name__ != "format":
+            return wrapped
+        return lambda *values, **names: filled(form, BRACES, wrapped(*values, **names), values, names)
 
     def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:
         _check_time()
@@ -185,7 +255,7 @@ class JinjaTemplate:
                 raise ValueError(f"The {name} must be objects.")
         continued = self._tag_end(prepared) if continue_final_message else ""
         values |= {"messages": prepared, "add_generation_prompt": add_generation_prompt}
-        text = "".join(_counted_text(self._template.generate(values)))
+        text = joined(_counted_text(self._template.generate(values)))
         if not continue_final_message:
             return text
         tag = _END_OF_CONTINUED.strip()  # The template may have stripped the final message.

@@ -1,21 +1,23 @@
-"""Control tokens in the contents of messages: marks within them, so that they are encoded as plain text.
+"""Control tokens in prompts: those that the chat template wrote get their ids, and other text never becomes one.
 
-A chat template cannot distinguish its own `<|im_end|>` or `<tool_call>` from one that a client or a web page has sent,
-which would end the message or forge a call. So texts are marked before they are rendered. If a rendered text has marks,
-the control tokens that the template wrote get their ids, and everything else is encoded by a tokenizer without control
-tokens. Texts without control tokens keep all their ids.
+A client or a web page may send `<|im_end|>` or `<tool_call>`, or a part of one that the template completes, such as
+`|im_end|` between its own `<` and `>`. So a rendered text says which characters the template wrote. If a control token
+would have any other character, the control tokens that the template wrote get their ids, and everything else is
+encoded by a tokenizer without control tokens. All other texts keep all their ids.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from tokenizers import AddedToken, Tokenizer
 
+from oaiserve.engine.text.template_text import by_template, is_written, joined, outside, plain
+
 MARK = "\ufdd0\ufdd1"  # noncharacters, which occur in no real text
-ESCAPED_MARK = MARK.encode("unicode_escape").decode()  # in JSON of ASCII, and in Python's notation of a string
+_ESCAPED_MARK = MARK.encode("unicode_escape").decode()  # in JSON of ASCII, and in Python's notation of a string
 _WRITTEN = "\ufdd2"  # replaces a control token that the template wrote
 _START_CHARACTERS = 3  # characters of each control token that a text is searched for: there may be thousands of tokens
 # An added token is a control token if it is special, or a tag in brackets or bars, such as `<tool_call>`, `[THINK]`
@@ -27,6 +29,9 @@ _HTML = re.compile(
     r"|option|p|pre|s|script|section|select|small|span|strong|style|sub|summary|sup|svg|table|tbody|td|textarea|tfoot"
     r"|th|thead|title|tr|u|ul|video)>"
 )
+# The roles of the API. Templates make control tokens of them, such as `<|user|>`.
+_ROLES = frozenset({"system", "developer", "user", "assistant", "tool", "function"})
+_ANSWER_TEXTS = ("content", "text", "reasoning_content", "reasoning", "thinking")  # names in an assistant's message
 # Reasoning at the beginning of an assistant's message, as servers that do not separate it return it.
 _REASONING = re.compile(
     r"(\s*[<\[]([^\s<>\[\]/]{0,20}think[^\s<>\[\]]{0,20})[>\]])(?:(.*?)([<\[]/\2[>\]]))?", re.I | re.S
@@ -67,101 +72,119 @@ class SpecialTexts:
 
     def __init__(self, texts: Collection[str], normalize: Callable[[str], str] | None = None) -> None:
         """`normalize` is the tokenizer's, if it turns other texts into control tokens, such as full-width letters."""
-        self._texts = frozenset(texts)
+        self.texts = frozenset(texts)
         self._lengths: dict[str, list[int]] = {}  # lengths of the tokens with the same start, longest first
-        size = min([_START_CHARACTERS, *map(len, texts)])
+        self._size = size = min([_START_CHARACTERS, *map(len, texts)])
+        self._longest = max(map(len, texts), default=0)
         for start, length in sorted({(text[:size], len(text)) for text in texts}, reverse=True):
             self._lengths.setdefault(start, []).append(length)
         self._starts = re.compile("|".join(map(re.escape, self._lengths)) or "(?!)")
-        self._beginnings = {text[:length] for text in texts for length in range(1, len(text))}
-        self._longest = max(map(len, texts), default=0)
         self._normalize = normalize
+        self._normalized = self if normalize is None else SpecialTexts({*texts, *map(normalize, texts)})
 
-    def marked_messages(self, messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-        """Return messages with marked texts. If an assistant's content begins with reasoning, the tags around that
-        stay unmarked, because templates look for them."""
-        return [self._marked_message(message) for message in messages]
+    def prepared(self, messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+        """Return copies of messages for a template. What they say stays text from outside, except for roles of the API
+        and the tags around reasoning at the beginning of an assistant's message, which count as the template's.
 
-    def _marked_message(self, message: Mapping[str, Any]) -> dict[str, Any]:
-        match message:
-            case {"role": "assistant", "content": str(text)}:
-                reasoning, rest = self._after_reasoning(text)
-                marked: dict[str, Any] = self.marked({**message, "content": rest})
-                marked["content"] = reasoning + marked["content"]
-            case {"role": "assistant", "content": [{"type": "text", "text": str(text)} as part, *more]}:
-                reasoning, rest = self._after_reasoning(text)
-                marked = self.marked({**message, "content": [{**part, "text": rest}, *more]})
-                marked["content"][0]["text"] = reasoning + marked["content"][0]["text"]
-            case _:
-                marked = self.marked(message)
-        return marked
-
-    def marked(self, value: Any) -> Any:
-        """Return JSON data with a mark after the first character of each control token in a string or a name.
-
-        One of several text parts also gets a mark at its end, if it ends with the beginning of a control token.
+        Other control tokens in an assistant's texts are marked: templates look for the end of reasoning there, and
+        should not take prose for it.
         """
-        if isinstance(value, str):
-            return self._marked(value)
-        if isinstance(value, Mapping):
-            marked = {self._marked(name): self.marked(one) for name, one in value.items()}
-            if value.get("type") == "text" and isinstance(text := marked.get("text"), str):
-                if self._ends_within(text):
-                    marked["text"] = text + MARK
-                else:
-                    marked["text"] = text
-            return marked
-        if isinstance(value, (list, tuple)):
-            return [self.marked(one) for one in value]
-        return value
+        return [self._prepared_message(message) for message in messages]
+
+    def _prepared_message(self, message: Mapping[str, Any]) -> dict[str, Any]:
+        prepared: dict[str, Any] = copied(message)
+        role = prepared.get("role")
+        if isinstance(role, str) and role in _ROLES:
+            prepared["role"] = by_template(role)
+        if role == "assistant":
+            content = prepared.get("content")
+            parts = [part for part in content if isinstance(part, dict)] if isinstance(content, list) else []
+            first = (parts[0], "text") if parts else (prepared, "content")
+            for owner in (prepared, *parts):
+                for name in _ANSWER_TEXTS:
+                    if isinstance(text := owner.get(name), str):
+                        is_first = owner is first[0] and name == first[1]
+                        owner[name] = self._answer(text) if is_first else self._cut(text)
+        return prepared
+
+    def unmarked(self, text: str) -> str:
+        """Return a rendered text without the marks in its messages."""
+        for mark in (MARK, _ESCAPED_MARK):
+            if mark in text:
+                text = text.replace(mark, "")
+        return text
+
+    def pieces(self, text: str) -> list[str]:
+        """Cut each control token in a text, after its first character. Return the parts."""
+        places = [0, *self._places(text)]
+        return [text[start:end] for start, end in zip(places, [*places[1:], None], strict=True)]
+
+    def is_forged(self, text: str) -> bool:
+        """Return whether a rendered text, if it is simply encoded, may have control tokens with other characters than
+        those that the template wrote."""
+        bare = plain(text)
+        for start, end in outside(text):
+            for at, token in self._tokens(bare, max(0, start - self._longest + 1), end):
+                if at + len(token) > start:
+                    return True
+        if self._normalize is None:
+            return False
+        num_written = sum(1 for _ in self._tokens(bare))
+        return sum(1 for _ in self._normalized._tokens(self._normalize(bare))) > num_written
 
     def written(self, text: str) -> Iterator[tuple[str, str]]:
-        """Yield each unmarked control token after the text before it, as pairs; then the rest of the text, with ""."""
+        """Yield each control token that the template wrote after the text before it, as pairs; then the rest of the
+        text, with ""."""
+        bare = plain(text)
         start = 0
-        at = 0
-        while (match := self._starts.search(text, at)) is not None:
-            at = match.start()
-            if token := self._token(text, at, match[0]):
-                yield text[start:at], token
-                start = at = at + len(token)
-            else:
-                at += 1
-        yield text[start:], ""
+        for at, token in self._tokens(bare):
+            if at >= start and is_written(text, at, at + len(token)):
+                yield bare[start:at], token
+                start = at + len(token)
+        yield bare[start:], ""
 
-    def _after_reasoning(self, text: str) -> tuple[str, str]:
-        """Split off reasoning at the beginning of a text. Return it, marked except for its tags, and the rest."""
+    def _answer(self, text: str) -> str:
+        """Return the content of an assistant, with reasoning at its beginning in tags of the template."""
         if (match := _REASONING.match(text)) is None:
-            return "", text
+            return self._cut(text)
         opening, _, reasoning, closing = match.groups(default="")
-        return opening + self._marked(reasoning) + closing, text[match.end() :]
+        rest = self._cut(text[match.end() :])
+        return joined((by_template(opening), self._cut(reasoning), by_template(closing), rest))
 
-    def _marked(self, text: str) -> str:
-        places = [0, *self._places(text)]
-        if len(places) > 1:
-            return MARK.join(map(text.__getitem__, map(slice, places, [*places[1:], None])))
-        if self._normalize is not None and any(self._places(self._normalize(text))):
-            return text + MARK
-        return text
+    def _cut(self, text: str) -> str:
+        return MARK.join(self.pieces(text))
 
     def _places(self, text: str) -> Iterator[int]:
         """Yield where to cut each control token, including overlapping ones."""
-        start = 0
-        while (match := self._starts.search(text, start)) is not None:
-            start = match.start() + 1
-            if self._token(text, match.start(), match[0]):
-                yield start
+        last = 0
+        for at, _ in self._tokens(text):
+            if at + 1 > last:
+                last = at + 1
+                yield last
 
-    def _token(self, text: str, at: int, start: str) -> str:
-        """Return the longest control token at a place where one may start, or ""."""
-        texts = (text[at : at + length] for length in self._lengths[start])
-        return next((each for each in texts if each in self._texts), "")
+    def _tokens(self, text: str, at: int = 0, end: int | None = None) -> Iterator[tuple[int, str]]:
+        """Yield the place of each control token that begins in a part of a text, and the token; overlapping ones, too.
+        The longest of those that begin at one place comes first."""
+        end = len(text) if end is None else end + self._size - 1
+        while (match := self._starts.search(text, at, end)) is not None:
+            at = match.start()
+            for length in self._lengths[match[0]]:
+                if (token := text[at : at + length]) in self.texts:
+                    yield at, token
+            at += 1
 
-    def _ends_within(self, text: str) -> bool:
-        return any(text[-length:] in self._beginnings for length in range(1, self._longest))
+
+def copied(value: Any) -> Any:
+    """Return a copy of JSON data, which a template may change."""
+    if isinstance(value, Mapping):
+        return {name: copied(one) for name, one in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [copied(one) for one in value]
+    return value
 
 
-class MarkedTexts:
-    """Encodes marked texts with a tokenizer without control tokens, which shares the model of the complete one."""
+class PlainEncoding:
+    """Encodes rendered texts with a tokenizer without control tokens, which shares the model of the complete one."""
 
     def __init__(
         self, tokenizer: Tokenizer, vocab_size: int, control_ids: Mapping[str, int], texts: SpecialTexts
@@ -183,16 +206,20 @@ class MarkedTexts:
         self._dropped = {*map(plain.token_to_id, (*unused, MARK))}
         self._written_id = plain.token_to_id(_WRITTEN)
         self._control = {text: (token_id, added[token_id]) for text, token_id in control_ids.items()}
-        self.control_ids = frozenset(control_ids.values())
+        self.control_ids = frozenset(control_ids.values()) - self._ids.keys()  # The others are not of the model.
         self._texts = texts
 
-    def prepared(self, text: str) -> tuple[str, list[int]]:
-        """Return the text to encode, and the ids of the control tokens that the template wrote into it."""
+    def forms(self, text: str) -> tuple[list[int], Iterator[str]]:
+        """Return the ids of the control tokens that the template wrote, and forms of the text to encode.
+
+        A model of whole words or pieces may make control tokens of the text that is left. So there are three forms:
+        with that text as it is, with each control token in it cut, and with every character on its own.
+        """
         parts: list[str] = []
         written: list[int] = []
         takes_space = False
         for before, token in self._texts.written(text):
-            part = before.replace(_WRITTEN, MARK)
+            part = before.replace(_WRITTEN, "").replace(MARK, "")
             part = part.lstrip() if takes_space else part
             if token:
                 token_id, added = self._control[token]
@@ -200,10 +227,11 @@ class MarkedTexts:
                 part = part.rstrip() if added.lstrip else part
                 takes_space = added.rstrip
             parts.append(part)
-        return _WRITTEN.join(parts), written
+        cuts: tuple[Callable[[str], Iterable[str]], ...] = (lambda part: (part,), self._texts.pieces, iter)
+        return written, (_WRITTEN.join(MARK.join(cut(part)) for part in parts) for cut in cuts)
 
     def restored(self, token_ids: Sequence[int], written: Sequence[int]) -> list[int]:
-        """Return the ids of a prepared text, with those of the control tokens in their places."""
+        """Return the ids of one of the forms, with those of the control tokens in their places."""
         rest = iter(written)
         return [
             next(rest) if token_id == self._written_id else self._ids.get(token_id, token_id)

@@ -35,7 +35,7 @@ from oaiserve.engine.text.encoding_rules import PIECE_CHARACTERS, EncodingRules
 from oaiserve.engine.text.fill import fill_tokens
 from oaiserve.engine.text.gguf.tokenizer import load_gguf_tokenizer
 from oaiserve.engine.text.prompt_texts import text_parts
-from oaiserve.engine.text.special_tokens import ESCAPED_MARK, MARK, MarkedTexts, SpecialTexts, control_tokens
+from oaiserve.engine.text.special_tokens import PlainEncoding, SpecialTexts, control_tokens
 from oaiserve.engine.text.stored_tokenizer import (
     StoredTokenizer,
     recall_tokenizer,
@@ -43,6 +43,7 @@ from oaiserve.engine.text.stored_tokenizer import (
     stored,
     tokenizer_subject,
 )
+from oaiserve.engine.text.template_text import by_template, joined, plain
 from oaiserve.errors import InvalidRequest, StartupError, invalid
 from oaiserve.http.fair_turns import at_once
 from oaiserve.storage.start_cache import NotRemembered
@@ -96,13 +97,26 @@ class Tokenizer:
         rewrites = _rewrites(self.backend) and any(added[each].normalized for each in self._control_ids.values())
         normalize = self.backend.normalizer.normalize_str if rewrites else None
         self._special_texts = SpecialTexts(self._control_ids, normalize)
+        if self.chat_template is not None:
+            self._warn_of_lost_tokens(self.chat_template.sample)
         self.fill = fill_tokens(self.backend, tokenizer.fill_texts)
         self._rules = EncodingRules(self.backend)
         self._affixes = self._find_affixes()
 
+    def _warn_of_lost_tokens(self, sample: str) -> None:
+        """Log the control tokens that the template composes in a way in which their origin is lost."""
+        both = (self._special_texts.written(text) for text in (by_template(plain(sample)), sample))
+        shown, written = ({token for _, token in parts if token} for parts in both)
+        if lost := sorted(shown - written):
+            log.warning(
+                "The chat template composes %s of parts whose origin cannot be followed, so they are encoded as text. "
+                "Write them whole in the template, and give it with --chat-template.",
+                ", ".join(lost),
+            )
+
     @cached_property
-    def _marked_texts(self) -> MarkedTexts:
-        return MarkedTexts(self.backend, self.vocab_size, self._control_ids, self._special_texts)
+    def _plain_encoding(self) -> PlainEncoding:
+        return PlainEncoding(self.backend, self.vocab_size, self._control_ids, self._special_texts)
 
     @cached_property
     def _gap_texts(self) -> SpecialTexts:
@@ -160,9 +174,13 @@ class Tokenizer:
             case GapPrompt():
                 return (yield from self._encode_gap(prompt, most_tokens))
             case FilledPrompt(template, texts, param):
-                parts = {name: {"type": "text", "text": text} for name, text in texts.items()}
-                marked = {name: part["text"] for name, part in self._special_texts.marked(parts).items()}
-                text = _PLACES.sub(lambda place: marked.get(place[1], place[0]), template)
+                parts = _PLACES.split(template)  # in turn, a text of the template and a name
+                for number, part in enumerate(parts):
+                    if number % 2 == 0:
+                        parts[number] = by_template(part)
+                    else:
+                        parts[number] = texts[part] if part in texts else by_template(f"{{{part}}}")
+                text = joined(parts)
                 return (yield from self._encode_rendered(text, False, param, most_tokens))
             case PairPrompt():
                 return self.encode_pair(prompt, most_tokens)[0]
@@ -220,7 +238,7 @@ class Tokenizer:
         token_ids: list[int] = []
         adds_space = self._table.strip_start > 0 or self._table.drop_first_spaces
         anchor_ids = self._encode(_ANCHOR, False, param) if adds_space else []
-        for piece in filter(None, self._gap_texts.marked(text).split(MARK)):
+        for piece in filter(None, self._gap_texts.pieces(text)):
             is_anchored = adds_space and (continues or bool(token_ids))
             side_ids = yield from self._encode_text(_ANCHOR * is_anchored + piece, False, param, most_tokens)
             token_ids += side_ids[len(anchor_ids) * is_anchored :]
@@ -280,22 +298,21 @@ class Tokenizer:
     def _encode_rendered(
         self, text: str, add_special_tokens: bool, param: str, most_tokens: int | None
     ) -> Generator[None, None, list[int]]:
-        """Return the token ids of a template's text. In a marked text, only control tokens that the
-        template wrote become control tokens."""
-        text = text.replace(ESCAPED_MARK, MARK)
-        if MARK not in text:
-            return (yield from self._encode_text(text, add_special_tokens, param, most_tokens))
+        """Return the token ids of a template's text, with control tokens only where the template wrote their texts."""
+        if not self._special_texts.is_forged(text):
+            return (yield from self._encode_text(plain(text), add_special_tokens, param, most_tokens))
         before, after = self._around(add_special_tokens)
-        marked = self._marked_texts
-        prepared, written = marked.prepared(text)
+        encoding = self._plain_encoding
         if most_tokens is None:
             room = None
         else:
             room = most_tokens - len(before) - len(after)
-        token_ids = yield from self._encode_text(prepared.replace(MARK, ""), False, param, room, marked.backend)
-        if not marked.control_ids.isdisjoint(token_ids):  # A model of whole words or pieces may produce them, too.
-            token_ids = yield from self._encode_text(prepared, False, param, room, marked.backend)
-        return [*before, *marked.restored(token_ids, written), *after]
+        written, forms = encoding.forms(text)
+        for form in forms:
+            token_ids = yield from self._encode_text(form, False, param, room, encoding.backend)
+            if encoding.control_ids.isdisjoint(token_ids):
+                break
+        return [*before, *encoding.restored(token_ids, written), *after]
 
     def _encode_text(
         self,

@@ -12,7 +12,7 @@ from oaiserve.engine.request import ChatPrompt, Request, SamplingParams
 class Pictures:
     """Reads images and encodes them in pieces. `work` is called for each piece with the request's name."""
 
-    placeholders: Mapping[MediaKind, str] = {"image": "<image>"}
+    placeholders: Mapping[MediaKind, str] = {"image": "user\n"}  # what the template of the double writes before a text
 
     def __init__(self, work: Callable[[str], object]) -> None:
         self._work = work
@@ -22,7 +22,7 @@ class Pictures:
 
     def prepare(self, file: MediaFile, salt: str, *, only_text: bool = False) -> Prepared:
         name, _, num_pieces = str(file.content).rpartition(" ")
-        return Prepared(Medium("image", name.encode(), 1, {"pieces": int(num_pieces)}), "<image>")
+        return Prepared(Medium("image", name.encode(), 1, {"pieces": int(num_pieces)}), "user\n<image>")
 
     def placed(self, token_ids: list[int], prepared: Sequence[Prepared]) -> PromptMedia:
         return PromptMedia(tuple(one.medium for one in prepared), array("i", range(len(prepared))))
@@ -42,5 +42,5 @@ def media_of(work: Callable[[str], object]) -> Media:
 def picture(name: str, num_pieces: int, **params: object) -> Request:
     """Return a request with an image of some pieces."""
     file = MediaFile("image", f"{name} {num_pieces}")
-    prompt = ChatPrompt([{"role": "user", "content": "<image>"}], media=(file,))
+    prompt = ChatPrompt([{"role": "user", "content": ""}], media=(file,))
     return Request(name, (prompt,), SamplingParams(temperature=0.0, **params))

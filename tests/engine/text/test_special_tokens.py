@@ -12,6 +12,7 @@ from transformers import PreTrainedTokenizerFast
 
 from oaiserve.engine.request import ChatPrompt, FilledPrompt, TooManyTokens
 from oaiserve.engine.text.special_tokens import MARK, SpecialTexts, control_tokens
+from oaiserve.engine.text.template_text import plain
 from oaiserve.engine.text.tokenizer import Tokenizer
 from tests.engine.text.tokenizers_for_tests import CHATML, SPECIALS, byte_level, sentencepiece
 
@@ -164,6 +165,24 @@ def test_texts_of_a_filled_prompt_bring_no_control_token(tokenizer: Tokenizer, q
     assert controls_in(tokenizer, hostile) == controls_in(tokenizer, plain) != []
 
 
+AROUND = (  # as templates put text next to a text from outside: joined, filled in, in loops and macros
+    "{% macro tag(name) %}<{{ name }}|>{% endmacro %}{% for m in messages %}<|im_start|>{{ '<|' ~ m.content ~ '|>' }}"
+    "{{ '<|' + m.content }}|>{{ tag('|' + m.content) }}{{ '<|%s|>' % m.content }}{{ '<|{}|>'.format(m.content) }}"
+    "{{ ['<|', m.content, '|>'] | join }}<|{{ m.content | tojson | safe }}|><|{{ m.content[1:] }}|><|im_end|>"
+    "{% endfor %}"
+)
+
+
+@given(st.integers(0, 10), st.integers(0, 10), st.sampled_from(["<|im_end|>", "<|im_start|>", "<|endoftext|>"]))
+def test_the_template_completes_no_control_token_wherever_it_is_split(left: int, right: int, token: str) -> None:
+    tokenizer = made(byte_level(), AROUND)
+    part = token[left : max(left, len(token) - right)]
+    prompt = ChatPrompt(({"role": "user", "content": part},))
+    names = [tokenizer.backend.id_to_token(token_id) for token_id in controls_in(tokenizer, prompt)]
+    assert names == ["<|im_start|>", "<|im_end|>"]
+    assert tokenizer.decode(tokenizer.encode(prompt)) == plain(tokenizer.chat_template.render(prompt))
+
+
 @given(st.sampled_from(TOKENIZERS), st.text("ab <_[é\n"))
 def test_texts_without_a_special_token_keep_their_ids(tokenizer: Tokenizer, text: str) -> None:
     prompt = ChatPrompt(({"role": "user", "content": text},))
@@ -217,7 +236,17 @@ def test_tags_around_reasoning_stay_tokens_at_the_start_of_an_assistants_message
 
 @given(st.lists(st.text("<|ab>", min_size=2, max_size=4), max_size=5), st.text("<|ab>"))
 def test_each_special_text_is_cut_also_where_several_overlap(special: list[str], text: str) -> None:
-    marked = SpecialTexts(special).marked(text)
-    assert marked.replace(MARK, "") == text
-    assert not any(one in piece for one in special for piece in marked.split(MARK))
-    assert marked.count(MARK) == sum(any(text.startswith(one, at) for one in special) for at in range(len(text)))
+    pieces = SpecialTexts(special).pieces(text)
+    assert "".join(pieces) == text
+    assert not any(one in piece for one in special for piece in pieces)
+    assert len(pieces) == 1 + sum(any(text.startswith(one, at) for one in special) for at in range(len(text)))
+
+
+def test_a_template_whose_control_tokens_cannot_be_followed_is_named_in_the_log(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    tokenizer = made(byte_level(), "{% set tag %}<|im_start|>{% endset %}{{ tag | list | join }}<|im_end|>")
+    (record,) = [one for one in caplog.records if one.levelname == "WARNING"]
+    assert "<|im_start|>" in record.message
+    assert "<|im_end|>" not in record.message
+    assert controls_in(tokenizer, ChatPrompt(({"role": "user", "content": "x"},))) == [266]
