@@ -12,21 +12,21 @@ from typing import TYPE_CHECKING
 import msgspec
 from starlette.requests import Request
 
-from oaiserve.config import Config
-from oaiserve.engine.adapters import ServedAdapter
-from oaiserve.engine.event_streams import LoopStreams
-from oaiserve.engine.pooling import Task
 from oaiserve.errors import InvalidRequest, ModelNotFound, invalid
 from oaiserve.explain.reuse.recent_prompts import RecentPrompts
-from oaiserve.http.shared_limit import SharedLimit
-from oaiserve.routes.dialects.dialect import Dialect
-from oaiserve.routes.exchange import Exchange
-from oaiserve.routes.pages import Pages
-from oaiserve.routes.sampling_defaults import SamplingDefaults
 
 if TYPE_CHECKING:
+    from oaiserve.config import Config
+    from oaiserve.engine.adapters import ServedAdapter
     from oaiserve.engine.engine import Engine
+    from oaiserve.engine.event_streams import LoopStreams
+    from oaiserve.engine.pooling import Task
     from oaiserve.http.fetch import Fetcher
+    from oaiserve.http.shared_limit import SharedLimit
+    from oaiserve.routes.dialects.dialect import Dialect
+    from oaiserve.routes.exchange import Exchange
+    from oaiserve.routes.pages import Pages
+    from oaiserve.routes.sampling_defaults import SamplingDefaults
     from oaiserve.telemetry import Telemetry
 
 MOST_RECEIVED_BYTES = 256 * 2**20

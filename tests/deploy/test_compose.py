@@ -118,20 +118,30 @@ def runs(stage: str) -> list[str]:
     return [re.sub(r"--mount=\S+|\\\n", "", line).strip() for line in lines]
 
 
-@pytest.mark.parametrize(("variant", "flags"), [("cpu", "--torch-backend=cpu "), ("cuda", ""), ("rocm", None)])
-def test_the_scripts_of_the_image_install_by_its_variant(variant: str, flags: str | None, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("variant", "packages"),
+    [
+        ("cpu", "--torch-backend=cpu --requirement pyproject.toml"),
+        ("cuda", "--requirement pyproject.toml"),
+        ("gateway", "--requirement gateway.txt"),
+        ("rocm", None),
+    ],
+)
+def test_the_scripts_of_the_image_install_by_its_variant(variant: str, packages: str | None, tmp_path: Path) -> None:
     for name in ("apt-get", "pip", "uv", "python", "rm", "useradd", "install"):
-        (tmp_path / name).write_text(f'#!/bin/sh\necho "{name} $*" >> {tmp_path}/ran\n')
+        with_native_code = "$HATCH_BUILD_HOOK_ENABLE_CUSTOM"
+        (tmp_path / name).write_text(f'#!/bin/sh\necho "{name} $*" {with_native_code} >> {tmp_path}/ran\n')
         (tmp_path / name).chmod(0o755)
     env = {"PATH": f"{tmp_path}", "VARIANT": variant}
     codes = [subprocess.run(["/bin/sh", "-ec", run], env=env).returncode for stage in STAGES for run in runs(stage)]
     ran = (tmp_path / "ran").read_text()
-    if flags is None:
+    if packages is None:
         assert sorted(codes)[-1] == 1
     else:
         assert set(codes) == {0}
-        assert f"uv pip install {flags}--constraint constraints.txt --requirement pyproject.toml\n" in ran
-        assert "uv pip install --no-deps .\n" in ran
+        assert f"uv pip install --constraint constraints.txt {packages}\n" in ran
+        native = "" if variant == "gateway" else " true"
+        assert f"uv pip install --no-deps .{native}\n" in ran
         assert ("install -y --no-install-recommends gcc libc6-dev" in ran) == (variant == "cuda")
 
 
