@@ -1,7 +1,7 @@
 """Writes what docs/reference has of flags, parameters and metrics, from the code: python -m tools.reference
 
-The command line says which flags there are, the structs that check bodies say which parameters, and names.py says which
-metrics. Each table stands between two markers of its page.
+The command line says which flags there are, the structs that check bodies say which parameters, and names.py and the
+plug-ins say which metrics. Each table stands between two markers of its page.
 """
 
 from __future__ import annotations
