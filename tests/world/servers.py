@@ -128,7 +128,7 @@ class Loop(EngineLoop):
 
     def start(self) -> None:
         self._world: World = asyncio.get_running_loop()
-        self._warm_up()
+        self._model.warm_up()
         if self.causes is not None:
             self.causes.begin()
         self._is_warm.set()
