@@ -41,7 +41,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "whole chat": (CHAT, {"messages": [{"role": "user", "content": LONG}], "max_tokens": 30, "seed": 10}),
 }
 UNDONE = ("response", "short", "unstored")  # without [DONE]
-_cached = re.compile(rb'"cached_tokens":\d+')
+_cached = re.compile(rb'"(cached|cache_write)_tokens":\d+')
 _signs_of_life = re.compile(rb"^: (\d+ of \d+ prompt tokens|the answer is about to go on)\n\n", re.MULTILINE)
 _leaks = re.compile(rb"10\.0\.\d+\.\d+|^: ", re.MULTILINE)
 _hidden = (b"x-oaiserve-kind", b"x-oaiserve-sent", b"x-oaiserve-stream")
@@ -129,7 +129,7 @@ async def ask(
 
 
 def _shown(content: bytes) -> bytes:
-    return _cached.sub(b'"cached_tokens":0', shown(content))
+    return _cached.sub(rb'"\1_tokens":0', shown(content))
 
 
 class Judge:

@@ -2,7 +2,6 @@
 
 import asyncio
 import sqlite3
-import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from functools import cache
@@ -396,7 +395,6 @@ class Replica(Host):
             self.engine,
             self.telemetry,
             plugins=[*parts, with_store(lambda config: store)],
-            clock=time.time,
         )
 
         async def app(scope: Any, receive: Any, send: Any) -> None:
