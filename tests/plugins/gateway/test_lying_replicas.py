@@ -10,9 +10,10 @@ from typing import Any
 import httpx
 import pytest
 
-from oaiserve.plugins.gateway import gateway, lists, sent_pieces, upstream, watch
+from oaiserve.plugins.gateway import gateway, lists, sent_pieces, watch
 from oaiserve.plugins.gateway.app import create_gateway
 from oaiserve.plugins.gateway.options import RouteOptions
+from oaiserve.wire import upstream
 from oaiserve.wire.address import Address
 from oaiserve.wire.continuation import Piece, mark
 from oaiserve.wire.report import MOST_REPORT_BYTES
