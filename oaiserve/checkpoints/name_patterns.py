@@ -16,7 +16,7 @@ from functools import lru_cache
 
 MOST_PATTERNS = 1024  # Mixtral, with a rank for each of its experts, has 896.
 MOST_CHARACTERS = 500  # characters of an expression
-MOST_STEPS = 4_000_000  # for all expressions and names together: some seconds
+MOST_STEPS = 2_000_000  # for all expressions and names together: one or two seconds
 _MOST_DEPTH = 20  # groups within groups
 _MOST_REPEATS = 100
 _PLAIN = re.compile(r"[\w.-]*")
