@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -142,7 +143,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         folders = [install(name, version) for version in choice.versions]
         if not arguments.install:
             print(*choice.notes, sep="\n", end="\n" if choice.notes else "", flush=True)
-            num_failed += run(name, folders, arguments.pytest.split())
+            num_failed += run(name, folders, shlex.split(arguments.pytest))
     return 1 if num_failed else 0
 
 
