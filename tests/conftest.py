@@ -17,7 +17,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from oaiserve.engine.executors.native import cores
-from tests.missing_plugins import skip_without_plugins
+from tests.missing_plugins import ignored_without_plugins, skip_without_plugins
 
 # Triton's kernels run in its interpreter, on the CPU. The variable must be set before torch imports Triton.
 os.environ["TRITON_INTERPRET"] = "1"
@@ -42,6 +42,7 @@ settings.register_profile("oaiserve", settings.get_profile("explore"), derandomi
 settings.load_profile("oaiserve")
 
 
+collect_ignore = ignored_without_plugins()
 ROOT = Path(__file__).parents[1]
 # What commands and servers set up for their whole process; "" is the root.
 LOGGERS = (

@@ -15,6 +15,9 @@ PATHS = {  # of the routes of each plug-in
 }
 COMMANDS = {"batches": ("batch",), "gateway": ("route",), "keys": ("keys",), "terminal": ("chat", "launch")}
 
+# Tests of several plug-ins together, by their paths from here, with the plug-ins that they import.
+TOGETHER = {"world": ("gateway", "responses"), "e2e/test_prometheus.py": ("gateway",)}
+
 
 def has_plugin(name: str) -> bool:
     return (FOLDER / name / "__init__.py").exists()
@@ -48,3 +51,8 @@ def skip_without_plugins(items: list[pytest.Item]) -> None:
         missing = sorted(name for name in needed if not has_plugin(name))
         if missing:
             item.add_marker(pytest.mark.skip(reason=f"the plug-in is missing: {', '.join(missing)}"))
+
+
+def ignored_without_plugins() -> list[str]:
+    """Return the paths of tests that import a missing plug-in."""
+    return [path for path, names in TOGETHER.items() if not all(map(has_plugin, names))]

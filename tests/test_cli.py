@@ -20,7 +20,6 @@ from oaiserve.commands.foreign_flags import OUR_FLAGS
 from oaiserve.commands.listening import listen
 from oaiserve.config import WITHOUT_FLAG, Bytes, Config, EngineOptions, ServerOptions, TelemetryOptions
 from oaiserve.errors import StartupError
-from oaiserve.plugins.gateway.children.settings import models_of
 from oaiserve.routes.intake.sampling_defaults import given_defaults
 
 FREE_PORT = ("--port", "0")
@@ -532,8 +531,6 @@ def test_default_params_may_be_a_table_of_the_config_file(value: str, tmp_path: 
     path.write_text(f"port = 0\ndefault-params = {value}\n")
     assert cli.main(["serve", "demo", "--config", str(path)], served) == 0
     assert given_defaults(served.config.server.default_params) == {"temperature": 0.2, "top_k": 5}
-    own = models_of([], {"a": {"model": "demo", "default-params": {"top_k": 5}}}, Config("models"))["a"]
-    assert given_defaults(own.server.default_params) == {"top_k": 5}
 
 
 def test_missing_file_in_the_table_of_a_model_is_refused_at_the_start(

@@ -29,6 +29,7 @@ from oaiserve.plugin_loading import OURS, OWN_SOURCE, load, own_metrics, rules_o
 from oaiserve.routes.dialects.dialect import dialect_of
 from oaiserve.telemetry import Measured, Telemetry
 from tests.engine.doubles import TOKENIZER
+from tests.missing_plugins import TOGETHER
 from tests.plugin_pages import plugins_of_page
 from tests.records import record_at
 from tests.routes.dialects.reading import TOOLS, Read, read, segments_of
@@ -510,6 +511,20 @@ assert answer.json()["choices"][0]["message"]["content"] == "Hello world", answe
     assert "Serve one model, or several." in done.stdout
 
 
+def test_tests_of_other_subjects_import_no_plugin() -> None:
+    """Otherwise they could not be collected after the plug-in was deleted with its tests."""
+    for file in (ROOT / "tests").rglob("*.py"):
+        folders = file.relative_to(ROOT / "tests").parts
+        together = [names for path, names in TOGETHER.items() if file.is_relative_to(ROOT / "tests" / path)]
+        allowed = {name for names in together for name in names}
+        if folders[0] == "plugins":
+            allowed.add(folders[1])
+        for module in imports_of(file, is_top=True):
+            top, room, *rest = [*module.split("."), "", ""]
+            is_of_plugin = top in ("oaiserve", "tests") and room == "plugins" and rest[0] in OURS
+            assert not is_of_plugin or rest[0] in allowed, f"{file} imports {module}"
+
+
 def test_oaiserve_has_its_plugins() -> None:
     folders = {path.parent.name for path in (ROOT / "oaiserve/plugins").glob("*/__init__.py")}
     assert folders <= {*OURS, "gateway", "ray"}
@@ -574,11 +589,14 @@ def private_imports(path: Path) -> list[str]:
     return [each for each in imports_of(path) if each.startswith("oaiserve") and not f"{each}.".startswith(public)]
 
 
-def imports_of(path: Path) -> list[str]:
+def imports_of(path: Path, *, is_top: bool = False) -> list[str]:
+    """Return the modules that a file imports, or with `is_top` those that its own import imports."""
+    tree = ast.parse(path.read_text())
     modules: list[str] = []
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in tree.body if is_top else ast.walk(tree):
         if isinstance(node, ast.Import):
             modules += [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
             modules.append(node.module or "")
+            modules += [f"{node.module}.{alias.name}" for alias in node.names]
     return modules

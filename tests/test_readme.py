@@ -12,17 +12,19 @@ from loadtest.engine_target import EngineRun
 from loadtest.http_target import HttpOptions
 from loadtest.prompts import Workload
 from oaiserve.app import routes
-from oaiserve.config import WITHOUT_FLAG, Config, EngineOptions, ServerOptions, TelemetryOptions
-from oaiserve.plugins.gateway.options import ModelsOptions, RouteOptions
+from oaiserve.cli import command_line
+from oaiserve.config import Config
+from oaiserve.plugin_loading import commands_of, own_plugins
 from tests.missing_plugins import is_served
 from tests.pages import PAGES, ROOT, anchors, links
 
+APP = command_line(lambda config, sock: 0, own_plugins())
 FLAGS = {
-    f"--{prefix}{field.name.replace('_', '-')}"
-    for options in (ServerOptions, EngineOptions, TelemetryOptions, ModelsOptions, RouteOptions)
-    for field in fields(options)
-    if field.name not in WITHOUT_FLAG
-    for prefix in (("", "no-") if field.type == "bool" else ("",))
+    name
+    for command in ("serve", *(name for name, each in commands_of(own_plugins()).items() if each.has_settings))
+    for argument in APP[command].assemble_argument_collection(default_parameter=APP.default_parameter)
+    if argument.parse
+    for name in argument.names
 }
 
 

@@ -7,8 +7,6 @@ import pytest
 from oaiserve import __version__
 from oaiserve.commands import model_banner
 from oaiserve.config import Config, EngineOptions, ServerOptions
-from oaiserve.plugins.gateway import serve
-from oaiserve.plugins.gateway.options import RouteOptions
 from oaiserve.screen import Screen
 from tests.engine.doubles import make_engine
 
@@ -61,11 +59,3 @@ def test_the_example_of_a_model_with_a_long_name_leaves_it_out(tmp_path: Path) -
     assert "--served-model-name" in shown.facts["Name"]
     named = Config(str(file), ServerOptions(served_model_name=("small",)))
     assert "Name" not in model_banner.of_server(named, 8000, "embed", {}).facts
-
-
-def test_banners_of_several_models_and_gateways_list_them() -> None:
-    several = serve.banner_of_models(ServerOptions(), ["a", "b"], "http://127.0.0.1:8000", on_demand=True)
-    assert several.facts["Models"] == "a, b"
-    assert "when a request names it" in several.facts["Runs on"]
-    options = RouteOptions(replica=("http://10.0.0.5:8000", "http://10.0.0.6:8000"))
-    assert "routes to 2 servers at" in serve.banner_of_gateway(options, "http://127.0.0.1:8000").title

@@ -9,12 +9,9 @@ import yaml
 from prometheus_client import Counter
 
 from oaiserve.plugin_loading import own_metrics
-from oaiserve.plugins.gateway.children import metrics as children
-from oaiserve.plugins.gateway.metrics import GatewayMetrics
-from oaiserve.plugins.gateway.routers import Routers
-from oaiserve.plugins.gateway.watch import USUAL, Watch
 from oaiserve.telemetry import names, vllm_names
 from tests.deploy.paths import DEPLOY
+from tests.missing_plugins import has_plugin
 from tests.telemetry.reported import PROCESS_METRICS
 
 REFERENCE = DEPLOY.parent / "docs" / "reference" / "metrics.md"
@@ -35,18 +32,34 @@ KNOWN_LABELS = {
     for name, labels in re.findall(r"^\| `(oaiserve_\w+)` \| \w+ \|([^|]*)\|", table, re.MULTILINE)
 } | KNOWN_LABELS
 KNOWN_LABELS |= dict.fromkeys((*PROCESS_METRICS, "up"), _TARGET)
-KNOWN_LABELS["process_start_time_seconds"] = {children.LABEL, *_TARGET}
-_GATEWAY = GatewayMetrics(Watch(Routers(), (), (), USUAL))
-KNOWN_LABELS |= {
-    f"oaiserve_gateway_{name}_total": {*vars(metric)["_labelnames"], *_TARGET}
-    for name, metric in vars(_GATEWAY).items()
-    if isinstance(metric, Counter)
-}
-KNOWN_LABELS["oaiserve_gateway_connections"] = _TARGET
-KNOWN_LABELS["oaiserve_gateway_connections_refused_total"] = {"reason", *_TARGET}
-_OF_REPLICAS = ("replica_up", "open_requests", "ejected_total")
-KNOWN_LABELS |= {f"oaiserve_gateway_{name}": {"replica", *_TARGET} for name in _OF_REPLICAS}
-KNOWN_LABELS |= {f"oaiserve_gateway_{name}_seconds_bucket": {"le", *_TARGET} for name in ("choice", "wait")}
+KNOWN_LABELS["process_start_time_seconds"] = {"served_model", *_TARGET}
+
+
+def _of_gateway() -> dict[str, set[str]]:
+    from oaiserve.plugins.gateway.children.metrics import LABEL
+    from oaiserve.plugins.gateway.metrics import GatewayMetrics
+    from oaiserve.plugins.gateway.routers import Routers
+    from oaiserve.plugins.gateway.watch import USUAL, Watch
+
+    assert LABEL == "served_model"
+    metrics = GatewayMetrics(Watch(Routers(), (), (), USUAL))
+    known = {
+        f"oaiserve_gateway_{name}_total": {*vars(metric)["_labelnames"], *_TARGET}
+        for name, metric in vars(metrics).items()
+        if isinstance(metric, Counter)
+    }
+    known["oaiserve_gateway_connections"] = _TARGET
+    known["oaiserve_gateway_connections_refused_total"] = {"reason", *_TARGET}
+    of_replicas = ("replica_up", "open_requests", "ejected_total")
+    known |= {f"oaiserve_gateway_{name}": {"replica", *_TARGET} for name in of_replicas}
+    return known | {f"oaiserve_gateway_{name}_seconds_bucket": {"le", *_TARGET} for name in ("choice", "wait")}
+
+
+_DELETED: tuple[str, ...] = ()  # beginnings of names of metrics whose plug-in is deleted, unlike its panels
+if has_plugin("gateway"):
+    KNOWN_LABELS |= _of_gateway()
+else:
+    _DELETED = ("oaiserve_gateway_",)
 KNOWN_LABELS["ALERTS"] = {"alertname", "alertstate", "severity", "slo", "model", *_TARGET}
 
 _STRING = re.compile(r'"[^"]*"')
@@ -91,6 +104,8 @@ def unknown_names(query: str, *, without: tuple[str, ...] = ()) -> list[str]:
     """
     known = {name: labels for name, labels in (KNOWN_LABELS | recorded()).items() if not name.startswith(without)}
     used = list(selectors(query))
+    if any(name.startswith(_DELETED) for name, _ in used):
+        return []
     labels_of_all = {label for name, _ in used for label in known.get(name, set())}
     grouped = {label.strip() for group in _GROUPING.findall(query) for label in group.split(",") if label.strip()}
     wrong = [name for name, _ in used if name not in known]

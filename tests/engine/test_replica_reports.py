@@ -12,7 +12,6 @@ from oaiserve.engine.replica_reports import LEAST_NS, Reports
 from oaiserve.engine.request import Request, SamplingParams, TextPrompt
 from oaiserve.engine.sequences.blocks import BlockHash
 from oaiserve.facts.engine_numbers import EngineNumbers, LoadTotals
-from oaiserve.plugins.gateway.router import Reason, Router
 from oaiserve.wire.prefix_keys import BLOCK_BYTES, marked_depths, prefix_keys_of, prompt_of, prompt_of_body
 from oaiserve.wire.report import ReplicaReport
 from tests.engine.doubles import TIMEOUT_SECONDS, Clock, make_engine, request, stepping
@@ -114,10 +113,23 @@ def test_an_engine_reports_the_prompts_that_it_has_computed_and_forgets_those_wh
             report = engine.report("it")
             assert expected <= {*report.keys}
         assert not keys[0] <= {*report.keys}, "the second prompt needed blocks of the first one"
+
+
+@pytest.mark.plugin("gateway")
+def test_a_router_expects_the_prompt_that_an_engine_has_reported() -> None:
+    from oaiserve.plugins.gateway.router import Reason, Router
+
+    clock = Clock()
+    content = body("Pack my box with five dozen jugs. " * 40)
+    with make_engine(kv_blocks=512, clock_ns=clock) as engine:
+        engine.report()
+        list(engine.stream(asked(content)))
+        clock.now_ns += LEAST_NS
+        report = engine.report("it")
         router = Router()
         router.update_replicas(["it"], clock())
         router.learn(report, clock())
-        decision = router.choose(prompt_of_body(second), clock())
+        decision = router.choose(prompt_of_body(content), clock())
         assert decision.reason is Reason.PREFIX
         assert decision.expected_hit_tokens > 200
 

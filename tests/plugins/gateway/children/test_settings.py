@@ -1,12 +1,15 @@
 """The settings of each of several models: names, tables of the config file, and what a model cannot have for itself."""
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from oaiserve.config import Config, EngineOptions, OptionError, ServerOptions, TelemetryOptions
+from oaiserve.plugin import Plugin
 from oaiserve.plugins.gateway.children.settings import holds_models, models_of
+from oaiserve.routes.intake.sampling_defaults import given_defaults
 
 BASE = Config(
     "models",
@@ -83,3 +86,22 @@ def test_mistakes_are_told(given: list[str], tables: dict[str, Any], said: str) 
     with pytest.raises(OptionError) as error:
         models_of(given, tables, BASE)
     assert said in str(error.value)
+
+
+def test_default_params_of_a_model_may_be_a_table() -> None:
+    own = models_of([], {"a": {"model": "demo", "default-params": {"top_k": 5}}}, Config("models"))["a"]
+    assert given_defaults(own.server.default_params) == {"top_k": 5}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Manners:
+    bow_degrees: int = 15
+
+
+def test_settings_of_a_plugin_are_for_all_models() -> None:
+    base = Config("models", of_plugins=(Manners(bow_degrees=30),))
+    plugins = [Plugin(name="polite", options={"Manners": Manners})]
+    own = models_of([], {"a": {"model": "demo"}}, base, plugins)["a"]
+    assert own.of(Manners) == Manners(bow_degrees=30)
+    with pytest.raises(OptionError, match="'bow_degrees' in .models.a. is a setting of the server, for all models"):
+        models_of([], {"a": {"model": "demo", "bow-degrees": 45}}, base, plugins)
