@@ -21,7 +21,7 @@ import httpx
 
 from oaiserve.checkpoints import demo
 from tools.bench.servers import oaiserve
-from tools.bench.turns import SIZES
+from tools.bench.turns import CLIENTS, MAX_LEN
 from tools.markdown import add_publishing, as_markdown, number, publish, results_of
 from tools.server_process import ROOT, exit_on_sigterm
 
@@ -39,6 +39,8 @@ PROMPTS = (
     "What is a binary search tree? Show code.",
     f"Summarise this code:\n{_CODE[4000:6500]}",
 )
+
+SIZES = ("--kv-blocks", str(CLIENTS * MAX_LEN // 16), "--max-model-len", str(MAX_LEN))
 
 
 def main() -> None:

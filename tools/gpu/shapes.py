@@ -9,20 +9,11 @@ from unittest.mock import patch
 import torch
 
 from oaiserve.engine.decoder.description import Norm
+from oaiserve.engine.executors.cuda import triton_adapters, triton_layers, triton_products, triton_states
 from oaiserve.engine.executors.cuda import triton_attention as attention
 from oaiserve.engine.executors.cuda.device_matrices import ExpertMatrices, Kind, PackedMatrix
 from oaiserve.engine.model.adapters import Adapter, AdapterPart
-from oaiserve.engine.model.attention import (
-    FP8,
-    LayerCache,
-    Rotation,
-    ScaledCache,
-    Scoring,
-    triton_adapters,
-    triton_layers,
-    triton_products,
-    triton_states,
-)
+from oaiserve.engine.model.attention import FP8, LayerCache, Rotation, ScaledCache, Scoring
 from oaiserve.engine.model.batch import build_batch
 from oaiserve.engine.model.layer_operations import ACTIVATIONS
 from oaiserve.engine.model.sampling import triton_sampling
