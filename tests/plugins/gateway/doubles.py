@@ -71,7 +71,7 @@ class ToldEngine(Engine):
 
     @property
     def runner(self) -> Any:
-        return self._runner
+        return self._parts.model.runner
 
     def hang_in(self, part: str) -> None:
         self._loop.watchdog.hang = part
