@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from openai import OpenAI, RateLimitError
 
-from oaiserve.app import routes
+from oaiserve.app import create_app, routes
 from oaiserve.config import Config, EngineOptions, ServerOptions
 from oaiserve.engine.adapters import ServedAdapter
 from oaiserve.engine.request import Finished, Usage
@@ -24,9 +24,9 @@ from tests.batching import begin, line
 from tests.databases import opened_databases
 from tests.missing_plugins import is_served
 from tests.routes.asking import bearer
-from tests.routes.doubles import fails, prompts_done, says, starts
+from tests.routes.doubles import FakeEngine, FakeTelemetry, fails, prompts_done, says, starts
 from tests.routes.test_access import SPELLINGS, check_refused
-from tests.serving import Served, serving
+from tests.serving import Served, run_server, serving
 from tests.waiting import wait_until
 
 RunServer = Callable[[], AbstractContextManager[Served]]
@@ -60,6 +60,19 @@ def limits(headers: Any) -> list[str]:
     """Return limit and rest of requests, then of tokens."""
     names = [f"x-ratelimit-{what}-{unit}" for unit in ("requests", "tokens") for what in ("limit", "remaining")]
     return [headers[name] for name in names if name in headers]
+
+
+@pytest.mark.parametrize("is_child", [False, True])
+def test_a_server_without_stored_keys_says_how_to_create_one_once_for_all_of_its_processes(
+    is_child: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = Config("demo", ServerOptions(stored_keys=True, response_store=tmp_path / "store"))
+    app = create_app(config, FakeEngine(), FakeTelemetry(), is_child=is_child)  # type: ignore[arg-type]
+
+    with run_server(app):
+        pass
+
+    assert ("To create one: oaiserve keys add NAME" in caplog.text) == (not is_child)
 
 
 # -- roles ------------------------------------------------------------------------------------------------------------
