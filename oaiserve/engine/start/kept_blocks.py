@@ -49,7 +49,7 @@ def _kind(native: NativeDecoder, model: Path, options: EngineOptions, arrays: li
     """Return a digest of everything but its tokens that determines a block's content."""
     # All code that computes keys and values, or lays them out, and the settings of families that files leave out.
     code = hashlib.sha256()
-    for part in ("decoder", "model"):
+    for part in ("decoder", "executors", "model"):
         for path in sorted(path for path in (_ENGINE / part).rglob("*") if path.suffix in (".py", ".json")):
             code.update(path.read_bytes())
     settings = (options.dtype, options.quantize, options.kv_cache_dtype, options.max_model_len, options.block_size)
