@@ -7,7 +7,7 @@ plug-ins say which metrics. Each table stands between two markers of its page.
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from starlette.routing import Route
 from oaiserve.app import routes
 from oaiserve.cli import command_line
 from oaiserve.config import Config
-from oaiserve.plugin_loading import own_plugins
+from oaiserve.plugin_loading import commands_of, own_plugins
 from oaiserve.routes.intake.body_types import SamplingBody
 from oaiserve.routes.intake.object_types import Message
 from oaiserve.routes.operation import operation_of
@@ -49,8 +49,10 @@ def bodies_of_routes() -> dict[str, type[msgspec.Struct]]:
 def tables() -> dict[tuple[str, str], str]:
     """Return the text between the markers, by the name of the page and of the markers."""
     bodies = bodies_of_routes()
+    has_gateway = "route" in commands_of(own_plugins())
     return {
-        ("flags.md", "flags"): flags(),
+        ("flags.md", "flags"): flags(SERVER_FLAGS, ()),
+        **({("flags.md", "gateway-flags"): flags(GATEWAY_FLAGS, SERVER_FLAGS)} if has_gateway else {}),
         ("api.md", "message-fields"): parameters({"all": Message}),
         **{
             ("api.md", name): parameters({head: bodies[path] for head, path in paths.items()})
@@ -70,27 +72,35 @@ def tables() -> dict[tuple[str, str], str]:
     }
 
 
-def flags() -> str:
-    """Return a table for each group of flags."""
+# Groups of flags: their command, their title in the help, and their heading.
+SERVER_FLAGS = (
+    ("serve", "Parameters", "Settings in a file"),
+    ("serve", "Server", "Server"),
+    ("serve", "Engine", "Engine"),
+    ("serve", "Telemetry", "Telemetry"),
+)
+GATEWAY_FLAGS = (("serve", "Several models", "Several models"), ("route", "Route", "Gateway: `oaiserve route`"))
+Groups = Iterable[tuple[str, str, str]]
+
+
+def flags(groups: Groups, above: Groups) -> str:
+    """Return a table for each group of flags, without the rows of those that are `above`."""
     app = command_line(lambda config, sock: 0, own_plugins())
-    lines: list[str] = []
-    before: list[list[str]] = []  # rows of tables above
-    for command, group, title in (
-        ("serve", "Parameters", "Settings in a file"),
-        ("serve", "Server", "Server"),
-        ("serve", "Engine", "Engine"),
-        ("serve", "Telemetry", "Telemetry"),
-        ("serve", "Several models", "Several models"),
-        ("route", "Route", "Gateway: `oaiserve route`"),
-    ):
+
+    def rows_of(command: str, group: str) -> list[list[str]]:
         arguments = app[command].assemble_argument_collection(
             default_parameter=app.default_parameter, parse_docstring=True
         )
-        rows = [
+        return [
             _flag(argument)
             for argument in arguments
             if argument.parse and argument.names[0].startswith("--") and argument.parameter.group[0].name == group
         ]
+
+    lines: list[str] = []
+    before = [row for command, group, _ in above for row in rows_of(command, group)]
+    for command, group, title in groups:
+        rows = rows_of(command, group)
         lines += [f"## {title}", ""]
         if again := [row[0] for row in rows if row in before]:
             lines += [textwrap.fill(f"As of the server: {', '.join(again)}.", 120, break_on_hyphens=False), ""]
