@@ -41,6 +41,7 @@ def test_a_request_names_an_adapter_as_its_model(served: Served) -> None:
     assert (record.model, record.adapter) == ("org/demo", None)
 
 
+@pytest.mark.plugin("responses")
 def test_streams_and_responses_name_the_adapter(served: Served) -> None:
     served.engine.load_adapter("sql", Path("/adapters/sql"))
     with served.sdk() as client:

@@ -170,6 +170,7 @@ def test_all_of_many_tools_may_be_called_in_the_form_of_the_dialect() -> None:
     assert '"name' not in grammar["lark"], "one form of each is enough: llguidance has a limit"
 
 
+@pytest.mark.plugin("responses")
 def test_notes_name_the_tool_by_its_place_in_the_request(served: Served) -> None:
     odd = {"type": "function", "name": "f", "parameters": {"type": "string"}}
     namespace = {"type": "namespace", "name": "n", "tools": [tool(RESPONSES, "g"), odd]}

@@ -121,6 +121,7 @@ def test_blocks_of_messages_become_parts_with_results_before_what_is_said(served
     assert served.post(f"{MESSAGES}/count_tokens", model="org/demo", messages=turns).status_code == 200
 
 
+@pytest.mark.plugin("responses")
 def test_input_images_of_responses_are_stored_and_there_again_in_the_next_turn(served: Served) -> None:
     parts = [{"type": "input_text", "text": "Hi"}, {"type": "input_image", "image_url": data_url(), "detail": "low"}]
     call = {"type": "function_call", "call_id": "c", "name": "look", "arguments": "{}"}
@@ -181,6 +182,7 @@ def site() -> Iterator[tuple[str, list[str]]]:
         yield url, paths
 
 
+@pytest.mark.plugin("responses")
 def test_urls_are_fetched_once_each_where_their_host_is_allowed(serve: Serve, site: tuple[str, list[str]]) -> None:
     url, fetched = site
     served = reading(serve(allow_media_from=(url.removeprefix("http://"),)))
@@ -344,6 +346,7 @@ def test_what_the_user_now_asks_about_is_refused_if_it_is_not_read(served: Serve
     assert message["role"] == "system" or "left out" in old.headers["x-oaiserve-adapted"]
 
 
+@pytest.mark.plugin("responses")
 def test_old_images_are_left_out_for_a_model_of_text_and_where_they_are_gone(
     serve: Serve, site: tuple[str, list[str]]
 ) -> None:

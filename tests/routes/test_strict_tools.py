@@ -67,6 +67,7 @@ def test_strict_tool_is_not_called_in_text_by_another_grammar(served: Served) ->
     assert request.params.grammar.kind == "regex"
 
 
+@pytest.mark.plugin("responses")
 def test_response_repeats_what_the_client_said_of_strictness(served: Served) -> None:
     tools = [tool(RESPONSES, "f", SCHEMA, strict=True), tool(RESPONSES, "g", SCHEMA)]
     assert [each["strict"] for each in asked(served, RESPONSES, *tools)[0]["tools"]] == [True, None]

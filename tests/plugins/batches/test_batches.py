@@ -240,6 +240,7 @@ def test_a_server_without_batches_says_why() -> None:
         assert "--response-store-number 0" in served.http.get("/v1/batches").json()["error"]["message"]
 
 
+@pytest.mark.plugin("responses")
 def test_what_a_gateway_asks_for_again_is_made_once(serve: Serve) -> None:
     """A server may end after the write and before its answer. Then the gateway asks another one of the same store."""
     served = serve(trusted_proxy=("127.0.0.1",))

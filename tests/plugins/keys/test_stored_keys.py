@@ -180,6 +180,7 @@ def test_other_apis_have_the_same_limits(run: RunServer, table: KeyTable, path: 
     assert error["type"] == ("rate_limit_error" if path.endswith("messages") else "insufficient_quota")
 
 
+@pytest.mark.plugin("responses")
 def test_a_response_in_the_background_is_counted_once(run: RunServer, table: KeyTable) -> None:
     with asking(run, table.add("alice", {"requests_per_day": 1})) as served:
         queued = served.post("/v1/responses", input="Hi", background=True)
