@@ -23,6 +23,7 @@ from oaiserve.errors import StartupError
 from oaiserve.routes.intake.sampling_defaults import given_defaults
 
 FREE_PORT = ("--port", "0")
+OF_GATEWAY = pytest.mark.plugin("gateway")
 
 
 class Served:
@@ -234,13 +235,27 @@ def test_files_with_keys_are_known_so_that_the_log_warns_if_others_can_read_them
     [
         (["serv"], "Unknown command 'serv'. Did you mean serve?"),
         (["serve"], "MODEL is missing."),
-        (["serve", "demo", "demo"], "Two models have the name 'demo'."),
-        (["route"], "--replica is missing."),
-        (["route", "http://a:1"], "'oaiserve route' takes flags only, as in --replica http://a:1."),
-        (["route", "http://a", "http://b"], "takes flags only, as in --replica http://a --replica http://b."),
-        (["route", "--replica", "a:1"], "--replica is 'a:1', but must be a URL, as in"),
-        (["route", "--replica", "http://a:1", "--port", "65536"], "--port is 65536, but must be between 0 and 65535."),
-        (["route", "--replica", "http://a:1", "--host", "192.0.2.1"], "Cannot listen on 192.0.2.1 port 8000"),
+        pytest.param(["serve", "demo", "demo"], "Two models have the name 'demo'.", marks=OF_GATEWAY),
+        pytest.param(["route"], "--replica is missing.", marks=OF_GATEWAY),
+        pytest.param(
+            ["route", "http://a:1"], "'oaiserve route' takes flags only, as in --replica http://a:1.", marks=OF_GATEWAY
+        ),
+        pytest.param(
+            ["route", "http://a", "http://b"],
+            "takes flags only, as in --replica http://a --replica http://b.",
+            marks=OF_GATEWAY,
+        ),
+        pytest.param(["route", "--replica", "a:1"], "--replica is 'a:1', but must be a URL, as in", marks=OF_GATEWAY),
+        pytest.param(
+            ["route", "--replica", "http://a:1", "--port", "65536"],
+            "--port is 65536, but must be between 0 and 65535.",
+            marks=OF_GATEWAY,
+        ),
+        pytest.param(
+            ["route", "--replica", "http://a:1", "--host", "192.0.2.1"],
+            "Cannot listen on 192.0.2.1 port 8000",
+            marks=OF_GATEWAY,
+        ),
         (["serve", "demo", "--max-runing", "3"], "Unknown option --max-runing. Did you mean --max-running?"),
         (["serve", "demo", "--tls-cert", "x"], "Unknown option --tls-cert. Did you mean --tls-certificate?"),
         (["serve", "demo", "--step-target-seconds", "3"], "--step-target-seconds. See 'oaiserve serve --help'."),
@@ -291,7 +306,7 @@ def test_flags_of_other_servers_are_answered_with_flags_that_there_are(capsys: p
 def test_help_lists_all_commands(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["--help"]) == 0
     shown = capsys.readouterr().out
-    assert all(f" {name} " in shown for name in ("serve", "route", *cli.OTHER_COMMANDS, *cli.SMALL_COMMANDS))
+    assert all(f" {name} " in shown for name in ("serve", *cli.OTHER_COMMANDS, *cli.SMALL_COMMANDS))
 
 
 def test_missing_argument_of_another_command_is_named(capsys: pytest.CaptureFixture[str]) -> None:
@@ -533,6 +548,7 @@ def test_default_params_may_be_a_table_of_the_config_file(value: str, tmp_path: 
     assert given_defaults(served.config.server.default_params) == {"temperature": 0.2, "top_k": 5}
 
 
+@OF_GATEWAY
 def test_missing_file_in_the_table_of_a_model_is_refused_at_the_start(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -3,6 +3,7 @@
 import re
 from pathlib import Path
 
+import pytest
 from cyclopts import App
 
 from loadtest.cli import _command_line as bench
@@ -62,6 +63,7 @@ def test_each_command_has_a_line() -> None:
     assert found == {*OTHER_COMMANDS, *SMALL_COMMANDS, *of_plugins}
 
 
+@pytest.mark.plugin("gateway")
 def test_each_flag_of_serve_has_one_line() -> None:
     app = command_line(lambda config, sock: 0, own_plugins())
     existing = flags(app["serve"], app)
@@ -69,6 +71,7 @@ def test_each_flag_of_serve_has_one_line() -> None:
     assert sorted(without_no(lines, existing)) == sorted(existing)
 
 
+@pytest.mark.plugin("gateway")
 def test_each_flag_of_route_beyond_those_of_serve_has_a_line() -> None:
     app = command_line(lambda config, sock: 0, own_plugins())
     further = flags(app["route"], app) - flags(app["serve"], app)

@@ -14,6 +14,7 @@ from rich.console import Console
 import loadtest.cli
 from oaiserve import cli
 from oaiserve.plugin_loading import commands_of, own_plugins
+from tests.missing_plugins import has_command
 
 SMALL_COMMANDS = cli.SMALL_COMMANDS | commands_of(own_plugins())
 FRAME = re.compile("[│╭╮╰╯─]")
@@ -22,6 +23,7 @@ COMMANDS: dict[str, tuple[App, list[str]]] = {
     **{
         name: (cli.command_line(lambda config, sock: 0, own_plugins(), all_flags=True), [name])
         for name in ("serve", "route")
+        if has_command(name)
     },
     **{name: (cli.small_command(name, each), []) for name, each in SMALL_COMMANDS.items() if name != "keys"},
     **{
