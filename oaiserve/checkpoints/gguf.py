@@ -197,11 +197,16 @@ def read_tokenizer(path: Path) -> dict[str, Any]:
 def architecture(values: Mapping[str, Any]) -> str | None:
     """Return the model's family: the prefix of its sizes' names, or else the name that the file states."""
     named = values.get(_ARCHITECTURE)
-    prefix = next((key.removesuffix(BLOCK_COUNT) for key in values if key.endswith(BLOCK_COUNT)), None)
+    prefix = prefix_of_sizes(values)
     # Models of several parts have sizes for each, such as whisper.encoder.block_count.
     if isinstance(named, str) and (prefix is None or prefix.startswith(f"{named}.")):
         return named
     return prefix
+
+
+def prefix_of_sizes(values: Mapping[str, Any]) -> str | None:
+    """Return the prefix of the names of a model's sizes, such as "llama", or "clip.vision" for a tower."""
+    return next((key.removesuffix(BLOCK_COUNT) for key in values if key.endswith(BLOCK_COUNT)), None)
 
 
 def _read(path: Path) -> tuple[dict[str, Any], dict[str, GgufTensor]]:

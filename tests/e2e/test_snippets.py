@@ -21,6 +21,7 @@ from tests.pages import PAGES, ROOT, Snippet, name_of, snippets
 BY_PAGE = {name_of(page): snippets(page.read_text(), name_of(page)) for page in PAGES}
 SNIPPETS = [snippet for page in BY_PAGE.values() for snippet in page]
 COMMENT = re.compile(r"^\s*<!-- not run", re.MULTILINE)
+FILE = re.compile(r"# (\w+\.py)\n")  # the first line of a snippet that readers are to save
 LONGEST_SLEEP_SECONDS = 0.05
 
 
@@ -56,6 +57,9 @@ def test_snippets_of_page_run(
     sleep = time.sleep
     monkeypatch.setattr(time, "sleep", lambda seconds: sleep(min(seconds, LONGEST_SLEEP_SECONDS)))
     session = start_session(tmp_path)
+    for snippet in BY_PAGE[page]:
+        if (file := FILE.match(snippet.text)) is not None:
+            (tmp_path / file[1]).write_text(snippet.text)  # A command above it may name it.
     for snippet in BY_PAGE[page]:
         try:
             session.check(snippet)

@@ -57,6 +57,18 @@ def test_requests_of_one_run_are_compared_with_each_other(server: Served) -> Non
     assert record.reuse["compared_with"] == mine.request_id
 
 
+def test_a_header_says_how_much_was_read_again_and_why(server: Served) -> None:
+    chat(server, "With a header, at 12:00.", QUESTION)
+    messages = [{"role": "system", "content": "With a header, at 12:01."}, {"role": "user", "content": QUESTION}]
+    body = {"messages": messages, "max_tokens": 1}
+    answer = server.http.post("/v1/chat/completions", json=body)
+    record = server.telemetry.next_record()
+    assert answer.headers["x-oaiserve-read-again"] == f"{record.read_again_tokens}; reason=system"
+    again = server.http.post("/v1/chat/completions", json=body)
+    server.telemetry.next_record()
+    assert "x-oaiserve-read-again" not in again.headers
+
+
 def test_another_salt_reads_the_prompt_again(server: Served) -> None:
     chat(server, "Salted.", QUESTION, cache_salt="one")
     record = chat(server, "Salted.", QUESTION, cache_salt="two")

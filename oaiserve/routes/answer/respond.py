@@ -316,6 +316,8 @@ class Answer:
         headers = self.exchange.adaptations.headers()
         if cut_to is not None:
             headers["x-max-tokens-cut-to"] = f"{cut_to}"
+        if (reason := self.exchange.read_again_reason) is not None:
+            headers["x-oaiserve-read-again"] = f"{self.exchange.read_again_tokens}; reason={reason}"
         return {"server-timing": self.exchange.server_timing(), **headers}
 
     def _note_finish_reason(self, chunk: TokenChunk) -> None:

@@ -22,6 +22,7 @@ EXPOSED_HEADERS = (  # visible to the scripts of allowed pages
         "request-id",
         "link",
         "x-max-tokens-cut-to",
+        "x-oaiserve-read-again",
         "server-timing",
         "traceresponse",
         "openai-processing-ms",

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from oaiserve.checkpoints.bad_file import BadFile
-from oaiserve.checkpoints.gguf import GgufTensor, architecture
+from oaiserve.checkpoints.gguf import GgufTensor, prefix_of_sizes
 
 _TOKENIZER = "tokenizer.ggml."
 _DEFAULT_THETA = 10000.0
@@ -19,7 +19,7 @@ class Metadata:
     """The metadata of a file, by their names without that of the architecture, and its tensors."""
 
     def __init__(self, values: Mapping[str, Any], tensors: Mapping[str, GgufTensor]) -> None:
-        known = architecture(values)
+        known = prefix_of_sizes(values)
         if known is None:
             raise BadFile("it does not say how many layers its model has")
         self.architecture = known
