@@ -26,6 +26,7 @@ from oaiserve.config import Config
 from oaiserve.engine.event_streams import MAX_HELD_TOKENS, LoopStreams
 from oaiserve.engine.executors.cuda.found import gpu_names
 from oaiserve.engine.executors.native.prebuilt import usable_features
+from oaiserve.engine.text.response_template import read_response_template
 from oaiserve.explain.reuse.recent_prompts import RecentPrompts
 from oaiserve.facts.times import EpochOffset, monotonic_ns
 from oaiserve.http.connections import Connections
@@ -80,6 +81,7 @@ def create_app(
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
         sampling = sampling_defaults(config, engine.default_params)
+        template = config.server.response_template
         app.state.serving = Serving(
             config=config,
             engine=engine,
@@ -98,6 +100,7 @@ def create_app(
                 engine.tokenizer.chat_template,
                 engine.tokenizer.special_token_ids,
                 [family for plugin in parts for family in plugin.dialects],
+                None if template is None else read_response_template(template),
             ),
             sampling=sampling,
             recent_prompts=RecentPrompts(config.engine.block_size, has_cache=config.engine.prefix_cache),

@@ -202,6 +202,9 @@ class ServerOptions(ListenerOptions):
     """How the model writes tool calls. auto: detected from the tokenizer or chat template, else hermes. none: calls
     stay in the text. docs/tools-and-reasoning.md lists all."""
 
+    response_template: Path | None = None
+    """JSON file with a response template, as transformers defines it, in place of the model's own."""
+
     reasoning_parser: ReasoningParser = "auto"
     """How to separate the model's reasoning from its answer. auto: detected from the chat template. none: it stays in
     the text. deepseek_r1: every answer begins with reasoning. qwen3: the same, unless a request turns it off."""

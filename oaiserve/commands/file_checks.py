@@ -26,6 +26,10 @@ def check_files(server: ServerOptions, engine: EngineOptions, telemetry: Telemet
         from oaiserve.routes.dialects.families import check_name  # with their parsers, which take a while
 
         check_name(server.tool_call_parser)
+    if server.response_template is not None:
+        from oaiserve.engine.text.response_template import read_response_template
+
+        read_response_template(server.response_template)
     check_tls(server.tls_certificate, server.tls_key)
     _check_readable("--chat-template", engine.chat_template)
     for name, folder in engine.adapters.items():

@@ -44,7 +44,12 @@ def answer_grammar(
         if family is None or tools is None or not tools.strict:
             return None, tools
         return _of_strict_calls(dialect, family, tools), tools
-    elif family is not None and tools is not None and constraint.kind in ("json_object", "json_schema"):
+    elif (
+        family is not None
+        and family.is_forcible
+        and tools is not None
+        and constraint.kind in ("json_object", "json_schema")
+    ):
         # The answer is JSON, or else calls.
         answer = constraint.text if constraint.kind == "json_schema" else msgspec.json.encode(ANY_OBJECT).decode()
         grammar = replace(constraint, kind="lark_with_schemas", text=_calls(dialect, family, tools, answer))

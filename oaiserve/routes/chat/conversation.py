@@ -46,6 +46,12 @@ class Conversation:
             raise invalid(
                 "tool_choice", "this server does not read calls (--tool-call-parser none), so none can be forced"
             )
+        if tools is not None and dialect.calls is not None and not dialect.calls.is_forcible:
+            reason = "the response template of this model has no grammar for calls (--tool-call-parser chooses another)"
+            if tools.is_forced:
+                raise invalid("tool_choice", f"{reason}, so none can be forced")
+            if tools.strict and tools.choice != "none":
+                raise invalid("tools", f"{reason}, so none can be strict")
         # The prompt of a turn without calls begins like the others in its conversation, so the prefix cache has it.
         self.shown_tools: Sequence[Mapping[str, Any]] = () if tools is None else tools.shown
         if tools is not None and tools.choice == "none":
@@ -122,7 +128,7 @@ class Conversation:
                 calls = parser(tools.schemas, only_one=tools.only_one, strict=tools.strict)
             if self.reads_reasoning and self._mode is not None:
                 in_thoughts = None
-                if family is not None and self.reads_calls:
+                if family is not None and family.is_forcible and self.reads_calls:
                     in_thoughts = partial(family.parser, tools.schemas, strict=tools.strict)
                 thinking = ThinkingParser(self._mode, in_thoughts)
         return AnswerReader(thinking, calls, breaks_cut_calls=breaks_cut_calls, client_names=tools.client_names)

@@ -3,20 +3,26 @@
 Each family of models has a parser of calls, a text for them in prompts, and a grammar. With the flag "auto", the
 tokenizer's `response_template`, as transformers defines it, decides the dialect. Its plain tags and calls in JSON are
 supported. A pattern, or a format that can be read only as a whole, cannot be streamed: then the chat template decides.
+If it has the signs of no family, transformers' own parser reads the declared calls.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from oaiserve.engine.text.chat_template import ChatTemplate
+from oaiserve.engine.text.response_template import CALLS, BadResponseTemplate, response_form
 from oaiserve.engine.text.template_abilities import Abilities
+from oaiserve.routes.dialects.declared import REASONING_FIELDS, family_of_template
 from oaiserve.routes.dialects.families import FAMILIES
 from oaiserve.routes.dialects.families.hermes import HERMES, HermesCalls
 from oaiserve.routes.dialects.family import CallFamily
 from oaiserve.routes.dialects.reasoning import THINK, ReasoningDialect
+
+log = logging.getLogger(__name__)
 
 # The tags of reasoning. A chat template with the last one of a row uses that row.
 _REASONING_TAGS = (
@@ -69,16 +75,27 @@ def dialect_of(
     template: ChatTemplate | None,
     special_ids: Mapping[str, int],
     further: Iterable[CallFamily] = (),
+    response_template: Mapping[str, Any] | None = None,
 ) -> Dialect:
-    """Return the dialect by the flags, or else by the tokenizer's declaration or the chat template."""
+    """Return the dialect by the flags, or else by the tokenizer's declaration or the chat template.
+
+    A `response_template` of the operator's replaces the tokenizer's, and comes before the chat template.
+    """
     if template is None:  # Without a template, there is no chat.
         return Dialect()
     source = template.source
-    declared = template.response_template
+    declared = template.response_template if response_template is None else response_template
     calls = declared_calls(declared) if tool_call_parser == "auto" else None
-    fields = _REASONING_FIELDS if reasoning_parser == "auto" else ()
+    fields = REASONING_FIELDS if reasoning_parser == "auto" else ()
     tags = next(filter(None, (_tags(_declared(declared, name)) for name in fields)), None)
-    calls = calls or family_of(tool_call_parser, source, further)
+    if calls is None:
+        calls = family_of(tool_call_parser, source, further)
+        is_known = calls is not HERMES or all(sign in source for sign in HERMES.signs)
+        if tool_call_parser == "auto" and (response_template is not None or not is_known):
+            # Reasoning between plain tags is read before the calls.
+            keeps_tags = reasoning_parser == "none"
+            without = [name for name in REASONING_FIELDS if keeps_tags or _tags(_declared(declared, name))]
+            calls = _template_calls(declared, without) or calls
     is_always = calls is not None and (calls.by_channels or calls.reasons_always)
     if calls is not None:
         tags = calls.reasoning_tags or tags
@@ -96,9 +113,6 @@ def dialect_of(
     )
 
 
-_REASONING_FIELDS = ("reasoning_content", "reasoning", "thinking")
-
-
 def declared_calls(response_template: Mapping[str, Any]) -> CallFamily | None:
     """Return the declared dialect of calls, if it is supported."""
     declared = _declared(response_template, "tool_calls")
@@ -114,6 +128,17 @@ def declared_calls(response_template: Mapping[str, Any]) -> CallFamily | None:
         tags = (opening, closing)
 
     return CallFamily("declared", DeclaredCalls, f"{opening}\n", f"\n{closing}", "\n")
+
+
+def _template_calls(response_template: Mapping[str, Any], without: Iterable[str]) -> CallFamily | None:
+    """Return the family whose calls transformers reads by their declaration, if there is one that can be used."""
+    if not _declared(response_template, CALLS):
+        return None
+    try:
+        return family_of_template(response_form(response_template, frozenset(without)))
+    except BadResponseTemplate as error:
+        log.warning("The model's response template is not used for its calls. %s.", error)
+        return None
 
 
 def _declared(response_template: Mapping[str, Any], name: str) -> Mapping[str, Any]:

@@ -39,6 +39,7 @@ class CallFamily:
     reasoning_tags: tuple[str, str] | None = None  # if they differ from those in the template
     reasons_always: bool = False  # also before forced calls and answers
     by_channels: bool = False  # The parser reads reasoning; an answer ends with its first call.
+    is_forcible: bool = True  # Grammars can enforce its calls.
     answer_opening: str = ""  # text before an answer that is no call and follows reasoning
 
     def written(self, calls: Iterable[tuple[str, str]]) -> str:
