@@ -293,8 +293,9 @@ def _tensor(gguf: _Gguf) -> GgufTensor:
     if kind not in _BLOCKS:
         raise BadFile(f"its tensor {name[:100]!r} has the unknown type {kind}")
     together, block_bytes = _BLOCKS[kind]
-    if (shape[0] if shape else 1) % together:
-        raise BadFile(f"its tensor {name[:100]!r} has rows of {shape[0]} numbers, which are no blocks of {together}")
+    row = shape[0] if shape else 1  # A tensor without dimensions is one number.
+    if row % together:
+        raise BadFile(f"its tensor {name[:100]!r} has rows of {row} numbers, which are no blocks of {together}")
     end = begin + math.prod(shape) // together * block_bytes
     return GgufTensor(begin, end, name, kind, tuple(reversed(shape)))
 
