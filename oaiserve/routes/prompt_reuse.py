@@ -82,10 +82,9 @@ class PromptReuse:
         facts: dict[str, str | int] = {}
         if reuse.compared_with:
             facts = {"compared_with": reuse.compared_with, "age_ns": reuse.age_ns, "common_tokens": reuse.num_common}
-        if reuse.change is not None and reuse.change.place is not None:
-            facts["place"] = reuse.change.place
-        if reuse.change is not None and reuse.change.option:
-            facts["option"] = reuse.change.option
+        if (change := reuse.change) is not None:
+            facts |= {} if change.place is None else {"place": change.place}
+            facts |= {"option": change.option} if change.option else {}
         if reuse.lost is not None:
             facts["lost_tokens"] = reuse.lost.num_tokens
             if (eviction := reuse.lost.eviction) is not None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import TypeVar
 
-from oaiserve.explain.reuse.outline import Change, Digest, Outline
+from oaiserve.explain.reuse.outline import Change, Outline, Part
 from oaiserve.explain.reuse.prefix_hashes import PrefixHashes, num_common
 from oaiserve.facts.lost_prefix import LostPrefix
 from oaiserve.facts.record import ReadAgain
@@ -22,6 +22,8 @@ MAX_PROMPTS = 1024
 MAX_TOKENS = 2**22  # of all prompts, each of which takes 4 bytes
 MAX_PARTS = 64  # parts by which a prompt looks for others: the latest messages, and those of the beginning
 FIRST_CHECKPOINT = 16  # Texts are found by their first 16, 32, 64, ... tokens.
+# Under these, the prompt is the same as far as it is in common with the earlier one, and nothing behind that matters.
+_WITHOUT_CHANGE = (ReadAgain.EVICTED, ReadAgain.STATE, ReadAgain.NOT_YET, ReadAgain.OFF)
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,9 +45,10 @@ class Reuse:
     """What a prompt reused. `num_cached`, `num_read_again` and `num_new` add up to its tokens."""
 
     num_cached: int
-    num_read_again: int = 0
-    num_new: int = 0
-    change: Change | None = None  # why they were read again; None: nothing was
+    num_read_again: int  # Behind a change, this follows from the sizes of the parts that the earlier prompt had, too.
+    num_new: int
+    change: Change | None = None  # why it didn't reuse all of the earlier prompt; None: it did
+    num_missed: int = 0  # tokens that would have been cached if it had
     compared_with: str = ""  # the id of the request; "": there is no earlier prompt like it
     age_ns: int = 0  # time since that
     num_common: int = 0  # tokens at the beginning that both have in common
@@ -54,7 +57,8 @@ class Reuse:
 
     @property
     def reason(self) -> ReadAgain | None:
-        return None if self.change is None else self.change.reason
+        """Return why tokens were read again, or None if none were."""
+        return self.change.reason if self.change is not None and self.num_read_again else None
 
 
 class RecentPrompts:
@@ -65,7 +69,7 @@ class RecentPrompts:
         self._has_cache = has_cache
         self._prompts: OrderedDict[str, ReadPrompt] = OrderedDict()  # by response id, the oldest first
         self._by_run: dict[tuple[str, str], str] = {}  # response ids of the latest prompts, by client and run
-        self._by_part: dict[tuple[str, Digest], str] = {}
+        self._by_part: dict[tuple[str, Part], str] = {}
         self._by_checkpoint: dict[tuple[str, int, int], str] = {}
         self._num_tokens = 0
 
@@ -79,11 +83,15 @@ class RecentPrompts:
 
     def before(self, prompt: ReadPrompt, named: str = "") -> ReadPrompt | None:
         """Return the earlier prompt that explains this one best: the one of the `named` answer, else the last one of
-        the same run, else the one with the most parts in common, else the one with the longest common text."""
+        the same run, else the one with the most parts in common, else the one with the longest common text.
+
+        The first prompt of a run is only compared by its text: another run with a message like its own says nothing.
+        """
         if named:
             return self.find(prompt.client, named)
-        if prompt.run and (last := self._by_run.get((prompt.client, prompt.run))) is not None:
-            return self._prompts.get(last)
+        if prompt.run:
+            last = self._by_run.get((prompt.client, prompt.run))
+            return self._with_same_text(prompt) if last is None else self._prompts[last]
         return self._with_same_parts(prompt) or self._with_same_text(prompt)
 
     def _with_same_parts(self, prompt: ReadPrompt) -> ReadPrompt | None:
@@ -119,48 +127,53 @@ class RecentPrompts:
         num_tokens = len(prompt.hashes)
         num_cached = min(prompt.num_cached, num_tokens)
         if earlier is None:
-            num_lost = 0 if lost is None else min(lost.num_tokens, num_tokens - num_cached)
-            why = None if lost is None or not num_lost else Change(_reason_of(lost))
-            num_new = num_tokens - num_cached - num_lost
-            return Reuse(num_cached, num_lost, num_new, why, lost=lost, at_ns=prompt.at_ns)
+            num_again = 0 if lost is None else min(lost.num_tokens, num_tokens - num_cached)
+            why = None if lost is None else Change(_reason_of(lost))
+            return Reuse(num_cached, num_again, num_tokens - num_cached - num_again, why, lost=lost, at_ns=prompt.at_ns)
         common = num_common(earlier.hashes, prompt.hashes)
-        change = prompt.outline.change_since(earlier.outline)
-        num_again = max(0, min(len(earlier.hashes), num_tokens) - num_cached)
-        why = self._why(common, num_cached, num_again, change, lost)
-        if why is None:
-            num_again = 0
+        num_missed = max(0, min(len(earlier.hashes), num_tokens) - num_cached)
+        why = self._why(prompt, earlier, common, num_missed, lost)
+        num_again = 0
+        if why is not None:
+            num_again = max(0, common - num_cached)
+            if why.reason not in _WITHOUT_CHANGE:
+                num_behind = num_tokens - max(common, num_cached)
+                num_again += round(num_behind * prompt.outline.share_known(earlier.outline, why))
+            if num_again <= self._block_size:  # The last token and those of a block that is not full are always read.
+                num_again = 0
         return Reuse(
             num_cached,
             num_again,
             num_tokens - num_cached - num_again,
             why,
-            compared_with=earlier.request_id,
-            age_ns=max(0, prompt.at_ns - earlier.at_ns),
-            num_common=common,
-            lost=lost,
-            at_ns=prompt.at_ns,
+            num_missed,
+            earlier.request_id,
+            max(0, prompt.at_ns - earlier.at_ns),
+            common,
+            lost,
+            prompt.at_ns,
         )
 
     def _why(
-        self, common: int, num_cached: int, num_again: int, change: Change | None, lost: LostPrefix | None
+        self, prompt: ReadPrompt, earlier: ReadPrompt, common: int, num_missed: int, lost: LostPrefix | None
     ) -> Change | None:
-        """Return why `num_again` tokens were read again.
-
-        The last token of a prompt and those of a block that is not full are always read, so there is no reason for
-        them. Where most of the tokens are in common with the earlier prompt, the change behind these is not the reason.
-        """
-        if num_again <= self._block_size:
+        """Return why a prompt didn't reuse all of an earlier one. Where most of what it missed is in common with that,
+        the change behind it is not the reason."""
+        if num_missed <= self._block_size:
             return None
+        change = prompt.outline.change_since(earlier.outline)
         if change is not None and change.reason in (ReadAgain.MODEL, ReadAgain.SALT):
             return change
         if not self._has_cache:
             return Change(ReadAgain.OFF)
-        if common - num_cached > num_again // 2:
+        if common - prompt.num_cached > num_missed // 2:
             return Change(ReadAgain.NOT_YET if lost is None else _reason_of(lost))
         return Change(ReadAgain.TEXT) if change is None else change
 
     def _remember(self, prompt: ReadPrompt) -> None:
         key = prompt.response_id
+        if key in self._prompts:  # A gateway has asked again, and its ids are the same.
+            self._forget(key)
         self._prompts[key] = prompt
         self._num_tokens += len(prompt.hashes)
         if prompt.run:
@@ -191,7 +204,7 @@ def _reason_of(lost: LostPrefix) -> ReadAgain:
     return ReadAgain.STATE if lost.eviction is None else ReadAgain.EVICTED
 
 
-def _parts_to_know(outline: Outline) -> tuple[Digest, ...]:
+def _parts_to_know(outline: Outline) -> tuple[Part, ...]:
     return tuple(islice(outline.parts, MAX_PARTS))
 
 

@@ -44,13 +44,13 @@ def diagnostics_of(reuse: PromptReuse) -> Diagnostics | None:
     """Return the comparison with the message that the client named; None if it named none, or nothing differs."""
     if not reuse.compare_with:
         return None
-    if not reuse.by_prompt:
+    if (compared := reuse.by_prompt.get(0)) is None:
         return Diagnostics()
     if not reuse.is_known:
         return Diagnostics(CacheMissReason("previous_message_not_found"))
-    if reuse.reason is None:
+    if compared.change is None:
         return None
-    kind = _TYPES.get(reuse.reason)
+    kind = _TYPES.get(compared.change.reason)
     if kind is None:  # The prompt is the same, and its blocks were evicted, for example.
         return Diagnostics(CacheMissReason("unavailable"))
-    return Diagnostics(CacheMissReason(kind, reuse.tokens))
+    return Diagnostics(CacheMissReason(kind, compared.num_missed))

@@ -46,15 +46,16 @@ class PromptCacheDiagnostics(msgspec.Struct):
 def diagnostics_of(reuse: PromptReuse, *, is_compacted: bool) -> PromptCacheDiagnostics | UnsetType:
     """Return the comparison with the response that the client named, or UNSET if it named none. A prompt that begins
     with a summary `is_compacted`."""
-    if not reuse.compare_with or not reuse.by_prompt:
+    compared = reuse.by_prompt.get(0)
+    if not reuse.compare_with or compared is None:
         return UNSET
     if not reuse.is_known:
         return PromptCacheDiagnostics("comparison_response_not_found")
-    if reuse.reason is None:
+    if compared.change is None:
         return PromptCacheDiagnostics("cache_hit")
-    reason = _REASONS.get(reuse.reason)
+    reason = _REASONS.get(compared.change.reason)
     if reason is None:  # The prompt is the same, and its blocks were evicted, for example.
         return PromptCacheDiagnostics("unavailable")
     if is_compacted and reason == "input_changed":
         reason = "context_compacted"
-    return PromptCacheDiagnostics("cache_miss", reason, reuse.tokens, reuse.by_prompt[0].num_common)
+    return PromptCacheDiagnostics("cache_miss", reason, compared.num_missed, compared.num_common)

@@ -1,4 +1,4 @@
-"""Makes the `Outline` of a prompt: hashes of the parts that a client sent, by which later prompts are compared."""
+"""Makes the `Outline` of a prompt: hashes and sizes of the parts that a client sent, for comparing prompts."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from oaiserve.engine.request import ChatPrompt, Prompt, Request
-from oaiserve.explain.reuse.outline import Digest, Outline, digest_of
+from oaiserve.explain.reuse.outline import Outline, Part, part_of
 
 _SYSTEM_ROLES = ("system", "developer")
 _encoder = msgspec.json.Encoder(enc_hook=repr)
@@ -17,20 +17,20 @@ _encoder = msgspec.json.Encoder(enc_hook=repr)
 def outline_of(request: Request, prompt: Prompt) -> Outline:
     """Return the outline of one prompt of a request."""
     model = request.origin.model
-    salt = digest_of(request.cache_salt.encode())
+    salt = part_of(request.cache_salt.encode())
     if not isinstance(prompt, ChatPrompt):
-        return Outline(model, salt, messages=(_digest(prompt),))
+        return Outline(model, salt, messages=(_part(prompt),))
     messages = prompt.messages
     num_system = _num_system(messages)
     options = {**prompt.template_kwargs, "opening": prompt.opening}
     return Outline(
         model,
         salt,
-        _digests(prompt.tools or prompt.told_tools),
-        _digests(messages[:num_system]),
-        {name: _digest(value) for name, value in options.items()},
-        _digests(messages[num_system:]),
-        tuple(digest_of(_bytes(file.content)) for file in prompt.media),
+        _parts(prompt.tools or prompt.told_tools),
+        _parts(messages[:num_system]),
+        {name: _part(value) for name, value in options.items()},
+        _parts(messages[num_system:]),
+        tuple(part_of(_bytes(file.content)) for file in prompt.media),
     )
 
 
@@ -45,9 +45,9 @@ def _bytes(content: bytes | str) -> bytes:
     return content.encode() if isinstance(content, str) else content
 
 
-def _digests(parts: Iterable[object]) -> tuple[Digest, ...]:
-    return tuple(map(_digest, parts))
+def _parts(parts: Iterable[object]) -> tuple[Part, ...]:
+    return tuple(map(_part, parts))
 
 
-def _digest(part: object) -> Digest:
-    return digest_of(_encoder.encode(part))
+def _part(part: object) -> Part:
+    return part_of(_encoder.encode(part))

@@ -7,20 +7,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from oaiserve.explain.reuse import recent_prompts
-from oaiserve.explain.reuse.outline import Change, Outline, digest_of
+from oaiserve.explain.reuse.outline import Change, Outline, Part, part_of
 from oaiserve.explain.reuse.prefix_hashes import prefix_hashes
 from oaiserve.explain.reuse.recent_prompts import ReadPrompt, RecentPrompts, Reuse
 from oaiserve.facts.lost_prefix import Eviction, LostPrefix
 from oaiserve.facts.record import ReadAgain
 
 BLOCK = 4
+OTHER = part_of(b"other")
 LOST = LostPrefix(76, Eviction(5, "taker"))
 TALK = Outline(
     "model",
-    tools=(digest_of(b"search"), digest_of(b"read")),
-    system=(digest_of(b"You are helpful."),),
-    options={"thinking": digest_of(b"true")},
-    messages=(digest_of(b"first question"), digest_of(b"first answer")),
+    tools=(part_of(b"search"), part_of(b"read")),
+    system=(part_of(b"You are helpful."),),
+    options={"thinking": part_of(b"true")},
+    messages=(part_of(b"first question"), part_of(b"first answer")),
 )
 
 
@@ -42,31 +43,32 @@ def explained(
 
 
 CHANGES = {
-    ReadAgain.MODEL: (replace(TALK, model="adapter"), None),
-    ReadAgain.SALT: (replace(TALK, salt=b"other"), None),
-    ReadAgain.TOOLS: (replace(TALK, tools=(TALK.tools[0], b"other")), 1),
-    ReadAgain.SYSTEM: (replace(TALK, system=(b"other",)), 0),
-    ReadAgain.OPTIONS: (replace(TALK, options={}), None),
-    ReadAgain.MESSAGE: (replace(TALK, messages=(b"other", *TALK.messages[1:])), 1),
-    ReadAgain.IMAGE: (replace(TALK, images=(b"now",)), 0),
-    ReadAgain.TEXT: (TALK, None),
+    ReadAgain.MODEL: (replace(TALK, model="adapter"), None, 88),
+    ReadAgain.SALT: (replace(TALK, salt=OTHER), None, 88),
+    ReadAgain.TOOLS: (replace(TALK, tools=(TALK.tools[0], OTHER)), 1, 79),
+    ReadAgain.SYSTEM: (replace(TALK, system=(OTHER,)), 0, 74),
+    ReadAgain.OPTIONS: (replace(TALK, options={}), None, 88),
+    ReadAgain.MESSAGE: (replace(TALK, messages=(OTHER, *TALK.messages[1:])), 1, 62),
+    ReadAgain.IMAGE: (replace(TALK, images=(part_of(b"now"),)), 0, 0),  # nothing comes after it
+    ReadAgain.TEXT: (TALK, None, 88),
 }
 
 
 @pytest.mark.parametrize("reason", CHANGES)
 def test_the_first_changed_part_is_the_reason(reason: ReadAgain) -> None:
-    outline, place = CHANGES[reason]
-    before = replace(TALK, images=(b"before",)) if reason is ReadAgain.IMAGE else TALK
+    outline, place, num_again = CHANGES[reason]
+    before = replace(TALK, images=(part_of(b"before"),)) if reason is ReadAgain.IMAGE else TALK
     reuse = explained(outline, before=before, num_common=13, cached=12)
     assert reuse.change is not None
     assert (reuse.change.reason, reuse.change.place) == (reason, place)
-    assert (reuse.num_cached, reuse.num_read_again, reuse.num_new) == (12, 88, 0)
+    assert (reuse.num_cached, reuse.num_read_again, reuse.num_new) == (12, num_again, 88 - num_again)
+    assert reuse.num_missed == 88
     assert (reuse.compared_with, reuse.age_ns, reuse.num_common) == ("before", 40, 13)
 
 
 def test_a_conversation_that_goes_on_reads_nothing_again() -> None:
     recent = RecentPrompts(BLOCK, has_cache=True)
-    longer = replace(TALK, messages=(*TALK.messages, digest_of(b"second question")))
+    longer = replace(TALK, messages=(*TALK.messages, part_of(b"second question")))
     recent.explain(read("first", [1] * 50))
     reuse = recent.explain(read("second", [1] * 80, longer, cached=48))
     assert (reuse.reason, reuse.num_cached, reuse.num_read_again, reuse.num_new) == (None, 48, 0, 32)
@@ -78,12 +80,12 @@ def test_evicted_blocks_are_the_reason_where_the_text_is_the_same() -> None:
 
 
 def test_a_change_is_the_reason_where_little_was_lost_before_it() -> None:
-    changed = replace(TALK, messages=(b"other",))
+    changed = replace(TALK, messages=(OTHER,))
     assert explained(changed, num_common=20, lost=LostPrefix(16, Eviction(5, "taker"))).reason is ReadAgain.MESSAGE
 
 
 def test_a_changed_option_is_named() -> None:
-    changed = replace(TALK, options={"thinking": b"false", "style": b"short"})
+    changed = replace(TALK, options={"thinking": OTHER, "style": OTHER})
     assert explained(changed).change == Change(ReadAgain.OPTIONS, option="style")
 
 
@@ -116,30 +118,67 @@ def test_lost_blocks_are_told_even_if_the_earlier_prompt_is_forgotten() -> None:
 
 def test_the_first_prompt_of_its_kind_reads_nothing_again() -> None:
     recent = RecentPrompts(BLOCK, has_cache=True)
-    recent.explain(read("other", [1] * 50, Outline(messages=(b"other",))))
+    recent.explain(read("other", [1] * 50, Outline(messages=(OTHER,))))
     assert recent.explain(read("first", [2] * 50)).reason is None
 
 
 def test_without_a_name_the_last_prompt_of_the_run_is_compared() -> None:
     recent = RecentPrompts(BLOCK, has_cache=True)
-    recent.explain(read("of the run", [1] * 50, Outline(messages=(b"a",)), run="run"))
+    recent.explain(read("of the run", [1] * 50, Outline(messages=(part_of(b"a"),)), run="run"))
     recent.explain(read("of another", [2] * 50, TALK, run="another"))
     assert recent.explain(read("now", [2] * 50, TALK, run="run")).compared_with == "of the run"
+
+
+def test_an_edited_system_message_is_read_again_with_all_behind_it() -> None:
+    edited = replace(TALK, system=(part_of(b"You are hopeful."),))
+    assert explained(edited, num_common=13, cached=12).num_read_again == 88
+
+
+def test_another_question_after_the_same_system_message_is_new() -> None:
+    recent = RecentPrompts(BLOCK, has_cache=True)
+    before = replace(TALK, messages=(part_of(b"a question"),))
+    recent.explain(read("before", [1] * 50 + [2] * 50, before))
+    now = replace(TALK, messages=(part_of(b"another question"),))
+    reuse = recent.explain(read("now", [1] * 50 + [3] * 50, now, cached=48))
+    assert (reuse.reason, reuse.num_read_again, reuse.num_new) == (None, 0, 52)
+
+
+def test_texts_that_only_begin_alike_are_new_behind_that() -> None:
+    recent = RecentPrompts(BLOCK, has_cache=True)
+    recent.explain(read("before", [1] * 32 + [2] * 50, Outline(messages=(part_of(b"a"),))))
+    reuse = recent.explain(read("now", [1] * 32 + [3] * 50, Outline(messages=(part_of(b"b"),)), cached=32))
+    assert (reuse.compared_with, reuse.reason, reuse.num_read_again) == ("before", None, 0)
+
+
+def test_the_first_prompt_of_a_run_is_not_compared_with_another_that_has_a_message_like_its_own() -> None:
+    recent = RecentPrompts(BLOCK, has_cache=True)
+    recent.explain(read("another run", [1] * 50, run="one"))
+    clock = replace(TALK, system=(OTHER,))
+    assert recent.explain(read("first", [2] * 50, clock, run="two")).compared_with == ""
+
+
+def test_a_prompt_that_is_read_twice_under_one_id_is_counted_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recent_prompts, "MAX_TOKENS", 100)
+    recent = RecentPrompts(BLOCK, has_cache=True)
+    recent.explain(read("other", [1] * 40))
+    for _ in range(3):
+        recent.explain(read("same", [1] * 40))
+    assert len(recent) == 2
 
 
 def test_without_a_run_the_prompt_with_the_most_parts_in_common_is_compared() -> None:
     recent = RecentPrompts(BLOCK, has_cache=True)
     recent.explain(read("same talk", [1] * 50))
-    recent.explain(read("same tools", [1] * 50, replace(TALK, messages=(b"other",))))
-    clock = replace(TALK, system=(b"It is 12:01.",))
+    recent.explain(read("same tools", [1] * 50, replace(TALK, messages=(OTHER,))))
+    clock = replace(TALK, system=(part_of(b"It is 12:01."),))
     assert recent.explain(read("now", [2] * 50, clock)).compared_with == "same talk"
 
 
 def test_texts_without_parts_in_common_are_found_by_their_beginning() -> None:
     recent = RecentPrompts(BLOCK, has_cache=True)
-    recent.explain(read("short", [1] * 16 + [3] * 34, Outline(messages=(b"a",))))
-    recent.explain(read("long", [1] * 32 + [4] * 34, Outline(messages=(b"b",))))
-    assert recent.explain(read("now", [1] * 32 + [5] * 34, Outline(messages=(b"c",)))).compared_with == "long"
+    recent.explain(read("short", [1] * 16 + [3] * 34, Outline(messages=(part_of(b"a"),))))
+    recent.explain(read("long", [1] * 32 + [4] * 34, Outline(messages=(part_of(b"b"),))))
+    assert recent.explain(read("now", [1] * 32 + [5] * 34, Outline(messages=(part_of(b"c"),)))).compared_with == "long"
 
 
 def test_prompts_of_others_are_never_compared() -> None:
@@ -154,7 +193,7 @@ def test_the_oldest_prompts_are_forgotten_with_all_that_finds_them(monkeypatch: 
     monkeypatch.setattr(recent_prompts, "MAX_PROMPTS", 2)
     recent = RecentPrompts(BLOCK, has_cache=True)
     for number in range(9):
-        outline = Outline(messages=(bytes([number]),))
+        outline = Outline(messages=(part_of(bytes([number])),))
         recent.explain(read(f"{number}", [number] * 50, outline, run=f"{number}"))
     assert len(recent) == 2
     tables = (recent._by_run, recent._by_part, recent._by_checkpoint)
@@ -169,7 +208,7 @@ def test_many_tokens_are_forgotten_before_many_prompts(monkeypatch: pytest.Monke
     assert len(recent) == 2
 
 
-part = st.sampled_from([b"a", b"b", b"c"])
+part = st.sampled_from([Part(b"a", 1), Part(b"b", 20), Part(b"c", 0)])
 outlines = st.builds(
     Outline,
     model=st.sampled_from(["m", "n"]),
