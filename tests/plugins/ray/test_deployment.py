@@ -1,6 +1,7 @@
 """The files for Ray agree with each other and with the server, and with Ray where it is installed."""
 
 import importlib
+import inspect
 import warnings
 from typing import Any
 
@@ -27,6 +28,11 @@ def test_the_rayservice_runs_what_the_serve_file_says() -> None:
 
 def test_the_arguments_are_settings_of_the_server() -> None:
     config_of(APPLICATION["args"])
+
+
+def test_the_file_names_a_function_of_oaiserve() -> None:
+    module, name = APPLICATION["import_path"].split(":")
+    assert inspect.isfunction(getattr(importlib.import_module(module), name))
 
 
 def test_every_pod_is_valid_and_leaves_replicas_their_priority() -> None:

@@ -53,7 +53,7 @@ class LocalCluster:
         application = {
             "name": "oaiserve",
             "route_prefix": "/",
-            "import_path": "oaiserve.plugins.gateway:app",
+            "import_path": "oaiserve.plugins.ray:app",
             "args": settings,
             "deployments": [{"name": REPLICA, "num_replicas": num_replicas}],
         }
