@@ -129,7 +129,8 @@ class Plugin:
 
     lifespan: Callable[[Starlette], AbstractAsyncContextManager[object]] | None = None
     """Entered with the application when the engine has started, and left before it stops, on the server's event loop.
-    What it sets in `app.state` is for the plug-in's routes."""
+    What it sets in `app.state` is for the plug-in's routes, except for `app.state.files`, from which requests read
+    images by `file_id`."""
 
     is_in_front: bool = False
     """With several models, each has a process with the plug-in's routes and lifespan. If this is true, the gateway in

@@ -1,5 +1,6 @@
 """Skips the tests that need a plug-in of oaiserve whose folder is missing: a plug-in can be deleted with its tests."""
 
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -42,15 +43,20 @@ def has_command(name: str) -> bool:
     return all(name not in commands or has_plugin(plugin) for plugin, commands in COMMANDS.items())
 
 
+def reason_to_skip(names: Iterable[str]) -> str | None:
+    """Return why tests of these plug-ins are skipped, or None if all are there."""
+    missing = sorted(f"oaiserve/plugins/{name}" for name in names if not has_plugin(name))
+    return f"restore {', '.join(missing)} to run these tests" if missing else None
+
+
 def skip_without_plugins(items: list[pytest.Item]) -> None:
     """Skip the tests with the mark `plugin` of a missing one, and cases that have the path of one as a parameter."""
     for item in items:
         needed = {name for mark in item.iter_markers("plugin") for name in mark.args}
         if isinstance(item, pytest.Function) and hasattr(item, "callspec"):
             needed |= {plugin_of(value) for value in item.callspec.params.values()} - {None}
-        missing = sorted(name for name in needed if not has_plugin(name))
-        if missing:
-            item.add_marker(pytest.mark.skip(reason=f"the plug-in is missing: {', '.join(missing)}"))
+        if reason := reason_to_skip(needed):
+            item.add_marker(pytest.mark.skip(reason=reason))
 
 
 def ignored_without_plugins() -> list[str]:

@@ -1,4 +1,4 @@
-"""docs/features.md has a line for each command, flag and room of `scale/` that exists, and for nothing else."""
+"""docs/features.md has a line for each command and flag that exists, and for nothing else."""
 
 import re
 from pathlib import Path

@@ -3,10 +3,10 @@
 import pytest
 
 from oaiserve.wire.continuation import Piece, StreamSplitter
-from tests.missing_plugins import has_plugin
+from tests.missing_plugins import TOGETHER, reason_to_skip
 
-if not has_plugin("gateway") or not has_plugin("responses"):
-    pytest.skip("the world has a gateway, and servers that store responses", allow_module_level=True)
+if reason := reason_to_skip(TOGETHER["world"]):
+    pytest.skip(reason, allow_module_level=True)
 
 from tests.world.hour import live
 

@@ -22,7 +22,7 @@ from oaiserve.telemetry import logs
 
 
 def serve_models(config: Config, configs: Mapping[str, Config], plugins: Sequence[Plugin], sock: socket.socket) -> int:
-
+    """Serve several models until a signal, and return the exit code. Raises StartupError."""
     server = config.server
     port = sock.getsockname()[1]
     url = address(server, port)
@@ -51,7 +51,7 @@ def serve_models(config: Config, configs: Mapping[str, Config], plugins: Sequenc
 
 
 def serve_gateway(options: RouteOptions, sock: socket.socket) -> int:
-
+    """Pass requests on to servers until a signal, and return the exit code."""
     logs.configure(options.log_level, options.log_format)
     server = options.server
     app, gateway = create_gateway(options)

@@ -112,7 +112,7 @@ def is_triggered(body: ResponsesBody) -> bool:
 
 
 def is_in(body: ResponsesBody) -> bool:
-    """Whether the input begins with a summary of a conversation, or has one."""
+    """Return whether the input has a summary of a conversation."""
     items = body.input if isinstance(body.input, list) else []
     return any(isinstance(item, dict) and item.get("type") == "compaction" for item in items)
 
@@ -148,7 +148,7 @@ def _answer(intake: Intake[ResponsesBody], earlier: Earlier) -> Work[Answer]:
         {},
         offered,
         stream=False,
-        reuse=intake.exchange.prompt_reuse,
+        reuse=exchange.prompt_reuse,
         is_compacted=False,
         encrypts=False,
     )

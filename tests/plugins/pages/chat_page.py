@@ -129,7 +129,8 @@ def script() -> Script:
 
 
 @pytest.fixture
-def scripted_page(script: Script, open_page: OpenPage) -> Iterator[Page]:
+def scripted_url(script: Script) -> Iterator[str]:
+    """Give the address of the chat page of a server that sends what the script says."""
     pages = PAGES.shown(None)
 
     async def root(request: Request) -> Response:
@@ -143,10 +144,15 @@ def scripted_page(script: Script, open_page: OpenPage) -> Iterator[Page]:
         *(Route("/v1/chat/completions", script.chat, methods=["POST"]), *pages.routes),
     ]
     with RunningServer(Starlette(routes=routes), OPTIONS) as server:
-        page = ready(open_page(f"{server.url}/"))
-        yield page
-        script.pieces.put(None)
-        page.goto("about:blank")
+        yield f"{server.url}/"
+
+
+@pytest.fixture
+def scripted_page(script: Script, scripted_url: str, open_page: OpenPage) -> Iterator[Page]:
+    page = ready(open_page(scripted_url))
+    yield page
+    script.pieces.put(None)
+    page.goto("about:blank")
 
 
 def ready(page: Page) -> Page:

@@ -2,4 +2,4 @@
 
 from tests.e2e.browser import browser, open_page, shared_context  # noqa: F401 - fixtures
 from tests.e2e.live import answers_are_as_published, live  # noqa: F401
-from tests.plugins.pages.chat_page import script, scripted_page  # noqa: F401
+from tests.plugins.pages.chat_page import script, scripted_page, scripted_url  # noqa: F401

@@ -17,12 +17,7 @@ from cyclopts import CycloptsError
 from oaiserve.checkpoints.hub import gguf_models
 from oaiserve.checkpoints.source import find_model
 from oaiserve.commands.settings import options_in
-from oaiserve.config import (
-    Config,
-    EngineOptions,
-    ListenerOptions,
-    OptionError,
-)
+from oaiserve.config import Config, EngineOptions, ListenerOptions, OptionError
 from oaiserve.explain.commands import message_of
 from oaiserve.plugin import Plugin
 
@@ -125,7 +120,7 @@ def _of_model(name: str, model: str, table: Mapping[str, Any], base: Config, *, 
 
 def _parsed(name: str, table: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     """Return the values of a model's own settings, by the options that have them. Raises OptionError."""
-    by_field = {key.replace("-", "_") for key in table}
+    names = {key.replace("-", "_") for key in table}
     arguments: list[str] = []
     for key, value in table.items():
         flag = key.replace("_", "-")
@@ -141,7 +136,7 @@ def _parsed(name: str, table: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
             f"[models.{name}] in the config file is wrong: {message_of(error, 'oaiserve serve')}"
         ) from error
     return {
-        group: {field.name: getattr(each, field.name) for field in fields(each) if field.name in by_field}
+        group: {field.name: getattr(each, field.name) for field in fields(each) if field.name in names}
         for group, each in options.items()
         if group != "of_plugins"
     }
