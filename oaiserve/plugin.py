@@ -124,8 +124,8 @@ class Plugin:
     They cannot have the path of one of those."""
 
     pages: Callable[[], Pages] | None = None
-    """Called once, when a server or a gateway starts: pages for browsers, and their files, which need no API key. A
-    server names in its answers only pages that there are."""
+    """Called once, when a server starts: pages for browsers, and their files, which need no API key. A server names in
+    its answers only pages that there are. `oaiserve route` has those of oaiserve's own plug-ins."""
 
     lifespan: Callable[[Starlette], AbstractAsyncContextManager[object]] | None = None
     """Entered with the application when the engine has started, and left before it stops, on the server's event loop.
