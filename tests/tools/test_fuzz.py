@@ -27,6 +27,16 @@ only = ("--only", "codings", "--only", "sounds", "--only", "hangs")
 sys.exit(fuzz.main([*only, "--seconds", "0.1", "--into", sys.argv[1]]))
 """
 
+# On a slow machine: an hour passes between two looks at the clock.
+SLOW = """
+import dataclasses, itertools, sys, time
+from tools.attack import fuzz
+
+time.monotonic = itertools.count(0, 3600).__next__
+fuzz.TARGETS["codings"] = dataclasses.replace(fuzz.TARGETS["codings"], num_fixed=30)
+sys.exit(fuzz.main(["--only", "codings", *sys.argv[1:]]))
+"""
+
 
 @pytest.mark.parametrize("name", fuzz.TARGETS)
 def test_inputs_are_a_function_of_the_seed(name: str) -> None:
@@ -41,6 +51,13 @@ def test_sound_inputs_are_read(name: str, tmp_path: Path) -> None:
     target = fuzz.TARGETS[name]
     read = target.read(tmp_path)
     read(next(target.inputs(random.Random(1))))
+
+
+@pytest.mark.parametrize(("option", "number"), [("--fixed", 30), ("--seconds=5", 1)])
+def test_a_fixed_number_of_inputs_does_not_depend_on_time(option: str, number: int, tmp_path: Path) -> None:
+    command = [sys.executable, "-c", SLOW, option, "--into", str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT, timeout=300)
+    assert f"codings: {number} inputs" in done.stdout
 
 
 def test_inputs_with_a_fault_or_without_an_end_stay(tmp_path: Path) -> None:

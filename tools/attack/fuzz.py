@@ -1,7 +1,8 @@
 """Gives spoiled files and bodies to the code that reads them, for 60 s each: python -m tools.attack.fuzz
 
 A reader may take an input or refuse it with its own errors. Any other exception is a fault, and so is a crash of its
-process, and more than 10 s of CPU time or 3 GiB. Inputs are a function of --seed.
+process, and more than 10 s of CPU time or 3 GiB. Inputs are a function of --seed. With --fixed, so is their number, and
+a run finds the same faults on every machine.
 
 An input with a fault is written to build/fuzz. Put it into tools/attack/kept with its folder, where each run begins and
 a test looks, and mend the reader. The exit code is 1 after a fault.
@@ -27,7 +28,7 @@ from dataclasses import dataclass
 from functools import cache
 from importlib.util import find_spec
 from io import BytesIO
-from itertools import count
+from itertools import count, islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -80,6 +81,7 @@ class Target:
     read: Callable[[Path], Read]  # gets an empty folder
     refusals: tuple[type[Exception], ...]
     inputs: Callable[[random.Random], Iterator[bytes]]
+    num_fixed: int = 10_000  # inputs of a run with --fixed, which take some seconds
 
 
 # -- inputs -----------------------------------------------------------------------------------------------------------
@@ -319,17 +321,19 @@ TARGETS = {
         reader_of_files("config.json", read_configuration),
         (StartupError,),
         spoiled(configurations, json_edited, *BYTES),
+        num_fixed=4000,
     ),
     "adapters": Target(
         reader_of_files("adapter_config.json", read_adapter_of),
         (BadAdapter,),
         spoiled(small_adapters, json_edited, json_edited, *BYTES),
+        num_fixed=4000,
     ),
     "images": Target(lambda folder: read_image, (), spoiled(images, *BYTES)),
     "sounds": Target(lambda folder: read_sound, (sound_process.Refused,), spoiled(sounds, *BYTES)),
     "codings": Target(lambda folder: read_compressed, (APIError,), spoiled(compressed, *BYTES)),
     "schemas": Target(read_schema, (APIError, UnicodeDecodeError), spoiled(schemas, json_edited)),
-    "bodies": Target(read_body, (), bodies),
+    "bodies": Target(read_body, (), bodies, num_fixed=500),
 }
 if find_spec("oaiserve.plugins.batches") is not None:
     TARGETS["forms"] = Target(read_forms, (APIError,), spoiled(forms, *BYTES))
@@ -353,9 +357,9 @@ def check(target: Target, read: Read, content: bytes) -> None:
         signal.setitimer(signal.ITIMER_VIRTUAL, 0)
 
 
-def fuzz(name: str, seed: int, seconds: float, into: Path) -> None:
+def fuzz(name: str, seed: int, seconds: float | None, into: Path) -> None:
     """Run a target in this process, which ends here: with status 1 after a fault, or by a signal. The last input stays
-    in the folder then."""
+    in the folder then. Without a time, the number of inputs is fixed."""
     target = TARGETS[name]
     number = 0
     try:
@@ -369,8 +373,9 @@ def fuzz(name: str, seed: int, seconds: float, into: Path) -> None:
             for path in kept(name):
                 last.write_bytes(path.read_bytes())
                 check(target, read, path.read_bytes())
-            until = time.monotonic() + seconds
-            for content in target.inputs(random.Random(f"{seed} {name}")):
+            until = time.monotonic() + (float("inf") if seconds is None else seconds)
+            inputs = target.inputs(random.Random(f"{seed} {name}"))
+            for content in islice(inputs, target.num_fixed if seconds is None else None):
                 number += 1
                 last.write_bytes(content)
                 check(target, read, content)
@@ -384,7 +389,7 @@ def fuzz(name: str, seed: int, seconds: float, into: Path) -> None:
     os._exit(0)
 
 
-def run_all(names: Sequence[str], seed: int, seconds: float, at_once: int, into: Path) -> list[str]:
+def run_all(names: Sequence[str], seed: int, seconds: float | None, at_once: int, into: Path) -> list[str]:
     """Run targets in processes of their own. Return those with faults, and how they ended."""
     running: dict[int, str] = {}
     faults = []
@@ -408,13 +413,16 @@ def run_all(names: Sequence[str], seed: int, seconds: float, at_once: int, into:
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--seconds", type=float, default=SECONDS, help=f"for each target (default: {SECONDS:g})")
+    extent = parser.add_mutually_exclusive_group()
+    extent.add_argument("--seconds", type=float, default=SECONDS, help=f"for each target (default: {SECONDS:g})")
+    extent.add_argument("--fixed", action="store_true", help="a fixed number of inputs for each target instead")
     parser.add_argument("--only", action="append", choices=TARGETS, help="a target; repeatable")
     parser.add_argument("--at-once", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--into", type=Path, default=ROOT / "build/fuzz", help="a folder for inputs with a fault")
     arguments = parser.parse_args(argv)
     names = arguments.only or [*TARGETS]
-    faults = run_all(names, arguments.seed, arguments.seconds, arguments.at_once, arguments.into)
+    seconds = None if arguments.fixed else arguments.seconds
+    faults = run_all(names, arguments.seed, seconds, arguments.at_once, arguments.into)
     print(*faults, sep="\n", end="\n" if faults else "")
     print(f"{len(faults)} of {len(names)} targets of seed {arguments.seed} have a fault")
     return 1 if faults else 0
