@@ -47,7 +47,10 @@ BESIDE_TRANSFORMERS = tuple(
 PACKAGES = {
     "uvicorn": Tested(("tests/http", "tests/routes/test_deadlines.py", "tests/e2e/test_shutdown.py")),
     "transformers": Tested(
-        ("tests/engine/decoder", *BESIDE_TRANSFORMERS, "tests/engine/model", "tests/engine/start", "tests/engine/text")
+        (
+            *("tests/engine/decoder", *BESIDE_TRANSFORMERS, "tests/engine/model", "tests/engine/start"),
+            *("tests/engine/text", "tests/routes/dialects/test_declared.py"),
+        )
     ),
     "torch": Tested(
         (

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import regex
+
 from oaiserve.errors import StartupError
 
 if TYPE_CHECKING:
@@ -52,24 +54,16 @@ class ResponseForm:
         return ResponseParser(self.template, prefix="", tools=functions)
 
 
-def unread(parser: ResponseParser) -> str:
-    """Return the text that a parser holds back because it may belong to a tag."""
-    return str(parser._buffer[parser._pos :])
-
-
-def forget_read(parser: ResponseParser) -> None:
-    """Drop the text that a parser has read, outside of fields that it reads as a whole."""
-    parser._buffer = unread(parser)
-    parser._pos = 0
-    parser._body = ""
-
-
 def response_form(declared: Mapping[str, Any], without: Collection[str] = ()) -> ResponseForm:
     """Return the form of answers that a template declares, without some of its fields. Raises BadResponseTemplate."""
     fields = declared.get("fields")
     if not isinstance(fields, Mapping) or not isinstance(fields.get(CALLS), Mapping):
         raise BadResponseTemplate(f"It has no field '{CALLS}'")
-    if len(json.dumps(dict(declared))) > MOST_BYTES:
+    try:
+        num_bytes = len(json.dumps(dict(declared)))
+    except RecursionError as error:
+        raise BadResponseTemplate("It is nested too deeply") from error
+    if num_bytes > MOST_BYTES:
         raise BadResponseTemplate(f"It is longer than {MOST_BYTES} bytes")
     patterns = list(_texts_in(fields, _PATTERNS))
     if len(patterns) > MOST_PATTERNS:
@@ -134,18 +128,15 @@ def read_response_template(path: Path) -> dict[str, Any]:
 
 def _texts_in(value: Any, keys: Collection[str] | None = None) -> Iterator[str]:
     """Yield the texts in JSON, or those under these keys."""
-    if isinstance(value, Mapping):
-        for key, each in value.items():
-            if isinstance(each, str):
-                if keys is None or key in keys:
-                    yield each
-            else:
-                yield from _texts_in(each, keys)
-    elif isinstance(value, list):
-        for each in value:
-            yield from _texts_in(each, keys)
-    elif isinstance(value, str) and keys is None:
-        yield value
+    waiting = [("", value)]
+    while waiting:
+        key, part = waiting.pop()
+        if isinstance(part, Mapping):
+            waiting += part.items()
+        elif isinstance(part, list):
+            waiting += (("", each) for each in part)
+        elif isinstance(part, str) and (keys is None or key in keys):
+            yield part
 
 
 def _check(pattern: str) -> None:
@@ -166,6 +157,10 @@ def _check(pattern: str) -> None:
             )
         tokens.append(token)
         at = token.end()
+    try:
+        regex.compile(pattern)
+    except regex.error as error:
+        raise BadResponseTemplate(f"transformers cannot read it (its expression '{pattern}': {error})") from error
     endless = [number for number, token in enumerate(tokens) if _is_open(token) and not _is_ended(tokens, number)]
     choices = sum(bool(token["either"] or token["optional"] or (token["repeat"] or "")[:1] == "?") for token in tokens)
     is_slow = choices > MOST_CHOICES or (choices and any(map(_is_open, tokens)))
@@ -188,7 +183,7 @@ def _is_ended(tokens: list[re.Match[str]], number: int) -> bool:
     if following is None or following["repeat"]:
         return False
     literal = _literal(following["atom"])
-    return bool(literal) and re.fullmatch(tokens[number]["atom"], literal, re.DOTALL) is None
+    return bool(literal) and regex.fullmatch(tokens[number]["atom"], literal, regex.DOTALL) is None
 
 
 def _is_before_literals(tokens: list[re.Match[str]]) -> bool:

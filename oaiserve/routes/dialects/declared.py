@@ -11,7 +11,8 @@ from copy import copy
 from dataclasses import replace
 from typing import Any, ClassVar
 
-from oaiserve.engine.text.response_template import CALLS, ResponseForm, forget_read, unread
+from oaiserve.engine.text.response_template import CALLS, ResponseForm
+from oaiserve.engine.text.transformers_parser import forget_read, unread
 from oaiserve.routes.dialects.calls import MOST_HEAD, CallParser
 from oaiserve.routes.dialects.families.hermes import HERMES
 from oaiserve.routes.dialects.family import CallFamily

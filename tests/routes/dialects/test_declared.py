@@ -138,6 +138,7 @@ def test_the_first_call_is_the_last_where_only_one_is_allowed() -> None:
         ({"open_pattern": "x*"}, "matches the empty text"),
         ({"open_pattern": "x" * 501}, "has 501 characters"),
         ({"open_pattern": "(?P<n>a"}, "cannot read it"),
+        ({"open_pattern": "[z-a]*b"}, "cannot read it"),
         ({"content": "xml-inline", "content_args": {"tag_pattern": r"<(?P<key>\w+\s*\w+)>"}}, "could take very long"),
         ({"content_args": [{"tag_pattern": "x"}] * 17}, "17 expressions"),
         ({"content": "html"}, "unknown content parser"),
@@ -235,3 +236,16 @@ def test_required_and_strict_calls_are_refused(serve: Serve, file: Path) -> None
 def test_a_template_without_calls_is_no_form() -> None:
     with pytest.raises(BadResponseTemplate):
         response_form({"fields": {"content": {}}})
+
+
+def test_deep_templates_are_read_or_refused() -> None:
+    deep: list[Any] = []
+    for _ in range(900):
+        deep = [deep]
+    deeper = deep
+    for _ in range(5000):
+        deeper = [deeper]
+
+    assert response_form(with_calls(content_args={"x": deep})).template is not None
+    with pytest.raises(BadResponseTemplate, match="nested too deeply|cannot read it"):
+        response_form(with_calls(content_args={"x": deeper}))
