@@ -119,7 +119,7 @@ def create_app(
             serving.has_others,
             is_child=is_child,
         )
-        if ring is not None and ring.may_change:
+        if ring is not None:
             tasks.append(asyncio.create_task(ring.stay_fresh()))
         try:
             async with running(parts, app):

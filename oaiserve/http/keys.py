@@ -97,10 +97,6 @@ class Keyring:
         self.sources: list[KeySource] = []
         self._gather()
 
-    @property
-    def may_change(self) -> bool:
-        return bool(self._files or self.sources)
-
     def add(self, source: KeySource) -> None:
         """Accept the keys of this source, too. A key that is also in the settings or in a file has the source's
         rules. This blocks."""
@@ -132,8 +128,8 @@ class Keyring:
         self._gather()
 
     async def stay_fresh(self) -> None:
-        """Refresh the keys for ever. Files may be slow, so a worker thread reads them."""
-        while True:
+        """Refresh keys that may change, for ever. Files may be slow, so a worker thread reads them."""
+        while self._files or self.sources:
             await asyncio.sleep(INTERVAL_SECONDS)
             await asyncio.to_thread(self.refresh)
 

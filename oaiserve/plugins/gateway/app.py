@@ -111,8 +111,8 @@ async def version(request: Request) -> Response:
 def create_gateway(
     options: RouteOptions, resolve: Resolve = addresses_of, pace: Pace = USUAL
 ) -> tuple[Starlette, Gateway]:
-    """Return the app of a gateway for servers elsewhere, and the gateway, which must be told of a shutdown. `resolve`
-    finds a URL's replicas."""
+    """Return the app of a gateway for servers elsewhere, and the gateway, whose `drain` must be called at a shutdown.
+    `resolve` finds a URL's replicas."""
     headers = report_headers(options.replica_key)
     routers = Routers()
     watch = Watch(routers, [Url(url, headers, resolve) for url in options.replica], headers, pace)
@@ -214,20 +214,19 @@ def _create(
     def count_refused(reason: AccessRefusal) -> None:
         metrics.refused_access.labels(reason).inc()
 
-    own: list[BaseRoute] = []
+    routes = [
+        Route("/health", health),
+        Route("/ready", ready),
+        Route("/version", version),
+        Route("/metrics", show_metrics),
+        *page.routes(watch, routers, metrics, server, models, gateway, pages),
+    ]
+    of_plugins: list[BaseRoute] = []
     if children is not None:
-        of_models = model_routes.routes(server, children.models, watch, routers)
-        own += [*of_models, *routes_of(children.plugins, children.config, {route.path for route in of_models})]
+        routes += model_routes.routes(server, children.models, watch, routers)
+        of_plugins = routes_of(children.plugins, children.config, {route.path for route in routes})
     app = Starlette(
-        routes=[
-            Route("/health", health),
-            Route("/ready", ready),
-            Route("/version", version),
-            Route("/metrics", show_metrics),
-            *own,
-            *page.routes(watch, routers, metrics, server, models, gateway, pages),
-            Mount("", gateway),
-        ],
+        routes=[*routes, *of_plugins, Mount("", gateway)],
         middleware=middleware(
             server,
             None if children is None else children.ring,

@@ -1,4 +1,4 @@
-"""The routes that a gateway of child processes answers itself, even if no model is loaded: the models."""
+"""What a gateway of child processes answers itself, even if no model is loaded: the list of models, and metrics."""
 
 from __future__ import annotations
 

@@ -16,12 +16,16 @@ from typing import Any
 import httpx
 import openai
 import pytest
+from starlette.routing import Route
 from starlette.testclient import TestClient
 
 from oaiserve.app import create_app
 from oaiserve.config import Config, EngineOptions, ServerOptions
+from oaiserve.errors import StartupError
 from oaiserve.http.refusals import RECORDED_NS, Refusals
-from oaiserve.plugins.gateway.app import create_gateway_of_models
+from oaiserve.plugin import Plugin
+from oaiserve.plugins.gateway.app import create_gateway_of_models, version
+from oaiserve.plugins.gateway.children.folder import ModelsFolder
 from oaiserve.plugins.gateway.children.settings import models_of
 from oaiserve.plugins.gateway.options import ModelsOptions
 from oaiserve.wire.address import Address
@@ -50,6 +54,20 @@ def test_a_public_front_without_keys_shows_nobody_the_inside(path: str) -> None:
         answer = client.get(path)
     assert answer.status_code == 404
     assert "shows other people's requests" in answer.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("path", ["/metrics", "/v1/models"])
+def test_a_route_in_front_with_a_path_that_is_taken_stops_the_start(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = ModelsFolder()
+    monkeypatch.setattr("oaiserve.plugins.gateway.app.ModelsFolder", lambda: folder)
+    plugin = Plugin(name="second", routes=lambda config: [Route(path, version)], is_in_front=True)
+    config = Config("models")
+    configs = models_of(["demo"], {}, config)
+
+    with pytest.raises(StartupError, match=f"has the route '{path}', which there is already"):
+        create_gateway_of_models(config, configs, [plugin])
+
+    folder.remove()
 
 
 def test_a_front_with_keys_asks_for_one() -> None:
