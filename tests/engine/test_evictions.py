@@ -1,4 +1,4 @@
-"""A prompt whose cached blocks were taken is told so: how many tokens, how long ago, and by which request."""
+"""A prompt whose cached blocks were evicted has an event with the number of tokens, the time since, and the request."""
 
 from collections.abc import Mapping
 
@@ -7,23 +7,25 @@ from hypothesis import strategies as st
 
 from oaiserve.engine.engine import Engine
 from oaiserve.engine.request import Finished, Request, SamplingParams, TokenPrompt
-from oaiserve.engine.sequences.blocks import EVICTIONS_PER_BLOCK, BlockPool, hash_block
+from oaiserve.engine.scheduling.prefixes import Prefixes
+from oaiserve.engine.sequences.blocks import EVICTIONS_PER_BLOCK, BlockPool, StatePool, hash_block
 from oaiserve.engine.sequences.evictions import Evictions
-from oaiserve.facts.lost_prefix import Eviction
+from oaiserve.facts.lost_prefix import Eviction, LostPrefix
 from oaiserve.facts.record import EventKind
 from tests.engine.doubles import make_engine
+from tests.engine.memory import sequence
 
 
-def ask(engine: Engine, name: str, token_ids: list[int]) -> tuple[int, list[Mapping[str, int | str]]]:
-    """Return the cached tokens of a prompt, and the details of what it had lost."""
-    events = list(engine.stream(Request(name, [TokenPrompt(token_ids)], SamplingParams(max_tokens=1))))
+def ask(engine: Engine, name: str, token_ids: list[int], **params: int) -> tuple[int, list[Mapping[str, int | str]]]:
+    """Return the number of cached tokens of a prompt, and the details of its events `prefix_cache_lost`."""
+    events = list(engine.stream(Request(name, [TokenPrompt(token_ids)], SamplingParams(max_tokens=1, **params))))
     end = events[-1]
     assert isinstance(end, Finished)
     lost = [event.details for event in end.account.events if event.kind is EventKind.PREFIX_CACHE_LOST]
     return end.usage.cached_tokens, lost
 
 
-def test_a_prompt_learns_which_request_took_its_blocks() -> None:
+def test_a_lost_prefix_names_the_request_that_took_its_blocks() -> None:
     with make_engine(kv_blocks=8) as engine:
         assert ask(engine, "first", [1] * 17) == (0, [])
         assert ask(engine, "taker", [2] * 29) == (0, [])
@@ -41,10 +43,27 @@ def test_a_prompt_that_was_never_computed_has_lost_nothing() -> None:
         assert ask(engine, "another", [3] * 17) == (0, [])
 
 
-def test_a_prompt_that_begins_otherwise_has_lost_nothing() -> None:
+def test_a_prompt_with_another_beginning_has_lost_nothing() -> None:
     with make_engine(kv_blocks=32) as engine:
         ask(engine, "first", [1] * 17)
         assert ask(engine, "with another first token", [2] + [1] * 16) == (0, [])
+
+
+def test_a_prompt_that_reads_no_cache_has_lost_nothing() -> None:
+    with make_engine(kv_blocks=32) as engine:
+        ask(engine, "first", [1] * 17)
+        assert ask(engine, "with log-probabilities", [1] * 17, prompt_logprobs=0) == (0, [])
+
+
+def test_a_prompt_never_names_itself_as_the_request_that_took_its_blocks() -> None:
+    pool = BlockPool(2, 1)
+    prefixes = Prefixes(pool, StatePool(1), None)
+    again = sequence("again", [1, 2, 3])
+    for block, content in zip(pool.allocate(2) or (), prefixes.hashes(again), strict=False):
+        pool.publish(block, content)
+    pool.release([0, 1])
+    pool.allocate(2, taker="again")
+    assert prefixes.lost(again, 0) == LostPrefix(2, None)
 
 
 def test_a_block_that_is_cached_again_is_not_lost() -> None:

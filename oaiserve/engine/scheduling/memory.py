@@ -91,11 +91,10 @@ class SequenceMemory:
         sequence.held_ns -= self._pool.held_ns(shared)
         if sequence.num_preemptions == 0:
             sequence.num_cached = sequence.num_computed
-            if self.has_prefix_cache and not sequence.wants_prompt_logprobs:
+            prefixes = self._prefixes_of(sequence)
+            if prefixes is not None and not sequence.wants_prompt_logprobs:
                 self.num_prefix_queries += sequence.prompt_len
                 self.num_prefix_hits += sequence.num_cached
-            prefixes = self._prefixes_of(sequence)
-            if prefixes is not None and sequence.prompt_len > self.block_size:
                 sequence.lost = prefixes.lost(sequence, len(shared))
 
     # -- blocks -------------------------------------------------------------------------------------------------------

@@ -72,7 +72,7 @@ class Prefixes:
     def lost(self, sequence: Sequence, num_shared: int) -> LostPrefix | None:
         """Return what was cached of a prompt after its first `num_shared` blocks and can't be used now, or None.
 
-        Either the place of these blocks was taken, or they are there and the state of the layers isn't.
+        Either these blocks were evicted, or they are cached and the state of the layers isn't.
         """
         size = self._pool.block_size
         hashes = self.hashes(sequence)[num_shared : (sequence.prompt_len - 1) // size]
@@ -82,6 +82,8 @@ class Prefixes:
             found = self._pool.evictions.find(block_hash)
             if found is None and self._pool.find(block_hash) is None:
                 break
+            if found is not None and self._states is not None and found.request_id == sequence.request_id:
+                found = None  # Without a state, the sequence could not use it, and just took its place.
             eviction = eviction or found
             num_blocks += 1
         if num_blocks == 0:
