@@ -20,7 +20,7 @@ from oaiserve.facts.times import monotonic_ns
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineParts:
-    """What an engine is made of. `of` makes the parts for a model, and a test may pass doubles to it."""
+    """What an engine is made of. `of` makes the parts for a model. Tests pass doubles to it."""
 
     model: ServedModel
     options: EngineOptions
@@ -31,10 +31,10 @@ class EngineParts:
     drafts: Drafts | None
     energy: Energy  # Something must read it once a second.
     rates: Rates
-    machine: MachineTime | None  # divides the time of requests in steps into its causes; None: it is not explained
+    machine: MachineTime | None  # divides the time of steps into its causes; None with --no-explain
     clock_ns: Callable[[], int]
-    cores_ns: Callable[[], int]  # time of cores that the process has used, which is divided among requests
-    learn: Run | None  # runs the fits of what steps cost; None: a thread of their own does
+    cores_ns: Callable[[], int]  # CPU time of the process, which is divided among requests
+    learn: Run | None  # runs the fits of step costs; None: on a thread of their own
 
     @classmethod
     def of(
@@ -57,8 +57,6 @@ class EngineParts:
         has_drafts = is_drafting and not model.num_states
         if drafts is None and has_drafts and model.pooling is None:
             drafts = Drafts(only_if_exact=options.drafts == "auto")
-        if options.explain and machine is None:
-            machine = MachineTime(throttling=throttling_file())
         return cls(
             model=model,
             options=options,
@@ -79,7 +77,7 @@ class EngineParts:
             drafts=drafts,
             energy=energy,
             rates=Rates(model.block_bytes, model.weight_bytes, options.cost_per_hour, energy),
-            machine=machine if options.explain else None,
+            machine=(machine or MachineTime(throttling=throttling_file())) if options.explain else None,
             clock_ns=clock_ns,
             cores_ns=cores_ns,
             learn=learn,

@@ -25,7 +25,7 @@ from oaiserve.wire.continuation import SENT_HEADER
 
 if TYPE_CHECKING:
     from oaiserve.engine.grammars.grammar import CompiledGrammar
-from oaiserve.engine.text.tokenizer import Expand, Tokenizer
+    from oaiserve.engine.text.tokenizer import Expand, Tokenizer
 
 # For how many times as long as it has worked the thread for large work rests, so that at most one step of the model in
 # a few meets it. Parsing and rendering hold the interpreter's lock for up to 10 ms, for which a step waits.

@@ -1,4 +1,4 @@
-"""`LostPrefix`: the part of a prompt that the prefix cache had, and has no more."""
+"""`LostPrefix`: the part of a prompt that was in the prefix cache and can no longer be used."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from typing import NamedTuple
 
 
 class Eviction(NamedTuple):
-    """When a cached block lost its place, and to which request."""
+    """When a cached block was evicted, and for which request."""
 
     at_ns: int
-    request_id: str  # the engine's id of the request; "": blocks that were read from disk
+    request_id: str  # the engine's id of the request; "" for blocks that were read from disk
 
 
 class LostPrefix(NamedTuple):
     """The part of a prompt that an earlier one had computed, right after its cached part."""
 
     num_tokens: int
-    eviction: Eviction | None  # of its first evicted block; None: its blocks are cached, but no state at their ends
+    eviction: Eviction | None  # of its first evicted block; None: all its blocks are cached, but no state at their end

@@ -50,7 +50,8 @@ class JSONFormatter(logging.Formatter):
         line |= {name: value for name, value in vars(record).items() if name not in _STANDARD and name not in line}
         if record.name == REQUESTS and self._address_of is not None:
             url = self._address_of(line["request_id"])
-            line |= {} if url is None else {"request_url": url}
+            if url is not None:
+                line["request_url"] = url
         if record.exc_info:
             line["exception"] = self.formatException(record.exc_info)
         return json.dumps(line, default=str)

@@ -84,7 +84,7 @@ WITHOUT_USE = frozenset(
     }
 )
 _WITH_LENGTH = ("llama3", "yarn", "longrope")  # kinds of rotation that compare the length with an original one
-ALIKE: dict[str, str] = {}  # by type of a family that is `like` a known type: that type
+ALIKE: dict[str, str] = {}  # by the type of a family: the known type that it is `like`
 _FORMER_TYPES = ("exaone4_5_text",)  # Text models of first releases had this type.
 
 

@@ -14,7 +14,7 @@ from oaiserve.facts.lost_prefix import Eviction
 
 # The hash of the tokens of a full block and of all blocks before it: equal hashes mean equal keys and values.
 BlockHash = NewType("BlockHash", bytes)
-EVICTIONS_PER_BLOCK = 4  # Evictions are remembered for prompts of so many times the cache.
+EVICTIONS_PER_BLOCK = 4  # evictions remembered for each block of the pool
 SHORTEST_KEPT = 64  # tokens that a kept state must save: where one is kept, a prompt is computed in one step more
 
 
@@ -100,7 +100,7 @@ class BlockPool:
     def allocate(self, num_blocks: int, shared: Sequence[int] = (), *, taker: str = "") -> list[int] | None:
         """Return the `shared` blocks and `num_blocks` more, with a reference to each; or None, without any change.
 
-        The cached blocks that lose their place are evicted for the `taker`, a request.
+        Cached blocks that are reused are noted as evicted for the `taker`, the id of a request.
         """
         num_revived = sum(self._references[block] == 0 for block in shared)
         if num_blocks > len(self._free) - num_revived:

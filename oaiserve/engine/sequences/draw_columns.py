@@ -1,4 +1,4 @@
-"""A draw as data: a row of logits and its `DrawRow` make a token id, and nothing else does. Stdlib only."""
+"""A draw as data: a token id depends only on a row of logits and its `DrawRow`. Stdlib only."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 
 class DrawRow(NamedTuple):
-    """The parameters of a draw, greedy if from the best id alone, in float32, which all samplers read.
+    """The parameters of a draw, in float32, as all samplers read them. A draw with a `top_k` of 1 is greedy.
 
     Each field but the seed is a column of a step's parameters. It has the name and the default of a field of
     `SamplingParams`. A new field is a new column for the host, the kernels and the inputs of CUDA graphs.

@@ -1,4 +1,4 @@
-"""Remembers the cached blocks whose place was taken, so that a prompt that is read again can be explained. No torch."""
+"""Remembers which cached blocks were evicted, to explain why a prompt is read again. Stdlib only."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from oaiserve.facts.lost_prefix import Eviction
 
 
 class Evictions:
-    """The latest evictions by the hashes of the blocks. The oldest are forgotten beyond `max_blocks`."""
+    """The latest evictions, of at most `max_blocks` blocks, by their hashes."""
 
     def __init__(self, max_blocks: int) -> None:
         self._max_blocks = max_blocks
