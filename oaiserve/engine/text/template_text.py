@@ -197,7 +197,9 @@ def joined(parts: Iterable[Any]) -> str:
     at = 0
     for part in parts:
         text = part if isinstance(part, str) else str(part)
-        if isinstance(text, TemplateText) and text._bounds:
+        if at == 0 and isinstance(text, TemplateText):
+            bounds = [*text._bounds]  # Some templates add each message to a text that gets long.
+        elif isinstance(text, TemplateText) and text._bounds:
             first, *others = text._bounds
             if bounds and bounds[-1] == at + first:
                 bounds.pop()
