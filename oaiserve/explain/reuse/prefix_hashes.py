@@ -6,6 +6,7 @@ tokens can't be read from it without that key, and a prompt of 8,000 tokens is h
 
 from __future__ import annotations
 
+from array import array
 from bisect import bisect_left
 from collections.abc import Sequence
 from secrets import randbits
@@ -21,14 +22,18 @@ PrefixHashes = np.ndarray  # uint32 [number of tokens]; entry i is the hash of t
 
 def prefix_hashes(token_ids: Sequence[int]) -> PrefixHashes:
     """Return the hash of each prefix of the tokens, uint32 [number of tokens]."""
-    numbers = np.asarray(token_ids, dtype=np.int64).astype(np.uint64)
-    places = np.arange(1, len(numbers) + 1, dtype=np.uint64) * _MIX
-    mixed = (numbers + places) * _KEY
+    numbers = np.frombuffer(array("Q", token_ids), np.uint64)  # NumPy takes three times as long to read a list.
+    mixed = np.arange(1, len(numbers) + 1, dtype=np.uint64)
+    mixed *= _MIX
+    mixed += numbers
+    mixed *= _KEY
     mixed ^= mixed >> _HALF
     mixed *= _MIX
     mixed ^= mixed >> _HALF
     mixed *= _KEY
-    return np.asarray(np.cumsum(mixed) >> _HALF, dtype=np.uint32)
+    np.cumsum(mixed, out=mixed)
+    mixed >>= _HALF
+    return mixed.astype(np.uint32)
 
 
 def num_common(first: PrefixHashes, second: PrefixHashes) -> int:

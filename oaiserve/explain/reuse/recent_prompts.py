@@ -7,7 +7,9 @@ compared: an explanation must not reveal what others sent.
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
+from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import islice
 from typing import TypeVar
 
@@ -26,7 +28,7 @@ FIRST_CHECKPOINT = 16  # Texts are found by their first 16, 32, 64, ... tokens.
 _WITHOUT_CHANGE = (ReadAgain.EVICTED, ReadAgain.STATE, ReadAgain.NOT_YET, ReadAgain.OFF)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class ReadPrompt:
     """A prompt that the engine has read."""
 
@@ -38,6 +40,21 @@ class ReadPrompt:
     outline: Outline
     hashes: PrefixHashes
     num_cached: int
+
+    @cached_property
+    def part_keys(self) -> list[tuple[str, Part]]:
+        """The parts by which a prompt of the same client finds this one."""
+        return [(self.client, part) for part in islice(self.outline.parts, MAX_PARTS)]
+
+    @cached_property
+    def checkpoint_keys(self) -> list[tuple[str, int, int]]:
+        """The hashes of the first 16, 32, 64, ... tokens, with the client and these numbers."""
+        found = []
+        length = FIRST_CHECKPOINT
+        while length <= len(self.hashes):
+            found.append((self.client, length, int(self.hashes[length - 1])))
+            length *= 2
+        return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,19 +112,15 @@ class RecentPrompts:
         return self._with_same_parts(prompt) or self._with_same_text(prompt)
 
     def _with_same_parts(self, prompt: ReadPrompt) -> ReadPrompt | None:
-        shared: Counter[str] = Counter()
-        for part in _parts_to_know(prompt.outline):
-            if (response_id := self._by_part.get((prompt.client, part))) is not None:
-                shared[response_id] += 1
+        shared = Counter(filter(None, map(self._by_part.get, prompt.part_keys)))
         if not shared:
             return None
         most = max(shared.values())
         return max((self._prompts[key] for key, number in shared.items() if number == most), key=_when)
 
     def _with_same_text(self, prompt: ReadPrompt) -> ReadPrompt | None:
-        for length, checkpoint in reversed(_checkpoints(prompt.hashes)):
-            response_id = self._by_checkpoint.get((prompt.client, length, checkpoint))
-            if response_id is not None:
+        for checkpoint in reversed(prompt.checkpoint_keys):
+            if (response_id := self._by_checkpoint.get(checkpoint)) is not None:
                 return self._prompts[response_id]
         return None
 
@@ -178,22 +191,17 @@ class RecentPrompts:
         self._num_tokens += len(prompt.hashes)
         if prompt.run:
             self._by_run[prompt.client, prompt.run] = key
-        for part in _parts_to_know(prompt.outline):
-            self._by_part[prompt.client, part] = key
-        for length, checkpoint in _checkpoints(prompt.hashes):
-            self._by_checkpoint[prompt.client, length, checkpoint] = key
+        self._by_part.update(dict.fromkeys(prompt.part_keys, key))
+        self._by_checkpoint.update(dict.fromkeys(prompt.checkpoint_keys, key))
         while len(self._prompts) > MAX_PROMPTS or (self._num_tokens > MAX_TOKENS and len(self._prompts) > 1):
             self._forget(next(iter(self._prompts)))
 
     def _forget(self, key: str) -> None:
         prompt = self._prompts.pop(key)
         self._num_tokens -= len(prompt.hashes)
-        client = prompt.client
-        _remove(self._by_run, (client, prompt.run), key)
-        for part in _parts_to_know(prompt.outline):
-            _remove(self._by_part, (client, part), key)
-        for length, checkpoint in _checkpoints(prompt.hashes):
-            _remove(self._by_checkpoint, (client, length, checkpoint), key)
+        _remove(self._by_run, [(prompt.client, prompt.run)], key)
+        _remove(self._by_part, prompt.part_keys, key)
+        _remove(self._by_checkpoint, prompt.checkpoint_keys, key)
 
 
 def _when(prompt: ReadPrompt) -> int:
@@ -204,20 +212,8 @@ def _reason_of(lost: LostPrefix) -> ReadAgain:
     return ReadAgain.STATE if lost.eviction is None else ReadAgain.EVICTED
 
 
-def _parts_to_know(outline: Outline) -> tuple[Part, ...]:
-    return tuple(islice(outline.parts, MAX_PARTS))
-
-
-def _checkpoints(hashes: PrefixHashes) -> list[tuple[int, int]]:
-    """Return the hashes of the first 16, 32, 64, ... tokens, with their numbers."""
-    found = []
-    length = FIRST_CHECKPOINT
-    while length <= len(hashes):
-        found.append((length, int(hashes[length - 1])))
-        length *= 2
-    return found
-
-
-def _remove(table: dict[Key, str], key: Key, value: str) -> None:
-    if table.get(key) == value:
-        del table[key]
+def _remove(table: dict[Key, str], keys: Iterable[Key], value: str) -> None:
+    """Remove the keys that still have this value."""
+    for key in keys:
+        if table.get(key) == value:
+            del table[key]

@@ -58,13 +58,14 @@ class Accounting:
         use = None if key is None else key.new_use()
         exchange = Exchange(*ids, *client, state["owner"], use, self._operation, self._http_route)
         exchange.routing = state.get("routing", exchange.routing)
-        exchange.is_background = state.get("is_background", False) or BACKGROUND_HEADER in Headers(scope=scope)
-        exchange.ids = ids_of(Headers(scope=scope).get(IDS_HEADER, ""))
-        exchange.wants_cost = Headers(scope=scope).get(COST_HEADER) == "true"
-        exchange.prompt_reuse.run = run_of(Headers(scope=scope))
+        headers = dict(reversed(Headers(scope=scope).items()))  # Of two headers with the same name, the first counts.
+        exchange.is_background = state.get("is_background", False) or BACKGROUND_HEADER in headers
+        exchange.ids = ids_of(headers.get(IDS_HEADER, ""))
+        exchange.wants_cost = headers.get(COST_HEADER) == "true"
+        exchange.prompt_reuse.run = run_of(headers)
         serving.exchanges[exchange.unique_id] = exchange
         state["exchange"] = exchange
-        if (stamps := waited(Headers(scope=scope).get(WAITED_HEADER, ""), monotonic_ns())) is not None:
+        if (stamps := waited(headers.get(WAITED_HEADER, ""), monotonic_ns())) is not None:
             exchange.received_ns, exchange.model_load_ns = stamps
 
         async def stamped_receive() -> Message:
