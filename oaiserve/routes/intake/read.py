@@ -247,7 +247,8 @@ async def read(
             with HeldBytes(serving.received_bytes, http.state.client) as held:
                 await intake.media.fetch(http, held)
         needs_tokenizer = tokenizes is not None and tokenizes(intake.body)
-        return await in_turns_if_large(http, answered(intake), len(content), always=needs_tokenizer)
+        num_bytes = len(content) + intake.media.num_bytes  # Fetched media are hashed, too.
+        return await in_turns_if_large(http, answered(intake), num_bytes, always=needs_tokenizer)
     return await in_turns_if_large(http, answered(), len(content))
 
 
