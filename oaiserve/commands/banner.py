@@ -5,13 +5,9 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from oaiserve.config import ServerOptions
 from oaiserve.screen import Screen
-
-if TYPE_CHECKING:
-    pass  # its import is slow
 
 _LABEL_WIDTH = 10
 

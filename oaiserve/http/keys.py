@@ -47,7 +47,7 @@ class KeyUse(Protocol):
     def key(self) -> Key: ...
 
     async def reserve(self, tokens: int) -> None:
-        """Admit the request, which may take so many tokens. Raises RateLimited and Unavailable."""
+        """Admit the request, which may use up to `tokens` tokens. Raises RateLimited and Unavailable."""
 
     async def headers(self) -> Mapping[str, str]:
         """Return headers of the answer, also of a refusal, which say what the key has left."""
