@@ -28,6 +28,7 @@ from oaiserve.engine.executors.cuda.found import gpu_names
 from oaiserve.engine.executors.native.prebuilt import usable_features
 from oaiserve.engine.text.response_template import read_response_template
 from oaiserve.explain.reuse.recent_prompts import RecentPrompts
+from oaiserve.facts.metric import Metric
 from oaiserve.facts.times import EpochOffset, monotonic_ns
 from oaiserve.http.connections import Connections
 from oaiserve.http.shared_limit import SharedLimit
@@ -48,7 +49,6 @@ from oaiserve.routes.sampling_defaults import SamplingDefaults
 from oaiserve.routes.serving import MOST_RECEIVED_BYTES, Serving
 from oaiserve.telemetry import Measured, Telemetry, names
 from oaiserve.telemetry.log_limit import LogLimit
-from oaiserve.telemetry.metric import Metric
 from oaiserve.telemetry.metrics import Numbers
 from oaiserve.telemetry.recording import Recording
 from oaiserve.telemetry.targets import Targets

@@ -32,11 +32,11 @@ if TYPE_CHECKING:
     from oaiserve.engine.sampling_rule import Rule
     from oaiserve.engine.start.request import Way
     from oaiserve.engine.text.tokenizer import Tokenizer
+    from oaiserve.facts.metric import Metric
     from oaiserve.facts.record import RequestRecord
     from oaiserve.http.keys import KeySource
     from oaiserve.routes.dialects.family import CallFamily
     from oaiserve.routes.pages import Pages
-    from oaiserve.telemetry.metric import Metric
 
 __all__ = ["PUBLIC_MODULES", "Command", "Plugin", "StartupError", "engine_of"]
 

@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from oaiserve.config import Config
     from oaiserve.engine.start.request import Way
     from oaiserve.engine.text.tokenizer import Tokenizer
+    from oaiserve.facts.metric import Metric
     from oaiserve.routes.pages import Pages
-    from oaiserve.telemetry.metric import Metric
 
 logger = logging.getLogger(__name__)
 

@@ -17,12 +17,12 @@ from starlette.routing import Route
 from oaiserve.app import routes
 from oaiserve.cli import command_line
 from oaiserve.config import Config
+from oaiserve.facts.metric import Metric
 from oaiserve.plugin_loading import commands_of, own_plugins
 from oaiserve.routes.intake.body_types import SamplingBody
 from oaiserve.routes.intake.object_types import Message
 from oaiserve.routes.operation import operation_of
 from oaiserve.telemetry import names, vllm_names
-from oaiserve.telemetry.metric import Metric
 from tools.markdown import as_markdown, write_between
 
 FOLDER = Path(__file__).parents[1] / "docs" / "reference"

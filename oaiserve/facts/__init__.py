@@ -1,1 +1,1 @@
-"""The record of a request, and the engine's numbers: plain data that the engine writes and all rooms read."""
+"""The record of a request, the engine's numbers, and what a metric is: plain data that all rooms read."""

@@ -17,12 +17,12 @@ from threading import Lock
 from prometheus_client import CollectorRegistry, GCCollector, ProcessCollector
 
 from oaiserve.facts.engine_numbers import EngineNumbers
+from oaiserve.facts.metric import Metric
 from oaiserve.facts.open_row import OpenRow
 from oaiserve.facts.record import RequestRecord, StepRecord
 from oaiserve.facts.times import EpochOffset, monotonic_ns
 from oaiserve.telemetry import names, vllm_names
 from oaiserve.telemetry.live import Live
-from oaiserve.telemetry.metric import Metric
 from oaiserve.telemetry.observations import Observations
 from oaiserve.telemetry.page import Form, Page, negotiate
 from oaiserve.telemetry.series import (

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from oaiserve.facts.engine_numbers import EngineNumbers
 from oaiserve.facts.fact import facts_of
+from oaiserve.facts.metric import Metric, histogram, metric
 from oaiserve.facts.record import Cause, Outcome, ToolCallOutcome, WaitReason
-from oaiserve.telemetry.metric import Metric, histogram, metric
 
 SERVICE_NAME = "oaiserve"
 

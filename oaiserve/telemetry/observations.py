@@ -9,6 +9,7 @@ import re
 from array import array
 
 from oaiserve.errors import APIError, kinds_of
+from oaiserve.facts.metric import Metric
 from oaiserve.facts.record import (
     POOLING_OPERATIONS,
     AccessRefusal,
@@ -22,7 +23,6 @@ from oaiserve.facts.record import (
 )
 from oaiserve.facts.times import EpochOffset
 from oaiserve.telemetry import names, vllm_names
-from oaiserve.telemetry.metric import Metric
 from oaiserve.telemetry.series import NS_PER_SECOND, Counter, Distribution, LabelValues, Number, Origin
 from oaiserve.telemetry.targets import LEAST_NS, Targets
 

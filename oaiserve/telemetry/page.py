@@ -15,8 +15,8 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.metrics_core import Metric as LibraryMetric
 from prometheus_client.utils import floatToGoString
 
+from oaiserve.facts.metric import Metric
 from oaiserve.facts.times import monotonic_ns
-from oaiserve.telemetry.metric import Metric
 from oaiserve.telemetry.series import (
     NS_PER_SECOND,
     CallbackFamily,

@@ -17,7 +17,7 @@ from itertools import accumulate, islice
 from types import MappingProxyType
 from typing import NamedTuple
 
-from oaiserve.telemetry.metric import Metric
+from oaiserve.facts.metric import Metric
 from oaiserve.telemetry.names import RENAMED, RENAMED_VALUES
 
 LabelValues = tuple[str, ...]

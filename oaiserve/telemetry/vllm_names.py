@@ -6,8 +6,8 @@ between steps are measured for their own sake. They are on /metrics only.
 
 from __future__ import annotations
 
+from oaiserve.facts.metric import Metric, unit_of
 from oaiserve.telemetry import names
-from oaiserve.telemetry.metric import Metric, unit_of
 from oaiserve.telemetry.names import ENGINE, FINISHED
 
 ENGINE_INDEX = "0"  # index of the only engine

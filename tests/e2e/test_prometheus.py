@@ -19,11 +19,11 @@ from typing import Any
 import httpx
 import pytest
 
+from oaiserve.facts.metric import Metric
 from oaiserve.plugin_loading import own_metrics
 from oaiserve.plugins.gateway.app import create_gateway
 from oaiserve.plugins.gateway.options import RouteOptions
 from oaiserve.telemetry import names, vllm_names
-from oaiserve.telemetry.metric import Metric
 from tests.deploy import promql
 from tests.deploy.paths import DEPLOY
 from tests.e2e.live import LiveServer, serve_process

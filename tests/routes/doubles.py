@@ -41,11 +41,11 @@ from oaiserve.engine.text.fill import FillTokens
 from oaiserve.engine.text.template_abilities import Abilities
 from oaiserve.errors import APIError, InvalidRequest
 from oaiserve.explain.step_cost import StepCost
+from oaiserve.facts.metric import Metric
 from oaiserve.facts.record import EngineAccount, RequestRecord
 from oaiserve.facts.times import RequestTimes, monotonic_ns
 from oaiserve.facts.trace import TraceContext
 from oaiserve.telemetry.live import Live
-from oaiserve.telemetry.metric import Metric
 from oaiserve.telemetry.metrics import Numbers
 from oaiserve.telemetry.observations import Observations
 from oaiserve.telemetry.recent import RecentRequests

@@ -7,6 +7,7 @@ from fractions import Fraction
 
 from hypothesis import strategies as st
 
+from oaiserve.facts.metric import Metric
 from oaiserve.facts.record import (
     Cause,
     DeadlineOutcome,
@@ -22,7 +23,6 @@ from oaiserve.facts.record import (
 from oaiserve.facts.times import STAMPS, TEXT_STAMPS, RequestTimes
 from oaiserve.facts.trace import TraceContext
 from oaiserve.telemetry import names, vllm_names
-from oaiserve.telemetry.metric import Metric
 from oaiserve.telemetry.targets import Targets
 from tests.telemetry.pages import Key, key
 

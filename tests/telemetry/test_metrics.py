@@ -17,10 +17,10 @@ from hypothesis import strategies as st
 from oaiserve.engine.adapters import MOST_ADAPTERS
 from oaiserve.errors import APIError, kinds_of
 from oaiserve.facts.engine_numbers import EngineNumbers
+from oaiserve.facts.metric import Metric
+from oaiserve.facts.metric import metric as metric_named
 from oaiserve.facts.record import EngineAccount, ReadAgain, RequestRecord, StepKind, StepRecord, WaitReason
 from oaiserve.telemetry import names, observations, vllm_names
-from oaiserve.telemetry.metric import Metric
-from oaiserve.telemetry.metric import metric as metric_named
 from oaiserve.telemetry.metrics import Metrics
 from oaiserve.telemetry.page import Form
 from tests.telemetry.pages import (

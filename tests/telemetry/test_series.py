@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from oaiserve.telemetry.metric import Metric
+from oaiserve.facts.metric import Metric
 from oaiserve.telemetry.series import Distribution, Exemplar, HistogramFamily, Origin
 
 FINE = Metric("fine", "histogram", "", "seconds", ("model", "size"), (0.001, 0.01, 0.1, 1.0))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from oaiserve.telemetry.metric import metric
+from oaiserve.facts.metric import metric
 
 STORED = metric("oaiserve_stored_responses", "Stored answers of /v1/responses.")
 STORED_BYTES = metric("oaiserve_stored_response_bytes", "Bytes of stored answers with their inputs.")
