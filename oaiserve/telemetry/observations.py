@@ -16,6 +16,7 @@ from oaiserve.facts.record import (
     Cause,
     DeadlineOutcome,
     Outcome,
+    ReadAgain,
     RequestRecord,
     StepRecord,
     ToolCallOutcome,
@@ -81,6 +82,8 @@ class Observations:
             (names.DEADLINES, DeadlineOutcome),
             (names.TOOL_CALLS, ToolCallOutcome),
             (names.QUEUE_WAIT_SECONDS, WaitReason),
+            (names.READ_AGAIN_TOKENS, ReadAgain),
+            (names.READ_AGAIN_SECONDS, ReadAgain),
             (names.REFUSED_ACCESS, AccessRefusal),
         ):
             for value in label_values:

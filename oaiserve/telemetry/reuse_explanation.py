@@ -1,24 +1,24 @@
-"""Says in a sentence what of a prompt was read again, why, what that took, and what helps."""
+"""Explains in a sentence which part of a prompt was read again, why, what that took, and what helps."""
 
 from __future__ import annotations
 
 from oaiserve.facts.record import ReadAgain, RequestRecord
 from oaiserve.telemetry.amounts import seconds
 
-LEAST_SHARE = 0.1  # share of the prompts' tokens from which it is said
+LEAST_SHARE = 0.1  # share of the prompt tokens from which there is a sentence
 
 _CHANGED = {
-    ReadAgain.MODEL: "the model or adapter is another one than {before}",
-    ReadAgain.SALT: "the cache_salt or the API key is another one than {before}",
+    ReadAgain.MODEL: "the model or adapter differs from the one {before}",
+    ReadAgain.SALT: "the cache_salt or the API key differs from the one {before}",
     ReadAgain.TOOLS: "the tools differ from those {before}{place}",
     ReadAgain.SYSTEM: "the system message differs from the one {before}",
     ReadAgain.OPTIONS: "a variable of the chat template, such as that for thinking, differs from the one {before}",
     ReadAgain.MESSAGE: "an earlier message differs from the one {before}{place}",
     ReadAgain.IMAGE: "an image or a sound differs from the one {before}{place}",
-    ReadAgain.TEXT: "the chat template writes an earlier part otherwise than {before}",
+    ReadAgain.TEXT: "the chat template writes an earlier part differently than {before}",
     ReadAgain.NOT_YET: "the same prompt {before} was still being read",
     ReadAgain.OFF: "this server or this request uses no prefix cache",
-    ReadAgain.STATE: "the cache has its blocks, but no state of this model's layers at their end",
+    ReadAgain.STATE: "the cache has their blocks, but no state of this model's layers at the end of these",
 }
 _HELPS = {
     ReadAgain.TOOLS: "Send the tools in the same order, and new ones last.",
@@ -44,12 +44,14 @@ def read_again(record: RequestRecord) -> str | None:
 def _why(record: RequestRecord, reason: ReadAgain) -> str:
     reuse = record.reuse
     if reason is ReadAgain.EVICTED:
-        by = reuse.get("evicted_for") or "blocks that were read from disk"
+        taker = reuse.get("evicted_for")
+        by = f"request {taker}" if taker else "blocks that were read from disk"
         ago = f" {seconds(int(reuse['evicted_ns']))} before" if "evicted_ns" in reuse else ""
-        return f"their blocks were taken for {by}{ago}"
+        return f"{by} took the place of their blocks{ago}"
     before = f"{seconds(int(reuse['age_ns']))} before" if "age_ns" in reuse else "before"
-    number = reuse.get("place")
-    place = "" if number is None or reason not in _PLACES else f", from {_PLACES[reason]} {int(number) + 1} on"
+    place = ""
+    if reason in _PLACES and "place" in reuse:
+        place = f", from {_PLACES[reason]} {int(reuse['place']) + 1} on"
     why = _CHANGED[reason].format(before=before, place=place)
     common = int(reuse.get("common_tokens", 0))
     if reason in _PLACES or reason in (ReadAgain.SYSTEM, ReadAgain.OPTIONS, ReadAgain.TEXT):

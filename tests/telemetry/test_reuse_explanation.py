@@ -27,11 +27,11 @@ COMPARED = {"compared_with": "req-0", "age_ns": 40_000_000_000, "common_tokens":
         (
             ReadAgain.EVICTED,
             COMPARED | {"evicted_ns": 2_000_000_000, "evicted_for": "chatcmpl-1"},
-            "their blocks were taken for chatcmpl-1 2 s before. A larger --kv-cache-memory, or --prefix-cache-dir, "
-            "keeps more.",
+            "request chatcmpl-1 took the place of their blocks 2 s before. A larger --kv-cache-memory, or "
+            "--prefix-cache-dir, keeps more.",
         ),
-        (ReadAgain.EVICTED, {"evicted_ns": 0, "evicted_for": ""}, "their blocks were taken for blocks that were read"),
-        (ReadAgain.MODEL, COMPARED, "the model or adapter is another one than 40 s before."),
+        (ReadAgain.EVICTED, {"evicted_ns": 0, "evicted_for": ""}, "blocks that were read from disk took the place of"),
+        (ReadAgain.MODEL, COMPARED, "the model or adapter differs from the one 40 s before."),
     ],
 )
 def test_a_reason_is_a_sentence(make_record: MakeRecord, reason: ReadAgain, reuse: dict[str, int], said: str) -> None:
@@ -51,6 +51,6 @@ def test_each_reason_has_a_sentence(make_record: MakeRecord, reason: ReadAgain) 
     assert "{" not in sentence
 
 
-def test_little_is_not_said(make_record: MakeRecord) -> None:
+def test_a_small_part_that_was_read_again_has_no_sentence(make_record: MakeRecord) -> None:
     assert read_again(make_record(prompt_tokens=100, read_again_tokens=9, read_again_reason=ReadAgain.TEXT)) is None
     assert read_again(make_record(prompt_tokens=100)) is None
