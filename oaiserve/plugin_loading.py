@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from oaiserve.config import Config
     from oaiserve.engine.start.request import Way
     from oaiserve.engine.text.tokenizer import Tokenizer
-    from oaiserve.facts.metric import Metric
     from oaiserve.routes.pages import Pages
 
 logger = logging.getLogger(__name__)
@@ -286,11 +285,6 @@ def own_plugins() -> list[Plugin]:
     """Return the plug-ins of oaiserve whose folders are there, without settings."""
     found = (_ours(name, {}) for name in OURS)
     return [each.plugin for each in found if isinstance(each, LoadedPlugin)]
-
-
-def own_metrics() -> list[Metric]:
-    """Return the metrics of the plug-ins of oaiserve."""
-    return [metric for plugin in own_plugins() for metric in plugin.metrics]
 
 
 def import_routes(plugins: Iterable[Plugin]) -> None:

@@ -25,7 +25,7 @@ from oaiserve.errors import StartupError
 from oaiserve.facts.engine_numbers import EngineNumbers
 from oaiserve.facts.record import RequestRecord
 from oaiserve.plugin import PUBLIC_MODULES, Plugin, engine_of
-from oaiserve.plugin_loading import OURS, OWN_SOURCE, load, own_metrics, rules_of
+from oaiserve.plugin_loading import OURS, OWN_SOURCE, load, rules_of
 from oaiserve.routes.dialects.dialect import dialect_of
 from oaiserve.telemetry import Measured, Telemetry
 from tests.engine.doubles import TOKENIZER
@@ -35,6 +35,7 @@ from tests.records import record_at
 from tests.routes.dialects.reading import TOOLS, Read, read, segments_of
 from tests.routes.doubles import FakeEngine, FakeTelemetry
 from tests.serving import run_server
+from tests.telemetry.reported import plugin_metrics
 
 ROOT = Path(__file__).parent.parent
 GREETING = """
@@ -468,7 +469,7 @@ def test_the_plugins_of_oaiserve_show_their_metrics() -> None:
     with run_server(create_app(Config("demo"), FakeEngine(), telemetry)):  # type: ignore[arg-type]
         numbers = {name: read() for name, read in telemetry.shown.items()}
 
-    assert numbers.keys() == {metric.name for metric in own_metrics()}
+    assert numbers.keys() == {metric.name for metric in plugin_metrics()}
 
 
 def tree_without(folder: Path, *parts: str) -> Path:

@@ -8,11 +8,10 @@ from typing import Any
 import yaml
 from prometheus_client import Counter
 
-from oaiserve.plugin_loading import own_metrics
 from oaiserve.telemetry import names, vllm_names
 from tests.deploy.paths import DEPLOY
 from tests.missing_plugins import has_plugin
-from tests.telemetry.reported import PROCESS_METRICS
+from tests.telemetry.reported import PROCESS_METRICS, plugin_metrics
 
 REFERENCE = DEPLOY.parent / "docs" / "reference" / "metrics.md"
 RULE_FILES = sorted((DEPLOY / "prometheus").glob("*.rules.yml"))
@@ -22,7 +21,7 @@ _TARGET = {"job", "instance"}
 _SUFFIXES = {"histogram": ("_bucket", "_count", "_sum"), "summary": ("_count", "_sum")}
 KNOWN_LABELS = {
     metric.name + suffix: {*metric.labels, *_TARGET, *(["le"] if suffix == "_bucket" else [])}
-    for metric in (*names.METRICS, *own_metrics(), *names.GEN_AI_METRICS, *vllm_names.METRICS)
+    for metric in (*names.METRICS, *plugin_metrics(), *names.GEN_AI_METRICS, *vllm_names.METRICS)
     for suffix in _SUFFIXES.get(metric.type, ("",))
 }
 # A plug-in that is deleted leaves its panels, and its table in the reference.

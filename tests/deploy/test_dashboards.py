@@ -10,10 +10,10 @@ import yaml
 from deploy.grafana import build
 from deploy.grafana.without_panel import REASONS
 from oaiserve.facts.times import PHASES
-from oaiserve.plugin_loading import own_metrics
 from oaiserve.telemetry import names
 from tests.deploy import promql
 from tests.deploy.paths import DEPLOY
+from tests.telemetry.reported import plugin_metrics
 
 BOARDS = {file.name: json.loads(file.read_text()) for file in sorted(build.FOLDER.glob("*.json"))}
 PANELS = [
@@ -122,7 +122,7 @@ def unused_metrics() -> set[str]:
     used = {name for expr in expressions for name, _ in promql.selectors(expr)}
     return {
         metric.name
-        for metric in (*names.METRICS, *own_metrics())
+        for metric in (*names.METRICS, *plugin_metrics())
         if not any(name.startswith(metric.name) for name in used)
     }
 

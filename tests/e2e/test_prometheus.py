@@ -20,7 +20,6 @@ import httpx
 import pytest
 
 from oaiserve.facts.metric import Metric
-from oaiserve.plugin_loading import own_metrics
 from oaiserve.plugins.gateway.app import create_gateway
 from oaiserve.plugins.gateway.options import RouteOptions
 from oaiserve.telemetry import names, vllm_names
@@ -35,6 +34,7 @@ from tests.plugins.gateway.doubles import OPTIONS
 from tests.serving import RunningServer
 from tests.telemetry.collector import Collector, running_collector
 from tests.telemetry.pages import OPENMETRICS, TEXT, families, key, samples_on
+from tests.telemetry.reported import plugin_metrics
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.prometheus
@@ -62,7 +62,7 @@ QUERIES += [
     # The server has no adapters, and the machine may have no meter of energy.
     if "oaiserve_adapter_requests" not in target["expr"] and "joules" not in target["expr"]
 ]
-METRICS = (*names.METRICS, *own_metrics(), *names.GEN_AI_METRICS, *vllm_names.METRICS)
+METRICS = (*names.METRICS, *plugin_metrics(), *names.GEN_AI_METRICS, *vllm_names.METRICS)
 # The load fills the KV cache on purpose; the lag of the event loop, and causes, depend on what else the machine does.
 MAY_FIRE = {"OaiserveKvCacheFull", "OaiserveEventLoopLag", "OaiserveSlowCause"}
 

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from oaiserve.engine import event_streams as streams
+from oaiserve.engine import event_streams
 from oaiserve.engine.event_streams import MAX_CHUNK_TOKENS, STALLED_NS, HeldTokens, LoopStream
 from oaiserve.engine.request import (
     Aborted,
@@ -141,7 +141,7 @@ async def test_a_reader_that_waits_is_not_too_slow_however_much_a_step_brings() 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
-    monkeypatch.setattr(streams, "monotonic_ns", clock)
+    monkeypatch.setattr(event_streams, "monotonic_ns", clock)
     return clock
 
 

@@ -211,7 +211,7 @@ def test_on_a_gpu_ranges_are_nvtx_with_the_ids_of_requests(marks: list[Any]) -> 
 
 def test_on_a_cpu_ranges_are_tasks_of_itt(marks: list[Any]) -> None:
     if not itt.is_available():
-        pytest.skip("this build of torch has no ITT")
+        pytest.skip("this build of torch has no ITT: run it with PyTorch's own wheel for x86-64")
     with make_engine(ranges=ranges_on("cpu"), tokenize_workers=0) as engine:
         list(engine.stream(request("r", max_tokens=1)))
     assert {call[0].split()[0] for call in marks} == {"itt"}

@@ -1,7 +1,9 @@
-"""The names of all attributes of spans, and of the metrics that the Prometheus client adds."""
+"""The metrics of plug-ins, and the names of all attributes of spans and of the metrics of the Prometheus client."""
 
 from oaiserve.facts.fact import facts_of
+from oaiserve.facts.metric import Metric
 from oaiserve.facts.record import EngineAccount, RequestRecord
+from oaiserve.plugin_loading import own_plugins
 from oaiserve.telemetry import names
 
 PROCESS_METRICS = (  # on Linux
@@ -26,3 +28,8 @@ ATTRIBUTES = frozenset(
         *(row.span or row.server_span for kind in _RECORDS for row in facts_of(kind)),
     )
 ) - {""}
+
+
+def plugin_metrics() -> list[Metric]:
+    """Return the metrics of oaiserve's plug-ins."""
+    return [metric for plugin in own_plugins() for metric in plugin.metrics]

@@ -93,7 +93,7 @@ def write_sparse(folder: Path) -> None:
     (folder / "config.json").write_text(json.dumps(config))
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="other systems have no limit for private memory")
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux limits private memory: run it there")
 def test_a_layer_of_70b_in_4_bits_takes_little_main_memory(tmp_path: Path) -> None:
     write_sparse(tmp_path)
     command = [sys.executable, "-c", PLACE, str(tmp_path), str(LIMIT_GIB << 30)]

@@ -17,7 +17,7 @@ pytest.importorskip("triton", reason="Triton has no wheels for this system")
 import triton.language as tl
 from triton import jit
 
-from oaiserve.engine.executors.cuda import triton_attention as triton
+from oaiserve.engine.executors.cuda import triton_attention as attention
 from oaiserve.engine.executors.cuda.triton_attention_kernels import _sequence_of
 
 # exp2 of a score far above the softcap is infinity, and the score becomes the softcap, which is right.
@@ -47,7 +47,7 @@ def expected(inputs: Inputs, scoring: Scoring) -> torch.Tensor:
 
 def attend(inputs: Inputs, scoring: Scoring) -> torch.Tensor:
     *tensors, batch = inputs
-    return triton.TritonAttention(batch)(*tensors, scoring)
+    return attention.TritonAttention(batch)(*tensors, scoring)
 
 
 def check(inputs: Inputs, **scoring: Any) -> None:
@@ -65,8 +65,8 @@ DIMS = [
     *((dim, torch.bfloat16) for dim in (64, 96, 256, 512)),
 ]
 # Cards of which a multiprocessor has less shared memory than Hopper's: A100, and Ada and Blackwell for desktops.
-AMPERE = triton.Card(163 << 10, 164 << 10, is_hopper=False)
-ADA = triton.Card(99 << 10, 100 << 10, is_hopper=False)
+AMPERE = attention.Card(163 << 10, 164 << 10, is_hopper=False)
+ADA = attention.Card(99 << 10, 100 << 10, is_hopper=False)
 # Groups of heads, block sizes.
 SIZES = [
     *({"heads": heads, "kv_heads": kv_heads} for heads, kv_heads in ((3, 3), (9, 3), (8, 1), (20, 1))),
@@ -92,30 +92,30 @@ def test_it_equals_the_reference(sizes: dict[str, Any], scoring: dict[str, Any])
 def test_tiles_of_cards_with_little_memory_have_the_same_results(
     dim: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(triton, "card_of", lambda device: ADA)
+    monkeypatch.setattr(attention, "card_of", lambda device: ADA)
     check(make_inputs(MIXED, key_dim=dim, dtype=dtype, heads=8, kv_heads=1))
 
 
-@pytest.mark.parametrize("card", [AMPERE, triton.HOPPER, ADA], ids=str)
+@pytest.mark.parametrize("card", [AMPERE, attention.HOPPER, ADA], ids=str)
 @pytest.mark.parametrize("dims", [(16, 16), (64, 64), (128, 128), (192, 128), (256, 256), (512, 512)], ids=str)
-def test_tiles_fit_into_each_card(dims: tuple[int, int], card: triton.Card) -> None:
+def test_tiles_fit_into_each_card(dims: tuple[int, int], card: attention.Card) -> None:
     """The most that a layer has for it: 16 query heads of 512 numbers for a key head, and 128 of 128."""
-    tile_dims = triton.tile_dims(*dims)
+    tile_dims = attention.tile_dims(*dims)
     groups = (1, 4, 8, 16) if tile_dims.key == 512 else (1, 4, 8, 16, 71, 128)
     for group in groups:
         for itemsize in (2, 4) if group <= 16 else (2,):
-            tiles = [triton.decode_tile(group, tile_dims, itemsize, card)]
+            tiles = [attention.decode_tile(group, tile_dims, itemsize, card)]
             for longest in (1, 2048):
-                tiles.append(triton.prefill_tile(group, tile_dims, itemsize, itemsize, longest, card))
+                tiles.append(attention.prefill_tile(group, tile_dims, itemsize, itemsize, longest, card))
             for tile in tiles:
                 assert tile.rows >= group
-                assert triton.shared_bytes(tile, tile_dims, itemsize, card) <= card.shared_bytes, tile
+                assert attention.shared_bytes(tile, tile_dims, itemsize, card) <= card.shared_bytes, tile
 
 
 @pytest.mark.parametrize("dim", [64, 128, 256, 512])
 def test_decodes_are_cut_for_two_programs_on_each_multiprocessor_at_least(dim: int) -> None:
     cache = LayerCache(*torch.empty(2, 1, 16, 1, dim, dtype=torch.bfloat16))
-    assert [triton.programs_per_sm(8, cache, 2, card) for card in (triton.HOPPER, AMPERE, ADA)] == {
+    assert [attention.programs_per_sm(8, cache, 2, card) for card in (attention.HOPPER, AMPERE, ADA)] == {
         64: [3, 2, 3],
         128: [3, 2, 2],
         256: [3, 2, 2],
@@ -172,7 +172,7 @@ def test_keys_and_queries_are_normed_and_rotated_and_a_token_without_a_slot_is_l
     expected_cache.keys.flatten(0, 1)[batch.slots[written]] = turned(key, rotation, norms[1])[written]
     expected_cache.values.flatten(0, 1)[batch.slots[written]] = value[written]
     query = query.contiguous()
-    triton.write(key, value, cache, batch.slots, first_token=1, query=query, rotation=rotation)
+    attention.write(key, value, cache, batch.slots, first_token=1, query=query, rotation=rotation)
     torch.testing.assert_close(query, want, rtol=1e-5, atol=1e-5)
     for blocks, wanted in zip(cache, expected_cache, strict=True):
         torch.testing.assert_close(blocks, wanted, rtol=1e-5, atol=1e-5, equal_nan=True)
@@ -180,9 +180,9 @@ def test_keys_and_queries_are_normed_and_rotated_and_a_token_without_a_slot_is_l
 
 def test_a_layer_without_keys_of_its_own_reads_those_of_an_earlier_one() -> None:
     query, key, value, cache, batch = make_inputs(MIXED)
-    want = triton.TritonAttention(batch)(query, key, value, cache, Scoring(0.25))
+    want = attention.TritonAttention(batch)(query, key, value, cache, Scoring(0.25))
     before = copied(cache)
-    torch.testing.assert_close(triton.TritonAttention(batch)(query, None, None, cache, Scoring(0.25)), want)
+    torch.testing.assert_close(attention.TritonAttention(batch)(query, None, None, cache, Scoring(0.25)), want)
     for blocks, old in zip(cache, before, strict=True):
         torch.testing.assert_close(blocks, old, rtol=0, atol=0, equal_nan=True)
 
@@ -199,7 +199,7 @@ def test_a_cache_in_eight_bits_has_the_numbers_of_the_reference(window: int | No
     query, key, value, _, batch = inputs
     value[3] = 1e4  # too large for the cache's eight bits
     want = PlainAttention(batch)(query.float(), key.float(), value.float(), caches[0], scoring)
-    got = triton.TritonAttention(batch)(query, key, value, caches[1], scoring)
+    got = attention.TritonAttention(batch)(query, key, value, caches[1], scoring)
     torch.testing.assert_close(got.float(), want, rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype] * 10)
     for one, other in zip(*caches, strict=True):
         torch.testing.assert_close(one.float(), other.float(), rtol=0, atol=0)
@@ -234,12 +234,12 @@ def test_it_equals_the_reference_for_any_mix_of_prefill_and_decode(
     scoring = Scoring(0.3, window, softcap, of_heads(inputs) if has_sinks else None)
     want = expected(inputs, scoring)
     out = torch.full_like(want, math.nan)
-    tile = triton.Tile(rows=16, tokens=16, num_warps=4, num_stages=2)
+    tile = attention.Tile(rows=16, tokens=16, num_warps=4, num_stages=2)
     if batch.num_decodes < len(lengths):
-        triton.write(key, value, cache, batch.slots, first_token=batch.num_decodes)
-        triton.prefill(query, cache, batch, out, scoring, tile)
-    plan = triton.plan_decodes(batch, window or 0, wanted, 2, least_tokens=16, alignment=16)
-    triton.decode(query, key, value, cache, batch, out, scoring, plan, tile)
+        attention.write(key, value, cache, batch.slots, first_token=batch.num_decodes)
+        attention.prefill(query, cache, batch, out, scoring, tile)
+    plan = attention.plan_decodes(batch, window or 0, wanted, 2, least_tokens=16, alignment=16)
+    attention.decode(query, key, value, cache, batch, out, scoring, plan, tile)
     torch.testing.assert_close(out, want, rtol=1e-5, atol=1e-5)
 
 
@@ -254,8 +254,8 @@ def test_padded_rows_of_a_captured_batch_write_nothing_and_get_zeros(wanted: int
     batch.slots[1] = -1
     untouched = cache.keys[batch.block_tables[1]].clone()
     out = torch.full_like(want, math.nan)
-    plan = triton.plan_decodes(batch, 0, wanted, 2, least_tokens=16, alignment=16)
-    triton.decode(query, key, value, cache, batch, out, scoring, plan, triton.Tile(16, 16, 4, 2))
+    plan = attention.plan_decodes(batch, 0, wanted, 2, least_tokens=16, alignment=16)
+    attention.decode(query, key, value, cache, batch, out, scoring, plan, attention.Tile(16, 16, 4, 2))
     torch.testing.assert_close(out[0], want[0], rtol=1e-5, atol=1e-5)
     assert out[1].tolist() == torch.zeros_like(out[1]).tolist()
     torch.testing.assert_close(cache.keys[batch.block_tables[1]], untouched, rtol=0, atol=0, equal_nan=True)
@@ -272,7 +272,7 @@ def test_a_plan_covers_each_token_once_in_few_items_of_about_the_same_size(
 ) -> None:
     batch = make_inputs(((0, 1),) * len(lengths)).batch
     batch.seq_lens = torch.tensor(lengths)
-    plan = triton.plan_decodes(batch, window, wanted, 3, least_tokens=32, alignment=16)
+    plan = attention.plan_decodes(batch, window, wanted, 3, least_tokens=32, alignment=16)
     first_items = plan.first_items.tolist()
     items = plan.items.tolist()[: first_items[-1]]
     assert len(items) <= len(plan.items) == len(lengths) + wanted
@@ -291,7 +291,7 @@ def test_a_plan_covers_each_token_once_in_few_items_of_about_the_same_size(
 def test_a_long_sequence_among_short_ones_is_read_by_many_programs() -> None:
     batch = make_inputs(((0, 1),) * 64).batch
     batch.seq_lens = torch.tensor([131_072] + [300] * 63)
-    first_items = triton.plan_decodes(batch, 0, 99, 2).first_items.tolist()
+    first_items = attention.plan_decodes(batch, 0, 99, 2).first_items.tolist()
     assert first_items[1] > 80
     assert first_items[-1] - first_items[1] == 63  # none of the short ones is cut
 

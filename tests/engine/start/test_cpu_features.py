@@ -26,7 +26,10 @@ print(answer(Path(sys.argv[1]), **{OPTIONS}), torch.backends.cpu.get_cpu_capabil
 """
 
 
-@pytest.mark.skipif(torch.backends.cpu.get_cpu_capability() not in ("AVX2", "AVX512"), reason="this CPU has no AVX2")
+@pytest.mark.skipif(
+    torch.backends.cpu.get_cpu_capability() not in ("AVX2", "AVX512"),
+    reason="this CPU has no AVX2: run it on one that has",
+)
 def test_the_native_step_without_avx512_is_probed_and_started_again(
     tmp_path: Path, empty_cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

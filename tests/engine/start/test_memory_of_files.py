@@ -11,7 +11,10 @@ from tests.engine.executors.native.small_models import config, make_model
 from tests.engine.model.runners import greedy_answers
 from tests.engine.remembered import save, started
 
-pytestmark = [pytest.mark.compiler, pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")]
+pytestmark = [
+    pytest.mark.compiler,
+    pytest.mark.skipif(sys.platform != "linux", reason="it reads /proc: run it on Linux"),
+]
 MODEL = config("llama", hidden_size=256, intermediate_size=1024)
 OPTIONS = EngineOptions(device="cpu", dtype="float32", kv_blocks=8, cpu_threads=1)
 

@@ -20,7 +20,7 @@ from oaiserve.engine.model.rehearsal import prompt
 from tests.engine.executors.native.small_models import BLOCK_SIZE, FAMILIES, load
 from tests.models.described import SmallModel
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="memory is reserved on Linux alone, which .ci/run is")
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="memory is reserved on Linux only: run it there")
 SIZES = {"num_blocks": 4, "block_size": BLOCK_SIZE, "num_threads": 1}
 
 
