@@ -87,7 +87,6 @@ def create_app(
             engine=engine,
             streams=LoopStreams(engine, asyncio.get_running_loop(), max_held_tokens=MAX_HELD_TOKENS),
             telemetry=telemetry,
-            pages=pages,
             model_root=demo.HUB_ID if config.model == "demo" else config.model,
             version=__version__,
             kind="" if any(plugin.sampling_rules for plugin in parts) else _kind(config, sampling),

@@ -30,7 +30,9 @@ async def root(request: Request) -> Response:
     serving = serving_of(request)
     has_chat = serving.task == "generate"
     server = serving.config.server
-    return await answer_root(request, server, serving.version, serving.pages, has_chat=has_chat, has_schema=True)
+    return await answer_root(
+        request, server, serving.version, request.app.state.pages, has_chat=has_chat, has_schema=True
+    )
 
 
 async def answer_root(

@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from oaiserve.http.shared_limit import SharedLimit
     from oaiserve.routes.dialects.dialect import Dialect
     from oaiserve.routes.exchange import Exchange
-    from oaiserve.routes.pages import Pages
     from oaiserve.routes.sampling_defaults import SamplingDefaults
     from oaiserve.telemetry import Telemetry
 
@@ -59,7 +58,6 @@ class Serving:
     engine: Engine  # Its tokenizer blocks, so routes use that only in `run_in_turns`.
     telemetry: Telemetry
     streams: LoopStreams
-    pages: Pages
     model_root: str  # the folder or hub id of the model, from which clients load its tokenizer
     version: str
     kind: str  # Servers of one kind write the same bytes for the same request; "" if there are no such servers.

@@ -77,7 +77,7 @@ class Accounting:
         async def watched_send(message: Message) -> None:
             if message["type"] == "http.response.start":
                 exchange.http_status = message["status"]
-                if page := serving.pages.request:
+                if page := scope["app"].state.pages.request:
                     link = _link_to_page(scope, f"{page}{exchange.request_id}")
                     message["headers"] = [*message["headers"], (b"link", link)]
                 if use is not None:
