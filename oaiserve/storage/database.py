@@ -55,14 +55,17 @@ def check_pages(connection: sqlite3.Connection) -> None:
     (verdict,) = connection.execute("PRAGMA quick_check(1)").fetchone()
     if verdict != "ok":
         raise sqlite3.DatabaseError(" ".join(verdict.split()))
-    query = (
-        "SELECT t.name, c.name, c.type FROM sqlite_schema AS t, pragma_table_info(t.name) AS c WHERE t.type = 'table'"
-    )
-    for table, column, kind in connection.execute(query).fetchall():
-        if kind in ("INTEGER", "REAL", "TEXT"):
-            others = f"SELECT 1 FROM \"{table}\" WHERE typeof(\"{column}\") NOT IN ('{kind.lower()}', 'null') LIMIT 1"
-            if connection.execute(others).fetchone() is not None:
-                raise sqlite3.DatabaseError(f"a value of {column} in its table {table} is not of the type {kind}")
+    for table, columns in _columns(connection).items():
+        wrong = " ".join(
+            f"WHEN typeof(\"{name}\") NOT IN ('{kind.lower()}', 'null') THEN '{name}'"
+            for name, kind in columns.items()
+            if kind in ("INTEGER", "REAL", "TEXT")
+        )
+        query = f'SELECT CASE {wrong} END AS wrong FROM "{table}" WHERE wrong IS NOT NULL LIMIT 1'
+        if wrong and (row := connection.execute(query).fetchone()) is not None:
+            raise sqlite3.DatabaseError(
+                f"a value of {row[0]} in its table {table} is not of the type {columns[row[0]]}"
+            )
 
 
 def _opened(path: Path | None, schema: Sequence[str], synchronous: str, without_path: str) -> sqlite3.Connection:
@@ -98,7 +101,7 @@ def _opened(path: Path | None, schema: Sequence[str], synchronous: str, without_
                 wanted = _columns(plain)
                 stored_columns = _columns(connection)
             for table, columns in wanted.items():
-                if stored_columns[table] != columns:
+                if stored_columns[table].keys() != columns.keys():
                     raise StartupError(
                         f"--response-store is '{path}', which another version of oaiserve has made: the columns of its "
                         f"table '{table}' are others. Use that version, or another file."
@@ -109,11 +112,14 @@ def _opened(path: Path | None, schema: Sequence[str], synchronous: str, without_
     return connection
 
 
-def _columns(connection: sqlite3.Connection) -> dict[str, set[str]]:
-    columns: dict[str, set[str]] = {}
-    query = "SELECT t.name, c.name FROM sqlite_schema AS t, pragma_table_info(t.name) AS c WHERE t.type = 'table'"
-    for table, column in connection.execute(query):
-        columns.setdefault(table, set()).add(column)
+def _columns(connection: sqlite3.Connection) -> dict[str, dict[str, str]]:
+    """Return the types of the columns of each table, by their names."""
+    columns: dict[str, dict[str, str]] = {}
+    query = (
+        "SELECT t.name, c.name, c.type FROM sqlite_schema AS t, pragma_table_info(t.name) AS c WHERE t.type = 'table'"
+    )
+    for table, column, kind in connection.execute(query):
+        columns.setdefault(table, {})[column] = kind
     return columns
 
 

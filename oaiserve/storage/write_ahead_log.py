@@ -1,4 +1,4 @@
-"""Finds changes that SQLite drops from a damaged write-ahead log when it opens a database. It says nothing of them."""
+"""Finds changes that SQLite silently drops from a damaged write-ahead log when it opens a database."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ _MAGIC = (0x377F0682, 0x377F0683)  # The checksums are of little-endian or big-e
 
 
 class _Frames(NamedTuple):
-    """The frames of a log, by what is written in them, without their checksums."""
+    """The frames of a log as their headers describe them. Their checksums are not compared."""
 
-    is_log: bool  # False: the header of the file is damaged, and so is lost what follows it
+    is_log: bool  # False if the header of the file is damaged. Then everything after it is lost.
     number: int
     last_commit: int  # number of frames up to the end of the last complete change
 
 
 def damage(path: Path, connection: sqlite3.Connection) -> str | None:
-    """Return what is lost of the changes in the log of a database, as a sentence without a full stop; None if nothing.
+    """Say which changes in the log of a database are lost, in a sentence without a full stop; None if none are.
 
     The connection must be new: SQLite reads the log with the first statement.
     """
