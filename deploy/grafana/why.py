@@ -54,7 +54,7 @@ def _causes() -> list[Panel]:
 def _read_again() -> list[Panel]:
     helps = (
         "system, message: something changes early in the prompts, such as a clock; put it last. tools: send them in "
-        "the same order. evicted: more --kv-cache-memory. /debug/requests/ID says it of each request."
+        "the same order. evicted: more --kv-cache-memory. /debug/requests/ID has the reason for each request."
     )
     tokens = rate("oaiserve_prompt_tokens_read_again_total", ENGINE, "reason")
     spent = rate("oaiserve_prompt_read_again_seconds_total", ENGINE, "reason")

@@ -1,4 +1,4 @@
-"""`Attempts` asks replicas for the answer to a request, one by one, until one does not refuse."""
+"""`Attempts` sends a request to one replica after the other, until one does not refuse it."""
 
 from __future__ import annotations
 

@@ -116,7 +116,7 @@ async def client_request_of(
         headers.append((IDS_HEADER.encode(), ids.as_text.encode()))
     session = Headers(scope=scope).get(SESSION_HEADER)
     request = ClientRequest(method, target, headers, body, prompt, session, began_ns, state["trace"], sent)
-    # A replica counts from when it gets the request, so it is told what is left: the earlier one of header and body.
+    # A replica counts from when it gets the request, so it gets the time that is left: the shorter of header and body.
     deadlines = {
         name: int(value) for name, value in headers if name in DEADLINES and value.isdigit() and len(value) < 10
     }

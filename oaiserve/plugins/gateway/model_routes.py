@@ -60,7 +60,7 @@ def routes(server: ServerOptions, models: ChildModels, watch: Watch, routers: Ro
     return [
         Route("/v1/models", list_models),
         Route("/v1/models/{model_id:path}", retrieve_model),
-        # Child processes let everyone who reaches them change adapters, so this gateway checks that.
+        # Child processes don't check who changes adapters, so the gateway does.
         *(Route(path, adapters_closed, methods=["POST"]) for path in (() if server.is_private else ADAPTER_PATHS)),
     ]
 

@@ -82,11 +82,11 @@ async def responses(http: Request) -> Answer | BackgroundAnswer:
         return (yield from _answer(intake, earlier, state_of(http), compacts=compacts))
 
     is_slow = compacts or intake.body.truncation == "auto"
-    made = await in_turns_if_large(http, answer(), intake.num_bytes, always=is_slow)
-    if isinstance(made, BackgroundAnswer):
-        # Without a background, a full disk is an error of the request. Here its client has left before the end.
-        await state_of(http).store.check_room(earlier.owner, made.queued)
-    return made
+    result = await in_turns_if_large(http, answer(), intake.num_bytes, always=is_slow)
+    if isinstance(result, BackgroundAnswer):
+        # Otherwise a full disk would be noticed at the end, when the client has left.
+        await state_of(http).store.check_room(earlier.owner, result.queued)
+    return result
 
 
 class InputTokens(msgspec.Struct):

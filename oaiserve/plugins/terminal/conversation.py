@@ -1,4 +1,4 @@
-"""A conversation with a model over HTTP, and the account of its last answer's time. It knows no terminal."""
+"""A conversation with a model over HTTP, and the account of its last answer's time, without a terminal."""
 
 from __future__ import annotations
 
