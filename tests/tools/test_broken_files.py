@@ -9,8 +9,8 @@ import sys
 
 import pytest
 
-from tools.attack import broken_files
-from tools.attack.broken_files import edited, outcome, spoiled
+from tools.attack.broken_files import outcome
+from tools.attack.spoils import edited, edited_json, spoiled
 from tools.server_process import ROOT
 
 SENTENCE = "oaiserve: '/m' cannot be used: it is cut."
@@ -41,7 +41,7 @@ def test_what_is_edited_repeats_and_is_always_another_file() -> None:
     assert json.dumps(first) == json.dumps(again)
     assert tree == {"a": 1, "b": [1, 2, {"c": "x"}], "d": {}}
     content = json.dumps(tree).encode()
-    assert all(spoiled(broken_files.edited_json, content, random.Random(seed)) != content for seed in range(200))
+    assert all(spoiled(edited_json, content, random.Random(seed)) != content for seed in range(200))
 
 
 @pytest.mark.compiler

@@ -26,7 +26,8 @@ from oaiserve.storage.private import cache_folder
 from tests.engine.executors.native.small_models import FAMILIES, make_model
 from tests.engine.remembered import OPTIONS as ON_CPU
 from tests.engine.remembered import answer, save
-from tools.attack.broken_files import WALL_SECONDS, changed_bytes, cut, edited
+from tools.attack.broken_files import WALL_SECONDS
+from tools.attack.spoils import changed_bytes, cut, edited
 
 DIGEST_BYTES = hashlib.sha256().digest_size
 OPTIONS = ON_CPU | {"quantize": "int8"}

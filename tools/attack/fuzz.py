@@ -57,9 +57,10 @@ from tests.engine.grammars.keywords import OBEYED
 from tests.engine.grammars.plain import make_grammars
 from tests.routes.doubles import FakeEngine, FakeTelemetry
 from tools.attack import schema
-from tools.attack.broken_files import LLAMA, changed_bytes, cut, edited, edited_header, extreme_number, lengthened
+from tools.attack.broken_files import LLAMA
 from tools.attack.families import generated
 from tools.attack.media_files import plain
+from tools.attack.spoils import changed_bytes, cut, edited, edited_header, extreme_number, lengthened
 
 ROOT = Path(__file__).parents[2]
 KEPT = Path(__file__).parent / "kept"
@@ -193,7 +194,7 @@ def sounds() -> list[bytes]:
 def compressed() -> list[bytes]:
     """Return bodies with the number of their coding before them."""
     body = b'{"prompt": "Hi"}' * 50
-    coded = {"zstd": zstd.compress(body), "gzip": gzip.compress(body), "deflate": zlib.compress(body)}
+    coded = {"zstd": zstd.compress(body), "gzip": gzip.compress(body, mtime=0), "deflate": zlib.compress(body)}
     return [bytes([CODINGS.index(name)]) + content for name, content in coded.items()]
 
 
