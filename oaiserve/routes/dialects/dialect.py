@@ -9,7 +9,7 @@ If it has the signs of no family, transformers' own parser reads the declared ca
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -38,14 +38,17 @@ def family_of(name: str, template: str, further: Iterable[CallFamily] = ()) -> C
 
     The `further` families of plug-ins are recognised before ours.
     """
-    recognised = [family for family in (*further, *FAMILIES) if all(sign in template for sign in family.signs)]
+    recognised = _recognised(template, further)
     if name == "auto":
-        if recognised:
-            return recognised[0]
-        return HERMES
+        return recognised[0] if recognised else HERMES
     if name == "none":
         return None
     return next(family for family in (*recognised, *reversed(FAMILIES)) if family.name == name)
+
+
+def _recognised(template: str, further: Iterable[CallFamily]) -> list[CallFamily]:
+    """Return the families that a chat template may belong to, the likeliest first."""
+    return [family for family in (*further, *FAMILIES) if all(sign in template for sign in family.signs)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +77,7 @@ def dialect_of(
     reasoning_parser: str,
     template: ChatTemplate | None,
     special_ids: Mapping[str, int],
-    further: Iterable[CallFamily] = (),
+    further: Sequence[CallFamily] = (),
     response_template: Mapping[str, Any] | None = None,
 ) -> Dialect:
     """Return the dialect by the flags, or else by the tokenizer's declaration or the chat template.
@@ -90,8 +93,7 @@ def dialect_of(
     tags = next(filter(None, (_tags(_declared(declared, name)) for name in fields)), None)
     if calls is None:
         calls = family_of(tool_call_parser, source, further)
-        is_known = calls is not HERMES or all(sign in source for sign in HERMES.signs)
-        if tool_call_parser == "auto" and (response_template is not None or not is_known):
+        if tool_call_parser == "auto" and (response_template is not None or not _recognised(source, further)):
             # Reasoning between plain tags is read before the calls.
             keeps_tags = reasoning_parser == "none"
             without = [name for name in REASONING_FIELDS if keeps_tags or _tags(_declared(declared, name))]
