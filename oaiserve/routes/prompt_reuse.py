@@ -55,6 +55,7 @@ class PromptReuse:
             self.outlines[index],
             prefix_hashes(done.token_ids),
             done.cached_tokens,
+            reads_cache=done.logprobs is None,
         )
         if index == 0 and self.compare_with:
             self.is_known = recent.find(client, self.compare_with) is not None

@@ -25,7 +25,7 @@ _HELPS = {
     ReadAgain.SYSTEM: "Put what changes, such as a clock, at the end of the conversation.",
     ReadAgain.MESSAGE: "Append messages, and leave the earlier ones as they were.",
     ReadAgain.EVICTED: "A larger --kv-cache-memory, or --prefix-cache-dir, keeps more.",
-    ReadAgain.OFF: "Start the server without --no-prefix-cache.",
+    ReadAgain.OFF: "Start the server without --no-prefix-cache, and ask for no prompt_logprobs.",
 }
 _PLACES = {ReadAgain.TOOLS: "tool", ReadAgain.MESSAGE: "message", ReadAgain.IMAGE: "image or sound"}
 

@@ -40,6 +40,7 @@ class ReadPrompt:
     outline: Outline
     hashes: PrefixHashes
     num_cached: int
+    reads_cache: bool = True  # False with prompt_logprobs, which need the logits of every token
 
     @cached_property
     def part_keys(self) -> list[tuple[str, Part]]:
@@ -177,7 +178,7 @@ class RecentPrompts:
         change = prompt.outline.change_since(earlier.outline)
         if change is not None and change.reason in (ReadAgain.MODEL, ReadAgain.SALT):
             return change
-        if not self._has_cache:
+        if not (self._has_cache and prompt.reads_cache):
             return Change(ReadAgain.OFF)
         if common - prompt.num_cached > num_missed // 2:
             return Change(ReadAgain.NOT_YET if lost is None else _reason_of(lost))

@@ -189,6 +189,12 @@ def test_prompts_of_others_are_never_compared() -> None:
     assert recent.explain(read("named", [1] * 50), named="secret").compared_with == ""
 
 
+def test_a_prompt_that_reads_no_cache_has_that_as_its_reason() -> None:
+    recent = RecentPrompts(BLOCK, has_cache=True)
+    recent.explain(read("first", [1] * 50))
+    assert recent.explain(read("with log-probabilities", [1] * 50, reads_cache=False)).reason is ReadAgain.OFF
+
+
 def test_the_oldest_prompts_are_forgotten_with_all_that_finds_them(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(recent_prompts, "MAX_PROMPTS", 2)
     recent = RecentPrompts(BLOCK, has_cache=True)
