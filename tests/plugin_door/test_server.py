@@ -1,0 +1,134 @@
+"""What plug-ins add to a server, and what happens if they fail."""
+
+import logging
+from pathlib import Path
+
+import httpx
+import pytest
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse
+from starlette.routing import BaseRoute, Route
+
+from oaiserve.app import create_app
+from oaiserve.config import Config, ServerOptions
+from oaiserve.errors import StartupError
+from oaiserve.facts.engine_numbers import EngineNumbers
+from oaiserve.facts.record import RequestRecord
+from oaiserve.plugin import Plugin, engine_of
+from oaiserve.telemetry import Measured, Telemetry
+from tests.records import record_at
+from tests.routes.doubles import FakeEngine, FakeTelemetry
+from tests.serving import run_server
+from tests.telemetry.reported import plugin_metrics
+
+
+def length(request: Request) -> PlainTextResponse:
+    return PlainTextResponse(str(engine_of(request).max_model_len))
+
+
+def broken_routes(config: Config) -> list[BaseRoute]:
+    raise ValueError("no routes")
+
+
+def test_a_route_of_a_plugin_reaches_the_engine_and_needs_a_key() -> None:
+    plugin = Plugin(name="length", routes=lambda config: [Route("/v1/length", length)])
+    config = Config("demo", ServerOptions(api_key=("secret",)))
+    app = create_app(config, FakeEngine(), FakeTelemetry(), plugins=[plugin])  # type: ignore[arg-type]
+    with run_server(app) as url:
+        refused = httpx.get(f"{url}/v1/length")
+        answered = httpx.get(f"{url}/v1/length", headers={"authorization": "Bearer secret"})
+    assert refused.status_code == 401
+    assert answered.text == str(FakeEngine().max_model_len)
+
+
+@pytest.mark.parametrize("path", ["/health", "/v1/length"])
+def test_a_route_with_a_path_that_is_taken_stops_the_start(path: str) -> None:
+    plugins = [Plugin(name=name, routes=lambda config: [Route(path, length)]) for name in ("first", "second")]
+    with pytest.raises(StartupError, match=f"has the route '{path}', which there is already"):
+        create_app(Config("demo"), FakeEngine(), FakeTelemetry(), plugins=plugins)  # type: ignore[arg-type]
+
+
+class Lifespan:
+    def __init__(self, events: list[str], *, fails_at: str = "") -> None:
+        self.events = events
+        self.fails_at = fails_at
+
+    async def __aenter__(self) -> None:
+        self._reach("begin")
+
+    async def __aexit__(self, *error: object) -> None:
+        self._reach("end")
+
+    def _reach(self, event: str) -> None:
+        self.events.append(event)
+        if event == self.fails_at:
+            raise ValueError(event)
+
+
+@pytest.mark.parametrize(
+    ("fails_at", "events", "logged"),
+    [
+        ("", ["begin", "end"], []),
+        ("begin", ["begin"], ["Plug-in 'clock' could not start, and the server goes on without it"]),
+        ("end", ["begin", "end"], ["Plug-in 'clock' failed while the server stopped"]),
+    ],
+)
+def test_a_lifespan_that_fails_is_named_in_the_log_and_the_server_goes_on(
+    fails_at: str, events: list[str], logged: list[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    reached: list[str] = []
+    plugin = Plugin(name="clock", lifespan=lambda app: Lifespan(reached, fails_at=fails_at))
+    with run_server(create_app(Config("demo"), FakeEngine(), FakeTelemetry(), plugins=[plugin])) as url:  # type: ignore[arg-type]
+        assert httpx.get(f"{url}/health").status_code == 200
+        assert reached == ["begin"]
+    assert reached == events
+    assert [line.getMessage() for line in caplog.records if line.levelno == logging.ERROR] == logged
+
+
+def test_stored_keys_without_their_plugin_stop_the_start() -> None:
+    server = ServerOptions(stored_keys=True, response_store=Path("store"))
+    with pytest.raises(StartupError, match="--stored-keys needs the plug-in 'keys'"):
+        create_app(Config("demo", server), FakeEngine(), FakeTelemetry(), plugins=[])  # type: ignore[arg-type]
+
+
+def test_routes_that_cannot_be_made_are_named_in_the_log_and_those_of_other_plugins_answer(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    plugins = [
+        Plugin(name="broken", routes=broken_routes),
+        Plugin(name="length", routes=lambda config: [Route("/v1/length", length)]),
+    ]
+    with run_server(create_app(Config("demo"), FakeEngine(), FakeTelemetry(), plugins=plugins)) as url:  # type: ignore[arg-type]
+        assert httpx.get(f"{url}/v1/length").status_code == 200
+    assert "Plug-in 'broken' could not make its routes, and has none" in caplog.messages
+
+
+def test_an_observer_gets_the_record_of_each_ended_request_and_one_that_fails_is_named_and_counted(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    observed: list[RequestRecord] = []
+
+    def fail(record: RequestRecord) -> None:
+        raise ValueError
+
+    telemetry = Telemetry(
+        Measured("demo", "1", EngineNumbers),
+        recent_requests=4,
+        observers={"broken": fail, "ledger": observed.append},
+        environ={},
+    )
+    record = record_at(0, 1)
+    telemetry.record(record)
+    assert telemetry.close(5)
+    assert observed == [record]
+    assert any(message.startswith("Telemetry consumer 'plugin broken' failed") for message in caplog.messages)
+    assert b'oaiserve_telemetry_errors_total{consumer="plugin broken"} 1.0' in telemetry.render(None)[0]
+
+
+def test_the_plugins_of_oaiserve_show_their_metrics() -> None:
+    telemetry = FakeTelemetry()
+
+    with run_server(create_app(Config("demo"), FakeEngine(), telemetry)):  # type: ignore[arg-type]
+        numbers = {name: read() for name, read in telemetry.shown.items()}
+
+    assert numbers.keys() == {metric.name for metric in plugin_metrics()}
