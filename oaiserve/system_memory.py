@@ -1,9 +1,9 @@
-"""Gives freed memory back to the system, takes it again when nobody waits for it, and asks how much there is.
+"""Returns freed memory to the system, takes it again before it is needed, and measures how much is available.
 
-Stdlib only; without glibc, nothing is given back or taken.
+Stdlib only; without glibc, no memory is returned or taken.
 
-The system finds each page when it is first written, which takes up to three milliseconds for a megabyte. Where Python
-writes it, that is with the interpreter's lock, and all threads wait.
+The system provides each page when it is first written, which takes up to three milliseconds for a megabyte. If Python
+writes it, it holds the interpreter's lock meanwhile, and all threads wait.
 """
 
 from __future__ import annotations
