@@ -106,8 +106,8 @@ def kv_blocks(
         least = -(-min(max_model_len, LEAST_CACHE_TOKENS) // options.block_size)
         if num_blocks < least:
             raise StartupError(
-                f"{asked}, which holds {num_blocks * options.block_size} tokens, but {least * options.block_size} are "
-                f"the fewest that are of use. They take {least * block_bytes} bytes."
+                f"{asked}, which holds {num_blocks * options.block_size} tokens, but must hold at least "
+                f"{least * options.block_size}, which take {least * block_bytes} bytes."
             )
     else:
         most = options.max_running * -(-max_model_len // options.block_size)

@@ -33,8 +33,7 @@ def refuse_on_device(options: EngineOptions, device: str) -> None:
     for flag, is_set in (("--exact", options.exact), (f"--quantize {options.quantize}", options.quantize != "none")):
         if is_set and not is_on_cpu:
             raise StartupError(f"{flag} is for --device cpu; the model is on {device}.")
-    free = available_bytes()
-    if is_on_cpu and options.kv_cache_memory is not None and options.kv_cache_memory > free:
+    if is_on_cpu and options.kv_cache_memory is not None and options.kv_cache_memory > (free := available_bytes()):
         raise StartupError(
             f"--kv-cache-memory is {options.kv_cache_memory}, but only {gib(free)} GiB are free on {device}."
         )

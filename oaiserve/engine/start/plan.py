@@ -27,7 +27,7 @@ from oaiserve.engine.executors.native.cores import usable_cpus
 from oaiserve.engine.executors.native.reserved import reserve
 from oaiserve.engine.sequences.draw_columns import DRAW_COLUMNS
 from oaiserve.engine.served_model import ServedModel
-from oaiserve.engine.start.request import Declined, StartRequest, Way, needing_native, without_generation
+from oaiserve.engine.start.request import Declined, StartRequest, Way, refuse_if_native_is_needed, without_generation
 from oaiserve.engine.start.start_times import StartTimes
 from oaiserve.engine.start.task import find_task
 from oaiserve.errors import StartupError
@@ -156,8 +156,7 @@ def refuse_early(source: ModelSource, options: EngineOptions) -> None:
     try:
         refuse_by_header(source, options)
     except NotKnown as reason:
-        if (needed_by := needing_native(options)) is not None:
-            raise StartupError(f"{needed_by} needs the native step, which cannot be used: {reason}.") from reason
+        refuse_if_native_is_needed(options, reason)
 
 
 def _stored_dtype(source: ModelSource, options: EngineOptions) -> str | None:

@@ -39,6 +39,12 @@ def needing_native(options: EngineOptions) -> str | None:
     return "--prefix-cache-dir"
 
 
+def refuse_if_native_is_needed(options: EngineOptions, reason: Exception) -> None:
+    """Raise StartupError if a flag needs the native step, which cannot be used for this reason."""
+    if (needed_by := needing_native(options)) is not None:
+        raise StartupError(f"{needed_by} needs the native step, which cannot be used: {reason}.") from reason
+
+
 _OF_GENERATION = {"kv_cache_dtype", "kv_cache_memory", "prefix_cache_dir", "quantize"}
 
 

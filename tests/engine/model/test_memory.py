@@ -81,8 +81,11 @@ def test_a_gpu_without_room_for_one_state_is_refused() -> None:
     ("options", "problem"),
     [
         ({"kv_cache_memory": Bytes("17GiB")}, r"--kv-cache-memory is 17GiB, but only 16\.0 GiB are free on cpu\."),
-        ({"kv_cache_memory": Bytes("4KiB")}, r"holds 0 tokens, but 128 are the fewest .* They take 2097152 bytes\."),
-        ({"kv_cache_memory": Bytes("1MiB")}, r"--kv-cache-memory is 1MiB, which holds 64 tokens, but 128 are"),
+        ({"kv_cache_memory": Bytes("4KiB")}, r"holds 0 tokens, but must hold at least 128, which take 2097152 bytes\."),
+        (
+            {"kv_cache_memory": Bytes("1MiB")},
+            r"--kv-cache-memory is 1MiB, which holds 64 tokens, but must hold at least 128,",
+        ),
         ({"kv_blocks": 70_000}, r"kv_blocks is 70000, which take 17\.1 GiB, but only 16\.0 GiB are free"),
         ({"block_size": 2_000_000}, r"One block of the KV cache takes 30\.5 GiB, but only 16\.0 GiB are"),
     ],

@@ -24,10 +24,9 @@ from oaiserve.engine.start.check import refuse_unless_finite
 from oaiserve.engine.start.described import Described, describe_model
 from oaiserve.engine.start.options import refuse_unless_possible
 from oaiserve.engine.start.probe import WrongHere, refuse_unless_probed
-from oaiserve.engine.start.request import Declined, StartRequest, needing_native
+from oaiserve.engine.start.request import Declined, StartRequest, needing_native, refuse_if_native_is_needed
 from oaiserve.engine.start.start_record import recall_start, remember_start, subject_of
 from oaiserve.engine.start.started import Started, assemble, started_on_cpu
-from oaiserve.errors import StartupError
 from oaiserve.storage.start_cache import NotRemembered
 
 log = logging.getLogger(__name__)
@@ -53,8 +52,7 @@ class FromDescription:
             started = request.load("weights", lambda: _started(request))
         except (BuildError, MemoryError, NotKnown) as reason:
             request.drop_reserved()
-            if (needed_by := needing_native(request.options)) is not None:
-                raise StartupError(f"{needed_by} needs the native step, which cannot be used: {reason}.") from reason
+            refuse_if_native_is_needed(request.options, reason)
             raise Declined(str(reason)) from reason
         return assemble(started, request.tokenizer, request.options)
 
