@@ -74,7 +74,7 @@ def _introduced(messages: list[Message], shown: Sequence[Mapping[str, Any]], fam
         f"You may call functions. Each of these lines describes one:\n{tools}\n\n"
         f"To call a function, write this, with a JSON object of its arguments:\n{family.written([_EXAMPLE])}"
     )
-    if messages and messages[0]["role"] in ("system", "developer"):
+    if messages and messages[0]["role"] in SYSTEM_ROLES:
         first = {**messages[0], "content": _joined(f"{introduction}\n\n", messages[0]["content"])}
         return [first, *messages[1:]]
     return [{"role": "system", "content": introduction}, *messages]

@@ -9,8 +9,8 @@ import msgspec
 
 from oaiserve.engine.request import ChatPrompt, Prompt, Request
 from oaiserve.explain.reuse.outline import Outline, Part, part_of
+from oaiserve.wire.prefix_keys import SYSTEM_ROLES
 
-_SYSTEM_ROLES = ("system", "developer")
 _encoder = msgspec.json.Encoder(enc_hook=repr)
 
 
@@ -36,7 +36,7 @@ def outline_of(request: Request, prompt: Prompt) -> Outline:
 
 def _num_system(messages: Sequence[Mapping[str, Any]]) -> int:
     for number, message in enumerate(messages):
-        if message.get("role") not in _SYSTEM_ROLES:
+        if message.get("role") not in SYSTEM_ROLES:
             return number
     return len(messages)
 
