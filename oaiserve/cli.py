@@ -96,7 +96,7 @@ def main(argv: Sequence[str] | None = None, serve_app: ServeApp | None = None) -
             found.log()
             return commands.run(small_command(argv[0], further[argv[0]]), argv[1:])
         if argv[:1] == ["--install-completion"]:
-            return commands.run(_completed(found.plugins), argv)
+            return commands.run(_completed(found), argv)
         serve = serve_app or partial(serve_model, found=found)
         app = command_line(serve, found.plugins, all_flags="--help-all" in argv)
     except (OptionError, StartupError) as error:
@@ -169,11 +169,11 @@ def small_command(name: str, described: Command) -> App:
     return app
 
 
-def _completed(plugins: Sequence[Plugin]) -> App:
+def _completed(found: Found) -> App:
     """Return the command line that shells complete, including the flags of the small commands."""
-    app = command_line(serve_model, plugins)
+    app = command_line(partial(serve_model, found=found), found.plugins)
     app.config = ()  # --install-completion has no settings
-    for name, described in _small_commands(plugins).items():
+    for name, described in _small_commands(found.plugins).items():
         del app[name]
         app.command(small_command(name, described), name=name)
     return app

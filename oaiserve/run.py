@@ -36,13 +36,10 @@ logger = logging.getLogger(__name__)
 STDERR = 2  # file descriptor
 
 
-def serve_model(
-    config: Config, sock: socket.socket, ready: Callable[[], None] | None = None, *, found: Found | None = None
-) -> int:
-    """Serve one model until a signal, and return the exit code.
+def serve_model(config: Config, sock: socket.socket, found: Found, ready: Callable[[], None] | None = None) -> int:
+    """Serve one model until a signal, with the plug-ins that were found, and return the exit code.
 
-    In the process of one of several models, `ready` replaces the banner. Without `found`, the settings say which
-    plug-ins the server has.
+    In the process of one of several models, `ready` replaces the banner.
     """
     times = StartTimes()
     times.since_begin("command line")
@@ -64,8 +61,6 @@ def serve_model(
     if ready is None:
         warn_of_exposed_keys(config)
     with times.part("plug-ins"):
-        if found is None:
-            found = plugin_loading.find_with(config.server.plugin, config.file)
         found.log()
         plugins = found.plugins
         plugin_loading.check(plugins, config)

@@ -15,7 +15,7 @@ from signal import SIGTERM, Signals
 
 from oaiserve.config import Config, OptionError
 from oaiserve.errors import StartupError
-from oaiserve.plugin_loading import find_with
+from oaiserve.plugin_loading import Found, find_with
 from oaiserve.wire.address import Address
 
 READY = b"+"
@@ -105,7 +105,7 @@ async def start_on(config: Config, address: Address) -> ServerProcess:
     return await ServerProcess.start(config, listening)
 
 
-def run(arguments: list[str], serve: Callable[[Config, socket.socket, Callable[[], None]], int]) -> int:
+def run(arguments: list[str], serve: Callable[[Config, socket.socket, Found, Callable[[], None]], int]) -> int:
     """Serve one model in this process, with the settings of the process that started it; return the exit code.
 
     If it cannot start, the other process gets the reason. The arguments are the file descriptors of the link to that
@@ -113,7 +113,7 @@ def run(arguments: list[str], serve: Callable[[Config, socket.socket, Callable[[
     link, listening = (socket.socket(fileno=int(number)) for number in arguments[:2])
     with open(int(arguments[2]), "rb", closefd=False) as file:  # It is read again if the server starts again.
         file.seek(0)
-        find_with(*pickle.load(file))  # No other process can write this file, which has no name.
+        found = find_with(*pickle.load(file))  # No other process can write this file, which has no name.
         config: Config = pickle.load(file)
 
     def end_with_the_parent() -> None:
@@ -122,7 +122,7 @@ def run(arguments: list[str], serve: Callable[[Config, socket.socket, Callable[[
 
     threading.Thread(target=end_with_the_parent, daemon=True).start()
     try:
-        return serve(config, listening, lambda: link.sendall(READY))
+        return serve(config, listening, found, lambda: link.sendall(READY))
     except (OptionError, StartupError) as error:
         link.sendall(" ".join(str(error).split()).encode()[:MOST_REASON_BYTES])
         return 2
