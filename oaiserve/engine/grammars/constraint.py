@@ -43,7 +43,8 @@ class Constraint:
         self._ignores_eos = params.ignore_eos
         self._min_tokens = params.min_tokens
         # If other parameters forbid a forced token, the draw reports that no token is left.
-        self._forces = params.logprobs is None and params.allowed_token_ids is None and not params.bad_words
+        wants_logprobs = params.logprobs is not None and params.shows_logprobs
+        self._forces = not wants_logprobs and params.allowed_token_ids is None and not params.bad_words
 
     @property
     def is_free(self) -> bool:

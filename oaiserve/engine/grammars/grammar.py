@@ -6,11 +6,12 @@ tokens one by one. It must not know HTTP, torch, the scheduler or how tokens are
 
 from __future__ import annotations
 
+import re
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
-from concurrent.futures import Future
-from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from functools import cache, cached_property, lru_cache, partial
 from itertools import accumulate
 from threading import Lock, Timer
 from time import thread_time_ns
@@ -20,7 +21,7 @@ import llguidance
 import numpy as np
 from numpy.typing import NDArray
 
-from oaiserve.engine.grammars.notations import translate, with_prefix
+from oaiserve.engine.grammars.notations import Translated, translate, with_prefix
 from oaiserve.engine.grammars.refusal import Refused
 from oaiserve.engine.request import Grammar, GrammarKind
 from oaiserve.engine.text.detokenize import TokenTable
@@ -37,13 +38,16 @@ MOST_FORCED_CHARACTERS = 256  # characters examined when a text is forced
 # The engine thread's time for a grammar per token of an answer, and how far all answers of a client together may exceed
 # it. Masks of JSON schemas take 0.05 to 2 ms.
 TOKEN_NS = 5_000_000
+MOST_LATER_NS = TOKEN_NS  # time of compiling a layout that is left to the engine thread
+LONG_TEXT = 4_000  # characters of a schema whose layouts take more time than that, and are compiled beside each other
 MOST_EXCESS_NS = 250_000_000
 SECONDS_OF_EXCESS = 25  # time until a client has its whole allowance again
 MOST_CLIENTS = 1024  # clients whose excess is stored
 MOST_QUOTED = 200  # characters of a library's message
 
 Mask = NDArray[np.uint32] | NDArray[np.int32]
-_Key = tuple[GrammarKind, str, str]  # the last part is the prefix
+_Key = tuple[GrammarKind, str, str, bool, bool]  # fields of `Grammar`: the second one is the text
+_AFTER_BRACKET = re.compile(rb"[\[{]+[^\[{]")
 
 
 class GrammarViolation(Exception):
@@ -56,10 +60,14 @@ class GrammarGivenUp(Exception):
 
 @dataclass(slots=True, eq=False)
 class _Original:
-    """The original matcher of a grammar. Its copies share its states and their limit."""
+    """The original matchers of a grammar. Their copies share their states and their limit."""
 
     matcher: llguidance.LLMatcher
+    # Returns the matcher for JSON in one line. Unless that takes long, it is compiled when a model first chooses that.
+    # `matcher` allows both layouts.
+    in_one_line: Callable[[], llguidance.LLMatcher] | None = None
     is_spent: bool = False  # One of the copies has failed, so others may fail, too.
+    left_out: Sequence[str] = ()  # keywords that llguidance cannot obey, where these may be left out; "" for a schema
 
 
 @dataclass(slots=True)
@@ -130,10 +138,11 @@ class Grammars:
         if tokens is None:
             reason = "this model's tokenizer has no exact bytes for its tokens, or no end-of-sequence token"
             raise invalid(grammar.param, f"{reason}, so answers cannot be held to a grammar")
-        future, was_cached = self._find((grammar.kind, grammar.text, grammar.prefix))
+        key = (grammar.kind, grammar.text, grammar.prefix, grammar.in_one_line, grammar.is_lenient)
+        future, was_cached = self._find(key)
         if not was_cached:
             try:
-                future.set_result(_Original(_compiled(tokens, grammar)))
+                future.set_result(_original(tokens, grammar))
             except Refused as refused:
                 future.set_result(Refused(refused.reason))  # without its traceback, whose frames hold the text
             except BaseException as error:  # a bug, or a panic in Rust: other threads may wait for it
@@ -164,16 +173,41 @@ def _is_spent(future: _Outcome) -> bool:
     return future.exception() is not None or getattr(future.result(), "is_spent", False)
 
 
-def _compiled(tokens: Tokens, grammar: Grammar) -> llguidance.LLMatcher:
-    """Compile a grammar. A refusal names the innermost subschema with the same kind of error: llguidance does not."""
-    translated = translate(grammar.kind, grammar.text)
-    if grammar.prefix:
-        text = with_prefix(translated.text, grammar.prefix)
-    else:
-        text = translated.text
-    matcher = _matcher(tokens, text)
+def _original(tokens: Tokens, grammar: Grammar) -> _Original:
+    translating = partial(
+        translate, grammar.kind, grammar.text, in_one_line=grammar.in_one_line, is_lenient=grammar.is_lenient
+    )
+    translated = translating()
+    try:
+        return _compiled(tokens, translated, grammar.prefix, names_place=not translated.may_leave_out)
+    except Refused:
+        if not translated.may_leave_out:
+            raise
+    translated = translating(error_of=lambda text: _matcher(tokens, text).get_error())
+    return replace(_compiled(tokens, translated, grammar.prefix), left_out=translated.left_out)
+
+
+def _compiled(tokens: Tokens, translated: Translated, prefix: str, *, names_place: bool = True) -> _Original:
+    """Compile a grammar. A refusal names the innermost subschema with the same kind of error: llguidance does not.
+    Finding that one takes time, so only if somebody reads it."""
+    in_one_line = cache(partial(_matcher, tokens, translated.text, prefix))
+    if translated.in_lines:
+        began_ns = thread_time_ns()
+        with ThreadPoolExecutor(1, "grammars") as beside:  # It begins no thread unless it has work.
+            if len(translated.text) > LONG_TEXT:
+                beside.submit(in_one_line)  # llguidance compiles without the interpreter's lock.
+            matcher = _matcher(tokens, translated.in_lines, prefix)
+        if not matcher.is_error():
+            if thread_time_ns() - began_ns > MOST_LATER_NS:
+                in_one_line()  # If the engine thread had to wait for it, so would other answers.
+            return _Original(matcher, in_one_line)
+    matcher = in_one_line()
     if not (error := matcher.get_error()):
-        return matcher
+        return _Original(matcher)
+    if translated.narrower is not None:
+        return _compiled(tokens, translated.narrower(), prefix, names_place=names_place)
+    if not names_place:
+        raise Refused(_explained(error))
     deadline_ns = monotonic_ns() + MOST_SEARCH_NS
     for subschema, place in translated.subschemas:
         if monotonic_ns() > deadline_ns:
@@ -183,7 +217,9 @@ def _compiled(tokens: Tokens, grammar: Grammar) -> llguidance.LLMatcher:
     raise Refused(_explained(error))
 
 
-def _matcher(tokens: Tokens, text: str) -> llguidance.LLMatcher:
+def _matcher(tokens: Tokens, text: str, prefix: str = "") -> llguidance.LLMatcher:
+    if prefix:
+        text = with_prefix(text, prefix)
     matcher = llguidance.LLMatcher(tokens.tokenizer, text, log_level=0, limits=_LIMITS)
     # The first mask is part of compiling: it takes longer than others, and shows errors.
     matcher.compute_bitmask()
@@ -210,6 +246,7 @@ _SLICES = [f"{_PLAIN}{{1,10}}", f"{_PLAIN}{{1,30}}", f"{_PLAIN}+"]
 
 # Beginnings of JSON that are tokens, and first bytes of what may follow: those of most characters beyond ASCII among
 # them.
+_CLOSINGS = (b"}", b"]")
 _OPENINGS = (b" ", b"{", b" {", b"[", b" [", b"[{", b" [{")
 _MOST_JOINED = 4  # bytes of an opening and the next byte
 _AFTER_OPENING = [b"%c" % byte for byte in (*range(32, 127), *b"\t\n\r", 0xC3, 0xCE, 0xD0, 0xE3, 0xE4, 0xF0)]
@@ -238,6 +275,11 @@ class CompiledGrammar:
     compile_ns: int  # for this request
     was_cached: bool  # It was compiled before, for another request.
 
+    @property
+    def left_out(self) -> Sequence[str]:
+        """Return the keywords of lenient schemas that only compiling found impossible to obey; "" for a schema."""
+        return self._original.left_out
+
     def matcher(self) -> Matcher:
         return Matcher(self._original, self._tokens, self._excess)
 
@@ -251,6 +293,10 @@ class Matcher:
         self._unpaid_ns = 0  # time of everything but masks; the next one pays it
         self.mask_ns = 0  # the CPU time of the last one
         self._matcher = original.matcher.deep_copy()
+        self._may_break_lines = original.in_one_line is not None
+        self._last_byte = b""
+        # The ids so far, until the model has chosen between JSON in one line and in several.
+        self._ids_before_layout: list[int] | None = [] if self._may_break_lines else None
         self._tokens = tokens
         self.is_complete = False
         """Nothing but the end can follow: the choice ends now, without an end-of-sequence token."""
@@ -264,7 +310,9 @@ class Matcher:
         began_ns = thread_time_ns()
         self._matcher.unsafe_compute_mask_ptr(words.ctypes.data, words.nbytes)
         self._check(GrammarGivenUp)
-        self._tokens.remove_joined(words, self._matcher)
+        self._tokens.remove_joined(words, self._matcher, in_lines=self._may_break_lines)
+        if self._may_break_lines:
+            self._tokens.line_breaks.remove(words, self._matcher, self._last_byte)
         self._pay(thread_time_ns() - began_ns - TOKEN_NS)
 
     def fill_free(self, words: Mask) -> None:
@@ -281,14 +329,16 @@ class Matcher:
         began_ns = thread_time_ns()
         forced_ids = self._matcher.compute_ff_tokens()
         self._unpaid_ns += thread_time_ns() - began_ns
+        if self._may_break_lines and self._tokens.line_breaks.may_follow(self._matcher, forced_ids):
+            forced_ids = forced_ids[:-1]  # Models join the last one with what follows, as in '":' and '{\n'.
         # Only the beginning of a long text has become tokens, and near the cut these may not be those of the whole.
         ends = accumulate(len(self._tokens.tokens[token_id]) for token_id in forced_ids)
         return [token_id for token_id, end in zip(forced_ids, ends, strict=True) if end <= MOST_FORCED_CHARACTERS // 2]
 
     def num_possible(self, token_ids: list[int]) -> int:
         """Return the number of these ids that may come next, in order."""
-        if self.mask_ns > TOKEN_NS // 2:
-            return 0  # each token ahead takes longer than the one before it
+        if self.mask_ns > TOKEN_NS // 2 or self._ids_before_layout is not None:
+            return 0  # Each token ahead takes longer than the one before it, or may choose the layout.
         began_ns = thread_time_ns()
         number = self._matcher.validate_tokens(token_ids)
         self._unpaid_ns += thread_time_ns() - began_ns
@@ -310,7 +360,9 @@ class Matcher:
             if ahead.is_error():
                 words[:] = 0
             else:
-                self._tokens.remove_joined(words, ahead)
+                self._tokens.remove_joined(words, ahead, in_lines=self._may_break_lines)
+                if self._may_break_lines:
+                    self._tokens.line_breaks.remove(words, ahead, self._tokens.tokens[token_id][-1:])
             if ahead.is_error() or thread_time_ns() - began_ns > TOKEN_NS:
                 break
         self._pay(thread_time_ns() - began_ns - TOKEN_NS)
@@ -319,14 +371,37 @@ class Matcher:
         """Append this token. Raises GrammarViolation if it may not come."""
         began_ns = thread_time_ns()
         self._matcher.consume_token(token_id)
+        self._hold_layout([token_id])
         self._unpaid_ns += thread_time_ns() - began_ns
         self._check(GrammarViolation)
 
     def begin(self, text: bytes) -> None:
         """Begin with this text, from the last token before the answer. Raises GrammarViolation."""
         # Only the bytes matter to the grammar, not the tokens that they come in.
-        self._matcher.consume_tokens(self._tokens.tokenizer.tokenize_bytes(text))
+        token_ids = self._tokens.tokenizer.tokenize_bytes(text)
+        self._matcher.consume_tokens(token_ids)
+        self._hold_layout(token_ids)
         self._check(GrammarViolation)
+
+    def _hold_layout(self, token_ids: list[int]) -> None:
+        """Keep JSON in one line from here on, unless the model has begun a line after its first bracket."""
+        if self._may_break_lines and token_ids:
+            self._last_byte = self._tokens.tokens[token_ids[-1]][-1:]
+        if self._ids_before_layout is None or self._original.in_one_line is None:
+            return
+        self._ids_before_layout += token_ids
+        written = self._ids_before_layout
+        match = _AFTER_BRACKET.search(b"".join(self._tokens.tokens[token_id] for token_id in written))
+        if match is None:
+            return
+        self._ids_before_layout = None
+        if match[0].endswith(b"\n"):
+            return
+        in_one_line = self._original.in_one_line().deep_copy()
+        if in_one_line.validate_tokens(written) == len(written):
+            in_one_line.consume_tokens(written)
+            self._matcher = in_one_line
+            self._may_break_lines = False
 
     def begins(self, text: bytes) -> bool:
         """Return whether the grammar allows this text at its beginning. If so, begin with it."""
@@ -368,17 +443,44 @@ class _Opening:
         joined = {byte: ids_of[text + byte] for byte in _AFTER_OPENING if byte > b" " and text + byte in ids_of}
         apart = (ids_of[byte] for byte in _AFTER_OPENING if byte in ids_of and byte not in joined)
         self._apart = [[token_id, other] for other in (*apart, *eos_token_ids)]
+        # `LineBreaks` removes a line break after a blank.
+        line_break = ids_of.get(b"\n") if text == b" " else None
+        self._apart_in_lines = [pair for pair in self._apart if pair[1] != line_break]
         self._joined = np.zeros(num_words, np.uint32)
         for other in joined.values():
             self._joined[other // 32] |= np.uint32(1 << other % 32)
         self._word = token_id // 32
         self._bit = np.uint32(1 << token_id % 32)
 
-    def remove(self, words: NDArray[np.uint32], matcher: llguidance.LLMatcher) -> None:
-        if not words[self._word] & self._bit or any(matcher.validate_tokens(pair) == 2 for pair in self._apart):
+    def remove(self, words: NDArray[np.uint32], matcher: llguidance.LLMatcher, *, in_lines: bool) -> None:
+        apart = self._apart_in_lines if in_lines else self._apart
+        if not words[self._word] & self._bit or any(matcher.validate_tokens(pair) == 2 for pair in apart):
             return
         if (words & self._joined).any():
             words[self._word] &= ~self._bit
+
+
+class LineBreaks:
+    """Tokens that begin with a line break. In JSON they stay after an opening bracket or a comma, and before a closing
+    bracket. Weak models also break lines around colons, and lose the thread there."""
+
+    def __init__(self, tokens: Sequence[bytes], ids_of: Mapping[bytes, int]) -> None:
+        bits = np.array([text.startswith(b"\n") for text in tokens])
+        self._others = ~np.packbits(np.pad(bits, (0, -len(bits) % 32)), bitorder="little").view(np.uint32)
+        self._line_break = [ids_of[b"\n"]] if b"\n" in ids_of else []
+        self._before_closing = [[*self._line_break, ids_of[text]] for text in _CLOSINGS if text in ids_of]
+
+    def may_follow(self, matcher: llguidance.LLMatcher, token_ids: list[int]) -> bool:
+        """Return whether the grammar allows a line break after these tokens."""
+        return matcher.validate_tokens([*token_ids, *self._line_break]) > len(token_ids)
+
+    def remove(self, words: Mask, matcher: llguidance.LLMatcher, last_byte: bytes) -> None:
+        """Remove them from a mask unless one fits after the last byte, or a closing bracket may follow."""
+        if last_byte in b"{[," or any(matcher.validate_tokens(pair) == 2 for pair in self._before_closing):
+            return
+        unsigned = words.view(np.uint32)
+        if (unsigned & self._others).any():
+            unsigned &= self._others
 
 
 class Tokens:
@@ -388,7 +490,7 @@ class Tokens:
         self.table = table
         self.eos_token_id = eos_token_ids[0]
         self.bos_token_id = None
-        # An end token is no text, even if the tokenizer does not mark it as special.
+        # An end token is not text, even if the tokenizer does not mark it as special.
         textless = table.special_ids | set(eos_token_ids)
         self.tokens = [b"" if i in textless else table.bytes_of(i) for i in range(vocab_size)]
         self.tokenizer = llguidance.LLTokenizer(
@@ -399,9 +501,10 @@ class Tokens:
         if vocab_size % 32:
             self.all_ids[-1] = (1 << vocab_size % 32) - 1
         shared = (ids_of, eos_token_ids, len(self.all_ids))
+        self.line_breaks = LineBreaks(self.tokens, ids_of)
         self._openings = [_Opening(text, *shared) for text in _OPENINGS if text in ids_of]
 
-    def remove_joined(self, words: Mask, matcher: llguidance.LLMatcher) -> None:
+    def remove_joined(self, words: Mask, matcher: llguidance.LLMatcher, *, in_lines: bool = False) -> None:
         """Remove openings from a mask where only text may follow that models write in one token with them.
 
         A model that would like to write a number draws a blank alone. If only a string may follow, it must go on with a
@@ -409,7 +512,7 @@ class Tokens:
         """
         unsigned = words.view(np.uint32)
         for opening in self._openings:
-            opening.remove(unsigned, matcher)
+            opening.remove(unsigned, matcher, in_lines=in_lines)
 
     def __call__(self, text: str) -> list[int]:
         """Return the ids of a forced text as the model would write it; for a long text, only those of its beginning."""

@@ -7,13 +7,18 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import chain
 from types import MappingProxyType
 from typing import Any
 
 from oaiserve.engine.grammars import gbnf, regexes
 from oaiserve.engine.grammars.json_schema.prepare import PreparedSchema, prepare, prepare_leniently
+from oaiserve.engine.grammars.json_schema.reduction import reduced
+from oaiserve.engine.grammars.json_schema.rules import as_rules
+from oaiserve.engine.grammars.json_schema.terms import kinds_of, with_small_numbers
 from oaiserve.engine.grammars.refusal import Refused
 from oaiserve.engine.request import GrammarKind
 
@@ -49,24 +54,49 @@ _LAYOUT_OPTIONS = {
     **_JSON_OPTIONS,
     "item_separator": ",",
     "key_separator": ":",
-    "whitespace_pattern": r" |\n[ \t]{0,40}",  # limited, because models can write blanks for ever
+    "whitespace_pattern": r" |\n[ \t]{0,40}",  # limited, because models can write blanks without end
 }
+
+
+# JSON in lines, as most models lay it out: lines begin after a comma or between other parts. `LineBreaks` removes the
+# breaks that no model means, such as before a colon.
+_INDENT = r"\n(?: {0,40}|\t{0,20})"
+_LINES = {"item_separator": f",(?: |{_INDENT})", "whitespace_pattern": _INDENT}
+_NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
 class Translated:
     text: str
     subschemas: Iterable[tuple[str, str]] = ()  # (place, grammar) pairs, innermost first
+    # The same with line breaks, if the model may choose between the two: it allows all that `text` does.
+    in_lines: str = ""
+    narrower: Callable[[], Translated] | None = None  # for a grammar that llguidance can't compile
+    may_leave_out: bool = False  # Keywords of a schema may be left out if llguidance can't compile it otherwise.
+    left_out: Sequence[str] = ()  # those left out for this reason; "" for all of a schema
 
 
-def translate(kind: GrammarKind, text: str) -> Translated:
-    """Return the grammar as llguidance reads it. Raises Refused."""
+ErrorOf = Callable[[str], str]  # takes a grammar, and returns llguidance's error, or ""
+
+
+def translate(
+    kind: GrammarKind,
+    text: str,
+    *,
+    in_one_line: bool = False,
+    is_lenient: bool = False,
+    error_of: ErrorOf | None = None,
+) -> Translated:
+    """Return the grammar as llguidance reads it. Raises Refused. With `error_of`, lenient schemas lack keywords that
+    llguidance cannot obey together with others."""
     match kind:
         case "json_object":
-            return Translated(_schema_grammar({"type": "object"}))
+            return Translated(_schema_grammar({"type": "object"}, in_one_line=in_one_line))
         case "json_schema":
-            prepared = prepare(text)
-            return Translated(_schema_grammar(prepared.document), _subschemas(prepared))
+            left_out: dict[str, None] = {}
+            prepared = _lenient(text, error_of, left_out, is_open=True) if is_lenient else prepare(text)
+            translated = _translated_schema(prepared, in_one_line=in_one_line, is_lenient=is_lenient)
+            return replace(translated, may_leave_out=is_lenient, left_out=[*left_out])
         case "regex":
             return _lark_grammar(f"start: /{regexes.full_match(text).text}/")
         case "choice":
@@ -81,7 +111,45 @@ def translate(kind: GrammarKind, text: str) -> Translated:
         case "gbnf":
             return _lark_grammar(gbnf.as_lark(text))
         case "lark_with_schemas":
-            return _lark_with_schemas(**json.loads(text))
+            return _lark_with_schemas(
+                **json.loads(text), in_one_line=in_one_line, answer_is_lenient=is_lenient, error_of=error_of
+            )
+
+
+def _lenient(
+    text: str, error_of: ErrorOf | None, left_out: dict[str, None], *, is_open: bool = False
+) -> PreparedSchema:
+    """Prepare a schema without the keywords that cannot be obeyed. Those of llguidance are added to `left_out`."""
+    prepared, _ = prepare_leniently(text, is_open=is_open)
+    if error_of is None:
+        return prepared
+    prepared, keywords = reduced(prepared, text, lambda document: error_of(_tried(document)))
+    left_out.update(dict.fromkeys(keywords))
+    return prepared
+
+
+def _translated_schema(schema: PreparedSchema, *, in_one_line: bool, is_lenient: bool) -> Translated:
+    has_layout = not in_one_line and _options(schema.document) is _JSON_OPTIONS
+    if has_layout and kinds_of(schema.document) & {"object", "array"}:
+        in_lines = json.dumps({"grammars": _schema_grammars(schema, _LINES, is_lenient=is_lenient)})
+    else:
+        in_lines = ""
+    options = _layout(in_one_line=in_one_line)
+    text = json.dumps({"grammars": _schema_grammars(schema, options, is_lenient=is_lenient)})
+    narrower = partial(_translated_schema, schema, in_one_line=in_one_line, is_lenient=False)
+    return Translated(text, _subschemas(schema), in_lines, narrower if is_lenient else None)
+
+
+def _schema_grammars(
+    schema: PreparedSchema, options: Mapping[str, Any], name: str = "", *, is_lenient: bool = False
+) -> list[dict[str, Any]]:
+    """Return the grammars of a schema, of which the first one has the name. Raises Refused."""
+    grammars: list[dict[str, Any]] = []
+    if is_lenient or schema.has_large_numbers:
+        all_options = {**_JSON_OPTIONS, **options}
+        grammars = as_rules(schema, all_options, f"{name}_part", in_order=not is_lenient)
+    first, *others = grammars or [_json(schema.document, options)]
+    return [{"name": name, **first} if name else first, *others]
 
 
 def with_prefix(text: str, prefix: str) -> str:
@@ -92,13 +160,17 @@ def with_prefix(text: str, prefix: str) -> str:
     )
 
 
-def _schema_grammar(document: dict[str, Any]) -> str:
-    return json.dumps({"grammars": [_json(document)]})
+def _schema_grammar(document: dict[str, Any], *, in_one_line: bool = False) -> str:
+    return json.dumps({"grammars": [_json(document, _layout(in_one_line=in_one_line))]})
 
 
-def _json(document: dict[str, Any], separators: Mapping[str, str] = MappingProxyType({})) -> dict[str, Any]:
-    """Return a prepared schema as a grammar. The separators replace those of all schemas."""
-    options = {**_JSON_OPTIONS, **separators} if separators else _options(document)
+def _layout(*, in_one_line: bool) -> Mapping[str, Any]:
+    return _JSON_OPTIONS if in_one_line else _NOTHING
+
+
+def _json(document: dict[str, Any], options: Mapping[str, Any] = _NOTHING) -> dict[str, Any]:
+    """Return a prepared schema as a grammar. The options replace those of all schemas."""
+    options = {**_JSON_OPTIONS, **options} if options else _options(document)
     return {"json_schema": {**document, "x-guidance": options}}
 
 
@@ -109,7 +181,13 @@ def _options(document: dict[str, Any]) -> dict[str, Any]:
 
 
 def _subschemas(schema: PreparedSchema) -> Iterator[tuple[str, str]]:
-    return ((_schema_grammar(document), place) for document, place in schema.subschemas())
+    return ((_tried(document), place) for document, place in schema.subschemas())
+
+
+def _tried(document: dict[str, Any]) -> str:
+    """Return a schema as a grammar that is only compiled to see whether it can be. llguidance crashes on some large
+    numbers, such as -2^63, so they are smaller."""
+    return _schema_grammar(with_small_numbers(document))
 
 
 def _lark_grammar(lark: str) -> Translated:
@@ -122,43 +200,55 @@ def _unforced(lark: str) -> dict[str, str]:
 
 
 def _lark_with_schemas(
-    lark: str, schemas: dict[str, Any], answer: str | None = None, lenient: Sequence[str] = ()
+    lark: str,
+    schemas: dict[str, Any],
+    answer: str | None = None,
+    lenient: Sequence[str] = (),
+    *,
+    in_one_line: bool = False,
+    answer_is_lenient: bool = False,
+    error_of: ErrorOf | None = None,
 ) -> Translated:
     """Translate one of the server's own grammars. Only the schemas in it come from a client. Those in `lenient` are
     obeyed as far as possible."""
     # Its texts are short, and forcing them yields the tokens of the chat template. Drawn one by one, they differ.
     grammars: list[dict[str, Any]] = [{"lark_grammar": lark}]
     parts = []
+    left_out: dict[str, None] = {}
     for number, (name, schema) in enumerate(schemas.items()):
-        part = _schema_part(number, schema, f"in the parameters of '{name}'", {}, name in lenient)
-        grammars.append(part)
+        prepare_part = partial(_lenient, error_of=error_of, left_out=left_out) if name in lenient else prepare
+        part = _schema_part(number, schema, f"in the parameters of '{name}'", {}, prepare_part)
+        grammars += part
         parts.append((part, f"the parameters of '{name}'"))
     if answer is None:
-        alone = ((json.dumps({"grammars": [part]}), place) for part, place in parts)
-        return Translated(json.dumps({"grammars": grammars}), alone)
-    prepared = prepare(answer)
-    grammars.append({"name": "answer", **_json(prepared.document)})
-    return Translated(json.dumps({"grammars": grammars}), _subschemas(prepared))
+        alone: Iterable[tuple[str, str]] = ((json.dumps({"grammars": part}), place) for part, place in parts)
+    else:
+        prepared = _lenient(answer, error_of, left_out, is_open=True) if answer_is_lenient else prepare(answer)
+        layout = _layout(in_one_line=in_one_line)
+        grammars += _schema_grammars(prepared, layout, "answer", is_lenient=answer_is_lenient)
+        alone = _subschemas(prepared)
+    may_leave_out = answer_is_lenient or bool(lenient)
+    return Translated(json.dumps({"grammars": grammars}), alone, may_leave_out=may_leave_out, left_out=[*left_out])
 
 
 def _schema_part(
-    number: int, schema: Any, place: str, separators: dict[str, Any], is_lenient: bool = False
-) -> dict[str, Any]:
-    """Return a schema as a part of a grammar, which calls it `@schema_` with the number. Raises Refused."""
+    number: int,
+    schema: Any,
+    place: str,
+    separators: dict[str, Any],
+    prepare_part: Callable[[str], PreparedSchema] = prepare,
+) -> list[dict[str, Any]]:
+    """Return a schema as parts of a grammar, which calls the first `@schema_` with the number. Raises Refused."""
     text = json.dumps(schema)
     try:
-        if is_lenient:
-            document = prepare_leniently(text)[0].document
-        else:
-            document = prepare(text).document
+        return _schema_grammars(prepare_part(text), separators, f"schema_{number}")
     except Refused as refused:
         raise Refused(f"{refused.reason}, {place}") from None
-    return {"name": f"schema_{number}", **_json(document, separators)}
 
 
 def _client_lark(text: str) -> Translated:
-    """Translate a grammar, without its first line of options. Raises Refused for rules about anything other than text,
-    and too long a compilation."""
+    """Translate a grammar, without its first line of options. Raises Refused if its rules are about anything other than
+    text, or take too long to compile."""
     if options := _LARK_OPTIONS.match(text):
         try:
             config: Any = json.loads(options[1])
@@ -174,13 +264,13 @@ def _client_lark(text: str) -> Translated:
     if len(_LARK_DEFINITION.findall(bare)) + len(schemas) > MOST_DEFINITIONS:
         raise Refused(f"the grammar has more than {MOST_DEFINITIONS} definitions")
     lark = pieces[0] + "".join(f"@schema_{number}{piece}" for number, piece in enumerate(pieces[1:]))
-    return Translated(json.dumps({"grammars": [_unforced(lark), *schemas]}))
+    return Translated(json.dumps({"grammars": [_unforced(lark), *chain.from_iterable(schemas)]}))
 
 
-def _without_schemas(text: str) -> tuple[list[str], list[dict[str, Any]]]:
+def _without_schemas(text: str) -> tuple[list[str], list[list[dict[str, Any]]]]:
     """Return the pieces of a Lark grammar between its JSON Schemas, and the schemas as grammars of their own."""
     pieces: list[str] = []
-    schemas: list[dict[str, Any]] = []
+    schemas: list[list[dict[str, Any]]] = []
     begin = end = 0
     while match := _LARK_TEXT_OR_SCHEMA.search(text, end):
         end = match.end()

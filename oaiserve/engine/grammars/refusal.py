@@ -14,3 +14,7 @@ class Refused(Exception):
         super().__init__(reason)
         self.reason = reason
         self.keyword = keyword
+
+
+class Contradiction(Refused):
+    """No value is valid under a schema, because its keywords contradict each other."""

@@ -83,9 +83,16 @@ class _Branch:
     """One alternative of a pattern or group."""
 
     is_start: bool = False  # It begins with "^".
-    items: list[str | _RegexGroup] = field(default_factory=list)
+    items: list[str | _Repeated | _RegexGroup] = field(default_factory=list)
     is_end: bool = False  # It ends with "$".
     least: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Repeated:
+    text: str
+    quantifier: str
+    least: int
 
 
 @dataclass(slots=True)
@@ -121,6 +128,10 @@ def _emit(group: _RegexGroup, before: str | None, after: str | None) -> str:
         for index, item in enumerate(branch.items):
             if isinstance(item, str):
                 parts.append(item)
+            elif isinstance(item, _Repeated):
+                # More repetitions next to anything are part of it. Otherwise llguidance would count them.
+                is_next_to_anything = ANYTHING in (left if index == 0 else "", right if index == last else "")
+                parts.append(item.text + (f"{{{item.least}}}" if is_next_to_anything else item.quantifier))
             elif not item.has_anchor:
                 parts.append(_emit(item, None, None))
             else:
@@ -136,6 +147,9 @@ class _RegexParser:
         """The pattern may have none of the unwritable characters on its own."""
         self._text = pattern
         self._unwritable = unwritable
+        # In a class with all control characters, llguidance takes quotes and backslashes for members. So classes for
+        # strings of JSON lack U+0000, which these strings don't have anyway.
+        self._nul = [_character("\0")] if unwritable else []
         self._at = 0
         self._depth = 0
         self._flags = ""
@@ -179,7 +193,7 @@ class _RegexParser:
             elif character == "$":
                 branch.is_end = True
             else:
-                item = self._atom(character)
+                item: str | _Repeated | _RegexGroup = self._atom(character)
                 least = 1
                 if isinstance(item, _RegexGroup):
                     least = item.least
@@ -189,7 +203,7 @@ class _RegexParser:
                     text, low = quantifier
                     if isinstance(item, _RegexGroup):
                         item = _emit(item, None, None)
-                    item += text
+                    item = _Repeated(str(item), text, low)
                     least *= low
                 branch.items.append(item)
                 branch.least += least
@@ -291,7 +305,9 @@ class _RegexParser:
             return f"[^{common if is_negated else any_dialect}]"
         if match := _PROPERTY.match(self._text, self._at):
             self._at = match.end()
-            return f"\\{match[0]}"
+            if is_negated or not self._nul:
+                return f"\\{match[0]}"
+            return f"[^\\{match[0].swapcase()[0]}{match[0][1:]}{self._nul[0]}]"
         return None
 
     def _written(self, character: str) -> str:
@@ -347,6 +363,8 @@ class _RegexParser:
             if first > last:
                 raise Refused(f"has the range {first}-{last}, which is the wrong way round")
             members.append(self._in_class(first, is_negated) if first == last else self._range(first, last))
+        if is_negated:
+            members += self._nul
         written = f"[{'^' if is_negated else ''}{''.join(members)}]"
         # Dialects differ in case folding. Anything that one of them would exclude is excluded.
         if is_negated and "i" in self._flags:
@@ -359,6 +377,8 @@ class _RegexParser:
         return self._written(character).strip("[]")
 
     def _range(self, first: str, last: str) -> str:
+        if self._nul:
+            first = max(first, "\1")
         written = f"{_character(first)}-{_character(last)}"
         for low, high in (("a", "z"), ("A", "Z")) if "i" in self._flags else ():
             begin = max(first, low)

@@ -19,7 +19,7 @@ from typing import Any
 import jsonschema
 from jsonschema.exceptions import ValidationError
 
-LABEL = r"[A-Za-z0-9](?:[A-Za-z0-9-]{0,61}[A-Za-z0-9])?"
+LABEL = r"(?!..--)[A-Za-z0-9](?:[A-Za-z0-9-]{0,61}[A-Za-z0-9])?"
 HOSTNAME = re.compile(rf"(?=.{{1,253}}$){LABEL}(?:\.{LABEL})*", re.ASCII)
 # RFC 3339, appendix A: units follow each other without a gap.
 DURATION = re.compile(
@@ -58,7 +58,7 @@ CHECKS: dict[str, Callable[[str], object]] = {
     "nanoid": re.compile("[A-Za-z0-9_-]{21}").fullmatch,
     "e164": re.compile(r"\+[1-9][0-9]{1,14}").fullmatch,
 }
-RANGES = {"int32": range(-(2**31), 2**31), "uint8": range(2**8)}
+RANGES = {"int32": range(-(2**31), 2**31), "int64": range(-(2**63), 2**63), "uint8": range(2**8)}
 FORMATS = jsonschema.FormatChecker(formats=())
 
 

@@ -55,6 +55,7 @@ def record(*required: str, **keywords: Any) -> dict[str, Any]:
     return {"type": "object", "required": list(required), **keywords}
 
 
+DRAFT_7 = {"$schema": "http://json-schema.org/draft-07/schema#"}
 CAT = record("kind", "lives", properties={"kind": {"const": "cat"}, "lives": integer()})
 DOG = record("kind", "good", properties={"kind": {"const": "dog"}, "good": {"type": "boolean"}})
 TREE = record("name", properties={"name": LETTER, "children": array(items={"$ref": "#"}, maxItems=2)})
@@ -66,6 +67,32 @@ OBEYED = [
         "enum", {"enum": ["a", "ab", 1, 1.5, None, [1], {"k": 2}]}, ["a", "ab", 1, 1.5, None, [1], {"k": 2}], ["abc", 2]
     ),
     Obeyed("enum", {"type": "string", "enum": ["a", 1, None]}, ["a"], [1, None], "next to `type`"),
+    Obeyed(
+        "enum",
+        record("a", properties={"a": LETTER, "b": {"type": "boolean", "enum": ["true"]}}),
+        [{"a": "x"}],
+        [{"a": "x", "b": True}, {"a": "x", "b": "true"}],
+        "a property whose keywords contradict each other is not written",
+    ),
+    Obeyed(
+        "enum",
+        record("id", properties={"id": integer(enum=[1, 2**53 + 1, -(2**63)]), "name": LETTER}),
+        [{"id": 2**53 + 1, "name": "x"}, {"id": -(2**63)}, {"id": 1}],
+        [{"id": 2**53}, {"id": 2**63}, {"name": "x"}],
+        "integers beyond 2^53 - 1, unless objects around them are joined with others",
+    ),
+    Obeyed(
+        "enum",
+        {"enum": [[2**53 + 1, 1], {"id": 2**60 + 1}, 1e16]},
+        [[2**53 + 1, 1], {"id": 2**60 + 1}, 10**16],
+        [[2**53, 1], {"id": 2**60}, 10**16 + 2],
+    ),
+    Obeyed(
+        "enum",
+        {"$ref": "#/$defs/id", "maximum": 2**60, "$defs": {"id": integer(enum=[7, 2**53 + 1, 2**60 + 1])}},
+        [7, 2**53 + 1],
+        [2**53, 2**60 + 1, 2**53 + 2],
+    ),
     Obeyed("const", {"const": {"b": [1, "x"], "a": None}}, [{"b": [1, "x"], "a": None}], [{}, {"b": [1, "x"]}]),
     Obeyed(
         "properties",
@@ -94,6 +121,12 @@ OBEYED = [
         [{}, {"n_a": 1, "s_b": "x"}],
         [{"n_a": "x"}, {"b": 1}],
         "if no name can match two of the patterns",
+    ),
+    Obeyed(
+        "patternProperties",
+        record("n_b", patternProperties={"^n_": string(minLength=2)}, properties={"n_a": string(maxLength=2)}),
+        [{"n_a": "xy", "n_b": "xyz"}],
+        [{"n_b": "x"}, {"n_a": "x", "n_b": "xy"}, {"n_a": "xyz", "n_b": "xy"}],
     ),
     Obeyed(
         "propertyNames",
@@ -137,11 +170,19 @@ OBEYED = [
         [["x", 1]],
         [[], ["x"], [1, "x"], ["x", 1, 2]],
     ),
+    Obeyed(
+        "prefixItems",
+        array(prefixItems=[{"const": 2**53 + 1}, LETTER], items=integer(), minItems=1, maxItems=3),
+        [[2**53 + 1], [2**53 + 1, "x", 5]],
+        [[], [2**53], [2**53 + 1, 5], [2**53 + 1, "x", 5, 5]],
+    ),
     Obeyed("minItems", array(items=integer(), minItems=2), [[1, 2], [1, 2, 3]], [[], [1]]),
     Obeyed("maxItems", array(items=integer(), maxItems=2), [[], [1, 2]], [[1, 2, 3]]),
     Obeyed("minLength", string(minLength=2), ["ab", "é😀"], ["", "a", "😀"], "in characters"),
     Obeyed("maxLength", string(maxLength=2), ["", "😀é"], ["abc"]),
     Obeyed("pattern", string(pattern="^[a-c]+\\d$"), ["ab1", "c0"], ["1", "xab1", "ab1x"]),
+    Obeyed("pattern", string(pattern='^[^"]*$'), ["", "a\n\\"], ['"', 'a"b']),
+    Obeyed("pattern", string(pattern="^[^\\\\a]+$"), ['b"\n'], ["\\", "b\\"]),
     Obeyed("pattern", string(pattern="b"), ["b", "abc"], ["", "ac"], "without anchors, somewhere in the string"),
     Obeyed(
         "pattern",
@@ -169,7 +210,9 @@ OBEYED = [
     Obeyed("format", string(format="duration"), ["P1DT2H", "P3W"], ["1D", "P"], "`duration`"),
     Obeyed("format", string(format="uuid"), ["123e4567-e89b-12d3-a456-426614174000"], ["123e4567"], "`uuid`"),
     Obeyed("format", string(format="email"), ["a.b@example.org"], ["a.b", "@x"], "`email`"),
-    Obeyed("format", string(format="hostname"), ["a-b.example.org"], ["-a", "a..b"], "`hostname`"),
+    Obeyed(
+        "format", string(format="hostname"), ["a-b.example.org", "ab-c--d", "a"], ["-a", "a..b", "xn--X"], "`hostname`"
+    ),
     Obeyed("format", string(format="ipv4"), ["127.0.0.1"], ["256.0.0.1", "1.2.3"], "`ipv4`"),
     Obeyed("format", string(format="ipv6"), ["::1", "2001:db8::ff00:42:8329"], ["1.2.3.4", ":::"], "`ipv6`"),
     Obeyed("format", string(format="uri"), ["https://example.org/a?b=c#d"], ["example", "/a"], "`uri`"),
@@ -196,14 +239,19 @@ OBEYED = [
         [2**31],
         "of numbers: `int8` to `int64`, `uint8` to `uint64`, `float`, `double`",
     ),
+    Obeyed("format", integer(format="int64"), [2**60 + 1, -(2**53) - 1], [2**63, -(2**63) - 1]),
+    Obeyed("format", array(items=integer(format="int64")), [[2**60 + 1, 2**63 - 2**17]], [[2**63], [1, -(2**63) - 1]]),
+    Obeyed("format", array(items=array(items=integer(format="int64"))), [[[2**60 + 1]]], [[[2**63]], [[1], [2**64]]]),
+    Obeyed("format", array(items=integer(), format="table"), [[1]], ["x"], "any, for values that aren't strings"),
     Obeyed("minimum", integer(minimum=-3), [-3, 0, 12], [-4, -30]),
     Obeyed(
         "minimum",
-        integer(minimum=-(2**63), maximum=2**63 - 1),
-        [2**53 - 1, 0, 1 - 2**53],
-        [2**63, -(2**63) - 1],
-        "bounds beyond 2^53 - 1 are obeyed as if they were that",
+        integer(minimum=2**53, maximum=2**63 - 1),
+        [2**53, 2**60 + 1],
+        [2**53 - 1, 2**63],
+        "bounds beyond 2^53 - 1 are narrowed by less than 1 in 10^13, and end at 2^63",
     ),
+    Obeyed("exclusiveMaximum", numeric(exclusiveMaximum=-(2**60)), [-(2**61)], [-(2**60), -5]),
     Obeyed("exclusiveMaximum", numeric(exclusiveMaximum=1e300), [2**53 - 2, 1.5, -(10**20)], []),
     Obeyed("maximum", numeric(maximum=2.5), [2.5, -7, 2.4], [2.6, 3]),
     Obeyed("exclusiveMinimum", numeric(exclusiveMinimum=-1.5), [-1.4, 0], [-1.5, -2]),
@@ -215,6 +263,7 @@ OBEYED = [
         [1, -8, 33],
         "up to six decimal places, as JSON Schema defines it",
     ),
+    Obeyed("multipleOf", integer(multipleOf=1e-8), [5, -(10**12)], [0.5]),
     Obeyed("multipleOf", numeric(multipleOf=0.01, minimum=0), [19.99, 0.07, 3], [19.995, -0.01]),
     Obeyed("anyOf", {"anyOf": [LETTER, integer(minimum=5)]}, ["x", 5], ["xy", 4]),
     Obeyed(
@@ -229,7 +278,40 @@ OBEYED = [
         {"oneOf": [{"$ref": "#/$defs/cat"}, {"$ref": "#/$defs/dog"}], "$defs": {"cat": CAT, "dog": DOG}},
         [{"kind": "cat", "lives": 9}, {"kind": "dog", "good": True}],
         [{"kind": "cat", "good": True}, {}],
-        "if the schemas exclude each other: by type, `const` or `enum`, or by those of a required property",
+        "if the types, `const` or `enum` of the schemas, or those of a property, exclude each other",
+    ),
+    Obeyed(
+        "oneOf",
+        record(properties={"a": integer(), "b": LETTER, "c": LETTER}, oneOf=[{"required": ["a"]}, record("b", "c")]),
+        [{"a": 1}, {"b": "x", "c": "y"}, {"a": 1, "c": "y"}],
+        [{}, {"b": "x"}, {"a": 1, "b": "x", "c": "y"}],
+        "or if each requires a property that the other doesn't, of which an object then has one",
+    ),
+    Obeyed(
+        "oneOf",
+        {"oneOf": [{"$ref": "#/$defs/a"}, record("b", properties={"b": LETTER})], "$defs": {"a": record("a")}},
+        [{"a": 1}, {"b": "x"}],
+        [{}, {"a": 1, "b": "x"}, "a"],
+    ),
+    Obeyed("oneOf", {"oneOf": [string(maxLength=2), {"enum": ["a", 5]}]}, ["b", "", 5], ["a", "abc", 6, None]),
+    Obeyed(
+        "oneOf",
+        {"oneOf": [record("a"), record("a", "b"), {"type": "null"}]},
+        [{"a": 1}, {"a": 1, "c": 2}, None],
+        [{"a": 1, "b": 2}, {}, "a"],
+        "or `not` may have them",
+    ),
+    Obeyed(
+        "oneOf",
+        {
+            "oneOf": [
+                {"$ref": "#/$defs/a"},
+                {"properties": {"k": {"enum": ["b", "c"]}}, "additionalProperties": False},
+            ],
+            "$defs": {"a": record(properties={"k": {"const": "a"}, "n": array(items=integer())})},
+        },
+        [{"k": "a", "n": [1]}, {"k": "a"}, {"k": "b"}, {"k": "c"}],
+        [{}, {"k": "d"}, {"k": "b", "n": [1]}],
     ),
     Obeyed(
         "allOf",
@@ -258,6 +340,89 @@ OBEYED = [
         [{"a": 1}],
     ),
     Obeyed(
+        "$id",
+        record(
+            "a",
+            properties={"a": {"$ref": "urn:x#y"}},
+            **{"$defs": {"x": {"$id": "urn:x", "$defs": {"y": {"$anchor": "y", **LETTER}}}}},
+        ),
+        [{"a": "x"}],
+        [{}, {"a": 1}],
+        "of a part; `id` in draft 4",
+    ),
+    Obeyed(
+        "not",
+        record("a", properties={"a": {"not": {"type": ["string", "number"]}}, "b": string(**{"not": {"const": "ab"}})}),
+        [{"a": None}, {"a": [1], "b": "a"}, {"a": True, "b": "abc"}, {"a": {}, "b": ""}],
+        [{"a": "x"}, {"a": 1}, {"a": None, "b": "ab"}],
+        "of `type`, `enum`, `const`, `required`, `properties`, bounds, lengths, `allOf`, `anyOf`, `not`",
+    ),
+    Obeyed(
+        "not",
+        record("a", properties={"a": integer(), "b": LETTER}, **{"not": {"required": ["b"]}}),
+        [{"a": 1}],
+        [{"a": 1, "b": "x"}],
+    ),
+    Obeyed(
+        "not",
+        {"type": "number", "not": {"enum": [1, 2**53 + 1]}},
+        [-1, 0, 2, 1.5, 2**60],
+        [1],
+    ),
+    Obeyed(
+        "if, then, else",
+        record(
+            "in",
+            properties={"in": {"enum": ["US", "CA"]}, "zip": integer(), "code": LETTER},
+            **{
+                "if": {"properties": {"in": {"const": "US"}}},
+                "then": {"required": ["zip"]},
+                "else": {"required": ["code"]},
+            },
+        ),
+        [{"in": "US", "zip": 1}, {"in": "CA", "code": "x"}],
+        [{"in": "US", "code": "x"}, {"in": "CA", "zip": 1}, {"in": "US"}],
+        "if `not` may have the condition",
+    ),
+    Obeyed(
+        "dependentRequired, dependentSchemas, dependencies",
+        record(properties={"a": LETTER, "b": integer(), "c": LETTER}, dependentRequired={"a": ["b"], "c": []}),
+        [{}, {"b": 1}, {"a": "x", "b": 1}, {"c": "x"}],
+        [{"a": "x"}, {"a": "x", "c": "y"}],
+        "up to 8",
+    ),
+    Obeyed(
+        "dependentRequired, dependentSchemas, dependencies",
+        record(properties={"a": LETTER, "b": integer()}, dependentSchemas={"a": {"properties": {"b": {"minimum": 5}}}}),
+        [{}, {"b": 1}, {"a": "x", "b": 5}, {"a": "x"}],
+        [{"a": "x", "b": 1}],
+    ),
+    Obeyed(
+        "dependentRequired, dependentSchemas, dependencies",
+        record(properties={"a": LETTER, "b": integer()}, dependencies={"a": ["b"], "b": True}, **DRAFT_7),
+        [{}, {"b": 1}, {"a": "x", "b": 1}],
+        [{"a": "x"}],
+    ),
+    Obeyed(
+        "unevaluatedProperties, unevaluatedItems",
+        record(properties={"a": LETTER}, unevaluatedProperties=integer()),
+        [{"a": "x", "b": 1}],
+        [{"a": "x", "b": "y"}],
+        "without other schemas for the same value",
+    ),
+    Obeyed(
+        "unevaluatedProperties, unevaluatedItems",
+        record(properties={"a": LETTER}, additionalProperties=integer(), unevaluatedProperties=False),
+        [{"a": "x", "b": 1}],
+        [{"b": "y"}],
+    ),
+    Obeyed(
+        "unevaluatedProperties, unevaluatedItems",
+        array(prefixItems=[LETTER], unevaluatedItems=False),
+        [["x"], []],
+        [["x", 1]],
+    ),
+    Obeyed(
         "title, description, default, examples, $comment, deprecated, readOnly, ...",
         integer(title="A", description="B", default="x", examples=[None], deprecated=True),
         [1],
@@ -266,25 +431,30 @@ OBEYED = [
     ),
 ]
 
+LIMITED = (
+    "not, if, then, else, oneOf, propertyNames, minProperties, patternProperties, multipleOf, dependentRequired, "
+    "dependentSchemas, dependencies, unevaluatedProperties, unevaluatedItems"
+)
 REFUSED = [
-    RefusedRow("not", record(properties={"a": {"not": integer()}}), "$.properties.a.not"),
-    RefusedRow("if, then, else", {"if": integer(), "then": {"minimum": 1}}, "$.if"),
     RefusedRow("contains", array(contains=integer()), "$.contains"),
     RefusedRow("uniqueItems", array(items=string(), uniqueItems=True), "$.uniqueItems"),
-    RefusedRow("propertyNames", record(propertyNames={"minLength": 2}), "$.propertyNames", "with anything else"),
-    RefusedRow("dependentRequired", record(dependentRequired={"a": ["b"]}), "$.dependentRequired"),
-    RefusedRow("dependentSchemas", record(dependentSchemas={"a": {}}), "$.dependentSchemas"),
-    RefusedRow("dependencies", record(dependencies={"a": ["b"]}), "$.dependencies"),
-    RefusedRow("unevaluatedProperties", record(unevaluatedProperties=False), "$.unevaluatedProperties"),
-    RefusedRow("unevaluatedItems", array(unevaluatedItems=False), "$.unevaluatedItems"),
     RefusedRow("$dynamicRef", {"$dynamicRef": "#a"}, "$.$dynamicRef"),
+    RefusedRow(LIMITED, record(properties={"a": {"not": {"pattern": "x"}}}), "$.properties.a.not", "in other cases"),
+    RefusedRow(LIMITED, {"if": {"pattern": "x"}, "then": {"minLength": 2}}, "$.if"),
+    RefusedRow(LIMITED, {"oneOf": [integer(), numeric()]}, "$.oneOf"),
+    RefusedRow(LIMITED, {"oneOf": [string(pattern="a"), string(pattern="b")]}, "$.oneOf"),
+    RefusedRow(LIMITED, record(propertyNames={"minLength": 2}), "$.propertyNames"),
+    RefusedRow(LIMITED, record(minProperties=2), "$.minProperties"),
+    RefusedRow(LIMITED, record(patternProperties={"^a": integer(), "b$": LETTER}), "$"),
+    RefusedRow(LIMITED, numeric(multipleOf=1e-7), "$.multipleOf"),
+    RefusedRow(LIMITED, record(dependentRequired={name: ["i"] for name in "abcdefghj"}), "$.dependentRequired"),
+    RefusedRow(LIMITED, record(allOf=[record()], unevaluatedProperties=False), "$.unevaluatedProperties"),
     RefusedRow(
         "$ref",
         record(properties={"a": {"$ref": "https://example.org/x"}}),
         "$.properties.a.$ref",
         "to other documents: nothing is fetched",
     ),
-    RefusedRow("oneOf", {"oneOf": [integer(), numeric()]}, "$.oneOf", "if two of its schemas may both be valid"),
     RefusedRow(
         "pattern",
         array(items=string(pattern="a(?=b)")),
@@ -292,14 +462,6 @@ REFUSED = [
         "look-around, back references, word boundaries",
     ),
     RefusedRow("format", string(format="idn-email"), "$.format", "any other: a format is a demand, not an annotation"),
-    RefusedRow("multipleOf", numeric(multipleOf=1e-7), "$.multipleOf", "more decimal places"),
-    RefusedRow("minProperties", record(minProperties=2), "$.minProperties", "above that"),
-    RefusedRow(
-        "patternProperties",
-        record(patternProperties={"^a": integer(), "b$": LETTER}),
-        "$",
-        "if a name can match two of the patterns",
-    ),
 ]
 
 
@@ -315,8 +477,8 @@ class Vocabulary:
         self._closing = [self._bytes.index(each) for each in CLOSING if each in self._bytes]
         self._words = np.zeros(-(-VOCAB_SIZE // 32), np.uint32)
 
-    def compile(self, schema: Any) -> CompiledGrammar:
-        return self._grammars.compile(Grammar("json_schema", json.dumps(schema)))
+    def compile(self, schema: Any, *, is_lenient: bool = False) -> CompiledGrammar:
+        return self._grammars.compile(Grammar("json_schema", json.dumps(schema), is_lenient=is_lenient))
 
     def accepts(self, compiled: CompiledGrammar, instance: Any) -> bool:
         matcher = compiled.matcher()
@@ -378,15 +540,17 @@ def failures(vocabulary: Vocabulary, row: Obeyed | RefusedRow, num_walks: int) -
             yield f"the answer {answer[:200]} is not valid: {error[:200]}"
 
 
-def table() -> str:
-    """Return the table of keywords, those that are obeyed first; keywords without a note share a row."""
-    rows = [("keyword", "", "")]
+def tables() -> str:
+    """Return a table of the obeyed keywords, and one of the refused ones; keywords without a note share a row."""
+    found = []
     for title, group in (("obeyed", OBEYED), ("refused", REFUSED)):
         notes: dict[str, list[str]] = {}
         for row in group:
             notes.setdefault(row.keyword, []).extend([row.note] if row.note else [])
         bare = ", ".join(keyword for keyword, each in notes.items() if not each)
-        for keyword, each in [(bare, []), *((keyword, each) for keyword, each in notes.items() if each)]:
+        rows = [(title, "which")]
+        for keyword, each in [(bare, ["all"]), *((keyword, each) for keyword, each in notes.items() if each)]:
             names = ", ".join(name if name == "..." else f"`{name}`" for name in keyword.split(", "))
-            rows.append((names, title, "; ".join(each)))
-    return "\n".join(as_markdown(rows))
+            rows.append((names, "; ".join(each)))
+        found.append("\n".join(as_markdown(rows)))
+    return "\n\n".join(found)

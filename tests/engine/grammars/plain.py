@@ -8,9 +8,9 @@ from typing import TypeVar
 import numpy as np
 
 from oaiserve.engine.grammars.constraint import Constraint
-from oaiserve.engine.grammars.grammar import Grammars, GrammarViolation, Matcher
+from oaiserve.engine.grammars.grammar import CompiledGrammar, Grammars, GrammarViolation, Matcher
 from oaiserve.engine.grammars.thinking import Thinking
-from oaiserve.engine.request import SamplingParams
+from oaiserve.engine.request import Grammar, GrammarKind, SamplingParams
 from tests.engine.text.tokenizers_for_tests import byte_level
 
 BACKEND = byte_level()  # Its first 256 ids are single bytes.
@@ -23,6 +23,13 @@ def make_grammars(vocab_size: int = VOCAB_SIZE, eos: tuple[int, ...] = (EOS,)) -
     return Grammars(BACKEND, vocab_size=vocab_size, eos_token_ids=frozenset(eos))
 
 
+GRAMMARS = make_grammars()
+
+
+def compiled(kind: GrammarKind, text: str = "") -> CompiledGrammar:
+    return GRAMMARS.compile(Grammar(kind, text))
+
+
 def ids(text: str) -> list[int]:
     return list(BACKEND.encode(text, add_special_tokens=False).ids)
 
@@ -31,6 +38,14 @@ def pushed(matcher: Pushed, text: str) -> Pushed:
     for token_id in ids(text):
         matcher.push(token_id)
     return matcher
+
+
+def is_refused(text: str, matcher: Matcher) -> bool:
+    try:
+        pushed(matcher, text)
+    except GrammarViolation:
+        return True
+    return False
 
 
 class OneOf:
@@ -81,6 +96,10 @@ def mask_of(matcher: Matcher, vocab_size: int) -> np.ndarray:
     words = np.full(-(-vocab_size // 32), 0xAAAAAAAA, np.uint32)
     matcher.fill_mask(words)
     return words
+
+
+def allowed(matcher: Matcher, vocab_size: int = VOCAB_SIZE) -> set[int]:
+    return set(allowed_ids(mask_of(matcher, vocab_size)))
 
 
 def constraint(matcher: OneOf | None, *, thinking: Thinking | None = None, **params: object) -> Constraint:

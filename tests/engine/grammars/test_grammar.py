@@ -11,12 +11,10 @@ from unittest.mock import Mock
 import llguidance
 import numpy as np
 import pytest
-from tokenizers import AddedToken
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 from oaiserve.engine.grammars import grammar as grammar_module
 from oaiserve.engine.grammars.grammar import (
-    CompiledGrammar,
     GrammarGivenUp,
     Grammars,
     GrammarViolation,
@@ -27,31 +25,27 @@ from oaiserve.engine.grammars.notations import Translated, translate
 from oaiserve.engine.request import Grammar, GrammarKind
 from oaiserve.engine.text.detokenize import TokenTable
 from oaiserve.errors import InvalidRequest
-from tests.engine.grammars.plain import BACKEND, EOS, VOCAB_SIZE, allowed_ids, ids, make_grammars, mask_of, pushed
-from tests.engine.text.tokenizers_for_tests import SPECIALS, byte_level, sentencepiece, wordpiece
+from tests.engine.grammars.plain import (
+    BACKEND,
+    EOS,
+    GRAMMARS,
+    VOCAB_SIZE,
+    allowed,
+    allowed_ids,
+    compiled,
+    ids,
+    is_refused,
+    make_grammars,
+    mask_of,
+    pushed,
+)
+from tests.engine.text.tokenizers_for_tests import SPECIALS, sentencepiece, wordpiece
 
 SPECIAL_IDS = [BACKEND.token_to_id(token) for token in SPECIALS]
-GRAMMARS = make_grammars()
-
-
-def compiled(kind: GrammarKind, text: str = "") -> CompiledGrammar:
-    return GRAMMARS.compile(Grammar(kind, text))
-
-
-def allowed(matcher: Matcher, vocab_size: int = VOCAB_SIZE) -> set[int]:
-    return set(allowed_ids(mask_of(matcher, vocab_size)))
 
 
 def texts(token_ids: set[int]) -> set[str]:
     return {BACKEND.decode([token_id], skip_special_tokens=False) for token_id in token_ids}
-
-
-def is_refused(text: str, matcher: Matcher) -> bool:
-    try:
-        pushed(matcher, text)
-    except GrammarViolation:
-        return True
-    return False
 
 
 def test_only_tokens_that_the_grammar_allows_may_come() -> None:
@@ -149,66 +143,6 @@ def test_a_character_may_be_split_over_tokens() -> None:
     assert pushed(matcher, "uro").is_complete
 
 
-def test_json_has_one_blank_after_each_separator_and_no_other_white_space() -> None:
-    schema = '{"properties": {"b": {}, "a": {}}, "required": ["a", "b"], "type": "object"}'
-    assert pushed(compiled("json_schema", schema).matcher(), '{"b": [1, 2], "a": {"x y": " "}}').is_complete
-    for wrong in ('{"b":1', '{"b":  1', '{ "b"', '{"b": [1,2', '{"b": 1,"a"', '{"b": [ 1'):
-        assert is_refused(wrong, compiled("json_schema", schema).matcher()), wrong
-    assert is_refused('{"a": 1', compiled("json_schema", schema).matcher())  # not the order of the schema
-
-
-@pytest.mark.parametrize(
-    ("kind", "schema"),
-    [
-        ("json_object", ""),
-        ("json_schema", '{"type": "object"}'),
-        ("json_schema", '{"type": "object", "additionalProperties": {"type": "array", "items": {}}}'),
-    ],
-)
-def test_an_object_of_the_models_own_names_may_be_laid_out_in_lines(kind: GrammarKind, schema: str) -> None:
-    """Models that may not begin a line after the brace write other names than they would."""
-    grammar = compiled(kind, schema)
-    for answer in (
-        '{"a":[1,2]}',
-        '{"a": [1, 2], "b": []}',
-        '{\n  "a": [\n\t1\n  ],\n  "b": []\n}',
-        '{ "a": [] }',
-        "{}",
-    ):
-        assert pushed(grammar.matcher(), answer).is_complete, answer
-    for wrong in ("{  ", "{\n\n", "{ \n", "{\n" + 41 * " ", " {"):
-        assert is_refused(wrong, grammar.matcher()), wrong
-
-
-@pytest.mark.parametrize(
-    ("pattern", "opening", "is_allowed"),
-    [
-        (":( a| b)", " ", False),
-        (":( a| [0-9])", " ", True),  # no token has a blank and a digit
-        (":( a| é)", " ", True),
-        (":( a|  b)", " ", True),
-        (":( a)? ?", " ", True),  # the text may end after the blank
-        (":( a| c)", " ", True),  # no token has a blank and this letter
-        (": ", " ", True),
-        (r":\[(a|b)\]", "[", False),
-        (r":\[[a0]\]", "[", True),
-    ],
-)
-def test_an_opening_is_no_token_of_its_own_where_models_join_it_with_what_follows(
-    pattern: str, opening: str, is_allowed: bool
-) -> None:
-    backend = byte_level()
-    backend.add_tokens([AddedToken(text, normalized=False) for text in (" a", " b", "[a", "[b")])
-    size = backend.get_vocab_size()
-    grammars = Grammars(backend, vocab_size=size, eos_token_ids=frozenset([backend.token_to_id("<|im_end|>")]))
-    compiled_once = grammars.compile(Grammar("regex", pattern))
-    (token_id,) = backend.encode(opening, add_special_tokens=False).ids
-    rows = np.full((1, -(-size // 32)), 0xAAAAAAAA, np.uint32)
-    compiled_once.matcher().fill_masks_behind(ids(":"), rows)
-    for mask in (mask_of(pushed(compiled_once.matcher(), ":"), size), rows[0]):
-        assert (token_id in allowed_ids(mask)) == is_allowed
-
-
 def test_a_property_cannot_come_twice_in_another_spelling() -> None:
     schema = '{"type":"object","properties":{"a":{"type":"string"}},"additionalProperties":{"type":"integer"}}'
     assert is_refused('{"a": "x", "\\u0061": 1}', compiled("json_schema", schema).matcher())
@@ -255,11 +189,11 @@ def test_those_who_want_the_same_grammar_at_once_wait_for_one_to_compile_it(monk
     begun = threading.Event()
     go = threading.Event()
 
-    def slow(kind: GrammarKind, text: str) -> Translated:
+    def slow(kind: GrammarKind, text: str, **how: bool) -> Translated:
         assert not begun.is_set(), "it is compiled twice"
         begun.set()
         assert go.wait(60)
-        return translate(kind, text)
+        return translate(kind, text, **how)
 
     monkeypatch.setattr(grammar_module, "translate", slow)
     with ThreadPoolExecutor(3) as threads:

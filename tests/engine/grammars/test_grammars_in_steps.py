@@ -21,7 +21,7 @@ from oaiserve.engine.request import (
 )
 from oaiserve.engine.requests import results
 from oaiserve.engine.sequences.sequence import Sequence
-from oaiserve.facts.record import HostPart
+from oaiserve.facts.step_record import HostPart
 from tests.engine.answers import run_to_the_end
 from tests.engine.device import GRAMMARS, REASONING, Device, answers, drawn_after, some_requests
 from tests.engine.doubles import EOS, TOKENIZER, ScriptedRunner, letter_id, make_engine, request

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.engine.grammars.keywords import OBEYED, REFUSED, Obeyed, RefusedRow, Vocabulary, failures, table
+from tests.engine.grammars.keywords import OBEYED, REFUSED, Obeyed, RefusedRow, Vocabulary, failures, tables
 
 ROOT = Path(__file__).parents[3]
 VOCABULARY = Vocabulary()
@@ -21,5 +21,5 @@ def test_a_row_that_does_not_hold_is_found() -> None:
     assert list(failures(VOCABULARY, RefusedRow("type", {"type": "integer"}, "$.type"), 0)) == ["it is not refused"]
 
 
-def test_the_table_is_that_of_the_documentation() -> None:
-    assert table() in (ROOT / "docs" / "structured-outputs.md").read_text()
+def test_the_tables_are_those_of_the_documentation() -> None:
+    assert tables() in (ROOT / "docs" / "structured-outputs.md").read_text()

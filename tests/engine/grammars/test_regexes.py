@@ -40,6 +40,15 @@ def test_a_search_matches_what_python_finds(pattern: str, text: str) -> None:
     assert bool(as_python(search(pattern).text).fullmatch(text)) == bool(re.search(pattern, text))
 
 
+@pytest.mark.parametrize(
+    ("pattern", "same"),
+    [("a{1,255}", "a{1}"), ("a{2,}b*", "a{2}b{0}"), ("^a{1,255}", "^a{1}"), ("a?b+c?|d+", "a{0}b+c{0}|d{1}")],
+)
+def test_a_search_counts_no_more_than_it_must(pattern: str, same: str) -> None:
+    assert search(pattern) == search(same)
+    assert full_match(pattern) != full_match(same)
+
+
 @given(patterns, texts)
 def test_a_full_match_matches_what_python_matches_in_full(pattern: str, text: str) -> None:
     assert bool(as_python(full_match(pattern).text).fullmatch(text)) == bool(re.fullmatch(pattern, text))

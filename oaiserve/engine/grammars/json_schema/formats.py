@@ -6,7 +6,6 @@ A format constrains the text, and is obeyed like a pattern. An unknown one is re
 from __future__ import annotations
 
 from oaiserve.engine.grammars import regexes
-from oaiserve.engine.grammars.json_schema.terms import LARGEST_NUMBER
 
 _YEAR = "(?:000[1-9]|00[1-9][0-9]|0[1-9][0-9]{2}|[1-9][0-9]{3})"
 _LEAP_YEAR = "(?:[0-9]{2}(?:0[48]|[2468][048]|[13579][26])|(?:0[48]|[2468][048]|[13579][26])00)"
@@ -27,6 +26,13 @@ _IP = f"(?:{_IPV4}|{_IPV6})"
 _BASE64 = "(?:[A-Za-z0-9+/]{4})*(?:[A-Za-z0-9+/][AQgw]==|[A-Za-z0-9+/]{2}[AEIMQUYcgkosw048]=)?"
 _BASE64URL = _BASE64.replace("+/", "_-")
 _HEX = "[0-9a-f]"
+_LETTER = "[A-Za-z0-9]"
+_INNER = "[A-Za-z0-9-]"
+# Names without "--" as third and fourth characters: these are only for punycode, which no regex can check.
+_LABEL = (
+    f"(?:{_LETTER}{_INNER}(?:{_LETTER}{_INNER}|-{_LETTER}){_INNER}{{0,58}}{_LETTER}"
+    f"|{_LETTER}(?:{_INNER}{{0,2}}{_LETTER})?)"
+)
 
 
 def _uuid(version: int) -> str:
@@ -41,7 +47,7 @@ FORMATS: dict[str, str | None] = {
     "duration": None,
     "uuid": None,
     "email": None,
-    "hostname": None,
+    "hostname": rf"{_LABEL}(?:\.{_LABEL})*",
     "ipv4": None,
     "ipv6": None,
     "uri": None,
@@ -63,10 +69,8 @@ FORMATS: dict[str, str | None] = {
 }
 # Formats of numbers, from OpenAPI and Rust. Any number of JSON can be stored as a float.
 NUMBER_FORMATS: dict[str, tuple[int, int] | None] = {
-    **{f"int{bits}": (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1) for bits in (8, 16, 32)},
-    **{f"uint{bits}": (0, 2**bits - 1) for bits in (8, 16, 32)},
-    "int64": (-LARGEST_NUMBER, LARGEST_NUMBER),
-    "uint64": (0, LARGEST_NUMBER),
+    **{f"int{bits}": (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1) for bits in (8, 16, 32, 64)},
+    **{f"uint{bits}": (0, 2**bits - 1) for bits in (8, 16, 32, 64)},
     "float": None,
     "double": None,
 }

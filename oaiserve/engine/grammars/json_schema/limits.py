@@ -89,7 +89,7 @@ class SchemaLimits:
         kinds: frozenset[str] = frozenset(TYPES),
         required: frozenset[str] = frozenset(),
     ) -> float:
-        """Return the least characters of an instance with these types and properties; inf: it never ends."""
+        """Return the least characters that an instance with these types and properties has: inf if it never ends."""
         if not isinstance(prepared, dict):
             return 1
         kinds &= self._possible(prepared)
@@ -154,7 +154,7 @@ class SchemaLimits:
             raise Refused(f"the schema has more than {MOST_LINKED_DEPTH} schemas within each other, through '$ref'")
 
     def _never(self, is_done: Callable[[Definition, set[str]], bool]) -> list[Definition]:
-        """Return the definitions that are never done: each may depend on those done before it."""
+        """Return the definitions that remain if those whose references are all done are done, one after another."""
         done: set[str] = set()
         left = [self._root, *self._by_name.values()]
         while True:

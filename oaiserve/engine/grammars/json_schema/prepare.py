@@ -12,13 +12,18 @@ library.
 from __future__ import annotations
 
 import json
+import re
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
+from time import thread_time_ns
 from typing import Any
 
+import regex
+
 from oaiserve.engine.grammars import regexes
+from oaiserve.engine.grammars.json_schema.conditions import with_evaluated, without_conditions
 from oaiserve.engine.grammars.json_schema.exclusion import Exclusion
 from oaiserve.engine.grammars.json_schema.known_patterns import without_look_around
 from oaiserve.engine.grammars.json_schema.limits import Definition, SchemaLimits
@@ -29,13 +34,14 @@ from oaiserve.engine.grammars.json_schema.terms import (
     SchemaDocument,
     checked_string,
     filled_list,
-    has_reference,
+    is_large,
     is_number,
+    is_written_exactly,
     kind_of,
     shown,
     step,
 )
-from oaiserve.engine.grammars.refusal import Refused
+from oaiserve.engine.grammars.refusal import Contradiction, Refused
 from oaiserve.gc_pause import paused_for
 
 MOST_BYTES = 2**18
@@ -43,6 +49,7 @@ MOST_SCHEMAS = 8_000  # in a document
 MOST_PROPERTIES = 1_000  # properties of an object
 MOST_DEPTH = 50  # schemas within each other; llguidance's reader of JSON stops at 61
 MOST_JOINED_PATTERNS = 12  # in schemas that are joined with others; finding a common match takes exponential time
+MOST_MATCH_NS = 20_000_000  # CPU time for finding which names match patterns
 MOST_ITEMS = 10_000  # items of an array with bounds; all such arrays together may have ten times as many
 MOST_LENGTH = 2**31 - 1
 MOST_MULTIPLE = 65_536
@@ -63,6 +70,7 @@ REFUSED: dict[str, tuple[Any, ...]] = {
     "$recursiveRef": (),
     "x-guidance": (),  # llguidance's own, which could make it ignore keywords
 }
+_CODE_POINT = re.compile(r"\\u\{([0-9a-f]+)\}")
 _APPLICATORS = ("$ref", "allOf", "anyOf", "oneOf")
 _STRING = ("type", "string")
 
@@ -71,6 +79,7 @@ _STRING = ("type", "string")
 class PreparedSchema:
     document: dict[str, Any]
     _places: list[tuple[dict[str, Any], str]]
+    has_large_numbers: bool = False  # in "enum" or "const", which llguidance would change
 
     def subschemas(self) -> Iterator[tuple[dict[str, Any], str]]:
         """Yield each subschema as a document of its own, with its place, the innermost ones first."""
@@ -81,17 +90,27 @@ class PreparedSchema:
 
 def prepare(text: str) -> PreparedSchema:
     """Read, check and prepare the text of a schema. Raises Refused."""
-    return _Preparation(_read(text)).run()
+    return _Preparation(_read(text), None).run()
 
 
-def prepare_leniently(text: str) -> tuple[PreparedSchema, Sequence[str]]:
-    """Prepare a schema, but leave out what cannot be obeyed. Return the omitted keywords, too: "" for all."""
+def prepare_leniently(text: str, *, is_open: bool = False) -> tuple[PreparedSchema, Sequence[str]]:
+    """Prepare a schema, but leave out what cannot be obeyed. Return the omitted keywords, too: "" for all.
+
+    If it is open, objects may have all properties that the schema permits. Otherwise those with listed properties have
+    no others unless the schema mentions them."""
     left_out: dict[str, None] = {}
+    document: Any = None
     try:
         document = _read(text)
-        return _Preparation(document, left_out).run(), [*left_out]
+        return _Preparation(document, left_out, is_open=is_open).run(), [*left_out]
     except Refused:
-        return PreparedSchema({"type": "object"}, []), [""]
+        return whole_left_out(document)
+
+
+def whole_left_out(document: Any) -> tuple[PreparedSchema, Sequence[str]]:
+    """Return what `prepare_leniently` does where nothing of a schema but its type can be obeyed."""
+    is_array = isinstance(document, dict) and document.get("type") == "array"
+    return PreparedSchema({"type": "array" if is_array else "object"}, []), [""]
 
 
 def _read(text: str) -> Any:
@@ -100,7 +119,7 @@ def _read(text: str) -> Any:
     try:
         with paused_for(len(text)):
             document = json.loads(text, parse_constant=_no_number)
-        json.dumps(document, ensure_ascii=False).encode()
+        json.dumps(document, ensure_ascii=False, allow_nan=False).encode()
     except RecursionError:
         raise Refused(f"the schema has more than {MOST_DEPTH} schemas within each other") from None
     except UnicodeEncodeError:
@@ -115,19 +134,23 @@ def _no_number(text: str) -> Any:
 
 
 class _Preparation:
-    def __init__(self, document: Any, left_out: dict[str, None] | None = None) -> None:
+    def __init__(self, document: Any, left_out: dict[str, None] | None, *, is_open: bool = False) -> None:
         """With `left_out`, keywords that cannot be obeyed are omitted and added to it. Otherwise they are refused."""
         self._left_out = left_out
+        self._is_open = is_open
         self._document = SchemaDocument(document)
-        self._exclusion = Exclusion(self._document)
+        self._exclusion = Exclusion(self._document, is_lenient=left_out is not None)
         self._definitions: dict[tuple[int, bool], Definition] = {}
         self._by_name: dict[str, Definition] = {}
         self._waiting: deque[Definition] = deque()
         self._root = self._current = Definition("", document, "$", True)
         self._places: list[tuple[dict[str, Any], str]] = []
         self._joined_patterns: set[str] = set()
+        self._contradictions: dict[str, Contradiction] = {}  # by the places of schemas that are false for that reason
         self._shortest: dict[str, int] = {}  # characters of the shortest match of each pattern
         self._num_schemas = self._num_items = 0
+        self._has_large_numbers = False
+        self._match_ns = 0  # for names and patterns
 
     def run(self) -> PreparedSchema:
         """Prepare the document. Raises Refused."""
@@ -151,7 +174,7 @@ class _Preparation:
             document = {}
         if self._by_name:
             document["$defs"] = {name: definition.prepared for name, definition in self._by_name.items()}
-        return PreparedSchema(document, self._places)
+        return PreparedSchema(document, self._places, self._has_large_numbers)
 
     def _schema(self, schema: Any, place: str, depth: int, is_alone: bool) -> dict[str, Any] | bool:
         """Prepare a schema. It is alone if no other schema holds for an instance at its place."""
@@ -167,8 +190,14 @@ class _Preparation:
         self._current.num_schemas += 1
         if self._num_schemas > MOST_SCHEMAS:
             raise Refused(f"the schema consists of more than {MOST_SCHEMAS} schemas")
+        # If keywords may be left out, no alternatives take their place: these would fix the order of properties.
+        schema = without_conditions(schema) if self._left_out is None else with_evaluated(schema)
         schema = self._without_refused(schema, place)
-        for keyword, rewritten in (("items", modern), ("propertyNames", self._with_names)):
+        for keyword, rewritten in (
+            ("items", modern),
+            ("propertyNames", self._with_names),
+            ("patternProperties", self._with_patterns),
+        ):
             try:
                 schema = rewritten(schema, place)
             except Refused:
@@ -202,6 +231,7 @@ class _Preparation:
                 if not self._leaves_out(keyword):
                     raise
         self._drop_impossible(prepared)
+        self._check_required(prepared, place)
         self._finish(prepared, place, is_alone)
         self._places.append((prepared, place))
         return prepared
@@ -211,14 +241,26 @@ class _Preparation:
     ) -> list[dict[str, Any] | bool]:
         try:
             if keyword == "oneOf":
-                self._exclusion.check(value, where)
+                value = self._exclusion.separated(value, where)
         except Refused:
             if not self._leaves_out(keyword):
                 raise
-        return [
-            self._member(each, step(where, index), depth, is_alone, is_joined)
-            for index, each in enumerate(filled_list(value, where))
-        ]
+        members: list[dict[str, Any] | bool] = []
+        before = most = self._joined_patterns
+        for index, each in enumerate(filled_list(value, where)):
+            if keyword != "allOf":
+                self._joined_patterns = set(before)  # Patterns of alternatives are not joined with each other.
+            try:
+                members.append(self._member(each, step(where, index), depth, is_alone, is_joined))
+            except Contradiction:
+                if keyword == "allOf":
+                    raise
+                members.append(False)
+            most = max(most, self._joined_patterns, key=len)
+        self._joined_patterns = most
+        if all(member is False for member in members):
+            raise Contradiction(f"no value is valid under a schema of {where}", keyword)
+        return members
 
     def _drop_impossible(self, prepared: dict[str, Any]) -> None:
         """If keywords may be left out, drop required names that no object can have."""
@@ -229,10 +271,19 @@ class _Preparation:
         if len(possible) < len(required) and self._leaves_out("required"):
             prepared["required"] = possible
 
+    def _check_required(self, prepared: dict[str, Any], place: str) -> None:
+        """Raise the contradiction of a required property."""
+        if not self._contradictions:
+            return
+        properties = step(place, "properties")
+        for name in prepared.get("required", ()):
+            if contradiction := self._contradictions.get(step(properties, name)):
+                raise contradiction
+
     def _finish(self, prepared: dict[str, Any], place: str, is_alone: bool) -> None:
         stated = dict(prepared)
         try:
-            finish(prepared, place, is_alone)
+            finish(prepared, place, closes=is_alone and not self._is_open)
         except Refused as refused:
             if not self._leaves_out(refused.keyword):
                 raise
@@ -281,14 +332,42 @@ class _Preparation:
             "'pattern', where there are no 'properties'"
         )
 
+    def _with_patterns(self, schema: dict[str, Any], place: str) -> dict[str, Any]:
+        """Return a schema whose named properties have the schemas of the patterns that their names match, too."""
+        listed = schema.get("properties", {})
+        required = schema.get("required", [])
+        patterns = schema.get("patternProperties")
+        if not isinstance(patterns, dict) or not isinstance(listed, dict) or not isinstance(required, list):
+            return schema
+        changed = dict(listed)
+        names = dict.fromkeys([*listed, *(name for name in required if isinstance(name, str))])
+        where = step(place, "patternProperties")
+        for pattern, each in patterns.items():
+            anchored = self._pattern(pattern, step(where, pattern), 0, True)
+            spelled = _CODE_POINT.sub(lambda match: rf"\U{int(match[1], 16):08x}", anchored)
+            for name in names:
+                if self._matches(spelled, name, where):
+                    changed[name] = {"allOf": [changed[name], each]} if name in changed else each
+        return {**schema, "properties": changed} if changed != listed else schema
+
+    def _matches(self, pattern: str, name: str, where: str) -> bool:
+        """Return whether a pattern matches a name. Raises Refused if that takes too long."""
+        began_ns = thread_time_ns()
+        try:
+            if self._match_ns > MOST_MATCH_NS:
+                raise TimeoutError
+            return regex.fullmatch(pattern, name, timeout=MOST_MATCH_NS / 1e9) is not None
+        except TimeoutError:
+            raise Refused(f"to tell which names match the patterns of {where} takes too long") from None
+        finally:
+            self._match_ns += thread_time_ns() - began_ns
+
     def _without_refused(self, schema: dict[str, Any], place: str) -> dict[str, Any]:
         for keyword, harmless in REFUSED.items():
             if keyword in schema and schema[keyword] not in harmless:
                 if not self._leaves_out(keyword):
                     raise Refused(f"the keyword '{keyword}' at {step(place, keyword)} is not supported")
                 schema = {name: value for name, value in schema.items() if name != keyword}
-        if str(schema.get("$id", "#"))[:1] != "#" and place != "$" and has_reference(schema):
-            raise Refused(f"the keyword '$id' at {step(place, '$id')} is not supported around a '$ref'")
         return schema
 
     # The checks of keywords: each returns the value for llguidance.
@@ -309,7 +388,7 @@ class _Preparation:
             raise Refused(f"{where} must be an object, got {kind_of(value)}")
         if len(value) > MOST_PROPERTIES:
             raise Refused(f"{where} has more than {MOST_PROPERTIES} properties")
-        return {name: self._schema(each, step(where, name), depth + 1, is_alone) for name, each in value.items()}
+        return {name: self._subschema(each, step(where, name), depth, is_alone) for name, each in value.items()}
 
     def _pattern_properties(self, value: Any, where: str, depth: int, is_alone: bool) -> dict[str, Any]:
         prepared = self._properties(value, where, depth, is_alone)
@@ -319,52 +398,46 @@ class _Preparation:
         return translated
 
     def _subschema(self, value: Any, where: str, depth: int, is_alone: bool) -> Any:
-        return self._schema(value, where, depth + 1, is_alone)
+        """Prepare the schema of a part of an instance, which may leave out a part that no value is valid for."""
+        try:
+            return self._schema(value, where, depth + 1, is_alone)
+        except Contradiction as contradiction:
+            self._contradictions[where] = contradiction
+            return False
 
     def _list(self, value: Any, where: str, depth: int, is_alone: bool) -> list[Any]:
         members = filled_list(value, where)
-        return [self._schema(each, step(where, i), depth + 1, is_alone) for i, each in enumerate(members)]
+        return [self._subschema(each, step(where, i), depth, is_alone) for i, each in enumerate(members)]
 
     def _required(self, value: Any, where: str, *_: Any) -> list[str]:
         if not isinstance(value, list) or not all(isinstance(name, str) for name in value):
             raise Refused(f"{where} must be a list of strings")
         return list(dict.fromkeys(value))
 
-    def _enum(self, value: Any, where: str, *_: Any) -> list[Any]:
+    def _enum(self, value: Any, where: str, depth: int, is_alone: bool) -> list[Any]:
         for index, each in enumerate(filled_list(value, where)):
-            self._const(each, step(where, index))
+            self._const(each, step(where, index), depth, is_alone)
         return list(value)
 
-    def _const(self, value: Any, where: str, *_: Any) -> Any:
+    def _const(self, value: Any, where: str, depth: int, is_alone: bool) -> Any:
         waiting = [(value, 0)]
         while waiting:
-            each, depth = waiting.pop()
-            if depth > MOST_DEPTH:
+            each, level = waiting.pop()
+            if level > MOST_DEPTH:
                 raise Refused(f"the value at {where} has more than {MOST_DEPTH} values within each other")
-            if isinstance(each, int | float) and abs(each) > LARGEST_NUMBER:
-                raise Refused(f"the value at {where} has the number {shown(each)}, which is beyond 2^53 - 1")
+            if isinstance(each, float) and abs(each) > LARGEST_NUMBER and not is_written_exactly(each):
+                raise Refused(f"the value at {where} has the number {shown(each)}, which is no integer and is inexact")
             if isinstance(each, str) and not regexes.UNWRITABLE.isdisjoint(each):
                 raise Refused(f"the value at {where} has a control character that strings of answers do not have")
             if isinstance(each, dict | list):
-                waiting += [(inner, depth + 1) for inner in (each.values() if isinstance(each, dict) else each)]
+                waiting += [(inner, level + 1) for inner in (each.values() if isinstance(each, dict) else each)]
+            self._has_large_numbers |= is_large(each)
         return value
 
     def _number(self, value: Any, where: str, *_: Any) -> Any:
         if not is_number(value):
             raise Refused(f"{where} must be a number, got {kind_of(value)}")
-        if abs(value) > LARGEST_NUMBER:
-            raise Refused(f"{where} must be a number of at most 2^53 - 1, got {shown(value)}")
         return value
-
-    def _lower_bound(self, value: Any, where: str, *_: Any) -> Any:
-        if is_number(value):
-            value = max(value, -LARGEST_NUMBER)  # Narrower bounds allow only valid numbers.
-        return self._number(value, where)
-
-    def _upper_bound(self, value: Any, where: str, *_: Any) -> Any:
-        if is_number(value):
-            value = min(value, LARGEST_NUMBER)
-        return self._number(value, where)
 
     def _multiple_of(self, value: Any, where: str, depth: int, is_alone: bool) -> Any:
         self._number(value, where)
@@ -399,11 +472,11 @@ class _Preparation:
 
     def _pattern(self, value: Any, where: str, depth: int, is_alone: bool) -> str:
         try:
-            regex = regexes.search(without_look_around(checked_string(value, where)))
+            found = regexes.search(without_look_around(checked_string(value, where)))
         except Refused as refused:
             raise Refused(f"the pattern at {where} {refused.reason}") from None
-        anchored = f"^{regex.text}$"
-        self._shortest[anchored] = regex.least
+        anchored = f"^{found.text}$"
+        self._shortest[anchored] = found.least
         if not is_alone:
             self._joined_patterns.add(anchored)
         if len(self._joined_patterns) > MOST_JOINED_PATTERNS:
@@ -446,10 +519,10 @@ _CHECKED: dict[str, Any] = {
     "prefixItems": _Preparation._list,
     "minItems": _Preparation._count_items,
     "maxItems": _Preparation._count_items,
-    "minimum": _Preparation._lower_bound,
-    "maximum": _Preparation._upper_bound,
-    "exclusiveMinimum": _Preparation._lower_bound,
-    "exclusiveMaximum": _Preparation._upper_bound,
+    "minimum": _Preparation._number,
+    "maximum": _Preparation._number,
+    "exclusiveMinimum": _Preparation._number,
+    "exclusiveMaximum": _Preparation._number,
     "multipleOf": _Preparation._multiple_of,
     "minLength": _Preparation._count,
     "maxLength": _Preparation._count,

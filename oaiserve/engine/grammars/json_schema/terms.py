@@ -5,20 +5,25 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
+from decimal import Decimal
+from fractions import Fraction
 from typing import Any
 from urllib.parse import unquote
 
+from oaiserve.engine.grammars.json_schema.uris import names_parts, resolve
 from oaiserve.engine.grammars.refusal import Refused
 
-LARGEST_NUMBER = 2**53 - 1  # llguidance reads numbers as floats, which hold no larger integers exactly
+LARGEST_NUMBER = 2**53 - 1  # llguidance reads numbers as floats, which hold only some of the larger integers
+LARGEST_BOUND = 9_223_372_036_854_656_000  # the largest number below 2^63 that llguidance reads and writes exactly
 TYPES = ("string", "number", "integer", "boolean", "null", "array", "object")
+_PLAIN_KEY = re.compile(r"[A-Za-z_$][A-Za-z0-9_$-]{0,60}", re.ASCII)
 
 
 def step(place: str, key: str | int) -> str:
     """Return the place of a key's value, as in $.properties.a.items[0]."""
     if isinstance(key, int):
         return f"{place}[{key}]"
-    if re.fullmatch(r"[A-Za-z_$][A-Za-z0-9_$-]{0,60}", key, re.ASCII):
+    if _PLAIN_KEY.fullmatch(key):
         return f"{place}.{key}"
     if len(key) > 60:
         key = f"{key[:60]}..."
@@ -94,28 +99,67 @@ def plain(value: Any) -> Any:
     return value
 
 
+def is_large(value: Any) -> bool:
+    """Return whether a value is a number that llguidance would change."""
+    if not is_number(value) or abs(value) <= LARGEST_NUMBER:
+        return False
+    return bool(abs(value) > LARGEST_BOUND or float(value) != value)
+
+
+def is_written_exactly(number: float) -> bool:
+    """Return whether the shortest text for a number is the number itself: llguidance writes it like that."""
+    return Decimal(repr(number)) == number
+
+
+def has_large(value: Any) -> bool:
+    """Return whether a value is a large number, or has one in it."""
+    if isinstance(value, dict | list):
+        return any(map(has_large, value.values() if isinstance(value, dict) else value))
+    return is_large(value)
+
+
+def with_small_numbers(value: Any) -> Any:
+    """Return a value whose large numbers are replaced by the largest one that isn't."""
+    if isinstance(value, dict):
+        return {name: with_small_numbers(each) for name, each in value.items()}
+    if isinstance(value, list):
+        return [with_small_numbers(each) for each in value]
+    return LARGEST_NUMBER if is_large(value) else value
+
+
+def stated_values(schema: dict[str, Any]) -> list[Any]:
+    """Return the values in the "enum" or "const" of a schema."""
+    values: list[Any] = schema.get("enum", [schema["const"]] if "const" in schema else [])
+    return values
+
+
+def holds_for_number(schema: dict[str, Any], number: float) -> bool:
+    """Return whether a number is within the bounds of a schema, and is one of its multiples."""
+    return (
+        number >= schema.get("minimum", number)
+        and number <= schema.get("maximum", number)
+        and ("exclusiveMinimum" not in schema or number > schema["exclusiveMinimum"])
+        and ("exclusiveMaximum" not in schema or number < schema["exclusiveMaximum"])
+        and ("multipleOf" not in schema or Fraction(str(number)) % Fraction(str(schema["multipleOf"])) == 0)
+    )
+
+
 class SchemaDocument:
     """The whole schema, in which references are looked up. Nothing is ever fetched."""
 
     def __init__(self, root: Any) -> None:
+        """References by URI are replaced in the document itself. Raises Refused."""
         self.root = root
-        self._anchors = {
-            each[keyword]: each
-            for each in _objects(root)
-            for keyword in ("$anchor", "$dynamicAnchor")
-            if isinstance(each.get(keyword), str)
-        }
-        self._base = root.get("$id") if isinstance(root, dict) else None
+        if any(map(names_parts, _objects(root))) and any("$ref" in each for each in _objects(root)):
+            resolve(root)
 
     def find(self, reference: str, where: str) -> tuple[Any, str]:
         base, _, fragment = reference.partition("#")
-        if base and base != str(self._base).rstrip("#"):
+        if base:
             raise Refused(f"{where} refers to {shown(reference)}, outside the schema; nothing is fetched")
         fragment = unquote(fragment)
         if fragment and not fragment.startswith("/"):
-            if fragment not in self._anchors:
-                raise Refused(f"{where} refers to {shown(reference)}, which is not in the schema")
-            return self._anchors[fragment], f"#{shown(fragment)}"
+            raise Refused(f"{where} refers to {shown(reference)}, which is not in the schema")
         value = self.root
         place = "$"
         for part in fragment.split("/")[1:]:
@@ -135,10 +179,6 @@ class SchemaDocument:
                 return schema
             schema, _ = self.find(schema["$ref"], "$ref")
         return True
-
-
-def has_reference(schema: Any) -> bool:
-    return any("$ref" in each for each in _objects(schema))
 
 
 def _objects(document: Any) -> Iterator[dict[str, Any]]:
