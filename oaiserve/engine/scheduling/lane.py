@@ -94,6 +94,7 @@ class Lane:
     def wait_again(self, sequence: Sequence) -> None:
         """Let a sequence that has lost its blocks wait. It is computed again from the prefix that is still cached."""
         sequence.num_computed = 0
+        sequence.has_asked_tier = False
         sequence.num_preemptions += 1
         self.num_preemptions += 1
         self.waits.join(sequence)
@@ -128,6 +129,29 @@ class Lane:
         if sequence.num_due:
             self.waiting.served(sequence, sequence.num_due)
 
+    def hand_over(self, sequence: Sequence, now_ns: int) -> None:
+        """Remove a sequence that another lane takes. If it waits, it gives back its blocks. Its siblings no longer wait
+        for it."""
+        if sequence.place is not Place.RUNNING:
+            self.forked.pop(sequence, None)
+            self.memory.release(sequence)
+            sequence.num_computed = 0
+        self._leave(sequence)
+        for parked in self._parked.values():
+            if sequence in parked:
+                parked.remove(sequence)
+        self.unpark(sequence)
+        sequence.siblings = []
+        self.waiting.hand_over(sequence)
+        self.waits.hand_over(sequence, now_ns)
+
+    def take_over(self, sequence: Sequence) -> None:
+        """Run a sequence that ran in another lane, with its blocks."""
+        self.num_arrived += 1
+        self.waiting.arrive(sequence, sequence.num_uncomputed)
+        self._count(sequence, running=1)
+        self._begin(sequence)
+
     # -- running ------------------------------------------------------------------------------------------------------
 
     def take_blocks(self, sequence: Sequence, shared: list[int], blocks: list[int]) -> None:
@@ -147,9 +171,12 @@ class Lane:
         """Let a sequence run that has its blocks, and its state if it needs one."""
         self.waits.leave(sequence)
         self._count(sequence, running=1, waiting=-1)
+        self.step.admitted.append(sequence)
+        self._begin(sequence)
+
+    def _begin(self, sequence: Sequence) -> None:
         sequence.place = Place.RUNNING
         self.waiting.begin(sequence)
-        self.step.admitted.append(sequence)
         insort(self.running, sequence, key=_key)
         self.memory.begin(sequence)
 

@@ -5,7 +5,7 @@ Nothing here preempts a sequence: where there is no room, the caller decides.
 
 from __future__ import annotations
 
-from oaiserve.engine.disk_tier import DiskTier
+from oaiserve.engine.lower_tier import LowerTier
 from oaiserve.engine.scheduling.prefixes import Prefixes
 from oaiserve.engine.sequences.blocks import BlockHash, BlockPool, StatePool
 from oaiserve.engine.sequences.sequence import Place, Sequence
@@ -20,14 +20,16 @@ class SequenceMemory:
     that owns blocks owns one state.
     """
 
-    def __init__(self, pool: BlockPool, states: StatePool | None, disk: DiskTier | None, *, prefix_cache: bool) -> None:
+    def __init__(
+        self, pool: BlockPool, states: StatePool | None, tier: LowerTier | None, *, prefix_cache: bool
+    ) -> None:
         self.block_size = pool.block_size
         self._pool = pool
         self._states = states
-        self._disk = disk
-        # The foreground never waits for blocks that background work is to compute, and only the foreground uses disk.
-        self._foreground = Prefixes(pool, states, disk) if prefix_cache else None
-        self._background = Prefixes(pool, states, None) if prefix_cache else None
+        self._tier = tier
+        # The foreground never waits for blocks that background work is to compute.
+        self._foreground = Prefixes(pool, states, tier) if prefix_cache else None
+        self._background = Prefixes(pool, states, tier) if prefix_cache else None
         self.state_copies: list[tuple[int, int]] = []  # states to copy before the next step (from, to)
         self.num_prefix_queries = 0  # prompt tokens that were looked up in the prefix cache
         self.num_prefix_hits = 0  # prompt tokens that were found there
@@ -36,10 +38,6 @@ class SequenceMemory:
         if sequence.is_background:
             return self._background
         return self._foreground
-
-    @property
-    def has_prefix_cache(self) -> bool:
-        return self._foreground is not None
 
     def blocks_for(self, sequence: Sequence, num_tokens: int) -> int:
         """Return how many blocks this many tokens of a sequence need."""
@@ -57,10 +55,10 @@ class SequenceMemory:
         return prefixes.look_up(sequence)
 
     def wait_reason(self, sequence: Sequence, block_hash: BlockHash) -> WaitReason:
-        """Return why a sequence waits for this block: it is being read from disk, or computed by another sequence."""
-        is_read = self._disk is not None and not sequence.is_background and block_hash in self._disk.readings
-        if is_read:
-            return WaitReason.PREFIX_READ
+        """Return why a sequence waits for this block: the tier below copies it, or another sequence computes it."""
+        tier = self._tier
+        if tier is not None and tier.serves(sequence) and block_hash in tier.on_their_way:
+            return tier.reason
         return WaitReason.SAME_PREFIX
 
     def begin(self, sequence: Sequence) -> None:
@@ -235,6 +233,8 @@ class SequenceMemory:
         for sequence in owners:
             for block in sequence.blocks:
                 references[block] += 1
+        for block in self._tier.held if self._tier is not None else ():
+            references[block] += 1
         if references != [self._pool.references(block) for block in range(self._pool.num_blocks)]:
             raise AssertionError("the references of the blocks are not those of the sequences")
         if self._states is not None:

@@ -122,7 +122,7 @@ class Order:
         return lane.step_time is None or lane.step_time.has_room(sequence.num_uncomputed)
 
     def obstacle(self, lane: Lane, head: Sequence | None, prompts: PromptsOfStep) -> WaitReason | None:
-        """Return why no waiting sequence may begin in the step any more, or None."""
+        """Return why no further waiting sequence may begin in this step, or None."""
         if head is None:  # whatever waits next arrives during the step, or is held
             if prompts.has_held:
                 return WaitReason.TOKEN_BUDGET

@@ -92,13 +92,6 @@ class StepTime:
         rows, ns = efficient(cost, self._most_tokens)
         return rows, max(LEAST_SECONDS * 1e9, ns)
 
-    def begin_with(self, decodes: Load) -> None:
-        """Begin with a step that is only thought of."""
-        self.begin(self._step)
-        self._largest = self._most_tokens
-        self._load = decodes
-        self._bound(decodes)
-
     def has_room(self, num_tokens: int) -> bool:
         """Return whether a prompt of `num_tokens` may begin, or go on, in the step, after the prompts in it."""
         load = self.load

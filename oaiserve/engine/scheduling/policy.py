@@ -18,7 +18,7 @@ AGEING_TOKENS = 32
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """A policy is an order of sequences, by arrival or otherwise, and whether clients take turns (`waiting.py`)."""
+    """How waiting sequences are ordered, by arrival or otherwise, and whether clients take turns (see `waiting.py`)."""
 
     key: Callable[[Sequence, int], tuple[int, ...]]  # sort key of a sequence and its place in the order of arrival
     by_client: bool = False  # clients take turns, and their requests do

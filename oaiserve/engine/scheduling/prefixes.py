@@ -7,19 +7,19 @@ Where layers of the model have a state, a cached prefix is of use only up to a n
 
 from __future__ import annotations
 
-from oaiserve.engine.disk_tier import DiskTier
+from oaiserve.engine.lower_tier import LowerTier
 from oaiserve.engine.sequences.blocks import BlockHash, BlockPool, StatePool, hash_block
 from oaiserve.engine.sequences.sequence import Sequence
 from oaiserve.facts.lost_prefix import LostPrefix
 
 
 class Prefixes:
-    """The full blocks of sequences by their hashes: cached, about to be computed, or in the `disk` tier beneath."""
+    """The full blocks of sequences by their hashes: cached, about to be computed, or in the tier below."""
 
-    def __init__(self, pool: BlockPool, states: StatePool | None, disk: DiskTier | None) -> None:
+    def __init__(self, pool: BlockPool, states: StatePool | None, tier: LowerTier | None) -> None:
         self._pool = pool
         self._states = states
-        self._disk = disk
+        self._tier = tier
         self._computing: dict[BlockHash, Sequence] = {}  # full blocks that a running sequence is about to compute
 
     def hashes(self, sequence: Sequence) -> list[BlockHash]:
@@ -40,7 +40,7 @@ class Prefixes:
     def look_up(self, sequence: Sequence) -> tuple[list[int], BlockHash | None]:
         """Return the cached first blocks, and the hash of the next one if it will be there soon.
 
-        That is if a running sequence is about to compute it, or it is about to be read from disk.
+        That is if a running sequence is about to compute it, or the tier below is about to copy it back.
         """
         # The last known token is always computed: its logits draw the next one.
         hashes = self.hashes(sequence)[: (len(sequence.token_ids) - 1) // self._pool.block_size]
@@ -55,8 +55,12 @@ class Prefixes:
         missing = hashes[len(blocks)] if len(blocks) < len(hashes) else None
         if missing is None or missing in self._computing:
             return blocks, missing
-        # The number of an adapter, which is in the hash, may be another one's after the next start.
-        return blocks, self._disk.ask(sequence, hashes, len(blocks)) if self._disk and not sequence.adapter else None
+        if self._tier is None or not self._tier.serves(sequence):
+            return blocks, None
+        awaited = self._tier.ask(sequence, hashes, len(blocks))
+        if awaited is not None and sequence.num_before_tier is None:
+            sequence.num_before_tier = len(blocks) * self._pool.block_size
+        return blocks, awaited
 
     def _with_state(
         self, states: StatePool, hashes: list[BlockHash], blocks: list[int]
@@ -108,13 +112,13 @@ class Prefixes:
         return ends
 
     def begin(self, sequence: Sequence) -> None:
-        """Note the blocks that this sequence, which begins to run, will compute: others may wait for them."""
+        """Note the blocks that a sequence will compute, which begins to run in a lane: others may wait for them."""
         hashes = self.hashes(sequence)
         size = self._pool.block_size
         if self._states is None:
             useful = hashes[sequence.num_computed // size :]
         else:
-            useful = [hashes[end // size - 1] for end in sequence.state_ends]
+            useful = [hashes[end // size - 1] for end in sequence.state_ends if end > sequence.num_computed]
         for block_hash in useful:
             self._computing.setdefault(block_hash, sequence)
 
@@ -125,10 +129,13 @@ class Prefixes:
         """
         size = self._pool.block_size
         hashes = self.hashes(sequence)
+        tier = self._tier
+        if tier is not None and not tier.serves(sequence):
+            tier = None
         for index in range(start // size, end // size):
             self._pool.publish(sequence.blocks[index], hashes[index])
-            if self._disk is not None and not sequence.adapter:
-                self._disk.offer(sequence.blocks[index], hashes[index], hashes[index - 1] if index else None)
+            if tier is not None:
+                tier.offer(sequence.blocks[index], hashes[index], hashes[index - 1] if index else None)
         return self._end(sequence, hashes[start // size : end // size])
 
     def leave(self, sequence: Sequence) -> list[BlockHash]:

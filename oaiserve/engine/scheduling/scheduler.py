@@ -19,8 +19,9 @@ other, so a step may exceed its budget by less than one image.
 from __future__ import annotations
 
 from functools import partial
+from itertools import takewhile
 
-from oaiserve.engine.disk_tier import BlocksRead, DiskTier
+from oaiserve.engine.lower_tier import BlocksArrived, LowerTier
 from oaiserve.engine.scheduling.lane import Lane
 from oaiserve.engine.scheduling.limits import Limits
 from oaiserve.engine.scheduling.memory import SequenceMemory
@@ -42,7 +43,7 @@ class Scheduler:
     The foreground is scheduled as if there were no background work: it takes places and blocks from it. Then background
     work gets the rest of the step. If the foreground has no work, that is the whole step. Otherwise it may lengthen the
     step by a few per cent, by the learned cost, and gets nothing while the cost is unknown. No background work begins
-    while a sequence of the foreground waits.
+    while a sequence of the foreground waits. What still waits after its `background_wait_ns` joins the foreground.
     """
 
     def __init__(
@@ -53,7 +54,7 @@ class Scheduler:
         policy: Policy = fcfs,
         prefix_cache: bool = True,
         states: StatePool | None = None,
-        disk: DiskTier | None = None,
+        tier: LowerTier | None = None,
         step_time: StepTime | None = None,
     ) -> None:
         """Begin without sequences. `step_time` bounds the time of steps, where their cost is known."""
@@ -62,9 +63,9 @@ class Scheduler:
         self.pool = pool
         self.states = states
         self.limits = limits
-        self.disk = disk
+        self.tier = tier
         self.step_time = step_time
-        self.memory = SequenceMemory(pool, states, disk, prefix_cache=prefix_cache)
+        self.memory = SequenceMemory(pool, states, tier, prefix_cache=prefix_cache)
         self._by_adapter: dict[int, tuple[int, int]] = {}
         make_lane = partial(Lane, self.memory, limits, by_adapter=self._by_adapter, by_client=policy.by_client)
         self.background = make_lane(None if step_time is None else step_time.without_itl_target())
@@ -72,6 +73,8 @@ class Scheduler:
         self.order = Order(policy, limits, self.foreground, self.background)
         self.running = self.foreground.running  # by key
         self._now_ns = 0
+        # When background work joins the foreground, in the order of its arrival.
+        self._joining: dict[Sequence, int] = {}
 
     @property
     def has_work(self) -> bool:
@@ -122,17 +125,21 @@ class Scheduler:
             lane.num_shorter_steps, num_new, (one.num_uncomputed for one in lane.running)
         )
         lane.arrive(sequence, num_new, leader, since_ns)
+        if sequence.is_background and sequence.background_wait_ns is not None:
+            self._joining[sequence] = since_ns + sequence.background_wait_ns
 
     def remove(self, sequence: Sequence) -> None:
         """Remove a finished, failed or aborted sequence. This does nothing if it has been removed."""
         self.of(sequence).remove(sequence)
+        if sequence.is_background:
+            self._joining.pop(sequence, None)
 
-    def take_read(self, read: BlocksRead) -> None:
-        """Put blocks that were read from disk into the prefix cache. Sequences that waited for the last one look up
-        their prefix again."""
-        assert self.disk is not None
-        if (awaited := self.disk.take(read)) is not None:
+    def take_arrived(self, arrived: BlocksArrived) -> None:
+        """Put blocks from the tier below into the prefix cache. Sequences that waited for the last one look up their
+        prefix again."""
+        if (awaited := arrived.take()) is not None:
             self.foreground.unpark(awaited)
+            self.background.unpark(awaited)
 
     def lose_states(self) -> list[Sequence]:
         """Forget all cached states and pending copies, because a failed step may have changed states.
@@ -154,6 +161,8 @@ class Scheduler:
         self._fill(self.foreground)
         if self.background.has_work:
             self._add_background(step)
+        if self.tier is not None:
+            self.tier.flush()
         if not step.chunks:
             return None
         step.state_copies = self.memory.state_copies.copy()
@@ -200,6 +209,8 @@ class Scheduler:
         """Add background work to a step that already has all of the foreground."""
         lane = self.background
         others_work = self.foreground.has_work
+        if others_work and self._joining:
+            self._join_foreground()
         if self.foreground.waiting:
             lane.max_running = len(lane.running)
         else:
@@ -213,6 +224,23 @@ class Scheduler:
         if others_work:
             lane.waits.reason = WaitReason.FOREGROUND
         step.add(lane.step)
+
+    def _join_foreground(self) -> None:
+        """Let background work join the foreground once it has waited for its time. It counts there from the next step
+        on."""
+        due = [*takewhile(lambda sequence: self._joining[sequence] <= self._now_ns, self._joining)]
+        for sequence in due:
+            is_running = sequence.place is Place.RUNNING
+            if sequence.place is Place.NOWHERE or (sequence.num_pending and not is_running):
+                continue  # it has left, or lost its place in this step, and the commit of the last one decides
+            del self._joining[sequence]
+            self.background.hand_over(sequence, self._now_ns)
+            sequence.is_background = False
+            if is_running:
+                sequence.key = self.order.key_of(sequence, self.foreground.num_arrived)
+                self.foreground.take_over(sequence)
+            else:
+                self.add(sequence, since_ns=self._now_ns)
 
     def _continue_decodes(self, lane: Lane) -> int:
         """Add the decoding sequences, and return their number of tokens in the step, with those of drafts."""
@@ -399,7 +427,7 @@ class Scheduler:
                 return blocks
 
     def _has_free(self, lane: Lane, num_blocks: int) -> bool:
-        """Return whether this many blocks are free, once background work has given up its own."""
+        """Return whether this many blocks are free. Background work gives up its blocks for that."""
         while self.pool.num_blocks - self.pool.num_used < num_blocks:
             if not self._take_from_background(lane):
                 return False

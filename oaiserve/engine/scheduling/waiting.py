@@ -159,6 +159,13 @@ class WaitingQueue:
             client.turns.clear()
             self._last = client
 
+    def hand_over(self, sequence: Sequence) -> None:
+        """Forget a sequence that was removed, and may wait in another queue: here, it would seem to wait again."""
+        waiting = sequence.turn.waiting
+        waiting[:] = [entry for entry in waiting if entry[1] is not sequence]
+        heapq.heapify(waiting)
+        self.served(sequence, sequence.num_due)
+
     def hold(self, client: Client) -> None:
         """Pass over a client, until `release`."""
         self._turns = [turn for turn in self._turns if turn[2] is not client]

@@ -18,7 +18,7 @@ class QueueWaits:
         self._now_ns = 0  # time of the last step
         # The common reason since then, of the sequences outside the step. The scheduler sets it.
         self.reason = WaitReason.STEP_UNDER_WAY
-        self._totals_ns = dict.fromkeys(WaitReason, 0)  # sums of common reasons, until then
+        self._totals_ns = dict.fromkeys(WaitReason, 0)  # The time of each common reason, up to the last step
         self._until_next_step: list[Sequence] = []  # their own reasons end with the next step
 
     def arrive(self, sequence: Sequence, since_ns: int) -> None:
@@ -55,6 +55,18 @@ class QueueWaits:
         self.settle(sequence, self._now_ns)
         sequence.own_wait = None
         sequence.wait_totals_ns = self._totals_ns.copy()
+
+    def hand_over(self, sequence: Sequence, now_ns: int) -> None:
+        """End the wait of a sequence here, before it waits in another lane. `now_ns` is not before the last step."""
+        self.settle(sequence, now_ns)
+        self._until_next_step = [other for other in self._until_next_step if other is not sequence]
+        sequence.own_wait = None
+        sequence.wait_totals_ns = {}
+
+    def reason_of(self, sequence: Sequence) -> WaitReason:
+        """Return what a waiting sequence waits for now. Any thread may ask."""
+        own = sequence.own_wait
+        return self.reason if own is None else own[0]
 
     def settle(self, sequence: Sequence, now_ns: int) -> dict[WaitReason, int]:
         """Return the waiting time of a sequence until now, by reason. `now_ns` is not before the last step."""
