@@ -25,6 +25,7 @@ import torch
 from oaiserve.checkpoints.progress import Elapsed
 from oaiserve.config import CpuFeatures
 from oaiserve.engine.executors.native import prebuilt, variants
+from oaiserve.engine.executors.native.compiler_process import compiler_process
 from oaiserve.errors import StartupError
 from oaiserve.storage import private
 from oaiserve.storage.private import NotPrivate, cache_folder
@@ -122,10 +123,7 @@ def _compile(path: Path, dtype: torch.dtype) -> Path:
     compiler = _compiler()
     command = [*compiler, *_flags(_kind(dtype)), str(SOURCES / variants.MAIN_SOURCE), "-o", str(path)]
     log.debug("Compiling: %s", shlex.join(command))
-    with (
-        subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as run,
-        Elapsed("Compiling native code") as elapsed,
-    ):
+    with compiler_process(command) as run, Elapsed("Compiling native code") as elapsed:
         if elapsed.is_first:
             log.info("Compiling native code, once for this machine. It takes about half a minute")
         said: str | None = None

@@ -256,7 +256,7 @@ _POINTER = c_void_p
 _DECODER = c_void_p
 _ADAPTER = c_void_p
 _INDEX = c_long  # index of a part of the decoder; as a result, -1 if there is no memory for the part
-# The types of each function's arguments, of which dataclasses are structures, and of its result.
+# The types of each function's arguments, where a dataclass stands for a structure, and of its result.
 _FUNCTIONS: dict[str, tuple[tuple[Any, ...], Any]] = {
     "pool": ((c_int,), _POINTER),
     "free_pool": ((_POINTER,), None),

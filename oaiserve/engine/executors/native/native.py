@@ -16,7 +16,7 @@ from oaiserve.engine.executors.native.packed_adapter import PackedAdapter
 from oaiserve.engine.executors.native.reserved import ReservedMemory
 from oaiserve.engine.model.adapters import Adapter
 from oaiserve.engine.model.batch import Batch
-from oaiserve.engine.model.kv_cache import copy_blocks
+from oaiserve.engine.model.kv_cache import block_tensors, copy_blocks
 
 
 class NativeDecoder:
@@ -144,6 +144,10 @@ class NativeDecoder:
         for name, duration_ns in zip(self._operations.names, durations_ns.tolist(), strict=True):
             totals[name] += duration_ns / 1e9
         return totals
+
+    @property
+    def block_tensors(self) -> list[torch.Tensor]:
+        return block_tensors(self.caches)
 
     def copy_blocks(self, copies: list[tuple[int, int]]) -> None:
         if self.caches:  # or else no layer has attention

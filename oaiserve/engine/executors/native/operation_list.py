@@ -86,8 +86,8 @@ class OperationList:
     ) -> int:
         """Return the input buffer of products with `count` weights from this index on.
 
-        It is x, or x in eight bits, for which an operation is added. With rests, rows have more bits if they need
-        them.
+        It is x, or x in eight bits, for which an operation is added. Rows that need more than eight bits also get what
+        rounding left over, the rests, if `with_rests`.
         """
         if weights not in self.weights.widths:
             return x

@@ -34,13 +34,18 @@ _V4 = _V3 | {"avx512bw", "avx512cd", "avx512dq", "avx512f", "avx512vl"}
 _V4_BF16 = _V4 | {"avx512_bf16", "avx512_vnni"}
 _V4_BF16_FLAGS = ("-march=x86-64-v4", "-mavx512bf16", "-mavx512vnni")
 _AMX_FLAGS = ("-mamx-tile", "-mamx-bf16", "-mamx-int8", AMX_FLAG)
-# From the best to the one for most CPUs. On aarch64 the sources use only features of every CPU.
+_ARM = frozenset({"fp", "asimd"})
+_ARM_DOT = _ARM | {"atomics", "crc32", "asimdrdm", "fphp", "asimdhp", "asimddp"}
+_ARM_DOT_MARCH = "-march=armv8.2-a+fp16+dotprod"
+# From the best to the one for most CPUs.
 VARIANTS = (
     Variant("x86-64-v4-bf16-amx", "x86_64", (*_V4_BF16_FLAGS, *_AMX_FLAGS), _V4_BF16 | AMX_FEATURES),
     Variant("x86-64-v4-bf16", "x86_64", _V4_BF16_FLAGS, _V4_BF16),
     Variant("x86-64-v4", "x86_64", ("-march=x86-64-v4",), _V4),
     Variant("x86-64-v3", "x86_64", ("-march=x86-64-v3",), _V3),
-    Variant("aarch64", "aarch64", ("-march=armv8-a",), frozenset({"fp", "asimd"})),
+    Variant("aarch64-i8mm-bf16", "aarch64", (f"{_ARM_DOT_MARCH}+i8mm+bf16",), _ARM_DOT | {"i8mm", "bf16"}),
+    Variant("aarch64-dotprod", "aarch64", (_ARM_DOT_MARCH,), _ARM_DOT),
+    Variant("aarch64", "aarch64", ("-march=armv8-a",), _ARM),
 )
 
 

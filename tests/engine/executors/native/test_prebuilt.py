@@ -18,6 +18,7 @@ V3 = (
     "avx_vnni"
 )
 V4 = f"{V3} avx512f avx512dq avx512cd avx512bw avx512vl avx512_vnni"
+ARM_DOT = "fp asimd evtstrm aes crc32 atomics fphp asimdhp cpuid asimdrdm lrcpc dcpop asimddp"  # as on Cortex-A76
 LACKS_AVX2 = "The wheel has no native code for this CPU, which lacks avx2"
 
 
@@ -68,6 +69,9 @@ def library(wheel: Path, kind: str, variant: str = "x86-64-v4") -> Path:
         ("x86_64", V4, "x86-64-v4"),
         ("x86_64", f"{V3} avx512f avx512_bf16", "x86-64-v3"),  # some of AVX-512 only
         ("x86_64", V3, "x86-64-v3"),
+        ("aarch64", f"{ARM_DOT} sve i8mm bf16", "aarch64-i8mm-bf16"),
+        ("aarch64", f"{ARM_DOT} bf16", "aarch64-dotprod"),
+        ("aarch64", ARM_DOT, "aarch64-dotprod"),
         ("aarch64", "fp asimd evtstrm aes crc32 atomics bf16", "aarch64"),
     ],
 )

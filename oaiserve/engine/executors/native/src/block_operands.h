@@ -41,24 +41,34 @@ Integers dot_quads(Integers sum, VectorBits codes, const QuadOfX& x) {
   const VectorBits odd = (VectorBits)_mm512_srli_epi16((__m512i)codes, 8);
   return sum + (Integers)_mm512_madd_epi16((__m512i)(codes & 0x00ff00ffu), (__m512i)x.even) +
          (Integers)_mm512_madd_epi16((__m512i)odd, (__m512i)x.odd);
+#elif defined(__ARM_FEATURE_DOTPROD)
+  return (Integers)vdotq_s32((int32x4_t)sum, (int8x16_t)codes, (int8x16_t)x.bytes);  // HAS_SIGNED_CODES
 #else
-#if defined(__ARM_FEATURE_DOTPROD)
-  if constexpr (IS_SMALL) return (Integers)vdotq_s32((int32x4_t)sum, (int8x16_t)codes, (int8x16_t)x.bytes);
-#endif
   for (int byte = 0; byte < 4; byte++)
     sum += (Integers)(codes >> 8 * byte & 0xff) * (x.bytes << (24 - 8 * byte) >> 24);
   return sum;
 #endif
 }
 
-// The entries of the format's table, plus its offset, at the places that the bytes say.
+// Whether codes are loaded less their offset, with a sign. On aarch64 the CPU multiplies signed codes: those of eight bits
+// have to have a sign, and those of supers have one because subtracting the offset from sums takes longer.
+template <Layout L>
+constexpr bool HAS_SIGNED_CODES = false;
+#if defined(__ARM_FEATURE_DOTPROD)
+constexpr bool has_signed_codes(const Layout& layout) { return !layout.is_small() || layout.is_super; }
+template <Layout L>
+  requires(has_signed_codes(L))
+constexpr bool HAS_SIGNED_CODES<L> = true;
+#endif
+
+// The entries of the format's table, plus its offset unless codes have a sign, at the places that the bytes say.
 template <Layout L>
 VectorBits look_up(VectorBits places) {
   alignas(64) static constexpr auto TABLE = [] {
     struct {
       uint8_t bytes[64];
     } table{};
-    for (int i = 0; i < 64; i++) table.bytes[i] = uint8_t(L.at_place(i % 16));
+    for (int i = 0; i < 64; i++) table.bytes[i] = uint8_t(L.at_place(i % 16) - (HAS_SIGNED_CODES<L> ? L.offset : 0));
     return table;
   }();
 #if defined(__AVX512BW__)
@@ -80,13 +90,20 @@ VectorBits look_up(VectorBits places) {
 template <Layout L>
 [[gnu::always_inline]] inline void load_codes(const uint8_t* p, long low_bytes, int step, VectorBits& left, VectorBits& right) {
   const auto plane = [p](long at) { return load_vector<VectorBits>(p + at * PLANE); };
-  if constexpr (L.is_whole()) {
+  if constexpr (L.is_whole() && HAS_SIGNED_CODES<L>) {
+    left = plane(2 * step);
+    right = plane(2 * step + 1);
+  } else if constexpr (L.is_whole()) {
     left = plane(2 * step) ^ in_each_byte(128);
     right = plane(2 * step + 1) ^ in_each_byte(128);
   } else if constexpr (L.low_bits == 4) {
     const VectorBits both = plane(step);
     left = both & 0x0f0f0f0fu;
+#if defined(__aarch64__)
+    right = (VectorBits)vshrq_n_u8((uint8x16_t)both, 4);
+#else
     right = both >> 4 & 0x0f0f0f0fu;
+#endif
   } else {
     const VectorBits both = plane(step / 2) >> step % 2 * 4;
     left = both & 0x03030303u;
@@ -100,8 +117,17 @@ template <Layout L>
       return (from >= L.low_bits ? both >> (from - L.low_bits) : both << (L.low_bits - from)) & MASK;
     };
     const int from = step % STEPS_EACH * 2 * L.high_bits;
+#if defined(__aarch64__)
+    left = (left & ~MASK) | moved(from);  // one instruction, which selects bits
+    right = (right & ~MASK) | moved(from + L.high_bits);
+    if constexpr (HAS_SIGNED_CODES<L> && L.is_small() && L.offset != 0) {
+      left = (VectorBits)((int8x16_t)left - int8_t(L.offset));
+      right = (VectorBits)((int8x16_t)right - int8_t(L.offset));
+    }
+#else
     left |= moved(from);
     right |= moved(from + L.high_bits);
+#endif
   }
   if constexpr (L.is_codebook) {
     left = look_up<L>(left);
@@ -109,10 +135,12 @@ template <Layout L>
   }
 }
 
-// The offset that sums of products have. Those in sixteen bits have none for codes of eight bits, see short_tiles.h.
+// The offset that sums of products have. Codes of eight bits may have a sign instead, and have one in short_tiles.h.
 constexpr int summed_offset(const Layout& layout) {
 #if defined(WITH_SHORT_SUMS)
   if (!layout.is_small()) return 0;
+#elif defined(__ARM_FEATURE_DOTPROD)
+  if (has_signed_codes(layout)) return 0;
 #endif
   return layout.offset;
 }
@@ -129,11 +157,42 @@ template <Layout L, int STEPS_OF_RUN, class Body>
   }
 }
 
+#if defined(__ARM_FEATURE_DOTPROD)
+#define WITH_LANE_DOTS
+// dots [ROWS, 2] += the codes of COUNT steps, from `first` on, times FACTOR, times x. The instruction takes a quad of x from
+// a vector of four.
+template <Layout L, int COUNT, int FACTOR = 1, int ROWS, class XOf>
+[[gnu::always_inline]] inline void add_lane_dots(Integers (&dots)[ROWS][2], const uint8_t* codes, long low_bytes, int first,
+                                                 XOf&& x_of) {
+  constexpr int QUADS_EACH = 4;
+#pragma GCC unroll 2
+  for (int step = first; step < first + COUNT; step += QUADS_EACH) {
+    int8x16_t x[ROWS];
+#pragma GCC unroll 8
+    for (int r = 0; r < ROWS; r++) x[r] = load_vector<int8x16_t>(x_of(r) + 4 * step);
+    const auto add = [&]<int QUAD>(std::integral_constant<int, QUAD>) __attribute__((always_inline)) {
+      VectorBits of_step[2];
+      load_codes<L>(codes, low_bytes, step + QUAD, of_step[0], of_step[1]);
+#pragma GCC unroll 8
+      for (int r = 0; r < ROWS; r++)
+        for (int v = 0; v < 2; v++)
+          dots[r][v] =
+              (Integers)vdotq_laneq_s32((int32x4_t)dots[r][v], (int8x16_t)(of_step[v] * FACTOR), x[r], QUAD);
+    };
+    [&]<int... QUAD>(std::integer_sequence<int, QUAD...>) __attribute__((always_inline)) {
+      (add(std::integral_constant<int, QUAD>()), ...);
+    }(std::make_integer_sequence<int, QUADS_EACH>());
+  }
+}
+#endif
+
 inline Vector load_halves(const uint8_t* p) {
 #if defined(__AVX512F__)
   return (Vector)_mm512_maskz_cvtph_ps(0xffff, load_vector<__m256i>(p));
 #elif defined(__F16C__)
   return (Vector)_mm256_cvtph_ps(load_vector<__m128i>(p));
+#elif defined(__aarch64__)
+  return (Vector)vcvt_f32_f16(load_vector<float16x4_t>(p));
 #else
   Vector v;
   for (int i = 0; i < WIDTH; i++) v[i] = half_to_float(half_at(p + 2 * i));
@@ -146,6 +205,10 @@ inline Integers load_integers(const uint8_t* p) {  // signed, with eight bits
   return (Integers)_mm512_maskz_cvtepi8_epi32(0xffff, load_vector<__m128i>(p));
 #elif defined(__AVX2__)
   return (Integers)_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)));
+#elif defined(__aarch64__)
+  uint32_t bytes;  // GCC would widen one by one
+  std::memcpy(&bytes, p, sizeof(bytes));
+  return (Integers)vmovl_s16(vget_low_s16(vmovl_s8((int8x8_t)vdup_n_u32(bytes))));
 #else
   typedef int8_t Bytes __attribute__((vector_size(WIDTH)));
   return __builtin_convertvector(load_vector<Bytes>(p), Integers);
@@ -166,15 +229,20 @@ Scaling load_scaling(const uint8_t* chunk, long column) {
   constexpr Layout L = P::L;
   Scaling out{L.is_e2m1 ? load_bfloat16s(chunk + column * 2) : load_halves(chunk + column * 2), {}};
   if constexpr (L.has_zero)
+#if defined(__aarch64__)
+    out.min = -out.scale * __builtin_convertvector(load_integers(chunk + P::MINS + column), Vector);
+#else
     out.min = -out.scale * convert<Vector>(load_vector<SignedBytes>(chunk + P::MINS + column));
+#endif
   else if constexpr (L.has_min)
     out.min = load_halves(chunk + P::MINS + column * 2);
   return out;
 }
 
 // Adds to sums what 32 numbers of x and of weights make: their products and a minimum for each number of x, both scaled.
-template <bool HAS_MIN>
-Vector add_group(Vector sum, Integers products, const QuantizedGroup& x, const Scaling& scaling) {
+// X is a QuantizedGroup, or has vectors of what several rows have in place of it.
+template <bool HAS_MIN, class X>
+Vector add_group(Vector sum, Integers products, const X& x, const Scaling& scaling) {
   const Vector scaled = __builtin_convertvector(products, Vector) * x.scale;
   sum = multiply_add(scaled, scaling.scale, sum);
   if constexpr (HAS_MIN) sum = multiply_add(x.scaled_sum - Vector{}, scaling.min, sum);
@@ -246,6 +314,17 @@ struct Ahead {
   }
 
   void prefetch(int steps = 1) {
+#if defined(__aarch64__)
+    // CPUs read ahead by themselves, up to the end of a page. This is for what comes later, in few instructions.
+    left -= step * steps;
+    const long lines = left < 0 ? (63 - left) / 64 : 0;
+    const uint8_t* const from = place < panel_bytes ? panel + place : next + (place - panel_bytes);
+#pragma GCC unroll 4
+    for (long line = 0; line < lines; line++) __builtin_prefetch(from + line * 64, 0, 2);
+    left += lines * 64;
+    place += lines * 64;
+    return;
+#endif
     for (left -= step * steps; left < 0; left += 64, place += 64) {
       __builtin_prefetch(place < panel_bytes ? panel + place : next + (place - panel_bytes), 0, 2);
       if (!near) continue;

@@ -7,6 +7,7 @@
 
 #include "block_tiles.h"
 #include "long_tiles.h"
+#include "matrix_tiles.h"
 #include "short_tiles.h"
 #include "super_tiles.h"
 
@@ -14,6 +15,8 @@ namespace oaiserve {
 
 #if defined(__AVX512F__)
 constexpr int BLOCK_TILE_ROWS = 8, SUPER_TILE_ROWS = 6;
+#elif defined(WITH_MATRIX_TILES)
+constexpr int BLOCK_TILE_ROWS = LEAST_MATRIX_ROWS - 1, SUPER_TILE_ROWS = BLOCK_TILE_ROWS;
 #elif defined(__aarch64__)
 constexpr int BLOCK_TILE_ROWS = 6, SUPER_TILE_ROWS = 6;
 #elif defined(__AVX2__)
@@ -43,6 +46,10 @@ Ahead block_tile(const uint8_t* panel, const RowLine* x, long x_stride, long k, 
       add_short_dots<L, 127>(dots, 1, chunk + P::codes(0) + column * 4, P::LOW,
                              [&](int r) { return groups[r * x_stride].values; },
                              [&](int steps) { if (column == 0) ahead.prefetch(steps); });
+#elif defined(WITH_LANE_DOTS)
+      if (column == 0) ahead.prefetch(STEPS);
+      add_lane_dots<L, STEPS>(dots, chunk + P::codes(0) + column * 4, P::LOW, 0,
+                              [&](int r) { return groups[r * x_stride].values; });
 #else
       const auto multiply = [&](int step) {
         if (column == 0) ahead.prefetch();
@@ -71,13 +78,29 @@ Ahead block_tile(const uint8_t* panel, const RowLine* x, long x_stride, long k, 
   return ahead;
 }
 
-// Two integers of sixteen bits in each lane: those of two runs.
-inline Integers in_pairs(Integers first, Integers second) { return (first & 0xffff) | second << 16; }
+// Two integers of sixteen bits in each lane: those of two runs. On aarch64, each run has a half of the vector.
+inline Integers in_pairs(Integers first, Integers second) {
+#if defined(__aarch64__)
+  return (Integers)vcombine_s16(vmovn_s32((int32x4_t)first), vmovn_s32((int32x4_t)second));
+#else
+  return (first & 0xffff) | second << 16;
+#endif
+}
 
 // The mins [WIDTH columns] of a chunk times the sums of x over their runs: `pairs` has them by twos.
 template <int PAIRS>
 Integers multiply_mins(const Integers (&pairs)[PAIRS], const int16_t* sums_of_x) {
   Integers total{};
+#if defined(__aarch64__)
+  const auto add = [&]<int... I>(std::integer_sequence<int, I...>) {
+    ((total = (Integers)vmlal_laneq_s16((int32x4_t)total, vget_low_s16((int16x8_t)pairs[I]),
+                                        load_vector<int16x8_t>(sums_of_x + I / 4 * 8), I % 4 * 2),
+      total = (Integers)vmlal_laneq_s16((int32x4_t)total, vget_high_s16((int16x8_t)pairs[I]),
+                                        load_vector<int16x8_t>(sums_of_x + I / 4 * 8), I % 4 * 2 + 1)), ...);
+  };
+  add(std::make_integer_sequence<int, PAIRS>());
+  return total;
+#endif
 #pragma GCC unroll 8
   for (int i = 0; i < PAIRS; i++) total = dot(total, Packs<int8_t>::splat(sums_of_x + 2 * i), Packs<int8_t>{pairs[i]});
   return total;
@@ -106,6 +129,11 @@ Ahead super_tile(const uint8_t* panel, const RowLine* x, long x_stride, long k, 
 #pragma GCC unroll 2
         for (int run = 0; run < RUNS; run++) {
           Integers dots[ROWS][2] = {};
+#if defined(WITH_LANE_DOTS)
+          if (column == 0) ahead.prefetch(STEPS / RUNS);
+          add_lane_dots<L, STEPS / RUNS>(dots, codes, P::LOW, run * (STEPS / RUNS),
+                                         [&](int r) { return rows[r][c].values + i * BLOCK_GROUP; });
+#else
           const auto multiply = [&](int in_run) {
             const int step = run * (STEPS / RUNS) + in_run;
             if (column == 0) ahead.prefetch();
@@ -119,6 +147,7 @@ Ahead super_tile(const uint8_t* panel, const RowLine* x, long x_stride, long k, 
             }
           };
           for_steps<L, STEPS / RUNS>(multiply);
+#endif
           for (int v = 0; v < 2; v++) {
             const Integers scales = load_small_scales<FORMAT>(chunk, i, run, v * LANES + column);
 #pragma GCC unroll 8
@@ -132,10 +161,22 @@ Ahead super_tile(const uint8_t* panel, const RowLine* x, long x_stride, long k, 
       for (int v = 0; v < 2; v++) {
         const long at = v * LANES + column;
         const Scaling scaling = load_scaling<FORMAT>(chunk, at);
+#if defined(WITH_LANE_DOTS)
+        if constexpr (!L.has_min) {  // Codes have no offset here, so there is nothing that the sums of x would correct.
+#pragma GCC unroll 8
+          for (int r = 0; r < ROWS; r++) {
+            float* sum = sums + r * PANEL + at;
+            const Vector found =
+                add_super<false>(load_vector<Vector>(sum), totals[r][v], Vector{}, rows[r][c].scale, scaling);
+            std::memcpy(sum, &found, sizeof(found));
+          }
+          continue;
+        }
+#endif
         // What the sums of x are multiplied with: minimums, or what the codes of runs are too large by.
         const auto factors = [&](int run) {
           const auto load = L.has_min ? load_small_mins<FORMAT> : load_small_scales<FORMAT>;
-          return load(chunk, run / RUNS, run % RUNS, at) * (L.has_min ? 1 : -L.offset);
+          return load(chunk, run / RUNS, run % RUNS, at) * (L.has_min ? 1 : -summed_offset(L));
         };
         Integers pairs[PAIRS];
         for (int i = 0; i < PAIRS; i++) pairs[i] = in_pairs(factors(2 * i), factors(2 * i + 1));
@@ -188,6 +229,13 @@ Ahead long_tile(const uint8_t* panel, const RowLine* x, long x_stride, long k, c
                                  [&](int steps) { if (column == 0) ahead.prefetch(steps); });
           add_short_dots<L, HIGH_LEVEL / 2>(dots[scale], 1, codes, P::LOW,
                                             [&](int r) { return rows[r][c].low + i * BLOCK_GROUP; }, [](int) {});
+#elif defined(WITH_LANE_DOTS)
+          const uint8_t* const codes = chunk + P::codes(i) + column * 4;
+          if (column == 0) ahead.prefetch(STEPS);
+          add_lane_dots<L, STEPS>(dots[scale], codes, P::LOW, 0,
+                                  [&](int r) { return rows[r][c].low + i * BLOCK_GROUP; });
+          add_lane_dots<L, STEPS, HIGH_LEVEL>(dots[scale], codes, P::LOW, 0,
+                                              [&](int r) { return rows[r][c].high + i * BLOCK_GROUP; });
 #else
           for_steps<L, STEPS>([&](int step) {
             if (column == 0) ahead.prefetch();
@@ -276,6 +324,8 @@ inline void multiply_panel(const BlockLinear& w, const RowLine* x, long x_stride
     } else if (rows >= LEAST_TILED_ROWS) {
       return in_tiles(multiply_groups_in_tiles<FORMAT>);
     }
+#elif defined(WITH_MATRIX_TILES)
+    if (rows >= LEAST_MATRIX_ROWS) return in_tiles(multiply_in_matrices<FORMAT>);
 #endif
     // The first of several tiles reads the whole panel, so together they prefetch the next one, while they compute.
     constexpr int TILE_ROWS = layout_of(FORMAT).is_super ? SUPER_TILE_ROWS : BLOCK_TILE_ROWS;

@@ -226,7 +226,7 @@ class ExpertProducts {
       const long last = is_last ? end.panel : panels_;
       // What follows in this item, or what begins the item that this thread is likely to take next.
       const Place then = is_last || (at.group + 1 == end.group && end.panel == 0) ? later : Place{at.group + 1, 0};
-      Next<Weights> next{&weights, last - 1};  // nothing that is not in the cache
+      Next<Weights> next{&weights, last - 1};  // the last panel, which is in the cache already
       if (READS_OTHERS<Weights> && then.group < assignment_.num_groups)
         next = {weights_[size_t(assignment_.groups[size_t(then.group)].expert)], then.panel};
       multiply_panels(weights, x.row(group.first), x.stride(), group.rows, at.panel, last, next,

@@ -108,7 +108,7 @@ struct PanelReader {
 // Whether x is widened to floats: where no instruction multiplies its type.
 template <class T>
 constexpr bool IS_WIDENED = false;
-#if !defined(__AVX512BF16__)
+#if !defined(WITH_BF16_DOTS)
 template <>
 constexpr bool IS_WIDENED<bf16> = true;
 #endif
@@ -138,7 +138,7 @@ void tile(const Multiplied<typename Reader::Element>* x, long x_stride, Reader r
   Vector sum[ROWS][VECTORS];
 #pragma GCC unroll 12
   for (int r = 0; r < ROWS; r++)
-#pragma GCC unroll 4
+#pragma GCC unroll 8
     for (int v = 0; v < VECTORS; v++)
       sum[r][v] = load_vector<Vector>(start + r * start_stride + v * WIDTH);
   for (long step = 0; step < steps; step++) {
@@ -158,7 +158,7 @@ void tile(const Multiplied<typename Reader::Element>* x, long x_stride, Reader r
         Packs<X> packs[ROWS];
 #pragma GCC unroll 12
         for (int r = 0; r < ROWS; r++) packs[r] = splat(r);
-#pragma GCC unroll 4
+#pragma GCC unroll 8
         for (int v = 0; v < VECTORS; v++) {
           const Packs<X> w = load(v);
 #pragma GCC unroll 12
@@ -166,12 +166,12 @@ void tile(const Multiplied<typename Reader::Element>* x, long x_stride, Reader r
         }
       } else {
         Packs<X> w[VECTORS];
-#pragma GCC unroll 4
+#pragma GCC unroll 8
         for (int v = 0; v < VECTORS; v++) w[v] = load(v);
 #pragma GCC unroll 12
         for (int r = 0; r < ROWS; r++) {
           const Packs<X> pack = splat(r);
-#pragma GCC unroll 4
+#pragma GCC unroll 8
           for (int v = 0; v < VECTORS; v++) sum[r][v] = add_dot(sum[r][v], pack, w[v]);
         }
       }
@@ -181,7 +181,7 @@ void tile(const Multiplied<typename Reader::Element>* x, long x_stride, Reader r
   }
 #pragma GCC unroll 12
   for (int r = 0; r < ROWS; r++)
-#pragma GCC unroll 4
+#pragma GCC unroll 8
     for (int v = 0; v < VECTORS; v++) memcpy(sums + r * PANEL + v * WIDTH, &sum[r][v], sizeof(Vector));
 }
 

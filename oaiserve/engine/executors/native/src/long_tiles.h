@@ -74,7 +74,7 @@ void multiply_chunk(const QuantizedLong& x, long x_bytes, const LongChunk& chunk
   _tile_zero(3);
 #pragma GCC unroll 4
   for (int i = 0; i < QUARTERS; i++) {
-    // The runs in turns, because an instruction waits for the last one with the same sums.
+    // The runs take turns, because an instruction waits for the last one that added to the same sums.
     const int run = i % LONG_RUNS, depth = run * RUN_DEPTH + i / LONG_RUNS;
 #pragma GCC unroll 2
     for (int level = 0; level < 2; level++) {

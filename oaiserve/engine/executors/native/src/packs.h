@@ -47,7 +47,8 @@ struct Packs<float> {
 };
 inline Vector dot(Vector sum, Packs<float> a, Packs<float> b) { return sum + a.v * b.v; }
 
-#if defined(__AVX512BF16__)
+#if defined(__AVX512BF16__) || defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC)
+#define WITH_BF16_DOTS  // An instruction multiplies pairs of bfloat16 and adds them.
 template <>
 struct Packs<bf16> {
   using Sum = Vector;
@@ -60,7 +61,11 @@ struct Packs<bf16> {
   }
 };
 inline Vector dot(Vector sum, Packs<bf16> a, Packs<bf16> b) {
+#if defined(__AVX512BF16__)
   return (Vector)_mm512_dpbf16_ps((__m512)sum, (__m512bh)a.v, (__m512bh)b.v);
+#else
+  return (Vector)vbfdotq_f32((float32x4_t)sum, (bfloat16x8_t)a.v, (bfloat16x8_t)b.v);
+#endif
 }
 #else
 template <>

@@ -81,7 +81,7 @@ template <Layout L, int MOST_X, int ROWS, class XOf, class Before>
   });
 }
 
-// What tiles share of WIDTH left and as many right columns of a chunk.
+// What all tiles read of a pair of columns: WIDTH on the left of a chunk and as many on its right.
 template <Format FORMAT>
 struct SuperColumns {
   using P = Places<FORMAT>;

@@ -132,7 +132,11 @@ V load_lanes(const E* p) {
   } else {
     Halves v;
     memcpy(&v, p, sizeof(v));
+#if defined(__aarch64__)
+    return (V)vshll_n_u16((uint16x4_t)v, 16);
+#else
     return (V)(__builtin_convertvector(v, VectorBits) << 16);
+#endif
   }
 }
 template <class V, class E>
@@ -146,6 +150,9 @@ void store_lanes(E* p, V v) {
 #if defined(__AVX512BF16__)
     __m256bh out = _mm512_cvtneps_pbh((__m512)v);
     memcpy(p, &out, 32);
+#elif defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC)
+    const bfloat16x4_t out = vcvt_bf16_f32((float32x4_t)v);
+    memcpy(p, &out, sizeof(out));
 #else
     const VectorBits bits = (VectorBits)v, is_nan = (VectorBits)(v != v);
     const VectorBits rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
@@ -155,8 +162,17 @@ void store_lanes(E* p, V v) {
   } else {
     using Few = std::conditional_t<sizeof(E) == 1, Bytes, Halves>;
     // 1.5 * 2^23: the integer is in the last bits of the sum.
+#if defined(__aarch64__)
+    const uint16x4_t halves = vmovn_u32((uint32x4_t)(v + 12582912.0f));
+    const uint8x8_t bytes = vmovn_u16(vcombine_u16(halves, halves));
+    if constexpr (sizeof(Few) == sizeof(halves))
+      memcpy(p, &halves, sizeof(Few));
+    else
+      memcpy(p, &bytes, sizeof(Few));
+#else
     const Few out = convert<Few>((VectorBits)(v + 12582912.0f));
     memcpy(p, &out, sizeof(out));
+#endif
   }
 }
 template <class E>

@@ -1,0 +1,58 @@
+"""Runs a compiler that ends with the process that started it, however that ends.
+
+A compiler starts processes of its own, which a signal to the compiler alone leaves running for minutes. So this file is
+a program, too: it runs the compiler in a process group, and ends the group when its standard input ends. The other side
+of that pipe is open in the process that waits for the compiler, and nowhere else. Signals to the server's group, such
+as Ctrl-C, reach neither. Stdlib only.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from threading import Thread
+
+
+@contextmanager
+def compiler_process(command: Sequence[str]) -> Iterator[subprocess.Popen[str]]:
+    """Run a compiler, whose messages are in the pipe `stderr`. At the end of the block, it is ended if it still
+    runs."""
+    arguments = [sys.executable, "-I", "-S", __file__, *command]  # without modules of the environment
+    read_end, write_end = os.pipe()
+    with (
+        os.fdopen(read_end),
+        os.fdopen(write_end, "w") as ours,
+        subprocess.Popen(
+            arguments,
+            stdin=read_end,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+            process_group=0,  # A signal to our group would end it before it ends the compiler.
+        ) as process,
+    ):
+        try:
+            yield process
+        finally:
+            ours.close()
+
+
+def main(command: Sequence[str]) -> int:
+    """Run the compiler until it ends or standard input does, and return its exit code."""
+    compiler = subprocess.Popen(command, stdin=subprocess.DEVNULL, process_group=0)
+
+    def end_with_input() -> None:
+        sys.stdin.read()
+        with suppress(ProcessLookupError):
+            os.killpg(compiler.pid, signal.SIGTERM)  # upon which it removes its temporary files
+
+    Thread(target=end_with_input, daemon=True).start()
+    return compiler.wait()
+
+
+if __name__ == "__main__":
+    os._exit(main(sys.argv[1:]) & 0xFF)  # at once, while a thread may be reading
