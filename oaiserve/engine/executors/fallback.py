@@ -139,5 +139,9 @@ class FallbackExecutor:
         """Raise NotImplementedError: adapters would have to change the model's modules."""
         raise NotImplementedError("transformers' own code takes no adapters in a step")
 
+    @property
+    def block_tensors(self) -> list[torch.Tensor]:
+        return []
+
     def copy_blocks(self, copies: list[tuple[int, int]]) -> None:
         """Do nothing: blocks only count tokens."""

@@ -91,6 +91,12 @@ class ModelRunner:
         """Return the native step, if it computes the steps."""
         return self._executor if isinstance(self._executor, NativeDecoder) else None
 
+    @property
+    def block_tensors(self) -> list[torch.Tensor]:
+        """Return the tensors of the KV cache, whose first dimension is that of blocks. A runner without blocks has
+        none."""
+        return self._executor.block_tensors
+
     def add_adapter(self, number: int, adapter: Adapter) -> None:
         """Add an adapter for sequences, by an unused number above 0. Any thread may call this."""
         self._adapters[number] = self._executor.prepare(adapter)

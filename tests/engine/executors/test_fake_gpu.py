@@ -11,12 +11,13 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 
-from oaiserve.engine.decoder.description import Decoder, Experts, Layer
+from oaiserve.engine.decoder.description import Decoder, DeltaNet, Experts, Layer, Mamba2
 from oaiserve.engine.decoder.model_spec import kv_shapes
 from oaiserve.engine.decoder.spec import ModelSpec
 from oaiserve.engine.executors.cuda.block_tables import BlockTables
+from oaiserve.engine.executors.cuda.chunked_states import in_chunks
 from oaiserve.engine.executors.cuda.executor import CudaExecutor, CudaWeights
-from oaiserve.engine.executors.cuda.kernels import Kernels, triton_kernels
+from oaiserve.engine.executors.cuda.kernels import Kernels, triton_kernels, with_fp8_products
 from oaiserve.engine.executors.cuda.step_graphs import StepGraphs
 from oaiserve.engine.executors.cuda.step_sizes import Size
 from oaiserve.engine.executors.runner import ModelRunner
@@ -169,6 +170,32 @@ def test_weights_in_blocks_take_as_many_launches(gpu: FakeGpu, tmp_path: Path) -
     assert sum(launches.values()) == 8 * num_layers + 5, launches
 
 
+def test_prompts_in_fp8_take_one_launch_more_for_each_product(gpu: FakeGpu, tmp_path: Path) -> None:
+    found = described_for_gpu(FILES["fp8 by row"][0](tmp_path))
+    model = Model(found.spec, found.decoder)
+    executor = gpu.executor(model.decoder)
+    executor.kernels = with_fp8_products(executor.kernels)
+    number = 4 * len(model.decoder.layers)
+    for tokens, in_16_bits, in_8_bits in ((64, number, 0), (65, 0, number)):
+        launches = gpu.launches(model, [(0, 0, tokens)], executor)
+        assert launches["product_kernel"] == in_16_bits
+        assert launches["round_rows_kernel"] == launches["_scaled_mm"] == in_8_bits
+
+
+@pytest.mark.parametrize(("name", "of_state"), [("qwen3_next", 2), ("bamba", 1)])
+def test_chunks_of_a_prompt_take_few_launches(name: str, of_state: int, gpu: FakeGpu) -> None:
+    model = model_of(name)
+    executor = gpu.executor(model.decoder)
+    executor.kernels = executor.kernels._replace(recurrence=in_chunks(executor.kernels.recurrence))
+    num_layers = sum(isinstance(layer.mixer, DeltaNet | Mamba2) for layer in model.decoder.layers)
+    assert gpu.launches(model, [(0, 0, 127)], executor)["recurrence_kernel"] == num_layers
+    counts = [gpu.launches(model, [(0, 0, tokens)], executor) for tokens in (128, 192, 1088)]
+    assert not any(launches["recurrence_kernel"] for launches in counts)
+    products = [launches["baddbmm"] / num_layers for launches in counts]
+    assert products[1] - products[0] == of_state
+    assert products[2] - products[0] == 15 * of_state
+
+
 @pytest.mark.parametrize("name", ["llama", "deepseek_v3", "qwen3_next", "bamba"])
 def test_long_prompts_take_as_many_launches_as_short_ones(name: str, gpu: FakeGpu) -> None:
     model = model_of(name)
@@ -198,15 +225,18 @@ def test_no_kernel_is_compiled_for_another_number_of_tokens(name: str, gpu: Fake
 class Graphs:
     """A runner on the fake GPU with graphs, whose replays are counted as one launch each."""
 
-    def __init__(self, model: Model, gpu: FakeGpu, *, has_adapters: bool = False) -> None:
+    def __init__(
+        self, model: Model, gpu: FakeGpu, *, has_adapters: bool = False, sizes: list[Size] | None = None
+    ) -> None:
         spec = replace(model.spec, device=GPU, dtype=DTYPE)
         executor = gpu.executor(model.decoder)
         states = States(spec.state_shapes, 9, GPU) if spec.state_shapes else None
-        tables = BlockTables(8, 2, BLOCK_SIZE, GPU)
+        tables = BlockTables(64, 2, BLOCK_SIZE, GPU)
         shapes = model.decoder.adaptable()
         adapters = triton_adapters.TritonAdapters(shapes, 2, GPU) if has_adapters else None
         executor.kernels = executor.kernels._replace(adapters=adapters)
-        sizes = [Size(4)] if states is not None else [Size(4), Size(4, 25)]
+        if sizes is None:
+            sizes = [Size(4)] if states is not None else [Size(4), Size(4, 25)]
         self._gpu = gpu
         self._replays: list[Counter[str]] = []
         own = {"sizes": sizes, "block_size": BLOCK_SIZE, "states": states, "adapters": adapters}
@@ -227,10 +257,15 @@ class Graphs:
         found = self._operations + self._gpu.kernels
         return lambda: self._replays.append(found)
 
-    def launches(self, parts: list[tuple[int, int, int]], **params: Any) -> tuple[Counter[str], list[Counter[str]]]:
+    def launches(
+        self, parts: list[tuple[int, int, int]], *, draft: tuple[int, ...] = (), **params: Any
+    ) -> tuple[Counter[str], list[Counter[str]]]:
         """Return the launches of a step by the host, of steps like those before, and those in the graphs it replays."""
         chunks = [
-            Chunk(sequence_of([5] * (start + count), range(2 * place, 2 * place + 2), **params), start, count)
+            Chunk(
+                sequence_of([5] * (start + count), range(2 * place, 2 * place + 2), **params),
+                *(start, count, 1 + len(draft), draft),
+            )
             for place, start, count in parts
         ]
         with watched() as operations:
@@ -273,6 +308,14 @@ def test_decodes_beside_a_prompt_read_each_matrix_once(gpu: FakeGpu) -> None:
     by_host, replayed = graphs.launches([(0, 6, 1), (1, 0, 22), (2, 0, 5)])
     assert not replayed
     assert by_host["mm"] == alone["mm"]
+
+
+def test_drafts_of_all_sequences_are_verified_in_a_graph(gpu: FakeGpu) -> None:
+    """Each of 32 sequences has a draft of four tokens."""
+    graphs = Graphs(model_of("llama"), gpu, sizes=[Size(32), Size(96, 160)])
+    by_host, (forward,) = graphs.launches([(place, 10, 5) for place in range(32)], draft=(5,) * 4, temperature=0.0)
+    assert by_host == BY_HOST
+    assert forward >= DRAWS
 
 
 def test_edited_draws_are_launched_after_the_graph_of_the_forward(gpu: FakeGpu) -> None:

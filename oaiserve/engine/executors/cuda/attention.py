@@ -79,10 +79,8 @@ class AttentionLayer:
         self._scoring = _scoring(self._attention)
         self._has_keys = attention.cache_of is None
         self._can_rotate_inside = self._has_keys and attention.rotary_offset == 0 and not attention.rotates_before_norms
-        self._has_norms = attention.query_norm is not None or attention.key_norm is not None
-        self._can_norm_inside = attention.query_factors is None and _are_of_heads(
-            attention.query_norm, attention.key_norm, shape.key_dim
-        )
+        # The norms that the backend computes before it rotates.
+        self._norms = _norms_of_heads(self._attention) if attention.query_factors is None else {}
 
     def __call__(self, x: Tensor, step: CudaStep, cache: LayerCache) -> Tensor:
         """Return the output [T, width] for the normed hidden state [T, width]."""
@@ -99,11 +97,11 @@ class AttentionLayer:
         options: dict[str, Any] = {}
         if self._can_rotate_inside and step.rotates:
             assert key is not None
-            if self._has_norms and not self._can_norm_inside:
+            if not self._norms:
                 query = _normed(query, attention.query_norm, step)
                 key = _normed(key, attention.key_norm, step)
             query = scaled_queries(attention, query, step.batch).to(x.dtype)  # The rotation after this is linear.
-            if attention.rotary is not None or self._can_norm_inside:
+            if attention.rotary is not None or self._norms:
                 options["rotation"] = self._rotation(step)
         else:
             query = self._turned(query, attention.query_norm, step, is_query=True)
@@ -116,20 +114,10 @@ class AttentionLayer:
 
     def _rotation(self, step: CudaStep) -> Rotation:
         """Return how the backend norms and rotates queries and keys."""
-        attention = self._attention
-        table = attention.rotary
-        rotation = Rotation(step.batch.positions, None, None, apart=0)
-        if table is not None:
-            rotation = Rotation(*step.angles(table), table.apart)
-            if table.is_interleaved:
-                rotation = rotation._replace(apart=1)
-        if not self._can_norm_inside:
-            return rotation
-        query_norm = attention.query_norm
-        key_norm = attention.key_norm
-        assert query_norm is not None
-        assert key_norm is not None
-        return rotation._replace(query_norm=query_norm.weight, key_norm=key_norm.weight, epsilon=query_norm.epsilon)
+        table = self._attention.rotary
+        if table is None:
+            return Rotation(step.batch.positions, None, None, apart=0, **self._norms)
+        return Rotation(*step.angles(table), 1 if table.is_interleaved else table.apart, **self._norms)
 
     def _turned(self, heads: Tensor, norm: Norm | None, step: CudaStep, *, is_query: bool = False) -> Tensor:
         """Return queries or keys [T, heads, key_dim], normed, rotated and scaled in plain torch."""
@@ -176,10 +164,13 @@ def _scoring(attention: Attention) -> Scoring:
     return Scoring(own.scaling, own.sliding_window, own.softcap or None, attention.sinks, own.looks_ahead)
 
 
-def _are_of_heads(query_norm: Norm | None, key_norm: Norm | None, key_dim: int) -> bool:
-    """Return whether both norms are root mean squares of each head, as backends compute them."""
+def _norms_of_heads(attention: Attention) -> dict[str, Any]:
+    """Return the norms as fields of a Rotation if both are root mean squares of each head, as backends compute them."""
+    query_norm = attention.query_norm
+    key_norm = attention.key_norm
     if query_norm is None or key_norm is None or query_norm.epsilon != key_norm.epsilon:
-        return False
-    return all(
-        norm.bias is None and not norm.subtracts_mean and len(norm.weight) == key_dim for norm in (query_norm, key_norm)
-    )
+        return {}
+    for norm in (query_norm, key_norm):
+        if norm.bias is not None or norm.subtracts_mean or len(norm.weight) != attention.shape.key_dim:
+            return {}
+    return {"query_norm": query_norm.weight, "key_norm": key_norm.weight, "epsilon": query_norm.epsilon}

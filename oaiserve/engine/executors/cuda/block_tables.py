@@ -42,6 +42,11 @@ class BlockTables:
         self._rows: dict[Sequence, _Row] = {}
         self._free = list(range(most))
 
+    @property
+    def most_tokens(self) -> int:
+        """Return the most tokens of a sequence."""
+        return self._width * self._block_size
+
     @classmethod
     def with_room(cls, max_running: int, max_model_len: int, block_size: int, device: torch.device) -> Self:
         """Make the tables of `max_running` sequences of `max_model_len` tokens each."""
@@ -71,7 +76,7 @@ class BlockTables:
         values: list[int] = []
         known = self._rows
         block_size = self._block_size
-        for sequence, start, num_tokens, *_ in step.chunks:
+        for sequence, start, num_tokens, _, _, _ in step.chunks:
             blocks = sequence.blocks
             first = start // block_size
             last = (start + num_tokens - 1) // block_size

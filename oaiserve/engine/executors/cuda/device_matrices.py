@@ -15,11 +15,17 @@ from torch import Tensor
 from torch.nn.functional import linear
 
 from oaiserve.engine.decoder.sources.integer_layouts import Floats, Integers
+from oaiserve.engine.model.attention import FP8, FP8_MAX
 
 Multiply = Callable[[Tensor, "PackedMatrix", Tensor | None], Tensor]
 Kind = Literal["int4", "int8", "float8", "mxfp4", "dense"]  # The last two are only for experts.
 TILE_COLUMNS = 128  # most columns that are unpacked at a time
 LEAST_COLUMNS = 32
+SCALED_ALIGNMENT = 16  # rows and columns: torch multiplies matrices in floats of 8 bits if they are multiples of this
+# Rows of x from which products with matrices in floats of 8 bits may round x to these, too. With fewer rows, a product
+# takes as long as reading the matrix, and rounding would save nothing.
+FLOAT8_FROM = 65
+LEAST_LARGEST = 1e-30  # Rows with smaller numbers only count as if this were the largest.
 DENSE_TILE = 64  # columns of weights in 16 bits
 MXFP4_TILE = 64  # columns, which are two groups
 FLOATS_OF_4_BITS = (0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6)  # by their codes
@@ -71,6 +77,12 @@ class PackedMatrix:
         if self.kind == "dense":
             return min(DENSE_TILE, tile)
         return tile
+
+    @property
+    def has_row_scales(self) -> bool:
+        """Return whether torch can multiply with this matrix in floats of 8 bits, with a scale for each row."""
+        is_whole = self.kind == "float8" and self.codes.dim() == 2 and len(self.scales) == 1 and self.order is None
+        return is_whole and all(size % SCALED_ALIGNMENT == 0 for size in self.shape)
 
     def expand(self, dtype: torch.dtype) -> Tensor:
         """Return the weights [n, columns] in plain torch."""
@@ -139,6 +151,24 @@ def of_integers(matrix: Integers | Floats) -> PackedMatrix | None:
     return PackedMatrix("int4", codes, scales, zeros, matrix.columns)
 
 
+def rounded_rows(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Return numbers [rows, columns] as floats of 8 bits, and the scales float32 [rows, 1] of their rows.
+
+    The largest number of a row becomes the largest float. Rows that are not finite become NaN.
+    """
+    x = x.float()
+    scales = x.abs().amax(1, keepdim=True).clamp(min=LEAST_LARGEST) / FP8_MAX
+    return (x / scales).clamp(-FP8_MAX, FP8_MAX).to(FP8), scales
+
+
+def in_float8(weights: Tensor) -> PackedMatrix | None:
+    """Return weights [n, columns] as floats of 8 bits with a scale for each row, or None if kernels can't read them."""
+    if tile_columns(weights.shape[1]) < LEAST_COLUMNS:
+        return None
+    codes, scales = rounded_rows(weights)
+    return PackedMatrix("float8", codes.contiguous(), scales.T.contiguous(), None)
+
+
 def joined(matrices: Sequence[PackedMatrix]) -> PackedMatrix | None:
     """Return a matrix with the rows of all these, or None for none, and for matrices in different formats."""
     formats = {(one.kind, len(one.scales), one.scales.dtype, one.zeros is None) for one in matrices}
@@ -179,3 +209,25 @@ def _combined(
 def expanded_product(x: Tensor, matrix: PackedMatrix, bias: Tensor | None) -> Tensor:
     """Return the product of `x` [rows, columns] with a matrix, which is expanded for it."""
     return linear(x, matrix.expand(x.dtype), bias)
+
+
+def rounded_product(x: Tensor, matrix: PackedMatrix, bias: Tensor | None) -> Tensor:
+    """Return the product float32 of `x`, whose rows are rounded to floats of 8 bits, with a matrix in these.
+
+    Without the last rounding, this is what torch computes with such rows. A number x of a row whose largest one is m
+    moves by at most max(|x| / 16, m / 448 / 1024), so a product moves by at most the sum of these times the weights.
+    """
+    codes, scales = rounded_rows(x)
+    return linear(codes.float() * scales, matrix.expand(torch.float32), None if bias is None else bias.float())
+
+
+def rounds(num_rows: int, matrix: PackedMatrix) -> bool:
+    """Return whether inputs of a product are rounded to floats of 8 bits, if the device can multiply these."""
+    return num_rows >= FLOAT8_FROM and matrix.has_row_scales
+
+
+def plain_product(x: Tensor, matrix: PackedMatrix, bias: Tensor | None) -> Tensor:
+    """Compute `rounded_product` where `rounds` says so, and `expanded_product` elsewhere."""
+    if rounds(len(x), matrix):
+        return rounded_product(x, matrix, bias).to(x.dtype)
+    return expanded_product(x, matrix, bias)

@@ -40,7 +40,7 @@ from oaiserve.engine.executors.reference.place import new_cache
 from oaiserve.engine.model.adapters import Adapter, AdapterPart
 from oaiserve.engine.model.attention import LayerCache
 from oaiserve.engine.model.batch import Batch
-from oaiserve.engine.model.kv_cache import copy_blocks
+from oaiserve.engine.model.kv_cache import block_tensors, copy_blocks
 
 
 class Addition(NamedTuple):
@@ -89,6 +89,10 @@ class CudaExecutor:
                 parts[module] = AdapterPart(part.a, by_kind(part.b, heads, of_head), part.scale)
         return Adapter(adapter.name, parts)
 
+    @property
+    def block_tensors(self) -> list[Tensor]:
+        return block_tensors(self.caches.values())
+
     def copy_blocks(self, copies: list[tuple[int, int]]) -> None:
         if self.caches:  # Without caches, no layer has attention.
             copy_blocks(self.caches.values(), copies)
@@ -97,13 +101,13 @@ class CudaExecutor:
 class CudaWeights:
     """The embedding, the layers and the head of a decoder on a device, with weights in `dtype` or in blocks."""
 
-    def __init__(self, decoder: Decoder, *, dtype: torch.dtype, device: torch.device) -> None:
-        """Copy the weights one by one. Afterwards, the description is no longer needed. Raises NotKnown for parts
-        without kernels."""
+    def __init__(self, decoder: Decoder, *, dtype: torch.dtype, device: torch.device, in_float8: bool = False) -> None:
+        """Copy the weights one by one. Afterwards, the description is no longer needed. With `in_float8`, matrices of
+        layers are stored in floats of eight bits. Raises NotKnown for parts without kernels."""
         refuse_without_kernels(decoder)
         self.dtype = dtype
         self.device = device
-        placing = JoiningPlacing(dtype, device)
+        placing = JoiningPlacing(dtype, device, in_float8=in_float8)
         self._embedding, self._head = placing.embedding_and_head(decoder.embedding, decoder.head)
         self._vocab_size = len(decoder.head.weight)
         self._has_longer_vocabulary = len(decoder.head.weight) > len(decoder.embedding)

@@ -43,6 +43,7 @@ class Kernels(NamedTuple):
     operations: ModuleType = layer_operations  # or `triton_layers`
     experts: ModuleType | None = None  # `triton_products`; None: in plain torch
     multiply: Multiply = expanded_product  # with matrices in quantized blocks
+    rounds_rows: bool = False  # whether `multiply` rounds inputs to floats of eight bits
     recurrence: Recurrence = recurrence
     sampling: ModuleType | None = None  # `triton_sampling`; None: on the host
     adapters: TritonAdapters | None = None  # None: in plain torch
@@ -59,6 +60,13 @@ def triton_kernels() -> Kernels:
         triton_layers,
         triton_products,
         triton_products.multiply,
-        triton_states.recurrence,
-        triton_sampling,
+        recurrence=triton_states.recurrence,
+        sampling=triton_sampling,
     )
+
+
+def with_fp8_products(kernels: Kernels) -> Kernels:
+    """Return kernels in whose place torch multiplies matrices in floats of eight bits, with many rows."""
+    from oaiserve.engine.executors.cuda import triton_products
+
+    return kernels._replace(multiply=triton_products.multiply_in_float8, rounds_rows=True)

@@ -19,6 +19,13 @@ def present(tensor: Tensor | None, unread: Tensor) -> Tensor:
     return tensor
 
 
+def with_heads_in_one_piece(numbers: Tensor) -> Tensor:
+    """Return numbers [..., heads, dim] such that those of a token are adjacent, as kernels expect them."""
+    if numbers.stride()[-2:] == (numbers.shape[-1], 1):
+        return numbers
+    return numbers.contiguous()
+
+
 @functools.cache
 def num_multiprocessors(device: torch.device) -> int:
     if device.type != "cuda":

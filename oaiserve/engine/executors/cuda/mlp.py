@@ -125,7 +125,7 @@ def _inputs(gate: Matrix | None, up: Matrix) -> list[Matrix]:
 
 
 def _matrices(matrices: ExpertMatrices, number: int, dtype: torch.dtype, count: int) -> list[Matrix]:
-    """Return the matrix of one expert, expanded, in `count` parts with equally many rows."""
+    """Return the matrix of one expert, expanded, in `count` parts of the same height."""
     weights = matrices.of(number).expand(dtype).chunk(count)
     biases: Sequence[Tensor | None] = [None] * count
     if matrices.bias is not None:

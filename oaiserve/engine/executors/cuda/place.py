@@ -11,7 +11,7 @@ from torch import Tensor
 
 from oaiserve.engine.decoder.blocks import Blocks
 from oaiserve.engine.decoder.description import Matrix, Router
-from oaiserve.engine.executors.cuda.device_matrices import ExpertMatrices, PackedMatrix, joined, stacked
+from oaiserve.engine.executors.cuda.device_matrices import ExpertMatrices, PackedMatrix, in_float8, joined, stacked
 from oaiserve.engine.executors.cuda.packed import packed
 from oaiserve.engine.executors.reference.place import Placing, expanded
 from oaiserve.engine.model.padded_head import aligned
@@ -21,7 +21,7 @@ PLACED = Matrix(torch.empty(0, 0), None)  # It replaces a matrix that is on the 
 
 @dataclass(frozen=True, slots=True)
 class Adapted:
-    """A range of a product's columns that adapters change, and the first row of the module that it comes from."""
+    """A range of columns of a product that adapters change, and the row of its module at which the range begins."""
 
     module: str
     begin: int
@@ -44,8 +44,10 @@ class JoiningPlacing(Placing):
     Matrices in blocks stay so if kernels can read them, and are expanded on the host otherwise.
     """
 
-    def __init__(self, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(self, dtype: torch.dtype, device: torch.device, *, in_float8: bool = False) -> None:
+        """With `in_float8`, joined and stacked matrices that are in no blocks become floats of eight bits."""
         super().__init__(dtype, device)
+        self._in_float8 = in_float8
         self._weights: dict[int, Tensor | PackedMatrix] = {}
         self.widest = 0
 
@@ -129,7 +131,12 @@ class JoiningPlacing(Placing):
 
     def _packed(self, matrices: list[Matrix]) -> PackedMatrix | None:
         """Return the rows of all these in blocks on the device, or None if they have none that kernels read."""
-        return joined(_unless_any_is_none(packed(matrix.weight, self.device) for matrix in matrices))
+        return joined(_unless_any_is_none(map(self._in_blocks, matrices)))
+
+    def _in_blocks(self, matrix: Matrix) -> PackedMatrix | None:
+        if self._in_float8 and isinstance(matrix.weight, Tensor):
+            return in_float8(matrix.weight.to(self.device))
+        return packed(matrix.weight, self.device)
 
     def _count(self, weight: Any) -> None:
         self._weights[id(weight)] = weight

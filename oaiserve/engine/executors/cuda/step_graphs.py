@@ -86,14 +86,13 @@ class StepGraphs:
         self.tables = tables
         self.sizes = sizes
         self._totals = [size.num_tokens for size in sizes]
-        self._block_size = block_size
         self._states = states
         self._adapters = adapters
         most_rows = max(size.num_sequences for size in sizes)
         # One tensor has the ids of the last step's draws, whether their logits were finite, and then all inputs from
         # the host. So a single look-up can read ids from either part.
         first = 2 * aligned_size(most_rows)
-        self._inputs = {size: StepInputs(size, first, states) for size in sizes}
+        self._inputs = {size: StepInputs(size, first, block_size, states) for size in sizes}
         num_words = max(inputs.end for inputs in self._inputs.values())
         self._words = torch.zeros(num_words, dtype=torch.int64, device=spec.device)
         # Its rows begin at aligned addresses, see `padded_head`.
@@ -104,8 +103,7 @@ class StepGraphs:
         # The largest is captured first, because all others fit into the memory that it allocates.
         for size in reversed(sizes):
             for additions in [None, adapters] if adapters is not None else [None]:
-                run = self._run(forward, self._padding(size, tables, additions), size, sampler)
-                self._graphs[size, additions is not None] = capture(run)
+                self._graphs[size, additions is not None] = capture(self._run(size, forward, sampler, additions))
 
     @property
     def num_captured(self) -> int:
@@ -127,10 +125,11 @@ class StepGraphs:
             else:
                 num_tokens += count
                 num_draws += 1 + len(draft) if max_draws else 0
-        if max(num_draws, len(step.chunks) - num_rows) > MOST_PROMPTS:
+        if len(step.chunks) - num_rows > MOST_PROMPTS:
             return None
         smallest = bisect_left(self._totals, num_rows + num_tokens)
-        found = next((one for one in self.sizes[smallest:] if _has_room(one, num_rows, num_tokens)), None)
+        needed = num_rows, num_tokens, num_draws
+        found = next((one for one in self.sizes[smallest:] if _has_room(one, *needed)), None)
         if found is not None and any(adapters) and (self._adapters is None or not self._adapters.admit(adapters)):
             return None
         return found
@@ -158,10 +157,10 @@ class StepGraphs:
             self._words[: len(drawn_ids)].copy_(drawn_ids)
         is_plain = bool(draws) and all(map(_is_plain, draws))
         rows: list[DrawRow] = []  # Without these, all draws are greedy.
-        if is_plain and not all(draw.sequence.params.temperature < GREEDY_BELOW for draw in draws):
+        if is_plain and not all(draw[0].params.temperature < GREEDY_BELOW for draw in draws):
             rows = [draw_row(draw.sequence, draw.end) for draw in draws]
         numbers = self._adapters.numbers(adapters) if self._adapters is not None and has_adapters else []
-        self._inputs[size].upload(self._words, step, self._block_size, table_rows, drawn_rows, rows, numbers)
+        self._inputs[size].upload(self._words, step, table_rows, drawn_rows, rows, numbers)
         if self._states is not None:
             self._states.begin([chunk.sequence.state or 0 for chunk in step.chunks if chunk.start == 0])
         if began is not None:
@@ -175,64 +174,64 @@ class StepGraphs:
         self._token_ids = replayed.token_ids
         return logits, replayed
 
-    def _padding(self, size: Size, tables: BlockTables, adapters: TritonAdapters | None) -> Callable[[], Batch]:
-        """Fill all inputs with padding, and return a function that makes the batch that reads them in place.
+    def _run(
+        self,
+        size: Size,
+        forward: Callable[[Batch], torch.Tensor],
+        sampler: ModuleType,
+        adapters: TritonAdapters | None,
+    ) -> Run:
+        """Fill all inputs with padding, and return a function that computes a step, which reads them in place.
 
-        Lengths on the host only select kernels, here those for one prompt with all tokens.
+        Lengths on the host only select kernels, here those for one prompt with all tokens and any context.
         """
+        number = size.num_sequences
         inputs = self._inputs[size]
-        inputs.upload(self._words, Step(), self._block_size, [], {}, [], [])
+        inputs.upload(self._words, Step(), [], {}, [], [])
         views = inputs.views(self._words)
-        most_len = tables.on_device.shape[1] * self._block_size
+        logits = self.logits[:number]
+        width = aligned_size(number)
+        drawn = self._words[:number], self._words[width : width + number]
         prompts = [size.tokens, *[0] * (size.num_prompts - 1)] if size.tokens else []
 
-        def batch() -> Batch:
-            return Batch(
+        def run() -> None:
+            batch = Batch(
                 input_ids=self._words.index_select(0, views.sources),
                 positions=views.positions,
                 slots=views.slots,
-                block_tables=tables.on_device,
+                block_tables=self.tables.on_device,
                 table_rows=views.table_rows,
                 query_start=views.query_start,
                 seq_lens=views.seq_lens,
                 logits_rows=views.logits_rows,
                 num_decodes=size.rows,
                 query_lens=[1] * size.rows + prompts,
-                context_lens=[most_len] * size.num_sequences,
+                context_lens=[self.tables.most_tokens] * number,
                 states=None if self._states is None else self._states.of_rows(views.places),
                 captured_adapters=None if adapters is None else adapters.captured(views.adapters),
                 decode_slots=views.decode_slots if size.tokens else None,
             )
-
-        return batch
-
-    def _run(
-        self, forward: Callable[[Batch], torch.Tensor], batch: Callable[[], Batch], size: Size, sampler: ModuleType
-    ) -> Run:
-        number = size.num_sequences
-        logits = self.logits[:number]
-        views = self._inputs[size].views(self._words)
-        width = aligned_size(number)
-        drawn = self._words[:number], self._words[width : width + number]
-
-        def run() -> None:
-            logits.copy_(forward(batch()))
+            logits.copy_(forward(batch))
             sampler.draw(logits, views.parameters, views.seeds, drawn)
 
         return run
 
 
-def _has_room(size: Size, num_rows: int, num_others: int) -> bool:
-    """Return whether a size with enough tokens has room for these decodes, and for other tokens if there are any."""
-    return size.rows >= num_rows and (size.tokens > 0) == (num_others > 0)
+def _has_room(size: Size, num_rows: int, num_others: int, num_draws: int) -> bool:
+    """Return whether a size with enough tokens has room for these decodes, for other tokens if there are any, and for
+    as many draws after those."""
+    if (size.tokens > 0) != (num_others > 0) or size.rows < num_rows:
+        return False
+    return size.num_sequences >= num_rows + num_draws
 
 
 def _is_plain(draw: Chunk) -> bool:
     """Return whether a draw needs only the logits and the parameters of its row."""
-    sequence, *_, moment = draw
+    sequence, _, _, _, _, moment = draw  # A star would make a list of the others.
+    params = sequence.params
     return (
         moment is _AT_LAUNCH
         and not sequence.has_edits
-        and sequence.params.logprobs is None
-        and not (sequence.params.min_tokens and is_edited(draw))
+        and params.logprobs is None
+        and not (params.min_tokens and is_edited(draw))
     )

@@ -40,9 +40,10 @@ class InputViews(NamedTuple):
 class StepInputs:
     """The places of the inputs of one size, from word `first` on."""
 
-    def __init__(self, size: Size, first: int, states: States | None) -> None:
+    def __init__(self, size: Size, first: int, block_size: int, states: States | None) -> None:
         self._first = first
         self._size = size
+        self._block_size = block_size
         self._has_states = states is not None
         num_tokens = size.num_tokens
         number = size.num_sequences
@@ -82,7 +83,6 @@ class StepInputs:
         self,
         words: torch.Tensor,
         step: Step,
-        block_size: int,
         table_rows: list[int],
         drawn_rows: Mapping[Sequence, int],
         rows: list[DrawRow],
@@ -94,10 +94,8 @@ class StepInputs:
         if rows:
             packed[: len(rows)] = seeds(rows)
             self._parameters_in(packed)[:, : len(rows)] = parameters_of(rows)
-        if self._size.tokens:
-            columns = self._of_prompts(step, block_size, table_rows, drawn_rows, adapters)
-        else:
-            columns = self._of_decodes(step, block_size, table_rows, drawn_rows, adapters)
+        columns_of = self._of_prompts if self._size.tokens else self._of_decodes
+        columns = columns_of(step, table_rows, drawn_rows, adapters)
         for column, values in zip(self._columns, columns, strict=True):
             if values:
                 begin = column.start - self._first
@@ -107,12 +105,7 @@ class StepInputs:
         on_device.copy_(pinned(torch.from_numpy(packed), on_device.device), non_blocking=True)
 
     def _of_decodes(
-        self,
-        step: Step,
-        block_size: int,
-        table_rows: list[int],
-        drawn_rows: Mapping[Sequence, int],
-        adapters: list[int],
+        self, step: Step, table_rows: list[int], drawn_rows: Mapping[Sequence, int], adapters: list[int]
     ) -> list[list[int]]:
         """Return the beginning of each column of a step with one token of each sequence."""
         ids: list[int] = []
@@ -121,6 +114,7 @@ class StepInputs:
         slots: list[int] = []
         ends: list[int] = []
         draws: list[int] = []
+        block_size = self._block_size
         for row, (sequence, start, _, max_draws, _, _) in enumerate(step.chunks):
             token_ids = sequence.token_ids
             if start < len(token_ids):
@@ -138,15 +132,10 @@ class StepInputs:
         return [ids, sources, positions, slots, adapters, table_rows, [], ends, draws, states, []]
 
     def _of_prompts(
-        self,
-        step: Step,
-        block_size: int,
-        table_rows: list[int],
-        drawn_rows: Mapping[Sequence, int],
-        adapters: list[int],
+        self, step: Step, table_rows: list[int], drawn_rows: Mapping[Sequence, int], adapters: list[int]
     ) -> list[list[int]]:
         """Return the beginning of each column of a step with prompts."""
-        lists = lists_of(step, block_size, drawn_rows)
+        lists = lists_of(step, self._block_size, drawn_rows)
         num_decodes = lists.num_decodes
         missing = self._size.rows - num_decodes
 

@@ -31,12 +31,13 @@ class TritonAdapters:
 
     def __init__(self, modules: Iterable[str], most: int, device: torch.device) -> None:
         self.places = {module: place for place, module in enumerate(modules)}
-        # The four words are the addresses of A and of B, the rank, and the bits of the scale. Number 0 is no adapter.
+        # The four words are the addresses of A and of B, the rank, and the bits of the scale. Row 0 is for tokens
+        # without an adapter.
         self.table = torch.zeros(most + 1, len(self.places), 4, dtype=torch.int64, device=device)
         self._numbers: WeakKeyDictionary[Adapter, int] = WeakKeyDictionary()  # An unloaded adapter can be freed.
 
     def of_batch(self, batch: Batch) -> Addition:
-        """Return the addition of a batch's adapters, for one step."""
+        """Return what the adapters of a batch add to products in one step."""
         numbers = zip(self.numbers(batch.adapters), batch.query_lens, strict=True)
         of_tokens = [number for number, num_tokens in numbers for _ in range(num_tokens)]
         adapters = {adapter for adapter in batch.adapters if adapter is not None}
@@ -45,7 +46,7 @@ class TritonAdapters:
         return Addition(self, modules, on_device(of_tokens, self.table.device), widest)
 
     def captured(self, numbers: Tensor) -> Addition:
-        """Return the addition for captured work, which reads the numbers of its tokens at each replay.
+        """Return the same for captured work, which reads the numbers of its tokens at each replay.
 
         It adds to all modules, because each replay may adapt other ones.
         """

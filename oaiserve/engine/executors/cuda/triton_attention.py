@@ -15,7 +15,7 @@ from typing import NamedTuple
 import torch
 import triton
 
-from oaiserve.engine.executors.cuda.launches import num_multiprocessors, present
+from oaiserve.engine.executors.cuda.launches import num_multiprocessors, present, with_heads_in_one_piece
 from oaiserve.engine.executors.cuda.triton_attention_kernels import (
     decode_kernel,
     plan_kernel,
@@ -77,10 +77,10 @@ class TritonAttention:
         rotation: Rotation | None = None,
     ) -> torch.Tensor:
         batch = self._batch
-        query = _with_rows_in_one_piece(query)
+        query = with_heads_in_one_piece(query)
         if key is not None and value is not None:
-            key = _with_rows_in_one_piece(key)
-            value = _with_rows_in_one_piece(value)
+            key = with_heads_in_one_piece(key)
+            value = with_heads_in_one_piece(value)
         out = query.new_empty(*query.shape[:2], cache.values.shape[3])
         num_decodes = batch.num_decodes
         has_prefills = num_decodes < len(batch.query_lens)
@@ -90,7 +90,9 @@ class TritonAttention:
         if num_decodes:
             window = scoring.sliding_window or 0
             kv_heads = cache.keys.shape[2]
-            programs = programs_per_sm(query.shape[1] // kv_heads, cache, query.element_size(), card_of(query.device))
+            dims = tile_dims(query.shape[2], out.shape[2])
+            itemsizes = query.element_size(), cache.keys.element_size()
+            programs = programs_per_sm(query.shape[1] // kv_heads, dims, *itemsizes, card_of(query.device))
             wanted = num_items(kv_heads, programs, query.device)
             if (window, kv_heads, wanted) not in self._plans:
                 self._plans[window, kv_heads, wanted] = plan_decodes(batch, window, wanted, kv_heads)
@@ -99,13 +101,6 @@ class TritonAttention:
         if has_prefills:
             prefill(query, cache, batch, out, scoring)
         return out
-
-
-def _with_rows_in_one_piece(numbers: torch.Tensor) -> torch.Tensor:
-    """Return numbers [T, heads, dim] such that those of a token are adjacent, as kernels expect them."""
-    if numbers.stride()[1:] == (numbers.shape[2], 1):
-        return numbers
-    return numbers.contiguous()
 
 
 def _scalars(scoring: Scoring) -> tuple[float, float]:
@@ -129,14 +124,9 @@ class DecodePlan(NamedTuple):
     num_done: torch.Tensor  # int32 [num_decodes, kv_heads], zeros, which each layer leaves as it finds them
 
 
-def programs_per_sm(group: int, cache: LayerCache, itemsize: int, card: Card) -> int:
-    """Return how many programs of the decode kernel fit into an SM, as a test that compiles it has it."""
-    dims = tile_dims(cache.keys.shape[3], cache.values.shape[3])
-    return _programs_per_sm(group, dims, itemsize, cache.keys.itemsize, card)
-
-
 @functools.cache
-def _programs_per_sm(group: int, dims: Dims, itemsize: int, cache_itemsize: int, card: Card) -> int:
+def programs_per_sm(group: int, dims: Dims, itemsize: int, cache_itemsize: int, card: Card) -> int:
+    """Return how many programs of the decode kernel fit into an SM, as a test that compiles it has it."""
     by_registers = 3
     if group > 16 or sum(dims) * itemsize // cache_itemsize > 512:
         by_registers = 2

@@ -3,7 +3,7 @@
 import triton
 import triton.language as tl
 
-from oaiserve.engine.executors.cuda.triton_tiles import dot
+from oaiserve.engine.executors.cuda.triton_tiles import dot, to_float8
 
 
 @triton.jit
@@ -40,89 +40,6 @@ def _scale_and_zero(scales, zeros, group, is_output, KIND: tl.constexpr, HAS_ZER
 def _inputs(x, row_offset, is_row, column):
     """Load columns of the inputs, transposed: [columns, rows]."""
     return tl.load(x + row_offset[None, :] + column[:, None], mask=is_row[None, :], other=0.0)
-
-
-@triton.jit
-def _product_of_tiles(
-    x,
-    row_offset,  # int64 [TILE_ROWS], offsets of rows of x
-    is_row,
-    code_rows,  # [TILE_N, 1], offsets of rows of codes
-    scales,  # [TILE_N], scales of the first group
-    zeros,
-    is_output,
-    first,
-    last,
-    group_columns,
-    groups_stride,
-    KIND: tl.constexpr,
-    HAS_ZEROS: tl.constexpr,
-    TILE_ROWS: tl.constexpr,
-    TILE_N: tl.constexpr,
-    TILE_COLUMNS: tl.constexpr,
-):
-    """Return a tile of W times a tile of x, transposed, from column `first` to `last`: float32 [TILE_N, TILE_ROWS]."""
-    acc = tl.zeros([TILE_N, TILE_ROWS], tl.float32)
-    HALF: tl.constexpr = TILE_COLUMNS // 2
-    half = tl.arange(0, HALF)
-    column = tl.arange(0, TILE_COLUMNS)
-    for begin in range(first, last, TILE_COLUMNS):
-        nothing = tl.zeros([TILE_N, TILE_ROWS], tl.float32)
-        if KIND == "mxfp4":  # Each half of a tile is a group.
-            group = begin // HALF * groups_stride
-            packed = tl.load(code_rows + (begin // 2 + half)[None, :], mask=is_output[:, None], other=0)
-            exponent = tl.load(scales + group, mask=is_output, other=127)[:, None]
-            low = _float4(packed & 15, exponent, x.dtype.element_ty)
-            acc = dot(low, _inputs(x, row_offset, is_row, begin + half), acc)
-            exponent = tl.load(scales + group + groups_stride, mask=is_output, other=127)[:, None]
-            high = _float4(packed >> 4, exponent, x.dtype.element_ty)
-            acc = dot(high, _inputs(x, row_offset, is_row, begin + HALF + half), acc)
-        elif KIND == "dense":
-            weight = tl.load(code_rows + (begin + column)[None, :], mask=is_output[:, None], other=0.0)
-            acc = dot(weight, _inputs(x, row_offset, is_row, begin + column), acc)
-        else:
-            group = begin // group_columns * groups_stride
-            scale, zero = _scale_and_zero(scales, zeros, group, is_output, KIND, HAS_ZEROS)
-            if KIND == "int4":
-                # The lower halves of a tile's bytes have its first columns, and the upper halves have the others.
-                packed = tl.load(code_rows + (begin // 2 + half)[None, :], mask=is_output[:, None], other=0)
-                low = _less(packed & 15, zero, x.dtype.element_ty)
-                product = dot(low, _inputs(x, row_offset, is_row, begin + half), nothing)
-                high = _less(packed >> 4, zero, x.dtype.element_ty)
-                product = dot(high, _inputs(x, row_offset, is_row, begin + HALF + half), product)
-            else:
-                code = tl.load(code_rows + (begin + column)[None, :], mask=is_output[:, None], other=0.0)
-                weight = _less(code, zero, x.dtype.element_ty) if KIND == "int8" else code.to(x.dtype.element_ty)
-                product = dot(weight, _inputs(x, row_offset, is_row, begin + column), nothing)
-            acc += product * scale[:, None]
-    return acc
-
-
-@triton.jit
-def _added_up(
-    acc,  # float32 [TILE_N, TILE_ROWS], the sum of this split
-    partial,  # float32 [splits, size]
-    size,
-    place,  # places of the tile's numbers in `partial`
-    is_number,
-    done,  # int32, the number of splits of this tile that have ended; the last one resets it to zero
-    split,
-    splits,
-):
-    """Return the sums of all splits of a tile, and whether this program is the last to end, which has them."""
-    tl.store(partial + split.to(tl.int64) * size + place, acc, mask=is_number)
-    # All threads of this program write their numbers before one of them counts the split, which publishes the numbers.
-    tl.debug_barrier()
-    is_last = tl.atomic_add(done, 1, sem="acq_rel", scope="gpu") == splits - 1
-    if is_last:
-        tl.debug_barrier()
-        tl.store(done, 0)  # The next launch needs a zero.
-        acc = tl.zeros_like(acc)
-        part = partial + place
-        for _ in range(splits):
-            acc += tl.load(part, mask=is_number, other=0.0, cache_modifier=".cg")
-            part += tl.full([], 1, tl.int64) * size
-    return acc, is_last
 
 
 @triton.jit(do_not_specialize=["num_rows", "tiles_each"])
@@ -186,32 +103,65 @@ def product_kernel(
         out_row = tile.to(tl.int64) * TILE_ROWS + tl.arange(0, TILE_ROWS)
         is_row = out_row < num_rows
         row = out_row
+    row_offset = row * x_stride
     output = tl.program_id(0) * TILE_N + tl.arange(0, TILE_N)
     is_output = output < n
+    code_rows = codes + output.to(tl.int64)[:, None] * codes_stride
+    scales += output
+    zeros += output
+    acc = tl.zeros([TILE_N, TILE_ROWS], tl.float32)
+    HALF: tl.constexpr = TILE_COLUMNS // 2
+    half = tl.arange(0, HALF)
+    column = tl.arange(0, TILE_COLUMNS)
     first = split * tiles_each * TILE_COLUMNS
-    acc = _product_of_tiles(
-        x,
-        row * x_stride,
-        is_row,
-        codes + output.to(tl.int64)[:, None] * codes_stride,
-        scales + output,
-        zeros + output,
-        is_output,
-        first,
-        tl.minimum(first + tiles_each * TILE_COLUMNS, columns),
-        group_columns,
-        groups_stride,
-        KIND,
-        HAS_ZEROS,
-        TILE_ROWS,
-        TILE_N,
-        TILE_COLUMNS,
-    )
+    last = tl.minimum(first + tiles_each * TILE_COLUMNS, columns)
+    for begin in range(first, last, TILE_COLUMNS):
+        nothing = tl.zeros([TILE_N, TILE_ROWS], tl.float32)
+        if KIND == "mxfp4":  # Each half of a tile is a group.
+            group = begin // HALF * groups_stride
+            packed = tl.load(code_rows + (begin // 2 + half)[None, :], mask=is_output[:, None], other=0)
+            exponent = tl.load(scales + group, mask=is_output, other=127)[:, None]
+            low = _float4(packed & 15, exponent, x.dtype.element_ty)
+            acc = dot(low, _inputs(x, row_offset, is_row, begin + half), acc)
+            exponent = tl.load(scales + group + groups_stride, mask=is_output, other=127)[:, None]
+            high = _float4(packed >> 4, exponent, x.dtype.element_ty)
+            acc = dot(high, _inputs(x, row_offset, is_row, begin + HALF + half), acc)
+        elif KIND == "dense":
+            weight = tl.load(code_rows + (begin + column)[None, :], mask=is_output[:, None], other=0.0)
+            acc = dot(weight, _inputs(x, row_offset, is_row, begin + column), acc)
+        else:
+            group = begin // group_columns * groups_stride
+            scale, zero = _scale_and_zero(scales, zeros, group, is_output, KIND, HAS_ZEROS)
+            if KIND == "int4":
+                # The lower halves of a tile's bytes have its first columns, and the upper halves have the others.
+                packed = tl.load(code_rows + (begin // 2 + half)[None, :], mask=is_output[:, None], other=0)
+                low = _less(packed & 15, zero, x.dtype.element_ty)
+                product = dot(low, _inputs(x, row_offset, is_row, begin + half), nothing)
+                high = _less(packed >> 4, zero, x.dtype.element_ty)
+                product = dot(high, _inputs(x, row_offset, is_row, begin + HALF + half), product)
+            else:
+                code = tl.load(code_rows + (begin + column)[None, :], mask=is_output[:, None], other=0.0)
+                weight = _less(code, zero, x.dtype.element_ty) if KIND == "int8" else code.to(x.dtype.element_ty)
+                product = dot(weight, _inputs(x, row_offset, is_row, begin + column), nothing)
+            acc += product * scale[:, None]
+
     is_number = is_output[:, None] & is_row[None, :]
     number = out_row[None, :] * n + output[:, None]
     if SPLITS > 1:
+        size = num_rows.to(tl.int64) * n
+        tl.store(partial + split.to(tl.int64) * size + number, acc, mask=is_number)
+        # All threads of this program write their numbers before one of them counts the split, which publishes them.
+        tl.debug_barrier()
         done = num_done + tile * tl.num_programs(0) + tl.program_id(0)
-        acc, is_last = _added_up(acc, partial, num_rows.to(tl.int64) * n, number, is_number, done, split, SPLITS)
+        is_last = tl.atomic_add(done, 1, sem="acq_rel", scope="gpu") == SPLITS - 1
+        if is_last:
+            tl.debug_barrier()
+            tl.store(done, 0)  # The next launch needs a zero.
+            acc = tl.zeros_like(acc)
+            part = partial + number
+            for _ in range(SPLITS):
+                acc += tl.load(part, mask=is_number, other=0.0, cache_modifier=".cg")
+                part += tl.full([], 1, tl.int64) * size
     else:
         is_last = True
     if is_last:
@@ -301,3 +251,26 @@ def unpack_kernel(
         code = tl.load(code_rows + begin + column, mask=is_row[:, None], other=0.0)
         weight = _less(code, zero, tl.float32) if KIND == "int8" else code.to(tl.float32)
         tl.store(out_rows + column, (weight * scale[:, None]).to(out.dtype.element_ty), mask=is_row[:, None])
+
+
+@triton.jit
+def round_rows_kernel(
+    x,
+    codes,
+    scales,
+    columns,
+    x_stride,
+    LARGEST: tl.constexpr,  # The largest float of eight bits.
+    LEAST_LARGEST: tl.constexpr,
+    TILE: tl.constexpr,
+):
+    """Round a row to floats of eight bits, and write its scale. The program is (row)."""
+    row = tl.program_id(0).to(tl.int64)
+    column = tl.arange(0, TILE)
+    is_inside = column < columns
+    numbers = tl.load(x + row * x_stride + column, mask=is_inside, other=0.0).to(tl.float32)
+    scale = tl.maximum(tl.max(tl.abs(numbers), 0), LEAST_LARGEST) / LARGEST
+    # The maximum may ignore NaN, and a float of eight bits cannot be infinite. The scale of such a row is NaN.
+    scale += tl.sum(numbers * 0.0, 0)
+    tl.store(scales + row, scale)
+    tl.store(codes + row * columns + column, to_float8(numbers / scale, codes.dtype.element_ty), mask=is_inside)

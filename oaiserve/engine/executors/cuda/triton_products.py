@@ -16,9 +16,15 @@ import triton
 from torch import Tensor
 from torch.nn.functional import linear
 
-from oaiserve.engine.executors.cuda.device_matrices import ExpertMatrices, PackedMatrix
+from oaiserve.engine.executors.cuda.device_matrices import LEAST_LARGEST, ExpertMatrices, PackedMatrix, rounds
 from oaiserve.engine.executors.cuda.launches import num_multiprocessors, present
-from oaiserve.engine.executors.cuda.triton_product_kernels import plan_experts_kernel, product_kernel, unpack_kernel
+from oaiserve.engine.executors.cuda.triton_product_kernels import (
+    plan_experts_kernel,
+    product_kernel,
+    round_rows_kernel,
+    unpack_kernel,
+)
+from oaiserve.engine.model.attention import FP8, FP8_MAX
 
 PROGRAMS_PER_SM = 4  # With this many programs, enough loads are under way to keep the memory busy.
 MOST_SPLITS = 16
@@ -66,6 +72,30 @@ def multiply(x: Tensor, matrix: PackedMatrix, bias: Tensor | None) -> Tensor:
     tiles = tiles_for(num_rows)
     _launch(x, matrix, bias, out, tiles, -(-num_rows // tiles.rows))
     return out
+
+
+def multiply_in_float8(x: Tensor, matrix: PackedMatrix, bias: Tensor | None) -> Tensor:
+    """Compute `multiply` or, where `rounds` says so, `rounded_product`: torch multiplies floats of 8 bits."""
+    if not rounds(len(x), matrix):
+        return multiply(x, matrix, bias)
+    codes, scales = rounded_rows(x)
+    return torch._scaled_mm(codes, matrix.codes.T, scales, matrix.scales, bias, out_dtype=x.dtype)
+
+
+def rounded_rows(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Compute `device_matrices.rounded_rows` in one launch."""
+    rows, columns = x.shape
+    codes = torch.empty(rows, columns, dtype=FP8, device=x.device)
+    scales = torch.empty(rows, 1, dtype=torch.float32, device=x.device)
+    tile = triton.next_power_of_2(columns)
+    round_rows_kernel[(rows,)](
+        *(x, codes, scales, columns, x.stride(0)),
+        LARGEST=FP8_MAX,
+        LEAST_LARGEST=LEAST_LARGEST,
+        TILE=tile,
+        num_warps=min(16, max(1, tile // 512)),
+    )
+    return codes, scales
 
 
 def product(x: Tensor, matrices: ExpertMatrices, plan: Plan, *, pairs_of_row: int, factors: Tensor | None) -> Tensor:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import triton
 from torch import Tensor
 
-from oaiserve.engine.executors.cuda.launches import present
+from oaiserve.engine.executors.cuda.launches import present, with_heads_in_one_piece
 from oaiserve.engine.executors.cuda.triton_state_kernels import recurrence_kernel
 
 TILE_NUMBERS = 4096  # numbers of a state that one program computes
@@ -15,7 +15,7 @@ def recurrence(state: Tensor, decay: Tensor, key: Tensor, value: Tensor, query: 
     """Compute `executors.reference.mixers.recurrence`. In between, the state is in float32."""
     num_sequences, num_tokens, heads, value_dim = value.shape
     key_heads, key_dim = key.shape[2:]
-    key, query, value = (_with_numbers_in_one_piece(part) for part in (key, query, value))
+    key, query, value = (with_heads_in_one_piece(part) for part in (key, query, value))
     decay = decay.contiguous()
     out = value.new_empty(value.shape)
     tile_key = triton.next_power_of_2(key_dim)
@@ -35,10 +35,3 @@ def recurrence(state: Tensor, decay: Tensor, key: Tensor, value: Tensor, query: 
         num_warps=4,
     )
     return out
-
-
-def _with_numbers_in_one_piece(part: Tensor) -> Tensor:
-    """Return a tensor [sequences, tokens, heads, dim] whose heads follow each other."""
-    if part.stride()[2:] == (part.shape[3], 1):
-        return part
-    return part.contiguous()

@@ -29,7 +29,7 @@ _LEAST = torch.finfo(torch.float32).min  # finite, so that subtracting it from i
 
 
 class _Group(NamedTuple):
-    """Sequences that have equally many tokens in a step. Indices are those of tokens in their sequences."""
+    """Sequences that have the same number of tokens in a step. Indices are those of tokens in their sequences."""
 
     rows: slice  # rows of the step's tokens
     tables: Tensor  # int64 [B, M], the blocks of each sequence

@@ -21,7 +21,7 @@ from oaiserve.engine.executors.reference.products import Products, product
 from oaiserve.engine.model.adapters import Adapter
 from oaiserve.engine.model.attention import LayerCache
 from oaiserve.engine.model.batch import Batch
-from oaiserve.engine.model.kv_cache import copy_blocks
+from oaiserve.engine.model.kv_cache import block_tensors, copy_blocks
 from oaiserve.engine.model.layer_operations import ACTIVATIONS
 
 
@@ -62,6 +62,10 @@ class ReferenceExecutor:
 
     def prepare(self, adapter: Adapter) -> Adapter:
         return adapter  # It is used as it is.
+
+    @property
+    def block_tensors(self) -> list[Tensor]:
+        return block_tensors(self.caches.values())
 
     def copy_blocks(self, copies: list[tuple[int, int]]) -> None:
         if self.caches:  # Without caches, no layer has attention.

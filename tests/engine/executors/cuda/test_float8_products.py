@@ -1,0 +1,134 @@
+"""Products in floats of eight bits: torch's are those of rounded rows in float32, and near those of the rows."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from oaiserve.engine.executors.cuda import device_matrices
+from oaiserve.engine.executors.cuda.device_matrices import in_float8, plain_product, rounded_product
+from oaiserve.engine.executors.cuda.executor import CudaWeights
+from oaiserve.engine.executors.cuda.kernels import Kernels, triton_kernels, with_fp8_products
+from oaiserve.engine.model.attention import FP8
+from oaiserve.engine.start.compare import FLOAT8_TOLERANCE, difference
+from tests.engine.executors.cuda.packed_matrices import floats_in_blocks, numbers, relative
+from tests.engine.executors.cuda.step_runs import model_of
+from tests.engine.executors.test_cuda import batch_with, on_cpu, on_weights
+from tests.engine.executors.test_cuda_packed import FILES, described, prompt_of
+from tests.engine.model.steps import CPU
+from tests.models.small_configs import config_of
+
+pytest.importorskip("triton", reason="Triton has no wheels for this system")
+
+from oaiserve.engine.executors.cuda import triton_products
+
+pytestmark = pytest.mark.kernels
+
+ROWS = device_matrices.FLOAT8_FROM
+MATRIX = device_matrices.of_integers(floats_in_blocks(64, 96, None))
+
+
+def most_rounding(x: torch.Tensor) -> torch.Tensor:
+    """Return by how much rounding may move each number of rows, as `rounded_product` states it, and float32's share."""
+    largest = x.abs().amax(1, keepdim=True)
+    return torch.maximum(x.abs() / 16, largest / 448 / 1024) * (1 + 1e-5)
+
+
+def uneven(rows: int, columns: int, seed: int = 1) -> torch.Tensor:
+    """Return rows of very different sizes, whose numbers are, too."""
+    x = numbers(rows, columns, seed=seed)
+    return x**3 * torch.logspace(-6, 6, rows)[:, None]
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_the_kernel_rounds_rows_as_plain_torch_does(dtype: torch.dtype) -> None:
+    x = uneven(20, 70).clamp(-60_000, 60_000).to(dtype)
+    x[3] = 0
+    codes, scales = triton_products.rounded_rows(x)
+    expected, expected_scales = device_matrices.rounded_rows(x)
+    torch.testing.assert_close(scales, expected_scales, rtol=1e-6, atol=0)
+    assert torch.equal(codes.float(), expected.float())
+    assert float(codes.float().abs().max()) == 448
+    assert bool((codes[3].float() == 0).all())
+
+
+@pytest.mark.filterwarnings("ignore:invalid value encountered in multiply")  # infinity times 0
+@pytest.mark.parametrize("wrong", [torch.nan, torch.inf, -torch.inf])
+def test_rows_that_are_not_finite_become_nan(wrong: float) -> None:
+    x = numbers(ROWS, 96).bfloat16()
+    x[5, 7] = wrong
+    for out in (triton_products.multiply_in_float8(x, MATRIX, None), rounded_product(x, MATRIX, None)):
+        are_nan = out.isnan()
+        assert bool(are_nan[5].all())
+        assert int(are_nan.sum()) == 64
+
+
+def test_rounding_moves_numbers_and_products_no_further_than_stated() -> None:
+    x = uneven(ROWS, 96)
+    codes, scales = device_matrices.rounded_rows(x)
+    moved = (codes.float() * scales - x).abs()
+    assert bool((moved <= most_rounding(x)).all())
+    assert float((moved / most_rounding(x)).max()) > 0.9
+    weights = MATRIX.expand(torch.float32)
+    apart = (rounded_product(x, MATRIX, None).double() - x.double() @ weights.T.double()).abs()
+    assert bool((apart <= most_rounding(x).double() @ weights.T.abs().double() * (1 + 1e-5)).all())
+
+
+@pytest.mark.parametrize(("dtype", "limit"), [(torch.bfloat16, 4e-3), (torch.float16, 5e-4), (torch.float32, 1e-6)])
+@pytest.mark.parametrize("has_bias", [False, True])
+def test_products_of_torch_are_those_of_rounded_rows(dtype: torch.dtype, limit: float, has_bias: bool) -> None:
+    x = numbers(ROWS, 96, seed=1).to(dtype)
+    bias = numbers(64, seed=2).to(dtype) if has_bias else None
+    out = triton_products.multiply_in_float8(x, MATRIX, bias)
+    assert out.dtype == dtype
+    assert relative(out.float(), rounded_product(x, MATRIX, bias)) < limit
+
+
+@pytest.mark.parametrize("name", ["few rows", "scales of blocks", "a height of 70"])
+def test_other_products_are_multiplied_in_16_bits(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    matrix = MATRIX
+    if name != "few rows":
+        shape = (64, 256, (64, 128)) if name == "scales of blocks" else (70, 96, None)
+        matrix = device_matrices.of_integers(floats_in_blocks(*shape))
+    monkeypatch.setattr(torch, "_scaled_mm", None)
+    x = numbers(ROWS - (name == "few rows"), matrix.shape[1]).bfloat16()
+    assert torch.equal(triton_products.multiply_in_float8(x, matrix, None), triton_products.multiply(x, matrix, None))
+
+
+def test_weights_become_floats_with_a_scale_for_each_row() -> None:
+    weights = uneven(48, 64)
+    matrix = in_float8(weights.T.contiguous().T)  # as families with transposed matrices have them
+    assert matrix.has_row_scales
+    assert (matrix.codes.dtype, matrix.codes.is_contiguous(), matrix.scales.shape) == (FP8, True, (1, 48))
+    assert bool(((matrix.expand(torch.float32) - weights).abs() <= most_rounding(weights)).all())
+    assert in_float8(numbers(48, 80)) is None  # kernels read 32 columns at a time
+
+
+@torch.inference_mode()
+def test_prompts_of_a_checkpoint_in_fp8_are_multiplied_in_fp8(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(device_matrices, "FLOAT8_FROM", 20)
+    found = described(FILES["fp8 by row"][0](tmp_path))
+    of_kernels, rounded, expanded = (
+        on_cpu(found.decoder, kernels=kernels).forward(prompt_of(found))
+        for kernels in (with_fp8_products(triton_kernels()), Kernels(multiply=plain_product), Kernels())
+    )
+    assert difference(of_kernels, rounded) < 0.03  # Few numbers round to the other neighbour.
+    assert 0.03 < difference(rounded, expanded) < FLOAT8_TOLERANCE / 2
+
+
+EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 64}
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3_moe", "bamba", "gpt2"])
+@torch.inference_mode()
+def test_matrices_are_quantized_where_they_are_placed(family: str) -> None:
+    model = model_of(config_of(family, **EXPERTS if family == "qwen3_moe" else {}))
+    weights = CudaWeights(model.decoder, dtype=torch.float32, device=CPU, in_float8=True)
+    plain = CudaWeights(model.decoder, dtype=torch.float32, device=CPU)
+    assert {one.kind for one in weights.packed} == {"float8"}
+    assert weights.num_bytes < plain.num_bytes / 2
+    batches = (batch_with(model.spec, [([*range(5, 26)], 0)]) for _ in range(2))
+    logits, expected = (
+        on_weights(one, model.decoder).forward(batch) for one, batch in zip((weights, plain), batches, strict=True)
+    )
+    assert 0.001 < difference(logits, expected) < FLOAT8_TOLERANCE
