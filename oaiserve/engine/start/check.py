@@ -50,7 +50,7 @@ def batch_of(
 
 @torch.inference_mode()
 def refuse_unless_finite(executor: Executor, spec: ModelSpec, block_size: int) -> None:
-    """Raise NotKnown if logits of the model are no numbers, or so large that others will be none."""
+    """Raise NotKnown if logits of the model are not numbers, or so large that others won't be."""
     for batch in batches(spec, block_size):
         if not (executor.forward(batch).abs() < _LARGEST_LOGIT).all():
             raise NotKnown("its outputs are no finite numbers")

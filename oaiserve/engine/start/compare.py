@@ -14,7 +14,7 @@ FLOAT32_TOLERANCE = 1e-3
 HALF_TOLERANCE = 0.1  # bfloat16 and float16
 # Neighbouring 8-bit floats are 6 to 12 % apart, so a difference in the last bit of bfloat16 can change a key by that
 # much. Noise of that size in queries, keys and values moved the logits of small models by up to 15 %.
-FLOAT8_CACHE_TOLERANCE = 0.3
+FLOAT8_TOLERANCE = 0.3
 _LEAST_ROW = 1e-3  # size of a row relative to the largest one; a smaller one counts as this large
 
 T = TypeVar("T")
@@ -69,8 +69,9 @@ def difference_by_row(values: Tensor, expected: Tensor) -> float:
     return float(apart.max())
 
 
-def tolerance(dtype: torch.dtype, *, has_float8_cache: bool = False) -> float:
-    """Choose the largest `difference` that rounding explains in logits of a model computed in `dtype`."""
-    if has_float8_cache:
-        return FLOAT8_CACHE_TOLERANCE
+def tolerance(dtype: torch.dtype, *, in_float8: bool = False) -> float:
+    """Choose the largest `difference` that rounding explains in logits of a model computed in `dtype`, maybe with
+    keys or inputs of products in floats of 8 bits."""
+    if in_float8:
+        return FLOAT8_TOLERANCE
     return FLOAT32_TOLERANCE if dtype == torch.float32 else HALF_TOLERANCE

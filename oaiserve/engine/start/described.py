@@ -36,13 +36,13 @@ from oaiserve.engine.decoder.sources.mxfp4_weights import Mxfp4Weights
 from oaiserve.engine.decoder.sources.packed_weights import PackedWeights
 from oaiserve.engine.decoder.sources.tensor_files import TensorFiles
 from oaiserve.engine.decoder.spec import ModelSpec
-from oaiserve.engine.executors.native.cores import default_threads
 from oaiserve.engine.executors.native.encoder import Encoder
 from oaiserve.engine.executors.native.kv_layout import latent_dim
 from oaiserve.engine.executors.native.library import Library
 from oaiserve.engine.model.device import suitable_dtype
 from oaiserve.errors import StartupError
 from oaiserve.storage.private import NotPrivate
+from oaiserve.system_cpus import default_threads
 
 log = logging.getLogger(__name__)
 
@@ -145,7 +145,8 @@ def _open_folder(source: ModelSource, options: EngineOptions, blocks: Path | Non
         quantization = read_quantization({"quantization_config": stated})
     else:
         quantization = None
-    has_blocks = stated is not None or options.quantize != "none"
+    makes_blocks = device.type == "cpu" and options.quantize != "none"  # A GPU quantizes matrices as it places them.
+    has_blocks = stated is not None or makes_blocks
     dtype = _dtype(_IN_BLOCKS if has_blocks else stored_dtype(settings), options, device)
     library = _library(dtype, options, device)
     files: TensorFiles
@@ -160,7 +161,7 @@ def _open_folder(source: ModelSource, options: EngineOptions, blocks: Path | Non
             library = _library(dtype, options, device)
     elif stated is not None:
         files = Mxfp4Weights(folder)
-    elif options.quantize != "none":
+    elif makes_blocks:
         if family.is_transposed:
             raise NotKnown("the matrices of this family are transposed, and not quantized")
         assert library is not None  # --quantize refuses --no-compile
@@ -264,7 +265,7 @@ def _with_cache(spec: ModelSpec, decoder: Decoder, library: Library | None, opti
     if width:
         spec = spec.with_latent_cache(width)
     else:
-        if not spec.is_on_cpu:  # its kernels attend to keys and values
+        if not spec.is_on_cpu:  # The GPU's kernels attend to keys and values.
             spec = spec.with_latent_cache(0)
         spec = spec.with_cache(options.kv_cache_dtype)
     decoder = with_shapes(decoder, spec)

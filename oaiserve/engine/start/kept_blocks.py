@@ -12,7 +12,7 @@ import torch
 
 from oaiserve.checkpoints.kind import kind_of
 from oaiserve.config import EngineOptions
-from oaiserve.engine.disk_tier import KeptBlocks
+from oaiserve.engine.disk_tier import KeptBlocks, disk_tier
 from oaiserve.engine.executors.native.native import NativeDecoder
 from oaiserve.engine.executors.runner import ModelRunner
 from oaiserve.engine.served_model import ServedModel
@@ -35,14 +35,13 @@ def keep_blocks(served: ServedModel, model: Path, folder: Path, options: EngineO
             "keys and values."
         )
     # The bytes of all blocks [number of blocks, bytes], in the native step's own memory.
-    tensors = [tensor for cache in native.caches for tensor in cache if tensor.numel()]
-    arrays = [tensor.view(torch.uint8).flatten(1).numpy() for tensor in tensors]
+    arrays = [tensor.view(torch.uint8).flatten(1).numpy() for tensor in native.block_tensors]
     try:
         block_bytes = sum(array.shape[1] for array in arrays)
         files = BlockFiles(folder, _kind(native, model, options, arrays), block_bytes, options.prefix_cache_disk)
     except (NotPrivate, OSError) as error:
         raise StartupError(f"--prefix-cache-dir {folder} cannot be used: {error}.") from error
-    return replace(served, kept_blocks=KeptBlocks(files, arrays))
+    return replace(served, make_tier=disk_tier(KeptBlocks(files, arrays)))
 
 
 def _kind(native: NativeDecoder, model: Path, options: EngineOptions, arrays: list[np.ndarray]) -> str:

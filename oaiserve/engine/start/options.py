@@ -30,9 +30,13 @@ def refuse_on_device(options: EngineOptions, device: str) -> None:
     if options.kv_cache_dtype != "auto" and (options.kv_cache_dtype == "int8") != is_on_cpu:
         setting = f"--kv-cache-dtype {options.kv_cache_dtype}"
         raise StartupError(f"{setting} is for --device {'cuda' if is_on_cpu else 'cpu'}; the model is on {device}.")
-    for flag, is_set in (("--exact", options.exact), (f"--quantize {options.quantize}", options.quantize != "none")):
-        if is_set and not is_on_cpu:
-            raise StartupError(f"{flag} is for --device cpu; the model is on {device}.")
+    quantize = options.quantize
+    for flag, other_device in (
+        ("--exact", "cpu" if options.exact else ""),
+        (f"--quantize {quantize}", {"none": "", "fp8": "cuda"}.get(quantize, "cpu")),
+    ):
+        if other_device and (other_device == "cpu") != is_on_cpu:
+            raise StartupError(f"{flag} is for --device {other_device}; the model is on {device}.")
     if is_on_cpu and options.kv_cache_memory is not None and options.kv_cache_memory > (free := available_bytes()):
         raise StartupError(
             f"--kv-cache-memory is {options.kv_cache_memory}, but only {gib(free)} GiB are free on {device}."

@@ -23,14 +23,22 @@ from oaiserve.checkpoints.model_defaults import stated_defaults
 from oaiserve.checkpoints.source import ModelSource, find_mmproj, find_model
 from oaiserve.config import EngineOptions
 from oaiserve.engine.encoder import Media
-from oaiserve.engine.executors.native.cores import usable_cpus
 from oaiserve.engine.executors.native.reserved import reserve
 from oaiserve.engine.sequences.draw_columns import DRAW_COLUMNS
 from oaiserve.engine.served_model import ServedModel
-from oaiserve.engine.start.request import Declined, StartRequest, Way, refuse_if_native_is_needed, without_generation
+from oaiserve.engine.start.request import (
+    Declined,
+    LoadMedia,
+    StartRequest,
+    Way,
+    refuse_if_native_is_needed,
+    without_generation,
+)
 from oaiserve.engine.start.start_times import StartTimes
 from oaiserve.engine.start.task import find_task
 from oaiserve.errors import StartupError
+from oaiserve.system_cpus import usable_cpus
+from oaiserve.system_memory import available_bytes
 
 log = logging.getLogger(__name__)
 
@@ -42,6 +50,7 @@ def start_model(
     meanwhile: Callable[[], object],
     default_params: Mapping[str, float] = MappingProxyType({}),
     ways: Callable[[], Iterable[Way]] = tuple,
+    load_media: LoadMedia | None = None,
 ) -> ServedModel:
     """Load a model and get it ready for an engine. `Engine.from_pretrained` documents the arguments.
 
@@ -52,7 +61,7 @@ def start_model(
         with ThreadPoolExecutor(1, thread_name_prefix="digests") as beside:
             unchanged = beside.submit(times.run, "digests", demo.refuse_unless_unchanged, folder)
             try:
-                return start_model(folder, options, times, meanwhile, demo.SAMPLING, ways)
+                return start_model(folder, options, times, meanwhile, demo.DEFAULTS, ways, load_media)
             finally:
                 unchanged.result()  # its error says why another one was raised
     if options.device != "cuda" and (options.cpu_threads or 0) > usable_cpus():
@@ -62,13 +71,14 @@ def start_model(
             options.cpu_threads,
             usable_cpus(),
         )
+    _refuse_offload(options)
     source = find_model(model)
     if not source.is_local:
         source = times.run("files of the hub", lambda: fetched(source, with_media=options.media))
     with reported(f"No model could be loaded from {source.shown}"):
         refuse_unless_sound(source)
         refuse_without_tokenizer(source)
-        served = _started(StartRequest(source, options, times, meanwhile, default_params), ways)
+        served = _started(StartRequest(source, options, times, meanwhile, default_params), ways, load_media)
         if not options.nvtx:
             return served
         from oaiserve.engine.model.torch_ranges import ranges_on
@@ -76,10 +86,12 @@ def start_model(
         return replace(served, ranges=ranges_on(served.device))
 
 
-def _started(request: StartRequest, ways_of_plugins: Callable[[], Iterable[Way]]) -> ServedModel:
+def _started(
+    request: StartRequest, ways_of_plugins: Callable[[], Iterable[Way]], load_media: LoadMedia | None
+) -> ServedModel:
     source = request.source
     declined: list[str] = []
-    media = _media(request)
+    media = _media(request, load_media)
     for way in _ways(request, ways_of_plugins):
         reason = way.accepts(request)
         if reason is None:
@@ -92,13 +104,33 @@ def _started(request: StartRequest, ways_of_plugins: Callable[[], Iterable[Way]]
                 log.debug("The model does not start %s: %s", way.name, reason)
             else:  # a model that is refused has one line, the refusal
                 log.debug("The model starts %s%s", way.name, f" (not {'; not '.join(declined)})" if declined else "")
-                if (cache_dir := request.options.prefix_cache_dir) is None:
-                    return served
-                from oaiserve.engine.start.kept_blocks import keep_blocks  # with torch, which is loaded now
-
-                return keep_blocks(served, source.path, cache_dir, request.options)
+                return _with_tier(served, request)
         declined.append(f"{way.name}: {reason}")
     raise AssertionError(declined)  # the last way starts any model, or says what the user can do
+
+
+def _refuse_offload(options: EngineOptions, kv_bytes: int = 0) -> None:
+    """Raise StartupError if --kv-offload does not fit into the memory that a KV cache leaves."""
+    size = options.kv_offload
+    free_bytes = max(0, available_bytes() - kv_bytes)
+    if size is not None and size > free_bytes:
+        raise StartupError(f"--kv-offload is {size}, but only {free_bytes / 2**30:.1f} GiB of memory are available.")
+
+
+def _with_tier(served: ServedModel, request: StartRequest) -> ServedModel:
+    """Return the model with the tier below its KV blocks that the options ask for. Torch is loaded now."""
+    options = request.options
+    if (cache_dir := options.prefix_cache_dir) is not None:
+        from oaiserve.engine.start.kept_blocks import keep_blocks
+
+        return keep_blocks(served, request.source.path, cache_dir, options)
+    if options.kv_offload is not None:
+        from oaiserve.engine.start.host_memory import offload_blocks
+
+        # On a CPU, the KV cache takes its memory as it fills up.
+        _refuse_offload(options, served.num_blocks * served.block_bytes if served.device == "cpu" else 0)
+        return offload_blocks(served, options.kv_offload)
+    return served
 
 
 def _default_params(request: StartRequest) -> dict[str, Any]:
@@ -107,7 +139,7 @@ def _default_params(request: StartRequest) -> dict[str, Any]:
     return {}
 
 
-def _media(request: StartRequest) -> Media | None:
+def _media(request: StartRequest, load_media: LoadMedia | None) -> Media | None:
     """Load what reads images and sounds for a multimodal model, before the KV cache takes the memory that is left."""
     source = request.source
     options = request.options
@@ -120,15 +152,17 @@ def _media(request: StartRequest) -> Media | None:
     has_tower = mmproj is not None or parts.get("vision_config") is not None or parts.get("audio_config") is not None
     if not options.media or not has_tower:
         return None
-    with request.times.part("import of transformers"):
-        from oaiserve.engine.start.media import load_media
-    with request.times.part("tower"):
-        return load_media(request, mmproj)
+    if load_media is None:
+        log.warning(
+            "Images and sounds of '%s' are not read: that needs the plug-in 'media', which is not loaded", source.path
+        )
+        return None
+    return load_media(request, mmproj)
 
 
-def compile_early(options: EngineOptions, stored: str) -> Thread | None:
-    """Compile the native code of a decoder that is stored in this dtype, in a thread, while the start goes on. Raises
-    StartupError for options that a CPU cannot obey."""
+def compile_early(options: EngineOptions, stored: str | None) -> Thread | None:
+    """Compile the native code of a decoder that is stored in this dtype, if it is known, in a thread, while the start
+    goes on. Raises StartupError for options that a CPU cannot obey."""
     import torch
 
     from oaiserve.engine.executors.native.build import build_beside, limit_features
@@ -138,7 +172,7 @@ def compile_early(options: EngineOptions, stored: str) -> Thread | None:
     limit_features(options.cpu_features)
     if is_on_cpu(options):
         refuse_on_device(options, "cpu")
-    if not (options.compile and is_on_cpu(options)) or options.task in ("embed", "score"):
+    if stored is None or not (options.compile and is_on_cpu(options)) or options.task in ("embed", "score"):
         return None
     if options.dtype == "auto":
         name = {"float16": "float32"}.get(stored, stored)
@@ -197,14 +231,13 @@ def _ways(request: StartRequest, of_plugins: Callable[[], Iterable[Way]]) -> Ite
     if not is_text:
         raise StartupError(
             f"'{source.path}' cannot be served for --task {request.task}: that needs the plug-in 'pooling', which is "
-            "missing."
+            "not loaded."
         )
     with times.part("import of the native step"):
         from oaiserve.engine.start.ways.described import FromDescription, is_on_cpu
     if is_on_cpu(options):
         refuse_early(source, options)
-    if (stored := _stored_dtype(source, options)) is not None:
-        request.compiling = compile_early(options, stored)
+    request.compiling = compile_early(options, _stored_dtype(source, options))
     yield FromDescription()
     if not is_on_cpu(options):
         from oaiserve.engine.start.ways.gpu import OnGpu

@@ -57,7 +57,7 @@ def refuse_unless_probed(library: Library, *, again: bool = False) -> None:
 
 
 def probe(library: Library) -> None:
-    """Raise WrongHere for the first kind of layer that native code computes otherwise than the reference."""
+    """Raise WrongHere for the first kind of layer that native code computes differently from the reference."""
     for name, decoder in ProbeLayers(library.dtype).decoders():
         has_blocks = name.startswith("weights in")
         _compare(library, name, decoder, _LIMIT_OF_BLOCKS if has_blocks else _LIMITS[library.dtype])

@@ -8,22 +8,28 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from pathlib import Path
 from threading import Thread
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import TYPE_CHECKING, Protocol, TypeAlias, TypeVar
 
 from oaiserve.checkpoints.progress import show_transformers_progress
 from oaiserve.checkpoints.source import ModelSource
 from oaiserve.config import EngineOptions
 from oaiserve.engine.pooling import Task
 from oaiserve.engine.start.start_times import StartTimes
+from oaiserve.engine.text.builtin_templates import template_file
 from oaiserve.engine.text.tokenizer import Tokenizer
 from oaiserve.errors import StartupError
 
 if TYPE_CHECKING:
+    from oaiserve.engine.encoder import Media
     from oaiserve.engine.executors.native.reserved import ReservedMemory
     from oaiserve.engine.served_model import ServedModel
 
 T = TypeVar("T")
+
+# Loads what reads a model's images and sounds, given the mmproj of a GGUF file. Returns None if it reads neither.
+LoadMedia: TypeAlias = "Callable[[StartRequest, Path | None], Media | None]"
 
 
 def needing_native(options: EngineOptions) -> str | None:
@@ -45,7 +51,7 @@ def refuse_if_native_is_needed(options: EngineOptions, reason: Exception) -> Non
         raise StartupError(f"{needed_by} needs the native step, which cannot be used: {reason}.") from reason
 
 
-_OF_GENERATION = {"kv_cache_dtype", "kv_cache_memory", "prefix_cache_dir", "quantize"}
+_OF_GENERATION = {"kv_cache_dtype", "kv_cache_memory", "kv_offload", "prefix_cache_dir", "quantize"}
 
 
 def without_generation(options: EngineOptions) -> EngineOptions:
@@ -89,7 +95,7 @@ class StartRequest:
     def tokenizer(self) -> Tokenizer:
         options = self.options
         if options.chat_template:
-            template = options.chat_template.read_text(encoding="utf-8")
+            template = template_file(options.chat_template).read_text(encoding="utf-8")
         else:
             template = None
         with self.times.part("tokenizer"):
@@ -105,8 +111,10 @@ class StartRequest:
         with ThreadPoolExecutor(1, thread_name_prefix="load") as loader:
             loading = loader.submit(self.times.run, part, load)
             try:
-                _ = self.tokenizer  # most of the weights are packed in native code
+                # Making the tokenizer holds Python's lock for up to a quarter of a second. So it comes last, when the
+                # other thread packs the largest matrix in native code.
                 self.meanwhile()
+                _ = self.tokenizer
             except StartupError:
                 loading.result()  # A model of a wrong kind often has no tokenizer either.
                 raise

@@ -6,18 +6,17 @@ from __future__ import annotations
 import logging
 from dataclasses import asdict
 from pathlib import Path
-from threading import Thread, main_thread
+from threading import Thread
 
 from oaiserve.checkpoints import gguf
 from oaiserve.config import EngineOptions
 from oaiserve.engine.decoder.quantized_file import FileIdentity, QuantizedFile, find
 from oaiserve.storage.private import NotPrivate
-from oaiserve.storage.start_cache import NotRemembered, Subject, of_record, recall, remember, subject
+from oaiserve.storage.start_cache import NotRemembered, Subject, later, of_record, recall, remember, subject
 
 log = logging.getLogger(__name__)
 
 _FILES = (".json", ".safetensors")
-AFTER_SECONDS = 3.0  # so that the first answer doesn't wait for the disk
 
 
 def subject_of(model: Path, options: EngineOptions) -> Subject | None:
@@ -50,10 +49,9 @@ def recall_start(subject: Subject) -> Path | None:
 
 
 def remember_start(subject: Subject, quantized: QuantizedFile | None) -> Thread:
-    """Record a model that has started, in a thread, which is returned: no request waits for it."""
+    """Record a model that has started, in a thread, which is returned."""
 
-    def run() -> None:
-        main_thread().join(AFTER_SECONDS)
+    def write() -> None:
         try:
             if quantized is None:
                 data = None
@@ -64,7 +62,4 @@ def remember_start(subject: Subject, quantized: QuantizedFile | None) -> Thread:
         except (NotPrivate, OSError) as error:
             log.debug("The start is not recorded: %s", error)
 
-    # The thread is waited for at the end: a process must not end while it writes.
-    thread = Thread(target=run, name="remember", daemon=False)
-    thread.start()
-    return thread
+    return later(write)

@@ -30,6 +30,7 @@ class StartTimes:
         """Count from `began_ns`, by default from the start of this process."""
         self._began_ns = _process_began_ns() if began_ns is None else began_ns
         self._parts: list[StartPart] = []
+        self._running: list[str] = []
 
     def since_begin(self, name: str) -> None:
         self._parts.append(StartPart(name, self._began_ns, monotonic_ns()))
@@ -38,10 +39,17 @@ class StartTimes:
     def part(self, name: str) -> Iterator[None]:
         """Count the time of the `with` block, even if it raises."""
         begin_ns = monotonic_ns()
+        self._running.append(name)
         try:
             yield
         finally:
+            self._running.remove(name)
             self._parts.append(StartPart(name, begin_ns, monotonic_ns()))
+
+    @property
+    def current(self) -> str:
+        """Return the part that began last of those that run, or "" if none does."""
+        return next(reversed(self._running), "")
 
     def run(self, name: str, function: Callable[..., T], *arguments: Any, **named: Any) -> T:
         with self.part(name):

@@ -55,7 +55,7 @@ class Started(NamedTuple):
     failed: Callable[[BaseException], bool] = lambda error: False  # as in `ServedModel`
     block_bytes: int = 0
     weight_bytes: int = 0
-    features: Mapping[str, str] = MappingProxyType({})  # the faster ways to compute, each with why it is off, or ""
+    features: Mapping[str, str] = MappingProxyType({})  # the reason why each optional feature is off, or ""
 
 
 def started_on_cpu(

@@ -87,7 +87,9 @@ def test_a_gguf_file_starts_from_its_description_with_and_without_native_code(
 @pytest.mark.parametrize("task", ["embed", "score"])
 def test_a_model_that_needs_a_plugin_is_refused_without_it_in_one_sentence(task: str, tmp_path: Path) -> None:
     save(make_model(FAMILIES["llama"]), tmp_path)
-    sentence = f"'{tmp_path}' cannot be served for --task {task}: that needs the plug-in 'pooling', which is missing."
+    sentence = (
+        f"'{tmp_path}' cannot be served for --task {task}: that needs the plug-in 'pooling', which is not loaded."
+    )
     with pytest.raises(StartupError) as caught:
         start_model(tmp_path, EngineOptions(task=task), StartTimes(), lambda: None)
     assert str(caught.value) == sentence
@@ -113,6 +115,31 @@ def test_a_way_of_a_plugin_is_asked_first(tmp_path: Path, empty_cache: Path, cap
         start_model(folder, EngineOptions(task="score"), StartTimes(), lambda: None, ways=lambda: [Refusing()])
     with started(folder, **OPTIONS, ways=lambda: [Refusing()]):
         assert started_how(caplog) == f"{DESCRIBED} (not as a plug-in does: it has no scores)"
+
+
+def test_a_tower_is_loaded_by_what_a_plugin_brings_and_the_log_says_that_none_does(
+    tmp_path: Path, empty_cache: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = file_of(config("llama", **WIDE | {"vocab_size": len(TOKENS)}), tmp_path, tokenizer=TOKENIZER)
+    mmproj = tmp_path / "tower.gguf"
+    mmproj.touch()
+    asked = []
+
+    def warnings() -> list[str]:
+        return [record.getMessage() for record in caplog.records if record.name == "oaiserve.engine.start.plan"]
+
+    def load_media(request: StartRequest, file: Path | None) -> None:
+        asked.append((request.source.path, file))
+
+    with started(path, **OPTIONS, mmproj=mmproj, load_media=load_media) as engine:
+        assert engine.media == frozenset()
+    assert asked == [(path, mmproj)]
+    assert warnings() == []
+    with started(path, **OPTIONS, mmproj=mmproj) as engine:
+        assert engine.media == frozenset()
+    assert warnings() == [
+        f"Images and sounds of '{path}' are not read: that needs the plug-in 'media', which is not loaded"
+    ]
 
 
 @pytest.mark.parametrize(
@@ -214,15 +241,23 @@ def test_the_dtype_of_native_code_follows_from_config_json(
         ({"compile": False}, "bfloat16", []),
         ({"device": "cuda"}, "bfloat16", []),
         ({"task": "embed"}, "bfloat16", []),
+        ({}, None, []),
     ],
 )
 def test_only_what_the_native_step_will_need_is_compiled(
-    options: dict[str, Any], stored: str, expected: list[torch.dtype], monkeypatch: pytest.MonkeyPatch
+    options: dict[str, Any], stored: str | None, expected: list[torch.dtype], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     compiled: list[torch.dtype] = []
     monkeypatch.setattr(build, "build_beside", compiled.append)
     compile_early(EngineOptions(**options), stored)
     assert compiled == expected
+
+
+@pytest.mark.parametrize("stored", ["bfloat16", None])
+def test_options_that_a_cpu_cannot_obey_are_refused_early_whatever_the_files_say(stored: str | None) -> None:
+    options = EngineOptions(device="cpu", kv_cache_memory=Bytes("900000GiB"))
+    with pytest.raises(StartupError, match="--kv-cache-memory is 900000GiB, but only "):
+        compile_early(options, stored)
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from oaiserve.engine.text.tokenizer import Tokenizer
 from oaiserve.storage import start_cache
 from oaiserve.storage.start_cache import NotRemembered
 from tests.engine.executors.native.small_models import FAMILIES, make_model
-from tests.engine.remembered import OPTIONS, answer, save
+from tests.engine.remembered import OPTIONS, answer, save, wait_until_remembered
 from tests.models.decoders import generate
 
 pytestmark = pytest.mark.compiler
@@ -157,6 +157,7 @@ def test_a_file_with_parts_in_several_folders_is_not_recorded(tmp_path: Path) ->
 
 def test_a_tokenizer_that_is_remembered_is_the_same(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first = Tokenizer.from_pretrained(folder)
+    wait_until_remembered()
     monkeypatch.setattr("oaiserve.engine.text.tokenizer._load", None)
     second = Tokenizer.from_pretrained(folder)
     assert second.backend.to_str() == first.backend.to_str()

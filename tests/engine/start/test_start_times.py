@@ -15,6 +15,15 @@ def test_parts_are_in_the_order_in_which_they_began_and_count_from_the_start_of_
     assert all(5000 <= int(end) < 60_000 for _, _, end in parts)
 
 
+def test_the_part_that_began_last_is_the_current_one() -> None:
+    times = StartTimes()
+    assert times.current == ""
+    with times.part("outer"):
+        assert times.run("inner", lambda: times.current) == "inner"
+        assert times.current == "outer"
+    assert times.current == ""
+
+
 def test_the_process_began_before_now_and_not_before_the_machine() -> None:
     times = StartTimes()
     times.since_begin("all")

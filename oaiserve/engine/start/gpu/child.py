@@ -1,11 +1,13 @@
 """Runs probes of a GPU in child processes, so that a kernel that hangs or corrupts memory does no harm to the server.
 
-A probe reads its order from stdin. It ends with 0 if all features of the order are usable, and with DECLINED if the
-model cannot be started anyway. Otherwise, the last line of its log is the reason.
+A probe reads its order from stdin. It writes a line with the verdict on all features, and then computes with those that
+are on. It ends with 0 if these are usable, and with DECLINED if the model cannot be started anyway. Otherwise, the last
+line of its log is the reason.
 """
 
 from __future__ import annotations
 
+import json
 import logging
 import pickle
 import signal
@@ -18,12 +20,13 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from oaiserve.config import EngineOptions
-from oaiserve.engine.start.gpu.features import FEATURES, Verdict, all_off
+from oaiserve.engine.start.gpu.features import BY_TORCH, Verdict, all_off
 
 log = logging.getLogger(__name__)
 
 COMMAND = (sys.executable, "-m", "oaiserve.engine.start.gpu.probe")
 DECLINED = 3
+VERDICT = "features: "  # This begins the line with the verdict, as JSON.
 # A probe that takes longer hangs: compiling kernels takes about a minute, and reading weights from a slow disk some.
 LIMIT_SECONDS = 600.0
 KILL_LIMIT_SECONDS = 10.0  # A process may live on after this, if the driver blocks its end.
@@ -36,28 +39,51 @@ class Order(NamedTuple):
     model: str  # a folder or a file
     options: EngineOptions
     device: str
+    tries_torch: bool = True  # whether the features of BY_TORCH are tried
+
+
+class Ended(NamedTuple):
+    """How a probe ended."""
+
+    code: int | None  # None if it took too long
+    reason: str = ""
+    verdict: Verdict | None = None  # on the features that it used; None if it ended before it had chosen them
+
+    @property
+    def has_used_torch(self) -> bool:
+        return self.verdict is None or not all(self.verdict[feature] for feature in BY_TORCH)
 
 
 def probed(order: Order, command: Sequence[str] = COMMAND, limit_seconds: float = LIMIT_SECONDS) -> Verdict | None:
     """Return the verdict on each feature, or None for a model that cannot be started anyway.
 
-    If a probe fails, another one tries kernels without graphs.
+    If a probe fails, another one tries kernels and graphs alone, if that is less, and the last one kernels alone.
     """
-    code, reason = _run(order, command, limit_seconds)
-    if code == DECLINED:
+    ended = _run(order, command, limit_seconds)
+    failed: dict[str, str] = {}
+    if _has_failed(ended) and ended.has_used_torch:
+        failed = dict.fromkeys(BY_TORCH, ended.reason)
+        order = order._replace(tries_torch=False)
+        ended = _run(order, command, limit_seconds)
+    if _has_failed(ended) and order.options.cuda_graph:
+        failed["graphs"] = ended.reason
+        order = order._replace(tries_torch=False, options=replace(order.options, cuda_graph=False))
+        ended = _run(order, command, limit_seconds)
+    if ended.code == DECLINED:
         return None
-    if code == 0:
-        return dict.fromkeys(FEATURES, "")
-    log.debug("A probe of the GPU failed: %s", reason)
-    if order.options.cuda_graph:
-        without_graphs = order._replace(options=replace(order.options, cuda_graph=False))
-        if _run(without_graphs, command, limit_seconds)[0] == 0:
-            return {"kernels": "", "graphs": reason}
-    return all_off(reason)
+    if ended.code != 0 or ended.verdict is None:
+        return all_off(ended.reason)
+    return {**ended.verdict, **failed}
 
 
-def _run(order: Order, command: Sequence[str], limit_seconds: float) -> tuple[int | None, str]:
-    """Run a probe. Return its exit code, or None if it took too long, and how it ended."""
+def _has_failed(ended: Ended) -> bool:
+    if ended.code in (0, DECLINED):
+        return False
+    log.debug("A probe of the GPU failed: %s", ended.reason)
+    return True
+
+
+def _run(order: Order, command: Sequence[str], limit_seconds: float) -> Ended:
     with tempfile.TemporaryFile() as errors:
         process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=errors)
         assert process.stdin is not None
@@ -75,4 +101,7 @@ def _run(order: Order, command: Sequence[str], limit_seconds: float) -> tuple[in
                 process.wait(KILL_LIMIT_SECONDS)
         errors.seek(0)
         lines = [line.strip() for line in errors.read().decode(errors="replace").splitlines() if line.strip()]
-        return code, ": ".join([end, *(line[:_SHOWN] for line in lines[-1:])])
+        said = [line.removeprefix(VERDICT) for line in lines if line.startswith(VERDICT)]
+        last = [line for line in lines if not line.startswith(VERDICT)][-1:]
+        reason = ": ".join([end, *(line[:_SHOWN] for line in last)])
+        return Ended(code, reason, json.loads(said[0]) if said else None)

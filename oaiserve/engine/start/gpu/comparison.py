@@ -8,6 +8,7 @@ from types import ModuleType
 import torch
 
 from oaiserve.engine.decoder.spec import ModelSpec
+from oaiserve.engine.executors.cuda.device_matrices import plain_product
 from oaiserve.engine.executors.cuda.executor import CudaExecutor, CudaWeights
 from oaiserve.engine.executors.cuda.kernels import Kernels
 from oaiserve.engine.executors.cuda.step_graphs import StepGraphs
@@ -75,7 +76,9 @@ def notices_infinite(sampling: ModuleType, spec: ModelSpec) -> bool:
 def _plain_runner(own: Ready) -> ModelRunner:
     assert isinstance(own.weights, CudaWeights)
     sizes = {"num_blocks": own.num_blocks, "block_size": own.options.block_size}
-    executor = CudaExecutor(own.weights, own.spec.kv_shapes, **sizes, kernels=Kernels())
+    assert isinstance(own.executor, CudaExecutor)
+    kernels = Kernels(multiply=plain_product) if own.executor.kernels.rounds_rows else Kernels()
+    executor = CudaExecutor(own.weights, own.spec.kv_shapes, **sizes, kernels=kernels)
     states = States.of(own.spec, own.num_states + 1)
     return ModelRunner(executor, own.spec.device, own.options.block_size, states=states)
 
@@ -90,7 +93,9 @@ def _launched(runner: ModelRunner, before: Step, step: Step) -> tuple[torch.Tens
 
 
 def _problem(own: Ready, step: Step, expected: torch.Tensor, logits: torch.Tensor, token_ids: list[int]) -> str | None:
-    limit = tolerance(own.spec.dtype, has_float8_cache=own.spec.has_float8_cache)
+    assert isinstance(own.executor, CudaExecutor)
+    kernels = own.executor.kernels
+    limit = tolerance(own.spec.dtype, in_float8=own.spec.has_float8_cache or kernels.rounds_rows)
     apart = Difference("the outputs", difference(logits, expected), limit)
     if apart.is_beyond_rounding:
         return f"{apart}"
@@ -120,10 +125,11 @@ def _steps(own: Ready, *, with_adapters: bool) -> Iterator[tuple[str, Step, Step
     start = max(0, last.end - CHUNK_TOKENS)
     yield "decodes beside a prompt", prompts, Step([*others, Chunk(last.sequence, start, last.end - start)])
     alone = [prompt(_possible(length, own), spec.vocab_size, block_size) for length in ROWS]
-    # Rotary tables end at the last position. All blocks of this sequence are the first one.
+    # Rotary tables end at the last position. All blocks of this sequence are the first one but its last, into which the
+    # step writes: programs read earlier keys meanwhile, and must not find the new one at their place.
     last_position = prompt(spec.max_model_len, spec.vocab_size, block_size, start=spec.max_model_len - 1)
     sequence = last_position.chunks[0].sequence
-    sequence.blocks = [0] * len(sequence.blocks)
+    sequence.blocks = [0] * (len(sequence.blocks) - 1) + [1]
     for step in (*alone, last_position):
         step.chunks[0].sequence.adapter = int(with_adapters)
         yield f"tokens up to {step.chunks[0].end}", Step(prompts.chunks[:1]), step

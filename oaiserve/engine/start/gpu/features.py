@@ -18,8 +18,12 @@ FEATURES: Mapping[str, tuple[str, str]] = MappingProxyType(
     {
         "kernels": ("Triton's kernels", "plain torch computes, which is much slower and has no CUDA graphs"),
         "graphs": ("CUDA graphs", "operations are launched one by one, which is slower (--no-cuda-graph does not try)"),
+        "fp8_products": ("Products in FP8", "weights in FP8 are multiplied in 16 bits"),
+        "state_chunks": ("States in chunks of tokens", "layers with a state walk through prompts token by token"),
     }
 )
+# What torch computes in place of kernels. These are on only if a probe finds them right and faster on this device.
+BY_TORCH = ("fp8_products", "state_chunks")
 
 
 def all_off(reason: str) -> Verdict:
@@ -33,7 +37,17 @@ def by_options(options: EngineOptions) -> Verdict:
         return all_off("--no-compile")
     if find_spec("triton") is None:
         return all_off("Triton is not installed")
-    return {"kernels": "", "graphs": "" if options.cuda_graph else "--no-cuda-graph"}
+    return {**dict.fromkeys(FEATURES, ""), "graphs": "" if options.cuda_graph else "--no-cuda-graph"}
+
+
+def log_off(verdict: Verdict) -> None:
+    """Log why features are off: one warning at most, because graphs need kernels. No user has to act on others."""
+    failed = [feature for feature, reason in verdict.items() if reason and feature not in BY_TORCH]
+    if failed:
+        warn(failed[0], verdict[failed[0]])
+    for feature in BY_TORCH:
+        if verdict[feature] and not failed:
+            log.info("%s: off, and %s: %s", *FEATURES[feature], verdict[feature])
 
 
 def warn(feature: str, reason: str) -> None:

@@ -130,14 +130,15 @@ def with_measured_scales(spec: ModelSpec, weights: CudaWeights, block_size: int)
     )
 
 
-def refuse_unless_float8(device: torch.device) -> None:
-    """Raise StartupError for a GPU that cannot compute with floats of eight bits."""
+def refuse_unless_float8(device: torch.device, setting: str, other: str) -> None:
+    """Raise StartupError for a setting on a GPU that cannot compute with floats of eight bits. `other` is another value
+    of its flag, and what that does."""
     if not takes_float8(device):
         needed = ".".join(map(str, FLOAT8_CAPABILITY))
         capability = ".".join(map(str, torch.cuda.get_device_capability(device)))
         raise StartupError(
-            f"--kv-cache-dtype fp8 needs a GPU of compute capability {needed} or more (Ada, Hopper or newer); this one "
-            f"has {capability}. --kv-cache-dtype auto keeps keys and values in 16 bits."
+            f"{setting} needs a GPU of compute capability {needed} or more (Ada, Hopper or newer); this one has "
+            f"{capability}. {setting.split()[0]} {other}."
         )
 
 

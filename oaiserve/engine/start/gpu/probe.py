@@ -9,9 +9,11 @@ kind.
 from __future__ import annotations
 
 import faulthandler
+import json
 import os
 import pickle
 import sys
+from collections.abc import Callable
 from dataclasses import fields, is_dataclass, replace
 from typing import Any
 
@@ -24,13 +26,15 @@ from oaiserve.config import Bytes, EngineOptions
 from oaiserve.engine.decoder.blocks import Blocks
 from oaiserve.engine.decoder.description import Experts, Layer, NotKnown
 from oaiserve.engine.executors.cuda.cuda_capture import CudaCapture
+from oaiserve.engine.executors.cuda.executor import CudaWeights
 from oaiserve.engine.model.device import select_device
 from oaiserve.engine.start.described import Described, describe_model
-from oaiserve.engine.start.gpu.child import DECLINED, KILL_LIMIT_SECONDS, LIMIT_SECONDS, Order
+from oaiserve.engine.start.gpu.child import DECLINED, KILL_LIMIT_SECONDS, LIMIT_SECONDS, VERDICT, Order
 from oaiserve.engine.start.gpu.comparison import difference_from_plain
-from oaiserve.engine.start.gpu.features import by_options
+from oaiserve.engine.start.gpu.features import BY_TORCH, Verdict, by_options
 from oaiserve.engine.start.gpu.graph_capture import captured
-from oaiserve.engine.start.ways.gpu import place, ready, warm_up
+from oaiserve.engine.start.gpu.trials import fp8_products, reason, state_chunks
+from oaiserve.engine.start.ways.gpu import Placed, place, ready, warm_up
 from oaiserve.errors import StartupError
 
 LEAST_LAYERS = 2  # One kernel computes a layer's sums and the norm of the next layer.
@@ -77,27 +81,53 @@ def first_layers(model: Described) -> Described:
     return model._replace(spec=spec, decoder=replace(decoder, layers=layers))
 
 
-def probe(order: Order) -> str | None:
-    """Describe a model by its files, and return its first difference from plain torch, if there is any.
+def probe(order: Order, report: Callable[[Verdict], object]) -> str | None:
+    """Describe a model by its files, and return its first difference from plain torch, if there is any. The features of
+    its start are reported before.
 
     Raises NotKnown and StartupError for a model that cannot be started.
     """
     device = select_device(order.device)
-    return first_difference(describe_model(find_model(order.model), order.options, device=device), order.options)
+    model = describe_model(find_model(order.model), order.options, device=device)
+    return first_difference(model, order.options, report, tries_torch=order.tries_torch)
 
 
-def first_difference(model: Described, options: EngineOptions) -> str | None:
+def first_difference(
+    model: Described,
+    options: EngineOptions,
+    report: Callable[[Verdict], object] = lambda verdict: None,
+    *,
+    tries_torch: bool = True,
+) -> str | None:
     """Start the first layers of a model on its GPU, and run the largest step and the whole warm-up.
 
-    Return the first difference from plain torch, if there is any.
+    Return the first difference from plain torch, if there is any. The features of the start are reported before.
     """
     options = replace(options, kv_blocks=None, kv_cache_memory=CACHE_MEMORY)
     few = first_layers(model)
-    own = ready(place(few, options, few.spec.name), options, by_options(options), is_probe=True)
+    placed = place(few, options, few.spec.name)
+    by_torch = tried(placed, few.decoder.layers) if tries_torch else dict.fromkeys(BY_TORCH, "it was not tried")
+    verdict = {**by_options(options), **by_torch}
+    report(verdict)
+    own = ready(placed, options, verdict, is_probe=True)
     graphs = captured(own, CudaCapture(own.spec.device)) if options.cuda_graph else None
     problem = difference_from_plain(own, graphs)
     warm_up(own.new_runner(graphs=graphs))
     return problem
+
+
+def tried(model: Placed, layers: list[Layer]) -> Verdict:
+    """Return the verdict on the features of BY_TORCH."""
+    weights = model.weights
+    assert isinstance(weights, CudaWeights)
+    return {
+        "fp8_products": reason(lambda: fp8_products(weights)),
+        "state_chunks": reason(lambda: state_chunks(layers, weights.device)),
+    }
+
+
+def _write(verdict: Verdict) -> None:
+    print(f"{VERDICT}{json.dumps(verdict)}", file=sys.stderr, flush=True)
 
 
 def main() -> None:
@@ -107,7 +137,7 @@ def main() -> None:
     order = pickle.load(sys.stdin.buffer)
     code = 0
     try:
-        if problem := probe(order):
+        if problem := probe(order, _write):
             print(problem, file=sys.stderr)
             code = 1
     except (NotKnown, StartupError) as error:

@@ -20,7 +20,7 @@ from oaiserve.checkpoints.load_errors import named
 from oaiserve.engine.decoder.description import NotKnown
 from oaiserve.engine.decoder.spec import ModelSpec
 from oaiserve.engine.start.gpu.child import Order, probed
-from oaiserve.engine.start.gpu.features import FEATURES, Verdict, all_off, by_options, warn
+from oaiserve.engine.start.gpu.features import FEATURES, Verdict, all_off, by_options, log_off
 from oaiserve.engine.start.request import StartRequest
 from oaiserve.errors import DeviceLost, StartupError
 from oaiserve.storage import private
@@ -54,10 +54,7 @@ class Usable:
                 return all_off("the probe could not start the model")
             if _has_usable(verdict):
                 remember(self._path, verdict)
-        for feature, reason in verdict.items():
-            if reason:
-                warn(feature, reason)
-                break  # Graphs need kernels.
+        log_off(verdict)
         return {feature: by_its_options[feature] or reason for feature, reason in verdict.items()}
 
     @contextmanager
@@ -75,7 +72,7 @@ class Usable:
             raise kind(f"The GPU failed, and fails from now on: {named(error)}.") from error
 
     def forbid_if_failed(self, error: BaseException) -> bool:
-        """If this process can't use the device any more, let the next start use none of the features."""
+        """If this process can no longer use the device, let the next start use none of the features."""
         try:
             torch.cuda.synchronize(self._device)
         except Exception:
@@ -93,7 +90,7 @@ def _about(request: StartRequest, spec: ModelSpec) -> Iterable[object]:
     """Return everything on which the verdict depends."""
     options = request.options
     sizes = (options.block_size, options.max_running, options.max_step_tokens, options.max_model_len)
-    ways = (options.cuda_graph, options.kv_cache_dtype, options.has_adapters, spec.dtype)
+    ways = (options.cuda_graph, options.kv_cache_dtype, options.quantize, options.has_adapters, spec.dtype)
     of_device = (torch.cuda.get_device_name(spec.device), driver_version(), torch.version.cuda)
     versions = map(version_of, ("oaiserve", "torch", "triton"))
     return request.source.path.resolve(), *sizes, *ways, *of_device, *versions

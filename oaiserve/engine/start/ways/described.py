@@ -13,7 +13,6 @@ from oaiserve.engine.decoder.description import Decoder, NotKnown
 from oaiserve.engine.decoder.sources.hub import HubTensors
 from oaiserve.engine.decoder.spec import ModelSpec
 from oaiserve.engine.executors.native.build import BuildError
-from oaiserve.engine.executors.native.cores import default_threads
 from oaiserve.engine.executors.native.kv_layout import refuse_unless_it_fits
 from oaiserve.engine.executors.native.library import Library
 from oaiserve.engine.executors.native.native import NativeDecoder
@@ -28,6 +27,7 @@ from oaiserve.engine.start.request import Declined, StartRequest, needing_native
 from oaiserve.engine.start.start_record import recall_start, remember_start, subject_of
 from oaiserve.engine.start.started import Started, assemble, started_on_cpu
 from oaiserve.storage.start_cache import NotRemembered
+from oaiserve.system_cpus import default_threads
 
 log = logging.getLogger(__name__)
 

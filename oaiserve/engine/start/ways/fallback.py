@@ -13,7 +13,6 @@ from oaiserve.engine.decoder.context_length import refuse_longer
 from oaiserve.engine.decoder.model_spec import ids_of
 from oaiserve.engine.decoder.spec import ModelSpec
 from oaiserve.engine.executors.fallback import CachedForward, FallbackExecutor
-from oaiserve.engine.executors.native.cores import default_threads
 from oaiserve.engine.executors.runner import ModelRunner
 from oaiserve.engine.model.device import move, select_device
 from oaiserve.engine.model.memory import CPU_SHARE, STATES_SHARE, gib, longest_request, sizes_of_caches
@@ -24,6 +23,7 @@ from oaiserve.engine.start.measure import measure
 from oaiserve.engine.start.request import StartRequest, needing_native
 from oaiserve.engine.start.started import CPU_STEP_TOKENS, GPU_STEP_TOKENS, Started, assemble
 from oaiserve.errors import StartupError
+from oaiserve.system_cpus import default_threads
 from oaiserve.system_memory import available_bytes
 
 log = logging.getLogger(__name__)

@@ -13,9 +13,10 @@ from oaiserve.config import EngineOptions
 from oaiserve.engine.decoder.description import Decoder, NotKnown
 from oaiserve.engine.decoder.spec import ModelSpec
 from oaiserve.engine.executors.cuda.block_tables import BlockTables
+from oaiserve.engine.executors.cuda.chunked_states import in_chunks
 from oaiserve.engine.executors.cuda.cuda_capture import CudaCapture
 from oaiserve.engine.executors.cuda.executor import CudaExecutor, CudaWeights, refuse_without_kernels
-from oaiserve.engine.executors.cuda.kernels import Kernels, triton_kernels
+from oaiserve.engine.executors.cuda.kernels import Kernels, triton_kernels, with_fp8_products
 from oaiserve.engine.executors.cuda.step_graphs import StepGraphs
 from oaiserve.engine.executors.reference.executor import ReferenceExecutor
 from oaiserve.engine.executors.reference.place import placed
@@ -79,7 +80,9 @@ def refuse_what_the_device_lacks(model: Described, options: EngineOptions) -> No
     """Raise StartupError for options that the model or the device cannot obey, and NotKnown for what has no kernels."""
     refuse_unless_possible(model.spec, options, model.decoder.adaptable())
     if options.kv_cache_dtype == "fp8":
-        refuse_unless_float8(model.spec.device)
+        refuse_unless_float8(model.spec.device, "--kv-cache-dtype fp8", "auto keeps keys and values in 16 bits")
+    if options.quantize == "fp8":
+        refuse_unless_float8(model.spec.device, "--quantize fp8", "none keeps weights in 16 bits")
     if options.compile:
         refuse_without_kernels(model.decoder)
 
@@ -94,7 +97,8 @@ def place(model: Described, options: EngineOptions, name: str) -> Placed:
     weights: CudaWeights | Decoder
     try:
         if options.compile:
-            weights = CudaWeights(decoder, dtype=spec.dtype, device=device)
+            in_float8 = options.quantize == "fp8"
+            weights = CudaWeights(decoder, dtype=spec.dtype, device=device, in_float8=in_float8)
         else:
             weights = placed(decoder, spec.dtype, device)
     except torch.OutOfMemoryError as error:
@@ -111,7 +115,7 @@ def start_on_gpu(model: Placed, options: EngineOptions, verdict: Verdict) -> Sta
     """Start a model whose weights are on a GPU, with the features that are usable.
 
     Raises StartupError if the device, or its memory, does not allow the options, and NotKnown for a model whose outputs
-    are no numbers.
+    are not numbers.
     """
     own = ready(model, options, verdict)
     features = dict(verdict)
@@ -150,7 +154,7 @@ def ready(model: Placed, options: EngineOptions, verdict: Verdict, *, is_probe: 
         if options.kv_cache_dtype == "fp8":
             spec = with_measured_scales(spec, weights, options.block_size)
         if not verdict["kernels"]:
-            kernels = kernels_for(spec, adaptable, options)
+            kernels = kernels_for(spec, adaptable, options, verdict)
         if not verdict["graphs"]:
             graph_bytes = graph_memory_bytes(spec, options, weights.widest, weights.largest_packed)
     new_executor = partial(executor_of, weights, spec, options=options, kernels=kernels)
@@ -172,9 +176,16 @@ def ready(model: Placed, options: EngineOptions, verdict: Verdict, *, is_probe: 
     )
 
 
-def kernels_for(spec: ModelSpec, adaptable: Mapping[str, tuple[int, int]], options: EngineOptions) -> Kernels:
-    """Return Triton's kernels, with those for adapters if there may be any."""
+def kernels_for(
+    spec: ModelSpec, adaptable: Mapping[str, tuple[int, int]], options: EngineOptions, verdict: Verdict
+) -> Kernels:
+    """Return Triton's kernels, with what torch computes in their place, and with those for adapters if there may be
+    any."""
     kernels = triton_kernels()
+    if not verdict["fp8_products"]:
+        kernels = with_fp8_products(kernels)
+    if not verdict["state_chunks"]:
+        kernels = kernels._replace(recurrence=in_chunks(kernels.recurrence))
     if not options.has_adapters:
         return kernels
     from oaiserve.engine.executors.cuda.triton_adapters import TritonAdapters

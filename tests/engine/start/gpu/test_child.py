@@ -9,19 +9,26 @@ import pytest
 
 from oaiserve.config import EngineOptions
 from oaiserve.engine.start.gpu.child import DECLINED, Order, probed
-from oaiserve.engine.start.gpu.features import Verdict, all_off
+from oaiserve.engine.start.gpu.features import BY_TORCH, Verdict, all_off
 
-# A probe. Its arguments are what happens, and whether that happens without graphs, too.
+# A probe. Its arguments are what happens, and with which features.
 PROBE = """
-import os, pickle, signal, sys, threading
+import json, os, pickle, signal, sys, threading
 
 order = pickle.load(sys.stdin.buffer)
-what, always = sys.argv[1:]
+what, when = sys.argv[1:]
+graphs = "" if order.options.cuda_graph else "--no-cuda-graph"
+by_torch = "it was not tried" if not order.tries_torch else "slower" if when == "with graphs" else ""
+on = ["with graphs"] * (not graphs) + ["with torch"] * (not by_torch) + ["always", "before its verdict"]
 with open(os.environ["PROBES"], "a") as file:
-    print(order.options.cuda_graph, file=file)
+    print(*on[:-2], file=file)
 print("this is no log")
-if not (order.options.cuda_graph or always == "always"):
-    sys.exit()
+is_right = what == "works" or when not in on
+if when != "before its verdict" or not order.tries_torch:
+    features = {"kernels": "", "graphs": graphs, **dict.fromkeys(BY_TORCH, by_torch)}
+    print("features: " + json.dumps(features), file=sys.stderr)
+    if is_right or when == "before its verdict":
+        sys.exit()
 if what == "hangs":
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     threading.Event().wait()
@@ -32,7 +39,7 @@ elif what == "is wrong":
     sys.exit(1)
 elif what == "is declined":
     sys.exit(DECLINED)
-""".replace("DECLINED", str(DECLINED))
+""".replace("DECLINED", str(DECLINED)).replace("BY_TORCH", str(BY_TORCH))
 ORDER = Order("a model", EngineOptions(), "cuda")
 REASONS = {
     "hangs": "its probe took longer than 2 s",
@@ -52,15 +59,27 @@ def run(what: str, when: str = "with graphs", order: Order = ORDER) -> Verdict |
     return probed(order, (sys.executable, "-c", PROBE, what, when), 2.0 if what == "hangs" else 60.0)
 
 
+def verdict(by_torch: str, graphs: str = "") -> Verdict:
+    return {"kernels": "", "graphs": graphs, **dict.fromkeys(BY_TORCH, by_torch)}
+
+
 def test_features_that_a_probe_can_use_are_on(log: Path) -> None:
-    assert run("works") == {"kernels": "", "graphs": ""}
-    assert log.read_text() == "True\n"
+    assert run("works", "with torch") == verdict("")
+    assert run("works") == verdict("slower")
+    assert log.read_text() == "with graphs with torch\nwith graphs\n"
+
+
+@pytest.mark.parametrize("what", REASONS)
+@pytest.mark.parametrize("when", ["with torch", "before its verdict"])
+def test_what_torch_computes_is_off_if_a_probe_works_only_without_it(what: str, when: str, log: Path) -> None:
+    assert run(what, when) == verdict(REASONS[what])
+    assert log.read_text() == "with graphs with torch\nwith graphs\n"
 
 
 @pytest.mark.parametrize("what", REASONS)
 def test_graphs_are_off_if_a_probe_works_only_without_them(what: str, log: Path) -> None:
-    assert run(what) == {"kernels": "", "graphs": REASONS[what]}
-    assert log.read_text() == "True\nFalse\n"
+    assert run(what) == verdict("it was not tried", REASONS[what])
+    assert log.read_text() == "with graphs\n\n"
 
 
 @pytest.mark.parametrize("what", REASONS)
@@ -69,7 +88,7 @@ def test_all_is_off_if_no_probe_works(what: str, log: Path) -> None:
     log.unlink()
     without_graphs = ORDER._replace(options=EngineOptions(cuda_graph=False))
     assert run(what, "always", without_graphs) == all_off(REASONS[what])
-    assert log.read_text() == "False\n"
+    assert log.read_text() == "with torch\n\n"
 
 
 def test_a_model_that_cannot_be_started_has_no_verdict(log: Path) -> None:

@@ -1,5 +1,6 @@
 """What kernels or graphs compute differently from plain torch is found, whatever it is. The device is a double."""
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -145,6 +146,20 @@ def test_triton_kernels_differ_by_rounding_alone(llama: Model) -> None:
     del kernels["adapters"]
     own = ready_model(llama, has_adapters=True, **kernels)
     assert difference_from_plain(own, None) is None
+
+
+def test_no_step_writes_a_key_that_it_reads_as_another_one(llama: Model) -> None:
+    """Which of both a program reads would be chance, and no difference from plain torch would mean anything."""
+    own = ready_model(llama)
+    for name, _, step in comparison._steps(own, with_adapters=False):
+        read = Counter[int]()
+        written = set[int]()
+        for chunk in step.chunks:
+            blocks = chunk.sequence.blocks
+            slots = [blocks[at // BLOCK_SIZE] * BLOCK_SIZE + at % BLOCK_SIZE for at in range(chunk.end)]
+            read.update(slots)
+            written.update(slots[chunk.start :])
+        assert all(read[slot] == 1 for slot in written), name
 
 
 def without_the_last_key(batch: Batch) -> PlainAttention:

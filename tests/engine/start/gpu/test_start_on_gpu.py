@@ -34,7 +34,7 @@ from oaiserve.engine.served_model import ServedModel
 from oaiserve.engine.start.described import Described, describe_model
 from oaiserve.engine.start.gpu import child, probe
 from oaiserve.engine.start.gpu.child import Order
-from oaiserve.engine.start.gpu.features import FEATURES, Verdict, all_off, by_options
+from oaiserve.engine.start.gpu.features import BY_TORCH, FEATURES, Verdict, all_off, by_options
 from oaiserve.engine.start.gpu.memory import scale_for, with_measured_scales
 from oaiserve.engine.start.options import refuse_unless_possible
 from oaiserve.engine.start.request import Declined, StartRequest
@@ -120,7 +120,8 @@ def answers(engine: Engine) -> list[list[int]]:
     return [choice.token_ids for params in (greedy(6), drawn) for choice in engine.generate(prompts, params)]
 
 
-ON = frozenset({"kernels", "graphs"})
+ON = frozenset(FEATURES)
+BY_KERNELS = ON - {*BY_TORCH}
 
 
 def on(engine: Engine) -> set[str]:
@@ -135,7 +136,7 @@ def test_features_that_a_verdict_rules_out_are_off_and_the_answers_are_right(
     found = []
     for verdict in (
         all_off("it is broken"),
-        {"kernels": "", "graphs": "a replay was wrong"},
+        {**dict.fromkeys(FEATURES, ""), "graphs": "a replay was wrong"},
         dict.fromkeys(FEATURES, ""),
     ):
         with started(placed, verdict) as engine:
@@ -151,7 +152,7 @@ def test_graphs_that_cannot_be_captured_are_off_with_one_warning(
     """Though a probe could capture them, as when there is less memory."""
     device.set(device, "capture", broken)
     with caplog.at_level(logging.WARNING), started(placed) as engine:
-        assert on(engine) == {"kernels"}
+        assert on(engine) == ON - {"graphs"}
         assert answers(engine)
     (message,) = caplog.messages
     assert re.match(f"CUDA graphs: off, .*: RuntimeError: {re.escape(NO_COMPILER)}", message)
@@ -159,7 +160,7 @@ def test_graphs_that_cannot_be_captured_are_off_with_one_warning(
 
 def test_graphs_can_be_switched_off(device: FakeGpu, placed: Placed) -> None:
     with started(placed, cuda_graph=False) as engine:
-        assert on(engine) == {"kernels"}
+        assert on(engine) == ON - {"graphs"}
         assert engine.features["graphs"] == "--no-cuda-graph"
 
 
@@ -198,12 +199,13 @@ def from_files(device: FakeGpu) -> Callable[..., ServedModel]:
     def described(source: Any, options: EngineOptions, device: torch.device) -> Described:
         return describe_model(source, replace(options, compile=False), device=device)
 
-    def run(order: Order, *_: Any) -> tuple[int, str]:
+    def run(order: Order, *_: Any) -> child.Ended:
+        verdicts: list[Verdict] = []
         try:
-            problem = probe.probe(order)
+            problem = probe.probe(order, verdicts.append)
         except RuntimeError as error:
-            return 1, str(error)
-        return (1, problem) if problem else (0, "")
+            problem = str(error)
+        return child.Ended(int(bool(problem)), problem or "", next(iter(verdicts), None))
 
     device.set(start_on_gpu, "select_device", lambda name: torch.device("cpu"))
     device.set(start_on_gpu, "describe_model", described)
@@ -227,7 +229,7 @@ def test_a_model_starts_from_its_files(
     served = from_files(tmp_path, **settings)
     is_plain = isinstance(served.runner._executor, ReferenceExecutor)
     assert is_plain == (settings == {"compile": False})
-    assert {name for name, reason in served.features.items() if not reason} == (set() if is_plain else ON)
+    assert {name for name, reason in served.features.items() if not reason} == (set() if is_plain else BY_KERNELS)
     if is_plain:
         assert set(served.features.values()) == {"--no-compile"}
     options = EngineOptions(block_size=BLOCK_SIZE, max_running=2, max_step_tokens=16)
@@ -275,8 +277,9 @@ def test_what_a_probe_finds_is_off_with_one_warning(
     fail(device)
     with caplog.at_level(logging.WARNING):
         served = from_files(tmp_path)
-    assert {name for name, why in served.features.items() if why} == off
-    assert all(reason in why for why in served.features.values() if why)
+    found = {name: why for name, why in served.features.items() if name not in BY_TORCH}
+    assert {name for name, why in found.items() if why} == off
+    assert all(reason in why for why in found.values() if why)
     (message,) = caplog.messages
     assert message.startswith("Triton's kernels: off, and " if "kernels" in off else "CUDA graphs: off, and ")
     assert reason in message

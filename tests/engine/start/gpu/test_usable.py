@@ -57,10 +57,11 @@ def test_a_gpu_is_probed_once_for_each_kind_of_start(probes: Probes, monkeypatch
     assert start().verdict == start().verdict == ALL_ON
     assert len(probes.orders) == 1
     start(max_running=8)
+    start(quantize="fp8")
     start(recheck=True)
     monkeypatch.setattr(usable, "driver_version", lambda: "NVRM version: a newer one")
     start()
-    assert len(probes.orders) == 4
+    assert len(probes.orders) == 5
 
 
 def test_what_options_and_packages_rule_out_is_not_probed(probes: Probes, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -69,14 +70,15 @@ def test_what_options_and_packages_rule_out_is_not_probed(probes: Probes, monkey
     assert start().verdict == all_off("Triton is not installed")
     assert not probes.orders
     monkeypatch.setattr(features, "find_spec", lambda name: name)
-    assert start(cuda_graph=False).verdict == {"kernels": "", "graphs": "--no-cuda-graph"}
+    assert start(cuda_graph=False).verdict == {**ALL_ON, "graphs": "--no-cuda-graph"}
 
 
 @pytest.mark.parametrize(
     ("verdict", "warned"),
     [
         (ALL_ON, []),
-        ({"kernels": "", "graphs": "a replay was wrong"}, ["CUDA graphs: off, and"]),
+        ({**ALL_ON, "fp8_products": "slower"}, []),
+        ({**ALL_ON, "graphs": "a replay was wrong", "fp8_products": "slower"}, ["CUDA graphs: off, and"]),
         (all_off("no compiler"), ["Triton's kernels: off, and"]),
     ],
 )
@@ -86,7 +88,13 @@ def test_what_a_probe_found_is_one_warning_of_each_start(
     probes.verdict = verdict
     for _ in range(2):
         caplog.clear()
-        assert start().verdict == verdict
+        with caplog.at_level("INFO"):
+            assert start().verdict == verdict
+        said = [record.getMessage() for record in caplog.records if record.levelname == "INFO"]
+        assert ("Products in FP8: off, and weights in FP8 are multiplied in 16 bits: slower" in said) == (
+            verdict["fp8_products"] == "slower" and not warned
+        )
+        caplog.records[:] = [record for record in caplog.records if record.levelname == "WARNING"]
         assert [message[: message.index(" off, and") + 9] for message in caplog.messages] == warned
 
 
@@ -164,7 +172,7 @@ def test_a_spoiled_verdict_counts_as_missing(tmp_path: Path, content: str | None
 
 def test_a_verdict_is_read_as_it_was_written(tmp_path: Path) -> None:
     path = tmp_path / "probed-gpus" / "verdict"
-    verdict = {"kernels": "", "graphs": "wrong"}
+    verdict = {**ALL_ON, "graphs": "wrong"}
     remember(path, verdict)
     assert recall(path) == verdict
 
