@@ -104,6 +104,10 @@ class ChatTemplate:
         """
         if reserved := sorted(RESERVED & prompt.template_kwargs.keys()):
             raise invalid("chat_template_kwargs", f"'{reserved[0]}' cannot be set there")
+        for name in ("documents",) if prompt.tools else ("documents", "tools"):
+            value = prompt.template_kwargs.get(name)
+            if value is not None and not (isinstance(value, list) and all(isinstance(each, dict) for each in value)):
+                raise invalid("chat_template_kwargs", "must be a list of objects", f"chat_template_kwargs.{name}")
         arguments: dict[str, Any] = {
             "add_generation_prompt": prompt.add_generation_prompt,
             "continue_final_message": prompt.continue_final_message,

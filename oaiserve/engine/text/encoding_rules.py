@@ -22,6 +22,8 @@ import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+from tokenizers import models
+
 if TYPE_CHECKING:
     import tokenizers
 
@@ -85,7 +87,6 @@ class EncodingRules:
     """The rules of one tokenizer. It never changes, so any number of threads may share it."""
 
     def __init__(self, backend: tokenizers.Tokenizer) -> None:
-        definition = json.loads(backend.to_str())
         self._backend = backend
         self._candidates: re.Pattern[str] | None = None  # None: there are no cuts
         self._left: frozenset[str] | None = None  # letters after which a cut may be; None: all of the pattern's
@@ -93,9 +94,12 @@ class EncodingRules:
         self._drops_space = False  # The normalizer puts a space before each text.
         self._added: dict[str, list[str]] = {}  # added tokens, by their first character
         self._longest_added = 0
-        if definition["model"]["type"] == "BPE" and not definition["model"]["dropout"]:
-            self._recognise_byte_level(definition)
-            self._recognise_spaces(definition)
+        model: Any = backend.model
+        if isinstance(model, models.BPE) and not model.dropout:
+            normalizer = _definition(backend.normalizer)
+            pre_tokenizer = _definition(backend.pre_tokenizer)
+            self._recognise_byte_level(normalizer, pre_tokenizer)
+            self._recognise_spaces(normalizer, pre_tokenizer, model)
 
     def pieces(self, text: str, backend: tokenizers.Tokenizer | None = None) -> Iterator[str]:
         """Yield pieces of a text, whose ids, one after the other and without special tokens, are exactly those of the
@@ -162,11 +166,10 @@ class EncodingRules:
                     return True
         return False
 
-    def _recognise_byte_level(self, definition: dict[str, Any]) -> None:
-        normalizer = definition["normalizer"]
+    def _recognise_byte_level(self, normalizer: dict[str, Any] | None, pre_tokenizer: dict[str, Any] | None) -> None:
         if normalizer is not None and normalizer["type"] != "NFC":
             return
-        steps = _steps(definition["pre_tokenizer"], "pretokenizers")
+        steps = _steps(pre_tokenizer, "pretokenizers")
         if not steps or steps[-1]["type"] != "ByteLevel":
             return
         patterns = [_GPT2] if steps[-1]["use_regex"] else []
@@ -178,8 +181,8 @@ class EncodingRules:
                     patterns.append(pattern)
                 case _:
                     return
-        added = definition["added_tokens"]
-        if normalizer is not None and any(token["normalized"] for token in added):
+        added = self._backend.get_added_tokens_decoder().values()
+        if normalizer is not None and any(token.normalized for token in added):
             return  # These are matched in the normalized text, which differs.
         alternatives = [set(_alternatives(pattern)) for pattern in patterns]
         is_known = all(characters <= _ALTERNATIVES for characters in alternatives)
@@ -190,15 +193,15 @@ class EncodingRules:
                 self._candidates = _SPACES
             else:
                 self._candidates = _SPLITTING
-            self._set_added([token["content"] for token in added])
+            self._set_added([token.content for token in added])
 
-    def _recognise_spaces(self, definition: dict[str, Any]) -> None:
-        model = definition["model"]
-        vocab = model["vocab"]
-        normalizers = _steps(definition["normalizer"], "normalizers")
+    def _recognise_spaces(
+        self, normalizer: dict[str, Any] | None, pre_tokenizer: dict[str, Any] | None, model: Any
+    ) -> None:
+        normalizers = _steps(normalizer, "normalizers")
         prepends = normalizers[:1] == [{"type": "Prepend", "prepend": SPACE}]
         replaces = normalizers[prepends:] == [{"type": "Replace", "pattern": {"String": " "}, "content": SPACE}]
-        match definition["pre_tokenizer"]:
+        match pre_tokenizer:
             case None if replaces:
                 pass
             case {"type": "Split", "pattern": {"String": " "}} if replaces:  # There are no spaces left.
@@ -207,19 +210,32 @@ class EncodingRules:
                 pass
             case _:
                 return
-        is_plain = not (model["ignore_merges"] or model["continuing_subword_prefix"] or model["end_of_word_suffix"])
-        if is_plain and SPACE in vocab:
-            before_space = {token[i - 1] for token in vocab for i in range(1, len(token)) if token[i] == SPACE}
+        if model.ignore_merges or model.continuing_subword_prefix or model.end_of_word_suffix:
+            return
+        vocab = self._backend.get_vocab(with_added_tokens=False)
+        if SPACE in vocab:
+            with_inner_space = (token for token in vocab if token.rfind(SPACE) > 0)
+            before_space = {
+                token[i - 1] for token in with_inner_space for i in range(1, len(token)) if token[i] == SPACE
+            }
             self._left = frozenset(token for token in vocab if len(token) == 1) - before_space
             self._candidates = _SPACES
             self._has_spaces = True
             self._drops_space = prepends
-            self._set_added([token["content"].replace(" ", SPACE) for token in definition["added_tokens"]])
+            added = self._backend.get_added_tokens_decoder().values()
+            self._set_added([token.content.replace(" ", SPACE) for token in added])
 
     def _set_added(self, tokens: list[str]) -> None:
         for token in filter(None, tokens):
             self._added.setdefault(token[0], []).append(token)
         self._longest_added = max(map(len, tokens), default=0)
+
+
+def _definition(part: Any) -> dict[str, Any] | None:
+    """Return the definition of a part of a tokenizer: its pickled state. That of all parts would have the vocabulary,
+    too."""
+    definition: dict[str, Any] | None = None if part is None else json.loads(part.__getstate__())
+    return definition
 
 
 def _steps(step: dict[str, Any] | None, name: str) -> list[dict[str, Any]]:

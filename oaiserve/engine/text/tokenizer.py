@@ -11,7 +11,7 @@ import re
 from array import array
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from importlib.util import find_spec
 from itertools import islice, repeat
 from pathlib import Path
@@ -29,6 +29,7 @@ from oaiserve.engine.request import (
     TokenPrompt,
     TooManyTokens,
 )
+from oaiserve.engine.text.builtin_templates import advice
 from oaiserve.engine.text.chat_template import ChatTemplate
 from oaiserve.engine.text.detokenize import TokenTable
 from oaiserve.engine.text.encoding_rules import PIECE_CHARACTERS, EncodingRules
@@ -43,10 +44,10 @@ from oaiserve.engine.text.stored_tokenizer import (
     stored,
     tokenizer_subject,
 )
-from oaiserve.engine.text.template_text import by_template, joined, plain
+from oaiserve.engine.text.template_text import by_template, joined, outside, plain
 from oaiserve.errors import InvalidRequest, StartupError, invalid
 from oaiserve.http.fair_turns import at_once
-from oaiserve.storage.start_cache import NotRemembered
+from oaiserve.storage.start_cache import NotRemembered, later
 
 if TYPE_CHECKING:
     from tokenizers import AddedToken
@@ -118,6 +119,12 @@ class Tokenizer:
     def _plain_encoding(self) -> PlainEncoding:
         return PlainEncoding(self.backend, self.vocab_size, self._control_ids, self._special_texts)
 
+    @property
+    def why_no_chat(self) -> str:
+        """Return what a model without a chat template can do, and how it can get one, in sentences."""
+        can = "The model has no chat template, so it only continues texts, by /v1/completions."
+        return f"{can} {advice(self.backend.token_to_id)}."
+
     @cached_property
     def _gap_texts(self) -> SpecialTexts:
         return SpecialTexts(() if self.fill is None else {*self._control_ids, *self.fill.texts})
@@ -140,14 +147,13 @@ class Tokenizer:
                     tokenizer = recall_tokenizer(subject)
                 except NotRemembered as reason:
                     log.debug("The tokenizer is made again: %s", reason)
-            if tokenizer is None:
-                if model.suffix == ".gguf":
-                    tokenizer = load_gguf_tokenizer(model)
-                else:
-                    tokenizer = _load(model)
-                if subject is not None:
-                    remember_tokenizer(subject, tokenizer)
-            return cls(tokenizer, chat_template)
+            if tokenizer is not None:
+                return cls(tokenizer, chat_template)
+            made = load_gguf_tokenizer(model) if model.suffix == ".gguf" else _load(model)
+            usable = cls(made, chat_template)
+            if subject is not None:
+                later(partial(remember_tokenizer, subject, made))
+            return usable
 
     def encode(self, prompt: Prompt) -> list[int]:
         """Return the token ids of a prompt. Raises InvalidRequest if it cannot be encoded."""
@@ -186,10 +192,7 @@ class Tokenizer:
                 return self.encode_pair(prompt, most_tokens)[0]
             case ChatPrompt():
                 if self.chat_template is None:
-                    raise InvalidRequest(
-                        "The model has no chat template. Use /v1/completions, or give the server a --chat-template.",
-                        param=prompt.param,
-                    )
+                    raise InvalidRequest(self.why_no_chat, param=prompt.param, code="no_chat_template")
                 text = self.chat_template.render(prompt, self._special_texts)
                 text = text if expand is None else expand(text)
                 if len(text) > PIECE_CHARACTERS:
@@ -262,6 +265,13 @@ class Tokenizer:
         yield from repeat("", shown.start)
         yield from text_parts(self._table, token_ids[shown], text, lambda: self.starts(text or ""))
         yield from repeat("", len(token_ids) - shown.stop)
+
+    def rendered(self, prompt: ChatPrompt) -> tuple[str, list[tuple[int, int]]]:
+        """Return the text that the chat template makes of a prompt without media, and where each part of it begins and
+        ends that comes from outside. Raises InvalidRequest if the template rejects the prompt."""
+        assert self.chat_template is not None  # Otherwise the prompt had no token ids.
+        text = self.chat_template.render(prompt, self._special_texts)
+        return plain(text), [*outside(text)]
 
     def first_tokens(self, text: str, num_tokens: int, param: str) -> str:
         """Return a text up to the end of its first tokens. Raises InvalidRequest."""
@@ -388,7 +398,7 @@ class Tokenizer:
         return [], []
 
     def _find_affixes(self) -> tuple[list[int], list[int]] | None:
-        """Return the special tokens before and after a text; None if there are others."""
+        """Return the special tokens before and after a text, or None if some are elsewhere."""
         try:
             bare, whole = (self._encode("a b", is_whole, "") for is_whole in (False, True))
         except InvalidRequest:
@@ -411,6 +421,10 @@ class Tokenizer:
 
     def decode(self, token_ids: Sequence[int]) -> str:
         return self._table.decode(token_ids)
+
+    def token_texts(self, token_ids: Sequence[int]) -> Iterator[str]:
+        """Yield the text that each token adds to the text before it, and the names of special tokens."""
+        return text_parts(self._table, token_ids, None, lambda: iter(()))
 
     def token_text(self, token_id: int) -> str:
         """Return the text of a token on its own: with its leading space, and U+FFFD for part of a character."""

@@ -339,6 +339,15 @@ def test_template_variables_cannot_stand_in_for_the_request(name: str) -> None:
     assert caught.value.param == "chat_template_kwargs"
 
 
+@pytest.mark.parametrize("name", ["tools", "documents"])
+@pytest.mark.parametrize("value", ["x", ["x"], 5, {"name": "f"}], ids=str)
+def test_tools_and_documents_among_the_variables_are_lists_of_objects(name: str, value: object) -> None:
+    with pytest.raises(InvalidRequest, match=f"'chat_template_kwargs.{name}': must be a list of objects") as caught:
+        render(CHATML, HELLO, template_kwargs={name: value})
+    assert caught.value.param == "chat_template_kwargs"
+    assert "f" in render("{{ tools[0].name }}", HELLO, template_kwargs={"tools": "x"}, tools=[{"name": "f"}])
+
+
 # Variables with the names of arguments, of what templates call, and of what Python and Jinja know themselves.
 NAMES = st.sampled_from(
     [

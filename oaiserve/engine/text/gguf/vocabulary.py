@@ -22,7 +22,7 @@ _DEFAULT_IDS: dict[str, dict[str, int]] = {
 }
 _END_ROLES = ("eos", "eot", "eom", "fim_pad", "fim_rep", "fim_sep")
 _FILL_ROLES = (("fim_pre", "prefix"), ("fim_suf", "suffix"), ("fim_mid", "middle"))  # new and old names
-_ROLES = ("bos", "eos", "eot", "eom", "unknown", "padding", "seperator", "cls", "mask")  # sic, in the files
+_ROLES = ("bos", "eos", "eot", "eom", "unknown", "padding", "seperator", "cls", "mask")  # the files spell it so
 
 
 def _in_word_pieces(token: str, kind: int) -> str:

@@ -201,6 +201,7 @@ def test_templates_for_tools_are_read_and_special_tokens_are_their_variables(tmp
 
 def test_the_second_start_reads_the_tokenizer_from_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = write(tmp_path / "model.gguf", sentencepiece(eot_token_id=1))
+    monkeypatch.setattr("oaiserve.engine.text.tokenizer.later", lambda write: write())
     first = Tokenizer.from_pretrained(path)
     monkeypatch.setattr("oaiserve.engine.text.tokenizer.load_gguf_tokenizer", None)
     second = Tokenizer.from_pretrained(path)
