@@ -109,7 +109,7 @@ class AdapterTable:
         return number in self._held
 
     def drop(self, number: int) -> None:
-        """Free an unloaded adapter, which no request has any more. Engine thread only."""
+        """Free an unloaded adapter that no request uses any longer. Engine thread only."""
         assert self._drop is not None
         self._held.pop(number, None)
         self._drop(number)

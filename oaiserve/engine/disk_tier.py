@@ -12,14 +12,18 @@ import sys
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from itertools import takewhile
 from queue import SimpleQueue
 from typing import NamedTuple
 
 import numpy as np
 
+from oaiserve.engine.lower_tier import BlocksArrived, MakeTier
 from oaiserve.engine.sequences.blocks import BlockHash, BlockPool
 from oaiserve.engine.sequences.sequence import Sequence
+from oaiserve.facts.engine_numbers import EngineNumbers
+from oaiserve.facts.record import WaitReason
 from oaiserve.storage.block_files import BlockFiles
 
 log = logging.getLogger(__name__)
@@ -68,6 +72,8 @@ class DiskTier:
     `arrived` is called on the reading thread. It is to have the engine thread call `take`.
     """
 
+    reason = WaitReason.PREFIX_READ
+
     def __init__(self, storage: KeptBlocks, pool: BlockPool, arrived: Callable[[BlocksRead], None]) -> None:
         self._files, self._arrays = storage
         self._pool = pool
@@ -76,7 +82,7 @@ class DiskTier:
         self._places = [slice(end - array.shape[1], end) for end, array in zip(ends, self._arrays, strict=True)]
         self._block_bytes = int(ends[-1])
         self._piece = max(1, PIECE_BYTES // self._block_bytes)  # blocks
-        self.readings: dict[BlockHash, Reading] = {}  # under way, by each of their hashes
+        self.on_their_way: dict[BlockHash, Reading] = {}  # under way, by each of their hashes
         self._to_read: SimpleQueue[Reading | None] = SimpleQueue()
         self._to_write: SimpleQueue[_ToWrite | None] = SimpleQueue()
         self._room: SimpleQueue[np.ndarray] = SimpleQueue()  # for pieces
@@ -93,11 +99,27 @@ class DiskTier:
     def stop(self) -> None:
         """End both threads, after what waits to be written, or some seconds."""
         if sys.platform == "linux" and self._writer.native_id is not None:
-            # No step is delayed any more. On a busy machine an idle thread would write nothing.
+            # There are no more steps to delay. On a busy machine, a thread of low priority would write nothing.
             os.sched_setscheduler(self._writer.native_id, os.SCHED_OTHER, os.sched_param(0))
         self._to_read.put(None)
         self._to_write.put(None)
         self._writer.join(STOP_SECONDS)
+
+    @property
+    def held(self) -> list[int]:
+        return []
+
+    def serves(self, sequence: Sequence) -> bool:
+        # The number of an adapter, which is in the hash, may be another one's after the next start.
+        return not sequence.adapter and not sequence.is_background
+
+    def flush(self) -> None:
+        """Do nothing: the writer reads blocks beside the steps, and finds out if they have changed."""
+
+    def show(self, numbers: EngineNumbers) -> None:
+        numbers.num_blocks_read = self.num_read
+        numbers.num_blocks_written = self.num_written
+        numbers.num_blocks_skipped = self.num_skipped
 
     def offer(self, block: int, block_hash: BlockHash, parent: BlockHash | None) -> None:
         """Have a full and computed block written, unless it is on disk, or too many wait for it."""
@@ -114,16 +136,16 @@ class DiskTier:
         If some are on disk, the reading begins, once for a sequence: there may be no room for what is read.
         """
         missing = hashes[num_in_memory:]
-        if missing and (under_way := self.readings.get(missing[0])) is not None:
+        if missing and (under_way := self.on_their_way.get(missing[0])) is not None:
             return under_way.hashes[-1]
-        if sequence.has_asked_disk:
+        if sequence.has_asked_tier:
             return None
         on_disk = list(takewhile(self._files.__contains__, missing))
         if len(on_disk) * self._pool.block_size < LEAST_READ:
             return None
-        sequence.has_asked_disk = True
+        sequence.has_asked_tier = True
         reading = Reading(hashes[:num_in_memory], on_disk)
-        self.readings.update(dict.fromkeys(on_disk, reading))
+        self.on_their_way.update(dict.fromkeys(on_disk, reading))
         self._to_read.put(reading)
         return on_disk[-1]
 
@@ -157,7 +179,7 @@ class DiskTier:
             return None
         reading.is_over = True
         for block_hash in reading.hashes:
-            del self.readings[block_hash]
+            del self.on_their_way[block_hash]
         return reading.hashes[-1]
 
     def _read(self) -> None:
@@ -170,7 +192,7 @@ class DiskTier:
                 try:
                     while num_good < len(hashes) and self._files.read(hashes[num_good], rows[num_good].data):
                         num_good += 1
-                except Exception:  # or else the waiting requests would wait for ever
+                except Exception:  # Otherwise the waiting requests would never end.
                     log.exception("Blocks of the prefix cache could not be read")
                 is_last = num_good < len(hashes) or start + self._piece >= len(reading.hashes)
                 self._arrived(BlocksRead(reading, hashes[:num_good], rows, is_last))
@@ -188,3 +210,13 @@ class DiskTier:
                 self.num_written += 1
             else:
                 self.num_skipped += 1
+
+
+def disk_tier(storage: KeptBlocks) -> MakeTier:
+    """Return a function that makes the disk tier of a pool."""
+
+    def make(pool: BlockPool, post: Callable[[BlocksArrived], None]) -> DiskTier:
+        tier = DiskTier(storage, pool, lambda read: post(BlocksArrived(partial(tier.take, read))))
+        return tier
+
+    return make

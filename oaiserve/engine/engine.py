@@ -20,10 +20,10 @@ from typing import Any, TypeVar
 
 from oaiserve.config import EngineOptions
 from oaiserve.engine.adapters import ServedAdapter
-from oaiserve.engine.disk_tier import DiskTier
 from oaiserve.engine.engine_parts import EngineParts
 from oaiserve.engine.grammars.grammar import Grammars
 from oaiserve.engine.loop import EngineLoop
+from oaiserve.engine.lower_tier import LowerTier
 from oaiserve.engine.replica_reports import Reports
 from oaiserve.engine.request import (
     TERMINAL,
@@ -46,7 +46,7 @@ from oaiserve.engine.scheduling.policy import POLICIES
 from oaiserve.engine.scheduling.scheduler import Scheduler
 from oaiserve.engine.sequences.blocks import BlockPool, StatePool
 from oaiserve.engine.start.plan import start_model
-from oaiserve.engine.start.request import Way
+from oaiserve.engine.start.request import LoadMedia, Way
 from oaiserve.engine.start.start_times import StartTimes
 from oaiserve.engine.text.tokenizer import Tokenizer
 from oaiserve.engine.tokenize import REST, Post, TokenizeStage
@@ -54,7 +54,7 @@ from oaiserve.errors import InvalidRequest, NotFound, Overloaded, Unavailable
 from oaiserve.explain.step_cost import StepCost
 from oaiserve.facts.engine_numbers import EngineNumbers
 from oaiserve.facts.open_row import MOST_SHOWN, OpenRow
-from oaiserve.facts.record import HostPart, StepRecord
+from oaiserve.facts.step_record import HostPart, StepRecord
 from oaiserve.http.fair_turns import Work
 from oaiserve.http.shared_limit import SharedLimit
 from oaiserve.wire.report import ReplicaReport
@@ -91,10 +91,10 @@ class Engine:
         self._waiting = SharedLimit(self._max_waiting)  # choices, and other work for the tokenizer
         self._body_bytes = SharedLimit(MAX_MEDIA_BYTES if model.media else MAX_BODY_BYTES)
         pool = BlockPool(model.num_blocks, parts.options.block_size)
-        self._disk = model.kept_blocks and DiskTier(model.kept_blocks, pool, lambda read: self._loop.post(read))
+        self._tier = model.make_tier and model.make_tier(pool, lambda arrived: self._loop.post(arrived))
         self._loop = EngineLoop(
             parts,
-            _scheduler(parts, pool, self._disk, lambda: self.step_cost),
+            _scheduler(parts, pool, self._tier, lambda: self.step_cost),
             waiting=self._waiting,
             stop_tokenizing=lambda request_id: self._tokenize.abort(request_id),
             give_back_later=lambda: self._tokenize.give_back_later(),
@@ -118,6 +118,7 @@ class Engine:
         meanwhile: Callable[[], object] = lambda: None,
         rules: Callable[[Tokenizer], tuple[SamplingRule, ...]] | None = None,
         ways: Callable[[], Iterable[Way]] = tuple,
+        load_media: LoadMedia | None = None,
         **kwargs: Any,
     ) -> Engine:
         """Load a model and return its engine. `model` is "demo", a folder, a hub id or a GGUF file.
@@ -125,10 +126,10 @@ class Engine:
         The options are an EngineOptions, or its fields by name. `times` gets the parts of the load. `meanwhile` is
         called while native code packs the weights of a checked model, which leaves time to import more. `rules` makes
         the sampling rules of plug-ins for the model's tokenizer, and `ways` returns their ways to start a model.
-        Raises StartupError if the model cannot be loaded or served.
+        Without `load_media`, it reads no images and sounds. Raises StartupError if it cannot be loaded or served.
         """
         options = replace(options or EngineOptions(), **kwargs)
-        served = start_model(model, options, times or StartTimes(), meanwhile, ways=ways)
+        served = start_model(model, options, times or StartTimes(), meanwhile, ways=ways, load_media=load_media)
         if rules is not None:
             served = replace(served, rules=rules(served.tokenizer))
         return cls(EngineParts.of(served, options))
@@ -215,10 +216,11 @@ class Engine:
 
     @property
     def step_cost(self) -> StepCost | None:
-        """The learnt cost of steps: None before the first steps, and where nothing is to be explained."""
+        """The learnt cost of steps, as slow as they are now: None before the first steps, and where nothing is to be
+        explained."""
         if self._loop.causes is None:
             return None
-        return self._loop.causes.cost
+        return self._loop.causes.slowed_cost
 
     @property
     def num_waiting(self) -> int:
@@ -266,7 +268,8 @@ class Engine:
         """Return the newest open requests by id, newest first. It may take milliseconds.
 
         `epoch_offset_ns` is the wall clock minus the monotonic clock."""
-        return OpenRows(self._loop.arriving, self._loop.requests, self._clock_ns).newest(MOST_SHOWN, epoch_offset_ns)
+        rows = OpenRows(self._loop.arriving, self._loop.requests, self._loop.causes, self._clock_ns)
+        return rows.newest(MOST_SHOWN, epoch_offset_ns)
 
     def take_steps(self) -> list[StepRecord]:
         """Take the kept records of steps since the last call, oldest first. One thread at a time may call this."""
@@ -278,8 +281,8 @@ class Engine:
     def start(self) -> None:
         """Start the engine thread, and wait until it is ready to compute at full speed."""
         self._loop.start()
-        if self._disk is not None:
-            self._disk.start()
+        if self._tier is not None:
+            self._tier.start()
 
     def submit(self, request: Request, deliver: Deliver) -> None:
         """Accept a request. `deliver` gets its events on the engine thread; the last event is a terminal one.
@@ -414,8 +417,8 @@ class Engine:
                 self._loop.post(Stop(drain=False))
                 self._loop.join()
         self._tokenize.stop()
-        if self._disk is not None:
-            self._disk.stop()
+        if self._tier is not None:
+            self._tier.stop()
 
     def __enter__(self) -> Engine:
         self.start()
@@ -431,7 +434,7 @@ _generate_ids = itertools.count()
 
 
 def _scheduler(
-    parts: EngineParts, pool: BlockPool, disk: DiskTier | None, step_cost: Callable[[], StepCost | None]
+    parts: EngineParts, pool: BlockPool, tier: LowerTier | None, step_cost: Callable[[], StepCost | None]
 ) -> Scheduler:
     model = parts.model
     options = parts.options
@@ -444,7 +447,7 @@ def _scheduler(
         policy=POLICIES[options.policy],
         prefix_cache=options.prefix_cache and model.pooling is None,
         states=StatePool(model.num_states) if model.num_states else None,
-        disk=disk,
+        tier=tier,
         step_time=step_time,
     )
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from time import process_time_ns
 
@@ -10,6 +10,7 @@ from oaiserve.config import EngineOptions
 from oaiserve.engine.accounts.costs import Rates
 from oaiserve.engine.accounts.energy import Energy
 from oaiserve.engine.accounts.machine_time import MachineTime, throttling_file
+from oaiserve.engine.default_limits import default_limits
 from oaiserve.engine.drafting.drafts import Drafts
 from oaiserve.engine.requests.open_request import Bounds
 from oaiserve.engine.scheduling.limits import Limits
@@ -69,10 +70,9 @@ class EngineParts:
                 max_model_len=model.max_model_len,
                 queue_timeout_seconds=options.queue_timeout_seconds,
                 request_timeout_seconds=options.request_timeout_seconds,
-                **_default_limits(options, model.default_params),
+                **default_limits(options, model.default_params),
             ),
-            # What a draft follows must be known before the step is launched.
-            overlap=options.overlap and model.runner.is_asynchronous and not has_drafts,
+            overlap=options.overlap and model.runner.is_asynchronous,
             has_drafts=has_drafts,
             drafts=drafts,
             energy=energy,
@@ -82,14 +82,3 @@ class EngineParts:
             cores_ns=cores_ns,
             learn=learn,
         )
-
-
-def _default_limits(options: EngineOptions, params: Mapping[str, float | int]) -> dict[str, int]:
-    """Return the limits of answers whose requests set none: the operator's, or else the model's."""
-    if options.default_max_tokens is not None:
-        return {"default_max_tokens": options.default_max_tokens}
-    if "max_new_tokens" in params:  # as in transformers, it beats max_length
-        return {"default_max_tokens": int(params["max_new_tokens"])}
-    if "max_length" in params:
-        return {"default_max_length": int(params["max_length"])}
-    return {}

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from oaiserve.engine.request import (
     TERMINAL,
     Event,
+    LeftOut,
     Pooled,
     PromptDone,
     PromptProgress,
@@ -98,7 +99,7 @@ class LoopStream:
         self._busy_since_ns = monotonic_ns()
 
     def close(self) -> None:
-        """Abort the request unless it has ended, and hold nothing any more: the reader has left."""
+        """Abort the request unless it has ended, and drop what is held: the reader has left."""
         self.abort()
         self._let_go()
         self._held.streams.discard(self)
@@ -143,6 +144,9 @@ class LoopStream:
                 self.times = event.times
             if self._has_reader:
                 self._gather(num_tokens(event))
+                self._events.append(event)
+        elif isinstance(event, LeftOut):
+            if self._has_reader:
                 self._events.append(event)
         elif isinstance(event, PromptProgress):
             self.times = event.times
@@ -247,6 +251,8 @@ def num_tokens(event: TokenChunk | PromptDone | Pooled) -> int:
 class LoopStreams:
     """The open streams of one event loop. A stream stays registered until its terminal event, even without a reader."""
 
+    stream_type = LoopStream
+
     def __init__(
         self,
         engine: Engine,
@@ -266,7 +272,7 @@ class LoopStreams:
 
     def submit(self, request: Request) -> LoopStream:
         """Submit a request, and return its stream, which its reader closes. Raises the engine's errors."""
-        stream = LoopStream(request, self._engine, self._max_unread_tokens, self.held)
+        stream = self.stream_type(request, self._engine, self._max_unread_tokens, self.held)
         self._streams[request.request_id] = stream
         try:
             self._engine.submit(request, self._deliver)

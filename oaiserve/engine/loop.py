@@ -18,9 +18,9 @@ from oaiserve.engine.accounts.host_time import HostTime
 from oaiserve.engine.accounts.shares import Shares
 from oaiserve.engine.accounts.step_account import RequestNotes, StepAccount
 from oaiserve.engine.accounts.step_causes import StepCauses
-from oaiserve.engine.disk_tier import BlocksRead
 from oaiserve.engine.encoder import Encoder
 from oaiserve.engine.engine_parts import EngineParts
+from oaiserve.engine.lower_tier import BlocksArrived
 from oaiserve.engine.request import Failed, Request, Usage
 from oaiserve.engine.requests.commands import Abort, Command, DropAdapter, Stop, Submitted
 from oaiserve.engine.requests.open_requests import OpenRequests
@@ -31,7 +31,8 @@ from oaiserve.engine.tokenize import GrammarCompiled, Tokenized, TokenizeFailed,
 from oaiserve.engine.watchdog import Watchdog
 from oaiserve.errors import AdapterUnloaded, APIError, InternalError, Unavailable
 from oaiserve.explain.step_cost_fit import FitThread, StepCostFit
-from oaiserve.facts.record import EngineAccount, HostPart
+from oaiserve.facts.record import EngineAccount
+from oaiserve.facts.step_record import HostPart
 from oaiserve.facts.times import RequestTimes
 from oaiserve.http.shared_limit import SharedLimit
 
@@ -65,7 +66,7 @@ class EngineLoop:
         self._thread = Thread(target=self._run, name="engine", daemon=True)
         # owned by the engine thread
         self._draining = False
-        self._dropping: list[int] = []  # adapters that are dropped when no request has them any more
+        self._dropping: list[int] = []  # adapters that are dropped when their last request has ended
         self._host = HostTime(clock_ns)
         self.phases: PhaseRanges | None = None
         new_notes: Callable[..., RequestNotes] = RequestNotes
@@ -82,8 +83,8 @@ class EngineLoop:
             time_fit, cores_fit = (StepCostFit(parts.learn or self._fits.run) for _ in range(2))
             self.causes = StepCauses(parts.machine, time_fit, Shares(parts.cores_ns(), cores_fit))
         causes = self.causes
-        cost = (lambda: None) if causes is None else (lambda: causes.cost)
-        self.watchdog = Watchdog(self._host, cost, options.hang_seconds, exits=options.exit_on_hang)
+        cost = (lambda: None) if causes is None else (lambda: causes.slowed_cost)
+        self.watchdog = Watchdog(self._host, cost, options.watchdog_seconds, exits=options.exit_on_hang)
         self._account = StepAccount(self._host, self.causes, parts.cores_ns)
         self.arriving: dict[str, Submitted] = {}  # requests in the inbox; written and read by any thread
         # written by the engine thread, read by any thread
@@ -231,8 +232,8 @@ class EngineLoop:
                     self.requests.tokenized(command)
                 case TokenizeFailed():
                     self.requests.tokenize_failed(command.request, command.error)
-                case BlocksRead():
-                    self._scheduler.take_read(command)
+                case BlocksArrived():
+                    self._scheduler.take_arrived(command)
                 case Abort():
                     self.requests.abort(command.request_id)
                 case DropAdapter():

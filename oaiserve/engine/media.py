@@ -103,10 +103,6 @@ class PromptMedia:
         own = self.axes[axis * length + start : axis * length + min(end, length)]
         return [*own, *range(max(start, length) + self.delta, end + self.delta)]
 
-    @property
-    def num_rows_to_encode(self) -> int:
-        return sum(medium.num_rows for medium in self.media if medium.encoded is None)
-
     def whole_end(self, start: int, end: int) -> int:
         """Return the end of a chunk that does not end inside a run. It is at most `end`, unless the chunk begins with
         a run that is longer."""
@@ -153,7 +149,7 @@ class MediaReader(Protocol):
 
     def prepare(self, file: MediaFile, salt: str, *, only_text: bool = False) -> Prepared:
         """Prepare a client's file, for the tower unless `only_text` is needed. Its vectors are shared only among
-        requests with the same salt. Raises an APIError for a file that is no such medium, or too much."""
+        requests with the same salt. Raises an APIError for a file that is not such a medium, or is too large."""
 
     def placed(self, token_ids: list[int], prepared: Sequence[Prepared]) -> PromptMedia:
         """Return the media of a prompt, given its token ids. Raises InvalidRequest if they do not go together."""

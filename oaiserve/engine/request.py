@@ -16,7 +16,7 @@ from oaiserve.engine.logprobs import TokenLogprobs
 from oaiserve.engine.media import MediaFile
 from oaiserve.errors import APIError
 from oaiserve.facts.lost_prefix import LostPrefix
-from oaiserve.facts.record import EngineAccount, Origin
+from oaiserve.facts.record import EngineAccount, Origin, ReadAgain
 from oaiserve.facts.times import RequestTimes
 from oaiserve.wire.continuation import Piece
 
@@ -126,6 +126,8 @@ class Grammar:
     # and ends where the grammar first may end. For the grammar, a part starts with "A" for the first regex, and so on.
     leads: tuple[str, ...] = ()
     continued: str = ""  # text before the answer. If an allowed text may begin with it, the answer is only the rest
+    in_one_line: bool = False  # JSON has no line breaks. Otherwise the model may choose.
+    is_lenient: bool = False  # The client's schema is obeyed as far as possible.
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,6 +167,8 @@ class SamplingParams:
     text_lengths: bool = False  # give the characters of each token in the text, with each chunk
     logprobs: int | None = None  # alternatives per generated token; None: no logprobs, 0: the sampled token's only
     prompt_logprobs: int | None = None  # the same for the prompt's tokens
+    # False: `logprobs` are for an observer alone, so chunks and forced tokens are the same as without them.
+    shows_logprobs: bool = True
     grammar: Grammar | None = None
 
 
@@ -187,6 +191,7 @@ class Request:
     prefix_keys: tuple[tuple[int, float], ...] = ()
     sent: tuple[Piece, ...] = ()  # pieces of its answer that another server has sent; this one continues after them
     is_background: bool = False  # it can wait: it gets what nobody else needs, and no timeout of the server ends it
+    background_wait_ns: int | None = None  # how long it can wait until its turn is that of any request; None: for ever
     reports_progress: bool = False  # whether it reports how far its prompts are, until its first token
     # Deadlines of the first token and of the whole answer, on the clock of `received_ns`. None: no deadline.
     first_token_deadline_ns: int | None = None
@@ -223,6 +228,15 @@ class PromptProgress:
         if num_done:
             return self.elapsed_ns * (self.num_tokens - self.num_computed) // num_done
         return None
+
+
+@dataclass(slots=True)
+class LeftOut:
+    """Keywords of schemas that are left out, since they cannot be obeyed together with the others: "" for all of one.
+    This event comes before the others, and only if there are some."""
+
+    request_id: str
+    keywords: Sequence[str]
 
 
 @dataclass(slots=True)
@@ -278,6 +292,9 @@ class Usage:
     completion_tokens: int  # every sampled token of every choice
     max_tokens_cut_to: int | None = None  # because the context has no room for more
     account: EngineAccount | None = None  # if the client has asked what the request costs
+    read_again: tuple[int, ReadAgain | None] | None = None  # tokens and reason, if the client has asked for them
+    # Tokens of drafts that came true and that did not, if the client has sent a prediction.
+    predicted_tokens: tuple[int, int] | None = None
     image_tokens: int = 0  # prompt tokens that stand for images
     audio_tokens: int = 0
 
@@ -314,7 +331,7 @@ class Aborted:
 
 
 Terminal = Finished | Failed | Aborted
-Event = PromptProgress | PromptDone | TokenChunk | Pooled | Terminal
+Event = LeftOut | PromptProgress | PromptDone | TokenChunk | Pooled | Terminal
 TERMINAL = (Finished, Failed, Aborted)
 
 # Takes the events of a step for one consumer. It is called on the engine thread, so it must only pass them on.

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from oaiserve.engine.adapters import AdapterTable
-from oaiserve.engine.disk_tier import KeptBlocks
 from oaiserve.engine.encoder import Media
 from oaiserve.engine.grammars.grammar import Grammars
+from oaiserve.engine.lower_tier import MakeTier
 from oaiserve.engine.pooling import Pooling
 from oaiserve.engine.sampling_rule import SamplingRule
 from oaiserve.engine.sequences.step import Runner
@@ -38,7 +38,7 @@ class ServedModel:
     adapters: AdapterTable = field(default_factory=AdapterTable)
     media: Media | None = None  # None: the model reads text alone
     rules: tuple[SamplingRule, ...] = ()  # sampling rules of plug-ins
-    kept_blocks: KeptBlocks | None = None  # on disk, by --prefix-cache-dir
+    make_tier: MakeTier | None = None  # below the KV blocks, by --prefix-cache-dir or --kv-offload
     warm_up: Callable[[], None] = lambda: None  # called on the engine thread before the first step
     # Called on the engine thread when an error has ended it. Returns whether the device has failed, too.
     failed: Callable[[BaseException], bool] = lambda error: False

@@ -11,7 +11,8 @@
 With overlap, a step is launched before the results of the step before are on the host, so that the device computes
 while these are handed over. At most one step is in flight when the next is scheduled. Draws that need the ids of the
 step in flight wait until these are committed; the forward and all other draws of the step do not. The masks of grammars
-are filled behind the launch of the forward, while the device computes it.
+are filled behind the launch of the forward, while the device computes it. Drafts follow known ids, so none is in flight
+when a step with drafts is scheduled, nor when the one after it is.
 """
 
 from __future__ import annotations
@@ -34,11 +35,12 @@ from oaiserve.engine.sequences.sequence import Place, Sequence
 from oaiserve.engine.sequences.step import Chunk, ChunkResult, Draw, Masks, OutOfMemory, Step, StepResult
 from oaiserve.engine.served_model import ServedModel
 from oaiserve.errors import Unavailable
-from oaiserve.facts.record import HostPart
+from oaiserve.facts.step_record import HostPart
 
 log = logging.getLogger(__name__)
 
 WARN_INTERVAL_NS = 60_000_000_000  # between two equal warnings
+_LATE = Draw.LATE  # Members of enumerations are slow to read in Python 3.11.
 
 
 @dataclass(slots=True)
@@ -88,30 +90,47 @@ class Stepper:
 
     def turn(self) -> bool:
         """Launch the next step and end the one before; without overlap, the next one, too. Return whether one ended."""
+        has_ended = self._in_flight is not None  # at the end of this turn
+        self._prepare_drafts()
         launched = self._launch()
         in_flight = self._in_flight
         self._in_flight = launched
         if in_flight is not None:
             self._complete(in_flight)
         if launched is None:
-            return in_flight is not None
+            return has_ended
         if in_flight is not None:
             self._scheduler.settle(launched.step)
         self._draw(launched.step, launched.handle)
         if self._overlap:
-            return in_flight is not None
+            return has_ended
         self._in_flight = None
         self._complete(launched)
         return True
+
+    def _prepare_drafts(self) -> None:
+        """Propose drafts for the next step if they need no results of a step in flight, or are worth waiting for
+        these."""
+        drafts = self._drafts
+        if drafts is None or (drafts.only_if_exact and not self._runner.is_exact):
+            return
+        self._host.enter(HostPart.SCHEDULE)
+        in_flight = self._in_flight
+        foremost = self._scheduler.foremost
+        if in_flight is not None:
+            if not drafts.need_results(foremost.running, others_wait=foremost.num_waiting > 0):
+                return
+            self._in_flight = None
+            self._complete(in_flight)
+            self._host.enter(HostPart.SCHEDULE)
+            foremost = self._scheduler.foremost
+        drafts.propose(foremost.running, others_wait=foremost.num_waiting > 0)
 
     def _launch(self) -> _Launched | None:
         now_ns = self._host.enter(HostPart.SCHEDULE)
         if self._shortage.is_on:
             self._shortage.recover(now_ns)
             self._scheduler.limit_step(self._shortage.step_tokens)
-        if self._drafts is not None and (self._runner.is_exact or not self._drafts.only_if_exact):
-            foremost = self._scheduler.foremost
-            self._drafts.propose(foremost.running, others_wait=foremost.num_waiting > 0)
         step = self._scheduler.schedule(now_ns)
         if step is None:
             return None
@@ -199,7 +218,7 @@ class Stepper:
 
     def _draw(self, step: Step, handle: Any) -> None:
         """Make the late draws of a settled step, with the masks of grammars."""
-        late = [chunk for chunk in step.chunks if chunk.draw is Draw.LATE]
+        late = [chunk for chunk in step.chunks if chunk.draw is _LATE]
         masks = self._fill_masks(step, late) if late else None
         if late and self._host.part is not HostPart.LAUNCH:
             self._host.enter(HostPart.LAUNCH, step)

@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from oaiserve.engine.grammars.grammar import CompiledGrammar
     from oaiserve.engine.text.tokenizer import Expand, Tokenizer
 
-# For how many times as long as it has worked the thread for large work rests, so that at most one step of the model in
-# a few meets it. Parsing and rendering hold the interpreter's lock for up to 10 ms, for which a step waits.
+# How long the thread for large work rests, in multiples of the CPU time that it has used, so that it gets at most a
+# quarter of a core. Parsing and rendering hold the interpreter's lock for up to 10 ms, for which a step waits.
 REST = 3.0
 Result = TypeVar("Result")
 
@@ -110,8 +110,8 @@ class TokenizeStage:
         media: MediaReader | None = None,
     ) -> None:
         """Start the workers, which call `post`. `max_model_len` is in tokens, `vocab_size` is the model's, and `clock`
-        returns nanoseconds. After a piece of a large prompt, its thread rests for `encode_rest` times as long. Without
-        workers, `submit` encodes on the caller's thread, for comparisons."""
+        returns nanoseconds. After a piece of a large prompt, its thread rests for `encode_rest` times the CPU time of
+        the piece. Without workers, `submit` encodes on the caller's thread, for comparisons."""
         self._tokenizer = tokenizer
         self._compile_grammar = compile_grammar
         self._post = post

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from oaiserve.engine.accounts.host_time import HostTime, describe
 from oaiserve.engine.sequences.step_load import load_of
 from oaiserve.explain.step_cost import StepCost
-from oaiserve.facts.record import HostPart
+from oaiserve.facts.step_record import HostPart
 
 log = logging.getLogger(__name__)
 

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
+from oaiserve.engine.lower_tier import LowerTier
 from oaiserve.engine.request import SamplingParams
 from oaiserve.engine.scheduling.limits import Limits
 from oaiserve.engine.scheduling.pacing import UNIT, StepTime
@@ -36,15 +37,18 @@ def make(
     prefix_cache: bool = True,
     states: StatePool | None = None,
     step_time: StepTime | None = None,
+    make_tier: Callable[[BlockPool], LowerTier] | None = None,
     **limits: Any,
 ) -> Scheduler:
+    pool = BlockPool(kv_blocks, block_size)
     return Scheduler(
-        BlockPool(kv_blocks, block_size),
+        pool,
         Limits(max_running, max_step_tokens, **limits),
         policy=policy,
         prefix_cache=prefix_cache,
         states=states,
         step_time=step_time,
+        tier=None if make_tier is None else make_tier(pool),
     )
 
 
@@ -115,10 +119,10 @@ class Memory:
     overlap = False
     forced: Callable[[Sequence], list[int]] = staticmethod(lambda _: [])
 
-    def __init__(self, scheduler: Scheduler, *, last_token: int | None = None) -> None:
+    def __init__(self, scheduler: Scheduler, *, last_token: int | None = None, cache: Any = None) -> None:
         self.scheduler = scheduler
         self.last_token = last_token
-        self._cache = Cache(scheduler.pool.block_size)
+        self._cache = cache or Cache(scheduler.pool.block_size)
         self.num_computed = 0  # tokens, in all
         self.num_drafted = 0  # tokens of drafts among these
         self.num_accepted = 0  # tokens of drafts that came true

@@ -163,3 +163,70 @@ def test_what_others_have_cached_stays_while_background_work_has_blocks_of_its_o
     memory.add(again := sequence("now", 16, 1))
     memory.run()
     assert again.num_cached == 12
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    policy=st.sampled_from(list(POLICIES)),
+    overlap=st.booleans(),
+    cost=st.sampled_from([CHEAP_ROWS, DEAR_ROWS, None]),
+    max_running=st.integers(1, 3),
+    wait_steps=st.integers(0, 40),
+    is_running=st.booleans(),
+    choices=st.integers(1, 3),
+    blocks=st.integers(12, 40),
+    sizes=st.lists(st.tuples(st.integers(1, 12), st.integers(1, 10)), min_size=3, max_size=9),
+)
+def test_work_that_can_only_wait_for_a_time_has_its_turn_while_others_are_always_busy(
+    policy: str,
+    overlap: bool,
+    cost: StepCost | None,
+    max_running: int,
+    wait_steps: int,
+    is_running: bool,
+    choices: int,
+    blocks: int,
+    sizes: list[tuple[int, int]],
+) -> None:
+    memory = memory_with(cost=cost, kv_blocks=blocks, max_running=max_running, policy=POLICIES[policy])
+    memory.overlap = overlap
+    prompt = [*range(9)]
+    waits = {"is_background": True, "background_wait_ns": wait_steps}
+    later = [sequence("later", prompt, 6, client_name="later", **waits) for _ in range(choices)]
+    if is_running:
+        memory.add_choices(*later)
+        memory.run()
+    busy: list[Sequence] = []
+    most_steps = wait_steps + 200  # each of the others takes 22 steps at most, and takes turns with two more
+    for now in range(1, most_steps):
+        busy = [one for one in busy if one.place is not Place.NOWHERE or memory.is_in_flight(one)]
+        for client in {"a", "b", "c"} - {one.client_name for one in busy}:
+            length, max_tokens = sizes[now % len(sizes)]
+            busy.append(sequence(f"{client} {now}", length, max_tokens, client_name=client))
+            memory.add(busy[-1])
+        if now == 1 and not is_running:
+            memory.add_choices(*later)
+        step = memory.scheduler.schedule(now)
+        memory.settle() if step is None else memory.execute(step)
+        if all(len(one.token_ids) == one.max_len for one in later):
+            break
+    assert [one.generated_ids for one in later] == [[7] * 6] * choices, "it still waits"
+    memory.run_out()
+    assert memory.scheduler.pool.num_used == 0
+
+
+def test_running_work_keeps_its_blocks_when_it_no_longer_waits_for_others() -> None:
+    (later,) = background(1, background_wait_ns=5)
+    memory = memory_with(later, cost=None)
+    memory.run()
+    memory.add(sequence("now", 4, 30))
+    for now_ns in (1, 4, 5):
+        step = memory.scheduler.schedule(now_ns)
+        assert step is not None
+        assert [chunk.sequence.request_id for chunk in step.chunks] == ["now"]
+        memory.execute(step)
+    blocks = later.blocks
+    assert sorted(memory.run()) == [("later 0", 1), ("now", 1)]
+    assert (later.blocks, later.num_preemptions) == (blocks, 0)
+    assert memory.scheduler.foreground.running == memory.scheduler.running
+    assert later in memory.scheduler.running

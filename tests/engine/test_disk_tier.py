@@ -79,6 +79,7 @@ def test_after_a_restart_a_prompt_is_found_and_its_answer_is_the_same(
         ended = finished(engine, PROMPT)
         assert ended.usage.cached_tokens == 109 // size * size
         assert ended.account.waits_ns[WaitReason.PREFIX_READ] > 0
+        assert ended.account.num_restored_tokens == ended.usage.cached_tokens
         assert greedy_answers(engine, [PROMPT]) == expected
         assert engine.snapshot().num_blocks_read == 109 // size
 
@@ -271,7 +272,7 @@ def test_of_a_row_with_a_broken_block_the_blocks_before_it_are_taken(tier: Tier,
     tier.tier.ask(sequence("a"), hashes, 0)
     assert tier.take_all()[1] == [None, hashes[-1]]
     assert [tier.pool.find(one) is not None for one in hashes] == [True] * 4 + [False] * 4
-    assert not tier.tier.readings
+    assert not tier.tier.on_their_way
 
 
 def test_a_short_beginning_is_computed(tier: Tier) -> None:

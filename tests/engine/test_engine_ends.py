@@ -126,6 +126,7 @@ def test_a_request_that_waits_too_long_gets_503_and_one_that_takes_too_long_408(
         runner.permit(10)
         assert isinstance(inbox.wait_terminal("next")["next"], Finished)
     assert (waited.error.status, ran.error.status) == (503, 408)
+    assert (ran.error.type, ran.error.headers()) == ("timeout", {"x-should-retry": "false"})
     assert ran.usage.completion_tokens > 0
 
 

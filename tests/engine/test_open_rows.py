@@ -8,7 +8,8 @@ from oaiserve.engine.engine import Engine
 from oaiserve.engine.request import TextPrompt
 from oaiserve.engine.sequences.step import Step
 from oaiserve.facts.open_row import OpenRow
-from oaiserve.facts.record import EventKind, Origin
+from oaiserve.facts.record import Cause, EventKind, Origin, WaitReason
+from tests.engine.accounts.lab import Lab
 from tests.engine.doubles import (
     BlockedTokenizer,
     Clock,
@@ -50,10 +51,42 @@ def test_a_request_is_listed_from_its_submission_and_shows_the_progress_of_its_p
         runner.started.get(timeout=60)
         row = row_of(engine, "r")
         assert (row.phase, row.computed_prompt_tokens, row.completion_tokens) == ("decode", 40, 1)
+        assert (row.waits_for, row.prompt_left_ns) == (None, None)
         runner.permit(100)
         inbox.wait_terminal("r", "next0", "next16", "next32")
         wait_until_idle(engine)
         assert engine.open_requests(0) == {}
+
+
+def test_an_open_request_has_its_causes_so_far_and_its_time_left() -> None:
+    rows: list[OpenRow] = []
+
+    class Watched(Lab):
+        def _compute(self, step: Step) -> None:
+            rows.extend(row for name, row in self.engine.open_requests(0).items() if name in ("long", "waits"))
+            super()._compute(step)
+
+    lab = Watched(max_running=2)
+    with lab.engine:
+        lab.learn()
+        ended = lab.run(
+            request("long", prompt_len=700, max_tokens=40),
+            request("beside", prompt_len=4, max_tokens=60),
+            request("waits", prompt_len=4, max_tokens=1),
+        )
+    by_phase = {phase: [row for row in rows if row.phase == phase] for phase in ("queue", "prefill", "decode")}
+    assert {row.waits_for for row in by_phase["queue"]} <= set(WaitReason)
+    assert by_phase["queue"][-1].waits_for == WaitReason.BATCH_FULL
+    assert not any(row.waits_for for row in by_phase["prefill"] + by_phase["decode"])
+    last = [row for row in by_phase["decode"] if row.completion_tokens > 1][-1]
+    assert [*last.causes_ns.values()] == sorted(last.causes_ns.values(), reverse=True)
+    assert sum(last.causes_ns.values()) == last.phases[-1].duration_ns
+    assert last.causes_ns[Cause.ALONE] < ended["long"].account.decode_causes_ns[Cause.ALONE]
+    num_decoded = last.completion_tokens - 1
+    assert last.answer_left_ns == last.phases[-1].duration_ns * (39 - num_decoded) // num_decoded
+    reading = next(row for row in by_phase["prefill"] if row.computed_prompt_tokens)
+    assert reading.prompt_left_ns > 0
+    assert reading.answer_left_ns is None
 
 
 def test_a_request_that_is_tokenized_is_listed() -> None:

@@ -13,7 +13,7 @@ from oaiserve.engine.sequences.blocks import hash_block
 from oaiserve.engine.sequences.sequence import Sequence
 from oaiserve.engine.sequences.step import Masks, Step, StepResult
 from oaiserve.facts.engine_numbers import EngineNumbers
-from oaiserve.facts.record import StepRecord
+from oaiserve.facts.step_record import StepRecord
 from tests.engine.answers import collect
 from tests.engine.doubles import (
     EOS,

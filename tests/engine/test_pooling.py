@@ -18,7 +18,7 @@ from oaiserve.engine.sequences.blocks import BlockPool
 from oaiserve.engine.sequences.sequence import Place, Sequence
 from oaiserve.engine.sequences.step import OutOfMemory, Step
 from oaiserve.errors import ContextLengthExceeded, InvalidRequest, Overloaded
-from oaiserve.facts.record import StepKind
+from oaiserve.facts.step_record import StepKind
 from tests.engine.answers import collect
 from tests.engine.doubles import Inbox, ScriptedRunner, make_engine, stepping
 

@@ -13,7 +13,7 @@ from oaiserve.engine.sequences.step import Step
 from oaiserve.engine.watchdog import Watchdog
 from oaiserve.errors import Unavailable
 from oaiserve.explain.step_cost import KNOTS, Load, StepCost
-from oaiserve.facts.record import HostPart
+from oaiserve.facts.step_record import HostPart
 from tests.engine.doubles import TIMEOUT_SECONDS, Clock, Inbox, ScriptedRunner, make_engine, request
 
 LEAST_SECONDS = 30
@@ -34,7 +34,7 @@ def runner() -> ScriptedRunner:
 
 @pytest.fixture
 def engine(runner: ScriptedRunner) -> Iterator[Engine]:
-    with make_engine(runner, hang_seconds=LEAST_SECONDS, explain=False) as engine:
+    with make_engine(runner, watchdog_seconds=LEAST_SECONDS, explain=False) as engine:
         yield engine
         runner.permit(1000)
 

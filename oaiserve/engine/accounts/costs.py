@@ -38,9 +38,9 @@ class Rates:
     ) -> None:
         """Note in the account the time of the engine and of cores that the request would have taken without others.
 
-        Its whole prompt has been computed. A time is left out while it is not learnt what steps take of it.
+        Its whole prompt has been computed. A time is left out while it is not known what such steps take of it.
         """
-        if time is not None:
-            account.alone_ns = time.alone_ns(work, step_tokens) + account.media_encode_ns
-        if cores is not None:
-            account.alone_core_ns = cores.alone_ns(work, step_tokens) + account.media_core_ns
+        if time is not None and (alone_ns := time.alone_ns(work, step_tokens)) is not None:
+            account.alone_ns = alone_ns + account.media_encode_ns
+        if cores is not None and (alone_ns := cores.alone_ns(work, step_tokens)) is not None:
+            account.alone_core_ns = alone_ns + account.media_core_ns

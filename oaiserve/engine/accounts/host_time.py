@@ -7,7 +7,7 @@ from collections.abc import Callable
 from oaiserve.engine.sequences.step import Step
 from oaiserve.engine.sequences.step_load import load_of
 from oaiserve.explain.step_cost import Load
-from oaiserve.facts.record import HostPart, StepKind
+from oaiserve.facts.step_record import HostPart, StepKind
 
 
 class HostTime:

@@ -21,6 +21,7 @@ CGROUPS = Path("/proc/self/cgroup")
 CGROUP_ROOT = Path("/sys/fs/cgroup")
 LOOK_NS = 1_000_000_000  # after which threads are looked at again
 FIND_NS = 5_000_000_000  # after which the threads are listed again
+ENOUGH_NS = 5_000_000  # of work between two looks, to say how many threads share it
 WORKING = 0.25  # a thread works if it ran for this part of the time of the one that ran most
 
 
@@ -40,8 +41,11 @@ class MachineTime:
         self._page_faults = page_faults
         self._clock_ns = clock_ns
         self._own: int | None = None  # the open file of the calling thread; None: it has not called yet
-        # Threads that share a step's work: the calling one, and those of native code that worked recently.
+        # Threads that share a step's work: the calling one, and those of native code that worked recently. In each
+        # moment in which the calling one works or waits for a core, `parallelism` of them do.
         self.num_threads = 1
+        self.parallelism = 1.0
+        self._looked_own = (0, 0)  # the calling thread's time on a core, and its delay, at the last look
         self._delay_ns = 0
         self._others: dict[str, tuple[int, int]] = {}  # by thread: its time on a core, and its delay
         self._looked_ns = self._found_ns = -2 * FIND_NS
@@ -52,7 +56,8 @@ class MachineTime:
         """Return the time since the last call in which the calling thread was ready to run and did not run."""
         if self._own is None:
             self._own = self._opened(str(threading.get_native_id()))
-            self._delay_ns = self._own_delay_ns(self._own)
+            self._looked_own = self._own_times(self._own)
+            self._delay_ns = self._looked_own[1]
         now_ns = self._clock_ns()
         if now_ns - self._found_ns > FIND_NS:
             self._found_ns = now_ns
@@ -63,10 +68,10 @@ class MachineTime:
             names -= {str(thread.native_id) for thread in threading.enumerate()}  # the rest are of native code
             known = self._others
             self._others = {name: known.get(name) or _read(self._statistics(name)) for name in names}
-        if now_ns - self._looked_ns > LOOK_NS:
+        if now_ns - self._looked_ns > LOOK_NS or self.num_threads == 1:
             self._look()
         before_ns = self._delay_ns
-        self._delay_ns = self._own_delay_ns(self._own)
+        self._delay_ns = self._own_times(self._own)[1]
         return self._delay_ns - before_ns
 
     def _opened(self, thread: str) -> int:
@@ -78,11 +83,11 @@ class MachineTime:
         weakref.finalize(self, os.close, file)
         return file
 
-    def _own_delay_ns(self, file: int) -> int:
+    def _own_times(self, file: int) -> tuple[int, int]:
         try:
-            return _numbers(os.pread(file, 100, 0))[1]
+            return _numbers(os.pread(file, 100, 0))
         except (OSError, ValueError):
-            return self._delay_ns
+            return 0, self._delay_ns
 
     def more_ns(self, most_ns: int) -> int:
         """Return the part of a step's excess `most_ns` due to delays of other threads.
@@ -106,6 +111,11 @@ class MachineTime:
         least_ns = max(1.0, WORKING * max(ran.values(), default=0))
         working = [thread for thread, ns in ran.items() if ns >= least_ns]
         self.num_threads = len(working) + 1
+        own_before = self._looked_own
+        self._looked_own = now = self._own_times(-1 if self._own is None else self._own)
+        if (own_ns := sum(now) - sum(own_before)) >= ENOUGH_NS:
+            others_ns = sum(sum(self._others[thread]) - sum(before[thread]) for thread in working)
+            self.parallelism = 1 + min(len(working), others_ns / own_ns)
         self._num_faults = self._page_faults()
         self._throttled_ns = _throttled_ns(self._throttling)
         return sum(self._others[thread][1] - before[thread][1] for thread in working)

@@ -98,14 +98,18 @@ class PlainDecodes:
         core_ns: float,
         machine_ns: float,
         read: float,
+        *,
+        is_known: bool,
     ) -> None:
         """Add a step, in which a token takes `costs_ns`: on its own, for each token of context and each cached one.
 
         Its share of `core_ns` and `machine_ns` is `unit` times these, and `beside`. It reads `read` of the weights.
+        Unless the time of the whole step `is_known`, nothing is expected of a token alone.
         """
         token_ns, context_ns, cached_ns = costs_ns
         step = self._step
-        self._alone.add(1.0, token_ns, context_ns, cached_ns, step)
+        if is_known:
+            self._alone.add(1.0, token_ns, context_ns, cached_ns, step)
         share = unit * token_ns + beside
         self._cores.add(core_ns * unit, core_ns * share, context_ns, cached_ns, step)
         self._machine.add(machine_ns * unit, machine_ns * share, context_ns, cached_ns, step)
@@ -124,6 +128,11 @@ class PlainDecodes:
         own.core_ns += core_ns - before[1]
         own.machine_ns += machine_ns - before[2]
         own.weight_reads += reads - before[3]
+
+    def unsettled_ns(self, own: RequestCauses) -> float:
+        """Return the expected time alone that a request has not been given yet. Any thread may ask."""
+        member = self._members.get(own)
+        return 0.0 if member is None else self._alone.of(member.offset, member.num_cached) - member.before[0]
 
     def settle_all(self) -> None:
         for own in list(self._members):

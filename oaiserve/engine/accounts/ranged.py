@@ -11,7 +11,8 @@ from oaiserve.engine.profiler_ranges import PhaseRanges, Ranges
 from oaiserve.engine.sequences.sequence import Sequence
 from oaiserve.engine.sequences.step import Step
 from oaiserve.explain.causes import RequestCauses
-from oaiserve.facts.record import EngineAccount, HostPart
+from oaiserve.facts.record import EngineAccount
+from oaiserve.facts.step_record import HostPart
 from oaiserve.facts.times import RequestTimes
 
 _OUTSIDE = frozenset({HostPart.IDLE, HostPart.COMMANDS})  # parts that begin when a step of the loop is over

@@ -17,7 +17,8 @@ from oaiserve.engine.sequences.step import Chunk, Step, StepResult
 from oaiserve.engine.sequences.step_load import load_of
 from oaiserve.explain.causes import RequestCauses
 from oaiserve.facts.engine_numbers import EngineNumbers, LoadTotals
-from oaiserve.facts.record import EngineAccount, EventKind, HostPart, StepKind, StepRecord
+from oaiserve.facts.record import EngineAccount, EventKind
+from oaiserve.facts.step_record import HostPart, StepKind, StepRecord
 from oaiserve.facts.times import RequestTimes
 
 _ENCODE = HostPart.ENCODE
@@ -78,6 +79,7 @@ class RequestNotes:
     def _note_prefix(self, sequence: Sequence, now_ns: int) -> None:
         if sequence.num_cached:
             self._account.note(EventKind.PREFIX_CACHE_HIT, now_ns, sequence.index, tokens=sequence.num_cached)
+            self._account.num_restored_tokens += sequence.num_restored
         if (lost := sequence.lost) is not None:
             details: dict[str, int | str] = {"tokens": lost.num_tokens}
             if lost.eviction is not None:
@@ -201,7 +203,7 @@ class StepAccount:
                 self._causes.shares.encoded(own, core_ns, encode_ns)
 
     def step_ended(self, step: Step, result: StepResult, launched_ns: int, ended_ns: int) -> int:
-        """Record a step whose results are on the host, and return its duration.
+        """Record a step whose results are on the host. Return its duration and the wait before it, together.
 
         Steps run one after the other, so a step begins with its launch, or with the end of the step before. The host
         notices that end when it takes the results, which may be late. The times of a device with a clock of its own are
@@ -258,7 +260,7 @@ class StepAccount:
         numbers.model_ns += duration_ns
         numbers.num_step_sequences += num_sequences
         numbers.num_step_tokens += num_tokens
-        return duration_ns
+        return idle_ns + duration_ns
 
     def _divide(self, shares: Shares, ended_ns: int) -> None:
         """Read the meters at the end of a step."""
@@ -272,7 +274,8 @@ class StepAccount:
         numbers = self.numbers
         pool = scheduler.pool
         numbers.num_running = num_running = len(scheduler.running)
-        numbers.num_waiting = scheduler.foreground.num_waiting + scheduler.foreground.num_parked
+        numbers.num_deferred = scheduler.foreground.num_parked
+        numbers.num_waiting = scheduler.foreground.num_waiting + numbers.num_deferred
         numbers.by_adapter = scheduler.by_adapter()
         numbers.blocks_used = pool.num_used
         numbers.blocks_total = pool.num_blocks
@@ -283,10 +286,8 @@ class StepAccount:
         numbers.num_prefix_hits = scheduler.memory.num_prefix_hits
         numbers.num_background_running = len(scheduler.background.running)
         numbers.num_background_waiting = scheduler.background.num_waiting + scheduler.background.num_parked
-        if (disk := scheduler.disk) is not None:
-            numbers.num_blocks_read = disk.num_read
-            numbers.num_blocks_written = disk.num_written
-            numbers.num_blocks_skipped = disk.num_skipped
+        if scheduler.tier is not None:
+            scheduler.tier.show(numbers)
         num_begun_tokens = self._num_begun_tokens if num_running else 0
         numbers.load = numbers.load.after(now_ns, num_open, numbers.num_waiting_tokens + num_begun_tokens)
         return self.copy(idle_since_ns=None)

@@ -1,8 +1,12 @@
 """Divides the time of each step into its causes, by the learnt cost of steps. Engine thread only, no torch.
 
 Measured times come first: between steps, of media, of masks, and the delays of the machine. The rest of a step is the
-expected time of its decodes and prompts, by the cost of the steps before, and an unexplained remainder. Then each
-request in the step gets the expected time of its own tokens alone, and the time added by its neighbours.
+expected time of its decodes and prompts, by the cost of the steps before, and an unexplained remainder. If no such step
+was seen before, all of the rest is not known yet. Then each request in the step gets the expected time of its own
+tokens alone, and the time added by its neighbours.
+
+The cost is that of steps that nothing held up. A step whose threads waited for cores counts with the time that it would
+have taken, by the time that it used of them. So a machine that other programs keep busy isn't learnt as a slow one.
 """
 
 from __future__ import annotations
@@ -12,15 +16,25 @@ from oaiserve.engine.accounts.plain_decodes import PlainDecodes
 from oaiserve.engine.accounts.shares import Shares
 from oaiserve.engine.sequences.step import Chunk, Step
 from oaiserve.engine.sequences.step_load import load_of_chunks
-from oaiserve.explain.causes import NOTHING, Parts, RequestCauses
+from oaiserve.explain.causes import NOTHING, Parts, RequestCauses, settled
 from oaiserve.explain.step_cost import BY_ROWS, Load, StepCost
 from oaiserve.explain.step_cost_fit import StepCostFit
+from oaiserve.facts.record import Cause
 
 WARM_UP = 2  # first steps, which are slow for reasons of their own
 # A step is slow if it takes longer than expected by both of these, so that it pays to ask what held it up.
 SLOW_SHARE = 0.1
 SLOW_NS = 1_000_000
-LEAST_WEIGHT = 0.01
+# A step was held up if its threads waited for this share of its time. The time of its cores, divided by the threads
+# that share the work, then says within a fifth or so what it would have taken. Other steps say it exactly, so it counts
+# less than they do.
+HELD_UP = 0.05
+HELD_UP_WEIGHT = 0.5
+# Threads that run at the same time wait for each other's memory, which counts as time of cores. The more a step was
+# held up, the more its threads ran by turns, which takes less of that time. On two cores, one thread used 0.63 s of
+# cores for a request, two threads 0.83 s, and two threads beside two to eight busy processes 0.72 s.
+TOGETHER = 0.4
+SLOWDOWN_STEPS = 50  # by which the slowdown of the last steps changes
 # The machine is asked about a step that was so much longer than expected, or began so late, and at least so often.
 ASK_NS = 200_000
 ASK_EVERY_NS = 200_000_000
@@ -39,11 +53,15 @@ class StepCauses:
         self.had_prompts = False  # the last step
         # Sums over all steps. The rest of their time is unexplained, and the rest of all time was between steps.
         self._model_ns = self._decodes_ns = self._prompts_ns = self._constraint_ns = self._lost_ns = 0
+        self._unknown_ns = 0  # the rest of steps whose time was not known
         self._media_ns = 0  # time of images and sounds, between steps
         self.encoded_ns = 0  # part of it since the last step
         self._late_ns = 0  # time that steps began late because of the machine
         self._asked_ns = 0  # the time of the last question to the machine
         self._cost: StepCost | None = None  # The last step was divided by this cost.
+        self._knows_few = False  # whether it covers a request in a step with others
+        self._slowdown = 1.0  # time of the last steps, by the time that they would have taken on a quiet machine
+        self._slowed: tuple[StepCost, StepCost] | None = None  # a cost, and what steps took at it
         # By this cost: time of a token drawn alone, per token of context, and the extra per cached token of context.
         self._plain_ns = (0.0, 0.0, 0.0)
 
@@ -56,6 +74,7 @@ class StepCauses:
         model_ns = self._model_ns
         lost_ns = self._lost_ns
         late_ns = self._late_ns
+        unknown_ns = self._unknown_ns
         return Parts(
             decodes_ns,
             prompts_ns,
@@ -63,13 +82,35 @@ class StepCauses:
             constraint_ns,
             host=self.ended_ns - model_ns - self._media_ns - late_ns,
             machine=lost_ns + late_ns,
-            unexplained=model_ns - decodes_ns - prompts_ns - constraint_ns - lost_ns,
+            unknown=unknown_ns,
+            unexplained=model_ns - decodes_ns - prompts_ns - constraint_ns - lost_ns - unknown_ns,
         )
 
     @property
     def cost(self) -> StepCost | None:
-        """Return the cost of a step, or None while it is not known."""
+        """Return the cost of a step that nothing holds up, or None while it is not known."""
         return self._fit.cost
+
+    @property
+    def slowed_cost(self) -> StepCost | None:
+        """Return the cost of a step now that other programs use the cores too, or None while it is not known."""
+        cost = self._fit.cost
+        if cost is None:
+            return None
+        slowed = self._slowed
+        if slowed is None or slowed[0] is not cost:
+            self._slowed = slowed = cost, cost.times(self._slowdown)
+        return slowed[1]
+
+    def so_far(self, own: RequestCauses) -> dict[Cause, int]:
+        """Return the causes of an open request's current phase, the largest first. Any thread may ask, so they may be a
+        step old; and while a step ends, they may be unknown for a moment."""
+        if not own.has_begun:
+            return {}
+        parts = own.so_far(self.totals, self.decodes.unsettled_ns(own))
+        if sum(parts.values()) < 0:
+            return {}
+        return dict(sorted(settled(parts).items(), key=lambda cause: -cause[1]))
 
     def begin(self) -> None:
         """Ask the machine once, on the engine thread, so that its next answer is about steps."""
@@ -94,21 +135,23 @@ class StepCauses:
         if cost is not self._cost:
             self._cost = cost
             if cost is not None:
+                self._knows_few = cost.covers(Load(decodes=1, draws=1))
                 token_ns = float(cost.expected_ns(Load(decodes=1, draws=1)))
                 self._plain_ns = token_ns, cost.decode_context_ns, cost.cached_context_ns - cost.decode_context_ns
         expected_ns = decodes_ns = 0
         self.had_prompts = has_prompts = load.prompt_tokens > 0
-        if cost is not None:
-            expected_ns = decodes_ns = cost.expected_ns(load)
+        chunks = step.chunks
+        known = cost if cost is not None and cost.covers(load) and (self._knows_few or len(chunks) == 1) else None
+        if known is not None:
+            expected_ns = decodes_ns = known.expected_ns(load)
             if has_prompts:
-                decodes_ns = min(expected_ns, cost.expected_ns(load.without_prompts()))
+                decodes_ns = min(expected_ns, known.expected_ns(load.without_prompts()))
         core_ns = self.shares.cores.of_step
         machine_ns = self.shares.time.of_step
-        weigh = cost if cost is not None and expected_ns else BY_ROWS
+        weigh = cost if cost is not None and (expected_ns or cost.expected_ns(load)) else BY_ROWS
         unit = 1 / weigh.share_ns(load, load)
         others: list[Chunk] = []
         before: Parts | None = None  # the totals, if a request may have missed steps
-        chunks = step.chunks
         if len(chunks) == 1 and not has_prompts:
             lone = chunks[0].sequence.causes
         else:
@@ -126,18 +169,22 @@ class StepCauses:
                 rows = load.decodes + load.prompt_tokens
                 # A row costs less in a step with others than in a step of its own.
                 beside = unit * (weigh.together_ns(rows) / rows + weigh.draw_ns - self._plain_ns[0])
-                self.decodes.step_ended(self._plain_ns, unit, beside, core_ns, machine_ns, 1 / rows)
+                self.decodes.step_ended(
+                    self._plain_ns, unit, beside, core_ns, machine_ns, 1 / rows, is_known=known is not None
+                )
             if any(chunk.sequence.causes is not None and chunk.sequence.causes.may_have_missed for chunk in others):
                 before = self.totals
         weight = 1.0
-        lost_ns = 0
+        constraint_ns = lost_ns = 0
+        quiet_ns = took_ns  # what the step would have taken if nothing had held it up
         # The usual step is not slow: only others are looked into.
         if masks_ns or model_ns - expected_ns > ASK_NS or gap_ns > ASK_NS or ended_ns - self._asked_ns > ASK_EVERY_NS:
-            constraint_ns, lost_ns, late_ns, weight = self._delays(
+            constraint_ns, lost_ns, late_ns, quiet_ns, weight = self._delays(
                 ended_ns,
                 took_ns,
                 model_ns,
                 expected_ns,
+                core_ns,
                 min(gap_ns, whole_ns - model_ns - media_ns),
                 masks_ns,
                 has_clock,
@@ -145,26 +192,29 @@ class StepCauses:
             self._constraint_ns += constraint_ns
             self._lost_ns += lost_ns
             self._late_ns += late_ns
-            took_ns -= constraint_ns
         self.ended_ns = ended_ns
         self._model_ns += model_ns
         self._media_ns += media_ns
         self._decodes_ns += decodes_ns
         if has_prompts:
             self._prompts_ns += expected_ns - decodes_ns
+        if known is None:
+            self._unknown_ns += max(0, model_ns - constraint_ns - lost_ns)
         if others:
-            self._charge(others, step, load, before, expected_ns, decodes_ns, weigh, unit)
+            self._charge(others, step, load, before, known, expected_ns, decodes_ns, weigh, unit)
         self.shares.step_ended()
         self.number += 1
         if self.number <= WARM_UP:
             return None
-        self.shares.cores_fit.observe(load, core_ns)
-        own_ns = took_ns - lost_ns
-        if cost is None or own_ns <= 0:
-            self._fit.observe(load, took_ns, weight)
+        if quiet_ns > 0:
+            self._slowdown += ((took_ns - constraint_ns) / quiet_ns - self._slowdown) / SLOWDOWN_STEPS
+        if known is None or quiet_ns <= 0:
+            self.shares.cores_fit.observe(load, core_ns, error=None)
+            self._fit.observe(load, quiet_ns, weight, None)
             return None
-        error = expected_ns / own_ns - 1
-        self._fit.observe(load, took_ns, weight, error)
+        self.shares.cores_fit.observe(load, core_ns)
+        error = expected_ns / quiet_ns - 1
+        self._fit.observe(load, quiet_ns, weight, error)
         if error >= 0:
             return error
         return -error
@@ -175,11 +225,14 @@ class StepCauses:
         took_ns: int,
         model_ns: int,
         expected_ns: int,
+        core_ns: int,
         gap_ns: int,
         masks_ns: int,
         has_clock: bool,
-    ) -> tuple[int, int, int, float]:
-        """Return the delays of masks, of the machine in a step and in the gap before, and its weight as a sample."""
+    ) -> tuple[int, int, int, int, float]:
+        """Return the delays of masks, of the machine in a step and in the gap before, the time of the step without
+        them, and its weight as a sample. No time is expected of a step that is not known."""
+        machine = self._machine
         excess_ns = model_ns - expected_ns
         constraint_ns = lost_ns = late_ns = 0
         if masks_ns:
@@ -191,19 +244,22 @@ class StepCauses:
         if is_long or ended_ns - self._asked_ns > ASK_EVERY_NS:
             # The question is a system call, for which the thread gives up Python's lock. Beside a busy event loop it
             # gets the lock back late, so most steps do not ask. Their delays are read, and dropped, after a while.
-            delay_ns = self._machine.delay_ns()
+            delay_ns = machine.delay_ns()
             self._asked_ns = ended_ns
             if is_long:
                 if not has_clock:  # a part of the excess is the machine's
-                    lost_ns = min(delay_ns // self._machine.num_threads, max(0, excess_ns))
-                    left_ns = max(0, excess_ns) - lost_ns
-                    if expected_ns and left_ns > SLOW_NS and left_ns > SLOW_SHARE * expected_ns:
-                        lost_ns += self._machine.more_ns(left_ns)
-                    # A step that lacked a core has next to no weight. Its whole time is learnt: without the time that
-                    # is thought to be lost, it would confirm any expectation.
-                    weight = max(LEAST_WEIGHT, (1 - min(1.0, max(lost_ns, delay_ns) / max(1, took_ns))) ** 8)
+                    by_cores_ns = _quiet_ns(took_ns, core_ns, machine.parallelism)
+                    excess_ns = max(0, excess_ns if expected_ns else took_ns - by_cores_ns)
+                    lost_ns = min(delay_ns // machine.num_threads, excess_ns)
+                    left_ns = excess_ns - lost_ns
+                    if left_ns > SLOW_NS and left_ns > SLOW_SHARE * (expected_ns or by_cores_ns):
+                        lost_ns += machine.more_ns(left_ns)
+                    if max(lost_ns, min(delay_ns, excess_ns)) > HELD_UP * took_ns:
+                        lost_ns = max(lost_ns, min(excess_ns, took_ns - by_cores_ns))
+                        took_ns = by_cores_ns
+                        weight = HELD_UP_WEIGHT
                 late_ns = min(max(0, delay_ns - lost_ns), gap_ns)
-        return constraint_ns, lost_ns, late_ns, weight
+        return constraint_ns, lost_ns, late_ns, took_ns, weight
 
     def _charge(
         self,
@@ -211,6 +267,7 @@ class StepCauses:
         step: Step,
         load: Load,
         before: Parts | None,
+        known: StepCost | None,
         expected_ns: int,
         decodes_ns: int,
         weigh: StepCost,
@@ -218,8 +275,8 @@ class StepCauses:
     ) -> None:
         """Charge the step to the requests of these chunks, which have more than a token, or several chunks.
 
-        `before` are the totals before the step, if a request may have missed steps. With `unit`, shares by `weigh` add
-        up to 1.
+        `before` are the totals before the step, if a request may have missed steps. `known` is the cost by which the
+        step was expected, or None. With `unit`, shares by `weigh` add up to 1.
         """
         by_request: dict[RequestCauses, list[Chunk]] = {}
         again: list[RequestCauses] = []  # requests that compute lost tokens again
@@ -240,8 +297,17 @@ class StepCauses:
             own.core_ns += self.shares.cores.of_step * share
             own.machine_ns += self.shares.time.of_step * share
             own.weight_reads += part.num_tokens / load.num_tokens
-            if self._cost is not None:
-                own.computed(*_costs_ns(self._cost, part, load, expected_ns, decodes_ns, is_again=own in again))
+            if known is not None:
+                own.computed(*_costs_ns(known, part, load, expected_ns, decodes_ns, is_again=own in again))
+
+
+def _quiet_ns(took_ns: int, core_ns: int, parallelism: float) -> int:
+    """Return what a step that took `took_ns` would have taken on a quiet machine, by the time of its cores."""
+    by_cores_ns = core_ns / parallelism
+    if by_cores_ns >= took_ns:
+        return took_ns
+    waited = 1 - by_cores_ns / took_ns
+    return int(by_cores_ns * (1 + TOGETHER * (1 - 1 / parallelism) * waited))
 
 
 def _costs_ns(

@@ -94,7 +94,7 @@ class Blocks:
         return replace(self, columns=columns.astype(np.int32))
 
     def chunk(self, parts: int) -> list[Blocks]:
-        """Return the matrix in parts with equally many rows, as a tensor does."""
+        """Return the matrix in parts of the same height, as a tensor does."""
         return [replace(self, rows=rows) for rows in np.split(self.rows, parts)]
 
     def addresses(self) -> NDArray[np.uintp]:

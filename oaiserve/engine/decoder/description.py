@@ -294,7 +294,7 @@ class MixtureNorms:
     router: Norm
     experts: Norm
     experts_out: Norm
-    shared_out: Norm  # the input of `shared` has the norm before the MLP
+    shared_out: Norm  # `shared` has no norm before it but that of the MLP
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

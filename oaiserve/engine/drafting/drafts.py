@@ -4,6 +4,9 @@ The model draws behind each drafted token as it would without a draft, from the 
 Draws are taken up to the first one other than the draft's, which is the right token there. So a draft changes no
 answer, only the number of steps.
 
+Where steps overlap, only a step with drafts waits for the results of the one before. Whether it will have any follows
+from the text so far, whose matches propose the token under way, too.
+
 A draft is looked up in the sequence's own text. Its worth is the expected number of tokens, by how often drafts after
 such a match came true in this sequence; its cost is the measured time of further tokens in a step. Both are averages of
 noisy measurements, so a step gets drafts only if they promise a clear gain.
@@ -47,26 +50,54 @@ class Drafts:
         self._drafted: list[Sequence] = []  # those that have a draft
         self._num_alike = 0  # steps in a row with drafts, or without
 
-    def propose(self, running: list[Sequence], *, others_wait: bool) -> None:
-        """Write the drafts for the next step, of these sequences, as long as it has few tokens.
+    def need_results(self, running: list[Sequence], *, others_wait: bool) -> bool:
+        """Return whether the next step has to wait for the results of the step under way.
 
-        A step with prompts, or with others waiting for admission, has more.
+        If that has drafts, the number of its tokens isn't known. Otherwise the next step waits if it will have drafts,
+        provided that the step under way draws the first token of each.
         """
+        if self._drafted:
+            return True
+        num_alike = self._num_alike
+        if not self._choose(running, had_drafts=False, others_wait=others_wait):
+            return False
+        self._num_alike = num_alike  # `propose` chooses again when the tokens are known
+        return True
+
+    def propose(self, running: list[Sequence], *, others_wait: bool) -> None:
+        """Write the drafts for the next step of these sequences, while no step is under way."""
         had_drafts = bool(self._drafted)
         for sequence in self._drafted:
             sequence.draft = []
         self._drafted = []
+        for sequence, draft in self._choose(running, had_drafts=had_drafts, others_wait=others_wait):
+            sequence.draft = draft
+            self._drafted.append(sequence)
+
+    def verified(self, step: Step, step_ns: int) -> None:
+        """Learn the time from the end of the step before to the end of this one. Prompts and decodes differ in cost."""
+        if step.num_tokens - step.num_draft_tokens == len(step.chunks):
+            self._times.observe(step.num_tokens, step_ns)
+
+    def _choose(
+        self, running: list[Sequence], *, had_drafts: bool, others_wait: bool
+    ) -> list[tuple[Sequence, list[int]]]:
+        """Return the drafts that pay in the next step, as long as it has few tokens.
+
+        A step with prompts, or with others waiting for admission, has more. `had_drafts` says whether the last step had
+        drafts.
+        """
         if others_wait or len(running) >= MOST_STEP_TOKENS:
-            return
+            return []
         num_tokens = sum(sequence.num_uncomputed for sequence in running)
         if not 0 < num_tokens < MOST_STEP_TOKENS:
-            return
+            return []
         room = MOST_STEP_TOKENS - num_tokens
         num_sequences = len(running)
-        able = [one for one in running if one.num_generated and not one.num_pending]
+        able = [one for one in running if one.num_generated]
         options = [option for one in able if (option := self._look_up(one, room)) is not None]
         if not options or sum(sum(option.chances) for option in options) < LEAST_GAIN * num_sequences:
-            return
+            return []
         lengths = self._lengths(num_tokens, num_sequences, options)
         has_drafts = any(lengths)
         self._num_alike = self._num_alike + 1 if has_drafts == had_drafts else 0
@@ -76,30 +107,24 @@ class Drafts:
         if self._num_alike >= most_alike:
             self._num_alike = 0
             if has_drafts:
-                return
+                return []
             likeliest = max(options, key=lambda option: option.chances[0])
             lengths[options.index(likeliest)] = min(len(likeliest.draft), PROBE_TOKENS)
-        for option, length in zip(options, lengths, strict=True):
-            if length:
-                option.sequence.draft = option.draft[:length]
-                self._drafted.append(option.sequence)
-
-    def verified(self, step: Step, step_ns: int) -> None:
-        """Learn the time of a computed step, its host part included. Prompts cost otherwise than decodes do."""
-        if step.num_tokens - step.num_draft_tokens == len(step.chunks):
-            self._times.observe(step.num_tokens, step_ns)
+        return [(o.sequence, o.draft[:length]) for o, length in zip(options, lengths, strict=True) if length]
 
     def _look_up(self, sequence: Sequence, room: int) -> _Option | None:
+        """Return the draft of a sequence. If a token of it is under way, the draft follows the one that is expected."""
         most = min(room, MOST_DRAFT_TOKENS, sequence.max_len - sequence.num_tokens - 1)
         if most < 1:
             return None
         if sequence.lookup is None:
             sequence.lookup = Lookup(self._chances)
-        draft, chances = sequence.lookup.draft(sequence.token_ids, most)
+        num_pending = sequence.num_pending
+        draft, chances = sequence.lookup.draft(sequence.token_ids, num_pending + most)
         if draft and sequence.constraint is not None:
             draft = sequence.constraint.possible(draft)
-        if draft:
-            return _Option(sequence, draft, chances[: len(draft)])
+        if len(draft) > num_pending:
+            return _Option(sequence, draft[num_pending:], chances[num_pending : len(draft)])
         return None
 
     def _lengths(self, num_tokens: int, num_sequences: int, options: list[_Option]) -> list[int]:

@@ -22,7 +22,7 @@ class StepTimes:
     """
 
     SPEED_WEIGHT = 0.2  # weight of the newest step in the speed of the machine
-    ASSUMED_STEPS = 4  # measured steps that the assumed ratio counts for
+    ASSUMED_STEPS = 4  # The assumed ratio weighs as much as this many measured steps.
     MOST_STEPS = 128  # over which a mean is taken, about
     MOST_GROWTH = 2  # as much as one step may take longer than expected; the rest has other reasons
 

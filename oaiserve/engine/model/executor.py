@@ -15,6 +15,10 @@ class Executor(Protocol):
 
     is_exact: bool  # whether a token's logits are bitwise the same in any step
 
+    @property
+    def block_tensors(self) -> list[torch.Tensor]:
+        """Return the tensors of the KV cache, whose first dimension is that of blocks."""
+
     def forward(self, batch: Batch) -> torch.Tensor:
         """Return the logits [R, vocab] of `batch.logits_rows`, writable, until the next call overwrites them."""
 

@@ -31,6 +31,11 @@ def zeroed(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device | No
     return torch.from_numpy(memory[first : first + num_bytes]).view(dtype).view(shape)
 
 
+def block_tensors(caches: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> list[torch.Tensor]:
+    """Return the tensors of caches, without those that a layer has no use for."""
+    return [blocks for cache in caches for blocks in cache if blocks.numel()]
+
+
 def copy_blocks(caches: Iterable[tuple[torch.Tensor, torch.Tensor]], copies: list[tuple[int, int]]) -> None:
     """Copy the keys and values of whole blocks (from, to) in every layer; blocks are the tensors' first dimension.
 

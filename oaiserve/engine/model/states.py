@@ -91,7 +91,7 @@ class States:
                 tensor.index_fill_(0, indices, 0)
 
 
-# Computes sequences with equally many tokens, [sequences, tokens, width], and changes their states.
+# Computes sequences with the same number of tokens, [sequences, tokens, width], and changes their states.
 Mixer = Callable[[Tensor, LayerStates], Tensor]
 
 

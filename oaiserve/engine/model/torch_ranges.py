@@ -27,7 +27,7 @@ class NvtxRanges:
 
 class IttRanges:
     """Tasks for VTune. torch has none that overlap, so a phase of a request has a task of no length at each end. These
-    have no id, because ITT keeps every name for ever."""
+    have no id, because ITT never frees a name."""
 
     def push(self, name: str) -> None:
         itt.range_push(name)

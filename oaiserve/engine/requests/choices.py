@@ -60,6 +60,7 @@ class Choices:
                     adapter=request.adapter,
                     client_name=request.client,
                     is_background=request.is_background,
+                    background_wait_ns=request.background_wait_ns,
                     bad_words=tokenized.bad_words,
                     shared_edits=edits,
                     constraint=self._constraint(tokenized, stop_ids),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from oaiserve.engine.disk_tier import BlocksRead
+from oaiserve.engine.lower_tier import BlocksArrived
 from oaiserve.engine.request import Deliver, Request
 from oaiserve.engine.tokenize import TokenizeEvent
 
@@ -31,4 +31,4 @@ class Stop:
     drain: bool  # the thread ends when all open requests have ended; or else at once, and fails them
 
 
-Command = Submitted | TokenizeEvent | BlocksRead | Abort | DropAdapter | Stop
+Command = Submitted | TokenizeEvent | BlocksArrived | Abort | DropAdapter | Stop

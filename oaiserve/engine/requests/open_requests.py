@@ -17,7 +17,7 @@ from oaiserve.engine.encoder import Encoding
 from oaiserve.engine.grammars.grammar import CompiledGrammar, GrammarGivenUp
 from oaiserve.engine.media import Encoded
 from oaiserve.engine.replica_reports import MOST_PROMPTS_KEPT, ComputedPrompt
-from oaiserve.engine.request import Aborted, Deliver, Failed, Finished, Request, Terminal
+from oaiserve.engine.request import Aborted, Deliver, Failed, Finished, LeftOut, Request, Terminal
 from oaiserve.engine.requests.choices import Choices
 from oaiserve.engine.requests.continuation import Continuations, take_up
 from oaiserve.engine.requests.drain_rate import DrainRate
@@ -34,7 +34,7 @@ from oaiserve.engine.tokenize import Tokenized
 from oaiserve.errors import APIError, InternalError, InvalidRequest
 from oaiserve.explain.causes import RequestCauses
 from oaiserve.facts.engine_numbers import EngineNumbers
-from oaiserve.facts.record import EngineAccount, EventKind
+from oaiserve.facts.record import EngineAccount, EventKind, WaitReason
 from oaiserve.facts.times import RequestTimes
 from oaiserve.http.shared_limit import SharedLimit
 
@@ -93,6 +93,10 @@ class OpenRequests:
         """Return the open requests by id, oldest first. Any thread may ask."""
         return self._open.copy()
 
+    def reason_of(self, sequence: Sequence) -> WaitReason:
+        """Return what a sequence waits for that is in no step. Any thread may ask."""
+        return self._scheduler.of(sequence).waits.reason_of(sequence)
+
     @property
     def has_events(self) -> bool:
         return bool(self.outbox or self._taken_up)
@@ -135,6 +139,8 @@ class OpenRequests:
         account.note(
             EventKind.GRAMMAR_COMPILED, compiled_ns, None, compile_ns=compile_ns, cache=cache, kind=wanted.kind
         )
+        if grammar.left_out:
+            self.outbox.emit(opened, LeftOut(request.request_id, grammar.left_out))
 
     def tokenize_failed(self, request: Request, error: APIError) -> None:
         if (opened := self.find(request)) is not None:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import islice
 
+from oaiserve.engine.accounts.step_causes import StepCauses
 from oaiserve.engine.requests.commands import Submitted
 from oaiserve.engine.requests.open_request import OpenRequest
 from oaiserve.engine.requests.open_requests import OpenRequests
@@ -21,6 +22,7 @@ class OpenRows:
 
     arriving: dict[str, Submitted]
     requests: OpenRequests
+    causes: StepCauses | None
     clock_ns: Callable[[], int]
 
     def newest(self, most: int, epoch_offset_ns: int) -> dict[str, OpenRow]:
@@ -36,11 +38,21 @@ class OpenRows:
         if isinstance(entry, Submitted):
             times = RequestTimes(received=entry.request.received_ns or entry.at_ns, submitted=entry.at_ns)
             return OpenRow.of(origin, times, self.clock_ns, epoch_offset_ns)
+        causes_ns = {}
+        if self.causes is not None and entry.causes is not None:
+            causes_ns = {str(cause): ns for cause, ns in self.causes.so_far(entry.causes).items()}
+        sequences = [*entry.outputs.copy()]
+        most_tokens = 0
+        if len(sequences) == entry.account.num_choices:  # none has ended
+            most_tokens = sum(each.max_len - each.prompt_len for each in sequences)
         return OpenRow.of(
             origin,
             entry.times,
             self.clock_ns,
             epoch_offset_ns,
+            causes_ns=causes_ns,
+            waits_for=self.requests.reason_of(sequences[0]) if sequences else None,
+            most_tokens=most_tokens,
             prompt_tokens=entry.usage.prompt_tokens,
             cached_tokens=entry.usage.cached_tokens,
             computed_prompt_tokens=entry.computed_prompt_tokens,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import accumulate, pairwise
+from math import nan
 
 from oaiserve.engine.logprobs import TokenLogprobs
 from oaiserve.engine.request import FinishReason, TokenChunk
@@ -70,8 +71,9 @@ class ChoiceOutput:
         num_before = self._num_characters
         self.num_tokens += 1
         self._token_ids.append(token_id)
-        if logprobs is not None and self._logprobs is not None:
-            add_logprobs(self._logprobs, self._table, logprobs)
+        if self._logprobs is not None:
+            # A forced token is not drawn, so it has none.
+            add_logprobs(self._logprobs, self._table, logprobs or Logprobs(token_id, nan, [], []))
         if token_id in self._eos_token_ids or (constraint is not None and constraint.ends_with(token_id)):
             self._has_end_token = True
             self.finish(FinishReason.STOP)
@@ -121,7 +123,7 @@ class ChoiceOutput:
         if self.finish_reason is None and not was_sent:
             if self._chunk_tokens == 0 or len(self._token_ids) < self._chunk_tokens:
                 return None
-            if not (self._text or self._logprobs):
+            if not (self._text or (self._logprobs and self._sequence.params.shows_logprobs)):
                 return None  # all of it is held back: it is part of a character, or may be part of a stop string
             if self._text_lengths is not None and self._stops.is_holding:
                 return None  # the lengths of a chunk's tokens are those of its text

@@ -45,6 +45,7 @@ class Results:
         self._numbers = numbers
         self._table = requests.table
         self._vocab_size = vocab_size
+        self._drafts_by_accepted: list[int] = []
         self._num_forceable = 0  # tokens that grammars may force as results of the step under way
 
     def take(self, step: Step, results: list[ChunkResult], now_ns: int) -> None:
@@ -120,6 +121,9 @@ class Results:
         if chunk.draft:
             num_accepted = chunk.num_accepted(token_ids)
             self._numbers.num_drafts += 1
+            self._drafts_by_accepted += [0] * (1 + num_accepted - len(self._drafts_by_accepted))
+            self._drafts_by_accepted[num_accepted] += 1
+            self._numbers.drafts_by_accepted = tuple(self._drafts_by_accepted)
             for counted in (self._numbers, opened.account):
                 counted.num_draft_tokens += len(chunk.draft)
                 counted.num_accepted_tokens += num_accepted

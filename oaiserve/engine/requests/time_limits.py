@@ -8,7 +8,7 @@ from heapq import heapify, heappop, heappush
 
 from oaiserve.engine.request import Request
 from oaiserve.engine.requests.open_request import Bounds, OpenRequest
-from oaiserve.errors import APIError, DeadlineMissed, RequestTimeout, Unavailable
+from oaiserve.errors import APIError, DeadlineMissed, TimeLimitExceeded, Unavailable
 
 LEAST_DEADLINES = 4096  # deadlines stored before any is dropped
 
@@ -82,7 +82,7 @@ class TimeLimits:
                 return Unavailable(message, retry_after_seconds=retry_after_seconds)
             case Limit.REQUEST:
                 seconds = f"{self._bounds.request_timeout_seconds:g}"
-                return RequestTimeout(f"The request took longer than {seconds} seconds, the limit here.")
+                return TimeLimitExceeded(f"The request took longer than {seconds} seconds, the limit here.")
             case Limit.FIRST_TOKEN if times.first_token is None:
                 missed = "begun"
                 at_ns = opened.request.first_token_deadline_ns

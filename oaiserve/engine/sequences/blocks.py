@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from array import array
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from hashlib import blake2b
 from heapq import heappop, heappush
+from itertools import islice
 from typing import NewType
 
 from oaiserve.engine.sequences.evictions import Evictions
@@ -54,6 +55,8 @@ class BlockPool:
         self._hashes: list[BlockHash | None] = [None] * num_blocks
         self._published: dict[BlockHash, int] = {}
         self.evictions = Evictions(EVICTIONS_PER_BLOCK * num_blocks)
+        # Called with a block that is about to be reused and the hash of its content. Set by the tier below.
+        self.on_eviction: Callable[[int, BlockHash], None] | None = None
         self.num_reusable = 0  # free blocks that can still be found by their hash
         self._now_ns = 0
         self.used_ns = 0  # blocks times nanoseconds, until now
@@ -118,6 +121,8 @@ class BlockPool:
                 del self._published[block_hash]
                 self._hashes[block] = None
                 self.evictions.note(block_hash, Eviction(self._now_ns, taker))
+                if self.on_eviction is not None:
+                    self.on_eviction(block, block_hash)
                 self.num_reusable -= 1
             self._settle(block)
             self._references[block] = 1
@@ -144,6 +149,11 @@ class BlockPool:
                     self._free.move_to_end(block, last=False)
                 self.num_reusable += self._hashes[block] is not None
         return held_ns
+
+    def next_evicted(self, num_blocks: int) -> list[tuple[int, BlockHash]]:
+        """Return the cached ones among the blocks that are allocated next, with their hashes."""
+        blocks = islice(self._free, num_blocks)
+        return [(block, block_hash) for block in blocks if (block_hash := self._hashes[block]) is not None]
 
     def publish(self, block: int, block_hash: BlockHash) -> None:
         """Let other sequences find a full and computed block, unless one with the same content is published already."""

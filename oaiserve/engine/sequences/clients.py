@@ -66,7 +66,7 @@ class EqualShares:
         return turn.due
 
     def serve(self, num_tokens: float) -> None:
-        """Let the clock go on by tokens that were computed, or are not needed any more."""
+        """Advance the clock by tokens that were computed, or are no longer needed."""
         ends = self._ends
         while ends:
             end, number, turn = ends[0]

@@ -47,7 +47,8 @@ class Sequence:
     cache_salt: str = ""  # only sequences with the same salt share cached blocks
     adapter: int = 0  # its number, or 0; the salt has it, too
     client_name: str = ""  # clients take turns, where the policy asks for it
-    is_background: bool = False  # it can wait: see `Scheduler`
+    is_background: bool = False  # it can wait: see `Scheduler`, which ends this after `background_wait_ns`
+    background_wait_ns: int | None = None  # None: it can wait for ever
     bad_words: list[list[int]] = field(default_factory=list)  # token ids that must not be generated in this order
     constraint: Constraint | None = None  # by a grammar, on its answer
     rules: tuple[SamplingRule, ...] = ()  # edits by plug-ins, on each of its draws
@@ -68,7 +69,8 @@ class Sequence:
     num_computed: int = 0  # tokens whose keys and values are in `blocks` when the steps under way have ended
     num_cached: int = 0  # prompt tokens that were in the prefix cache when it was first admitted
     lost: LostPrefix | None = None  # prompt tokens after them that were in the prefix cache before
-    has_asked_disk: bool = False  # for cached blocks, which it does once
+    has_asked_tier: bool = False  # for blocks of the tier below: once, and again after a preemption
+    num_before_tier: int | None = None  # its cached tokens when blocks of that tier began to come back for it
     blocks: list[int] = field(default_factory=list)
     held_ns: float = 0.0  # blocks times nanoseconds, of those that it has given back, less what others held before
     state: int | None = None  # its place in the pool of states, where the model's layers keep one
@@ -122,6 +124,13 @@ class Sequence:
     def num_pending(self) -> int:
         """Return the number of possible draws of a step under way, whose ids are not known yet."""
         return self.num_tokens - len(self.token_ids)
+
+    @property
+    def num_restored(self) -> int:
+        """Return how many of its cached prompt tokens came back from the tier below."""
+        if self.num_before_tier is None:
+            return 0
+        return max(0, self.num_cached - self.num_before_tier)
 
     @property
     def is_held(self) -> bool:

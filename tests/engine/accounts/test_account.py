@@ -6,7 +6,8 @@ import pytest
 
 from oaiserve.engine.accounts.step_account import RequestNotes
 from oaiserve.engine.request import Request, Terminal
-from oaiserve.facts.record import MOST_EVENTS, EngineAccount, EventKind, StepKind
+from oaiserve.facts.record import MOST_EVENTS, EngineAccount, EventKind
+from oaiserve.facts.step_record import StepKind
 from oaiserve.facts.times import RequestTimes
 from tests.engine.doubles import Clock, ScriptedRunner, request, stepping
 

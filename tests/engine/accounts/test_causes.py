@@ -10,14 +10,20 @@ from hypothesis import strategies as st
 from oaiserve.engine import stepper
 from oaiserve.engine.request import Grammar, Request, Terminal
 from oaiserve.explain.causes import settled
-from oaiserve.facts.record import Cause, HostPart
+from oaiserve.explain.step_cost import Load
+from oaiserve.facts.record import Cause
+from oaiserve.facts.step_record import HostPart
 from tests.engine.accounts.lab import MS, TRUE, Lab
 from tests.engine.accounts.pictures import media_of, picture
 from tests.engine.doubles import request
 
 
 @settings(max_examples=50)
-@given(st.dictionaries(st.sampled_from(sorted(set(Cause) - {Cause.MODEL_LOAD})), st.integers(-(10**12), 10**12)))
+@given(
+    st.dictionaries(
+        st.sampled_from(sorted(set(Cause) - {Cause.MODEL_LOAD, Cause.REFUSAL_DELAY})), st.integers(-(10**12), 10**12)
+    )
+)
 def test_settled_parts_keep_their_sum_and_none_is_below_zero(parts: dict[Cause, int]) -> None:
     total = sum(parts.values())
     if total < 0:
@@ -114,6 +120,24 @@ def test_time_that_something_takes_from_each_step_is_found(
     lab.machine.stolen_ns = stolen_ns
     _, decode = causes_of(lab.run(request("a", prompt_len=4, max_tokens=31), deliver_ns=deliver_ns)["a"])
     assert decode[cause] == near(30 * (stolen_ns + deliver_ns))
+
+
+def test_a_machine_that_is_busy_from_the_start_on_is_not_learnt_as_a_slow_one() -> None:
+    lab = Lab()
+    lab.machine.stolen_ns = 70 * MS
+    with lab.engine:
+        prefill, decode = causes_of(lab.run(request("first", prompt_len=200, max_tokens=3))["first"])
+        assert (prefill.get(Cause.ALONE), decode.get(Cause.ALONE)) == (None, None)
+        assert prefill[Cause.NOT_KNOWN_YET] > 0 < decode[Cause.NOT_KNOWN_YET]
+        lab.learn()
+        prefill, decode = causes_of(lab.run(request("later", prompt_len=200, max_tokens=41))["later"])
+        slowed_ns = lab.engine.step_cost.expected_ns(Load(1, draws=1))
+    prefill_ns, decode_ns = (
+        sum(TRUE.expected_ns(load) for load, _ in lab.log if bool(load.prompt_tokens) == has) for has in (True, False)
+    )
+    assert [prefill[Cause.ALONE], decode[Cause.ALONE]] == [near(prefill_ns), near(decode_ns)]
+    assert decode[Cause.MACHINE] == near(40 * 70 * MS)
+    assert slowed_ns > 5 * TRUE.expected_ns(Load(1, draws=1)), "what is scheduled by time counts with the machine"
 
 
 def test_a_slow_mask_is_found(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:

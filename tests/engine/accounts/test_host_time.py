@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from oaiserve.engine.accounts.host_time import HostTime, describe
 from oaiserve.engine.sequences.step import Chunk, Step, StepResult
-from oaiserve.facts.record import HostPart
+from oaiserve.facts.step_record import HostPart
 from tests.engine.doubles import (
     TIMEOUT_SECONDS,
     Clock,

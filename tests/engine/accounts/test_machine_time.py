@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from oaiserve.engine.accounts.machine_time import FIND_NS, MachineTime, throttling_file
+from oaiserve.engine.accounts.machine_time import ENOUGH_NS, FIND_NS, MachineTime, throttling_file
 
 MOST = 10**9
 
@@ -49,6 +49,20 @@ def test_the_delay_of_native_threads_is_shared_among_those_that_ran(tasks: Tasks
     assert machine.more_ns(MOST) == 0
     tasks.wrote("900001", 3000, 5000)
     assert machine.more_ns(100) == 100
+
+
+def test_the_threads_that_share_the_work_count_also_while_they_wait_for_cores(tasks: Tasks) -> None:
+    for thread in (tasks.own, "900001"):
+        tasks.wrote(thread, 0, 0)
+    machine = MachineTime(tasks.folder, page_faults=lambda: 7)
+    machine.delay_ns()
+    tasks.wrote(tasks.own, 10 * ENOUGH_NS, 30 * ENOUGH_NS)
+    tasks.wrote("900001", 5 * ENOUGH_NS, 25 * ENOUGH_NS)
+    machine.delay_ns()
+    assert machine.parallelism == 1 + 30 / 40
+    tasks.wrote(tasks.own, 10 * ENOUGH_NS + 1, 30 * ENOUGH_NS)
+    machine.more_ns(MOST)
+    assert machine.parallelism == 1 + 30 / 40, "nobody has worked since then"
 
 
 def test_a_thread_that_began_later_is_found(tasks: Tasks) -> None:

@@ -75,7 +75,7 @@ def test_shares_are_those_of_each_step(
                     expected[sequence][place] += amount
             found = decodes.begin_step(chunks)
             assert sorted(map(id, found)) == sorted(map(id, others))
-            decodes.step_ended(costs, unit, beside, core_ns, machine_ns, 0.25)
+            decodes.step_ended(costs, unit, beside, core_ns, machine_ns, 0.25, is_known=True)
             if asked is not None:
                 decodes.settle(list(starts)[asked].causes)
                 check(list(starts)[asked], expected)

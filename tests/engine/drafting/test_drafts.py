@@ -5,6 +5,7 @@ import random
 import re
 from itertools import pairwise
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -14,9 +15,12 @@ from oaiserve.engine.request import Aborted, Finished, Grammar, Request, Samplin
 from oaiserve.engine.scheduling.policy import POLICIES
 from oaiserve.engine.sequences.lookup import FIRST_CHANCES, LEAST_CHANCE, MATCHES, SIZES, Lookup
 from oaiserve.engine.sequences.sequence import Sequence
+from oaiserve.engine.sequences.step import Step, StepResult
+from tests.engine import device
 from tests.engine.device import Device, FutureDrafts, answers, check_answers, some_requests
-from tests.engine.doubles import request
+from tests.engine.doubles import EOS, LETTERS, Launched, request
 from tests.engine.drafting.decoding import Decoding, misleading, repeating
+from tests.engine.grammars.plain import allowed_ids
 from tests.engine.grammars.test_grammars_in_steps import constrained_requests
 from tests.engine.memory import NEVER, launched, make, sequence
 
@@ -32,9 +36,11 @@ def test_answers_are_those_without_drafts(kv_blocks: int, share_right: float) ->
     """There are preemptions, choices, grammars, ends of every kind, edits by ids, shortages and aborts."""
     rng = random.Random(kv_blocks)
     requests = [*some_requests(rng, 60), *constrained_requests(rng, 20)]
-    device = Device(lambda step: step.num_tokens <= rng.choice([8, 48, 48, 48]), seed=1)
+    device_short_of_memory = Device(lambda step: step.num_tokens <= rng.choice([8, 48, 48, 48]), seed=1)
     drafts = FutureDrafts(1, share_right)
-    outcome = check_answers(rng, requests, device, share_leaving=0.1, drafts=drafts, kv_blocks=kv_blocks)
+    outcome = check_answers(
+        rng, requests, device_short_of_memory, share_leaving=0.1, drafts=drafts, kv_blocks=kv_blocks
+    )
     assert all(isinstance(event, Finished | Aborted) for event in outcome.ended.values())
     num_verified = outcome.total("num_draft_tokens")
     num_accepted = outcome.total("num_accepted_tokens")
@@ -44,8 +50,77 @@ def test_answers_are_those_without_drafts(kv_blocks: int, share_right: float) ->
     assert (num_accepted > 30) == (share_right > 0)
 
 
+def goes_round(ids: list[int], mask: np.ndarray | None = None) -> int:
+    """Return a letter or the end, in place of `drawn_after`: texts go round, with a change after every 24 tokens."""
+    choices = [*LETTERS, EOS] if mask is None else allowed_ids(mask)
+    return choices[hash((ids[-1], len(ids) // 24)) % len(choices)]
+
+
+@in_both_ways
 @pytest.mark.parametrize("kv_blocks", [400, 30], ids=["much cache", "little cache"])
-def test_parts_of_answers_obey_their_grammar_with_drafts_as_without(kv_blocks: int, *, overlap: bool) -> None:
+def test_answers_that_sometimes_repeat_themselves_are_those_without_drafts(
+    kv_blocks: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Steps overlap until a draft pays. Answers end by stop strings, clients leave, and sequences are preempted."""
+    monkeypatch.setattr(device, "drawn_after", goes_round)
+    monkeypatch.setattr(StepTimes, "expected", lambda _: [1.0] * (MOST_STEP_TOKENS + 1))  # so drafts cost nothing
+    rng = random.Random(kv_blocks)
+    requests = [*some_requests(rng, 5), *constrained_requests(rng, 3)]
+    for number in range(10):
+        prompt = TokenPrompt(rng.sample(range(50), 5))
+        requests.append(Request(f"long {number}", (prompt,), SamplingParams(max_tokens=70, stop=("abc", "xx"))))
+    sizes = {"kv_blocks": kv_blocks, "max_running": 24}  # None waits where there are drafts.
+    outcome = check_answers(rng, requests, Device(), share_leaving=0.1, drafts=Drafts(), **sizes)
+    assert outcome.total("num_accepted_tokens") > 5
+    assert (outcome.num_preemptions > 0) == (kv_blocks == 30)
+
+
+class NotedDevice(Device):
+    """An asynchronous device that notes of each launch whether a step is in flight, and whether the new one has
+    drafts."""
+
+    is_asynchronous = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.launches: list[tuple[int, bool]] = []
+        self._num_in_flight = 0
+
+    def launch(self, step: Step) -> Launched:
+        self.launches.append((self._num_in_flight, step.num_draft_tokens > 0))
+        self._num_in_flight += 1
+        return super().launch(step)
+
+    def collect(self, launched: Launched) -> StepResult:
+        self._num_in_flight -= 1
+        return super().collect(launched)
+
+
+def test_steps_overlap_except_those_with_drafts_and_the_one_after_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = [*LETTERS, *LETTERS[-4:] * 10, *LETTERS[::-1]]  # only its middle repeats what came before
+    prompt = [1] * 5
+    monkeypatch.setattr(device, "drawn_after", lambda ids, mask=None: text[len(ids) - len(prompt)])
+    monkeypatch.setattr(StepTimes, "expected", lambda _: [1.0] * (MOST_STEP_TOKENS + 1))
+    noted = NotedDevice()
+    one = request(prompt_len=len(prompt), max_tokens=len(text), ignore_eos=True)
+    outcome = answers(noted, [one], drafts=Drafts(), kv_blocks=400, max_model_len=200)
+    assert outcome.token_ids["r", 0] == text
+    launches = noted.launches
+    overlapped = (1, False)
+    drafting = (0, True)
+    assert launches[1 : len(LETTERS)] == [overlapped] * (len(LETTERS) - 1)
+    assert launches[-20:] == [overlapped] * 20
+    middle = launches[len(LETTERS) : -20]
+    assert 3 <= middle.count(drafting) <= len(middle) // 2
+    assert (1, True) not in launches
+    assert all(later[0] == 0 for before, later in pairwise(launches) if before == drafting)
+    num_waits_in_vain = sum(before == (0, False) == later for before, later in pairwise(middle))
+    assert num_waits_in_vain <= 2
+
+
+@in_both_ways
+@pytest.mark.parametrize("kv_blocks", [400, 30], ids=["much cache", "little cache"])
+def test_parts_of_answers_obey_their_grammar_with_drafts_as_without(kv_blocks: int) -> None:
     """Wherever "a" or "bc" comes, "xy" or three letters from the end of the alphabet have to follow."""
     lark = 'start: "A" "xy" REST | "B" /[u-z]{3}/ REST\nREST: /(?s:.*)/'
     grammar = Grammar("lark_with_schemas", json.dumps({"lark": lark, "schemas": {}}), leads=("a", "bc"))
@@ -58,7 +133,7 @@ def test_parts_of_answers_obey_their_grammar_with_drafts_as_without(kv_blocks: i
     ]
     texts = [[each.choices[one.request_id, 0].text for one in requests] for each in outcome]
     assert texts[0] == texts[1]
-    assert overlap or outcome[1].total("num_accepted_tokens") > 30
+    assert outcome[1].total("num_accepted_tokens") > 30
     joined = " ".join(texts[0])
     num_parts = len(re.findall("a|bc", joined))
     assert num_parts > 10
@@ -73,9 +148,8 @@ def test_by_default_there_are_drafts_only_where_a_token_is_computed_alike_in_all
     monkeypatch.setattr(Device, "is_exact", is_exact)
     monkeypatch.setattr(StepTimes, "expected", lambda _: [1.0] * (MOST_STEP_TOKENS + 1))  # so drafts cost nothing
     requests = [request(max_tokens=40, ignore_eos=True)]
-    device = Device()
     drafts = Drafts(only_if_exact=only_if_exact)
-    outcome = answers(device, requests, drafts=drafts, kv_blocks=400, max_model_len=80)
+    outcome = answers(Device(), requests, drafts=drafts, kv_blocks=400, max_model_len=80)
     assert (outcome.ended["r"].account.num_draft_tokens > 0) == (is_exact or not only_if_exact)
 
 

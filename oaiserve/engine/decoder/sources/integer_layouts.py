@@ -120,7 +120,7 @@ def packed(
 def whole(weight: Tensor, scale: Tensor, zero_point: Tensor | None, g_idx: Tensor | None) -> Integers:
     """Return a matrix whose integers are int8 [n, k], with `scale` [n, groups] and `zero_point` int8 [n, groups].
 
-    Both may be for all rows together, and then have one number.
+    Each of the two may be a single number for the whole matrix.
     """
     is_right = weight.dtype == torch.int8 and weight.dim() == 2
     _check(is_right, f"has {weight.dim()} dimensions and numbers of the type {weight.dtype}, and not 2 and int8")

@@ -21,7 +21,7 @@ from oaiserve.engine.decoder.sources.tensor_files import TensorFiles
 from oaiserve.engine.decoder.sources.unread_matrix import UnreadMatrix
 from oaiserve.errors import StartupError
 
-# The last parts of the names of tensors that are no parameters of a model.
+# The last parts of the names of tensors that are not parameters of a model.
 _NO_PARAMETERS = {
     *("qweight", "qzeros", "scales", "g_idx"),
     *("weight_packed", "weight_scale", "weight_zero_point", "weight_shape", "weight_g_idx", "weight_scale_inv"),

@@ -19,7 +19,7 @@ def _gemma2(metadata: Metadata) -> Fields:
 
 
 def _gemma3(metadata: Metadata) -> Fields:
-    """Read the fields of Gemma 3. What scales its rotary tables is for layers without a window alone."""
+    """Read the fields of Gemma 3. The factors of its rotary tables are only for layers without a window."""
     own = rope(metadata, metadata.head_dim)
     if own["rope_type"] == "default":
         scaling = None
